@@ -1,0 +1,106 @@
+"""The description of a decoder, part by part."""
+
+from dataclasses import dataclass
+from typing import get_args
+
+from wakeful.errors import WakefulError
+from wakeful.model.mlps import MLPName
+from wakeful.model.norms import NormName
+from wakeful.model.positions import PositionName
+from wakeful.shape import Shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A decoder: GPT-2-like or Llama-like by its parts."""
+
+    vocab_size: int = 4096
+    """Tokens in the vocabulary. Training sets it from the tokenizer."""
+    max_length: int = 512
+    """Context window, in tokens."""
+    num_layers: int = 8
+    """Layers (blocks)."""
+    num_heads: int = 4
+    """Query heads a layer."""
+    num_kv_heads: int = 0
+    """Key/value heads a layer; divides num_heads. 0 means as many as num_heads (no GQA)."""
+    width: int = 128
+    """Channels of the residual stream."""
+    head_width: int = 0
+    """Channels of a head. 0 means width / num_heads."""
+    mlp_width: int = 344
+    """Hidden channels of the feed-forward network."""
+    norm: NormName = "rmsnorm"
+    """LayerNorm, RMSNorm with a scale a channel (M), or RMSNorm with one scale (S)."""
+    norm_eps: float = 1e-5
+    """Added to the variance."""
+    positions: PositionName = "rotary"
+    """Rotary (RoPE), learned absolute, or no position embedding."""
+    rope_theta: float = 10_000.0
+    """RoPE's base."""
+    mlp: MLPName = "swiglu"
+    """SwiGLU (Llama) or tanh-GELU (GPT-2)."""
+    bias: bool = False
+    """Biases in linear layers and LayerNorm."""
+    tied: bool = False
+    """One matrix for the embedding and the head."""
+    scale_logits_by_layer: bool = False
+    """Divide attention logits by (layer index + 1) besides the square root of head_width."""
+    relaxed_prefix: int = 0
+    """The first so many tokens see each other both ways; their losses are left out."""
+    normalizer: str = "softmax"
+    """How logits become weights, e.g. softmax, softmax1, softmax1(learned=True)."""
+    route: str = "own"
+    """Where values come from, e.g. resformer(mode="learnable"), svformer."""
+    depth: str = "residual"
+    """What a block receives from the residual stream, e.g. denseformer."""
+    init_std: float = 0.02
+    """Standard deviation of initial weights."""
+    scale_residual_init: bool = False
+    """Divide the initial out and down projections by sqrt(2 · num_layers), as GPT-2 does."""
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "max_length", "num_layers", "num_heads", "width", "mlp_width"):
+            if getattr(self, name) < 1:
+                raise WakefulError(f"model.{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("num_kv_heads", "head_width", "relaxed_prefix"):
+            if getattr(self, name) < 0:
+                raise WakefulError(f"model.{name} must not be negative, got {getattr(self, name)}")
+        if self.head_width == 0 and self.width % self.num_heads:
+            raise WakefulError(
+                f"model.num_heads = {self.num_heads} does not divide model.width = {self.width}; "
+                "change one of them, or set model.head_width"
+            )
+        if self.num_kv_heads and self.num_heads % self.num_kv_heads:
+            raise WakefulError(
+                f"model.num_kv_heads = {self.num_kv_heads} does not divide model.num_heads = "
+                f"{self.num_heads}"
+            )
+        if self.positions == "rotary" and self.shape.head_width % 2:
+            raise WakefulError(
+                f"rotary positions turn pairs of channels, but a head has {self.shape.head_width}"
+            )
+        for name, allowed in (("norm", NormName), ("positions", PositionName), ("mlp", MLPName)):
+            if getattr(self, name) not in get_args(allowed):
+                raise WakefulError(
+                    f"model.{name} must be one of {', '.join(get_args(allowed))}, "
+                    f"got {getattr(self, name)!r}"
+                )
+        if self.relaxed_prefix > self.max_length:
+            raise WakefulError(
+                f"model.relaxed_prefix = {self.relaxed_prefix} is longer than model.max_length = "
+                f"{self.max_length}"
+            )
+        if self.norm_eps <= 0 or self.init_std < 0 or self.rope_theta <= 0:
+            raise WakefulError("model.norm_eps and rope_theta must be positive, init_std not less")
+
+    @property
+    def shape(self) -> Shape:
+        """The skeleton, with the zeros that mean "as usual" filled in."""
+        return Shape(
+            num_layers=self.num_layers,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads or self.num_heads,
+            head_width=self.head_width or self.width // self.num_heads,
+            width=self.width,
+        )

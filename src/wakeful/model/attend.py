@@ -1,0 +1,310 @@
+"""Attention over heads: the one place that picks a kernel.
+
+Shapes: B batch, L queries, S keys (S ≥ L: the queries are the last L of the S tokens), H query
+heads, G key/value heads, d head width. Heads come as (B, L, H, d), the layout a projection leaves.
+
+Ordinary softmax is `scaled_dot_product_attention`. A sink (softmax-1, or a learned constant s for
+each head, see `wakeful.normalizers`) takes the same fused kernels through their log-sum-exp:
+
+    forward    lse' = log(e^lse + e^s)            out' = out · e^{lse − lse'}
+    backward   the stock backward kernel, given (out', lse') for (out, lse); it recomputes the
+               weights as e^{x − lse'} and uses D = Σ dO ∘ out', which is softmax-1's Jacobian
+               ds = − Σ e^{s − lse'} · Σ dO ∘ out'
+
+so it costs one more pass over the output and never makes an L × S matrix.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from wakeful.errors import WakefulError
+from wakeful.normalizers.base import sink_softmax
+
+_aten = torch.ops.aten
+
+
+def attend(
+    q: Float[Tensor, "B L H d"],
+    k: Float[Tensor, "B S G d"],
+    v: Float[Tensor, "B S G d"],
+    *,
+    scale: float,
+    sink: Float[Tensor, "H"] | None = None,
+    prefix: int = 0,
+    keep: Bool[Tensor, "#B L S"] | None = None,
+    copies: int = 1,
+) -> Float[Tensor, "B L H d"]:
+    """Return causal attention of the last L of S tokens over all S.
+
+    Args:
+        q, k, v: heads in one dtype; G divides H and each key head serves H / G query heads.
+        scale: what the logits q · k are multiplied by.
+        sink: s for each query head, the logarithm of what is added to the denominator; None for
+            the ordinary softmax.
+        prefix: the first `prefix` tokens see each other in both directions (relaxed causal mask).
+        keep: the pairs that may see each other, for what causality and `prefix` cannot say
+            (padding); it replaces both. A query that sees nothing gets zeros.
+        copies: the keys are this many stretches of S / copies tokens that each begin anew.
+
+    Raises:
+        WakefulError: no fused kernel gives the log-sum-exp for this dtype and device.
+    """
+    q, k, v = _one_dtype(q, k, v)
+    queries, keys = q.shape[1], k.shape[1]
+    if keep is None and copies > 1:
+        keep = causal_mask(queries, keys // copies, prefix, q.device).repeat(1, 1, copies)
+    if keep is not None:
+        return _kernel(q, k, v, sink, keep, False, scale)
+    if queries == keys:
+        out = _kernel(q, k, v, sink, None, True, scale)
+        if prefix > 1:
+            first = slice(0, min(prefix, keys))
+            relaxed = _kernel(q[:, first], k[:, first], v[:, first], sink, None, False, scale)
+            out = torch.cat([relaxed, out[:, relaxed.shape[1] :]], dim=1)
+        return out
+    if queries == 1:
+        return _kernel(q, k, v, sink, None, False, scale)
+    keep = causal_mask(queries, keys, prefix, q.device)
+    return _kernel(q, k, v, sink, keep, False, scale)
+
+
+def causal_mask(
+    queries: int, keys: int, prefix: int, device: torch.device
+) -> Bool[Tensor, "1 L S"]:
+    """Return which of `keys` tokens each of the last `queries` of them sees."""
+    position = torch.arange(keys - queries, keys, device=device).unsqueeze(1)
+    key = torch.arange(keys, device=device)
+    seen = key <= position
+    if prefix > 1:
+        seen |= (position < prefix) & (key < prefix)
+    return seen.unsqueeze(0)
+
+
+def explicit_attention(
+    q: Float[Tensor, "B L H d"],
+    k: Float[Tensor, "B S G d"],
+    v: Float[Tensor, "B S G d"],
+    *,
+    scale: float,
+    sink: Float[Tensor, "H"] | None,
+    keep: Bool[Tensor, "#B L S"],
+) -> tuple[Float[Tensor, "B L H d"], Float[Tensor, "B H L S"]]:
+    """Return the attention output and weights by their definition, with the L × S matrix made.
+
+    The law that the kernels are tested against; precision is the inputs' own.
+    """
+    repeats = q.shape[2] // k.shape[2]
+    k, v = (heads.repeat_interleave(repeats, dim=2) for heads in (k, v))
+    logits = torch.einsum("blhd,bshd->bhls", q, k) * scale
+    logits = logits.masked_fill(~keep.unsqueeze(1), -math.inf)
+    weights = sink_softmax(logits, sink)
+    return torch.einsum("bhls,bshd->blhd", weights, v), weights
+
+
+def _one_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Bring heads to autocast's dtype, as autocast does for the stock kernels."""
+    kind = q.device.type
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        return q.to(dtype), k.to(dtype), v.to(dtype)
+    return q, k, v
+
+
+def _kernel(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sink: Tensor | None,
+    keep: Tensor | None,
+    causal: bool,
+    scale: float,
+) -> Tensor:
+    if sink is not None:
+        return sink_attention(q, k, v, sink, keep, causal, scale)[0]
+    out = F.scaled_dot_product_attention(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        attn_mask=None if keep is None else keep.unsqueeze(1),
+        is_causal=causal,
+        scale=scale,
+        enable_gqa=q.shape[2] != k.shape[2],
+    )
+    return out.transpose(1, 2)
+
+
+@torch.library.custom_op("wakeful::sink_attention", mutates_args=())
+def sink_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sink: Tensor,
+    keep: Tensor | None,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Return attention with a sink: out (B, L, H, d) and its log-sum-exp lse' (B, H, L).
+
+    `keep` is a boolean mask (1 or B, L, S). The lse is float32, float64 for float64 inputs.
+    """
+    forward, _ = _stock_kernels(q, k, keep)
+    out, lse = forward(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), keep, causal, scale)
+    if keep is not None:
+        # Kernels disagree about a query that sees nothing; its output is zero by definition.
+        blind = ~keep.any(-1).unsqueeze(1)
+        lse = lse.masked_fill(blind, -math.inf)
+        out = out.masked_fill(blind.unsqueeze(-1), 0.0)
+    total = torch.logaddexp(lse, sink.to(lse.dtype).view(1, -1, 1))
+    out = out * torch.exp(lse - total).unsqueeze(-1).to(out.dtype)
+    return out.transpose(1, 2).contiguous(), total.contiguous()
+
+
+@sink_attention.register_fake
+def _(q, k, v, sink, keep, causal, scale):
+    batch, queries, heads, _ = q.shape
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    lse = q.new_empty((batch, heads, queries), dtype=dtype)
+    return torch.empty_like(q, memory_format=torch.contiguous_format), lse
+
+
+@torch.library.custom_op("wakeful::sink_attention_backward", mutates_args=())
+def sink_attention_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    keep: Tensor | None,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k and v from the stock backward kernel at (out', lse')."""
+    _, backward = _stock_kernels(q, k, keep)
+    grads = backward(
+        grad.transpose(1, 2), q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
+        out.transpose(1, 2), lse, keep, causal, scale,
+    )  # fmt: skip
+    grad_q, grad_k, grad_v = (grad.transpose(1, 2).contiguous() for grad in grads)
+    return grad_q, grad_k, grad_v
+
+
+@sink_attention_backward.register_fake
+def _(grad, q, k, v, out, lse, keep, causal, scale):
+    contiguous = torch.contiguous_format
+    return tuple(torch.empty_like(heads, memory_format=contiguous) for heads in (q, k, v))
+
+
+def _setup_context(ctx, inputs, output):
+    q, k, v, sink, keep, causal, scale = inputs
+    out, lse = output
+    ctx.mark_non_differentiable(lse)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(q, k, v, sink, keep, out, lse)
+    ctx.causal, ctx.scale = causal, scale
+
+
+def _backward(ctx, grad, *_):
+    q, k, v, sink, keep, out, lse = ctx.saved_tensors
+    if grad is None:
+        return (None,) * 7
+    grad_q, grad_k, grad_v = sink_attention_backward(
+        grad, q, k, v, out, lse, keep, ctx.causal, ctx.scale
+    )
+    grad_sink = None
+    if ctx.needs_input_grad[3]:
+        inner = (grad * out).sum(-1, dtype=lse.dtype).transpose(1, 2)
+        share = torch.exp(sink.to(lse.dtype).view(1, -1, 1) - lse)
+        grad_sink = -(share * inner).sum((0, 2)).to(sink.dtype)
+    return grad_q, grad_k, grad_v, grad_sink, None, None, None
+
+
+sink_attention.register_autograd(_backward, setup_context=_setup_context)
+
+
+def _stock_kernels(q: Tensor, k: Tensor, keep: Tensor | None):
+    """Choose the stock forward and backward kernels that share a log-sum-exp."""
+    kind, dtype, width = q.device.type, q.dtype, q.shape[-1]
+    if kind == "cpu":
+        return _cpu_forward, _cpu_backward
+    if kind == "cuda":
+        half = dtype in (torch.float16, torch.bfloat16)
+        if half and keep is None and width % 8 == 0 and width <= 256:
+            return _flash_forward, _flash_backward
+        if half or dtype == torch.float32:
+            return _efficient_forward, _efficient_backward
+    raise WakefulError(
+        f"softmax-1 has no fused kernel for {dtype} on {kind}: use float32, bfloat16 or float16 "
+        "there (float64 runs on the CPU), or normalizer = 'softmax'"
+    )
+
+
+def _additive(keep: Tensor | None, like: Tensor) -> Tensor | None:
+    if keep is None:
+        return None
+    bias = torch.zeros(keep.shape, dtype=like.dtype, device=like.device)
+    return bias.masked_fill_(~keep, -math.inf).unsqueeze(1)
+
+
+def _cpu_forward(q, k, v, keep, causal, scale):
+    return _aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, 0.0, causal, attn_mask=_additive(keep, q), scale=scale
+    )
+
+
+def _cpu_backward(grad, q, k, v, out, lse, keep, causal, scale):
+    return _aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        grad, q, k, v, out, lse, 0.0, causal, attn_mask=_additive(keep, q), scale=scale
+    )
+
+
+def _flash_forward(q, k, v, keep, causal, scale):
+    return _aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)[:2]
+
+
+def _flash_backward(grad, q, k, v, out, lse, keep, causal, scale):
+    # Without dropout the kernel never reads its random state, but it wants the tensors.
+    state = torch.zeros(2, dtype=torch.uint64, device=q.device)
+    unused = torch.zeros((), dtype=torch.uint64, device=q.device)
+    return _aten._scaled_dot_product_flash_attention_backward(
+        grad, q, k, v, out, lse, None, None, q.shape[2], k.shape[2], 0.0, causal, state, unused,
+        scale=scale,
+    )  # fmt: skip
+
+
+def _efficient_forward(q, k, v, keep, causal, scale):
+    repeats = q.shape[1] // k.shape[1]
+    k, v = (heads.repeat_interleave(repeats, dim=1) for heads in (k, v))
+    out, lse, _, _ = _aten._scaled_dot_product_efficient_attention(
+        q, k, v, _padded_bias(keep, q), True, 0.0, causal, scale=scale
+    )
+    # The kernel pads the log-sum-exp to whole blocks of queries.
+    return out, lse[..., : q.shape[2]]
+
+
+def _efficient_backward(grad, q, k, v, out, lse, keep, causal, scale):
+    groups, repeats = k.shape[1], q.shape[1] // k.shape[1]
+    k, v = (heads.repeat_interleave(repeats, dim=1) for heads in (k, v))
+    state = torch.zeros((), dtype=torch.int64, device=q.device)
+    blocks = -(-q.shape[2] // 32) * 32
+    padded = F.pad(lse, (0, blocks - q.shape[2]), value=math.inf)
+    grad_q, grad_k, grad_v, _ = _aten._scaled_dot_product_efficient_attention_backward(
+        grad, q, k, v, _padded_bias(keep, q), out, padded, state, state, 0.0,
+        [True, True, True, False], causal, scale=scale,
+    )  # fmt: skip
+    grad_k, grad_v = (heads.unflatten(1, (groups, repeats)).sum(2) for heads in (grad_k, grad_v))
+    return grad_q, grad_k, grad_v
+
+
+def _padded_bias(keep: Tensor | None, q: Tensor) -> Tensor | None:
+    """Return the mask as a bias whose rows are aligned to 16 elements, as the kernel demands."""
+    bias = _additive(keep, q)
+    if bias is None:
+        return None
+    keys = bias.shape[-1]
+    aligned = F.pad(bias, (0, -keys % 16))[..., :keys]
+    return aligned.expand(q.shape[0], q.shape[1], -1, -1)

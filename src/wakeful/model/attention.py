@@ -1,0 +1,142 @@
+"""Attention of one layer: project, rotate, mix, attend, correct, out.
+
+Shapes: B batch, L new tokens, S all tokens so far, H query heads, G key/value heads, d head width.
+"""
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from wakeful.model.attend import attend
+from wakeful.model.flow import Flow
+from wakeful.model.positions import rotate
+from wakeful.normalizers.base import Normalizer
+from wakeful.routes.base import QKV, Read, RoutePlan, ValueRoute
+from wakeful.shape import Shape
+
+
+class Heads(nn.Linear):
+    """A projection into heads, (B, L, D) to (B, L, N, d), turned by RoPE where `rotary`."""
+
+    def __init__(self, width: int, heads: int, head_width: int, *, bias: bool, rotary: bool):
+        super().__init__(width, heads * head_width, bias=bias)
+        self.heads = heads
+        self.rotary = rotary
+
+    def forward(self, x: Tensor, flow: Flow) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        heads = super().forward(x).unflatten(-1, (self.heads, -1))
+        if self.rotary and flow.rotation is not None:
+            return rotate(heads, flow.rotation)
+        return heads
+
+
+class Borrowed(nn.Module):
+    """Another layer's heads in place of a projection."""
+
+    def __init__(self, read: Read) -> None:
+        super().__init__()
+        self.read = read
+
+    def forward(self, x: Tensor, flow: Flow) -> Tensor:
+        return flow.memory[self.read]
+
+
+class DotProduct(nn.Module):
+    """Masked attention of one layer over given heads; a hook on it sees every q, k and v."""
+
+    def __init__(self, normalizer: Normalizer, *, scale: float, prefix: int) -> None:
+        super().__init__()
+        self.normalizer = normalizer
+        self.scale = scale
+        self.prefix = prefix
+
+    def forward(
+        self,
+        q: Float[Tensor, "B L H d"],
+        k: Float[Tensor, "B S G d"],
+        v: Float[Tensor, "B S G d"],
+        *,
+        keep: Tensor | None,
+        copies: int = 1,
+    ) -> Float[Tensor, "B L H d"]:
+        if keep is not None and copies > 1:
+            keep = keep.repeat(1, 1, copies)
+        return attend(
+            q,
+            k,
+            v,
+            scale=self.scale,
+            sink=self.normalizer.log_sink(),
+            prefix=self.prefix,
+            keep=keep,
+            copies=copies,
+        )
+
+
+class Attention(nn.Module):
+    """One layer's attention under a value route."""
+
+    def __init__(
+        self,
+        layer: int,
+        shape: Shape,
+        plan: RoutePlan,
+        normalizer: Normalizer,
+        *,
+        bias: bool,
+        rotary: bool,
+        scale: float,
+        prefix: int,
+    ) -> None:
+        super().__init__()
+        width, head_width = shape.width, shape.head_width
+        source = plan.sources[layer]
+        self.layer = layer
+        self.query = (
+            Heads(width, shape.num_heads, head_width, bias=bias, rotary=rotary)
+            if plan.owns("query", layer)
+            else Borrowed(Read("query", source.query))
+        )
+        self.key = (
+            Heads(width, shape.num_kv_heads, head_width, bias=bias, rotary=rotary)
+            if plan.owns("key", layer)
+            else Borrowed(Read("keys", source.key))
+        )
+        self.value = (
+            Heads(width, shape.num_kv_heads, head_width, bias=bias, rotary=False)
+            if plan.owns("value", layer)
+            else Borrowed(Read("values", source.value))
+        )
+        self.dot = DotProduct(normalizer, scale=scale, prefix=prefix)
+        self.out = nn.Linear(shape.num_heads * head_width, width, bias=bias)
+        self.owns_key, self.owns_value = plan.owns("key", layer), plan.owns("value", layer)
+        self.leaves = tuple(sorted(plan.leaves[layer]))
+        # Plain lists: the decoder owns the routes and their parameters.
+        routes = plan.routes[layer]
+        self.mixers = [r for r in routes if type(r).mix is not ValueRoute.mix]
+        self.correctors = [r for r in routes if type(r).correct is not ValueRoute.correct]
+        self.attenders = [r for r in routes if type(r).attend is not ValueRoute.attend]
+
+    def forward(self, x: Tensor, flow: Flow) -> tuple[Tensor, dict[Read, Tensor]]:
+        """Return the attention's output (B, L, D) and what later layers will read."""
+        q, k, v = self.query(x, flow), self.key(x, flow), self.value(x, flow)
+        raw = mixed = QKV(q, k, v)
+        for route in self.mixers:
+            mixed = route.mix(self.layer, x, mixed, flow.memory)
+        keys, values = mixed.k, mixed.v
+        if flow.cache is not None:
+            if self.owns_key:
+                keys = flow.cache.extend(("keys", self.layer), keys)
+            if self.owns_value:
+                values = flow.cache.extend(("values", self.layer), values)
+
+        def dot(q: Tensor, k: Tensor, v: Tensor, *, copies: int = 1) -> Tensor:
+            return self.dot(q, k, v, keep=flow.keep, copies=copies)
+
+        if self.attenders:
+            u = self.attenders[0].attend(self.layer, dot, mixed.q, keys, values, flow.memory)
+        else:
+            u = dot(mixed.q, keys, values)
+        for route in self.correctors:
+            u = route.correct(self.layer, u, values[:, -x.shape[1] :], flow.memory)
+        left = {"query": raw.q, "key": raw.k, "value": raw.v, "keys": keys, "values": values}
+        return self.out(u.flatten(2)), {Read(kind, self.layer): left[kind] for kind in self.leaves}

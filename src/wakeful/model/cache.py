@@ -1,0 +1,68 @@
+"""The key/value cache: one slot for each layer that owns a key or a value, and none for others."""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from wakeful.errors import WakefulError
+from wakeful.shape import Shape
+
+Slot = tuple[Literal["keys", "values"], int]
+
+
+class Cache:
+    """Keys and values of the tokens so far, (B, G, capacity, d) a slot, allocated once.
+
+    What is stored is what attention reads: rotated keys, and values after the route's mixing. A
+    layer that borrows another's values has no slot, so SVFormer's cache is (N+1)/2N of vanilla's.
+    """
+
+    def __init__(
+        self,
+        slots: list[Slot],
+        shape: Shape,
+        *,
+        batch_size: int,
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        size = (batch_size, shape.num_kv_heads, capacity, shape.head_width)
+        self._tensors = {slot: torch.empty(size, dtype=dtype, device=device) for slot in slots}
+        self.capacity = capacity
+        self.length = 0
+        """Tokens stored."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes allocated, all slots together."""
+        return sum(tensor.untyped_storage().nbytes() for tensor in self._tensors.values())
+
+    def extend(self, slot: Slot, new: Float[Tensor, "B L G d"]) -> Float[Tensor, "B S G d"]:
+        """Store the new tokens' heads and return all heads so far; `advance` ends the step."""
+        end = self.length + new.shape[1]
+        if end > self.capacity:
+            raise WakefulError(
+                f"the cache holds {self.capacity} tokens, and {end} are needed; make it longer"
+            )
+        tensor = self._tensors[slot]
+        tensor[:, :, self.length : end] = new.transpose(1, 2)
+        return tensor[:, :, :end].transpose(1, 2)
+
+    def advance(self, num_tokens: int) -> None:
+        """Count tokens that every slot now holds."""
+        self.length += num_tokens
+
+    def crop(self, length: int) -> None:
+        """Forget all but the first `length` tokens; a negative length drops the last −length."""
+        kept = self.length + length if length < 0 else length
+        if not 0 <= kept <= self.length:
+            raise WakefulError(f"cannot crop a cache of {self.length} tokens to {length}")
+        self.length = kept
+
+    def reorder(self, rows: Tensor) -> None:
+        """Let sequence i continue from what was sequence `rows[i]` (beam search)."""
+        for slot, tensor in self._tensors.items():
+            self._tensors[slot] = tensor.index_select(0, rows)

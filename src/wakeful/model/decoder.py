@@ -1,0 +1,216 @@
+"""The decoder: embeddings, the layer loop, the head.
+
+Shapes: B batch, L new tokens, S all tokens so far, D width, V vocabulary, N layers.
+"""
+
+import math
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from wakeful.depth.base import DepthMix
+from wakeful.errors import WakefulError
+from wakeful.model.architecture import ModelConfig
+from wakeful.model.attend import causal_mask
+from wakeful.model.attention import Attention
+from wakeful.model.block import Block
+from wakeful.model.cache import Cache, Slot
+from wakeful.model.flow import Flow
+from wakeful.model.loss import IGNORED, linear_cross_entropy
+from wakeful.model.mlps import make_mlp
+from wakeful.model.norms import make_norm
+from wakeful.model.positions import Rotary, Rotation
+from wakeful.normalizers.base import Normalizer
+from wakeful.routes.base import Read, RoutePlan, ValueRoute
+from wakeful.variants import build
+
+
+class Decoder(nn.Module):
+    """A causal language model; its parts are named in a `ModelConfig`."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        shape = config.shape
+        self.config = config
+        self.embed = nn.Embedding(config.vocab_size, config.width)
+        if config.positions == "learned":
+            self.positions = nn.Embedding(config.max_length, config.width)
+        if config.positions == "rotary":
+            self.rotary = Rotary(shape.head_width, config.max_length, theta=config.rope_theta)
+        route: ValueRoute = build("routes", config.route)
+        self.plan = RoutePlan(route, shape)
+        self.route = route
+        depth: DepthMix = build("depth", config.depth)
+        depth.attach(shape)
+        self.depth = depth
+        self.blocks = nn.ModuleList(self._block(layer) for layer in range(shape.num_layers))
+        self.norm = make_norm(config.norm, config.width, eps=config.norm_eps, bias=config.bias)
+        self.head = nn.Linear(config.width, config.vocab_size, bias=False)
+        if config.tied:
+            self.head.weight = self.embed.weight
+        self.checkpoint_activations = False
+        """Recompute each block in the backward pass instead of keeping its activations."""
+        self._kept_hiddens = frozenset[int]().union(
+            *(depth.reads(number) for number in range(1, shape.num_layers + 1))
+        )
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "B L"],
+        *,
+        cache: Cache | None = None,
+        valid: Bool[Tensor, "B S"] | None = None,
+    ) -> Float[Tensor, "B L V"]:
+        """Return the logits of the token after each of the new tokens.
+
+        Args:
+            tokens: token ids.
+            cache: the tokens before these; it is extended by these.
+            valid: which of all S tokens are real and not padding (left padding in a batch);
+                positions are counted over real tokens.
+        """
+        return self.head(self.hidden(tokens, cache=cache, valid=valid))
+
+    def loss(
+        self, tokens: Int[Tensor, "B L"], targets: Int[Tensor, "B L"], *, reduction: str = "mean"
+    ) -> Tensor:
+        """Return the cross-entropy in nats of `targets` (−100: not counted).
+
+        `reduction` is "mean" over the counted targets, "sum", or "none" for (B, L).
+        """
+        prefix = self.config.relaxed_prefix
+        if prefix > 1:
+            # Those tokens see their own targets.
+            hidden = torch.arange(targets.shape[1], device=targets.device) < prefix - 1
+            targets = targets.masked_fill(hidden, IGNORED)
+        return linear_cross_entropy(
+            self.hidden(tokens), self.head.weight, targets, reduction=reduction
+        )
+
+    def hidden(
+        self,
+        tokens: Int[Tensor, "B L"],
+        *,
+        cache: Cache | None = None,
+        valid: Bool[Tensor, "B S"] | None = None,
+    ) -> Float[Tensor, "B L D"]:
+        """Return the final normalised hidden states."""
+        start = 0 if cache is None else cache.length
+        end = start + tokens.shape[1]
+        self._check(start, end)
+        places = slice(start, end) if valid is None else _places(valid)[:, start:end]
+        flow = Flow(
+            memory={},
+            cache=cache,
+            rotation=self._rotation(places),
+            keep=None if valid is None else self._keep(start, end, valid),
+        )
+        x = self.embed(tokens)
+        if self.config.positions == "learned":
+            x = x + self.positions(
+                torch.arange(start, end, device=tokens.device) if valid is None else places
+            )
+        hiddens = {0: x} if 0 in self._kept_hiddens else {}
+        for number, block in enumerate(self.blocks, start=1):
+            x, left = self._run(block, x, flow)
+            flow.memory.update(left)
+            if number in self._kept_hiddens:
+                hiddens[number] = x
+            x = self.depth(number, x, hiddens)
+        if cache is not None:
+            cache.advance(tokens.shape[1])
+        return self.norm(x)
+
+    def new_cache(self, batch_size: int, capacity: int) -> Cache:
+        """Return an empty cache for `batch_size` sequences of up to `capacity` tokens."""
+        weight = self.head.weight
+        return Cache(
+            self.cache_slots,
+            self.config.shape,
+            batch_size=batch_size,
+            capacity=capacity,
+            dtype=weight.dtype,
+            device=weight.device,
+        )
+
+    @property
+    def cache_slots(self) -> list[Slot]:
+        """The keys and values that a cache holds: one for each layer that owns one."""
+        slots: list[Slot] = []
+        for layer in range(self.config.num_layers):
+            if self.plan.owns("key", layer):
+                slots.append(("keys", layer))
+            if self.plan.owns("value", layer):
+                slots.append(("values", layer))
+        return slots
+
+    @property
+    def cache_bytes_per_token(self) -> int:
+        """Bytes the cache grows by for each token of a sequence."""
+        shape = self.config.shape
+        size = shape.num_kv_heads * shape.head_width * self.head.weight.element_size()
+        return len(self.cache_slots) * size
+
+    def num_parameters(self) -> dict[str, int]:
+        """Count parameters: all, those of embeddings, positions and head, and the rest."""
+        seen = {id(p): (name, p.numel()) for name, p in self.named_parameters()}
+        total = sum(count for _, count in seen.values())
+        ends = ("embed.", "positions.", "head.")
+        embedding = sum(count for name, count in seen.values() if name.startswith(ends))
+        return {"total": total, "embedding": embedding, "non_embedding": total - embedding}
+
+    def _block(self, layer: int) -> Block:
+        config, shape = self.config, self.config.shape
+        normalizer: Normalizer = build("normalizers", config.normalizer)
+        normalizer.attach(shape)
+        scale = 1.0 / math.sqrt(shape.head_width)
+        if config.scale_logits_by_layer:
+            scale /= layer + 1
+
+        def norm() -> nn.Module:
+            return make_norm(config.norm, config.width, eps=config.norm_eps, bias=config.bias)
+
+        attention = Attention(
+            layer,
+            shape,
+            self.plan,
+            normalizer,
+            bias=config.bias,
+            rotary=config.positions == "rotary",
+            scale=scale,
+            prefix=config.relaxed_prefix,
+        )
+        mlp = make_mlp(config.mlp, config.width, config.mlp_width, bias=config.bias)
+        return Block(norm(), attention, norm(), mlp)
+
+    def _run(self, block: nn.Module, x: Tensor, flow: Flow) -> tuple[Tensor, dict[Read, Tensor]]:
+        if self.checkpoint_activations and torch.is_grad_enabled():
+            return checkpoint(block, x, flow, use_reentrant=False)  # pyright: ignore[reportReturnType]
+        return block(x, flow)
+
+    def _rotation(self, places: slice | Tensor) -> Rotation | None:
+        return self.rotary(places) if self.config.positions == "rotary" else None
+
+    def _keep(self, start: int, end: int, valid: Tensor) -> Tensor:
+        if valid.shape[1] != end:
+            raise WakefulError(f"valid covers {valid.shape[1]} tokens, but there are {end}")
+        if self.config.relaxed_prefix > 1:
+            raise WakefulError("a model with model.relaxed_prefix takes no padded batches")
+        return causal_mask(end - start, end, 0, valid.device) & valid.unsqueeze(1)
+
+    def _check(self, start: int, end: int) -> None:
+        if end > self.config.max_length:
+            raise WakefulError(
+                f"{end} tokens do not fit the model's context of {self.config.max_length}"
+            )
+        if start == 0 and end < self.config.relaxed_prefix:
+            raise WakefulError(
+                f"a model with model.relaxed_prefix = {self.config.relaxed_prefix} needs at least "
+                f"that many tokens at once to begin with, got {end}"
+            )
+
+
+def _places(valid: Bool[Tensor, "B S"]) -> Int[Tensor, "B S"]:
+    return (valid.long().cumsum(1) - 1).clamp_min(0)

@@ -1,0 +1,23 @@
+"""Cross-entropy of the head's logits."""
+
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+IGNORED = -100
+"""The target that marks a position not to be counted."""
+
+
+def linear_cross_entropy(
+    hidden: Float[Tensor, "B L D"],
+    weight: Float[Tensor, "V D"],
+    targets: Int[Tensor, "B L"],
+    *,
+    reduction: str = "mean",
+) -> Tensor:
+    """Return −log softmax(W h)_target in nats: its mean or sum over counted targets, or (B, L)."""
+    logits = F.linear(hidden, weight).float()
+    loss = F.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction=reduction
+    )
+    return loss.view_as(targets) if reduction == "none" else loss

@@ -1,0 +1,35 @@
+"""softmax-1 and its learned form: attention that may attend to nothing."""
+
+import torch
+from torch import Tensor, nn
+
+from wakeful.normalizers.base import Normalizer
+from wakeful.shape import Shape
+
+
+class Softmax1(Normalizer):
+    """p_i = e^{x_i} / (e^s + Σ_j e^{x_j}) with s = 0 (From Attention to Activation, eq. 1).
+
+    `learned=True` makes s a parameter for each head, started at `start`: a learned sink.
+    """
+
+    examples = ("softmax1", "softmax1(learned=True)")
+    neutral = "softmax1(learned=True, start=-1e9)"
+
+    log_sinks: Tensor
+
+    def __init__(self, *, learned: bool = False, start: float = 0.0) -> None:
+        super().__init__()
+        self.learned = learned
+        self.start = start
+
+    def attach(self, shape: Shape) -> None:
+        super().attach(shape)
+        log_sinks = torch.full((shape.num_heads,), self.start)
+        if self.learned:
+            self.log_sinks = nn.Parameter(log_sinks)
+        else:
+            self.register_buffer("log_sinks", log_sinks, persistent=False)
+
+    def log_sink(self) -> Tensor:
+        return self.log_sinks

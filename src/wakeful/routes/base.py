@@ -1,0 +1,249 @@
+"""What a value route may decide, and how routes combine.
+
+Shapes: B batch, L new tokens, S all tokens so far (S = L without a cache), H query heads, G
+key/value heads, d head width. Layers are counted from 0 in code, from 1 in the papers' formulas.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal, NamedTuple
+
+from torch import Tensor, nn
+
+from wakeful.errors import WakefulError
+from wakeful.shape import Shape
+from wakeful.variants import Variant
+
+
+class QKV(NamedTuple):
+    """Heads of the new tokens: `q` (B, L, H, d), `k` and `v` (B, L, G, d); RoPE is already in."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+
+class Source(NamedTuple):
+    """The layer whose query, key and value projections a layer uses; its own where it has them."""
+
+    query: int
+    key: int
+    value: int
+
+
+Kind = Literal["query", "key", "value", "keys", "values"]
+
+
+class Read(NamedTuple):
+    """One tensor of an earlier layer that a layer needs.
+
+    `query`, `key`, `value` are that layer's projections of the new tokens before any mixing;
+    `keys`, `values` are what it attended to: after mixing, the cached past included.
+    """
+
+    kind: Kind
+    layer: int
+
+
+FIRST_VALUE = Read("value", 0)
+"""V_1 of the papers: the first layer's value projection."""
+
+Memory = Mapping[Read, Tensor]
+Attend = Callable[..., Tensor]
+"""`attend(q, k, v)`: this layer's masked attention; takes also `copies` (see `CrossLayer`)."""
+
+
+class ValueRoute(Variant, nn.Module):
+    """Where a layer's values come from and what happens to them around the attention.
+
+    One object serves the whole decoder. `attach` tells it the shape and the layers it acts on, and
+    makes its parameters; every method below is then asked layer by layer, and only for those
+    layers. A subclass overrides what it changes and states each tensor of another layer in `reads`.
+    """
+
+    mixes: frozenset[Kind] = frozenset()
+    """The projections that `mix` changes; a layer that borrows one of them refuses the route."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers: tuple[int, ...] = ()
+
+    def attach(self, shape: Shape, layers: Iterable[int]) -> None:
+        """Bind the route to a decoder of this shape, acting on `layers`; make its parameters."""
+        self.shape = shape
+        self.layers = tuple(layers)
+
+    def routes(self, layer: int) -> "list[ValueRoute]":
+        """Return the elementary routes that act on this layer, in order."""
+        return [self] if layer in self.layers else []
+
+    def source(self, layer: int) -> Source:
+        """Return whose projections the layer uses, decided once when the decoder is built."""
+        return Source(layer, layer, layer)
+
+    def reads(self, layer: int) -> frozenset[Read]:
+        """Return the tensors of earlier layers that `mix`, `attend` or `correct` will look up."""
+        return frozenset()
+
+    def mix(self, layer: int, x: Tensor, qkv: QKV, memory: Memory) -> QKV:
+        """Change queries, keys or values before attention and before they are cached.
+
+        `x` (B, L, D) is the normalised input of the attention.
+        """
+        return qkv
+
+    def attend(
+        self, layer: int, attend: Attend, q: Tensor, keys: Tensor, values: Tensor, memory: Memory
+    ) -> Tensor:
+        """Return the attention output (B, L, H, d) over keys and values (B, S, G, d)."""
+        return attend(q, keys, values)
+
+    def correct(self, layer: int, u: Tensor, v: Tensor, memory: Memory) -> Tensor:
+        """Change the attention output `u` (B, L, H, d); `v` (B, L, G, d) is the value in use."""
+        return u
+
+    def check(self, layer: int, sources: "list[Source]") -> None:
+        """Raise `WakefulError` if the route makes no sense at this layer given all the sources."""
+
+
+class Then(ValueRoute):
+    """Several routes at once: each mixes and corrects what the one before it left."""
+
+    examples = (
+        "then(resformer, neutreno(lam=0.2))",
+        "then(svformer(anchors=[0, 2]), on_layers([2], gated))",
+        "then(cla(group=2), on_layers([2], resformer))",
+    )
+
+    def __init__(self, *parts: ValueRoute) -> None:
+        super().__init__()
+        if not parts:
+            raise WakefulError("then(...) needs at least one route")
+        for part in parts:
+            if not isinstance(part, ValueRoute):
+                raise WakefulError(f"then(...) takes routes, not {part!r}")
+        self.parts = nn.ModuleList(parts)
+
+    def attach(self, shape: Shape, layers: Iterable[int]) -> None:
+        super().attach(shape, layers)
+        for part in self._parts():
+            part.attach(shape, self.layers)
+
+    def routes(self, layer: int) -> list[ValueRoute]:
+        return [route for part in self._parts() for route in part.routes(layer)]
+
+    def _parts(self) -> list[ValueRoute]:
+        return [part for part in self.parts if isinstance(part, ValueRoute)]
+
+
+class OnLayers(ValueRoute):
+    """A route on chosen layers only, counted from 0: `on_layers(range(5, 8), resformer)`."""
+
+    examples = (
+        'on_layers(range(1, 3), resformer(mode="constant", scale=5.0))',
+        'on_layers([3], resformer(mode="learnable"))',
+    )
+
+    def __init__(self, which: "range | list[int] | tuple[int, ...]", route: ValueRoute) -> None:
+        super().__init__()
+        if not isinstance(which, range | list | tuple) or not all(
+            type(layer) is int and layer >= 0 for layer in which
+        ):
+            raise WakefulError(f"on_layers takes layer numbers from 0, not {which!r}")
+        if not isinstance(route, ValueRoute):
+            raise WakefulError(f"on_layers takes a route as its second argument, not {route!r}")
+        self.which = which
+        self.route = route
+
+    def attach(self, shape: Shape, layers: Iterable[int]) -> None:
+        outside = sorted(set(self.which) - set(range(shape.num_layers)))
+        if outside or not len(self.which):
+            raise WakefulError(
+                f"on_layers names the layers {list(self.which)}, but the model has the layers "
+                f"0 to {shape.num_layers - 1}"
+            )
+        super().attach(shape, [layer for layer in layers if layer in set(self.which)])
+        self.route.attach(shape, self.layers)
+
+    def routes(self, layer: int) -> list[ValueRoute]:
+        return self.route.routes(layer)
+
+
+class RoutePlan:
+    """What a route means for each layer of one decoder, settled and checked when it is built."""
+
+    def __init__(self, route: ValueRoute, shape: Shape) -> None:
+        route.attach(shape, range(shape.num_layers))
+        everywhere = range(shape.num_layers)
+        self.routes = [route.routes(layer) for layer in everywhere]
+        self.sources = [self._source(layer) for layer in everywhere]
+        self.reads = [self._reads(layer) for layer in everywhere]
+        for layer in everywhere:
+            self._check(layer)
+        wanted = frozenset[Read]().union(*self.reads)
+        self.leaves: list[frozenset[Kind]] = [
+            frozenset(read.kind for read in wanted if read.layer == layer) for layer in everywhere
+        ]
+        """The tensors each layer must leave behind for later ones."""
+
+    def owns(self, kind: Literal["query", "key", "value"], layer: int) -> bool:
+        """Tell whether the layer has this projection itself."""
+        return getattr(self.sources[layer], kind) == layer
+
+    def _source(self, layer: int) -> Source:
+        chosen: dict[str, tuple[int, ValueRoute]] = {}
+        for route in self.routes[layer]:
+            for kind, owner in route.source(layer)._asdict().items():
+                if owner == layer:
+                    continue
+                if kind in chosen and chosen[kind][0] != owner:
+                    raise WakefulError(
+                        f"{chosen[kind][1]} and {route} both decide where layer {layer}'s {kind} "
+                        "comes from; keep one of them, or give them different layers with on_layers"
+                    )
+                chosen[kind] = (owner, route)
+        owners = {kind: owner for kind, (owner, _) in chosen.items()}
+        return Source(
+            owners.get("query", layer), owners.get("key", layer), owners.get("value", layer)
+        )
+
+    def _reads(self, layer: int) -> frozenset[Read]:
+        source = self.sources[layer]
+        borrowed = {
+            Read("query", source.query),
+            Read("keys", source.key),
+            Read("values", source.value),
+        }
+        own = {read for read in borrowed if read.layer == layer}
+        reads = (borrowed - own).union(*(route.reads(layer) for route in self.routes[layer]))
+        return frozenset(reads)
+
+    def _check(self, layer: int) -> None:
+        source = self.sources[layer]
+        for kind in ("query", "key", "value"):
+            owner = getattr(source, kind)
+            if getattr(self.sources[owner], kind) != owner:
+                raise WakefulError(
+                    f"layer {layer} would borrow its {kind} from layer {owner}, which has none of "
+                    f"its own (it borrows from layer {getattr(self.sources[owner], kind)})"
+                )
+            for route in self.routes[layer]:
+                if owner != layer and kind in route.mixes:
+                    raise WakefulError(
+                        f"{route} mixes the {kind} of layer {layer}, which has no {kind} of its "
+                        f"own (it borrows layer {owner}'s); restrict it with on_layers"
+                    )
+        replacing = [r for r in self.routes[layer] if type(r).attend is not ValueRoute.attend]
+        if len(replacing) > 1:
+            raise WakefulError(
+                f"{replacing[0]} and {replacing[1]} both replace the attention of layer {layer}"
+            )
+        for route in self.routes[layer]:
+            route.check(layer, self.sources)
+        for read in self.reads[layer]:
+            if read.layer >= layer or read.layer < 0:
+                raise WakefulError(f"layer {layer} cannot read {read.kind} of layer {read.layer}")
+            if read.kind in ("query", "key", "value") and not self.owns(read.kind, read.layer):
+                raise WakefulError(
+                    f"layer {layer} reads the {read.kind} of layer {read.layer}, which has no "
+                    f"{read.kind} projection of its own"
+                )

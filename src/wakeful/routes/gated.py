@@ -1,0 +1,41 @@
+"""A gated value residual."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from wakeful.routes.base import FIRST_VALUE, QKV, Memory, Read, ValueRoute
+from wakeful.shape import Shape
+
+
+class Gated(ValueRoute):
+    """V'_n = V_n + g(h_n) V_1 with g = sigmoid(W h_n + b), one gate a key/value head and token.
+
+    h_n is the normalised input of layer n's attention. W starts at zero and b at `start`, so every
+    gate starts at sigmoid(`start`), ½ by default.
+    """
+
+    examples = ("gated",)
+    neutral = "gated(start=-40.0)"
+    mixes = frozenset({"value"})
+
+    def __init__(self, *, start: float = 0.0) -> None:
+        super().__init__()
+        self.start = start
+
+    def attach(self, shape: Shape, layers: Iterable[int]) -> None:
+        super().attach(shape, [layer for layer in layers if layer > 0])
+        self.gates = nn.ModuleDict()
+        for layer in self.layers:
+            gate = nn.Linear(shape.width, shape.num_kv_heads)
+            nn.init.zeros_(gate.weight)
+            nn.init.constant_(gate.bias, self.start)
+            self.gates[str(layer)] = gate
+
+    def reads(self, layer: int) -> frozenset[Read]:
+        return frozenset({FIRST_VALUE})
+
+    def mix(self, layer: int, x: Tensor, qkv: QKV, memory: Memory) -> QKV:
+        gate = torch.sigmoid(self.gates[str(layer)](x)).unsqueeze(-1)
+        return qkv._replace(v=qkv.v + gate * memory[FIRST_VALUE])

@@ -1,0 +1,18 @@
+"""The few numbers that every part of a decoder has to agree on."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The skeleton of a decoder: how many layers and heads, and how wide.
+
+    H = `num_heads` query heads, G = `num_kv_heads` key/value heads (G divides H), d = `head_width`
+    channels a head, D = `width` channels in the residual stream, N = `num_layers`.
+    """
+
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_width: int
+    width: int
