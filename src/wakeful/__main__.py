@@ -1,0 +1,7 @@
+"""`python -m wakeful` is the command `wakeful`."""
+
+import sys
+
+from wakeful.cli import main
+
+sys.exit(main())

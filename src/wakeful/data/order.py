@@ -1,0 +1,175 @@
+"""In which order a training run sees its tokens: any step's batch in O(1), by arithmetic alone.
+
+Nothing is shuffled or kept, so a run resumes at any step with nothing but the step's number.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from wakeful.data.mixing import key64, mix64
+from wakeful.data.tokens import TokenFile
+from wakeful.errors import WakefulError
+
+IGNORED = -100  # the target that torch.nn.functional.cross_entropy leaves out
+NUM_ROUNDS = 8  # of the Feistel network; four suffice for large halves, short ones mix slowly
+
+
+class Permutation:
+    """A pseudorandom permutation of range(size), computed element by element.
+
+    A balanced Feistel network (Luby and Rackoff, SIAM J. Comput. 17(2), 1988) permutes the next
+    power of four, at most 4 `size`; what falls outside the range is sent through again until it is
+    inside (cycle walking: Black and Rogaway, CT-RSA 2002), which keeps it a bijection.
+    """
+
+    def __init__(self, size: int, seed: int) -> None:
+        if not 1 <= size <= 2**62:
+            raise ValueError(f"size is {size}: it must be between 1 and 2**62")
+        self.size = size
+        half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
+        self._shift = np.uint64(half_bits)
+        self._mask = np.uint64(2**half_bits - 1)
+        self._keys = [key64("round", seed, number) for number in range(NUM_ROUNDS)]
+
+    def __call__(self, places: np.ndarray) -> np.ndarray:
+        """Where `places` (integers in range(size), any shape) go: int64 of the same shape."""
+        shape = np.shape(places)
+        flat = np.ravel(places).astype(np.int64)
+        if flat.size and not (flat.min() >= 0 and flat.max() < self.size):
+            raise IndexError(f"a place is outside range({self.size})")
+        values = self._network(flat.astype(np.uint64))
+        outside = np.flatnonzero(values >= self.size)
+        while outside.size:
+            values[outside] = self._network(values[outside])
+            outside = outside[values[outside] >= self.size]
+        return values.astype(np.int64).reshape(shape)
+
+    def _network(self, values: np.ndarray) -> np.ndarray:
+        left, right = values >> self._shift, values & self._mask
+        for key in self._keys:
+            left, right = right, left ^ (mix64(right, key) & self._mask)
+        return (left << self._shift) | right
+
+
+class Batches:
+    """The training batches: windows of `length` + 1 tokens, each window once an epoch.
+
+    An epoch cuts the tokens, as a circle closed from the end to the beginning, into
+    `num_windows` = num_tokens // `length` windows from a random place on, and goes through them
+    in a random order; both differ by epoch. Windows overlap in one token, which is the last target
+    of one and the first input of the next, so that no token is a target twice in an epoch.
+    `batch_size` counts the sequences of all ranks together, and each rank gets its share, so
+    (seed, step) gives the same global batch for every `world_size`.
+    """
+
+    def __init__(
+        self,
+        token_file: TokenFile,
+        *,
+        length: int,
+        batch_size: int,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        """Raises WakefulError where the tokens are fewer than one sequence needs."""
+        _check_positive(length=length, batch_size=batch_size, world_size=world_size)
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank is {rank}: it must be in range({world_size})")
+        if batch_size % world_size:
+            raise WakefulError(
+                f"batch_size is {batch_size}: it must be a multiple of the {world_size} processes"
+            )
+        if token_file.num_tokens < length + 1:
+            raise WakefulError(
+                f"the training data has {token_file.num_tokens} tokens, and one sequence of "
+                f"{length} needs {length + 1}: pass more text or a shorter length"
+            )
+        self.token_file = token_file
+        self.length = length
+        self.batch_size = batch_size
+        self.seed = seed
+        self.num_windows = token_file.num_tokens // length
+        share = batch_size // world_size
+        self._rows = np.arange(rank * share, (rank + 1) * share)
+
+    def batch(self, step: int) -> torch.Tensor:
+        """This rank's part of the batch of `step`: int64 (batch_size / world_size, length + 1)."""
+        rows = [self._window(int(start)) for start in self.starts(step)]
+        return torch.from_numpy(np.stack(rows).astype(np.int64))
+
+    def starts(self, step: int) -> np.ndarray:
+        """The position in the file where each row of `batch(step)` begins."""
+        if step < 0:
+            raise ValueError(f"step is {step}: it must not be negative")
+        epochs, places = np.divmod(step * self.batch_size + self._rows, self.num_windows)
+        starts = np.empty_like(places)
+        for epoch in np.unique(epochs):
+            here = epochs == epoch
+            order = Permutation(self.num_windows, key64("epoch", self.seed, epoch))
+            offset = key64("offset", self.seed, epoch) % self.token_file.num_tokens
+            starts[here] = order(places[here]) * self.length + offset
+        return starts % self.token_file.num_tokens
+
+    def epoch(self, step: int) -> float:
+        """How many times the data has been gone through before `step`."""
+        return step * self.batch_size / self.num_windows
+
+    def _window(self, start: int) -> np.ndarray:
+        tokens, end = self.token_file.tokens, start + self.length + 1
+        if end <= len(tokens):
+            return tokens[start:end]
+        return np.concatenate([tokens[start:], tokens[: end - len(tokens)]])
+
+
+class ValidationWindows:
+    """The whole validation set in its order, the same for every model and every run.
+
+    Window i has the inputs [i length, (i + 1) length) and the targets one further, so each token
+    but the file's first is predicted exactly once. The last window may be shorter: its inputs are
+    filled up with end_of_text and its targets with -100.
+    """
+
+    def __init__(self, token_file: TokenFile, *, length: int, batch_size: int) -> None:
+        """Raises WakefulError where there is no token to predict."""
+        _check_positive(length=length, batch_size=batch_size)
+        if token_file.num_tokens < 2:
+            raise WakefulError(
+                f"the validation data has {token_file.num_tokens} tokens and needs 2: "
+                "pass more validation text"
+            )
+        self.token_file = token_file
+        self.length = length
+        self.batch_size = batch_size
+        self.num_predicted = token_file.num_tokens - 1
+        """Targets in all the batches together."""
+        self.num_windows = 1 + (self.num_predicted - 1) // length
+
+    def __len__(self) -> int:
+        """How many batches there are; the last may have fewer rows."""
+        return 1 + (self.num_windows - 1) // self.batch_size
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        return map(self.batch, range(len(self)))
+
+    def batch(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs and targets, int64 (rows, length) each, rows at most batch_size."""
+        if not 0 <= number < len(self):
+            raise IndexError(f"batch {number} of {len(self)}")
+        start = number * self.batch_size * self.length
+        end = min(start + self.batch_size * self.length, self.num_predicted)
+        tokens = self.token_file.tokens[start : end + 1].astype(np.int64)
+        rows = 1 + (end - start - 1) // self.length
+        inputs = np.full(rows * self.length, self.token_file.end_of_text, np.int64)
+        targets = np.full(rows * self.length, IGNORED, np.int64)
+        inputs[: end - start], targets[: end - start] = tokens[:-1], tokens[1:]
+        shape = rows, self.length
+        return torch.from_numpy(inputs).view(shape), torch.from_numpy(targets).view(shape)
+
+
+def _check_positive(**numbers: int) -> None:
+    for name, number in numbers.items():
+        if number < 1:
+            raise ValueError(f"{name} is {number}: it must be at least 1")

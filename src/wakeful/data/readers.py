@@ -1,0 +1,148 @@
+"""One file to its documents: plain text, JSON lines and Parquet.
+
+Files may come from anywhere: nothing here unpickles, and whatever is wrong with one is reported
+by file and place. Documents that are empty or white space alone are passed over.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wakeful.data.document import Document
+from wakeful.errors import WakefulError
+
+if TYPE_CHECKING:
+    import polars
+
+JSON_LINES_ENDINGS = frozenset({".jsonl", ".ndjson"})
+PARQUET_ENDINGS = frozenset({".parquet"})
+MAX_LINE_BYTES = 256 * 2**20  # a JSON line; parsing takes several times as much memory
+ROWS_AT_A_TIME = 4096
+
+
+def read_file(name: str, path: Path, *, text_field: str) -> Iterator[Document]:
+    """The documents of one file, its kind told by its ending.
+
+    Raises WakefulError where the file cannot be read, is not UTF-8, or a row has no text.
+    """
+    ending = path.suffix.lower()
+    reader: Callable[..., Iterator[Document]]
+    if ending in JSON_LINES_ENDINGS:
+        reader = _read_json_lines
+    elif ending in PARQUET_ENDINGS:
+        reader = _read_parquet
+    else:
+        reader = _read_text
+    try:
+        for document in reader(name, path, text_field):
+            if document.text and not document.text.isspace():
+                yield document
+    except OSError as error:
+        raise WakefulError(
+            f"cannot read {path}: {error.strerror or error}: check the path and its permissions"
+        ) from error
+
+
+def _read_text(name: str, path: Path, _text_field: str) -> Iterator[Document]:
+    yield Document(name, _decode(path.read_bytes(), path, offset=0))
+
+
+def _read_json_lines(name: str, path: Path, text_field: str) -> Iterator[Document]:
+    offset = 0
+    with path.open("rb") as lines:
+        number = 0
+        while line := lines.readline(MAX_LINE_BYTES + 1):
+            number += 1
+            if len(line) > MAX_LINE_BYTES:
+                raise WakefulError(
+                    f"{path}, line {number}: longer than {MAX_LINE_BYTES // 2**20} MiB: "
+                    "JSON lines hold one object a line; split the line or pass a text file"
+                )
+            text = _decode(line, path, offset=offset)
+            offset += len(line)
+            if text.strip():
+                yield Document(
+                    f"{name}:{number}", _json_text(text, f"{path}, line {number}", text_field)
+                )
+
+
+def _json_text(line: str, place: str, text_field: str) -> str:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else "too large or too deep"
+        raise WakefulError(f"{place}: not JSON ({reason}): mend or remove the line") from error
+    if not isinstance(row, dict):
+        raise WakefulError(
+            f'{place}: a JSON {type(row).__name__}, not an object: write {{"{text_field}": ...}}'
+        )
+    if text_field not in row:
+        fields = ", ".join(sorted(map(repr, row))[:8]) or "none"
+        raise WakefulError(
+            f"{place}: no field {text_field!r} (fields: {fields[:200]}): name the one with the text"
+        )
+    return checked_text(row[text_field], place, text_field)
+
+
+def checked_text(value: object, place: str, text_field: str) -> str:
+    """`value` if it is text that UTF-8 can hold; raises WakefulError naming `place` otherwise."""
+    if not isinstance(value, str):
+        raise WakefulError(
+            f"{place}: field {text_field!r} holds {type(value).__name__}, not text: "
+            "name the field with the text"
+        )
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:  # JSON may spell half a character: "\ud800"
+        raise WakefulError(
+            f"{place}: field {text_field!r} has half a surrogate pair at character "
+            f"{error.start}, which is no Unicode text: mend or remove it"
+        ) from error
+    return value
+
+
+def _read_parquet(name: str, path: Path, text_field: str) -> Iterator[Document]:
+    import polars  # noqa: PLC0415 - only who reads Parquet waits for it
+
+    try:
+        table = polars.scan_parquet(path, glob=False, hive_partitioning=False)
+        schema = table.collect_schema()
+        if text_field not in schema:
+            columns = ", ".join(map(repr, schema.names()[:8])) or "none"
+            raise WakefulError(
+                f"{path}: no column {text_field!r} (columns: {columns[:200]}): "
+                "name the one with the text"
+            )
+        if schema[text_field] != polars.String:
+            raise WakefulError(
+                f"{path}: column {text_field!r} holds {schema[text_field]}, not text: "
+                "name the column with the text"
+            )
+        for row, text in enumerate(_column(table.select(text_field))):
+            yield Document(f"{name}:{row}", text or "")
+    except polars.exceptions.PolarsError as error:
+        reason = str(error).split("\n", 1)[0][:200]
+        raise WakefulError(
+            f"{path}: not a whole Parquet file ({reason}): fetch it again"
+        ) from error
+
+
+def _column(table: "polars.LazyFrame") -> Iterator[str | None]:
+    # Slices skip whole pages, so their cost does not grow, and a reader may stop at any of them.
+    start = 0
+    while len(batch := table.slice(start, ROWS_AT_A_TIME).collect()):
+        yield from batch.to_series(0)
+        start += len(batch)
+
+
+def _decode(data: bytes, path: Path, *, offset: int) -> str:
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise WakefulError(
+            f"{path}: not UTF-8 text at byte {offset + error.start}: convert the file "
+            "(iconv -t UTF-8) or leave it out"
+        ) from error
+    # Some editors begin a file with a byte order mark, which is no part of its text.
+    return text.removeprefix("\ufeff") if offset == 0 else text

@@ -1,0 +1,174 @@
+"""Where text comes from: files, folders, globs, Hugging Face datasets, the standard library.
+
+A source is one string, or a list of them read one after another:
+
+    "python-stdlib"                   the running Python's own library (the default corpus)
+    "notes.txt", "texts/", "d/*.md"   a file, a folder with all below it, a glob
+    "hf:owner/name[:config][:split]"  a dataset on the Hugging Face hub
+"""
+
+import glob
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from wakeful.data.document import Document, DocumentsHasher, documents_hash
+from wakeful.data.hub import PREFIX as HUB_PREFIX
+from wakeful.data.hub import read_hub
+from wakeful.data.readers import JSON_LINES_ENDINGS, PARQUET_ENDINGS, read_file
+from wakeful.data.stdlib import read_python, stdlib_files
+from wakeful.errors import WakefulError
+
+__all__ = [
+    "PYTHON_STDLIB",
+    "Document",
+    "DocumentsHasher",
+    "documents_hash",
+    "listed",
+    "read_documents",
+    "source_manifest",
+]
+
+PYTHON_STDLIB = "python-stdlib"
+
+# What is taken from a folder, which may hold pictures and archives too. A file named by itself,
+# or by a glob, is read as text whatever its ending.
+_ENDINGS = (
+    ".txt .text .md .markdown .rst .tex .org .adoc .html .htm .xml .csv .tsv .log "
+    ".py .pyi .c .h .cc .cpp .hpp .cu .rs .go .java .kt .js .mjs .ts .tsx .jsx .css .rb .php .pl "
+    ".lua .r .jl .scala .swift .cs .hs .ml .lean .sh .sql .json .yaml .yml .toml .ini .cfg"
+)
+TEXT_ENDINGS = frozenset(_ENDINGS.split())
+FOLDER_ENDINGS = TEXT_ENDINGS | JSON_LINES_ENDINGS | PARQUET_ENDINGS
+
+
+def read_documents(source: str | Sequence[str], *, text_field: str = "text") -> Iterator[Document]:
+    """The documents of `source`, in an order that is the same on every reading.
+
+    A text file is one document, as is each line of a JSON lines file and each row of a Parquet
+    file or a dataset, whose `text_field` holds the text. Empty documents are passed over. One
+    text file is held in memory at a time; everything else streams.
+
+    Raises WakefulError where there is no such file, a file cannot be read or is not UTF-8, a row
+    has no text, or a source holds no text at all.
+    """
+    for one in listed(source):
+        empty = True
+        for document in _read_one(one, text_field):
+            empty = False
+            yield document
+        if empty:
+            raise WakefulError(f"{one} holds no text: it is empty; pass a source with text in it")
+
+
+def listed(source: str | Sequence[str]) -> list[str]:
+    """`source` as a list of single sources; raises WakefulError where it names none."""
+    sources = [source] if isinstance(source, str) else [str(one) for one in source]
+    if not sources or not all(one.strip() for one in sources):
+        raise WakefulError(
+            f"no source given: name a file, a folder, hf:owner/name or {PYTHON_STDLIB}"
+        )
+    return sources
+
+
+def source_manifest(source: str | Sequence[str]) -> str:
+    """A hash that changes when a file of `source` does, without reading the files.
+
+    SHA-256 over every file's path, size and time of change. A dataset on the hub stands there
+    with its name alone, so a later version of it is not noticed.
+    """
+    lines = hashlib.sha256()
+    for one in listed(source):
+        lines.update(f"source\0{one if one.startswith(HUB_PREFIX) else ''}\0".encode())
+        for name, path in [] if one.startswith(HUB_PREFIX) else _files(one):
+            try:
+                stat = path.stat()
+            except OSError as error:
+                raise _unreadable(str(path), error) from error
+            line = f"{name}\0{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\n"
+            lines.update(line.encode("utf-8", "surrogateescape"))
+    return lines.hexdigest()
+
+
+def _read_one(source: str, text_field: str) -> Iterator[Document]:
+    if source.startswith(HUB_PREFIX):
+        yield from read_hub(source, text_field=text_field)
+    elif source == PYTHON_STDLIB:
+        for name, path in _files(source):
+            text = read_python(path)
+            if text and not text.isspace():
+                yield Document(name, text)
+    else:
+        for name, path in _files(source):
+            yield from read_file(name, path, text_field=text_field)
+
+
+def _files(source: str) -> list[tuple[str, Path]]:
+    """The files of a local source as (name relative to the source, path), sorted by name."""
+    try:
+        return _find(source)
+    except OSError as error:  # a folder that may not be entered, a path that is too long
+        raise _unreadable(source[:200], error) from error
+
+
+def _find(source: str) -> list[tuple[str, Path]]:
+    if source == PYTHON_STDLIB:
+        return stdlib_files()
+    path = Path(source).expanduser()
+    if path.is_file():
+        return [(path.name, path)]
+    if path.is_dir():
+        return _files_below(path)
+    if path.exists():
+        raise WakefulError(f"{source} is neither a file nor a folder: pass one of these")
+    if not _is_pattern(source):
+        raise WakefulError(
+            f"no such file or folder: {source}: check the path, or use {PYTHON_STDLIB}"
+        )
+    matches = [Path(match) for match in glob.glob(str(path), recursive=True)]
+    matches = [match for match in matches if match.is_file()]
+    if not matches:
+        raise WakefulError(f"no file matches {source}: check the pattern")
+    fixed = Path(*_parts_before_pattern(path))
+    return sorted((Path(os.path.relpath(match, fixed)).as_posix(), match) for match in matches)
+
+
+def _files_below(root: Path) -> list[tuple[str, Path]]:
+    files: list[tuple[str, Path]] = []
+    for folder, folders, names in os.walk(root, onerror=_raise):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            path = Path(folder, name)
+            wanted = path.suffix.lower() in FOLDER_ENDINGS and not name.startswith(".")
+            if wanted and path.is_file():
+                files.append((path.relative_to(root).as_posix(), path))
+    if not files:
+        raise WakefulError(
+            f"no text files in {root} (.txt, .md, .py, .jsonl, .parquet, ...): "
+            "pass a file by its name, or a glob, to read it whatever its ending"
+        )
+    return sorted(files)
+
+
+def _parts_before_pattern(path: Path) -> list[str]:
+    parts: list[str] = []
+    for part in path.parts[:-1]:
+        if _is_pattern(part):
+            break
+        parts.append(part)
+    return parts
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _unreadable(path: str, error: OSError) -> WakefulError:
+    return WakefulError(
+        f"cannot read {path}: {error.strerror or error}: check the path and its permissions"
+    )
+
+
+def _is_pattern(text: str) -> bool:
+    return any(character in text for character in "*?[")

@@ -1,0 +1,230 @@
+"""Text to token ids and back: byte-level BPE, trained here or loaded from Hugging Face files."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from wakeful.data.decoding import StreamDecoder
+from wakeful.errors import WakefulError
+
+__all__ = ["END_OF_TEXT", "StreamDecoder", "Tokenizer"]
+
+END_OF_TEXT = "<|endoftext|>"
+MIN_VOCAB_SIZE = 256 + 1  # every byte, and the end of a text
+PIECE_CHARACTERS = 2**18  # of a long text, encoded at a time
+
+
+class Tokenizer:
+    """A `tokenizers.Tokenizer` with an end-of-text id, that takes any text as mere text.
+
+    The spelling of a special token inside a text ("<|endoftext|>" in a page about tokenizers) is
+    encoded as ordinary characters: special ids come from the program, never from the data.
+    Nothing is added around a text, and nothing is truncated or padded.
+    """
+
+    def __init__(self, inner: tokenizers.Tokenizer, *, end_of_text: str) -> None:
+        """Take over `inner`, which is changed; raises WakefulError if it lacks `end_of_text`."""
+        end = inner.token_to_id(end_of_text)
+        if end is None:
+            raise WakefulError(
+                f"the tokenizer has no token {end_of_text!r} to end a text: name one it has"
+            )
+        inner.no_truncation()
+        inner.no_padding()
+        inner.add_special_tokens([end_of_text])
+        inner.encode_special_tokens = True
+        self.inner = inner
+        self.end_of_text: int = end
+        self.end_of_text_token = end_of_text
+        self.vocab_size: int = 1 + max(inner.get_vocab(with_added_tokens=True).values())
+        """Rows an embedding needs: the highest id and one."""
+        self.special_tokens: frozenset[int] = frozenset(
+            token for token, added in inner.get_added_tokens_decoder().items() if added.special
+        )
+        self._cuts_are_free = _cuts_are_free(inner)
+
+    @classmethod
+    def train(
+        cls, texts: Iterable[str], vocab_size: int, *, end_of_text: str = END_OF_TEXT
+    ) -> "Tokenizer":
+        """Byte-level BPE over `texts`, the same for the same texts in any order.
+
+        Id 0 is `end_of_text`, ids 1 to 256 the bytes. A pair must be seen twice to become a token,
+        so few texts give a smaller vocabulary than `vocab_size`. Raises WakefulError where
+        `vocab_size` does not hold even the bytes.
+        """
+        if vocab_size < MIN_VOCAB_SIZE:
+            raise WakefulError(
+                f"vocab_size is {vocab_size}: it must be at least {MIN_VOCAB_SIZE}, "
+                "the 256 bytes and the end of a text"
+            )
+        inner = tokenizers.Tokenizer(models.BPE())
+        inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        inner.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            min_frequency=2,
+            special_tokens=[end_of_text],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        pieces = (piece for text in texts for piece in _pieces(text))
+        inner.train_from_iterator(pieces, trainer)
+        return cls(inner, end_of_text=end_of_text)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Tokenizer":
+        """Read a `tokenizer.json`, or the folder of one, ours or any from Hugging Face.
+
+        Its end of text is the `eos_token` of `tokenizer_config.json` or `special_tokens_map.json`
+        beside it, or "<|endoftext|>" where neither says. Raises WakefulError where the file is
+        missing, is no tokenizer or has no end of text.
+        """
+        file = Path(path)
+        file = file / "tokenizer.json" if file.is_dir() else file
+        if not file.is_file():
+            raise WakefulError(f"no tokenizer at {path}: pass a tokenizer.json or its folder")
+        try:
+            inner = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises nothing narrower
+            reason = " ".join(str(error).split())[:200]
+            raise WakefulError(f"{file} is no tokenizer.json ({reason}): fetch it again") from error
+        end_of_text = _named_end(file.parent)
+        if inner.token_to_id(end_of_text) is None:
+            raise WakefulError(
+                f"{file} has no token {end_of_text!r} to end a text: name its eos_token in a "
+                "tokenizer_config.json beside it"
+            )
+        return cls(inner, end_of_text=end_of_text)
+
+    def save(self, path: str | Path) -> None:
+        """Write `tokenizer.json` and, beside it, the `tokenizer_config.json` that names the end.
+
+        `path` is the folder, or the file where it ends in `.json`. Transformers reads both.
+        """
+        file = Path(path)
+        file = file if file.suffix == ".json" else file / "tokenizer.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(self._json(), encoding="utf-8")
+        config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": self.end_of_text_token,
+            "clean_up_tokenization_spaces": False,
+        }
+        file.with_name("tokenizer_config.json").write_text(
+            json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the `tokenizer.json` that `save` writes."""
+        return hashlib.sha256(self._json().encode("utf-8")).hexdigest()
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text`, with no special ids; WakefulError if it holds half a character."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text, encoded together."""
+        encoded: list[list[int]] = []
+        waiting: list[str] = []
+        for text in texts:
+            if len(text) > PIECE_CHARACTERS:
+                encoded += self._encode(waiting)
+                waiting = []
+                encoded.append([i for part in self.pieces(text) for i in self._encode([part])[0]])
+            else:
+                waiting.append(text)
+        return encoded + self._encode(waiting)
+
+    def pieces(self, text: str) -> Iterator[str]:
+        """`text` in parts whose ids, one after the other, are its ids: a long text need not be
+        encoded as a whole, which takes some 100 bytes a token. One part where no cut is safe.
+        """
+        return _pieces(text) if self._cuts_are_free else iter([text])
+
+    def decode(self, tokens: Iterable[int], *, special: bool = False) -> str:
+        """The text of `tokens`, special tokens left out unless `special`."""
+        return self.inner.decode(list(tokens), skip_special_tokens=not special)
+
+    def _encode(self, texts: list[str]) -> list[list[int]]:
+        if not texts:
+            return []
+        try:
+            encodings = self.inner.encode_batch_fast(texts, add_special_tokens=False)
+        except (TypeError, UnicodeEncodeError) as error:
+            raise WakefulError(
+                "a text to encode holds half a surrogate pair, which is no Unicode text: mend it"
+            ) from error
+        rows = [encoding.ids for encoding in encodings]
+        return [
+            self._without_end(text) if self.end_of_text in row else row
+            for text, row in zip(texts, rows, strict=True)
+        ]
+
+    def _without_end(self, text: str) -> list[int]:
+        # Some vocabularies (Unigram's) hold the special token's spelling as an ordinary entry:
+        # cut inside it, and no part can become the token.
+        first, rest = self.end_of_text_token[:1], self.end_of_text_token[1:]
+        parts = text.split(self.end_of_text_token)
+        cut = [
+            (rest if place else "") + part + (first if place < len(parts) - 1 else "")
+            for place, part in enumerate(parts)
+        ]
+        encodings = self.inner.encode_batch_fast(cut, add_special_tokens=False)
+        return [i for encoding in encodings for i in encoding.ids if i != self.end_of_text]
+
+    def _json(self) -> str:
+        return self.inner.to_str(pretty=False)
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """`text` in pieces of about PIECE_CHARACTERS, cut where byte-level BPE cuts anyway.
+
+    GPT-2's pattern lets white space only begin a word, so between a visible character and a space
+    or a newline there is always a cut, whatever stands around.
+    """
+    start = 0
+    while len(text) - start > PIECE_CHARACTERS:
+        end = start + PIECE_CHARACTERS
+        while end < len(text) and not (text[end] in " \n" and not text[end - 1].isspace()):
+            end += 1
+        yield text[start:end]
+        start = end
+    if start < len(text) or not text:
+        yield text[start:]
+
+
+def _cuts_are_free(inner: tokenizers.Tokenizer) -> bool:
+    """Whether encoding the `_pieces` of a text is encoding the text: for GPT-2's kind it is."""
+    description: dict[str, Any] = json.loads(inner.to_str())
+    split = description["pre_tokenizer"] or {}
+    plain = all(token["special"] for token in description["added_tokens"])
+    return (
+        plain  # other added tokens may hold spaces, and a cut might go through one
+        and description["normalizer"] is None
+        and split.get("type") == "ByteLevel"
+        and split.get("use_regex", True)
+        and not split.get("add_prefix_space", True)
+    )
+
+
+def _named_end(folder: Path) -> str:
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        file = folder / name
+        if not file.is_file():
+            continue
+        try:
+            config = json.loads(file.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise WakefulError(f"{file} is not JSON: fetch it again") from error
+        token = config.get("eos_token") if isinstance(config, dict) else None
+        token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str) and token:
+            return token
+    return END_OF_TEXT

@@ -1,0 +1,226 @@
+"""Prepared tokens on disk, memory-mapped: one long row of ids for training, one for validation.
+
+A folder holds
+
+    train.tokens, validation.tokens                 the ids, raw, little-endian uint16 or uint32;
+                                                    every document is followed by end_of_text
+    train.documents.npy, validation.documents.npy   where each document begins (int64, tokens)
+    tokenizer.json, tokenizer_config.json           how the ids were made
+    data.json                                       what is here, and the hashes to check it by
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from wakeful.data.tokenizer import Tokenizer
+from wakeful.errors import WakefulError
+
+FORMAT, VERSION = "wakeful.tokens", 1
+DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+SplitName = Literal["train", "validation"]
+SPLITS: tuple[SplitName, SplitName] = ("train", "validation")
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """The ids of one split, mapped and read only."""
+
+    tokens: np.ndarray
+    """(num_tokens,) uint16 or uint32, a memory map."""
+    documents: np.ndarray
+    """(num_documents,) int64: the position of each document's first token."""
+    num_bytes: int
+    """UTF-8 bytes of the text: what turns nats a token into bits a byte."""
+    vocab_size: int
+    end_of_text: int
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @classmethod
+    def open(
+        cls, folder: str | Path, split: SplitName = "train", *, verify: bool = False
+    ) -> "TokenFile":
+        """Map one split of a prepared folder; see `PreparedData.open`."""
+        return PreparedData.open(folder, verify=verify).split(split)
+
+
+@dataclass(frozen=True)
+class PreparedData:
+    """A folder of prepared tokens whose `data.json` has been read and whose sizes agree with it."""
+
+    folder: Path
+    info: dict[str, Any]
+    """What `data.json` says."""
+
+    @classmethod
+    def open(cls, folder: str | Path, *, verify: bool = False) -> "PreparedData":
+        """Open a prepared folder.
+
+        Sizes are always checked; `verify` also reads every file and compares its SHA-256.
+        Raises WakefulError where the folder is not a prepared one, or a file is cut or damaged.
+        """
+        folder = Path(folder)
+        try:
+            prepared = cls(folder, _read_info(folder))
+            for split in SPLITS:
+                prepared.split(split)
+            if verify:
+                prepared.verify()
+        except OSError as error:
+            raise WakefulError(
+                f"cannot read {folder}: {error.strerror or error}: prepare the data again"
+            ) from error
+        return prepared
+
+    @property
+    def train(self) -> TokenFile:
+        return self.split("train")
+
+    @property
+    def validation(self) -> TokenFile:
+        return self.split("validation")
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer.load(self.folder)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.info["tokenizer"]["vocab_size"]
+
+    @property
+    def corpus_sha256(self) -> str:
+        """Names the text that was read, of the training source where there are two."""
+        return self.info["corpora_sha256"][0]
+
+    def split(self, split: SplitName) -> TokenFile:
+        """Map one split; raises WakefulError where its files are not as `data.json` has them."""
+        if split not in SPLITS:
+            raise WakefulError(f"no split {split!r}: use one of {', '.join(SPLITS)}")
+        facts, dtype = self.info["splits"][split], DTYPES[self.info["dtype"]]
+        path = tokens_path(self.folder, split)
+        size = path.stat().st_size
+        if size != facts["tokens"] * dtype.itemsize:
+            raise _damaged(
+                path, f"{size} bytes, not {facts['tokens']} tokens of {dtype.itemsize} bytes"
+            )
+        return TokenFile(
+            tokens=np.memmap(path, dtype, mode="r"),
+            documents=_read_documents(self.folder, split, facts),
+            num_bytes=facts["bytes"],
+            vocab_size=self.vocab_size,
+            end_of_text=self.info["tokenizer"]["end_of_text"],
+        )
+
+    def verify(self) -> None:
+        """Read every file; raises WakefulError at the first whose SHA-256 is not the recorded."""
+        expected = {"tokenizer.json": self.info["tokenizer"]["fingerprint"]}
+        for split in SPLITS:
+            facts = self.info["splits"][split]
+            expected[tokens_path(self.folder, split).name] = facts["sha256"]
+            expected[documents_path(self.folder, split).name] = facts["documents_sha256"]
+        for name, digest in expected.items():
+            if file_sha256(self.folder / name) != digest:
+                raise _damaged(self.folder / name, "its SHA-256 is not the one in data.json")
+        for split in SPLITS:
+            highest = int(self.split(split).tokens.max())
+            if highest >= self.vocab_size:
+                raise _damaged(
+                    tokens_path(self.folder, split), f"id {highest} of {self.vocab_size}"
+                )
+
+
+def tokens_path(folder: Path, split: SplitName) -> Path:
+    return folder / f"{split}.tokens"
+
+
+def documents_path(folder: Path, split: SplitName) -> Path:
+    return folder / f"{split}.documents.npy"
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def token_dtype(vocab_size: int) -> str:
+    """The narrowest type for the ids below `vocab_size`, by its name in `data.json`."""
+    return "uint16" if vocab_size <= 2**16 else "uint32"
+
+
+def is_prepared(folder: Path) -> bool:
+    """Whether `folder` claims to be one of ours; `PreparedData.open` says whether it is whole."""
+    try:
+        info = json.loads((folder / "data.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(info, dict) and info.get("format") == FORMAT
+
+
+def _read_info(folder: Path) -> dict[str, Any]:
+    path = folder / "data.json"
+    if not path.is_file():
+        raise WakefulError(f"no prepared data in {folder}: prepare it first")
+    try:
+        info = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, "not JSON") from error
+    if not isinstance(info, dict) or info.get("format") != FORMAT:
+        raise WakefulError(f"{path} does not describe prepared tokens: prepare the data first")
+    if info.get("version") != VERSION:
+        raise WakefulError(
+            f"{folder} has format version {info.get('version')}, this program reads {VERSION}: "
+            "prepare the data again"
+        )
+    if not _is_complete(info):
+        raise _damaged(path, "a field is missing or of the wrong kind")
+    return info
+
+
+def _is_complete(info: dict[str, Any]) -> bool:
+    """Whether every field that is read later is there and of its type."""
+    tokenizer, splits = info.get("tokenizer"), info.get("splits")
+    corpora = info.get("corpora_sha256")
+    if str(info.get("dtype")) not in DTYPES or not isinstance(corpora, list) or not corpora:
+        return False
+    if not isinstance(tokenizer, dict) or not isinstance(splits, dict):
+        return False
+    numbers = [tokenizer.get("vocab_size"), tokenizer.get("end_of_text")]
+    digests = [tokenizer.get("fingerprint"), *corpora]
+    for split in SPLITS:
+        facts = splits.get(split)
+        if not isinstance(facts, dict):
+            return False
+        numbers += [facts.get("tokens"), facts.get("documents"), facts.get("bytes")]
+        digests += [facts.get("sha256"), facts.get("documents_sha256")]
+    return all(type(number) is int and number >= 0 for number in numbers) and all(
+        isinstance(digest, str) for digest in digests
+    )
+
+
+def _read_documents(folder: Path, split: SplitName, facts: dict[str, Any]) -> np.ndarray:
+    path = documents_path(folder, split)
+    try:
+        documents = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise _damaged(path, "not a whole .npy file") from error
+    if documents.dtype != np.dtype("<i8") or documents.shape != (facts["documents"],):
+        raise _damaged(
+            path, f"{documents.dtype} {documents.shape}, not int64 ({facts['documents']},)"
+        )
+    if not len(documents) or documents[0] != 0 or documents[-1] >= facts["tokens"]:
+        raise _damaged(path, "its documents do not lie within the tokens")
+    return documents
+
+
+def _damaged(path: Path, what: str) -> WakefulError:
+    return WakefulError(
+        f"{path} is damaged ({what}): delete {path.parent} and prepare the data again"
+    )

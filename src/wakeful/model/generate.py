@@ -1,0 +1,90 @@
+"""Continuing a text, one token at a time."""
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from wakeful.errors import WakefulError
+from wakeful.model.decoder import Decoder
+
+
+@torch.inference_mode()
+def generate(
+    decoder: Decoder,
+    prompt: list[int],
+    *,
+    num_tokens: int,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    stop: int | None = None,
+) -> Iterator[int]:
+    """Yield up to `num_tokens` token ids that continue `prompt`, as soon as each is known.
+
+    The prompt is read once and the key/value cache does the rest. `temperature` 0 is greedy;
+    `top_k` keeps the likeliest tokens (0: all), `top_p` the smallest set of them whose
+    probabilities reach it. Generation ends early at the token `stop`, which is not yielded.
+
+    Raises:
+        WakefulError: an empty prompt, or more tokens than the context holds.
+    """
+    if not prompt:
+        raise WakefulError("an empty prompt has nothing to continue; give at least one token")
+    if temperature < 0 or top_k < 0 or not 0 < top_p <= 1:
+        raise WakefulError(
+            f"temperature and top_k must not be negative and top_p must be in (0, 1], got "
+            f"{temperature}, {top_k} and {top_p}"
+        )
+    total = len(prompt) + num_tokens
+    if total > decoder.config.max_length:
+        raise WakefulError(
+            f"{len(prompt)} prompt tokens and {num_tokens} new ones are more than the model's "
+            f"context of {decoder.config.max_length}"
+        )
+    device = decoder.head.weight.device
+    generator = torch.Generator().manual_seed(seed)
+    cache = decoder.new_cache(1, total)
+    tokens = torch.tensor([prompt], device=device)
+    for _ in range(num_tokens):
+        # Only the last token's logits are wanted, and the head is the widest matrix.
+        hidden = decoder.hidden(tokens, cache=cache)[:, -1]
+        token = choose(
+            decoder.head(hidden)[0].float().cpu(),
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            generator=generator,
+        )
+        if token == stop:
+            return
+        yield token
+        tokens = torch.tensor([[token]], device=device)
+
+
+def choose(
+    logits: Float[Tensor, "V"],
+    *,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    generator: torch.Generator,
+) -> int:
+    """Return one token id drawn from softmax(logits / temperature), cut to top_k and top_p."""
+    if temperature == 0:
+        return int(logits.argmax())
+    kept, ids = _likeliest(logits / temperature, top_k)
+    probabilities = kept.softmax(0)
+    # A token stays if those before it have not reached top_p; the first always stays.
+    before = probabilities.cumsum(0) - probabilities
+    probabilities[before >= top_p] = 0.0
+    return int(ids[torch.multinomial(probabilities, 1, generator=generator)])
+
+
+def _likeliest(
+    logits: Float[Tensor, "V"], top_k: int
+) -> tuple[Float[Tensor, "K"], Int[Tensor, "K"]]:
+    count = min(top_k or logits.numel(), logits.numel())
+    return tuple(logits.topk(count, sorted=True))  # pyright: ignore[reportReturnType]

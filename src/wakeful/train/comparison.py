@@ -1,0 +1,80 @@
+"""Several variants, several seeds, one folder."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from wakeful.config import Config, Table, merged
+from wakeful.errors import WakefulError
+from wakeful.run import Run
+from wakeful.train.loop import train
+from wakeful.train.progress import Display
+
+Shown = Callable[[str], AbstractContextManager[Display]]
+
+
+def variants_of(name: str, table: Table) -> dict[str, Table]:
+    """Return the configurations in a table: itself, or one for each entry of `[variants]`."""
+    rest = {key: value for key, value in table.items() if key not in ("variants", "seeds")}
+    entries = table.get("variants", {name: {}})
+    if not isinstance(entries, Mapping) or not entries:
+        raise WakefulError("variants must be a table with one table for each variant")
+    for key, entry in entries.items():
+        if not isinstance(entry, Mapping):
+            raise WakefulError(f"variants.{key} must be a table, got {entry!r}")
+        if not key or key.startswith(".") or "/" in key or "\\" in key or "\0" in key:
+            raise WakefulError(f"variants.{key!r}: a variant's name is also its folder's")
+    return {key: merged(merged(rest, entry), {"name": key}) for key, entry in entries.items()}
+
+
+def seeds_of(table: Table) -> list[int]:
+    """Return the seeds a table asks for, one if it says nothing."""
+    seeds = table.get("seeds", [0])
+    if not isinstance(seeds, list) or not seeds or any(type(seed) is not int for seed in seeds):
+        raise WakefulError(f"seeds must be a list of whole numbers, got {seeds!r}")
+    if len(set(seeds)) != len(seeds):
+        raise WakefulError(f"seeds names one twice: {seeds!r}")
+    return seeds
+
+
+def compare(
+    variants: Mapping[str, Config],
+    path: str | Path,
+    *,
+    seeds: Sequence[int],
+    shown: Shown,
+    resume: bool = False,
+) -> Run:
+    """Train every variant with every seed below `path`; the first variant is the baseline.
+
+    The seed sets the initial weights, equal wherever names and shapes agree, and the data order,
+    so that differences between variants are paired. `resume` goes on with a comparison that was
+    interrupted: finished runs stay, unfinished ones continue.
+    """
+    comparison = Run(path)
+    names = list(variants)
+    facts = {"name": comparison.path.name, "baseline": names[0], "variants": names,
+             "seeds": list(seeds)}  # fmt: skip
+    if resume:
+        header = Run.open(path).header
+        odd = [key for key in ("variants", "seeds") if header.get(key) != facts[key]]
+        if odd:
+            raise WakefulError(
+                f"{path} compares other {odd[0]}: {header.get(odd[0])}, not {facts[odd[0]]}"
+            )
+    else:
+        comparison.make("compare", facts)
+    comparison.set_status("running")
+    for seed in seeds:
+        for name, config in variants.items():
+            place = comparison.path / name / f"seed-{seed}"
+            begun = (place / "run.json").is_file()
+            if begun and Run.open(place).header["status"] == "done":
+                continue
+            seeded = dataclasses.replace(config, train=dataclasses.replace(config.train, seed=seed))
+            label = name if len(seeds) == 1 else f"{name}, seed {seed}"
+            with shown(label) as show:
+                train(seeded, place, resume=begun, show=show)
+    comparison.set_status("done")
+    return comparison

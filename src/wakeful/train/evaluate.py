@@ -1,0 +1,51 @@
+"""The loss on the fixed validation set."""
+
+import contextlib
+
+import polars as pl
+import torch
+
+from wakeful.data.order import ValidationWindows
+from wakeful.model.decoder import Decoder
+from wakeful.model.loss import IGNORED
+
+
+@torch.no_grad()
+def evaluate(
+    decoder: Decoder,
+    windows: ValidationWindows,
+    autocast: contextlib.AbstractContextManager[object],
+) -> pl.DataFrame:
+    """Return one row a validation window: `window`, `loss` (mean nats a token), `tokens`.
+
+    The whole set, in its order, each token but the first predicted once.
+    """
+    device = decoder.head.weight.device
+    training = decoder.training
+    decoder.eval()
+    losses: list[float] = []
+    tokens: list[int] = []
+    for inputs, targets in windows:
+        with autocast:
+            each = decoder.loss(inputs.to(device), targets.to(device), reduction="none")
+        counted = (targets != IGNORED).sum(1)
+        losses += (each.double().sum(1).cpu() / counted).tolist()
+        tokens += counted.tolist()
+    decoder.train(training)
+    return pl.DataFrame({"window": range(len(losses)), "loss": losses, "tokens": tokens})
+
+
+def mean_loss(windows: pl.DataFrame) -> tuple[float, float]:
+    """Return Σ nll / Σ tokens over windows and its standard error, in nats a token.
+
+    The standard error is that of a ratio estimator whose clusters are the windows: tokens of one
+    window are not independent, windows nearly are.
+    """
+    loss, tokens = windows["loss"].to_numpy(), windows["tokens"].to_numpy()
+    total = float(tokens.sum())
+    mean = float((loss * tokens).sum() / total)
+    count = len(loss)
+    if count < 2:
+        return mean, float("nan")
+    residuals = tokens * (loss - mean)
+    return mean, float((count / (count - 1) * (residuals**2).sum()) ** 0.5 / total)

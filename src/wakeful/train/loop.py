@@ -1,0 +1,315 @@
+"""Training, from top to bottom."""
+
+import contextlib
+import math
+import signal
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import torch
+
+from wakeful.config import Config
+from wakeful.data.order import Batches, ValidationWindows
+from wakeful.data.tokens import PreparedData
+from wakeful.errors import WakefulError
+from wakeful.model.decoder import Decoder
+from wakeful.model.generate import generate
+from wakeful.optim.schedules import warmup_cosine
+from wakeful.run import Run, environment
+from wakeful.train import checkpoint
+from wakeful.train.evaluate import evaluate, mean_loss
+from wakeful.train.progress import Display, Silent
+from wakeful.train.setup import (
+    autocast,
+    choose_device,
+    load_data,
+    make_decoder,
+    make_optimizer,
+    resolved,
+)
+from wakeful.train.tensorboard import scalar_writer
+
+
+def train(
+    config: Config, path: str | Path, *, resume: bool = False, show: Display | None = None
+) -> Run:
+    """Train one model into the run directory `path` and return it.
+
+    `resume` continues the run that is there from its newest checkpoint: on one machine's CPU the
+    losses and the final weights are those of a run that was never interrupted, to the bit.
+
+    Raises:
+        WakefulError: see its message; whatever was there before is kept.
+    """
+    show = show or Silent()
+    if resume:
+        config = Run.open(path).config
+    elif Path(path).exists():
+        Run(path).refuse_existing()
+    device = choose_device(config.train.device)
+    data = load_data(config.data, show.stage)
+    config = resolved(config, data)
+    batches = Batches(
+        data.train,
+        length=config.train.length,
+        batch_size=config.train.batch_size,
+        seed=config.train.seed,
+    )
+    windows = ValidationWindows(
+        data.validation, length=config.train.length, batch_size=config.train.eval_batch_size
+    )
+    decoder = make_decoder(config, device)
+    optimizer = make_optimizer(config, decoder)
+
+    if resume:
+        run = Run.open(path)
+        _check_same_data(run, data)
+    else:
+        run = Run.create(path, config, environment(device))
+        run.write_json("data.json", _data_facts(data))
+        data.tokenizer.save(run.path)
+
+    with run.lock(), _stop_signals() as stopped:
+        run.set_status("running")
+        first, tokens, seconds = 0, 0, 0.0
+        if resume and checkpoint.steps(run.checkpoints):
+            newest = checkpoint.newest(run.checkpoints)
+            checkpoint.load_model(newest, decoder)
+            progress = checkpoint.load_optimizer(newest, optimizer)
+            first, tokens, seconds = progress["step"], progress["tokens"], progress["seconds"]
+        run.keep_metrics(first)
+        try:
+            _steps(
+                config, run, decoder, optimizer, batches, windows, show, stopped,
+                first=first, tokens=tokens, seconds=seconds,
+            )  # fmt: skip
+            _finish(config, run, decoder, data, windows)
+        except BaseException:
+            run.set_status("stopped")
+            raise
+        run.set_status("done")
+    return run
+
+
+def _steps(
+    config: Config,
+    run: Run,
+    decoder: Decoder,
+    optimizer: torch.optim.Optimizer,
+    batches: Batches,
+    windows: ValidationWindows,
+    show: Display,
+    stopped: list[int],
+    *,
+    first: int,
+    tokens: int,
+    seconds: float,
+) -> None:
+    settings, optim = config.train, config.optimizer
+    device = decoder.head.weight.device
+    micro = settings.micro_batch_size or settings.batch_size
+    parts = settings.batch_size // micro
+    loss_of = torch.compile(decoder.loss) if settings.compile else decoder.loss
+    mixed = autocast(config, device)
+    write_scalars = scalar_writer(run.path, enabled=settings.tensorboard)
+    parameters = [p for p in decoder.parameters() if p.requires_grad]
+    saved = first
+    decoder.train()
+
+    for step in range(first, settings.steps):
+        began = time.perf_counter()
+        lr = warmup_cosine(
+            step,
+            steps=settings.steps,
+            warmup_steps=optim.warmup_steps,
+            initial=optim.initial_lr,
+            peak=optim.lr,
+            final=optim.final_lr,
+        )
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+
+        batch = batches.batch(step)
+        total = torch.zeros((), device=device)
+        for part in batch.to(device, non_blocking=True).split(micro):
+            with mixed:
+                part_loss = loss_of(part[:, :-1], part[:, 1:]) / parts
+            part_loss.backward()
+            total += part_loss.detach()
+        loss = total.item()
+        norm = torch.nn.utils.clip_grad_norm_(parameters, optim.clip or math.inf).item()
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise WakefulError(_not_finite(run, batches, step, loss, norm))
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+        elapsed = time.perf_counter() - began
+        tokens += batch.shape[0] * (batch.shape[1] - 1)
+        seconds += elapsed
+        done = step + 1
+        row = {
+            "kind": "train",
+            "step": done,
+            "loss": loss,
+            "lr": lr,
+            "grad_norm": norm,
+            "tokens": tokens,
+            "seconds": round(seconds, 4),
+            "tokens_per_second": round(settings.batch_size * settings.length / elapsed, 1),
+        }
+        run.append(row)
+        write_scalars(row)
+        show.step(done, settings.steps, loss, row["tokens_per_second"])
+
+        last = done == settings.steps
+        if not last and settings.eval_every and done % settings.eval_every == 0:
+            _validate(config, run, decoder, windows, done, write_scalars)
+        due = settings.checkpoint_every and done % settings.checkpoint_every == 0
+        if last or due or stopped:
+            state = {"step": done, "tokens": tokens, "seconds": seconds}
+            checkpoint.save(
+                run.checkpoints, done, decoder, optimizer, state, keep=settings.keep_checkpoints
+            )
+            saved = done
+        if stopped and not last:
+            name = signal.Signals(stopped[0]).name
+            raise WakefulError(
+                f"stopped by {name} after step {saved}, which is saved; continue with: "
+                f"wakeful train --resume {run.path}"
+            )
+
+
+def _validate(
+    config: Config,
+    run: Run,
+    decoder: Decoder,
+    windows: ValidationWindows,
+    step: int,
+    write_scalars: Callable[[Mapping[str, Any]], None],
+) -> tuple[pl.DataFrame, dict[str, Any]]:
+    """Evaluate on the full validation set and record the result."""
+    frame = evaluate(decoder, windows, autocast(config, decoder.head.weight.device))
+    loss, error = mean_loss(frame)
+    row: dict[str, Any] = {
+        "kind": "validation",
+        "step": step,
+        "loss": loss,
+        "standard_error": error if math.isfinite(error) else None,
+        "num_windows": len(frame),
+        "num_tokens": int(frame["tokens"].sum()),
+    }
+    run.append(row)
+    write_scalars(row)
+    return frame, row
+
+
+def _finish(
+    config: Config, run: Run, decoder: Decoder, data: PreparedData, windows: ValidationWindows
+) -> None:
+    """Evaluate, continue the sample prompts and write the run's figures."""
+    steps = config.train.steps
+    run.keep_metrics_before_final(steps)
+    frame, row = _validate(config, run, decoder, windows, steps, lambda _row: None)
+    run.write_frame("validation.parquet", frame.with_columns(step=steps))
+    run.finish_metrics()
+    trained = [entry for entry in run.metrics() if entry["kind"] == "train"]
+    run.write_json(
+        "summary.json",
+        {
+            "steps": steps,
+            "tokens": trained[-1]["tokens"],
+            "seconds": trained[-1]["seconds"],
+            "tokens_per_second": statistics.median(e["tokens_per_second"] for e in trained),
+            "parameters": decoder.num_parameters(),
+            "kv_cache_bytes_per_token": decoder.cache_bytes_per_token,
+            "kv_cache_dtype": str(decoder.head.weight.dtype).removeprefix("torch."),
+            "validation": {
+                **{key: row[key] for key in row if key not in ("kind", "step")},
+                "perplexity": math.exp(row["loss"]),
+                "length": config.train.length,
+            },
+            "samples": _samples(config, decoder, data),
+            "data": _data_facts(data),
+        },
+    )
+
+
+def _samples(config: Config, decoder: Decoder, data: PreparedData) -> list[dict[str, Any]]:
+    settings = config.sample
+    decoder.eval()
+    samples: list[dict[str, Any]] = []
+    for prompt in settings.prompts:
+        ids = data.tokenizer.encode(prompt)
+        room = config.model.max_length - len(ids)
+        new = generate(
+            decoder,
+            ids,
+            num_tokens=min(settings.num_tokens, room),
+            temperature=settings.temperature,
+            top_k=settings.top_k,
+            seed=settings.seed,
+            stop=data.tokenizer.end_of_text,
+        )
+        text = data.tokenizer.decode(list(new))
+        samples.append(
+            {"prompt": prompt, "text": text, "temperature": settings.temperature,
+             "top_k": settings.top_k, "seed": settings.seed}
+        )  # fmt: skip
+    return samples
+
+
+def _data_facts(data: PreparedData) -> dict[str, Any]:
+    return {
+        "source": data.info["source"],
+        "corpus_sha256": data.corpus_sha256,
+        "tokenizer": data.tokenizer.fingerprint,
+        "train_tokens": data.train.num_tokens,
+        "validation_tokens": data.validation.num_tokens,
+        "vocab_size": data.vocab_size,
+    }
+
+
+def _check_same_data(run: Run, data: PreparedData) -> None:
+    before, now = run.read_json("data.json"), _data_facts(data)
+    if (before["corpus_sha256"], before["tokenizer"]) != (now["corpus_sha256"], now["tokenizer"]):
+        raise WakefulError(
+            f"{run.path} was trained on other data than data.source gives now: the text or the "
+            "tokenizer has changed; restore it, or start a new run"
+        )
+
+
+def _not_finite(run: Run, batches: Batches, step: int, loss: float, norm: float) -> str:
+    what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {norm}"
+    kept = checkpoint.steps(run.checkpoints)
+    good = f"the checkpoint of step {kept[-1]} is kept" if kept else "there is no checkpoint yet"
+    starts = ", ".join(str(start) for start in batches.starts(step)[:4])
+    return (
+        f"{what} at step {step + 1}, on the batch whose sequences begin at training tokens "
+        f"{starts}...; {good}. Lower optimizer.lr or optimizer.clip, or look at that text"
+    )
+
+
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[list[int]]:
+    """Collect SIGTERM and SIGINT, so that a step under way ends and is saved; twice is at once."""
+    received: list[int] = []
+
+    def receive(number: int, frame: Any) -> None:
+        if received:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    try:
+        previous = {number: signal.signal(number, receive) for number in (2, 15)}
+    except ValueError:  # not the main thread: leave signals alone
+        yield received
+        return
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,94 @@
+"""What a run is made of: its data, model, optimizer and arithmetic."""
+
+import contextlib
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from wakeful.config import Config, DataConfig
+from wakeful.data.cache import prepared
+from wakeful.data.progress import Progress
+from wakeful.data.tokens import PreparedData, is_prepared
+from wakeful.errors import WakefulError
+from wakeful.model.decoder import Decoder
+from wakeful.model.initialise import initialise
+from wakeful.optim.torch_optimizers import build_optimizer
+
+_DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+
+
+def load_data(config: DataConfig, progress: Progress | None = None) -> PreparedData:
+    """Return the tokens that a configuration names, preparing and caching them if need be."""
+    if is_prepared(Path(config.source)):
+        return PreparedData.open(config.source)
+    return prepared(
+        config.source,
+        tokenizer=config.tokenizer or None,
+        vocab_size=None if config.tokenizer else config.vocab_size,
+        validation_source=config.validation_source or None,
+        validation_fraction=config.validation_fraction,
+        max_bytes=config.max_bytes or None,
+        text_field=config.text_field,
+        progress=progress,
+    )
+
+
+def resolved(config: Config, data: PreparedData) -> Config:
+    """Return the configuration with what only the data knows: the vocabulary's size."""
+    model = dataclasses.replace(config.model, vocab_size=data.vocab_size)
+    return dataclasses.replace(config, model=model)
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device called `name`; "auto" is a GPU where torch sees one, else the CPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise WakefulError(f"train.device = {name!r} is no device; use auto, cpu or cuda") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise WakefulError(f"train.device = {name!r}, but torch sees no CUDA device here")
+    return device
+
+
+def make_decoder(config: Config, device: torch.device) -> Decoder:
+    """Return the initialised decoder on its device."""
+    decoder = initialise(Decoder(config.model), config.train.seed)
+    decoder.checkpoint_activations = config.train.checkpoint_activations
+    dtype = torch.float64 if config.train.dtype == "float64" else torch.float32
+    return decoder.to(device=device, dtype=dtype)
+
+
+def make_optimizer(config: Config, decoder: Decoder) -> torch.optim.Optimizer:
+    """Return the optimizer over the decoder's parameters."""
+    optimizer = config.optimizer
+    betas = (optimizer.beta1, optimizer.beta2)
+    options: dict[str, dict[str, Any]] = {
+        "adamw": {"betas": betas, "eps": optimizer.eps},
+        "orthoadam": {
+            "betas": betas,
+            "eps": optimizer.eps,
+            "rotation": optimizer.rotation,
+            "seed": config.train.seed,
+        },
+        "muon": {"betas": betas, "eps": optimizer.eps},
+        "rmsprop": {"alpha": optimizer.beta2, "eps": optimizer.eps},
+        "sgd_momentum": {"momentum": optimizer.beta1},
+    }
+    return build_optimizer(
+        optimizer.name,
+        decoder.named_parameters(),
+        lr=optimizer.lr,
+        weight_decay=optimizer.weight_decay,
+        **options.get(optimizer.name, {}),
+    )
+
+
+def autocast(config: Config, device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Return the context of the forward pass: mixed precision for bfloat16, else nothing."""
+    if config.train.dtype != "bfloat16":
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype=_DTYPES["bfloat16"])

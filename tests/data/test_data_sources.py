@@ -1,0 +1,275 @@
+"""Reading text: every kind of source, and one clear line for everything that can be wrong."""
+
+import json
+import sys
+import types
+
+import polars
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wakeful.data import hub, readers
+from wakeful.data.sources import (
+    Document,
+    DocumentsHasher,
+    documents_hash,
+    read_documents,
+    source_manifest,
+)
+from wakeful.errors import WakefulError
+
+
+def failure(source, **options):
+    with pytest.raises(WakefulError) as caught:
+        list(read_documents(source, **options))
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_a_text_file_is_one_document(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes("één\r\ntwee\n".encode())
+    assert list(read_documents(str(path))) == [Document("a.txt", "één\r\ntwee\n")]
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfhello")
+    assert next(read_documents(str(tmp_path / "a.txt"))).text == "hello"
+
+
+def test_a_folder_is_read_below_in_order_and_without_what_is_no_text(tmp_path):
+    for name in ["b.md", "a/z.txt", "a/a.py", ".git/config.txt", ".hidden.txt", "p.png", "q.pkl"]:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"\xff\xfe" if path.suffix in {".png", ".pkl"} else name.encode())
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "broken.txt").symlink_to(tmp_path / "nowhere")
+    assert [d.name for d in read_documents(str(tmp_path))] == ["a/a.py", "a/z.txt", "b.md"]
+
+
+def test_a_glob_and_a_list(tmp_path):
+    for name in ["x/1.txt", "x/2.odd", "y/3.txt"]:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    assert [d.name for d in read_documents(f"{tmp_path}/**/*.txt")] == ["x/1.txt", "y/3.txt"]
+    assert [d.name for d in read_documents(f"{tmp_path}/x/*")] == ["1.txt", "2.odd"]
+    both = [f"{tmp_path}/y", f"{tmp_path}/x/1.txt"]
+    assert [d.text for d in read_documents(both)] == ["y/3.txt", "x/1.txt"]
+
+
+def test_a_file_whose_name_looks_like_a_glob(tmp_path):
+    (tmp_path / "a[1].txt").write_text("text")
+    assert next(read_documents(str(tmp_path / "a[1].txt"))).name == "a[1].txt"
+
+
+def test_json_lines(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "one"}\n\n{"text": ""}\n{"text": "two", "n": 1}', encoding="utf-8")
+    assert list(read_documents(str(path))) == [
+        Document("a.jsonl:1", "one"),
+        Document("a.jsonl:4", "two"),
+    ]
+
+
+def test_parquet_is_read_in_slices(tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "ROWS_AT_A_TIME", 7)
+    texts = [f"row {row}" for row in range(30)]
+    texts[3], texts[4] = None, " "
+    path = tmp_path / "a.parquet"
+    polars.DataFrame({"body": texts, "n": range(30)}).write_parquet(path, row_group_size=11)
+    documents = list(read_documents(str(path), text_field="body"))
+    assert [d.text for d in documents] == [text for text in texts if text and text.strip()]
+    assert documents[3].name == "a.parquet:5"
+
+
+def test_the_standard_library():
+    documents = []
+    for document in read_documents("python-stdlib"):
+        documents.append(document)
+        if len(documents) == 150:
+            break
+    names = [d.name for d in documents]
+    assert names == sorted(names)
+    assert "abc.py" in names
+    assert all(name.endswith(".py") for name in names)
+    assert all(d.text.strip() and "\r" not in d.text for d in documents)
+
+
+def test_the_standard_library_leaves_out_tests_and_what_others_installed():
+    from wakeful.data.stdlib import stdlib_files
+
+    names = [name for name, _ in stdlib_files()]
+    assert {"os.py", "json/decoder.py", "unittest/case.py"} <= set(names)
+    folders = {folder for name in names for folder in name.split("/")[:-1]}
+    assert not folders & {"test", "tests", "idle_test", "site-packages", "__pycache__", "_bundled"}
+    assert not any("_sysconfigdata" in name or name.startswith("config-") for name in names)
+
+
+def test_python_files_are_read_in_their_declared_encoding(tmp_path):
+    from wakeful.data.stdlib import read_python
+
+    path = tmp_path / "a.py"
+    path.write_bytes("# coding: latin-1\r\nx = 'é'\r\n".encode("latin-1"))
+    assert read_python(path) == "# coding: latin-1\nx = 'é'\n"
+    path.write_bytes(b"x = '\xff'\n")
+    assert read_python(path) is None
+    path.write_bytes(b"# coding: no-such-thing\n")
+    assert read_python(path) is None
+
+
+def test_what_is_not_there(tmp_path):
+    assert "no such file" in failure(str(tmp_path / "nothing.txt"))
+    assert "no file matches" in failure(str(tmp_path / "*.txt"))
+    assert "no text files" in failure(str(tmp_path))
+    assert "no source" in failure([])
+    assert "no source" in failure("")
+    assert "neither a file nor a folder" in failure("/dev/null")
+    assert "File name too long" in failure("x" * 10_000)
+
+
+def test_empty_text(tmp_path):
+    (tmp_path / "a.txt").write_text(" \n\n")
+    assert "holds no text" in failure(str(tmp_path / "a.txt"))
+
+
+def test_text_that_is_not_utf8_is_named_with_its_byte(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"abc\xff")
+    message = failure(str(tmp_path / "a.txt"))
+    assert "a.txt" in message
+    assert "byte 3" in message
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "a"}\n{"text": "\xe9"}\n')
+    assert "byte 24" in failure(str(tmp_path / "a.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"text": ', "not JSON"),
+        ("[1, 2]", "not an object"),
+        ('"text"', "not an object"),
+        ('{"body": "x"}', "no field 'text' (fields: 'body')"),
+        ('{"text": 3}', "holds int"),
+        ('{"text": null}', "holds NoneType"),
+        ('{"text": "\\ud800"}', "surrogate"),
+        ("[" * 100_000, "not JSON"),
+        ('{"text": ' + "9" * 10_000 + "}", "not JSON"),
+    ],
+)
+def test_a_bad_json_line_is_named(tmp_path, line, words):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "good"}\n' + line + "\n")
+    message = failure(str(path))
+    assert "line 2" in message
+    assert words in message
+    assert len(message) < 500
+
+
+def test_a_line_too_long_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "MAX_LINE_BYTES", 2**20)
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"text": "x" * 2**20}) + "\n")
+    assert "line 1: longer than 1 MiB" in failure(str(path))
+    path.write_text(json.dumps({"text": "x" * (2**20 - 100)}) + "\n")
+    assert len(next(read_documents(str(path))).text) == 2**20 - 100
+
+
+def test_bad_parquet(tmp_path):
+    path = tmp_path / "a.parquet"
+    path.write_bytes(b"PAR1 nothing of the kind")
+    assert "not a whole Parquet file" in failure(str(path))
+    path.write_bytes(b"")
+    assert "Parquet" in failure(str(path))
+    polars.DataFrame({"body": ["x"], "text": [1]}).write_parquet(path)
+    assert "not text" in failure(str(path))
+    assert "no column 'words' (columns: 'body', 'text')" in failure(str(path), text_field="words")
+
+
+def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
+    path = tmp_path / "a.txt"
+    path.write_text("x")
+
+    def refuse(_path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.read_bytes", refuse)
+    assert "Permission denied" in failure(str(path))
+
+
+@pytest.mark.parametrize(
+    ("source", "parsed"),
+    [
+        ("hf:a/b", ("a/b", None, "train")),
+        ("hf:a/b:config", ("a/b", "config", "train")),
+        ("hf:a/b:validation", ("a/b", None, "validation")),
+        ("hf:a/b:config:test", ("a/b", "config", "test")),
+        ("hf:a/b::odd", ("a/b", None, "odd")),
+        ("hf:a/b::", ("a/b", None, "train")),
+    ],
+)
+def test_names_on_the_hub(source, parsed):
+    assert hub.parse(source) == parsed
+
+
+@pytest.mark.parametrize("source", ["hf:", "hf:a:b:c:d"])
+def test_names_not_on_the_hub(source):
+    assert "write hf:" in failure(source)
+
+
+@pytest.fixture
+def fake_datasets(monkeypatch):
+    module = types.ModuleType("datasets")
+    module.calls = []
+
+    def load_dataset(name, config, *, split, streaming):
+        module.calls.append((name, config, split, streaming))
+        if module.error is not None:
+            raise module.error
+        return iter(module.rows)
+
+    module.error, module.rows = None, []
+    module.load_dataset = load_dataset
+    monkeypatch.setitem(sys.modules, "datasets", module)
+    return module
+
+
+def test_a_dataset_streams(fake_datasets):
+    fake_datasets.rows = [{"body": "one"}, {"body": ""}, {"body": None}, {"body": "two"}]
+    documents = list(read_documents("hf:a/b:c:test", text_field="body"))
+    assert documents == [Document("a/b:c:test:0", "one"), Document("a/b:c:test:3", "two")]
+    assert fake_datasets.calls == [("a/b", "c", "test", True)]
+
+
+def test_a_dataset_that_cannot_be_read(fake_datasets, monkeypatch):
+    fake_datasets.rows = [{"body": "one"}]
+    assert "no column 'text' (columns: 'body')" in failure("hf:a/b")
+    fake_datasets.rows = [{"text": 1}]
+    assert "row 0" in failure("hf:a/b")
+    fake_datasets.error = ConnectionError("the hub is\nnot there")
+    assert "ConnectionError: the hub is not there" in failure("hf:a/b")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert "pip install 'wakeful[datasets]'" in failure("hf:a/b")
+
+
+DOCUMENTS = st.lists(st.builds(Document, st.text(), st.text()), max_size=5)
+
+
+@settings(deadline=None)
+@given(DOCUMENTS, DOCUMENTS)
+def test_the_hash_tells_corpora_apart(ours, theirs):
+    assert (documents_hash(ours) == documents_hash(theirs)) == (ours == theirs)
+    hasher = DocumentsHasher()
+    for document in ours:
+        hasher.update(document)
+    assert hasher.hexdigest() == documents_hash(iter(ours))
+
+
+def test_the_manifest_follows_the_files(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("one")
+    first = source_manifest(str(path))
+    assert source_manifest(str(path)) == first
+    path.write_text("other")
+    assert source_manifest(str(path)) != first
+    assert source_manifest("hf:a/b") != source_manifest("hf:a/c")

@@ -1,0 +1,217 @@
+"""The tokenizer: any text survives, special tokens never come from the data."""
+
+import hashlib
+import json
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import decoders, models, pre_tokenizers
+
+from wakeful.data import tokenizer as tokenizer_module
+from wakeful.data.tokenizer import END_OF_TEXT, StreamDecoder, Tokenizer
+from wakeful.errors import WakefulError
+
+TEXTS = [
+    "the quick brown fox\n  jumps over the lazy dog, naïve façade 日本語 😀" * 3,
+    "def f(x):\n",
+]
+UNICODE = st.text(st.characters(exclude_categories=["Cs"]))
+PROSE = st.text(st.sampled_from("ab é\n\t  \x1c\u3000.日😀<|>endoftx"), max_size=80)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.train(TEXTS, 400)
+
+
+def byte_fallback():
+    """A small tokenizer of Llama 2's kind: spaces as ▁, unknown characters byte by byte."""
+    vocabulary = {"<unk>": 0, "</s>": 1, "▁": 2, "a": 3, "b": 4, "▁a": 5}
+    vocabulary |= {f"<0x{byte:02X}>": 6 + byte for byte in range(256)}
+    inner = tokenizers.Tokenizer(
+        models.BPE(vocabulary, [("▁", "a")], unk_token="<unk>", byte_fallback=True)
+    )
+    inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    inner.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return Tokenizer(inner, end_of_text="</s>")
+
+
+def test_training_is_deterministic_and_in_no_order(tokenizer):
+    again = Tokenizer.train(reversed(TEXTS), 400)
+    assert again.fingerprint == tokenizer.fingerprint
+    assert tokenizer.end_of_text == 0
+    assert 257 < tokenizer.vocab_size <= 400
+
+
+def test_the_smallest_vocabulary_is_the_bytes():
+    tokenizer = Tokenizer.train(TEXTS, 257)
+    assert tokenizer.vocab_size == 257
+    assert len(tokenizer.encode("日本")) == 6
+    with pytest.raises(WakefulError, match="at least 257"):
+        Tokenizer.train(TEXTS, 256)
+
+
+@settings(deadline=None)
+@given(UNICODE | PROSE)
+def test_any_text_comes_back(tokenizer, text):
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.decode(ids, special=True) == text
+    assert all(0 < i < tokenizer.vocab_size for i in ids)
+
+
+@settings(deadline=None)
+@given(st.lists(PROSE, max_size=4))
+def test_a_batch_is_its_texts(tokenizer, texts):
+    assert tokenizer.encode_batch(texts) == [tokenizer.encode(text) for text in texts]
+
+
+@settings(deadline=None)
+@given(st.lists(PROSE, max_size=4), st.integers(1, 20))
+def test_long_texts_are_encoded_in_pieces_without_a_trace(tokenizer, texts, size):
+    expected = tokenizer.encode_batch(texts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenizer_module, "PIECE_CHARACTERS", size)
+        assert tokenizer.encode_batch(texts) == expected
+
+
+def test_text_without_a_place_to_cut(tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer_module, "PIECE_CHARACTERS", 10)
+    for text in ["x" * 100, " " * 100, "日" * 50]:
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize("text", [END_OF_TEXT, f"a{END_OF_TEXT}b {END_OF_TEXT * 3}"])
+def test_the_spelling_of_the_special_token_is_ordinary_text(tokenizer, text):
+    ids = tokenizer.encode(text)
+    assert tokenizer.end_of_text not in ids
+    assert tokenizer.decode(ids) == text
+
+
+def test_a_special_token_in_training_texts_stays_text():
+    tokenizer = Tokenizer.train([f"a{END_OF_TEXT}b "] * 50, 300)
+    assert tokenizer.end_of_text not in tokenizer.encode(f"a{END_OF_TEXT}b")
+
+
+def test_a_special_token_that_is_in_the_vocabulary_as_text_too():
+    pieces = [("<unk>", 0.0), ("</s>", 0.0), ("<", -3.0), ("/", -3.0), ("s", -3.0), (">", -3.0)]
+    inner = tokenizers.Tokenizer(models.Unigram([*pieces, ("a", -3.0)], unk_id=0))
+    tokenizer = Tokenizer(inner, end_of_text="</s>")
+    ids = tokenizer.encode("a</s>a</s></s>")
+    assert tokenizer.end_of_text not in ids
+    assert ids == [6, 2, 3, 4, 5, 6, 2, 3, 4, 5, 2, 3, 4, 5]
+
+
+def test_special_tokens_are_left_out_of_text_unless_wanted(tokenizer):
+    ids = [*tokenizer.encode("fox"), tokenizer.end_of_text]
+    assert tokenizer.decode(ids) == "fox"
+    assert tokenizer.decode(ids, special=True) == "fox" + END_OF_TEXT
+
+
+def test_half_a_character_is_refused(tokenizer):
+    with pytest.raises(WakefulError, match="surrogate"):
+        tokenizer.encode("\ud800")
+
+
+@settings(deadline=None)
+@given(data=st.data(), special=st.booleans())
+def test_streamed_text_is_decoded_text_for_any_ids(tokenizer, data, special):
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=40))
+    decoder = StreamDecoder(tokenizer, special=special)
+    pieces = [decoder.push(i) for i in ids]
+    assert "".join(pieces) + decoder.flush() == tokenizer.decode(ids, special=special)
+    assert decoder.flush() == ""
+
+
+@settings(deadline=None)
+@given(UNICODE)
+def test_a_stream_never_holds_half_a_character(tokenizer, text):
+    decoder, sent = StreamDecoder(tokenizer), ""
+    for i in tokenizer.encode(text):
+        sent += decoder.push(i)
+        assert text.startswith(sent)
+    assert sent == text
+
+
+@settings(deadline=None)
+@given(st.text(st.sampled_from("ab é日😀\ufffd"), max_size=30))
+def test_streams_of_tokenizers_with_other_decoders(text):
+    tokenizer = byte_fallback()
+    ids = tokenizer.encode(text)
+    decoder = StreamDecoder(tokenizer)
+    sent = "".join(decoder.push(i) for i in ids) + decoder.flush()
+    assert sent == tokenizer.decode(ids)
+
+
+def test_save_and_load(tokenizer, tmp_path):
+    tokenizer.save(tmp_path / "folder")
+    data = (tmp_path / "folder" / "tokenizer.json").read_bytes()
+    assert hashlib.sha256(data).hexdigest() == tokenizer.fingerprint
+    for path in [tmp_path / "folder", tmp_path / "folder" / "tokenizer.json"]:
+        again = Tokenizer.load(path)
+        assert again.fingerprint == tokenizer.fingerprint
+        assert again.encode(f"fox {END_OF_TEXT}") == tokenizer.encode(f"fox {END_OF_TEXT}")
+    tokenizer.save(tmp_path / "one.json")
+    assert Tokenizer.load(tmp_path / "one.json").fingerprint == tokenizer.fingerprint
+
+
+@pytest.mark.parametrize("eos", ["</s>", {"content": "</s>", "lstrip": False}])
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json"])
+def test_a_hugging_face_folder_names_its_end_of_text(tmp_path, eos, name):
+    inner = byte_fallback().inner
+    inner.enable_truncation(2)
+    inner.enable_padding(length=9)
+    inner.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / name).write_text(json.dumps({"eos_token": eos}))
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.end_of_text == 1
+    assert tokenizer.vocab_size == 262
+    assert len(tokenizer.encode("ababab")) == 6  # neither truncated nor padded
+    assert tokenizer.decode(tokenizer.encode("ab </s> 日")) == "ab </s> 日"
+
+
+def test_an_end_of_text_that_its_file_calls_ordinary_is_special_all_the_same(tmp_path):
+    inner = Tokenizer.train(TEXTS, 300).inner
+    inner.add_tokens([tokenizers.AddedToken("<stop>", special=False)])
+    inner.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<stop>"}')
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.end_of_text == inner.token_to_id("<stop>")
+    assert tokenizer.end_of_text in tokenizer.special_tokens
+    ids = tokenizer.encode("a <stop> b")
+    assert tokenizer.end_of_text not in ids
+    assert tokenizer.decode(ids) == "a <stop> b"
+
+
+def test_transformers_reads_what_we_save(tokenizer, tmp_path):
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer.save(tmp_path)
+    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    assert theirs.eos_token_id == tokenizer.end_of_text
+    assert theirs("the fox")["input_ids"] == tokenizer.encode("the fox")
+
+
+def test_what_cannot_be_loaded(tmp_path):
+    def failure():
+        with pytest.raises(WakefulError) as caught:
+            Tokenizer.load(tmp_path)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    assert "no tokenizer at" in failure()
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert "is no tokenizer.json" in failure()
+    byte_fallback().inner.save(str(tmp_path / "tokenizer.json"))
+    assert "has no token '<|endoftext|>'" in failure()
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    assert "is not JSON" in failure()
