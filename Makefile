@@ -1,0 +1,47 @@
+# `make demo` and `make test` do all the set-up themselves: Python 3.11 or later and make are enough.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+STAMP = $(VENV)/.installed
+
+.PHONY: help setup demo test test-slow lint format bench clean
+
+help:
+	@echo "make demo       train four small twins and write the report that compares them"
+	@echo "make test       run the test suite"
+	@echo "make test-slow  run the tests that take minutes"
+	@echo "make lint       check style and types"
+	@echo "make format     format the code"
+	@echo "make bench      measure speed and memory as ratios against the field"
+	@echo "make clean      remove the virtual environment and caches"
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt tools/install.py
+	$(PYTHON) tools/install.py $(VENV)
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/wakeful demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -m slow
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --requirement benchmarks/requirements.txt
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
