@@ -159,7 +159,7 @@ def sink_attention(
         lse = lse.masked_fill(blind, -math.inf)
         out = out.masked_fill(blind.unsqueeze(-1), 0.0)
     total = torch.logaddexp(lse, sink.to(lse.dtype).view(1, -1, 1))
-    out = out * torch.exp(lse - total).unsqueeze(-1).to(out.dtype)
+    out.mul_(torch.exp(lse - total).unsqueeze(-1).to(out.dtype))  # the kernel's own, fresh tensor
     return out.transpose(1, 2).contiguous(), total.contiguous()
 
 
@@ -217,7 +217,7 @@ def _backward(ctx, grad, *_):
     )
     grad_sink = None
     if ctx.needs_input_grad[3]:
-        inner = (grad * out).sum(-1, dtype=lse.dtype).transpose(1, 2)
+        inner = torch.linalg.vecdot(grad.to(lse.dtype), out.to(lse.dtype)).transpose(1, 2)
         share = torch.exp(sink.to(lse.dtype).view(1, -1, 1) - lse)
         grad_sink = -(share * inner).sum((0, 2)).to(sink.dtype)
     return grad_q, grad_k, grad_v, grad_sink, None, None, None

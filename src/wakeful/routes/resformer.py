@@ -65,7 +65,7 @@ class ResFormer(ValueRoute):
         if self.mode == "learnable":
             self.weights = nn.Parameter(torch.tensor([self.init] * len(self.layers)))
         elif self.mode == "plus":
-            self.total = nn.Parameter(torch.tensor(float(shape.num_layers)))
+            self.total = nn.Parameter(torch.tensor([float(shape.num_layers)]))
             self.share = nn.Parameter(torch.zeros(len(self.layers)))
 
     def reads(self, layer: int) -> frozenset[Read]:

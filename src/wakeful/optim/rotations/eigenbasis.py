@@ -1,0 +1,78 @@
+"""The eigenbasis of the gradients' covariance, the modern comparison: a basis that is learnt."""
+
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from wakeful.errors import WakefulError
+from wakeful.optim.rotations.base import Learned
+
+
+class Eigenbasis(Learned):
+    """Q's rows are the eigenvectors of C ← β C + (1 − β) gᵀ g, refreshed every few steps.
+
+    SOAP (Improving and Stabilizing Shampoo using Adam, 2024, Algorithm 3) on the rotated side. At
+    the first gradient Q comes from a full decomposition; afterwards every ``every`` steps from one
+    orthogonal iteration, the QR of C Qᵀ, with R's diagonal made positive so that each vector stays
+    near the one before. The first moment is carried to the new basis exactly and the second is
+    kept, as in SOAP. Deviations: the first step is taken, not skipped, and vectors are not sorted
+    again.
+
+    It holds two n × n matrices a weight, and both are state: no seed gives them again. Options:
+    ``beta`` in [0, 1), default 0.95, and ``every`` in steps, default 10.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        generator: torch.Generator,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        beta: float = 0.95,
+        every: int = 10,
+    ) -> None:
+        del generator
+        if not 0 <= beta < 1:
+            raise WakefulError(f"beta={beta} of the eigenbasis rotation must be in [0, 1)")
+        if every < 1:
+            raise WakefulError(f"every={every} of the eigenbasis rotation must be at least 1")
+        self.beta = beta
+        self.every = every
+        self.basis = torch.eye(width, device=device, dtype=dtype)
+        self.covariance = torch.zeros(width, width, device=device, dtype=dtype)
+        self.seen = torch.zeros((), dtype=torch.float32)
+
+    def into(self, grad: Float[Tensor, "R n"]) -> Float[Tensor, "R n"]:
+        return grad @ self.basis.mT
+
+    def back(self, step: Float[Tensor, "R n"]) -> Float[Tensor, "R n"]:
+        return step @ self.basis
+
+    def learn(self, grad: Float[Tensor, "R n"]) -> Float[Tensor, "n n"] | None:
+        first = self.seen.item() == 0
+        self.seen += 1
+        self.covariance.lerp_(grad.mT @ grad, 1.0 if first else 1 - self.beta)
+        if first:
+            vectors = torch.linalg.eigh(self.covariance).eigenvectors.flip(-1)
+        elif self.seen.item() % self.every == 0:
+            vectors, r = torch.linalg.qr(self.covariance @ self.basis.mT)
+            vectors = vectors * torch.where(r.diagonal() < 0, -1.0, 1.0).to(r.dtype)
+        else:
+            return None
+        change = self.basis @ vectors
+        self.basis.copy_(vectors.mT)
+        return change
+
+    def state(self) -> dict[str, Tensor]:
+        return {"basis": self.basis, "covariance": self.covariance, "seen": self.seen}
+
+    @staticmethod
+    def memory(width: int, itemsize: int, options: Mapping[str, int | float]) -> int:
+        return 2 * width * width * itemsize
+
+    @staticmethod
+    def making_memory(width: int, itemsize: int) -> int:
+        return 4 * width * width * itemsize

@@ -1,0 +1,93 @@
+"""Sharded parameters (DTensor: FSDP2, tensor parallel): each rank rotates whole rows of its own.
+
+A rotation needs its axis whole on every rank. A weight sharded along that axis is resharded along
+the other one for the step, gradient in and weight out, and its moments stay sharded that way.
+"""
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import Placement
+
+from wakeful.errors import WakefulError
+
+Layout = tuple[Placement, ...] | None
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether the tensor is a DTensor, of which a rank holds a part."""
+    return isinstance(tensor, DTensor)
+
+
+def layout_for(parameter: Tensor, axes: tuple[int, ...]) -> Layout:
+    """How a parameter must lie over the ranks for its step; None for a whole tensor.
+
+    Its own placements where no rotated axis is cut, the other axis cut where one is, and
+    whole on every rank where both are rotated.
+    """
+    if not isinstance(parameter, DTensor):
+        return None
+    layout: list[Placement] = []
+    for placement in parameter.placements:
+        if isinstance(placement, Partial):
+            raise WakefulError("a parameter that is a partial sum over ranks has no step")
+        cut = isinstance(placement, Shard) and placement.dim % parameter.dim() in axes
+        if cut and len(axes) == 1:
+            layout.append(Shard(1 - axes[0]))
+        else:
+            layout.append(Replicate() if cut else placement)
+    return tuple(layout)
+
+
+def local_part(tensor: Tensor, layout: Layout) -> Tensor:
+    """This rank's part in that layout: the tensor's own storage where it already lies so."""
+    if isinstance(tensor, DTensor):
+        return tensor.redistribute(placements=layout).to_local()
+    return tensor
+
+
+def write_back(parameter: Tensor, part: Tensor, layout: Layout) -> None:
+    """Writes a part computed in ``layout`` into the parameter, where that is another layout."""
+    if isinstance(parameter, DTensor) and parameter.placements != layout:
+        moved = DTensor.from_local(
+            part.contiguous(),
+            parameter.device_mesh,
+            layout,
+            run_check=False,
+            shape=parameter.shape,
+            stride=parameter.stride(),
+        )
+        parameter.to_local().copy_(moved.redistribute(placements=parameter.placements).to_local())
+
+
+def zeros(parameter: Tensor, layout: Layout, dtype: torch.dtype, turned: bool) -> Tensor:
+    """Zeros of the parameter's shape in that layout; with ``turned`` column by column."""
+    part = local_part(parameter, layout)
+    shape = part.shape[::-1] if turned else part.shape
+    made = torch.zeros(shape, dtype=dtype, device=part.device)
+    made = made.mT if turned else made
+    if not isinstance(parameter, DTensor):
+        return made
+    return DTensor.from_local(
+        made,
+        parameter.device_mesh,
+        layout,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
+def fill(moment: Tensor, saved: Tensor) -> Tensor:
+    """Copies a saved moment, whole or sharded in any way, into this one; returns it."""
+    if not isinstance(moment, DTensor):
+        return moment.copy_(saved.full_tensor() if isinstance(saved, DTensor) else saved)
+    if not isinstance(saved, DTensor):
+        saved = distribute_tensor(saved, moment.device_mesh, moment.placements)
+    moment.to_local().copy_(local_part(saved, moment.placements))
+    return moment
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The whole tensor, on every rank."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

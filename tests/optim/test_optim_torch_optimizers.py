@@ -1,0 +1,133 @@
+"""One name for every optimiser, and the groups that decay."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from wakeful.errors import WakefulError
+from wakeful.optim.groups import decay_groups, is_embedding, is_head
+from wakeful.optim.orthoadam import OrthoAdam
+from wakeful.optim.sides import Rule
+from wakeful.optim.torch_optimizers import BUILDERS, build_optimizer
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "adamw": {"lr": 1e-2},
+    "orthoadam": {
+        "lr": 1e-2,
+        "rotation": "haar",
+        "rules": (Rule(r"(embed|hidden|head)\.weight", 1),),
+    },
+    "rmsprop": {"lr": 1e-2, "alpha": 0.9},
+    "sgd": {"lr": 1e-1},
+    "sgd_momentum": {"lr": 1e-1, "momentum": 0.8},
+    "muon": {"lr": 1e-2},
+}
+
+
+class Tiny(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(7, 4)
+        self.hidden = nn.Linear(4, 4)
+        self.norm = nn.RMSNorm(4)
+        self.head = nn.Linear(4, 7, bias=False)
+
+    def loss(self) -> torch.Tensor:
+        tokens = torch.arange(7)
+        x = self.embed(tokens)
+        logits = self.head(self.norm(x + self.hidden(x)))
+        return nn.functional.cross_entropy(logits, tokens.roll(1))
+
+
+def step(model: Tiny, optimizer: torch.optim.Optimizer, number: int) -> float:
+    loss = model.loss()
+    for _ in range(number):
+        optimizer.zero_grad()
+        loss = model.loss()
+        loss.backward()
+        optimizer.step()
+    return loss.item()
+
+
+def test_the_options_cover_the_names() -> None:
+    assert set(OPTIONS) == set(BUILDERS)
+
+
+@pytest.mark.parametrize("name", list(BUILDERS))
+def test_each_learns_under_a_schedule_and_goes_on_from_a_checkpoint(name: str) -> None:
+    model = Tiny()
+    optimizer = build_optimizer(name, model.named_parameters(), **OPTIONS[name])
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 1 / (1 + t / 50))
+    before = model.loss().item()
+    step(model, optimizer, 10)
+    scheduler.step()
+    assert model.loss().item() < before
+    assert {g["lr"] for g in optimizer.param_groups} == {OPTIONS[name]["lr"] / 1.02}
+    again = Tiny()
+    again.load_state_dict(model.state_dict())
+    optimizer2 = build_optimizer(name, again.named_parameters(), **OPTIONS[name])
+    optimizer2.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert step(model, optimizer, 5) == step(again, optimizer2, 5)
+
+
+def test_adamw_is_fused_and_plain_values_reach_torch() -> None:
+    adamw = build_optimizer("adamw", Tiny().named_parameters(), betas=(0.9, 0.95), eps=1e-6)
+    assert adamw.defaults["fused"] is True
+    assert adamw.defaults["betas"] == (0.9, 0.95)
+    assert build_optimizer("sgd", Tiny().named_parameters()).defaults["momentum"] == 0
+    assert isinstance(
+        build_optimizer("orthoadam", Tiny().named_parameters(), **OPTIONS["orthoadam"]), OrthoAdam
+    )
+
+
+def test_muon_takes_hidden_matrices_only() -> None:
+    model = Tiny()
+    optimizer = build_optimizer("muon", model.named_parameters(), lr=1e-2)
+    step(model, optimizer, 1)
+    assert set(optimizer.state[model.hidden.weight]) == {"momentum_buffer"}
+    for p in (model.embed.weight, model.head.weight, model.norm.weight, model.hidden.bias):
+        assert "exp_avg" in optimizer.state[p]
+
+
+def test_refusals() -> None:
+    with pytest.raises(WakefulError, match="optimizer='lion' is not one of adamw, orthoadam"):
+        build_optimizer("lion", Tiny().named_parameters())
+    with pytest.raises(WakefulError, match="sgd has no option 'momentum'; it takes lr"):
+        build_optimizer("sgd", Tiny().named_parameters(), momentum=0.9)
+    with pytest.raises(WakefulError, match="momentum=0"):
+        build_optimizer("sgd_momentum", Tiny().named_parameters(), momentum=0.0)
+    with pytest.raises(WakefulError, match="adamw: Invalid learning rate"):
+        build_optimizer("adamw", Tiny().named_parameters(), lr=-1.0)
+    with pytest.raises(WakefulError, match="no hidden matrix"):
+        build_optimizer("muon", [("bias", nn.Parameter(torch.zeros(3)))])
+    with pytest.raises(WakefulError, match="no parameter"):
+        build_optimizer("adamw", [])
+
+
+def test_groups() -> None:
+    model = Tiny()
+    decayed, kept = decay_groups(model.named_parameters(), weight_decay=0.1)
+    assert [n for n, _ in decayed["params"]] == ["embed.weight", "hidden.weight", "head.weight"]
+    assert [n for n, _ in kept["params"]] == ["hidden.bias", "norm.weight"]
+    assert (decayed["weight_decay"], kept["weight_decay"]) == (0.1, 0.0)
+    decayed, kept = decay_groups(model.named_parameters(), weight_decay=0.1, decay_embeddings=False)
+    assert [n for n, _ in decayed["params"]] == ["hidden.weight", "head.weight"]
+    assert "embed.weight" in [n for n, _ in kept["params"]]
+    mixing = [("route.weights", model.hidden.weight), ("w", model.head.weight)]
+    assert [g["weight_decay"] for g in decay_groups(mixing, weight_decay=0.1)] == [0.1, 0.0]
+    assert len(decay_groups([("w", model.hidden.weight)], weight_decay=0.1)) == 1
+    with pytest.raises(WakefulError, match="a and b are one parameter"):
+        decay_groups([("a", model.hidden.weight), ("b", model.hidden.weight)], weight_decay=0.1)
+
+
+def test_names_of_embeddings_and_heads() -> None:
+    for name in ("embed.weight", "model.embed_tokens.weight", "transformer.wpe.weight"):
+        assert is_embedding(name)
+        assert not is_head(name)
+    assert is_head("lm_head.weight")
+    assert is_head("decoder.head.weight")
+    assert not is_head("blocks.0.attention.heads.weight")
