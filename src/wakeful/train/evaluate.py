@@ -8,6 +8,7 @@ import torch
 from wakeful.data.order import ValidationWindows
 from wakeful.model.decoder import Decoder
 from wakeful.model.loss import IGNORED
+from wakeful.statistics import Estimate, ratio_and_error
 
 
 @torch.no_grad()
@@ -35,17 +36,7 @@ def evaluate(
     return pl.DataFrame({"window": range(len(losses)), "loss": losses, "tokens": tokens})
 
 
-def mean_loss(windows: pl.DataFrame) -> tuple[float, float]:
-    """Return Σ nll / Σ tokens over windows and its standard error, in nats a token.
-
-    The standard error is that of a ratio estimator whose clusters are the windows: tokens of one
-    window are not independent, windows nearly are.
-    """
-    loss, tokens = windows["loss"].to_numpy(), windows["tokens"].to_numpy()
-    total = float(tokens.sum())
-    mean = float((loss * tokens).sum() / total)
-    count = len(loss)
-    if count < 2:
-        return mean, float("nan")
-    residuals = tokens * (loss - mean)
-    return mean, float((count / (count - 1) * (residuals**2).sum()) ** 0.5 / total)
+def mean_loss(windows: pl.DataFrame) -> Estimate:
+    """Return Σ nll / Σ tokens over windows and its standard error, in nats a token."""
+    tokens = windows["tokens"].to_numpy()
+    return ratio_and_error(windows["loss"].to_numpy() * tokens, tokens)

@@ -1,0 +1,29 @@
+"""The summary table on the terminal."""
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from wakeful.report.tables import Comparison, summary_table
+from wakeful.report.verdict import caveat, verdicts
+from wakeful.statistics import with_error
+
+
+def render_terminal(comparison: Comparison) -> RenderableType:
+    """Return the verdicts and the summary table, ready to print."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("variant", no_wrap=True)
+    for column in ("loss", "difference", "parameters", "B/token", "tokens/s"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in summary_table(comparison).iter_rows(named=True):
+        baseline = row["variant"] == comparison.baseline
+        table.add_row(
+            Text(row["variant"]),
+            with_error(row["loss"], row["loss_error"]),
+            "baseline" if baseline else with_error(row["difference"], row["difference_error"], "+"),
+            f"{row['parameters']:,}",
+            f"{row['cache_bytes']:,}",
+            f"{row['tokens_per_second']:,.0f}",
+        )
+    lines = [Text(sentence) for sentence in verdicts(comparison)]
+    return Group(Text(), *lines, Text(caveat(comparison), style="dim"), Text(), table, Text())
