@@ -11,11 +11,17 @@ import importlib
 import inspect
 import pkgutil
 import re
+import types
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from wakeful.errors import WakefulError
+
+_LONGEST = 2_000
+"""Characters of an expression; it is a name and a few options."""
+_LARGEST = 100_000
+"""Bound of a range; it counts layers."""
 
 
 class Variant:
@@ -96,6 +102,11 @@ def build(folder: str, expression: str) -> Any:
     Raises:
         WakefulError: the expression does not parse, or names an unknown variant or option.
     """
+    if len(expression) > _LONGEST:
+        raise WakefulError(
+            f"{folder} expression of {len(expression)} characters, {expression[:40]!r}...: "
+            f"at most {_LONGEST} are read"
+        )
     try:
         tree = ast.parse(expression.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -103,7 +114,10 @@ def build(folder: str, expression: str) -> Any:
             f"{folder} expression {expression!r} does not parse ({error}); "
             f"write a name or a call such as {next(iter(variants(folder)))!r}"
         ) from None
-    return _build(folder, tree, expression)
+    try:
+        return _build(folder, tree, expression)
+    except RecursionError:
+        raise WakefulError(f"{folder} expression {expression!r} is nested too deeply") from None
 
 
 def _build(folder: str, node: ast.expr, expression: str) -> Any:
@@ -130,6 +144,8 @@ def _build(folder: str, node: ast.expr, expression: str) -> Any:
                 f"{node.func.id} has no option {keyword.arg!r}{nearest(str(keyword.arg), options)};"
                 f" {allowed}"
             )
+        if keyword.arg in keywords:
+            raise WakefulError(f"{node.func.id}: {keyword.arg} is given twice in {expression!r}")
         keywords[keyword.arg] = _value(folder, keyword.value, expression)
     _check_types(kind, keywords)
     try:
@@ -144,6 +160,10 @@ def _value(folder: str, node: ast.expr, expression: str) -> Any:
         bounds = [_value(folder, argument, expression) for argument in node.args]
         if not 1 <= len(bounds) <= 3 or not all(type(bound) is int for bound in bounds):
             raise WakefulError(f"range takes one to three integers, not {ast.unparse(node)!r}")
+        if bounds[2:] == [0] or any(abs(bound) > _LARGEST for bound in bounds):
+            raise WakefulError(
+                f"range takes bounds up to {_LARGEST} and no step of 0, not {ast.unparse(node)!r}"
+            )
         return range(*bounds)
     if isinstance(node, ast.Name | ast.Call):
         return _build(folder, node, expression)
@@ -159,12 +179,32 @@ def _check_types(kind: type[Variant], keywords: dict[str, Any]) -> None:
     hints = get_type_hints(kind.__init__)
     for name, value in keywords.items():
         expected = hints.get(name)
-        if expected is float and type(value) is int:
+        if not _fits(value, expected):
+            named = expected.__name__ if isinstance(expected, type) else str(expected)
+            raise WakefulError(f"{variant_name(kind)}: {name} must be {named}, got {value!r}")
+        if expected is float:
             keywords[name] = float(value)
-        elif isinstance(expected, type) and type(value) is not expected:
-            raise WakefulError(
-                f"{variant_name(kind)}: {name} must be {expected.__name__}, got {value!r}"
-            )
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Tell whether a value has the type of an option; choices are the constructor's to name."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, one) for one in inner)
+    if origin is list:
+        return type(value) is list and all(_fits(item, inner[0]) for item in value)
+    if origin is tuple:
+        items = inner[:1] * len(value) if inner[-1] is Ellipsis and type(value) is tuple else inner
+        return (
+            type(value) is tuple
+            and len(value) == len(items)
+            and all(_fits(item, one) for item, one in zip(value, items, strict=True))
+        )
+    if hint is float:
+        return type(value) in (int, float)
+    if isinstance(hint, type):
+        return isinstance(value, hint) and (type(value) is not bool or hint is bool)
+    return True
 
 
 def _options(kind: type[Variant]) -> dict[str, inspect.Parameter]:

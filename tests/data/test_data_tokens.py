@@ -382,6 +382,7 @@ def test_pickles_are_never_opened(source, tmp_path):
         PreparedData.open(folder)
 
 
+@pytest.mark.usefixtures("as_users_run_it")
 def test_no_such_split(source, tmp_path):
     folder = prepare(source, tmp_path / "d", vocab_size=300).folder
     with pytest.raises(WakefulError, match="no split 'test'"):

@@ -1,5 +1,6 @@
 """Cross-entropy of the head's logits."""
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -16,7 +17,9 @@ def linear_cross_entropy(
     reduction: str = "mean",
 ) -> Tensor:
     """Return −log softmax(W h)_target in nats: its mean or sum over counted targets, or (B, L)."""
-    logits = F.linear(hidden, weight).float()
+    logits = F.linear(hidden, weight)
+    if logits.dtype != torch.float64:
+        logits = logits.float()
     loss = F.cross_entropy(
         logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction=reduction
     )

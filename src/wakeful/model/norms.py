@@ -5,6 +5,7 @@ from typing import Literal, assert_never
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 NormName = Literal["layernorm", "rmsnorm", "rmsnorm_single"]
 
@@ -25,9 +26,37 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(1 if single else width))
 
     def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight.to(x.dtype)
+        if x.device.type == "cpu":
+            return _RMSNorm.apply(x, weight, self.eps)
         if self.single:
-            return F.rms_norm(x, (self.width,), None, self.eps) * self.weight.to(x.dtype)
-        return F.rms_norm(x, (self.width,), self.weight.to(x.dtype), self.eps)
+            return F.rms_norm(x, (self.width,), None, self.eps) * weight
+        return F.rms_norm(x, (self.width,), weight, self.eps)
+
+
+class _RMSNorm(torch.autograd.Function):
+    """RMSNorm on the CPU, where torch has no fused kernel: half the passes over memory.
+
+    With r = 1/√(mean x² + ε), n = x r and ḡ = dy · γ: dx = r (ḡ − n · mean(ḡ n)), dγ = Σ dy · n.
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, eps: float) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        exact = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+        square = torch.linalg.vecdot(exact, exact)
+        inverse = square.div_(x.shape[-1]).add_(eps).rsqrt_().unsqueeze(-1).to(x.dtype)
+        ctx.save_for_backward(x, inverse, weight)
+        return (x * inverse).mul_(weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, inverse, weight = ctx.saved_tensors
+        normed = x * inverse
+        grad_weight = (grad * normed).flatten(0, -2).sum(0).sum_to_size(weight.shape)
+        scaled = grad * weight
+        inner = torch.linalg.vecdot(scaled, normed).div_(-x.shape[-1]).unsqueeze(-1)
+        return scaled.addcmul_(normed, inner).mul_(inverse), grad_weight, None
 
 
 def make_norm(name: NormName, width: int, *, eps: float, bias: bool) -> nn.Module:

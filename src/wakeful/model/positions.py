@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 PositionName = Literal["rotary", "learned", "none"]
 Rotation = tuple[Float[Tensor, "*B L 1 half"], Float[Tensor, "*B L 1 half"]]
@@ -37,5 +38,30 @@ class Rotary(nn.Module):
 def rotate(heads: Float[Tensor, "B L N d"], rotation: Rotation) -> Float[Tensor, "B L N d"]:
     """Turn each head's channel pairs by its token's angles."""
     cos, sin = (part.to(heads.dtype) for part in rotation)
+    return _Rotate.apply(heads, cos, sin)
+
+
+class _Rotate(torch.autograd.Function):
+    """The turn, and the turn back for its gradient, without the copies that slicing would keep."""
+
+    @staticmethod
+    def forward(ctx, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.save_for_backward(cos, sin)
+        return _turned(heads, cos, sin, 1.0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        cos, sin = ctx.saved_tensors
+        return _turned(grad, cos, sin, -1.0), None, None
+
+
+def _turned(heads: Tensor, cos: Tensor, sin: Tensor, direction: float) -> Tensor:
     first, second = heads.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    return torch.cat(
+        [
+            torch.addcmul(first * cos, second, sin, value=-direction),
+            torch.addcmul(second * cos, first, sin, value=direction),
+        ],
+        dim=-1,
+    )

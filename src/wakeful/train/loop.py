@@ -134,13 +134,13 @@ def _steps(
             group["lr"] = lr
 
         batch = batches.batch(step)
-        total = torch.zeros((), device=device)
+        part_losses: list[torch.Tensor] = []
         for part in batch.to(device, non_blocking=True).split(micro):
             with mixed:
                 part_loss = loss_of(part[:, :-1], part[:, 1:]) / parts
             part_loss.backward()
-            total += part_loss.detach()
-        loss = total.item()
+            part_losses.append(part_loss.detach())
+        loss = torch.stack(part_losses).sum().item()
         norm = torch.nn.utils.clip_grad_norm_(parameters, optim.clip or math.inf).item()
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise WakefulError(_not_finite(run, batches, step, loss, norm))

@@ -2,8 +2,8 @@
 
 import contextlib
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Protocol
 
 from rich.console import Console
 from rich.progress import (
@@ -19,20 +19,23 @@ from rich.progress import (
 _SECONDS_BETWEEN_LINES = 10.0
 
 
-class Display(Protocol):
+class Display(ABC):
     """What the loop tells while it works."""
 
+    @abstractmethod
     def step(self, done: int, total: int, loss: float, tokens_per_second: float) -> None:
         """Report a finished training step."""
 
+    @abstractmethod
     def note(self, text: str) -> None:
         """Say one line."""
 
+    @abstractmethod
     def stage(self, name: str, done: int, total: int | None) -> None:
         """Report work other than training, such as preparing data."""
 
 
-class Silent:
+class Silent(Display):
     """Says nothing."""
 
     def step(self, done: int, total: int, loss: float, tokens_per_second: float) -> None: ...
@@ -42,7 +45,7 @@ class Silent:
     def stage(self, name: str, done: int, total: int | None) -> None: ...
 
 
-class Bars:
+class Bars(Display):
     """A rich progress bar with loss, tokens a second and time left."""
 
     def __init__(self, console: Console, progress: Progress, name: str) -> None:
@@ -67,7 +70,7 @@ class Bars:
         return self._tasks[name]
 
 
-class Lines:
+class Lines(Display):
     """One line every few seconds, for logs."""
 
     def __init__(self, console: Console, name: str) -> None:

@@ -1,0 +1,142 @@
+"""softmax-1 for the models that ship with Transformers.
+
+    import wakeful.hf                                   # makes the name known, see `register`
+    AutoModelForCausalLM.from_pretrained(name, attn_implementation="wakeful_softmax1")
+
+Every weight of an attention row becomes e^{x_i} / (1 + Σ_j e^{x_j}) (From Attention to Activation,
+eq. 1), in training and in generation, with the kernels of `wakeful.model.attend`.
+
+Shapes: B batch, L queries, S keys, H query heads, G key/value heads, d head width.
+"""
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import sdpa_mask
+
+from wakeful.errors import WakefulError
+from wakeful.model.attend import attend, sink_attention
+
+NAME = "wakeful_softmax1"
+"""What to write for `attn_implementation`."""
+
+_UNSUPPORTED = {
+    "softcap": "caps its attention logits",
+    "s_aux": "has attention sinks of its own",
+    "sinks": "has attention sinks of its own",
+    "position_bias": "adds a position bias to its attention logits",
+    "head_mask": "got a head mask",
+    "layer_head_mask": "got a head mask",
+    "cache": "got a paged cache",
+}
+_HIDDEN = -1e9
+"""An additive mask at or below this hides a pair; float16 has no such number, so its least does."""
+
+
+def register() -> None:
+    """Add `NAME` to Transformers' public registries of attention and mask functions.
+
+    No model changes until it is asked for by name. `import wakeful.hf` calls this, so that the name
+    is known wherever it could be written; calling it again changes nothing.
+    """
+    AttentionInterface.register(NAME, softmax1_attention)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+def check_softmax1(model: PreTrainedModel) -> None:
+    """Check that a model asked for `NAME` computes softmax-1, where it could keep its own softmax.
+
+    Some architectures (Bloom, for one) never look up their attention function and take any name.
+
+    Raises:
+        WakefulError: the model was not asked for it, or its architecture ignores the request.
+    """
+    chosen = model.config._attn_implementation
+    if chosen != NAME:
+        raise WakefulError(
+            f"{type(model).__name__} uses attn_implementation = {chosen!r}, not {NAME!r}"
+        )
+    if not model._can_set_attn_implementation():
+        raise WakefulError(
+            f"{type(model).__name__} has an attention of its own, which ignores "
+            f"attn_implementation = {NAME!r}"
+        )
+
+
+def softmax1_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **kwargs: object,
+) -> tuple[Tensor, None]:
+    """Return softmax-1 attention (B, L, H, d), called by a model in place of its own.
+
+    `query` is (B, H, L, d), `key` and `value` (B, G, S, d). A mask (B or 1, 1, L, S), boolean or
+    additive, decides who sees whom; without one the module is causal or sees everything, by the
+    rules of Transformers' "sdpa".
+
+    Raises:
+        WakefulError: the model needs something that softmax-1 here does not have; nothing that
+            reaches this function is ignored silently. (GPT-2 keeps `output_attentions=True` of a
+            single call to itself and returns an empty tuple, as it does with "sdpa".)
+    """
+    _refuse(module, query, value, dropout, kwargs)
+    queries, keys = query.shape[2], key.shape[2]
+    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    sink = query.new_zeros(query.shape[1])
+    if attention_mask is not None:
+        keep = _keep(module, attention_mask, queries, keys)
+        return attend(q, k, v, scale=scale, sink=sink, keep=keep), None
+    if causal and queries > 1:
+        # A static cache that was empty: what lies past the queries is not written yet.
+        return attend(q, k[:, :queries], v[:, :queries], scale=scale, sink=sink), None
+    return sink_attention(q, k, v, sink, None, False, scale)[0], None
+
+
+def _refuse(
+    module: nn.Module, query: Tensor, value: Tensor, dropout: float, kwargs: dict[str, object]
+) -> None:
+    name = type(module).__name__
+    if dropout:
+        raise WakefulError(
+            f"{NAME} has no dropout on attention weights, and {name} asks for {dropout}: set the "
+            "configuration's attention dropout (attention_dropout, attn_pdrop) to 0"
+        )
+    for option, problem in _UNSUPPORTED.items():
+        if kwargs.get(option) is not None:
+            raise WakefulError(f"{NAME} cannot serve {name}: it {problem} ({option})")
+    config = getattr(module, "config", None)
+    if kwargs.get("output_attentions") or getattr(config, "output_attentions", False):
+        raise WakefulError(
+            f"{NAME} never makes the attention weights, so output_attentions has nothing to return"
+        )
+    if value.shape[-1] != query.shape[-1]:
+        raise WakefulError(
+            f"{NAME} cannot serve {name}: its values are {value.shape[-1]} wide and its queries "
+            f"{query.shape[-1]}"
+        )
+
+
+def _keep(module: nn.Module, mask: Tensor, queries: int, keys: int) -> Tensor:
+    """Return a boolean mask (B or 1, L, S) for a boolean or additive one (B or 1, 1, L, S)."""
+    if mask.ndim != 4 or mask.shape[1] != 1 or mask.shape[-1] != keys:
+        raise WakefulError(
+            f"{NAME} needs one mask (batch, 1, {queries}, {keys}) for all heads, and "
+            f"{type(module).__name__} gives {tuple(mask.shape)}"
+        )
+    if mask.dtype != torch.bool:
+        hidden = mask <= max(_HIDDEN, torch.finfo(mask.dtype).min)
+        if not bool((hidden | (mask == 0)).all()):
+            raise WakefulError(
+                f"{NAME} takes masks that show or hide a token, and the one of "
+                f"{type(module).__name__} holds a bias between the two"
+            )
+        mask = ~hidden
+    return mask[:, 0].expand(-1, queries, -1)

@@ -1,0 +1,84 @@
+"""Small models and the list of every variant, for all tests."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from wakeful.model.architecture import ModelConfig
+from wakeful.model.decoder import Decoder
+from wakeful.model.initialise import initialise
+from wakeful.variants import variants
+
+FIELD = {"routes": "route", "depth": "depth", "normalizers": "normalizer"}
+"""The field of `ModelConfig` that names a variant of each folder."""
+
+EXAMPLES = [
+    (folder, expression)
+    for folder in FIELD
+    for kind in variants(folder).values()
+    for expression in kind.examples
+]
+NEUTRALS = [
+    (folder, kind.neutral)
+    for folder in FIELD
+    for kind in variants(folder).values()
+    if kind.neutral is not None
+]
+
+
+def tiny_config(**overrides: Any) -> ModelConfig:
+    """Four layers, grouped heads (H = 4, G = 2) and weights large enough to matter."""
+    defaults: dict[str, Any] = {
+        "vocab_size": 29,
+        "max_length": 24,
+        "num_layers": 4,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "width": 16,
+        "head_width": 8,
+        "mlp_width": 20,
+        "init_std": 0.4,
+    }
+    return ModelConfig(**(defaults | overrides))
+
+
+def tiny_decoder(
+    *, dtype: torch.dtype = torch.float64, noise: float = 0.2, seed: int = 0, **overrides: Any
+) -> Decoder:
+    """Return a decoder whose every parameter, a route's own included, is off its start.
+
+    `noise` 0 leaves the parameters where their definitions start them.
+    """
+    decoder = initialise(Decoder(tiny_config(**overrides)), seed).to(dtype)
+    if noise:
+        generator = torch.Generator().manual_seed(seed + 1)
+        with torch.no_grad():
+            for parameter in decoder.parameters():
+                drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                parameter.add_(drawn.to(dtype), alpha=noise)
+    return decoder
+
+
+def some_tokens(batch: int, length: int, *, vocab_size: int = 29, seed: int = 3) -> Tensor:
+    """Return token ids (batch, length)."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(vocab_size, (batch, length), generator=generator)
+
+
+def exact_loss(decoder: Decoder, tokens: Tensor) -> Tensor:
+    """Return the mean next-token loss from all logits at once, in the decoder's own precision."""
+    logits = decoder(tokens[:, :-1])
+    return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def gradients(decoder: Decoder, tokens: Tensor) -> tuple[Tensor, dict[str, Tensor | None]]:
+    """Return the next-token loss and its gradient by every parameter."""
+    decoder.zero_grad(set_to_none=True)
+    loss = exact_loss(decoder, tokens)
+    loss.backward()
+    found = {
+        name: None if p.grad is None else p.grad.clone() for name, p in decoder.named_parameters()
+    }
+    return loss.detach(), found

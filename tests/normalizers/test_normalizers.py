@@ -1,0 +1,110 @@
+"""softmax-1 and learned sinks: the definition, its limits and its stability."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers import some_tokens, tiny_config, tiny_decoder
+from routes.reference import ROUTES, SINKS, Model
+from wakeful.errors import WakefulError
+from wakeful.model.decoder import Decoder
+from wakeful.normalizers.base import Normalizer, sink_softmax
+from wakeful.variants import build, variants
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4], ids=["mqa", "gqa", "mha"])
+@pytest.mark.parametrize("expression", SINKS)
+def test_a_decoder_uses_the_definition(expression, kv_heads):
+    decoder = tiny_decoder(normalizer=expression, num_kv_heads=kv_heads)
+    tokens = some_tokens(2, 11)
+    model = Model(decoder, tokens)
+    model.log_sink = SINKS[expression](model)
+    torch.testing.assert_close(decoder(tokens), model.logits(ROUTES["own"]), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", variants("normalizers"))
+def test_every_normalizer_has_a_definition(name):
+    assert any(expression.split("(")[0] == name for expression in SINKS)
+
+
+def attached(expression: str) -> Normalizer:
+    normalizer = build("normalizers", expression)
+    normalizer.attach(tiny_config().shape)
+    return normalizer
+
+
+def test_softmax1_by_hand():
+    logits = torch.tensor([1.0, 2.0, 5.0]).double().log().expand(1, 4, 1, 3)
+    weights = attached("softmax1").weights(logits)
+    expected = torch.tensor([1.0, 2.0, 5.0]).double() / 9.0
+    torch.testing.assert_close(weights, expected.expand(1, 4, 1, 3), rtol=0, atol=1e-15)
+    sink = torch.tensor([2.0]).double().log().expand(4)
+    torch.testing.assert_close(sink_softmax(logits, sink)[0, 0, 0], expected * 9 / 10)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(st.floats(-700, 700), min_size=1, max_size=9),
+    sink=st.none() | st.floats(-700, 700),
+)
+def test_the_weights_are_a_share_of_one(rows, sink):
+    logits = torch.tensor([[[rows]]], dtype=torch.float64)
+    sinks = None if sink is None else torch.tensor([sink], dtype=torch.float64)
+    weights = sink_softmax(logits, sinks)[0, 0, 0]
+    # The same as the ordinary softmax with the sink's column added, and then dropped.
+    column = [] if sink is None else [sink]
+    expected = torch.tensor(rows + column, dtype=torch.float64).softmax(0)[: len(rows)]
+    torch.testing.assert_close(weights, expected, rtol=1e-12, atol=1e-300)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_extreme_logits_stay_finite(dtype):
+    logits = torch.tensor([[1e4, -1e4, 0.0], [-1e4, -1e4, -1e4], [1e4, 1e4, 1e4]], dtype=dtype)
+    weights = sink_softmax(logits[None, None], torch.zeros(1, dtype=dtype))[0, 0]
+    third = 1 / 3
+    expected = torch.tensor([[1, 0, 0], [0, 0, 0], [third, third, third]], dtype=dtype)
+    torch.testing.assert_close(weights, expected)
+
+
+def test_a_query_that_sees_nothing_attends_to_nothing():
+    logits = torch.full((1, 4, 2, 3), -math.inf, dtype=torch.float64)
+    logits[:, :, 1, 0] = 0.0
+    for sink in (None, torch.zeros(4).double()):
+        weights = sink_softmax(logits, sink)
+        assert (weights[:, :, 0] == 0).all()
+        assert weights.isfinite().all()
+
+
+def test_a_constant_sink_is_no_parameter_and_is_not_saved():
+    assert not [n for n in Decoder(tiny_config(normalizer="softmax1")).state_dict() if "sink" in n]
+    names = Decoder(tiny_config(normalizer="softmax1(learned=True)")).state_dict()
+    assert [tuple(value.shape) for name, value in names.items() if "log_sinks" in name] == [
+        (4,)
+    ] * 4
+
+
+def test_a_learned_sink_starts_where_it_is_told():
+    assert torch.equal(
+        attached("softmax1(learned=True, start=1.5)").log_sink(), torch.full((4,), 1.5)
+    )
+    assert torch.equal(attached("softmax1").log_sink(), torch.zeros(4))
+    assert attached("softmax").log_sink() is None
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        ("softmax2", "unknown normalizers variant 'softmax2'.*did you mean"),
+        ("softmax1(learned=1)", "learned must be bool"),
+        ("softmax1(start=True)", "start must be float"),
+        ("softmax(learned=True)", "softmax has no option 'learned'"),
+        ("softmax1(0.5)", "softmax1"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(expression, message):
+    with pytest.raises(WakefulError, match=message):
+        Decoder(tiny_config(normalizer=expression))

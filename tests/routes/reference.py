@@ -1,0 +1,307 @@
+"""The plain definition of every route: formulas over lists counted from 1, nothing fused.
+
+A `Model` reads a decoder's weights and runs it layer by layer: K[n], Q[n], V[n] are the projections
+of layer n for every query head (grouped heads repeated), X[n] the hiddens, and a route is a
+function U(m, n) that returns the attention output of layer n from them; `ROUTES` names each.
+Shapes: B batch, H query heads, L tokens, d head width: heads are (B, H, L, d), hiddens (B, L, D).
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from wakeful.model.decoder import Decoder
+
+
+class Model:
+    """One forward pass of a Llama-like decoder written out."""
+
+    def __init__(self, decoder: Decoder, tokens: Tensor) -> None:
+        self.w = decoder.state_dict()
+        self.c = decoder.config
+        self.N = decoder.config.num_layers
+        self.H = decoder.config.shape.num_heads
+        self.G = decoder.config.shape.num_kv_heads
+        self.d = decoder.config.shape.head_width
+        self.tokens = tokens
+        self.log_sink: Callable[[int], Tensor | None] = lambda n: None
+        # Lists counted from 1; entry 0 of X is the embedding, of the others nothing.
+        self.X: list[Tensor] = [self.w["embed.weight"][tokens]]
+        self.h: list[Tensor | None] = [None]
+        self.Q: list[Tensor | None] = [None]
+        self.K: list[Tensor | None] = [None]
+        self.V: list[Tensor | None] = [None]
+        self.Vmixed: list[Tensor | None] = [None]
+
+    def logits(self, U: Callable, x_after: Callable | None = None) -> Tensor:
+        """Run the layers, with route `U(m, n)` and depth mix `x_after(m, n)`."""
+        x = self.X[0]
+        for n in range(1, self.N + 1):
+            block = f"blocks.{n - 1}."
+            h = self.norm(x, self.w[block + "attention_norm.weight"])
+            self.h.append(h)
+            self.Q.append(self.project(n, "query", h, self.H, turned=True))
+            self.K.append(self.project(n, "key", h, self.G, turned=True))
+            self.V.append(self.project(n, "value", h, self.G, turned=False))
+            self.Vmixed.append(None)
+            u = U(self, n).transpose(1, 2).flatten(2)
+            y = x + u @ self.w[block + "attention.out.weight"].T
+            g = self.norm(y, self.w[block + "mlp_norm.weight"])
+            gate = g @ self.w[block + "mlp.gate.weight"].T
+            up = g @ self.w[block + "mlp.up.weight"].T
+            y = y + (gate / (1 + torch.exp(-gate)) * up) @ self.w[block + "mlp.down.weight"].T
+            self.X.append(y)
+            x = x_after(self, n) if x_after else y
+        return self.norm(x, self.w["norm.weight"]) @ self.w["head.weight"].T
+
+    def norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return x / torch.sqrt((x * x).mean(-1, keepdim=True) + self.c.norm_eps) * weight
+
+    def project(self, n: int, what: str, h: Tensor, heads: int, *, turned: bool) -> Tensor | None:
+        name = f"blocks.{n - 1}.attention.{what}.weight"
+        if name not in self.w:
+            return None
+        rows = (h @ self.w[name].T).unflatten(-1, (heads, self.d)).transpose(1, 2)
+        if turned:
+            rows = self.turn(rows)
+        return torch.stack([rows[:, head * heads // self.H] for head in range(self.H)], dim=1)
+
+    def turn(self, rows: Tensor) -> Tensor:
+        """RoPE as a product of complex numbers, z_i = x_i + j x_{i + d/2}.
+
+        The decoder keeps its table of angles in float32, so the factors are rounded to it here.
+        """
+        place = torch.arange(rows.shape[2], dtype=torch.float64)
+        rate = self.c.rope_theta ** (-torch.arange(0, self.d, 2, dtype=torch.float64) / self.d)
+        angle = place[:, None] * rate
+        factor = torch.complex(angle.cos().float().double(), angle.sin().float().double())
+        z = torch.complex(rows[..., : self.d // 2], rows[..., self.d // 2 :]) * factor
+        return torch.cat([z.real, z.imag], dim=-1)
+
+    def softmax(self, logits: Tensor, n: int) -> Tensor:
+        """e^{x_i} / (e^s + Σ_j e^{x_j}), literally; −∞ for what is masked."""
+        e = torch.exp(logits)
+        s = self.log_sink(n)
+        extra = 0.0 if s is None else torch.exp(s)[None, :, None, None]
+        return e / (extra + e.sum(-1, keepdim=True))
+
+    def scores(self, Q: Tensor, K: Tensor) -> Tensor:
+        """Q Kᵀ / √d with what comes later masked."""
+        L = Q.shape[2]
+        later = torch.ones(L, L, dtype=torch.bool).triu(1)
+        return (Q @ K.transpose(-1, -2) / self.d**0.5).masked_fill(later, -torch.inf)
+
+    def A(self, n: int, Q: Tensor | None = None, K: Tensor | None = None) -> Tensor:
+        Q, K = self.Q[n] if Q is None else Q, self.K[n] if K is None else K
+        return self.softmax(self.scores(Q, K), n)
+
+
+# ------------------------------------------------------------------------------ routes
+
+
+def own(m: Model, n: int) -> Tensor:
+    return m.A(n) @ m.V[n]
+
+
+def weighted(weights: Callable[[Model, int], tuple], acts: Callable[[int], bool]) -> Callable:
+    """V'_n = λ_{n,1} V_1 + λ_{n,2} V_n on the layers n where the route acts, V_n on others."""
+
+    def U(m: Model, n: int) -> Tensor:
+        first, second = weights(m, n) if acts(n) else (0.0, 1.0)
+        m.Vmixed[n] = first * m.V[1] + second * m.V[n]
+        return m.A(n) @ m.Vmixed[n]
+
+    return U
+
+
+def later(n: int) -> bool:
+    return n >= 2
+
+
+def plus(m: Model, n: int) -> tuple:
+    e = torch.exp(m.w["route.share"])
+    return m.w["route.total"] * (e / e.sum())[n - 2], 0.5
+
+
+def dense(weights: Callable[[Model, int], list]) -> Callable:
+    def U(m: Model, n: int) -> Tensor:
+        if n == 1:
+            return own(m, n)
+        mixed = sum(weights(m, n)[i - 1] * m.V[i] for i in range(1, n + 1))
+        return m.A(n) @ mixed
+
+    return U
+
+
+def gate(m: Model, n: int, name: str) -> Tensor:
+    z = m.h[n] @ m.w[f"{name}.gates.{n - 1}.weight"].T + m.w[f"{name}.gates.{n - 1}.bias"]
+    g = 1 / (1 + torch.exp(-z))  # (B, L, G)
+    return torch.stack([g[..., head * m.G // m.H] for head in range(m.H)], 1).unsqueeze(-1)
+
+
+def gated(m: Model, n: int) -> Tensor:
+    return m.A(n) @ (m.V[n] + gate(m, n, "route") * m.V[1]) if n >= 2 else own(m, n)
+
+
+def neutreno(m: Model, n: int) -> Tensor:
+    return m.A(n) @ m.V[n] + 0.4 * (m.V[1] - m.V[n])
+
+
+def resformer_neutreno(m: Model, n: int) -> Tensor:
+    """NeuTRENO on the value that ResFormer has mixed."""
+    mixed = 0.5 * m.V[n] + 0.5 * m.V[1] if n >= 2 else m.V[1]
+    return m.A(n) @ mixed + 0.2 * (m.V[1] - mixed)
+
+
+def neutreno_resformer(m: Model, n: int) -> Tensor:
+    """The same whichever is written first: mixing comes before the attention, the pull after."""
+    return resformer_neutreno(m, n)
+
+
+def svformer(*anchors: int) -> Callable:
+    """`anchors` counted from 1."""
+    return lambda m, n: m.A(n) @ m.V[max(a for a in anchors if a <= n)]
+
+
+def svformer_gated(m: Model, n: int) -> Tensor:
+    """Anchors 1 and 3; the values of layer 3 take in V_1 through a gate, and layer 4 uses them."""
+    if n < 3:
+        return m.A(n) @ m.V[1]
+    if n == 3:
+        m.Vmixed[3] = m.V[3] + gate(m, 3, "route.parts.1.route") * m.V[1]
+    return m.A(n) @ m.Vmixed[3]
+
+
+def shared(what: str) -> Callable:
+    def U(m: Model, n: int) -> Tensor:
+        return m.A(n, **{what: getattr(m, what)[1]}) @ m.V[n]
+
+    return U
+
+
+def cla(c: int) -> Callable:
+    def U(m: Model, n: int) -> Tensor:
+        leader = (n - 1) // c * c + 1
+        return m.A(n, K=m.K[leader]) @ m.V[leader]
+
+    return U
+
+
+def cla_resformer(m: Model, n: int) -> Tensor:
+    """Pairs share keys and values; the second pair's values are ½ V_3 + ½ V_1."""
+    leader = 1 if n <= 2 else 3
+    values = m.V[1] if n <= 2 else 0.5 * m.V[3] + 0.5 * m.V[1]
+    return m.A(n, K=m.K[leader]) @ values
+
+
+def residual_on(what: str) -> Callable:
+    def U(m: Model, n: int) -> Tensor:
+        half = 0.5 * getattr(m, what)[n] + 0.5 * getattr(m, what)[1]
+        return m.A(n, **{what: half}) @ m.V[n]
+
+    return U
+
+
+def attention_residual(m: Model, n: int) -> Tensor:
+    return (0.5 * m.A(n) + 0.5 * m.A(1)) @ m.V[n]
+
+
+def crosslayer(other: Callable[[int], int]) -> Callable:
+    def U(m: Model, n: int) -> Tensor:
+        if n == 1:
+            return own(m, n)
+        o = other(n)
+        scores = torch.cat([m.scores(m.Q[n], m.K[n]), m.scores(m.Q[n], m.K[o])], dim=-1)
+        return m.softmax(scores, n) @ torch.cat([m.V[n], m.V[o]], dim=2)
+
+    return U
+
+
+def identity_mapping(m: Model, n: int) -> Tensor:
+    earlier = [m.V[i] for i in range(1, n)]
+    return own(m, n) + (sum(earlier) / len(earlier) if earlier else 0.0)
+
+
+ROUTES: dict[str, Callable] = {
+    "own": own,
+    "resformer": weighted(lambda m, n: (0.5, 0.5), later),
+    'resformer(mode="constant", scale=2.0)': weighted(lambda m, n: (2.0, 1.0), later),
+    'resformer(mode="learnable")': weighted(lambda m, n: m.w["route.weights"][n - 2], later),
+    'resformer(mode="plus")': weighted(plus, later),
+    "dense": dense(lambda m, n: m.w[f"route.weights.{n - 1}"]),
+    "dense(learned=False)": dense(lambda m, n: [1 / n] * n),
+    "gated": gated,
+    "neutreno": neutreno,
+    "then(resformer, neutreno(lam=0.2))": resformer_neutreno,
+    "then(neutreno(lam=0.2), resformer)": neutreno_resformer,
+    "svformer": svformer(1),
+    "svformer(anchors=[0, 2])": svformer(1, 3),
+    "then(svformer(anchors=[0, 2]), on_layers([2], gated))": svformer_gated,
+    "shared_keys": shared("K"),
+    "shared_queries": shared("Q"),
+    "cla": cla(2),
+    "cla(group=3)": cla(3),
+    "then(cla(group=2), on_layers([2], resformer))": cla_resformer,
+    "query_residual": residual_on("Q"),
+    "key_residual": residual_on("K"),
+    "attention_residual": attention_residual,
+    "crosslayer": crosslayer(lambda n: n - 1),
+    'crosslayer(other="first")': crosslayer(lambda n: 1),
+    "identity_mapping": identity_mapping,
+    'on_layers(range(1, 3), resformer(mode="constant", scale=5.0))': weighted(
+        lambda m, n: (5.0, 1.0), lambda n: n in (2, 3)
+    ),
+    'on_layers([3], resformer(mode="learnable"))': weighted(
+        lambda m, n: m.w["route.route.weights"][0], lambda n: n == 4
+    ),
+    'on_layers([1, 3], resformer(mode="plus"))': weighted(
+        lambda m, n: (
+            m.w["route.route.total"] * torch.softmax(m.w["route.route.share"], 0)[n // 2 - 1],
+            0.5,
+        ),
+        lambda n: n in (2, 4),
+    ),
+}
+
+
+# ------------------------------------------------------------------------- depth mixes
+
+
+def denseformer(dilation: int, period: int) -> Callable:
+    """x_n = Σ_j α_{n,j} X_j over j ≤ n with n − j a multiple of the dilation."""
+
+    def x_after(m: Model, n: int) -> Tensor:
+        if n % period:
+            return m.X[n]
+        terms = [j for j in range(n + 1) if (n - j) % dilation == 0]
+        alpha = m.w[f"depth.weights.{n}"]
+        assert len(alpha) == len(terms)
+        return sum(a * m.X[j] for a, j in zip(alpha, terms, strict=True))
+
+    return x_after
+
+
+def embedding_residual(m: Model, n: int) -> Tensor:
+    return 0.5 * m.X[n] + 0.5 * m.X[0] if n < m.N else m.X[n]
+
+
+DEPTHS: dict[str, Callable] = {
+    "residual": lambda m, n: m.X[n],
+    "denseformer": denseformer(1, 1),
+    "denseformer(dilation=2)": denseformer(2, 1),
+    "denseformer(period=2)": denseformer(1, 2),
+    "denseformer(dilation=2, period=2)": denseformer(2, 2),
+    "embedding_residual": embedding_residual,
+}
+
+# ------------------------------------------------------------------------- normalizers
+
+SINKS: dict[str, Callable] = {
+    "softmax": lambda m: lambda n: None,
+    "softmax1": lambda m: lambda n: torch.zeros(m.H, dtype=torch.float64),
+    "softmax1(start=0.7)": lambda m: lambda n: torch.full((m.H,), 0.7).double(),
+    "softmax1(learned=True)": lambda m: (
+        lambda n: m.w[f"blocks.{n - 1}.attention.dot.normalizer.log_sinks"]
+    ),
+}
