@@ -1,4 +1,4 @@
-"""softmax-1 forward and backward against plain SDPA, a zero key/value row and the explicit matrix."""
+"""softmax-1 forward and backward against SDPA, a zero key/value row and the explicit matrix."""
 
 from collections.abc import Callable, Iterator
 

@@ -141,6 +141,8 @@ def train_command(arguments: list[str]) -> None:
     source, rest = _leading(arguments)
     if len(source) > 1:
         raise WakefulError(f"train takes one configuration, not {len(source)}: {source}")
+    if not source and not {"--resume", "--help", "-h"} & set(rest):
+        raise WakefulError(f"name a configuration: a TOML file or one of {', '.join(presets())}")
     table = read_table(source[0]) if source else {}
     if "variants" in table:
         raise WakefulError(f"{source[0]} has variants: use wakeful compare {source[0]}")
@@ -153,10 +155,6 @@ def train_command(arguments: list[str]) -> None:
         with _display(Path(options.resume).name) as show:
             run = train(options.config, options.resume, resume=True, show=show)
     else:
-        if not source:
-            raise WakefulError(
-                f"name a configuration: a TOML file or one of {', '.join(presets())}"
-            )
         out = options.out or f"runs/{options.config.name}"
         with _display(options.config.name) as show:
             run = train(options.config, out, show=show)

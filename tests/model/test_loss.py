@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from helpers import exact_loss, some_tokens, tiny_decoder
 
+from helpers import exact_loss, some_tokens, tiny_decoder
 from wakeful.model.loss import IGNORED, linear_cross_entropy
 
 
