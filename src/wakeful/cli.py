@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
@@ -96,6 +96,44 @@ class ReportOptions:
     """HTML file to write. Empty: report.html in the first folder."""
     title: str = ""
     """Heading of the page."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiagnoseOptions:
+    """What to measure, on what."""
+
+    text: str = ""
+    """Text to run the model on: a file, folder or glob. Empty: what data names."""
+    data: str = "python-stdlib"
+    """Text by name: python-stdlib, or hf:NAME for a Hugging Face dataset."""
+    length: int = 512
+    """Tokens a sequence."""
+    num_sequences: int = 4
+    """Sequences, one after another from the text's beginning."""
+    out: str = ""
+    """Folder to create. Empty: runs/diagnose-MODEL."""
+    bos: bool = False
+    """Begin every sequence with the model's BOS token."""
+    tau: float = 0.9
+    """Share of a head's energy that its rank holds."""
+    lazy_rank: float = 2.0
+    """A layer is lazy when no head's rank is above this."""
+    rank_tokens: int = 2048
+    """Longest sequence whose ranks are settled exactly; past it they may be bounds."""
+    rank_seconds: float = 600.0
+    """Time for exact ranks; past it they may be bounds."""
+    layers: tuple[int, ...] = ()
+    """Layers whose attention is pictured. Empty: four, spread over the depth."""
+    heads: tuple[int, ...] = (0, 1, 2, 3)
+    """Heads whose attention is pictured."""
+    device: str = "auto"
+    """auto, cpu, cuda ..."""
+    dtype: Literal["float32", "float64", "bfloat16"] = "float32"
+    """Arithmetic of the model; metrics are float32 or better."""
+    trust_remote_code: bool = False
+    """Run code that comes with the model. Leave it out for models you do not trust."""
+    figures: bool = False
+    """Write every chart as SVG too, into the folder figures."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,6 +300,25 @@ def report_command(arguments: list[str]) -> None:
     _report(folders, Path(options.out or folders[0] / "report.html"), options.title)
 
 
+def diagnose_command(arguments: list[str]) -> None:
+    """MODEL... [options]: measure sinks, lazy layers, drained values and outliers."""
+    from wakeful.diagnose import run_diagnosis
+
+    models, rest = _leading(arguments)
+    options = _parse(DiagnoseOptions, rest, "diagnose MODEL...", None)
+    if not models:
+        raise WakefulError(
+            "name a model: a run directory, a Transformers folder, a GGUF file, smollm2 or a hub "
+            "name"
+        )
+    settings = dataclasses.asdict(options)
+    out = Path(settings.pop("out") or f"runs/diagnose-{Path(models[0]).name}")
+    with _display("diagnose") as show:
+        run, grid = run_diagnosis(models, out, show=show, **settings)
+    _OUT.print(grid)
+    _OUT.print(f"report: {run.path / 'report.html'}", highlight=False)
+
+
 def demo_command(arguments: list[str]) -> None:
     """[options]: train four small twins on the spot and report how the cures change them."""
     from wakeful.train.comparison import compare, seeds_of, variants_of
@@ -282,6 +339,7 @@ VERBS: dict[str, tuple[Callable[[list[str]], None], str]] = {
     "train": (train_command, "Train one model from a TOML file or a preset."),
     "compare": (compare_command, "Train variants with several seeds; report paired differences."),
     "generate": (generate_command, "Continue a prompt with a trained model."),
+    "diagnose": (diagnose_command, "Measure where a model wastes its attention and channels."),
     "data": (data_command, "Prepare text as memory-mapped tokens."),
     "report": (report_command, "Write one offline HTML page about runs."),
 }

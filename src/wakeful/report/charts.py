@@ -140,7 +140,7 @@ def cost_chart(comparison: Comparison) -> Drawing | None:
 def save_chart(chart: Drawing, path: str | Path) -> Path:
     """Write a chart as .svg, .png or .pdf, without a browser."""
     path = Path(path)
-    spec = _fixed_width(chart.to_dict() | {"config": theme()})
+    spec = _fixed_width(specification(chart) | {"config": theme()})
     match path.suffix.lower():
         case ".svg":
             content = vl_convert.vegalite_to_svg(spec).encode()
@@ -153,6 +153,12 @@ def save_chart(chart: Drawing, path: str | Path) -> Path:
     with replaced(path) as temporary:
         temporary.write_bytes(content)
     return path
+
+
+def specification(chart: Drawing) -> dict[str, Any]:
+    """Return a chart as Vega-Lite with its data inside, however many rows they are."""
+    with alt.data_transformers.enable("default", max_rows=None):
+        return chart.to_dict()
 
 
 def theme(*, dark: bool = False) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """A comparison as one offline HTML page."""
 
+import itertools
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from wakeful.report.charts import (
     cost_chart,
     difference_chart,
     relative_loss_chart,
+    specification,
     theme,
     training_loss_chart,
 )
@@ -64,7 +65,7 @@ def render(template: str, **values: Any) -> str:
     )
     environment.filters["spec"] = _spec
     environment.filters["with_error"] = with_error
-    environment.filters["finite"] = lambda value: not math.isnan(value)
+    environment.globals["next_id"] = itertools.count(1).__next__
     return environment.get_template(template).render(
         vega=Markup(_vega().replace("</script", "<\\/script")),
         themes=_json({"light": theme(), "dark": theme(dark=True)}),
@@ -84,7 +85,7 @@ def _vega() -> str:
 
 
 def _spec(chart: Drawing) -> Markup:
-    return _json(chart.to_dict())
+    return _json(specification(chart))
 
 
 def _json(value: Any) -> Markup:

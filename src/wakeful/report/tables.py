@@ -181,7 +181,7 @@ def relative_training_loss(comparison: Comparison, window: int) -> pl.DataFrame:
         mean = stacked.mean(0)
         error = stacked.std(0, ddof=1) / len(curves) ** 0.5 if len(curves) > 1 else 0 * mean
         frames.append(
-            pl.DataFrame(
+            _thinned(
                 {
                     "step": steps[:size],
                     "tokens": tokens[:size],
@@ -199,9 +199,17 @@ def training_loss(comparison: Comparison, window: int) -> pl.DataFrame:
     frames = []
     for variant in comparison.variants:
         rows = training_rows(comparison.of(variant)[0])
-        smooth = pl.Series("loss", running_mean(rows["loss"].to_numpy(), window))
-        frames.append(rows.select(pl.lit(variant).alias("variant"), "step", smooth))
+        smooth = running_mean(rows["loss"].to_numpy(), window)
+        curve = _thinned({"step": rows["step"].to_numpy(), "loss": smooth})
+        frames.append(curve.select(pl.lit(variant).alias("variant"), pl.all()))
     return pl.concat(frames)
+
+
+def _thinned(curve: dict[str, np.ndarray], most: int = 1000) -> pl.DataFrame:
+    """Return a smoothed curve with at most so many of its points, the last among them."""
+    frame = pl.DataFrame(curve)
+    every = -(-len(frame) // most)
+    return frame[(len(frame) - 1) % every :: every]
 
 
 def training_rows(run: TrainedRun) -> pl.DataFrame:

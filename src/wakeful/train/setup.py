@@ -16,7 +16,7 @@ from wakeful.model.decoder import Decoder
 from wakeful.model.initialise import initialise
 from wakeful.optim.torch_optimizers import build_optimizer
 
-_DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
 
 def load_data(config: DataConfig, progress: Progress | None = None) -> PreparedData:
@@ -91,4 +91,4 @@ def autocast(config: Config, device: torch.device) -> contextlib.AbstractContext
     """Return the context of the forward pass: mixed precision for bfloat16, else nothing."""
     if config.train.dtype != "bfloat16":
         return contextlib.nullcontext()
-    return torch.autocast(device.type, dtype=_DTYPES["bfloat16"])
+    return torch.autocast(device.type, dtype=DTYPES["bfloat16"])

@@ -1,0 +1,143 @@
+"""The verb diagnose: models and a text in, a run directory with tables and a page out."""
+
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.table import Table as Grid
+
+from wakeful.data.sources import read_documents
+from wakeful.errors import WakefulError
+from wakeful.hf.pretrained import load
+from wakeful.probes.diagnose import Diagnosis, diagnose, sequences_of, tidy
+from wakeful.report.charts import save_chart
+from wakeful.report.diagnosis import findings, summary
+from wakeful.report.diagnosis_charts import layer_charts, rank_strips, spectra, top_importance
+from wakeful.report.diagnosis_page import write_diagnosis
+from wakeful.run import Run, environment
+from wakeful.train.progress import Display
+from wakeful.train.setup import DTYPES, choose_device
+
+_CHARACTERS_A_TOKEN = 64
+"""More than any tokenizer averages: enough text is read and no more."""
+
+
+def run_diagnosis(
+    models: Sequence[str],
+    out: Path,
+    *,
+    text: str,
+    data: str,
+    length: int,
+    num_sequences: int,
+    bos: bool,
+    tau: float,
+    lazy_rank: float,
+    rank_tokens: int,
+    rank_seconds: float,
+    layers: Sequence[int],
+    heads: Sequence[int],
+    device: str,
+    dtype: str,
+    trust_remote_code: bool,
+    figures: bool,
+    show: Display,
+) -> tuple[Run, Grid]:
+    """Diagnose models one after another and write `out`, which must not exist.
+
+    `out` gets diagnosis.parquet (tidy rows of all models), summary.json and report.html. Nothing
+    is written before all models are measured.
+    """
+    run = Run(out)
+    run.refuse_existing()
+    if num_sequences < 1:
+        raise WakefulError(f"num_sequences = {num_sequences}: at least one is needed")
+    place = choose_device(device)
+    source = text or data
+    words = _text(source, _CHARACTERS_A_TOKEN * length * num_sequences)
+    diagnoses: list[Diagnosis] = []
+    for name in models:
+        show.note(f"loading {name}")
+        loaded = load(name, device=place, dtype=DTYPES[dtype], trust_remote_code=trust_remote_code)
+        if loaded.name in {diagnosis.name for diagnosis in diagnoses}:
+            raise WakefulError(f"two models are called {loaded.name!r}; rename one")
+        sequences = sequences_of(loaded, words, length=length, num_sequences=num_sequences, bos=bos)
+        diagnoses.append(
+            diagnose(
+                loaded,
+                sequences,
+                tau=tau,
+                lazy_rank=lazy_rank,
+                rank_tokens=rank_tokens,
+                rank_seconds=rank_seconds,
+                picture_layers=layers,
+                picture_heads=heads,
+                progress=lambda done, name=loaded.name: show.note(
+                    f"{name}: sequence {done} of {num_sequences}"
+                ),
+            )
+        )
+        del loaded
+
+    machine = environment(place)
+    method = {
+        "Models": ", ".join(f"{d.name} ({d.architecture})" for d in diagnoses),
+        "Text": f"{source}, {num_sequences} sequences of {length} tokens from its beginning",
+        "BOS": "before every sequence" if bos else "none",
+        "Arithmetic": f"model in {dtype}, metrics in float32 or better",
+        "Rank": f"τ = {tau:g}, mean over sequences, then the largest over heads; lazy at or under "
+        f"{lazy_rank:g}; exact up to {rank_tokens} tokens and {rank_seconds:g} s",
+        "Entropy": "heads averaged first (the official code's); low is concentrated",
+        "Kurtosis": "not excess (a Gaussian has 3), over channels, of block outputs before the "
+        "final norm",
+        "First-token share": "row 0, which sees only key 0, left out unless a title says so",
+        "Machine": f"{machine['device_name']}, {machine['threads']} threads; torch "
+        f"{machine['torch']}, Transformers {machine['transformers']}, wakeful {machine['wakeful']}",
+    }
+    run.make("diagnose", {"models": list(models)})
+    run.write_json("environment.json", machine)
+    run.write_frame("diagnosis.parquet", tidy(diagnoses))
+    run.write_json(
+        "summary.json",
+        {"models": [json.loads(json.dumps(summary(d))) for d in diagnoses], "method": method},
+    )
+    title = "Diagnosis of " + ", ".join(diagnosis.name for diagnosis in diagnoses)
+    write_diagnosis(diagnoses, run.path / "report.html", title=title, method=method)
+    if figures:
+        _save_figures(diagnoses, run.path / "figures")
+    run.set_status("done")
+    return run, _grid(diagnoses)
+
+
+def _text(source: str, characters: int) -> str:
+    parts: list[str] = []
+    size = 0
+    for document in read_documents(source):
+        parts.append(document.text)
+        size += len(document.text)
+        if size >= characters:
+            break
+    return "\n".join(parts)
+
+
+def _save_figures(diagnoses: Sequence[Diagnosis], folder: Path) -> None:
+    folder.mkdir()
+    charts = layer_charts(diagnoses)
+    rest = [
+        ("head ranks", rank_strips(diagnoses)),
+        ("value spectra", spectra(diagnoses)),
+        ("top importance", top_importance(diagnoses)),
+    ]
+    for title, chart in itertools.chain(charts, rest):
+        name = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in title)
+        save_chart(chart, folder / f"{name}.svg")
+
+
+def _grid(diagnoses: Sequence[Diagnosis]) -> Grid:
+    grid = Grid.grid(padding=(0, 2))
+    for diagnosis in diagnoses:
+        grid.add_row(f"[bold]{diagnosis.name}[/]", "")
+        for finding in findings(diagnosis):
+            grid.add_row(f"  {finding.title}", finding.text)
+    return grid

@@ -1,0 +1,191 @@
+"""What probes see and what they report.
+
+Shapes: B batch, L tokens, H query heads, G key/value heads, d head width, D model width.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+import polars as pl
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from wakeful.errors import WakefulError
+from wakeful.probes.streaming import Attended, TileStatistics, tile_statistics
+
+Frame: TypeAlias = pl.DataFrame
+"""Tidy rows with the columns of `SCHEMA`."""
+
+SCHEMA = {
+    "layer": pl.Int64,
+    "head": pl.Int64,  # null: the layer as a whole
+    "position": pl.String,  # "first", "rest", "all", or a number where the metric has one
+    "metric": pl.String,
+    "variant": pl.String,  # "paper", "code", or what the metric's own docstring names
+    "value": pl.Float64,
+    "standard_error": pl.Float64,  # over sequences; null for a single one
+    "kind": pl.String,  # "exact", or "bound" where an upper bound is all that is known
+}
+
+
+@dataclass(frozen=True)
+class AttentionEvent:
+    """The heads of one layer just before attention, positions already applied.
+
+    `valid` says which tokens are real (None: all); `window` = W lets a query see itself and the
+    W − 1 tokens before it; `keep` (B or 1, L, L) replaces causality and window by explicit pairs;
+    `softcap` = c replaces a logit x by c·tanh(x / c); `sink` is s for each head, the logarithm of
+    what softmax-1 adds to the denominator.
+    """
+
+    layer: int
+    q: Float[Tensor, "B H L d"]
+    k: Float[Tensor, "B G L d"]
+    v: Float[Tensor, "B G L dv"]
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sink: Float[Tensor, "H"] | None = None
+    valid: Bool[Tensor, "B L"] | None = None
+    keep: Bool[Tensor, "#B L L"] | None = None
+
+    @cached_property
+    def sequences(self) -> list[Attended]:
+        """Each sequence on its own, padding removed: L differs between them."""
+        return [self._sequence(b) for b in range(self.q.shape[0])]
+
+    @cached_property
+    def statistics(self) -> list[TileStatistics]:
+        """The tile pass over each sequence, made once however many probes ask."""
+        return [tile_statistics(sequence) for sequence in self.sequences]
+
+    def _sequence(self, b: int) -> Attended:
+        q, k, v = self.q[b], self.k[b], self.v[b]
+        window, keep = self.window, None
+        if self.keep is not None:
+            keep = self.keep[b if self.keep.shape[0] > 1 else 0]
+        if self.valid is not None and not bool(self.valid[b].all()):
+            real = self.valid[b].nonzero().squeeze(1)
+            if len(real) == 0:
+                raise WakefulError(f"sequence {b} of the batch is all padding")
+            q, k, v = q[:, real], k[:, real], v[:, real]
+            keep = None if keep is None else keep[real][:, real]
+            holes = int(real[-1] - real[0]) + 1 != len(real)
+            if holes and keep is None and window is not None:
+                # A window counts padding too, so it is no longer a width in real tokens.
+                distance = real.unsqueeze(1) - real
+                keep = (distance >= 0) & (distance < window)
+        if keep is not None:
+            window = None
+        return Attended(
+            q=q, k=k, v=v, scale=self.scale, window=window,
+            softcap=self.softcap, sink=self.sink, keep=keep,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class HiddenEvent:
+    """The residual stream after a block (0, 1 ...), or before the first (layer −1)."""
+
+    layer: int
+    h: Float[Tensor, "B L D"]
+    valid: Bool[Tensor, "B L"] | None = None
+
+    @cached_property
+    def sequences(self) -> list[Float[Tensor, "L D"]]:
+        """Each sequence's hidden states in float32 (float64 stays), padding removed."""
+        h = self.h if self.h.dtype == torch.float64 else self.h.float()
+        if self.valid is None:
+            return list(h)
+        return [states[real] for states, real in zip(h, self.valid, strict=True)]
+
+
+Event: TypeAlias = AttentionEvent | HiddenEvent
+
+
+class Probe(ABC):
+    """Something that looks at events, one layer at a time, and reports rows."""
+
+    @abstractmethod
+    def see(self, event: Event) -> None:
+        """Take in one layer of one forward pass; ignore kinds of event it has no use for."""
+
+    @abstractmethod
+    def rows(self) -> Frame:
+        """Return everything seen so far, mean ± standard error over sequences."""
+
+
+@dataclass(frozen=True, order=True)
+class Key:
+    """What a value is about; the columns of a row that are not numbers of the measurement."""
+
+    layer: int
+    head: int | None
+    position: str
+    metric: str
+    variant: str
+
+
+class Means:
+    """Running means and standard errors, one for each key, by Welford's update."""
+
+    def __init__(self) -> None:
+        self._state: dict[Key, tuple[int, float, float]] = {}
+        self._bounds: set[Key] = set()
+
+    def add(self, key: Key, value: float, *, bound: bool = False) -> None:
+        """Add one sequence's value; one bound among them makes the mean a bound."""
+        count, mean, squares = self._state.get(key, (0, 0.0, 0.0))
+        delta = value - mean
+        mean += delta / (count + 1)
+        self._state[key] = (count + 1, mean, squares + delta * (value - mean))
+        if bound:
+            self._bounds.add(key)
+
+    def rows(self) -> Frame:
+        """Return a row for each key, sorted by layer, metric, variant, position and head."""
+        rows = []
+        for key, (count, mean, squares) in self._state.items():
+            error = math.sqrt(squares / (count - 1) / count) if count > 1 else None
+            kind = "bound" if key in self._bounds else "exact"
+            rows.append(
+                (key.layer, key.head, key.position, key.metric, key.variant, mean, error, kind)
+            )
+        frame = pl.DataFrame(rows, schema=SCHEMA, orient="row")
+        return frame.sort("layer", "metric", "variant", "position", "head", nulls_last=True)
+
+
+class MeanProbe(Probe):
+    """A probe whose rows are means over sequences of numbers it computes an event at a time."""
+
+    def __init__(self) -> None:
+        self.means = Means()
+
+    def rows(self) -> Frame:
+        return self.means.rows()
+
+    def put(
+        self,
+        layer: int,
+        metric: str,
+        values: "float | Tensor",
+        *,
+        variant: str = "paper",
+        position: str = "all",
+    ) -> None:
+        """Add one number for the layer, or one for each head where `values` is a vector."""
+        if isinstance(values, Tensor) and values.ndim == 1:
+            for head, value in enumerate(values.tolist()):
+                self.means.add(Key(layer, head, position, metric, variant), value)
+        else:
+            self.means.add(Key(layer, None, position, metric, variant), float(values))
+
+
+def gather(probes: Iterable[Probe]) -> Frame:
+    """Return the rows of several probes in one frame."""
+    return pl.concat([pl.DataFrame(schema=SCHEMA), *(probe.rows() for probe in probes)])

@@ -1,0 +1,159 @@
+"""The plain definitions: the law that the fast paths are tested against.
+
+Every function takes one sequence without padding, in the precision given. Shapes: H heads, L
+tokens, d head width, D model width; A[i, j] is the weight query i gives key j.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from wakeful.normalizers.base import sink_softmax
+
+
+def attention_weights(
+    q: Float[Tensor, "H L d"],
+    k: Float[Tensor, "G L d"],
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sink: Float[Tensor, "H"] | None = None,
+    keep: Tensor | None = None,
+) -> Float[Tensor, "H L L"]:
+    """Return A by its definition: causal, or over the pairs of `keep`; rows sum to 1 or, with a
+    sink s, to less: A_ij = e^{x_ij} / (e^s + Σ_j e^{x_ij}).
+    """
+    heads, length, _ = q.shape
+    k = k.repeat_interleave(heads // k.shape[0], dim=0)
+    logits = torch.einsum("hld,hsd->hls", q, k) * scale
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    if keep is None:
+        position = torch.arange(length, device=q.device)
+        distance = position.unsqueeze(1) - position
+        keep = (distance >= 0) & (distance < (length if window is None else window))
+    logits = logits.masked_fill(~keep, -torch.inf)
+    return sink_softmax(logits.unsqueeze(0), sink)[0]
+
+
+def token_importance(A: Float[Tensor, "*H L L"]) -> Float[Tensor, "*H L"]:
+    """a_j = (1/L) Σ_i A_ij, the mean of column j (Value Residual Learning, eq. 11, as meant).
+
+    Read literally, eq. 11 sums rows, which is a constant.
+    """
+    return A.mean(-2)
+
+
+def entropy(importance: Float[Tensor, "*H L"]) -> Float[Tensor, "*H"]:
+    """e = −Σ_j a'_j ln a'_j in nats, a' = a / Σ a (eq. 11). LOW means concentrated.
+
+    The official code averages A over heads first: pass the mean importance over heads.
+    """
+    share = importance / importance.sum(-1, keepdim=True)
+    return -torch.xlogy(share, share).sum(-1)
+
+
+def top_importance(importance: Float[Tensor, "*H L"], k: int) -> Float[Tensor, "*H"]:
+    """The k-th largest a_j of a sequence, k from 1 (fig. 11)."""
+    return importance.sort(-1, descending=True).values[..., k - 1]
+
+
+def first_key_share(A: Float[Tensor, "*H L L"], *, with_row_0: bool = True) -> Float[Tensor, "*H"]:
+    """The fraction of queries whose largest weight is key 0 (From Attention to Activation,
+    section 5); a tie counts. Row 0 sees key 0 alone, so it always counts: leave it out, or not.
+    """
+    A = A if with_row_0 else A[..., 1:, :]
+    dominated = (A[..., 0] >= A.amax(-1)) & (A[..., 0] > 0)
+    return dominated.to(A.dtype).mean(-1)
+
+
+def first_key_mass(A: Float[Tensor, "*H L L"], *, with_row_0: bool = True) -> Float[Tensor, "*H"]:
+    """The mean weight on key 0 (ibid., section 3.1), over all queries or without query 0."""
+    return A[..., 0 if with_row_0 else 1 :, 0].mean(-1)
+
+
+def rank(A: Float[Tensor, "*H L L"], tau: float = 0.9) -> Tensor:
+    """min k: Σ_{i≤k} σ_i² ≥ τ Σ σ_i² (When Attention Collapses, section 2): integers.
+
+    The demo's variant passes A averaged over the batch.
+    """
+    energy = torch.linalg.svdvals(A).square().cumsum(-1)
+    return (energy < tau * energy[..., -1:]).sum(-1) + 1
+
+
+def mass_columns(A: Float[Tensor, "*H L L"], tau: float = 0.9) -> Tensor:
+    """The least number of columns that hold τ of ‖A‖_F² (ibid., appendix): integers."""
+    energy = A.square().sum(-2).sort(-1, descending=True).values.cumsum(-1)
+    return (energy < tau * energy[..., -1:]).sum(-1) + 1
+
+
+def is_lazy(ranks: Tensor, threshold: float) -> bool:
+    """Whether the largest of a layer's head ranks is at most the threshold (ibid.)."""
+    return bool((ranks.max() <= threshold).item())
+
+
+def near_rank_1(ranks: Tensor, threshold: float = 2.0) -> int:
+    """The number of heads whose rank is at most the threshold (ibid., fig. 11)."""
+    return int((ranks <= threshold).sum())
+
+
+def value_spectrum(v: Float[Tensor, "*G L d"]) -> Float[Tensor, "*G d"]:
+    """Eigenvalues of (1/L) Σ v vᵀ, descending (Value Residual Learning, eq. 12): a second moment,
+    not centred. One head's values, or a layer's joined along d.
+    """
+    moment = v.transpose(-1, -2) @ v / v.shape[-2]
+    return torch.linalg.eigvalsh(moment).flip(-1).clamp_min(0)
+
+
+def value_drain(v: Float[Tensor, "*G L d"]) -> Float[Tensor, "*G"]:
+    """‖v_0‖ over the mean ‖v_j‖ of the others (fig. 10): under 1 is a drain."""
+    norm = torch.linalg.vector_norm(v, dim=-1)
+    return norm[..., 0] / norm[..., 1:].mean(-1)
+
+
+def residual_peak(h: Float[Tensor, "L D"]) -> Tensor:
+    """‖h_0‖ over the mean ‖h_j‖ of the others (fig. 10): over 1 is a peak."""
+    return value_drain(h)
+
+
+def token_similarity(h: Float[Tensor, "L D"]) -> Tensor:
+    """The mean cosine of two different tokens' hidden states (eq. 13): −1 to 1."""
+    unit = torch.nn.functional.normalize(h, dim=-1)
+    length = h.shape[0]
+    return ((unit @ unit.T).sum() - length) / (length * (length - 1))
+
+
+def kurtosis(h: Float[Tensor, "*L D"]) -> Float[Tensor, "*L"]:
+    """E(x−μ)⁴ / (E(x−μ)²)² over channels, each token alone: 3 for a Gaussian, D at most
+    (From Attention to Activation, section 2.2).
+    """
+    centred = h - h.mean(-1, keepdim=True)
+    variance = centred.square().mean(-1)
+    return centred.pow(4).mean(-1) / variance.square()
+
+
+def max_activation(h: Float[Tensor, "L D"]) -> Tensor:
+    """max |x| over tokens and channels (ibid., section 5), in the residual stream's own units."""
+    return h.abs().amax()
+
+
+def token_max_activation(h: Float[Tensor, "*L D"]) -> Float[Tensor, "*L"]:
+    """max |x| over channels of each token: table 2 reports their mean over tokens."""
+    return h.abs().amax(-1)
+
+
+def block_influence(before: Float[Tensor, "L D"], after: Float[Tensor, "L D"]) -> Tensor:
+    """1 − mean cos(x_in, x_out) over tokens (ShortGPT): 0 for a block that does nothing."""
+    return 1 - _cosine(before, after).mean()
+
+
+def angular_distance(before: Float[Tensor, "L D"], after: Float[Tensor, "L D"]) -> Tensor:
+    """arccos(cos(x_in, x_out)) / π at the last token (The Unreasonable Ineffectiveness of the
+    Deeper Layers, eq. 8): 0 to 1.
+    """
+    return _cosine(before[-1], after[-1]).clamp(-1, 1).arccos() / torch.pi
+
+
+def _cosine(a: Tensor, b: Tensor) -> Tensor:
+    return torch.nn.functional.cosine_similarity(a, b, dim=-1)

@@ -1,0 +1,100 @@
+"""Hidden states: outliers, over-smoothing and the first token's peak.
+
+Every metric is of block outputs, before the final norm; layer −1 is the embedding.
+"""
+
+from dataclasses import dataclass
+
+import polars as pl
+import torch
+from torch import Tensor
+
+from wakeful.probes import exact
+from wakeful.probes.base import SCHEMA, Event, Frame, HiddenEvent, MeanProbe, Probe
+
+
+class Outliers(MeanProbe):
+    """`kurtosis` and `max_activation`, of the first token and of the rest (From Attention to
+    Activation, sections 2.2 and 5): the two have different causes.
+
+    `max_activation` of the rest is the mean over tokens of each one's max |x| in variant `paper`
+    (table 2: "mean max absolute activation value of all other tokens") and the largest of them
+    all in variant `largest`. For the first token they are one number.
+    """
+
+    def see(self, event: Event) -> None:
+        if not isinstance(event, HiddenEvent):
+            return
+        for h in event.sequences:
+            kurtosis = exact.kurtosis(h)
+            parts = [("first", slice(0, 1))] + [("rest", slice(1, None))] * (len(h) > 1)
+            for position, part in parts:
+                self.put(event.layer, "kurtosis", kurtosis[part].mean(), position=position)
+                largest = exact.token_max_activation(h[part])
+                values = {"paper": largest.mean(), "largest": largest.max()}
+                for variant, value in values.items():
+                    self.put(
+                        event.layer, "max_activation", value, variant=variant, position=position
+                    )
+
+
+class Smoothing(MeanProbe):
+    """`token_similarity`, the mean cosine of two tokens (Value Residual Learning, eq. 13), and
+    `residual_peak`, ‖h_0‖ over the mean of the others (fig. 10).
+    """
+
+    def see(self, event: Event) -> None:
+        if not isinstance(event, HiddenEvent):
+            return
+        for h in event.sequences:
+            length = len(h)
+            if length < 2:
+                continue
+            total = torch.nn.functional.normalize(h, dim=-1).sum(0, dtype=torch.float64)
+            # Σ_ij ĥ_i·ĥ_j = ‖Σ ĥ‖²: the mean of L (L − 1) cosines in O(L D).
+            similarity = (total.square().sum() - length) / (length * (length - 1))
+            self.put(event.layer, "token_similarity", similarity)
+            self.put(event.layer, "residual_peak", exact.residual_peak(h), position="first")
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """The largest |x| of each channel so far, and the token it was at."""
+
+    size: Tensor
+    position: Tensor
+
+
+class OutlierChannels(Probe):
+    """`outlier_channel`: the channels with the largest |x| of each layer over everything seen.
+
+    `variant` names the channel, `position` the token in its sequence, `value` is max |x|.
+    """
+
+    def __init__(self, *, top: int = 5) -> None:
+        self.top = top
+        self.peaks: dict[int, Peaks] = {}
+
+    def see(self, event: Event) -> None:
+        if not isinstance(event, HiddenEvent):
+            return
+        for h in event.sequences:
+            size, position = h.abs().max(0)
+            known = self.peaks.get(event.layer)
+            if known is not None:
+                larger = size > known.size
+                position = torch.where(larger, position, known.position)
+                size = torch.maximum(size, known.size)
+            self.peaks[event.layer] = Peaks(size, position)
+
+    def rows(self) -> Frame:
+        rows = []
+        for layer, peaks in sorted(self.peaks.items()):
+            size, channel = peaks.size.topk(min(self.top, len(peaks.size)))
+            for value, index in zip(size.tolist(), channel.tolist(), strict=True):
+                position = str(int(peaks.position[index]))
+                rows.append(
+                    (layer, None, position, "outlier_channel", f"channel {index}", value, None,
+                     "exact")
+                )  # fmt: skip
+        return pl.DataFrame(rows, schema=SCHEMA, orient="row")

@@ -1,0 +1,267 @@
+"""Events of any Transformers causal language model.
+
+While a model is watched, the entry of its own attention implementation ("sdpa", "eager") in
+Transformers' `AttentionInterface` is a function that calls that very implementation and shows q, k
+and v to the probes. The model's configuration and masks are untouched, so it takes every branch it
+takes alone; modules of other models pass straight through.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from transformers import PreTrainedModel
+from transformers.modeling_utils import AttentionInterface
+
+from wakeful.errors import WakefulError
+from wakeful.probes.base import AttentionEvent, HiddenEvent
+from wakeful.probes.sources import Emit, EventSource, Visibility, visibility
+
+_IMPLEMENTATIONS = ("sdpa", "eager")
+
+
+class HuggingFaceSource(EventSource):
+    """Watches a decoder-only `PreTrainedModel`."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.name = type(model).__name__
+        config = model.config.get_text_config(decoder=True)
+        if model.config.is_encoder_decoder:
+            raise WakefulError(
+                f"{self.name} can't be watched: it is an encoder-decoder, and the metrics are of "
+                "causal decoders"
+            )
+        self.blocks = _decoder_blocks(model, config.num_hidden_layers)
+        self.layer_of = {
+            id(module): layer
+            for layer, block in enumerate(self.blocks)
+            for module in block.modules()
+        }
+        files = {type(module).__module__ for block in self.blocks for module in block.modules()}
+        modules = [sys.modules[file] for file in sorted(files) if file in sys.modules]
+        found = [vars(module).get("ALL_ATTENTION_FUNCTIONS") for module in modules]
+        self.interfaces: list[AttentionInterface] = list(
+            {id(item): item for item in found if isinstance(item, AttentionInterface)}.values()
+        )
+        self.implementation: str | None = config._attn_implementation
+        # Falcon's own SDPA calls predate the interface.
+        self.calls_sdpa = not self.interfaces and any(
+            "scaled_dot_product_attention" in _source_of(block) for block in self.blocks[:1]
+        )
+        if not self.interfaces and not self.calls_sdpa:
+            raise WakefulError(
+                f"{self.name} can't be watched: its attention, if it has any, goes neither through "
+                "Transformers' AttentionInterface nor through scaled_dot_product_attention"
+            )
+        allowed = _IMPLEMENTATIONS if self.interfaces else ("sdpa",)
+        if self.implementation not in allowed:
+            raise WakefulError(
+                f"{self.name} can't be watched with attn_implementation="
+                f"{self.implementation!r}: load it with {' or '.join(map(repr, allowed))}"
+            )
+        self.valid: Bool[Tensor, "B L"] | None = None
+        self.masks: dict[tuple[int, int | None], tuple[Tensor, Visibility]] = {}
+
+    @contextmanager
+    def open(self, emit: Emit) -> Iterator[None]:
+        with ExitStack() as stack:
+            self._hook_hiddens(stack, emit)
+            if self.calls_sdpa:
+                stack.enter_context(_DirectCalls(self, emit))
+            for interface in self.interfaces:
+                self._intercept(interface, stack, emit)
+            yield
+
+    def _hook_hiddens(self, stack: ExitStack, emit: Emit) -> None:
+        signature = inspect.signature(self.model.forward)
+
+        def enter(_model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+            mask = signature.bind_partial(*args, **kwargs).arguments.get("attention_mask")
+            self.masks = {}
+            self.valid = None
+            if isinstance(mask, Tensor) and mask.ndim == 2 and not bool(mask.all()):
+                self.valid = mask.bool()
+
+        def leave(*_: object) -> None:
+            self.masks = {}
+
+        def before(_block: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+            h = args[0] if args else kwargs["hidden_states"]
+            emit(HiddenEvent(-1, h.detach(), self.valid))
+
+        def after(layer: int) -> Callable[..., None]:
+            def hook(_block: nn.Module, _args: tuple, output: Any) -> None:
+                h = output if isinstance(output, Tensor) else output[0]
+                emit(HiddenEvent(layer, h.detach(), self.valid))
+
+            return hook
+
+        stack.callback(self.model.register_forward_pre_hook(enter, with_kwargs=True).remove)
+        stack.callback(self.model.register_forward_hook(leave).remove)
+        first = self.blocks[0]
+        stack.callback(first.register_forward_pre_hook(before, with_kwargs=True).remove)
+        for layer, block in enumerate(self.blocks):
+            stack.callback(block.register_forward_hook(after(layer)).remove)
+
+    def _intercept(self, interface: AttentionInterface, stack: ExitStack, emit: Emit) -> None:
+        name = self.implementation
+        assert name is not None
+        stock = interface.get(name)
+
+        def attend(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask, **kwargs):
+            # "eager" has no entry of its own: each modeling file brings its function.
+            function = (
+                stock or vars(sys.modules[type(module).__module__])["eager_attention_forward"]
+            )
+            output = function(module, q, k, v, mask, **kwargs)
+            if id(module) in self.layer_of:
+                emit(self._event(module, q, k, v, mask, kwargs))
+            return output
+
+        def restore() -> None:
+            del interface[name]
+            if stock is not None and interface.get(name) is not stock:
+                interface[name] = stock  # another watch's, or the user's own
+
+        interface[name] = attend
+        stack.callback(restore)
+
+    def _event(
+        self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask, kwargs: dict[str, Any]
+    ) -> AttentionEvent:
+        if kwargs.get("position_bias") is not None:
+            raise WakefulError(
+                f"{self.name} can't be watched: it adds a position bias to attention logits"
+            )
+        causal = kwargs.get("is_causal")
+        if causal is None:
+            causal = vars(module).get("is_causal", True)
+        if mask is None and q.shape[2] > 1:
+            causal = causal and self.implementation == "sdpa"  # eager masks nothing by itself
+        scaling = kwargs.get("scaling")
+        return self.event(
+            self.layer_of[id(module)], q, k, v, mask,
+            causal=bool(causal),
+            scale=q.shape[-1] ** -0.5 if scaling is None else float(scaling),
+            window=kwargs.get("sliding_window"),
+            softcap=kwargs.get("softcap"),
+            sink=kwargs.get("s_aux"),
+        )  # fmt: skip
+
+    def event(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        *,
+        causal: bool,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sink: Tensor | None = None,
+    ) -> AttentionEvent:
+        """Return the event of one attention call, having checked that the metrics apply to it."""
+        if q.shape[2] != k.shape[2]:
+            raise WakefulError(
+                f"{self.name} attended {q.shape[2]} queries to {k.shape[2]} keys: a watched "
+                "forward takes whole sequences (use_cache=False, no past_key_values)"
+            )
+        if not causal:
+            raise WakefulError(
+                f"{self.name} can't be watched: its tokens attend in both directions, and the "
+                "metrics are of causal decoders"
+            )
+        seen = Visibility()
+        if mask is not None:
+            key = (id(mask), window)
+            if key not in self.masks:
+                # The mask is kept beside the answer so that its id stays its own.
+                self.masks[key] = (mask, visibility(self._pairs(mask), self.valid, window))
+            seen = self.masks[key][1]
+        return AttentionEvent(
+            layer, q.detach(), k.detach(), v.detach(), scale,
+            window=seen.window, keep=seen.keep, valid=self.valid,
+            softcap=softcap, sink=None if sink is None else sink.detach(),
+        )  # fmt: skip
+
+    def _pairs(self, mask: Tensor) -> Bool[Tensor, "#B L L"]:
+        """Return which pairs a mask lets see each other; it must be the same for every head."""
+        if mask.dtype != torch.bool:
+            shown = mask == 0
+            hidden = mask <= torch.finfo(mask.dtype).min / 2
+            if not bool((shown | hidden).all()):
+                raise WakefulError(
+                    f"{self.name} can't be watched: it adds a position bias (ALiBi or the like) to "
+                    "attention logits"
+                )
+            mask = shown
+        if mask.shape[1] != 1:
+            raise WakefulError(f"{self.name} can't be watched: its heads have different masks")
+        return mask[:, 0]
+
+
+class _DirectCalls(TorchFunctionMode):
+    """Sees the `scaled_dot_product_attention` calls that a model's own layers make."""
+
+    def __init__(self, source: HuggingFaceSource, emit: Emit) -> None:
+        super().__init__()
+        self.source, self.emit = source, emit
+        self.layer: int | None = None
+        self.handles: list[Any] = []
+
+    def __enter__(self):
+        for layer, block in enumerate(self.source.blocks):
+            self.handles += [
+                block.register_forward_pre_hook(lambda *_, layer=layer: self._at(layer)),
+                block.register_forward_hook(lambda *_: self._at(None), always_call=True),
+            ]
+        return super().__enter__()
+
+    def __exit__(self, *exception):
+        for handle in self.handles:
+            handle.remove()
+        return super().__exit__(*exception)
+
+    def _at(self, layer: int | None) -> None:
+        self.layer = layer
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        output = func(*args, **kwargs)
+        if func is nn.functional.scaled_dot_product_attention and self.layer is not None:
+            call = dict(zip(("query", "key", "value", "attn_mask"), args, strict=False)) | kwargs
+            q, mask, scale = call["query"], call.get("attn_mask"), call.get("scale")
+            event = self.source.event(
+                self.layer, q, call["key"], call["value"], mask,
+                causal=mask is not None or bool(call.get("is_causal")) or q.shape[2] == 1,
+                scale=q.shape[-1] ** -0.5 if scale is None else scale,
+            )  # fmt: skip
+            self.emit(event)
+        return output
+
+
+def _decoder_blocks(model: PreTrainedModel, num_layers: int) -> nn.ModuleList:
+    """Return the list of layers: the one of the configured length in the text decoder."""
+    lists = [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.ModuleList) and len(module) == num_layers
+    ]
+    if not lists:
+        raise WakefulError(
+            f"{type(model).__name__} can't be watched: it has no list of {num_layers} layers"
+        )
+    return max(lists, key=lambda blocks: sum(p.numel() for p in blocks.parameters()))
+
+
+def _source_of(block: nn.Module) -> str:
+    return inspect.getsource(sys.modules[type(block).__module__])

@@ -1,0 +1,115 @@
+"""Pictures: attention weights and hidden magnitudes, pooled to a size worth looking at.
+
+Shapes: S picture size (bins), L tokens, D model width.
+"""
+
+from collections.abc import Collection
+
+import polars as pl
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from wakeful.probes.base import SCHEMA, AttentionEvent, Event, Frame, HiddenEvent, Probe
+from wakeful.probes.streaming import Attended, tiles
+
+
+class AttentionPictures(Probe):
+    """`attention_picture`: the weights of chosen heads as S × S lower triangles.
+
+    A pixel is the attention its queries (rows) give its keys, in sum over the keys and mean over
+    the queries, so a row sums to what the weights do. Sequences are averaged; row and column bins
+    are fractions of each sequence. `position` is "row,column". `mean()` averages the heads: the
+    attention map of From Attention to Activation, figure 1a.
+    """
+
+    def __init__(self, *, layers: Collection[int], heads: Collection[int], size: int = 64) -> None:
+        self.layers, self.heads, self.size = set(layers), sorted(set(heads)), size
+        self.sums: dict[tuple[int, int], Tensor] = {}
+        self.counts: dict[tuple[int, int], int] = {}
+
+    def see(self, event: Event) -> None:
+        if not isinstance(event, AttentionEvent) or event.layer not in self.layers:
+            return
+        for sequence in event.sequences:
+            for head in self.heads:
+                if head >= sequence.num_heads:
+                    continue
+                key = (event.layer, head)
+                picture = attention_picture(sequence, head, self.size)
+                self.sums[key] = picture + self.sums.get(key, torch.zeros_like(picture))
+                self.counts[key] = self.counts.get(key, 0) + 1
+
+    def pictures(self) -> dict[tuple[int, int], Float[Tensor, "S S"]]:
+        """Return the picture of each (layer, head)."""
+        return {key: total / self.counts[key] for key, total in self.sums.items()}
+
+    def mean(self) -> Float[Tensor, "S S"]:
+        """Return the mean of all pictures."""
+        return torch.stack(list(self.pictures().values())).mean(0)
+
+    def rows(self) -> Frame:
+        rows = []
+        for (layer, head), picture in sorted(self.pictures().items()):
+            for i, line in enumerate(picture.tolist()):
+                rows += [
+                    (layer, head, f"{i},{j}", "attention_picture", "paper", value, None, "exact")
+                    for j, value in enumerate(line[: i + 1])
+                ]
+        return pl.DataFrame(rows, schema=SCHEMA, orient="row")
+
+
+def attention_picture(heads: Attended, head: int, size: int) -> Float[Tensor, "S S"]:
+    """Return one head's weights pooled to size × size bins (L × L where L is smaller)."""
+    length = heads.length
+    size = min(size, length)
+    bins = torch.arange(length, device=heads.q.device) * size // length
+    picture = torch.zeros(size, size, dtype=torch.float64, device=heads.q.device)
+    for tile in tiles(heads, range(head, head + 1)):
+        weights = tile.weights[0].double()
+        by_key = weights.new_zeros(len(weights), size)
+        by_key.index_add_(1, bins[tile.first : tile.last], weights)
+        picture.index_add_(0, bins[tile.start : tile.stop], by_key)
+    return (picture / bins.bincount(minlength=size).unsqueeze(1)).cpu()
+
+
+class HiddenPicture(Probe):
+    """`hidden_picture`: mean |x| over layers and sequences, the first `tokens` positions by channel
+    bins (From Attention to Activation, figure 1b). Bins take the largest channel in them, for an
+    outlier lives in one. `position` is "token,bin".
+    """
+
+    def __init__(self, *, tokens: int = 64, bins: int = 256) -> None:
+        self.tokens, self.bins = tokens, bins
+        self.total = torch.zeros(0)
+        self.counts = torch.zeros(0)
+
+    def see(self, event: Event) -> None:
+        if not isinstance(event, HiddenEvent):
+            return
+        for h in event.sequences:
+            size = h[: self.tokens].abs().double().cpu()
+            if self.total.numel() == 0:
+                self.total = torch.zeros(self.tokens, h.shape[-1], dtype=torch.float64)
+                self.counts = torch.zeros(self.tokens, 1, dtype=torch.float64)
+            self.total[: len(size)] += size
+            self.counts[: len(size)] += 1
+
+    def picture(self) -> Float[Tensor, "tokens bins"]:
+        """Return mean |x| of each position and channel bin; positions never seen are left out."""
+        seen = self.counts.squeeze(1) > 0
+        mean = self.total[seen] / self.counts[seen]
+        width = mean.shape[1]
+        edges = torch.arange(width) * min(self.bins, width) // width
+        pooled = mean.new_zeros(len(mean), min(self.bins, width))
+        return pooled.scatter_reduce(1, edges.expand_as(mean), mean, "amax")
+
+    def rows(self) -> Frame:
+        if self.total.numel() == 0:
+            return pl.DataFrame(schema=SCHEMA)
+        rows = [
+            (None, None, f"{token},{bin_}", "hidden_picture", "paper", value, None, "exact")
+            for token, line in enumerate(self.picture().tolist())
+            for bin_, value in enumerate(line)
+        ]
+        return pl.DataFrame(rows, schema=SCHEMA, orient="row")

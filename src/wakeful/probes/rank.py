@@ -1,0 +1,142 @@
+"""Attention collapse: the ranks of heads, and layers that are lazy."""
+
+import math
+import time
+
+import polars as pl
+import torch
+
+from wakeful.errors import WakefulError
+from wakeful.probes.base import SCHEMA, AttentionEvent, Event, Frame, Key, Means, Probe
+from wakeful.probes.certificates import RankBounds, column_bounds, mass_columns
+from wakeful.probes.gram import matrix_rank, top_columns_bounds
+from wakeful.probes.streaming import Attended, TileStatistics, head_weights
+
+
+class Rank(Probe):
+    """`rank` and `mass_columns` of every head, `lazy` layers (When Attention Collapses, section 2).
+
+    rank is min k: Σ_{i≤k} σ_i² ≥ τ Σ σ_i². A head's row is its mean over sequences and the layer's
+    row the largest of its heads' (the paper). `mass_columns` is the least number of columns with τ
+    of ‖A‖_F²; the layer's row is the mean over heads. `lazy` is 1 where the layer's rank is at most
+    `lazy_rank`, and `near_rank_1` counts such heads.
+
+    Variant `code` (with `batch_average`) takes the rank of A averaged over the batch, as the
+    paper's demonstration does; its sequences must have one length.
+
+    Past `max_tokens` a sequence, or once `seconds` have been spent, ranks that cheap certificates
+    do not settle are reported as bounds: the row's kind is "bound", its value the upper one, and a
+    row of variant `at_least` has the lower; `lazy` and `near_rank_1` then count what is proved.
+    Rows do not carry τ: give a watch one `Rank`.
+    """
+
+    def __init__(
+        self,
+        *,
+        tau: float = 0.9,
+        lazy_rank: float = 2.0,
+        batch_average: bool = False,
+        max_tokens: int = 2048,
+        seconds: float = math.inf,
+    ) -> None:
+        if not 0 < tau < 1:
+            raise WakefulError(f"tau is {tau}: it is a fraction of the energy, between 0 and 1")
+        self.tau = tau
+        self.lazy_rank = lazy_rank
+        self.batch_average = batch_average
+        self.max_tokens = max_tokens
+        self.seconds = seconds
+        self.spent = 0.0
+        self.high, self.low, self.columns = Means(), Means(), Means()
+
+    def see(self, event: Event) -> None:
+        if not isinstance(event, AttentionEvent):
+            return
+        for sequence, statistics in zip(event.sequences, event.statistics, strict=True):
+            started = time.perf_counter()
+            columns = mass_columns(statistics.column_energy, self.tau).tolist()
+            for head, bounds in enumerate(self.bounds(sequence, statistics)):
+                key = Key(event.layer, head, "all", "rank", "paper")
+                self.high.add(key, bounds.high, bound=not bounds.closed)
+                self.low.add(key, bounds.low)
+                key = Key(event.layer, head, "all", "mass_columns", "paper")
+                self.columns.add(key, columns[head])
+            key = Key(event.layer, None, "all", "mass_columns", "paper")
+            self.columns.add(key, sum(columns) / len(columns))
+            self.spent += time.perf_counter() - started
+        if self.batch_average:
+            self._average(event)
+
+    def bounds(self, sequence: Attended, statistics: TileStatistics) -> list[RankBounds]:
+        """Return what is known of every head's rank."""
+        all_bounds = column_bounds(
+            statistics.column_sums, statistics.column_energy, statistics.largest_row_sum, self.tau
+        )
+        started = time.perf_counter()
+        for head, bounds in enumerate(all_bounds):
+            late = self.spent + time.perf_counter() - started > self.seconds
+            if bounds.closed or late:
+                continue
+            if sequence.length > self.max_tokens:
+                better = top_columns_bounds(
+                    sequence, head, statistics.column_energy[head], self.tau
+                )
+                all_bounds[head] = bounds.meet(better)
+                continue
+            A = head_weights(sequence, head)
+            known = matrix_rank(A, self.tau, causal=sequence.keep is None)
+            all_bounds[head] = RankBounds(known, known)
+        return all_bounds
+
+    def _average(self, event: AttentionEvent) -> None:
+        sequences = event.sequences
+        if len({sequence.length for sequence in sequences}) > 1:
+            raise WakefulError(
+                "the batch average of A (batch_average) needs sequences of one length: this batch "
+                "is padded"
+            )
+        if sequences[0].length > self.max_tokens:
+            raise WakefulError(
+                f"the batch average of A (batch_average) has no bounds to report: its sequences of "
+                f"{sequences[0].length} tokens are longer than max_tokens = {self.max_tokens}"
+            )
+        causal = event.keep is None
+        for head in range(event.q.shape[1]):
+            A = torch.stack([head_weights(sequence, head) for sequence in sequences]).mean(0)
+            rank = matrix_rank(A, self.tau, causal=causal)
+            key = Key(event.layer, head, "all", "rank", "code")
+            self.high.add(key, rank)
+            self.low.add(key, rank)
+
+    def rows(self) -> Frame:
+        heads = self.high.rows()
+        open_heads = heads.filter(pl.col("kind") == "bound")
+        # Layer, head and variant name a head's row; the lower bounds have the same.
+        at_least = self.low.rows().join(
+            open_heads, on=["layer", "head", "variant"], how="semi", maintain_order="left"
+        )
+        frames = [
+            heads,
+            at_least.with_columns(variant=pl.lit("at_least"), kind=pl.lit("bound")),
+            self.columns.rows(),
+        ]
+        frames += [
+            self._layer(layer)
+            for _, layer in heads.group_by("layer", "variant", maintain_order=True)
+        ]
+        return pl.concat([pl.DataFrame(schema=SCHEMA), *frames])
+
+    def _layer(self, heads: Frame) -> Frame:
+        """Return the layer's rows from its heads': the largest, lazy or not, near rank 1."""
+        largest = heads.sort("value").tail(1).row(0, named=True)
+        kind = "bound" if (heads["kind"] == "bound").any() else "exact"
+        lazy = float(largest["value"] <= self.lazy_rank)
+        near = float((heads["value"] <= self.lazy_rank).sum())
+        shared = (largest["layer"], None, "all")
+        variant = largest["variant"]
+        rows = [
+            (*shared, "rank", variant, largest["value"], largest["standard_error"], kind),
+            (*shared, "lazy", variant, lazy, None, kind),
+            (*shared, "near_rank_1", variant, near, None, kind),
+        ]
+        return pl.DataFrame(rows, schema=SCHEMA, orient="row")

@@ -1,0 +1,193 @@
+"""Statistics of attention weights, a tile of queries at a time: never an L × L matrix for a head.
+
+Shapes: H query heads, G key/value heads, R = H / G queries heads a key head, L tokens, d head
+width, r queries of a tile, n keys that a tile sees.
+
+A tile holds whole rows (causality and windows cut the keys it needs), so its softmax is complete
+and no log-sum-exp from elsewhere is needed: reusing the fused kernel's would save one pass of
+three over a tile in cache, and running that kernel again to get it costs more than the tiles do.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+_TILE_ELEMENTS = 1 << 17
+"""Weights a tile holds at most: half a megabyte in float32, which stays in a core's cache."""
+
+
+@dataclass(frozen=True)
+class Attended:
+    """What one sequence's attention weights are computed from; see `AttentionEvent`."""
+
+    q: Float[Tensor, "H L d"]
+    k: Float[Tensor, "G L d"]
+    v: Float[Tensor, "G L dv"]
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sink: Float[Tensor, "H"] | None = None
+    keep: Bool[Tensor, "L L"] | None = None
+
+    @property
+    def length(self) -> int:
+        """L, the tokens of the sequence."""
+        return self.q.shape[1]
+
+    @property
+    def num_heads(self) -> int:
+        """H, the query heads."""
+        return self.q.shape[0]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Weights of the queries [start, stop) of some heads on the keys [first, last)."""
+
+    start: int
+    stop: int
+    first: int
+    last: int
+    weights: Float[Tensor, "R r n"]
+
+
+@dataclass(frozen=True)
+class TileStatistics:
+    """Everything about one sequence's weights p that one pass over tiles gives.
+
+    Sums are float64; they were added up in float32 within a tile.
+    """
+
+    column_sums: Float[Tensor, "H L"]
+    """c1_j = Σ_i p_ij: L times the token importance."""
+    column_energy: Float[Tensor, "H L"]
+    """c2_j = Σ_i p_ij²: its sum is ‖A‖_F²."""
+    largest_row_sum: Float[Tensor, "H"]
+    """max_i Σ_j p_ij: 1 without a sink."""
+    row_0_mass: Float[Tensor, "H"]
+    """p_00: 1 without a sink."""
+    first_key_rows: Float[Tensor, "H"]
+    """The number of queries whose largest weight is key 0."""
+    row_0_dominated: Float[Tensor, "H"]
+    """Whether query 0 is among them (0 or 1)."""
+
+    @property
+    def energy(self) -> Float[Tensor, "H"]:
+        """F = ‖A‖_F²."""
+        return self.column_energy.sum(-1)
+
+    @property
+    def importance(self) -> Float[Tensor, "H L"]:
+        """a_j = c1_j / L."""
+        return self.column_sums / self.column_sums.shape[-1]
+
+
+def tile_statistics(heads: Attended) -> TileStatistics:
+    """Return the statistics of every head in O(H·L) memory and O(H·L²·d) work."""
+    num_heads, length = heads.num_heads, heads.length
+    repeats = num_heads // heads.k.shape[0]
+    device = heads.q.device
+    c1 = torch.zeros(num_heads, length, dtype=torch.float64, device=device)
+    c2 = torch.zeros_like(c1)
+    largest, corner, rows, row_0 = (
+        torch.zeros(num_heads, dtype=torch.float64, device=device) for _ in range(4)
+    )
+    for group in range(heads.k.shape[0]):
+        own = slice(group * repeats, (group + 1) * repeats)
+        for tile in tiles(heads, range(own.start, own.stop)):
+            p = tile.weights
+            if tile.first == 0:
+                top = p.amax(-1)
+                dominated = (p[..., 0] >= top) & (top > 0)
+                rows[own] += dominated.sum(-1)
+                if tile.start == 0:
+                    corner[own] = p[:, 0, 0].double()
+                    row_0[own] = dominated[:, 0].double()
+            if heads.sink is not None or heads.keep is not None:
+                largest[own] = torch.maximum(largest[own], p.sum(-1).amax(-1).double())
+            c1[own, tile.first : tile.last] += p.sum(1)
+            c2[own, tile.first : tile.last] += p.square_().sum(1)
+    if heads.sink is None and heads.keep is None:
+        largest.fill_(1.0)
+    return TileStatistics(
+        column_sums=c1,
+        column_energy=c2,
+        largest_row_sum=largest,
+        row_0_mass=corner,
+        first_key_rows=rows,
+        row_0_dominated=row_0,
+    )
+
+
+def head_weights(heads: Attended, head: int) -> Float[Tensor, "L L"]:
+    """Return one head's weight matrix: the only L × L tensor the fast paths ever make."""
+    dtype = _precision(heads.q)
+    A = torch.zeros(heads.length, heads.length, dtype=dtype, device=heads.q.device)
+    for tile in tiles(heads, range(head, head + 1)):
+        A[tile.start : tile.stop, tile.first : tile.last] = tile.weights[0]
+    return A
+
+
+def tiles(heads: Attended, chosen: range) -> Iterator[Tile]:
+    """Yield the weights of consecutive query heads that share one key head, tile by tile.
+
+    The tile's tensor is reused: a caller may overwrite it and must not keep it.
+    """
+    dtype = _precision(heads.q)
+    length, device = heads.length, heads.q.device
+    group = chosen.start // (heads.num_heads // heads.k.shape[0])
+    q = heads.q[chosen.start : chosen.stop].to(dtype) * heads.scale
+    k = heads.k[group].to(dtype).T.contiguous()
+    sink = None if heads.sink is None else heads.sink[chosen.start : chosen.stop].to(dtype)
+    extra = 0 if sink is None else 1
+    widest = length if heads.window is None else min(length, heads.window + 128)
+    height = max(32, min(128, _TILE_ELEMENTS // (len(chosen) * widest)))
+    height = -(-height // 16) * 16
+    buffer = torch.empty(len(chosen) * height * (length + extra), dtype=dtype, device=device)
+    late = torch.ones(height, height, dtype=torch.bool, device=device).triu(1)
+    for start in range(0, length, height):
+        stop = min(start + height, length)
+        first, last = _span(heads, start, stop)
+        r, n = stop - start, last - first
+        x = buffer[: len(chosen) * r * (n + extra)].view(len(chosen) * r, n + extra)
+        torch.mm(q[:, start:stop].reshape(len(chosen) * r, -1), k[:, first:last], out=x[:, :n])
+        x = x.view(len(chosen), r, n + extra)
+        logits = x[..., :n]
+        if heads.softcap is not None:
+            logits.div_(heads.softcap).tanh_().mul_(heads.softcap)
+        _mask(logits, heads, start, stop, first, last, late)
+        if sink is not None:
+            x[..., n] = sink.view(-1, 1)
+        torch.softmax(x, -1, out=x)
+        if heads.keep is not None and sink is None:
+            logits.nan_to_num_(nan=0.0)  # a query that sees nothing has zero weights
+        yield Tile(start, stop, first, last, logits)
+
+
+def _span(heads: Attended, start: int, stop: int) -> tuple[int, int]:
+    """Return the range of keys that any query of the tile sees."""
+    if heads.keep is not None:
+        return 0, heads.length
+    return 0 if heads.window is None else max(0, start - heads.window + 1), stop
+
+
+def _mask(
+    logits: Tensor, heads: Attended, start: int, stop: int, first: int, last: int, late: Tensor
+) -> None:
+    if heads.keep is not None:
+        logits.masked_fill_(~heads.keep[start:stop, first:last], -math.inf)
+        return
+    r = stop - start
+    logits[..., start - first :].masked_fill_(late[:r, :r], -math.inf)
+    if heads.window is not None and stop > heads.window:
+        query = torch.arange(start, stop, device=logits.device).unsqueeze(1)
+        key = torch.arange(first, last, device=logits.device)
+        logits.masked_fill_(key <= query - heads.window, -math.inf)
+
+
+def _precision(q: Tensor) -> torch.dtype:
+    return torch.float64 if q.dtype == torch.float64 else torch.float32

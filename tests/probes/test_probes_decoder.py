@@ -1,0 +1,97 @@
+"""Watching our own decoder."""
+
+import pytest
+import torch
+
+from wakeful.errors import WakefulError
+from wakeful.model.architecture import ModelConfig
+from wakeful.model.attention import DotProduct
+from wakeful.model.decoder import Decoder
+from wakeful.probes.base import AttentionEvent, Probe, gather
+from wakeful.probes.rank import Rank
+from wakeful.probes.sinks import FirstToken
+from wakeful.probes.streaming import head_weights
+from wakeful.probes.watch import watch
+
+SMALL = {
+    "vocab_size": 61, "max_length": 64, "num_layers": 3, "num_heads": 4, "num_kv_heads": 2,
+    "width": 32, "mlp_width": 48, "init_std": 0.3,
+}  # fmt: skip
+
+VARIANTS = {
+    "plain": {},
+    "softmax1": {"normalizer": "softmax1(learned=True, start=0.7)"},
+    "resformer": {"route": "resformer"},
+    "svformer": {"route": "svformer"},
+    "neutreno": {"route": "neutreno"},
+    "prefix": {"relaxed_prefix": 5},
+    "scaled": {"scale_logits_by_layer": True, "positions": "learned"},
+}
+
+
+class Recorder(Probe):
+    def __init__(self):
+        self.events = {}
+
+    def see(self, event):
+        if isinstance(event, AttentionEvent):
+            self.events[event.layer] = event
+
+    def rows(self):
+        return gather([])
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_weights_times_the_values_are_what_attention_gave(variant, padded):
+    model = Decoder(ModelConfig(**(SMALL | VARIANTS[variant]))).eval()
+    tokens = torch.randint(0, 61, (2, 21))
+    valid = None
+    if padded and variant == "prefix":
+        pytest.skip("a relaxed prefix takes no padded batches")
+    if padded:
+        valid = torch.ones(2, 21, dtype=torch.bool)
+        valid[1, :6] = False
+    outputs = []
+    handles = [
+        module.register_forward_hook(lambda _m, _a, output: outputs.append(output))
+        for module in model.modules()
+        if isinstance(module, DotProduct)
+    ]
+    recorder = Recorder()
+    with torch.no_grad():
+        alone = model(tokens, valid=valid)
+        outputs.clear()
+        with watch(model, recorder, FirstToken(), Rank()) as w:
+            assert torch.equal(model(tokens, valid=valid), alone)
+    for handle in handles:
+        handle.remove()
+    assert not w.rows()["value"].is_nan().any()
+    for layer, event in recorder.events.items():
+        for b, sequence in enumerate(event.sequences):
+            v = sequence.v.repeat_interleave(2, dim=0)
+            got = torch.stack([head_weights(sequence, head) for head in range(4)]) @ v
+            real = slice(None) if valid is None else valid[b]
+            expected = outputs[layer][b][real].transpose(0, 1)
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_hooks_are_gone_and_caches_refused():
+    model = Decoder(ModelConfig(**SMALL)).eval()
+    with (
+        pytest.raises(WakefulError, match="cache"),
+        torch.no_grad(),
+        watch(model, FirstToken()),
+    ):
+        model(torch.zeros(1, 4, dtype=torch.long), cache=model.new_cache(1, 8))
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_attention_to_other_layers_is_refused():
+    model = Decoder(ModelConfig(**(SMALL | {"route": "crosslayer"}))).eval()
+    with (
+        pytest.raises(WakefulError, match="other layers"),
+        torch.no_grad(),
+        watch(model, FirstToken()),
+    ):
+        model(torch.zeros(1, 9, dtype=torch.long))
