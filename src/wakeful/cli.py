@@ -158,11 +158,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     verb, rest = arguments[0], arguments[1:]
     try:
+        _check_text(arguments)
         if verb not in VERBS:
             raise WakefulError(f"unknown verb {verb!r}; there are {', '.join(VERBS)}")
         VERBS[verb][0](rest)
     except WakefulError as error:
-        _ERR.print(f"[bold red]wakeful {escape(verb)}:[/] {escape(str(error))}", highlight=False)
+        line = " ".join(str(error).splitlines())
+        verb = verb.encode("utf-8", "backslashreplace").decode()
+        _ERR.print(f"[bold red]wakeful {escape(verb)}:[/] {escape(line)}", highlight=False)
         return 1
     except KeyboardInterrupt:
         _ERR.print("interrupted")
@@ -198,10 +201,9 @@ def train_command(arguments: list[str]) -> None:
         with _display(options.config.name) as show:
             run = train(options.config, out, show=show)
     validation = run.read_json("summary.json")["validation"]
-    _OUT.print(
+    _tell(
         f"validation loss {validation['loss']:.4f} ± {validation['standard_error'] or 0:.4f} nats "
-        f"a token over {validation['num_tokens']:,} tokens; the run is in {run.path}",
-        highlight=False,
+        f"a token over {validation['num_tokens']:,} tokens; the run is in {run.path}"
     )
 
 
@@ -214,6 +216,7 @@ def compare_command(arguments: list[str]) -> None:
         _parse(CompareOptions, rest, "compare CONFIG...", CompareOptions())
         raise WakefulError("name one configuration with a [variants] table, or several")
     variants: dict[str, Config] = {}
+    asked: set[tuple[int, ...]] = set()
     options = CompareOptions()
     for source in sources:
         table = read_table(source)
@@ -222,9 +225,14 @@ def compare_command(arguments: list[str]) -> None:
         for name, entry in variants_of(stem, table).items():
             default = CompareOptions(seeds=seeds, config=config_from_table(entry))
             options = _parse(CompareOptions, rest, "compare CONFIG...", default)
+            if options.config.train.seed != default.config.train.seed:
+                raise WakefulError("a comparison sets train.seed itself: use --seeds")
             if name in variants:
                 raise WakefulError(f"two variants are called {name!r}; rename one")
             variants[name] = options.config
+            asked.add(options.seeds)
+    if len(asked) > 1:
+        raise WakefulError("the configurations ask for different seeds: use --seeds")
     if len(variants) < 2:
         raise WakefulError(f"nothing to compare {next(iter(variants))!r} with: name two variants")
     out = Path(options.out or f"runs/compare-{Path(sources[0]).stem}")
@@ -242,11 +250,10 @@ def generate_command(arguments: list[str]) -> None:
     options = _parse(GenerateOptions, rest, "generate RUN", None)
     if len(paths) != 1:
         raise WakefulError("name one run directory")
-    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    prompt = _standard_input() if options.prompt == "-" else options.prompt
     trained = restore(paths[0], step=options.step, device=options.device)
     stream = StreamDecoder(trained.tokenizer)
-    sys.stdout.write(prompt)
-    for token in generate(
+    tokens = generate(
         trained.decoder,
         encode_prompt(trained, prompt),
         num_tokens=options.num_tokens,
@@ -255,7 +262,9 @@ def generate_command(arguments: list[str]) -> None:
         top_p=options.top_p,
         seed=options.seed,
         stop=trained.tokenizer.end_of_text,
-    ):
+    )
+    sys.stdout.write(prompt)
+    for token in tokens:
         sys.stdout.write(stream.push(token))
         sys.stdout.flush()
     sys.stdout.write(stream.flush() + "\n")
@@ -265,6 +274,8 @@ def data_command(arguments: list[str]) -> None:
     """prepare SOURCE... --out DIR: turn text into memory-mapped tokens."""
     from wakeful.data.preparing import prepare
 
+    if arguments[:1] in (["--help"], ["-h"]):
+        arguments = ["prepare", "--help"]
     if not arguments or arguments[0] != "prepare":
         raise WakefulError("write: wakeful data prepare SOURCE... --out DIR")
     sources, rest = _leading(arguments[1:])
@@ -283,11 +294,10 @@ def data_command(arguments: list[str]) -> None:
             text_field=options.text_field,
             progress=show.stage,
         )
-    _OUT.print(
+    _tell(
         f"{data.train.num_tokens:,} training and {data.validation.num_tokens:,} validation tokens "
         f"of a vocabulary of {data.vocab_size:,} are in {options.out}; use them with "
-        f"--data.source {options.out}",
-        highlight=False,
+        f"--data.source {options.out}"
     )
 
 
@@ -317,7 +327,7 @@ def diagnose_command(arguments: list[str]) -> None:
     with _display("diagnose") as show:
         run, grid = run_diagnosis(models, out, show=show, **settings)
     _OUT.print(grid)
-    _OUT.print(f"report: {run.path / 'report.html'}", highlight=False)
+    _tell(f"report: {run.path / 'report.html'}")
 
 
 def demo_command(arguments: list[str]) -> None:
@@ -343,7 +353,7 @@ def demo_command(arguments: list[str]) -> None:
             with _display(f"diagnosis of {name}") as show:
                 run, grid = run_diagnosis(models, place, show=show, length=length)
             _OUT.print(grid)
-            _OUT.print(f"report: {run.path / 'report.html'}", highlight=False)
+            _tell(f"report: {run.path / 'report.html'}")
 
 
 VERBS: dict[str, tuple[Callable[[list[str]], None], str]] = {
@@ -365,7 +375,27 @@ def _report(folders: list[Path], page: Path, title: str) -> None:
     comparison = read_comparison(folders[0] if len(folders) == 1 else folders)
     _OUT.print(render_terminal(comparison))
     written = write_report(comparison, page, title=title or f"wakeful: {folders[0].name}")
-    _OUT.print(f"report: {written}", highlight=False)
+    _tell(f"report: {written}")
+
+
+def _tell(line: str) -> None:
+    """Print a line as it is: a path may hold what looks like markup."""
+    _OUT.print(line, highlight=False, markup=False)
+
+
+def _check_text(arguments: list[str]) -> None:
+    for argument in arguments:
+        try:
+            argument.encode("utf-8")
+        except UnicodeEncodeError:
+            raise WakefulError(f"an argument is not UTF-8: {argument!a}") from None
+
+
+def _standard_input() -> str:
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise WakefulError(f"standard input is not UTF-8: {error}") from None
 
 
 def _display(name: str) -> AbstractContextManager[Any]:

@@ -1,6 +1,7 @@
 """The configuration of a run: dataclasses, to and from TOML, one schema for files and flags."""
 
 import dataclasses
+import math
 import tomllib
 import types
 import typing
@@ -131,6 +132,7 @@ class Config:
 
     def __post_init__(self) -> None:
         train, model, optimizer = self.train, self.model, self.optimizer
+        _check_values(self)
         at_least_one = ("steps", "batch_size", "length", "eval_batch_size", "keep_checkpoints")
         for name in at_least_one:
             if getattr(train, name) < 1:
@@ -185,8 +187,12 @@ def read_table(source: str | Path) -> Table:
         WakefulError: there is no such file or preset, or it is not TOML.
     """
     path = Path(source)
-    if path.is_file():
-        table = _parse(path.read_bytes(), str(path))
+    if _is_file(path):
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise WakefulError(f"{path} cannot be read: {error.strerror or error}") from None
+        table = _parse(content, str(path))
     elif str(source) in presets():
         text = (resources.files("wakeful") / "presets" / f"{source}.toml").read_bytes()
         table = _parse(text, f"preset {source}")
@@ -230,10 +236,38 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> Table:
     return result
 
 
+def _check_values(config: Config) -> None:
+    for section, table in config_to_table(config).items():
+        for name, value in table.items() if isinstance(table, dict) else ():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise WakefulError(f"{section}.{name} must be finite, got {value}")
+            if name == "seed" and not 0 <= value < 2**63:
+                raise WakefulError(f"{section}.seed must be in [0, 2**63), got {value}")
+    for name in ("num_tokens", "temperature", "top_k"):
+        if getattr(config.sample, name) < 0:
+            raise WakefulError(
+                f"sample.{name} must not be negative, got {getattr(config.sample, name)}"
+            )
+    if config.model.relaxed_prefix > config.train.length:
+        raise WakefulError(
+            f"model.relaxed_prefix = {config.model.relaxed_prefix} is longer than train.length = "
+            f"{config.train.length}"
+        )
+    if not config.name or "\0" in config.name:
+        raise WakefulError(f"name must be fit for a folder, got {config.name!r}")
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # too long for a name
+        return False
+
+
 def _parse(content: bytes, name: str) -> Table:
     try:
         return tomllib.loads(content.decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a ValueError too: a number of 5,000 digits
         raise WakefulError(f"{name} is not TOML: {error}") from None
 
 

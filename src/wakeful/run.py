@@ -15,6 +15,8 @@ import errno
 import json
 import os
 import platform
+import re
+import shutil
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from importlib import metadata
@@ -23,9 +25,10 @@ from typing import Any
 
 import polars as pl
 import torch
+from safetensors import SafetensorError
 
 import wakeful
-from wakeful.config import Config, config_from_table, config_to_toml, read_table
+from wakeful.config import Config, config_from_table, read_table
 from wakeful.errors import WakefulError
 
 try:
@@ -43,13 +46,34 @@ class Run:
         self.path = Path(path)
 
     @classmethod
-    def create(cls, path: str | Path, config: Config, environment: Mapping[str, Any]) -> "Run":
-        """Make a new run directory; one that exists already is refused."""
-        run = cls(path)
-        run.make("train", {"name": config.name})
-        run.write_text("config.toml", config_to_toml(config))
-        run.write_json("environment.json", environment)
-        return run
+    @contextlib.contextmanager
+    def create(cls, path: str | Path, kind: str, fields: Mapping[str, Any]) -> Iterator["Run"]:
+        """Give a new run to fill; it is at `path` when that is done, and not at all if it fails.
+
+        A path that exists is refused, except an empty folder, which is filled where it is.
+        """
+        final = cls(path)
+        final.refuse_existing()
+        aside = not final.path.is_dir()
+        part = final.path.with_name(f".{final.path.name}.{os.getpid()}.part")
+        run = cls(part if aside else path)
+        try:
+            with disk_errors(final.path):
+                run.path.mkdir(parents=True, exist_ok=True)
+                yield run
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            run.write_json(
+                "run.json",
+                {"format": FORMAT, "kind": kind, "created": now, "status": "running",
+                 "wakeful": wakeful.__version__, **fields},
+            )  # fmt: skip
+            if aside:
+                final.refuse_existing()  # another process may have been faster
+                with disk_errors(final.path):
+                    part.rename(final.path)
+        finally:
+            if aside:
+                shutil.rmtree(part, ignore_errors=True)
 
     @classmethod
     def open(cls, path: str | Path) -> "Run":
@@ -64,33 +88,31 @@ class Run:
 
     def make(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Create the folder with its run.json."""
-        self.refuse_existing()
-        with disk_errors(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        self.write_json(
-            "run.json",
-            {"format": FORMAT, "kind": kind, "created": now, "status": "running",
-             "wakeful": wakeful.__version__, **fields},
-        )  # fmt: skip
+        with Run.create(self.path, kind, fields):
+            pass
 
     def refuse_existing(self) -> None:
         """Raise `WakefulError` if there is anything at the run's path."""
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            raise WakefulError(
-                f"{self.path} exists already; choose another folder, or continue it with --resume"
-            )
+        with disk_errors(self.path):
+            if not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir())):
+                return
+        raise WakefulError(
+            f"{self.path} exists already; choose another folder, or continue it with --resume"
+        )
 
     @property
     def header(self) -> dict[str, Any]:
         """What run.json says."""
-        if not (self.path / "run.json").is_file():
+        if not os.path.isfile(self.path / "run.json"):  # which a name too long is not
             raise WakefulError(f"{self.path} is no run directory: it has no run.json")
         return self.read_json("run.json")
 
     @property
     def config(self) -> Config:
         """The configuration the run was made with."""
+        kind = self.header.get("kind")
+        if kind != "train":
+            raise WakefulError(f"{self.path} holds no trained model: run.json calls it {kind!r}")
         return config_from_table(read_table(self.path / "config.toml"))
 
     @property
@@ -105,16 +127,18 @@ class Run:
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the run for this process; a second process is refused until it is released."""
-        with disk_errors(self.path), (self.path / ".lock").open("w") as file:
-            if fcntl is not None:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except OSError as error:
-                    if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                        raise
-                    raise WakefulError(
-                        f"another process is working in {self.path}; wait for it or end it"
-                    ) from None
+        with contextlib.ExitStack() as stack:
+            with disk_errors(self.path):
+                file = stack.enter_context((self.path / ".lock").open("w"))
+                if fcntl is not None:
+                    try:
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    except OSError as error:
+                        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                            raise
+                        raise WakefulError(
+                            f"another process is working in {self.path}; wait for it or end it"
+                        ) from None
             yield
 
     def append(self, row: Mapping[str, Any]) -> None:
@@ -133,12 +157,11 @@ class Run:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
-            try:
-                rows.append(json.loads(line))
-            except ValueError:
-                if number == len(lines):
-                    break
-                raise WakefulError(f"{path} line {number} is not JSON; remove that line") from None
+            row = _metrics_row(line)
+            if row is not None:
+                rows.append(row)
+            elif number < len(lines):
+                raise WakefulError(f"{path} line {number} is no metrics row; remove that line")
         return rows
 
     def keep_metrics(self, last_step: int) -> None:
@@ -167,6 +190,8 @@ class Run:
             value = json.loads(path.read_text("utf-8"))
         except FileNotFoundError:
             raise WakefulError(f"{path} is missing; is the run finished?") from None
+        except OSError as error:
+            raise WakefulError(f"{path} cannot be read: {error.strerror or error}") from None
         except (ValueError, RecursionError) as error:
             raise WakefulError(f"{path} is not JSON: {error}") from None
         if not isinstance(value, dict):
@@ -204,18 +229,33 @@ def replaced(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn a full disk or a forbidden folder into a `WakefulError` that names it."""
+    """Turn what the operating system says against writing `path` into a `WakefulError`."""
     try:
         yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    except (OSError, SafetensorError, pl.exceptions.PolarsError) as error:
+        number = error.errno if isinstance(error, OSError) else _number_in(str(error))
+        if number is None:
+            raise
+        if number in (errno.ENOSPC, errno.EDQUOT):
             raise WakefulError(
                 f"the disk is full: {path} could not be written and what was there is kept; "
                 "free some space and resume"
             ) from error
-        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
-            raise WakefulError(f"{path} cannot be written: {error.strerror}") from error
-        raise
+        raise WakefulError(f"{path} cannot be written: {os.strerror(number)}") from error
+
+
+def _number_in(text: str) -> int | None:
+    """Find the number that libraries written in Rust put into the text of a system's error."""
+    found = re.search(r"\(os error (\d+)\)", text)
+    return int(found[1]) if found else None
+
+
+def _metrics_row(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) and {"kind", "step"} <= row.keys() else None
 
 
 def environment(device: torch.device) -> dict[str, Any]:

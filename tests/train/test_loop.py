@@ -2,6 +2,9 @@
 
 import json
 import math
+import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -11,14 +14,22 @@ import torch
 from safetensors.torch import load_file
 
 from train.runs import tiny
-from wakeful.config import Config, config_from_table
+from wakeful.config import Config, config_from_table, config_to_toml
+from wakeful.data.order import Batches, ValidationWindows
 from wakeful.errors import WakefulError
 from wakeful.run import Run
 from wakeful.train import checkpoint
 from wakeful.train.evaluate import evaluate, mean_loss
 from wakeful.train.loop import train
 from wakeful.train.restore import restore
-from wakeful.train.setup import autocast, load_data, make_decoder, make_optimizer, resolved
+from wakeful.train.setup import (
+    autocast,
+    choose_device,
+    load_data,
+    make_decoder,
+    make_optimizer,
+    resolved,
+)
 
 
 def losses(run: Run) -> list[float]:
@@ -61,18 +72,25 @@ def test_training_learns_and_restores_what_it_learned(text: Path, tmp_path: Path
     assert curve[-1] < curve[0] - 1.0
     trained = restore(run.path)
     data = load_data(config.data)
-    from wakeful.data.order import ValidationWindows
-
     windows = ValidationWindows(data.validation, length=16, batch_size=16)
     frame = evaluate(trained.decoder, windows, autocast(config, torch.device("cpu")))
     stored = pl.read_parquet(run.path / "validation.parquet")
     assert frame["loss"].to_list() == pytest.approx(stored["loss"].to_list(), rel=1e-6)
 
 
-def test_accumulated_gradients_are_those_of_the_whole_batch(text: Path, tmp_path: Path) -> None:
-    whole = train(tiny(text, train={"dtype": "float64"}), tmp_path / "whole")
-    parts = train(tiny(text, train={"dtype": "float64", "micro_batch_size": 1}), tmp_path / "parts")
-    assert losses(parts) == pytest.approx(losses(whole), rel=1e-12)
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 1e-5)])
+def test_accumulated_gradients_are_those_of_the_whole_batch(
+    text: Path, tmp_path: Path, dtype: str, tolerance: float
+) -> None:
+    settings = {"dtype": dtype, "steps": 4, "eval_every": 0}
+    whole = train(tiny(text, train=settings), tmp_path / "whole")
+    for micro in (1, 2):
+        parts = train(
+            tiny(text, train=settings | {"micro_batch_size": micro}), tmp_path / f"parts{micro}"
+        )
+        assert losses(parts) == pytest.approx(losses(whole), rel=tolerance)
+        norms = [[row["grad_norm"] for row in run.metrics()[:4]] for run in (parts, whole)]
+        assert norms[0] == pytest.approx(norms[1], rel=10 * tolerance)
 
 
 def test_recomputing_activations_changes_nothing(text: Path, tmp_path: Path) -> None:
@@ -153,8 +171,6 @@ def test_every_optimizer_trains_and_resumes_to_the_bit(
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     """Make the loop fail when it comes to the step after `steps`."""
-    from wakeful.data.order import Batches
-
     real = Batches.batch
 
     def batch(self: Batches, step: int) -> torch.Tensor:
@@ -174,13 +190,129 @@ def test_the_optimizer_gives_no_decay_to_vectors(text: Path) -> None:
         assert (parameter in decayed) == (parameter.ndim > 1), name
 
 
-def test_tensorboard_is_written_or_refused(
+def test_tensorboard_has_what_the_metrics_have(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("tensorboard")
-    on = {"tensorboard": True, "steps": 3}
-    run = train(tiny(text, train=on), tmp_path / "run")
-    assert list((run.path / "tensorboard").glob("events*"))
-    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
-    with pytest.raises(WakefulError, match="pip install"):
-        train(tiny(text, train=on), tmp_path / "other")
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    on = {"tensorboard": True, "steps": 5, "checkpoint_every": 2, "eval_every": 3}
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3)
+        with pytest.raises(RuntimeError, match="stop"):
+            train(tiny(text, train=on), tmp_path / "run")
+    run = train(Config(), tmp_path / "run", resume=True)
+    events = accumulator.EventAccumulator(str(run.path / "tensorboard"))
+    events.Reload()
+    for kind, figure in (("train", "loss"), ("train", "lr"), ("validation", "loss")):
+        rows = [row for row in run.metrics() if row["kind"] == kind]
+        found = events.Scalars(f"{kind}/{figure}")
+        # Step 3 was reached twice and is there once.
+        assert [event.step for event in found] == [row["step"] for row in rows]
+        assert [event.value for event in found] == pytest.approx([row[figure] for row in rows])
+
+
+def test_without_tensorboard_nothing_is_begun(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(WakefulError, match=r"needs the package tensorboard: pip install"):
+        train(tiny(text, train={"tensorboard": True}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_resumed_run_seeks_its_data(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = train(tiny(text), tmp_path / "run")
+    shutil.rmtree(run.checkpoints / "step-00000008")
+    seen: list[int] = []
+    real = Batches.batch
+
+    def batch(self: Batches, step: int) -> torch.Tensor:
+        seen.append(step)
+        return real(self, step)
+
+    monkeypatch.setattr(Batches, "batch", batch)
+    train(Config(), run.path, resume=True)
+    assert seen == [6, 7]
+
+
+def test_the_seed_sets_the_weights_and_the_data_order(text: Path, tmp_path: Path) -> None:
+    short = {"steps": 2, "eval_every": 0}
+    one, same, other = (
+        train(tiny(text, train=short | {"seed": seed}), tmp_path / name)
+        for name, seed in (("one", 1), ("same", 1), ("other", 2))
+    )
+    assert losses(one) == losses(same)
+    assert all(torch.equal(weights(same)[name], w) for name, w in weights(one).items())
+    assert losses(one) != losses(other)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "prefix", "empty"),
+    [(["", "def "], 0, [False, False]), (["def " * 60, "x"], 0, [True, False]),
+     (["x", "def return value layer range self None"], 6, [True, False])],
+)  # fmt: skip
+def test_prompts_that_cannot_be_continued_do_not_keep_a_run_from_ending(
+    text: Path, tmp_path: Path, prompts: list[str], prefix: int, empty: list[bool]
+) -> None:
+    config = tiny(
+        text,
+        train={"steps": 1},
+        optimizer={"warmup_steps": 0},
+        model={"relaxed_prefix": prefix},
+        sample={"prompts": prompts, "num_tokens": 9, "temperature": 5.0, "top_k": 0},
+    )
+    run = train(config, tmp_path / "run")
+    assert run.header["status"] == "done"
+    samples = run.read_json("summary.json")["samples"]
+    assert [sample["prompt"] for sample in samples] == prompts
+    assert [not sample["text"] for sample in samples] == empty
+
+
+def test_no_clipping_means_none(text: Path, tmp_path: Path) -> None:
+    optimizer = {"name": "sgd", "clip": 0.0, "lr": 1.0, "final_lr": 1.0, "initial_lr": 1.0,
+                 "warmup_steps": 0, "weight_decay": 0.0}  # fmt: skip
+    config = tiny(text, optimizer=optimizer, train={"steps": 1, "dtype": "float64"})
+    run = train(config, tmp_path / "run")
+    start = make_decoder(resolved(config, load_data(config.data)), torch.device("cpu"))
+    moved = sum(
+        float((weights(run)[name] - tensor).square().sum())
+        for name, tensor in start.state_dict().items()
+    )
+    # A step of plain descent at a rate of one is the gradient.
+    assert math.sqrt(moved) == pytest.approx(run.metrics()[0]["grad_norm"], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("tpu", "is no device"),
+        ("meta", "does not train"),
+        ("cuda:99", r"no CUDA device|CUDA devices here"),
+    ],
+)
+def test_devices_that_are_not_there_are_refused(name: str, message: str) -> None:
+    with pytest.raises(WakefulError, match=message):
+        choose_device(name)
+
+
+@pytest.mark.parametrize("width", [10**12, 10**30])
+def test_a_model_past_all_memory_is_refused(text: Path, tmp_path: Path, width: int) -> None:
+    config = tiny(text, model={"width": width, "mlp_width": 4})
+    with pytest.raises(WakefulError, match="does not fit into memory"):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_compiled_run_computes_the_same(text: Path, tmp_path: Path) -> None:
+    # In processes of their own: the shape checks of these tests cannot be compiled.
+    found = []
+    for compiled in ("False", "True"):
+        file = tmp_path / "config.toml"
+        file.write_text(config_to_toml(tiny(text)))
+        out = tmp_path / compiled
+        command = ["train", str(file), "--out", str(out), f"--train.compile={compiled}"]
+        subprocess.run([sys.executable, "-m", "wakeful", *command], check=True)
+        found.append(losses(Run.open(out)))
+    assert found[0] == pytest.approx(found[1], rel=1e-5)

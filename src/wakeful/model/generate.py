@@ -1,6 +1,8 @@
 """Continuing a text, one token at a time."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
@@ -10,7 +12,6 @@ from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 
 
-@torch.inference_mode()
 def generate(
     decoder: Decoder,
     prompt: list[int],
@@ -22,7 +23,7 @@ def generate(
     seed: int = 0,
     stop: int | None = None,
 ) -> Iterator[int]:
-    """Yield up to `num_tokens` token ids that continue `prompt`, as soon as each is known.
+    """Return up to `num_tokens` token ids that continue `prompt`, each as soon as it is known.
 
     The prompt is read once and the key/value cache does the rest. `temperature` 0 is greedy;
     `top_k` keeps the likeliest tokens (0: all), `top_p` the smallest set of them whose
@@ -33,10 +34,15 @@ def generate(
     """
     if not prompt:
         raise WakefulError("an empty prompt has nothing to continue; give at least one token")
-    if temperature < 0 or top_k < 0 or not 0 < top_p <= 1:
+    if not 0 <= temperature < math.inf or top_k < 0 or not 0 < top_p <= 1:
         raise WakefulError(
             f"temperature and top_k must not be negative and top_p must be in (0, 1], got "
             f"{temperature}, {top_k} and {top_p}"
+        )
+    if num_tokens < 0 or not 0 <= seed < 2**63:
+        raise WakefulError(
+            f"num_tokens must not be negative and seed must be between 0 and 2**63 - 1, got "
+            f"{num_tokens} and {seed}"
         )
     total = len(prompt) + num_tokens
     if total > decoder.config.max_length:
@@ -44,20 +50,27 @@ def generate(
             f"{len(prompt)} prompt tokens and {num_tokens} new ones are more than the model's "
             f"context of {decoder.config.max_length}"
         )
-    device = decoder.head.weight.device
     generator = torch.Generator().manual_seed(seed)
-    cache = decoder.new_cache(1, total)
+    pick = partial(choose, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
+    return _tokens(decoder, prompt, num_tokens=num_tokens, pick=pick, stop=stop)
+
+
+@torch.inference_mode()
+def _tokens(
+    decoder: Decoder,
+    prompt: list[int],
+    *,
+    num_tokens: int,
+    pick: Callable[[Tensor], int],
+    stop: int | None,
+) -> Iterator[int]:
+    device = decoder.head.weight.device
+    cache = decoder.new_cache(1, len(prompt) + num_tokens)
     tokens = torch.tensor([prompt], device=device)
     for _ in range(num_tokens):
         # Only the last token's logits are wanted, and the head is the widest matrix.
         hidden = decoder.hidden(tokens, cache=cache)[:, -1]
-        token = choose(
-            decoder.head(hidden)[0].float().cpu(),
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            generator=generator,
-        )
+        token = pick(decoder.head(hidden)[0].float().cpu())
         if token == stop:
             return
         yield token
@@ -75,8 +88,9 @@ def choose(
     """Return one token id drawn from softmax(logits / temperature), cut to top_k and top_p."""
     if temperature == 0:
         return int(logits.argmax())
-    kept, ids = _likeliest(logits / temperature, top_k)
-    probabilities = kept.softmax(0)
+    kept, ids = _likeliest(logits, top_k)
+    # In double and from the largest down, so that no temperature is too low for it.
+    probabilities = ((kept.double() - kept[0].double()) / temperature).softmax(0)
     # A token stays if those before it have not reached top_p; the first always stays.
     before = probabilities.cumsum(0) - probabilities
     probabilities[before >= top_p] = 0.0

@@ -7,6 +7,7 @@ from typing import Any
 import polars as pl
 
 from wakeful.probes.diagnose import Diagnosis
+from wakeful.report.charts import PALETTE
 from wakeful.report.diagnosis import findings, summary
 from wakeful.report.diagnosis_charts import (
     heatmap,
@@ -64,9 +65,10 @@ def write_diagnosis(
             for diagnosis, figure in zip(diagnoses, figures, strict=True)
         ],
         compared=[
-            (label, [_shown(figure[key], style) for figure in figures])
+            (label, [_compared(figure[key], figures[0][key], style) for figure in figures])
             for key, label, style in _COMPARED
         ],
+        colours=[PALETTE[n % len(PALETTE)] for n in range(len(diagnoses))],
         curves=layer_charts(diagnoses),
         strips=rank_strips(diagnoses),
         spectra=spectra(diagnoses),
@@ -96,5 +98,10 @@ def _channels(diagnosis: Diagnosis) -> list[dict[str, Any]]:
     return top.to_dicts()
 
 
-def _shown(value: Any, style: str) -> str:
-    return "–" if value is None else style.format(value)
+def _compared(value: float | None, first: float | None, style: str) -> tuple[str, str]:
+    """Return a figure and, for all models but the first, its difference to the first model's."""
+    if value is None:
+        return "–", ""
+    if first is None or value is first:
+        return style.format(value), ""
+    return style.format(value), style.replace("{:", "{:+").format(value - first)

@@ -47,12 +47,12 @@ def save(
     final = folder / f"step-{step:08d}"
     part = folder / f".{final.name}.{os.getpid()}.part"
     tensors, numbers = _pack(optimizer)
-    state = {"step": step, "progress": progress, "optimizer": numbers}
+    kind = type(optimizer).__name__
+    state = {"step": step, "progress": progress, "kind": kind, "optimizer": numbers}
     try:
         with disk_errors(final):
             folder.mkdir(parents=True, exist_ok=True)
-            for stale in folder.glob(".step-*.part"):
-                shutil.rmtree(stale, ignore_errors=True)
+            _sweep(folder)
             part.mkdir()
             _save_tensors(_unique(model), part / "model.safetensors")
             _save_tensors(tensors, part / "optimizer.safetensors")
@@ -68,9 +68,21 @@ def save(
             _sync(folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    for old in steps(folder)[:-keep]:
-        shutil.rmtree(folder / f"step-{old:08d}")
+    prune(folder, keep=keep)
     return final
+
+
+def prune(folder: Path, *, keep: int) -> None:
+    """Remove what killed processes left half written, and all but the `keep` newest."""
+    _sweep(folder)
+    with disk_errors(folder):
+        for old in steps(folder)[:-keep]:
+            shutil.rmtree(folder / f"step-{old:08d}")
+
+
+def _sweep(folder: Path) -> None:
+    for left in folder.glob(".step-*.part"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def steps(folder: Path) -> list[int]:
@@ -111,6 +123,11 @@ def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> dict[str, An
     """Fill an optimizer from a (verified) checkpoint; return the progress stored with it."""
     state = json.loads((path / "state.json").read_text())
     tensors = _load_tensors(path / "optimizer.safetensors")
+    if state["kind"] != type(optimizer).__name__:
+        raise WakefulError(
+            f"{path} was written with the optimizer {state['kind']}, not "
+            f"{type(optimizer).__name__}: optimizer.name has changed; start a new run"
+        )
     numbers = state["optimizer"]
     entries: dict[int, dict[str, Any]] = {
         int(index): dict(values) for index, values in numbers.pop("state").items()
@@ -171,13 +188,7 @@ def _unique(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    try:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
-    except SafetensorError as error:
-        # The writer reports the operating system's error by its text only.
-        if "os error 28" in str(error) or "No space left" in str(error):
-            raise OSError(28, "No space left on device") from error
-        raise
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
 
 
 def _load_tensors(path: Path) -> dict[str, Tensor]:

@@ -13,6 +13,9 @@ from wakeful.train.progress import Display
 
 Shown = Callable[[str], AbstractContextManager[Display]]
 
+_OWN_FILES = ("run.json", "report.html")
+"""What a comparison's folder holds beside its variants."""
+
 
 def variants_of(name: str, table: Table) -> dict[str, Table]:
     """Return the configurations in a table: itself, or one for each entry of `[variants]`."""
@@ -22,8 +25,8 @@ def variants_of(name: str, table: Table) -> dict[str, Table]:
         raise WakefulError("variants must be a table with one table for each variant")
     for key, entry in entries.items():
         if not isinstance(entry, Mapping):
-            raise WakefulError(f"variants.{key} must be a table, got {entry!r}")
-        if not key or key.startswith(".") or "/" in key or "\\" in key or "\0" in key:
+            raise WakefulError(f"variants.{key!r} must be a table, got {entry!r}")
+        if not key or key.startswith(".") or set(key) & set("/\\\0") or key in _OWN_FILES:
             raise WakefulError(f"variants.{key!r}: a variant's name is also its folder's")
     return {key: merged(merged(rest, entry), {"name": key}) for key, entry in entries.items()}
 
@@ -33,8 +36,6 @@ def seeds_of(table: Table) -> list[int]:
     seeds = table.get("seeds", [0])
     if not isinstance(seeds, list) or not seeds or any(type(seed) is not int for seed in seeds):
         raise WakefulError(f"seeds must be a list of whole numbers, got {seeds!r}")
-    if len(set(seeds)) != len(seeds):
-        raise WakefulError(f"seeds names one twice: {seeds!r}")
     return seeds
 
 
@@ -52,6 +53,8 @@ def compare(
     so that differences between variants are paired. `resume` goes on with a comparison that was
     interrupted: finished runs stay, unfinished ones continue.
     """
+    if len(set(seeds)) != len(seeds):
+        raise WakefulError(f"seeds names one twice: {list(seeds)!r}")
     comparison = Run(path)
     names = list(variants)
     facts = {"name": comparison.path.name, "baseline": names[0], "variants": names,
@@ -65,16 +68,38 @@ def compare(
             )
     else:
         comparison.make("compare", facts)
+    runs = {
+        (name, seed): dataclasses.replace(
+            config, train=dataclasses.replace(config.train, seed=seed)
+        )
+        for seed in seeds
+        for name, config in variants.items()
+    }
+    places = {key: comparison.path / key[0] / f"seed-{key[1]}" for key in runs}
+    begun = [key for key, place in places.items() if (place / "run.json").is_file()]
+    for key in begun:
+        _check_same_config(places[key], runs[key])
     comparison.set_status("running")
-    for seed in seeds:
-        for name, config in variants.items():
-            place = comparison.path / name / f"seed-{seed}"
-            begun = (place / "run.json").is_file()
-            if begun and Run.open(place).header["status"] == "done":
+    try:
+        for (name, seed), config in runs.items():
+            place, resume = places[name, seed], (name, seed) in begun
+            if resume and Run.open(place).header["status"] == "done":
                 continue
-            seeded = dataclasses.replace(config, train=dataclasses.replace(config.train, seed=seed))
-            label = name if len(seeds) == 1 else f"{name}, seed {seed}"
-            with shown(label) as show:
-                train(seeded, place, resume=begun, show=show)
+            with shown(name if len(seeds) == 1 else f"{name}, seed {seed}") as show:
+                train(config, place, resume=resume, show=show)
+    except BaseException:
+        comparison.set_status("stopped")
+        raise
     comparison.set_status("done")
     return comparison
+
+
+def _check_same_config(place: Path, config: Config) -> None:
+    before = Run.open(place).config
+    # A run knows the vocabulary of its tokenizer; a configuration may not yet.
+    model = dataclasses.replace(config.model, vocab_size=before.model.vocab_size)
+    if before != dataclasses.replace(config, model=model):
+        raise WakefulError(
+            f"{place} was begun with another configuration than it has now; restore the "
+            "configuration, or choose another folder"
+        )

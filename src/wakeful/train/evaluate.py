@@ -19,7 +19,8 @@ def evaluate(
 ) -> pl.DataFrame:
     """Return one row a validation window: `window`, `loss` (mean nats a token), `tokens`.
 
-    The whole set, in its order, each token but the first predicted once.
+    The whole set, in its order, each token but the first predicted once. Where the first
+    `relaxed_prefix` tokens of a window see each other, the targets among them are not counted.
     """
     device = decoder.head.weight.device
     training = decoder.training
@@ -29,11 +30,13 @@ def evaluate(
     for inputs, targets in windows:
         with autocast:
             each = decoder.loss(inputs.to(device), targets.to(device), reduction="none")
-        counted = (targets != IGNORED).sum(1)
+        blind = targets[:, max(0, decoder.config.relaxed_prefix - 1) :]
+        counted = (blind != IGNORED).sum(1)
         losses += (each.double().sum(1).cpu() / counted).tolist()
         tokens += counted.tolist()
     decoder.train(training)
-    return pl.DataFrame({"window": range(len(losses)), "loss": losses, "tokens": tokens})
+    frame = pl.DataFrame({"window": range(len(losses)), "loss": losses, "tokens": tokens})
+    return frame.filter(pl.col("tokens") > 0)
 
 
 def mean_loss(windows: pl.DataFrame) -> Estimate:

@@ -5,14 +5,14 @@ import math
 import signal
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import torch
 
-from wakeful.config import Config
+from wakeful.config import Config, config_to_toml
 from wakeful.data.order import Batches, ValidationWindows
 from wakeful.data.tokens import PreparedData
 from wakeful.errors import WakefulError
@@ -31,7 +31,10 @@ from wakeful.train.setup import (
     make_optimizer,
     resolved,
 )
-from wakeful.train.tensorboard import scalar_writer
+from wakeful.train.tensorboard import Write, check_installed, scalar_writer
+
+_LARGEST_EXPONENT = 700.0
+"""e to this is still a float; JSON has no infinity."""
 
 
 def train(
@@ -51,6 +54,7 @@ def train(
     elif Path(path).exists():
         Run(path).refuse_existing()
     device = choose_device(config.train.device)
+    check_installed(enabled=config.train.tensorboard)
     data = load_data(config.data, show.stage)
     config = resolved(config, data)
     batches = Batches(
@@ -69,9 +73,12 @@ def train(
         run = Run.open(path)
         _check_same_data(run, data)
     else:
-        run = Run.create(path, config, environment(device))
-        run.write_json("data.json", _data_facts(data))
-        data.tokenizer.save(run.path)
+        with Run.create(path, "train", {"name": config.name}) as new:
+            new.write_text("config.toml", config_to_toml(config))
+            new.write_json("environment.json", environment(device))
+            new.write_json("data.json", _data_facts(data))
+            data.tokenizer.save(new.path)
+        run = Run.open(path)
 
     with run.lock(), _stop_signals() as stopped:
         run.set_status("running")
@@ -81,13 +88,15 @@ def train(
             checkpoint.load_model(newest, decoder)
             progress = checkpoint.load_optimizer(newest, optimizer)
             first, tokens, seconds = progress["step"], progress["tokens"], progress["seconds"]
+            checkpoint.prune(run.checkpoints, keep=config.train.keep_checkpoints)
         run.keep_metrics(first)
+        write_scalars = scalar_writer(run.path, enabled=config.train.tensorboard, first=first + 1)
         try:
             _steps(
-                config, run, decoder, optimizer, batches, windows, show, stopped,
+                config, run, decoder, optimizer, batches, windows, show, write_scalars, stopped,
                 first=first, tokens=tokens, seconds=seconds,
             )  # fmt: skip
-            _finish(config, run, decoder, data, windows)
+            _finish(config, run, decoder, data, windows, write_scalars)
         except BaseException:
             run.set_status("stopped")
             raise
@@ -103,6 +112,7 @@ def _steps(
     batches: Batches,
     windows: ValidationWindows,
     show: Display,
+    write_scalars: Write,
     stopped: list[int],
     *,
     first: int,
@@ -115,7 +125,6 @@ def _steps(
     parts = settings.batch_size // micro
     loss_of = torch.compile(decoder.loss) if settings.compile else decoder.loss
     mixed = autocast(config, device)
-    write_scalars = scalar_writer(run.path, enabled=settings.tensorboard)
     parameters = [p for p in decoder.parameters() if p.requires_grad]
     saved = first
     decoder.train()
@@ -142,8 +151,10 @@ def _steps(
             part_losses.append(part_loss.detach())
         loss = torch.stack(part_losses).sum().item()
         norm = torch.nn.utils.clip_grad_norm_(parameters, optim.clip or math.inf).item()
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise WakefulError(_not_finite(run, batches, step, loss, norm))
+        if not math.isfinite(loss):
+            raise WakefulError(_not_finite(run, batches, step, f"the loss is {loss}"))
+        if not math.isfinite(norm):
+            raise WakefulError(_not_finite(run, batches, step, f"the gradient norm is {norm}"))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
@@ -170,6 +181,8 @@ def _steps(
             _validate(config, run, decoder, windows, done, write_scalars)
         due = settings.checkpoint_every and done % settings.checkpoint_every == 0
         if last or due or stopped:
+            if not all(parameter.isfinite().all() for parameter in parameters):
+                raise WakefulError(_not_finite(run, batches, step, "a weight is not finite"))
             state = {"step": done, "tokens": tokens, "seconds": seconds}
             checkpoint.save(
                 run.checkpoints, done, decoder, optimizer, state, keep=settings.keep_checkpoints
@@ -189,11 +202,16 @@ def _validate(
     decoder: Decoder,
     windows: ValidationWindows,
     step: int,
-    write_scalars: Callable[[Mapping[str, Any]], None],
+    write_scalars: Write,
 ) -> tuple[pl.DataFrame, dict[str, Any]]:
     """Evaluate on the full validation set and record the result."""
     frame = evaluate(decoder, windows, autocast(config, decoder.head.weight.device))
     loss, error = mean_loss(frame)
+    if not math.isfinite(loss):
+        raise WakefulError(
+            f"the validation loss is {loss} after step {step}; lower optimizer.lr, or look at the "
+            "validation text"
+        )
     row: dict[str, Any] = {
         "kind": "validation",
         "step": step,
@@ -208,12 +226,17 @@ def _validate(
 
 
 def _finish(
-    config: Config, run: Run, decoder: Decoder, data: PreparedData, windows: ValidationWindows
+    config: Config,
+    run: Run,
+    decoder: Decoder,
+    data: PreparedData,
+    windows: ValidationWindows,
+    write_scalars: Write,
 ) -> None:
     """Evaluate, continue the sample prompts and write the run's figures."""
     steps = config.train.steps
     run.keep_metrics_before_final(steps)
-    frame, row = _validate(config, run, decoder, windows, steps, lambda _row: None)
+    frame, row = _validate(config, run, decoder, windows, steps, write_scalars)
     run.write_frame("validation.parquet", frame.with_columns(step=steps))
     run.finish_metrics()
     trained = [entry for entry in run.metrics() if entry["kind"] == "train"]
@@ -229,7 +252,7 @@ def _finish(
             "kv_cache_dtype": str(decoder.head.weight.dtype).removeprefix("torch."),
             "validation": {
                 **{key: row[key] for key in row if key not in ("kind", "step")},
-                "perplexity": math.exp(row["loss"]),
+                "perplexity": math.exp(min(row["loss"], _LARGEST_EXPONENT)),
                 "length": config.train.length,
             },
             "samples": _samples(config, decoder, data),
@@ -243,12 +266,14 @@ def _samples(config: Config, decoder: Decoder, data: PreparedData) -> list[dict[
     decoder.eval()
     samples: list[dict[str, Any]] = []
     for prompt in settings.prompts:
-        ids = data.tokenizer.encode(prompt)
+        # A document begins with the end of the one before; an empty prompt begins one.
+        ids = data.tokenizer.encode(prompt) or [data.tokenizer.end_of_text]
         room = config.model.max_length - len(ids)
+        readable = room >= 0 and len(ids) >= config.model.relaxed_prefix
         new = generate(
             decoder,
-            ids,
-            num_tokens=min(settings.num_tokens, room),
+            ids if readable else [data.tokenizer.end_of_text],
+            num_tokens=min(settings.num_tokens, room) if readable else 0,
             temperature=settings.temperature,
             top_k=settings.top_k,
             seed=settings.seed,
@@ -270,20 +295,21 @@ def _data_facts(data: PreparedData) -> dict[str, Any]:
         "train_tokens": data.train.num_tokens,
         "validation_tokens": data.validation.num_tokens,
         "vocab_size": data.vocab_size,
+        "train_sha256": data.info["splits"]["train"]["sha256"],
+        "validation_sha256": data.info["splits"]["validation"]["sha256"],
     }
 
 
 def _check_same_data(run: Run, data: PreparedData) -> None:
     before, now = run.read_json("data.json"), _data_facts(data)
-    if (before["corpus_sha256"], before["tokenizer"]) != (now["corpus_sha256"], now["tokenizer"]):
+    if any(before.get(key) != now[key] for key in now if key != "source"):
         raise WakefulError(
-            f"{run.path} was trained on other data than data.source gives now: the text or the "
-            "tokenizer has changed; restore it, or start a new run"
+            f"{run.path} was trained on other data than data.source gives now: the text, what is "
+            "held out of it or the tokenizer has changed; restore it, or start a new run"
         )
 
 
-def _not_finite(run: Run, batches: Batches, step: int, loss: float, norm: float) -> str:
-    what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {norm}"
+def _not_finite(run: Run, batches: Batches, step: int, what: str) -> str:
     kept = checkpoint.steps(run.checkpoints)
     good = f"the checkpoint of step {kept[-1]} is kept" if kept else "there is no checkpoint yet"
     starts = ", ".join(str(start) for start in batches.starts(step)[:4])

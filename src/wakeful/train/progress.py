@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.progress import (
     BarColumn,
+    MofNCompleteColumn,
     Progress,
     ProgressColumn,
     TaskID,
@@ -108,10 +109,10 @@ def display(console: Console, name: str) -> Iterator[Display]:
         yield Lines(console, name)
         return
     columns: list[ProgressColumn] = [
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
-        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-        TextColumn("{task.fields[figures]}"),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[figures]}", markup=False),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     ]

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from wakeful.model.initialise import initialise
 from wakeful.optim.torch_optimizers import build_optimizer
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+_TOO_LARGE = ("allocate memory", "Overflow when unpacking", "invalid size", "overflow")
+"""What torch says, in errors of no special type, of a tensor larger than memory or than numbers."""
 
 
 def load_data(config: DataConfig, progress: Progress | None = None) -> PreparedData:
@@ -49,17 +52,39 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise WakefulError(f"train.device = {name!r} is no device; use auto, cpu or cuda") from None
+    if device.type not in ("cpu", "cuda", "mps"):
+        raise WakefulError(f"train.device = {name!r} does not train; use auto, cpu, cuda or mps")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise WakefulError(f"train.device = {name!r}, but torch sees no CUDA device here")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise WakefulError(
+            f"train.device = {name!r}, but torch sees {torch.cuda.device_count()} CUDA devices here"
+        )
     return device
 
 
 def make_decoder(config: Config, device: torch.device) -> Decoder:
     """Return the initialised decoder on its device."""
-    decoder = initialise(Decoder(config.model), config.train.seed)
-    decoder.checkpoint_activations = config.train.checkpoint_activations
     dtype = torch.float64 if config.train.dtype == "float64" else torch.float32
-    return decoder.to(device=device, dtype=dtype)
+    with _memory_errors():
+        decoder = initialise(Decoder(config.model), config.train.seed)
+        decoder.checkpoint_activations = config.train.checkpoint_activations
+        return decoder.to(device=device, dtype=dtype)
+
+
+@contextlib.contextmanager
+def _memory_errors() -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, MemoryError, TypeError, OverflowError) as error:
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
+            sign in str(error) for sign in _TOO_LARGE
+        ):
+            raise WakefulError(
+                "the model does not fit into memory: lower model.width, model.mlp_width, "
+                "model.num_layers or the vocabulary"
+            ) from error
+        raise
 
 
 def make_optimizer(config: Config, decoder: Decoder) -> torch.optim.Optimizer:

@@ -6,20 +6,24 @@ from typing import Any
 
 from wakeful.errors import WakefulError
 
+Write = Callable[[Mapping[str, Any]], None]
 _FIGURES = ("loss", "lr", "grad_norm", "tokens_per_second")
 
 
-def scalar_writer(path: Path, *, enabled: bool) -> Callable[[Mapping[str, Any]], None]:
-    """Return a function that writes a metrics row as TensorBoard scalars, or one that does not."""
+def check_installed(*, enabled: bool) -> None:
+    """Raise `WakefulError` if events are wanted and the package is missing."""
+    if enabled:
+        _summary_writer()
+
+
+def scalar_writer(path: Path, *, enabled: bool, first: int) -> Write:
+    """Return a function that writes a metrics row as TensorBoard scalars, or one that does not.
+
+    Events from step `first` on, left by a run that was interrupted, are told to be dropped.
+    """
     if not enabled:
         return lambda row: None
-    try:
-        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
-    except ImportError:
-        raise WakefulError(
-            "train.tensorboard needs the package tensorboard: pip install 'wakeful[tensorboard]'"
-        ) from None
-    writer = SummaryWriter(str(path / "tensorboard"))
+    writer = _summary_writer()(str(path / "tensorboard"), purge_step=first)
 
     def write(row: Mapping[str, Any]) -> None:
         for name in _FIGURES:
@@ -28,3 +32,13 @@ def scalar_writer(path: Path, *, enabled: bool) -> Callable[[Mapping[str, Any]],
         writer.flush()
 
     return write
+
+
+def _summary_writer() -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
+    except ImportError:
+        raise WakefulError(
+            "train.tensorboard needs the package tensorboard: pip install 'wakeful[tensorboard]'"
+        ) from None
+    return SummaryWriter
