@@ -1,14 +1,33 @@
 """The command line, as its users type it."""
 
+import dataclasses
+import inspect
+import io
 import re
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, get_type_hints
 
 import pytest
 
 from train.runs import text, tiny
-from wakeful.cli import VERBS, main
-from wakeful.config import config_to_toml
+from wakeful.cli import (
+    VERBS,
+    CompareOptions,
+    DemoOptions,
+    DiagnoseOptions,
+    GenerateOptions,
+    PrepareOptions,
+    ReportOptions,
+    TrainOptions,
+    main,
+)
+from wakeful.config import Config, config_to_toml
+from wakeful.errors import WakefulError
 from wakeful.run import Run
+from wakeful.train.restore import restore
 
 __all__ = ["text"]
 FAST = ["--train.steps", "3", "--train.eval_every", "0", "--train.checkpoint_every", "0"]
@@ -120,23 +139,296 @@ def test_resume_takes_no_other_option(config: str, capsys: pytest.CaptureFixture
     )
 
 
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "data"])
-def test_help_names_the_options(verb: str, capsys: pytest.CaptureFixture) -> None:
+OPTIONS = {
+    "train": TrainOptions, "compare": CompareOptions, "generate": GenerateOptions,
+    "data prepare": PrepareOptions, "report": ReportOptions, "diagnose": DiagnoseOptions,
+    "demo": DemoOptions,
+}  # fmt: skip
+
+
+def options_of(kind: type, prefix: str = "") -> Iterator[tuple[str, str, object]]:
+    """Yield every option of a verb: its name, its description in the source and its default."""
+    hints = get_type_hints(kind)
+    described = re.findall(r'^    (\w+): .*\n    """((?:.|\n)+?)"""', inspect.getsource(kind), re.M)
+    words = {name: " ".join(text.split()) for name, text in described}
+    for field in dataclasses.fields(kind):
+        if dataclasses.is_dataclass(hints[field.name]):
+            below = "" if field.name == "config" else f"{prefix}{field.name}."
+            yield from options_of(hints[field.name], below)
+        else:
+            assert field.name in words, f"{kind.__name__}.{field.name} is not described"
+            yield prefix + field.name, words[field.name], field.default
+
+
+def help_of(capsys: pytest.CaptureFixture[str], *verb: str) -> str:
     with pytest.raises(SystemExit) as ended:
-        main([verb, "--help"])
+        main([*verb, "--help"])
     assert ended.value.code == 0
-    shown = capsys.readouterr().out
-    assert "--" in shown
-    if verb in ("train", "compare"):
-        for words in (
-            "--train.batch_size INT",
-            "Sequences a step",
-            "(default: 16)",
-            "--model.norm {layernorm",
-            "value-residual-82m",
-            "svformer(anchors",
-        ):
+    return " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("verb", OPTIONS)
+def test_help_shows_every_option_with_its_description_and_default(
+    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    shown = help_of(capsys, *verb.split())
+    found = list(options_of(OPTIONS[verb]))
+    assert len(found) == len({name for name, _, _ in found})
+    for name, words, default in found:
+        assert re.search(rf"--{re.escape(name)}\b", shown), name
+        after = shown.split(words, 1)
+        assert len(after) == 2, name
+        end = after[1].lstrip()[:60]
+        if default is dataclasses.MISSING:
+            assert end.startswith("(required)"), name
+        elif isinstance(default, int | float) and not isinstance(default, bool):
+            assert float(re.match(r"\(default: (\S+)\)", end)[1]) == default, name
+        else:
+            assert end.startswith("(default: "), name
+    assert set(VERBS) == {verb.split()[0] for verb in OPTIONS}
+
+
+def test_help_names_presets_and_variants(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in ("train", "compare"):
+        shown = help_of(capsys, verb)
+        for words in ("value-residual-82m", "svformer(anchors", "--model.norm {layernorm"):
             assert words in shown
+    assert "--out" in help_of(capsys, "data")
+
+
+def test_every_field_of_the_configuration_is_an_option(
+    config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[Config] = []
+
+    def stub(given: Config, path: str, **_: object) -> Run:
+        taken.append(given)
+        raise WakefulError(str(path))
+
+    monkeypatch.setattr("wakeful.train.loop.train", stub)
+    numbers = {"model.num_layers": 5, "model.num_heads": 8, "model.num_kv_heads": 4,
+               "model.width": 48, "model.head_width": 6, "model.max_length": 99,
+               "model.relaxed_prefix": 3, "train.length": 21, "train.steps": 77,
+               "train.batch_size": 12, "train.micro_batch_size": 6}  # fmt: skip
+    words = {"model.norm": "layernorm", "model.positions": "learned", "model.mlp": "gelu",
+             "train.dtype": "bfloat16", "name": "other"}  # fmt: skip
+    expected: dict[str, Any] = {}
+    arguments: list[str] = []
+    for name, _, default in options_of(Config):
+        value: object
+        if name == "sample.prompts":
+            value = ("a b", "")
+            arguments += [f"--{name}", *value]
+        elif isinstance(default, bool):
+            value = not default
+            arguments.append(f"--{name}")
+        else:
+            value = (
+                numbers.get(name, 9)
+                if isinstance(default, int)
+                else 0.125
+                if isinstance(default, float)
+                else words.get(name, "text")
+            )
+            arguments += [f"--{name}", str(value)]
+        expected[name] = value
+    assert main(["train", config, "--out", str(tmp_path / "r"), *arguments]) == 1
+    for name, value in expected.items():
+        found: Any = taken[0]
+        for part in name.split("."):
+            found = getattr(found, part)
+        assert found == value, name
+
+
+def test_a_wrong_option_is_refused_with_the_nearest_and_begins_nothing(
+    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for wrong, hint in (
+        (["--train.stepz", "3"], "--train.steps"),
+        (["--train.steps", "many"], "--train.steps"),
+        (["--model.norm", "batchnorm"], "rmsnorm"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(["train", config, "--out", str(tmp_path / "out"), *wrong])
+        assert ended.value.code == 2
+        shown = capsys.readouterr()
+        assert hint in shown.err
+        assert "Traceback" not in shown.err
+        assert shown.out == ""
+    out = ["--out", str(tmp_path / "out")]
+    assert "at least 1" in fails(capsys, "train", config, *out, "--train.steps", "0")
+    assert "finite" in fails(capsys, "train", config, *out, "--optimizer.lr", "inf")
+    assert "does not divide" in fails(capsys, "train", config, *out, "--model.num_heads", "3")
+    assert not (tmp_path / "out").exists()
+
+
+def test_unusual_files_and_paths_are_one_line(
+    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ["--out", str(tmp_path / "out"), *FAST]
+    bad = tmp_path / "bad.toml"
+    bad.write_text("[train]\nsteps = " + "1" * 5000)
+    assert "is not TOML" in fails(capsys, "train", str(bad), *out)
+    bad.write_text("[train]\nstep = 3\n")
+    assert "did you mean 'steps'" in fails(capsys, "train", str(bad), *out)
+    assert "neither a file" in fails(capsys, "train", "x" * 5000, *out)
+    assert "Not a directory" in fails(capsys, "train", config, "--out", f"{config}/run", *FAST)
+    assert "not UTF-8" in fails(capsys, "train", config, *out, "--name", "\udcff")
+    assert "no run directory" in fails(capsys, "generate", "two\nlines", "--prompt", "x")
+    assert "no run directory" in fails(capsys, "generate", "x" * 5000, "--prompt", "x")
+    assert "name one run directory" in fails(capsys, "generate", "--prompt", "x")
+    assert "name a comparison" in fails(capsys, "report")
+    assert "wakeful data prepare" in fails(capsys, "data", "prepared")
+    assert "name a source" in fails(capsys, "data", "prepare", "--out", str(tmp_path / "d"))
+    assert "one configuration, not 2" in fails(capsys, "train", config, config, *out)
+    assert "use wakeful compare" in fails(capsys, "train", "demo", *out)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_name_with_brackets_is_printed_as_it_is(
+    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", config, "--name", "[bold]x[/y]", *FAST]) == 0
+    assert "the run is in runs/[bold]x[/y]" in capsys.readouterr().out
+    assert Run.open("runs/[bold]x[/y]").config.name == "[bold]x[/y]"
+
+
+def test_comparisons_refuse_what_they_would_ignore(
+    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.toml"
+    other.write_text("seeds = [1]\n" + Path(config).read_text())
+    out = ["--out", str(tmp_path / "out"), *FAST]
+    assert "use --seeds" in fails(capsys, "compare", config, str(other), *out)
+    seeded = [config, str(other), "--seeds", "2", "--train.seed", "4"]
+    assert "sets train.seed itself" in fails(capsys, "compare", *seeded, *out)
+    twice = [config, str(other), "--seeds", "2", "2"]
+    assert "names one twice" in fails(capsys, "compare", *twice, *out)
+    assert "two variants are called 'mine'" in fails(capsys, "compare", config, config, *out)
+    assert "name one configuration" in fails(capsys, "compare", *out)
+    assert not (tmp_path / "out").exists()
+
+
+def test_several_configurations_are_compared_by_their_files_names(
+    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.toml"
+    other.write_text(Path(config).read_text().replace('"own"', '"svformer"'))
+    out = tmp_path / "cmp"
+    assert main(["compare", config, str(other), "--out", str(out), *FAST]) == 0
+    assert Run.open(out).header["variants"] == ["mine", "other"]
+    assert Run.open(out / "other" / "seed-0").config.model.route == "svformer"
+    assert "other" in capsys.readouterr().out
+
+
+@pytest.fixture
+def run(config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["train", config, "--out", str(tmp_path / "run"), *FAST]) == 0
+    capsys.readouterr()
+    return str(tmp_path / "run")
+
+
+def test_a_finished_run_is_resumed_by_its_path_alone(
+    run: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--resume", run]) == 0
+    assert f"the run is in {run}" in capsys.readouterr().out
+
+
+class Stdin:
+    """Standard input that holds some bytes."""
+
+    def __init__(self, content: bytes) -> None:
+        self.buffer = io.BytesIO(content)
+
+
+def test_prompts_come_from_standard_input_too(
+    run: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", Stdin("def é".encode()))
+    assert main(["generate", run, "--prompt", "-", "--num_tokens", "3"]) == 0
+    assert capsys.readouterr().out.startswith("def é")
+    monkeypatch.setattr("sys.stdin", Stdin(b"caf\xe9"))
+    assert "standard input is not UTF-8" in fails(capsys, "generate", run, "--prompt", "-")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--num_tokens", "40"], "more than the model's context of 32"),
+        (["--num_tokens", "-1"], "num_tokens must not be negative"),
+        (["--temperature", "nan"], "temperature"),
+        (["--top_p", "0"], "top_p must be in"),
+        (["--seed", "-1"], "seed must be between"),
+        (["--step", "2"], "has no checkpoint of step 2; it has 3"),
+        (["--device", "abacus"], "is no device"),
+    ],
+)
+def test_impossible_generation_prints_nothing_but_its_line(
+    run: str, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    assert main(["generate", run, "--prompt", "def", *options]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert message in shown.err
+    assert shown.err.count("\n") == 1
+
+
+def test_text_streams_in_whole_characters(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "é漢字😀"
+    tokens = restore(run).tokenizer.encode(text)
+    assert len(tokens) > len(text)  # some characters are several tokens
+    monkeypatch.setattr("wakeful.model.generate.generate", lambda *_, **__: iter(tokens))
+    written: list[str] = []
+    monkeypatch.setattr("sys.stdout.write", lambda piece: written.append(piece) or len(piece))
+    assert main(["generate", run, "--prompt", "p"]) == 0
+    assert "".join(written) == f"p{text}\n"
+    assert "\ufffd" not in "".join(written)
+    # As it comes: the first character is out before the last token is in.
+    assert written[0] == "p"
+    assert [piece for piece in written[1:-1] if piece] == list(text)
+
+
+def test_interruptions_have_the_shells_status(
+    config: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: list[str]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(VERBS, "train", (interrupted, ""))
+    assert main(["train", config]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: list[str]) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setitem(VERBS, "train", (broken, ""))
+    with pytest.raises(ZeroDivisionError):
+        main(["train", "x"])
+
+
+def test_the_program_runs_in_a_process_of_its_own(run: str) -> None:
+    command = [sys.executable, "-m", "wakeful", "generate", run, "--prompt", "def"]
+    reader = subprocess.Popen(
+        [*command, "--num_tokens", "20"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    # Whoever reads may go away, as `head` does: no traceback.
+    assert reader.stdout is not None
+    assert reader.stderr is not None
+    reader.stdout.close()
+    errors = reader.stderr.read()
+    reader.stderr.close()
+    assert reader.wait() == 141
+    assert b"Traceback" not in errors
+    failed = subprocess.run([*command, "--top_p", "2"], capture_output=True, text=True, check=False)
+    assert failed.returncode == 1
+    assert failed.stdout == ""
+    assert failed.stderr.startswith("wakeful generate: ")
+    assert failed.stderr.count("\n") == 1
 
 
 def test_the_overview_lists_the_verbs(capsys: pytest.CaptureFixture) -> None:

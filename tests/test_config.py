@@ -2,13 +2,16 @@
 
 import contextlib
 import dataclasses
+import functools
+import re
 import tempfile
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wakeful.config import (
@@ -21,12 +24,28 @@ from wakeful.config import (
 )
 from wakeful.errors import WakefulError
 
-SECTIONS = [section.name for section in dataclasses.fields(Config) if section.name != "name"]
-FIELDS = [
-    (section, field.name)
-    for section in SECTIONS
-    for field in dataclasses.fields(getattr(Config(), section))
-]
+
+def leaves(kind: type, prefix: str = "") -> Iterator[tuple[str, object, object]]:
+    """Yield every field below a dataclass: its dotted name, its type and its default."""
+    hints = get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        below = hints[field.name]
+        if dataclasses.is_dataclass(below):
+            yield from leaves(below, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name, below, field.default
+
+
+def nested(name: str, value: object) -> dict:
+    """Return the table in which a dotted name has a value."""
+    for key in reversed(name.split(".")):
+        value = {key: value}
+    return value  # pyright: ignore[reportReturnType]
+
+
+KINDS = {name: kind for name, kind, _ in leaves(Config)}
+DEFAULTS = {name: default for name, _, default in leaves(Config)}
+FIELDS = [name for name in KINDS if name != "name"]
 
 
 def test_every_field_survives_toml() -> None:
@@ -44,10 +63,10 @@ def test_every_field_survives_toml() -> None:
     assert config_from_table(tomllib.loads(config_to_toml(Config()))) == Config()
 
 
-@pytest.mark.parametrize(("section", "field"), FIELDS)
-def test_a_value_of_another_type_is_refused_by_name(section: str, field: str) -> None:
-    with pytest.raises(WakefulError, match=rf"{section}\.{field} must be"):
-        config_from_table({section: {field: {"no": "table"}}})
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_value_of_another_type_is_refused_by_name(name: str) -> None:
+    with pytest.raises(WakefulError, match=rf"{re.escape(name)} must be"):
+        config_from_table(nested(name, {"no": "table"}))
 
 
 @pytest.mark.parametrize(
@@ -85,6 +104,8 @@ def test_a_value_of_another_type_is_refused_by_name(section: str, field: str) ->
         ({"name": "a\0b"}, "name must be fit for a folder"),
         ({"two\nlines": 1}, r"unknown key 'two\\nlines'"),
         ({"data": {"validation_fraction": 1.0}}, "between 0 and 1"),
+        ({"train": {"diagnose": {"evry": 5}}}, r"unknown key 'train.diagnose.evry' \(did you mean"),
+        ({"train": {"diagnose": {"every": -5}}}, "train.diagnose.every must not be negative"),
         ({"sample": {"prompts": "def"}}, "sample.prompts must be a list"),
     ],
 )
@@ -126,37 +147,32 @@ def any_value(kind: object) -> st.SearchStrategy[object]:
     return plain[kind]
 
 
-def any_table(*, likely: bool) -> st.SearchStrategy[dict[str, dict[str, object]]]:
-    """Draw tables with a few fields of the right type; `likely` ones are mostly in range."""
-    sections: dict[str, st.SearchStrategy[object]] = {"name": TEXT}
-    for section in SECTIONS:
-        default = getattr(Config(), section)
-        hints = get_type_hints(type(default))
-        values: dict[str, st.SearchStrategy[object]] = {}
-        for field in dataclasses.fields(default):
-            drawn = any_value(hints[field.name])
-            usual = getattr(default, field.name)
-            values[field.name] = st.just(usual) | drawn if likely else drawn
-        sections[section] = st.fixed_dictionaries({}, optional=values)
-    return st.fixed_dictionaries({}, optional=sections)
+@st.composite
+def any_table(draw: st.DrawFn) -> dict[str, dict[str, object]]:
+    """Draw a table of a few fields with values of their types."""
+    table: dict = {}
+    for name in draw(st.lists(st.sampled_from(list(KINDS)), max_size=4, unique=True)):
+        table = merged(table, nested(name, draw(any_value(KINDS[name]))))
+    return table
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-@given(any_table(likely=True) | any_table(likely=False))
+@settings(max_examples=200, deadline=None)
+@given(any_table())
 def test_every_configuration_survives_toml_and_the_rest_is_refused(table: dict) -> None:
+    refusal, config = "", Config()
     try:
         config = config_from_table(table)
     except WakefulError as error:
-        assert "\n" not in str(error)
-        return
+        refusal = str(error)
+    assert "\n" not in refusal
     written = tomllib.loads(config_to_toml(config))
     assert config_from_table(written) == config
     assert config_to_table(config) == written
 
 
-@pytest.mark.parametrize(("section", "field"), FIELDS)
-def test_each_field_survives_toml_alone(section: str, field: str) -> None:
-    default = getattr(getattr(Config(), section), field)
+@pytest.mark.parametrize("name", FIELDS)
+def test_each_field_survives_toml_alone(name: str) -> None:
+    default = DEFAULTS[name]
     others: dict[type, object] = {
         bool: not default,
         int: 16,
@@ -164,10 +180,10 @@ def test_each_field_survives_toml_alone(section: str, field: str) -> None:
         str: 'resformer(mode="learnable")',
         tuple: ['é\n"', "\t'"],
     }
-    other = CHOICES.get((section, field), others[type(default)])
-    table = {section: {field: other}}
+    other = CHOICES.get(name, others[type(default)])
+    table = nested(name, other)
     config = config_from_table(table)
-    read = getattr(getattr(config, section), field)
+    read = functools.reduce(getattr, name.split("."), config)
     assert (list(read) if isinstance(read, tuple) else read) == other
     assert read != default
     assert config_from_table(tomllib.loads(config_to_toml(config))) == config
@@ -175,17 +191,17 @@ def test_each_field_survives_toml_alone(section: str, field: str) -> None:
     assert config_to_table(config) == merged(config_to_table(Config()), table)
 
 
-CHOICES: dict[tuple[str, str], object] = {
-    ("model", "norm"): "rmsnorm_single",
-    ("model", "positions"): "learned",
-    ("model", "mlp"): "gelu",
-    ("model", "num_heads"): 2,
-    ("model", "num_kv_heads"): 2,
-    ("model", "max_length"): 1024,
-    ("train", "dtype"): "float64",
-    ("train", "batch_size"): 32,
-    ("train", "steps"): 100,
-    ("train", "eval_batch_size"): 4,
+CHOICES: dict[str, object] = {
+    "model.norm": "rmsnorm_single",
+    "model.positions": "learned",
+    "model.mlp": "gelu",
+    "model.num_heads": 2,
+    "model.num_kv_heads": 2,
+    "model.max_length": 1024,
+    "train.dtype": "float64",
+    "train.batch_size": 32,
+    "train.steps": 100,
+    "train.eval_batch_size": 4,
 }
 
 

@@ -97,6 +97,13 @@ def test_the_figures_are_those_of_the_definitions(text: Path, llama: Path, tmp_p
     mass = torch.stack(seen.attentions)[:, 0, :, :, 0].mean()
     assert summary["first_key_mass"] == pytest.approx(float(mass), rel=1e-5)
     table = pl.read_parquet(out / "diagnosis.parquet")
+    means = torch.stack(seen.attentions)[:, 0].mean((0, 1))
+    mean_map = table.filter(pl.col("metric") == "mean_attention")
+    places = [tuple(map(int, place.split(","))) for place in mean_map["position"]]
+    assert len(places) == 24 * 25 // 2
+    assert mean_map["value"].to_list() == pytest.approx(
+        [float(means[place]) for place in places], abs=1e-6
+    )
     ranks = table.filter((pl.col("metric") == "rank") & pl.col("head").is_not_null())
     expected = [int(exact.rank(head, 0.9)) for layer in seen.attentions for head in layer[0]]
     assert ranks.sort("layer", "head")["value"].to_list() == expected
@@ -104,9 +111,12 @@ def test_the_figures_are_those_of_the_definitions(text: Path, llama: Path, tmp_p
 
 def test_figures_are_saved_for_papers(text: Path, llama: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    command = ["diagnose", str(llama), "--text", str(text), "--out", str(out), *SMALL, "--figures"]
-    assert main(command) == 0
-    assert len(list((out / "figures").glob("*.svg"))) == 18
+    command = ["diagnose", str(llama), "--text", str(text), "--out", str(out), *SMALL]
+    assert main([*command, "--figures", "svg", "pdf"]) == 0
+    for suffix, magic in (("svg", b"<svg"), ("pdf", b"%PDF")):
+        files = list((out / "figures").glob(f"*.{suffix}"))
+        assert len(files) == 18
+        assert all(file.read_bytes().startswith(magic) for file in files)
 
 
 def test_bad_input_is_one_line(

@@ -1,7 +1,9 @@
 """The command line: one function a verb."""
 
+import contextlib
 import dataclasses
 import importlib.util
+import io
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -133,8 +135,8 @@ class DiagnoseOptions:
     """Arithmetic of the model; metrics are float32 or better."""
     trust_remote_code: bool = False
     """Run code that comes with the model. Leave it out for models you do not trust."""
-    figures: bool = False
-    """Write every chart as SVG too, into the folder figures."""
+    figures: tuple[Literal["svg", "png", "pdf"], ...] = ()
+    """Write the charts for a paper too, in these formats, into the folder figures."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +215,8 @@ def compare_command(arguments: list[str]) -> None:
 
     sources, rest = _leading(arguments)
     if not sources:
-        _parse(CompareOptions, rest, "compare CONFIG...", CompareOptions())
+        if {"--help", "-h"} & set(rest):
+            _parse(CompareOptions, ["--help"], "compare CONFIG...", CompareOptions())
         raise WakefulError("name one configuration with a [variants] table, or several")
     variants: dict[str, Config] = {}
     asked: set[tuple[int, ...]] = set()
@@ -415,7 +418,19 @@ def _leading(arguments: list[str]) -> tuple[list[str], list[str]]:
 def _parse(kind: type, arguments: list[str], prog: str, default: Any) -> Any:
     extra = {} if default is None else {"default": default}
     parse = partial(tyro.cli, kind, prog=f"wakeful {prog}", args=arguments, use_underscores=True)
-    return parse(description=_epilogue(prog), **extra)
+    shown = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(shown):
+            return parse(description=_epilogue(prog), **extra)
+    except SystemExit as ended:
+        # Tyro frames what a part's own checks object to, and hides it behind this.
+        behind = ended.__context__
+        while behind is not None and not isinstance(behind, WakefulError):
+            behind = behind.__context__
+        if behind is not None:
+            raise behind from None
+        sys.stderr.write(shown.getvalue())
+        raise
 
 
 def _epilogue(prog: str) -> str:

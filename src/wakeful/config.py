@@ -69,6 +69,16 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DiagnoseConfig:
+    """Figures of docs/metrics.md, measured on the validation text and logged while training."""
+
+    every: int = 0
+    """Steps between diagnoses. 0 means none."""
+    num_sequences: int = 4
+    """Validation windows to look at, the first ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """The loop."""
 
@@ -100,6 +110,7 @@ class TrainConfig:
     """Checkpoints kept, the newest."""
     tensorboard: bool = False
     """Write TensorBoard events too (needs the package tensorboard)."""
+    diagnose: DiagnoseConfig = field(default_factory=DiagnoseConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,6 +263,12 @@ def _check_values(config: Config) -> None:
         raise WakefulError(
             f"model.relaxed_prefix = {config.model.relaxed_prefix} is longer than train.length = "
             f"{config.train.length}"
+        )
+    diagnose = config.train.diagnose
+    if diagnose.every < 0 or diagnose.num_sequences < 1:
+        raise WakefulError(
+            "train.diagnose.every must not be negative and train.diagnose.num_sequences at least "
+            f"1, got {diagnose.every} and {diagnose.num_sequences}"
         )
     if not config.name or "\0" in config.name:
         raise WakefulError(f"name must be fit for a folder, got {config.name!r}")

@@ -43,7 +43,7 @@ def run_diagnosis(
     device: str = "auto",
     dtype: str = "float32",
     trust_remote_code: bool = False,
-    figures: bool = False,
+    figures: Sequence[str] = (),
 ) -> tuple[Run, Grid]:
     """Diagnose models one after another and write `out`, which must not exist.
 
@@ -107,7 +107,7 @@ def run_diagnosis(
     title = "Diagnosis of " + ", ".join(diagnosis.name for diagnosis in diagnoses)
     write_diagnosis(diagnoses, run.path / "report.html", title=title, method=method)
     if figures:
-        _save_figures(diagnoses, run.path / "figures")
+        _save_figures(diagnoses, run.path / "figures", figures)
     run.set_status("done")
     return run, _grid(diagnoses)
 
@@ -123,7 +123,7 @@ def _text(source: str, characters: int) -> str:
     return "\n".join(parts)
 
 
-def _save_figures(diagnoses: Sequence[Diagnosis], folder: Path) -> None:
+def _save_figures(diagnoses: Sequence[Diagnosis], folder: Path, formats: Sequence[str]) -> None:
     folder.mkdir()
     charts = layer_charts(diagnoses)
     rest = [
@@ -133,7 +133,8 @@ def _save_figures(diagnoses: Sequence[Diagnosis], folder: Path) -> None:
     ]
     for title, chart in itertools.chain(charts, rest):
         name = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in title)
-        save_chart(chart, folder / f"{name}.svg")
+        for suffix in formats:
+            save_chart(chart, folder / f"{name}.{suffix}")
 
 
 def _grid(diagnoses: Sequence[Diagnosis]) -> Grid:

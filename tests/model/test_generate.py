@@ -1,5 +1,8 @@
 """Generation: what it chooses, and that the cache changes nothing."""
 
+import math
+from typing import Any
+
 import pytest
 import torch
 
@@ -70,10 +73,81 @@ def test_choices_have_the_distribution_asked_for() -> None:
     [
         ([], {}, "empty prompt"),
         (PROMPT, {"num_tokens": 20}, "more than the model's context of 24"),
+        (PROMPT * 5, {}, "25 prompt tokens and 3 new ones are more than the model's context of 24"),
         (PROMPT, {"temperature": -1.0}, "must not be negative"),
+        (PROMPT, {"temperature": math.nan}, "must not be negative"),
+        (PROMPT, {"top_k": -1}, "must not be negative"),
+        (PROMPT, {"top_p": 1.5}, r"top_p must be in \(0, 1\]"),
+        (PROMPT, {"top_p": math.nan}, r"top_p must be in \(0, 1\]"),
+        (PROMPT, {"num_tokens": -1}, "num_tokens must not be negative"),
+        (PROMPT, {"seed": 2**63}, "seed must be between"),
+        (PROMPT, {"seed": -1}, "seed must be between"),
         (PROMPT, {"top_p": 0.0}, r"top_p must be in \(0, 1\]"),
     ],
 )
 def test_impossible_requests_are_refused(prompt: list, options: dict, message: str) -> None:
     with pytest.raises(WakefulError, match=message):
-        list(generate(tiny_decoder(), prompt, **({"num_tokens": 3} | options)))
+        # At once, before a first token is asked for.
+        generate(tiny_decoder(), prompt, **({"num_tokens": 3} | options))
+
+
+def test_the_context_can_be_filled_to_its_last_token() -> None:
+    decoder = tiny_decoder()
+    prompt = PROMPT * 4
+    expected = greedy_by_definition(decoder, prompt, 4)
+    assert list(generate(decoder, prompt, num_tokens=4, temperature=0.0)) == expected
+    assert list(generate(decoder, PROMPT, num_tokens=0)) == []
+
+
+def test_a_token_comes_as_soon_as_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder, read = tiny_decoder(), []
+    real = Decoder.hidden
+
+    def hidden(self: Decoder, tokens: torch.Tensor, **options: Any) -> torch.Tensor:
+        read.append(tokens.shape[1])
+        return real(self, tokens, **options)
+
+    monkeypatch.setattr(Decoder, "hidden", hidden)
+    stream = generate(decoder, PROMPT, num_tokens=4)
+    assert read == []
+    next(stream)
+    # The prompt was read once; from now on each token is read alone.
+    assert read == [5]
+    next(stream)
+    assert read == [5, 1]
+    list(stream)
+    assert read == [5, 1, 1, 1]
+
+
+def test_any_temperature_above_zero_is_a_distribution() -> None:
+    decoder = tiny_decoder()
+    greedy = list(generate(decoder, PROMPT, num_tokens=9, temperature=0.0))
+    for temperature in (5e-324, 1e-300, 1e-40, 1e-6):
+        assert list(generate(decoder, PROMPT, num_tokens=9, temperature=temperature)) == greedy
+    flat = frequencies(temperature=1e300)
+    assert flat == pytest.approx([0.25] * 4, abs=0.03)
+
+
+def test_more_than_the_vocabulary_is_all_of_it() -> None:
+    decoder = tiny_decoder()
+    everything = list(generate(decoder, PROMPT, num_tokens=9, top_k=0, seed=4))
+    assert list(generate(decoder, PROMPT, num_tokens=9, top_k=1000, seed=4)) == everything
+
+
+def test_top_k_and_top_p_together_cut_twice() -> None:
+    # The three likeliest are 5/9, 3/9 and 1/9; the first two of them reach 0.6.
+    assert frequencies(top_k=3, top_p=0.6) == pytest.approx([0.625, 0, 0.375, 0], abs=0.03)
+    # The two likeliest are 5/8 and 3/8: the first alone reaches 0.6.
+    assert frequencies(top_k=2, top_p=0.6) == [1.0, 0, 0, 0]
+
+
+def test_generation_leaves_no_graph_and_no_mode_behind() -> None:
+    decoder = tiny_decoder()
+    stream = generate(decoder, PROMPT, num_tokens=3)
+    next(stream)
+    # Between two tokens the caller's own mode holds.
+    assert not torch.is_inference_mode_enabled()
+    loss = decoder(torch.tensor([PROMPT])).square().mean()
+    loss.backward()
+    assert decoder.head.weight.grad is not None
+    assert len(list(stream)) == 2

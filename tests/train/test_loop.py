@@ -308,11 +308,11 @@ def test_a_model_past_all_memory_is_refused(text: Path, tmp_path: Path, width: i
 def test_a_compiled_run_computes_the_same(text: Path, tmp_path: Path) -> None:
     # In processes of their own: the shape checks of these tests cannot be compiled.
     found = []
-    for compiled in ("False", "True"):
+    for compiled in ("no_compile", "compile"):
         file = tmp_path / "config.toml"
         file.write_text(config_to_toml(tiny(text)))
         out = tmp_path / compiled
-        command = ["train", str(file), "--out", str(out), f"--train.compile={compiled}"]
+        command = ["train", str(file), "--out", str(out), f"--train.{compiled}"]
         subprocess.run([sys.executable, "-m", "wakeful", *command], check=True)
         found.append(losses(Run.open(out)))
     assert found[0] == pytest.approx(found[1], rel=1e-5)

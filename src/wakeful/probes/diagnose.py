@@ -15,7 +15,7 @@ from wakeful.probes.base import Frame, Probe
 from wakeful.probes.blocks import BlockInfluence
 from wakeful.probes.concentration import Entropy, Importance
 from wakeful.probes.hidden import OutlierChannels, Outliers, Smoothing
-from wakeful.probes.patterns import AttentionPictures, HiddenPicture
+from wakeful.probes.patterns import AttentionPictures, HiddenPicture, MeanAttention
 from wakeful.probes.rank import Rank
 from wakeful.probes.sinks import FirstToken
 from wakeful.probes.values import Values
@@ -98,6 +98,7 @@ def diagnose(
         Smoothing(),
         BlockInfluence(),
         AttentionPictures(layers=layers, heads=picture_heads, size=32),
+        MeanAttention(),
         HiddenPicture(tokens=32, bins=192),
     ]
     losses: list[float] = []

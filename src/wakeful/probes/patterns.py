@@ -4,6 +4,7 @@ Shapes: S picture size (bins), L tokens, D model width.
 """
 
 from collections.abc import Collection
+from dataclasses import replace
 
 import polars as pl
 import torch
@@ -11,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from wakeful.probes.base import SCHEMA, AttentionEvent, Event, Frame, HiddenEvent, Probe
-from wakeful.probes.streaming import Attended, tiles
+from wakeful.probes.streaming import Attended, head_weights, tiles
 
 
 class AttentionPictures(Probe):
@@ -71,6 +72,47 @@ def attention_picture(heads: Attended, head: int, size: int) -> Float[Tensor, "S
         by_key.index_add_(1, bins[tile.first : tile.last], weights)
         picture.index_add_(0, bins[tile.start : tile.stop], by_key)
     return (picture / bins.bincount(minlength=size).unsqueeze(1)).cpu()
+
+
+class MeanAttention(Probe):
+    """`mean_attention`: the weights among the first `tokens` positions, averaged over all heads of
+    all layers and all sequences (From Attention to Activation, figure 1a). A dominant first token
+    is a bright first column. `position` is "query,key".
+    """
+
+    def __init__(self, *, tokens: int = 48) -> None:
+        self.tokens = tokens
+        self.total = torch.zeros(tokens, tokens, dtype=torch.float64)
+        self.counts = torch.zeros(tokens, 1, dtype=torch.float64)
+
+    def see(self, event: Event) -> None:
+        if not isinstance(event, AttentionEvent):
+            return
+        for sequence in event.sequences:
+            # Causality: what the first queries see is among the first keys.
+            size = min(self.tokens, sequence.length)
+            first = slice(0, size)
+            keep = None if sequence.keep is None else sequence.keep[first, first]
+            start = replace(
+                sequence, q=sequence.q[:, first], k=sequence.k[:, first], v=sequence.v[:, first],
+                keep=keep,
+            )  # fmt: skip
+            for head in range(start.num_heads):
+                self.total[:size, :size] += head_weights(start, head).double().cpu()
+            self.counts[:size] += start.num_heads
+
+    def picture(self) -> Float[Tensor, "tokens tokens"]:
+        """Return the mean weights; positions never seen are left out."""
+        seen = int((self.counts > 0).sum())
+        return self.total[:seen, :seen] / self.counts[:seen]
+
+    def rows(self) -> Frame:
+        rows = [
+            (None, None, f"{i},{j}", "mean_attention", "paper", value, None, "exact")
+            for i, line in enumerate(self.picture().tolist())
+            for j, value in enumerate(line[: i + 1])
+        ]
+        return pl.DataFrame(rows, schema=SCHEMA, orient="row")
 
 
 class HiddenPicture(Probe):

@@ -156,6 +156,29 @@ def pictures(diagnosis: Diagnosis) -> Drawing | None:
     )
 
 
+def mean_attention(diagnosis: Diagnosis) -> Drawing | None:
+    """Draw the mean attention of all heads and layers among the first positions."""
+    rows = diagnosis.rows.filter(pl.col("metric") == "mean_attention")
+    if rows.is_empty():
+        return None
+    cells = rows.select(*_places("query", "key"), "value")
+    return (
+        alt.Chart(cells)
+        .mark_rect()
+        .encode(
+            x=alt.X("key:O", title="key", axis=_few()),
+            y=alt.Y("query:O", title="query", axis=_few()),
+            color=alt.Color(
+                "value:Q",
+                scale=alt.Scale(scheme="cividis", type="sqrt"),
+                legend=alt.Legend(title="mean weight"),
+            ),
+            tooltip=["query:O", "key:O", alt.Tooltip("value:Q", format=".3f")],
+        )
+        .properties(width=300, height=300)
+    )
+
+
 def hidden_picture(diagnosis: Diagnosis) -> Drawing | None:
     """Draw the magnitude of hidden states: positions by channel bins."""
     rows = diagnosis.rows.filter(pl.col("metric") == "hidden_picture")

@@ -13,6 +13,7 @@ from wakeful.report.diagnosis_charts import (
     heatmap,
     hidden_picture,
     layer_charts,
+    mean_attention,
     pictures,
     rank_strips,
     spectra,
@@ -59,6 +60,7 @@ def write_diagnosis(
                     diagnosis, "first_key_share", "first-token share", variant="without_row_0"
                 ),
                 "pictures": pictures(diagnosis),
+                "mean": mean_attention(diagnosis),
                 "hidden": hidden_picture(diagnosis),
                 "channels": _channels(diagnosis),
             }

@@ -21,6 +21,7 @@ from wakeful.model.generate import generate
 from wakeful.optim.schedules import warmup_cosine
 from wakeful.run import Run, environment
 from wakeful.train import checkpoint
+from wakeful.train.diagnosis import measure
 from wakeful.train.evaluate import evaluate, mean_loss
 from wakeful.train.progress import Display, Silent
 from wakeful.train.setup import (
@@ -179,6 +180,8 @@ def _steps(
         last = done == settings.steps
         if not last and settings.eval_every and done % settings.eval_every == 0:
             _validate(config, run, decoder, windows, done, write_scalars)
+        if settings.diagnose.every and done % settings.diagnose.every == 0:
+            _diagnose(config, run, decoder, windows, done, write_scalars)
         due = settings.checkpoint_every and done % settings.checkpoint_every == 0
         if last or due or stopped:
             if not all(parameter.isfinite().all() for parameter in parameters):
@@ -194,6 +197,21 @@ def _steps(
                 f"stopped by {name} after step {saved}, which is saved; continue with: "
                 f"wakeful train --resume {run.path}"
             )
+
+
+def _diagnose(
+    config: Config,
+    run: Run,
+    decoder: Decoder,
+    windows: ValidationWindows,
+    step: int,
+    write_scalars: Write,
+) -> None:
+    """Measure the chosen figures and record them."""
+    figures = measure(decoder, windows, config.train.diagnose.num_sequences)
+    row = {"kind": "diagnosis", "step": step, **figures}
+    run.append(row)
+    write_scalars(row)
 
 
 def _validate(

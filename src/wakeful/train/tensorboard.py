@@ -7,7 +7,7 @@ from typing import Any
 from wakeful.errors import WakefulError
 
 Write = Callable[[Mapping[str, Any]], None]
-_FIGURES = ("loss", "lr", "grad_norm", "tokens_per_second")
+_NO_FIGURES = ("kind", "step", "tokens", "seconds", "num_windows", "num_tokens")
 
 
 def check_installed(*, enabled: bool) -> None:
@@ -26,9 +26,9 @@ def scalar_writer(path: Path, *, enabled: bool, first: int) -> Write:
     writer = _summary_writer()(str(path / "tensorboard"), purge_step=first)
 
     def write(row: Mapping[str, Any]) -> None:
-        for name in _FIGURES:
-            if name in row:
-                writer.add_scalar(f"{row['kind']}/{name}", row[name], row["step"])
+        for name, value in row.items():
+            if name not in _NO_FIGURES and value is not None:
+                writer.add_scalar(f"{row['kind']}/{name}", value, row["step"])
         writer.flush()
 
     return write

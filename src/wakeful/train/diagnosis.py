@@ -1,0 +1,61 @@
+"""Chosen metrics of a model while it trains."""
+
+import torch
+
+from wakeful.data.order import ValidationWindows
+from wakeful.model.decoder import Decoder
+from wakeful.probes.base import Frame
+from wakeful.probes.concentration import Entropy
+from wakeful.probes.hidden import Outliers
+from wakeful.probes.rank import Rank
+from wakeful.probes.sinks import FirstToken
+from wakeful.probes.values import Values
+from wakeful.probes.watch import watch
+
+FIGURES = {
+    "first_key_share": ("first_key_share", "without_row_0", "all"),
+    "first_key_mass": ("first_key_mass", "paper", "all"),
+    "entropy": ("entropy", "code", "all"),
+    "rank": ("rank", "paper", "all"),
+    "near_rank_1": ("near_rank_1", "paper", "all"),
+    "value_drain": ("value_drain", "paper", "first"),
+    "kurtosis_first": ("kurtosis", "paper", "first"),
+    "kurtosis_rest": ("kurtosis", "paper", "rest"),
+    "max_activation_first": ("max_activation", "paper", "first"),
+    "max_activation_rest": ("max_activation", "paper", "rest"),
+}
+"""Metric, variant and position of each figure that a run logs, as docs/metrics.md defines them."""
+
+
+@torch.no_grad()
+def measure(decoder: Decoder, windows: ValidationWindows, num_sequences: int) -> dict[str, float]:
+    """Return each figure's mean over layers, on the first whole windows of the validation set."""
+    device = decoder.head.weight.device
+    whole = windows.num_predicted // windows.length
+    rows: list[torch.Tensor] = []
+    for inputs, _ in windows:
+        rows += inputs[: min(num_sequences, max(1, whole)) - len(rows)].split(1)
+        if len(rows) >= min(num_sequences, max(1, whole)):
+            break
+    training = decoder.training
+    decoder.eval()
+    probes = FirstToken(), Entropy(), Rank(), Values(curve=1), Outliers()
+    with watch(decoder, *probes) as seen:
+        decoder.hidden(torch.cat(rows).to(device))
+    decoder.train(training)
+    return _figures(seen.rows())
+
+
+def _figures(rows: Frame) -> dict[str, float]:
+    table = rows.filter(rows["head"].is_null())
+    found: dict[str, float] = {}
+    for name, (metric, variant, position) in FIGURES.items():
+        chosen = table.filter(
+            (table["metric"] == metric)
+            & (table["variant"] == variant)
+            & (table["position"] == position)
+        )
+        mean = chosen["value"].mean()
+        if isinstance(mean, float):
+            found[name] = mean
+    return found
