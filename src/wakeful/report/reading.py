@@ -193,9 +193,7 @@ def _read_partial(path: str | Path, variant: str = "") -> TrainedRun:
     return _read(run, variant, {"data": data}, pl.DataFrame(schema=checks.VALIDATION))
 
 
-def _read(
-    run: Run, variant: str, summary: dict[str, Any], validation: pl.DataFrame
-) -> TrainedRun:
+def _read(run: Run, variant: str, summary: dict[str, Any], validation: pl.DataFrame) -> TrainedRun:
     config = run.config
     environment = run.read_json("environment.json")
     checks.check_fields(run.path / "environment.json", environment, checks.ENVIRONMENT)
@@ -235,8 +233,8 @@ def _checked(comparison: Comparison) -> Comparison:
                     f"{run.path} and {first.path} cannot be compared: their {key} differs; train "
                     "both on the same data"
                 )
-        mine = run.validation.select("window", "tokens")
-        if run not in comparison.partial and not mine.equals(windows):
+    for run in comparison.runs[1:]:
+        if not run.validation.select("window", "tokens").equals(windows):
             raise WakefulError(
                 f"{run.path} and {first.path} cannot be compared: their validation windows differ "
                 "(train.length must be the same)"
