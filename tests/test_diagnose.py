@@ -52,6 +52,7 @@ def save_tokenizer(folder: Path) -> None:
 
 
 def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    capsys.readouterr()  # what saving the model printed
     assert main(["diagnose", *arguments]) == 1
     errors = capsys.readouterr().err.strip()
     assert "\n" not in errors

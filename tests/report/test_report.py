@@ -184,7 +184,7 @@ def test_the_page_is_whole_and_escapes_everything(tmp_path: Path) -> None:
     assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", page)
     assert "default-src 'none'" in page
     specs = re.findall(r'<script type="application/json" class="spec"[^>]*>(.*?)</script>', page)
-    assert len(specs) == 4
+    assert len(specs) == 6
     assert evil in json.dumps([json.loads(spec) for spec in specs])
 
 

@@ -1,5 +1,7 @@
 """A comparison as one offline HTML page."""
 
+import base64
+import hashlib
 import itertools
 import json
 from pathlib import Path
@@ -12,17 +14,20 @@ from markupsafe import Markup
 from wakeful.config import config_to_toml
 from wakeful.report.charts import (
     Drawing,
-    cost_chart,
+    cost_charts,
     difference_chart,
     relative_loss_chart,
     specification,
     theme,
     training_loss_chart,
 )
+from wakeful.report.differences import differing_fields, machines, same_batches
 from wakeful.report.tables import Comparison, summary_table
 from wakeful.report.verdict import caveat, verdicts
 from wakeful.run import replaced
 from wakeful.statistics import with_error
+
+_TEMPLATES = Path(__file__).parent / "templates"
 
 
 def write_report(comparison: Comparison, path: str | Path, *, title: str) -> Path:
@@ -31,7 +36,6 @@ def write_report(comparison: Comparison, path: str | Path, *, title: str) -> Pat
     charts = {
         "relative": relative_loss_chart(comparison, window),
         "difference": difference_chart(comparison),
-        "cost": cost_chart(comparison),
         "training": training_loss_chart(comparison, window),
     }
     first = comparison.runs[0]
@@ -43,8 +47,12 @@ def write_report(comparison: Comparison, path: str | Path, *, title: str) -> Pat
         caveat=caveat(comparison),
         rows=list(summary_table(comparison).iter_rows(named=True)),
         charts=charts,
+        costs=cost_charts(comparison),
         window=window,
         first=first,
+        differing=differing_fields(comparison),
+        same_batches=same_batches(comparison),
+        machines=machines(comparison),
         configs={v: config_to_toml(comparison.of(v)[0].config) for v in comparison.variants},
         samples={v: comparison.of(v)[0].summary["samples"] for v in comparison.variants},
     )
@@ -55,7 +63,11 @@ def write_report(comparison: Comparison, path: str | Path, *, title: str) -> Pat
 
 
 def render(template: str, **values: Any) -> str:
-    """Fill one of the package's templates; every value is escaped."""
+    """Fill one of the package's templates; every value is escaped.
+
+    Only the two scripts that are the package's own can run: the page names them by their hash, so
+    that a script in a value would be refused even if it were not escaped.
+    """
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("wakeful.report"),
         autoescape=True,
@@ -64,10 +76,12 @@ def render(template: str, **values: Any) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters["spec"] = _spec
-    environment.filters["with_error"] = with_error
+    environment.filters["with_error"] = _with_error
     environment.globals["next_id"] = itertools.count(1).__next__
+    scripts = [_script(_vega()), _script((_TEMPLATES / "page.js").read_text("utf-8"))]
     return environment.get_template(template).render(
-        vega=Markup(_vega().replace("</script", "<\\/script")),
+        scripts=scripts,
+        hashes=" ".join(_hash(script) for script in scripts),
         themes=_json({"light": theme(), "dark": theme(dark=True)}),
         **values,
     )
@@ -77,6 +91,19 @@ def smoothing_window(comparison: Comparison) -> int:
     """Return the steps to smooth over: the paper's 100, or a tenth of a shorter run."""
     steps = min(run.config.train.steps for run in comparison.runs)
     return max(1, min(100, steps // 10))
+
+
+def _with_error(value: float, error: float, sign: str = "") -> str:
+    return with_error(value, error, sign).replace("-", "−")
+
+
+def _script(text: str) -> Markup:
+    return Markup(text.replace("</script", "<\\/script"))
+
+
+def _hash(script: str) -> str:
+    """Return a script's name in a Content-Security-Policy."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
 def _vega() -> str:
@@ -90,7 +117,7 @@ def _spec(chart: Drawing) -> Markup:
 
 def _json(value: Any) -> Markup:
     """Return JSON that is safe inside a script element."""
-    text = json.dumps(value)
+    text = json.dumps(value, allow_nan=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return Markup(text)

@@ -18,12 +18,21 @@ def render_terminal(comparison: Comparison) -> RenderableType:
     for row in summary_table(comparison).iter_rows(named=True):
         baseline = row["variant"] == comparison.baseline
         table.add_row(
-            Text(row["variant"]),
+            Text(_plain(row["variant"])),
             with_error(row["loss"], row["loss_error"]),
             "baseline" if baseline else with_error(row["difference"], row["difference_error"], "+"),
             f"{row['parameters']:,}",
             f"{row['cache_bytes']:,}",
             f"{row['tokens_per_second']:,.0f}",
         )
-    lines = [Text(sentence) for sentence in verdicts(comparison)]
-    return Group(Text(), *lines, Text(caveat(comparison), style="dim"), Text(), table, Text())
+    lines = [Text(_plain(sentence)) for sentence in verdicts(comparison)]
+    notes = [caveat(comparison)]
+    if comparison.unfinished:
+        notes.append(f"Not finished and left out: {'; '.join(comparison.unfinished)}.")
+    dim = [Text(_plain(note), style="dim") for note in notes]
+    return Group(Text(), *lines, *dim, Text(), table, Text())
+
+
+def _plain(text: str) -> str:
+    """Replace what would steer a terminal: a name may hold anything."""
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)

@@ -1,0 +1,115 @@
+"""Whether files that others wrote hold what a report reads from them."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from wakeful.errors import WakefulError
+
+Kinds = type | tuple[type, ...]
+_NUMBER = (int, float)
+
+SUMMARY: Mapping[str, Kinds] = {
+    "parameters.total": int,
+    "kv_cache_bytes_per_token": _NUMBER,
+    "tokens_per_second": _NUMBER,
+    "seconds": _NUMBER,
+    "validation.num_windows": int,
+    "samples": list,
+}
+DATA: Mapping[str, Kinds] = {
+    "source": (str, list),
+    "corpus_sha256": str,
+    "tokenizer": str,
+    "train_tokens": int,
+    "validation_tokens": int,
+    "vocab_size": int,
+}
+COMPARISON: Mapping[str, Kinds] = {"name": str, "baseline": str, "variants": list, "seeds": list}
+ENVIRONMENT: Mapping[str, Kinds] = {
+    "device_name": str, "threads": int, "torch": str, "python": str, "wakeful": str,
+}  # fmt: skip
+
+Columns = Mapping[str, type]
+"""The polars type of each column."""
+METRICS: Columns = {"kind": pl.String, "step": pl.Int64, "loss": pl.Float64, "tokens": pl.Int64}
+VALIDATION: Columns = {"window": pl.Int64, "loss": pl.Float64, "tokens": pl.Int64}
+
+
+def check_fields(path: Path, table: Mapping[str, Any], fields: Mapping[str, Kinds]) -> None:
+    """Raise `WakefulError` unless `table`, read from `path`, has these (dotted) fields."""
+    for key, kinds in fields.items():
+        value: Any = table
+        for part in key.split("."):
+            if not isinstance(value, Mapping) or part not in value:
+                raise WakefulError(f"{path} has no {key}; was it written by this wakeful?")
+            value = value[part]
+        number = isinstance(value, _NUMBER) and (isinstance(value, bool) or not _finite(value))
+        if not isinstance(value, kinds) or number:
+            raise WakefulError(f"{path}: {key} cannot be {_shown(value)}")
+
+
+def check_samples(path: Path, samples: Iterable[Any]) -> None:
+    """Raise `WakefulError` unless every sample has a prompt and a text."""
+    for number, sample in enumerate(samples, start=1):
+        if not isinstance(sample, Mapping):
+            raise WakefulError(f"{path}: sample {number} cannot be {_shown(sample)}")
+        check_fields(path, sample, {"prompt": str, "text": str})
+
+
+def read_frame(path: Path, columns: Columns) -> pl.DataFrame:
+    """Return a parquet file's frame, whose `columns` have these types.
+
+    Raises:
+        WakefulError: it is missing, damaged, or without one of the columns.
+    """
+    try:
+        frame = pl.read_parquet(path)
+    except FileNotFoundError:
+        raise WakefulError(f"{path} is missing: is the run finished?") from None
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise WakefulError(f"{path} cannot be read: {_first_line(error)}") from None
+    return typed(path, frame, columns)
+
+
+def typed(path: Path, frame: pl.DataFrame, columns: Columns) -> pl.DataFrame:
+    """Return the frame with `columns` cast to their types, or raise `WakefulError`."""
+    missing = [column for column in columns if column not in frame.columns]
+    if missing:
+        raise WakefulError(f"{path} has no column {missing[0]!r}")
+    try:
+        return frame.with_columns(pl.col(name).cast(kind) for name, kind in columns.items())
+    except pl.exceptions.PolarsError as error:
+        raise WakefulError(f"{path} holds other types: {_first_line(error)}") from None
+
+
+def check_windows(path: Path, validation: pl.DataFrame) -> None:
+    """Raise `WakefulError` unless every window has a finite loss and at least one token."""
+    columns = validation.select("window", "loss", "tokens")
+    if columns.is_empty():
+        raise WakefulError(f"{path} has no validation windows")
+    good = columns.select(pl.col("loss").is_finite() & (pl.col("tokens") > 0)).to_series()
+    if columns.null_count().sum_horizontal().item() or not good.all():
+        raise WakefulError(f"{path}: a validation window has no finite loss or no tokens")
+    if columns["window"].is_duplicated().any():
+        raise WakefulError(f"{path} has a validation window twice")
+
+
+def _finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number past every float
+        return False
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) < 60 else f"{text[:57]}..."
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
