@@ -13,17 +13,14 @@ from typing import Any, get_type_hints
 import pytest
 
 from train.runs import text, tiny
-from wakeful.cli import (
-    VERBS,
-    CompareOptions,
-    DemoOptions,
-    DiagnoseOptions,
-    GenerateOptions,
-    PrepareOptions,
-    ReportOptions,
-    TrainOptions,
-    main,
-)
+from wakeful.cli import VERBS, main, verb_of
+from wakeful.cli.compare import CompareOptions
+from wakeful.cli.data import PrepareOptions
+from wakeful.cli.demo import DemoOptions
+from wakeful.cli.diagnose import DiagnoseOptions
+from wakeful.cli.generate import GenerateOptions
+from wakeful.cli.report import ReportOptions
+from wakeful.cli.train import TrainOptions
 from wakeful.config import Config, config_to_toml
 from wakeful.errors import WakefulError
 from wakeful.run import Run
@@ -397,7 +394,7 @@ def test_interruptions_have_the_shells_status(
     def interrupted(_: list[str]) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(VERBS, "train", (interrupted, ""))
+    monkeypatch.setattr(verb_of("train"), "run", interrupted)
     assert main(["train", config]) == 130
     assert capsys.readouterr().err == "interrupted\n"
 
@@ -406,7 +403,7 @@ def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) 
     def broken(_: list[str]) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setitem(VERBS, "train", (broken, ""))
+    monkeypatch.setattr(verb_of("train"), "run", broken)
     with pytest.raises(ZeroDivisionError):
         main(["train", "x"])
 

@@ -1,0 +1,67 @@
+"""The command line: one file a verb."""
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from types import ModuleType
+
+from rich.markup import escape
+from rich.table import Table as Grid
+
+import wakeful
+from wakeful.cli.console import ERR, OUT
+from wakeful.errors import WakefulError
+
+VERBS = ("demo", "train", "compare", "generate", "diagnose", "data", "report")
+"""In the order a newcomer reads them; each is a file here with SUMMARY, its options and `run`."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb; return its exit status."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        _overview()
+        return 0
+    if arguments[0] in ("--version", "-V"):
+        OUT.print(f"wakeful {wakeful.__version__}", highlight=False)
+        return 0
+    verb, rest = arguments[0], arguments[1:]
+    try:
+        _check_text(arguments)
+        if verb not in VERBS:
+            raise WakefulError(f"unknown verb {verb!r}; there are {', '.join(VERBS)}")
+        verb_of(verb).run(rest)
+    except WakefulError as error:
+        line = " ".join(str(error).splitlines())
+        verb = verb.encode("utf-8", "backslashreplace").decode()
+        ERR.print(f"[bold red]wakeful {escape(verb)}:[/] {escape(line)}", highlight=False)
+        return 1
+    except KeyboardInterrupt:
+        ERR.print("interrupted")
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 141
+    return 0
+
+
+def verb_of(name: str) -> ModuleType:
+    """Return the file of a verb."""
+    return import_module(f"wakeful.cli.{name}")
+
+
+def _check_text(arguments: list[str]) -> None:
+    for argument in arguments:
+        try:
+            argument.encode("utf-8")
+        except UnicodeEncodeError:
+            raise WakefulError(f"an argument is not UTF-8: {argument!a}") from None
+
+
+def _overview() -> None:
+    OUT.print(f"wakeful {wakeful.__version__}: {wakeful.__doc__}\n", highlight=False)
+    grid = Grid.grid(padding=(0, 2))
+    for verb in VERBS:
+        grid.add_row(f"  wakeful {verb}", verb_of(verb).SUMMARY)
+    OUT.print(grid)
+    OUT.print("\nEach verb has --help.", highlight=False)

@@ -1,0 +1,61 @@
+"""The verb compare: its options and what they start."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from wakeful.cli.console import display, write_page
+from wakeful.cli.parsing import leading, parse
+from wakeful.config import Config, config_from_table, read_table
+from wakeful.errors import WakefulError
+
+SUMMARY = "Train variants with several seeds; report paired differences."
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions:
+    """Where the comparison goes; every field of the configuration sets all variants alike."""
+
+    out: str = ""
+    """Folder to create. Empty: runs/compare-NAME."""
+    seeds: tuple[int, ...] = ()
+    """Seeds to train each variant with. Empty: those of the file, or 0."""
+    resume: bool = False
+    """Go on with an interrupted comparison in the same folder."""
+    config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
+
+
+def run(arguments: list[str]) -> None:
+    """CONFIG... [options]: train variants with several seeds and report their differences."""
+    from wakeful.train.comparison import compare, seeds_of, variants_of
+
+    sources, rest = leading(arguments)
+    if not sources:
+        if {"--help", "-h"} & set(rest):
+            parse(CompareOptions, ["--help"], "compare CONFIG...", CompareOptions())
+        raise WakefulError("name one configuration with a [variants] table, or several")
+    variants: dict[str, Config] = {}
+    asked: set[tuple[int, ...]] = set()
+    options = CompareOptions()
+    for source in sources:
+        table = read_table(source)
+        stem = Path(source).stem
+        seeds = tuple(seeds_of(table))
+        for name, entry in variants_of(stem, table).items():
+            default = CompareOptions(seeds=seeds, config=config_from_table(entry))
+            options = parse(CompareOptions, rest, "compare CONFIG...", default)
+            if options.config.train.seed != default.config.train.seed:
+                raise WakefulError("a comparison sets train.seed itself: use --seeds")
+            if name in variants:
+                raise WakefulError(f"two variants are called {name!r}; rename one")
+            variants[name] = options.config
+            asked.add(options.seeds)
+    if len(asked) > 1:
+        raise WakefulError("the configurations ask for different seeds: use --seeds")
+    if len(variants) < 2:
+        raise WakefulError(f"nothing to compare {next(iter(variants))!r} with: name two variants")
+    out = Path(options.out or f"runs/compare-{Path(sources[0]).stem}")
+    run = compare(variants, out, seeds=options.seeds, shown=display, resume=options.resume)
+    write_page([run.path], run.path / "report.html", "")

@@ -1,0 +1,45 @@
+"""What the command line prints, and where."""
+
+import sys
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from wakeful.errors import WakefulError
+
+OUT = Console(soft_wrap=True)
+ERR = Console(stderr=True, soft_wrap=True)
+
+
+def tell(line: str) -> None:
+    """Print a line as it is: a path may hold what looks like markup."""
+    OUT.print(line, highlight=False, markup=False)
+
+
+def standard_input() -> str:
+    """Return all of standard input, which must be UTF-8."""
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise WakefulError(f"standard input is not UTF-8: {error}") from None
+
+
+def display(name: str) -> AbstractContextManager[Any]:
+    """Show the progress of what is called `name`."""
+    from wakeful.train.progress import display as progress_display
+
+    return progress_display(OUT, name)
+
+
+def write_page(folders: list[Path], page: Path, title: str) -> None:
+    """Print the comparison that `folders` hold and write its page."""
+    from wakeful.report.page import write_report
+    from wakeful.report.tables import read_comparison
+    from wakeful.report.terminal import render_terminal
+
+    comparison = read_comparison(folders[0] if len(folders) == 1 else folders)
+    OUT.print(render_terminal(comparison))
+    written = write_report(comparison, page, title=title or f"wakeful: {folders[0].name}")
+    tell(f"report: {written}")

@@ -1,0 +1,57 @@
+"""The verb train: its options and what they start."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from wakeful.cli.console import display, tell
+from wakeful.cli.parsing import leading, parse
+from wakeful.config import Config, config_from_table, presets, read_table
+from wakeful.errors import WakefulError
+
+SUMMARY = "Train one model from a TOML file or a preset."
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """Where the run goes; every field of the configuration is an option too."""
+
+    out: str = ""
+    """Run directory to create. Empty: runs/NAME."""
+    resume: str = ""
+    """Continue the run in this directory with its own configuration."""
+    config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
+
+
+def run(arguments: list[str]) -> None:
+    """CONFIG [options]: train one model."""
+    from wakeful.train.loop import train
+
+    source, rest = leading(arguments)
+    if len(source) > 1:
+        raise WakefulError(f"train takes one configuration, not {len(source)}: {source}")
+    if not source and not {"--resume", "--help", "-h"} & set(rest):
+        raise WakefulError(f"name a configuration: a TOML file or one of {', '.join(presets())}")
+    table = read_table(source[0]) if source else {}
+    if "variants" in table:
+        raise WakefulError(f"{source[0]} has variants: use wakeful compare {source[0]}")
+    table.pop("seeds", None)
+    default = TrainOptions(config=config_from_table(table))
+    options = parse(TrainOptions, rest, "train CONFIG", default)
+    if options.resume:
+        if source or options != dataclasses.replace(default, resume=options.resume):
+            raise WakefulError("--resume takes the run's own configuration and no other option")
+        with display(Path(options.resume).name) as show:
+            run = train(options.config, options.resume, resume=True, show=show)
+    else:
+        out = options.out or f"runs/{options.config.name}"
+        with display(options.config.name) as show:
+            run = train(options.config, out, show=show)
+    validation = run.read_json("summary.json")["validation"]
+    tell(
+        f"validation loss {validation['loss']:.4f} ± {validation['standard_error'] or 0:.4f} nats "
+        f"a token over {validation['num_tokens']:,} tokens; the run is in {run.path}"
+    )
