@@ -50,7 +50,7 @@ def load(
     if (path / "run.json").is_file():
         loaded = _run(path, device, dtype)
     elif source == SMOLLM2:
-        loaded = _transformers(SMOLLM2, _smollm2(), "", device, dtype, trust_remote_code)
+        loaded = _transformers(SMOLLM2, smollm2_folder(), "", device, dtype, trust_remote_code)
     elif path.suffix == ".gguf" and path.is_file():
         loaded = _transformers(path.stem, path.parent, path.name, device, dtype, trust_remote_code)
     else:
@@ -108,7 +108,7 @@ def _transformers(
     )
 
 
-def _smollm2() -> Path:
+def smollm2_folder() -> Path:
     """Return the folder of SmolLM2-135M, converted from the package's GGUF the first time."""
     folder = default_cache_dir() / "models" / "smollm2-135m"
     if (folder / "config.json").is_file():
