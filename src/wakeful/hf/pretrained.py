@@ -123,6 +123,7 @@ def smollm2_folder() -> Path:
     options = {"gguf_file": source.name}
     read = AutoModelForCausalLM.from_pretrained(source.parent, dtype=torch.float32, **options)
     # Transformers refuses to save a model that it read from GGUF, but not its plain copy.
+    delattr(read.config, "quantization_config")
     model = AutoModelForCausalLM.from_config(read.config, dtype=torch.float32)
     model.load_state_dict(read.state_dict())
     tokenizer = AutoTokenizer.from_pretrained(source.parent, **options)
