@@ -23,10 +23,17 @@ class Heads(nn.Linear):
         self.rotary = rotary
 
     def forward(self, x: Tensor, flow: Flow) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        heads = super().forward(x).unflatten(-1, (self.heads, -1))
-        if self.rotary and flow.rotation is not None:
-            return rotate(heads, flow.rotation)
-        return heads
+        return into_heads(super().forward(x), self.heads, flow, rotary=self.rotary)
+
+
+def into_heads(
+    y: Float[Tensor, "B L Nd"], num_heads: int, flow: Flow, *, rotary: bool
+) -> Float[Tensor, "B L N d"]:
+    """Return a projection split into heads, turned by RoPE where `rotary`."""
+    heads = y.unflatten(-1, (num_heads, -1))
+    if rotary and flow.rotation is not None:
+        return rotate(heads, flow.rotation)
+    return heads
 
 
 class Borrowed(nn.Module):
