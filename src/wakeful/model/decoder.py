@@ -18,7 +18,7 @@ from wakeful.model.attention import Attention
 from wakeful.model.block import Block, ParallelBlock
 from wakeful.model.cache import Cache, Slot
 from wakeful.model.flow import Flow
-from wakeful.model.loss import IGNORED, linear_cross_entropy
+from wakeful.model.loss import IGNORED, cross_entropy
 from wakeful.model.mlps import make_mlp
 from wakeful.model.norms import make_norm
 from wakeful.model.positions import Rotary, Rotation
@@ -90,9 +90,7 @@ class Decoder(nn.Module):
             # Those tokens see their own targets.
             hidden = torch.arange(targets.shape[1], device=targets.device) < prefix - 1
             targets = targets.masked_fill(hidden, IGNORED)
-        return linear_cross_entropy(
-            self.hidden(tokens), self.head.weight, targets, reduction=reduction
-        )
+        return cross_entropy(self(tokens), targets, reduction=reduction)
 
     def hidden(
         self,
@@ -130,7 +128,7 @@ class Decoder(nn.Module):
 
     def new_cache(self, batch_size: int, capacity: int) -> Cache:
         """Return an empty cache for `batch_size` sequences of up to `capacity` tokens."""
-        weight = self.head.weight
+        weight = self.embed.weight
         return Cache(
             self.cache_slots,
             self.config.shape,
@@ -155,7 +153,7 @@ class Decoder(nn.Module):
     def cache_bytes_per_token(self) -> int:
         """Bytes the cache grows by for each token of a sequence."""
         shape = self.config.shape
-        size = shape.num_kv_heads * shape.head_width * self.head.weight.element_size()
+        size = shape.num_kv_heads * shape.head_width * self.embed.weight.element_size()
         return len(self.cache_slots) * size
 
     def num_parameters(self) -> dict[str, int]:
