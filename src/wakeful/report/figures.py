@@ -45,5 +45,6 @@ def _read(table: Mapping[str, Any], *keys: str) -> float | None:
     value: object = table
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
-    good = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if good and abs(value) < math.inf else None
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf:
+        return float(value)
+    return None
