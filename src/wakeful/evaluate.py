@@ -17,7 +17,7 @@ from wakeful.data.sources import read_documents
 from wakeful.errors import WakefulError
 from wakeful.evaluation.examples import Choice, Completion, read_choices, read_lambada
 from wakeful.evaluation.likelihood import check_causal
-from wakeful.evaluation.perplexity import perplexity
+from wakeful.evaluation.perplexity import check_sizes, perplexity
 from wakeful.evaluation.scores import Score, difference, tidy
 from wakeful.hf.pretrained import Loaded, load
 from wakeful.report.evaluation import shown, write_evaluation
@@ -60,6 +60,7 @@ class Measures:
                 raise WakefulError(f"{name} is for a text, and none is given; add --text or --data")
             if getattr(self, name) < 0:
                 raise WakefulError(f"{name} = {getattr(self, name)} must not be negative")
+        check_sizes(length=self.length, stride=self.stride or self.length)
         if self.labels and not self.choices:
             raise WakefulError("labels are for --choices, and none are given")
         if self.limit and not self.asks:
@@ -155,6 +156,7 @@ def _tasks(
             f"lm-eval, which runs these tasks, is not installed; install it with: {INSTALL_LM_EVAL}"
         )
     try:
+        from wakeful.evaluation import adapter, harness  # noqa: F401, PLC0415 - all of it is there?
         from wakeful.evaluation.tasks import (  # noqa: PLC0415 - only who asks needs lm-eval
             choices_task,
             lambada_task,

@@ -132,3 +132,10 @@ def test_what_cannot_be_measured_is_refused(model: Loaded, text: Path, tmp_path:
     ours = load(str(relaxed.path), device=torch.device("cpu"), dtype=torch.float32)
     fails("see their own targets", each=ours)
     fails("has no BOS", each=loaded_llama(tmp_path / "none", bos=False), bos=True)
+
+
+def test_a_model_that_gives_nan_is_named_so(tmp_path: Path) -> None:
+    broken = loaded_llama(tmp_path / "llama", dtype=torch.float32)
+    broken.model.get_parameter("model.norm.weight").data.fill_(math.inf)
+    with pytest.raises(WakefulError, match="logits have a NaN"):
+        perplexity(broken, WORDS, length=16, stride=16)

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
-from wakeful.evaluation.likelihood import log_likelihoods
+from wakeful.evaluation.likelihood import check_numbers, log_likelihoods
 from wakeful.evaluation.quiet import quiet
 from wakeful.hf.pretrained import Loaded
 from wakeful.model.decoder import Decoder
@@ -216,7 +216,7 @@ class Transformer(_HFLM):
         return super()._loglikelihood_tokens(requests, *rest, **named)
 
     def _model_call(self, inps: Tensor, *rest: Any, **named: Any) -> Tensor:
-        logits = super()._model_call(inps, *rest, **named)
+        logits = check_numbers(super()._model_call(inps, *rest, **named))
         self._seen += len(inps)
         self._progress(self._seen, 0)
         return logits

@@ -37,7 +37,7 @@ def run_tasks(name: str, asked: LM, tasks: Mapping[str, Task], *, limit: int = 0
             )
         except WakefulError:
             raise
-        except (ValueError, AssertionError, OSError, ImportError) as error:
+        except (ValueError, ArithmeticError, AssertionError, OSError, ImportError) as error:
             reason = " ".join(str(error).split())[:300] or type(error).__name__
             raise WakefulError(f"lm-eval could not evaluate {name}: {reason}") from error
     scores: list[Score] = []

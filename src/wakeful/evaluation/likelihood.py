@@ -21,22 +21,36 @@ def log_likelihoods(
     """Return log p(target | inputs up to it) in nats, and whether it is the likeliest token.
 
     A target of −100 is not counted: 0 and True. Rows may be padded at their end with any token,
-    which no causal model's earlier positions see. In float32, or float64 where the model is.
+    which no causal model's earlier positions see. In float32, or float64 where the model is; the
+    answers are on the CPU.
+
+    Raises:
+        WakefulError: a logit is NaN.
     """
-    likelihood = torch.zeros(targets.shape, dtype=torch.float64, device=targets.device)
-    greedy = torch.ones(targets.shape, dtype=torch.bool, device=targets.device)
+    likelihood = torch.zeros(targets.shape, dtype=torch.float64)
+    greedy = torch.ones(targets.shape, dtype=torch.bool)
     if isinstance(model, Decoder):
         states, head = model.hidden(inputs), model.head
     else:
         states, head = model(input_ids=inputs, use_cache=False).logits, nn.Identity()
-    for state, target, out, best in zip(states, targets, likelihood, greedy, strict=True):
+    for row, (state, target) in enumerate(zip(states, targets, strict=True)):
         for places in torch.nonzero(target != IGNORED).flatten().split(_ROWS):
-            logits = head(state[places])
+            logits = check_numbers(head(state[places]))
             logits = logits if logits.dtype == torch.float64 else logits.float()
             chosen = logits.gather(1, target[places, None])[:, 0]
-            out[places] = (chosen - logits.logsumexp(1)).double()
-            best[places] = logits.argmax(1) == target[places]
+            best = logits.argmax(1) == target[places]
+            likelihood[row, places.cpu()] = (chosen - logits.logsumexp(1)).cpu().double()
+            greedy[row, places.cpu()] = best.cpu()
     return likelihood, greedy
+
+
+def check_numbers(logits: Tensor) -> Tensor:
+    """Return the logits; raise `WakefulError` if one of them is NaN."""
+    if logits.isnan().any():
+        raise WakefulError(
+            "the model's logits have a NaN: it is damaged, or needs --dtype float32 or float64"
+        )
+    return logits
 
 
 def check_causal(name: str, model: nn.Module) -> None:

@@ -108,10 +108,7 @@ def perplexity(
 def check_windows(loaded: Loaded, *, length: int, stride: int, bos: bool) -> None:
     """Raise `WakefulError` where a model cannot be run on such windows."""
     check_causal(loaded.name, loaded.model)
-    if length < 2:
-        raise WakefulError(f"length = {length}: a window needs at least 2 tokens")
-    if not 1 <= stride <= length:
-        raise WakefulError(f"stride = {stride} must be between 1 and the length, {length}")
+    check_sizes(length=length, stride=stride)
     if length > loaded.context:
         raise WakefulError(
             f"length = {length} is past {loaded.name}'s context of {loaded.context} tokens; "
@@ -119,6 +116,14 @@ def check_windows(loaded: Loaded, *, length: int, stride: int, bos: bool) -> Non
         )
     if bos and loaded.bos is None:
         raise WakefulError(f"{loaded.name} has no BOS token; leave out --bos")
+
+
+def check_sizes(*, length: int, stride: int) -> None:
+    """Raise `WakefulError` for windows of no use to any model."""
+    if length < 2:
+        raise WakefulError(f"length = {length}: a window needs at least 2 tokens")
+    if not 1 <= stride <= length:
+        raise WakefulError(f"stride = {stride} must be between 1 and the length, {length}")
 
 
 def windows(stream: list[int], *, length: int, stride: int, bos: bool) -> list[Window]:
@@ -193,7 +198,7 @@ def _nats(loaded: Loaded, batch: list[Window]) -> np.ndarray:
         targets[row, : len(window.targets)] = torch.tensor(window.targets)
     device = next(loaded.model.parameters()).device
     likelihoods, _ = log_likelihoods(loaded.model, inputs.to(device), targets.to(device))
-    return -likelihoods.sum(1).cpu().numpy()
+    return -likelihoods.sum(1).numpy()
 
 
 def _key(window: Window) -> str:

@@ -19,6 +19,9 @@ import polars as pl
 
 from wakeful.statistics import Estimate
 
+_LARGEST = 709.0
+"""e to more than this is no double."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
@@ -41,7 +44,7 @@ class Score:
         ratio = self._ratio
         if not self.exponential:
             return ratio
-        return math.exp(ratio) if ratio < 700 else math.inf
+        return math.exp(ratio) if ratio < _LARGEST else math.inf
 
     @property
     def error(self) -> float:
