@@ -269,13 +269,17 @@ def _method(
     for task in dict.fromkeys(score.task for score in scores if score.task != "text"):
         count = max(len(score.keys) for score in scores if score.task == task)
         files = {"lambada": measures.lambada, "choices": measures.choices}
-        source = files.get(task) or "lm-eval's own task"
-        method[f"Task {task}"] = f"{source}, {count} examples, no examples shown before"
+        source = files.get(task)
+        method[f"Task {task}"] = (
+            f"{source}, {count} examples, none shown before"
+            if source
+            else f"lm-eval's own definition, {count} examples"
+        )
     if measures.asks:
         method["lm-eval"] = metadata.version("lm-eval")
     method["Errors"] = (
-        "one standard error over windows or examples; differences are paired where all models had "
-        "the same ones"
+        "one standard error over windows or examples; differences are paired where both models "
+        "had the same ones"
     )
     method["Machine"] = (
         f"{machine['device_name']}, {machine['threads']} threads; torch {machine['torch']}, "

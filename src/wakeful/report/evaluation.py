@@ -13,7 +13,6 @@ from wakeful.evaluation.scores import Score, difference
 from wakeful.report.charts import PALETTE, Drawing
 from wakeful.report.page import render
 from wakeful.run import replaced
-from wakeful.statistics import with_error
 
 
 @dataclass(frozen=True)
@@ -47,11 +46,20 @@ def shown(scores: Sequence[Score]) -> tuple[list[str], list[Row]]:
                 cells.append(Cell("–"))
                 continue
             paired = difference(score, first) if first and score is not first else None
-            change = "" if paired is None else _signed(with_error(*paired, "+"))
-            cells.append(Cell(with_error(score.figure, score.error), change))
+            cells.append(
+                Cell(written(score.figure, score.error), written(*paired, "+") if paired else "")
+            )
         better = "higher is better" if any(s.higher_is_better for s in found.values()) else ""
         rows.append(Row(f"{task}: {metric}", better or "lower is better", cells))
     return names, rows
+
+
+def written(figure: float, error: float, sign: str = "") -> str:
+    """Return "figure ± error" to two digits of the error; four places where there is none."""
+    if not error > 0 or not math.isfinite(error):
+        return f"{figure:{sign},.4f}".replace("-", "−")
+    places = min(8, max(0, 1 - math.floor(math.log10(error))))
+    return f"{figure:{sign},.{places}f} ± {error:,.{places}f}".replace("-", "−")
 
 
 def score_charts(scores: Sequence[Score]) -> list[tuple[str, Drawing]]:
@@ -100,10 +108,6 @@ def write_evaluation(
 
 def _measures(scores: Sequence[Score]) -> list[tuple[str, str]]:
     return list(dict.fromkeys((score.task, score.metric) for score in scores))
-
-
-def _signed(text: str) -> str:
-    return text.replace("-", "−")
 
 
 def _dots(frame: pl.DataFrame, names: Sequence[str], colours: alt.Scale) -> Drawing:
