@@ -80,3 +80,4 @@ def test_figures_show_two_digits_of_their_error() -> None:
     assert written(0.5, math.nan) == "0.5000"
     assert written(0.0, 0.0, "+") == "+0.0000"
     assert written(math.inf, math.nan) == "inf"
+    assert written(663_835_693_724, 2_677_920_560_709) == "6.64e+11 ± 2.7e+12"

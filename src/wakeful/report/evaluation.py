@@ -14,6 +14,9 @@ from wakeful.report.charts import PALETTE, Drawing
 from wakeful.report.page import render
 from wakeful.run import replaced
 
+_MANY = 1e7
+"""Larger figures are written with a power of ten."""
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -56,6 +59,8 @@ def shown(scores: Sequence[Score]) -> tuple[list[str], list[Row]]:
 
 def written(figure: float, error: float, sign: str = "") -> str:
     """Return "figure ± error" to two digits of the error; four places where there is none."""
+    if _MANY < max(abs(figure), error) < math.inf:
+        return f"{figure:{sign}.3g} ± {error:.2g}".replace("-", "−")
     if not error > 0 or not math.isfinite(error):
         return f"{figure:{sign},.4f}".replace("-", "−")
     places = min(8, max(0, 1 - math.floor(math.log10(error))))
@@ -112,7 +117,7 @@ def _measures(scores: Sequence[Score]) -> list[tuple[str, str]]:
 
 def _dots(frame: pl.DataFrame, names: Sequence[str], colours: alt.Scale) -> Drawing:
     x = alt.X("figure:Q", title=None, scale=alt.Scale(zero=False, nice=True, padding=12),
-              axis=alt.Axis(tickCount=5))  # fmt: skip
+              axis=alt.Axis(tickCount=5, format=".4~g", labelOverlap=True))  # fmt: skip
     base = alt.Chart(frame).encode(
         y=alt.Y("model:N", title=None, sort=list(names)),
         color=alt.Color("model:N", scale=colours, legend=None),
