@@ -5,9 +5,8 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import transformers
 from rich.markup import escape
@@ -17,10 +16,12 @@ from wakeful.data.sources import read_documents
 from wakeful.errors import WakefulError
 from wakeful.evaluation.examples import Choice, Completion, read_choices, read_lambada
 from wakeful.evaluation.likelihood import check_causal
-from wakeful.evaluation.perplexity import check_sizes, perplexity
-from wakeful.evaluation.scores import Score, difference, tidy
+from wakeful.evaluation.measures import Measures
+from wakeful.evaluation.perplexity import perplexity
+from wakeful.evaluation.scores import Score, tidy
 from wakeful.hf.pretrained import Loaded, load
 from wakeful.report.evaluation import shown, write_evaluation
+from wakeful.report.evaluation_summary import method_of, summary
 from wakeful.run import Run, environment
 from wakeful.train.progress import Display
 from wakeful.train.setup import DTYPES, choose_device
@@ -32,51 +33,6 @@ INSTALL_LM_EVAL = "pip install 'lm-eval>=0.4.13,<0.5'"
 _CHARACTERS_A_TOKEN = 64
 """More than any tokenizer averages: enough text is read and no more."""
 _SECONDS_BETWEEN_NOTES = 10.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measures:
-    """What to measure; a file, text or name that is empty is not measured."""
-
-    text: str = ""
-    data: str = ""
-    length: int = 512
-    stride: int = 0
-    num_sequences: int = 0
-    lambada: str = ""
-    choices: str = ""
-    labels: str = ""
-    tasks: Sequence[str] = ()
-    limit: int = 0
-
-    def __post_init__(self) -> None:
-        default = type(self)
-        if self.text and self.data:
-            raise WakefulError("text and data both name a text; give one")
-        if not self.source and not self.asks:
-            raise WakefulError("nothing to measure: give --text, --lambada, --choices or --tasks")
-        for name in ("length", "stride", "num_sequences"):
-            if not self.source and getattr(self, name) != getattr(default, name):
-                raise WakefulError(f"{name} is for a text, and none is given; add --text or --data")
-            if getattr(self, name) < 0:
-                raise WakefulError(f"{name} = {getattr(self, name)} must not be negative")
-        check_sizes(length=self.length, stride=self.stride or self.length)
-        if self.labels and not self.choices:
-            raise WakefulError("labels are for --choices, and none are given")
-        if self.limit and not self.asks:
-            raise WakefulError("limit is for examples; a text is shortened by --num_sequences")
-        if self.limit < 0:
-            raise WakefulError(f"limit = {self.limit} must not be negative; 0 takes all examples")
-
-    @property
-    def source(self) -> str:
-        """The text to measure perplexity on."""
-        return self.text or self.data
-
-    @property
-    def asks(self) -> bool:
-        """Whether lm-eval is needed."""
-        return bool(self.lambada or self.choices or self.tasks)
 
 
 @dataclass(frozen=True)
@@ -125,11 +81,11 @@ def run_evaluation(
         del loaded
 
     machine = environment(place)
-    method = _method(names, scores, measures, machine, bos=bos, dtype=dtype)
+    method = method_of(names, scores, measures, machine, bos=bos, dtype=dtype)
     with Run.create(out, "evaluate", {"models": list(models)}) as part:
         part.write_json("environment.json", machine)
         part.write_frame("evaluation.parquet", tidy(scores))
-        part.write_json("summary.json", _summary(names, scores, method))
+        part.write_json("summary.json", summary(names, scores, method))
         title = "Evaluation of " + ", ".join(names)
         write_evaluation(scores, part.path / "report.html", title=title, method=method)
     run.set_status("done")
@@ -236,94 +192,6 @@ def _every(show: Display, what: str) -> Callable[[int, int], None]:
             show.note(f"{what} {done}" + (f" of {total}" if total else ""))
 
     return tell
-
-
-def _method(
-    names: Mapping[str, str],
-    scores: Sequence[Score],
-    measures: Measures,
-    machine: Mapping[str, Any],
-    *,
-    bos: bool,
-    dtype: str,
-) -> dict[str, str]:
-    method = {
-        "Models": ", ".join(f"{name} ({kind})" for name, kind in names.items()),
-        "BOS": "one before every window and every context" if bos else "none",
-        "Arithmetic": f"model in {dtype}, log-likelihoods in float32 or better",
-    }
-    if measures.source:
-        counts = "; ".join(
-            f"{score.model} {len(score.keys)} windows, {score.weights.sum():,.0f} tokens counted"
-            for score in scores
-            if (score.task, score.metric) == ("text", "perplexity")
-        )
-        part = (
-            f"at most {measures.num_sequences} windows" if measures.num_sequences else "all of it"
-        )
-        stride = measures.stride or measures.length
-        method["Text"] = (
-            f"{measures.source}, {part}, windows of {measures.length} tokens every {stride}, each "
-            f"token but the first counted once: {counts}"
-        )
-    for task in dict.fromkeys(score.task for score in scores if score.task != "text"):
-        count = max(len(score.keys) for score in scores if score.task == task)
-        files = {"lambada": measures.lambada, "choices": measures.choices}
-        source = files.get(task)
-        method[f"Task {task}"] = (
-            f"{source}, {count} examples, none shown before"
-            if source
-            else f"lm-eval's own definition, {count} examples"
-        )
-    if measures.asks:
-        method["lm-eval"] = metadata.version("lm-eval")
-    method["Errors"] = (
-        "one standard error over windows or examples; differences are paired where both models "
-        "had the same ones"
-    )
-    method["Machine"] = (
-        f"{machine['device_name']}, {machine['threads']} threads; torch {machine['torch']}, "
-        f"Transformers {machine['transformers']}, wakeful {machine['wakeful']}"
-    )
-    return method
-
-
-def _summary(
-    names: Mapping[str, str], scores: Sequence[Score], method: Mapping[str, str]
-) -> dict[str, Any]:
-    first = next(iter(names))
-    baseline = {(s.task, s.metric): s for s in scores if s.model == first}
-    differences = []
-    for score in scores:
-        other = baseline.get((score.task, score.metric))
-        paired = difference(score, other) if other and other is not score else None
-        if paired is not None:
-            differences.append(
-                {"model": score.model, "baseline": first, "task": score.task,
-                 "metric": score.metric, "difference": _finite(paired[0]),
-                 "standard_error": _finite(paired[1])}
-            )  # fmt: skip
-    return {
-        "models": [
-            {
-                "model": name,
-                "architecture": kind,
-                "scores": [
-                    {"task": s.task, "metric": s.metric, "value": _finite(s.figure),
-                     "standard_error": _finite(s.error), "examples": len(s.keys),
-                     "higher_is_better": s.higher_is_better}
-                    for s in scores if s.model == name
-                ],
-            }
-            for name, kind in names.items()
-        ],
-        "differences": differences,
-        "method": dict(method),
-    }  # fmt: skip
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _grid(scores: Sequence[Score]) -> Grid:

@@ -1,5 +1,6 @@
 """How well a model predicts: perplexity by our own code, tasks by lm-eval.
 
+measures.py    what to measure
 scores.py      one figure from many examples, its standard error and paired differences
 likelihood.py  log-likelihoods of given tokens under any model that gives logits
 perplexity.py  a text in windows
