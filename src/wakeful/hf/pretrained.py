@@ -9,9 +9,15 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from wakeful.data.cache import default_cache_dir
+from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.train.restore import restore
@@ -32,6 +38,8 @@ class Loaded:
     bos: int | None
     """The beginning-of-sequence token, where it has one."""
     architecture: str
+    tokenizer: Tokenizer | PreTrainedTokenizerBase
+    """What `encode` is made of: ours for a run, else that of Transformers."""
 
 
 def load(
@@ -71,6 +79,7 @@ def _run(path: Path, device: torch.device, dtype: torch.dtype) -> Loaded:
         context=trained.config.model.max_length,
         bos=None,
         architecture="wakeful decoder",
+        tokenizer=trained.tokenizer,
     )
 
 
@@ -105,6 +114,7 @@ def _transformers(
         context=context or 2**31,
         bos=tokenizer.bos_token_id,
         architecture=type(model).__name__,
+        tokenizer=tokenizer,
     )
 
 
