@@ -19,6 +19,7 @@ from wakeful.cli.data import PrepareOptions
 from wakeful.cli.demo import DemoOptions
 from wakeful.cli.diagnose import DiagnoseOptions
 from wakeful.cli.generate import GenerateOptions
+from wakeful.cli.quantize import QuantizeOptions
 from wakeful.cli.report import ReportOptions
 from wakeful.cli.train import TrainOptions
 from wakeful.config import Config, config_to_toml
@@ -139,7 +140,7 @@ def test_resume_takes_no_other_option(config: str, capsys: pytest.CaptureFixture
 OPTIONS = {
     "train": TrainOptions, "compare": CompareOptions, "generate": GenerateOptions,
     "data prepare": PrepareOptions, "report": ReportOptions, "diagnose": DiagnoseOptions,
-    "demo": DemoOptions,
+    "demo": DemoOptions, "quantize": QuantizeOptions,
 }  # fmt: skip
 
 

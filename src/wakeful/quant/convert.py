@@ -113,7 +113,7 @@ def largest_activations(
     model: nn.Module, layers: dict[str, nn.Module], calibration: Sequence[Tensor]
 ) -> dict[str, tuple[float, float]]:
     """Return the largest |x| of each layer's input and output over calibration tokens."""
-    found = {name: (0.0, 0.0) for name in layers}
+    found = dict.fromkeys(layers, (0.0, 0.0))
 
     def see(name: str):
         def hook(layer: nn.Module, args: tuple, _output: object) -> None:

@@ -21,7 +21,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 import wakeful
 from wakeful.config import config_from_table
 from wakeful.errors import WakefulError
-from wakeful.model.architecture import ModelConfig
 from wakeful.model.decoder import Decoder
 from wakeful.quant.arithmetic import Arithmetic
 from wakeful.quant.convert import exchange, is_linear, quantised_layers
@@ -41,7 +40,9 @@ def is_quantised_folder(path: Path) -> bool:
     return (path / HEADER).is_file()
 
 
-def save_quantised(model: nn.Module, folder: Path, *, name: str, context: int) -> None:
+def save_quantised(
+    model: nn.Module, folder: Path, *, name: str, context: int, bos: int | None
+) -> None:
     """Write a quantised model into `folder`, which exists; the tokenizer is the caller's."""
     layers = quantised_layers(model)
     if not layers:
@@ -55,6 +56,7 @@ def save_quantised(model: nn.Module, folder: Path, *, name: str, context: int) -
         "scales": first.scheme.scales,
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
         "context": context,
+        "bos": bos,
         "layers": list(layers),
     }
     if isinstance(model, Decoder):
@@ -108,6 +110,8 @@ def read_header(folder: Path) -> dict[str, Any]:
     for key, kind in _FIELDS.items():
         if type(header.get(key)) is not kind:
             raise WakefulError(f"{path}: {key} cannot be {header.get(key)!r}")
+    if header.get("bos") is not None and type(header["bos"]) is not int:
+        raise WakefulError(f"{path}: bos cannot be {header['bos']!r}")
     if header["format"] != FORMAT:
         raise WakefulError(f"{path} has format {header['format']}; this wakeful reads {FORMAT}")
     allowed = {"kind": ("decoder", "transformers"), "dtype": ("float32", "float64", "bfloat16",
@@ -120,14 +124,19 @@ def read_header(folder: Path) -> dict[str, Any]:
     return header
 
 
-def bytes_of(path: Path) -> int:
-    """Return the size of a folder's weights."""
-    return (path / WEIGHTS).stat().st_size
+def quantised_as(header: dict[str, Any]) -> str:
+    """Return the short name of the scheme that a header tells of."""
+    return str(parse_scheme(header["scheme"], header["scales"]))
 
 
-def bytes_at_full_precision(model: nn.Module) -> int:
-    """Return what the unquantised model's parameters take, each counted once."""
-    return sum(p.numel() * p.element_size() for p in model.parameters())
+def file_bytes(folder: Path) -> int:
+    """Return the size of the weights that `save_quantised` wrote."""
+    return (folder / WEIGHTS).stat().st_size
+
+
+def state_bytes(model: nn.Module) -> int:
+    """Return what a model's weights take, each counted once, before any file's own header."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(model).values())
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -146,8 +155,7 @@ def _architecture(folder: Path, header: dict[str, Any]) -> nn.Module:
         table = header.get("model")
         if not isinstance(table, dict):
             raise WakefulError(f"{folder / HEADER}: model must be a table")
-        config: ModelConfig = config_from_table({"model": table, "train": {"length": 1}}).model
-        return Decoder(config)
+        return Decoder(config_from_table({"model": table, "train": {"length": 1}}).model)
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         level = transformers.logging.get_verbosity()
