@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -84,16 +85,30 @@ def _run(path: Path, device: torch.device, dtype: torch.dtype) -> Loaded:
 
 def _quantised(path: Path, device: torch.device, dtype: torch.dtype) -> Loaded:
     model, header = load_quantised(path, device=device)
-    tokenizer = Tokenizer.load(path)
+    scheme = quantised_as(header)
+    if isinstance(model, Decoder):
+        own = Tokenizer.load(path)
+        encode, save_tokenizer = own.encode, own.save
+    else:
+        encode, save_tokenizer = _stock_tokenizer(path)
     return Loaded(
-        name=f"{header['name']} {quantised_as(header)}",
+        name=f"{header['name']} {scheme}",
         model=model.to(dtype),
-        encode=tokenizer.encode,
+        encode=encode,
         context=header["context"],
         bos=header["bos"],
-        architecture=f"{type(model).__name__}, {quantised_as(header)}",
-        save_tokenizer=tokenizer.save,
+        architecture=f"{type(model).__name__}, {scheme}",
+        save_tokenizer=save_tokenizer,
     )
+
+
+def _stock_tokenizer(path: Path) -> tuple[Callable[[str], list[int]], Callable[[Path], object]]:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        first = str(error).strip().split("\n", 1)[0]
+        raise WakefulError(f"{path} has no tokenizer that can be loaded: {first}") from None
+    return partial(tokenizer.encode, add_special_tokens=False), tokenizer.save_pretrained
 
 
 def _transformers(

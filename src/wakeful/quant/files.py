@@ -8,6 +8,7 @@ tokenizer.json     and what else the tokenizer needs
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ _FIELDS = {"format": int, "name": str, "kind": str, "scheme": str, "scales": str
 
 def is_quantised_folder(path: Path) -> bool:
     """Whether a folder holds what `save_quantised` wrote."""
-    return (path / HEADER).is_file()
+    return os.path.isfile(path / HEADER)  # which a name too long is not
 
 
 def save_quantised(

@@ -11,7 +11,7 @@ def damage_grid(damage: Damage) -> Grid:
     grid = Grid(box=None, pad_edge=False, header_style="bold")
     grid.add_column("scheme", no_wrap=True)
     for column in ("perplexity", "increase", "KL (nats)", "error", "worst", "MB"):
-        grid.add_column(column, justify="right", no_wrap=True)
+        grid.add_column(column, justify="right")
     full = summary(damage)
     before = with_digits(full["perplexity"], full["perplexity_standard_error"], least=4)
     grid.add_row("full", before, "", "", "", "", f"{damage.full_bytes / 1e6:,.1f}")
