@@ -25,7 +25,7 @@ class Trained:
 def restore(path: str | Path, *, step: int = 0, device: str = "auto") -> Trained:
     """Return the model of a run, from its newest checkpoint or that of `step`, ready to use."""
     run = Run.open(path)
-    if run.header.get("kind") != "train":
+    if run.header.get("kind") == "compare":
         raise WakefulError(
             f"{path} is a comparison; name one of its runs, e.g. {path}/VARIANT/seed-0"
         )
