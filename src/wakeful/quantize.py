@@ -92,9 +92,7 @@ def run_quantize(
     )  # fmt: skip
     saved = _save(loaded, forms, save, model) if save else None
     _write(out, model, damage, method, list(layers), saved, figures, environment(place))
-    run = Run(out)
-    run.set_status("done")
-    return run, damage_grid(damage)
+    return Run(out), damage_grid(damage)
 
 
 def chosen_schemes(names: Sequence[str], scales: Sequence[ScaleKind]) -> list[Scheme]:
@@ -157,10 +155,10 @@ def _tokens(
 
 def _save(loaded: Loaded, forms: dict[str, nn.Module], folder: str, source: str) -> dict[str, Any]:
     (name, form), path = next(iter(forms.items())), Path(folder)
-    with Run.create(path, "quantized", {"source": source, "scheme": name}) as run:
+    fields = {"source": source, "scheme": name, "status": "done"}
+    with Run.create(path, "quantized", fields) as run:
         save_quantised(form, run.path, name=loaded.name, context=loaded.context, bos=loaded.bos)
         loaded.save_tokenizer(run.path)
-    Run(path).set_status("done")
     return {"folder": folder, "bytes": file_bytes(path)}
 
 
@@ -213,7 +211,8 @@ def _write(
     machine: dict[str, Any],
 ) -> None:
     measurement = damage.measurement
-    with Run.create(out, "quantize", {"model": model, "schemes": list(damage.schemes)}) as run:
+    fields = {"model": model, "schemes": list(damage.schemes), "status": "done"}
+    with Run.create(out, "quantize", fields) as run:
         run.write_json("environment.json", machine)
         named = pl.lit(measurement.name).alias("model")
         run.write_frame("quantization.parquet", measurement.layers.select(named, pl.all()))

@@ -137,13 +137,16 @@ class QuantisedLinear(nn.Module):
 class QuantisedHeads(QuantisedLinear):
     """A quantised projection of our decoder into heads."""
 
-    def __init__(self, *args: Any, heads: int, rotary: bool, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, heads: int, norm: nn.Module, rotary: bool, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self.heads = heads
+        self.norm = norm
         self.rotary = rotary
 
     def forward(self, x: Tensor, flow: Flow) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return into_heads(self.linear(x), self.heads, flow, rotary=self.rotary)
+        return into_heads(self.linear(x), self.heads, self.norm, flow, rotary=self.rotary)
 
 
 def extremes(x: Tensor, per: str) -> tuple[Tensor, Tensor]:
@@ -183,7 +186,8 @@ def empty(layer: nn.Module, scheme: Scheme, arithmetic: Arithmetic) -> Quantised
     kind: type[QuantisedLinear] = QuantisedLinear
     more = {}
     if isinstance(layer, Heads):
-        kind, more = QuantisedHeads, {"heads": layer.heads, "rotary": layer.rotary}
+        kind = QuantisedHeads
+        more = {"heads": layer.heads, "norm": layer.norm, "rotary": layer.rotary}
     layer = kind(
         weight.shape[1],
         weight.shape[0],

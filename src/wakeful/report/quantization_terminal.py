@@ -14,7 +14,7 @@ def damage_grid(damage: Damage) -> Grid:
         grid.add_column(column, justify="right")
     full = summary(damage)
     before = with_digits(full["perplexity"], full["perplexity_standard_error"], least=4)
-    grid.add_row("full", before, "", "", "", "", f"{damage.full_bytes / 1e6:,.1f}")
+    grid.add_row("full", before, "", "", "", "", f"{damage.full_bytes / 1e6:,.2f}")
     for name in damage.schemes:
         figures = scheme_figures(damage, name)
         grid.add_row(
@@ -25,7 +25,7 @@ def damage_grid(damage: Damage) -> Grid:
             ),
             _share(figures["layer_error_median"]),
             _share(figures["layer_error_worst"]),
-            f"{figures['bytes'] / 1e6:,.1f}",
+            f"{figures['bytes'] / 1e6:,.2f}",
         )
     return grid
 
