@@ -171,7 +171,7 @@ def test_what_is_refused(as_users_run_it: None) -> None:
         quantize(decoder, "coarse", calibration=[some_tokens(1, 4)])
     with pytest.raises(WakefulError, match="--skip nothing matches no layer"):
         quantize(decoder, "fine", skip=["nothing"])
-    with pytest.raises(WakefulError, match=r"quantised already: blocks.0.attention.query is fine"):
+    with pytest.raises(WakefulError, match=r"already: blocks\.0\.attention\.query is fine"):
         quantize(quantize(decoder, "fine"), "w4")
     with pytest.raises(WakefulError, match="one of reference, integer, torchao, got 'fast'"):
         quantize(decoder, "fine", arithmetic="fast")
@@ -211,6 +211,24 @@ class Doubled(nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return 2 * super().forward(x)
+
+
+class Spelled(nn.Linear):
+    """A linear layer that spells its product out, as Falcon's does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight.T
+
+
+def test_a_linear_layer_that_spells_its_product_out_is_one() -> None:
+    model = llama()
+    spelled = Spelled(16, 24, bias=False)
+    plain = quantised_layers(quantize(model, "fine"))["model.layers.1.mlp.up_proj"]
+    spelled.weight = model.model.layers[1].mlp.up_proj.weight
+    model.model.layers[1].mlp.up_proj = spelled
+    layer = quantised_layers(quantize(model, "fine"))["model.layers.1.mlp.up_proj"]
+    x = torch.randn(3, 16)
+    assert torch.equal(layer(x), plain(x))
 
 
 def test_a_linear_layer_with_a_way_of_its_own_is_refused() -> None:
