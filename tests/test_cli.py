@@ -219,6 +219,9 @@ def test_every_field_of_the_configuration_is_an_option(
         if name == "sample.prompts":
             value = ("a b", "")
             arguments += [f"--{name}", *value]
+        elif isinstance(default, tuple):
+            value = ("text",)
+            arguments += [f"--{name}", *value]
         elif isinstance(default, bool):
             value = not default
             arguments.append(f"--{name}")
