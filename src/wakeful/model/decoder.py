@@ -80,14 +80,17 @@ class Decoder(nn.Module):
 
         `reduction` is "mean" over the counted targets, "sum", or "none" for (B, L).
         """
-        prefix = self.config.relaxed_prefix
-        if prefix > 1:
-            # Those tokens see their own targets.
-            hidden = torch.arange(targets.shape[1], device=targets.device) < prefix - 1
-            targets = targets.masked_fill(hidden, IGNORED)
         return linear_cross_entropy(
-            self.hidden(tokens), self.head.weight, targets, reduction=reduction
+            self.hidden(tokens), self.head.weight, self.counted(targets), reduction=reduction
         )
+
+    def counted(self, targets: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
+        """Return the targets with −100 where a relaxed prefix lets a token see its own."""
+        prefix = self.config.relaxed_prefix
+        if prefix <= 1:
+            return targets
+        hidden = torch.arange(targets.shape[1], device=targets.device) < prefix - 1
+        return targets.masked_fill(hidden, IGNORED)
 
     def hidden(
         self,
