@@ -193,10 +193,12 @@ def test_each_field_survives_toml_alone(name: str) -> None:
 
 CHOICES: dict[str, object] = {
     "model.norm": "rmsnorm_single",
+    "model.attention_bias": "qkv",
     "model.positions": "learned",
     "model.mlp": "gelu",
     "model.num_heads": 2,
     "model.num_kv_heads": 2,
+    "model.rope": "linear(factor=2.0)",
     "model.max_length": 1024,
     "train.dtype": "float64",
     "train.batch_size": 32,

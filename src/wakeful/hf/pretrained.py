@@ -50,7 +50,7 @@ def load(
     if (path / "run.json").is_file():
         loaded = _run(path, device, dtype)
     elif source == SMOLLM2:
-        loaded = _transformers(SMOLLM2, _smollm2(), "", device, dtype, trust_remote_code)
+        loaded = _transformers(SMOLLM2, smollm2_folder(), "", device, dtype, trust_remote_code)
     elif path.suffix == ".gguf" and path.is_file():
         loaded = _transformers(path.stem, path.parent, path.name, device, dtype, trust_remote_code)
     else:
@@ -108,7 +108,7 @@ def _transformers(
     )
 
 
-def _smollm2() -> Path:
+def smollm2_folder() -> Path:
     """Return the folder of SmolLM2-135M, converted from the package's GGUF the first time."""
     folder = default_cache_dir() / "models" / "smollm2-135m"
     if (folder / "config.json").is_file():
@@ -123,6 +123,7 @@ def _smollm2() -> Path:
     options = {"gguf_file": source.name}
     read = AutoModelForCausalLM.from_pretrained(source.parent, dtype=torch.float32, **options)
     # Transformers refuses to save a model that it read from GGUF, but not its plain copy.
+    delattr(read.config, "quantization_config")
     model = AutoModelForCausalLM.from_config(read.config, dtype=torch.float32)
     model.load_state_dict(read.state_dict())
     tokenizer = AutoTokenizer.from_pretrained(source.parent, **options)

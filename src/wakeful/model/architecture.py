@@ -1,13 +1,15 @@
 """The description of a decoder, part by part."""
 
 from dataclasses import dataclass
-from typing import get_args
+from typing import Literal, get_args
 
 from wakeful.errors import WakefulError
 from wakeful.model.mlps import MLPName
 from wakeful.model.norms import NormName
 from wakeful.model.positions import PositionName
 from wakeful.shape import Shape
+
+AttentionBias = Literal["same", "none", "qkv", "all"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +40,20 @@ class ModelConfig:
     """Rotary (RoPE), learned absolute, or no position embedding."""
     rope_theta: float = 10_000.0
     """RoPE's base."""
+    rotary_width: int = 0
+    """Channels of a head that RoPE turns, the first ones. 0 means all."""
+    rope: str = "plain"
+    """How RoPE's frequencies are scaled, e.g. linear(factor=2.0)."""
     mlp: MLPName = "swiglu"
-    """SwiGLU (Llama) or tanh-GELU (GPT-2)."""
+    """SwiGLU (Llama), tanh-GELU (GPT-2) or exact GELU (GPT-NeoX)."""
     bias: bool = False
     """Biases in linear layers and LayerNorm."""
+    attention_bias: AttentionBias = "same"
+    """Biases of the attention's projections: as bias says, none, of q, k and v, or of all four."""
+    qk_norm: bool = False
+    """RMSNorm of every query and key head before RoPE (Qwen3)."""
+    parallel: bool = False
+    """Attention and feed-forward network both read the block's input (GPT-NeoX)."""
     tied: bool = False
     """One matrix for the embedding and the head."""
     scale_logits_by_layer: bool = False
@@ -63,7 +75,7 @@ class ModelConfig:
         for name in ("vocab_size", "max_length", "num_layers", "num_heads", "width", "mlp_width"):
             if getattr(self, name) < 1:
                 raise WakefulError(f"model.{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("num_kv_heads", "head_width", "relaxed_prefix"):
+        for name in ("num_kv_heads", "head_width", "relaxed_prefix", "rotary_width"):
             if getattr(self, name) < 0:
                 raise WakefulError(f"model.{name} must not be negative, got {getattr(self, name)}")
         if self.head_width == 0 and self.width % self.num_heads:
@@ -76,11 +88,13 @@ class ModelConfig:
                 f"model.num_kv_heads = {self.num_kv_heads} does not divide model.num_heads = "
                 f"{self.num_heads}"
             )
-        if self.positions == "rotary" and self.shape.head_width % 2:
-            raise WakefulError(
-                f"rotary positions turn pairs of channels, but a head has {self.shape.head_width}"
-            )
-        for name, allowed in (("norm", NormName), ("positions", PositionName), ("mlp", MLPName)):
+        self._check_positions()
+        for name, allowed in (
+            ("norm", NormName),
+            ("positions", PositionName),
+            ("mlp", MLPName),
+            ("attention_bias", AttentionBias),
+        ):
             if getattr(self, name) not in get_args(allowed):
                 raise WakefulError(
                     f"model.{name} must be one of {', '.join(get_args(allowed))}, "
@@ -93,6 +107,36 @@ class ModelConfig:
             )
         if self.norm_eps <= 0 or self.init_std < 0 or self.rope_theta <= 0:
             raise WakefulError("model.norm_eps and rope_theta must be positive, init_std not less")
+
+    def _check_positions(self) -> None:
+        if self.positions == "rotary" and self.shape.head_width % 2:
+            raise WakefulError(
+                f"rotary positions turn pairs of channels, but a head has {self.shape.head_width}"
+            )
+        if self.rotary_width % 2 or self.rotary_width > self.shape.head_width:
+            raise WakefulError(
+                f"model.rotary_width must be even and at most the {self.shape.head_width} channels "
+                f"of a head, got {self.rotary_width}"
+            )
+        if self.positions != "rotary" and (self.rotary_width or self.rope != "plain"):
+            raise WakefulError(
+                f"model.rotary_width = {self.rotary_width} and model.rope = {self.rope!r} are for "
+                f"rotary positions, and model.positions = {self.positions!r}"
+            )
+
+    @property
+    def qkv_bias(self) -> bool:
+        """Whether the projections into queries, keys and values have biases."""
+        return self.attention_bias in ("qkv", "all") or self._same_bias
+
+    @property
+    def out_bias(self) -> bool:
+        """Whether the attention's output projection has a bias."""
+        return self.attention_bias == "all" or self._same_bias
+
+    @property
+    def _same_bias(self) -> bool:
+        return self.attention_bias == "same" and self.bias
 
     @property
     def shape(self) -> Shape:

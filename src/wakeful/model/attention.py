@@ -3,6 +3,8 @@
 Shapes: B batch, L new tokens, S all tokens so far, H query heads, G key/value heads, d head width.
 """
 
+from collections.abc import Callable
+
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -15,15 +17,24 @@ from wakeful.shape import Shape
 
 
 class Heads(nn.Linear):
-    """A projection into heads, (B, L, D) to (B, L, N, d), turned by RoPE where `rotary`."""
+    """A projection into heads, (B, L, D) to (B, L, N, d), each normalised by `norm`, then turned
+    by RoPE where `rotary`.
+    """
 
-    def __init__(self, width: int, heads: int, head_width: int, *, bias: bool, rotary: bool):
+    def __init__(
+        self, width: int, heads: int, head_width: int, *, bias: bool, rotary: bool, norm: nn.Module
+    ) -> None:
         super().__init__(width, heads * head_width, bias=bias)
         self.heads = heads
         self.rotary = rotary
+        self.norm = norm
 
     def forward(self, x: Tensor, flow: Flow) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        heads = super().forward(x).unflatten(-1, (self.heads, -1))
+        return self.placed(super().forward(x), flow)
+
+    def placed(self, projected: Float[Tensor, "B L P"], flow: Flow) -> Float[Tensor, "B L N d"]:
+        """Return the heads that a projection of the tokens makes."""
+        heads = self.norm(projected.unflatten(-1, (self.heads, -1)))
         if self.rotary and flow.rotation is not None:
             return rotate(heads, flow.rotation)
         return heads
@@ -82,32 +93,38 @@ class Attention(nn.Module):
         plan: RoutePlan,
         normalizer: Normalizer,
         *,
-        bias: bool,
+        qkv_bias: bool,
+        out_bias: bool,
         rotary: bool,
+        head_norm: Callable[[], nn.Module],
         scale: float,
         prefix: int,
     ) -> None:
         super().__init__()
         width, head_width = shape.width, shape.head_width
         source = plan.sources[layer]
+
+        def heads(count: int, rotary: bool, norm: nn.Module) -> Heads:
+            return Heads(width, count, head_width, bias=qkv_bias, rotary=rotary, norm=norm)
+
         self.layer = layer
         self.query = (
-            Heads(width, shape.num_heads, head_width, bias=bias, rotary=rotary)
+            heads(shape.num_heads, rotary, head_norm())
             if plan.owns("query", layer)
             else Borrowed(Read("query", source.query))
         )
         self.key = (
-            Heads(width, shape.num_kv_heads, head_width, bias=bias, rotary=rotary)
+            heads(shape.num_kv_heads, rotary, head_norm())
             if plan.owns("key", layer)
             else Borrowed(Read("keys", source.key))
         )
         self.value = (
-            Heads(width, shape.num_kv_heads, head_width, bias=bias, rotary=False)
+            heads(shape.num_kv_heads, False, nn.Identity())
             if plan.owns("value", layer)
             else Borrowed(Read("values", source.value))
         )
         self.dot = DotProduct(normalizer, scale=scale, prefix=prefix)
-        self.out = nn.Linear(shape.num_heads * head_width, width, bias=bias)
+        self.out = nn.Linear(shape.num_heads * head_width, width, bias=out_bias)
         self.owns_key, self.owns_value = plan.owns("key", layer), plan.owns("value", layer)
         self.leaves = tuple(sorted(plan.leaves[layer]))
         # Plain lists: the decoder owns the routes and their parameters.

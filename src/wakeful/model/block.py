@@ -24,3 +24,11 @@ class Block(nn.Module):
         attended, left = self.attention(self.attention_norm(x), flow)
         x = x + attended
         return x + self.mlp(self.mlp_norm(x)), left
+
+
+class ParallelBlock(Block):
+    """x + attention(norm(x)) + mlp(norm'(x)): both halves read the block's input (GPT-NeoX)."""
+
+    def forward(self, x: Tensor, flow: Flow) -> tuple[Tensor, dict[Read, Tensor]]:
+        attended, left = self.attention(self.attention_norm(x), flow)
+        return x + attended + self.mlp(self.mlp_norm(x)), left

@@ -15,7 +15,7 @@ from wakeful.errors import WakefulError
 from wakeful.model.architecture import ModelConfig
 from wakeful.model.attend import causal_mask
 from wakeful.model.attention import Attention
-from wakeful.model.block import Block
+from wakeful.model.block import Block, ParallelBlock
 from wakeful.model.cache import Cache, Slot
 from wakeful.model.flow import Flow
 from wakeful.model.loss import IGNORED, linear_cross_entropy
@@ -38,7 +38,12 @@ class Decoder(nn.Module):
         if config.positions == "learned":
             self.positions = nn.Embedding(config.max_length, config.width)
         if config.positions == "rotary":
-            self.rotary = Rotary(shape.head_width, config.max_length, theta=config.rope_theta)
+            self.rotary = Rotary(
+                config.rotary_width or shape.head_width,
+                config.max_length,
+                theta=config.rope_theta,
+                scaling=build("ropes", config.rope),
+            )
         route: ValueRoute = build("routes", config.route)
         self.plan = RoutePlan(route, shape)
         self.route = route
@@ -175,18 +180,26 @@ class Decoder(nn.Module):
         def norm() -> nn.Module:
             return make_norm(config.norm, config.width, eps=config.norm_eps, bias=config.bias)
 
+        def head_norm() -> nn.Module:
+            if not config.qk_norm:
+                return nn.Identity()
+            return make_norm("rmsnorm", shape.head_width, eps=config.norm_eps, bias=False)
+
         attention = Attention(
             layer,
             shape,
             self.plan,
             normalizer,
-            bias=config.bias,
+            qkv_bias=config.qkv_bias,
+            out_bias=config.out_bias,
             rotary=config.positions == "rotary",
+            head_norm=head_norm,
             scale=scale,
             prefix=config.relaxed_prefix,
         )
         mlp = make_mlp(config.mlp, config.width, config.mlp_width, bias=config.bias)
-        return Block(norm(), attention, norm(), mlp)
+        kind = ParallelBlock if config.parallel else Block
+        return kind(norm(), attention, norm(), mlp)
 
     def _run(self, block: nn.Module, x: Tensor, flow: Flow) -> tuple[Tensor, dict[Read, Tensor]]:
         if self.checkpoint_activations and torch.is_grad_enabled():

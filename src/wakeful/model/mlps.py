@@ -5,19 +5,20 @@ from typing import Literal, assert_never
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-MLPName = Literal["gelu", "swiglu"]
+MLPName = Literal["gelu", "gelu_exact", "swiglu"]
 
 
 class GELU(nn.Module):
-    """down(gelu(up(x))), the tanh form of GELU as in GPT-2."""
+    """down(gelu(up(x))): GELU by its tanh form as in GPT-2, or by the error function (`exact`)."""
 
-    def __init__(self, width: int, hidden: int, *, bias: bool) -> None:
+    def __init__(self, width: int, hidden: int, *, bias: bool, exact: bool = False) -> None:
         super().__init__()
+        self.approximate = "none" if exact else "tanh"
         self.up = nn.Linear(width, hidden, bias=bias)
         self.down = nn.Linear(hidden, width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.gelu(self.up(x), approximate="tanh"))
+        return self.down(F.gelu(self.up(x), approximate=self.approximate))
 
 
 class SwiGLU(nn.Module):
@@ -38,6 +39,8 @@ def make_mlp(name: MLPName, width: int, hidden: int, *, bias: bool) -> nn.Module
     match name:
         case "gelu":
             return GELU(width, hidden, bias=bias)
+        case "gelu_exact":
+            return GELU(width, hidden, bias=bias, exact=True)
         case "swiglu":
             return SwiGLU(width, hidden, bias=bias)
     assert_never(name)

@@ -10,33 +10,55 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from wakeful.ropes.base import RopeScaling
+
 PositionName = Literal["rotary", "learned", "none"]
 Rotation = tuple[Float[Tensor, "*B L 1 half"], Float[Tensor, "*B L 1 half"]]
 """Cosines and sines of each new token's angles, one for each pair of channels."""
 
 
 class Rotary(nn.Module):
-    """RoPE (Su et al. 2024): channel pairs (i, i + d/2) turn by position · θ^{−2i/d}.
+    """RoPE (Su et al. 2024): channel pairs (i, i + r/2) turn by position · θ^{−2i/r}.
 
-    The pairing is Llama's in Transformers, so its weights load as they are.
+    r = `rotary_width` channels of a head turn, its first ones. The pairing is Llama's in
+    Transformers, so its weights load as they are.
     """
 
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, head_width: int, max_length: int, *, theta: float) -> None:
+    def __init__(
+        self,
+        rotary_width: int,
+        max_length: int,
+        *,
+        theta: float,
+        scaling: RopeScaling | None = None,
+    ) -> None:
         super().__init__()
-        half = torch.arange(0, head_width, 2, dtype=torch.float64) / head_width
-        angles = torch.outer(torch.arange(max_length, dtype=torch.float64), theta**-half)
-        self.register_buffer("cos", angles.cos().float().unsqueeze(1), persistent=False)
-        self.register_buffer("sin", angles.sin().float().unsqueeze(1), persistent=False)
+        self.rotary_width, self.max_length = rotary_width, max_length
+        self.theta, self.scaling = theta, scaling
+        cos, sin = self.table()
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+
+    def table(self) -> Rotation:
+        """Return the cosines and sines of every position, float32, each rounded once."""
+        # On the CPU even where a default device is set: a model may be built without memory.
+        rates = {"dtype": torch.float64, "device": "cpu"}
+        half = torch.arange(0, self.rotary_width, 2, **rates) / self.rotary_width
+        frequencies = self.theta**-half
+        if self.scaling is not None:
+            frequencies = self.scaling.scaled(frequencies)
+        angles = torch.outer(torch.arange(self.max_length, **rates), frequencies)
+        return angles.cos().float().unsqueeze(1), angles.sin().float().unsqueeze(1)
 
     def forward(self, positions: Int[Tensor, "*B L"] | slice) -> Rotation:
         return self.cos[positions], self.sin[positions]
 
 
 def rotate(heads: Float[Tensor, "B L N d"], rotation: Rotation) -> Float[Tensor, "B L N d"]:
-    """Turn each head's channel pairs by its token's angles."""
+    """Turn each head's channel pairs by its token's angles; channels past the table's stay."""
     cos, sin = (part.to(heads.dtype) for part in rotation)
     return _Rotate.apply(heads, cos, sin)
 
@@ -57,11 +79,12 @@ class _Rotate(torch.autograd.Function):
 
 
 def _turned(heads: Tensor, cos: Tensor, sin: Tensor, direction: float) -> Tensor:
-    first, second = heads.chunk(2, dim=-1)
-    return torch.cat(
-        [
-            torch.addcmul(first * cos, second, sin, value=-direction),
-            torch.addcmul(second * cos, first, sin, value=direction),
-        ],
-        dim=-1,
-    )
+    half = cos.shape[-1]
+    first, second = heads[..., :half], heads[..., half : 2 * half]
+    parts = [
+        torch.addcmul(first * cos, second, sin, value=-direction),
+        torch.addcmul(second * cos, first, sin, value=direction),
+    ]
+    if 2 * half < heads.shape[-1]:
+        parts.append(heads[..., 2 * half :])
+    return torch.cat(parts, dim=-1)

@@ -1,0 +1,16 @@
+"""Architectures of Transformers that our decoder can be: one file a family of names."""
+
+from wakeful.hf.families import gpt2, gpt_neox, llama
+from wakeful.hf.families.base import Family, Link
+
+FAMILIES: dict[str, Family] = {
+    "gpt2": gpt2.FAMILY,
+    "gpt_neox": gpt_neox.FAMILY,
+    "llama": llama.FAMILY,
+    "mistral": llama.FAMILY,
+    "qwen2": llama.FAMILY,
+    "qwen3": llama.FAMILY,
+}
+"""By `model_type`. SmolLM is a Llama, Pythia a GPT-NeoX."""
+
+__all__ = ["FAMILIES", "Family", "Link"]

@@ -1,0 +1,158 @@
+"""What a family of architectures states: its configuration in our words, and its tensors' names."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from wakeful.errors import WakefulError
+from wakeful.model.architecture import ModelConfig
+
+Join = Callable[[Sequence[Tensor]], Tensor]
+Split = Callable[[Tensor], Sequence[Tensor]]
+
+
+def _only(tensors: Sequence[Tensor]) -> Tensor:
+    (tensor,) = tensors
+    return tensor
+
+
+def _alone(tensor: Tensor) -> Sequence[Tensor]:
+    return (tensor,)
+
+
+@dataclass(frozen=True)
+class Link:
+    """One tensor of theirs and the parameters of ours that it holds.
+
+    `split` takes theirs apart, `join` puts it together again: each undoes the other.
+    """
+
+    theirs: str
+    ours: tuple[str, ...]
+    split: Split = _alone
+    join: Join = _only
+
+
+def same(theirs: str, ours: str, *parts: str) -> list[Link]:
+    """Return the links of a module's tensors (`weight`, `bias`) that are stored as ours are."""
+    return [Link(f"{theirs}.{part}", (f"{ours}.{part}",)) for part in parts]
+
+
+def transposed(theirs: str, ours: str) -> Link:
+    """Return the link of a matrix that is stored (in, out)."""
+    return Link(theirs, (ours,), lambda tensor: (tensor.T,), lambda tensors: _only(tensors).T)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """How to read one family of architectures.
+
+    `describe` turns a configuration into ours, with a context of so many tokens (0: its own), and
+    refuses by name what our decoder cannot be. `links` names every tensor of such a model, without
+    the `prefix` that a model with a head puts before those of its body.
+    """
+
+    prefix: str
+    describe: Callable[[PreTrainedConfig, int], ModelConfig]
+    links: Callable[[ModelConfig], list[Link]]
+    head: str = "lm_head.weight"
+    aliases: tuple[tuple[str, str], ...] = ()
+    """Older names of tensors, and what they are called now."""
+    ignored: str = r"(?!)"
+    """A regular expression for the end of names of constants that old checkpoints store."""
+
+    def name(self, stored: str) -> str:
+        """Return the name a link uses for a stored tensor."""
+        return dict(self.aliases).get(stored, stored.removeprefix(self.prefix))
+
+    def ignores(self, stored: str) -> bool:
+        """Tell whether a stored tensor is a constant that the model computes itself."""
+        return re.search(rf"(?:^|\.)(?:{self.ignored})$", stored) is not None
+
+
+def field(config: PreTrainedConfig, name: str) -> object:
+    """Return a field of a configuration.
+
+    Raises:
+        WakefulError: it has none of that name.
+    """
+    try:
+        return getattr(config, name)
+    except AttributeError:
+        raise WakefulError(f"the {config.model_type} configuration has no {name}") from None
+
+
+def demand(config: PreTrainedConfig, name: str, *allowed: object) -> None:
+    """Check a field that our decoder has only some values for.
+
+    Raises:
+        WakefulError: it has another value.
+    """
+    value = field(config, name)
+    if value not in allowed:
+        shown = " or ".join(map(repr, allowed))
+        raise WakefulError(
+            f"our decoder cannot be this {config.model_type}: its configuration has {name} = "
+            f"{value!r}, and only {shown} can be represented"
+        )
+
+
+def rope_of(config: PreTrainedConfig) -> tuple[float, str, float]:
+    """Return RoPE's base, our name of its scaling, and the share of each head's channels it turns.
+
+    Raises:
+        WakefulError: the scaling depends on the text's length, or is unknown.
+    """
+    parameters = config.rope_parameters
+    kind = parameters.get("rope_type", "default")
+    match kind:
+        case "default":
+            rope = "plain"
+        case "linear":
+            rope = f"linear(factor={float(parameters['factor'])})"
+        case "llama3":
+            rope = (
+                f"llama3(factor={float(parameters['factor'])}, "
+                f"original_length={parameters['original_max_position_embeddings']}, "
+                f"low={float(parameters['low_freq_factor'])}, "
+                f"high={float(parameters['high_freq_factor'])})"
+            )
+        case _:
+            raise WakefulError(
+                f"our decoder cannot be this {config.model_type}: its configuration has "
+                f"rope_parameters.rope_type = {kind!r}, and only 'default', 'linear' or 'llama3' "
+                "can be represented"
+            )
+    share = float(parameters.get("partial_rotary_factor", 1.0))
+    return float(parameters["rope_theta"]), rope, share
+
+
+def rotary_width(share: float, head_width: int) -> int:
+    """Return the channels that a share of a head is; 0 for all of them, as `ModelConfig` says."""
+    turned = int(head_width * share)
+    return 0 if turned == head_width else turned
+
+
+def context(config: PreTrainedConfig, max_length: int) -> int:
+    """Return the context to build: `max_length` tokens, or the configuration's own where it is 0.
+
+    Raises:
+        WakefulError: that is longer than the model's own, or than a window its attention has.
+    """
+    own = config.max_position_embeddings
+    if max_length > own:
+        raise WakefulError(f"max_length = {max_length} is longer than the model's context of {own}")
+    chosen = max_length or own
+    layers = getattr(config, "layer_types", None)
+    window = getattr(config, "sliding_window", None)
+    slides = layers is None or "sliding_attention" in layers
+    if window is not None and slides and window < chosen:
+        raise WakefulError(
+            f"our decoder cannot be this {config.model_type}: its configuration has sliding_window "
+            f"= {window}, shorter than its context of {chosen}; within max_length={window} they "
+            "agree"
+        )
+    return chosen

@@ -1,0 +1,89 @@
+"""GPT-NeoX and Pythia: LayerNorm, partial RoPE, exact GELU, blocks in parallel."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from wakeful.hf.families.base import Family, Link, context, demand, rope_of, rotary_width, same
+from wakeful.hf.families.gpt2 import PROJECTIONS
+from wakeful.model.architecture import ModelConfig
+from wakeful.model.mlps import MLPName
+
+_GELU: dict[str, MLPName] = {
+    "gelu": "gelu_exact", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu_fast": "gelu",
+}  # fmt: skip
+
+
+def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
+    """Return our configuration of a GPT-NeoX."""
+    c: Any = config
+    demand(config, "hidden_act", *_GELU)
+    theta, rope, share = rope_of(config)
+    return ModelConfig(
+        vocab_size=c.vocab_size,
+        max_length=context(config, max_length),
+        num_layers=c.num_hidden_layers,
+        num_heads=c.num_attention_heads,
+        width=c.hidden_size,
+        mlp_width=c.intermediate_size,
+        norm="layernorm",
+        norm_eps=c.layer_norm_eps,
+        positions="rotary",
+        rope_theta=theta,
+        rope=rope,
+        rotary_width=rotary_width(share, c.hidden_size // c.num_attention_heads),
+        mlp=_GELU[c.hidden_act],
+        bias=True,
+        attention_bias="all" if c.attention_bias else "none",
+        parallel=bool(c.use_parallel_residual),
+        tied=bool(c.tie_word_embeddings),
+        init_std=c.initializer_range,
+    )
+
+
+def links(config: ModelConfig) -> list[Link]:
+    """Return the name of every tensor."""
+    found = same("embed_in", "embed", "weight")
+    found += same("final_layer_norm", "norm", "weight", "bias")
+    if not config.tied:
+        found += same("lm_head", "head", "weight")
+    heads = config.num_heads
+    attention_parts = ("weight", "bias") if config.qkv_bias else ("weight",)
+    for layer in range(config.num_layers):
+        theirs, ours = f"layers.{layer}", f"blocks.{layer}"
+        for one, other in (
+            ("input_layernorm", "attention_norm"),
+            ("post_attention_layernorm", "mlp_norm"),
+            ("mlp.dense_h_to_4h", "mlp.up"),
+            ("mlp.dense_4h_to_h", "mlp.down"),
+        ):
+            found += same(f"{theirs}.{one}", f"{ours}.{other}", "weight", "bias")
+        found += same(f"{theirs}.attention.dense", f"{ours}.attention.out", *attention_parts)
+        for part in attention_parts:
+            three = tuple(f"{ours}.attention.{name}.{part}" for name in PROJECTIONS)
+            fused = f"{theirs}.attention.query_key_value.{part}"
+            found.append(Link(fused, three, partial(_split, heads), partial(_join, heads)))
+    return found
+
+
+def _split(heads: int, tensor: Tensor) -> Sequence[Tensor]:
+    """Take apart rows that are grouped by head: its query, its key, its value."""
+    grouped = tensor.unflatten(0, (heads, 3, -1))
+    return tuple(grouped[:, which].flatten(0, 1) for which in range(3))
+
+
+def _join(heads: int, tensors: Sequence[Tensor]) -> Tensor:
+    return torch.stack([tensor.unflatten(0, (heads, -1)) for tensor in tensors], 1).flatten(0, 2)
+
+
+FAMILY = Family(
+    prefix="gpt_neox.",
+    describe=describe,
+    links=links,
+    aliases=(("embed_out.weight", "lm_head.weight"),),
+    ignored=r"rotary_emb\.inv_freq|attention\.(bias|masked_bias)",
+)

@@ -1,0 +1,38 @@
+"""The scaling of Llama 3.1 and later."""
+
+import math
+
+from jaxtyping import Float
+from torch import Tensor
+
+from wakeful.errors import WakefulError
+from wakeful.ropes.base import RopeScaling
+
+
+class Llama3(RopeScaling):
+    """Slow frequencies divided by `factor`, fast ones kept, and a straight line between.
+
+    A frequency f turns r = f · original_length / 2π times in the context of the first training;
+    with s = (r − low) / (high − low), cut to [0, 1], it becomes f · (s + (1 − s) / factor).
+    """
+
+    examples = ("llama3(factor=8.0, original_length=8192)",)
+    neutral = "llama3(factor=1.0, original_length=8192)"
+
+    def __init__(
+        self, *, factor: float, original_length: int, low: float = 1.0, high: float = 4.0
+    ) -> None:
+        if not factor > 0 or original_length < 1 or not high > low:
+            raise WakefulError(
+                "llama3: factor and original_length must be positive and high above low, got "
+                f"{factor}, {original_length}, {high} and {low}"
+            )
+        self.factor = factor
+        self.original_length = original_length
+        self.low = low
+        self.high = high
+
+    def scaled(self, frequencies: Float[Tensor, "half"]) -> Float[Tensor, "half"]:
+        turns = frequencies * (self.original_length / (2 * math.pi))
+        kept = ((turns - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
+        return frequencies * (kept + (1 - kept) / self.factor)
