@@ -10,8 +10,8 @@ from wakeful.errors import WakefulError
 from wakeful.growth.choose import Diagnosed, choose, diagnose_layers, from_order, ordered
 from wakeful.model.attend import causal_mask, explicit_attention
 from wakeful.probes import exact
-from wakeful.probes.watch import watch
 from wakeful.probes.base import AttentionEvent, HiddenEvent, MeanProbe
+from wakeful.probes.watch import watch
 
 SEQUENCES = some_tokens(3, 15).tolist()
 
@@ -65,7 +65,7 @@ def test_the_figures_are_those_of_the_definitions() -> None:
 
 def diagnosed(figures: list[float], angles: list[list[float]] | None = None) -> Diagnosed:
     names = ("rank", "mass", "influence", "angle")
-    return Diagnosed({name: figures for name in names}, angles or [])
+    return Diagnosed(dict.fromkeys(names, figures), angles or [])
 
 
 def test_the_highest_figures_are_kept_in_their_order() -> None:

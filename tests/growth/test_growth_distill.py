@@ -75,7 +75,7 @@ def test_the_gradient_points_to_the_teacher() -> None:
     before.backward()
     with torch.no_grad():
         for parameter in student.parameters():
-            parameter -= 1e-4 * parameter.grad
+            parameter.sub_(parameter.grad, alpha=1e-4)
     assert made.loss(TOKENS[:, :-1], TOKENS[:, 1:]) < before
 
 

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from train.runs import tiny
 from wakeful.config import Config
+from wakeful.data.order import Batches, ValidationWindows
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.growth.distill import distillation_loss
 from wakeful.growth.inherit import inherit
@@ -22,7 +23,6 @@ from wakeful.train import checkpoint, loop
 from wakeful.train.evaluate import evaluate, mean_loss
 from wakeful.train.loop import Initial, train
 from wakeful.train.restore import restore
-from wakeful.data.order import Batches, ValidationWindows
 from wakeful.train.setup import autocast, load_data
 
 ORIGIN = {"reference": "a run", "layers": [0]}

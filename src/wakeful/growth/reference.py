@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from wakeful.data.tokenizer import Tokenizer
+from wakeful.hf.weights_in import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.run import Run
-from wakeful.train.restore import restore
 
 
 @dataclass(frozen=True)
@@ -23,20 +25,20 @@ class Reference:
 
 
 def read_reference(source: str) -> Reference:
-    """Return the model that `source` names, frozen, in evaluation mode and float32 or better.
+    """Return the model that `source` names, in float32, frozen and in evaluation mode.
 
     Raises:
-        WakefulError: it cannot be found, is damaged, or is no model that our decoder can be.
+        WakefulError: it cannot be found, is damaged, has no tokenizer, or is no model that our
+            decoder can be.
     """
-    run = Run(source)
-    if (run.path / "run.json").is_file():
-        trained = restore(source, device="cpu")
-        last = [row for row in run.metrics() if row["kind"] == "train"][-1:]
-        return Reference(
-            name=trained.config.name,
-            decoder=trained.decoder,
-            tokenizer=trained.tokenizer,
-            tokens=last[0]["tokens"] if last else None,
-            seconds=last[0]["seconds"] if last else None,
-        )
-    raise NotImplementedError(Path(source))
+    imported = read_decoder(source)
+    tokens = seconds = None
+    if (Path(source) / "run.json").is_file():
+        trained = [row for row in Run.open(source).metrics() if row["kind"] == "train"]
+        tokens, seconds = trained[-1]["tokens"], trained[-1]["seconds"]
+    return Reference(imported.name, imported.decoder, imported.tokenizer, tokens, seconds)
+
+
+def read_teacher(source: str, *, dtype: torch.dtype, device: torch.device) -> Decoder:
+    """Return the model that `source` names to learn from, in a precision and on a device."""
+    return read_decoder(source, dtype=dtype, device=device).decoder

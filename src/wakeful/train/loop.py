@@ -87,11 +87,7 @@ def train(
     windows = ValidationWindows(
         data.validation, length=config.train.length, batch_size=config.train.eval_batch_size
     )
-    if initial is None or resume:
-        decoder = make_decoder(config, device)
-    else:
-        decoder = initial.decoder.to(device=device).requires_grad_(True)
-        decoder.checkpoint_activations = config.train.checkpoint_activations
+    decoder = make_decoder(config, device, None if resume or initial is None else initial.decoder)
     optimizer = make_optimizer(config, decoder)
     loss = make_loss(config, decoder, device)
 
@@ -99,15 +95,7 @@ def train(
         run = Run.open(path)
         _check_same_data(run, data)
     else:
-        origin = {"initial": dict(initial.origin)} if initial is not None else {}
-        with Run.create(path, "train", {"name": config.name, **origin}) as new:
-            new.write_text("config.toml", config_to_toml(config))
-            new.write_json("environment.json", environment(device))
-            new.write_json("data.json", _data_facts(data))
-            data.tokenizer.save(new.path)
-            if initial is not None:
-                start = {"step": 0, "tokens": 0, "seconds": 0.0}
-                checkpoint.save(new.checkpoints, 0, decoder, optimizer, start, keep=1)
+        _create(config, path, data, decoder, optimizer, initial)
         run = Run.open(path)
 
     with run.lock(), _stop_signals() as stopped:
@@ -134,6 +122,26 @@ def train(
             raise
         run.set_status("done")
     return run
+
+
+def _create(
+    config: Config,
+    path: str | Path,
+    data: PreparedData,
+    decoder: Decoder,
+    optimizer: torch.optim.Optimizer,
+    initial: Initial | None,
+) -> None:
+    """Make the run directory, with the weights it starts from where they are given."""
+    origin = {"initial": dict(initial.origin)} if initial is not None else {}
+    with Run.create(path, "train", {"name": config.name, **origin}) as new:
+        new.write_text("config.toml", config_to_toml(config))
+        new.write_json("environment.json", environment(decoder.head.weight.device))
+        new.write_json("data.json", _data_facts(data))
+        data.tokenizer.save(new.path)
+        if initial is not None:
+            start = {"step": 0, "tokens": 0, "seconds": 0.0}
+            checkpoint.save(new.checkpoints, 0, decoder, optimizer, start, keep=1)
 
 
 def _steps(

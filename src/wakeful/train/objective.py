@@ -7,7 +7,7 @@ from torch import Tensor
 
 from wakeful.config import Config
 from wakeful.growth.distill import Distillation
-from wakeful.growth.reference import read_reference
+from wakeful.growth.reference import read_teacher
 from wakeful.model.decoder import Decoder
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -19,10 +19,9 @@ def make_loss(config: Config, decoder: Decoder, device: torch.device) -> Loss:
     distill = config.train.distill
     loss: Loss = decoder.loss
     if distill.teacher:
-        teacher = read_reference(distill.teacher).decoder
         loss = Distillation(
             decoder,
-            teacher.to(device=device, dtype=decoder.head.weight.dtype),
+            read_teacher(distill.teacher, dtype=decoder.head.weight.dtype, device=device),
             alpha=distill.alpha,
             temperature=distill.temperature,
             over=distill.over,

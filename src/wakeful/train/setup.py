@@ -74,11 +74,14 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def make_decoder(config: Config, device: torch.device) -> Decoder:
-    """Return the initialised decoder on its device."""
+def make_decoder(config: Config, device: torch.device, given: Decoder | None = None) -> Decoder:
+    """Return the decoder on its device: the `given` one, to be trained, or a fresh one."""
     dtype = torch.float64 if config.train.dtype == "float64" else torch.float32
     with _memory_errors():
-        decoder = initialise(Decoder(config.model), config.train.seed)
+        if given is None:
+            decoder = initialise(Decoder(config.model), config.train.seed)
+        else:
+            decoder = given.requires_grad_(True)
         decoder.checkpoint_activations = config.train.checkpoint_activations
         return decoder.to(device=device, dtype=dtype)
 
