@@ -34,10 +34,17 @@ class Heads(nn.Linear):
 
     def placed(self, projected: Float[Tensor, "B L P"], flow: Flow) -> Float[Tensor, "B L N d"]:
         """Return the heads that a projection of the tokens makes."""
-        heads = self.norm(projected.unflatten(-1, (self.heads, -1)))
-        if self.rotary and flow.rotation is not None:
-            return rotate(heads, flow.rotation)
-        return heads
+        return into_heads(projected, self.heads, self.norm, flow, rotary=self.rotary)
+
+
+def into_heads(
+    projected: Float[Tensor, "B L P"], num_heads: int, norm: nn.Module, flow: Flow, *, rotary: bool
+) -> Float[Tensor, "B L N d"]:
+    """Return a projection split into heads, normalised, and turned by RoPE where `rotary`."""
+    heads = norm(projected.unflatten(-1, (num_heads, -1)))
+    if rotary and flow.rotation is not None:
+        return rotate(heads, flow.rotation)
+    return heads
 
 
 class Borrowed(nn.Module):

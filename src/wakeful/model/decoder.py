@@ -18,7 +18,7 @@ from wakeful.model.attention import Attention
 from wakeful.model.block import Block, ParallelBlock
 from wakeful.model.cache import Cache, Slot
 from wakeful.model.flow import Flow
-from wakeful.model.loss import IGNORED, linear_cross_entropy
+from wakeful.model.loss import IGNORED, cross_entropy
 from wakeful.model.mlps import make_mlp
 from wakeful.model.norms import make_norm
 from wakeful.model.positions import Rotary, Rotation
@@ -85,9 +85,7 @@ class Decoder(nn.Module):
 
         `reduction` is "mean" over the counted targets, "sum", or "none" for (B, L).
         """
-        return linear_cross_entropy(
-            self.hidden(tokens), self.head.weight, self.counted(targets), reduction=reduction
-        )
+        return cross_entropy(self(tokens), self.counted(targets), reduction=reduction)
 
     def counted(self, targets: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
         """Return the targets with −100 where a relaxed prefix lets a token see its own."""
@@ -133,7 +131,7 @@ class Decoder(nn.Module):
 
     def new_cache(self, batch_size: int, capacity: int) -> Cache:
         """Return an empty cache for `batch_size` sequences of up to `capacity` tokens."""
-        weight = self.head.weight
+        weight = self.embed.weight
         return Cache(
             self.cache_slots,
             self.config.shape,
@@ -158,7 +156,7 @@ class Decoder(nn.Module):
     def cache_bytes_per_token(self) -> int:
         """Bytes the cache grows by for each token of a sequence."""
         shape = self.config.shape
-        size = shape.num_kv_heads * shape.head_width * self.head.weight.element_size()
+        size = shape.num_kv_heads * shape.head_width * self.embed.weight.element_size()
         return len(self.cache_slots) * size
 
     def num_parameters(self) -> dict[str, int]:

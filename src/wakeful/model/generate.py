@@ -64,7 +64,7 @@ def _tokens(
     pick: Callable[[Tensor], int],
     stop: int | None,
 ) -> Iterator[int]:
-    device = decoder.head.weight.device
+    device = decoder.embed.weight.device
     cache = decoder.new_cache(1, len(prompt) + num_tokens)
     tokens = torch.tensor([prompt], device=device)
     for _ in range(num_tokens):
