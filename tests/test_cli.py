@@ -18,6 +18,7 @@ from wakeful.cli.compare import CompareOptions
 from wakeful.cli.data import PrepareOptions
 from wakeful.cli.demo import DemoOptions
 from wakeful.cli.diagnose import DiagnoseOptions
+from wakeful.cli.evaluate import EvaluateOptions
 from wakeful.cli.generate import GenerateOptions
 from wakeful.cli.quantize import QuantizeOptions
 from wakeful.cli.report import ReportOptions
@@ -140,7 +141,7 @@ def test_resume_takes_no_other_option(config: str, capsys: pytest.CaptureFixture
 OPTIONS = {
     "train": TrainOptions, "compare": CompareOptions, "generate": GenerateOptions,
     "data prepare": PrepareOptions, "report": ReportOptions, "diagnose": DiagnoseOptions,
-    "demo": DemoOptions, "quantize": QuantizeOptions,
+    "demo": DemoOptions, "quantize": QuantizeOptions, "evaluate": EvaluateOptions,
 }  # fmt: skip
 
 

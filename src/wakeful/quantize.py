@@ -11,6 +11,7 @@ import transformers
 from rich.table import Table as Grid
 from torch import Tensor, nn
 
+from wakeful.data.tokenizer import Tokenizer
 from wakeful.diagnose import beginning_of
 from wakeful.errors import WakefulError
 from wakeful.hf.pretrained import Loaded, load
@@ -158,7 +159,10 @@ def _save(loaded: Loaded, forms: dict[str, nn.Module], folder: str, source: str)
     fields = {"source": source, "scheme": name, "status": "done"}
     with Run.create(path, "quantized", fields) as run:
         save_quantised(form, run.path, name=loaded.name, context=loaded.context, bos=loaded.bos)
-        loaded.save_tokenizer(run.path)
+        if isinstance(loaded.tokenizer, Tokenizer):
+            loaded.tokenizer.save(run.path)
+        else:
+            loaded.tokenizer.save_pretrained(run.path)
     return {"folder": folder, "bytes": file_bytes(path)}
 
 

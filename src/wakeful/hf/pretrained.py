@@ -10,7 +10,12 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from wakeful.data.cache import default_cache_dir
 from wakeful.data.tokenizer import Tokenizer
@@ -35,8 +40,8 @@ class Loaded:
     bos: int | None
     """The beginning-of-sequence token, where it has one."""
     architecture: str
-    save_tokenizer: Callable[[Path], object]
-    """Writes the tokenizer's files into a folder."""
+    tokenizer: Tokenizer | PreTrainedTokenizerBase
+    """What `encode` is made of: ours for a run, else that of Transformers."""
 
 
 def load(
@@ -79,7 +84,7 @@ def _run(path: Path, device: torch.device, dtype: torch.dtype) -> Loaded:
         context=trained.config.model.max_length,
         bos=None,
         architecture="wakeful decoder",
-        save_tokenizer=trained.tokenizer.save,
+        tokenizer=trained.tokenizer,
     )
 
 
@@ -87,10 +92,11 @@ def _quantised(path: Path, device: torch.device, dtype: torch.dtype) -> Loaded:
     model, header = load_quantised(path, device=device)
     scheme = quantised_as(header)
     if isinstance(model, Decoder):
-        own = Tokenizer.load(path)
-        encode, save_tokenizer = own.encode, own.save
+        tokenizer = Tokenizer.load(path)
+        encode = tokenizer.encode
     else:
-        encode, save_tokenizer = _stock_tokenizer(path)
+        tokenizer = _stock_tokenizer(path)
+        encode = partial(tokenizer.encode, add_special_tokens=False)
     return Loaded(
         name=f"{header['name']} {scheme}",
         model=model.to(dtype),
@@ -98,17 +104,16 @@ def _quantised(path: Path, device: torch.device, dtype: torch.dtype) -> Loaded:
         context=header["context"],
         bos=header["bos"],
         architecture=f"{type(model).__name__}, {scheme}",
-        save_tokenizer=save_tokenizer,
+        tokenizer=tokenizer,
     )
 
 
-def _stock_tokenizer(path: Path) -> tuple[Callable[[str], list[int]], Callable[[Path], object]]:
+def _stock_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        return AutoTokenizer.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         first = str(error).strip().split("\n", 1)[0]
         raise WakefulError(f"{path} has no tokenizer that can be loaded: {first}") from None
-    return partial(tokenizer.encode, add_special_tokens=False), tokenizer.save_pretrained
 
 
 def _transformers(
@@ -142,7 +147,7 @@ def _transformers(
         context=context or 2**31,
         bos=tokenizer.bos_token_id,
         architecture=type(model).__name__,
-        save_tokenizer=tokenizer.save_pretrained,
+        tokenizer=tokenizer,
     )
 
 
