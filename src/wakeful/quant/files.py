@@ -6,8 +6,8 @@ config.json        a Transformers model's architecture; for our decoder it is in
 tokenizer.json     and what else the tokenizer needs
 """
 
-import dataclasses
 import copy
+import dataclasses
 import json
 import os
 from pathlib import Path
