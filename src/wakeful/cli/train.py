@@ -28,6 +28,13 @@ class TrainOptions:
 
 def run(arguments: list[str]) -> None:
     """CONFIG [options]: train one model."""
+    from wakeful.train.distributed import joined
+
+    with joined() as world:
+        _train(arguments, speaks=world.first)
+
+
+def _train(arguments: list[str], *, speaks: bool) -> None:
     from wakeful.train.comparison import OWN_KEYS
     from wakeful.train.loop import train
 
@@ -51,6 +58,8 @@ def run(arguments: list[str]) -> None:
         out = options.out or f"runs/{options.config.name}"
         with display(options.config.name) as show:
             run = train(options.config, out, show=show)
+    if not speaks:
+        return
     validation = run.read_json("summary.json")["validation"]
     tell(
         f"validation loss {validation['loss']:.4f} ± {validation['standard_error'] or 0:.4f} nats "
