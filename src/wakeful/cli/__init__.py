@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
@@ -59,6 +60,7 @@ def _check_processes(verb: str) -> None:
     if os.environ.get("WORLD_SIZE", "1") == "1" or verb == "train":
         return
     if os.environ.get("RANK", "0") != "0":
+        time.sleep(2.0)  # torchrun ends the first when another ends
         sys.exit(1)
     raise WakefulError(
         f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, and only wakeful train takes several "

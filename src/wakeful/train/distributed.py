@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,6 +27,8 @@ SILENCE = timedelta(minutes=10)
 """How long a process waits for the others in a collective before it takes them for lost."""
 _WORK_OF_ONE = timedelta(days=2)
 """How long the others wait while one process prepares data."""
+_LET_IT_SPEAK = 2.0
+"""Seconds before a silent process ends: torchrun ends all the others when one does."""
 _DEAD_PEER = ("gloo", "Connection closed", "Connection reset", "Broken pipe", "NCCL")
 """What torch says, in errors of no special type, when another process does not answer."""
 
@@ -117,6 +120,7 @@ def joined() -> Iterator[World]:
         yield world
     except (Exception, KeyboardInterrupt) as error:
         if not world.speaks_of_failure():
+            time.sleep(_LET_IT_SPEAK)
             sys.exit(1)
         if is_lost(error):
             raise WakefulError(lost("start it again with the same torchrun command")) from error

@@ -1,6 +1,7 @@
 """Training, from top to bottom."""
 
 import contextlib
+import functools
 import math
 import signal
 import time
@@ -91,6 +92,8 @@ def _train(
     check_schemes(config)
     check_shares(config, world)
     data = world.leader_first(lambda: load_data(config.data, show.stage))
+    if any(facts != data_facts(data) for facts in world.gather(data_facts(data))):
+        raise WakefulError("the processes read different data: give each machine the same files")
     config = config if resume else resolved(config, data, initial and initial.decoder.config)
     batches = Batches(
         data.train,
@@ -106,16 +109,16 @@ def _train(
     given = None if resume or initial is None else initial.decoder
     decoder = make_decoder(config, device if world.size == 1 else torch.device("cpu"), given)
     optimizer = make_optimizer(config, decoder)
+    loss = make_loss(config, decoder, device, world)
     if resume:
         _check_same_data(Run.open(path), data)
     elif world.first:
         _create(config, path, data, decoder, optimizer, initial, environment(device, world.size))
-    if any(facts != data_facts(data) for facts in world.gather(data_facts(data))):
-        raise WakefulError("the processes read different data: give each machine the same files")
+    world.gather("the run is there")
     parallel = spread(config, decoder, device, world)
     if world.size > 1:
         optimizer = make_optimizer(config, decoder)
-    loss = make_loss(config, parallel, device)
+    loss = functools.partial(parallel.call, loss)
 
     run = Run.open(path) if world.first else SharedRun.open(path)
     with run.lock(), _kept_on_loss(run, world), _stop_signals(world) as stopped:
@@ -123,13 +126,7 @@ def _train(
         run.set_status("running")
         first, tokens, seconds = 0, 0, 0.0
         if resume and checkpoint.steps(run.checkpoints):
-            newest = checkpoint.newest(run.checkpoints)
-            checkpoint.load_model(newest, decoder, world)
-            progress = checkpoint.load_optimizer(newest, optimizer)
-            first, tokens, seconds = progress["step"], progress["tokens"], progress["seconds"]
-            world.gather("loaded")
-            if world.first:
-                checkpoint.prune(run.checkpoints, keep=config.train.keep_checkpoints)
+            first, tokens, seconds = _continued(config, run, parallel, optimizer)
         run.keep_metrics(first or -1)
         write_scalars = scalar_writer(
             run.path, enabled=config.train.tensorboard and world.first, first=first + 1
@@ -168,6 +165,20 @@ def _create(
         if initial is not None:
             start = {"step": 0, "tokens": 0, "seconds": 0.0}
             checkpoint.save(new.checkpoints, 0, decoder, optimizer, start, keep=1)
+
+
+def _continued(
+    config: Config, run: Run, parallel: Parallel, optimizer: torch.optim.Optimizer
+) -> tuple[int, int, float]:
+    """Load the newest checkpoint; return its step, and the tokens and seconds so far."""
+    world = parallel.world
+    newest = checkpoint.newest(run.checkpoints)
+    checkpoint.load_model(newest, parallel.decoder, world)
+    progress = checkpoint.load_optimizer(newest, optimizer)
+    world.gather("loaded")
+    if world.first:
+        checkpoint.prune(run.checkpoints, keep=config.train.keep_checkpoints)
+    return progress["step"], progress["tokens"], progress["seconds"]
 
 
 def _steps(

@@ -1,6 +1,5 @@
 """What training makes small: the cross-entropy, or that and a teacher's predictions."""
 
-import functools
 from collections.abc import Callable
 
 import torch
@@ -9,18 +8,18 @@ from torch import Tensor
 from wakeful.config import Config
 from wakeful.growth.distill import Distillation
 from wakeful.growth.reference import read_teacher
-from wakeful.train.parallel import Parallel
+from wakeful.model.decoder import Decoder
+from wakeful.train.distributed import ALONE, World
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """`loss(tokens, targets)`: the mean over a batch (B, L), in nats."""
 
 
-def make_loss(config: Config, parallel: Parallel, device: torch.device) -> Loss:
+def make_loss(config: Config, decoder: Decoder, device: torch.device, world: World = ALONE) -> Loss:
     """Return the loss that a configuration asks for, chosen once and compiled if asked.
 
-    Of several processes each has the whole teacher.
+    Of several processes each has the whole teacher, and compiles its blocks one by one instead.
     """
-    decoder = parallel.decoder
     distill = config.train.distill
     loss: Loss = decoder.loss
     if distill.teacher:
@@ -31,6 +30,4 @@ def make_loss(config: Config, parallel: Parallel, device: torch.device) -> Loss:
             temperature=distill.temperature,
             over=distill.over,
         ).loss
-    if parallel.world.size > 1:  # whose blocks are compiled one by one
-        return functools.partial(parallel.call, loss)
-    return torch.compile(loss) if config.train.compile else loss
+    return torch.compile(loss) if config.train.compile and world.size == 1 else loss

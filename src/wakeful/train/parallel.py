@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from wakeful.config import Config
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
+from wakeful.optim.rotations import find_rotation
 from wakeful.train.distributed import World
 
 
@@ -75,9 +76,11 @@ class DataParallel(Parallel):
 
     def __init__(self, decoder: Decoder, world: World) -> None:
         super().__init__(decoder, world)
-        self._entry = DistributedDataParallel(
-            Entry(decoder), broadcast_buffers=False, gradient_as_bucket_view=True
-        )
+        with warnings.catch_warnings():  # newer versions of torch spell the option otherwise
+            warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")
+            self._entry = DistributedDataParallel(
+                Entry(decoder), broadcast_buffers=False, gradient_as_bucket_view=True
+            )
 
     def call(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
         if torch.is_grad_enabled():
@@ -153,18 +156,25 @@ def spread(config: Config, decoder: Decoder, device: torch.device, world: World)
 
 
 def check_shares(config: Config, world: World) -> None:
-    """Raise `WakefulError` if the batch cannot be shared out evenly."""
+    """Raise `WakefulError` if the batch or the optimizer cannot be shared out."""
     size, batch, micro = world.size, config.train.batch_size, config.train.micro_batch_size
     if batch % size:
-        lower, upper = batch // size * size, (batch // size + 1) * size
+        lower = batch // size * size
+        near = f"{lower} or {lower + size}" if lower else f"{size} or more"
         raise WakefulError(
-            f"train.batch_size = {batch} cannot be shared evenly by {size} processes; use "
-            f"{lower or upper} or {lower + size if lower else 2 * upper}, or another number of "
-            "processes"
+            f"train.batch_size = {batch} cannot be shared evenly by {size} processes; use {near}, "
+            "or another number of processes"
         )
     share = batch // size
     if micro and micro < share and share % micro:
         raise WakefulError(
             f"train.micro_batch_size = {micro} does not divide the {share} sequences that each of "
             f"{size} processes has of train.batch_size = {batch}"
+        )
+    optimizer = config.optimizer
+    shared_out = size > 1 and config.train.parallel == "fsdp"
+    if shared_out and optimizer.name == "orthoadam" and find_rotation(optimizer.rotation).learns:
+        raise WakefulError(
+            f"optimizer.rotation = {optimizer.rotation!r} learns from whole gradients, which "
+            'train.parallel = "fsdp" leaves on no process; use "ddp", or rotation = "hadamard"'
         )
