@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import save_file
@@ -28,7 +28,7 @@ from torch.distributed.tensor import DTensor
 from wakeful.errors import WakefulError
 from wakeful.run import disk_errors
 from wakeful.train.distributed import ALONE, World
-from wakeful.train.shards import Stored, cut_of, is_complete, local, part_name
+from wakeful.train.shards import Stored, cut_of, is_complete, local, part_name, share_of
 
 _NAME = re.compile(r"step-(\d{8,})")
 _FILE = re.compile(r"(model|optimizer)(-\d{5}-of-\d{5})?\.safetensors|state\.json")
@@ -100,12 +100,14 @@ def _write(
 ) -> dict[str, Any]:
     """Write this process's file of these tensors; return its entry in the manifest."""
     name = f"{what}.safetensors"
+    writes = world.first
     if cut:
-        name = part_name(what, world.rank, world.size)
+        number, count, writes = share_of(cast(DTensor, tensors[next(iter(cut))]))
+        name = part_name(what, number, count)
         tensors = {key: local(t) for key, t in tensors.items() if world.first or key in cut}
     elif any(isinstance(tensor, DTensor) for tensor in tensors.values()):
         tensors = {key: _gathered(tensor, keep=world.first) for key, tensor in tensors.items()}
-    if not (cut or world.first):
+    if not writes:
         return {}
     _save_tensors(tensors, folder / name)
     _sync(folder / name)

@@ -6,6 +6,7 @@ of a GPU over NCCL.
 """
 
 import contextlib
+import itertools
 import json
 import os
 import sys
@@ -35,11 +36,14 @@ _DEAD_PEER = ("gloo", "Connection closed", "Connection reset", "Broken pipe", "N
 
 @dataclass(frozen=True)
 class World:
-    """The processes of a run, seen from one of them: `rank` of `size`, `local_rank` on its node."""
+    """The processes of a run, seen from one of them: `rank` of `size`, `local_rank` of `local_size`
+    on its machine.
+    """
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
+    local_size: int = 1
     store: dist.Store | None = None
 
     @property
@@ -74,15 +78,19 @@ class World:
         ]
 
     def leader_first(self, work: Callable[[], T]) -> T:
-        """Return what `work` returns, done on one process of each node before on its others."""
+        """Return what `work` returns: done by the first process, then by the first of each other
+        machine, then by all others, so that what it leaves on a disk is made once a disk.
+        """
         if self.store is None:
             return work()
-        node = f"wakeful/ready/{os.environ.get('GROUP_RANK', '0')}"
-        if self.local_rank:
-            self.store.wait([node], _WORK_OF_ONE)
+        turn, machine = next(_turns), os.environ.get("GROUP_RANK", "0")
+        begun, ready = f"wakeful/{turn}/begun", f"wakeful/{turn}/{machine}"
+        if not self.first:
+            self.store.wait([ready if self.local_rank else begun], _WORK_OF_ONE)
         found = work()
-        if not self.local_rank:
-            self.store.set(node, "1")
+        for key, done in ((begun, self.first), (ready, self.local_rank == 0)):
+            if done:
+                self.store.set(key, "")
         return found
 
     def speaks_of_failure(self) -> bool:
@@ -131,6 +139,7 @@ def joined() -> Iterator[World]:
 
 
 _joined: list[World] = []
+_turns = itertools.count()
 
 
 def started_as() -> tuple[int, int]:
@@ -175,4 +184,8 @@ def _join() -> World:
         raise WakefulError(
             f"process {rank} of {size} could not join the others: {line}; start them with torchrun"
         ) from error
-    return World(rank, size, int(os.environ.get("LOCAL_RANK", rank)), store)
+    local_rank, local_size = (
+        int(os.environ.get(name, default))
+        for name, default in (("LOCAL_RANK", rank), ("LOCAL_WORLD_SIZE", size))
+    )
+    return World(rank, size, local_rank, local_size, store)

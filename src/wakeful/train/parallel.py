@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -96,6 +97,8 @@ class DataParallel(Parallel):
 class FullyShard(Parallel):
     """A share of each weight, gradient and moment on each process (FSDP2; ZeRO stage 3).
 
+    The shares are as many as the processes, or, with several `machines`, as each machine has
+    processes: then every machine has the whole, and gradients are averaged between machines.
     A block's weights are gathered when it runs and let go after it, forward and backward. In mixed
     precision they travel as bfloat16 and gradients as float32; embeddings, head, final norm and
     the coefficients of routes stay float32, so the arithmetic is that of autocast on one process
@@ -105,13 +108,22 @@ class FullyShard(Parallel):
     in_shares = True
 
     def __init__(
-        self, decoder: Decoder, world: World, *, device: torch.device, mixed: bool
+        self,
+        decoder: Decoder,
+        world: World,
+        *,
+        device: torch.device,
+        mixed: bool,
+        machines: int,
     ) -> None:
         super().__init__(decoder, world)
         # What a block leaves for later ones is a view of its projection; they read it in place and
         # never write to it, which is what the warning is about.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
-        mesh = torch.distributed.init_device_mesh(device.type, (world.size,))
+        shape = {"shares": world.size // machines}
+        if machines > 1:
+            shape = {"machines": machines, **shape}
+        mesh = init_device_mesh(device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
         policy = MixedPrecisionPolicy(cast_forward_inputs=False)
         if mixed:
             policy = MixedPrecisionPolicy(
@@ -151,8 +163,13 @@ def spread(config: Config, decoder: Decoder, device: torch.device, world: World)
             block.compile()
     if config.train.parallel == "ddp":
         return DataParallel(decoder.to(device), world)
-    mixed = config.train.dtype == "bfloat16"
-    return FullyShard(decoder, world, device=device, mixed=mixed)
+    return FullyShard(
+        decoder,
+        world,
+        device=device,
+        mixed=config.train.dtype == "bfloat16",
+        machines=world.size // world.local_size if config.train.parallel == "hsdp" else 1,
+    )
 
 
 def check_shares(config: Config, world: World) -> None:
@@ -172,9 +189,15 @@ def check_shares(config: Config, world: World) -> None:
             f"{size} processes has of train.batch_size = {batch}"
         )
     optimizer = config.optimizer
-    shared_out = size > 1 and config.train.parallel == "fsdp"
+    if config.train.parallel == "hsdp" and size % world.local_size:
+        raise WakefulError(
+            f'train.parallel = "hsdp" needs as many processes on each machine, and {size} are not '
+            f'so many times {world.local_size}; use "fsdp"'
+        )
+    shared_out = size > 1 and config.train.parallel != "ddp"
     if shared_out and optimizer.name == "orthoadam" and find_rotation(optimizer.rotation).learns:
         raise WakefulError(
-            f"optimizer.rotation = {optimizer.rotation!r} learns from whole gradients, which "
-            'train.parallel = "fsdp" leaves on no process; use "ddp", or rotation = "hadamard"'
+            f"optimizer.rotation = {optimizer.rotation!r} learns from whole gradients, which no "
+            f'process has with train.parallel = "{config.train.parallel}"; use "ddp", or rotation '
+            '= "hadamard"'
         )

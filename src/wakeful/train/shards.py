@@ -27,16 +27,32 @@ class Cut(NamedTuple):
     stop: int
 
 
+class Share(NamedTuple):
+    """Which part of each tensor this process has, of how many, and whether it is to write it."""
+
+    part: int
+    parts: int
+    writes: bool
+
+
 def cut_of(tensor: Tensor) -> Cut | None:
     """Return the part of a tensor that this process has; None where it has the whole."""
     if not isinstance(tensor, DTensor):
         return None
-    (placement,) = tensor.placements
-    if not isinstance(placement, Shard):
-        return None
-    length, size = tensor.shape[placement.dim], tensor.device_mesh.size()
-    share, rank = -(-length // size), tensor.device_mesh.get_local_rank()
-    return Cut(placement.dim, min(rank * share, length), min((rank + 1) * share, length))
+    for axis, placement in enumerate(tensor.placements):
+        if isinstance(placement, Shard):
+            length, size = tensor.shape[placement.dim], tensor.device_mesh.size(axis)
+            rows, number = -(-length // size), tensor.device_mesh.get_local_rank(axis)
+            return Cut(placement.dim, min(number * rows, length), min((number + 1) * rows, length))
+    return None
+
+
+def share_of(tensor: DTensor) -> Share:
+    """Return which share of a tensor in parts this process has; the first of its owners writes."""
+    mesh = tensor.device_mesh
+    (axis,) = (n for n, placement in enumerate(tensor.placements) if isinstance(placement, Shard))
+    others = [mesh.get_local_rank(n) for n in range(mesh.ndim) if n != axis]
+    return Share(mesh.get_local_rank(axis), mesh.size(axis), not any(others))
 
 
 def local(tensor: Tensor) -> Tensor:
