@@ -15,12 +15,23 @@ ENDS_WITHIN = 60.0
 """Seconds in which all processes are gone after one is: torchrun's grace of 30 and some slack."""
 
 
-def start(processes: int, *arguments: str, module: str = "wakeful") -> subprocess.Popen[str]:
-    """Start `torchrun -m MODULE ARGUMENTS` with so many processes on this machine."""
+ONE_MACHINE = ("--standalone",)
+
+
+def start(
+    processes: int,
+    *arguments: str,
+    module: str = "wakeful",
+    meeting: tuple[str, ...] = ONE_MACHINE,
+) -> subprocess.Popen[str]:
+    """Start `torchrun -m MODULE ARGUMENTS` with so many processes on one machine.
+
+    `meeting` has torchrun's options that say where several machines meet.
+    """
     here = Path(__file__).parents[1]
     paths = [str(here), os.environ.get("PYTHONPATH", "")]
     return subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone",
+        [sys.executable, "-m", "torch.distributed.run", *meeting,
          "--nproc-per-node", str(processes), "-m", module, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -115,13 +126,14 @@ def bad_batch(step: int, rank: int) -> Iterator[None]:
 def main(job: Path) -> None:
     """Train everything that a job file lists, one after the other, in the same processes.
 
-    A job is {"out", "config", "resume", "stop" (a step), "nan" (a step and a rank)}; an error that
-    all processes raise alike is written to OUT.error.
+    A job is {"out", "config", "resume", "initial" (a run), "stop" (a step), "nan" (a step and a
+    rank)}; an error that all processes raise alike is written to OUT.error.
     """
     from wakeful.config import Config, config_from_table
     from wakeful.errors import WakefulError
     from wakeful.train.distributed import joined
-    from wakeful.train.loop import train
+    from wakeful.train.loop import Initial, train
+    from wakeful.train.restore import restore
 
     with joined() as world:
         for one in json.loads(job.read_text()):
@@ -131,8 +143,12 @@ def main(job: Path) -> None:
                     stack.enter_context(stopped_at(one["stop"]))
                 if one["nan"]:
                     stack.enter_context(bad_batch(*one["nan"]))
+                initial = None
+                if one["initial"]:
+                    decoder = restore(one["initial"]).decoder
+                    initial = Initial(decoder, {"from": one["initial"]})
                 try:
-                    train(config, one["out"], resume=one["resume"])
+                    train(config, one["out"], resume=one["resume"], initial=initial)
                 except WakefulError as error:
                     if world.first:
                         Path(one["out"] + ".error").write_text(str(error))

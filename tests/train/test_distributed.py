@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from wakeful.errors import WakefulError
 from wakeful.run import Run
 from wakeful.train import checkpoint
 from wakeful.train.distributed import World, started_as
-from wakeful.train.loop import train
+from wakeful.train.loop import Initial, train
 from wakeful.train.parallel import check_shares
 from wakeful.train.restore import restore
 from wakeful.train.setup import load_data
@@ -62,11 +63,22 @@ def config_of(folder: Path, over: Table, parallel: str = "fsdp") -> Config:
 
 
 def job(
-    out: Path, config: Config | None = None, *, stop: int = 0, nan: tuple[int, int] | None = None
+    out: Path,
+    config: Config | None = None,
+    *,
+    stop: int = 0,
+    nan: tuple[int, int] | None = None,
+    initial: Path | None = None,
 ) -> Table:
     """Return an entry of a job file; without a configuration it resumes."""
-    table = config and config_to_table(config)
-    return {"out": str(out), "config": table, "resume": not config, "stop": stop, "nan": nan}
+    return {
+        "out": str(out),
+        "config": config and config_to_table(config),
+        "resume": not config,
+        "stop": stop,
+        "nan": nan,
+        "initial": initial and str(initial),
+    }
 
 
 def together(folder: Path, number: int, jobs: list[Table]) -> None:
@@ -331,6 +343,55 @@ def test_four_processes_compute_what_one_does_and_share_with_two(folder: Path, t
         for parallel in ("fsdp", "ddp"):
             assert_alike(Run.open(out / f"{name}-{parallel}"), one, SUMS[one.config.train.dtype])
     assert_alike(Run.open(out / "two-then-four"), alone(folder, "own"), SUMS["float32"])
+
+
+@pytest.mark.slow
+def test_two_machines_of_two_processes_each_hold_the_whole(folder: Path) -> None:
+    out = folder / "machines"
+    names = ("resformer", "neutreno", "haar")
+    jobs = [job(out / name, config_of(folder, CASES[name], "hsdp")) for name in names]
+    jobs += [job(out / "cut", config_of(folder, CASES["haar"], "hsdp"), stop=5), job(out / "cut")]
+    jobs += [job(out / "hsdp-then-one", config_of(folder, CASES["haar"], "hsdp"), stop=5)]
+    (folder / "machines.json").write_text(json.dumps(jobs))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    meeting = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "test",
+               "--rdzv-endpoint", f"127.0.0.1:{port}")  # fmt: skip
+    file = str(folder / "machines.json")
+    machines = [
+        processes.start(2, file, module="train.processes", meeting=meeting) for _ in range(2)
+    ]
+    for machine in machines:
+        status, _, errors = processes.ended(machine)
+        assert status == 0, errors
+    for name in names:
+        assert_alike(Run.open(out / name), alone(folder, name), SUMS["float32"])
+        middle = Run.open(out / name).checkpoints / "step-00000006"
+        shares = sorted(file.name for file in middle.glob("*.safetensors"))
+        assert shares == [f"{what}-0000{part}-of-00002.safetensors"
+                          for what in ("model", "optimizer") for part in (0, 1)]  # fmt: skip
+    assert losses(Run.open(out / "cut")) == losses(Run.open(out / "haar"))
+    resumed = train(Config(), out / "hsdp-then-one", resume=True)
+    assert_alike(resumed, alone(folder, "haar"), SUMS["float32"])
+
+
+@pytest.mark.slow
+def test_given_weights_and_a_teacher_on_two_processes(folder: Path) -> None:
+    teacher = alone(folder, "resformer").path
+    over = {"train": {"steps": 4, "distill": {"teacher": str(teacher), "alpha": 0.5}}}
+    ones, jobs = {}, []
+    for name, initial in (("taught", None), ("given", teacher)):
+        here = {**over, "model": CASES["resformer"]["model"]} if initial else over
+        for parallel in ("fsdp", "ddp"):
+            config = config_of(folder, here, parallel)
+            jobs.append(job(folder / f"{name}-{parallel}", config, initial=initial))
+        start = Initial(restore(initial).decoder, {"from": str(initial)}) if initial else None
+        ones[name] = train(config, folder / "one" / name, initial=start)
+    together(folder, 2, jobs)
+    for name, one in ones.items():
+        for parallel in ("fsdp", "ddp"):
+            assert_alike(Run.open(folder / f"{name}-{parallel}"), one, SUMS["float32"])
 
 
 @pytest.mark.slow
