@@ -160,7 +160,7 @@ def _transformers(
 
 
 def smollm2_folder() -> Path:
-    """Return the folder of SmolLM2-135M-Instruct, converted the first time from its package."""
+    """Return the folder of SmolLM2-135M-Instruct, converted from its GGUF the first time."""
     folder = default_cache_dir() / "models" / "smollm2-135m"
     if (folder / "config.json").is_file():
         return folder
