@@ -196,7 +196,7 @@ def with_digits(value: float | None, error: float | None, *, least: int = 1, sig
         power = math.floor(math.log10(max(abs(value), error)))
         inner = with_digits(value / 10.0**power, error / 10.0**power, least=least, sign=sign)
         return f"({inner})e{power}".replace("-", "−")
-    digits = 2 + (math.floor(math.log10(abs(value) / error)) if abs(value) > error else 0)
+    digits = 2 + math.floor(math.log10(abs(value) or error)) - math.floor(math.log10(error))
     return f"{plus}{_rounded(value, max(least, digits))} ± {_rounded(error, 2)}".replace("-", "−")
 
 
