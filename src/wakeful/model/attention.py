@@ -30,14 +30,15 @@ class Heads(nn.Linear):
         self.norm = norm
 
     def forward(self, x: Tensor, flow: Flow) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self.placed(super().forward(x), flow)
+        return as_heads(super().forward(x), flow, self.heads, self.norm, rotary=self.rotary)
 
-    def placed(self, projected: Float[Tensor, "B L P"], flow: Flow) -> Float[Tensor, "B L N d"]:
-        """Return the heads that a projection of the tokens makes."""
-        heads = self.norm(projected.unflatten(-1, (self.heads, -1)))
-        if self.rotary and flow.rotation is not None:
-            return rotate(heads, flow.rotation)
-        return heads
+
+def as_heads(
+    projected: Float[Tensor, "B L P"], flow: Flow, count: int, norm: nn.Module, *, rotary: bool
+) -> Float[Tensor, "B L N d"]:
+    """Return a projection cut into `count` heads, normalised and turned."""
+    heads = norm(projected.unflatten(-1, (count, -1)))
+    return rotate(heads, flow.rotation) if rotary and flow.rotation is not None else heads
 
 
 class Borrowed(nn.Module):
