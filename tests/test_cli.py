@@ -18,6 +18,7 @@ from wakeful.cli.compare import CompareOptions
 from wakeful.cli.data import PrepareOptions
 from wakeful.cli.demo import DemoOptions
 from wakeful.cli.diagnose import DiagnoseOptions
+from wakeful.cli.export import ExportOptions
 from wakeful.cli.generate import GenerateOptions
 from wakeful.cli.report import ReportOptions
 from wakeful.cli.train import TrainOptions
@@ -139,7 +140,7 @@ def test_resume_takes_no_other_option(config: str, capsys: pytest.CaptureFixture
 OPTIONS = {
     "train": TrainOptions, "compare": CompareOptions, "generate": GenerateOptions,
     "data prepare": PrepareOptions, "report": ReportOptions, "diagnose": DiagnoseOptions,
-    "demo": DemoOptions,
+    "demo": DemoOptions, "export": ExportOptions,
 }  # fmt: skip
 
 

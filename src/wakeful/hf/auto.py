@@ -7,7 +7,7 @@ from wakeful.hf.modeling import WakefulForCausalLM, WakefulModel
 
 
 def register() -> None:
-    """Let Transformers' Auto classes load the model type "wakeful"; calling it again is harmless."""
+    """Let Transformers' Auto classes load the model type "wakeful"; again changes nothing."""
     AutoConfig.register(WakefulConfig.model_type, WakefulConfig, exist_ok=True)
     AutoModel.register(WakefulConfig, WakefulModel, exist_ok=True)
     AutoModelForCausalLM.register(WakefulConfig, WakefulForCausalLM, exist_ok=True)

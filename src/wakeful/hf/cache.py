@@ -13,16 +13,24 @@ from wakeful.model.cache import Cache
 class WakefulCache(TransformersCache):
     """Wraps a `Cache`, which has a slot for each key or value that a layer owns and no others."""
 
-    is_compileable = False  # pyright: ignore[reportAssignmentType]
-    is_croppable = True  # pyright: ignore[reportAssignmentType]
-    is_initialized = True  # pyright: ignore[reportAssignmentType]
-
     def __init__(self, slots: Cache) -> None:
         super().__init__(layers=[])
         self.slots = slots
 
     def __repr__(self) -> str:
         return f"WakefulCache({self.slots.length} tokens, {self.num_bytes} bytes)"
+
+    @property
+    def is_compileable(self) -> bool:
+        return False
+
+    @property
+    def is_croppable(self) -> bool:
+        return True
+
+    @property
+    def is_initialized(self) -> bool:
+        return True
 
     @property
     def num_bytes(self) -> int:
@@ -54,7 +62,7 @@ class WakefulCache(TransformersCache):
         self.slots.crop(0)
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Drop the last −n tokens for a negative n, none for 0; a positive n is a length to keep."""
+        """Drop the last −n tokens for a negative n and none for 0; keep the first n for n > 0."""
         if tokens_to_remove < 0 or 0 < tokens_to_remove < self.slots.length:
             self.slots.crop(tokens_to_remove)
 

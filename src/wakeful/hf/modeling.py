@@ -102,7 +102,7 @@ class WakefulModel(WakefulPreTrainedModel):
     def __init__(self, config: WakefulConfig) -> None:
         super().__init__(config)
         self.decoder = Decoder(config.model)
-        self.decoder.head = nn.Identity()  # the causal model's own
+        self.decoder.add_module("head", nn.Identity())  # the causal model's own
         name_projections(self.decoder)
         self.gradient_checkpointing = False
         self.post_init()
@@ -111,7 +111,7 @@ class WakefulModel(WakefulPreTrainedModel):
         return self.decoder.embed
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        self.decoder.embed = value
+        self.decoder.add_module("embed", value)
 
     def new_cache(self, batch_size: int, capacity: int = _ROOM) -> WakefulCache:
         """Return an empty cache, to pass as `past_key_values`."""

@@ -50,12 +50,14 @@ def read_decoder(
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
     max_length: int = 0,
+    step: int = 0,
 ) -> Imported:
     """Return the model that `source` names as our decoder, with the same logits.
 
     `source` is a folder in Transformers' format (safetensors, in one file or sharded) of a model in
     `FAMILIES`, a run directory, a GGUF file of such a model, "smollm2", or a hub name. `max_length`
-    cuts the context to so many tokens; 0 keeps the model's. Dropout is not carried over.
+    cuts the context to so many tokens; 0 keeps the model's. `step` is the checkpoint of a run; 0 is
+    the newest. Dropout is not carried over.
 
     Raises:
         WakefulError: it cannot be found or read, a tensor is missing, unknown or of another shape,
@@ -65,8 +67,10 @@ def read_decoder(
     if (path / "run.json").is_file():
         if max_length:
             raise WakefulError(f"{path} is a run directory: its context is its own, not max_length")
-        trained = restore(path, device=str(device))
+        trained = restore(path, step=step, device=str(device))
         decoder, name = trained.decoder.to(dtype), trained.config.name
+    elif step:
+        raise WakefulError(f"{source} is no run directory, so it has no checkpoint of step {step}")
     elif path.suffix == ".gguf" and path.is_file():
         name, decoder = path.stem, _from_gguf(path, max_length, dtype, device)
     else:
