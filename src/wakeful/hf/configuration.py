@@ -1,6 +1,7 @@
 """Our decoder's description as a configuration of Transformers."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from transformers import PreTrainedConfig
@@ -15,20 +16,28 @@ class WakefulConfig(PreTrainedConfig):
     model_type = "wakeful"
     keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
 
-    parts: dict[str, Any] = dataclasses.field(default_factory=dict)
-    use_cache: bool = True
-    bos_token_id: int | None = None
-    eos_token_id: int | list[int] | None = None
-    pad_token_id: int | None = None
-
-    def __post_init__(self, **kwargs: Any) -> None:
-        unknown = self.parts.keys() - {entry.name for entry in dataclasses.fields(ModelConfig)}
+    def __init__(
+        self,
+        *,
+        parts: Mapping[str, Any] | None = None,
+        use_cache: bool = True,
+        bos_token_id: int | None = None,
+        eos_token_id: int | list[int] | None = None,
+        pad_token_id: int | None = None,
+        **others: Any,
+    ) -> None:
+        given = dict(parts or {})
+        unknown = given.keys() - {entry.name for entry in dataclasses.fields(ModelConfig)}
         if unknown:
             raise WakefulError(
                 f"the configuration has parts.{min(unknown)}, which this wakeful does not know"
             )
-        self.parts = dataclasses.asdict(ModelConfig(**self.parts))
-        super().__post_init__(**kwargs)
+        self.parts = dataclasses.asdict(ModelConfig(**given))
+        self.use_cache = use_cache
+        self.bos_token_id = bos_token_id
+        self.eos_token_id = eos_token_id
+        self.pad_token_id = pad_token_id
+        super().__init__(**others)
 
     @classmethod
     def of(cls, config: ModelConfig, **others: Any) -> "WakefulConfig":

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import Cache as TransformersCache
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers import initialization as init
+from transformers.generation import GenerationMode
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
@@ -21,13 +22,10 @@ from wakeful.errors import WakefulError
 from wakeful.hf.cache import WakefulCache
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.projections import name_projections
+from wakeful.hf.starts import defined_starts, residual_std
 from wakeful.hf.visibility import Visibility
-from wakeful.model.block import Block
 from wakeful.model.decoder import Decoder
 from wakeful.model.loss import IGNORED
-from wakeful.model.positions import Rotary
-from wakeful.normalizers.base import Normalizer
-from wakeful.variants import build
 
 _logger = logging.get_logger(__name__)
 _ROOM = 256
@@ -48,30 +46,18 @@ class WakefulPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Give a module its start; tensors that a checkpoint filled are marked and left alone."""
-        model = self.config.model
-        match module:
-            case Rotary():
-                for buffer, start in zip((module.cos, module.sin), module.table(), strict=True):
-                    init.copy_(buffer, start)
-            case Block() if model.scale_residual_init:
-                std = model.init_std / (2 * model.num_layers) ** 0.5
-                for projection in (module.attention.out, module.mlp.get_submodule("down")):
-                    for weight in projection.parameters():
-                        if weight.ndim == 2:
-                            init.normal_(weight, std=std)
-            case Normalizer():
-                normalizer: Normalizer = build("normalizers", model.normalizer)
-                normalizer.attach(model.shape)
-                _copy_start(module, normalizer)
-            case Decoder():
-                route, depth = build("routes", model.route), build("depth", model.depth)
-                route.attach(model.shape, range(model.num_layers))
-                depth.attach(model.shape)
-                _copy_start(module.route, route)
-                _copy_start(module.depth, depth)
-            case _:
-                super()._init_weights(module)
+        """Give a module's own tensors their start; a checkpoint's are marked and left alone."""
+        name = next(name for name, each in self.named_modules() if each is module)
+        starts = defined_starts(self.config.model, name, module)
+        if starts is None:
+            super()._init_weights(module)
+            std = residual_std(self.config.model, name)
+            if isinstance(module, nn.Linear) and std is not None:
+                init.normal_(module.weight, std=std)
+            return
+        for tensors in (module.named_parameters, module.named_buffers):
+            for key, tensor in tensors(recurse=False):
+                init.copy_(tensor, starts[key])
 
     def _set_gradient_checkpointing(
         self,
@@ -206,8 +192,26 @@ class WakefulForCausalLM(WakefulPreTrainedModel, GenerationMixin):
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
-        """Whether `generate()` should make the cache: no, the first forward pass does."""
+        """Whether `generate()` may make a cache of Transformers' own: no, the next method does."""
         return False
+
+    def _prepare_cache_for_generation(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+        generation_mode: GenerationMode,
+        batch_size: int,
+        max_cache_length: int,
+    ) -> None:
+        """Put our cache, as long as the text will be, where `generate()` looks for one."""
+        super()._prepare_cache_for_generation(  # pyright: ignore[reportAttributeAccessIssue]
+            generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
+        )
+        if model_kwargs.get("past_key_values") is None and generation_config.use_cache:
+            rows = max(
+                generation_config.num_beams or 1, generation_config.num_return_sequences or 1
+            )
+            model_kwargs["past_key_values"] = self.new_cache(batch_size * rows, max_cache_length)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.model.get_input_embeddings()
@@ -268,9 +272,3 @@ class WakefulForCausalLM(WakefulPreTrainedModel, GenerationMixin):
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
         )
-
-
-def _copy_start(module: nn.Module, fresh: nn.Module) -> None:
-    starts = dict(fresh.named_parameters()) | dict(fresh.named_buffers())
-    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        init.copy_(tensor, starts[name])

@@ -1,5 +1,6 @@
 """Weights in: a checkpoint of Transformers, a GGUF file or a run as our `Decoder`."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,9 +14,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
+from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.families import FAMILIES, Family
-from wakeful.hf.pretrained import SMOLLM2, smollm2_folder
 from wakeful.hf.shards import Shards, read_floats
+from wakeful.hf.smollm2 import SMOLLM2, smollm2_folder
 from wakeful.model.architecture import ModelConfig
 from wakeful.model.decoder import Decoder
 from wakeful.train.restore import restore
@@ -78,6 +80,15 @@ def read_decoder(
         name = SMOLLM2 if str(source) == SMOLLM2 else path.resolve().name
         decoder = _from_folder(path, max_length, dtype, device)
     return Imported(name=name, decoder=decoder.eval().requires_grad_(False), path=path)
+
+
+def is_own(folder: Path) -> bool:
+    """Tell whether a folder holds an exported model of our own class."""
+    try:
+        table = json.loads((folder / "config.json").read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(table, dict) and table.get("model_type") == WakefulConfig.model_type
 
 
 def _folder(source: str) -> Path:

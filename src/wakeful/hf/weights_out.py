@@ -32,6 +32,7 @@ _TOKENIZER = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "chat_template.jinja", "vocab.json", "merges.txt", "tokenizer.model",
 )  # fmt: skip
+_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def export(
@@ -45,8 +46,8 @@ def export(
     """Write a decoder as a Transformers folder, whole or not at all; return its `model_type`.
 
     It is a stock architecture where the decoder is exactly one, else our own class with its code,
-    for `trust_remote_code=True`. `tokenizer` is ours or the folder of one, whose files are copied.
-    A file holds at most `shard`.
+    for `trust_remote_code=True`. `tokenizer` is ours, or a Transformers folder whose files and
+    special ids are copied. A file of weights holds at most `shard`.
 
     Raises:
         WakefulError: the folder exists, or it cannot be written.
@@ -57,9 +58,10 @@ def export(
     tensors = _tensors(decoder, links, prefix, FAMILIES[kind].head, dtype)
     config.dtype = dtype
     with _created(Path(folder)) as part:
-        end = _write_tokenizer(tokenizer, part, decoder.config.max_length)
-        config.eos_token_id = end  # pyright: ignore[reportAttributeAccessIssue]
-        GenerationConfig(eos_token_id=end).save_pretrained(part)
+        ids = _write_tokenizer(tokenizer, part, decoder.config.max_length)
+        for name, token in ids.items():
+            setattr(config, name, token)
+        GenerationConfig(**ids).save_pretrained(part)
         if kind == WakefulConfig.model_type:
             config.auto_map = AUTO_MAP  # pyright: ignore[reportAttributeAccessIssue]
             write_code(decoder, part)
@@ -105,18 +107,21 @@ def _write_tensors(tensors: dict[str, Tensor], folder: Path, shard: str) -> None
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", "utf-8")
 
 
-def _write_tokenizer(tokenizer: Tokenizer | Path, folder: Path, max_length: int) -> int:
-    """Write the tokenizer's files; return the id that ends a text."""
+def _write_tokenizer(
+    tokenizer: Tokenizer | Path, folder: Path, max_length: int
+) -> dict[str, int | list[int] | None]:
+    """Write the tokenizer's files; return the ids of special tokens that a configuration names."""
     if isinstance(tokenizer, Tokenizer):
         tokenizer.save(folder)
         file = folder / "tokenizer_config.json"
         table = json.loads(file.read_text("utf-8")) | {"model_max_length": max_length}
         file.write_text(json.dumps(table, indent=2, ensure_ascii=False) + "\n", "utf-8")
-        return tokenizer.end_of_text
+        return {"eos_token_id": tokenizer.end_of_text}
     for name in _TOKENIZER:
         if (tokenizer / name).is_file():
             shutil.copyfile(tokenizer / name, folder / name)
-    return Tokenizer.load(folder).end_of_text
+    table = json.loads((tokenizer / "config.json").read_text("utf-8"))
+    return {name: table.get(name) for name in _IDS}
 
 
 def refuse_existing(folder: Path) -> None:
