@@ -73,7 +73,7 @@ class _XTransformers(nn.Module):
 
 
 def _llama() -> nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415
+    from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
         vocab_size=VOCABULARY,
@@ -89,8 +89,8 @@ def _llama() -> nn.Module:
 
 
 def _x_transformers() -> nn.Module:
-    from x_transformers import Decoder as XDecoder  # noqa: PLC0415
-    from x_transformers import TransformerWrapper  # noqa: PLC0415
+    from x_transformers import Decoder as XDecoder
+    from x_transformers import TransformerWrapper
 
     return _XTransformers(
         TransformerWrapper(

@@ -18,8 +18,10 @@ from wakeful.cli.compare import CompareOptions
 from wakeful.cli.data import PrepareOptions
 from wakeful.cli.demo import DemoOptions
 from wakeful.cli.diagnose import DiagnoseOptions
+from wakeful.cli.evaluate import EvaluateOptions
 from wakeful.cli.export import ExportOptions
 from wakeful.cli.generate import GenerateOptions
+from wakeful.cli.quantize import QuantizeOptions
 from wakeful.cli.report import ReportOptions
 from wakeful.cli.train import TrainOptions
 from wakeful.config import Config, config_to_toml
@@ -140,7 +142,8 @@ def test_resume_takes_no_other_option(config: str, capsys: pytest.CaptureFixture
 OPTIONS = {
     "train": TrainOptions, "compare": CompareOptions, "generate": GenerateOptions,
     "data prepare": PrepareOptions, "report": ReportOptions, "diagnose": DiagnoseOptions,
-    "demo": DemoOptions, "export": ExportOptions,
+    "demo": DemoOptions, "evaluate": EvaluateOptions, "quantize": QuantizeOptions,
+    "export": ExportOptions,
 }  # fmt: skip
 
 
@@ -217,6 +220,9 @@ def test_every_field_of_the_configuration_is_an_option(
         value: object
         if name == "sample.prompts":
             value = ("a b", "")
+            arguments += [f"--{name}", *value]
+        elif isinstance(default, tuple):
+            value = ("text",)
             arguments += [f"--{name}", *value]
         elif isinstance(default, bool):
             value = not default

@@ -1,6 +1,8 @@
 """The verb diagnose: models in, tables and a page out; and what it refuses."""
 
+import errno
 import json
+import os
 import re
 from pathlib import Path
 
@@ -154,6 +156,41 @@ def test_damaged_weights_are_named(
     model.save_pretrained(llama)
     message = fails(capsys, str(llama), "--text", str(text), "--out", str(tmp_path / "out"))
     assert "model.layers.1.mlp.up_proj.weight" in message
+
+
+@pytest.mark.parametrize("empty", [False, True], ids=["new-folder", "empty-folder"])
+def test_a_full_disk_leaves_nothing_behind(
+    empty: bool,
+    text: Path,
+    llama: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = tmp_path / "place"
+    out = place / "out"
+    (out if empty else place).mkdir(parents=True)
+    flush = os.fsync
+    for last in range(5):  # the environment, the table, the summary, the page and run.json
+        flushed: list[int] = []
+
+        def fill(file: int, last: int = last, flushed: list[int] = flushed) -> None:
+            flushed.append(file)
+            if len(flushed) > last:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            flush(file)
+
+        monkeypatch.setattr(os, "fsync", fill)
+        message = fails(
+            capsys, str(llama), "--text", str(text), *SMALL[:4], "--out", str(out),
+            "--figures", "svg",
+        )  # fmt: skip
+        assert "the disk is full" in message
+        assert len(flushed) == last + 1
+        assert [path.name for path in place.rglob("*")] == (["out"] if empty else [])
+    monkeypatch.setattr(os, "fsync", flush)
+    assert main(["diagnose", str(llama), "--text", str(text), *SMALL[:4], "--out", str(out)]) == 0
+    assert Run.open(out).header["status"] == "done"
 
 
 def test_an_encoder_is_refused(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -48,7 +48,7 @@ def run_diagnosis(
     """Diagnose models one after another and write `out`, which must not exist.
 
     `out` gets diagnosis.parquet (tidy rows of all models), summary.json and report.html. Nothing
-    is written before all models are measured.
+    is written before all models are measured, and nothing stays if writing fails.
     """
     run = Run(out)
     run.refuse_existing()
@@ -57,7 +57,7 @@ def run_diagnosis(
     transformers.logging.disable_progress_bar()
     place = choose_device(device)
     source = text or data
-    words = _text(source, _CHARACTERS_A_TOKEN * length * num_sequences)
+    words = beginning_of(source, length * num_sequences)
     diagnoses: list[Diagnosis] = []
     for name in models:
         show.note(f"loading {name}")
@@ -97,28 +97,28 @@ def run_diagnosis(
         "Machine": f"{machine['device_name']}, {machine['threads']} threads; torch "
         f"{machine['torch']}, Transformers {machine['transformers']}, wakeful {machine['wakeful']}",
     }
-    run.make("diagnose", {"models": list(models)})
-    run.write_json("environment.json", machine)
-    run.write_frame("diagnosis.parquet", tidy(diagnoses))
-    run.write_json(
-        "summary.json",
-        {"models": [json.loads(json.dumps(summary(d))) for d in diagnoses], "method": method},
-    )
     title = "Diagnosis of " + ", ".join(diagnosis.name for diagnosis in diagnoses)
-    write_diagnosis(diagnoses, run.path / "report.html", title=title, method=method)
-    if figures:
-        _save_figures(diagnoses, run.path / "figures", figures)
-    run.set_status("done")
+    with Run.create(out, "diagnose", {"models": list(models), "status": "done"}) as new:
+        new.write_json("environment.json", machine)
+        new.write_frame("diagnosis.parquet", tidy(diagnoses))
+        new.write_json(
+            "summary.json",
+            {"models": [json.loads(json.dumps(summary(d))) for d in diagnoses], "method": method},
+        )
+        write_diagnosis(diagnoses, new.path / "report.html", title=title, method=method)
+        if figures:
+            _save_figures(diagnoses, new.path / "figures", figures)
     return run, _grid(diagnoses)
 
 
-def _text(source: str, characters: int) -> str:
+def beginning_of(source: str, num_tokens: int) -> str:
+    """Return text from a source's beginning, enough for `num_tokens` tokens of any tokenizer."""
     parts: list[str] = []
     size = 0
     for document in read_documents(source):
         parts.append(document.text)
         size += len(document.text)
-        if size >= characters:
+        if size >= _CHARACTERS_A_TOKEN * num_tokens:
             break
     return "\n".join(parts)
 

@@ -71,6 +71,10 @@ class Run:
                 final.refuse_existing()  # another process may have been faster
                 with disk_errors(final.path):
                     part.rename(final.path)
+        except BaseException:
+            if not aside:
+                _empty(run.path)
+            raise
         finally:
             if aside:
                 shutil.rmtree(part, ignore_errors=True)
@@ -242,6 +246,14 @@ def disk_errors(path: Path) -> Iterator[None]:
                 "free some space and resume"
             ) from error
         raise WakefulError(f"{path} cannot be written: {os.strerror(number)}") from error
+
+
+def _empty(folder: Path) -> None:
+    for entry in folder.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.unlink(missing_ok=True)
 
 
 def _number_in(text: str) -> int | None:

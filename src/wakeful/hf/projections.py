@@ -6,7 +6,7 @@ from collections import OrderedDict
 import torch
 from torch import Tensor, nn
 
-from wakeful.model.attention import Heads, as_heads
+from wakeful.model.attention import Heads, into_heads
 from wakeful.model.decoder import Decoder
 from wakeful.model.flow import Flow
 
@@ -36,7 +36,7 @@ class NamedHeads(nn.Module):
 
     def forward(self, x: Tensor, flow: Flow) -> Tensor:
         projected = self._modules[self.name](x)  # pyright: ignore[reportOptionalCall]
-        return as_heads(projected, flow, self.heads, self.norm, rotary=self.rotary)
+        return into_heads(projected, self.heads, self.norm, flow, rotary=self.rotary)
 
 
 def name_projections(decoder: Decoder) -> None:

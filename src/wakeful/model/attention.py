@@ -30,15 +30,17 @@ class Heads(nn.Linear):
         self.norm = norm
 
     def forward(self, x: Tensor, flow: Flow) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return as_heads(super().forward(x), flow, self.heads, self.norm, rotary=self.rotary)
+        return into_heads(super().forward(x), self.heads, self.norm, flow, rotary=self.rotary)
 
 
-def as_heads(
-    projected: Float[Tensor, "B L P"], flow: Flow, count: int, norm: nn.Module, *, rotary: bool
+def into_heads(
+    projected: Float[Tensor, "B L P"], num_heads: int, norm: nn.Module, flow: Flow, *, rotary: bool
 ) -> Float[Tensor, "B L N d"]:
-    """Return a projection cut into `count` heads, normalised and turned."""
-    heads = norm(projected.unflatten(-1, (count, -1)))
-    return rotate(heads, flow.rotation) if rotary and flow.rotation is not None else heads
+    """Return a projection split into heads, normalised, and turned by RoPE where `rotary`."""
+    heads = norm(projected.unflatten(-1, (num_heads, -1)))
+    if rotary and flow.rotation is not None:
+        return rotate(heads, flow.rotation)
+    return heads
 
 
 class Borrowed(nn.Module):

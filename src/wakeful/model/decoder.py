@@ -21,7 +21,7 @@ from wakeful.model.attention import Attention
 from wakeful.model.block import Block, ParallelBlock
 from wakeful.model.cache import Cache, Slot
 from wakeful.model.flow import Flow
-from wakeful.model.loss import IGNORED, linear_cross_entropy
+from wakeful.model.loss import IGNORED, cross_entropy
 from wakeful.model.mlps import make_mlp
 from wakeful.model.norms import make_norm
 from wakeful.model.positions import Rotary, Rotation
@@ -95,9 +95,7 @@ class Decoder(nn.Module):
             # Those tokens see their own targets.
             hidden = torch.arange(targets.shape[1], device=targets.device) < prefix - 1
             targets = targets.masked_fill(hidden, IGNORED)
-        return linear_cross_entropy(
-            self.hidden(tokens), self.head.weight, targets, reduction=reduction
-        )
+        return cross_entropy(self(tokens), targets, reduction=reduction)
 
     def hidden(
         self,

@@ -9,15 +9,10 @@ IGNORED = -100
 """The target that marks a position not to be counted."""
 
 
-def linear_cross_entropy(
-    hidden: Float[Tensor, "B L D"],
-    weight: Float[Tensor, "V D"],
-    targets: Int[Tensor, "B L"],
-    *,
-    reduction: str = "mean",
+def cross_entropy(
+    logits: Float[Tensor, "B L V"], targets: Int[Tensor, "B L"], *, reduction: str = "mean"
 ) -> Tensor:
-    """Return −log softmax(W h)_target in nats: its mean or sum over counted targets, or (B, L)."""
-    logits = F.linear(hidden, weight)
+    """Return −log softmax(logits)_target in nats: mean or sum over counted targets, or (B, L)."""
     if logits.dtype != torch.float64:
         logits = logits.float()
     loss = F.cross_entropy(

@@ -38,7 +38,7 @@ class HuggingFaceSource(EventSource):
                 f"{self.name} can't be watched: it is an encoder-decoder, and the metrics are of "
                 "causal decoders"
             )
-        self.blocks = _decoder_blocks(model, config.num_hidden_layers)
+        self.blocks = decoder_blocks(model, config.num_hidden_layers)
         self.layer_of = {
             id(module): layer
             for layer, block in enumerate(self.blocks)
@@ -249,7 +249,7 @@ class _DirectCalls(TorchFunctionMode):
         return output
 
 
-def _decoder_blocks(model: PreTrainedModel, num_layers: int) -> nn.ModuleList:
+def decoder_blocks(model: PreTrainedModel, num_layers: int) -> nn.ModuleList:
     """Return the list of layers: the one of the configured length in the text decoder."""
     lists = [
         module

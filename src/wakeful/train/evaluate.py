@@ -22,7 +22,7 @@ def evaluate(
     The whole set, in its order, each token but the first predicted once. Where the first
     `relaxed_prefix` tokens of a window see each other, the targets among them are not counted.
     """
-    device = decoder.head.weight.device
+    device = decoder.embed.weight.device
     training = decoder.training
     decoder.eval()
     losses: list[float] = []

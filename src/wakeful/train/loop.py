@@ -23,6 +23,7 @@ from wakeful.run import Run, environment
 from wakeful.train import checkpoint
 from wakeful.train.diagnosis import measure
 from wakeful.train.evaluate import evaluate, mean_loss
+from wakeful.train.figures import check_schemes, quantization_damage, training_bytes
 from wakeful.train.progress import Display, Silent
 from wakeful.train.setup import (
     autocast,
@@ -56,6 +57,7 @@ def train(
         Run(path).refuse_existing()
     device = choose_device(config.train.device)
     check_installed(enabled=config.train.tensorboard)
+    check_schemes(config)
     data = load_data(config.data, show.stage)
     config = resolved(config, data)
     batches = Batches(
@@ -97,7 +99,7 @@ def train(
                 config, run, decoder, optimizer, batches, windows, show, write_scalars, stopped,
                 first=first, tokens=tokens, seconds=seconds,
             )  # fmt: skip
-            _finish(config, run, decoder, data, windows, write_scalars)
+            _finish(config, run, decoder, optimizer, data, windows, write_scalars)
         except BaseException:
             run.set_status("stopped")
             raise
@@ -247,6 +249,7 @@ def _finish(
     config: Config,
     run: Run,
     decoder: Decoder,
+    optimizer: torch.optim.Optimizer,
     data: PreparedData,
     windows: ValidationWindows,
     write_scalars: Write,
@@ -258,6 +261,8 @@ def _finish(
     run.write_frame("validation.parquet", frame.with_columns(step=steps))
     run.finish_metrics()
     trained = [entry for entry in run.metrics() if entry["kind"] == "train"]
+    diagnose = config.train.diagnose
+    diagnosis = measure(decoder, windows, diagnose.num_sequences) if diagnose.every else {}
     run.write_json(
         "summary.json",
         {
@@ -273,6 +278,9 @@ def _finish(
                 "perplexity": math.exp(min(row["loss"], _LARGEST_EXPONENT)),
                 "length": config.train.length,
             },
+            "diagnosis": diagnosis,
+            "quantization": quantization_damage(config, decoder, windows),
+            "bytes": training_bytes(decoder, optimizer),
             "samples": _samples(config, decoder, data),
             "data": _data_facts(data),
         },

@@ -1,0 +1,131 @@
+"""Three ways to compute one quantised linear layer; all agree to the rounding of float32.
+
+Shapes: M tokens, K input channels, N output channels. `reference` is the definition: numbers that
+lie on their grids, and their product. `integer` multiplies the int8 numbers and adds them up in
+int32, which is exact. `torchao` hands the same integers to torchao's kernels.
+
+Where inputs are quantised, the product is scaled in float64 and rounded to float32 once. In float32
+the three would differ in the last bit, which sooner or later puts an activation of a later layer on
+the other side of a rounding, and after a few layers two right answers are as far from each other as
+either is from the full-precision model.
+"""
+
+import functools
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int, Int8
+from torch import Tensor
+
+from wakeful.errors import WakefulError
+from wakeful.quant.grids import Scales
+from wakeful.quant.schemes import Rule
+
+Arithmetic = Literal["reference", "integer", "torchao"]
+INSTALL_TORCHAO = "pip install 'wakeful[torchao]'"
+
+
+@dataclass(frozen=True)
+class Operands:
+    """A layer's weights on their grid."""
+
+    rule: Rule
+    integers: Int8[Tensor, "N K"]
+    scales: Scales
+
+
+def reference(
+    x: Float[Tensor, "M K"], inputs: Rule | None, scales: Scales | None, weights: Operands
+) -> Float[Tensor, "M N"]:
+    """Return x̂ Ŵᵀ from dequantised numbers."""
+    grid = weights.rule.grid
+    if inputs is None or scales is None:
+        return F.linear(x, grid.dequantise(weights.integers, weights.scales))
+    return F.linear(
+        inputs.grid.dequantise(inputs.grid.levels(x, scales), scales, torch.float64),
+        grid.dequantise(weights.integers, weights.scales, torch.float64),
+    ).float()
+
+
+def integer(
+    x: Float[Tensor, "M K"], inputs: Rule | None, scales: Scales | None, weights: Operands
+) -> Float[Tensor, "M N"]:
+    """Return s_x s_w (q_x q_wᵀ − z_w Σ q_x), the sums in int32; without q_x, the reference."""
+    if inputs is None or scales is None:
+        return reference(x, inputs, scales, weights)
+    q = inputs.grid.quantise(x, scales)
+    sums = _without_zero(q, integer_matmul(q, weights.integers), weights.scales.zero)
+    return _scaled(sums.double(), scales, weights)
+
+
+def torchao(
+    x: Float[Tensor, "M K"], inputs: Rule | None, scales: Scales | None, weights: Operands
+) -> Float[Tensor, "M N"]:
+    """Return the same from torchao: its scaled int8 product, or its weight-only int tensors."""
+    library = torchao_kernels()
+    if inputs is None or scales is None:
+        return F.linear(x, library.weight_only(weights, x))
+    q = inputs.grid.quantise(x, scales)
+    # One scale for all rows may stay a single number.
+    rows = scales.scale.double().contiguous()
+    return (library.scaled_matmul(q, weights.integers, rows) * weights.scales.scale.T).float()
+
+
+LINEARS = {"reference": reference, "integer": integer, "torchao": torchao}
+
+
+def integer_matmul(a: Int8[Tensor, "M K"], b: Int8[Tensor, "N K"]) -> Int[Tensor, "M N"]:
+    """Return a bᵀ exactly, in int32."""
+    if a.is_cuda:
+        return _padded_matmul(a, b)
+    if a.device.type == "cpu" and _processor_is_exact():
+        return torch._int_mm(a, b.T)
+    return a.int() @ b.int().T
+
+
+def _padded_matmul(a: Tensor, b: Tensor) -> Tensor:
+    """Return a bᵀ by cuBLAS, which takes more than 16 rows and multiples of 8 elsewhere."""
+    rows, columns = a.shape[0], b.shape[0]
+    wide = -a.shape[1] % 8
+    a = F.pad(a, (0, wide, 0, max(0, 17 - rows)))
+    b = F.pad(b, (0, wide, 0, -columns % 8))
+    return torch._int_mm(a, b.T)[:rows, :columns]
+
+
+@functools.cache
+def _processor_is_exact() -> bool:
+    """Whether the int8 kernel adds up the largest products without saturating on the way.
+
+    Old instruction sets add pairs of products in 16 bits, which overflows at 127².
+    """
+    largest = torch.full((32, 64), 127, dtype=torch.int8)
+    signs = torch.where(torch.arange(32) % 2 == 0, 1, -1).to(torch.int8).unsqueeze(1)
+    expected = largest.int() @ (largest * signs).int().T
+    return torch.equal(torch._int_mm(largest, (largest * signs).T), expected)
+
+
+def _scaled(sums: Tensor, inputs: Scales, weights: Operands) -> Tensor:
+    return (sums * inputs.scale * weights.scales.scale.T).float()
+
+
+def _without_zero(q: Tensor, sums: Tensor, zero: Tensor | None) -> Tensor:
+    if zero is None:
+        return sums
+    # A narrow range far from zero has a zero point that 32 bits would not carry.
+    return sums.long() - q.sum(1, keepdim=True, dtype=torch.int64) * zero.T.long()
+
+
+@functools.cache
+def torchao_kernels() -> ModuleType:
+    """Return the bridge to torchao, or say how to install it."""
+    try:
+        from wakeful.quant import torchao_bridge  # noqa: PLC0415
+    except ImportError as error:
+        raise WakefulError(
+            f"torchao cannot be used ({str(error).splitlines()[0]}); install it with "
+            f"{INSTALL_TORCHAO}, or leave the arithmetic at reference or integer"
+        ) from None
+    return torchao_bridge

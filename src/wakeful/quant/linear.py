@@ -1,0 +1,217 @@
+"""The quantised linear layer: whole numbers and scales in place of a matrix.
+
+Shapes: M tokens, K input channels, N output channels.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from wakeful.errors import WakefulError
+from wakeful.model.attention import Heads, into_heads
+from wakeful.model.flow import Flow
+from wakeful.quant.arithmetic import LINEARS, Arithmetic, Operands
+from wakeful.quant.grids import Grid, Scales, Zeropoint, pack, unpack
+from wakeful.quant.schemes import Rule, Scheme
+
+_PACKED_BITS = 4
+"""Up to so many bits, two numbers share a byte."""
+
+
+class QuantisedLinear(nn.Module):
+    """ŷ = Q_out(Q_in(x) Ŵᵀ + b), with what of it the scheme quantises.
+
+    Buffers: `integers` (N, K) int8, or (N, ⌈K/2⌉) uint8 with two 4-bit numbers a byte; `scale`
+    and, where the grid has one, `zero`, both (N, 1) or (1, 1); `bias` (N,) as it was; and
+    `input_scale`, `output_scale` where they are static. Scales stay float32 whatever the model is
+    converted to. The arithmetic is float32; the output has the dtype of the input.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        scheme: Scheme,
+        *,
+        bias: bool,
+        dtype: torch.dtype,
+        arithmetic: Arithmetic,
+    ) -> None:
+        super().__init__()
+        self.in_features = in_features
+        self.out_features = out_features
+        self.scheme = scheme
+        self.arithmetic: Arithmetic = arithmetic
+        grid = scheme.weights.grid
+        self.packed = grid.bits <= _PACKED_BITS
+        columns = (in_features + 1) // 2 if self.packed else in_features
+        kind = torch.uint8 if self.packed else torch.int8
+        scales = (out_features if scheme.weights.per == "channel" else 1, 1)
+        self._put("integers", torch.zeros(out_features, columns, dtype=kind))
+        self._put("scale", torch.ones(scales))
+        has_zero = isinstance(grid, Zeropoint)
+        self._put("zero", torch.zeros(scales, dtype=torch.int32) if has_zero else None)
+        self._put("bias", torch.zeros(out_features, dtype=dtype) if bias else None)
+        for part, rule in (("input_scale", scheme.inputs), ("output_scale", scheme.outputs)):
+            static = rule is not None and scheme.scales == "static"
+            self._put(part, torch.ones(1, 1) if static else None)
+
+    integers: Tensor
+    scale: Tensor
+    zero: Tensor | None
+    bias: Tensor | None
+    input_scale: Tensor | None
+    output_scale: Tensor | None
+
+    def _put(self, name: str, value: Tensor | None) -> None:
+        self.register_buffer(name, value)
+
+    @torch.no_grad()
+    def fit(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Take over a full-precision matrix (N, K) and its bias."""
+        grid, per = self.scheme.weights.grid, self.scheme.weights.per
+        smallest, largest = extremes(weight, per)
+        scales = grid.fit(smallest, largest)
+        integers = grid.quantise(weight, scales)
+        self.integers = pack(integers) if self.packed else integers
+        self.scale, self.zero = scales.scale, scales.zero
+        if bias is not None:
+            self.bias = bias.detach().clone()
+
+    @torch.no_grad()
+    def calibrate(self, inputs: float, outputs: float) -> None:
+        """Set the static scales from the largest |x| of inputs and outputs on calibration text."""
+        for name, rule, largest in (
+            ("input_scale", self.scheme.inputs, inputs),
+            ("output_scale", self.scheme.outputs, outputs),
+        ):
+            if rule is not None:
+                bound = torch.full((1, 1), largest, device=self.scale.device)
+                setattr(self, name, rule.grid.fit(-bound, bound).scale)
+
+    @property
+    def operands(self) -> Operands:
+        """The weights as whole numbers with their scales."""
+        integers = unpack(self.integers, self.in_features) if self.packed else self.integers
+        return Operands(self.scheme.weights, integers, Scales(self.scale, self.zero))
+
+    def dequantised(self) -> Tensor:
+        """Return Ŵ (N, K) in float32."""
+        operands = self.operands
+        return operands.rule.grid.dequantise(operands.integers, operands.scales)
+
+    def linear(self, x: Tensor) -> Tensor:
+        """Return ŷ (..., N) of x (..., K)."""
+        rows = x.reshape(-1, self.in_features).float()
+        inputs = self.scheme.inputs
+        scales = None if inputs is None else _activation_scales(inputs, rows, self.input_scale)
+        y = LINEARS[self.arithmetic](rows, inputs, scales, self.operands)
+        if self.bias is not None:
+            y = y + self.bias.float()
+        outputs = self.scheme.outputs
+        if outputs is not None:
+            y = outputs.grid.fake_quantise(y, _activation_scales(outputs, y, self.output_scale))
+        return y.to(x.dtype).view(*x.shape[:-1], self.out_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x)
+
+    def extra_repr(self) -> str:
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"bias={self.bias is not None}, scheme={self.scheme}, arithmetic={self.arithmetic}"
+        )
+
+    def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> "QuantisedLinear":
+        kept = {name: self._buffers[name] for name in ("scale", "input_scale", "output_scale")}
+        super()._apply(fn, recurse)
+        for name, scale in kept.items():
+            if scale is not None:
+                self._buffers[name] = scale.to(self.integers.device)
+        return self
+
+
+class QuantisedHeads(QuantisedLinear):
+    """A quantised projection of our decoder into heads."""
+
+    def __init__(
+        self, *args: Any, heads: int, norm: nn.Module, rotary: bool, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.heads = heads
+        self.norm = norm
+        self.rotary = rotary
+
+    def forward(self, x: Tensor, flow: Flow) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return into_heads(self.linear(x), self.heads, self.norm, flow, rotary=self.rotary)
+
+
+def extremes(x: Tensor, per: str) -> tuple[Tensor, Tensor]:
+    """Return the smallest and the largest of x (M, K): for each row, or (1, 1) per tensor."""
+    x = x.float()
+    if per == "tensor":
+        smallest, largest = x.aminmax()
+        return smallest.reshape(1, 1), largest.reshape(1, 1)
+    smallest, largest = x.aminmax(dim=1, keepdim=True)
+    return smallest, largest
+
+
+def matrix(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """Return a linear layer's (N, K) matrix and its bias; GPT-2's Conv1D keeps it transposed."""
+    if isinstance(layer, Conv1D):
+        return layer.weight.T, layer.bias
+    assert isinstance(layer, nn.Linear)
+    return layer.weight, layer.bias
+
+
+def quantised(layer: nn.Module, scheme: Scheme, arithmetic: Arithmetic) -> QuantisedLinear:
+    """Return the quantised form of a linear layer.
+
+    Raises:
+        WakefulError: its weight is all zero, constant, or not finite.
+    """
+    weight, bias = matrix(layer)
+    _check(weight.detach())
+    result = empty(layer, scheme, arithmetic)
+    result.fit(weight, bias)
+    return result
+
+
+def empty(layer: nn.Module, scheme: Scheme, arithmetic: Arithmetic) -> QuantisedLinear:
+    """Return the quantised form of a linear layer, to be filled with whole numbers."""
+    weight, bias = matrix(layer)
+    kind: type[QuantisedLinear] = QuantisedLinear
+    more = {}
+    if isinstance(layer, Heads):
+        kind = QuantisedHeads
+        more = {"heads": layer.heads, "norm": layer.norm, "rotary": layer.rotary}
+    layer = kind(
+        weight.shape[1],
+        weight.shape[0],
+        scheme,
+        bias=bias is not None,
+        dtype=weight.dtype,
+        arithmetic=arithmetic,
+        **more,
+    )
+    return layer.to(weight.device).eval()
+
+
+def _activation_scales(rule: Rule, x: Tensor, static: Tensor | None) -> Scales:
+    if static is not None:
+        return Scales(static)
+    smallest, largest = extremes(x, rule.per)
+    grid: Grid = rule.grid
+    return grid.fit(smallest, largest)
+
+
+def _check(weight: Tensor) -> None:
+    if not torch.isfinite(weight).all():
+        raise WakefulError("its weight has a NaN or an infinity")
+    smallest, largest = weight.aminmax()
+    if smallest == largest:
+        what = "all zero" if smallest == 0 else f"constant, {float(smallest):g} everywhere"
+        raise WakefulError(f"its weight is {what}: a grid has no range to span")

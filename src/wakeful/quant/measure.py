@@ -1,0 +1,258 @@
+"""What quantisation does to a model: perplexity, divergence and each layer's error.
+
+Every sequence runs alone, so that a per-tensor scale is of one sequence. Shapes: L tokens of a
+sequence, K input channels, N output channels, V vocabulary.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import polars as pl
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from wakeful.errors import WakefulError
+from wakeful.model.decoder import Decoder
+from wakeful.probes import exact
+from wakeful.quant.convert import plain_linear, quantised_layers
+from wakeful.quant.running import blocks_of, hidden, logits_of, places
+from wakeful.statistics import Estimate, mean_and_error, ratio_and_error
+
+_ROWS = 64
+"""Positions whose distributions over the vocabulary are compared at a time."""
+
+LAYER_SCHEMA = {
+    "scheme": pl.String,  # "" for what the full-precision model shows
+    "module": pl.String,
+    "layer": pl.Int64,  # the block; null outside the blocks
+    "kind": pl.String,  # the module's name in its block, or "block" for the block's output
+    "position": pl.String,  # "first", "rest", "all"
+    "metric": pl.String,
+    "value": pl.Float64,
+    "standard_error": pl.Float64,  # over sequences; null for a single one
+}
+
+
+@dataclass
+class Totals:
+    """One model's sums over the predicted tokens of each sequence."""
+
+    nll: list[float] = field(default_factory=list)
+    divergence: list[float] = field(default_factory=list)
+    """KL to the full-precision model."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A model and its quantised forms on the same tokens."""
+
+    name: str
+    counts: list[int]
+    """Predicted tokens of each sequence."""
+    full: Totals
+    schemes: dict[str, Totals]
+    layers: pl.DataFrame
+
+    def perplexity(self, scheme: str = "") -> Estimate:
+        """exp(Σ nll / Σ tokens) and its error over sequences: perplexity times the loss's."""
+        loss, error = ratio_and_error(self._totals(scheme).nll, self.counts)
+        return math.exp(loss), math.exp(loss) * error
+
+    def increase(self, scheme: str) -> Estimate:
+        """Perplexity minus the full-precision model's, with the paired error over sequences.
+
+        With residuals e_i of nll about tokens · loss, the difference of two exponentials moves by
+        d_i = PPL_q e_i^q − PPL e_i: error √(n/(n−1) Σ d_i²) / Σ tokens.
+        """
+        total = sum(self.counts)
+        gaps = [0.0] * len(self.counts)
+        value = 0.0
+        for sign, totals in ((1, self._totals(scheme)), (-1, self.full)):
+            loss = sum(totals.nll) / total
+            value += sign * math.exp(loss)
+            for n, (nll, count) in enumerate(zip(totals.nll, self.counts, strict=True)):
+                gaps[n] += sign * math.exp(loss) * (nll - loss * count)
+        size = len(gaps)
+        if size < 2:
+            return value, math.nan
+        return value, math.sqrt(size / (size - 1) * sum(gap**2 for gap in gaps)) / total
+
+    def loss_increase(self, scheme: str) -> Estimate:
+        """Mean loss minus the full-precision model's, in nats a token, with the paired error.
+
+        e to it is the ratio of perplexities, and it is told apart sooner than their difference,
+        which the hardest sequences rule.
+        """
+        pairs = zip(self._totals(scheme).nll, self.full.nll, strict=True)
+        return ratio_and_error([nll - before for nll, before in pairs], self.counts)
+
+    def divergence(self, scheme: str) -> Estimate:
+        """Mean KL(full ‖ quantised) in nats a token, with its error over sequences."""
+        return ratio_and_error(self.schemes[scheme].divergence, self.counts)
+
+    def _totals(self, scheme: str) -> Totals:
+        return self.schemes[scheme] if scheme else self.full
+
+
+class _Rows:
+    """Values of one sequence at a time, to become means with errors."""
+
+    def __init__(self, found: dict[str, tuple[int | None, str]]) -> None:
+        self.places = found
+        self.values: dict[tuple[str, str, str, str], list[float]] = {}
+
+    def put(self, scheme: str, module: str, metric: str, by_position: dict[str, float]) -> None:
+        for position, value in by_position.items():
+            self.values.setdefault((scheme, module, position, metric), []).append(value)
+
+    def frame(self) -> pl.DataFrame:
+        rows = []
+        for (scheme, module, position, metric), values in self.values.items():
+            layer, kind = self.places[module]
+            mean, error = mean_and_error(values)
+            rows.append(
+                (scheme, module, layer, kind, position, metric, mean,
+                 None if math.isnan(error) else error)
+            )  # fmt: skip
+        return pl.DataFrame(rows, schema=LAYER_SCHEMA, orient="row")
+
+
+@torch.inference_mode()
+def measure(
+    name: str,
+    model: nn.Module,
+    quantised: dict[str, nn.Module],
+    sequences: Sequence[Int[Tensor, "1 L"]],
+    *,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Measurement:
+    """Run a model and its quantised forms over the same sequences.
+
+    `layers` holds, first token and the rest apart: `relative_error` ‖ŷ − y‖ / ‖y‖ of every
+    quantised layer, given the full-precision input; `block_error`, the same of each block's output
+    with the errors of all layers before it; `input_kurtosis` of every layer's input and `kurtosis`
+    of every block's output, both of the full-precision model.
+    """
+    # Modules exist once under one name, even if they are called from several places.
+    names = places(model)
+    blocks = {id(module): label for label, module in model.named_modules()}
+    names |= {blocks[id(block)]: (n, "block") for n, block in enumerate(blocks_of(model))}
+    rows = _Rows(names)
+    full = Totals()
+    totals = {scheme: Totals() for scheme in quantised}
+    counts: list[int] = []
+    for done, tokens in enumerate(sequences, start=1):
+        with _see_layers(model, quantised, rows), _hiddens(model) as states:
+            reference = logits_of(model, tokens)[0]
+        for label, h in states.items():
+            rows.put("", label, "kurtosis", _by_position(h, _mean_kurtosis))
+        start = first_target(model)
+        targets = tokens[0, start:]
+        if len(targets) == 0:
+            raise WakefulError("a sequence has no token to predict; make them longer")
+        counts.append(len(targets))
+        reference = reference[start - 1 : -1]
+        full.nll.append(_nll(reference, targets))
+        for scheme, other in quantised.items():
+            with _hiddens(other) as found:
+                logits = logits_of(other, tokens)[0, start - 1 : -1]
+            totals[scheme].nll.append(_nll(logits, targets))
+            totals[scheme].divergence.append(_divergence(reference, logits))
+            for label, h in states.items():
+                rows.put(scheme, label, "block_error", relative_errors(found[label], h))
+        progress(done)
+    if not all(map(math.isfinite, full.nll)):
+        raise WakefulError(f"{name}'s loss is no finite number before it is quantised")
+    return Measurement(name=name, counts=counts, full=full, schemes=totals, layers=rows.frame())
+
+
+def first_target(model: nn.Module) -> int:
+    """Return the first position to predict: 1, or later where the first tokens see each other."""
+    if isinstance(model, Decoder):
+        return max(1, model.config.relaxed_prefix)
+    return 1
+
+
+def relative_errors(found: Float[Tensor, "L N"], true: Float[Tensor, "L N"]) -> dict[str, float]:
+    """Return ‖found − true‖_F / ‖true‖_F of the first token, of the rest and of all."""
+    true = true.float()
+    error = (found.float() - true).square().sum(1, dtype=torch.float64)
+    size = true.square().sum(1, dtype=torch.float64)
+    parts = {"first": slice(0, 1), "rest": slice(1, None), "all": slice(None)}
+    return {
+        position: float((error[part].sum() / size[part].sum()).sqrt())
+        for position, part in parts.items()
+    }
+
+
+def _by_position(x: Tensor, metric: Callable[[Tensor], float]) -> dict[str, float]:
+    return {"first": metric(x[:1]), "rest": metric(x[1:])}
+
+
+def _mean_kurtosis(h: Tensor) -> float:
+    return float(exact.kurtosis(h if h.dtype == torch.float64 else h.float()).mean())
+
+
+@contextmanager
+def _see_layers(model: nn.Module, quantised: dict[str, nn.Module], rows: _Rows) -> Iterator[None]:
+    """Compare every layer with its quantised forms on what it gets in the full-precision model."""
+    forms = {scheme: quantised_layers(other) for scheme, other in quantised.items()}
+    named = dict(model.named_modules())
+    seen = sorted({name for layers in forms.values() for name in layers})
+
+    def see(name: str) -> Callable[..., None]:
+        def hook(layer: nn.Module, args: tuple) -> None:
+            x = args[0].reshape(-1, args[0].shape[-1])
+            rows.put("", name, "input_kurtosis", _by_position(x, _mean_kurtosis))
+            y = plain_linear(layer, x)
+            for scheme, layers in forms.items():
+                if name in layers:
+                    rows.put(
+                        scheme, name, "relative_error", relative_errors(layers[name].linear(x), y)
+                    )
+
+        return hook
+
+    handles = [named[name].register_forward_pre_hook(see(name)) for name in seen]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _hiddens(model: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """Give the output (L, D) of every block of one forward pass, by the block's name."""
+    names = {id(module): name for name, module in model.named_modules()}
+    found: dict[str, Tensor] = {}
+
+    def see(label: str) -> Callable[..., None]:
+        def hook(_block: nn.Module, _args: tuple, output: object) -> None:
+            found[label] = hidden(output)[0]
+
+        return hook
+
+    handles = [b.register_forward_hook(see(names[id(b)])) for b in blocks_of(model)]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _nll(logits: Float[Tensor, "L V"], targets: Int[Tensor, "L"]) -> float:
+    each = torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none")
+    return float(each.sum(dtype=torch.float64))
+
+
+def _divergence(full: Float[Tensor, "L V"], other: Float[Tensor, "L V"]) -> float:
+    """Return Σ over positions of Σ_v p (ln p − ln q), p the full-precision model's."""
+    total = 0.0
+    for rows, others in zip(full.split(_ROWS), other.split(_ROWS), strict=True):
+        p, q = rows.float().log_softmax(-1), others.float().log_softmax(-1)
+        total += float((p.exp() * (p - q)).sum(dtype=torch.float64))
+    return total

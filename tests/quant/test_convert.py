@@ -1,0 +1,238 @@
+"""`quantize` on whole models: which layers, on which routes, and what it refuses."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+)  # fmt: skip
+
+from helpers import EXAMPLES, FIELD, some_tokens, tiny_decoder
+from wakeful.errors import WakefulError
+from wakeful.quant import SCHEMES, parse_scheme, quantised_layers, quantize
+from wakeful.quant.running import logits_of
+
+ROUTES = [expression for folder, expression in EXAMPLES if folder == "routes"]
+FLOAT32 = {"dtype": torch.float32}
+
+
+def llama(**over: object) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=29, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
+        initializer_range=0.3, **over,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+def gpt2() -> GPT2LMHeadModel:
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=29, n_embd=16, n_layer=2, n_head=2, n_positions=32, initializer_range=0.3
+    )
+    return GPT2LMHeadModel(config).eval()
+
+
+@torch.inference_mode()
+def logits(model: nn.Module, length: int = 11) -> torch.Tensor:
+    return logits_of(model, some_tokens(2, length))
+
+
+@pytest.mark.parametrize("expression", ROUTES)
+def test_every_route_keeps_its_own_way(expression: str) -> None:
+    decoder = tiny_decoder(**FLOAT32, route=expression).eval()
+    before = {name: p.clone() for name, p in decoder.state_dict().items()}
+    full = logits(decoder)
+    fine = quantize(decoder, "fine")
+    error = (logits(fine) - full).norm() / full.norm()
+    assert 0 < error < 0.3
+    assert torch.equal(logits(fine), logits(quantize(decoder, "fine", arithmetic="integer")))
+    # Weights alone: the same model with the dequantised matrices put into it.
+    light = quantize(decoder, "w4")
+    plain = copy.deepcopy(decoder)
+    plain.load_state_dict(
+        {f"{name}.weight": one.dequantised() for name, one in quantised_layers(light).items()},
+        strict=False,
+    )
+    torch.testing.assert_close(logits(light), logits(plain), rtol=1e-4, atol=1e-4)
+    assert torch.equal(logits(decoder), full)
+    assert all(torch.equal(p, before[name]) for name, p in decoder.state_dict().items())
+
+
+@pytest.mark.parametrize("folder", ["depth", "normalizers"])
+def test_mixing_weights_stay(folder: str) -> None:
+    for expression in [each for kind, each in EXAMPLES if kind == folder]:
+        decoder = tiny_decoder(**FLOAT32, **{FIELD[folder]: expression}).eval()
+        small = quantize(decoder, "fine")
+        kept = dict(small.named_parameters())
+        assert set(kept) == {n for n in dict(decoder.named_parameters()) if n in kept}
+        assert not any(name.startswith("depth") for name in quantised_layers(small))
+        assert torch.isfinite(logits(small)).all()
+
+
+def test_which_layers() -> None:
+    decoder = tiny_decoder(**FLOAT32).eval()
+    names = list(quantised_layers(quantize(decoder, "fine")))
+    assert names[:7] == [
+        f"blocks.0.{name}"
+        for name in ("attention.query", "attention.key", "attention.value", "attention.out",
+                     "mlp.gate", "mlp.up", "mlp.down")
+    ]  # fmt: skip
+    assert names[-1] == "head"
+    assert len(names) == 4 * 7 + 1
+    tied = quantize(tiny_decoder(**FLOAT32, tied=True).eval(), "fine")
+    assert "head" not in quantised_layers(tied)
+    assert tied.head.weight is tied.embed.weight
+    shared = quantize(decoder, "fine", skip=["head", "blocks.1.*"])
+    assert len(quantised_layers(shared)) == 3 * 7
+    assert shared.embed.weight is decoder.embed.weight
+    assert shared.head.weight is decoder.head.weight
+
+
+def test_a_quantised_decoder_still_caches_and_has_a_loss() -> None:
+    decoder = quantize(tiny_decoder(**FLOAT32).eval(), "fine", arithmetic="integer")
+    tokens = some_tokens(1, 9)
+    with torch.inference_mode():
+        whole = decoder(tokens)
+        cache = decoder.new_cache(1, 9)
+        parts = [decoder(tokens[:, n : n + 1], cache=cache) for n in range(9)]
+        # Per-token scales do not see the other tokens.
+        torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=2e-2, atol=2e-2)
+        loss = decoder.loss(tokens[:, :-1], tokens[:, 1:])
+        expected = torch.nn.functional.cross_entropy(whole[0, :-1], tokens[0, 1:])
+    torch.testing.assert_close(loss, expected)
+
+
+def test_transformers_models() -> None:
+    for model, count in ((llama(), 15), (llama(tie_word_embeddings=True), 14), (gpt2(), 8)):
+        full = logits(model)
+        small = quantize(model, "fine")
+        assert type(small) is type(model)
+        assert len(quantised_layers(small)) == count
+        assert 0 < (logits(small) - full).norm() / full.norm() < 0.1
+        assert torch.equal(logits(model), full)
+        assert torch.equal(logits(small), logits(quantize(model, "fine", arithmetic="integer")))
+    tied = quantize(gpt2(), "w4")
+    assert tied.lm_head.weight is tied.transformer.wte.weight
+    assert "transformer.h.1.mlp.c_proj" in quantised_layers(tied)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_coarser_is_worse(name: str) -> None:
+    """8-bit weights and inputs must be nearer to the model than 3-bit ones."""
+    decoder = tiny_decoder(**FLOAT32).eval()
+    full = logits(decoder)
+    crude = quantize(decoder, "weights=absmax3/tensor,inputs=absmax3/tensor")
+    error, other = ((logits(m) - full).norm() for m in (quantize(decoder, name), crude))
+    assert error < other / 2
+
+
+def test_static_scales_are_the_largest_of_the_calibration() -> None:
+    decoder = tiny_decoder(**FLOAT32).eval()
+    tokens = [some_tokens(1, 12, seed=n) for n in range(3)]
+    seen: list[torch.Tensor] = []
+    handle = decoder.blocks[1].mlp.down.register_forward_hook(
+        lambda _m, args, out: seen.extend((args[0].abs().max(), out.abs().max()))
+    )
+    with torch.inference_mode():
+        for each in tokens:
+            decoder(each)
+    handle.remove()
+    scheme = parse_scheme("coarse", "static")
+    small = quantize(decoder, scheme, calibration=tokens)
+    layer = quantised_layers(small)["blocks.1.mlp.down"]
+    assert layer.input_scale is not None
+    assert layer.output_scale is not None
+    assert float(layer.input_scale) == pytest.approx(float(max(seen[::2])) / 127)
+    assert float(layer.output_scale) == pytest.approx(float(max(seen[1::2])) / 127)
+    # A static scale does not depend on the other tokens of a sequence.
+    with torch.inference_mode():
+        torch.testing.assert_close(small(tokens[0])[:, :5], small(tokens[0][:, :5]))
+    assert not torch.equal(logits(small), logits(quantize(decoder, "coarse")))
+    twin = quantize(decoder, scheme, calibration=tokens, arithmetic="integer")
+    assert torch.equal(logits(small), logits(twin))
+
+
+def test_what_is_refused(as_users_run_it: None) -> None:
+    decoder = tiny_decoder(**FLOAT32).eval()
+    with pytest.raises(WakefulError, match="static scales need calibration"):
+        quantize(decoder, parse_scheme("coarse", "static"))
+    with pytest.raises(WakefulError, match="would be ignored"):
+        quantize(decoder, "coarse", calibration=[some_tokens(1, 4)])
+    with pytest.raises(WakefulError, match="--skip nothing matches no layer"):
+        quantize(decoder, "fine", skip=["nothing"])
+    with pytest.raises(WakefulError, match=r"already: blocks\.0\.attention\.query is fine"):
+        quantize(quantize(decoder, "fine"), "w4")
+    with pytest.raises(WakefulError, match="one of reference, integer, torchao, got 'fast'"):
+        quantize(decoder, "fine", arithmetic="fast")
+    with pytest.raises(WakefulError, match="no linear layer"):
+        quantize(nn.Sequential(nn.Embedding(3, 4)), "fine")
+    decoder.blocks[2].mlp.up.weight.data.zero_()
+    before = logits(decoder)
+    with pytest.raises(WakefulError, match=r"blocks.2.mlp.up cannot be quantised: .* all zero"):
+        quantize(decoder, "fine")
+    assert torch.equal(logits(decoder), before)
+    assert "blocks.2.mlp.up" not in quantised_layers(quantize(decoder, "w4", skip=["*.2.mlp.up"]))
+
+
+def test_layers_that_are_no_matrix_are_named() -> None:
+    mamba = MambaForCausalLM(
+        MambaConfig(vocab_size=29, hidden_size=16, num_hidden_layers=1, state_size=4)
+    ).eval()
+    with pytest.raises(WakefulError, match=r"backbone.layers.0.mixer is a MambaMixer, whose A_log"):
+        quantize(mamba, "fine")
+    with pytest.raises(WakefulError, match=r"mixer.conv1d is a Conv1d of 32 groups"):
+        quantize(mamba, "fine", skip=["backbone.layers.0.mixer"])
+    mixtral = MixtralForCausalLM(
+        MixtralConfig(
+            vocab_size=29, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
+            num_attention_heads=4, num_key_value_heads=2, num_local_experts=2,
+        )
+    ).eval()  # fmt: skip
+    with pytest.raises(WakefulError, match=r"mlp\.(gate|experts) is a Mixtral"):
+        quantize(mixtral, "fine")
+    kept = quantize(mixtral, "fine", skip=["*.mlp.gate", "*.mlp.experts"])
+    assert len(quantised_layers(kept)) == 5
+    assert torch.isfinite(logits(kept)).all()
+
+
+class Doubled(nn.Linear):
+    """A linear layer that does something of its own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(x)
+
+
+class Spelled(nn.Linear):
+    """A linear layer that spells its product out, as Falcon's does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight.T
+
+
+def test_a_linear_layer_that_spells_its_product_out_is_one() -> None:
+    model = llama()
+    spelled = Spelled(16, 24, bias=False)
+    plain = quantised_layers(quantize(model, "fine"))["model.layers.1.mlp.up_proj"]
+    spelled.weight = model.model.layers[1].mlp.up_proj.weight
+    model.model.layers[1].mlp.up_proj = spelled
+    layer = quantised_layers(quantize(model, "fine"))["model.layers.1.mlp.up_proj"]
+    x = torch.randn(3, 16)
+    assert torch.equal(layer(x), plain(x))
+
+
+def test_a_linear_layer_with_a_way_of_its_own_is_refused() -> None:
+    model = llama()
+    model.model.layers[1].mlp.up_proj = Doubled(16, 24, bias=False)
+    with pytest.raises(WakefulError, match=r"layers.1.mlp.up_proj is a Doubled"):
+        quantize(model, "fine")

@@ -1,0 +1,143 @@
+"""Grids against numbers worked out by hand, and their properties."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from torch import Tensor
+
+from wakeful.errors import WakefulError
+from wakeful.quant.grids import Absmax, Grid, Zeropoint, pack, unpack
+from wakeful.quant.linear import extremes
+
+GRIDS = [Absmax(8), Absmax(4), Absmax(2), Zeropoint(4), Zeropoint(8), Zeropoint(3)]
+
+
+def fitted(grid: Grid, x: Tensor):
+    return grid.fit(*extremes(x, "channel"))
+
+
+def test_absmax_by_hand() -> None:
+    x = torch.tensor([[2.54, -1.0, 0.5, 0.0101, 0.0]])
+    scales = fitted(Absmax(8), x)
+    assert scales.zero is None
+    assert float(scales.scale) == pytest.approx(0.02)  # 2.54 / 127
+    assert Absmax(8).quantise(x, scales).tolist() == [[127, -50, 25, 1, 0]]
+    back = Absmax(8).dequantise(Absmax(8).quantise(x, scales), scales)
+    torch.testing.assert_close(back, torch.tensor([[2.54, -1.0, 0.5, 0.02, 0.0]]))
+    negative = torch.tensor([[-12.7, 1.0]])  # the larger side is the negative one
+    assert Absmax(8).quantise(negative, fitted(Absmax(8), negative)).tolist() == [[-127, 10]]
+    assert (Absmax(4).low, Absmax(4).high) == (-7, 7)
+
+
+def test_zeropoint_by_hand() -> None:
+    x = torch.tensor([[-1.0, 0.0, 0.3, 1.0, 2.0]])
+    grid = Zeropoint(4)
+    scales = fitted(grid, x)
+    assert float(scales.scale) == pytest.approx(0.2)  # (2 − −1) / 15
+    assert scales.zero is not None
+    assert scales.zero.tolist() == [[-3]]  # −8 − round(−5)
+    # round(x / s) = −5, 0, 2 (1.5 to even), 5, 10
+    assert grid.quantise(x, scales).tolist() == [[-8, -3, -1, 2, 7]]
+    torch.testing.assert_close(
+        grid.dequantise(grid.quantise(x, scales), scales),
+        torch.tensor([[-1.0, 0.0, 0.4, 1.0, 2.0]]),
+    )
+    assert (Zeropoint(8).low, Zeropoint(8).high) == (-128, 127)
+
+
+def test_what_is_outside_a_static_range_is_clipped() -> None:
+    scales = Absmax(8).fit(torch.tensor(-1.27), torch.tensor(1.0))
+    q = Absmax(8).quantise(torch.tensor([3.0, -5.0, 0.5]), scales)
+    assert q.tolist() == [127, -127, 50]
+
+
+ROWS = hnp.arrays(
+    "float32",
+    st.tuples(st.integers(1, 4), st.integers(1, 9)),
+    elements=st.floats(-1e4, 1e4, width=32),
+)
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@settings(max_examples=60, deadline=None)
+@given(array=ROWS)
+def test_the_round_trip_is_within_half_a_step(grid: Grid, array) -> None:
+    x = torch.from_numpy(array)
+    scales = fitted(grid, x)
+    q = grid.quantise(x, scales)
+    assert q.min() >= grid.low
+    assert q.max() <= grid.high
+    back = grid.dequantise(q, scales)
+    # A narrow range far from zero is limited by float32 itself: x / s and s are rounded too.
+    rounding = 8 * torch.finfo(torch.float32).eps * x.abs().amax(1, keepdim=True)
+    # Zero points are rounded too, so that the ends of the range may clip by half a step more.
+    steps = 0.5 if scales.zero is None else 1.0
+    assert ((back - x).abs() <= steps * scales.scale * 1.0001 + rounding).all()
+    torch.testing.assert_close(grid.fake_quantise(x, scales), back, rtol=0, atol=0)
+    again = grid.fake_quantise(back, scales)
+    assert ((again - back).abs() <= rounding).all()  # idempotent
+
+
+@settings(max_examples=60, deadline=None)
+@given(array=ROWS)
+def test_zeropoint_is_within_half_a_step_where_it_does_not_clip(array) -> None:
+    grid = Zeropoint(4)
+    x = torch.from_numpy(array)
+    scales = fitted(grid, x)
+    assert scales.zero is not None
+    inside = (torch.round(x / scales.scale) + scales.zero).clamp(grid.low, grid.high)
+    kept = inside == torch.round(x / scales.scale) + scales.zero
+    error = (grid.fake_quantise(x, scales) - x).abs()
+    rounding = 8 * torch.finfo(torch.float32).eps * x.abs().amax(1, keepdim=True)
+    assert (error <= 0.5001 * scales.scale + rounding)[kept].all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(array=ROWS)
+def test_zero_maps_to_zero_within_one_step(array) -> None:
+    x = torch.from_numpy(array)
+    x = torch.cat([x, torch.zeros(len(x), 1)], 1)  # the range then holds zero
+    for grid in GRIDS:
+        scales = fitted(grid, x)
+        found = grid.fake_quantise(torch.zeros(len(x), 1), scales)
+        if scales.zero is None:
+            assert (found == 0).all()
+        else:
+            assert (found.abs() <= scales.scale * 1.0001).all()
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@pytest.mark.parametrize("value", [0.0, 5.0, -0.25, 1e-44])
+def test_a_constant_row_is_exact_or_vanishes(grid: Grid, value: float) -> None:
+    x = torch.full((1, 6), value)
+    back = grid.fake_quantise(x, fitted(grid, x))
+    torch.testing.assert_close(back, x, rtol=1e-6, atol=1e-40)
+
+
+def test_a_nan_stays_visible() -> None:
+    x = torch.tensor([[1.0, float("nan"), 2.0]])
+    assert Absmax(8).fake_quantise(x, Absmax(8).fit(x[:, :1], x[:, 2:])).isnan().any()
+
+
+@settings(max_examples=40, deadline=None)
+@given(array=hnp.arrays("int8", st.tuples(st.integers(1, 5), st.integers(1, 9)),
+                        elements=st.integers(-8, 7)))  # fmt: skip
+def test_packing_is_undone(array) -> None:
+    q = torch.from_numpy(array)
+    packed = pack(q)
+    assert packed.dtype == torch.uint8
+    assert packed.shape == (q.shape[0], (q.shape[1] + 1) // 2)
+    assert torch.equal(unpack(packed, q.shape[1]), q)
+
+
+def test_packing_by_hand() -> None:
+    assert pack(torch.tensor([[1, -8, 7]], dtype=torch.int8)).tolist() == [[0x81, 0x07]]
+
+
+@pytest.mark.parametrize("bits", [0, 1, 9])
+def test_bits_are_two_to_eight(bits: int) -> None:
+    for kind in (Absmax, Zeropoint):
+        with pytest.raises(WakefulError, match=f"2 to 8 bits, got {bits}"):
+            kind(bits)

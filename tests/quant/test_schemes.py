@@ -1,0 +1,192 @@
+"""Schemes: their names, their expressions, and what a layer under each computes."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from wakeful.errors import WakefulError
+from wakeful.quant import SCHEMES, parse_scheme
+from wakeful.quant.arithmetic import Arithmetic, integer_matmul
+from wakeful.quant.linear import QuantisedLinear, quantised
+
+
+def absmax(x: Tensor, dim: int | None = None) -> Tensor:
+    """8-bit absmax by the formula, in float64."""
+    x = x.double()
+    top = x.abs().max() if dim is None else x.abs().amax(dim, keepdim=True)
+    s = (top.float() / 127).double()
+    return torch.clip(torch.round(x.float() / s.float()).double(), -127, 127) * s
+
+
+def zeropoint(w: Tensor) -> Tensor:
+    low, high = w.amin(1, keepdim=True), w.amax(1, keepdim=True)
+    s = (high - low) / 15
+    z = -8 - torch.round(low / s)
+    return (torch.clip(torch.round(w / s) + z, -8, 7) - z) * s
+
+
+def expected(name: str, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    """Return a layer's output written out for each scheme; x is (tokens, channels)."""
+    match name:
+        case "fine":
+            return absmax(x, 1) @ absmax(w, 1).T + b
+        case "moderate":
+            return absmax(x) @ absmax(w).T + b
+        case "coarse":
+            return absmax((absmax(x) @ absmax(w).T + b).float())
+        case _:
+            return x.double() @ zeropoint(w).double().T + b
+
+
+def tensors(n: int = 11, k: int = 13) -> tuple[Tensor, Tensor, Tensor]:
+    x = torch.randn(7, k)
+    x[0, 3] = 90.0  # an outlier
+    return x, torch.randn(n, k), torch.randn(n)
+
+
+def linear_of(w: Tensor, b: Tensor | None) -> nn.Linear:
+    layer = nn.Linear(w.shape[1], w.shape[0], bias=b is not None)
+    layer.weight = nn.Parameter(w)
+    if b is not None:
+        layer.bias = nn.Parameter(b)
+    return layer
+
+
+@pytest.mark.parametrize("arithmetic", ["reference", "integer"])
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_layer_is_its_formula(name: str, arithmetic: Arithmetic) -> None:
+    x, w, b = tensors()
+    layer = quantised(linear_of(w, b), SCHEMES[name], arithmetic)
+    y = layer(x)
+    assert y.dtype == torch.float32
+    torch.testing.assert_close(y.double(), expected(name, x, w, b), rtol=1e-5, atol=1e-5)
+    assert (y - F.linear(x, w, b)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_conv1d_is_the_transposed_linear(name: str) -> None:
+    x, w, b = tensors()
+    conv = Conv1D(11, 13)
+    conv.weight = nn.Parameter(w.T.contiguous())
+    conv.bias = nn.Parameter(b)
+    torch.testing.assert_close(conv(x), F.linear(x, w, b))
+    layers = [quantised(one, SCHEMES[name], "reference") for one in (conv, linear_of(w, b))]
+    assert torch.equal(layers[0](x), layers[1](x))
+
+
+OTHERS = [
+    "weights=absmax4/channel,inputs=absmax8/token",
+    "weights=zeropoint8/channel,inputs=absmax8/tensor",
+    "weights=zeropoint3/tensor,inputs=absmax6/token,outputs=absmax8/token",
+    "weights=absmax6/tensor",
+]
+
+
+@pytest.mark.parametrize("text", [*SCHEMES, *OTHERS])
+@pytest.mark.parametrize("k", [8, 13])
+def test_integers_agree_with_the_reference_to_the_bit(text: str, k: int) -> None:
+    w = 5 + torch.randn(11, k)  # far from zero: the zero point matters
+    layer = linear_of(w, torch.randn(11))
+    x = torch.randn(2, 5, k) * torch.logspace(-2, 2, 5).reshape(5, 1)
+    one, other = (quantised(layer, parse_scheme(text), way) for way in ("reference", "integer"))
+    torch.testing.assert_close(one(x), other(x), rtol=0, atol=0)
+    assert one(x).shape == (2, 5, 11)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 64, 3), (5, 7, 3), (33, 1536, 24)])
+def test_integer_products_are_exact_at_their_largest(shape: tuple[int, int, int]) -> None:
+    m, k, n = shape
+    a = torch.full((m, k), 127, dtype=torch.int8)
+    b = torch.full((n, k), -127, dtype=torch.int8)
+    assert (integer_matmul(a, b) == -127 * 127 * k).all()
+    a, b = (torch.randint(-127, 128, s, dtype=torch.int8) for s in ((m, k), (n, k)))
+    assert torch.equal(integer_matmul(a, b).long(), a.long() @ b.long().T)
+
+
+def test_4_bits_are_packed() -> None:
+    _, w, b = tensors()
+    small, large = (quantised(linear_of(w, b), SCHEMES[name], "integer") for name in ("w4", "fine"))
+    assert small.integers.shape == (11, 7)
+    assert large.integers.shape == (11, 13)
+    assert small.integers.element_size() == large.integers.element_size() == 1
+
+
+def test_a_16_bit_layer_keeps_float32_scales() -> None:
+    x, w, b = tensors()
+    layer = quantised(linear_of(w, b), SCHEMES["fine"], "reference")
+    scale, before = layer.scale.clone(), layer(x)
+    assert layer.to(torch.bfloat16) is layer
+    assert torch.equal(layer.scale, scale)
+    assert layer.bias is not None
+    assert layer.bias.dtype == torch.bfloat16
+    y = layer(x.bfloat16())
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(y.float(), before, rtol=0.03, atol=0.3)
+
+
+def test_names_and_expressions_are_read_back() -> None:
+    for text in (*SCHEMES, *OTHERS):
+        scheme = parse_scheme(text)
+        assert scheme.name == text
+        assert parse_scheme(scheme.definition) == scheme
+    static = parse_scheme("coarse", "static")
+    assert (static.name, str(static)) == ("coarse", "coarse static")
+    assert parse_scheme(static.definition, "static") == static
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("fien", "did you mean 'fine'"),
+        ("inputs=absmax8/token", "nothing of weights"),
+        ("weights=absmax8/token", "per channel or tensor, not per token"),
+        ("weights=absmax9/channel", "2 to 8 bits, got 9"),
+        ("weights=absmax8/channel,inputs=zeropoint8/token", "by absmax, not by zeropoint8"),
+        ("weights=absmax8/channel,weights=absmax8/tensor", "weights twice"),
+        ("weights=int8", "is not PART=GRIDbits/PER"),
+        ("weights=absmax8/group", "is not PART=GRIDbits/PER"),
+    ],
+)
+def test_what_is_no_scheme_is_refused(text: str, message: str) -> None:
+    with pytest.raises(WakefulError, match=message):
+        parse_scheme(text)
+
+
+@pytest.mark.parametrize("name", ["fine", "w4"])
+def test_nothing_to_calibrate_is_refused(name: str) -> None:
+    with pytest.raises(WakefulError, match="nothing to calibrate"):
+        parse_scheme(name, "static")
+
+
+@pytest.mark.parametrize(
+    ("weight", "message"),
+    [
+        (torch.zeros(4, 3), "all zero"),
+        (torch.full((4, 3), 2.5), "constant, 2.5 everywhere"),
+        (torch.tensor([[1.0, float("nan")]]), "a NaN or an infinity"),
+    ],
+)
+def test_a_weight_without_a_range_is_refused(weight: Tensor, message: str) -> None:
+    for name in SCHEMES:
+        with pytest.raises(WakefulError, match=message):
+            quantised(linear_of(weight, None), SCHEMES[name], "reference")
+
+
+def test_a_dead_output_channel_is_exact() -> None:
+    w = torch.randn(3, 8)
+    w[1] = 0.0
+    w[2] = -0.5
+    x = torch.randn(4, 8)
+    for name in ("fine", "w4"):
+        layer = quantised(linear_of(w, None), SCHEMES[name], "integer")
+        torch.testing.assert_close(layer.dequantised()[1:], w[1:])
+        assert (layer(x)[:, 1] == 0).all()
+
+
+def test_repr_says_what_it_is() -> None:
+    layer = QuantisedLinear(
+        4, 2, SCHEMES["w4"], bias=False, dtype=torch.float32, arithmetic="integer"
+    )
+    assert "scheme=w4, arithmetic=integer" in repr(layer)
