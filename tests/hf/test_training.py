@@ -7,11 +7,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils.data import Dataset
-from transformers import Trainer, TrainingArguments
+from transformers import PreTrainedTokenizerFast, Trainer, TrainingArguments
 
 from helpers import some_tokens
 from hf.models import VARIANTS, pair
+from wakeful.data.tokenizer import Tokenizer
 from wakeful.hf.modeling import WakefulForCausalLM
+from wakeful.model.generate import generate
 
 # peft asks by the old name.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
@@ -121,3 +123,42 @@ def test_lora_trains_with_recomputed_activations() -> None:
     assert any(grad.abs().max() > 0 for grad in gradients[0].values())
     for name, grad in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], grad)
+
+
+def test_lm_eval_scores_and_continues_with_our_class() -> None:
+    huggingface = pytest.importorskip("lm_eval.models.huggingface")
+    from lm_eval.api.instance import Instance
+
+    tokenizer = Tokenizer.train(["def f(x):\n    return x + 1\n"] * 5, 270)
+    decoder, model = pair(torch.float32, vocab_size=tokenizer.vocab_size, route="svformer")
+    theirs = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.inner, eos_token=tokenizer.end_of_text_token
+    )
+    lm = huggingface.HFLM(pretrained=model, tokenizer=theirs, batch_size=2, device="cpu")
+    texts = [("def f(x):", " return x"), ("def", "(x + 1)"), ("", "return")]
+
+    def asked(kind: str, *arguments: object) -> list[Instance]:
+        return [
+            Instance(request_type=kind, doc={}, arguments=each, idx=index)
+            for index, each in enumerate(arguments)
+        ]
+
+    found = lm.loglikelihood(asked("loglikelihood", *texts), disable_tqdm=True)
+    for (given, rest), (score, _) in zip(texts, found, strict=True):
+        start = tokenizer.encode(given) or [tokenizer.end_of_text]
+        tokens = tokenizer.encode(given + rest)[len(tokenizer.encode(given)) :]
+        logits = decoder(torch.tensor([start + tokens]))[0, len(start) - 1 : -1]
+        wanted = -F.cross_entropy(logits, torch.tensor(tokens), reduction="sum")
+        assert score == pytest.approx(wanted.item(), rel=1e-5)
+    options = {"until": ["@@"], "max_gen_toks": 8, "do_sample": False}
+    texts_out = lm.generate_until(
+        asked("generate_until", ("def f", options), ("x", options)), disable_tqdm=True
+    )
+    for start, text in zip(("def f", "x"), texts_out, strict=True):
+        tokens = list(
+            generate(
+                decoder, tokenizer.encode(start), num_tokens=8, temperature=0,
+                stop=tokenizer.end_of_text,
+            )
+        )  # fmt: skip
+        assert text == tokenizer.decode(tokens)
