@@ -14,8 +14,9 @@ from hf.models import VARIANTS, padded, pair
 from wakeful.errors import WakefulError
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.modeling import WakefulForCausalLM, WakefulModel
-from wakeful.hf.projections import NAMES
+from wakeful.hf.projections import NAMES, named
 from wakeful.hf.wrapping import as_transformers
+from wakeful.optim.sides import choose_table, find_sides
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -250,3 +251,21 @@ def test_wrapping_shares_the_decoder_s_parameters() -> None:
         assert type(linear) is torch.nn.Linear
     other = copy.deepcopy(model)
     assert torch.equal(other(tokens).logits, decoder(tokens))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_rotations_and_decay_know_the_names(name: str) -> None:
+    decoder, model = pair(**VARIANTS[name])
+
+    def sides(module: torch.nn.Module) -> dict[str, tuple[int, ...]]:
+        shapes = {n: tuple(p.shape) for n, p in module.named_parameters()}
+        return find_sides(shapes, choose_table(shapes), both=True)
+
+    ours, theirs = sides(decoder), sides(model)
+    for parameter, axes in ours.items():
+        assert theirs[whole_name(parameter)] == axes
+    assert len(ours) == len(theirs)
+
+
+def whole_name(parameter: str) -> str:
+    return "lm_head.weight" if parameter == "head.weight" else f"model.decoder.{named(parameter)}"

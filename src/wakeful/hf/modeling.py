@@ -47,7 +47,8 @@ class WakefulPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Give a module's own tensors their start; a checkpoint's are marked and left alone."""
-        name = next(name for name, each in self.named_modules() if each is module)
+        # A resized embedding is not in the model yet, and has no name.
+        name = next((name for name, each in self.named_modules() if each is module), "")
         starts = defined_starts(self.config.model, name, module)
         if starts is None:
             super()._init_weights(module)
