@@ -307,7 +307,7 @@ def test_comparisons_refuse_what_they_would_ignore(
     out = ["--out", str(tmp_path / "out"), *FAST]
     assert "use --seeds" in fails(capsys, "compare", config, str(other), *out)
     seeded = [config, str(other), "--seeds", "2", "--train.seed", "4"]
-    assert "sets train.seed itself" in fails(capsys, "compare", *seeded, *out)
+    assert "train.seed = 4, but a comparison sets the seed" in fails(capsys, "compare", *seeded, *out)
     twice = [config, str(other), "--seeds", "2", "2"]
     assert "names one twice" in fails(capsys, "compare", *twice, *out)
     assert "two variants are called 'mine'" in fails(capsys, "compare", config, config, *out)

@@ -204,6 +204,7 @@ CHOICES: dict[str, object] = {
     "train.batch_size": 32,
     "train.steps": 100,
     "train.eval_batch_size": 4,
+    "train.distill.over": "mean",
 }
 
 

@@ -89,6 +89,20 @@ class QuantizeConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DistillConfig:
+    """Learning from a teacher's predictions: alpha · CE + (1 − alpha) · temperature² · KL."""
+
+    teacher: str = ""
+    """Model to learn from: a run, a Transformers folder, GGUF, smollm2. Empty: no teacher."""
+    alpha: float = 0.6
+    """Share of the ordinary cross-entropy, between 0 and 1."""
+    temperature: float = 1.0
+    """Divides both models' logits in the divergence KL."""
+    over: Literal["sum", "mean"] = "sum"
+    """KL summed over the vocabulary, which it is by definition, or averaged (see the docs)."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """The loop."""
 
@@ -122,6 +136,7 @@ class TrainConfig:
     """Write TensorBoard events too (needs the package tensorboard)."""
     diagnose: DiagnoseConfig = field(default_factory=DiagnoseConfig)
     quantize: QuantizeConfig = field(default_factory=QuantizeConfig)
+    distill: DistillConfig = field(default_factory=DistillConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,6 +300,12 @@ def _check_values(config: Config) -> None:
         raise WakefulError(
             "train.quantize.num_sequences must be at least 1, got "
             f"{config.train.quantize.num_sequences}"
+        )
+    distill = config.train.distill
+    if not 0 <= distill.alpha <= 1 or not 0 < distill.temperature < math.inf:
+        raise WakefulError(
+            "train.distill.alpha must be between 0 and 1 and train.distill.temperature positive, "
+            f"got {distill.alpha} and {distill.temperature}"
         )
     if not config.name or "\0" in config.name:
         raise WakefulError(f"name must be fit for a folder, got {config.name!r}")

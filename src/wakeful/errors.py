@@ -7,3 +7,7 @@ class WakefulError(ValueError):
     The command line prints it as one line and exits with status 1; any other exception is a bug
     and keeps its traceback.
     """
+
+
+class Interrupted(WakefulError):
+    """Work was stopped from outside and saved what it had; the message says how to go on."""

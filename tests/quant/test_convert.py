@@ -236,3 +236,17 @@ def test_a_linear_layer_with_a_way_of_its_own_is_refused() -> None:
     model.model.layers[1].mlp.up_proj = Doubled(16, 24, bias=False)
     with pytest.raises(WakefulError, match=r"layers.1.mlp.up_proj is a Doubled"):
         quantize(model, "fine")
+
+
+class Wrapped(nn.Module):
+    """A decoder inside something else, as behind another library's interface."""
+
+    def __init__(self, decoder: nn.Module) -> None:
+        super().__init__()
+        self.inner = decoder
+
+
+def test_a_wrapped_decoder_keeps_its_mixing_weights() -> None:
+    decoder = tiny_decoder(**FLOAT32, route="resformer(mode='learnable')").eval()
+    names = list(quantised_layers(quantize(Wrapped(decoder), "fine")))
+    assert names == [f"inner.{name}" for name in quantised_layers(quantize(decoder, "fine"))]

@@ -108,7 +108,7 @@ def refused(folder: Path) -> str:
         ({"scheme": "weights=int3"}, "is not PART=GRIDbits/PER"),
         ({"scheme": "weights=zeropoint4/channel"}, "no 'blocks.0.attention.key.zero'"),
         ({"scheme": "weights=absmax8/tensor"}, "is float32 (16, 1), and the model needs"),
-        ({"scales": "static"}, "has nothing to calibrate"),
+        ({"scales": "static"}, "fine has nothing to calibrate"),
         ({"scales": "warm"}, "scales is one of dynamic, static, not 'warm'"),
         ({"dtype": "load"}, "dtype is one of float32"),
         ({"dtype": "float64"}, "and the model needs float64"),

@@ -49,8 +49,11 @@ def run(arguments: list[str]) -> None:
         for name, entry in variants_of(stem, table).items():
             default = CompareOptions(seeds=seeds, config=config_from_table(entry))
             options = parse(CompareOptions, rest, "compare CONFIG...", default)
-            if options.config.train.seed != default.config.train.seed:
-                raise WakefulError("a comparison sets train.seed itself: use --seeds")
+            if options.config.train.seed != 0:
+                raise WakefulError(
+                    f"train.seed = {options.config.train.seed}, but a comparison sets the seed of "
+                    "each run itself: use seeds = [...] or --seeds"
+                )
             if name in variants:
                 raise WakefulError(f"two variants are called {name!r}; rename one")
             variants[name] = options.config

@@ -1,10 +1,11 @@
 """What a block receives from the residual stream."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
+from wakeful.errors import WakefulError
 from wakeful.shape import Shape
 from wakeful.variants import Variant
 
@@ -25,6 +26,21 @@ class DepthMix(Variant, nn.Module, ABC):
     def reads(self, number: int) -> frozenset[int]:
         """Return the earlier hiddens needed after block `number` (its own output left out)."""
         return frozenset()
+
+    def start_plain(self) -> str:
+        """Set the parameters to the plain stream; return what is changed all the same, or ""."""
+        return "" if str(self) == self.neutral else f"{self} changes the stream between blocks"
+
+    def take_over(self, reference: "DepthMix", sources: Sequence[int]) -> None:
+        """Copy what the same mix has learned in a decoder whose layer `sources[n]` is layer n here.
+
+        Layers marked −1 are new and keep their own. Call it after `start_plain`.
+
+        Raises:
+            WakefulError: what was learned has no meaning for layers in this order.
+        """
+        if next(self.parameters(), None) is not None:
+            raise WakefulError(f"{self} has parameters that another depth cannot inherit")
 
     @abstractmethod
     def forward(self, number: int, x: Tensor, hiddens: Mapping[int, Tensor]) -> Tensor:

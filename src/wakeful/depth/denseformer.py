@@ -1,6 +1,6 @@
 """DenseFormer: depth-weighted averages of the residual stream."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +44,25 @@ class DenseFormer(DepthMix):
             raise WakefulError(
                 f"denseformer: period {self.period} is longer than the {shape.num_layers} layers"
             )
+
+    @torch.no_grad()
+    def start_plain(self) -> str:
+        for weights in self.weights.values():
+            weights.zero_()[-1] = 1.0
+        return ""
+
+    @torch.no_grad()
+    def take_over(self, reference: DepthMix, sources: Sequence[int]) -> None:
+        assert isinstance(reference, DenseFormer)
+        inherited = [source for source in sources if source >= 0]
+        if list(sources[: len(inherited)]) != list(range(len(inherited))):
+            raise WakefulError(
+                f"{self} averages over blocks by their number: only the first layers of the "
+                f"reference keep theirs, not {list(sources)}"
+            )
+        for layer in range(len(inherited)):
+            if str(layer + 1) in self.weights:
+                self.weights[str(layer + 1)].copy_(reference.weights[str(layer + 1)])
 
     def reads(self, number: int) -> frozenset[int]:
         return frozenset(self._terms(number)) if number % self.period == 0 else frozenset()

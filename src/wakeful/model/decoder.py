@@ -90,12 +90,15 @@ class Decoder(nn.Module):
 
         `reduction` is "mean" over the counted targets, "sum", or "none" for (B, L).
         """
+        return cross_entropy(self(tokens), self.counted(targets), reduction=reduction)
+
+    def counted(self, targets: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
+        """Return the targets with −100 where a relaxed prefix lets a token see its own."""
         prefix = self.config.relaxed_prefix
-        if prefix > 1:
-            # Those tokens see their own targets.
-            hidden = torch.arange(targets.shape[1], device=targets.device) < prefix - 1
-            targets = targets.masked_fill(hidden, IGNORED)
-        return cross_entropy(self(tokens), targets, reduction=reduction)
+        if prefix <= 1:
+            return targets
+        hidden = torch.arange(targets.shape[1], device=targets.device) < prefix - 1
+        return targets.masked_fill(hidden, IGNORED)
 
     def hidden(
         self,

@@ -25,6 +25,10 @@ class Normalizer(Variant, nn.Module, ABC):
         """Make the parameters of one layer with this shape."""
         self.num_heads = shape.num_heads
 
+    def start_plain(self) -> str:
+        """Set the parameters as near the softmax as can be; return what is changed, or ""."""
+        return "" if str(self) == self.neutral else f"{self} takes a share from every weight"
+
     @abstractmethod
     def log_sink(self) -> Float[Tensor, "heads"] | None:
         """Return s for each head, or None for s = −∞ (nothing added)."""

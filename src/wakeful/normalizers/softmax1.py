@@ -6,6 +6,11 @@ from torch import Tensor, nn
 from wakeful.normalizers.base import Normalizer
 from wakeful.shape import Shape
 
+_NEARLY_SOFTMAX = -8.0
+"""A sink's logarithm that adds 0.0003 to the denominator."""
+_NO_SINK = -1000.0
+"""Below this a sink adds nothing in any precision, and never learns."""
+
 
 class Softmax1(Normalizer):
     """p_i = e^{x_i} / (e^s + Σ_j e^{x_j}) with s = 0 (From Attention to Activation, eq. 1).
@@ -32,6 +37,15 @@ class Softmax1(Normalizer):
             # A constant, made on the CPU even where a default device is set (see `Rotary.table`).
             log_sinks = torch.full(size, self.start, device="cpu")
             self.register_buffer("log_sinks", log_sinks, persistent=False)
+
+    @torch.no_grad()
+    def start_plain(self) -> str:
+        if self.learned and self.start < _NO_SINK:
+            return ""
+        if not self.learned or self.start <= _NEARLY_SOFTMAX:
+            return super().start_plain()
+        self.log_sinks.fill_(_NEARLY_SOFTMAX)
+        return f"{self} starts with sinks of e^{_NEARLY_SOFTMAX:g}, for a sink of zero cannot learn"
 
     def log_sink(self) -> Tensor:
         return self.log_sinks

@@ -174,7 +174,7 @@ def _only_multiplies(layer: nn.Linear) -> bool:
 
 
 def _refuse_matrices(model: nn.Module, name: str, module: nn.Module) -> None:
-    if isinstance(model, Decoder) and _mixes(name):
+    if _mixes(model, name):
         return
     for parameter_name, parameter in module.named_parameters(recurse=False):
         if parameter.ndim < 2:
@@ -187,10 +187,13 @@ def _refuse_matrices(model: nn.Module, name: str, module: nn.Module) -> None:
         )
 
 
-def _mixes(name: str) -> bool:
-    """Whether a part of our decoder holds weights of a mixture, not a linear layer."""
-    parts = name.split(".")
-    return parts[0] in ("route", "depth") or "normalizer" in parts
+def _mixes(model: nn.Module, name: str) -> bool:
+    """Whether a part of our decoder, bare or wrapped, holds weights of a mixture."""
+    for prefix, module in model.named_modules():
+        if isinstance(module, Decoder) and name.startswith(prefix):
+            parts = name.removeprefix(prefix).lstrip(".").split(".")
+            return parts[0] in ("route", "depth") or "normalizer" in parts
+    return False
 
 
 def exchange(model: nn.Module, replaced: dict[int, QuantisedLinear]) -> nn.Module:

@@ -6,6 +6,7 @@ config.json        a Transformers model's architecture; for our decoder it is in
 tokenizer.json     and what else the tokenizer needs
 """
 
+import copy
 import dataclasses
 import json
 import os
@@ -65,7 +66,10 @@ def save_quantised(
     else:
         assert isinstance(model, PreTrainedModel)
         header["kind"] = "transformers"
-        model.config.save_pretrained(folder)
+        config = copy.deepcopy(model.config)
+        if "quantization_config" in config.to_dict():  # a GGUF file's own, of no use here
+            delattr(config, "quantization_config")
+        config.save_pretrained(folder)
     with disk_errors(folder):
         save_file(_tensors(model), folder / WEIGHTS, metadata={"format": "pt"})
         (folder / HEADER).write_text(json.dumps(header, indent=2) + "\n", "utf-8")

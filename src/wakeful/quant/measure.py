@@ -171,8 +171,9 @@ def measure(
 
 def first_target(model: nn.Module) -> int:
     """Return the first position to predict: 1, or later where the first tokens see each other."""
-    if isinstance(model, Decoder):
-        return max(1, model.config.relaxed_prefix)
+    for module in model.modules():
+        if isinstance(module, Decoder):
+            return max(1, module.config.relaxed_prefix)
     return 1
 
 

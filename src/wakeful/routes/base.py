@@ -4,7 +4,7 @@ Shapes: B batch, L new tokens, S all tokens so far (S = L without a cache), H qu
 key/value heads, d head width. Layers are counted from 0 in code, from 1 in the papers' formulas.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from torch import Tensor, nn
@@ -104,6 +104,25 @@ class ValueRoute(Variant, nn.Module):
     def check(self, layer: int, sources: "list[Source]") -> None:
         """Raise `WakefulError` if the route makes no sense at this layer given all the sources."""
 
+    def start_plain(self) -> str:
+        """Set the route's parameters to where it changes nothing, if there is such a point.
+
+        Returns what it changes all the same, for a model that inherits plain blocks; "" if nothing.
+        """
+        return "" if str(self) == self.neutral else f"{self} changes what plain blocks compute"
+
+    def take_over(self, reference: "ValueRoute", sources: Sequence[int]) -> None:
+        """Copy the parameters that the same route has learned in another decoder.
+
+        `sources[n]` is the layer of that decoder which became layer n here, or −1: such a layer
+        keeps its own. Call it after `start_plain`.
+
+        Raises:
+            WakefulError: what was learned has no meaning for layers in this order.
+        """
+        if next(self.parameters(), None) is not None:
+            raise WakefulError(f"{self} has parameters that another depth cannot inherit")
+
 
 class Then(ValueRoute):
     """Several routes at once: each mixes and corrects what the one before it left."""
@@ -130,6 +149,14 @@ class Then(ValueRoute):
 
     def routes(self, layer: int) -> list[ValueRoute]:
         return [route for part in self._parts() for route in part.routes(layer)]
+
+    def start_plain(self) -> str:
+        return "; ".join(filter(None, [part.start_plain() for part in self._parts()]))
+
+    def take_over(self, reference: ValueRoute, sources: Sequence[int]) -> None:
+        assert isinstance(reference, Then)
+        for part, theirs in zip(self._parts(), reference._parts(), strict=True):
+            part.take_over(theirs, sources)
 
     def _parts(self) -> list[ValueRoute]:
         return [part for part in self.parts if isinstance(part, ValueRoute)]
@@ -166,6 +193,13 @@ class OnLayers(ValueRoute):
 
     def routes(self, layer: int) -> list[ValueRoute]:
         return self.route.routes(layer)
+
+    def start_plain(self) -> str:
+        return self.route.start_plain()
+
+    def take_over(self, reference: ValueRoute, sources: Sequence[int]) -> None:
+        assert isinstance(reference, OnLayers)
+        self.route.take_over(reference.route, sources)
 
 
 class RoutePlan:

@@ -1,6 +1,6 @@
 """Dense value residuals: every earlier layer's values."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,32 @@ class Dense(ValueRoute):
             if self.vanilla_start:
                 start = nn.functional.one_hot(torch.tensor(layer), layer + 1).float()
             self.weights[str(layer)] = nn.Parameter(start)
+
+    @torch.no_grad()
+    def start_plain(self) -> str:
+        if not self.learned:
+            return super().start_plain()
+        for layer in self.layers:
+            self.weights[str(layer)].zero_()[layer] = 1.0
+        return ""
+
+    @torch.no_grad()
+    def take_over(self, reference: ValueRoute, sources: Sequence[int]) -> None:
+        assert isinstance(reference, Dense)
+        if not self.learned:
+            return
+        inherited = [source for source in sources if source >= 0]
+        if inherited != sorted(set(inherited)):
+            raise WakefulError(
+                f"{self} weighs the layers before each: its blocks must be inherited in their "
+                f"order and once each, not as {list(sources)}"
+            )
+        for layer in self.layers:
+            if str(sources[layer]) not in reference.weights:
+                continue
+            theirs = reference.weights[str(sources[layer])]
+            for earlier, source in enumerate(sources[: layer + 1]):
+                self.weights[str(layer)][earlier] = theirs[source] if source >= 0 else 0.0
 
     def reads(self, layer: int) -> frozenset[Read]:
         return frozenset(Read("value", earlier) for earlier in range(layer))

@@ -1,12 +1,15 @@
 """A gated value residual."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from wakeful.routes.base import FIRST_VALUE, QKV, Memory, Read, ValueRoute
 from wakeful.shape import Shape
+
+_NEARLY_SHUT = -8.0
+"""A gate's bias that lets 0.03% of V_1 through: a gate has no zero from which it could learn."""
 
 
 class Gated(ValueRoute):
@@ -32,6 +35,26 @@ class Gated(ValueRoute):
             nn.init.zeros_(gate.weight)
             nn.init.constant_(gate.bias, self.start)
             self.gates[str(layer)] = gate
+
+    @torch.no_grad()
+    def start_plain(self) -> str:
+        if self.start <= _NEARLY_SHUT:
+            return super().start_plain()
+        for gate in self._gates():
+            gate.weight.zero_()
+            gate.bias.fill_(_NEARLY_SHUT)
+        return f"{self} starts with gates of 0.0003, for a gate that is shut cannot learn"
+
+    @torch.no_grad()
+    def take_over(self, reference: ValueRoute, sources: Sequence[int]) -> None:
+        assert isinstance(reference, Gated)
+        for layer in self.layers:
+            if str(sources[layer]) in reference.gates:
+                theirs = reference.gates[str(sources[layer])]
+                self.gates[str(layer)].load_state_dict(theirs.state_dict())
+
+    def _gates(self) -> list[nn.Linear]:
+        return [gate for gate in self.gates.values() if isinstance(gate, nn.Linear)]
 
     def reads(self, layer: int) -> frozenset[Read]:
         return frozenset({FIRST_VALUE})

@@ -1,6 +1,6 @@
 """ResFormer: a residual connection from the first layer's values to every later layer's."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, get_args
 
 import torch
@@ -67,6 +67,36 @@ class ResFormer(ValueRoute):
         elif self.mode == "plus":
             self.total = nn.Parameter(torch.tensor([float(shape.num_layers)]))
             self.share = nn.Parameter(torch.zeros(len(self.layers)))
+
+    @torch.no_grad()
+    def start_plain(self) -> str:
+        if self.mode != "learnable":
+            return super().start_plain()
+        self.weights.copy_(torch.tensor([0.0, 1.0]))
+        return ""
+
+    @torch.no_grad()
+    def take_over(self, reference: ValueRoute, sources: Sequence[int]) -> None:
+        assert isinstance(reference, ResFormer)
+        rows = {
+            self._row[layer]: reference._row[source]
+            for layer, source in enumerate(sources)
+            if layer in self._row and source in reference._row
+        }
+        if self.mode == "learnable":
+            for row, theirs in rows.items():
+                self.weights[row] = reference.weights[theirs].to(self.weights)
+        elif self.mode == "plus":
+            if len(rows) < len(self.layers):
+                raise WakefulError(
+                    f"{self} shares one total among its layers, and one of them would come from a "
+                    "layer that has no share in the reference; inherit with another route"
+                )
+            # λ_s · softmax(λ')_n stays what it was for every layer that is kept.
+            kept = [rows[row] for row in range(len(self.layers))]
+            share = reference.share.softmax(0)[kept].sum()
+            self.total.copy_(reference.total * share)
+            self.share.copy_(reference.share[kept])
 
     def reads(self, layer: int) -> frozenset[Read]:
         return frozenset({FIRST_VALUE})

@@ -5,7 +5,8 @@ import math
 import signal
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from wakeful.config import Config, config_to_toml
 from wakeful.data.order import Batches, ValidationWindows
 from wakeful.data.tokens import PreparedData
-from wakeful.errors import WakefulError
+from wakeful.errors import Interrupted, WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.model.generate import generate
 from wakeful.optim.schedules import warmup_cosine
@@ -24,6 +25,7 @@ from wakeful.train import checkpoint
 from wakeful.train.diagnosis import measure
 from wakeful.train.evaluate import evaluate, mean_loss
 from wakeful.train.figures import check_schemes, quantization_damage, training_bytes
+from wakeful.train.objective import Loss, make_loss
 from wakeful.train.progress import Display, Silent
 from wakeful.train.setup import (
     autocast,
@@ -39,13 +41,31 @@ _LARGEST_EXPONENT = 700.0
 """e to this is still a float; JSON has no infinity."""
 
 
+@dataclass(frozen=True)
+class Initial:
+    """Weights to start from instead of random ones."""
+
+    decoder: Decoder
+    """The model itself, in the precision to train in; it is trained in place."""
+    origin: Mapping[str, Any]
+    """Where the weights come from, as run.json records it under "initial"."""
+
+
 def train(
-    config: Config, path: str | Path, *, resume: bool = False, show: Display | None = None
+    config: Config,
+    path: str | Path,
+    *,
+    resume: bool = False,
+    initial: Initial | None = None,
+    show: Display | None = None,
 ) -> Run:
     """Train one model into the run directory `path` and return it.
 
     `resume` continues the run that is there from its newest checkpoint: on one machine's CPU the
     losses and the final weights are those of a run that was never interrupted, to the bit.
+    `initial` weights become the run's checkpoint of step 0, so that resuming needs them no more,
+    and are evaluated before the first step; the model is then theirs, whose vocabulary may be
+    larger than the data's.
 
     Raises:
         WakefulError: see its message; whatever was there before is kept.
@@ -59,7 +79,7 @@ def train(
     check_installed(enabled=config.train.tensorboard)
     check_schemes(config)
     data = load_data(config.data, show.stage)
-    config = resolved(config, data)
+    config = config if resume else resolved(config, data, initial and initial.decoder.config)
     batches = Batches(
         data.train,
         length=config.train.length,
@@ -69,18 +89,15 @@ def train(
     windows = ValidationWindows(
         data.validation, length=config.train.length, batch_size=config.train.eval_batch_size
     )
-    decoder = make_decoder(config, device)
+    decoder = make_decoder(config, device, None if resume or initial is None else initial.decoder)
     optimizer = make_optimizer(config, decoder)
+    loss = make_loss(config, decoder, device)
 
     if resume:
         run = Run.open(path)
         _check_same_data(run, data)
     else:
-        with Run.create(path, "train", {"name": config.name}) as new:
-            new.write_text("config.toml", config_to_toml(config))
-            new.write_json("environment.json", environment(device))
-            new.write_json("data.json", _data_facts(data))
-            data.tokenizer.save(new.path)
+        _create(config, path, data, decoder, optimizer, initial)
         run = Run.open(path)
 
     with run.lock(), _stop_signals() as stopped:
@@ -92,12 +109,14 @@ def train(
             progress = checkpoint.load_optimizer(newest, optimizer)
             first, tokens, seconds = progress["step"], progress["tokens"], progress["seconds"]
             checkpoint.prune(run.checkpoints, keep=config.train.keep_checkpoints)
-        run.keep_metrics(first)
+        run.keep_metrics(first or -1)
         write_scalars = scalar_writer(run.path, enabled=config.train.tensorboard, first=first + 1)
         try:
+            if first == 0 and "initial" in run.header:
+                _validate(config, run, decoder, windows, 0, write_scalars)
             _steps(
-                config, run, decoder, optimizer, batches, windows, show, write_scalars, stopped,
-                first=first, tokens=tokens, seconds=seconds,
+                config, run, decoder, optimizer, loss, batches, windows, show, write_scalars,
+                stopped, first=first, tokens=tokens, seconds=seconds,
             )  # fmt: skip
             _finish(config, run, decoder, optimizer, data, windows, write_scalars)
         except BaseException:
@@ -107,11 +126,32 @@ def train(
     return run
 
 
+def _create(
+    config: Config,
+    path: str | Path,
+    data: PreparedData,
+    decoder: Decoder,
+    optimizer: torch.optim.Optimizer,
+    initial: Initial | None,
+) -> None:
+    """Make the run directory, with the weights it starts from where they are given."""
+    origin = {"initial": dict(initial.origin)} if initial is not None else {}
+    with Run.create(path, "train", {"name": config.name, **origin}) as new:
+        new.write_text("config.toml", config_to_toml(config))
+        new.write_json("environment.json", environment(decoder.head.weight.device))
+        new.write_json("data.json", _data_facts(data))
+        data.tokenizer.save(new.path)
+        if initial is not None:
+            start = {"step": 0, "tokens": 0, "seconds": 0.0}
+            checkpoint.save(new.checkpoints, 0, decoder, optimizer, start, keep=1)
+
+
 def _steps(
     config: Config,
     run: Run,
     decoder: Decoder,
     optimizer: torch.optim.Optimizer,
+    loss_of: Loss,
     batches: Batches,
     windows: ValidationWindows,
     show: Display,
@@ -126,7 +166,6 @@ def _steps(
     device = decoder.head.weight.device
     micro = settings.micro_batch_size or settings.batch_size
     parts = settings.batch_size // micro
-    loss_of = torch.compile(decoder.loss) if settings.compile else decoder.loss
     mixed = autocast(config, device)
     parameters = [p for p in decoder.parameters() if p.requires_grad]
     saved = first
@@ -195,7 +234,7 @@ def _steps(
             saved = done
         if stopped and not last:
             name = signal.Signals(stopped[0]).name
-            raise WakefulError(
+            raise Interrupted(
                 f"stopped by {name} after step {saved}, which is saved; continue with: "
                 f"wakeful train --resume {run.path}"
             )

@@ -13,6 +13,7 @@ from wakeful.data.cache import prepared
 from wakeful.data.progress import Progress
 from wakeful.data.tokens import PreparedData, is_prepared
 from wakeful.errors import WakefulError
+from wakeful.model.architecture import ModelConfig
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialise import initialise
 from wakeful.optim.torch_optimizers import build_optimizer
@@ -38,10 +39,20 @@ def load_data(config: DataConfig, progress: Progress | None = None) -> PreparedD
     )
 
 
-def resolved(config: Config, data: PreparedData) -> Config:
-    """Return the configuration with what only the data knows: the vocabulary's size."""
-    model = dataclasses.replace(config.model, vocab_size=data.vocab_size)
-    return dataclasses.replace(config, model=model)
+def resolved(config: Config, data: PreparedData, given: ModelConfig | None = None) -> Config:
+    """Return the configuration with what only the data knows: the vocabulary's size.
+
+    With a `given` model its own vocabulary stays, which the data's ids must be within.
+    """
+    if given is None:
+        model = dataclasses.replace(config.model, vocab_size=data.vocab_size)
+        return dataclasses.replace(config, model=model)
+    if data.vocab_size > given.vocab_size:
+        raise WakefulError(
+            f"the vocabularies differ: the text has ids up to {data.vocab_size - 1}, and the model "
+            f"to start from has {given.vocab_size} tokens; tokenize the text as the model does"
+        )
+    return dataclasses.replace(config, model=given)
 
 
 def choose_device(name: str) -> torch.device:
@@ -63,11 +74,14 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def make_decoder(config: Config, device: torch.device) -> Decoder:
-    """Return the initialised decoder on its device."""
+def make_decoder(config: Config, device: torch.device, given: Decoder | None = None) -> Decoder:
+    """Return the decoder on its device: the `given` one, to be trained, or a fresh one."""
     dtype = torch.float64 if config.train.dtype == "float64" else torch.float32
     with _memory_errors():
-        decoder = initialise(Decoder(config.model), config.train.seed)
+        if given is None:
+            decoder = initialise(Decoder(config.model), config.train.seed)
+        else:
+            decoder = given.requires_grad_(True)
         decoder.checkpoint_activations = config.train.checkpoint_activations
         return decoder.to(device=device, dtype=dtype)
 

@@ -1,0 +1,1 @@
+"""Smaller models from larger ones: inherit blocks, train, grow (When Attention Collapses)."""

@@ -1,0 +1,186 @@
+"""What an heir is compared with: other starts for the same training (appendix B, tables 1, 2, 4).
+
+N layers in the reference, n in the target.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from wakeful.errors import WakefulError
+from wakeful.growth.inherit import Copy, inherit, target_config
+from wakeful.growth.layermap import LayerMap, alternate, first, last, middle, stacked
+from wakeful.model.decoder import Decoder
+from wakeful.model.initialise import initialise
+from wakeful.variants import nearest
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What every baseline may use: the reference, the heir's depth and parts, and a seed."""
+
+    reference: Decoder
+    layers: LayerMap
+    """The heir's own blocks."""
+    seed: int
+    lazy: LayerMap | None = None
+    """The laziest run of n layers, where a baseline asked for it."""
+    route: str = ""
+    normalizer: str = ""
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    def inherit(self, layers: LayerMap, *, copy: Copy = "all") -> Decoder:
+        """Return a target with other blocks, or other parts of them, than the heir's."""
+        return inherit(
+            self.reference, layers, copy=copy, route=self.route, normalizer=self.normalizer,
+            seed=self.seed,
+        )  # fmt: skip
+
+    def everything(self) -> Decoder:
+        """Return a target of all the reference's layers."""
+        depth = self.reference.config.num_layers
+        return self.inherit(first(depth, of=depth))
+
+
+Start = Callable[[Setting], Decoder]
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """One line of a comparison."""
+
+    summary: str
+    start: Start
+    """The model its training starts from; of two stages, the first."""
+    second: Callable[[Setting, Decoder], Decoder] | None = None
+    """The model of the second half of its training, from the trained first."""
+    distil: Literal["", "sum", "mean"] = ""
+    """The form of KL in its loss; empty for cross-entropy alone."""
+
+
+def at_random(setting: Setting, num_layers: int) -> Decoder:
+    """Return a target of the reference's shape with nothing inherited."""
+    config = target_config(
+        setting.reference.config, num_layers, route=setting.route, normalizer=setting.normalizer
+    )
+    decoder = Decoder(config).to(setting.reference.head.weight.dtype)
+    return initialise(decoder, setting.seed)
+
+
+def stack(setting: Setting, trained: Decoder) -> Decoder:
+    """Return the trained ⌈n/2⌉ layers twice, cut to n (Gong et al. 2019)."""
+    return inherit(
+        trained, stacked(setting.num_layers, of=trained.config.num_layers), seed=setting.seed
+    )
+
+
+@torch.no_grad()
+def half_width(reference: Decoder, *, residual: bool) -> Decoder:
+    """Return all layers with the first half of their heads and feed-forward units.
+
+    With `residual` the first half of the residual stream's channels too, which is the paper's
+    (table 11 halves the hidden size). Every matrix is the leading corner of the reference's. Odd
+    numbers are rounded up and grouped heads stay whole: G key/value heads become ⌈G/2⌉ with all
+    their query heads, so that the baseline is never less than half.
+    """
+    config, shape = reference.config, reference.config.shape
+    groups = -(-shape.num_kv_heads // 2)
+    narrow = dataclasses.replace(
+        config,
+        num_heads=groups * (shape.num_heads // shape.num_kv_heads),
+        num_kv_heads=groups,
+        head_width=shape.head_width,
+        mlp_width=-(-config.mlp_width // 2),
+        width=-(-config.width // 2) if residual else config.width,
+    )
+    target = Decoder(narrow).to(reference.head.weight.dtype)
+    for name, tensor in target.named_parameters():
+        corner = tuple(slice(0, size) for size in tensor.shape)
+        tensor.copy_(reference.get_parameter(name)[corner])
+    return target
+
+
+def _lazy(setting: Setting) -> Decoder:
+    assert setting.lazy is not None
+    return setting.inherit(setting.lazy)
+
+
+def _hybrid(setting: Setting) -> Decoder:
+    layers = stacked(setting.num_layers, of=setting.reference.config.num_layers)
+    return setting.inherit(layers)
+
+
+def _ranged(choose: Callable[..., LayerMap]) -> Start:
+    def start(setting: Setting) -> Decoder:
+        layers = choose(setting.num_layers, of=setting.reference.config.num_layers)
+        return setting.inherit(layers)
+
+    return start
+
+
+def _parts(copy: Copy) -> Start:
+    return lambda setting: setting.inherit(setting.layers, copy=copy)
+
+
+BASELINES: dict[str, Baseline] = {
+    "random": Baseline("the same shape at random", lambda s: at_random(s, s.num_layers)),
+    "stacking": Baseline(
+        "half the layers trained from random, then copied onto themselves",
+        lambda s: at_random(s, -(-s.num_layers // 2)),
+        second=stack,
+    ),
+    "hybrid_stacking": Baseline("the reference's first n/2 layers twice", _hybrid),
+    "half_width": Baseline(
+        "all layers, half the heads, feed-forward units and channels",
+        lambda s: half_width(s.everything(), residual=True),
+    ),
+    "half_heads": Baseline(
+        "all layers, half the heads and feed-forward units",
+        lambda s: half_width(s.everything(), residual=False),
+    ),
+    "distillation": Baseline(
+        "random, trained on the reference's predictions, KL summed over the vocabulary",
+        lambda s: at_random(s, s.num_layers),
+        distil="sum",
+    ),
+    "distillation_mean": Baseline(
+        "random, trained on the reference's predictions, KL averaged over the vocabulary",
+        lambda s: at_random(s, s.num_layers),
+        distil="mean",
+    ),
+    "distilbert": Baseline(
+        "every second layer, trained on the reference's predictions", _ranged(alternate),
+        distil="sum",
+    ),
+    "first": Baseline("the first n layers", _ranged(first)),
+    "alternate": Baseline("every second layer", _ranged(alternate)),
+    "middle": Baseline("n layers around the middle", _ranged(middle)),
+    "last": Baseline("the last n layers", _ranged(last)),
+    "lazy": Baseline("the n neighbouring layers of the lowest mean rank", _lazy),
+    "attention": Baseline("the heir's attention and its norms alone", _parts("attention")),
+    "mlp": Baseline("the heir's feed-forward networks and their norms alone", _parts("mlp")),
+    "without_norms": Baseline("the heir without its blocks' norms", _parts("without_norms")),
+    "reference": Baseline(
+        "the whole reference, trained further",
+        lambda s: s.everything(),
+    ),
+}  # fmt: skip
+"""By name, in the order that reports list them."""
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raise `WakefulError` for a baseline that does not exist or is named twice."""
+    for name in names:
+        if name not in BASELINES:
+            raise WakefulError(
+                f"unknown baseline {name!r}{nearest(name, BASELINES)}; there are "
+                f"{', '.join(BASELINES)}"
+            )
+    if len(set(names)) < len(names):
+        raise WakefulError(f"a baseline is named twice: {', '.join(names)}")

@@ -1,0 +1,161 @@
+"""Which layers to keep, by what a diagnosis shows.
+
+| by | figure of a layer (docs/metrics.md) | kept |
+|---|---|---|
+| rank | largest rank of its heads, mean over sequences | the highest |
+| mass | columns that hold the attention's mass, mean over heads | the highest |
+| influence | 1 − cos(x_in, x_out), mean over tokens | the highest |
+| angle | arccos cos(x_l, x_{l+m}) / π at the last token | all but the run of m with the least |
+| lazy | as rank | the run of n layers with the lowest mean: what not to inherit (fig. 3) |
+
+Layers keep their order. With `pinned` = p the first p layers stay whatever their figures say.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import polars as pl
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from wakeful.errors import WakefulError
+from wakeful.growth.layermap import LayerMap
+from wakeful.model.decoder import Decoder
+from wakeful.probes.base import SCHEMA, Event, Frame, HiddenEvent, Probe
+from wakeful.probes.blocks import BlockInfluence
+from wakeful.probes.rank import Rank
+from wakeful.probes.watch import watch
+
+By = Literal["rank", "mass", "influence", "angle", "lazy"]
+_ROWS = {
+    "rank": ("rank", "all"),
+    "mass": ("mass_columns", "all"),
+    "influence": ("block_influence", "all"),
+    "angle": ("angular_distance", "last"),
+}
+"""Metric and position of the layer's figure in a diagnosis."""
+
+
+@dataclass(frozen=True)
+class Diagnosed:
+    """What choosing needs to know of a reference."""
+
+    figures: dict[str, list[float]]
+    """Each metric of the module's table, one figure a layer; `angle` is that of single blocks."""
+    angles: list[list[float]]
+    """`angles[l][k]`: angular distance of the stream before layer l and before layer k, k > l."""
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.figures["rank"])
+
+
+class Angles(Probe):
+    """The last token's state before every layer and after the last one, a sequence at a time."""
+
+    def __init__(self) -> None:
+        self.states: dict[int, list[Tensor]] = {}
+
+    def see(self, event: Event) -> None:
+        if isinstance(event, HiddenEvent):
+            last = [sequence[-1].double() for sequence in event.sequences]
+            self.states.setdefault(event.layer + 1, []).extend(last)
+
+    def rows(self) -> Frame:
+        """Return no rows: angles between layers are a matrix."""
+        return pl.DataFrame(schema=SCHEMA)
+
+    def matrix(self) -> Tensor:
+        """Return arccos(cos(x_l, x_k)) / π, mean over sequences, (N + 1, N + 1)."""
+        states = torch.stack([torch.stack(self.states[layer]) for layer in sorted(self.states)])
+        unit = F.normalize(states, dim=-1)
+        cosines = torch.einsum("lsd,ksd->slk", unit, unit).clamp(-1, 1)
+        return cosines.arccos().mean(0) / math.pi
+
+
+def diagnose_layers(decoder: Decoder, sequences: Sequence[Sequence[int]]) -> Diagnosed:
+    """Run a decoder over sequences of one length and measure every layer."""
+    training = decoder.training
+    decoder.eval()
+    angles = Angles()
+    device = decoder.head.weight.device
+    with torch.inference_mode(), watch(decoder, Rank(), BlockInfluence(), angles) as seen:
+        for sequence in sequences:
+            decoder.hidden(torch.tensor([list(sequence)], device=device))
+    decoder.train(training)
+    rows = seen.rows()
+    figures = {by: _column(rows, *place) for by, place in _ROWS.items()}
+    return Diagnosed(figures, angles.matrix().tolist())
+
+
+def ordered(diagnosed: Diagnosed, by: By, num_layers: int, *, pinned: int = 1) -> list[int]:
+    """Return all layers in the order in which targets of growing depth take them in.
+
+    The first `num_layers` of the list are the target's of that depth; each growth takes the next.
+    """
+    total = diagnosed.num_layers
+    if by not in get_args(By):
+        raise WakefulError(f"choose must be one of {', '.join(get_args(By))}, got {by!r}")
+    if not 0 < num_layers <= total:
+        raise WakefulError(f"layers = {num_layers}: the reference has {total}, the target 1 to it")
+    if not 0 <= pinned <= num_layers:
+        raise WakefulError(f"pinned = {pinned} must be between 0 and the {num_layers} layers kept")
+    if by == "angle":
+        return _by_angle(diagnosed.angles, num_layers, pinned)
+    if by == "lazy":
+        return _laziest(diagnosed.figures["rank"], num_layers)
+    figures = diagnosed.figures[by]
+    free = sorted(range(pinned, total), key=lambda layer: (-figures[layer], layer))
+    return [*range(pinned), *free]
+
+
+def choose(diagnosed: Diagnosed, by: By, num_layers: int, *, pinned: int = 1) -> LayerMap:
+    """Return the layers to keep, in the reference's order."""
+    order = ordered(diagnosed, by, num_layers, pinned=pinned)
+    return from_order(order, num_layers, by)
+
+
+def from_order(order: Sequence[int], num_layers: int, rule: str) -> LayerMap:
+    """Return the map of the first `num_layers` layers of an order."""
+    if num_layers > len(order):
+        raise WakefulError(f"layers = {num_layers} is more than the reference's {len(order)}")
+    return LayerMap(tuple(sorted(order[:num_layers])), rule)
+
+
+def _by_angle(angles: Sequence[Sequence[float]], num_layers: int, pinned: int) -> list[int]:
+    """Drop the contiguous run over which the stream turns least (Gromov et al. 2024)."""
+    total = len(angles) - 1
+    dropped = total - num_layers
+    start = min(range(pinned, num_layers + 1), key=lambda l: (angles[l][l + dropped], l))
+    stop = start + dropped
+    order = [*range(start), *range(stop, total)]
+    while start < stop:
+        # What grows back is the end of the run without which the rest of it turns least.
+        if angles[start + 1][stop] <= angles[start][stop - 1]:
+            order.append(start)
+            start += 1
+        else:
+            stop -= 1
+            order.append(stop)
+    return order
+
+
+def _laziest(ranks: Sequence[float], num_layers: int) -> list[int]:
+    """Return the contiguous run with the lowest mean rank first, the rest after it."""
+    total = len(ranks)
+    start = min(range(total - num_layers + 1), key=lambda s: (sum(ranks[s : s + num_layers]), -s))
+    run = range(start, start + num_layers)
+    return [*run, *(layer for layer in range(total) if layer not in run)]
+
+
+def _column(rows: Frame, metric: str, position: str) -> list[float]:
+    found = rows.filter(
+        (pl.col("metric") == metric)
+        & (pl.col("variant") == "paper")
+        & (pl.col("position") == position)
+        & pl.col("head").is_null()
+    ).sort("layer")
+    return found["value"].to_list()

@@ -1,0 +1,87 @@
+"""Training on a teacher's predictions (Hinton et al. 2015; When Attention Collapses, appendix B).
+
+Shapes: B batch, L tokens, V vocabulary.
+"""
+
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from wakeful.errors import WakefulError
+from wakeful.model.decoder import Decoder
+from wakeful.model.loss import IGNORED
+
+Over = Literal["sum", "mean"]
+"""How KL gathers the vocabulary: summed, the divergence itself, or averaged, V times less."""
+
+
+def distillation_loss(
+    student: Float[Tensor, "B L V"],
+    teacher: Float[Tensor, "B L V"],
+    targets: Int[Tensor, "B L"],
+    *,
+    alpha: float,
+    temperature: float,
+    over: Over,
+) -> Tensor:
+    """Return α CE + (1 − α) T² KL in nats, the mean over the counted targets (−100: not counted).
+
+    CE is the student's cross-entropy; KL = Σ_v p_v (ln p_v − ln q_v) with p and q the softmax of
+    the teacher's and the student's logits over T. The paper states α = 0.6 and T = 1; its losses
+    suggest that its KL was averaged over the vocabulary (`over="mean"`), which leaves next to
+    nothing of it.
+    """
+    if student.dtype != torch.float64:
+        student, teacher = student.float(), teacher.float()
+    counted = targets != IGNORED
+    hard = F.cross_entropy(student[counted], targets[counted])
+    divergence = F.kl_div(
+        (student[counted] / temperature).log_softmax(-1),
+        (teacher[counted] / temperature).log_softmax(-1).to(student.dtype),
+        reduction="none",
+        log_target=True,
+    )
+    soft = divergence.sum(-1) if over == "sum" else divergence.mean(-1)
+    return alpha * hard + (1 - alpha) * temperature**2 * soft.mean()
+
+
+class Distillation:
+    """The loss of a student with its teacher at hand."""
+
+    def __init__(
+        self, student: Decoder, teacher: Decoder, *, alpha: float, temperature: float, over: Over
+    ) -> None:
+        """Raises `WakefulError` where the two cannot see the same tokens, or a number is off."""
+        if student.config.vocab_size != teacher.config.vocab_size:
+            raise WakefulError(
+                f"the teacher's vocabulary of {teacher.config.vocab_size} tokens is not the "
+                f"student's of {student.config.vocab_size}: distil between models of one tokenizer"
+            )
+        if over not in get_args(Over):
+            raise WakefulError(f"over must be one of {', '.join(get_args(Over))}, got {over!r}")
+        if not 0 <= alpha <= 1 or not temperature > 0:
+            raise WakefulError(
+                f"alpha must be between 0 and 1 and temperature positive, got {alpha} and "
+                f"{temperature}"
+            )
+        self.student = student
+        self.teacher = teacher.eval().requires_grad_(False)
+        self.alpha = alpha
+        self.temperature = temperature
+        self.over: Over = over
+
+    def loss(self, tokens: Int[Tensor, "B L"], targets: Int[Tensor, "B L"]) -> Tensor:
+        """Return the distillation loss of a batch; gradients reach the student alone."""
+        with torch.no_grad():
+            wanted = self.teacher(tokens)
+        return distillation_loss(
+            self.student(tokens),
+            wanted,
+            self.student.counted(targets),
+            alpha=self.alpha,
+            temperature=self.temperature,
+            over=self.over,
+        )

@@ -1,0 +1,221 @@
+"""A smaller decoder with the weights of a larger one (When Attention Collapses, algorithm 1).
+
+Block t of the target is block `layers.sources[t]` of the reference. The token embedding, learned
+positions, final norm and head always come along.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor, nn
+
+from wakeful.errors import WakefulError
+from wakeful.growth.layermap import LayerMap, written
+from wakeful.model.architecture import ModelConfig
+from wakeful.model.decoder import Decoder
+from wakeful.model.initialise import initialise
+from wakeful.normalizers.base import Normalizer
+
+Copy = Literal["all", "attention", "mlp", "without_norms"]
+"""What of a block is inherited: everything; the attention or the feed-forward network, each with
+the norm before it; or both without their norms (table 2). The rest starts at random."""
+_PARTS: dict[str, tuple[str, ...]] = {
+    "all": ("attention_norm.", "attention.", "mlp_norm.", "mlp."),
+    "attention": ("attention_norm.", "attention."),
+    "mlp": ("mlp_norm.", "mlp."),
+    "without_norms": ("attention.", "mlp."),
+}
+_PROJECTIONS = ("query", "key", "value")
+
+
+class Donor(NamedTuple):
+    """A block to copy from: layer `layer` of `decoder`."""
+
+    decoder: Decoder
+    layer: int
+
+
+def inherit(
+    reference: Decoder,
+    layers: LayerMap,
+    *,
+    copy: Copy = "all",
+    route: str = "",
+    normalizer: str = "",
+    seed: int = 0,
+) -> Decoder:
+    """Return a decoder of `len(layers)` blocks that starts from the reference's.
+
+    `route` and `normalizer` (empty: the reference's own) may be other variants; what they add
+    starts where it changes nothing, if there is such a point: see `departures`. A model whose
+    logits are divided by the layer number gets its queries rescaled, so that a block computes at
+    its new place what it computed at the old. `seed` is for what is not inherited.
+
+    Raises:
+        WakefulError: the reference has no such layer, or what it has cannot be moved.
+    """
+    layers.check(reference.config.num_layers)
+    config = target_config(reference.config, len(layers), route=route, normalizer=normalizer)
+    donors = [Donor(reference, source) for source in layers.sources]
+    return _assembled(config, reference, donors, copy=copy, seed=seed)
+
+
+def grow(
+    student: Decoder,
+    student_layers: LayerMap,
+    reference: Decoder,
+    layers: LayerMap,
+    *,
+    copy: Copy = "all",
+    seed: int = 0,
+) -> Decoder:
+    """Return the student with more blocks: those it has stay trained, new ones are inherited.
+
+    `student_layers` says which reference layers the student's blocks came from; `layers` must hold
+    all of them. Embedding, positions, final norm and head are the student's.
+
+    Raises:
+        WakefulError: `layers` leaves out a block of the student, or the reference lacks one.
+    """
+    layers.check(reference.config.num_layers)
+    lost = sorted(set(student_layers.sources) - set(layers.sources))
+    if lost or len(set(layers.sources)) < len(layers):
+        raise WakefulError(
+            f"a student of the layers {list(student_layers.sources)} cannot grow to "
+            f"{list(layers.sources)}: each must be there once"
+        )
+    config = dataclasses.replace(student.config, num_layers=len(layers))
+    place = {source: layer for layer, source in enumerate(student_layers.sources)}
+    donors = [
+        Donor(student, place[source]) if source in place else Donor(reference, source)
+        for source in layers.sources
+    ]
+    return _assembled(config, student, donors, copy=copy, seed=seed)
+
+
+def target_config(
+    reference: ModelConfig, num_layers: int, *, route: str = "", normalizer: str = ""
+) -> ModelConfig:
+    """Return the reference's configuration with another depth, route or normalizer."""
+    return dataclasses.replace(
+        reference,
+        num_layers=num_layers,
+        route=route or reference.route,
+        normalizer=normalizer or reference.normalizer,
+    )
+
+
+def departures(
+    reference: Decoder, layers: LayerMap, *, route: str = "", normalizer: str = ""
+) -> list[str]:
+    """Return what keeps inherited blocks from computing what they did, before any training.
+
+    Empty where a route or normalizer that is switched on starts at a point where it changes
+    nothing. That the target has fewer blocks is not among them.
+    """
+    config = target_config(reference.config, len(layers), route=route, normalizer=normalizer)
+    fresh, found = Decoder(config), [""]
+    if config.route != reference.config.route:
+        found.append(fresh.route.start_plain())
+        if reference.config.route != "own":
+            found.append(f"the reference's own route {reference.config.route} is gone")
+        for kind in _PROJECTIONS:
+            lost = [
+                layer
+                for layer, source in enumerate(layers.sources)
+                if reference.plan.owns(kind, source) and not fresh.plan.owns(kind, layer)
+            ]
+            if lost:
+                found.append(f"{kind} projections of the target's layers {written(lost)} are lost")
+    if config.normalizer != reference.config.normalizer:
+        found.append(_normalizers(fresh)[0].start_plain())
+        if reference.config.normalizer != "softmax":
+            found.append(f"the reference's own normalizer {reference.config.normalizer} is gone")
+    return [text for text in found if text]
+
+
+@torch.no_grad()
+def _assembled(
+    config: ModelConfig, ends: Decoder, donors: Sequence[Donor], *, copy: Copy, seed: int
+) -> Decoder:
+    if copy not in get_args(Copy):
+        raise WakefulError(f"copy must be one of {', '.join(get_args(Copy))}, got {copy!r}")
+    target = Decoder(config).to(ends.head.weight.dtype)
+    initialise(target, seed)
+    for name, tensor in _ends(target):
+        tensor.copy_(ends.get_parameter(name))
+    _start_variants(target, ends, donors)
+    for layer, donor in enumerate(donors):
+        _copy_block(target, layer, donor, _PARTS[copy])
+        if "attention." in _PARTS[copy]:
+            _keep_logits(target, layer, donor)
+    return target
+
+
+def _ends(decoder: Decoder) -> Iterator[tuple[str, Tensor]]:
+    """The parameters outside blocks, route and depth mix, a tied one once."""
+    for name, tensor in decoder.named_parameters():
+        if not name.startswith(("blocks.", "route.", "depth.")):
+            yield name, tensor
+
+
+def _start_variants(target: Decoder, ends: Decoder, donors: Sequence[Donor]) -> None:
+    """Start the route, depth mix and normalizers where they change nothing, or where they were."""
+    # A layer that comes from another decoder than the ends do is new to the route.
+    sources = [donor.layer if donor.decoder is ends else -1 for donor in donors]
+    target.route.start_plain()
+    if target.config.route == ends.config.route:
+        target.route.take_over(ends.route, sources)
+    target.depth.start_plain()
+    if target.config.depth == ends.config.depth:
+        target.depth.take_over(ends.depth, sources)
+    for normalizer in _normalizers(target):
+        normalizer.start_plain()
+
+
+def _normalizers(decoder: Decoder) -> list[Normalizer]:
+    return [module for module in decoder.modules() if isinstance(module, Normalizer)]
+
+
+def _copy_block(target: Decoder, layer: int, donor: Donor, parts: Sequence[str]) -> None:
+    same_normalizer = target.config.normalizer == donor.decoder.config.normalizer
+    for name, tensor in target.blocks[layer].named_parameters():
+        if not name.startswith(tuple(parts)):
+            continue
+        if ".normalizer." in name and not same_normalizer:
+            continue
+        tensor.copy_(donor.decoder.get_parameter(_donated(donor, name)))
+
+
+def _donated(donor: Donor, name: str) -> str:
+    """Return the donor's parameter for a block's: a borrowed projection is the one it borrows."""
+    owner = donor.layer
+    for kind in _PROJECTIONS:
+        if name.startswith(f"attention.{kind}."):
+            owner = getattr(donor.decoder.plan.sources[donor.layer], kind)
+    return f"blocks.{owner}.{name}"
+
+
+def _keep_logits(target: Decoder, layer: int, donor: Donor) -> None:
+    """Undo what a new layer number does to attention logits that are divided by it."""
+    if not target.config.scale_logits_by_layer or donor.layer == layer:
+        return
+    asks = {read.kind for reads in target.plan.reads for read in reads}
+    mixed = any("query" in route.mixes for routes in target.plan.routes for route in routes)
+    if "query" in asks or mixed or not target.plan.owns("query", layer):
+        raise WakefulError(
+            f"layer {donor.layer} cannot become layer {layer}: model.scale_logits_by_layer divides "
+            f"its logits by another number there, and the route {target.config.route} shares "
+            "queries, so that rescaling them would change other layers"
+        )
+    query = target.blocks[layer].get_submodule("attention.query")
+    for tensor in _logit_scales(query):
+        tensor.mul_((layer + 1) / (donor.layer + 1))
+
+
+def _logit_scales(query: nn.Module) -> list[Tensor]:
+    """The parameters to which a query is proportional: its norm's scale, or all of them."""
+    named = dict(query.named_parameters())
+    return [named["norm.weight"]] if "norm.weight" in named else list(named.values())

@@ -1,0 +1,44 @@
+"""The model to inherit from, with what it cost as far as that is known."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from wakeful.data.tokenizer import Tokenizer
+from wakeful.hf.weights_in import read_decoder
+from wakeful.model.decoder import Decoder
+from wakeful.run import Run
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A decoder to inherit from and its tokenizer."""
+
+    name: str
+    decoder: Decoder
+    tokenizer: Tokenizer
+    tokens: int | None
+    """Tokens it was trained on; None where its files do not say."""
+    seconds: float | None
+    """How long that took, in seconds; None where its files do not say."""
+
+
+def read_reference(source: str) -> Reference:
+    """Return the model that `source` names, in float32, frozen and in evaluation mode.
+
+    Raises:
+        WakefulError: it cannot be found, is damaged, has no tokenizer, or is no model that our
+            decoder can be.
+    """
+    imported = read_decoder(source)
+    tokens = seconds = None
+    if (Path(source) / "run.json").is_file():
+        trained = [row for row in Run.open(source).metrics() if row["kind"] == "train"]
+        tokens, seconds = trained[-1]["tokens"], trained[-1]["seconds"]
+    return Reference(imported.name, imported.decoder, imported.tokenizer, tokens, seconds)
+
+
+def read_teacher(source: str, *, dtype: torch.dtype, device: torch.device) -> Decoder:
+    """Return the model that `source` names to learn from, in a precision and on a device."""
+    return read_decoder(source, dtype=dtype, device=device).decoder

@@ -1,0 +1,29 @@
+"""What training makes small: the cross-entropy, or that and a teacher's predictions."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from wakeful.config import Config
+from wakeful.growth.distill import Distillation
+from wakeful.growth.reference import read_teacher
+from wakeful.model.decoder import Decoder
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""`loss(tokens, targets)`: the mean over a batch (B, L), in nats."""
+
+
+def make_loss(config: Config, decoder: Decoder, device: torch.device) -> Loss:
+    """Return the loss that a configuration asks for, chosen once and compiled if asked."""
+    distill = config.train.distill
+    loss: Loss = decoder.loss
+    if distill.teacher:
+        loss = Distillation(
+            decoder,
+            read_teacher(distill.teacher, dtype=decoder.head.weight.dtype, device=device),
+            alpha=distill.alpha,
+            temperature=distill.temperature,
+            over=distill.over,
+        ).loss
+    return torch.compile(loss) if config.train.compile else loss

@@ -1,0 +1,113 @@
+"""Passages of the validation text that training holds, and data without them."""
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wakeful.data import overlap
+from wakeful.data.cache import prepared
+from wakeful.data.disjoint import PASSAGE, disjoint
+from wakeful.data.overlap import repeated_shares
+from wakeful.data.preparing import prepare
+from wakeful.data.tokens import PreparedData, TokenFile
+from wakeful.errors import WakefulError
+
+
+def tokens(*documents: list[int]) -> TokenFile:
+    lengths = np.asarray([len(document) for document in documents])
+    return TokenFile(
+        tokens=np.asarray([i for document in documents for i in document], "<u2"),
+        documents=(np.cumsum(lengths) - lengths).astype("<i8"),
+        num_bytes=int(lengths.sum()),
+        vocab_size=2**16,
+        end_of_text=0,
+    )
+
+
+def by_search(train: list[int], document: list[int], length: int) -> float:
+    passages = {tuple(train[n : n + length]) for n in range(len(train) - length + 1)}
+    starts = range(0, len(document) - length + 1, length)
+    found = [tuple(document[n : n + length]) in passages for n in starts]
+    return sum(found) / len(found) if found else 0.0
+
+
+ids = st.lists(st.integers(0, 2), min_size=1, max_size=40)
+
+
+@settings(max_examples=200, deadline=None)
+@given(ids, st.lists(ids, min_size=1, max_size=4), st.integers(1, 6), st.sampled_from([1, 7, 99]))
+def test_the_shares_are_those_of_a_plain_search(
+    train: list[int], validation: list[list[int]], length: int, chunk: int
+) -> None:
+    before = overlap._CHUNK
+    overlap._CHUNK = chunk
+    try:
+        found = repeated_shares(tokens(train), tokens(*validation), length=length)
+    finally:
+        overlap._CHUNK = before
+    assert found.tolist() == pytest.approx([by_search(train, d, length) for d in validation])
+
+
+def test_a_copied_passage_is_found_wherever_it_is() -> None:
+    generator = np.random.default_rng(0)
+    train = generator.integers(0, 60_000, 50_000).tolist()
+    other = generator.integers(0, 60_000, 1_000).tolist()
+    copied = other[:128] + train[777 : 777 + 128]
+    shares = repeated_shares(tokens(train), tokens(other, copied, train[:64]), length=64)
+    assert shares.tolist() == [0.0, 0.5, 1.0]
+
+
+def corpus(folder: Path, tables: int) -> Path:
+    """Write documents of random words, `tables` of which differ from each other in one line."""
+    generator = np.random.default_rng(1)
+    folder.mkdir()
+    shared = " ".join(str(n) for n in generator.integers(0, 9999, 300))
+    for number in range(30):
+        words = " ".join(str(n) for n in generator.integers(0, 9999, 300))
+        body = f"table {number}\n{shared}" if number < tables else words
+        (folder / f"{number:02d}.txt").write_text(body)
+    return folder
+
+
+def test_documents_that_overlap_are_left_out_of_validation(tmp_path: Path) -> None:
+    source = corpus(tmp_path / "text", tables=12)
+    cache = tmp_path / "cache"
+    data = prepared(str(source), vocab_size=300, validation_fraction=0.3, cache_dir=cache)
+    held = disjoint(data, cache_dir=cache)
+    assert 0 < held.dropped < data.info["splits"]["validation"]["documents"]
+    assert held.data.validation.num_tokens == data.validation.num_tokens - held.dropped_tokens
+    assert np.array_equal(held.data.train.tokens, data.train.tokens)
+    shares = repeated_shares(held.data.train, held.data.validation, length=PASSAGE)
+    assert shares.max() == 0.0
+    starts = [*held.data.validation.documents.tolist(), held.data.validation.num_tokens]
+    text = [held.data.tokenizer.decode(held.data.validation.tokens[a:b].tolist())
+            for a, b in itertools.pairwise(starts)]  # fmt: skip
+    assert all(not part.startswith("table") for part in text)
+    assert held.data.validation.num_bytes == sum(len(part) for part in text)
+    PreparedData.open(held.data.folder, verify=True)
+    again = disjoint(data, cache_dir=cache)
+    assert again == held
+    assert disjoint(held.data, cache_dir=cache).dropped == 0
+
+
+def test_a_clean_split_stays_as_it_is(tmp_path: Path) -> None:
+    source = corpus(tmp_path / "text", tables=0)
+    data = prepared(str(source), vocab_size=300, cache_dir=tmp_path / "cache")
+    assert disjoint(data, cache_dir=tmp_path / "cache").data is data
+
+
+def test_a_validation_text_that_overlaps_is_refused(tmp_path: Path) -> None:
+    source = corpus(tmp_path / "text", tables=0)
+    theirs = tmp_path / "validation.txt"
+    theirs.write_text((source / "03.txt").read_text() + " and more")
+    data = prepare(str(source), tmp_path / "out", vocab_size=300, validation_source=str(theirs))
+    with pytest.raises(WakefulError, match="document 0 with 100% of its passages of 64 tokens"):
+        disjoint(data, cache_dir=tmp_path / "cache")
+    all_tables = corpus(tmp_path / "tables", tables=30)
+    data = prepared(str(all_tables), vocab_size=300, cache_dir=tmp_path / "cache")
+    with pytest.raises(WakefulError, match="every held-out document stands in it in part"):
+        disjoint(data, cache_dir=tmp_path / "cache")

@@ -1,0 +1,123 @@
+"""Baselines: what each starts from."""
+
+import pytest
+import torch
+
+from helpers import some_tokens, tiny_decoder
+from wakeful.errors import WakefulError
+from wakeful.growth.baselines import BASELINES, Setting, check_names, half_width
+from wakeful.growth.inherit import inherit
+from wakeful.growth.layermap import first, last
+from wakeful.model.decoder import Decoder
+from wakeful.model.initialise import initialise
+
+TOKENS = some_tokens(2, 13)
+
+
+def setting(reference: Decoder, depth: int = 3, **options: str) -> Setting:
+    layers = first(depth, of=reference.config.num_layers)
+    return Setting(reference, layers, seed=5, lazy=last(depth, of=4), **options)
+
+
+@pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.parametrize("route", ["", "svformer"])
+def test_every_baseline_makes_a_model_that_trains(name: str, route: str) -> None:
+    given = setting(tiny_decoder(), route=route)
+    decoder = BASELINES[name].start(given)
+    assert decoder.config.route == (route or "own")
+    assert decoder.config.vocab_size == 29
+    decoder.loss(TOKENS[:, :-1], TOKENS[:, 1:]).backward()
+    second = BASELINES[name].second
+    if second is not None:
+        decoder = second(given, decoder)
+        decoder.loss(TOKENS[:, :-1], TOKENS[:, 1:]).backward()
+    expected = 4 if name in ("half_width", "half_heads", "reference") else 3
+    assert decoder.config.num_layers == expected
+
+
+def test_random_is_a_model_of_its_own_seed() -> None:
+    decoder = BASELINES["random"].start(setting(tiny_decoder()))
+    again = initialise(Decoder(decoder.config).double(), 5)
+    for name, tensor in decoder.named_parameters():
+        assert torch.equal(tensor, again.get_parameter(name))
+
+
+def test_stacking_copies_the_trained_half_onto_itself() -> None:
+    given = setting(tiny_decoder())
+    half = BASELINES["stacking"].start(given)
+    assert half.config.num_layers == 2
+    stack = BASELINES["stacking"].second
+    assert stack is not None
+    stacked = stack(given, half)
+    for layer, source in enumerate((0, 1, 0)):
+        for name, tensor in stacked.blocks[layer].named_parameters():
+            assert torch.equal(tensor, half.blocks[source].get_parameter(name))
+    hybrid = BASELINES["hybrid_stacking"].start(given)
+    for layer, source in enumerate((0, 1, 0)):
+        for name, tensor in hybrid.blocks[layer].named_parameters():
+            assert torch.equal(tensor, given.reference.blocks[source].get_parameter(name))
+
+
+def test_half_width_keeps_the_first_heads_units_and_channels() -> None:
+    reference = tiny_decoder(num_heads=4, num_kv_heads=2, width=16, head_width=8, mlp_width=20)
+    narrow = half_width(reference, residual=True)
+    shape = narrow.config.shape
+    assert (shape.num_heads, shape.num_kv_heads, shape.head_width, shape.width) == (2, 1, 8, 8)
+    assert (narrow.config.mlp_width, narrow.config.num_layers) == (10, 4)
+    ours, theirs = narrow.blocks[1], reference.blocks[1]
+    # Heads 0 and 1 of four, which share key/value head 0 of two: rows 0–15 and 0–7.
+    assert torch.equal(
+        ours.get_parameter("attention.query.weight"),
+        theirs.get_parameter("attention.query.weight")[:16, :8],
+    )
+    for kind in ("key", "value"):
+        assert torch.equal(
+            ours.get_parameter(f"attention.{kind}.weight"),
+            theirs.get_parameter(f"attention.{kind}.weight")[:8, :8],
+        )
+    assert torch.equal(
+        ours.get_parameter("attention.out.weight"),
+        theirs.get_parameter("attention.out.weight")[:8, :16],
+    )
+    assert torch.equal(
+        ours.get_parameter("mlp.down.weight"), theirs.get_parameter("mlp.down.weight")[:8, :10]
+    )
+    assert torch.equal(narrow.head.weight, reference.head.weight[:, :8])
+    assert narrow(TOKENS).shape == (2, 13, 29)
+
+
+def test_half_heads_drop_the_other_heads_and_units_exactly() -> None:
+    reference = tiny_decoder()
+    narrow = half_width(reference, residual=False)
+    silent = inherit(reference, first(4, of=4))
+    with torch.no_grad():
+        for block in silent.blocks:
+            block.get_parameter("attention.out.weight")[:, 16:] = 0.0
+            block.get_parameter("mlp.down.weight")[:, 10:] = 0.0
+    torch.testing.assert_close(narrow(TOKENS), silent(TOKENS), rtol=1e-12, atol=1e-12)
+
+
+def test_odd_heads_are_rounded_up_in_whole_groups() -> None:
+    # SmolLM2 has 9 heads of 64 in 3 groups and 576 channels; here at an eighth of its head width.
+    reference = tiny_decoder(num_heads=9, num_kv_heads=3, head_width=8, width=71, mlp_width=15)
+    shape = half_width(reference, residual=True).config.shape
+    assert (shape.num_heads, shape.num_kv_heads, shape.width) == (6, 2, 36)
+    assert half_width(reference, residual=True).config.mlp_width == 8
+
+
+@pytest.mark.parametrize("options", [{"tied": True}, {"bias": True, "norm": "layernorm"},
+                                     {"positions": "learned"}, {"norm": "rmsnorm_single"},
+                                     {"route": 'resformer(mode="learnable")'}, {"route": "gated"},
+                                     {"normalizer": "softmax1(learned=True)"}])  # fmt: skip
+@pytest.mark.parametrize("residual", [False, True])
+def test_half_width_of_every_kind(options: dict, residual: bool) -> None:
+    narrow = half_width(tiny_decoder(**options), residual=residual)
+    assert narrow(TOKENS).isfinite().all()
+
+
+def test_unknown_and_doubled_names() -> None:
+    check_names(["random", "stacking"])
+    with pytest.raises(WakefulError, match=r"unknown baseline 'randon' \(did you mean 'random'"):
+        check_names(["randon"])
+    with pytest.raises(WakefulError, match="named twice"):
+        check_names(["random", "random"])

@@ -1,0 +1,115 @@
+"""Choosing layers: every figure by its definition, every rule by hand."""
+
+import math
+
+import pytest
+import torch
+
+from helpers import some_tokens, tiny_decoder
+from wakeful.errors import WakefulError
+from wakeful.growth.choose import Diagnosed, choose, diagnose_layers, from_order, ordered
+from wakeful.model.attend import causal_mask, explicit_attention
+from wakeful.probes import exact
+from wakeful.probes.base import AttentionEvent, HiddenEvent, MeanProbe
+from wakeful.probes.watch import watch
+
+SEQUENCES = some_tokens(3, 15).tolist()
+
+
+class Keep(MeanProbe):
+    """Keeps the events themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention: list[AttentionEvent] = []
+        self.hidden: dict[int, list[torch.Tensor]] = {}
+
+    def see(self, event) -> None:
+        if isinstance(event, HiddenEvent):
+            self.hidden.setdefault(event.layer + 1, []).append(event.h[0])
+        else:
+            self.attention.append(event)
+
+
+def test_the_figures_are_those_of_the_definitions() -> None:
+    decoder = tiny_decoder(num_layers=3).eval()
+    diagnosed = diagnose_layers(decoder, SEQUENCES)
+    keep = Keep()
+    with torch.no_grad(), watch(decoder, keep):
+        for sequence in SEQUENCES:
+            decoder(torch.tensor([sequence]))
+    seen = causal_mask(15, 15, 0, torch.device("cpu"))
+    for layer in range(3):
+        ranks, columns = [], []
+        for event in keep.attention[layer::3]:
+            heads = [part.transpose(1, 2) for part in (event.q, event.k, event.v)]
+            A = explicit_attention(*heads, scale=event.scale, sink=None, keep=seen)[1][0]
+            ranks.append(exact.rank(A, 0.9).double())
+            columns.append(exact.mass_columns(A, 0.9).double().mean())
+        assert diagnosed.figures["rank"][layer] == torch.stack(ranks).mean(0).max()
+        assert diagnosed.figures["mass"][layer] == pytest.approx(float(sum(columns)) / 3)
+        before, after = keep.hidden[layer], keep.hidden[layer + 1]
+        influence = [float(exact.block_influence(a, b)) for a, b in zip(before, after, strict=True)]
+        assert diagnosed.figures["influence"][layer] == pytest.approx(sum(influence) / 3)
+    for low in range(4):
+        for high in range(low + 1, 4):
+            angle = [
+                float(exact.angular_distance(a, b))
+                for a, b in zip(keep.hidden[low], keep.hidden[high], strict=True)
+            ]
+            assert diagnosed.angles[low][high] == pytest.approx(sum(angle) / 3)
+            if high == low + 1:
+                assert diagnosed.figures["angle"][low] == pytest.approx(sum(angle) / 3)
+    assert decoder.training is False
+
+
+def diagnosed(figures: list[float], angles: list[list[float]] | None = None) -> Diagnosed:
+    names = ("rank", "mass", "influence", "angle")
+    return Diagnosed(dict.fromkeys(names, figures), angles or [])
+
+
+def test_the_highest_figures_are_kept_in_their_order() -> None:
+    facts = diagnosed([5.0, 9.0, 1.0, 9.0, 7.0])
+    for by in ("rank", "mass", "influence"):
+        assert choose(facts, by, 3, pinned=0).sources == (1, 3, 4)
+        assert choose(facts, by, 3).sources == (0, 1, 3)
+        assert choose(facts, by, 3, pinned=3).sources == (0, 1, 2)
+    # What a growth adds comes next in the same order.
+    order = ordered(facts, "rank", 2, pinned=0)
+    assert order == [1, 3, 4, 0, 2]
+    assert from_order(order, 4, "rank").sources == (0, 1, 3, 4)
+
+
+def test_the_run_over_which_the_stream_turns_least_is_dropped() -> None:
+    # Angles of single blocks, added up along the depth: the least run of two is blocks 2 and 3.
+    steps = [0.30, 0.10, 0.02, 0.05, 0.09]
+    angles = [
+        [sum(steps[low:high]) if high > low else 0.0 for high in range(6)] for low in range(6)
+    ]
+    facts = diagnosed([0.0] * 5, angles)
+    assert choose(facts, "angle", 3).sources == (0, 1, 4)
+    # Growing back, block 3 (0.05) goes in before block 2 (0.02).
+    assert ordered(facts, "angle", 3) == [0, 1, 4, 3, 2]
+    assert choose(facts, "angle", 5).sources == (0, 1, 2, 3, 4)
+    assert choose(facts, "angle", 1).sources == (0,)
+    assert choose(facts, "angle", 3, pinned=3).sources == (0, 1, 2)
+
+
+def test_the_laziest_run_is_contiguous() -> None:
+    facts = diagnosed([5.0, 9.0, 1.0, 2.0, 7.0])
+    assert choose(facts, "lazy", 2).sources == (2, 3)
+    assert choose(facts, "lazy", 3).sources == (2, 3, 4)
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+def test_what_is_refused() -> None:
+    facts = diagnosed([1.0, 2.0])
+    with pytest.raises(WakefulError, match="layers = 3: the reference has 2"):
+        choose(facts, "rank", 3)
+    with pytest.raises(WakefulError, match="pinned = 2 must be"):
+        choose(facts, "rank", 1, pinned=2)
+    with pytest.raises(WakefulError, match="choose must be one of rank, mass"):
+        choose(facts, "size", 1)
+    with pytest.raises(WakefulError, match="more than the reference's 2"):
+        from_order([0, 1], 3, "rank")
+    assert math.isfinite(facts.figures["rank"][0])

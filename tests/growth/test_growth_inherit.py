@@ -1,0 +1,286 @@
+"""Inheriting blocks: known answers, moved blocks, variants switched on, and what is refused."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from helpers import EXAMPLES, FIELD, some_tokens, tiny_config, tiny_decoder
+from wakeful.errors import WakefulError
+from wakeful.growth.inherit import departures, grow, inherit, target_config
+from wakeful.growth.layermap import LayerMap, chosen, first, last, stacked
+from wakeful.model.decoder import Decoder
+
+TOKENS = some_tokens(2, 13)
+
+
+def own_parameter(name: str) -> bool:
+    return name.startswith(("route.", "depth.")) or ".normalizer." in name
+
+
+@pytest.mark.parametrize(("folder", "expression"), EXAMPLES, ids=[e for _, e in EXAMPLES])
+def test_all_layers_inherited_are_the_reference_itself(folder: str, expression: str) -> None:
+    reference = tiny_decoder(**{FIELD[folder]: expression})
+    heir = inherit(reference, first(4, of=4))
+    assert torch.equal(heir(TOKENS), reference(TOKENS))
+    assert all(p.requires_grad for p in heir.parameters())
+    shared = {p.data_ptr() for p in heir.parameters()} & {
+        p.data_ptr() for p in reference.parameters()
+    }
+    assert not shared
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("positions", ["rotary", "learned"])
+def test_an_heir_computes_the_first_blocks(positions: str, tied: bool) -> None:
+    reference = tiny_decoder(positions=positions, tied=tied, bias=True, norm="layernorm")
+    heir = inherit(reference, first(2, of=4))
+    cut = tiny_decoder(positions=positions, tied=tied, bias=True, norm="layernorm")
+    cut.blocks = cut.blocks[:2]
+    assert torch.equal(heir(TOKENS), cut(TOKENS))
+    assert (heir.head.weight is heir.embed.weight) == tied
+
+
+@pytest.mark.parametrize("sources", [(1, 3), (3, 1), (0, 1, 0, 1), (2,)])
+def test_any_blocks_in_any_order(sources: tuple[int, ...]) -> None:
+    reference = tiny_decoder()
+    heir = inherit(reference, LayerMap(sources, "named"))
+    moved = tiny_decoder()
+    moved.blocks = torch.nn.ModuleList(reference.blocks[source] for source in sources)
+    assert torch.equal(heir(TOKENS), moved(TOKENS))
+
+
+@pytest.mark.parametrize("sources", [(1, 3), (3, 1), (0, 1, 0, 1)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_logits_divided_by_the_layer_number_are_compensated(
+    sources: tuple[int, ...], bias: bool
+) -> None:
+    reference = tiny_decoder(scale_logits_by_layer=True, bias=bias)
+    heir = inherit(reference, LayerMap(sources, "named"))
+    moved = tiny_decoder(scale_logits_by_layer=True, bias=bias)
+    # The reference's own blocks keep the scale of their old number.
+    moved.blocks = torch.nn.ModuleList(reference.blocks[source] for source in sources)
+    torch.testing.assert_close(heir(TOKENS), moved(TOKENS), rtol=1e-12, atol=1e-12)
+    without = inherit(reference, LayerMap(sources, "named"), copy="mlp")
+    for layer in range(len(sources)):
+        name = f"blocks.{layer}.attention.query.weight"
+        drawn = inherit(reference, first(len(sources), of=4), copy="mlp").get_parameter(name)
+        assert torch.equal(without.get_parameter(name), drawn)
+
+
+@pytest.mark.parametrize("route", ["shared_queries", "query_residual", "attention_residual"])
+def test_compensation_that_would_touch_other_layers_is_refused(route: str) -> None:
+    reference = tiny_decoder(scale_logits_by_layer=True, route=route)
+    inherit(reference, first(3, of=4))
+    with pytest.raises(WakefulError, match="cannot become layer"):
+        inherit(reference, chosen([0, 2, 3], of=4))
+
+
+@pytest.mark.parametrize(
+    "route",
+    [
+        'resformer(mode="learnable")',
+        'on_layers([1, 2], resformer(mode="learnable"))',
+        "dense",
+        'then(resformer(mode="learnable"), dense)',
+    ],
+)
+def test_a_route_with_a_plain_point_changes_nothing_at_step_0(route: str) -> None:
+    reference = tiny_decoder()
+    plain = inherit(reference, first(3, of=4))
+    heir = inherit(reference, first(3, of=4), route=route)
+    torch.testing.assert_close(heir(TOKENS), plain(TOKENS), rtol=1e-12, atol=1e-12)
+    assert departures(reference, first(3, of=4), route=route) == []
+    # And it can leave that point.
+    heir.loss(TOKENS[:, :-1], TOKENS[:, 1:]).backward()
+    gradients = [p.grad for n, p in heir.named_parameters() if n.startswith("route.")]
+    assert gradients
+    assert all(grad is not None and grad.abs().max() > 0 for grad in gradients)
+
+
+def test_the_learned_weights_start_at_zero_and_one() -> None:
+    heir = inherit(tiny_decoder(), first(3, of=4), route='resformer(mode="learnable")')
+    assert heir.route.get_parameter("weights").tolist() == [[0.0, 1.0], [0.0, 1.0]]
+
+
+@pytest.mark.parametrize(
+    ("options", "far"),
+    [({"route": "gated"}, 0.05), ({"normalizer": "softmax1(learned=True)"}, 0.05)],
+)
+def test_variants_without_a_plain_point_start_near_it_and_say_so(options: dict, far: float) -> None:
+    reference = tiny_decoder(init_std=0.2, noise=0.05)
+    plain = inherit(reference, first(3, of=4))(TOKENS)
+    heir = inherit(reference, first(3, of=4), **options)
+    distance = (heir(TOKENS) - plain).abs().max()
+    assert 0 < distance < far
+    (said,) = departures(reference, first(3, of=4), **options)
+    assert "cannot learn" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"route": "svformer"}, "value projections of the target's layers 1–2 are lost"),
+        ({"route": "cla"}, "key projections of the target's layers 1 are lost"),
+        ({"route": "neutreno"}, "neutreno changes what plain blocks compute"),
+        ({"route": "resformer"}, "resformer changes what plain blocks compute"),
+        ({"route": 'resformer(mode="plus")'}, "changes what plain blocks compute"),
+        ({"normalizer": "softmax1"}, "softmax1 takes a share from every weight"),
+    ],
+)
+def test_what_cannot_start_unchanged_is_named(options: dict, said: str) -> None:
+    reference = tiny_decoder()
+    assert any(said in text for text in departures(reference, first(3, of=4), **options))
+    heir = inherit(reference, first(3, of=4), **options)
+    assert not torch.allclose(heir(TOKENS), inherit(reference, first(3, of=4))(TOKENS))
+
+
+def test_svformer_heirs_have_one_value_projection() -> None:
+    heir = inherit(tiny_decoder(), first(3, of=4), route="svformer")
+    names = [name for name, _ in heir.named_parameters() if ".value." in name]
+    assert names == ["blocks.0.attention.value.weight"]
+
+
+def test_neutral_settings_are_no_departure() -> None:
+    reference = tiny_decoder()
+    for options in ({"route": "neutreno(lam=0.0)"}, {"route": "cla(group=1)"},
+                    {"route": "gated(start=-40.0)"},
+                    {"normalizer": "softmax1(learned=True, start=-1e9)"}):  # fmt: skip
+        assert departures(reference, first(2, of=4), **options) == []
+
+
+def test_a_reference_with_a_variant_passes_on_what_it_learned() -> None:
+    learned = 'resformer(mode="learnable")'
+    reference = tiny_decoder(route=learned, normalizer="softmax1(learned=True)")
+    heir = inherit(reference, chosen([0, 2, 3], of=4))
+    theirs = reference.route.get_parameter("weights")
+    assert torch.equal(heir.route.get_parameter("weights"), theirs[[1, 2]])
+    sinks = "blocks.{}.attention.dot.normalizer.log_sinks"
+    assert torch.equal(
+        heir.get_parameter(sinks.format(1)), reference.get_parameter(sinks.format(2))
+    )
+    # A block that was first in the reference has no row; it starts plain.
+    twice = inherit(reference, stacked(4, of=4))
+    assert twice.route.get_parameter("weights")[1].tolist() == [0.0, 1.0]
+    gone = departures(reference, first(2, of=4), route="own", normalizer="softmax")
+    assert len(gone) == 2
+    assert all("is gone" in text for text in gone)
+
+
+def test_plus_keeps_every_kept_layers_weight() -> None:
+    reference = tiny_decoder(route='resformer(mode="plus")')
+    heir = inherit(reference, chosen([0, 1, 3], of=4))
+    total, share = (reference.route.get_parameter(name) for name in ("total", "share"))
+    weights = total * share.softmax(0)
+    total, share = (heir.route.get_parameter(name) for name in ("total", "share"))
+    torch.testing.assert_close(total * share.softmax(0), weights[[0, 2]])
+    with pytest.raises(WakefulError, match="no share in the reference"):
+        inherit(reference, stacked(4, of=4))
+
+
+def test_dense_and_denseformer_weights_follow_their_layers() -> None:
+    dense = tiny_decoder(route="dense")
+    heir = inherit(dense, chosen([0, 2, 3], of=4))
+    theirs = dense.route.get_parameter("weights.3")
+    assert torch.equal(heir.route.get_parameter("weights.2"), theirs[[0, 2, 3]])
+    with pytest.raises(WakefulError, match="in their order and once each"):
+        inherit(dense, stacked(4, of=4))
+    former = tiny_decoder(depth="denseformer")
+    kept = inherit(former, first(2, of=4))
+    assert torch.equal(
+        kept.depth.get_parameter("weights.2"), former.depth.get_parameter("weights.2")
+    )
+    with pytest.raises(WakefulError, match="only the first layers"):
+        inherit(former, last(2, of=4))
+
+
+def test_a_borrowed_projection_is_inherited_from_its_owner() -> None:
+    reference = tiny_decoder(route="svformer")
+    heir = inherit(reference, last(2, of=4))
+    value = "blocks.0.attention.value.weight"
+    assert torch.equal(heir.get_parameter(value), reference.get_parameter(value))
+
+
+@pytest.mark.parametrize(
+    ("copy", "inherited"),
+    [
+        ("all", {"attention_norm", "attention", "mlp_norm", "mlp"}),
+        ("attention", {"attention_norm", "attention"}),
+        ("mlp", {"mlp_norm", "mlp"}),
+        ("without_norms", {"attention", "mlp"}),
+    ],
+)
+def test_parts_of_blocks(copy: str, inherited: set[str]) -> None:
+    reference = tiny_decoder()
+    heir = inherit(reference, chosen([1, 2], of=4), copy=copy, seed=7)
+    fresh = inherit(reference, chosen([1, 2], of=4), copy="attention", seed=7)
+    for layer, source in enumerate((1, 2)):
+        theirs = dict(reference.blocks[source].named_parameters())
+        for name, tensor in heir.blocks[layer].named_parameters():
+            assert torch.equal(tensor, theirs[name]) == (name.split(".")[0] in inherited), name
+    for name in ("embed.weight", "norm.weight", "head.weight"):
+        assert torch.equal(heir.get_parameter(name), reference.get_parameter(name))
+    if copy == "mlp":
+        drawn = "blocks.0.attention.out.weight"
+        again = inherit(reference, chosen([1, 2], of=4), copy="mlp", seed=7)
+        other = inherit(reference, chosen([1, 2], of=4), copy="mlp", seed=8)
+        assert torch.equal(heir.get_parameter(drawn), again.get_parameter(drawn))
+        assert not torch.equal(heir.get_parameter(drawn), other.get_parameter(drawn))
+        assert not torch.equal(heir.get_parameter(drawn), fresh.get_parameter(drawn))
+
+
+def test_growing_keeps_what_was_trained() -> None:
+    reference = tiny_decoder(route='resformer(mode="learnable")')
+    layers = chosen([0, 2], of=4)
+    student = inherit(reference, layers)
+    with torch.no_grad():
+        for parameter in student.parameters():
+            parameter.add_(1.0)
+    grown = grow(student, layers, reference, chosen([0, 1, 2], of=4))
+    for name, tensor in grown.named_parameters():
+        if name.startswith("blocks.1."):
+            donor = reference.get_parameter(name)
+        elif name.startswith("blocks.2."):
+            donor = student.get_parameter(name.replace("blocks.2.", "blocks.1."))
+        elif name == "route.weights":
+            continue
+        else:
+            donor = student.get_parameter(name)
+        assert torch.equal(tensor, donor), name
+    rows = grown.route.get_parameter("weights")
+    assert rows[0].tolist() == [0.0, 1.0]
+    assert torch.equal(rows[1], student.route.get_parameter("weights")[0])
+    with pytest.raises(WakefulError, match="cannot grow"):
+        grow(student, layers, reference, chosen([0, 1, 3], of=4))
+    with pytest.raises(WakefulError, match="wants layer 4"):
+        grow(student, layers, reference, LayerMap((0, 2, 4), "named"))
+
+
+def test_growing_compensates_moved_blocks() -> None:
+    reference = tiny_decoder(scale_logits_by_layer=True)
+    layers = chosen([0, 2], of=4)
+    grown = grow(inherit(reference, layers), layers, reference, chosen([0, 1, 2], of=4))
+    direct = inherit(reference, chosen([0, 1, 2], of=4))
+    torch.testing.assert_close(grown(TOKENS), direct(TOKENS), rtol=1e-12, atol=1e-12)
+
+
+def test_what_is_refused() -> None:
+    reference = tiny_decoder()
+    with pytest.raises(WakefulError, match="wants layer 9"):
+        inherit(reference, LayerMap((0, 9), "named"))
+    with pytest.raises(WakefulError, match="unknown routes variant"):
+        inherit(reference, first(2, of=4), route="resfomer")
+    with pytest.raises(WakefulError, match="the model has the layers"):
+        inherit(reference, first(2, of=4), route="on_layers([3], resformer)")
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+def test_a_part_that_is_none_is_refused() -> None:
+    with pytest.raises(WakefulError, match="copy must be one of all, attention"):
+        inherit(tiny_decoder(), first(2, of=4), copy="heads")
+
+
+def test_the_targets_configuration_is_the_references() -> None:
+    config = tiny_config(tied=True)
+    assert target_config(config, 2) == dataclasses.replace(config, num_layers=2)
+    assert isinstance(inherit(tiny_decoder(tied=True), first(2, of=4)), Decoder)
