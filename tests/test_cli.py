@@ -19,6 +19,7 @@ from wakeful.cli.data import PrepareOptions
 from wakeful.cli.demo import DemoOptions
 from wakeful.cli.diagnose import DiagnoseOptions
 from wakeful.cli.evaluate import EvaluateOptions
+from wakeful.cli.export import ExportOptions
 from wakeful.cli.generate import GenerateOptions
 from wakeful.cli.quantize import QuantizeOptions
 from wakeful.cli.report import ReportOptions
@@ -142,6 +143,7 @@ OPTIONS = {
     "train": TrainOptions, "compare": CompareOptions, "generate": GenerateOptions,
     "data prepare": PrepareOptions, "report": ReportOptions, "diagnose": DiagnoseOptions,
     "demo": DemoOptions, "evaluate": EvaluateOptions, "quantize": QuantizeOptions,
+    "export": ExportOptions,
 }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from wakeful.errors import WakefulError
 
 VERBS = (
     "demo", "train", "compare", "generate", "diagnose", "evaluate", "quantize", "data", "report",
+    "export",
 )  # fmt: skip
 """In the order a newcomer reads them; each is a file here with SUMMARY, its options and `run`."""
 
