@@ -12,7 +12,7 @@ import wakeful
 from wakeful.cli.console import ERR, OUT
 from wakeful.errors import WakefulError
 
-VERBS = ("demo", "train", "compare", "generate", "diagnose", "data", "report")
+VERBS = ("demo", "train", "compare", "generate", "diagnose", "inherit", "data", "report")
 """In the order a newcomer reads them; each is a file here with SUMMARY, its options and `run`."""
 
 
