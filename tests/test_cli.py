@@ -18,8 +18,10 @@ from wakeful.cli.compare import CompareOptions
 from wakeful.cli.data import PrepareOptions
 from wakeful.cli.demo import DemoOptions
 from wakeful.cli.diagnose import DiagnoseOptions
+from wakeful.cli.evaluate import EvaluateOptions
 from wakeful.cli.generate import GenerateOptions
 from wakeful.cli.inherit import InheritOptions
+from wakeful.cli.quantize import QuantizeOptions
 from wakeful.cli.report import ReportOptions
 from wakeful.cli.train import TrainOptions
 from wakeful.config import Config, config_to_toml
@@ -140,7 +142,8 @@ def test_resume_takes_no_other_option(config: str, capsys: pytest.CaptureFixture
 OPTIONS = {
     "train": TrainOptions, "compare": CompareOptions, "generate": GenerateOptions,
     "data prepare": PrepareOptions, "report": ReportOptions, "diagnose": DiagnoseOptions,
-    "demo": DemoOptions, "inherit": InheritOptions,
+    "demo": DemoOptions, "inherit": InheritOptions, "evaluate": EvaluateOptions,
+    "quantize": QuantizeOptions,
 }  # fmt: skip
 
 
@@ -218,6 +221,9 @@ def test_every_field_of_the_configuration_is_an_option(
         value: object
         if name == "sample.prompts":
             value = ("a b", "")
+            arguments += [f"--{name}", *value]
+        elif isinstance(default, tuple):
+            value = ("text",)
             arguments += [f"--{name}", *value]
         elif isinstance(default, bool):
             value = not default
@@ -302,7 +308,9 @@ def test_comparisons_refuse_what_they_would_ignore(
     out = ["--out", str(tmp_path / "out"), *FAST]
     assert "use --seeds" in fails(capsys, "compare", config, str(other), *out)
     seeded = [config, str(other), "--seeds", "2", "--train.seed", "4"]
-    assert "sets train.seed itself" in fails(capsys, "compare", *seeded, *out)
+    assert "train.seed = 4, but a comparison sets the seed" in fails(
+        capsys, "compare", *seeded, *out
+    )
     twice = [config, str(other), "--seeds", "2", "2"]
     assert "names one twice" in fails(capsys, "compare", *twice, *out)
     assert "two variants are called 'mine'" in fails(capsys, "compare", config, config, *out)

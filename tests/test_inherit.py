@@ -8,6 +8,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from growth.heirs import SMALL, reference, text, trained
 from test_cli import fails
@@ -80,7 +82,7 @@ def test_it_leaves_ordinary_runs_and_one_page(done: Path, reference: Run, text: 
     )
     page = (done / "report.html").read_text()
     assert len(re.findall('class="spec"', page)) == 1 + 4
-    for words in ("heir-3", "stacking-1", "parity", "What it saved", "changes the stream"):
+    for words in ("heir-3", "stacking-1", "parity", "What it saved", "change the stream"):
         assert words in page, words
 
 
@@ -197,6 +199,63 @@ def test_bad_input_is_one_line_and_changes_nothing(
     Run(comparison).make("compare", {})
     assert "comparison" in fails(capsys, "inherit", str(comparison), *command[2:])
     assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    """Give a Transformers folder with a random Llama in several shards and a tokenizer of bytes."""
+    folder = tmp_path / "llama"
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=260, hidden_size=16, intermediate_size=24, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
+        initializer_range=0.3,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder, max_shard_size="8KB")
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: number for number, letter in enumerate([*letters, "<end>"])}
+    inner = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>").save_pretrained(folder)
+    return folder
+
+
+def test_a_transformers_folder_is_inherited_from(
+    command: list[str], llama: Path, tmp_path: Path
+) -> None:
+    from_llama = ["inherit", str(llama), *command[2:], "--layers", "2"]
+    assert main([*from_llama, "--steps", "2", "--baseline", "distillation", "half_width"]) == 0
+    heir = Run.open(tmp_path / "out/heir-2")
+    # Its embedding has more rows than its tokenizer has tokens, and keeps them.
+    assert heir.config.model.vocab_size == 260
+    assert restore(heir.path).tokenizer.vocab_size == 257
+    summary = json.loads((tmp_path / "out/summary.json").read_text())
+    assert summary["reference"]["tokens"] is None
+    assert "is not known" in (tmp_path / "out/report.html").read_text()
+
+
+def test_folders_that_cannot_be_a_reference_are_refused_by_name(
+    command: list[str], llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*options: str) -> str:
+        capsys.readouterr()
+        message = fails(capsys, "inherit", str(llama), *command[2:], *options)
+        assert not (tmp_path / "out").exists()
+        return message
+
+    shards = sorted(llama.glob("model-*.safetensors"))
+    assert len(shards) > 1
+    away = shards[1].rename(tmp_path / "away.safetensors")
+    assert shards[1].name in refused()
+    away.rename(shards[1])
+    tokenizer = json.loads((llama / "tokenizer.json").read_text())
+    for number in range(257, 270):
+        tokenizer["model"]["vocab"][f"more{number}"] = number
+    (llama / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert "tokenizer has 270 tokens and its embedding 260" in refused()
+    config = json.loads((llama / "config.json").read_text())
+    (llama / "config.json").write_text(json.dumps(config | {"model_type": "bloom"}))
+    assert "our decoder cannot be a bloom" in refused()
 
 
 def test_a_text_with_another_tokenizer_is_refused(

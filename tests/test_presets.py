@@ -9,7 +9,9 @@ import torch
 from wakeful.config import Config, config_from_table, config_to_toml, merged, presets, read_table
 from wakeful.model.decoder import Decoder
 from wakeful.optim.torch_optimizers import BUILDERS
-from wakeful.train.comparison import seeds_of, variants_of
+from wakeful.report.published import published, published_names
+from wakeful.train.comparison import layouts_of, seeds_of, variants_of
+from wakeful.train.diagnosis import FIGURES
 
 MILLIONS = {
     # Value Residual Learning, Table 4: the sizes the paper's names round.
@@ -31,7 +33,8 @@ MILLIONS = {
     "gpt2-xl": (1558, 0.005),
 }
 PAPERS = [name for name in presets() if name in MILLIONS]
-SINGLE = [name for name in presets() if name != "demo"]
+COMPARISONS = [name for name in presets() if "variants" in read_table(name)]
+SINGLE = [name for name in presets() if name not in COMPARISONS]
 
 
 def preset(name: str) -> Config:
@@ -44,7 +47,39 @@ def num_parameters(config: Config) -> int:
 
 
 def test_there_are_the_presets_of_the_papers_and_small_ones() -> None:
-    assert set(presets()) == {*MILLIONS, "cpu-tiny", "cpu-small", "demo"}
+    tables = {f"activation-table{table}" for table in ("2", "2-llama", "3", "4", "5", "6")}
+    small = {"cpu-tiny", "cpu-small", "activation-small", "combination", "demo"}
+    assert set(presets()) == {*MILLIONS, *tables, *small}
+
+
+def test_every_published_table_has_a_preset_with_all_its_rows() -> None:
+    tables = [read_table(name) for name in COMPARISONS]
+    for name in published_names():
+        rows = set(published(name).labels)
+        asking = [table for table in tables if name in layouts_of(table)]
+        assert any(rows <= set(table["variants"]) for table in asking), name
+
+
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_a_comparison_is_of_whole_configurations(name: str) -> None:
+    table = read_table(name)
+    variants = variants_of(name, table)
+    configs = {variant: config_from_table(entry) for variant, entry in variants.items()}
+    assert len(configs) >= 2
+    assert all(config.name == variant for variant, config in configs.items())
+    different = {config_to_toml(dataclasses.replace(c, name="x")) for c in configs.values()}
+    assert len(different) == len(configs)
+    for layout in map(published, layouts_of(table)):
+        # Every row that the published table has is trained, and what its columns show is measured.
+        rows = set(layout.labels) & set(configs)
+        assert layout.baseline == next(iter(configs))
+        assert len(rows) >= 2
+        figures = {column.figure for column in layout.columns}
+        for config in configs.values():
+            schemes = {f"increase_{scheme}" for scheme in config.train.quantize.schemes}
+            known = {"perplexity", "steps_per_second", "training_megabytes"}
+            diagnosed = set(FIGURES) if config.train.diagnose.every else set()
+            assert figures <= schemes | known | diagnosed
 
 
 @pytest.mark.parametrize("name", SINGLE)

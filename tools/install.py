@@ -17,6 +17,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CUDA_PREFIXES = ("nvidia-", "triton", "cuda-")
+LM_EVAL = ("lm-eval", "sacrebleu", "lxml", "portalocker", "colorama", "tabulate")
+"""lm-eval and what importing it takes. Its other dependencies serve single tasks, are large, or
+hold others of ours back, so the tests do without; the extra `eval` brings them all."""
 
 
 def main() -> int:
@@ -51,6 +54,8 @@ def main() -> int:
     print("installing wakeful and what it needs ...", flush=True)
     editable = ["install", "--quiet", "--editable", f"{ROOT}[dev,datasets,tensorboard]"]
     subprocess.run([*pip, *editable, *constraints], check=True)
+    pinned = ["--constraint", str(ROOT / "constraints.txt")]
+    subprocess.run([*pip, "install", "--quiet", "--no-deps", *LM_EVAL, *pinned], check=True)
     return 0
 
 

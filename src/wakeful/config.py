@@ -79,6 +79,16 @@ class DiagnoseConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class QuantizeConfig:
+    """Schemes of docs/quantisation.md, measured on the validation text when training ends."""
+
+    schemes: tuple[str, ...] = ()
+    """fine, moderate, coarse, w4 or an expression. Empty: none."""
+    num_sequences: int = 32
+    """Validation windows to measure on, the first ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class DistillConfig:
     """Learning from a teacher's predictions: alpha · CE + (1 − alpha) · temperature² · KL."""
 
@@ -125,6 +135,7 @@ class TrainConfig:
     tensorboard: bool = False
     """Write TensorBoard events too (needs the package tensorboard)."""
     diagnose: DiagnoseConfig = field(default_factory=DiagnoseConfig)
+    quantize: QuantizeConfig = field(default_factory=QuantizeConfig)
     distill: DistillConfig = field(default_factory=DistillConfig)
 
 
@@ -294,6 +305,11 @@ def _check_values(config: Config) -> None:
         raise WakefulError(
             "train.diagnose.every must not be negative and train.diagnose.num_sequences at least "
             f"1, got {diagnose.every} and {diagnose.num_sequences}"
+        )
+    if config.train.quantize.num_sequences < 1:
+        raise WakefulError(
+            "train.quantize.num_sequences must be at least 1, got "
+            f"{config.train.quantize.num_sequences}"
         )
     distill = config.train.distill
     if not 0 <= distill.alpha <= 1 or not 0 < distill.temperature < math.inf:

@@ -57,7 +57,7 @@ def run_diagnosis(
     transformers.logging.disable_progress_bar()
     place = choose_device(device)
     source = text or data
-    words = _text(source, _CHARACTERS_A_TOKEN * length * num_sequences)
+    words = beginning_of(source, length * num_sequences)
     diagnoses: list[Diagnosis] = []
     for name in models:
         show.note(f"loading {name}")
@@ -111,13 +111,14 @@ def run_diagnosis(
     return run, _grid(diagnoses)
 
 
-def _text(source: str, characters: int) -> str:
+def beginning_of(source: str, num_tokens: int) -> str:
+    """Return text from a source's beginning, enough for `num_tokens` tokens of any tokenizer."""
     parts: list[str] = []
     size = 0
     for document in read_documents(source):
         parts.append(document.text)
         size += len(document.text)
-        if size >= characters:
+        if size >= _CHARACTERS_A_TOKEN * num_tokens:
             break
     return "\n".join(parts)
 

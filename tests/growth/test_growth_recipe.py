@@ -150,7 +150,7 @@ def test_baselines_take_the_same_steps_and_tokens(
     assert {arm["arm"] for arm in losses["arms"]} == set(found)
     random = next(arm for arm in losses["arms"] if arm["arm"] == "random")
     assert random["minus_heir"] == pytest.approx(random["loss"] - outcome.rounds[0].loss, abs=1e-6)
-    assert random["behind"]["evaluations"] == 3
+    assert random["behind"]["evaluations"] == 2
 
 
 class Killed(BaseException):
@@ -270,6 +270,9 @@ def test_the_outlook_is_a_straight_line_in_doublings() -> None:
     found = outlook([point(0, 9.0), point(100, 4.0), point(200, 3.5)], 2.5)
     assert found == {"gap": 1.0, "nats_per_doubling": 0.5, "times_the_tokens": 4.0}
     assert outlook([point(0, 9.0), point(100, 4.0)], 2.5)["times_the_tokens"] is None
+    endless = outlook([point(0, 9.0), point(100, 4.0), point(200, 3.9)], 1.0)
+    assert endless["times_the_tokens"] is None
+    assert endless["nats_per_doubling"] == pytest.approx(0.1)
     rising = outlook([point(0, 9.0), point(100, 4.0), point(200, 4.5)], 2.5)
     assert rising["times_the_tokens"] is None
     assert outlook([point(100, 2.0), point(200, 1.5)], 2.5)["times_the_tokens"] is None

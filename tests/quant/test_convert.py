@@ -171,7 +171,7 @@ def test_what_is_refused(as_users_run_it: None) -> None:
         quantize(decoder, "coarse", calibration=[some_tokens(1, 4)])
     with pytest.raises(WakefulError, match="--skip nothing matches no layer"):
         quantize(decoder, "fine", skip=["nothing"])
-    with pytest.raises(WakefulError, match=r"quantised already: blocks.0.attention.query is fine"):
+    with pytest.raises(WakefulError, match=r"already: blocks\.0\.attention\.query is fine"):
         quantize(quantize(decoder, "fine"), "w4")
     with pytest.raises(WakefulError, match="one of reference, integer, torchao, got 'fast'"):
         quantize(decoder, "fine", arithmetic="fast")
@@ -213,8 +213,40 @@ class Doubled(nn.Linear):
         return 2 * super().forward(x)
 
 
+class Spelled(nn.Linear):
+    """A linear layer that spells its product out, as Falcon's does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight.T
+
+
+def test_a_linear_layer_that_spells_its_product_out_is_one() -> None:
+    model = llama()
+    spelled = Spelled(16, 24, bias=False)
+    plain = quantised_layers(quantize(model, "fine"))["model.layers.1.mlp.up_proj"]
+    spelled.weight = model.model.layers[1].mlp.up_proj.weight
+    model.model.layers[1].mlp.up_proj = spelled
+    layer = quantised_layers(quantize(model, "fine"))["model.layers.1.mlp.up_proj"]
+    x = torch.randn(3, 16)
+    assert torch.equal(layer(x), plain(x))
+
+
 def test_a_linear_layer_with_a_way_of_its_own_is_refused() -> None:
     model = llama()
     model.model.layers[1].mlp.up_proj = Doubled(16, 24, bias=False)
     with pytest.raises(WakefulError, match=r"layers.1.mlp.up_proj is a Doubled"):
         quantize(model, "fine")
+
+
+class Wrapped(nn.Module):
+    """A decoder inside something else, as behind another library's interface."""
+
+    def __init__(self, decoder: nn.Module) -> None:
+        super().__init__()
+        self.inner = decoder
+
+
+def test_a_wrapped_decoder_keeps_its_mixing_weights() -> None:
+    decoder = tiny_decoder(**FLOAT32, route="resformer(mode='learnable')").eval()
+    names = list(quantised_layers(quantize(Wrapped(decoder), "fine")))
+    assert names == [f"inner.{name}" for name in quantised_layers(quantize(decoder, "fine"))]

@@ -12,7 +12,10 @@ import wakeful
 from wakeful.cli.console import ERR, OUT
 from wakeful.errors import WakefulError
 
-VERBS = ("demo", "train", "compare", "generate", "diagnose", "inherit", "data", "report")
+VERBS = (
+    "demo", "train", "compare", "generate", "diagnose", "inherit", "evaluate", "quantize", "data",
+    "report",
+)  # fmt: skip
 """In the order a newcomer reads them; each is a file here with SUMMARY, its options and `run`."""
 
 

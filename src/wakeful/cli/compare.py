@@ -29,7 +29,8 @@ class CompareOptions:
 
 def run(arguments: list[str]) -> None:
     """CONFIG... [options]: train variants with several seeds and report their differences."""
-    from wakeful.train.comparison import compare, seeds_of, variants_of
+    from wakeful.report.published import published
+    from wakeful.train.comparison import compare, layouts_of, seeds_of, variants_of
 
     sources, rest = leading(arguments)
     if not sources:
@@ -38,24 +39,38 @@ def run(arguments: list[str]) -> None:
         raise WakefulError("name one configuration with a [variants] table, or several")
     variants: dict[str, Config] = {}
     asked: set[tuple[int, ...]] = set()
+    layouts: list[str] = []
     options = CompareOptions()
     for source in sources:
         table = read_table(source)
         stem = Path(source).stem
         seeds = tuple(seeds_of(table))
+        layouts += [name for name in layouts_of(table) if name not in layouts]
         for name, entry in variants_of(stem, table).items():
             default = CompareOptions(seeds=seeds, config=config_from_table(entry))
             options = parse(CompareOptions, rest, "compare CONFIG...", default)
-            if options.config.train.seed != default.config.train.seed:
-                raise WakefulError("a comparison sets train.seed itself: use --seeds")
+            if options.config.train.seed != 0:
+                raise WakefulError(
+                    f"train.seed = {options.config.train.seed}, but a comparison sets the seed of "
+                    "each run itself: use seeds = [...] or --seeds"
+                )
             if name in variants:
                 raise WakefulError(f"two variants are called {name!r}; rename one")
             variants[name] = options.config
             asked.add(options.seeds)
+    for name in layouts:
+        published(name)
     if len(asked) > 1:
         raise WakefulError("the configurations ask for different seeds: use --seeds")
     if len(variants) < 2:
         raise WakefulError(f"nothing to compare {next(iter(variants))!r} with: name two variants")
     out = Path(options.out or f"runs/compare-{Path(sources[0]).stem}")
-    run = compare(variants, out, seeds=options.seeds, shown=display, resume=options.resume)
+    run = compare(
+        variants,
+        out,
+        seeds=options.seeds,
+        shown=display,
+        layouts=layouts,
+        resume=options.resume,
+    )
     write_page([run.path], run.path / "report.html", "")

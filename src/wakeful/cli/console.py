@@ -9,7 +9,10 @@ from rich.console import Console
 
 from wakeful.errors import WakefulError
 
-OUT = Console(soft_wrap=True)
+_WIDE = 120
+"""Columns where the output is no terminal: a table loses nothing to a file."""
+
+OUT = Console(soft_wrap=True, width=None if sys.stdout.isatty() else _WIDE)
 ERR = Console(stderr=True, soft_wrap=True)
 
 

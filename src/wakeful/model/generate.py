@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from wakeful.errors import WakefulError
+from wakeful.model.cache import Cache
 from wakeful.model.decoder import Decoder
 
 
@@ -32,6 +33,47 @@ def generate(
     Raises:
         WakefulError: an empty prompt, or more tokens than the context holds.
     """
+    cache: Cache | None = None
+
+    def step(tokens: Tensor) -> Tensor:
+        nonlocal cache
+        if cache is None:  # made only once the request is known to fit
+            cache = decoder.new_cache(1, len(prompt) + num_tokens)
+        # Only the last token's logits are wanted, and the head is the widest matrix.
+        return decoder.head(decoder.hidden(tokens, cache=cache)[:, -1])[0]
+
+    return continuation(
+        step,
+        prompt,
+        device=decoder.embed.weight.device,
+        context=decoder.config.max_length,
+        num_tokens=num_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        stop=stop,
+    )
+
+
+def continuation(
+    step: Callable[[Tensor], Tensor],
+    prompt: list[int],
+    *,
+    device: torch.device,
+    context: int,
+    num_tokens: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    seed: int,
+    stop: int | None,
+) -> Iterator[int]:
+    """Return token ids as `generate` does, from a model that is a function.
+
+    `step` takes the tokens (1, L) that follow those it has seen and returns the logits (V,) of the
+    next one.
+    """
     if not prompt:
         raise WakefulError("an empty prompt has nothing to continue; give at least one token")
     if not 0 <= temperature < math.inf or top_k < 0 or not 0 < top_p <= 1:
@@ -44,37 +86,32 @@ def generate(
             f"num_tokens must not be negative and seed must be between 0 and 2**63 - 1, got "
             f"{num_tokens} and {seed}"
         )
-    total = len(prompt) + num_tokens
-    if total > decoder.config.max_length:
+    if len(prompt) + num_tokens > context:
         raise WakefulError(
             f"{len(prompt)} prompt tokens and {num_tokens} new ones are more than the model's "
-            f"context of {decoder.config.max_length}"
+            f"context of {context}"
         )
     generator = torch.Generator().manual_seed(seed)
     pick = partial(choose, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
-    return _tokens(decoder, prompt, num_tokens=num_tokens, pick=pick, stop=stop)
+    tokens = torch.tensor([prompt], device=device)
+    return _tokens(step, tokens, num_tokens=num_tokens, pick=pick, stop=stop)
 
 
 @torch.inference_mode()
 def _tokens(
-    decoder: Decoder,
-    prompt: list[int],
+    step: Callable[[Tensor], Tensor],
+    tokens: Tensor,
     *,
     num_tokens: int,
     pick: Callable[[Tensor], int],
     stop: int | None,
 ) -> Iterator[int]:
-    device = decoder.embed.weight.device
-    cache = decoder.new_cache(1, len(prompt) + num_tokens)
-    tokens = torch.tensor([prompt], device=device)
     for _ in range(num_tokens):
-        # Only the last token's logits are wanted, and the head is the widest matrix.
-        hidden = decoder.hidden(tokens, cache=cache)[:, -1]
-        token = pick(decoder.head(hidden)[0].float().cpu())
+        token = pick(step(tokens).float().cpu())
         if token == stop:
             return
         yield token
-        tokens = torch.tensor([[token]], device=device)
+        tokens = torch.tensor([[token]], device=tokens.device)
 
 
 def choose(

@@ -12,7 +12,7 @@ IGNORED = -100
 def cross_entropy(
     logits: Float[Tensor, "B L V"], targets: Int[Tensor, "B L"], *, reduction: str = "mean"
 ) -> Tensor:
-    """Return −log softmax(logits)_target in nats: the counted targets' mean or sum, or (B, L)."""
+    """Return −log softmax(logits)_target in nats: mean or sum over counted targets, or (B, L)."""
     if logits.dtype != torch.float64:
         logits = logits.float()
     loss = F.cross_entropy(

@@ -68,8 +68,6 @@ def torchao(
     library = torchao_kernels()
     if inputs is None or scales is None:
         return F.linear(x, library.weight_only(weights, x))
-    if weights.scales.zero is not None:
-        raise WakefulError("torchao multiplies int8 inputs by absmax weights, not by zeropoint's")
     q = inputs.grid.quantise(x, scales)
     # One scale for all rows may stay a single number.
     rows = scales.scale.double().contiguous()

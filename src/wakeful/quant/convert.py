@@ -12,6 +12,7 @@ from wakeful.errors import WakefulError
 from wakeful.model.attention import Heads
 from wakeful.model.decoder import Decoder
 from wakeful.quant.arithmetic import LINEARS, Arithmetic, torchao_kernels
+from wakeful.quant.grids import Zeropoint
 from wakeful.quant.linear import QuantisedLinear, matrix, quantised
 from wakeful.quant.running import logits_of
 from wakeful.quant.schemes import Scheme, parse_scheme
@@ -47,6 +48,11 @@ def quantize(
         raise WakefulError(f"arithmetic must be one of {', '.join(LINEARS)}, got {arithmetic!r}")
     if arithmetic == "torchao":
         torchao_kernels()
+        if scheme.inputs is not None and isinstance(scheme.weights.grid, Zeropoint):
+            raise WakefulError(
+                f"torchao multiplies int8 inputs by absmax weights, and {scheme} has "
+                f"{scheme.weights.grid}: use the arithmetic reference or integer"
+            )
     if (scheme.scales == "static") != bool(calibration):
         raise WakefulError(
             "static scales need calibration text"
@@ -143,15 +149,32 @@ def plain_linear(layer: nn.Module, x: Tensor) -> Tensor:
 
 def is_linear(module: nn.Module) -> bool:
     """Whether a module is a linear layer whose product is all it does, or our heads."""
-    if not isinstance(module, nn.Linear | Conv1D):
+    if isinstance(module, Heads | Conv1D):
+        return True
+    if not isinstance(module, nn.Linear):
         return False
-    # A subclass that multiplies in its own way would lose that way.
-    own = type(module).forward not in (nn.Linear.forward, Conv1D.forward, Heads.forward)
-    return not own
+    return type(module).forward is nn.Linear.forward or _only_multiplies(module)
+
+
+@torch.no_grad()
+def _only_multiplies(layer: nn.Linear) -> bool:
+    """Whether a linear layer with a forward of its own (Falcon's, for one) adds nothing to it."""
+    weight = layer.weight
+    x = torch.linspace(-1, 1, 2 * weight.shape[1], dtype=weight.dtype, device=weight.device)
+    x = x.view(2, -1)
+    try:
+        y = type(layer).forward(layer, x)
+    except (TypeError, RuntimeError):  # it wants more than one tensor
+        return False
+    expected = plain_linear(layer, x)
+    close = 1e-2 if weight.dtype in (torch.bfloat16, torch.float16) else 1e-5
+    if not isinstance(y, Tensor) or y.shape != expected.shape:
+        return False
+    return torch.allclose(y, expected, rtol=close, atol=close * float(expected.abs().max()))
 
 
 def _refuse_matrices(model: nn.Module, name: str, module: nn.Module) -> None:
-    if isinstance(model, Decoder) and _mixes(name):
+    if _mixes(model, name):
         return
     for parameter_name, parameter in module.named_parameters(recurse=False):
         if parameter.ndim < 2:
@@ -164,10 +187,13 @@ def _refuse_matrices(model: nn.Module, name: str, module: nn.Module) -> None:
         )
 
 
-def _mixes(name: str) -> bool:
-    """Whether a part of our decoder holds weights of a mixture, not a linear layer."""
-    parts = name.split(".")
-    return parts[0] in ("route", "depth") or "normalizer" in parts
+def _mixes(model: nn.Module, name: str) -> bool:
+    """Whether a part of our decoder, bare or wrapped, holds weights of a mixture."""
+    for prefix, module in model.named_modules():
+        if isinstance(module, Decoder) and name.startswith(prefix):
+            parts = name.removeprefix(prefix).lstrip(".").split(".")
+            return parts[0] in ("route", "depth") or "normalizer" in parts
+    return False
 
 
 def exchange(model: nn.Module, replaced: dict[int, QuantisedLinear]) -> nn.Module:

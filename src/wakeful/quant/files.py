@@ -6,8 +6,10 @@ config.json        a Transformers model's architecture; for our decoder it is in
 tokenizer.json     and what else the tokenizer needs
 """
 
+import copy
 import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +39,12 @@ _FIELDS = {"format": int, "name": str, "kind": str, "scheme": str, "scales": str
 
 def is_quantised_folder(path: Path) -> bool:
     """Whether a folder holds what `save_quantised` wrote."""
-    return (path / HEADER).is_file()
+    return os.path.isfile(path / HEADER)  # which a name too long is not
 
 
-def save_quantised(model: nn.Module, folder: Path, *, name: str, context: int) -> None:
+def save_quantised(
+    model: nn.Module, folder: Path, *, name: str, context: int, bos: int | None
+) -> None:
     """Write a quantised model into `folder`, which exists; the tokenizer is the caller's."""
     layers = quantised_layers(model)
     if not layers:
@@ -54,6 +58,7 @@ def save_quantised(model: nn.Module, folder: Path, *, name: str, context: int) -
         "scales": first.scheme.scales,
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
         "context": context,
+        "bos": bos,
         "layers": list(layers),
     }
     if isinstance(model, Decoder):
@@ -61,7 +66,10 @@ def save_quantised(model: nn.Module, folder: Path, *, name: str, context: int) -
     else:
         assert isinstance(model, PreTrainedModel)
         header["kind"] = "transformers"
-        model.config.save_pretrained(folder)
+        config = copy.deepcopy(model.config)
+        if "quantization_config" in config.to_dict():  # a GGUF file's own, of no use here
+            delattr(config, "quantization_config")
+        config.save_pretrained(folder)
     with disk_errors(folder):
         save_file(_tensors(model), folder / WEIGHTS, metadata={"format": "pt"})
         (folder / HEADER).write_text(json.dumps(header, indent=2) + "\n", "utf-8")
@@ -107,6 +115,8 @@ def read_header(folder: Path) -> dict[str, Any]:
     for key, kind in _FIELDS.items():
         if type(header.get(key)) is not kind:
             raise WakefulError(f"{path}: {key} cannot be {header.get(key)!r}")
+    if header.get("bos") is not None and type(header["bos"]) is not int:
+        raise WakefulError(f"{path}: bos cannot be {header['bos']!r}")
     if header["format"] != FORMAT:
         raise WakefulError(f"{path} has format {header['format']}; this wakeful reads {FORMAT}")
     allowed = {"kind": ("decoder", "transformers"), "dtype": ("float32", "float64", "bfloat16",
@@ -119,14 +129,19 @@ def read_header(folder: Path) -> dict[str, Any]:
     return header
 
 
-def bytes_of(path: Path) -> int:
-    """Return the size of a folder's weights."""
-    return (path / WEIGHTS).stat().st_size
+def quantised_as(header: dict[str, Any]) -> str:
+    """Return the short name of the scheme that a header tells of."""
+    return str(parse_scheme(header["scheme"], header["scales"]))
 
 
-def bytes_at_full_precision(model: nn.Module) -> int:
-    """Return what the unquantised model's parameters take, each counted once."""
-    return sum(p.numel() * p.element_size() for p in model.parameters())
+def file_bytes(folder: Path) -> int:
+    """Return the size of the weights that `save_quantised` wrote."""
+    return (folder / WEIGHTS).stat().st_size
+
+
+def state_bytes(model: nn.Module) -> int:
+    """Return what a model's weights take, each counted once, before any file's own header."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(model).values())
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

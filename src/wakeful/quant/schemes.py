@@ -64,7 +64,7 @@ class Scheme:
             raise WakefulError(f"scales must be dynamic or static, got {self.scales!r}")
         if self.scales == "static" and not self.can_be_static:
             raise WakefulError(
-                f"{self.definition} has nothing to calibrate: only per-tensor activation scales "
+                f"{self.name} has nothing to calibrate: only per-tensor activation scales "
                 "can be static, so use it with dynamic ones"
             )
 

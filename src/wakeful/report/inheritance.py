@@ -141,6 +141,11 @@ def _parity(
             f" At the pace of its last evaluations ({slope:.3f} nats a doubling of the tokens) a "
             f"straight line reaches it at {times:,.1f} times the tokens; curves flatten, so more."
         )
+    elif slope is not None and slope > 0:
+        rest = (
+            f" Its last evaluations gain {slope:.3f} nats a doubling of the tokens: at that pace "
+            "more than a thousand times the tokens."
+        )
     else:
         rest = " Its last evaluations do not say what more training would bring."
     return f"{begins}: it is {gap} short of parity.{rest}"
@@ -157,7 +162,7 @@ def _against_baselines(summary: Mapping[str, Any], heir: Mapping[str, Any]) -> l
         place = "every one" if every else f"{behind['behind']}"
         said.append(
             f"{arm['arm']}: {difference} nats against {heir['arm']}, behind it at {place} of "
-            f"{behind['evaluations']} evaluations."
+            f"{behind['evaluations']} evaluations after the first step."
         )
     return said
 

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import itertools
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from wakeful.report.charts import (
     training_loss_chart,
 )
 from wakeful.report.differences import differing_fields, machines, same_batches
+from wakeful.report.paper_table import paper_tables
 from wakeful.report.tables import Comparison, summary_table
 from wakeful.report.verdict import caveat, verdicts
 from wakeful.run import replaced
@@ -47,6 +49,7 @@ def write_report(comparison: Comparison, path: str | Path, *, title: str) -> Pat
         caveat=caveat(comparison),
         rows=list(summary_table(comparison).iter_rows(named=True)),
         charts=charts,
+        papers=paper_tables(comparison),
         costs=cost_charts(comparison),
         window=window,
         first=first,
@@ -77,6 +80,7 @@ def render(template: str, **values: Any) -> str:
     )
     environment.filters["spec"] = _spec
     environment.filters["with_error"] = _with_error
+    environment.filters["figure"] = _figure
     environment.globals["next_id"] = itertools.count(1).__next__
     scripts = [_script(_vega()), _script((_TEMPLATES / "page.js").read_text("utf-8"))]
     return environment.get_template(template).render(
@@ -95,6 +99,15 @@ def smoothing_window(comparison: Comparison) -> int:
 
 def _with_error(value: float, error: float, sign: str = "") -> str:
     return with_error(value, error, sign).replace("-", "−")
+
+
+def _figure(value: float) -> str:
+    """Return a figure to three or more digits, small ones too."""
+    if value == 0 or abs(value) >= 100:
+        text = f"{value:,.1f}"
+    else:
+        text = f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
+    return text.replace("-", "−")
 
 
 def _script(text: str) -> Markup:

@@ -11,6 +11,7 @@ import polars as pl
 from wakeful.config import Config
 from wakeful.errors import WakefulError
 from wakeful.report import checks
+from wakeful.report.published import published_names
 from wakeful.run import Run
 
 
@@ -46,6 +47,8 @@ class Comparison:
     """Those of them that have begun: what they have logged is in the training curves."""
     declared: tuple[str, ...] = field(default=())
     """Every variant there is to be, in order; empty if those of `variants` are all."""
+    layouts: tuple[str, ...] = field(default=())
+    """The published tables to set the figures beside, by name."""
 
     @property
     def baseline(self) -> str:
@@ -150,6 +153,9 @@ def _comparison_folder(path: Path, header: dict[str, Any]) -> Comparison:
     for name in header["variants"]:
         if not isinstance(name, str) or Path(name).is_absolute() or ".." in Path(name).parts:
             raise WakefulError(f"{path / 'run.json'}: variants cannot hold {name!r}")
+    layouts = header.get("layouts", [])
+    if not isinstance(layouts, list) or set(map(str, layouts)) - set(published_names()):
+        raise WakefulError(f"{path / 'run.json'}: layouts cannot be {layouts!r}")
     runs: list[TrainedRun] = []
     partial: list[TrainedRun] = []
     unfinished: list[str] = []
@@ -177,6 +183,7 @@ def _comparison_folder(path: Path, header: dict[str, Any]) -> Comparison:
             tuple(unfinished),
             tuple(run for run in partial if not run.metrics.is_empty()),
             names,
+            tuple(layouts),
         )
     )
 

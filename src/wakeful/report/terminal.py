@@ -1,9 +1,12 @@
 """The summary table on the terminal."""
 
+from typing import get_args
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from wakeful.report.paper_table import Outcome, PaperTable, paper_tables
 from wakeful.report.tables import Comparison, summary_table
 from wakeful.report.verdict import caveat, verdicts
 from wakeful.statistics import with_error
@@ -30,7 +33,19 @@ def render_terminal(comparison: Comparison) -> RenderableType:
     if comparison.unfinished:
         notes.append(f"Not finished and left out: {'; '.join(comparison.unfinished)}.")
     dim = [Text(_plain(note), style="dim") for note in notes]
-    return Group(Text(), *lines, *dim, Text(), table, Text())
+    papers = [Text(line) for paper in paper_tables(comparison) for line in _paper(paper)]
+    return Group(Text(), *lines, *dim, Text(), table, Text(), *papers)
+
+
+def _paper(table: PaperTable) -> list[str]:
+    if not table.outcomes:
+        return []
+    counts = ", ".join(f"{table.outcomes[name]} {name}" for name in get_args(Outcome))
+    return [
+        f"{table.published.title}: {counts}.",
+        *(f"  {line}" for line in table.sentences),
+        "",
+    ]
 
 
 def _plain(text: str) -> str:

@@ -17,9 +17,13 @@ _OWN_FILES = ("run.json", "report.html")
 """What a comparison's folder holds beside its variants."""
 
 
+OWN_KEYS = ("variants", "seeds", "layouts")
+"""What a table says of a comparison and not of a run."""
+
+
 def variants_of(name: str, table: Table) -> dict[str, Table]:
     """Return the configurations in a table: itself, or one for each entry of `[variants]`."""
-    rest = {key: value for key, value in table.items() if key not in ("variants", "seeds")}
+    rest = {key: value for key, value in table.items() if key not in OWN_KEYS}
     entries = table.get("variants", {name: {}})
     if not isinstance(entries, Mapping) or not entries:
         raise WakefulError("variants must be a table with one table for each variant")
@@ -39,15 +43,26 @@ def seeds_of(table: Table) -> list[int]:
     return seeds
 
 
+def layouts_of(table: Table) -> list[str]:
+    """Return the published tables that a table asks the report to be laid out as."""
+    layouts = table.get("layouts", [])
+    if not isinstance(layouts, list) or any(not isinstance(name, str) for name in layouts):
+        raise WakefulError(f"layouts must be a list of names, got {layouts!r}")
+    return layouts
+
+
 def compare(
     variants: Mapping[str, Config],
     path: str | Path,
     *,
     seeds: Sequence[int],
     shown: Shown,
+    layouts: Sequence[str] = (),
     resume: bool = False,
 ) -> Run:
     """Train every variant with every seed below `path`; the first variant is the baseline.
+
+    `layouts` names the published tables that the report sets the figures beside.
 
     The seed sets the initial weights, equal wherever names and shapes agree, and the data order,
     so that differences between variants are paired. `resume` goes on with a comparison that was
@@ -58,7 +73,7 @@ def compare(
     comparison = Run(path)
     names = list(variants)
     facts = {"name": comparison.path.name, "baseline": names[0], "variants": names,
-             "seeds": list(seeds)}  # fmt: skip
+             "seeds": list(seeds), "layouts": list(layouts)}  # fmt: skip
     if resume:
         header = Run.open(path).header
         odd = [key for key in ("variants", "seeds") if header.get(key) != facts[key]]

@@ -1,6 +1,8 @@
 """Chosen metrics of a model while it trains."""
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from wakeful.data.order import ValidationWindows
 from wakeful.model.decoder import Decoder
@@ -31,19 +33,25 @@ FIGURES = {
 def measure(decoder: Decoder, windows: ValidationWindows, num_sequences: int) -> dict[str, float]:
     """Return each figure's mean over layers, on the first whole windows of the validation set."""
     device = decoder.head.weight.device
-    whole = windows.num_predicted // windows.length
-    rows: list[torch.Tensor] = []
-    for inputs, _ in windows:
-        rows += inputs[: min(num_sequences, max(1, whole)) - len(rows)].split(1)
-        if len(rows) >= min(num_sequences, max(1, whole)):
-            break
+    sequences = whole_windows(windows, num_sequences)
     training = decoder.training
     decoder.eval()
     probes = FirstToken(), Entropy(), Rank(), Values(curve=1), Outliers()
     with watch(decoder, *probes) as seen:
-        decoder.hidden(torch.cat(rows).to(device))
+        decoder.hidden(torch.cat(sequences).to(device))
     decoder.train(training)
     return _figures(seen.rows())
+
+
+def whole_windows(windows: ValidationWindows, number: int) -> list[Int[Tensor, "1 L"]]:
+    """Return the inputs of the first `number` windows that no end of text fills up, or of all."""
+    wanted = min(number, max(1, windows.num_predicted // windows.length))
+    rows: list[Tensor] = []
+    for inputs, _ in windows:
+        rows += inputs[: wanted - len(rows)].split(1)
+        if len(rows) == wanted:
+            break
+    return rows
 
 
 def _figures(rows: Frame) -> dict[str, float]:

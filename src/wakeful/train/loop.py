@@ -24,6 +24,7 @@ from wakeful.run import Run, environment
 from wakeful.train import checkpoint
 from wakeful.train.diagnosis import measure
 from wakeful.train.evaluate import evaluate, mean_loss
+from wakeful.train.figures import check_schemes, quantization_damage, training_bytes
 from wakeful.train.objective import Loss, make_loss
 from wakeful.train.progress import Display, Silent
 from wakeful.train.setup import (
@@ -76,6 +77,7 @@ def train(
         Run(path).refuse_existing()
     device = choose_device(config.train.device)
     check_installed(enabled=config.train.tensorboard)
+    check_schemes(config)
     data = load_data(config.data, show.stage)
     config = config if resume else resolved(config, data, initial and initial.decoder.config)
     batches = Batches(
@@ -116,7 +118,7 @@ def train(
                 config, run, decoder, optimizer, loss, batches, windows, show, write_scalars,
                 stopped, first=first, tokens=tokens, seconds=seconds,
             )  # fmt: skip
-            _finish(config, run, decoder, data, windows, write_scalars)
+            _finish(config, run, decoder, optimizer, data, windows, write_scalars)
         except BaseException:
             run.set_status("stopped")
             raise
@@ -286,6 +288,7 @@ def _finish(
     config: Config,
     run: Run,
     decoder: Decoder,
+    optimizer: torch.optim.Optimizer,
     data: PreparedData,
     windows: ValidationWindows,
     write_scalars: Write,
@@ -297,6 +300,8 @@ def _finish(
     run.write_frame("validation.parquet", frame.with_columns(step=steps))
     run.finish_metrics()
     trained = [entry for entry in run.metrics() if entry["kind"] == "train"]
+    diagnose = config.train.diagnose
+    diagnosis = measure(decoder, windows, diagnose.num_sequences) if diagnose.every else {}
     run.write_json(
         "summary.json",
         {
@@ -312,6 +317,9 @@ def _finish(
                 "perplexity": math.exp(min(row["loss"], _LARGEST_EXPONENT)),
                 "length": config.train.length,
             },
+            "diagnosis": diagnosis,
+            "quantization": quantization_damage(config, decoder, windows),
+            "bytes": training_bytes(decoder, optimizer),
             "samples": _samples(config, decoder, data),
             "data": _data_facts(data),
         },

@@ -25,10 +25,13 @@ class Trained:
 def restore(path: str | Path, *, step: int = 0, device: str = "auto") -> Trained:
     """Return the model of a run, from its newest checkpoint or that of `step`, ready to use."""
     run = Run.open(path)
-    if run.header.get("kind") != "train":
+    kind = run.header.get("kind")
+    if kind == "compare":
         raise WakefulError(
             f"{path} is a comparison; name one of its runs, e.g. {path}/VARIANT/seed-0"
         )
+    if kind != "train":
+        raise WakefulError(f"{path} holds no trained model: run.json calls it {kind!r}")
     config = run.config
     if step and step not in checkpoint.steps(run.checkpoints):
         kept = ", ".join(map(str, checkpoint.steps(run.checkpoints))) or "none"

@@ -1,0 +1,11 @@
+"""How well a model predicts: perplexity by our own code, tasks by lm-eval.
+
+measures.py    what to measure
+scores.py      one figure from many examples, its standard error and paired differences
+likelihood.py  log-likelihoods of given tokens under any model that gives logits
+perplexity.py  a text in windows
+examples.py    the user's JSON lines, read and checked
+tasks.py       those examples as lm-eval tasks, and lm-eval's own tasks by name
+adapter.py     our decoder as a model that lm-eval can ask
+harness.py     lm-eval run on a model, its answers as scores
+"""

@@ -1,0 +1,159 @@
+"""The user's JSON lines, read and checked: every complaint names the file and the line.
+
+LAMBADA          {"text": "... the last word"}
+multiple choice  {"goal": ..., "sol1": ..., "sol2": ...}           PIQA; "label" or a file of them
+                 {"question": ..., "choices": [...], "answer": 1}  any number of choices, from 0
+                 {"context": ..., "choices": [...], "answer": 1}   a text that a choice continues
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wakeful.data.readers import checked_text
+from wakeful.errors import WakefulError
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A text whose last word is to be predicted."""
+
+    context: str
+    target: str
+    """With the space before it."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A context, what could follow it, and which of these does."""
+
+    context: str
+    choices: tuple[str, ...]
+    answer: int
+
+
+def read_lambada(path: str | Path) -> list[Completion]:
+    """Return the examples of a LAMBADA file.
+
+    Raises:
+        WakefulError: the file is missing, empty, not UTF-8 or not JSON lines, or a text has no last
+            word after a space.
+    """
+    examples: list[Completion] = []
+    for place, row in _rows(path):
+        text = _text(row, "text", place)
+        context, space, word = text.rpartition(" ")
+        if not space or not context.strip() or not word.strip():
+            raise WakefulError(
+                f"{place}: the text must be words with a space before the last, and end with it"
+            )
+        examples.append(Completion(context, f" {word}"))
+    return examples
+
+
+def read_choices(path: str | Path, labels: str | Path = "") -> list[Choice]:
+    """Return the examples of a multiple-choice file; `labels` holds the answers, one a line.
+
+    Raises:
+        WakefulError: as above; a row of none of the forms, an answer that is no choice, answers
+            in neither or in both places, or labels of another number than the examples.
+    """
+    rows = list(_rows(path))
+    answers = _labels(labels, len(rows), path) if labels else []
+    examples: list[Choice] = []
+    for number, (place, row) in enumerate(rows):
+        name = "label" if "goal" in row else "answer"
+        context, choices = _question(row, place)
+        if answers and name in row:
+            raise WakefulError(f"{place}: has a {name!r}, and labels are given too; use one")
+        if not answers and name not in row:
+            raise WakefulError(f"{place}: no field {name!r}; add it, or name a file with --labels")
+        answer = answers[number] if answers else row[name]
+        where = f"{labels}, line {number + 1}" if answers else place
+        if type(answer) is not int or not 0 <= answer < len(choices):
+            raise WakefulError(
+                f"{where}: the answer {answer!r} is not one of 0 to {len(choices) - 1}"
+            )
+        examples.append(Choice(context, choices, answer))
+    return examples
+
+
+def _question(row: dict[str, Any], place: str) -> tuple[str, tuple[str, ...]]:
+    if "goal" in row:
+        choices = (_text(row, "sol1", place), _text(row, "sol2", place))
+        return f"Question: {_text(row, 'goal', place)}\nAnswer:", choices
+    given = [name for name in ("question", "context") if name in row]
+    if len(given) != 1:
+        raise WakefulError(
+            f"{place}: needs goal, sol1 and sol2, or choices with either question or context; it "
+            f"has {', '.join(sorted(row))[:200] or 'no field'}"
+        )
+    listed = row.get("choices")
+    if not isinstance(listed, list) or len(listed) < 2:
+        raise WakefulError(f"{place}: choices must be a list of at least two texts")
+    choices = tuple(_checked(choice, place, f"choices[{n}]") for n, choice in enumerate(listed))
+    text = _text(row, given[0], place)
+    return (f"Question: {text}\nAnswer:" if given == ["question"] else text), choices
+
+
+def _text(row: dict[str, Any], name: str, place: str) -> str:
+    if name not in row:
+        raise WakefulError(
+            f"{place}: no field {name!r} (fields: {', '.join(sorted(row))[:200] or 'none'})"
+        )
+    return _checked(row[name], place, name)
+
+
+def _checked(value: object, place: str, name: str) -> str:
+    text = checked_text(value, place, name)
+    if not text.strip():
+        raise WakefulError(f"{place}: field {name!r} is empty")
+    return text
+
+
+def _labels(path: str | Path, count: int, examples: str | Path) -> list[int]:
+    labels: list[int] = []
+    lines = _decoded(path).splitlines()
+    for number, line in enumerate(lines, start=1):
+        if not line.strip().isdecimal():
+            raise WakefulError(f"{path}, line {number}: {line[:40]!r} is no label; write 0, 1, ...")
+        labels.append(int(line))
+    if len(labels) != count:
+        raise WakefulError(f"{path} has {len(labels)} labels, and {examples} {count} examples")
+    return labels
+
+
+def _rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each object with its place, "file, line n"; blank lines are passed over."""
+    empty = True
+    # Not splitlines: JSON may hold other line ends than \n inside a text.
+    for number, line in enumerate(_decoded(path).split("\n"), start=1):
+        if not line.strip():
+            continue
+        place = f"{path}, line {number}"
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            reason = error.msg if isinstance(error, json.JSONDecodeError) else "too large or deep"
+            raise WakefulError(f"{place}: not JSON ({reason}): mend or remove the line") from error
+        if not isinstance(row, dict):
+            raise WakefulError(f"{place}: a JSON {type(row).__name__}, not an object")
+        empty = False
+        yield place, row
+    if empty:
+        raise WakefulError(f"{path} is empty: it has no example")
+
+
+def _decoded(path: str | Path) -> str:
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise WakefulError(f"cannot read {path}: {error.strerror or error}") from error
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise WakefulError(
+            f"{path}: not UTF-8 text at byte {error.start}: convert the file (iconv -t UTF-8)"
+        ) from error

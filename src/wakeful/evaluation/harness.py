@@ -1,0 +1,93 @@
+"""lm-eval run on a model, its answers as scores.
+
+lm-eval asks the model and judges each answer; the figure is checked against its own, and the
+standard error is computed here from the same judged examples, since a paired difference needs them.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from lm_eval.api.model import LM
+from lm_eval.api.task import Task
+from lm_eval.evaluator import evaluate
+
+from wakeful.errors import WakefulError
+from wakeful.evaluation.quiet import quiet
+from wakeful.evaluation.scores import Score
+
+_PERPLEXITIES = ("perplexity", "word_perplexity", "byte_perplexity")
+_LOWER = (*_PERPLEXITIES, "bits_per_byte")
+
+
+def run_tasks(name: str, asked: LM, tasks: Mapping[str, Task], *, limit: int = 0) -> list[Score]:
+    """Return the scores of the model called `name` on the first `limit` examples (0: all).
+
+    A figure that is no mean over examples (a BLEU, the mean of a group of tasks) is lm-eval's own,
+    and has no standard error here.
+
+    Raises:
+        WakefulError: lm-eval refuses a task, or a model an example.
+    """
+    with quiet():
+        try:
+            results: Any = evaluate(
+                asked, {"tasks": dict(tasks)}, limit=limit or None, bootstrap_iters=0
+            )
+        except WakefulError:
+            raise
+        except (ValueError, ArithmeticError, AssertionError, OSError, ImportError) as error:
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            raise WakefulError(f"lm-eval could not evaluate {name}: {reason}") from error
+    scores: list[Score] = []
+    for task, samples in results["samples"].items():
+        better = results["higher_is_better"].get(task, {})
+        for metric, own in results["results"][task].items():
+            plain, _, chosen = metric.partition(",")
+            if not chosen or plain.endswith("_stderr") or not isinstance(own, float | int):
+                continue
+            rows = [sample for sample in samples if sample["filter"] == chosen]
+            rising = better.get(plain)
+            values, weights, keys = _examples(plain, rows, own)
+            scores.append(
+                Score(
+                    model=name,
+                    task=task,
+                    metric=plain if chosen == "none" else f"{plain} ({chosen})",
+                    keys=keys,
+                    values=values,
+                    weights=weights,
+                    exponential=plain in _PERPLEXITIES and len(keys) == len(rows),
+                    higher_is_better=plain not in _LOWER if rising is None else rising,
+                )
+            )
+    return scores
+
+
+def _examples(
+    metric: str, rows: Sequence[dict[str, Any]], own: float
+) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """Return values, weights and keys of examples whose ratio is lm-eval's own figure.
+
+    Where no ratio of them is, its figure stands alone.
+    """
+    pairs = [_pair(metric, row[metric]) for row in rows if metric in row]
+    if len(pairs) == len(rows) > 0 and None not in pairs:
+        values, weights = np.array(pairs, dtype=np.float64).T
+        ratio = values.sum() / weights.sum()
+        if math.isclose(own, math.exp(ratio) if metric in _PERPLEXITIES else ratio, rel_tol=1e-6):
+            keys = (f"{row['doc_hash'][:12]}-{row['target_hash'][:4]}" for row in rows)
+            return values, weights, tuple(keys)
+    return np.array([own]), np.ones(1), ("all",)
+
+
+def _pair(metric: str, value: Any) -> tuple[float, float] | None:
+    """Return an example's value and weight, nats for a perplexity; None if it is no number."""
+    pair = value if isinstance(value, tuple | list) else (value, 1.0)
+    if len(pair) != 2 or not all(isinstance(each, float | int | np.number) for each in pair):
+        return None
+    number, weight = map(float, pair)
+    if metric == "bits_per_byte":
+        return -number / math.log(2), weight
+    return (-number if metric in _PERPLEXITIES else number), weight

@@ -1,0 +1,206 @@
+"""Perplexity of a text, in windows.
+
+Let x be the text's tokens (with BOS: BOS and the text's tokens), and T the number of tokens to
+predict, all of x but its first. Window k has the inputs x[kS .. kS + L − 1] and the targets one
+place later, and counts those that no window before it did: with a stride S = L each token is
+predicted once from what its window holds of the text before it, with S < L from at least L − S + 1
+tokens where the text has them. With BOS, every window's first input is BOS. So every token but the
+first is counted once, whatever L and S are.
+
+    perplexity = exp(Σ nats / Σ tokens)        bits per byte = Σ nats / (ln 2 · Σ bytes)
+
+The second counts the UTF-8 bytes of the text that the tokens stand for, so it can be compared
+across tokenizers. A window is one cluster of the standard error.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from wakeful.data.tokenizer import Tokenizer
+from wakeful.errors import WakefulError
+from wakeful.evaluation.likelihood import check_causal, log_likelihoods
+from wakeful.evaluation.scores import Score
+from wakeful.hf.pretrained import Loaded
+from wakeful.model.loss import IGNORED
+
+
+@dataclass(frozen=True)
+class Window:
+    """Some inputs, and which of the tokens after them are counted here."""
+
+    inputs: list[int]
+    targets: list[int]
+    """As many; −100 where another window counts the token."""
+    first: int
+    """The place in x of the first counted target."""
+
+
+@dataclass(frozen=True)
+class TokenizedText:
+    """A text's tokens and where each ends."""
+
+    tokens: list[int]
+    ends: np.ndarray | None
+    """(tokens,) UTF-8 bytes of the text up to each token's end; None where they are not known."""
+    num_bytes: int
+
+
+def perplexity(
+    loaded: Loaded,
+    text: str,
+    *,
+    length: int,
+    stride: int,
+    num_sequences: int = 0,
+    bos: bool = False,
+    batch_size: int = 4,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Score]:
+    """Return the perplexity and the bits per byte of a text, by windows of `length` tokens.
+
+    `stride` is at most `length`; `num_sequences` windows at most are taken from the text's
+    beginning, 0 for all. Bits per byte are left out where the tokenizer does not say which part of
+    the text a token stands for.
+
+    Raises:
+        WakefulError: a text of fewer than 2 tokens, a window past the model's context, no BOS
+            where one is asked for, or a model whose likelihoods mean nothing.
+    """
+    check_windows(loaded, length=length, stride=stride, bos=bos)
+    tokenized = tokenize(loaded, text)
+    if len(tokenized.tokens) < 2:
+        raise WakefulError(
+            f"the text has {len(tokenized.tokens)} of {loaded.name}'s tokens; at least 2 are needed"
+        )
+    stream = [loaded.bos, *tokenized.tokens] if bos and loaded.bos is not None else tokenized.tokens
+    cut = windows(stream, length=length, stride=stride, bos=bos)
+    whole = num_sequences == 0 or num_sequences >= len(cut)
+    cut = cut if whole else cut[:num_sequences]
+    nats = np.zeros(len(cut))
+    for start in range(0, len(cut), batch_size):
+        batch = cut[start : start + batch_size]
+        nats[start : start + len(batch)] = _nats(loaded, batch)
+        progress(start + len(batch), len(cut))
+    counts = np.array([sum(target != IGNORED for target in each.targets) for each in cut], float)
+    keys = tuple(_key(window) for window in cut)
+    scores = [
+        Score(
+            model=loaded.name, task="text", metric="perplexity", keys=keys, values=nats,
+            weights=counts, exponential=True, higher_is_better=False,
+        )
+    ]  # fmt: skip
+    sizes = _sizes(tokenized, cut, counts, bos=bos)
+    if sizes is not None:
+        scores.append(
+            Score(
+                model=loaded.name, task="text", metric="bits per byte", keys=keys,
+                values=nats / math.log(2), weights=sizes, higher_is_better=False,
+            )
+        )  # fmt: skip
+    return scores
+
+
+def check_windows(loaded: Loaded, *, length: int, stride: int, bos: bool) -> None:
+    """Raise `WakefulError` where a model cannot be run on such windows."""
+    check_causal(loaded.name, loaded.model)
+    check_sizes(length=length, stride=stride)
+    if length > loaded.context:
+        raise WakefulError(
+            f"length = {length} is past {loaded.name}'s context of {loaded.context} tokens; "
+            "choose a lower one"
+        )
+    if bos and loaded.bos is None:
+        raise WakefulError(f"{loaded.name} has no BOS token; leave out --bos")
+
+
+def check_sizes(*, length: int, stride: int) -> None:
+    """Raise `WakefulError` for windows of no use to any model."""
+    if length < 2:
+        raise WakefulError(f"length = {length}: a window needs at least 2 tokens")
+    if not 1 <= stride <= length:
+        raise WakefulError(f"stride = {stride} must be between 1 and the length, {length}")
+
+
+def windows(stream: list[int], *, length: int, stride: int, bos: bool) -> list[Window]:
+    """Cut x into windows; with `bos`, x[0] is BOS and stands first in every window."""
+    cut: list[Window] = []
+    counted = 1
+    start = 0
+    while counted < len(stream):
+        inputs = stream[start : start + length]
+        targets = stream[start + 1 : start + length + 1]
+        inputs = inputs[: len(targets)]
+        if bos:
+            inputs[0] = stream[0]
+        seen = counted - start - 1
+        targets = [IGNORED] * seen + targets[seen:]
+        cut.append(Window(inputs, targets, counted))
+        counted = start + len(targets) + 1
+        start += stride
+    return cut
+
+
+def tokenize(loaded: Loaded, text: str) -> TokenizedText:
+    """Encode a text whole, with the bytes up to each token's end where the tokenizer tells."""
+    tokens, ends = _offsets(loaded, text)
+    if ends is None:
+        return TokenizedText(tokens, None, len(text.encode("utf-8")))
+    points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
+    sizes = 1 + (points >= 0x80) + (points >= 0x800) + (points >= 0x10000)
+    bytes_before = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+    # An end may lie before its left neighbour's where one character is several tokens.
+    ends_in_bytes = np.maximum.accumulate(bytes_before[np.asarray(ends, dtype=np.int64)])
+    return TokenizedText(tokens, ends_in_bytes, int(bytes_before[-1]))
+
+
+def _offsets(loaded: Loaded, text: str) -> tuple[list[int], list[int] | None]:
+    tokenizer = loaded.tokenizer
+    if isinstance(tokenizer, Tokenizer):
+        tokens, ends, begin = [], [], 0
+        for piece in tokenizer.pieces(text):
+            encoding = tokenizer.inner.encode(piece, add_special_tokens=False)
+            tokens += encoding.ids
+            ends += [begin + end for _, end in encoding.offsets]
+            begin += len(piece)
+        plain = loaded.encode(text)  # which never makes the end of a text out of its spelling
+        return (tokens, ends) if tokens == plain else (plain, None)
+    if not tokenizer.is_fast:
+        return loaded.encode(text), None
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    return list(encoded["input_ids"]), [end for _, end in encoded["offset_mapping"]]
+
+
+def _sizes(
+    tokenized: TokenizedText, cut: list[Window], counts: np.ndarray, *, bos: bool
+) -> np.ndarray | None:
+    """Return the bytes that each window's counted tokens stand for."""
+    if tokenized.ends is None:
+        return None
+    # Ends of 0 and more tokens; the last token has what is left of the text.
+    ends = np.concatenate([[0], tokenized.ends[:-1], [tokenized.num_bytes]])
+    first = np.array([window.first for window in cut]) - bos
+    sizes = ends[first + counts.astype(np.int64)] - ends[first]
+    return sizes.astype(np.float64) if sizes.sum() > 0 else None
+
+
+@torch.inference_mode()
+def _nats(loaded: Loaded, batch: list[Window]) -> np.ndarray:
+    longest = max(len(window.inputs) for window in batch)
+    inputs = torch.zeros(len(batch), longest, dtype=torch.long)
+    targets = torch.full((len(batch), longest), IGNORED)
+    for row, window in enumerate(batch):
+        inputs[row, : len(window.inputs)] = torch.tensor(window.inputs)
+        targets[row, : len(window.targets)] = torch.tensor(window.targets)
+    device = next(loaded.model.parameters()).device
+    likelihoods, _ = log_likelihoods(loaded.model, inputs.to(device), targets.to(device))
+    return -likelihoods.sum(1).numpy()
+
+
+def _key(window: Window) -> str:
+    content = np.array([*window.inputs, *window.targets], dtype=np.int64).tobytes()
+    return hashlib.sha256(content).hexdigest()[:16]

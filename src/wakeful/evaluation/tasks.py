@@ -1,0 +1,108 @@
+"""The user's examples as lm-eval tasks, and lm-eval's own tasks by name.
+
+The definitions have the prompts and metrics of lm-eval's `lambada_openai` and `piqa`, but take
+their examples from memory: nothing is fetched.
+"""
+
+import difflib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import datasets
+from lm_eval.api.task import ConfigurableTask, Task
+from lm_eval.tasks import TaskManager
+
+from wakeful.errors import WakefulError
+from wakeful.evaluation.examples import Choice, Completion
+from wakeful.evaluation.quiet import quiet
+
+_SEED = 1234
+"""What lm-eval's own command seeds the choice of few-shot examples with."""
+
+
+def lambada_task(examples: Sequence[Completion]) -> Task:
+    """Return the task to predict the last word: accuracy of greedy decoding, and perplexity."""
+    rows = [{"context": example.context, "target": example.target} for example in examples]
+    return _local(
+        "lambada",
+        rows,
+        output_type="loglikelihood",
+        doc_to_target=_field("target"),
+        metrics={"acc": ("mean", True), "perplexity": ("perplexity", False)},
+    )
+
+
+def choices_task(examples: Sequence[Choice]) -> Task:
+    """Return the task to choose: `acc` by log-likelihood, `acc_norm` by that over characters."""
+    rows = [
+        {"context": example.context, "choices": list(example.choices), "answer": example.answer}
+        for example in examples
+    ]
+    return _local(
+        "choices",
+        rows,
+        output_type="multiple_choice",
+        doc_to_target=_field("answer"),
+        doc_to_choice=_field("choices"),
+        metrics={"acc": ("mean", True), "acc_norm": ("mean", True)},
+    )
+
+
+def named_tasks(names: Sequence[str]) -> dict[str, Task]:
+    """Return lm-eval's own tasks by name, groups and tags with all that is in them.
+
+    Raises:
+        WakefulError: no such task, or its data cannot be had.
+    """
+    manager = TaskManager()
+    known = set(manager.all_tasks)
+    found: dict[str, Task] = {}
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, manager.all_tasks, n=3)
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise WakefulError(f"lm-eval has no task {name!r}{hint}")
+        try:
+            with quiet():
+                loaded = manager.load([name])["tasks"]
+        # Each task runs code of its own, so there is no telling what it raises.
+        except Exception as error:
+            reason = " ".join(str(error).split())[:200]
+            raise WakefulError(
+                f"task {name} cannot be loaded; is the Hugging Face hub reachable? "
+                f"({type(error).__name__}: {reason})"
+            ) from error
+        for task in loaded.values():
+            task.set_fewshot_seed(_SEED)
+        found |= loaded
+    return found
+
+
+def _local(
+    name: str,
+    rows: list[dict[str, Any]],
+    *,
+    output_type: str,
+    metrics: dict[str, tuple[str, bool]],
+    **fields: Callable[[dict[str, Any]], Any],
+) -> Task:
+    with quiet():
+        return ConfigurableTask(
+            config={
+                "task": name,
+                "custom_dataset": lambda **_: {"test": datasets.Dataset.from_list(rows)},
+                "test_split": "test",
+                "output_type": output_type,
+                "doc_to_text": _field("context"),
+                "metric_list": [
+                    {"metric": metric, "aggregation": aggregation, "higher_is_better": better}
+                    for metric, (aggregation, better) in metrics.items()
+                ],
+                **fields,
+            }
+        )
+
+
+def _field(name: str) -> Callable[[dict[str, Any]], Any]:
+    # A function and not a template: what a user's file holds is never read as one.
+    return lambda row: row[name]

@@ -1,0 +1,252 @@
+"""lm-eval on tiny models: by hand, by our adapter and by its own class for Transformers."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("lm_eval")
+
+import lm_eval.tasks
+import yaml
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+from lm_eval.utils import apply_template
+
+from evaluation.models import CHOICES, CPU, LAMBADA, loaded_llama, write_lines
+from train.runs import text, tiny
+from wakeful.errors import WakefulError
+from wakeful.evaluation import tasks as tasks_module
+from wakeful.evaluation.adapter import Adapter, Transformer, asked
+from wakeful.evaluation.examples import read_choices, read_lambada
+from wakeful.evaluation.harness import run_tasks
+from wakeful.evaluation.quiet import quiet
+from wakeful.evaluation.scores import Score
+from wakeful.evaluation.tasks import choices_task, lambada_task, named_tasks
+from wakeful.hf.pretrained import Loaded, load
+from wakeful.model.decoder import Decoder
+from wakeful.model.generate import generate
+from wakeful.train.loop import train
+
+__all__ = ["text"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    return loaded_llama(tmp_path_factory.mktemp("models") / "llama", dtype=torch.float32)
+
+
+@pytest.fixture
+def ours(text: Path, tmp_path: Path) -> Loaded:
+    run = train(tiny(text, model={"max_length": 200}), tmp_path / "run")
+    return load(str(run.path), device=CPU, dtype=torch.float32)
+
+
+def silent(done: int, total: int) -> None: ...
+
+
+def local_tasks(folder: Path) -> dict[str, Any]:
+    lambada = read_lambada(write_lines(folder / "l.jsonl", LAMBADA))
+    choices = read_choices(write_lines(folder / "c.jsonl", CHOICES))
+    return {"lambada": lambada_task(lambada), "choices": choices_task(choices)}
+
+
+def logits_of(loaded: Loaded, tokens: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        found: Any = loaded.model(torch.tensor([tokens]))
+    return (found if isinstance(loaded.model, Decoder) else found.logits)[0].double()
+
+
+def by_hand(loaded: Loaded, context: str, continuation: str, bos: bool) -> tuple[float, bool]:
+    """Return log p(continuation | context) and whether greedy decoding writes it, unbatched."""
+    first = [loaded.bos] if bos else []
+    given = [*first, *loaded.encode(context)]
+    whole = [*first, *loaded.encode(context + continuation)]
+    logits = logits_of(loaded, whole[-loaded.context - 1 : -1])
+    total, greedy = 0.0, True
+    for offset in range(1, len(whole) - len(given) + 1):
+        row, token = logits[-offset], whole[-offset]
+        total += float(row.log_softmax(0)[token])
+        greedy = greedy and int(row.argmax()) == token
+    return total, greedy
+
+
+def figures(scores: list[Score]) -> dict[tuple[str, str], Score]:
+    return {(score.task, score.metric): score for score in scores}
+
+
+@pytest.mark.parametrize("bos", [False, True])
+def test_accuracies_are_those_by_hand(model: Loaded, tmp_path: Path, bos: bool) -> None:
+    lm = asked(model, bos=bos, batch_size=2, progress=silent)
+    assert isinstance(lm, Transformer)
+    found = figures(run_tasks("m", lm, local_tasks(tmp_path)))
+    completions = read_lambada(tmp_path / "l.jsonl")
+    answers = [by_hand(model, each.context, each.target, bos) for each in completions]
+    perplexity = found["lambada", "perplexity"]
+    assert perplexity.values.tolist() == pytest.approx([-nats for nats, _ in answers], rel=1e-4)
+    mean = sum(nats for nats, _ in answers) / len(answers)
+    assert perplexity.figure == pytest.approx(math.exp(-mean), rel=1e-4)
+    assert found["lambada", "acc"].values.tolist() == [float(greedy) for _, greedy in answers]
+    right, right_norm = [], []
+    for each in read_choices(tmp_path / "c.jsonl"):
+        sums = [by_hand(model, each.context, f" {choice}", bos)[0] for choice in each.choices]
+        norms = [total / len(c) for total, c in zip(sums, each.choices, strict=True)]
+        right.append(float(sums.index(max(sums)) == each.answer))
+        right_norm.append(float(norms.index(max(norms)) == each.answer))
+    assert found["choices", "acc"].values.tolist() == right
+    assert found["choices", "acc_norm"].values.tolist() == right_norm
+    assert found["choices", "acc"].error == pytest.approx(
+        math.sqrt(sum((r - sum(right) / 4) ** 2 for r in right) / 12)
+    )
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_the_adapter_says_what_lm_evals_own_class_says(
+    model: Loaded, tmp_path: Path, batch_size: int
+) -> None:
+    tasks = local_tasks(tmp_path)
+    with quiet():
+        own = HFLM(
+            pretrained=model.model,  # pyright: ignore
+            tokenizer=model.tokenizer,  # pyright: ignore
+            batch_size=1,
+            add_bos_token=False,
+        )
+    expected = figures(run_tasks("m", own, tasks))
+    for lm in (
+        Adapter(model, batch_size=batch_size),
+        asked(model, bos=False, batch_size=batch_size, progress=silent),
+    ):
+        found = figures(run_tasks("m", lm, tasks))
+        assert found.keys() == expected.keys()
+        for name, score in found.items():
+            assert score.values.tolist() == pytest.approx(expected[name].values.tolist(), rel=1e-5)
+            assert score.keys == expected[name].keys
+            assert score.higher_is_better == (name[1] != "perplexity")
+
+
+@pytest.mark.parametrize("bos", [False, True])
+def test_the_adapter_asks_our_decoder(ours: Loaded, tmp_path: Path, bos: bool) -> None:
+    ours = replace(ours, bos=3)
+    lm = asked(ours, bos=bos, batch_size=3, progress=silent)
+    assert isinstance(lm, Adapter)
+    found = figures(run_tasks("m", lm, local_tasks(tmp_path)))
+    answers = [
+        by_hand(ours, each.context, each.target, bos) for each in read_lambada(tmp_path / "l.jsonl")
+    ]
+    nats = found["lambada", "perplexity"].values.tolist()
+    assert nats == pytest.approx([-total for total, _ in answers], rel=1e-4)
+    assert found["lambada", "acc"].values.tolist() == [float(greedy) for _, greedy in answers]
+
+
+def test_a_long_context_loses_its_beginning(model: Loaded) -> None:
+    request = instance("loglikelihood", "x" * 100 + " end", " of it")
+    expected, _ = by_hand(model, "x" * 100 + " end", " of it", bos=False)
+    for lm in (Adapter(model), asked(model, bos=False, batch_size=1, progress=silent)):
+        with quiet():
+            assert lm.loglikelihood([request])[0][0] == pytest.approx(expected, rel=1e-5)
+    with quiet(), pytest.raises(WakefulError, match="answer is 70 of llama's tokens"):
+        Adapter(model).loglikelihood([instance("loglikelihood", "a", "b" * 70)])
+
+
+def test_rolling_and_empty_contexts_are_as_lm_evals_own(model: Loaded) -> None:
+    texts = ["short", "a text that is longer than the context of the model, " * 3]
+    rolling = [instance("loglikelihood_rolling", each) for each in texts]
+    empty = [instance("loglikelihood", "", " from nothing")]
+    for bos in (False, True):
+        ours = Adapter(model, bos=bos, batch_size=2)
+        theirs = asked(model, bos=False, batch_size=1, progress=silent)
+        with quiet():
+            assert ours.loglikelihood_rolling(rolling) == pytest.approx(
+                theirs.loglikelihood_rolling(rolling), rel=1e-5
+            )
+            assert ours.loglikelihood(empty)[0] == pytest.approx(
+                theirs.loglikelihood(empty)[0], rel=1e-5
+            )
+
+
+def instance(kind: Any, *arguments: Any) -> Instance:
+    return Instance(request_type=kind, doc={}, arguments=arguments, idx=0)
+
+
+def test_generation_stops_where_a_task_says(ours: Loaded) -> None:
+    lm = Adapter(ours)
+    settings = {"until": ["\n\n"], "max_gen_toks": 12, "do_sample": False, "temperature": 0.0}
+    assert isinstance(ours.model, Decoder)
+    tokens = list(
+        generate(ours.model, ours.encode("def "), num_tokens=12, temperature=0.0,
+                 stop=lm.eot_token_id)
+    )  # fmt: skip
+    plain = str(ours.tokenizer.decode(tokens))
+    assert lm.generate_until([instance("generate_until", "def ", settings)]) == [plain]
+    stop = plain[3:5]
+    cut = settings | {"until": stop}
+    expected = plain[: plain.index(stop)]
+    assert lm.generate_until([instance("generate_until", "def ", cut)]) == [expected]
+    long = instance("generate_until", "def " * 400, settings)
+    assert len(lm.generate_until([long])) == 1
+    sampled = settings | {"do_sample": True, "temperature": 1.0}
+    with pytest.raises(WakefulError, match="samples its answers"):
+        lm.generate_until([instance("generate_until", "x", sampled)])
+    with pytest.raises(WakefulError, match="the context of vanilla is 200"):
+        lm.generate_until([instance("generate_until", "x", {"until": []})])
+
+
+def test_prompts_are_those_of_lm_evals_own_tasks(tmp_path: Path) -> None:
+    folder = Path(lm_eval.tasks.__file__).parent
+    lambada = yaml.safe_load((folder / "lambada" / "lambada_openai.yaml").read_text())
+    completions = read_lambada(write_lines(tmp_path / "l.jsonl", LAMBADA))
+    for row, each in zip(LAMBADA, completions, strict=True):
+        assert each.context == apply_template(lambada["doc_to_text"], row)
+        assert each.target == apply_template(lambada["doc_to_target"], row)
+    assert {metric["metric"] for metric in lambada["metric_list"]} == {"acc", "perplexity"}
+    piqa = yaml.safe_load((folder / "piqa" / "piqa.yaml").read_text())
+    row = CHOICES[2]
+    (each,) = read_choices(write_lines(tmp_path / "c.jsonl", [row]))
+    assert each.context == apply_template(piqa["doc_to_text"], row)
+    assert str(list(each.choices)) == apply_template(piqa["doc_to_choice"], row)
+    assert {metric["metric"] for metric in piqa["metric_list"]} == {"acc", "acc_norm"}
+
+
+def test_limit_takes_the_first(model: Loaded, tmp_path: Path) -> None:
+    tasks = local_tasks(tmp_path)
+    every = figures(run_tasks("m", Adapter(model), tasks))
+    first = figures(run_tasks("m", Adapter(model), tasks, limit=2))
+    for name, score in first.items():
+        assert score.keys == every[name].keys[:2]
+        assert score.values == pytest.approx(every[name].values[:2])
+
+
+class Index:
+    """Stands for lm-eval's index of tasks, which takes seconds to build."""
+
+    def __init__(self, error: Exception) -> None:
+        self.all_tasks = ["piqa", "lambada_openai"]
+        self._error = error
+
+    def load(self, names: list[str]) -> dict[str, Any]:
+        raise self._error
+
+
+def test_tasks_that_cannot_be_had_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    unreachable = ConnectionError("Couldn't reach 'baber/piqa'\non the Hub")
+    monkeypatch.setattr(tasks_module, "TaskManager", lambda: Index(unreachable))
+    with pytest.raises(WakefulError, match="is the Hugging Face hub reachable") as raised:
+        named_tasks(["piqa"])
+    assert "\n" not in str(raised.value)
+    with pytest.raises(WakefulError, match="no task 'pica'; did you mean piqa"):
+        named_tasks(["pica"])
+
+
+def test_a_figure_that_is_no_mean_stands_alone(model: Loaded, tmp_path: Path) -> None:
+    task = local_tasks(tmp_path)["choices"]
+    task._aggregation_list["acc"] = max  # a median, a BLEU: no ratio over examples
+    found = figures(run_tasks("m", Adapter(model), {"choices": task}))
+    own = found["choices", "acc"]
+    assert own.keys == ("all",)
+    assert own.figure == 1.0
+    assert math.isnan(own.error)
+    assert len(found["choices", "acc_norm"].keys) == len(CHOICES)

@@ -1,0 +1,141 @@
+"""Perplexity in windows against an explicit computation, token by token."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evaluation.models import loaded_llama
+from train.runs import text, tiny
+from wakeful.errors import WakefulError
+from wakeful.evaluation.likelihood import log_likelihoods
+from wakeful.evaluation.perplexity import perplexity, tokenize, windows
+from wakeful.hf.pretrained import Loaded, load
+from wakeful.model.loss import IGNORED
+from wakeful.train.loop import train
+
+__all__ = ["text"]
+WORDS = "naïve café 😀 — the cat sat on the mat, and then it sat on the hat again. " * 3
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    return loaded_llama(tmp_path_factory.mktemp("models") / "llama")
+
+
+def explicit(model: Loaded, tokens: list[int], length: int, stride: int, bos: bool) -> list[float]:
+    """Return −log p of each counted token: every token by itself, from its window's tokens."""
+    stream = [model.bos, *tokens] if bos else tokens
+    nats: list[float] = []
+    for place in range(1, len(stream)):
+        # The first window that reaches this token.
+        start = max(0, math.ceil((place - length) / stride)) * stride
+        context = stream[start:place]
+        if bos:
+            context[0] = stream[0]
+        with torch.no_grad():
+            logits = model.model(torch.tensor([context])).logits[0, -1]
+        nats.append(-float(logits.log_softmax(0)[stream[place]]))
+    return nats
+
+
+@pytest.mark.parametrize("bos", [False, True])
+@pytest.mark.parametrize(
+    ("length", "stride"), [(16, 16), (16, 5), (17, 1), (64, 64), (64, 40), (2, 1), (2, 2)]
+)
+def test_every_token_counts_once(model: Loaded, length: int, stride: int, bos: bool) -> None:
+    words = WORDS[:73]
+    tokens = model.encode(words)
+    nats = explicit(model, tokens, length, stride, bos)
+    found, bits = perplexity(model, words, length=length, stride=stride, bos=bos, batch_size=3)
+    assert found.weights.sum() == len(nats) == len(tokens) - (not bos)
+    assert found.values.sum() == pytest.approx(sum(nats), rel=1e-12)
+    assert found.figure == pytest.approx(math.exp(sum(nats) / len(nats)), rel=1e-12)
+    scored = len(words.encode()) - (0 if bos else len(words[0].encode()))
+    assert bits.weights.sum() == scored
+    assert bits.figure == pytest.approx(sum(nats) / math.log(2) / scored, rel=1e-12)
+
+
+@given(st.integers(2, 60), st.integers(2, 20), st.data(), st.booleans())
+def test_windows_cover_each_target_once(
+    count: int, length: int, data: st.DataObject, bos: bool
+) -> None:
+    stride = data.draw(st.integers(1, length))
+    stream = [-1, *range(100, 100 + count)] if bos else list(range(100, 100 + count))
+    cut = windows(stream, length=length, stride=stride, bos=bos)
+    counted = [target for window in cut for target in window.targets if target != IGNORED]
+    assert counted == stream[1:]
+    for window in cut:
+        assert len(window.inputs) == len(window.targets) <= length
+        new = [n for n, target in enumerate(window.targets) if target != IGNORED]
+        assert window.targets[new[0]] == stream[window.first]
+        assert (window.inputs[0] == -1) == bos
+        for n in new[1 if bos else 0 :]:
+            assert window.targets[n] == window.inputs[n] + 1 or window.inputs[n] == -1
+
+
+def test_windows_may_be_limited(model: Loaded) -> None:
+    all_of_it, bits = perplexity(model, WORDS, length=16, stride=16)
+    first, first_bits = perplexity(model, WORDS, length=16, stride=16, num_sequences=2)
+    assert first.values == pytest.approx(all_of_it.values[:2])
+    assert first.weights.tolist() == [16, 16]
+    assert first.keys == all_of_it.keys[:2]
+    assert first_bits.weights.tolist() == bits.weights[:2].tolist()
+    more, _ = perplexity(model, WORDS, length=16, stride=16, num_sequences=10**6)
+    assert more.keys == all_of_it.keys
+
+
+def test_bytes_are_those_of_the_text(model: Loaded, text: Path, tmp_path: Path) -> None:
+    run = train(tiny(text), tmp_path / "run")
+    ours = load(str(run.path), device=torch.device("cpu"), dtype=torch.float32)
+    for each in (model, ours):
+        for words in (WORDS, "  def \n\n\t value é漢字😀  in\n"):
+            tokenized = tokenize(each, words)
+            assert tokenized.tokens == each.encode(words)
+            assert tokenized.num_bytes == len(words.encode())
+            assert tokenized.ends is not None
+            assert tokenized.ends[-1] == tokenized.num_bytes
+            assert (np.diff(tokenized.ends) >= 0).all()
+    spelled = "the <|endoftext|> of a text"  # which stays ordinary characters
+    assert tokenize(ours, spelled).tokens == ours.encode(spelled)
+
+
+def test_our_decoder_has_the_loss_of_its_own(text: Path, tmp_path: Path) -> None:
+    run = train(tiny(text), tmp_path / "run")
+    ours = load(str(run.path), device=torch.device("cpu"), dtype=torch.float64)
+    words = (text / "000.txt").read_text()
+    tokens = torch.tensor([ours.encode(words)[:33]])
+    expected = ours.model.loss(tokens[:, :-1], tokens[:, 1:], reduction="none")
+    likelihoods, greedy = log_likelihoods(ours.model, tokens[:, :-1], tokens[:, 1:])
+    assert -likelihoods == pytest.approx(expected, rel=1e-9)
+    assert greedy.tolist() == (ours.model(tokens[:, :-1]).argmax(2) == tokens[:, 1:]).tolist()
+    found, _ = perplexity(ours, words, length=32, stride=32, num_sequences=1)
+    assert found.values[0] == pytest.approx(float(expected.sum()), rel=1e-9)
+
+
+def test_what_cannot_be_measured_is_refused(model: Loaded, text: Path, tmp_path: Path) -> None:
+    def fails(message: str, words: str = WORDS, each: Loaded = model, **over: int | bool) -> None:
+        with pytest.raises(WakefulError, match=message):
+            perplexity(each, words, **({"length": 16, "stride": 16} | over))  # pyright: ignore
+
+    fails("at least 2 are needed", words="x")
+    fails("at least 2 are needed", words="", bos=True)
+    fails("context of 64 tokens", length=65)
+    fails("at least 2 tokens", length=1)
+    fails("between 1 and the length, 16", stride=17)
+    fails("between 1 and the length, 16", stride=0)
+    relaxed = train(tiny(text, model={"relaxed_prefix": 4}), tmp_path / "relaxed")
+    ours = load(str(relaxed.path), device=torch.device("cpu"), dtype=torch.float32)
+    fails("see their own targets", each=ours)
+    fails("has no BOS", each=loaded_llama(tmp_path / "none", bos=False), bos=True)
+
+
+def test_a_model_that_gives_nan_is_named_so(tmp_path: Path) -> None:
+    broken = loaded_llama(tmp_path / "llama", dtype=torch.float32)
+    broken.model.get_parameter("model.norm.weight").data.fill_(math.inf)
+    with pytest.raises(WakefulError, match="logits have a NaN"):
+        perplexity(broken, WORDS, length=16, stride=16)

@@ -1,0 +1,83 @@
+"""Figures, their standard errors and paired differences."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wakeful.evaluation.scores import Score, difference, tidy
+from wakeful.report.evaluation import written
+from wakeful.statistics import mean_and_error, ratio_and_error
+
+
+def score(values: list[float], weights: list[float] | None = None, **over: object) -> Score:
+    array = np.array(values, dtype=np.float64)
+    fields: dict = {
+        "model": "m", "task": "t", "metric": "x", "values": array,
+        "keys": tuple(map(str, range(len(values)))),
+        "weights": np.ones(len(values)) if weights is None else np.array(weights, np.float64),
+    }  # fmt: skip
+    return Score(**(fields | over))
+
+
+numbers = st.lists(st.floats(-5, 5), min_size=2, max_size=30)
+
+
+@given(numbers, st.data())
+def test_a_ratio_has_the_error_of_the_ratio_estimator(values: list[float], data) -> None:
+    weights = data.draw(
+        st.lists(st.floats(0.5, 9), min_size=len(values), max_size=len(values)), label="weights"
+    )
+    found = score(values, weights)
+    assert (found.figure, found.error) == pytest.approx(ratio_and_error(values, weights), abs=1e-12)
+    plain = score(values)
+    assert (plain.figure, plain.error) == pytest.approx(mean_and_error(values), abs=1e-12)
+
+
+def test_a_perplexity_has_the_error_of_the_delta_method() -> None:
+    values, weights = [9.0, 12.0, 7.5], [4.0, 5.0, 3.0]
+    ratio, error = ratio_and_error(values, weights)
+    found = score(values, weights, exponential=True)
+    assert found.figure == pytest.approx(math.exp(ratio))
+    assert found.error == pytest.approx(math.exp(ratio) * error)
+
+
+def test_a_paired_difference_is_that_of_the_differences() -> None:
+    ours, theirs = [1.0, 0.0, 1.0, 1.0, 0.0], [1.0, 0.0, 0.0, 1.0, 0.0]
+    paired = difference(score(ours), score(theirs))
+    assert paired == pytest.approx(mean_and_error(np.subtract(ours, theirs)))
+    unpaired = math.hypot(score(ours).error, score(theirs).error)
+    assert paired is not None
+    assert paired[1] < unpaired
+    assert difference(score(ours), score(ours)) == (0.0, 0.0)
+
+
+def test_other_examples_are_not_paired() -> None:
+    assert difference(score([1.0, 2.0]), score([1.0, 2.0], keys=("a", "b"))) is None
+
+
+def test_one_example_and_an_overflow_have_no_error() -> None:
+    assert math.isnan(score([1.0]).error)
+    endless = score([8000.0, 9000.0], [10.0, 10.0], exponential=True)
+    assert endless.figure == math.inf
+    assert math.isnan(endless.error)
+
+
+def test_rows_are_tidy() -> None:
+    frame = tidy([score([1.0, 2.0]), score([3.0], model="n")])
+    assert frame.columns == ["model", "task", "metric", "example", "key", "value", "weight"]
+    assert frame["value"].to_list() == [1.0, 2.0, 3.0]
+    assert frame["model"].to_list() == ["m", "m", "n"]
+
+
+def test_figures_show_two_digits_of_their_error() -> None:
+    assert written(31.5725, 37.3061) == "32 ± 37"
+    assert written(18.4594, 1.6367) == "18.5 ± 1.6"
+    assert written(-0.01234, 0.00056, "+") == "−0.01234 ± 0.00056"
+    assert written(12345.6, 99.96) == "12,346 ± 100"
+    assert written(0.5, math.nan) == "0.5000"
+    assert written(0.0, 0.0, "+") == "+0.0000"
+    assert written(math.inf, math.nan) == "inf"
+    assert written(663_835_693_724, 2_677_920_560_709) == "6.64e+11 ± 2.7e+12"

@@ -1,0 +1,76 @@
+"""OrthoAdam where its users put it: a plain loop, and the Hugging Face Trainer."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Trainer
+from transformers import TrainingArguments as Arguments
+
+from wakeful.optim.orthoadam import OrthoAdam
+
+
+class Rows(Dataset):
+    """The same 24 sequences for every run."""
+
+    def __init__(self) -> None:
+        self.tokens = torch.randint(0, 96, (24, 12), generator=torch.Generator().manual_seed(3))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
+        return {"input_ids": self.tokens[number], "labels": self.tokens[number]}
+
+
+def model(kind: str) -> torch.nn.Module:
+    torch.manual_seed(0)
+    if kind == "gpt2":
+        config = GPT2Config(
+            vocab_size=96, n_positions=32, n_embd=24, n_layer=2, n_head=2,
+            resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        )  # fmt: skip
+        return GPT2LMHeadModel(config)
+    config = LlamaConfig(
+        vocab_size=96, hidden_size=24, intermediate_size=40, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=32,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("rotation", ["hadamard", "haar"])
+def test_the_trainer_takes_the_steps_of_a_plain_loop(
+    kind: str, rotation: str, tmp_path: Path
+) -> None:
+    def optimizer_of(trained: torch.nn.Module) -> OrthoAdam:
+        return OrthoAdam(trained.named_parameters(), lr=1e-2, rotation=rotation, seed=5)
+
+    by_hand = model(kind)
+    start = {name: p.detach().clone() for name, p in by_hand.named_parameters()}
+    optimizer = optimizer_of(by_hand)
+    data = Rows()
+    # For GPT-2 the Trainer divides by every label, for Llama by those that are predicted.
+    counted = 4 * 12 if kind == "gpt2" else 4 * 11
+    for step in range(6):
+        batch = data.tokens[4 * step : 4 * step + 4]
+        loss = by_hand(input_ids=batch, labels=batch, num_items_in_batch=counted).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(by_hand.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    trained = model(kind)
+    arguments = Arguments(
+        output_dir=str(tmp_path), per_device_train_batch_size=4, num_train_epochs=1,
+        max_grad_norm=1.0, save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True,
+        lr_scheduler_type="constant", train_sampling_strategy="sequential",
+    )  # fmt: skip
+    trainer = Trainer(
+        trained, arguments, train_dataset=data, optimizers=(optimizer_of(trained), None)
+    )
+    trainer.train()
+    for (name, one), two in zip(trained.named_parameters(), by_hand.parameters(), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)
+        assert not torch.equal(one, start[name]) or name.endswith("attn.c_attn.bias")
