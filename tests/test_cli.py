@@ -19,6 +19,7 @@ from wakeful.cli.data import PrepareOptions
 from wakeful.cli.demo import DemoOptions
 from wakeful.cli.diagnose import DiagnoseOptions
 from wakeful.cli.evaluate import EvaluateOptions
+from wakeful.cli.export import ExportOptions
 from wakeful.cli.generate import GenerateOptions
 from wakeful.cli.inherit import InheritOptions
 from wakeful.cli.quantize import QuantizeOptions
@@ -143,7 +144,7 @@ OPTIONS = {
     "train": TrainOptions, "compare": CompareOptions, "generate": GenerateOptions,
     "data prepare": PrepareOptions, "report": ReportOptions, "diagnose": DiagnoseOptions,
     "demo": DemoOptions, "inherit": InheritOptions, "evaluate": EvaluateOptions,
-    "quantize": QuantizeOptions,
+    "quantize": QuantizeOptions, "export": ExportOptions,
 }  # fmt: skip
 
 

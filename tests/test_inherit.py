@@ -15,8 +15,8 @@ from growth.heirs import SMALL, reference, text, trained
 from test_cli import fails
 from train.runs import tiny
 from wakeful.cli import main
+from wakeful.growth.plan import check_wishes
 from wakeful.growth.wishes import Wishes
-from wakeful.inherit import check_wishes
 from wakeful.report.inheritance import read_inheritance, verdicts
 from wakeful.report.inheritance_page import write_inheritance
 from wakeful.run import Run

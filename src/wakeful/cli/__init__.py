@@ -14,7 +14,7 @@ from wakeful.errors import WakefulError
 
 VERBS = (
     "demo", "train", "compare", "generate", "diagnose", "inherit", "evaluate", "quantize", "data",
-    "report",
+    "report", "export",
 )  # fmt: skip
 """In the order a newcomer reads them; each is a file here with SUMMARY, its options and `run`."""
 

@@ -30,11 +30,7 @@ class Heads(nn.Linear):
         self.norm = norm
 
     def forward(self, x: Tensor, flow: Flow) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self.placed(super().forward(x), flow)
-
-    def placed(self, projected: Float[Tensor, "B L P"], flow: Flow) -> Float[Tensor, "B L N d"]:
-        """Return the heads that a projection of the tokens makes."""
-        return into_heads(projected, self.heads, self.norm, flow, rotary=self.rotary)
+        return into_heads(super().forward(x), self.heads, self.norm, flow, rotary=self.rotary)
 
 
 def into_heads(
