@@ -21,6 +21,7 @@ from wakeful.cli.diagnose import DiagnoseOptions
 from wakeful.cli.evaluate import EvaluateOptions
 from wakeful.cli.export import ExportOptions
 from wakeful.cli.generate import GenerateOptions
+from wakeful.cli.inherit import InheritOptions
 from wakeful.cli.quantize import QuantizeOptions
 from wakeful.cli.report import ReportOptions
 from wakeful.cli.train import TrainOptions
@@ -142,8 +143,8 @@ def test_resume_takes_no_other_option(config: str, capsys: pytest.CaptureFixture
 OPTIONS = {
     "train": TrainOptions, "compare": CompareOptions, "generate": GenerateOptions,
     "data prepare": PrepareOptions, "report": ReportOptions, "diagnose": DiagnoseOptions,
-    "demo": DemoOptions, "evaluate": EvaluateOptions, "quantize": QuantizeOptions,
-    "export": ExportOptions,
+    "demo": DemoOptions, "inherit": InheritOptions, "evaluate": EvaluateOptions,
+    "quantize": QuantizeOptions, "export": ExportOptions,
 }  # fmt: skip
 
 
@@ -154,7 +155,7 @@ def options_of(kind: type, prefix: str = "") -> Iterator[tuple[str, str, object]
     words = {name: " ".join(text.split()) for name, text in described}
     for field in dataclasses.fields(kind):
         if dataclasses.is_dataclass(hints[field.name]):
-            below = "" if field.name == "config" else f"{prefix}{field.name}."
+            below = "" if field.name in ("config", "wishes") else f"{prefix}{field.name}."
             yield from options_of(hints[field.name], below)
         else:
             assert field.name in words, f"{kind.__name__}.{field.name} is not described"
@@ -213,7 +214,8 @@ def test_every_field_of_the_configuration_is_an_option(
                "model.rotary_width": 4, "model.relaxed_prefix": 3, "train.length": 21,
                "train.steps": 77, "train.batch_size": 12, "train.micro_batch_size": 6}  # fmt: skip
     words = {"model.norm": "layernorm", "model.positions": "rotary", "model.mlp": "gelu",
-             "model.attention_bias": "qkv", "train.dtype": "bfloat16", "name": "other"}  # fmt: skip
+             "model.attention_bias": "qkv", "train.dtype": "bfloat16", "name": "other",
+             "train.distill.over": "mean"}  # fmt: skip
     expected: dict[str, Any] = {}
     arguments: list[str] = []
     for name, _, default in options_of(Config):

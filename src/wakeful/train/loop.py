@@ -24,6 +24,7 @@ from wakeful.run import Run, environment
 from wakeful.train import checkpoint
 from wakeful.train.diagnosis import measure
 from wakeful.train.evaluate import evaluate, mean_loss
+from wakeful.train.facts import check_same_data, data_facts
 from wakeful.train.figures import check_schemes, quantization_damage, training_bytes
 from wakeful.train.objective import Loss, make_loss
 from wakeful.train.progress import Display, Silent
@@ -95,7 +96,7 @@ def train(
 
     if resume:
         run = Run.open(path)
-        _check_same_data(run, data)
+        check_same_data(run, data)
     else:
         _create(config, path, data, decoder, optimizer, initial)
         run = Run.open(path)
@@ -139,7 +140,7 @@ def _create(
     with Run.create(path, "train", {"name": config.name, **origin}) as new:
         new.write_text("config.toml", config_to_toml(config))
         new.write_json("environment.json", environment(decoder.head.weight.device))
-        new.write_json("data.json", _data_facts(data))
+        new.write_json("data.json", data_facts(data))
         data.tokenizer.save(new.path)
         if initial is not None:
             start = {"step": 0, "tokens": 0, "seconds": 0.0}
@@ -321,7 +322,7 @@ def _finish(
             "quantization": quantization_damage(config, decoder, windows),
             "bytes": training_bytes(decoder, optimizer),
             "samples": _samples(config, decoder, data),
-            "data": _data_facts(data),
+            "data": data_facts(data),
         },
     )
 
@@ -350,28 +351,6 @@ def _samples(config: Config, decoder: Decoder, data: PreparedData) -> list[dict[
              "top_k": settings.top_k, "seed": settings.seed}
         )  # fmt: skip
     return samples
-
-
-def _data_facts(data: PreparedData) -> dict[str, Any]:
-    return {
-        "source": data.info["source"],
-        "corpus_sha256": data.corpus_sha256,
-        "tokenizer": data.tokenizer.fingerprint,
-        "train_tokens": data.train.num_tokens,
-        "validation_tokens": data.validation.num_tokens,
-        "vocab_size": data.vocab_size,
-        "train_sha256": data.info["splits"]["train"]["sha256"],
-        "validation_sha256": data.info["splits"]["validation"]["sha256"],
-    }
-
-
-def _check_same_data(run: Run, data: PreparedData) -> None:
-    before, now = run.read_json("data.json"), _data_facts(data)
-    if any(before.get(key) != now[key] for key in now if key != "source"):
-        raise WakefulError(
-            f"{run.path} was trained on other data than data.source gives now: the text, what is "
-            "held out of it or the tokenizer has changed; restore it, or start a new run"
-        )
 
 
 def _not_finite(run: Run, batches: Batches, step: int, what: str) -> str:
