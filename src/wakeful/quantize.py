@@ -129,8 +129,11 @@ def _check(out: Path, save: str, schemes: Sequence[Scheme], count: int, calibrat
             f"--save writes one model, and {len(schemes)} schemes are asked for: name one with "
             "--scheme"
         )
-    if Path(save).resolve() == out.resolve():
-        raise WakefulError(f"--save and --out are both {save}: name two folders")
+    one, other = Path(save).resolve(), out.resolve()
+    if one.is_relative_to(other) or other.is_relative_to(one):
+        raise WakefulError(
+            f"--save {save} and --out {out} are one folder or one inside the other: name two"
+        )
     Run(save).refuse_existing()
 
 

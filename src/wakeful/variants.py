@@ -7,15 +7,14 @@ the file deletes it. The expression is read as a syntax tree of calls and litera
 
 import ast
 import difflib
-import importlib
 import inspect
-import pkgutil
 import re
 import types
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from wakeful.discovery import classes
 from wakeful.errors import WakefulError
 
 _LONGEST = 2_000
@@ -62,25 +61,17 @@ class Entry:
 
 @cache
 def variants(folder: str) -> dict[str, type[Variant]]:
-    """Return every variant of a folder (`"routes"`, `"depth"`, `"normalizers"`) by name."""
-    package = importlib.import_module(f"wakeful.{folder}")
-    found: dict[str, type[Variant]] = {}
-    for module_info in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):
-        module = importlib.import_module(f"{package.__name__}.{module_info.name}")
-        found |= {
-            variant_name(value): value
-            for value in vars(module).values()
-            if inspect.isclass(value)
-            and issubclass(value, Variant)
-            and value.__module__ == module.__name__
-            and "examples" in vars(value)
-        }
-    return found
+    """Return every variant of a folder ("routes", "depth", "normalizers", "ropes") by name."""
+    return {
+        variant_name(kind): kind
+        for kind in classes(folder)
+        if issubclass(kind, Variant) and "examples" in vars(kind)
+    }
 
 
 def variant_name(kind: type[Variant]) -> str:
     """Return the name a variant has in expressions: its file's, or in a `base` file its class's."""
-    file = kind.__module__.rsplit(".", 1)[-1]
+    file = re.split(r"\.|__", kind.__module__)[-1]  # an exported model's files are flat
     return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower() if file == "base" else file
 
 

@@ -98,6 +98,12 @@ def test_a_route_with_a_plain_point_changes_nothing_at_step_0(route: str) -> Non
     assert all(grad is not None and grad.abs().max() > 0 for grad in gradients)
 
 
+def test_an_heir_of_one_layer_has_no_later_layer_to_mix() -> None:
+    for route in ('resformer(mode="learnable")', "dense", "gated", "svformer", "neutreno"):
+        heir = inherit(tiny_decoder(), first(1, of=4), route=route)
+        assert torch.equal(heir(TOKENS), inherit(tiny_decoder(), first(1, of=4))(TOKENS))
+
+
 def test_the_learned_weights_start_at_zero_and_one() -> None:
     heir = inherit(tiny_decoder(), first(3, of=4), route='resformer(mode="learnable")')
     assert heir.route.get_parameter("weights").tolist() == [[0.0, 1.0], [0.0, 1.0]]

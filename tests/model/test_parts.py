@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from wakeful.model.initialise import initialise, seed_of
 from wakeful.model.mlps import make_mlp
 from wakeful.model.norms import make_norm
 from wakeful.model.positions import Rotary, rotate
+from wakeful.variants import build, variants
 
 
 def randomised(module: torch.nn.Module) -> torch.nn.Module:
@@ -102,6 +104,93 @@ def test_rotary_turns_pairs_by_hand():
             torch.testing.assert_close(turned[0, row, 0, i + 2], a * s + b * c, rtol=0, atol=1e-6)
 
 
+def test_scalings_by_hand():
+    plain = Rotary(8, 16, theta=100.0)
+    rates = 100.0 ** -(torch.arange(4, dtype=torch.float64) / 4)
+    for expression, wanted in (
+        ("plain", rates),
+        ("linear(factor=4.0)", rates / 4),
+        # Turns in 64 tokens: 64 · rate / 2π = 10.2, 3.22, 1.02, 0.32; kept above 4, slowed below 1.
+        (
+            "llama3(factor=8.0, original_length=64)",
+            [
+                rates[0],
+                *((s + (1 - s) / 8) * r for r in rates[1:3] for s in [(32 / math.pi * r - 1) / 3]),
+                rates[3] / 8,
+            ],
+        ),
+    ):
+        scaled = Rotary(8, 16, theta=100.0, scaling=build("ropes", expression))
+        angles = 15 * torch.tensor([float(rate) for rate in wanted], dtype=torch.float64)
+        torch.testing.assert_close(scaled.cos[15, 0].double(), angles.cos(), rtol=0, atol=1e-7)
+        torch.testing.assert_close(scaled.sin[15, 0].double(), angles.sin(), rtol=0, atol=1e-7)
+    for kind in variants("ropes").values():
+        for expression in kind.examples:
+            assert str(build("ropes", str(build("ropes", expression)))) == str(
+                build("ropes", expression)
+            )
+        neutral = Rotary(8, 16, theta=100.0, scaling=build("ropes", kind.neutral))
+        assert torch.equal(neutral.cos, plain.cos)
+    for expression in ("linear(factor=0.0)", "llama3(factor=1.0, original_length=8, low=4.0)"):
+        with pytest.raises(WakefulError, match="factor"):
+            build("ropes", expression)
+
+
+def test_channels_past_the_rotary_width_stay():
+    heads = torch.randn(1, 3, 2, 10, dtype=torch.float64, requires_grad=True)
+    rotation = Rotary(6, 8, theta=100.0)(slice(2, 5))
+    turned = rotate(heads, rotation)
+    assert torch.equal(turned[..., 6:], heads[..., 6:])
+    assert torch.equal(turned[..., :6], rotate(heads[..., :6], rotation))
+    upstream = torch.randn_like(heads)
+    (grad,) = torch.autograd.grad(turned, heads, upstream)
+    assert torch.equal(grad[..., 6:], upstream[..., 6:])
+    assert torch.autograd.gradcheck(lambda x: rotate(x, tuple(r.double() for r in rotation)), heads)
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+def test_new_parts_are_refused_where_they_say_nothing():
+    for overrides, words in (
+        ({"rotary_width": 3}, "model.rotary_width must be even and at most the 8 channels"),
+        ({"rotary_width": 10}, "must be even and at most the 8 channels"),
+        ({"positions": "learned", "rotary_width": 4}, "are for rotary positions"),
+        ({"positions": "none", "rope": "linear(factor=2.0)"}, "are for rotary positions"),
+        ({"attention_bias": "some"}, "model.attention_bias must be one of same, none, qkv, all"),
+    ):
+        with pytest.raises(WakefulError, match=re.escape(words)):
+            tiny_config(**overrides)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_attention_biases_are_where_they_are_asked_for(bias):
+    for choice, qkv, out in (
+        ("same", bias, bias), ("none", False, False), ("qkv", True, False), ("all", True, True),
+    ):  # fmt: skip
+        attention = Decoder(tiny_config(bias=bias, attention_bias=choice)).blocks[0].attention
+        assert [part.bias is not None for part in (attention.query, attention.out)] == [qkv, out]
+
+
+def test_parallel_blocks_and_normalised_heads_by_hand():
+    decoder = tiny_decoder(parallel=True, qk_norm=True, num_layers=1, positions="none")
+    block = decoder.blocks[0]
+    x = decoder.embed(some_tokens(2, 5))
+    n = block.attention_norm(x)
+    a = block.attention
+
+    def heads(linear):
+        h = (n @ linear.weight.T).unflatten(-1, (-1, 8))
+        return h / torch.sqrt((h**2).mean(-1, keepdim=True) + 1e-5) * linear.norm.weight
+
+    q, k = heads(a.query), heads(a.key).repeat_interleave(2, 2)
+    v = (n @ a.value.weight.T).unflatten(-1, (-1, 8)).repeat_interleave(2, 2)
+    logits = torch.einsum("blhd,bshd->bhls", q, k) / math.sqrt(8)
+    logits = logits.masked_fill(~torch.ones(5, 5, dtype=torch.bool).tril(), -math.inf)
+    u = torch.einsum("bhls,bshd->blhd", logits.softmax(-1), v).flatten(2)
+    expected = x + u @ a.out.weight.T + block.mlp(block.mlp_norm(x))
+    found = decoder.norm(expected)
+    torch.testing.assert_close(decoder.hidden(some_tokens(2, 5)), found, rtol=0, atol=1e-12)
+
+
 def test_the_rotary_table_is_not_saved():
     names = Decoder(tiny_config()).state_dict()
     assert not [name for name in names if "rotary" in name]
@@ -119,6 +208,11 @@ def test_mlps_by_hand():
         expected = expected + (mlp.down.bias if bias else 0)
         torch.testing.assert_close(mlp(x), expected, rtol=0, atol=1e-12)
         assert sum(p.numel() for p in mlp.parameters()) == 3 * 35 + bias * (7 + 7 + 5)
+
+        exact = randomised(make_mlp("gelu_exact", 5, 7, bias=bias))
+        h = exact.up(x)
+        h = h * (1 + torch.erf(h / math.sqrt(2))) / 2
+        torch.testing.assert_close(exact(x), exact.down(h), rtol=0, atol=1e-12)
 
         mlp = randomised(make_mlp("gelu", 5, 7, bias=bias))
         h = mlp.up(x)

@@ -15,7 +15,8 @@ from wakeful.cli.console import ERR, OUT
 from wakeful.errors import WakefulError
 
 VERBS = (
-    "demo", "train", "compare", "generate", "diagnose", "evaluate", "quantize", "data", "report",
+    "demo", "train", "compare", "generate", "diagnose", "inherit", "evaluate", "quantize", "data",
+    "report", "export",
 )  # fmt: skip
 """In the order a newcomer reads them; each is a file here with SUMMARY, its options and `run`."""
 

@@ -24,7 +24,7 @@ class DemoOptions:
 def run(arguments: list[str]) -> None:
     """[options]: train four small twins, compare and diagnose them, and diagnose SmolLM2."""
     from wakeful.diagnose import run_diagnosis
-    from wakeful.hf.pretrained import INSTALL_SMOLLM2
+    from wakeful.hf.smollm2 import INSTALL_SMOLLM2
     from wakeful.train.comparison import compare, seeds_of, variants_of
 
     options = parse(DemoOptions, arguments, "demo", None)

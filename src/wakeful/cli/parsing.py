@@ -56,4 +56,9 @@ def _epilogue(prog: str) -> str:
                 for entry in catalogue(folder)
             )
             text += f"\n\n--model.{option}: {names}."
+    if verb == "inherit":
+        from wakeful.growth.baselines import BASELINES
+
+        names = "; ".join(f"{name}: {entry.summary}" for name, entry in BASELINES.items())
+        text += f"\n\n--baseline: {names}."
     return text

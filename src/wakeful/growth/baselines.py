@@ -11,8 +11,9 @@ from typing import Literal
 import torch
 
 from wakeful.errors import WakefulError
-from wakeful.growth.inherit import Copy, inherit, target_config
+from wakeful.growth.inherit import inherit, target_config
 from wakeful.growth.layermap import LayerMap, alternate, first, last, middle, stacked
+from wakeful.growth.wishes import Copy
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialise import initialise
 from wakeful.variants import nearest
@@ -49,6 +50,7 @@ class Setting:
 
 
 Start = Callable[[Setting], Decoder]
+Distil = Literal["", "sum", "mean"]
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Baseline:
     """The model its training starts from; of two stages, the first."""
     second: Callable[[Setting, Decoder], Decoder] | None = None
     """The model of the second half of its training, from the trained first."""
-    distil: Literal["", "sum", "mean"] = ""
+    distil: Distil = ""
     """The form of KL in its loss; empty for cross-entropy alone."""
 
 

@@ -106,7 +106,8 @@ def ordered(diagnosed: Diagnosed, by: By, num_layers: int, *, pinned: int = 1) -
     if by == "angle":
         return _by_angle(diagnosed.angles, num_layers, pinned)
     if by == "lazy":
-        return _laziest(diagnosed.figures["rank"], num_layers)
+        run = laziest(diagnosed.figures["rank"], num_layers).sources
+        return [*run, *(layer for layer in range(total) if layer not in run)]
     figures = diagnosed.figures[by]
     free = sorted(range(pinned, total), key=lambda layer: (-figures[layer], layer))
     return [*range(pinned), *free]
@@ -143,12 +144,11 @@ def _by_angle(angles: Sequence[Sequence[float]], num_layers: int, pinned: int) -
     return order
 
 
-def _laziest(ranks: Sequence[float], num_layers: int) -> list[int]:
-    """Return the contiguous run with the lowest mean rank first, the rest after it."""
-    total = len(ranks)
-    start = min(range(total - num_layers + 1), key=lambda s: (sum(ranks[s : s + num_layers]), -s))
-    run = range(start, start + num_layers)
-    return [*run, *(layer for layer in range(total) if layer not in run)]
+def laziest(ranks: Sequence[float], num_layers: int) -> LayerMap:
+    """Return the contiguous run of layers with the lowest mean rank, a later one if they tie."""
+    starts = range(len(ranks) - num_layers + 1)
+    start = min(starts, key=lambda s: (sum(ranks[s : s + num_layers]), -s))
+    return LayerMap(tuple(range(start, start + num_layers)), "lazy")
 
 
 def _column(rows: Frame, metric: str, position: str) -> list[float]:

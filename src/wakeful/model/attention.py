@@ -30,18 +30,15 @@ class Heads(nn.Linear):
         self.norm = norm
 
     def forward(self, x: Tensor, flow: Flow) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self.placed(super().forward(x), flow)
-
-    def placed(self, projected: Float[Tensor, "B L P"], flow: Flow) -> Float[Tensor, "B L N d"]:
-        """Return the heads that a projection of the tokens makes."""
-        return into_heads(projected, self.heads, self.norm, flow, rotary=self.rotary)
+        return into_heads(super().forward(x), self.heads, self.norm, flow, rotary=self.rotary)
 
 
 def into_heads(
     projected: Float[Tensor, "B L P"], num_heads: int, norm: nn.Module, flow: Flow, *, rotary: bool
 ) -> Float[Tensor, "B L N d"]:
     """Return a projection split into heads, normalised, and turned by RoPE where `rotary`."""
-    heads = norm(projected.unflatten(-1, (num_heads, -1)))
+    batch, length, width = projected.shape
+    heads = norm(projected.reshape(batch, length, num_heads, width // num_heads))
     if rotary and flow.rotation is not None:
         return rotate(heads, flow.rotation)
     return heads

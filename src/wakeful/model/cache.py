@@ -13,7 +13,7 @@ Slot = tuple[Literal["keys", "values"], int]
 
 
 class Cache:
-    """Keys and values of the tokens so far, (B, G, capacity, d) a slot, allocated once.
+    """Keys and values of the tokens so far, (B, G, capacity, d) a slot, allocated at once.
 
     What is stored is what attention reads: rotated keys, and values after the route's mixing. A
     layer that borrows another's values has no slot, so SVFormer's cache is (N+1)/2N of vanilla's.
@@ -36,6 +36,11 @@ class Cache:
         """Tokens stored."""
 
     @property
+    def batch_size(self) -> int:
+        """Sequences stored side by side."""
+        return next(iter(self._tensors.values())).shape[0]
+
+    @property
     def num_bytes(self) -> int:
         """Bytes allocated, all slots together."""
         return sum(tensor.untyped_storage().nbytes() for tensor in self._tensors.values())
@@ -51,6 +56,17 @@ class Cache:
         tensor[:, :, self.length : end] = new.transpose(1, 2)
         return tensor[:, :, :end].transpose(1, 2)
 
+    def reserve(self, capacity: int) -> None:
+        """Make room for at least `capacity` tokens; room doubles, so that it is seldom made."""
+        if capacity <= self.capacity:
+            return
+        self.capacity = max(capacity, 2 * self.capacity)
+        for slot, tensor in self._tensors.items():
+            batch, heads, _, width = tensor.shape
+            larger = tensor.new_empty((batch, heads, self.capacity, width))
+            larger[:, :, : self.length] = tensor[:, :, : self.length]
+            self._tensors[slot] = larger
+
     def advance(self, num_tokens: int) -> None:
         """Count tokens that every slot now holds."""
         self.length += num_tokens
@@ -63,6 +79,9 @@ class Cache:
         self.length = kept
 
     def reorder(self, rows: Tensor) -> None:
-        """Let sequence i continue from what was sequence `rows[i]` (beam search)."""
+        """Let sequence i continue from what was sequence `rows[i]` (beam search).
+
+        There may be more rows than sequences, or fewer.
+        """
         for slot, tensor in self._tensors.items():
-            self._tensors[slot] = tensor.index_select(0, rows)
+            self._tensors[slot] = tensor.index_select(0, rows.to(tensor.device))

@@ -4,6 +4,9 @@ Shapes: B batch, L new tokens, S all tokens so far, D width, V vocabulary, N lay
 """
 
 import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -57,6 +60,8 @@ class Decoder(nn.Module):
             self.head.weight = self.embed.weight
         self.checkpoint_activations = False
         """Recompute each block in the backward pass instead of keeping its activations."""
+        self.recompute: Callable[..., Any] = partial(checkpoint, use_reentrant=False)
+        """How: `checkpoint` not in its reentrant form, which loses what layers share."""
         self._kept_hiddens = frozenset[int]().union(
             *(depth.reads(number) for number in range(1, shape.num_layers + 1))
         )
@@ -103,21 +108,34 @@ class Decoder(nn.Module):
         valid: Bool[Tensor, "B S"] | None = None,
     ) -> Float[Tensor, "B L D"]:
         """Return the final normalised hidden states."""
+        return self.stream(self.embed(tokens), cache=cache, valid=valid)
+
+    def stream(
+        self,
+        x: Float[Tensor, "B L D"],
+        *,
+        cache: Cache | None = None,
+        valid: Bool[Tensor, "B S"] | None = None,
+        places: Int[Tensor, "B L"] | None = None,
+        keep: Bool[Tensor, "#B L S"] | None = None,
+    ) -> Float[Tensor, "B L D"]:
+        """Return the final normalised hidden states of token embeddings.
+
+        `places` are positions where they are not the tokens' numbers (among the `valid` ones), and
+        `keep` says who sees whom where causality and `valid` do not.
+        """
         start = 0 if cache is None else cache.length
-        end = start + tokens.shape[1]
+        end = start + x.shape[1]
         self._check(start, end)
-        places = slice(start, end) if valid is None else _places(valid)[:, start:end]
-        flow = Flow(
-            memory={},
-            cache=cache,
-            rotation=self._rotation(places),
-            keep=None if valid is None else self._keep(start, end, valid),
-        )
-        x = self.embed(tokens)
+        if valid is not None:
+            keep = self._keep(start, end, valid) if keep is None else keep & valid.unsqueeze(1)
+            places = _places(valid)[:, start:end] if places is None else places
+        if keep is not None and self.config.relaxed_prefix > 1:
+            raise WakefulError("a model with model.relaxed_prefix takes no padded batches")
+        spots = slice(start, end) if places is None else places
+        flow = Flow(memory={}, cache=cache, rotation=self._rotation(spots), keep=keep)
         if self.config.positions == "learned":
-            x = x + self.positions(
-                torch.arange(start, end, device=tokens.device) if valid is None else places
-            )
+            x = x + self.positions.weight[spots]
         hiddens = {0: x} if 0 in self._kept_hiddens else {}
         for number, block in enumerate(self.blocks, start=1):
             x, left = self._run(block, x, flow)
@@ -126,7 +144,7 @@ class Decoder(nn.Module):
                 hiddens[number] = x
             x = self.depth(number, x, hiddens)
         if cache is not None:
-            cache.advance(tokens.shape[1])
+            cache.advance(end - start)
         return self.norm(x)
 
     def new_cache(self, batch_size: int, capacity: int) -> Cache:
@@ -201,7 +219,7 @@ class Decoder(nn.Module):
 
     def _run(self, block: nn.Module, x: Tensor, flow: Flow) -> tuple[Tensor, dict[Read, Tensor]]:
         if self.checkpoint_activations and torch.is_grad_enabled():
-            return checkpoint(block, x, flow, use_reentrant=False)  # pyright: ignore[reportReturnType]
+            return self.recompute(block, x, flow)
         return block(x, flow)
 
     def _rotation(self, places: slice | Tensor) -> Rotation | None:
@@ -210,8 +228,6 @@ class Decoder(nn.Module):
     def _keep(self, start: int, end: int, valid: Tensor) -> Tensor:
         if valid.shape[1] != end:
             raise WakefulError(f"valid covers {valid.shape[1]} tokens, but there are {end}")
-        if self.config.relaxed_prefix > 1:
-            raise WakefulError("a model with model.relaxed_prefix takes no padded batches")
         return causal_mask(end - start, end, 0, valid.device) & valid.unsqueeze(1)
 
     def _check(self, start: int, end: int) -> None:

@@ -30,10 +30,12 @@ class Softmax1(Normalizer):
 
     def attach(self, shape: Shape) -> None:
         super().attach(shape)
-        log_sinks = torch.full((shape.num_heads,), self.start)
+        size = (shape.num_heads,)
         if self.learned:
-            self.log_sinks = nn.Parameter(log_sinks)
+            self.log_sinks = nn.Parameter(torch.full(size, self.start))
         else:
+            # A constant, made on the CPU even where a default device is set (see `Rotary.table`).
+            log_sinks = torch.full(size, self.start, device="cpu")
             self.register_buffer("log_sinks", log_sinks, persistent=False)
 
     @torch.no_grad()

@@ -34,15 +34,15 @@ class Rule:
 WAKEFUL_RULES = (
     Rule(r"embed\.weight", 1, vocabulary=True),
     Rule(r"positions\.weight", 1, vocabulary=True, optional=True),
-    Rule(r"blocks\.\d+\.attention\.(query|key|value)\.weight", 1),
-    Rule(r"blocks\.\d+\.attention\.out\.weight", 0),
-    Rule(r"blocks\.\d+\.mlp\.(gate|up)\.weight", 1),
-    Rule(r"blocks\.\d+\.mlp\.down\.weight", 0),
+    Rule(r"blocks\.\d+\.attention\.(query|key|value)(\.[qkv]_proj)?\.weight", 1),
+    Rule(r"blocks\.\d+\.attention\.out(\.o_proj)?\.weight", 0),
+    Rule(r"blocks\.\d+\.mlp\.(gate|up)(\.(gate|up)_proj)?\.weight", 1),
+    Rule(r"blocks\.\d+\.mlp\.down(\.down_proj)?\.weight", 0),
     Rule(r"route\.(.*\.)?gates\.\d+\.weight", 1, optional=True),
     Rule(r"(route|depth)\.(.*\.)?weights(\.\w+)?", None, optional=True),  # mixing coefficients
-    Rule(r"head\.weight", 1, vocabulary=True, optional=True),
+    Rule(r"(lm_)?head\.weight", 1, vocabulary=True, optional=True),
 )
-"""``wakeful`` models: linear weights are (out, in)."""
+"""``wakeful`` models, by themselves or as Transformers': linear weights are (out, in)."""
 
 LLAMA_RULES = (
     Rule(r"embed_tokens\.weight", 1, vocabulary=True),

@@ -48,8 +48,8 @@ def check_fields(path: Path, table: Mapping[str, Any], fields: Mapping[str, Kind
             if not isinstance(value, Mapping) or part not in value:
                 raise WakefulError(f"{path} has no {key}; was it written by this wakeful?")
             value = value[part]
-        number = isinstance(value, _NUMBER) and (isinstance(value, bool) or not _finite(value))
-        if not isinstance(value, kinds) or number:
+        wrong = isinstance(value, _NUMBER) and (isinstance(value, bool) or not _finite(value))
+        if not isinstance(value, kinds) or (wrong and kinds is not bool):
             raise WakefulError(f"{path}: {key} cannot be {_shown(value)}")
 
 

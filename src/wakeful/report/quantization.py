@@ -192,13 +192,17 @@ def with_digits(value: float | None, error: float | None, *, least: int = 1, sig
     plus = sign if value > 0 else ""
     if error is None or error == 0:
         return f"{plus}{_rounded(value, 4)}".replace("-", "−")
-    digits = 2 + (math.floor(math.log10(abs(value) / error)) if abs(value) > error else 0)
+    if 0 < max(abs(value), error) < 1e-3:
+        power = math.floor(math.log10(max(abs(value), error)))
+        inner = with_digits(value / 10.0**power, error / 10.0**power, least=least, sign=sign)
+        return f"({inner})e{power}".replace("-", "−")
+    digits = 2 + math.floor(math.log10(abs(value) or error)) - math.floor(math.log10(error))
     return f"{plus}{_rounded(value, max(least, digits))} ± {_rounded(error, 2)}".replace("-", "−")
 
 
 def _rounded(value: float, digits: int) -> str:
     """Return a number to so many significant digits, trailing zeros kept."""
-    if value == 0 or not 1e-6 < abs(value) < 1e7:
+    if value == 0 or not 1e-4 < abs(value) < 1e7:
         return f"{value:.{digits - 1}e}" if value else "0"
     places = digits - 1 - math.floor(math.log10(abs(value)))
     return f"{round(value, places):,.{max(0, places)}f}"

@@ -72,7 +72,8 @@ class ResFormer(ValueRoute):
     def start_plain(self) -> str:
         if self.mode != "learnable":
             return super().start_plain()
-        self.weights.copy_(torch.tensor([0.0, 1.0]))
+        if self.layers:
+            self.weights.copy_(torch.tensor([0.0, 1.0]))
         return ""
 
     @torch.no_grad()

@@ -17,6 +17,7 @@ from wakeful.run import Run
 from wakeful.train import checkpoint
 from wakeful.train.diagnosis import measure_over
 from wakeful.train.evaluate import evaluate_over, mean_loss
+from wakeful.train.facts import data_facts
 from wakeful.train.figures import quantization_damage, training_bytes
 from wakeful.train.parallel import Parallel
 from wakeful.train.setup import autocast
@@ -118,20 +119,6 @@ def finish(
             "data": data_facts(data),
         },
     )
-
-
-def data_facts(data: PreparedData) -> dict[str, Any]:
-    """Return what must be alike for two runs to have trained on the same text."""
-    return {
-        "source": data.info["source"],
-        "corpus_sha256": data.corpus_sha256,
-        "tokenizer": data.tokenizer.fingerprint,
-        "train_tokens": data.train.num_tokens,
-        "validation_tokens": data.validation.num_tokens,
-        "vocab_size": data.vocab_size,
-        "train_sha256": data.info["splits"]["train"]["sha256"],
-        "validation_sha256": data.info["splits"]["validation"]["sha256"],
-    }
 
 
 def _whole(config: Config, run: Run, parallel: Parallel) -> Decoder:

@@ -22,8 +22,9 @@ from wakeful.optim.sharding import whole
 from wakeful.run import Run, SharedRun, environment
 from wakeful.train import checkpoint
 from wakeful.train.distributed import World, is_lost, joined, lost
+from wakeful.train.facts import check_same_data, data_facts
 from wakeful.train.figures import check_schemes
-from wakeful.train.finish import data_facts, diagnose, finish, validate
+from wakeful.train.finish import diagnose, finish, validate
 from wakeful.train.objective import Loss, make_loss
 from wakeful.train.parallel import Parallel, check_shares, spread
 from wakeful.train.progress import Display, Silent
@@ -111,7 +112,7 @@ def _train(
     optimizer = make_optimizer(config, decoder)
     loss = make_loss(config, decoder, device, world)
     if resume:
-        _check_same_data(Run.open(path), data)
+        check_same_data(Run.open(path), data)
     elif world.first:
         _create(config, path, data, decoder, optimizer, initial, environment(device, world.size))
     world.gather("the run is there")
@@ -275,15 +276,6 @@ def _steps(
                 f"stopped by {stop} after step {done}, which is saved; continue with: "
                 f"{_again(run, world)}"
             )
-
-
-def _check_same_data(run: Run, data: PreparedData) -> None:
-    before, now = run.read_json("data.json"), data_facts(data)
-    if any(before.get(key) != now[key] for key in now if key != "source"):
-        raise WakefulError(
-            f"{run.path} was trained on other data than data.source gives now: the text, what is "
-            "held out of it or the tokenizer has changed; restore it, or start a new run"
-        )
 
 
 def _check_weights(

@@ -1,6 +1,6 @@
 """Architectures of Transformers that our decoder can be: one file a family of names."""
 
-from wakeful.hf.families import gpt2, gpt_neox, llama
+from wakeful.hf.families import gpt2, gpt_neox, llama, own
 from wakeful.hf.families.base import Family, Link
 
 FAMILIES: dict[str, Family] = {
@@ -10,6 +10,7 @@ FAMILIES: dict[str, Family] = {
     "mistral": llama.FAMILY,
     "qwen2": llama.FAMILY,
     "qwen3": llama.FAMILY,
+    "wakeful": own.FAMILY,
 }
 """By `model_type`. SmolLM is a Llama, Pythia a GPT-NeoX."""
 

@@ -1,14 +1,19 @@
 """What a family of architectures states: its configuration in our words, and its tensors' names."""
 
+import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedConfig
 
 from wakeful.errors import WakefulError
-from wakeful.model.architecture import ModelConfig
+from wakeful.model.architecture import AttentionBias, ModelConfig
+from wakeful.ropes.linear import Linear
+from wakeful.ropes.llama3 import Llama3
+from wakeful.variants import build
 
 Join = Callable[[Sequence[Tensor]], Tensor]
 Split = Callable[[Tensor], Sequence[Tensor]]
@@ -51,12 +56,14 @@ class Family:
     """How to read one family of architectures.
 
     `describe` turns a configuration into ours, with a context of so many tokens (0: its own), and
-    refuses by name what our decoder cannot be. `links` names every tensor of such a model, without
-    the `prefix` that a model with a head puts before those of its body.
+    refuses by name what our decoder cannot be. `compose` turns ours into the nearest of theirs,
+    which is the same model only if `describe` gives ours back. `links` names every tensor of such a
+    model, without the `prefix` that a model with a head puts before those of its body.
     """
 
     prefix: str
     describe: Callable[[PreTrainedConfig, int], ModelConfig]
+    compose: Callable[[ModelConfig], PreTrainedConfig]
     links: Callable[[ModelConfig], list[Link]]
     head: str = "lm_head.weight"
     aliases: tuple[tuple[str, str], ...] = ()
@@ -128,6 +135,44 @@ def rope_of(config: PreTrainedConfig) -> tuple[float, str, float]:
             )
     share = float(parameters.get("partial_rotary_factor", 1.0))
     return float(parameters["rope_theta"]), rope, share
+
+
+def rope_parameters(config: ModelConfig) -> dict[str, Any]:
+    """Return RoPE's parameters as Transformers writes them."""
+    scaling = build("ropes", config.rope)
+    parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
+    match scaling:
+        case Linear():
+            parameters |= {"rope_type": "linear", "factor": scaling.factor}
+        case Llama3():
+            parameters |= {
+                "rope_type": "llama3",
+                "factor": scaling.factor,
+                "original_max_position_embeddings": scaling.original_length,
+                "low_freq_factor": scaling.low,
+                "high_freq_factor": scaling.high,
+            }
+    return parameters
+
+
+def canonical(config: ModelConfig) -> ModelConfig:
+    """Return the same model described in full, so that equal models have equal descriptions."""
+    rotary = config.positions == "rotary"
+    shape = config.shape
+    biases: dict[tuple[bool, bool], AttentionBias] = {
+        (True, True): "all", (True, False): "qkv", (False, False): "none",
+    }  # fmt: skip
+    return dataclasses.replace(
+        config,
+        num_kv_heads=shape.num_kv_heads,
+        head_width=shape.head_width,
+        attention_bias=biases[config.qkv_bias, config.out_bias],
+        rope=str(build("ropes", config.rope)),
+        rope_theta=config.rope_theta if rotary else 10_000.0,
+        rotary_width=config.rotary_width or shape.head_width if rotary else 0,
+        relaxed_prefix=config.relaxed_prefix if config.relaxed_prefix > 1 else 0,
+        scale_residual_init=False,
+    )
 
 
 def rotary_width(share: float, head_width: int) -> int:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig
+from transformers import GPT2Config, PreTrainedConfig
 
 from wakeful.errors import WakefulError
 from wakeful.hf.families.base import Family, Link, demand, same, transposed
@@ -15,6 +15,7 @@ from wakeful.model.mlps import MLPName
 _GELU: dict[str, MLPName] = {
     "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_exact",
 }  # fmt: skip
+_NAMES = {"gelu": "gelu_new", "gelu_exact": "gelu"}
 PROJECTIONS = ("query", "key", "value")
 
 
@@ -44,6 +45,28 @@ def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
         scale_logits_by_layer=bool(c.scale_attn_by_inverse_layer_idx),
         init_std=c.initializer_range,
         scale_residual_init=True,
+    )
+
+
+def compose(config: ModelConfig) -> PreTrainedConfig:
+    """Return the nearest configuration of a GPT-2, without dropout."""
+    return GPT2Config(
+        vocab_size=config.vocab_size,
+        n_positions=config.max_length,
+        n_embd=config.width,
+        n_layer=config.num_layers,
+        n_head=config.num_heads,
+        n_inner=config.mlp_width,
+        activation_function=_NAMES.get(config.mlp, "gelu_new"),
+        layer_norm_epsilon=config.norm_eps,
+        initializer_range=config.init_std,
+        scale_attn_by_inverse_layer_idx=config.scale_logits_by_layer,
+        tie_word_embeddings=config.tied,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=None,
+        eos_token_id=None,
     )
 
 
@@ -82,6 +105,7 @@ def _side_by_side(tensors: Sequence[Tensor]) -> Tensor:
 FAMILY = Family(
     prefix="transformer.",
     describe=describe,
+    compose=compose,
     links=links,
     ignored=r"attn\.(bias|masked_bias)",
 )

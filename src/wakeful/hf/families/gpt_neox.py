@@ -6,9 +6,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig
+from transformers import GPTNeoXConfig, PreTrainedConfig
 
-from wakeful.hf.families.base import Family, Link, context, demand, rope_of, rotary_width, same
+from wakeful.hf.families.base import (
+    Family,
+    Link,
+    context,
+    demand,
+    rope_of,
+    rope_parameters,
+    rotary_width,
+    same,
+)
 from wakeful.hf.families.gpt2 import PROJECTIONS
 from wakeful.model.architecture import ModelConfig
 from wakeful.model.mlps import MLPName
@@ -16,6 +25,7 @@ from wakeful.model.mlps import MLPName
 _GELU: dict[str, MLPName] = {
     "gelu": "gelu_exact", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu_fast": "gelu",
 }  # fmt: skip
+_NAMES = {"gelu": "gelu_new", "gelu_exact": "gelu"}
 
 
 def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
@@ -42,6 +52,29 @@ def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
         parallel=bool(c.use_parallel_residual),
         tied=bool(c.tie_word_embeddings),
         init_std=c.initializer_range,
+    )
+
+
+def compose(config: ModelConfig) -> PreTrainedConfig:
+    """Return the nearest configuration of a GPT-NeoX."""
+    head_width = config.shape.head_width
+    share = (config.rotary_width or head_width) / head_width
+    return GPTNeoXConfig(
+        vocab_size=config.vocab_size,
+        max_position_embeddings=config.max_length,
+        num_hidden_layers=config.num_layers,
+        num_attention_heads=config.num_heads,
+        hidden_size=config.num_heads * head_width,
+        intermediate_size=config.mlp_width,
+        hidden_act=_NAMES.get(config.mlp, "gelu"),
+        layer_norm_eps=config.norm_eps,
+        initializer_range=config.init_std,
+        rope_parameters=rope_parameters(config) | {"partial_rotary_factor": share},
+        attention_bias=config.out_bias,
+        use_parallel_residual=config.parallel,
+        tie_word_embeddings=config.tied,
+        bos_token_id=None,
+        eos_token_id=None,
     )
 
 
@@ -83,6 +116,7 @@ def _join(heads: int, tensors: Sequence[Tensor]) -> Tensor:
 FAMILY = Family(
     prefix="gpt_neox.",
     describe=describe,
+    compose=compose,
     links=links,
     aliases=(("embed_out.weight", "lm_head.weight"),),
     ignored=r"rotary_emb\.inv_freq|attention\.(bias|masked_bias)",

@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from transformers import PreTrainedConfig
+from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
-from wakeful.hf.families.base import Family, Link, context, demand, rope_of, rotary_width, same
+from wakeful.errors import WakefulError
+from wakeful.hf.families.base import Family, Link, context, demand, rope_of, rope_parameters, same
 from wakeful.model.architecture import AttentionBias, ModelConfig
 
 
@@ -13,6 +14,11 @@ def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
     c: Any = config
     demand(config, "hidden_act", "silu", "swish")
     theta, rope, share = rope_of(config)
+    if share != 1.0:
+        raise WakefulError(
+            f"rope_parameters.partial_rotary_factor = {share}, and a {c.model_type} turns all of a "
+            "head's channels"
+        )
     head_width = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
     # Qwen2 has these biases without a field that says so; Mistral's field does not exist.
     biased = bool(getattr(c, "attention_bias", False))
@@ -33,7 +39,6 @@ def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
         positions="rotary",
         rope_theta=theta,
         rope=rope,
-        rotary_width=rotary_width(share, head_width),
         mlp="swiglu",
         bias=bool(getattr(c, "mlp_bias", False)),
         attention_bias=attention,
@@ -41,6 +46,32 @@ def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
         tied=bool(c.tie_word_embeddings),
         init_std=c.initializer_range,
     )
+
+
+def compose(config: ModelConfig) -> PreTrainedConfig:
+    """Return the nearest configuration of a Llama, or of a Qwen where it has what they have."""
+    shape = config.shape
+    common: dict[str, Any] = {
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.max_length,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "hidden_size": config.width,
+        "head_dim": shape.head_width,
+        "intermediate_size": config.mlp_width,
+        "rms_norm_eps": config.norm_eps,
+        "rope_parameters": rope_parameters(config),
+        "tie_word_embeddings": config.tied,
+        "initializer_range": config.init_std,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    if config.qk_norm:
+        return Qwen3Config(**common, attention_bias=config.out_bias)
+    if (config.qkv_bias and not config.out_bias) or config.width % config.num_heads:
+        return Qwen2Config(**common)
+    return LlamaConfig(**common, attention_bias=config.out_bias, mlp_bias=config.bias)
 
 
 def links(config: ModelConfig) -> list[Link]:
@@ -71,4 +102,10 @@ def links(config: ModelConfig) -> list[Link]:
     return found
 
 
-FAMILY = Family(prefix="model.", describe=describe, links=links, ignored=r"rotary_emb\.inv_freq")
+FAMILY = Family(
+    prefix="model.",
+    describe=describe,
+    compose=compose,
+    links=links,
+    ignored=r"rotary_emb\.inv_freq",
+)

@@ -1,0 +1,280 @@
+"""The recipe: inherit, train, evaluate, grow until parity (algorithm 1), and baselines beside it.
+
+Every model is an ordinary training run in a folder of its own, so each can be resumed, reported,
+generated from, diagnosed and inherited from again. What has been done is read from those folders
+alone: a recipe continues wherever it was cut off.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from wakeful.config import (
+    Config,
+    DataConfig,
+    DistillConfig,
+    OptimizerConfig,
+    SampleConfig,
+    TrainConfig,
+)
+from wakeful.errors import Interrupted, WakefulError
+from wakeful.growth.baselines import BASELINES, Distil, Setting, check_names
+from wakeful.growth.choose import from_order, laziest
+from wakeful.growth.inherit import grow, inherit
+from wakeful.growth.layermap import LayerMap
+from wakeful.growth.wishes import Copy, GrowFrom, Until
+from wakeful.model.decoder import Decoder
+from wakeful.run import Run
+from wakeful.train.loop import Initial, train
+from wakeful.train.progress import Display
+from wakeful.train.restore import restore
+
+Shown = Callable[[str], AbstractContextManager[Display]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Everything that decides what is trained, resolved; recipe.toml holds it."""
+
+    reference: str
+    """The model to inherit from, as it was named."""
+    rule: str
+    """How the layers were chosen."""
+    layers: tuple[int, ...]
+    """The reference's layers that the first heir takes, in its order."""
+    order: tuple[int, ...] = ()
+    """All of the reference's layers in the order that growing takes them; empty: no growing."""
+    ranks: tuple[float, ...] = ()
+    """Each layer's rank, where a baseline needs the laziest run."""
+    copy: Copy = "all"
+    route: str = ""
+    normalizer: str = ""
+    grow: int = 0
+    """Layers that each round adds."""
+    rounds: int = 1
+    """Most rounds."""
+    until: Until = "parity"
+    grow_from: GrowFrom = "reference"
+    minutes: float = 0.0
+    """No round begins after so many minutes of training. 0: no limit."""
+    baselines: tuple[str, ...] = ()
+    alpha: float = 0.6
+    temperature: float = 1.0
+    data: DataConfig = field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    sample: SampleConfig = field(default_factory=SampleConfig)
+
+    def check(self, num_layers: int) -> None:
+        """Raise `WakefulError` where the recipe cannot be carried out on so many layers."""
+        LayerMap(self.layers, self.rule).check(num_layers)
+        check_names(self.baselines)
+        if self.grow < 0 or self.rounds < 1:
+            raise WakefulError(
+                f"grow = {self.grow} must not be negative and rounds = {self.rounds} at least 1"
+            )
+        if self.rounds > 1 and not self.grow:
+            raise WakefulError(f"rounds = {self.rounds} without growing: give --grow too")
+        if self.rounds > 1 and not self.order:
+            raise WakefulError(
+                f"an heir whose layers are {self.rule!r} has no next layer to grow by: choose "
+                "first, rank, mass, influence or angle"
+            )
+        largest = len(self.layers) + self.grow * (self.rounds - 1)
+        if largest > num_layers:
+            raise WakefulError(
+                f"{self.rounds} rounds that grow {len(self.layers)} layers by {self.grow} go to "
+                f"{largest}, and the reference has {num_layers}"
+            )
+        if "stacking" in self.baselines and self.train.steps < 2:
+            raise WakefulError("stacking trains in two halves: give at least 2 steps")
+
+    def layer_map(self, number: int) -> LayerMap:
+        """Return the layers of round `number`, from 0."""
+        if number == 0:
+            return LayerMap(self.layers, self.rule)
+        return from_order(self.order, len(self.layers) + number * self.grow, self.rule)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One training run of a recipe."""
+
+    name: str
+    """Its folder."""
+    arm: str
+    """The line of the comparison it belongs to."""
+    steps: int
+    offset: int
+    """Steps that the arm has taken before it."""
+    start: Callable[[], Decoder]
+    layers: tuple[int, ...] = ()
+    """The reference's layers that it took, where it took any by number."""
+    distil: Distil = ""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A stage and the run it became."""
+
+    stage: Stage
+    run: Run
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return self.run.read_json("summary.json")
+
+    @property
+    def loss(self) -> float:
+        """Final loss on the full validation set, nats a token."""
+        return self.summary["validation"]["loss"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The heir's rounds and the baselines' stages, in the order they ran."""
+
+    rounds: tuple[Finished, ...]
+    baselines: tuple[Finished, ...]
+
+
+def carry_out(
+    recipe: Recipe, reference: Decoder, *, loss: float, out: Path, shown: Shown
+) -> Outcome:
+    """Train the heirs and the baselines below `out`, going on with what is there.
+
+    `loss` is the reference's on the same validation set: parity is a final loss at or under it.
+
+    Raises:
+        Interrupted: a signal ended a run, which is saved.
+    """
+    try:
+        rounds = list(_rounds(recipe, reference, loss, out, shown))
+        stages = _stages(recipe, reference, rounds, out)
+        baselines = [_finished(recipe, stage, out, shown) for stage in stages]
+    except Interrupted:
+        raise Interrupted(
+            f"stopped, and what was trained is saved; continue with: wakeful inherit --resume {out}"
+        ) from None
+    return Outcome(tuple(rounds), tuple(baselines))
+
+
+def _rounds(
+    recipe: Recipe, reference: Decoder, loss: float, out: Path, shown: Shown
+) -> Iterator[Finished]:
+    steps, spent = recipe.train.steps, 0.0
+    grows_on = recipe.grow_from == "student" and recipe.rounds > 1
+    before: Finished | None = None
+    for number in range(recipe.rounds):
+        layers = recipe.layer_map(number)
+        grown = before if grows_on else None
+        stage = Stage(
+            name=f"heir-{len(layers)}",
+            arm="heir" if grows_on else f"heir-{len(layers)}",
+            steps=steps,
+            offset=number * steps if grown else 0,
+            start=lambda grown=grown, layers=layers: _heir(recipe, reference, layers, grown),
+            layers=layers.sources,
+        )
+        before = _finished(recipe, stage, out, shown)
+        yield before
+        spent += before.summary["seconds"]
+        if recipe.until == "parity" and before.loss <= loss:
+            return
+        if recipe.minutes and spent >= 60 * recipe.minutes:
+            return
+
+
+def _heir(recipe: Recipe, reference: Decoder, layers: LayerMap, grown: Finished | None) -> Decoder:
+    if grown is not None:
+        student = restore(grown.run.path, device="cpu").decoder
+        before = LayerMap(grown.stage.layers, recipe.rule)
+        return grow(student, before, reference, layers, copy=recipe.copy, seed=recipe.train.seed)
+    return inherit(
+        reference, layers, copy=recipe.copy, route=recipe.route, normalizer=recipe.normalizer,
+        seed=recipe.train.seed,
+    )  # fmt: skip
+
+
+def _stages(
+    recipe: Recipe, reference: Decoder, rounds: list[Finished], out: Path
+) -> Iterator[Stage]:
+    """The baselines' stages: the last heir's depth, and as many steps as went into it."""
+    last = rounds[-1].stage
+    steps = last.offset + last.steps
+    layers = LayerMap(last.layers, recipe.rule)
+    setting = Setting(
+        reference,
+        layers,
+        seed=recipe.train.seed,
+        lazy=laziest(recipe.ranks, len(layers)) if recipe.ranks else None,
+        route=recipe.route,
+        normalizer=recipe.normalizer,
+    )
+    for name in recipe.baselines:
+        yield from _baseline(name, setting, steps, half_way(recipe, steps), out)
+
+
+def _baseline(name: str, setting: Setting, steps: int, half: int, out: Path) -> Iterator[Stage]:
+    baseline, then = BASELINES[name], BASELINES[name].second
+    if then is None:
+        yield Stage(name, name, steps, 0, lambda: baseline.start(setting), distil=baseline.distil)
+        return
+    before = out / f"{name}-1"
+    yield Stage(before.name, name, half, 0, lambda: baseline.start(setting))
+    yield Stage(
+        name, name, steps - half, half,
+        lambda: then(setting, restore(before, device="cpu").decoder),
+    )  # fmt: skip
+
+
+def half_way(recipe: Recipe, steps: int) -> int:
+    """Return the steps of a first half, so that both halves are evaluated where others are."""
+    every = min(recipe.train.eval_every or 1, steps // 2) or 1
+    return max(every, steps // 2 // every * every)
+
+
+def _finished(recipe: Recipe, stage: Stage, out: Path, shown: Shown) -> Finished:
+    """Return the stage's run: the one that is there, continued if need be, or a new one."""
+    place = out / stage.name
+    if (place / "run.json").is_file():
+        run = Run.open(place)
+        if run.header.get("status") != "done":
+            with shown(stage.name) as show:
+                run = train(run.config, place, resume=True, show=show)
+        return Finished(stage, run)
+    decoder = stage.start()
+    origin = {
+        "reference": recipe.reference,
+        "arm": stage.arm,
+        "offset": stage.offset,
+        "layers": list(stage.layers),
+    }
+    config = stage_config(recipe, stage, decoder)
+    with shown(stage.name) as show:
+        run = train(config, place, initial=Initial(decoder, origin), show=show)
+    return Finished(stage, run)
+
+
+def stage_config(recipe: Recipe, stage: Stage, decoder: Decoder) -> Config:
+    """Return the configuration of a stage's run."""
+    distill = DistillConfig()
+    if stage.distil:
+        distill = DistillConfig(
+            teacher=recipe.reference,
+            alpha=recipe.alpha,
+            temperature=recipe.temperature,
+            over=stage.distil,
+        )
+    warmup = min(recipe.optimizer.warmup_steps, stage.steps)
+    return Config(
+        name=stage.name,
+        model=decoder.config,
+        data=recipe.data,
+        optimizer=dataclasses.replace(recipe.optimizer, warmup_steps=warmup),
+        train=dataclasses.replace(recipe.train, steps=stage.steps, distill=distill),
+        sample=recipe.sample,
+    )

@@ -1,0 +1,13 @@
+"""Our models among those that `AutoModelForCausalLM` knows."""
+
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from wakeful.hf.configuration import WakefulConfig
+from wakeful.hf.modeling import WakefulForCausalLM, WakefulModel
+
+
+def register() -> None:
+    """Let Transformers' Auto classes load the model type "wakeful"; again changes nothing."""
+    AutoConfig.register(WakefulConfig.model_type, WakefulConfig, exist_ok=True)
+    AutoModel.register(WakefulConfig, WakefulModel, exist_ok=True)
+    AutoModelForCausalLM.register(WakefulConfig, WakefulForCausalLM, exist_ok=True)

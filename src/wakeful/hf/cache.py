@@ -1,0 +1,76 @@
+"""Our cache as Transformers' `Cache`: `generate()` grows, crops, reorders and copies it."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache as TransformersCache
+
+from wakeful.errors import WakefulError
+from wakeful.model.cache import Cache
+
+
+class WakefulCache(TransformersCache):
+    """Wraps a `Cache`, which has a slot for each key or value that a layer owns and no others."""
+
+    def __init__(self, slots: Cache) -> None:
+        super().__init__(layers=[])
+        self.slots = slots
+
+    def __repr__(self) -> str:
+        return f"WakefulCache({self.slots.length} tokens, {self.num_bytes} bytes)"
+
+    @property
+    def is_compileable(self) -> bool:
+        return False
+
+    @property
+    def is_croppable(self) -> bool:
+        return True
+
+    @property
+    def is_initialized(self) -> bool:
+        return True
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes allocated."""
+        return self.slots.num_bytes
+
+    @property
+    def batch_size(self) -> int:
+        return self.slots.batch_size
+
+    max_batch_size = batch_size  # pyright: ignore[reportAssignmentType]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.slots.length
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        return -1
+
+    def get_max_cache_shape(self, layer_idx: int = 0) -> int:
+        return -1
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self.slots.length + query_length, 0
+
+    def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        raise WakefulError("a WakefulCache is filled by a Wakeful model and by no other")
+
+    def reset(self) -> None:
+        self.slots.crop(0)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Drop the last −n tokens for a negative n and none for 0; keep the first n for n > 0."""
+        if tokens_to_remove < 0 or 0 < tokens_to_remove < self.slots.length:
+            self.slots.crop(tokens_to_remove)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        self.slots.reorder(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self.slots.reorder(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self.slots.reorder(torch.arange(self.batch_size).repeat_interleave(repeats))

@@ -1,0 +1,35 @@
+"""Our own exported models: every parameter under its own name."""
+
+import torch
+from transformers import PreTrainedConfig
+
+from wakeful.errors import WakefulError
+from wakeful.hf.configuration import WakefulConfig
+from wakeful.hf.families.base import Family, Link
+from wakeful.hf.projections import named
+from wakeful.model.architecture import ModelConfig
+from wakeful.model.decoder import Decoder
+
+
+def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
+    """Return the description that the configuration carries."""
+    assert isinstance(config, WakefulConfig)
+    if max_length not in (0, config.max_position_embeddings):
+        raise WakefulError(
+            f"max_length = {max_length}, and the model's own context is "
+            f"{config.max_position_embeddings}"
+        )
+    return config.model
+
+
+def links(config: ModelConfig) -> list[Link]:
+    """Return the name of every tensor."""
+    with torch.device("meta"):
+        names = [name for name, _ in Decoder(config).named_parameters()]
+    return [
+        Link("lm_head.weight" if name == "head.weight" else f"decoder.{named(name)}", (name,))
+        for name in names
+    ]
+
+
+FAMILY = Family(prefix="model.", describe=describe, compose=WakefulConfig.of, links=links)

@@ -1,0 +1,275 @@
+"""Our decoder as a model of Transformers: `generate()`, the Trainer, adapters, `save_pretrained`.
+
+Shapes: B batch, L new tokens, S all tokens so far, D width, V vocabulary, N layers.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import Cache as TransformersCache
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers import initialization as init
+from transformers.generation import GenerationMode
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.utils import logging
+from transformers.utils.generic import can_return_tuple
+
+from wakeful.errors import WakefulError
+from wakeful.hf.cache import WakefulCache
+from wakeful.hf.configuration import WakefulConfig
+from wakeful.hf.projections import name_projections
+from wakeful.hf.starts import defined_starts, residual_std
+from wakeful.hf.visibility import Visibility
+from wakeful.model.decoder import Decoder
+from wakeful.model.loss import IGNORED
+
+_logger = logging.get_logger(__name__)
+_ROOM = 256
+"""Tokens that a new cache has room for; it doubles whenever they are used up."""
+
+
+class WakefulPreTrainedModel(PreTrainedModel):
+    """What the model with a head and the one without share."""
+
+    config_class = WakefulConfig
+    config: WakefulConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    # A layer may read another's values: the layers stay on one device together.
+    _no_split_modules = ["Decoder"]  # noqa: RUF012
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _supports_sdpa = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Give a module's own tensors their start; a checkpoint's are marked and left alone."""
+        # A resized embedding is not in the model yet, and has no name.
+        name = next((name for name, each in self.named_modules() if each is module), "")
+        starts = defined_starts(self.config.model, name, module)
+        if starts is None:
+            super()._init_weights(module)
+            std = residual_std(self.config.model, name)
+            if isinstance(module, nn.Linear) and std is not None:
+                init.normal_(module.weight, std=std)
+            return
+        for tensors in (module.named_parameters, module.named_buffers):
+            for key, tensor in tensors(recurse=False):
+                init.copy_(tensor, starts[key])
+
+    def _set_gradient_checkpointing(
+        self,
+        enable: bool = True,
+        gradient_checkpointing_func: Callable[..., Any] = checkpoint,
+        every_n_layers: int = 1,
+    ) -> None:
+        """Recompute blocks with the given function.
+
+        Raises:
+            WakefulError: it is the reentrant form, which loses gradients through values that layers
+                share, or not every layer is to be recomputed.
+        """
+        options = getattr(gradient_checkpointing_func, "keywords", {})
+        if enable and options.get("use_reentrant"):
+            raise WakefulError(
+                "use_reentrant = True loses the gradients of values that layers share; "
+                'set gradient_checkpointing_kwargs = {"use_reentrant": False}'
+            )
+        if every_n_layers != 1:
+            raise WakefulError(f"every_n_layers must be 1 for this model, got {every_n_layers}")
+        super()._set_gradient_checkpointing(enable, gradient_checkpointing_func)
+
+
+class WakefulModel(WakefulPreTrainedModel):
+    """The decoder without its head: final hidden states."""
+
+    def __init__(self, config: WakefulConfig) -> None:
+        super().__init__(config)
+        self.decoder = Decoder(config.model)
+        self.decoder.add_module("head", nn.Identity())  # the causal model's own
+        name_projections(self.decoder)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.decoder.embed
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.decoder.add_module("embed", value)
+
+    def new_cache(self, batch_size: int, capacity: int = _ROOM) -> WakefulCache:
+        """Return an empty cache, to pass as `past_key_values`."""
+        return WakefulCache(self.decoder.new_cache(batch_size, capacity))
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: TransformersCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        """Return the final normalised hidden states (B, L, D).
+
+        `attention_mask` (B, S) marks real tokens with 1. `position_ids` that begin anew inside a
+        row pack several texts into it, which do not see each other. Hidden states, where asked
+        for, are what each block receives, then the final ones.
+
+        Raises:
+            WakefulError: attention weights are asked for, which are never made; a mask or a cache
+                of another kind is given.
+        """
+        if output_attentions or (output_attentions is None and self.config.output_attentions):
+            raise WakefulError(
+                "attention weights are never made, so output_attentions has nothing to return; "
+                "wakeful.probes measures attention without them"
+            )
+        if (input_ids is None) == (inputs_embeds is None):
+            raise WakefulError("give either input_ids or inputs_embeds")
+        x = self.decoder.embed(input_ids) if inputs_embeds is None else inputs_embeds
+        cache = self._cache(past_key_values, use_cache, x)
+        slots = None if cache is None else cache.slots
+        start = 0 if slots is None else slots.length
+        if slots is not None:
+            slots.reserve(start + x.shape[1])
+        seen = Visibility.read(attention_mask, position_ids, start, x)
+        self.decoder.checkpoint_activations = self.gradient_checkpointing and self.training
+        if self.gradient_checkpointing:
+            self.decoder.recompute = self._gradient_checkpointing_func
+        states: list[Tensor] = []
+        wanted = output_hidden_states or (
+            output_hidden_states is None and self.config.output_hidden_states
+        )
+        with ExitStack() as hooks:
+            for block in self.decoder.blocks if wanted else ():
+                hook = block.register_forward_pre_hook(lambda _, inputs: states.append(inputs[0]))
+                hooks.callback(hook.remove)
+            x = self.decoder.stream(
+                x, cache=slots, valid=seen.valid, places=seen.places, keep=seen.keep
+            )
+        return BaseModelOutputWithPast(
+            last_hidden_state=x,  # pyright: ignore[reportArgumentType]
+            past_key_values=cache,
+            hidden_states=(*states, x) if wanted else None,
+        )
+
+    def _cache(
+        self, given: TransformersCache | None, use_cache: bool | None, x: Tensor
+    ) -> WakefulCache | None:
+        if self.gradient_checkpointing and self.training:
+            if use_cache:
+                _logger.warning_once("use_cache=True is ignored while activations are recomputed")
+            return None
+        if given is not None:
+            if not isinstance(given, WakefulCache):
+                raise WakefulError(
+                    f"past_key_values is a {type(given).__name__}, and this model has a cache of "
+                    "its own: pass none, or model.new_cache(batch_size)"
+                )
+            return given
+        if use_cache or (use_cache is None and self.config.use_cache and not self.training):
+            return self.new_cache(x.shape[0], max(_ROOM, x.shape[1]))
+        return None
+
+
+class WakefulForCausalLM(WakefulPreTrainedModel, GenerationMixin):
+    """The decoder with its head."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.decoder.embed.weight"}  # noqa: RUF012
+
+    def __init__(self, config: WakefulConfig) -> None:
+        super().__init__(config)
+        self.model = WakefulModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        """Whether `generate()` may make a cache of Transformers' own: no, the next method does."""
+        return False
+
+    def _prepare_cache_for_generation(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        generation_config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+        generation_mode: GenerationMode,
+        batch_size: int,
+        max_cache_length: int,
+    ) -> None:
+        """Put our cache, as long as the text will be, where `generate()` looks for one."""
+        super()._prepare_cache_for_generation(  # pyright: ignore[reportAttributeAccessIssue]
+            generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
+        )
+        if model_kwargs.get("past_key_values") is None and generation_config.use_cache:
+            rows = max(
+                generation_config.num_beams or 1, generation_config.num_return_sequences or 1
+            )
+            model_kwargs["past_key_values"] = self.new_cache(batch_size * rows, max_cache_length)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.model.get_input_embeddings()
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.model.set_input_embeddings(value)
+
+    def new_cache(self, batch_size: int, capacity: int = _ROOM) -> WakefulCache:
+        """Return an empty cache, to pass as `past_key_values`."""
+        return self.model.new_cache(batch_size, capacity)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: TransformersCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """Return logits (B, L, V) and, given `labels`, the loss of predicting each next one.
+
+        `logits_to_keep` > 0 keeps those of the last tokens only; a tensor keeps those it indexes.
+        Other keyword arguments go to the loss function (`num_items_in_batch`).
+        """
+        outputs: BaseModelOutputWithPast = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
+        )
+        hidden = outputs.last_hidden_state
+        assert hidden is not None
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(hidden[:, kept])
+        loss = None
+        if labels is not None:
+            prefix = self.config.model.relaxed_prefix
+            if prefix > 1:  # those tokens see each other
+                labels = labels.clone()
+                labels[:, :prefix] = IGNORED
+            loss = self.loss_function(
+                logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs
+            )
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+        )

@@ -1,0 +1,81 @@
+"""The projections of a decoder under the names that adapters look for."""
+
+import re
+
+import torch
+from torch import Tensor, nn
+
+from wakeful.model.attention import Heads, into_heads
+from wakeful.model.decoder import Decoder
+from wakeful.model.flow import Flow
+
+NAMES = {
+    "attention.query": "q_proj",
+    "attention.key": "k_proj",
+    "attention.value": "v_proj",
+    "attention.out": "o_proj",
+    "mlp.gate": "gate_proj",
+    "mlp.up": "up_proj",
+    "mlp.down": "down_proj",
+}
+"""What a Llama calls each projection of a block."""
+_OWNED = re.compile(rf"\.({'|'.join(NAMES)})\.(weight|bias)$".replace("attention.", r"attention\."))
+
+
+class Named(nn.Module):
+    """A linear layer under a name of its own, so that an adapter can find it and take its place."""
+
+    def __init__(self, name: str, linear: nn.Linear) -> None:
+        super().__init__()
+        self.name = name
+        self.add_module(name, linear)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._modules[self.name](x)  # pyright: ignore[reportOptionalCall]
+
+    # Only a name: hooks belong on the layer inside, and every token pays for a module's call.
+    __call__ = forward
+
+
+class NamedHeads(Named):
+    """The same for `Heads`."""
+
+    def __init__(self, name: str, heads: Heads) -> None:
+        super().__init__(name, _plain(heads))
+        self.heads = heads.heads
+        self.rotary = heads.rotary
+        self.norm = heads.norm
+
+    def forward(self, x: Tensor, flow: Flow) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        projected = self._modules[self.name](x)  # pyright: ignore[reportOptionalCall]
+        return into_heads(projected, self.heads, self.norm, flow, rotary=self.rotary)
+
+    __call__ = forward  # pyright: ignore[reportAssignmentType]
+
+
+def name_projections(decoder: Decoder) -> None:
+    """Put every projection of a decoder, in place, under the name it has in a Llama.
+
+    `attention.query` becomes `attention.query.q_proj` and so on, plain linear layers all.
+    """
+    for block in decoder.blocks:
+        for place, name in NAMES.items():
+            half, _, part = place.partition(".")
+            parent = block.get_submodule(half)
+            module = parent._modules.get(part)
+            if isinstance(module, Heads):
+                setattr(parent, part, NamedHeads(name, module))
+            elif isinstance(module, nn.Linear):
+                setattr(parent, part, Named(name, module))
+
+
+def named(parameter: str) -> str:
+    """Return what a decoder's parameter is called once its projections are named."""
+    return _OWNED.sub(lambda found: f".{found[1]}.{NAMES[found[1]]}.{found[2]}", parameter)
+
+
+def _plain(heads: Heads) -> nn.Linear:
+    with torch.device("meta"):
+        linear = nn.Linear(heads.in_features, heads.out_features, bias=heads.bias is not None)
+    linear.weight, linear.bias = heads.weight, heads.bias
+    return linear

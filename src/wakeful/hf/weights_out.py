@@ -1,0 +1,146 @@
+"""Weights out: a decoder as a folder that `AutoModelForCausalLM.from_pretrained` loads."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from huggingface_hub import split_torch_state_dict_into_shards
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from wakeful.data.tokenizer import Tokenizer
+from wakeful.errors import WakefulError
+from wakeful.hf.code import AUTO_MAP, write_code
+from wakeful.hf.configuration import WakefulConfig
+from wakeful.hf.families import FAMILIES
+from wakeful.hf.families.base import Link, canonical
+from wakeful.hf.shards import INDEX, ONE
+from wakeful.model.architecture import ModelConfig
+from wakeful.model.decoder import Decoder
+from wakeful.run import disk_errors
+
+STOCK = ("llama", "gpt2", "gpt_neox")
+"""Families to try before our own class; a Qwen is one of the Llamas."""
+SHARD = "5GB"
+_TOKENIZER = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "chat_template.jinja", "vocab.json", "merges.txt", "tokenizer.model",
+)  # fmt: skip
+_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def export(
+    decoder: Decoder,
+    folder: str | Path,
+    *,
+    tokenizer: Tokenizer | Path,
+    dtype: torch.dtype = torch.float32,
+    shard: str = SHARD,
+) -> str:
+    """Write a decoder as a Transformers folder, whole or not at all; return its `model_type`.
+
+    It is a stock architecture where the decoder is exactly one, else our own class with its code,
+    for `trust_remote_code=True`. `tokenizer` is ours, or a Transformers folder whose files and
+    special ids are copied. A file of weights holds at most `shard`.
+
+    Raises:
+        WakefulError: the folder exists, or it cannot be written.
+    """
+    kind, config = describe(decoder.config)
+    links = {link.theirs: link for link in FAMILIES[kind].links(decoder.config)}
+    prefix = FAMILIES[kind].prefix
+    tensors = _tensors(decoder, links, prefix, FAMILIES[kind].head, dtype)
+    config.dtype = dtype
+    with _created(Path(folder)) as part:
+        ids = _write_tokenizer(tokenizer, part, decoder.config.max_length)
+        for name, token in ids.items():
+            setattr(config, name, token)
+        GenerationConfig(**ids).save_pretrained(part)
+        if kind == WakefulConfig.model_type:
+            config.auto_map = AUTO_MAP  # pyright: ignore[reportAttributeAccessIssue]
+            write_code(decoder, part)
+        config.save_pretrained(part)
+        _write_tensors(tensors, part, shard)
+    return kind
+
+
+def describe(config: ModelConfig) -> tuple[str, PreTrainedConfig]:
+    """Return the stock architecture that the decoder is exactly, or our own, and its name."""
+    for kind in STOCK:
+        family = FAMILIES[kind]
+        theirs = family.compose(config)
+        if canonical(family.describe(theirs, 0)) == canonical(config):
+            name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[theirs.model_type]
+            theirs.architectures = [name if isinstance(name, str) else name[0]]
+            return theirs.model_type, theirs
+    return WakefulConfig.model_type, WakefulConfig.of(config, architectures=["WakefulForCausalLM"])
+
+
+def _tensors(
+    decoder: Decoder, links: dict[str, Link], prefix: str, head: str, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    ours = dict(decoder.named_parameters())
+    return {
+        name if name == head else prefix + name: link.join(
+            [ours[part].detach() for part in link.ours]
+        ).to(dtype).contiguous()
+        for name, link in links.items()
+    }  # fmt: skip
+
+
+def _write_tensors(tensors: dict[str, Tensor], folder: Path, shard: str) -> None:
+    pattern = ONE.replace(".safetensors", "{suffix}.safetensors")
+    split = split_torch_state_dict_into_shards(
+        tensors, filename_pattern=pattern, max_shard_size=shard
+    )
+    for file, names in split.filename_to_tensors.items():
+        chosen = {name: tensors[name] for name in names}
+        save_file(chosen, folder / file, metadata={"format": "pt"})
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", "utf-8")
+
+
+def _write_tokenizer(
+    tokenizer: Tokenizer | Path, folder: Path, max_length: int
+) -> dict[str, int | list[int] | None]:
+    """Write the tokenizer's files; return the ids of special tokens that a configuration names."""
+    if isinstance(tokenizer, Tokenizer):
+        tokenizer.save(folder)
+        file = folder / "tokenizer_config.json"
+        table = json.loads(file.read_text("utf-8")) | {"model_max_length": max_length}
+        file.write_text(json.dumps(table, indent=2, ensure_ascii=False) + "\n", "utf-8")
+        return {"eos_token_id": tokenizer.end_of_text}
+    for name in _TOKENIZER:
+        if (tokenizer / name).is_file():
+            shutil.copyfile(tokenizer / name, folder / name)
+    table = json.loads((tokenizer / "config.json").read_text("utf-8"))
+    return {name: table.get(name) for name in _IDS}
+
+
+def refuse_existing(folder: Path) -> None:
+    """Raise `WakefulError` if there is anything at this path."""
+    with disk_errors(folder):
+        if folder.exists() or folder.is_symlink():
+            raise WakefulError(f"{folder} exists already; choose another folder")
+
+
+@contextmanager
+def _created(folder: Path) -> Iterator[Path]:
+    """Give a folder beside `folder` to fill; it takes its place when that is done."""
+    refuse_existing(folder)
+    part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    try:
+        with disk_errors(folder):
+            part.mkdir(parents=True)
+            yield part
+            refuse_existing(folder)  # another process may have been faster
+            part.rename(folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)

@@ -1,0 +1,41 @@
+"""A small trained reference, for the tests of recipes and of the verb."""
+
+from pathlib import Path
+
+import pytest
+
+from train.runs import tiny, write_text
+from wakeful.run import Run
+from wakeful.train.loop import train
+
+SMALL = ["--length", "16", "--batch_size", "8", "--validation_fraction", "0.02",
+         "--device", "cpu", "--diagnose_length", "16", "--diagnose_sequences", "2"]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
+    """Give a folder of text and a reference of four layers that was trained on it."""
+    folder = tmp_path_factory.mktemp("growth")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WAKEFUL_CACHE", str(folder / "cache"))
+        text = write_text(folder / "text")
+        config = tiny(
+            text,
+            model={"num_layers": 4},
+            train={"steps": 40, "eval_every": 0, "checkpoint_every": 0},
+        )
+        return text, train(config, folder / "reference")
+
+
+@pytest.fixture
+def reference(trained: tuple[Path, Run], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Give the reference, with the cache that knows its text."""
+    text, run = trained
+    monkeypatch.setenv("WAKEFUL_CACHE", str(text.parent / "cache"))
+    return run
+
+
+@pytest.fixture
+def text(trained: tuple[Path, Run]) -> Path:
+    """Give the folder of its text."""
+    return trained[0]

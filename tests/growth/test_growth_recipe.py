@@ -1,0 +1,278 @@
+"""The recipe: rounds, parity, baselines, and going on where it was cut off."""
+
+import contextlib
+import dataclasses
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import polars as pl
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from growth.heirs import reference, text, trained
+from wakeful.config import DataConfig, OptimizerConfig, SampleConfig, TrainConfig
+from wakeful.data.cache import prepared
+from wakeful.data.order import Batches
+from wakeful.errors import Interrupted, WakefulError
+from wakeful.growth.budget import Cost, measure_costs, steps_within
+from wakeful.growth.outcome import arms, curve, figures, outlook
+from wakeful.growth.recipe import Outcome, Recipe, carry_out, half_way
+from wakeful.growth.reference import Reference, read_reference
+from wakeful.growth.savings import measure
+from wakeful.run import Run
+from wakeful.train import checkpoint, loop
+from wakeful.train.progress import Display, Silent
+from wakeful.train.restore import restore
+
+__all__ = ["reference", "text", "trained"]
+IMPOSSIBLE = -1.0
+"""A reference's loss that no heir reaches."""
+
+
+@contextlib.contextmanager
+def quietly(name: str) -> Iterator[Display]:
+    yield Silent()
+
+
+@pytest.fixture
+def known(reference: Run) -> Reference:
+    return read_reference(str(reference.path))
+
+
+def recipe_for(reference: Run, text: Path, **over: object) -> Recipe:
+    tokenizer = read_reference(str(reference.path)).tokenizer
+    data = prepared(str(text), tokenizer=tokenizer, validation_fraction=0.1)
+    recipe = Recipe(
+        reference=str(reference.path),
+        rule="first",
+        layers=(0, 1),
+        order=(0, 1, 2, 3),
+        data=DataConfig(source=str(data.folder)),
+        optimizer=OptimizerConfig(lr=1e-3, final_lr=1e-4, warmup_steps=1),
+        train=TrainConfig(steps=4, batch_size=2, length=16, eval_every=2, checkpoint_every=3,
+                          keep_checkpoints=1, device="cpu"),
+        sample=SampleConfig(prompts=("def ",), num_tokens=2),
+    )  # fmt: skip
+    return dataclasses.replace(recipe, **over)
+
+
+def weights(run: Run) -> dict[str, torch.Tensor]:
+    return load_file(checkpoint.newest(run.checkpoints) / "model.safetensors")
+
+
+def everything(outcome: Outcome) -> dict[str, dict[str, torch.Tensor]]:
+    return {
+        finished.stage.name: weights(finished.run)
+        for finished in (*outcome.rounds, *outcome.baselines)
+    }
+
+
+def same(one: Outcome, other: Outcome) -> None:
+    ours, theirs = everything(one), everything(other)
+    assert ours.keys() == theirs.keys()
+    for name, tensors in ours.items():
+        for key, tensor in tensors.items():
+            assert torch.equal(tensor, theirs[name][key]), f"{name}: {key}"
+    for a, b in zip((*one.rounds, *one.baselines), (*other.rounds, *other.baselines), strict=True):
+        assert a.loss == b.loss
+
+
+def test_it_grows_until_parity_and_no_further(
+    reference: Run, text: Path, known: Reference, tmp_path: Path
+) -> None:
+    recipe = recipe_for(reference, text, grow=1, rounds=3)
+    never = carry_out(recipe, known.decoder, loss=IMPOSSIBLE, out=tmp_path / "a", shown=quietly)
+    assert [finished.stage.layers for finished in never.rounds] == [(0, 1), (0, 1, 2), (0, 1, 2, 3)]
+    target = never.rounds[1].loss
+    assert never.rounds[0].loss > target
+    # A loss that is met exactly is parity.
+    met = carry_out(recipe, known.decoder, loss=target, out=tmp_path / "b", shown=quietly)
+    assert [finished.stage.name for finished in met.rounds] == ["heir-2", "heir-3"]
+    beyond = dataclasses.replace(recipe, until="budget", rounds=3)
+    all_rounds = carry_out(beyond, known.decoder, loss=target, out=tmp_path / "c", shown=quietly)
+    assert len(all_rounds.rounds) == 3
+    hurried = dataclasses.replace(recipe, minutes=1e-9)
+    first = carry_out(hurried, known.decoder, loss=IMPOSSIBLE, out=tmp_path / "d", shown=quietly)
+    assert len(first.rounds) == 1
+
+
+def test_a_round_restarts_from_the_reference_or_goes_on_from_the_student(
+    reference: Run, text: Path, known: Reference, tmp_path: Path
+) -> None:
+    recipe = recipe_for(reference, text, grow=1, rounds=2)
+    keep = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, keep_checkpoints=9))
+    again = carry_out(keep, known.decoder, loss=IMPOSSIBLE, out=tmp_path / "a", shown=quietly)
+    start = load_file(again.rounds[1].run.checkpoints / "step-00000000" / "model.safetensors")
+    name = "blocks.1.mlp.up.weight"
+    assert torch.equal(start[name], known.decoder.get_parameter(name))
+    assert again.rounds[1].stage.offset == 0
+    student = dataclasses.replace(keep, grow_from="student")
+    on = carry_out(student, known.decoder, loss=IMPOSSIBLE, out=tmp_path / "b", shown=quietly)
+    start = load_file(on.rounds[1].run.checkpoints / "step-00000000" / "model.safetensors")
+    assert torch.equal(start[name], weights(on.rounds[0].run)[name])
+    new = "blocks.2.mlp.up.weight"
+    assert torch.equal(start[new], known.decoder.get_parameter(new))
+    assert on.rounds[1].stage.offset == 4
+    assert [arm for arm, _ in arms(on)] == ["heir"]
+    points = curve(on.rounds)
+    assert [point["step"] for point in points] == [0, 2, 4, 4, 6, 8]
+    assert [point["tokens"] for point in points] == [0, 64, 128, 128, 192, 256]
+
+
+def test_baselines_take_the_same_steps_and_tokens(
+    reference: Run, text: Path, known: Reference, tmp_path: Path
+) -> None:
+    names = ("random", "stacking", "half_width", "distillation", "distilbert", "lazy", "mlp")
+    recipe = recipe_for(reference, text, baselines=names, ranks=(4.0, 3.0, 1.0, 2.0))
+    outcome = carry_out(recipe, known.decoder, loss=IMPOSSIBLE, out=tmp_path, shown=quietly)
+    found = dict(arms(outcome))
+    assert list(found) == ["heir-2", *names]
+    for stages in found.values():
+        assert sum(finished.summary["tokens"] for finished in stages) == 4 * 2 * 16
+        assert [finished.run.header["status"] for finished in stages] == ["done"] * len(stages)
+    assert [finished.stage.steps for finished in found["stacking"]] == [2, 2]
+    first, second = found["stacking"]
+    assert first.run.config.model.num_layers == 1
+    assert second.run.config.model.num_layers == 2
+    assert second.run.header["initial"]["offset"] == 2
+    teacher = found["distillation"][0].run.config.train.distill
+    assert (teacher.teacher, teacher.over) == (str(reference.path), "sum")
+    assert found["half_width"][0].run.config.model.num_layers == 4
+    batches = {name: stages[-1].run.config.train.seed for name, stages in found.items()}
+    assert set(batches.values()) == {0}
+    # Every model was evaluated on the same windows.
+    windows = pl.read_parquet(outcome.rounds[0].run.path / "validation.parquet")
+    losses = figures(outcome, windows, IMPOSSIBLE)
+    assert losses["final"] == "heir-2"
+    assert {arm["arm"] for arm in losses["arms"]} == set(found)
+    random = next(arm for arm in losses["arms"] if arm["arm"] == "random")
+    assert random["minus_heir"] == pytest.approx(random["loss"] - outcome.rounds[0].loss, abs=1e-6)
+    assert random["behind"]["evaluations"] == 2
+
+
+class Killed(BaseException):
+    """What a test throws in the middle of a step, as a power failure would."""
+
+
+@pytest.mark.parametrize("stop", [2, 5, 7, 9, 11])
+def test_an_interrupted_recipe_ends_as_if_it_had_not_been(
+    reference: Run, text: Path, known: Reference, tmp_path: Path, stop: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    # 12 steps: two rounds of a growing student and, after 8, stacking in halves.
+    recipe = recipe_for(
+        reference, text, grow=1, rounds=2, grow_from="student", baselines=("stacking",)
+    )
+    whole = carry_out(recipe, known.decoder, loss=IMPOSSIBLE, out=tmp_path / "a", shown=quietly)
+    real, seen = Batches.batch, [0]
+
+    def batch(self: Batches, step: int) -> torch.Tensor:
+        seen[0] += 1
+        if seen[0] == stop:
+            if stop % 2:
+                raise Killed
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(self, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Batches, "batch", batch)
+        with pytest.raises((Killed, Interrupted)) as ended:
+            carry_out(recipe, known.decoder, loss=IMPOSSIBLE, out=tmp_path / "b", shown=quietly)
+    if not stop % 2:
+        assert f"wakeful inherit --resume {tmp_path / 'b'}" in str(ended.value)
+    cut = carry_out(recipe, known.decoder, loss=IMPOSSIBLE, out=tmp_path / "b", shown=quietly)
+    same(whole, cut)
+
+
+def test_a_recipe_cut_between_its_rounds_goes_on(
+    reference: Run, text: Path, known: Reference, tmp_path: Path
+) -> None:
+    recipe = recipe_for(reference, text, grow=1, rounds=2, grow_from="student")
+    whole = carry_out(recipe, known.decoder, loss=IMPOSSIBLE, out=tmp_path / "a", shown=quietly)
+    one = dataclasses.replace(recipe, rounds=1)
+    carry_out(one, known.decoder, loss=IMPOSSIBLE, out=tmp_path / "b", shown=quietly)
+    stamp = (tmp_path / "b/heir-2/summary.json").stat().st_mtime_ns
+    cut = carry_out(recipe, known.decoder, loss=IMPOSSIBLE, out=tmp_path / "b", shown=quietly)
+    same(whole, cut)
+    assert (tmp_path / "b/heir-2/summary.json").stat().st_mtime_ns == stamp
+
+
+def test_recipes_that_cannot_be(reference: Run, text: Path) -> None:
+    def refused(message: str, **over: object) -> None:
+        with pytest.raises(WakefulError, match=message):
+            recipe_for(reference, text, **over).check(4)
+
+    recipe_for(reference, text, grow=1, rounds=3).check(4)
+    refused("2 layers by 1 go to 5, and the reference has 4", grow=1, rounds=4)
+    refused("without growing", rounds=2)
+    refused("has no next layer", grow=1, rounds=2, order=(), rule="named")
+    refused("rounds = 0 at least 1", rounds=0)
+    refused("unknown baseline 'none'", baselines=("none",))
+    refused("wants layer 4", layers=(0, 4))
+    refused("at least 2 steps", baselines=("stacking",), train=TrainConfig(steps=1))
+
+
+def test_half_way_falls_on_an_evaluation(reference: Run, text: Path) -> None:
+    recipe = recipe_for(reference, text)
+    for steps, every, half in ((10, 2, 4), (10, 5, 5), (9, 3, 3), (100, 20, 40), (2, 1, 1),
+                               (4, 50, 2), (7, 0, 3)):  # fmt: skip
+        train = dataclasses.replace(recipe.train, eval_every=every)
+        assert half_way(dataclasses.replace(recipe, train=train), steps) == half
+        assert 0 < half < steps
+
+
+def test_steps_are_what_fits_into_the_time() -> None:
+    costs = [Cost("heir", 2.0, 5.0, 1.0), Cost("random", 3.0, 5.0, 1.0)]
+    steps = steps_within(costs, 600.0)
+    assert steps * 5.0 + 6 * 10.0 <= 600.0 * 0.94 < (steps + 1) * 5.0 + 6 * 10.0
+    with pytest.raises(WakefulError, match="minutes are enough for 0 steps"):
+        steps_within(costs, 20.0)
+
+
+def test_costs_are_measured_for_every_arm(reference: Run, text: Path, known: Reference) -> None:
+    recipe = recipe_for(
+        reference, text, grow=1, rounds=2, grow_from="student",
+        baselines=("random", "stacking", "distillation"),
+    )  # fmt: skip
+    data = prepared(str(text), tokenizer=known.tokenizer, validation_fraction=0.1)
+    before = {name: p.clone() for name, p in known.decoder.named_parameters()}
+    costs = measure_costs(recipe, known.decoder, data)
+    assert [cost.name for cost in costs] == ["heir", "random", "stacking", "distillation"]
+    assert all(cost.step > 0 and cost.evaluation > 0 for cost in costs)
+    assert costs[0].share == pytest.approx(1 + 1.5)
+    assert costs[1].share == pytest.approx(2 * 1.5)
+    for name, parameter in known.decoder.named_parameters():
+        assert torch.equal(parameter, before[name])
+        assert not parameter.requires_grad
+
+
+def test_savings_are_counted_on_live_tensors(known: Reference, reference: Run) -> None:
+    sizes = measure(
+        {"reference": known.decoder, "again": restore(reference.path).decoder}, [1, 2, 3],
+        num_tokens=4, context=8,
+    )  # fmt: skip
+    size = sizes["reference"]
+    assert size.weight_bytes == 4 * size.parameters
+    # Keys and values of 4 layers, 8 tokens, 2 heads of 8 channels, 4 bytes each.
+    assert size.cache_bytes == 2 * 4 * 8 * 2 * 8 * 4 == 8 * size.cache_bytes_per_token
+    assert size.tokens_per_second > 0
+    assert sizes["again"].parameters == size.parameters
+
+
+def test_the_outlook_is_a_straight_line_in_doublings() -> None:
+    def point(tokens: int, loss: float) -> dict:
+        return {"tokens": tokens, "loss": loss}
+
+    # 0.5 nats a doubling, 1 nat to go: four times the tokens.
+    found = outlook([point(0, 9.0), point(100, 4.0), point(200, 3.5)], 2.5)
+    assert found == {"gap": 1.0, "nats_per_doubling": 0.5, "times_the_tokens": 4.0}
+    assert outlook([point(0, 9.0), point(100, 4.0)], 2.5)["times_the_tokens"] is None
+    endless = outlook([point(0, 9.0), point(100, 4.0), point(200, 3.9)], 1.0)
+    assert endless["times_the_tokens"] is None
+    assert endless["nats_per_doubling"] == pytest.approx(0.1)
+    rising = outlook([point(0, 9.0), point(100, 4.0), point(200, 4.5)], 2.5)
+    assert rising["times_the_tokens"] is None
+    assert outlook([point(100, 2.0), point(200, 1.5)], 2.5)["times_the_tokens"] is None

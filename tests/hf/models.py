@@ -1,0 +1,44 @@
+"""Small models of our own in Transformers' clothes."""
+
+import torch
+from torch import Tensor
+
+from helpers import tiny_decoder
+from wakeful.hf.modeling import WakefulForCausalLM
+from wakeful.hf.wrapping import as_transformers
+from wakeful.model.decoder import Decoder
+
+VARIANTS = {
+    "vanilla": {},
+    "svformer": {"route": "svformer"},
+    "two anchors": {"route": "svformer(anchors=[0, 2])"},
+    "cla": {"route": "cla"},
+    "resformer": {"route": 'resformer(mode="learnable")'},
+    "crosslayer": {"route": "crosslayer"},
+    "softmax-1": {"normalizer": "softmax1", "tied": True},
+    "learned sink": {"normalizer": "softmax1(learned=True)", "route": "resformer"},
+    "denseformer": {"depth": "denseformer"},
+    "gpt-2": {"norm": "layernorm", "positions": "learned", "mlp": "gelu", "bias": True},
+    "no positions": {"positions": "none"},
+    "odd parts": {
+        "qk_norm": True, "attention_bias": "qkv", "parallel": True, "rotary_width": 2,
+        "rope": "linear(factor=2.0)", "norm": "rmsnorm_single",
+    },
+}  # fmt: skip
+
+
+def pair(
+    dtype: torch.dtype = torch.float64, **overrides: object
+) -> tuple[Decoder, WakefulForCausalLM]:
+    """Return a decoder and our class around a copy of its weights, both in evaluation mode."""
+    options = {"max_length": 64} | overrides
+    decoder = tiny_decoder(dtype=dtype, **options).eval()
+    model = as_transformers(tiny_decoder(dtype=dtype, **options)).eval()
+    return decoder, model
+
+
+def padded(tokens: Tensor, *lengths: int) -> tuple[Tensor, Tensor]:
+    """Return tokens whose rows keep so many of their last, and the mask that says which."""
+    length = tokens.shape[1]
+    mask = torch.arange(length) >= length - torch.tensor(lengths).unsqueeze(1)
+    return tokens.masked_fill(~mask, 28), mask.long()

@@ -1,0 +1,237 @@
+"""Exported folders: plain Transformers loads them, and they come back the same."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from helpers import some_tokens, tiny_decoder
+from hf.models import VARIANTS
+from wakeful.cli import main
+from wakeful.data.tokenizer import Tokenizer
+from wakeful.errors import WakefulError
+from wakeful.hf.families.base import canonical
+from wakeful.hf.pretrained import load
+from wakeful.hf.weights_in import read_decoder
+from wakeful.hf.weights_out import export
+from wakeful.model.decoder import Decoder
+from wakeful.model.generate import generate
+
+PLAIN = {"num_kv_heads": 0, "head_width": 0}
+GPT2 = PLAIN | {"norm": "layernorm", "mlp": "gelu", "positions": "learned", "bias": True}
+STOCK = {
+    "llama": {},
+    "llama, tied": {"tied": True, "bias": True, "rope": "linear(factor=2)"},
+    "llama, no heads of grouped": PLAIN,
+    "gpt2": GPT2 | {"tied": True},
+    "gpt2, by layer": GPT2 | {"mlp": "gelu_exact", "scale_logits_by_layer": True},
+    "qwen2": {"attention_bias": "qkv"},
+    "qwen2, heads that do not divide": {"width": 18, "attention_bias": "qkv"},
+    "qwen3": {"qk_norm": True, "rope": "llama3(factor=4.0, original_length=12)"},
+    "gpt_neox": PLAIN | {
+        "norm": "layernorm", "mlp": "gelu_exact", "bias": True, "rotary_width": 2,
+        "parallel": True,
+    },
+}  # fmt: skip
+OWN = {name: options for name, options in VARIANTS.items() if name not in ("vanilla", "gpt-2")} | {
+    "relaxed prefix": {"relaxed_prefix": 3},
+    "a Llama scaled by layer": {"scale_logits_by_layer": True},
+    "a GPT-2 with grouped heads": GPT2 | {"num_kv_heads": 2},
+    "nested": {
+        "route": 'then(svformer(anchors=[0, 2]), on_layers([2], resformer(mode="learnable")))',
+        "normalizer": "softmax1(learned=True)",
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.train(["def f(x):\n    return x + 1\n"] * 5, 270)
+
+
+def decoder_of(**options: object) -> Decoder:
+    return tiny_decoder(dtype=torch.float32, vocab_size=270, **options).eval()
+
+
+@pytest.mark.parametrize("name", STOCK)
+@torch.no_grad()
+def test_what_is_stock_goes_out_as_stock(name: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    decoder = decoder_of(**STOCK[name])
+    kind = export(decoder, tmp_path / "out", tokenizer=tokenizer)
+    assert kind == name.split(",", maxsplit=1)[0]
+    theirs, report = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out", output_loading_info=True
+    )
+    assert not any(report.values())
+    assert type(theirs).__module__.startswith("transformers.models.")
+    assert theirs.config.architectures == [type(theirs).__name__]
+    tokens = some_tokens(2, 9)
+    torch.testing.assert_close(theirs(tokens).logits, decoder(tokens), rtol=0, atol=3e-5)
+    again = read_decoder(tmp_path / "out")
+    assert torch.equal(again.decoder(tokens), decoder(tokens))
+    assert canonical(again.config) == canonical(decoder.config)
+
+
+@pytest.mark.parametrize("name", OWN)
+@torch.no_grad()
+def test_the_rest_goes_out_as_our_own(name: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    decoder = decoder_of(**OWN[name])
+    assert export(decoder, tmp_path / "out", tokenizer=tokenizer) == "wakeful"
+    ours, report = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(report.values())
+    tokens = some_tokens(2, 9)
+    assert torch.equal(ours(tokens).logits, decoder(tokens))
+    again = read_decoder(tmp_path / "out")
+    assert torch.equal(again.decoder(tokens), decoder(tokens))
+    assert again.config == decoder.config
+    loaded = load(str(tmp_path / "out"), device=torch.device("cpu"), dtype=torch.float32)
+    assert isinstance(loaded.model, Decoder)
+
+
+def test_the_tokenizer_goes_along(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    decoder = decoder_of()
+    export(decoder, tmp_path / "out", tokenizer=tokenizer, dtype=torch.bfloat16)
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
+    text = "def f(x): return <|endoftext|> é\n"
+    assert theirs(text, split_special_tokens=True).input_ids == tokenizer.encode(text)
+    assert theirs.decode(tokenizer.encode(text)) == text
+    assert theirs.eos_token_id == tokenizer.end_of_text
+    assert theirs.model_max_length == 24
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert model.dtype == torch.bfloat16
+    assert model.generation_config.eos_token_id == tokenizer.end_of_text
+    stored = load_file(tmp_path / "out" / "model.safetensors")
+    assert {tensor.dtype for tensor in stored.values()} == {torch.bfloat16}
+    # From one folder to the next: files and ids are copied.
+    first = read_decoder(tmp_path / "out")
+    (tmp_path / "out" / "chat_template.jinja").write_text("{{ messages }}")
+    export(first.decoder, tmp_path / "next", tokenizer=tmp_path / "out", shard="20KB")
+    assert (tmp_path / "next" / "chat_template.jinja").read_text() == "{{ messages }}"
+    assert AutoTokenizer.from_pretrained(tmp_path / "next").eos_token_id == theirs.eos_token_id
+    assert len(list((tmp_path / "next").glob("model-*.safetensors"))) > 2
+    tokens = some_tokens(1, 9)
+    second = read_decoder(tmp_path / "next")
+    assert torch.equal(second.decoder(tokens), first.decoder(tokens))
+    assert second.tokenizer.fingerprint == tokenizer.fingerprint
+
+
+ALONE = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("wakeful", "jaxtyping", "polars", "tyro"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+import torch
+from transformers import AutoModel, AutoModelForCausalLM
+
+for folder in sys.argv[1:]:
+    tokens, wanted = torch.load(folder + "/wanted.pt")
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    assert type(model).__module__.startswith("transformers_modules."), type(model)
+    assert torch.equal(model(tokens).logits, wanted)
+    plain = model.generate(tokens, max_new_tokens=6, do_sample=False, pad_token_id=0)
+    slow = model.generate(
+        tokens, max_new_tokens=6, do_sample=False, pad_token_id=0, use_cache=False
+    )
+    assert torch.equal(plain, slow)
+    base = AutoModel.from_pretrained(folder, trust_remote_code=True)
+    assert torch.equal(model.lm_head(base(tokens).last_hidden_state), wanted)
+    model(tokens, labels=tokens).loss.backward()
+    model.save_pretrained(folder + "-again")
+    again = AutoModelForCausalLM.from_pretrained(folder + "-again", trust_remote_code=True)
+    assert torch.equal(again(tokens).logits, wanted)
+assert "wakeful" not in sys.modules
+print("as exported")
+"""
+
+
+def test_the_code_beside_the_weights_needs_no_wakeful(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    folders = []
+    for name in ("nested", "odd parts", "softmax-1", "denseformer"):
+        folder = tmp_path / name.replace(" ", "_")
+        decoder = decoder_of(**OWN[name])
+        export(decoder, folder, tokenizer=tokenizer)
+        tokens = some_tokens(2, 9)
+        with torch.no_grad():
+            torch.save((tokens, decoder(tokens)), folder / "wanted.pt")
+        folders.append(str(folder))
+        code = {path.name for path in folder.glob("*.py")}
+        assert ("wakeful__routes__svformer.py" in code) == (name == "nested")
+        assert "wakeful__routes__neutreno.py" not in code
+        table = json.loads((folder / "config.json").read_text())
+        assert table["auto_map"]["AutoModelForCausalLM"] == "modeling_wakeful.WakefulForCausalLM"
+    environment = {"HF_MODULES_CACHE": str(tmp_path / "modules"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "-c", ALONE, *folders],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout.strip() == "as exported", done.stderr
+
+
+def test_nothing_is_overwritten_or_left_half_written(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = decoder_of()
+    (tmp_path / "there").mkdir()
+    (tmp_path / "file").write_text("mine")
+    for name in ("there", "file"):
+        with pytest.raises(WakefulError, match=f"{name} exists already"):
+            export(decoder, tmp_path / name, tokenizer=tokenizer)
+    with pytest.raises(WakefulError, match="cannot be written: Not a directory"):
+        export(decoder, tmp_path / "file" / "out", tokenizer=tokenizer)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("wakeful.hf.weights_out.save_file", full)
+    with pytest.raises(WakefulError, match="the disk is full"):
+        export(decoder, tmp_path / "out", tokenizer=tokenizer)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "there"]
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_the_command_line(
+    tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    first, second = str(tmp_path / "first"), str(tmp_path / "second")
+    export(decoder_of(route="svformer"), first, tokenizer=tokenizer)
+    assert main(["export", first, second, "--dtype", "float16"]) == 0
+    assert "trust_remote_code=True" in capsys.readouterr().out
+    assert read_decoder(second, dtype=torch.float16).config.route == "svformer"
+    assert load_file(Path(second) / "model.safetensors")["lm_head.weight"].dtype == torch.float16
+    for arguments, words in (
+        ([first, second], "exists already"),
+        ([first], "name a model to export and a folder to write"),
+        ([first, str(tmp_path / "x"), "--step", "3"], "no checkpoint of step 3"),
+        ([str(tmp_path), str(tmp_path / "x")], "has no config.json"),
+    ):
+        assert main(["export", *arguments]) == 1
+        assert words in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+def test_the_command_line_continues_a_prompt_with_what_was_exported(
+    tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    decoder = decoder_of(route="svformer")
+    export(decoder, tmp_path / "out", tokenizer=tokenizer)
+    capsys.readouterr()
+    arguments = ["generate", str(tmp_path / "out"), "--prompt", "ab", "--num_tokens", "6"]
+    assert main([*arguments, "--temperature", "0", "--device", "cpu"]) == 0
+    ids = tokenizer.encode("ab")
+    expected = generate(decoder, ids, num_tokens=6, temperature=0, stop=tokenizer.end_of_text)
+    assert capsys.readouterr().out == "ab" + tokenizer.decode(list(expected)) + "\n"
+    assert main([*arguments, "--step", "3"]) == 1
+    assert "it has no steps, so leave out --step" in capsys.readouterr().err
+    # A folder that holds no model is named as what it should be.
+    (tmp_path / "empty").mkdir()
+    assert main(["generate", str(tmp_path / "empty"), "--prompt", "x"]) == 1
+    assert "no run directory" in capsys.readouterr().err

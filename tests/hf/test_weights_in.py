@@ -1,0 +1,346 @@
+"""Checkpoints of Transformers as our decoder: the same logits, and clear words where not."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from helpers import some_tokens
+from wakeful.errors import WakefulError
+from wakeful.hf.families import FAMILIES
+from wakeful.hf.families.base import canonical
+from wakeful.hf.smollm2 import smollm2_folder
+from wakeful.hf.weights_in import read_decoder
+from wakeful.hf.weights_out import describe
+from wakeful.optim.sides import WAKEFUL_RULES, find_sides
+from wakeful.probes.decoder import DecoderSource
+
+COMMON: dict[str, Any] = {
+    "vocab_size": 29,
+    "hidden_size": 24,
+    "intermediate_size": 44,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 32,
+}
+NEOX = COMMON | {"hidden_size": 32}
+GPT2: dict[str, Any] = {
+    "vocab_size": 29, "n_embd": 24, "n_layer": 3, "n_head": 3, "n_positions": 32,
+    "bos_token_id": 0, "eos_token_id": 0,
+}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 24,
+}  # fmt: skip
+MODELS: dict[str, PreTrainedConfig] = {
+    "llama": LlamaConfig(**COMMON),
+    "llama, grouped heads of odd width": LlamaConfig(**COMMON, num_key_value_heads=2, head_dim=10),
+    "llama, biases, tied": LlamaConfig(
+        **COMMON, num_key_value_heads=1, attention_bias=True, mlp_bias=True,
+        tie_word_embeddings=True,
+    ),
+    "llama, attention biases": LlamaConfig(**COMMON, attention_bias=True),
+    "llama, feed-forward biases": LlamaConfig(**COMMON, mlp_bias=True),
+    "llama 3": LlamaConfig(**COMMON, rope_parameters=LLAMA3),
+    "llama, linear scaling": LlamaConfig(
+        **COMMON, rope_parameters={"rope_type": "linear", "factor": 3.0, "rope_theta": 500.0}
+    ),
+    "mistral": MistralConfig(**COMMON, num_key_value_heads=2),
+    "qwen2": Qwen2Config(**COMMON, num_key_value_heads=2),
+    "qwen3": Qwen3Config(**COMMON, num_key_value_heads=2, head_dim=6),
+    "qwen3, biases, tied": Qwen3Config(
+        **COMMON, num_key_value_heads=4, head_dim=6, attention_bias=True, tie_word_embeddings=True
+    ),
+    "gpt2": GPT2Config(**GPT2, n_inner=50),
+    "gpt2, untied, exact, by layer": GPT2Config(
+        **GPT2, tie_word_embeddings=False, activation_function="gelu",
+        scale_attn_by_inverse_layer_idx=True,
+    ),
+    "gpt_neox": GPTNeoXConfig(**NEOX, rotary_pct=0.5),
+    "gpt_neox, in series, no attention biases, tied": GPTNeoXConfig(
+        **NEOX, rotary_pct=1.0, use_parallel_residual=False, attention_bias=False,
+        tie_word_embeddings=True,
+    ),
+}  # fmt: skip
+
+
+def random_model(config: PreTrainedConfig, *, std: float = 0.3) -> PreTrainedModel:
+    """Return Transformers' model with every parameter, biases and norms included, off its start."""
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=std)
+    return model
+
+
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_a_checkpoint_has_transformers_logits(name: str, tmp_path: Path) -> None:
+    theirs = random_model(MODELS[name])
+    theirs.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert (tmp_path / "model.safetensors.index.json").is_file()
+    read = read_decoder(tmp_path)
+    ours = read.decoder
+    assert read.name == tmp_path.name
+    assert not ours.training
+    assert not any(parameter.requires_grad for parameter in ours.parameters())
+    assert ours.num_parameters()["total"] == theirs.num_parameters()
+    assert (ours.head.weight is ours.embed.weight) == read.config.tied
+    tokens = some_tokens(2, 31)
+    wanted = theirs(tokens).logits
+    assert wanted.std() > 0.1
+    torch.testing.assert_close(ours(tokens), wanted, rtol=0, atol=1e-5)
+    # One token after another, and beside padding.
+    cache = ours.new_cache(2, 31)
+    pieces = [ours(piece, cache=cache) for piece in tokens.split([17, 1, 13], 1)]
+    torch.testing.assert_close(torch.cat(pieces, 1), wanted, rtol=0, atol=1e-5)
+    valid = torch.arange(31) >= torch.tensor([[0], [5]])
+    alone = theirs(tokens[1:, 5:]).logits
+    torch.testing.assert_close(ours(tokens, valid=valid)[1:, 5:], alone, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_theirs_and_ours_describe_one_another(name: str) -> None:
+    theirs = MODELS[name]
+    ours = FAMILIES[theirs.model_type].describe(theirs, 0)
+    kind, back = describe(ours)
+    assert kind == ("llama" if theirs.model_type == "mistral" else theirs.model_type)
+    assert canonical(FAMILIES[kind].describe(back, 0)) == canonical(ours)
+    for link in FAMILIES[kind].links(ours):
+        tensor = torch.randn(24, 24) if link.theirs.endswith("weight") else torch.randn(24)
+        if link.ours[0].endswith("query.weight") and len(link.ours) == 3:
+            tensor = torch.randn((24, 72) if kind == "gpt2" else (96, 32))
+        elif len(link.ours) == 3:
+            tensor = torch.randn(72 if kind == "gpt2" else 96)
+        assert torch.equal(link.join(link.split(tensor)), tensor)
+
+
+@pytest.mark.parametrize("name", ["qwen3, biases, tied", "gpt_neox", "gpt2"])
+def test_probes_and_rotations_know_the_new_parts(name: str, tmp_path: Path) -> None:
+    theirs = random_model(MODELS[name])
+    theirs.save_pretrained(tmp_path)
+    decoder = read_decoder(tmp_path).decoder
+    shapes = {n: tuple(p.shape) for n, p in decoder.named_parameters()}
+    sides = find_sides(shapes, WAKEFUL_RULES)
+    assert all((len(shapes[n]) == 2) == bool(axes) for n, axes in sides.items())
+    events: list[Any] = []
+    tokens = some_tokens(1, 9)
+    with torch.no_grad(), DecoderSource(decoder).open(events.append):
+        decoder(tokens)
+    assert [event.layer for event in events if hasattr(event, "q")] == [0, 1, 2]
+    hidden = [event for event in events if not hasattr(event, "q")]
+    assert len(hidden) == 4
+    wanted = theirs(tokens, output_hidden_states=True).hidden_states
+    torch.testing.assert_close(hidden[2].h, wanted[2], rtol=0, atol=1e-5)
+
+
+def test_old_names_and_constants_are_understood(tmp_path: Path) -> None:
+    theirs = random_model(MODELS["gpt2"])
+    theirs.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    old = {name.removeprefix("transformer."): value for name, value in load_file(file).items()}
+    old["h.0.attn.bias"] = torch.ones(1, 1, 32, 32).tril()
+    save_file(old, file)
+    tokens = some_tokens(1, 9)
+    torch.testing.assert_close(
+        read_decoder(tmp_path).decoder(tokens), theirs(tokens).logits, rtol=0, atol=1e-5
+    )
+    pythia = random_model(MODELS["gpt_neox"])
+    pythia.save_pretrained(tmp_path / "neox")
+    file = tmp_path / "neox" / "model.safetensors"
+    old = load_file(file)
+    assert "embed_out.weight" in old
+    old["gpt_neox.layers.0.attention.rotary_emb.inv_freq"] = torch.ones(2)
+    save_file(old, file)
+    torch.testing.assert_close(
+        read_decoder(tmp_path / "neox").decoder(tokens), pythia(tokens).logits, rtol=0, atol=1e-5
+    )
+
+
+def test_types_and_the_tokenizer(tmp_path: Path) -> None:
+    theirs = random_model(MODELS["llama"]).to(torch.bfloat16)
+    theirs.save_pretrained(tmp_path)
+    assert read_decoder(tmp_path).decoder.embed.weight.dtype == torch.float32
+    half = read_decoder(tmp_path, dtype=torch.bfloat16)
+    assert half.decoder.embed.weight.dtype == torch.bfloat16
+    with pytest.raises(WakefulError, match="has no tokenizer"):
+        _ = half.tokenizer
+    inner = tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1, "<end>": 2}, unk_token="a"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>").save_pretrained(tmp_path)
+    tokenizer = read_decoder(tmp_path).tokenizer
+    assert tokenizer.encode("b a b") == [1, 0, 1]
+    assert tokenizer.end_of_text == 2
+
+
+REFUSED: list[tuple[PreTrainedConfig, str]] = [
+    (LlamaConfig(**COMMON, hidden_act="gelu"), "hidden_act = 'gelu', and only 'silu'"),
+    (GPT2Config(**GPT2, activation_function="relu"), "activation_function = 'relu'"),
+    (GPT2Config(**GPT2, scale_attn_weights=False), "scale_attn_weights = False"),
+    (GPT2Config(**GPT2, add_cross_attention=True), "add_cross_attention = True"),
+    (
+        MistralConfig(**COMMON, num_key_value_heads=2, sliding_window=8),
+        "sliding_window = 8, shorter than its context of",
+    ),
+    (
+        Qwen2Config(**COMMON, use_sliding_window=True, sliding_window=8, max_window_layers=1),
+        "sliding_window = 8",
+    ),
+    (
+        LlamaConfig(
+            **COMMON, rope_parameters={"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4}
+        ),
+        "rope_parameters.rope_type = 'yarn'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("config", "words"), REFUSED)
+def test_what_our_decoder_cannot_be_is_named(
+    config: PreTrainedConfig, words: str, tmp_path: Path
+) -> None:
+    config.save_pretrained(tmp_path)
+    with pytest.raises(WakefulError) as caught:
+        read_decoder(tmp_path)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@torch.no_grad()
+def test_a_window_that_covers_the_context_asked_for_is_none(tmp_path: Path) -> None:
+    theirs = random_model(MistralConfig(**COMMON, num_key_value_heads=2, sliding_window=8))
+    theirs.save_pretrained(tmp_path)
+    read = read_decoder(tmp_path, max_length=8)
+    assert read.config.max_length == 8
+    tokens = some_tokens(2, 8)
+    torch.testing.assert_close(read.decoder(tokens), theirs(tokens).logits, rtol=0, atol=1e-5)
+    with pytest.raises(WakefulError, match="max_length = 99 is longer than the model's context"):
+        read_decoder(tmp_path, max_length=99)
+
+
+def broken(folder: Path, what: str) -> None:
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.1.mlp.up_proj.weight"
+    match what:
+        case "cut short":
+            file.write_bytes(file.read_bytes()[:-50])
+        case "gone":
+            file.unlink()
+        case "pickled":
+            file.rename(folder / "pytorch_model.bin")
+        case "missing":
+            del tensors[name]
+        case "unexpected":
+            tensors["model.layers.1.mlp.up_proj.bias"] = torch.zeros(44)
+        case "shape":
+            tensors[name] = tensors[name].T.contiguous()
+        case "integers":
+            tensors[name] = tensors[name].to(torch.int8)
+        case "one dimension":
+            tensors[name] = tensors[name].flatten()
+        case "architecture":
+            edit(folder, model_type="bloom")
+        case "unknown architecture":
+            edit(folder, model_type="no such thing")
+        case "quantised":
+            edit(folder, quantization_config={"quant_method": "fp8"})
+        case "no configuration":
+            (folder / "config.json").unlink()
+        case "not JSON":
+            (folder / "config.json").write_text("{")
+    if what in ("missing", "unexpected", "shape", "integers", "one dimension"):
+        save_file(tensors, file)
+
+
+def edit(folder: Path, **fields: object) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("cut short", "model.safetensors is no whole safetensors file"),
+        ("gone", "has no model.safetensors"),
+        ("pickled", "it has pytorch_model.bin, and pickled weights are never read"),
+        ("missing", "has no tensor model.layers.1.mlp.up_proj.weight"),
+        ("unexpected", "has a tensor model.layers.1.mlp.up_proj.bias"),
+        (
+            "shape",
+            r"up_proj.weight has shape \(24, 44\), and the configuration makes it \(44, 24\)",
+        ),
+        ("integers", "up_proj.weight is stored as torch.int8"),
+        ("one dimension", r"up_proj.weight has shape \(1056,\)"),
+        ("architecture", "our decoder cannot be a bloom: it can be gpt2, gpt_neox, llama"),
+        ("unknown architecture", "config.json"),
+        ("quantised", "quant_method = 'fp8'"),
+        ("no configuration", "it has no config.json"),
+        ("not JSON", "config.json"),
+    ],
+)
+def test_damage_is_one_clear_line(what: str, words: str, tmp_path: Path) -> None:
+    random_model(MODELS["llama"]).save_pretrained(tmp_path)
+    broken(tmp_path, what)
+    with pytest.raises(WakefulError, match=words) as caught:
+        read_decoder(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    random_model(MODELS["llama"]).save_pretrained(tmp_path, max_shard_size="20KB")
+    shard = sorted(tmp_path.glob("model-*.safetensors"))[1]
+    shard.unlink()
+    with pytest.raises(WakefulError, match=f"the shard {shard} is missing"):
+        read_decoder(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text("[]")
+    with pytest.raises(WakefulError, match="is no index of shards"):
+        read_decoder(tmp_path)
+
+
+def test_what_is_nowhere_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(WakefulError, match="is no folder, GGUF file or run directory here") as e:
+        read_decoder("nobody/no-such-model")
+    assert "\n" not in str(e.value)
+    with pytest.raises(WakefulError, match="is no folder"):
+        read_decoder("no/such/folder/at all")
+
+
+def smollm2() -> Path:
+    try:
+        return smollm2_folder()
+    except WakefulError as error:
+        pytest.skip(str(error))
+
+
+@torch.no_grad()
+def test_the_real_smollm2(tmp_path: Path) -> None:
+    folder = smollm2()
+    read = read_decoder(folder)
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokens = torch.tensor([read.tokenizer.encode(Path(torch.__file__).read_text()[:400])])
+    assert tokens.shape[1] > 80
+    wanted = theirs(tokens).logits
+    assert wanted.abs().max() > 10
+    torch.testing.assert_close(read.decoder(tokens), wanted, rtol=0, atol=1e-4)
+    assert read.tokenizer.decode(tokens[0].tolist()) == Path(torch.__file__).read_text()[:400]
+    shutil.rmtree(tmp_path)
