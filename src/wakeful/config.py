@@ -120,6 +120,8 @@ class TrainConfig:
     """auto (a GPU where there is one), cpu, cuda, cuda:1 ..."""
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     """Arithmetic of the forward pass; bfloat16 is mixed precision over float32 weights."""
+    parallel: Literal["fsdp", "hsdp", "ddp"] = "fsdp"
+    """Under torchrun: weights shared out over all processes, over each machine's, or over none."""
     compile: bool = False
     """Compile the model with torch.compile."""
     checkpoint_activations: bool = False

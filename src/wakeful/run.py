@@ -217,6 +217,28 @@ class Run:
             frame.write_parquet(temporary)
 
 
+class SharedRun(Run):
+    """A run directory that another process of the same run writes: here it is only read."""
+
+    def set_status(self, status: str) -> None: ...
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        yield
+
+    def append(self, row: Mapping[str, Any]) -> None: ...
+
+    def keep_metrics(self, last_step: int) -> None: ...
+
+    def keep_metrics_before_final(self, last_step: int) -> None: ...
+
+    def finish_metrics(self) -> None: ...
+
+    def write_text(self, name: str, text: str) -> None: ...
+
+    def write_frame(self, name: str, frame: pl.DataFrame) -> None: ...
+
+
 @contextlib.contextmanager
 def replaced(path: Path) -> Iterator[Path]:
     """Give a temporary path beside `path` and move what was written there into its place."""
@@ -270,8 +292,8 @@ def _metrics_row(line: bytes) -> dict[str, Any] | None:
     return row if isinstance(row, dict) and {"kind", "step"} <= row.keys() else None
 
 
-def environment(device: torch.device) -> dict[str, Any]:
-    """Describe the machine and the versions a run used."""
+def environment(device: torch.device, processes: int = 1) -> dict[str, Any]:
+    """Describe the machine, the versions and the number of processes a run used."""
     on_gpu = device.type == "cuda"
     packages = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "polars")
     return {
@@ -282,6 +304,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "device": str(device),
         "device_name": torch.cuda.get_device_name(device) if on_gpu else _processor_name(),
         "threads": torch.get_num_threads(),
+        "processes": processes,
     }
 
 

@@ -1,6 +1,8 @@
 """The command line: one file a verb."""
 
+import os
 import sys
+import time
 from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
@@ -33,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _check_text(arguments)
         if verb not in VERBS:
             raise WakefulError(f"unknown verb {verb!r}; there are {', '.join(VERBS)}")
+        _check_processes(verb)
         verb_of(verb).run(rest)
     except WakefulError as error:
         line = " ".join(str(error).splitlines())
@@ -51,6 +54,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def verb_of(name: str) -> ModuleType:
     """Return the file of a verb."""
     return import_module(f"wakeful.cli.{name}")
+
+
+def _check_processes(verb: str) -> None:
+    """End all but the first of several processes where the verb takes one."""
+    if os.environ.get("WORLD_SIZE", "1") == "1" or verb == "train":
+        return
+    if os.environ.get("RANK", "0") != "0":
+        time.sleep(2.0)  # torchrun ends the first when another ends
+        sys.exit(1)
+    raise WakefulError(
+        f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, and only wakeful train takes several "
+        "processes; start this without torchrun, or unset WORLD_SIZE"
+    )
 
 
 def _check_text(arguments: list[str]) -> None:

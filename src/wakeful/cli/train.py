@@ -1,9 +1,10 @@
 """The verb train: its options and what they start."""
 
 import dataclasses
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -28,6 +29,13 @@ class TrainOptions:
 
 def run(arguments: list[str]) -> None:
     """CONFIG [options]: train one model."""
+    from wakeful.train.distributed import joined
+
+    with joined() as world:
+        _train(arguments, speaks=world.first)
+
+
+def _train(arguments: list[str], *, speaks: bool) -> None:
     from wakeful.train.comparison import OWN_KEYS
     from wakeful.train.loop import train
 
@@ -45,14 +53,20 @@ def run(arguments: list[str]) -> None:
     if options.resume:
         if source or options != dataclasses.replace(default, resume=options.resume):
             raise WakefulError("--resume takes the run's own configuration and no other option")
-        with display(Path(options.resume).name) as show:
+        with _shown(Path(options.resume).name, speaks=speaks) as show:
             run = train(options.config, options.resume, resume=True, show=show)
     else:
         out = options.out or f"runs/{options.config.name}"
-        with display(options.config.name) as show:
+        with _shown(options.config.name, speaks=speaks) as show:
             run = train(options.config, out, show=show)
+    if not speaks:
+        return
     validation = run.read_json("summary.json")["validation"]
     tell(
         f"validation loss {validation['loss']:.4f} ± {validation['standard_error'] or 0:.4f} nats "
         f"a token over {validation['num_tokens']:,} tokens; the run is in {run.path}"
     )
+
+
+def _shown(name: str, *, speaks: bool) -> AbstractContextManager[Any]:
+    return display(name) if speaks else nullcontext()

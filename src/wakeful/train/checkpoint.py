@@ -6,7 +6,9 @@
       state.json             the step, the optimizer's numbers, the tokens and seconds so far
       manifest.json          size and SHA-256 of each of the files above
 
-Nothing here is ever unpickled.
+Where each of K processes has a part of a tensor, each writes its own: `model-00000-of-0000K
+.safetensors` and so on, and state.json says along which dimension a tensor is cut. Any number of
+processes reads either form. Nothing here is ever unpickled.
 """
 
 import contextlib
@@ -16,18 +18,20 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from wakeful.errors import WakefulError
 from wakeful.run import disk_errors
+from wakeful.train.distributed import ALONE, World
+from wakeful.train.shards import Stored, cut_of, is_complete, local, part_name, share_of
 
 _NAME = re.compile(r"step-(\d{8,})")
-_FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
+_FILE = re.compile(r"(model|optimizer)(-\d{5}-of-\d{5})?\.safetensors|state\.json")
 
 
 def save(
@@ -38,38 +42,88 @@ def save(
     progress: dict[str, Any],
     *,
     keep: int,
+    world: World = ALONE,
+    whole: bool = False,
 ) -> Path:
     """Write the checkpoint of a step, then remove all but the `keep` newest.
+
+    All processes of `world` call it. `whole` has the first write model.safetensors, gathered, so
+    that other tools find it.
 
     Raises:
         WakefulError: the disk is full; the older checkpoints are untouched.
     """
     final = folder / f"step-{step:08d}"
-    part = folder / f".{final.name}.{os.getpid()}.part"
+    part = folder / f".{final.name}.{world.gather(os.getpid())[0]}.part"
+    weights = _unique(model)
     tensors, numbers = _pack(optimizer)
-    kind = type(optimizer).__name__
-    state = {"step": step, "progress": progress, "kind": kind, "optimizer": numbers}
+    cut = {"model": {} if whole else _cuts(weights), "optimizer": _cuts(tensors)}
+    state = {"step": step, "progress": progress, "kind": type(optimizer).__name__,
+             "optimizer": numbers}  # fmt: skip
+    if any(cut.values()):
+        state["cut"] = cut
     try:
         with disk_errors(final):
-            folder.mkdir(parents=True, exist_ok=True)
-            _sweep(folder)
-            part.mkdir()
-            _save_tensors(_unique(model), part / "model.safetensors")
-            _save_tensors(tensors, part / "optimizer.safetensors")
-            (part / "state.json").write_text(json.dumps(state))
-            manifest = {name: _entry(part / name) for name in _FILES}
-            (part / "manifest.json").write_text(json.dumps(manifest, indent=2))
-            for name in (*_FILES, "manifest.json"):
-                _sync(part / name)
-            _sync(part)
-            if final.exists():
-                shutil.rmtree(final)
-            part.rename(final)
-            _sync(folder)
+            if world.first:
+                folder.mkdir(parents=True, exist_ok=True)
+                _sweep(folder)
+                part.mkdir()
+            world.gather("there is a folder")
+            manifest = {
+                **_write(weights, part, "model", cut["model"], world),
+                **_write(tensors, part, "optimizer", cut["optimizer"], world),
+            }
+            if world.first:
+                (part / "state.json").write_text(json.dumps(state))
+                manifest["state.json"] = _entry(part / "state.json")
+            written = world.gather(manifest)
+            if world.first:
+                manifest = {name: entry for one in written for name, entry in one.items()}
+                (part / "manifest.json").write_text(json.dumps(manifest, indent=2))
+                for name in ("state.json", "manifest.json"):
+                    _sync(part / name)
+                _sync(part)
+                if final.exists():
+                    shutil.rmtree(final)
+                part.rename(final)
+                _sync(folder)
     finally:
-        shutil.rmtree(part, ignore_errors=True)
-    prune(folder, keep=keep)
+        if world.first:
+            shutil.rmtree(part, ignore_errors=True)
+    if world.first:
+        prune(folder, keep=keep)
     return final
+
+
+def _write(
+    tensors: dict[str, Tensor], folder: Path, what: str, cut: dict[str, Any], world: World
+) -> dict[str, Any]:
+    """Write this process's file of these tensors; return its entry in the manifest."""
+    name = f"{what}.safetensors"
+    writes = world.first
+    if cut:
+        number, count, writes = share_of(cast(DTensor, tensors[next(iter(cut))]))
+        name = part_name(what, number, count)
+        tensors = {key: local(t) for key, t in tensors.items() if world.first or key in cut}
+    elif any(isinstance(tensor, DTensor) for tensor in tensors.values()):
+        tensors = {key: _gathered(tensor, keep=world.first) for key, tensor in tensors.items()}
+    if not writes:
+        return {}
+    _save_tensors(tensors, folder / name)
+    _sync(folder / name)
+    return {name: _entry(folder / name)}
+
+
+def _gathered(tensor: Tensor, *, keep: bool) -> Tensor:
+    """Return the whole tensor in this machine's memory, or nothing of it; all must call it."""
+    full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return full.cpu() if keep else full.new_empty(0)
+
+
+def _cuts(tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Return the dimension that each tensor is cut along, of those that are."""
+    cuts = {name: cut_of(tensor) for name, tensor in tensors.items()}
+    return {name: {"dim": cut.dim} for name, cut in cuts.items() if cut is not None}
 
 
 def prune(folder: Path, *, keep: int) -> None:
@@ -101,28 +155,28 @@ def newest(folder: Path) -> Path:
     return folder / f"step-{found[-1]:08d}"
 
 
-def load_model(path: Path, model: nn.Module) -> None:
-    """Fill a model from a checkpoint after verifying the checkpoint's files."""
-    verify(path)
+def load_model(path: Path, model: nn.Module, world: World = ALONE) -> None:
+    """Fill a model, or this process's part of it, after verifying the checkpoint's files."""
+    verify(path, world)
+    world.gather("the files are whole")
     own = _unique(model)
-    stored = _load_tensors(path / "model.safetensors")
-    if stored.keys() != own.keys():
-        odd = sorted(stored.keys() ^ own.keys())
+    stored = Stored(path, "model", _state(path).get("cut", {}).get("model", {}))
+    if stored.shapes.keys() != own.keys():
+        odd = sorted(stored.shapes.keys() ^ own.keys())
         raise WakefulError(f"{path} is of another model: {odd[0]!r} is in only one of the two")
     with torch.no_grad():
         for name, tensor in own.items():
-            if stored[name].shape != tensor.shape:
+            if stored.shapes[name] != tensor.shape:
                 raise WakefulError(
                     f"{path} is of another model: {name!r} has shape "
-                    f"{tuple(stored[name].shape)} there and {tuple(tensor.shape)} here"
+                    f"{stored.shapes[name]} there and {tuple(tensor.shape)} here"
                 )
-            tensor.copy_(stored[name])
+            local(tensor).copy_(stored.read(name, cut_of(tensor)))
 
 
 def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Fill an optimizer from a (verified) checkpoint; return the progress stored with it."""
-    state = json.loads((path / "state.json").read_text())
-    tensors = _load_tensors(path / "optimizer.safetensors")
+    state = _state(path)
     if state["kind"] != type(optimizer).__name__:
         raise WakefulError(
             f"{path} was written with the optimizer {state['kind']}, not "
@@ -132,15 +186,32 @@ def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> dict[str, An
     entries: dict[int, dict[str, Any]] = {
         int(index): dict(values) for index, values in numbers.pop("state").items()
     }
-    for name, tensor in tensors.items():
+    stored = Stored(path, "optimizer", state.get("cut", {}).get("optimizer", {}))
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for name, shape in stored.shapes.items():
         index, key = name.split(".", 1)
-        entries.setdefault(int(index), {})[key] = tensor
+        owner = parameters[int(index)]
+        alike = isinstance(owner, DTensor) and owner.shape == shape
+        value = _like(owner, stored.read(name, cut_of(owner))) if alike else stored.read(name)
+        entries.setdefault(int(index), {})[key] = value
     optimizer.load_state_dict({**numbers, "state": entries})
     return state["progress"]
 
 
-def verify(path: Path) -> None:
-    """Check every file of a checkpoint against its manifest.
+def _like(owner: DTensor, part: Tensor) -> DTensor:
+    """Return the tensor that lies over the processes as `owner` does, made of this one's part."""
+    return DTensor.from_local(
+        part.to(owner.device), owner.device_mesh, owner.placements, run_check=False,
+        shape=owner.shape, stride=owner.stride(),
+    )  # fmt: skip
+
+
+def _state(path: Path) -> dict[str, Any]:
+    return json.loads((path / "state.json").read_text("utf-8"))
+
+
+def verify(path: Path, world: World = ALONE) -> None:
+    """Check every file of a checkpoint against its manifest, each process its share of them.
 
     Raises:
         WakefulError: a file is missing, cut short or changed.
@@ -148,10 +219,15 @@ def verify(path: Path) -> None:
     cure = f"delete {path} to resume from the checkpoint before it"
     try:
         manifest = json.loads((path / "manifest.json").read_text("utf-8"))
-        expected = {name: (manifest[name]["bytes"], manifest[name]["sha256"]) for name in _FILES}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise WakefulError(f"{path} has no readable manifest.json; {cure}") from None
-    for name, (size, digest) in expected.items():
+        expected = {name: (facts["bytes"], facts["sha256"]) for name, facts in manifest.items()}
+        whole = "state.json" in expected and all(
+            is_complete(set(expected), what) for what in ("model", "optimizer")
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        whole, expected = False, {}
+    if not whole or not all(_FILE.fullmatch(name) for name in expected):
+        raise WakefulError(f"{path} has no readable manifest.json; {cure}")
+    for number, (name, (size, digest)) in enumerate(expected.items()):
         file = path / name
         if not file.is_file():
             raise WakefulError(f"{file} is missing; {cure}")
@@ -159,7 +235,7 @@ def verify(path: Path) -> None:
             raise WakefulError(
                 f"{file} has {file.stat().st_size} bytes instead of {size}: it is cut short; {cure}"
             )
-        if _digest(file) != digest:
+        if number % world.size == world.rank and _digest(file) != digest:
             raise WakefulError(f"{file} is corrupt: its SHA-256 is not the manifest's; {cure}")
 
 
@@ -170,7 +246,7 @@ def _pack(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str
     for index, entry in packed.pop("state").items():
         for key, value in entry.items():
             if isinstance(value, Tensor):
-                tensors[f"{index}.{key}"] = value.detach().contiguous()
+                tensors[f"{index}.{key}"] = value.detach()
             else:
                 others.setdefault(str(index), {})[key] = value
     return tensors, {**packed, "state": others}
@@ -189,13 +265,6 @@ def _unique(model: nn.Module) -> dict[str, Tensor]:
 
 def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
-
-
-def _load_tensors(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise WakefulError(f"{path} cannot be read: {error}") from None
 
 
 def _entry(path: Path) -> dict[str, Any]:

@@ -1,18 +1,21 @@
 """Chosen metrics of a model while it trains."""
 
+import polars as pl
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from wakeful.data.order import ValidationWindows
 from wakeful.model.decoder import Decoder
-from wakeful.probes.base import Frame
+from wakeful.probes.base import Event, Frame, Probe
 from wakeful.probes.concentration import Entropy
 from wakeful.probes.hidden import Outliers
 from wakeful.probes.rank import Rank
 from wakeful.probes.sinks import FirstToken
 from wakeful.probes.values import Values
 from wakeful.probes.watch import watch
+from wakeful.train.distributed import ALONE, World
+from wakeful.train.parallel import Alone, Parallel
 
 FIGURES = {
     "first_key_share": ("first_key_share", "without_row_0", "all"),
@@ -29,18 +32,45 @@ FIGURES = {
 """Metric, variant and position of each figure that a run logs, as docs/metrics.md defines them."""
 
 
-@torch.no_grad()
+class _Layers(Probe):
+    """Every `size`-th layer's events, from `rank` on, for a probe."""
+
+    def __init__(self, probe: Probe, world: World) -> None:
+        self.probe = probe
+        self.world = world
+
+    def see(self, event: Event) -> None:
+        if event.layer % self.world.size == self.world.rank:
+            self.probe.see(event)
+
+    def rows(self) -> Frame:
+        return self.probe.rows()
+
+
 def measure(decoder: Decoder, windows: ValidationWindows, num_sequences: int) -> dict[str, float]:
     """Return each figure's mean over layers, on the first whole windows of the validation set."""
+    return measure_over(Alone(decoder, ALONE), windows, num_sequences)
+
+
+@torch.no_grad()
+def measure_over(
+    parallel: Parallel, windows: ValidationWindows, num_sequences: int
+) -> dict[str, float]:
+    """Return what `measure` does, on every process: each looks at its share of the layers."""
+    decoder, world = parallel.decoder, parallel.world
     device = decoder.head.weight.device
     sequences = whole_windows(windows, num_sequences)
     training = decoder.training
     decoder.eval()
     probes = FirstToken(), Entropy(), Rank(), Values(curve=1), Outliers()
-    with watch(decoder, *probes) as seen:
-        decoder.hidden(torch.cat(sequences).to(device))
+    with watch(decoder, *(_Layers(probe, world) for probe in probes)) as seen:
+        parallel.call(decoder.hidden, torch.cat(sequences).to(device))
+    parallel.settle()
     decoder.train(training)
-    return _figures(seen.rows())
+    rows = seen.rows()
+    of_layers = rows.filter(rows["head"].is_null()).rows()
+    everywhere = [tuple(row) for part in world.gather(of_layers) for row in part]
+    return _figures(pl.DataFrame(everywhere, schema=rows.schema, orient="row").sort("layer"))
 
 
 def whole_windows(windows: ValidationWindows, number: int) -> list[Int[Tensor, "1 L"]]:
@@ -55,13 +85,12 @@ def whole_windows(windows: ValidationWindows, number: int) -> list[Int[Tensor, "
 
 
 def _figures(rows: Frame) -> dict[str, float]:
-    table = rows.filter(rows["head"].is_null())
     found: dict[str, float] = {}
     for name, (metric, variant, position) in FIGURES.items():
-        chosen = table.filter(
-            (table["metric"] == metric)
-            & (table["variant"] == variant)
-            & (table["position"] == position)
+        chosen = rows.filter(
+            (rows["metric"] == metric)
+            & (rows["variant"] == variant)
+            & (rows["position"] == position)
         )
         mean = chosen["value"].mean()
         if isinstance(mean, float):

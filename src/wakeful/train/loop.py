@@ -1,16 +1,15 @@
 """Training, from top to bottom."""
 
 import contextlib
+import functools
 import math
 import signal
-import statistics
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import torch
 
 from wakeful.config import Config, config_to_toml
@@ -18,15 +17,16 @@ from wakeful.data.order import Batches, ValidationWindows
 from wakeful.data.tokens import PreparedData
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.model.decoder import Decoder
-from wakeful.model.generate import generate
 from wakeful.optim.schedules import warmup_cosine
-from wakeful.run import Run, environment
+from wakeful.optim.sharding import whole
+from wakeful.run import Run, SharedRun, environment
 from wakeful.train import checkpoint
-from wakeful.train.diagnosis import measure
-from wakeful.train.evaluate import evaluate, mean_loss
+from wakeful.train.distributed import World, is_lost, joined, lost
 from wakeful.train.facts import check_same_data, data_facts
-from wakeful.train.figures import check_schemes, quantization_damage, training_bytes
+from wakeful.train.figures import check_schemes
+from wakeful.train.finish import diagnose, finish, validate
 from wakeful.train.objective import Loss, make_loss
+from wakeful.train.parallel import Parallel, check_shares, spread
 from wakeful.train.progress import Display, Silent
 from wakeful.train.setup import (
     autocast,
@@ -36,10 +36,10 @@ from wakeful.train.setup import (
     make_optimizer,
     resolved,
 )
+from wakeful.train.shards import local
 from wakeful.train.tensorboard import Write, check_installed, scalar_writer
 
-_LARGEST_EXPONENT = 700.0
-"""e to this is still a float; JSON has no infinity."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True)
@@ -71,55 +71,75 @@ def train(
     Raises:
         WakefulError: see its message; whatever was there before is kept.
     """
-    show = show or Silent()
+    with joined() as world:
+        show = show if show and world.first else Silent()
+        return _train(config, path, resume, initial, show, world)
+
+
+def _train(
+    config: Config,
+    path: str | Path,
+    resume: bool,
+    initial: Initial | None,
+    show: Display,
+    world: World,
+) -> Run:
     if resume:
         config = Run.open(path).config
-    elif Path(path).exists():
+    elif world.first and Path(path).exists():
         Run(path).refuse_existing()
-    device = choose_device(config.train.device)
+    device = choose_device(config.train.device, world)
     check_installed(enabled=config.train.tensorboard)
     check_schemes(config)
-    data = load_data(config.data, show.stage)
+    check_shares(config, world)
+    data = world.leader_first(lambda: load_data(config.data, show.stage))
+    if any(facts != data_facts(data) for facts in world.gather(data_facts(data))):
+        raise WakefulError("the processes read different data: give each machine the same files")
     config = config if resume else resolved(config, data, initial and initial.decoder.config)
     batches = Batches(
         data.train,
         length=config.train.length,
         batch_size=config.train.batch_size,
         seed=config.train.seed,
+        rank=world.rank,
+        world_size=world.size,
     )
     windows = ValidationWindows(
         data.validation, length=config.train.length, batch_size=config.train.eval_batch_size
     )
-    decoder = make_decoder(config, device, None if resume or initial is None else initial.decoder)
+    given = None if resume or initial is None else initial.decoder
+    decoder = make_decoder(config, device if world.size == 1 else torch.device("cpu"), given)
     optimizer = make_optimizer(config, decoder)
-    loss = make_loss(config, decoder, device)
-
+    loss = make_loss(config, decoder, device, world)
     if resume:
-        run = Run.open(path)
-        check_same_data(run, data)
-    else:
-        _create(config, path, data, decoder, optimizer, initial)
-        run = Run.open(path)
+        check_same_data(Run.open(path), data)
+    elif world.first:
+        _create(config, path, data, decoder, optimizer, initial, environment(device, world.size))
+    world.gather("the run is there")
+    parallel = spread(config, decoder, device, world)
+    if world.size > 1:
+        optimizer = make_optimizer(config, decoder)
+    loss = functools.partial(parallel.call, loss)
 
-    with run.lock(), _stop_signals() as stopped:
+    run = Run.open(path) if world.first else SharedRun.open(path)
+    with run.lock(), _kept_on_loss(run, world), _stop_signals(world) as stopped:
+        world.gather("locked")
         run.set_status("running")
         first, tokens, seconds = 0, 0, 0.0
         if resume and checkpoint.steps(run.checkpoints):
-            newest = checkpoint.newest(run.checkpoints)
-            checkpoint.load_model(newest, decoder)
-            progress = checkpoint.load_optimizer(newest, optimizer)
-            first, tokens, seconds = progress["step"], progress["tokens"], progress["seconds"]
-            checkpoint.prune(run.checkpoints, keep=config.train.keep_checkpoints)
+            first, tokens, seconds = _continued(config, run, parallel, optimizer)
         run.keep_metrics(first or -1)
-        write_scalars = scalar_writer(run.path, enabled=config.train.tensorboard, first=first + 1)
+        write_scalars = scalar_writer(
+            run.path, enabled=config.train.tensorboard and world.first, first=first + 1
+        )
         try:
             if first == 0 and "initial" in run.header:
-                _validate(config, run, decoder, windows, 0, write_scalars)
+                validate(config, run, parallel, windows, 0, write_scalars)
             _steps(
-                config, run, decoder, optimizer, loss, batches, windows, show, write_scalars,
+                config, run, parallel, optimizer, loss, batches, windows, show, write_scalars,
                 stopped, first=first, tokens=tokens, seconds=seconds,
             )  # fmt: skip
-            _finish(config, run, decoder, optimizer, data, windows, write_scalars)
+            finish(config, run, parallel, optimizer, data, windows, write_scalars)
         except BaseException:
             run.set_status("stopped")
             raise
@@ -134,12 +154,13 @@ def _create(
     decoder: Decoder,
     optimizer: torch.optim.Optimizer,
     initial: Initial | None,
+    machine: Mapping[str, Any],
 ) -> None:
     """Make the run directory, with the weights it starts from where they are given."""
     origin = {"initial": dict(initial.origin)} if initial is not None else {}
     with Run.create(path, "train", {"name": config.name, **origin}) as new:
         new.write_text("config.toml", config_to_toml(config))
-        new.write_json("environment.json", environment(decoder.head.weight.device))
+        new.write_json("environment.json", machine)
         new.write_json("data.json", data_facts(data))
         data.tokenizer.save(new.path)
         if initial is not None:
@@ -147,10 +168,24 @@ def _create(
             checkpoint.save(new.checkpoints, 0, decoder, optimizer, start, keep=1)
 
 
+def _continued(
+    config: Config, run: Run, parallel: Parallel, optimizer: torch.optim.Optimizer
+) -> tuple[int, int, float]:
+    """Load the newest checkpoint; return its step, and the tokens and seconds so far."""
+    world = parallel.world
+    newest = checkpoint.newest(run.checkpoints)
+    checkpoint.load_model(newest, parallel.decoder, world)
+    progress = checkpoint.load_optimizer(newest, optimizer)
+    world.gather("loaded")
+    if world.first:
+        checkpoint.prune(run.checkpoints, keep=config.train.keep_checkpoints)
+    return progress["step"], progress["tokens"], progress["seconds"]
+
+
 def _steps(
     config: Config,
     run: Run,
-    decoder: Decoder,
+    parallel: Parallel,
     optimizer: torch.optim.Optimizer,
     loss_of: Loss,
     batches: Batches,
@@ -164,12 +199,13 @@ def _steps(
     seconds: float,
 ) -> None:
     settings, optim = config.train, config.optimizer
+    decoder, world = parallel.decoder, parallel.world
     device = decoder.head.weight.device
-    micro = settings.micro_batch_size or settings.batch_size
-    parts = settings.batch_size // micro
+    share = settings.batch_size // world.size
+    micro = min(settings.micro_batch_size or share, share)
+    parts = share // micro
     mixed = autocast(config, device)
     parameters = [p for p in decoder.parameters() if p.requires_grad]
-    saved = first
     decoder.train()
 
     for step in range(first, settings.steps):
@@ -188,21 +224,23 @@ def _steps(
         batch = batches.batch(step)
         part_losses: list[torch.Tensor] = []
         for part in batch.to(device, non_blocking=True).split(micro):
-            with mixed:
-                part_loss = loss_of(part[:, :-1], part[:, 1:]) / parts
-            part_loss.backward()
+            with parallel.adding(last=len(part_losses) == parts - 1):
+                with mixed:
+                    part_loss = loss_of(part[:, :-1], part[:, 1:]) / parts
+                part_loss.backward()
             part_losses.append(part_loss.detach())
-        loss = torch.stack(part_losses).sum().item()
-        norm = torch.nn.utils.clip_grad_norm_(parameters, optim.clip or math.inf).item()
-        if not math.isfinite(loss):
-            raise WakefulError(_not_finite(run, batches, step, f"the loss is {loss}"))
-        if not math.isfinite(norm):
-            raise WakefulError(_not_finite(run, batches, step, f"the gradient norm is {norm}"))
+        loss = (world.sum(torch.stack(part_losses).sum()) / world.size).item()
+        norm = torch.nn.utils.clip_grad_norm_(parameters, optim.clip or math.inf)
+        norm = whole(norm).item()
+        for name, value in (("loss", loss), ("gradient norm", norm)):
+            if not math.isfinite(value):
+                what = f"the {name} is {value}"
+                raise WakefulError(_not_finite(run, world, batches, step, what))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
         elapsed = time.perf_counter() - began
-        tokens += batch.shape[0] * (batch.shape[1] - 1)
+        tokens += world.size * batch.shape[0] * (batch.shape[1] - 1)
         seconds += elapsed
         done = step + 1
         row = {
@@ -221,160 +259,89 @@ def _steps(
 
         last = done == settings.steps
         if not last and settings.eval_every and done % settings.eval_every == 0:
-            _validate(config, run, decoder, windows, done, write_scalars)
+            validate(config, run, parallel, windows, done, write_scalars)
         if settings.diagnose.every and done % settings.diagnose.every == 0:
-            _diagnose(config, run, decoder, windows, done, write_scalars)
+            diagnose(config, run, parallel, windows, done, write_scalars)
         due = settings.checkpoint_every and done % settings.checkpoint_every == 0
-        if last or due or stopped:
-            if not all(parameter.isfinite().all() for parameter in parameters):
-                raise WakefulError(_not_finite(run, batches, step, "a weight is not finite"))
+        stop = _stop_asked(world, stopped)
+        if last or due or stop:
+            _check_weights(run, world, batches, step, parameters)
             state = {"step": done, "tokens": tokens, "seconds": seconds}
             checkpoint.save(
-                run.checkpoints, done, decoder, optimizer, state, keep=settings.keep_checkpoints
-            )
-            saved = done
-        if stopped and not last:
-            name = signal.Signals(stopped[0]).name
+                run.checkpoints, done, decoder, optimizer, state,
+                keep=settings.keep_checkpoints, world=world, whole=last,
+            )  # fmt: skip
+        if stop and not last:
             raise Interrupted(
-                f"stopped by {name} after step {saved}, which is saved; continue with: "
-                f"wakeful train --resume {run.path}"
+                f"stopped by {stop} after step {done}, which is saved; continue with: "
+                f"{_again(run, world)}"
             )
 
 
-def _diagnose(
-    config: Config,
-    run: Run,
-    decoder: Decoder,
-    windows: ValidationWindows,
-    step: int,
-    write_scalars: Write,
+def _check_weights(
+    run: Run, world: World, batches: Batches, step: int, parameters: list[torch.nn.Parameter]
 ) -> None:
-    """Measure the chosen figures and record them."""
-    figures = measure(decoder, windows, config.train.diagnose.num_sequences)
-    row = {"kind": "diagnosis", "step": step, **figures}
-    run.append(row)
-    write_scalars(row)
+    bad = not all(local(parameter).isfinite().all() for parameter in parameters)
+    if world.sum(torch.tensor(int(bad))):
+        what = "a weight is not finite"
+        raise WakefulError(_not_finite(run, world, batches, step, what))
 
 
-def _validate(
-    config: Config,
-    run: Run,
-    decoder: Decoder,
-    windows: ValidationWindows,
-    step: int,
-    write_scalars: Write,
-) -> tuple[pl.DataFrame, dict[str, Any]]:
-    """Evaluate on the full validation set and record the result."""
-    frame = evaluate(decoder, windows, autocast(config, decoder.head.weight.device))
-    loss, error = mean_loss(frame)
-    if not math.isfinite(loss):
-        raise WakefulError(
-            f"the validation loss is {loss} after step {step}; lower optimizer.lr, or look at the "
-            "validation text"
-        )
-    row: dict[str, Any] = {
-        "kind": "validation",
-        "step": step,
-        "loss": loss,
-        "standard_error": error if math.isfinite(error) else None,
-        "num_windows": len(frame),
-        "num_tokens": int(frame["tokens"].sum()),
-    }
-    run.append(row)
-    write_scalars(row)
-    return frame, row
-
-
-def _finish(
-    config: Config,
-    run: Run,
-    decoder: Decoder,
-    optimizer: torch.optim.Optimizer,
-    data: PreparedData,
-    windows: ValidationWindows,
-    write_scalars: Write,
-) -> None:
-    """Evaluate, continue the sample prompts and write the run's figures."""
-    steps = config.train.steps
-    run.keep_metrics_before_final(steps)
-    frame, row = _validate(config, run, decoder, windows, steps, write_scalars)
-    run.write_frame("validation.parquet", frame.with_columns(step=steps))
-    run.finish_metrics()
-    trained = [entry for entry in run.metrics() if entry["kind"] == "train"]
-    diagnose = config.train.diagnose
-    diagnosis = measure(decoder, windows, diagnose.num_sequences) if diagnose.every else {}
-    run.write_json(
-        "summary.json",
-        {
-            "steps": steps,
-            "tokens": trained[-1]["tokens"],
-            "seconds": trained[-1]["seconds"],
-            "tokens_per_second": statistics.median(e["tokens_per_second"] for e in trained),
-            "parameters": decoder.num_parameters(),
-            "kv_cache_bytes_per_token": decoder.cache_bytes_per_token,
-            "kv_cache_dtype": str(decoder.head.weight.dtype).removeprefix("torch."),
-            "validation": {
-                **{key: row[key] for key in row if key not in ("kind", "step")},
-                "perplexity": math.exp(min(row["loss"], _LARGEST_EXPONENT)),
-                "length": config.train.length,
-            },
-            "diagnosis": diagnosis,
-            "quantization": quantization_damage(config, decoder, windows),
-            "bytes": training_bytes(decoder, optimizer),
-            "samples": _samples(config, decoder, data),
-            "data": data_facts(data),
-        },
-    )
-
-
-def _samples(config: Config, decoder: Decoder, data: PreparedData) -> list[dict[str, Any]]:
-    settings = config.sample
-    decoder.eval()
-    samples: list[dict[str, Any]] = []
-    for prompt in settings.prompts:
-        # A document begins with the end of the one before; an empty prompt begins one.
-        ids = data.tokenizer.encode(prompt) or [data.tokenizer.end_of_text]
-        room = config.model.max_length - len(ids)
-        readable = room >= 0 and len(ids) >= config.model.relaxed_prefix
-        new = generate(
-            decoder,
-            ids if readable else [data.tokenizer.end_of_text],
-            num_tokens=min(settings.num_tokens, room) if readable else 0,
-            temperature=settings.temperature,
-            top_k=settings.top_k,
-            seed=settings.seed,
-            stop=data.tokenizer.end_of_text,
-        )
-        text = data.tokenizer.decode(list(new))
-        samples.append(
-            {"prompt": prompt, "text": text, "temperature": settings.temperature,
-             "top_k": settings.top_k, "seed": settings.seed}
-        )  # fmt: skip
-    return samples
-
-
-def _not_finite(run: Run, batches: Batches, step: int, what: str) -> str:
-    kept = checkpoint.steps(run.checkpoints)
-    good = f"the checkpoint of step {kept[-1]} is kept" if kept else "there is no checkpoint yet"
-    starts = ", ".join(str(start) for start in batches.starts(step)[:4])
+def _not_finite(run: Run, world: World, batches: Batches, step: int, what: str) -> str:
+    mine = [int(start) for start in batches.starts(step)[:4]]
+    starts = [start for theirs in world.gather(mine) for start in theirs][:4]
     return (
         f"{what} at step {step + 1}, on the batch whose sequences begin at training tokens "
-        f"{starts}...; {good}. Lower optimizer.lr or optimizer.clip, or look at that text"
+        f"{', '.join(map(str, starts))}...; {_kept(run)}. Lower optimizer.lr or optimizer.clip, or "
+        "look at that text"
     )
+
+
+def _kept(run: Run) -> str:
+    kept = checkpoint.steps(run.checkpoints)
+    return f"the checkpoint of step {kept[-1]} is kept" if kept else "there is no checkpoint yet"
+
+
+def _again(run: Run, world: World) -> str:
+    """Return the command that continues a run."""
+    starter = "wakeful" if world.size == 1 else "torchrun [as before] -m wakeful"
+    return f"{starter} train --resume {run.path}"
 
 
 @contextlib.contextmanager
-def _stop_signals() -> Iterator[list[int]]:
-    """Collect SIGTERM and SIGINT, so that a step under way ends and is saved; twice is at once."""
+def _kept_on_loss(run: Run, world: World) -> Iterator[None]:
+    """Say what is left and how to go on where another process of the run is gone."""
+    try:
+        yield
+    except Exception as error:
+        if not is_lost(error):
+            raise
+        cure = f"{_kept(run)}; continue with: {_again(run, world)}"
+        raise WakefulError(lost(cure)) from error
+
+
+def _stop_asked(world: World, stopped: list[int]) -> str:
+    """Return the name of a signal that any process was sent, or ""."""
+    counts = world.sum(torch.tensor([stopped.count(number) for number in _SIGNALS]))
+    named = zip(_SIGNALS, counts.tolist(), strict=True)
+    return next((number.name for number, count in named if count), "")
+
+
+@contextlib.contextmanager
+def _stop_signals(world: World) -> Iterator[list[int]]:
+    """Collect SIGTERM and SIGINT, so that a step under way ends and is saved; twice is at once.
+
+    Not so under torchrun, which passes on what the terminal has sent already.
+    """
     received: list[int] = []
 
     def receive(number: int, frame: Any) -> None:
-        if received:
+        if received and world.size == 1:
             raise KeyboardInterrupt
         received.append(number)
 
     try:
-        previous = {number: signal.signal(number, receive) for number in (2, 15)}
+        previous = {number: signal.signal(number, receive) for number in _SIGNALS}
     except ValueError:  # not the main thread: leave signals alone
         yield received
         return

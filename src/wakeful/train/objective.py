@@ -9,13 +9,17 @@ from wakeful.config import Config
 from wakeful.growth.distill import Distillation
 from wakeful.growth.reference import read_teacher
 from wakeful.model.decoder import Decoder
+from wakeful.train.distributed import ALONE, World
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """`loss(tokens, targets)`: the mean over a batch (B, L), in nats."""
 
 
-def make_loss(config: Config, decoder: Decoder, device: torch.device) -> Loss:
-    """Return the loss that a configuration asks for, chosen once and compiled if asked."""
+def make_loss(config: Config, decoder: Decoder, device: torch.device, world: World = ALONE) -> Loss:
+    """Return the loss that a configuration asks for, chosen once and compiled if asked.
+
+    Of several processes each has the whole teacher, and compiles its blocks one by one instead.
+    """
     distill = config.train.distill
     loss: Loss = decoder.loss
     if distill.teacher:
@@ -26,4 +30,4 @@ def make_loss(config: Config, decoder: Decoder, device: torch.device) -> Loss:
             temperature=distill.temperature,
             over=distill.over,
         ).loss
-    return torch.compile(loss) if config.train.compile else loss
+    return torch.compile(loss) if config.train.compile and world.size == 1 else loss

@@ -17,6 +17,7 @@ from wakeful.model.architecture import ModelConfig
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialise import initialise
 from wakeful.optim.torch_optimizers import build_optimizer
+from wakeful.train.distributed import ALONE, World
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 _TOO_LARGE = ("allocate memory", "Overflow when unpacking", "invalid size", "overflow")
@@ -55,10 +56,22 @@ def resolved(config: Config, data: PreparedData, given: ModelConfig | None = Non
     return dataclasses.replace(config, model=given)
 
 
-def choose_device(name: str) -> torch.device:
-    """Return the device called `name`; "auto" is a GPU where torch sees one, else the CPU."""
+def choose_device(name: str, world: World = ALONE) -> torch.device:
+    """Return the device called `name`; "auto" is a GPU where torch sees one, else the CPU.
+
+    Of several processes each has the GPU of its number on its machine.
+    """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if world.size > 1 and name.startswith("cuda"):
+        if name != "cuda":
+            raise WakefulError(
+                f"train.device = {name!r} names one GPU, and there are {world.size} processes: "
+                'with "cuda" each takes its own'
+            )
+        name = f"cuda:{world.local_rank}"
+    if world.size > 1 and name == "mps":
+        raise WakefulError('train.device = "mps" takes one process; leave out torchrun')
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -68,9 +81,13 @@ def choose_device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise WakefulError(f"train.device = {name!r}, but torch sees no CUDA device here")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        more = "" if world.size == 1 else "; start no more processes on a machine than it has GPUs"
         raise WakefulError(
-            f"train.device = {name!r}, but torch sees {torch.cuda.device_count()} CUDA devices here"
+            f"train.device = {name!r}, but torch sees {torch.cuda.device_count()} CUDA devices "
+            f"here{more}"
         )
+    if world.size > 1 and device.type == "cuda":
+        torch.cuda.set_device(device)
     return device
 
 

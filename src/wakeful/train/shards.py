@@ -1,0 +1,136 @@
+"""Tensors of which each process has a part: which part, and how files of parts are read again.
+
+A tensor is cut along one dimension into as many parts as there are processes, the first ones of
+⌈n / processes⌉ rows each, as `torch.chunk` does. The files of all processes together hold it.
+"""
+
+import contextlib
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Shard
+
+from wakeful.errors import WakefulError
+
+_PART = re.compile(r"(model|optimizer)-(\d{5})-of-(\d{5})\.safetensors")
+
+
+class Cut(NamedTuple):
+    """The part of a tensor between two places of one dimension."""
+
+    dim: int
+    start: int
+    stop: int
+
+
+class Share(NamedTuple):
+    """Which part of each tensor this process has, of how many, and whether it is to write it."""
+
+    part: int
+    parts: int
+    writes: bool
+
+
+def cut_of(tensor: Tensor) -> Cut | None:
+    """Return the part of a tensor that this process has; None where it has the whole."""
+    if not isinstance(tensor, DTensor):
+        return None
+    for axis, placement in enumerate(tensor.placements):
+        if isinstance(placement, Shard):
+            length, size = tensor.shape[placement.dim], tensor.device_mesh.size(axis)
+            rows, number = -(-length // size), tensor.device_mesh.get_local_rank(axis)
+            return Cut(placement.dim, min(number * rows, length), min((number + 1) * rows, length))
+    return None
+
+
+def share_of(tensor: DTensor) -> Share:
+    """Return which share of a tensor in parts this process has; the first of its owners writes."""
+    mesh = tensor.device_mesh
+    (axis,) = (n for n, placement in enumerate(tensor.placements) if isinstance(placement, Shard))
+    others = [mesh.get_local_rank(n) for n in range(mesh.ndim) if n != axis]
+    return Share(mesh.get_local_rank(axis), mesh.size(axis), not any(others))
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return what this process has of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def part_name(what: str, rank: int, size: int) -> str:
+    """Return the name of the file with one process's parts."""
+    return f"{what}-{rank:05d}-of-{size:05d}.safetensors"
+
+
+def is_complete(names: "set[str]", what: str) -> bool:
+    """Whether these are the files of all the tensors of `what`: one file, or every part."""
+    if f"{what}.safetensors" in names:
+        return True
+    found = [match for name in names if (match := _PART.fullmatch(name)) and match[1] == what]
+    sizes = {int(match[3]) for match in found}
+    return len(sizes) == 1 and {int(m[2]) for m in found} == set(range(*sizes))
+
+
+class Stored:
+    """The tensors of one checkpoint, "model" or "optimizer", however many files they are in."""
+
+    def __init__(self, folder: Path, what: str, cut: dict[str, Any]) -> None:
+        """`cut` is what the checkpoint's state.json says of tensors in parts: {name: {dim}}."""
+        whole = folder / f"{what}.safetensors"
+        paths = [whole] if whole.is_file() else sorted(folder.glob(f"{what}-*-of-*.safetensors"))
+        self.folder = folder
+        self._cut = cut
+        with self._reading():
+            self._files = [safe_open(path, framework="pt") for path in paths]
+            self._names = [set(file.keys()) for file in self._files]
+            self.shapes = {name: self._shape(name) for name in sorted(set().union(*self._names))}
+
+    def read(self, name: str, cut: Cut | None = None) -> Tensor:
+        """Return a tensor, or a part of it, reading no more than that where the parts allow."""
+        with self._reading():
+            if name not in self._cut:
+                found = self._files[0].get_tensor(name)
+                return found if cut is None else found.narrow(cut.dim, cut.start, _length(cut))
+            dim = self._cut[name]["dim"]
+            if cut is not None and cut.dim == dim:
+                return self._between(name, dim, cut.start, cut.stop)
+            found = self._between(name, dim, 0, self.shapes[name][dim])
+            return found if cut is None else found.narrow(cut.dim, cut.start, _length(cut))
+
+    def _between(self, name: str, dim: int, start: int, stop: int) -> Tensor:
+        pieces: list[Tensor] = []
+        place = 0
+        for file in self._files:
+            part = file.get_slice(name)
+            length = part.get_shape()[dim]
+            low, high = max(start - place, 0), min(stop - place, length)
+            if low < high:
+                pieces.append(part[(slice(None),) * dim + (slice(low, high),)])
+            place += length
+        if not pieces:
+            return self._files[0].get_tensor(name).narrow(dim, 0, 0)
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        if name not in self._cut:
+            return tuple(self._files[0].get_slice(name).get_shape())
+        shapes = [file.get_slice(name).get_shape() for file in self._files]
+        dim = self._cut[name]["dim"]
+        whole = list(shapes[0])
+        whole[dim] = sum(shape[dim] for shape in shapes)
+        return tuple(whole)
+
+    @contextlib.contextmanager
+    def _reading(self):
+        try:
+            yield
+        except (SafetensorError, OSError, LookupError, TypeError, RuntimeError) as error:
+            line = str(error).splitlines()[0]
+            raise WakefulError(f"{self.folder} cannot be read: {line}") from None
+
+
+def _length(cut: Cut) -> int:
+    return cut.stop - cut.start
