@@ -283,7 +283,7 @@ def test_unusual_files_and_paths_are_one_line(
     assert "not UTF-8" in fails(capsys, "train", config, *out, "--name", "\udcff")
     assert "no run directory" in fails(capsys, "generate", "two\nlines", "--prompt", "x")
     assert "no run directory" in fails(capsys, "generate", "x" * 5000, "--prompt", "x")
-    assert "name one run directory" in fails(capsys, "generate", "--prompt", "x")
+    assert "name one model" in fails(capsys, "generate", "--prompt", "x")
     assert "name a comparison" in fails(capsys, "report")
     assert "wakeful data prepare" in fails(capsys, "data", "prepared")
     assert "name a source" in fails(capsys, "data", "prepare", "--out", str(tmp_path / "d"))

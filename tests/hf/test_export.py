@@ -20,6 +20,7 @@ from wakeful.hf.pretrained import load
 from wakeful.hf.weights_in import read_decoder
 from wakeful.hf.weights_out import export
 from wakeful.model.decoder import Decoder
+from wakeful.model.generate import generate
 
 PLAIN = {"num_kv_heads": 0, "head_width": 0}
 GPT2 = PLAIN | {"norm": "layernorm", "mlp": "gelu", "positions": "learned", "bias": True}
@@ -215,3 +216,22 @@ def test_the_command_line(
         assert main(["export", *arguments]) == 1
         assert words in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
+
+
+def test_the_command_line_continues_a_prompt_with_what_was_exported(
+    tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    decoder = decoder_of(route="svformer")
+    export(decoder, tmp_path / "out", tokenizer=tokenizer)
+    capsys.readouterr()
+    arguments = ["generate", str(tmp_path / "out"), "--prompt", "ab", "--num_tokens", "6"]
+    assert main([*arguments, "--temperature", "0", "--device", "cpu"]) == 0
+    ids = tokenizer.encode("ab")
+    expected = generate(decoder, ids, num_tokens=6, temperature=0, stop=tokenizer.end_of_text)
+    assert capsys.readouterr().out == "ab" + tokenizer.decode(list(expected)) + "\n"
+    assert main([*arguments, "--step", "3"]) == 1
+    assert "it has no steps, so leave out --step" in capsys.readouterr().err
+    # A folder that holds no model is named as what it should be.
+    (tmp_path / "empty").mkdir()
+    assert main(["generate", str(tmp_path / "empty"), "--prompt", "x"]) == 1
+    assert "no run directory" in capsys.readouterr().err

@@ -1,7 +1,7 @@
 """The verb generate: its options and what they start."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,9 @@ from wakeful.errors import WakefulError
 if TYPE_CHECKING:
     from wakeful.data.tokenizer import Tokenizer
 
-SUMMARY = "Continue a prompt with a trained or quantised model."
+    Begun = tuple[Tokenizer, Iterator[int]]
+
+SUMMARY = "Continue a prompt with a trained, pretrained or quantised model."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,17 +41,18 @@ class GenerateOptions:
 
 
 def run(arguments: list[str]) -> None:
-    """RUN --prompt TEXT: continue a text, token by token."""
+    """MODEL --prompt TEXT: continue a text, token by token."""
     from wakeful.data.tokenizer import StreamDecoder
-    from wakeful.quant.files import is_quantised_folder
 
     paths, rest = leading(arguments)
-    options = parse(GenerateOptions, rest, "generate RUN", None)
+    options = parse(GenerateOptions, rest, "generate MODEL", None)
     if len(paths) != 1:
-        raise WakefulError("name one run directory")
+        raise WakefulError(
+            "name one model: a run directory, a Transformers folder, a GGUF file, smollm2, a hub "
+            "name or a quantised model"
+        )
     prompt = standard_input() if options.prompt == "-" else options.prompt
-    begin = _quantised if is_quantised_folder(Path(paths[0])) else _trained
-    tokenizer, tokens = begin(paths[0], prompt, options)
+    tokenizer, tokens = _reader(paths[0])(paths[0], prompt, options)
     stream = StreamDecoder(tokenizer)
     sys.stdout.write(prompt)
     for token in tokens:
@@ -58,7 +61,33 @@ def run(arguments: list[str]) -> None:
     sys.stdout.write(stream.flush() + "\n")
 
 
-def _trained(path: str, prompt: str, options: GenerateOptions) -> "tuple[Tokenizer, Iterator[int]]":
+def _reader(path: str) -> "Callable[[str, str, GenerateOptions], Begun]":
+    from wakeful.quant.files import is_quantised_folder
+
+    folder = Path(path)
+    if is_quantised_folder(folder):
+        return _quantised
+    # A folder that is nothing else is a run directory that lacks something.
+    if (folder / "run.json").is_file() or (
+        folder.is_dir() and not (folder / "config.json").is_file()
+    ):
+        return _trained
+    return _imported
+
+
+def _imported(path: str, prompt: str, options: GenerateOptions) -> "Begun":
+    from wakeful.hf.weights_in import read_decoder
+    from wakeful.model.generate import generate
+    from wakeful.train.setup import choose_device
+
+    if options.step:
+        raise WakefulError(f"{path} is no run directory: it has no steps, so leave out --step")
+    found = read_decoder(path, device=choose_device(options.device))
+    tokens = found.tokenizer.encode(prompt) or [found.tokenizer.end_of_text]
+    return found.tokenizer, generate(found.decoder, tokens, **_choice(options, found.tokenizer))
+
+
+def _trained(path: str, prompt: str, options: GenerateOptions) -> "Begun":
     from wakeful.model.generate import generate
     from wakeful.train.restore import encode_prompt, restore
 
@@ -68,9 +97,7 @@ def _trained(path: str, prompt: str, options: GenerateOptions) -> "tuple[Tokeniz
     return trained.tokenizer, generate(trained.decoder, tokens, **choice)
 
 
-def _quantised(
-    path: str, prompt: str, options: GenerateOptions
-) -> "tuple[Tokenizer, Iterator[int]]":
+def _quantised(path: str, prompt: str, options: GenerateOptions) -> "Begun":
     from transformers import PreTrainedModel
 
     from wakeful.data.tokenizer import Tokenizer

@@ -8,9 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 from transformers import (
-    AutoModelForCausalLM,
     AutoTokenizer,
-    PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
@@ -18,6 +16,7 @@ from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.hf.smollm2 import SMOLLM2, smollm2_folder
 from wakeful.hf.weights_in import is_own, read_decoder
+from wakeful.hf.whole import whole_model
 from wakeful.model.decoder import Decoder
 from wakeful.quant.files import is_quantised_folder, load_quantised, quantised_as
 from wakeful.train.restore import restore
@@ -144,19 +143,18 @@ def _transformers(
 ) -> Loaded:
     options = {"gguf_file": gguf} if gguf else {}
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            place, dtype=dtype, trust_remote_code=trust_remote_code, **options
-        )
+        model = whole_model(place, dtype=dtype, gguf=gguf, trust_remote_code=trust_remote_code)
         tokenizer = AutoTokenizer.from_pretrained(
             place, trust_remote_code=trust_remote_code, **options
         )
+    except WakefulError:
+        raise
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         first = str(error).strip().split("\n", 1)[0]
         raise WakefulError(
             f"{name!r} cannot be loaded as a run directory, a Transformers folder, a GGUF file or "
             f"a hub name: {first}"
         ) from None
-    assert isinstance(model, PreTrainedModel)
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return Loaded(
         name=name,

@@ -1,7 +1,6 @@
 """The projections of a decoder under the names that adapters look for."""
 
 import re
-from collections import OrderedDict
 
 import torch
 from torch import Tensor, nn
@@ -23,20 +22,35 @@ NAMES = {
 _OWNED = re.compile(rf"\.({'|'.join(NAMES)})\.(weight|bias)$".replace("attention.", r"attention\."))
 
 
-class NamedHeads(nn.Module):
-    """`Heads` whose matrix is a plain linear layer, so that LoRA can take its place."""
+class Named(nn.Module):
+    """A linear layer under a name of its own, so that an adapter can find it and take its place."""
 
-    def __init__(self, name: str, heads: Heads) -> None:
+    def __init__(self, name: str, linear: nn.Linear) -> None:
         super().__init__()
         self.name = name
+        self.add_module(name, linear)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._modules[self.name](x)  # pyright: ignore[reportOptionalCall]
+
+    # Only a name: hooks belong on the layer inside, and every token pays for a module's call.
+    __call__ = forward
+
+
+class NamedHeads(Named):
+    """The same for `Heads`."""
+
+    def __init__(self, name: str, heads: Heads) -> None:
+        super().__init__(name, _plain(heads))
         self.heads = heads.heads
         self.rotary = heads.rotary
         self.norm = heads.norm
-        self.add_module(name, _plain(heads))
 
-    def forward(self, x: Tensor, flow: Flow) -> Tensor:
+    def forward(self, x: Tensor, flow: Flow) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         projected = self._modules[self.name](x)  # pyright: ignore[reportOptionalCall]
         return into_heads(projected, self.heads, self.norm, flow, rotary=self.rotary)
+
+    __call__ = forward  # pyright: ignore[reportAssignmentType]
 
 
 def name_projections(decoder: Decoder) -> None:
@@ -52,7 +66,7 @@ def name_projections(decoder: Decoder) -> None:
             if isinstance(module, Heads):
                 setattr(parent, part, NamedHeads(name, module))
             elif isinstance(module, nn.Linear):
-                setattr(parent, part, nn.Sequential(OrderedDict([(name, module)])))
+                setattr(parent, part, Named(name, module))
 
 
 def named(parameter: str) -> str:

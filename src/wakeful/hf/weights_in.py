@@ -10,7 +10,7 @@ from typing import Any
 import huggingface_hub
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
 
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
@@ -18,6 +18,7 @@ from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.families import FAMILIES, Family
 from wakeful.hf.shards import Shards, read_floats
 from wakeful.hf.smollm2 import SMOLLM2, smollm2_folder
+from wakeful.hf.whole import whole_model
 from wakeful.model.architecture import ModelConfig
 from wakeful.model.decoder import Decoder
 from wakeful.train.restore import restore
@@ -127,7 +128,9 @@ def _from_folder(
 
 def _from_gguf(path: Path, max_length: int, dtype: torch.dtype, device: torch.device) -> Decoder:
     try:
-        model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype)
+        model = whole_model(path.parent, dtype=dtype, gguf=path.name)
+    except WakefulError:
+        raise
     except _ERRORS as error:
         raise WakefulError(f"{path} cannot be read: {_first_line(error)}") from None
     family, description = _described(model.config, max_length)

@@ -37,7 +37,8 @@ def into_heads(
     projected: Float[Tensor, "B L P"], num_heads: int, norm: nn.Module, flow: Flow, *, rotary: bool
 ) -> Float[Tensor, "B L N d"]:
     """Return a projection split into heads, normalised, and turned by RoPE where `rotary`."""
-    heads = norm(projected.unflatten(-1, (num_heads, -1)))
+    batch, length, width = projected.shape
+    heads = norm(projected.reshape(batch, length, num_heads, width // num_heads))
     if rotary and flow.rotation is not None:
         return rotate(heads, flow.rotation)
     return heads

@@ -28,7 +28,9 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight.to(x.dtype)
         if x.device.type == "cpu":
-            return _RMSNorm.apply(x, weight, self.eps)
+            if torch.is_grad_enabled():
+                return _RMSNorm.apply(x, weight, self.eps)
+            return _normed(x, weight, self.eps)[0]
         if self.single:
             return F.rms_norm(x, (self.width,), None, self.eps) * weight
         return F.rms_norm(x, (self.width,), weight, self.eps)
@@ -42,11 +44,9 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, eps: float) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        exact = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-        square = torch.linalg.vecdot(exact, exact)
-        inverse = square.div_(x.shape[-1]).add_(eps).rsqrt_().unsqueeze(-1).to(x.dtype)
+        out, inverse = _normed(x, weight, eps)
         ctx.save_for_backward(x, inverse, weight)
-        return (x * inverse).mul_(weight)
+        return out
 
     @staticmethod
     @once_differentiable
@@ -57,6 +57,13 @@ class _RMSNorm(torch.autograd.Function):
         scaled = grad * weight
         inner = torch.linalg.vecdot(scaled, normed).div_(-x.shape[-1]).unsqueeze(-1)
         return scaled.addcmul_(normed, inner).mul_(inverse), grad_weight, None
+
+
+def _normed(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    exact = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    square = torch.linalg.vecdot(exact, exact)
+    inverse = square.div_(x.shape[-1]).add_(eps).rsqrt_().unsqueeze(-1).to(x.dtype)
+    return (x * inverse).mul_(weight), inverse
 
 
 def make_norm(name: NormName, width: int, *, eps: float, bias: bool) -> nn.Module:

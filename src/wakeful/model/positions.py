@@ -59,8 +59,12 @@ class Rotary(nn.Module):
 
 def rotate(heads: Float[Tensor, "B L N d"], rotation: Rotation) -> Float[Tensor, "B L N d"]:
     """Turn each head's channel pairs by its token's angles; channels past the table's stay."""
-    cos, sin = (part.to(heads.dtype) for part in rotation)
-    return _Rotate.apply(heads, cos, sin)
+    cos, sin = rotation
+    if cos.dtype != heads.dtype:
+        cos, sin = cos.to(heads.dtype), sin.to(heads.dtype)
+    if torch.is_grad_enabled():
+        return _Rotate.apply(heads, cos, sin)
+    return _turned(heads, cos, sin, 1.0)
 
 
 class _Rotate(torch.autograd.Function):
