@@ -49,7 +49,7 @@ def steps_within(costs: Sequence[Cost], seconds: float) -> int:
     if steps < _FEWEST:
         parts = ", ".join(f"{c.name} {c.step:.1f} s a step" for c in costs)
         raise WakefulError(
-            f"{seconds / 60:.3g} minutes are enough for {max(0, steps)} steps ({parts}; "
+            f"{max(0.0, seconds) / 60:.3g} minutes are enough for {max(0, steps)} steps ({parts}; "
             f"{fixed:.0f} s of evaluations): give more --minutes, fewer --baseline, a smaller "
             "--batch_size or less validation text"
         )

@@ -6,6 +6,7 @@ from pathlib import Path
 from wakeful.config import DataConfig, OptimizerConfig, SampleConfig, TrainConfig
 from wakeful.data.tokens import PreparedData
 from wakeful.errors import WakefulError
+from wakeful.growth.baselines import check_names
 from wakeful.growth.choose import By, Diagnosed, ordered
 from wakeful.growth.layermap import RANGES, LayerMap, chosen
 from wakeful.growth.recipe import Recipe
@@ -17,6 +18,7 @@ _GROWS = ("first", "rank", "mass", "influence", "angle")
 
 def check_wishes(wishes: Wishes) -> None:
     """Raise `WakefulError` where wishes contradict each other or ask for what does nothing."""
+    check_names(wishes.baseline)
     depth = [name for name in ("layers", "keep", "blocks") if getattr(wishes, name)]
     if len(depth) > 1:
         raise WakefulError(f"--{depth[0]} and --{depth[1]} both say which layers: give one")

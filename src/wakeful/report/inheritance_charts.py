@@ -80,7 +80,11 @@ def _bars(values: Sequence[float], kept: set[int], title: str) -> Drawing:
         alt.Chart(frame)
         .mark_bar()
         .encode(
-            x=alt.X("layer:O", title="layer", axis=alt.Axis(labelAngle=0, labelOverlap=True)),
+            x=alt.X(
+                "layer:O",
+                title="layer",
+                axis=alt.Axis(labelAngle=0, values=list(range(0, len(values), 5))),
+            ),
             y=alt.Y("value:Q", title=title),
             color=alt.Color(
                 "layers:N",
