@@ -281,7 +281,7 @@ def test_unusual_files_and_paths_are_one_line(
     assert "neither a file" in fails(capsys, "train", "x" * 5000, *out)
     assert "Not a directory" in fails(capsys, "train", config, "--out", f"{config}/run", *FAST)
     assert "not UTF-8" in fails(capsys, "train", config, *out, "--name", "\udcff")
-    assert "no run directory" in fails(capsys, "generate", "two\nlines", "--prompt", "x")
+    assert "run directory here" in fails(capsys, "generate", "two\nlines", "--prompt", "x")
     assert "no run directory" in fails(capsys, "generate", "x" * 5000, "--prompt", "x")
     assert "name one model" in fails(capsys, "generate", "--prompt", "x")
     assert "name a comparison" in fails(capsys, "report")

@@ -294,6 +294,8 @@ def test_a_killed_process_ends_all_and_the_run_goes_on(folder: Path) -> None:
     everybody = processes.workers(running)
     began = time.monotonic()
     os.kill(everybody[1], signal.SIGKILL)
+    time.sleep(0.02)
+    os.kill(everybody[0], signal.SIGTERM)  # torchrun sends it too, a little later
     status, _, errors = processes.ended(running)
     assert time.monotonic() - began < processes.ENDS_WITHIN
     assert status == 1
