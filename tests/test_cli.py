@@ -282,7 +282,7 @@ def test_unusual_files_and_paths_are_one_line(
     assert "Not a directory" in fails(capsys, "train", config, "--out", f"{config}/run", *FAST)
     assert "not UTF-8" in fails(capsys, "train", config, *out, "--name", "\udcff")
     assert "run directory here" in fails(capsys, "generate", "two\nlines", "--prompt", "x")
-    assert "no run directory" in fails(capsys, "generate", "x" * 5000, "--prompt", "x")
+    assert "File name too long" in fails(capsys, "generate", "x" * 5000, "--prompt", "x")
     assert "name one model" in fails(capsys, "generate", "--prompt", "x")
     assert "name a comparison" in fails(capsys, "report")
     assert "wakeful data prepare" in fails(capsys, "data", "prepared")

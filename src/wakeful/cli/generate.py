@@ -67,12 +67,13 @@ def _reader(path: str) -> "Callable[[str, str, GenerateOptions], Begun]":
     folder = Path(path)
     if is_quantised_folder(folder):
         return _quantised
+    try:
+        is_run = (folder / "run.json").is_file()
+        is_model = not folder.is_dir() or (folder / "config.json").is_file()
+    except OSError as error:  # a name too long
+        raise WakefulError(f"{path[:60]!r}... is no model: {error.strerror}") from None
     # A folder that is nothing else is a run directory that lacks something.
-    if (folder / "run.json").is_file() or (
-        folder.is_dir() and not (folder / "config.json").is_file()
-    ):
-        return _trained
-    return _imported
+    return _trained if is_run or not is_model else _imported
 
 
 def _imported(path: str, prompt: str, options: GenerateOptions) -> "Begun":
