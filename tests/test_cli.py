@@ -215,7 +215,7 @@ def test_every_field_of_the_configuration_is_an_option(
                "train.steps": 77, "train.batch_size": 12, "train.micro_batch_size": 6}  # fmt: skip
     words = {"model.norm": "layernorm", "model.positions": "rotary", "model.mlp": "gelu",
              "model.attention_bias": "qkv", "train.dtype": "bfloat16", "name": "other",
-             "train.distill.over": "mean"}  # fmt: skip
+             "train.distill.over": "mean", "train.parallel": "ddp"}  # fmt: skip
     expected: dict[str, Any] = {}
     arguments: list[str] = []
     for name, _, default in options_of(Config):
@@ -281,7 +281,7 @@ def test_unusual_files_and_paths_are_one_line(
     assert "neither a file" in fails(capsys, "train", "x" * 5000, *out)
     assert "Not a directory" in fails(capsys, "train", config, "--out", f"{config}/run", *FAST)
     assert "not UTF-8" in fails(capsys, "train", config, *out, "--name", "\udcff")
-    assert "no run directory" in fails(capsys, "generate", "two\nlines", "--prompt", "x")
+    assert "run directory here" in fails(capsys, "generate", "two\nlines", "--prompt", "x")
     assert "no run directory" in fails(capsys, "generate", "x" * 5000, "--prompt", "x")
     assert "name one model" in fails(capsys, "generate", "--prompt", "x")
     assert "name a comparison" in fails(capsys, "report")

@@ -201,6 +201,7 @@ CHOICES: dict[str, object] = {
     "model.rope": "linear(factor=2.0)",
     "model.max_length": 1024,
     "train.dtype": "float64",
+    "train.parallel": "ddp",
     "train.batch_size": 32,
     "train.steps": 100,
     "train.eval_batch_size": 4,

@@ -1,5 +1,6 @@
 """Runs of several processes: what one process computes, and how they end together."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -8,6 +9,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from wakeful.cli import main
 from wakeful.config import Config, Table, config_to_table, config_to_toml
 from wakeful.data.order import Batches
 from wakeful.errors import WakefulError
+from wakeful.model.decoder import Decoder
 from wakeful.run import Run
 from wakeful.train import checkpoint
 from wakeful.train.distributed import World, started_as
@@ -216,6 +219,27 @@ def test_a_damaged_share_is_refused_by_name(two: Path, tmp_path: Path, damage: s
             checkpoint.verify(file.parent)
 
 
+@pytest.mark.parametrize(
+    "cut",
+    [[], {"model": 3}, {"model": {"norm.weight": {"dim": -1}}}, {"model": {"norm.weight": {}}},
+     {"model": {"norm.weight": {"dim": 7}}}, {"model": {"norm.weight": {"dim": "x"}}}],
+)  # fmt: skip
+def test_a_description_of_shares_that_cannot_be_is_refused(
+    two: Path, tmp_path: Path, cut: Any
+) -> None:
+    run = Run.open(two / "own-fsdp")
+    copy = Path(shutil.copytree(run.checkpoints / "step-00000006", tmp_path / "copy"))
+    content = json.dumps({**json.loads((copy / "state.json").read_text()), "cut": cut}).encode()
+    (copy / "state.json").write_bytes(content)
+    manifest = json.loads((copy / "manifest.json").read_text())
+    digest = hashlib.sha256(content).hexdigest()
+    manifest["state.json"] = {"bytes": len(content), "sha256": digest}
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(WakefulError, match=r"cannot be read|is of another model") as caught:
+        checkpoint.load_model(copy, Decoder(run.config.model))
+    assert "\n" not in str(caught.value)
+
+
 def test_a_resumed_run_of_as_many_processes_is_the_same_to_the_bit(two: Path) -> None:
     for cut, whole in (("cut", "own-fsdp"), ("replicas-cut", "own-ddp")):
         mine, theirs = Run.open(two / cut), Run.open(two / whole)
@@ -270,6 +294,8 @@ def test_a_killed_process_ends_all_and_the_run_goes_on(folder: Path) -> None:
     everybody = processes.workers(running)
     began = time.monotonic()
     os.kill(everybody[1], signal.SIGKILL)
+    time.sleep(0.02)
+    os.kill(everybody[0], signal.SIGTERM)  # torchrun sends it too, a little later
     status, _, errors = processes.ended(running)
     assert time.monotonic() - began < processes.ENDS_WITHIN
     assert status == 1

@@ -160,7 +160,7 @@ def load_model(path: Path, model: nn.Module, world: World = ALONE) -> None:
     verify(path, world)
     world.gather("the files are whole")
     own = _unique(model)
-    stored = Stored(path, "model", _state(path).get("cut", {}).get("model", {}))
+    stored = Stored(path, "model", _state(path).get("cut", {}))
     if stored.shapes.keys() != own.keys():
         odd = sorted(stored.shapes.keys() ^ own.keys())
         raise WakefulError(f"{path} is of another model: {odd[0]!r} is in only one of the two")
@@ -186,7 +186,7 @@ def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> dict[str, An
     entries: dict[int, dict[str, Any]] = {
         int(index): dict(values) for index, values in numbers.pop("state").items()
     }
-    stored = Stored(path, "optimizer", state.get("cut", {}).get("optimizer", {}))
+    stored = Stored(path, "optimizer", state.get("cut", {}))
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for name, shape in stored.shapes.items():
         index, key = name.split(".", 1)
@@ -207,7 +207,13 @@ def _like(owner: DTensor, part: Tensor) -> DTensor:
 
 
 def _state(path: Path) -> dict[str, Any]:
-    return json.loads((path / "state.json").read_text("utf-8"))
+    try:
+        state = json.loads((path / "state.json").read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise WakefulError(f"{path / 'state.json'} cannot be read: {error}") from None
+    if not isinstance(state, dict):
+        raise WakefulError(f"{path / 'state.json'} holds no JSON object")
+    return state
 
 
 def verify(path: Path, world: World = ALONE) -> None:

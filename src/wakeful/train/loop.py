@@ -93,7 +93,8 @@ def _train(
     check_schemes(config)
     check_shares(config, world)
     data = world.leader_first(lambda: load_data(config.data, show.stage))
-    if any(facts != data_facts(data) for facts in world.gather(data_facts(data))):
+    facts = {**data_facts(data), "source": ""}
+    if any(theirs != facts for theirs in world.gather(facts)):
         raise WakefulError("the processes read different data: give each machine the same files")
     config = config if resume else resolved(config, data, initial and initial.decoder.config)
     batches = Batches(
@@ -347,6 +348,10 @@ def _stop_signals(world: World) -> Iterator[list[int]]:
         return
     try:
         yield received
+    except BaseException:
+        if world.size > 1:  # torchrun's SIGTERM to those left must not cut off what they say
+            previous = dict.fromkeys(_SIGNALS, signal.SIG_IGN)
+        raise
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

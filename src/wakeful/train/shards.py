@@ -77,13 +77,19 @@ def is_complete(names: "set[str]", what: str) -> bool:
 class Stored:
     """The tensors of one checkpoint, "model" or "optimizer", however many files they are in."""
 
-    def __init__(self, folder: Path, what: str, cut: dict[str, Any]) -> None:
-        """`cut` is what the checkpoint's state.json says of tensors in parts: {name: {dim}}."""
+    def __init__(self, folder: Path, what: str, cut: Any) -> None:
+        """`cut` is what state.json says of tensors in parts: {what: {name: {"dim": ...}}}.
+
+        Raises:
+            WakefulError: it or a file says what cannot be.
+        """
         whole = folder / f"{what}.safetensors"
         paths = [whole] if whole.is_file() else sorted(folder.glob(f"{what}-*-of-*.safetensors"))
         self.folder = folder
-        self._cut = cut
         with self._reading():
+            self._cut = {name: int(entry["dim"]) for name, entry in dict(cut).get(what, {}).items()}
+            if min(self._cut.values(), default=0) < 0:
+                raise ValueError("a tensor is cut along a negative dimension")
             self._files = [safe_open(path, framework="pt") for path in paths]
             self._names = [set(file.keys()) for file in self._files]
             self.shapes = {name: self._shape(name) for name in sorted(set().union(*self._names))}
@@ -94,7 +100,7 @@ class Stored:
             if name not in self._cut:
                 found = self._files[0].get_tensor(name)
                 return found if cut is None else found.narrow(cut.dim, cut.start, _length(cut))
-            dim = self._cut[name]["dim"]
+            dim = self._cut[name]
             if cut is not None and cut.dim == dim:
                 return self._between(name, dim, cut.start, cut.stop)
             found = self._between(name, dim, 0, self.shapes[name][dim])
@@ -118,7 +124,7 @@ class Stored:
         if name not in self._cut:
             return tuple(self._files[0].get_slice(name).get_shape())
         shapes = [file.get_slice(name).get_shape() for file in self._files]
-        dim = self._cut[name]["dim"]
+        dim = self._cut[name]
         whole = list(shapes[0])
         whole[dim] = sum(shape[dim] for shape in shapes)
         return tuple(whole)
@@ -127,8 +133,11 @@ class Stored:
     def _reading(self):
         try:
             yield
-        except (SafetensorError, OSError, LookupError, TypeError, RuntimeError) as error:
-            line = str(error).splitlines()[0]
+        except (
+            SafetensorError, OSError, LookupError, TypeError, ValueError, AttributeError,
+            RuntimeError,
+        ) as error:  # fmt: skip
+            line = (str(error) or type(error).__name__).splitlines()[0]
             raise WakefulError(f"{self.folder} cannot be read: {line}") from None
 
 
