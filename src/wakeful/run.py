@@ -101,7 +101,8 @@ class Run:
             if not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir())):
                 return
         raise WakefulError(
-            f"{self.path} exists already; choose another folder, or continue it with --resume"
+            f"{self.path} exists already; choose another folder, or go on with what is there by "
+            "--resume"
         )
 
     @property

@@ -1,6 +1,8 @@
 """Several variants and seeds: paired, resumable, and never of different things."""
 
 import contextlib
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import torch
 
 from train.runs import tiny
 from wakeful.config import Config, config_to_table
-from wakeful.errors import WakefulError
+from wakeful.errors import Interrupted, WakefulError
 from wakeful.run import Run
 from wakeful.train import comparison
 from wakeful.train.comparison import compare, seeds_of, variants_of
@@ -53,6 +55,23 @@ def test_twins_are_paired_window_by_window(text: Path, tmp_path: Path) -> None:
             first[name, seed] = one.metrics()[0]["loss"]
         assert frames[0]["tokens"].equals(frames[1]["tokens"])
     assert first["plain", 3] != first["plain", 1]
+
+
+def test_a_signal_ends_it_with_the_way_to_go_on(text: Path, tmp_path: Path) -> None:
+    class Ends(Silent):
+        def step(self, *_: object) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    @contextlib.contextmanager
+    def ending(_: str) -> Iterator[Display]:
+        yield Ends()
+
+    message = r"plain, seed 4: stopped by SIGTERM after step 1, which is saved; continue with the "
+    with pytest.raises(Interrupted, match=message + "same command and --resume"):
+        compare(two(text), tmp_path / "cmp", seeds=[4], shown=ending)
+    assert Run.open(tmp_path / "cmp").header["status"] == "stopped"
+    run = compare(two(text), tmp_path / "cmp", seeds=[4], shown=silent, resume=True)
+    assert run.header["status"] == "done"
 
 
 def test_a_comparison_that_fails_goes_on_where_it_was(

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from wakeful.config import Config, Table, merged
-from wakeful.errors import WakefulError
+from wakeful.errors import Interrupted, WakefulError
 from wakeful.run import Run
 from wakeful.train.loop import train
 from wakeful.train.progress import Display
@@ -102,6 +102,12 @@ def compare(
                 continue
             with shown(name if len(seeds) == 1 else f"{name}, seed {seed}") as show:
                 train(config, place, resume=resume, show=show)
+    except Interrupted as stopped:
+        comparison.set_status("stopped")
+        after = str(stopped).split("; continue", 1)[0]
+        raise Interrupted(
+            f"{name}, seed {seed}: {after}; continue with the same command and --resume"
+        ) from None
     except BaseException:
         comparison.set_status("stopped")
         raise
