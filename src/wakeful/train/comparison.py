@@ -100,14 +100,14 @@ def compare(
             place, resume = places[name, seed], (name, seed) in begun
             if resume and Run.open(place).header["status"] == "done":
                 continue
-            with shown(name if len(seeds) == 1 else f"{name}, seed {seed}") as show:
-                train(config, place, resume=resume, show=show)
-    except Interrupted as stopped:
-        comparison.set_status("stopped")
-        after = str(stopped).split("; continue", 1)[0]
-        raise Interrupted(
-            f"{name}, seed {seed}: {after}; continue with the same command and --resume"
-        ) from None
+            try:
+                with shown(name if len(seeds) == 1 else f"{name}, seed {seed}") as show:
+                    train(config, place, resume=resume, show=show)
+            except Interrupted as stopped:
+                after = str(stopped).split("; continue", 1)[0]
+                raise Interrupted(
+                    f"{name}, seed {seed}: {after}; continue with the same command and --resume"
+                ) from None
     except BaseException:
         comparison.set_status("stopped")
         raise
