@@ -30,6 +30,8 @@ class DataConfig:
     """Text to validate on. Empty: validation_fraction of the documents of source."""
     validation_fraction: float = 0.02
     """Share of documents held out, chosen by a hash of their text."""
+    keep_overlap: bool = False
+    """Validate even on documents that stand in the training text in part."""
     tokenizer: str = ""
     """A tokenizer.json or a folder with one. Empty: a byte-level BPE is trained on the text."""
     vocab_size: int = 4096

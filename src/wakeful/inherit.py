@@ -17,7 +17,6 @@ from wakeful.config import (
     to_table,
 )
 from wakeful.data.cache import prepared
-from wakeful.data.disjoint import Held, disjoint
 from wakeful.data.order import ValidationWindows
 from wakeful.data.tokens import PreparedData, is_prepared
 from wakeful.errors import WakefulError
@@ -46,7 +45,7 @@ class Prepared:
     """What a recipe runs on."""
 
     reference: Reference
-    held: Held
+    data: PreparedData
     loss: float
     error: float
     windows: pl.DataFrame
@@ -72,15 +71,15 @@ def run_inheritance(source: str, out: Path, wishes: Wishes, *, shown: Shown) -> 
         reference = read_reference(source)
         total = reference.decoder.config.num_layers
         plan_layers(wishes, total, None)
-        held = _data(wishes, reference, show)
-        diagnosed = _diagnosed(wishes, reference, held.data, show)
-        recipe = make_recipe(source, wishes, total, held.data, diagnosed)
+        data = _data(wishes, reference, show)
+        diagnosed = _diagnosed(wishes, reference, data, show)
+        recipe = make_recipe(source, wishes, total, data, diagnosed)
         recipe.check(total)
-        given = _evaluated(_checked(recipe, reference), reference, held, show)
+        given = _evaluated(_checked(recipe, reference), reference, data, show)
         costs: list[Cost] = []
         if not wishes.steps:
             show.note("timing a step of every model")
-            costs = measure_costs(recipe, reference.decoder, held.data)
+            costs = measure_costs(recipe, reference.decoder, data)
             left = 60 * (wishes.minutes or _DEFAULT_MINUTES) - (time.monotonic() - began)
             recipe = with_steps(recipe, wishes, steps_within(costs, left))
             show.note(f"{recipe.train.steps} steps a round fit into the time")
@@ -109,15 +108,15 @@ def resume_inheritance(out: Path, *, shown: Shown) -> Run:
         show.note(f"loading {recipe.reference}")
         reference = read_reference(recipe.reference)
         wishes = from_table(Wishes, plan["wishes"])
-        held = _data(wishes, reference, show)
-    if str(held.data.folder) != recipe.data.source:
+        data = _data(wishes, reference, show)
+    if str(data.folder) != recipe.data.source:
         raise WakefulError(
             f"{out} was begun on other text than {wishes.text or wishes.data} holds now: restore "
             "it, or start anew"
         )
     frame = pl.read_parquet(run.path / "reference.parquet")
     loss, error = mean_loss(frame)
-    return _work(run, recipe, Prepared(reference, held, loss, error, frame), shown)
+    return _work(run, recipe, Prepared(reference, data, loss, error, frame), shown)
 
 
 def _work(run: Run, recipe: Recipe, given: Prepared, shown: Shown) -> Run:
@@ -138,7 +137,7 @@ def _work(run: Run, recipe: Recipe, given: Prepared, shown: Shown) -> Run:
     return run
 
 
-def _data(wishes: Wishes, reference: Reference, show: Display) -> Held:
+def _data(wishes: Wishes, reference: Reference, show: Display) -> PreparedData:
     """Return the text as the reference's tokens, with a validation set that is not in it."""
     source = wishes.text or wishes.data
     if is_prepared(Path(source)):
@@ -169,13 +168,18 @@ def _data(wishes: Wishes, reference: Reference, show: Display) -> Held:
             f"the vocabularies differ: {reference.name}'s tokenizer has {data.vocab_size} tokens "
             f"and its embedding {size}"
         )
-    held = disjoint(data)
-    if held.dropped:
-        show.note(
-            f"{held.dropped} held-out documents ({held.dropped_tokens:,} tokens) stand in the "
-            "training text in part and are left out of validation"
+    dropped = data.info.get("overlap")
+    if not dropped:
+        raise WakefulError(
+            f"{source} was prepared with keep_overlap: what an heir remembers of its validation "
+            "text would count as what it has learnt; prepare it without"
         )
-    return held
+    if dropped["documents"]:
+        show.note(
+            f"{dropped['documents']} held-out documents ({dropped['tokens']:,} tokens) stand in "
+            "the training text in part and are left out of validation"
+        )
+    return data
 
 
 def _diagnosed(
@@ -216,10 +220,10 @@ def _checked(recipe: Recipe, reference: Reference) -> Config:
     )
 
 
-def _evaluated(config: Config, reference: Reference, held: Held, show: Display) -> Prepared:
+def _evaluated(config: Config, reference: Reference, data: PreparedData, show: Display) -> Prepared:
     train = config.train
     windows = ValidationWindows(
-        held.data.validation, length=train.length, batch_size=train.eval_batch_size
+        data.validation, length=train.length, batch_size=train.eval_batch_size
     )
     show.note(f"evaluating {reference.name} on {windows.num_predicted:,} tokens")
     device = choose_device(train.device)
@@ -227,7 +231,7 @@ def _evaluated(config: Config, reference: Reference, held: Held, show: Display) 
     frame = evaluate(decoder, windows, autocast(config, device))
     decoder.to("cpu")
     loss, error = mean_loss(frame)
-    return Prepared(reference, held, loss, error, frame)
+    return Prepared(reference, data, loss, error, frame)
 
 
 def _plan(
@@ -237,13 +241,13 @@ def _plan(
         "wishes": to_table(wishes),
         "costs": [dataclasses.asdict(cost) for cost in costs],
         "figures": diagnosed.figures if diagnosed else {},
-        "dropped_documents": given.held.dropped,
-        "dropped_tokens": given.held.dropped_tokens,
+        "dropped_documents": given.data.info["overlap"]["documents"],
+        "dropped_tokens": given.data.info["overlap"]["tokens"],
     }
 
 
 def _summary(run: Run, recipe: Recipe, given: Prepared, outcome: Outcome) -> dict[str, Any]:
-    reference, data, plan = given.reference, given.held.data, run.read_json("plan.json")
+    reference, data, plan = given.reference, given.data, run.read_json("plan.json")
     last = outcome.rounds[-1]
     heir = restore(last.run.path, device="cpu").decoder
     context = min(1024, reference.decoder.config.max_length)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from wakeful.data import overlap
 from wakeful.data.cache import prepared
-from wakeful.data.disjoint import PASSAGE, disjoint
+from wakeful.data.disjoint import PASSAGE
 from wakeful.data.overlap import repeated_shares
 from wakeful.data.preparing import prepare
 from wakeful.data.tokens import PreparedData, TokenFile
@@ -73,41 +73,51 @@ def corpus(folder: Path, tables: int) -> Path:
     return folder
 
 
+def texts(data: PreparedData) -> list[str]:
+    """Return the validation documents' texts, decoded."""
+    validation = data.validation
+    starts = [*validation.documents.tolist(), validation.num_tokens]
+    return [data.tokenizer.decode(validation.tokens[a:b].tolist())
+            for a, b in itertools.pairwise(starts)]  # fmt: skip
+
+
 def test_documents_that_overlap_are_left_out_of_validation(tmp_path: Path) -> None:
     source = corpus(tmp_path / "text", tables=12)
-    cache = tmp_path / "cache"
-    data = prepared(str(source), vocab_size=300, validation_fraction=0.3, cache_dir=cache)
-    held = disjoint(data, cache_dir=cache)
-    assert 0 < held.dropped < data.info["splits"]["validation"]["documents"]
-    assert held.data.validation.num_tokens == data.validation.num_tokens - held.dropped_tokens
-    assert np.array_equal(held.data.train.tokens, data.train.tokens)
-    shares = repeated_shares(held.data.train, held.data.validation, length=PASSAGE)
-    assert shares.max() == 0.0
-    starts = [*held.data.validation.documents.tolist(), held.data.validation.num_tokens]
-    text = [held.data.tokenizer.decode(held.data.validation.tokens[a:b].tolist())
-            for a, b in itertools.pairwise(starts)]  # fmt: skip
-    assert all(not part.startswith("table") for part in text)
-    assert held.data.validation.num_bytes == sum(len(part) for part in text)
-    PreparedData.open(held.data.folder, verify=True)
-    again = disjoint(data, cache_dir=cache)
-    assert again == held
-    assert disjoint(held.data, cache_dir=cache).dropped == 0
+    settings = {"vocab_size": 300, "validation_fraction": 0.3, "cache_dir": tmp_path / "cache"}
+    kept = prepared(str(source), **settings, keep_overlap=True)
+    held = prepared(str(source), **settings)
+    assert kept.folder != held.folder
+    dropped = held.info["overlap"]
+    assert 0 < dropped["documents"] < kept.info["splits"]["validation"]["documents"]
+    assert "overlap" not in kept.info
+    assert held.validation.num_tokens == kept.validation.num_tokens - dropped["tokens"]
+    assert np.array_equal(held.train.tokens, kept.train.tokens)
+    assert repeated_shares(held.train, held.validation, length=PASSAGE).max() == 0.0
+    left = texts(held)
+    assert left == [text for text in texts(kept) if not text.startswith("table")]
+    assert held.validation.num_bytes == sum(len(text.encode()) for text in left)
+    PreparedData.open(held.folder, verify=True)
+    assert sorted(path.name for path in held.folder.iterdir()) == sorted(
+        path.name for path in kept.folder.iterdir()
+    )
 
 
 def test_a_clean_split_stays_as_it_is(tmp_path: Path) -> None:
     source = corpus(tmp_path / "text", tables=0)
-    data = prepared(str(source), vocab_size=300, cache_dir=tmp_path / "cache")
-    assert disjoint(data, cache_dir=tmp_path / "cache").data is data
+    kept = prepare(str(source), tmp_path / "kept", vocab_size=300, keep_overlap=True)
+    held = prepare(str(source), tmp_path / "held", vocab_size=300)
+    assert held.info["overlap"] == {"passage": PASSAGE, "documents": 0, "tokens": 0}
+    assert held.info["splits"] == kept.info["splits"]
 
 
 def test_a_validation_text_that_overlaps_is_refused(tmp_path: Path) -> None:
     source = corpus(tmp_path / "text", tables=0)
-    theirs = tmp_path / "validation.txt"
+    theirs, out = tmp_path / "validation.txt", tmp_path / "out"
     theirs.write_text((source / "03.txt").read_text() + " and more")
-    data = prepare(str(source), tmp_path / "out", vocab_size=300, validation_source=str(theirs))
     with pytest.raises(WakefulError, match="document 0 with 100% of its passages of 64 tokens"):
-        disjoint(data, cache_dir=tmp_path / "cache")
+        prepare(str(source), out, vocab_size=300, validation_source=str(theirs))
     all_tables = corpus(tmp_path / "tables", tables=30)
-    data = prepared(str(all_tables), vocab_size=300, cache_dir=tmp_path / "cache")
     with pytest.raises(WakefulError, match="every held-out document stands in it in part"):
-        disjoint(data, cache_dir=tmp_path / "cache")
+        prepare(str(all_tables), out, vocab_size=300)
+    assert not out.exists()
+    prepare(str(all_tables), out, vocab_size=300, keep_overlap=True)

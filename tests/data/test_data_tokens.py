@@ -322,6 +322,7 @@ def test_progress_is_told(source, tmp_path):
         "reading",
         "tokenizer",
         "encoding",
+        "comparing",
     ]
     total = sum(len(text.encode()) for text in TEXTS)
     assert ("reading", total, total) in calls

@@ -492,7 +492,8 @@ def test_a_lost_cache_is_prepared_again(
 def test_resuming_on_another_validation_set_is_refused(text: Path, tmp_path: Path) -> None:
     held = write_text(tmp_path / "held", documents=3, words=33)
     before = (held / "001.txt").read_text()
-    train(tiny(text, data={"validation_source": str(held)}), tmp_path / "run")
+    own = {"validation_source": str(held), "keep_overlap": True}
+    train(tiny(text, data=own), tmp_path / "run")
     (held / "001.txt").write_text(before.replace("x", "y"))
     with pytest.raises(WakefulError, match=r"other data than data\.source gives now"):
         train(Config(), tmp_path / "run", resume=True)

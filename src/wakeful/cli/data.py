@@ -23,6 +23,8 @@ class PrepareOptions:
     """Text to validate on. Empty: a share of the documents is held out."""
     validation_fraction: float = 0.02
     """That share."""
+    keep_overlap: bool = False
+    """Validate even on documents that stand in the training text in part."""
     text_field: str = "text"
     """Field of JSONL and parquet rows that holds the text."""
     max_bytes: int = 0
@@ -51,6 +53,7 @@ def run(arguments: list[str]) -> None:
             validation_fraction=options.validation_fraction,
             max_bytes=options.max_bytes or None,
             text_field=options.text_field,
+            keep_overlap=options.keep_overlap,
             progress=show.stage,
         )
     tell(

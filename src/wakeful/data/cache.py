@@ -32,6 +32,7 @@ def prepared(
     max_bytes: int | None = None,
     text_field: str = "text",
     seed: int = 0,
+    keep_overlap: bool = False,
     cache_dir: str | Path | None = None,
     progress: Progress | None = None,
 ) -> PreparedData:
@@ -51,6 +52,7 @@ def prepared(
         "max_bytes": max_bytes,
         "text_field": text_field,
         "seed": seed,
+        "keep_overlap": keep_overlap,
     }
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
     label = re.sub(r"[^A-Za-z0-9]+", "-", Path(listed(source)[0]).stem).strip("-")[:40] or "text"
@@ -65,5 +67,6 @@ def prepared(
         max_bytes=max_bytes,
         text_field=text_field,
         seed=seed,
+        keep_overlap=keep_overlap,
         progress=progress,
     )

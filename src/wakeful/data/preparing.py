@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from wakeful.data.disjoint import drop_overlap
 from wakeful.data.encode import side_texts, write_split
 from wakeful.data.folders import building_beside, existing_data, move_in
 from wakeful.data.progress import Progress, Steps, no_progress
@@ -28,15 +29,17 @@ def prepare(
     max_bytes: int | None = None,
     text_field: str = "text",
     seed: int = 0,
+    keep_overlap: bool = False,
     progress: Progress | None = None,
 ) -> PreparedData:
     """Write the tokens of `source` into `folder`, or take what is there if it is the same.
 
     Either a `tokenizer` is given (one, or the path of one) or one of `vocab_size` is trained, on
     the training documents alone. About `validation_fraction` of the documents are kept for
-    validation (see `split_by_hash`), or all those of `validation_source`. `max_bytes` of `source`
-    are taken, in UTF-8. The folder appears when it is whole and not before; meanwhile a copy of
-    the text lies beside it.
+    validation (see `split_by_hash`), or all those of `validation_source`; unless `keep_overlap`,
+    held-out documents that stand in the training text in part are dropped, and a validation source
+    that does is refused (see `drop_overlap`). `max_bytes` of `source` are taken, in UTF-8. The
+    folder appears when it is whole and not before; meanwhile a copy of the text lies beside it.
 
     Raises WakefulError where the source cannot be read, an option is out of its range, a text is
     in both sources, the folder holds something else, or the disk is full.
@@ -52,6 +55,7 @@ def prepare(
         "max_bytes": max_bytes,
         "text_field": text_field,
         "seed": None if validation_source is not None else seed,
+        "keep_overlap": keep_overlap,
     }
     manifest = data_manifest(source, validation_source)
     existing = existing_data(folder, settings)
@@ -105,6 +109,11 @@ def prepare(
                 ),
             },
         }
+        if not keep_overlap:
+            side = split.validation
+            progress("comparing", 0, side.num_bytes)
+            found = drop_overlap(PreparedData(building, info), side.spool.lengths[side.wanted])
+            info["splits"]["validation"], info["overlap"] = found["validation"], found["overlap"]
         tokenizer.save(building)
         shutil.rmtree(scratch)
         (building / "data.json").write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 Progress = Callable[[str, int, int | None], None]
-"""Called with a stage ("reading", "tokenizer", "encoding"), bytes of text done, and of how many."""
+"""Called with a stage ("reading", "tokenizer", "encoding", "comparing"), bytes of text done, and of
+how many."""
 
 BATCH_BYTES = 2**20  # of text between two writes and two calls of `progress`
 

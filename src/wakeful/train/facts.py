@@ -16,6 +16,7 @@ def data_facts(data: PreparedData) -> dict[str, Any]:
         "train_tokens": data.train.num_tokens,
         "validation_tokens": data.validation.num_tokens,
         "vocab_size": data.vocab_size,
+        "overlap": data.info.get("overlap"),  # None where it was kept
         "train_sha256": data.info["splits"]["train"]["sha256"],
         "validation_sha256": data.info["splits"]["validation"]["sha256"],
     }

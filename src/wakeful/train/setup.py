@@ -36,6 +36,7 @@ def load_data(config: DataConfig, progress: Progress | None = None) -> PreparedD
         validation_fraction=config.validation_fraction,
         max_bytes=config.max_bytes or None,
         text_field=config.text_field,
+        keep_overlap=config.keep_overlap,
         progress=progress,
     )
 
