@@ -18,6 +18,8 @@ from wakeful.model.architecture import ModelConfig
 from wakeful.variants import nearest
 
 Table = dict[str, Any]
+_MOST_TOKENS = 2**28
+"""Of a step: a batch is made at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,8 +176,7 @@ class Config:
     def __post_init__(self) -> None:
         train, model, optimizer = self.train, self.model, self.optimizer
         _check_values(self)
-        at_least_one = ("steps", "batch_size", "length", "eval_batch_size", "keep_checkpoints")
-        for name in at_least_one:
+        for name in ("steps", "batch_size", "length", "eval_batch_size", "keep_checkpoints"):
             if getattr(train, name) < 1:
                 raise WakefulError(f"train.{name} must be at least 1, got {getattr(train, name)}")
         for name in ("micro_batch_size", "eval_every", "checkpoint_every"):
@@ -299,6 +300,11 @@ def _check_values(config: Config) -> None:
             raise WakefulError(
                 f"sample.{name} must not be negative, got {getattr(config.sample, name)}"
             )
+    if config.train.batch_size * config.train.length > _MOST_TOKENS:
+        raise WakefulError(
+            f"train.batch_size = {config.train.batch_size} sequences of train.length = "
+            f"{config.train.length} are more than {_MOST_TOKENS} tokens a step"
+        )
     if config.model.relaxed_prefix > config.train.length:
         raise WakefulError(
             f"model.relaxed_prefix = {config.model.relaxed_prefix} is longer than train.length = "

@@ -1,13 +1,27 @@
 """The one exception a user is meant to read."""
 
+_LONGEST = 1_000
+"""Characters of a message; what it quotes may come from a file, and be of any length."""
+
 
 class WakefulError(ValueError):
     """Something the user can mend: the message says what is wrong and what to do.
 
     The command line prints it as one line and exits with status 1; any other exception is a bug
-    and keeps its traceback.
+    and keeps its traceback. Whatever a message quotes, it is one printable line.
     """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(_line(message))
 
 
 class Interrupted(WakefulError):
     """Work was stopped from outside and saved what it had; the message says how to go on."""
+
+
+def _line(message: str) -> str:
+    """Return a message without what would break its line or steer a terminal, and not too long."""
+    if len(message) > _LONGEST:  # the cure stands at the end
+        message = f"{message[: _LONGEST * 2 // 3]} [...] {message[-_LONGEST // 3 :]}"
+    line = " ".join(message.splitlines())
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in line)

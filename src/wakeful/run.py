@@ -132,6 +132,7 @@ class Run:
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the run for this process; a second process is refused until it is released."""
+        self._refuse_links()
         with contextlib.ExitStack() as stack:
             with disk_errors(self.path):
                 file = stack.enter_context((self.path / ".lock").open("w"))
@@ -145,6 +146,15 @@ class Run:
                             f"another process is working in {self.path}; wait for it or end it"
                         ) from None
             yield
+
+    def _refuse_links(self) -> None:
+        """Raise `WakefulError` where writing here would change a file that lies elsewhere."""
+        for name in (".lock", "metrics.jsonl", "checkpoints", "tensorboard"):
+            refuse_link(self.path / name)
+            if (self.path / name).exists() and not _is_plain(self.path / name):
+                raise WakefulError(f"{self.path / name} is neither a file nor a folder")
+        for entry in self.checkpoints.iterdir() if self.checkpoints.is_dir() else ():
+            refuse_link(entry)
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Add one row to metrics.jsonl."""
@@ -183,7 +193,13 @@ class Run:
     def finish_metrics(self) -> None:
         """Write metrics.parquet from metrics.jsonl."""
         rows = self.metrics()
-        self.write_frame("metrics.parquet", pl.DataFrame(rows, infer_schema_length=None))
+        try:
+            frame = pl.DataFrame(rows, infer_schema_length=None)
+        except (pl.exceptions.PolarsError, TypeError, OverflowError):
+            raise WakefulError(
+                f"{self.path / 'metrics.jsonl'} is no table: a field has values of several types"
+            ) from None
+        self.write_frame("metrics.parquet", frame)
 
     def _rewrite(self, rows: list[dict[str, Any]]) -> None:
         self.write_text("metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
@@ -191,6 +207,8 @@ class Run:
     def read_json(self, name: str) -> dict[str, Any]:
         """Return a JSON file of the run."""
         path = self.path / name
+        if path.exists() and not _is_plain(path):  # a pipe would be waited for
+            raise WakefulError(f"{path} is no file")
         try:
             value = json.loads(path.read_text("utf-8"))
         except FileNotFoundError:
@@ -238,6 +256,19 @@ class SharedRun(Run):
     def write_text(self, name: str, text: str) -> None: ...
 
     def write_frame(self, name: str, frame: pl.DataFrame) -> None: ...
+
+
+def refuse_link(path: Path) -> None:
+    """Raise `WakefulError` where a place that a run is to be written to is a link elsewhere."""
+    if path.is_symlink():
+        raise WakefulError(
+            f"{path} is a link, and a run is written inside its own folder alone: put what it "
+            "links to in its place"
+        )
+
+
+def _is_plain(path: Path) -> bool:
+    return path.is_file() or path.is_dir()
 
 
 @contextlib.contextmanager
@@ -290,7 +321,10 @@ def _metrics_row(line: bytes) -> dict[str, Any] | None:
         row = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return row if isinstance(row, dict) and {"kind", "step"} <= row.keys() else None
+    if not isinstance(row, dict) or type(row.get("kind")) is not str:
+        return None
+    step = row.get("step")
+    return row if type(step) is int and 0 <= step < 2**63 else None
 
 
 def environment(device: torch.device, processes: int = 1) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """The order of training: every window once an epoch, on any number of ranks, from any step."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -21,6 +23,7 @@ def token_file(num_tokens):
         num_bytes=num_tokens,
         vocab_size=num_tokens,
         end_of_text=0,
+        path=Path("train.tokens"),
     )
 
 

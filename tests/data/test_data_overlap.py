@@ -25,6 +25,7 @@ def tokens(*documents: list[int]) -> TokenFile:
         num_bytes=int(lengths.sum()),
         vocab_size=2**16,
         end_of_text=0,
+        path=Path("train.tokens"),
     )
 
 

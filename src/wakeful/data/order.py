@@ -97,8 +97,9 @@ class Batches:
 
     def batch(self, step: int) -> torch.Tensor:
         """This rank's part of the batch of `step`: int64 (batch_size / world_size, length + 1)."""
-        rows = [self._window(int(start)) for start in self.starts(step)]
-        return torch.from_numpy(np.stack(rows).astype(np.int64))
+        rows = np.stack([self._window(int(start)) for start in self.starts(step)])
+        self.token_file.check(rows)
+        return torch.from_numpy(rows.astype(np.int64))
 
     def starts(self, step: int) -> np.ndarray:
         """The position in the file where each row of `batch(step)` begins."""
@@ -161,6 +162,7 @@ class ValidationWindows:
         start = number * self.batch_size * self.length
         end = min(start + self.batch_size * self.length, self.num_predicted)
         tokens = self.token_file.tokens[start : end + 1].astype(np.int64)
+        self.token_file.check(tokens)
         rows = 1 + (end - start - 1) // self.length
         inputs = np.full(rows * self.length, self.token_file.end_of_text, np.int64)
         targets = np.full(rows * self.length, IGNORED, np.int64)

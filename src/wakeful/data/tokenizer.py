@@ -16,6 +16,7 @@ __all__ = ["END_OF_TEXT", "StreamDecoder", "Tokenizer"]
 
 END_OF_TEXT = "<|endoftext|>"
 MIN_VOCAB_SIZE = 256 + 1  # every byte, and the end of a text
+MOST_HOLES = 100  # ids for each token that there is
 PIECE_CHARACTERS = 2**18  # of a long text, encoded at a time
 
 
@@ -34,6 +35,12 @@ class Tokenizer:
             raise WakefulError(
                 f"the tokenizer has no token {end_of_text!r} to end a text: name one it has"
             )
+        vocab = inner.get_vocab(with_added_tokens=True)
+        highest = max(vocab.values())
+        if highest > MOST_HOLES * len(vocab):  # each id below it takes memory
+            raise WakefulError(
+                f"the tokenizer has an id {highest} and {len(vocab)} tokens: it is damaged"
+            )
         inner.no_truncation()
         inner.no_padding()
         inner.add_special_tokens([end_of_text])
@@ -41,7 +48,7 @@ class Tokenizer:
         self.inner = inner
         self.end_of_text: int = end
         self.end_of_text_token = end_of_text
-        self.vocab_size: int = 1 + max(inner.get_vocab(with_added_tokens=True).values())
+        self.vocab_size: int = 1 + highest
         """Rows an embedding needs: the highest id and one."""
         self.special_tokens: frozenset[int] = frozenset(
             token for token, added in inner.get_added_tokens_decoder().items() if added.special

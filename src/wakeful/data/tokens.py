@@ -13,6 +13,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, Literal
 
 import numpy as np
@@ -38,10 +39,17 @@ class TokenFile:
     """UTF-8 bytes of the text: what turns nats a token into bits a byte."""
     vocab_size: int
     end_of_text: int
+    path: Path
 
     @property
     def num_tokens(self) -> int:
         return len(self.tokens)
+
+    def check(self, tokens: np.ndarray) -> None:
+        """Raise WakefulError where one of these ids of the file is past the vocabulary."""
+        highest = int(tokens.max())
+        if highest >= self.vocab_size:
+            raise _damaged(self.path, f"id {highest} of {self.vocab_size}")
 
     @classmethod
     def open(
@@ -89,7 +97,15 @@ class PreparedData:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        return Tokenizer.load(self.folder)
+        tokenizer = Tokenizer.load(self.folder)
+        found = {"vocab_size": tokenizer.vocab_size, "end_of_text": tokenizer.end_of_text}
+        for name, value in found.items():
+            if self.info["tokenizer"][name] != value:
+                raise _damaged(
+                    self.folder / "tokenizer.json",
+                    f"its {name} is {value}, and data.json's {self.info['tokenizer'][name]}",
+                )
+        return tokenizer
 
     @property
     def vocab_size(self) -> int:
@@ -111,12 +127,15 @@ class PreparedData:
             raise _damaged(
                 path, f"{size} bytes, not {facts['tokens']} tokens of {dtype.itemsize} bytes"
             )
+        if not size:
+            raise _damaged(path, "it is empty")
         return TokenFile(
             tokens=np.memmap(path, dtype, mode="r"),
             documents=_read_documents(self.folder, split, facts),
             num_bytes=facts["bytes"],
             vocab_size=self.vocab_size,
             end_of_text=self.info["tokenizer"]["end_of_text"],
+            path=path,
         )
 
     def verify(self) -> None:
@@ -130,11 +149,8 @@ class PreparedData:
             if file_sha256(self.folder / name) != digest:
                 raise _damaged(self.folder / name, "its SHA-256 is not the one in data.json")
         for split in SPLITS:
-            highest = int(self.split(split).tokens.max())
-            if highest >= self.vocab_size:
-                raise _damaged(
-                    tokens_path(self.folder, split), f"id {highest} of {self.vocab_size}"
-                )
+            found = self.split(split)
+            found.check(found.tokens)
 
 
 def tokens_path(folder: Path, split: SplitName) -> Path:
@@ -209,7 +225,7 @@ def _read_documents(folder: Path, split: SplitName, facts: dict[str, Any]) -> np
     path = documents_path(folder, split)
     try:
         documents = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, SyntaxError, TypeError, OverflowError, TokenError) as error:
         raise _damaged(path, "not a whole .npy file") from error
     if documents.dtype != np.dtype("<i8") or documents.shape != (facts["documents"],):
         raise _damaged(

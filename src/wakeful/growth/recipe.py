@@ -27,7 +27,7 @@ from wakeful.growth.inherit import grow, inherit
 from wakeful.growth.layermap import LayerMap
 from wakeful.growth.wishes import Copy, GrowFrom, Until
 from wakeful.model.decoder import Decoder
-from wakeful.run import Run
+from wakeful.run import Run, refuse_link
 from wakeful.train.loop import Initial, train
 from wakeful.train.progress import Display
 from wakeful.train.restore import restore
@@ -240,6 +240,7 @@ def half_way(recipe: Recipe, steps: int) -> int:
 def _finished(recipe: Recipe, stage: Stage, out: Path, shown: Shown) -> Finished:
     """Return the stage's run: the one that is there, continued if need be, or a new one."""
     place = out / stage.name
+    refuse_link(place)
     if (place / "run.json").is_file():
         run = Run.open(place)
         if run.header.get("status") != "done":

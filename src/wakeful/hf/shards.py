@@ -1,6 +1,7 @@
 """The tensors of a Transformers folder, read one at a time from its memory-mapped files."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +14,7 @@ from wakeful.errors import WakefulError
 
 ONE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+_SHARD = re.compile(r"\w[\w.-]*\.safetensors")
 
 
 class Shards(Mapping[str, Tensor]):
@@ -29,11 +31,14 @@ class Shards(Mapping[str, Tensor]):
         self.folder = folder
         self._files = ExitStack()
         self._places: dict[str, safe_open] = {}
+        self.num_bytes = 0
+        """Bytes of all the files."""
         for path in _paths(folder):
             try:
                 file = self._files.enter_context(safe_open(path, framework="pt"))
             except (SafetensorError, OSError) as error:
                 raise WakefulError(f"{path} is no whole safetensors file: {error}") from None
+            self.num_bytes += path.stat().st_size
             for name in file.keys():  # noqa: SIM118
                 self._places[name] = file
 
@@ -63,10 +68,12 @@ def _paths(folder: Path) -> list[Path]:
         raise WakefulError(f"{folder} has no {ONE} and no {INDEX}{found}")
     try:
         files = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-        paths = [folder / Path(file).name for file in files]
+        paths = [folder / file for file in files]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise WakefulError(f"{index} is no index of shards; fetch it again") from None
-    for path in paths:
+    for file, path in zip(files, paths, strict=True):
+        if not _SHARD.fullmatch(file):
+            raise WakefulError(f"{index} names {file!r}, which is no shard beside it")
         if not path.is_file():
             raise WakefulError(f"the shard {path} is missing; fetch it again")
     return paths

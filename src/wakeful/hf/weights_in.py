@@ -10,10 +10,11 @@ from typing import Any
 import huggingface_hub
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
+from transformers import AutoTokenizer, PreTrainedConfig
 
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
+from wakeful.hf.bounds import ERRORS, read_config
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.families import FAMILIES, Family
 from wakeful.hf.shards import Shards, read_floats
@@ -21,10 +22,10 @@ from wakeful.hf.smollm2 import SMOLLM2, smollm2_folder
 from wakeful.hf.whole import whole_model
 from wakeful.model.architecture import ModelConfig
 from wakeful.model.decoder import Decoder
+from wakeful.model.skeleton import skeleton
 from wakeful.train.restore import restore
 
 _FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
-_ERRORS = (OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +100,7 @@ def _folder(source: str) -> Path:
         return Path(source)
     try:
         return Path(huggingface_hub.snapshot_download(source, allow_patterns=_FILES))
-    except _ERRORS as error:
+    except ERRORS as error:
         raise WakefulError(
             f"{source!r} is no folder, GGUF file or run directory here, and the hub does not give "
             f"it: {_first_line(error)}"
@@ -111,11 +112,10 @@ def _from_folder(
 ) -> Decoder:
     if not (folder / "config.json").is_file():
         raise WakefulError(f"{folder} is no Transformers folder: it has no config.json")
-    try:
-        config = AutoConfig.from_pretrained(folder)
-    except _ERRORS as error:
-        raise WakefulError(f"{folder / 'config.json'}: {_first_line(error)}") from None
+    config = read_config(folder)
     quantised = getattr(config, "quantization_config", None) or {"quant_method": "gguf"}
+    if not isinstance(quantised, dict):
+        raise WakefulError(f"{folder / 'config.json'}: quantization_config must be a table")
     if quantised.get("quant_method") != "gguf":  # a mark of where the weights came from
         raise WakefulError(
             "quantised checkpoints cannot be read, and the configuration has "
@@ -123,7 +123,7 @@ def _from_folder(
         )
     family, description = _described(config, max_length)
     with Shards(folder) as tensors:
-        return _filled(description, family, tensors, dtype, device)
+        return _filled(description, family, tensors, folder, dtype, device)
 
 
 def _from_gguf(path: Path, max_length: int, dtype: torch.dtype, device: torch.device) -> Decoder:
@@ -131,10 +131,10 @@ def _from_gguf(path: Path, max_length: int, dtype: torch.dtype, device: torch.de
         model = whole_model(path.parent, dtype=dtype, gguf=path.name)
     except WakefulError:
         raise
-    except _ERRORS as error:
+    except ERRORS as error:
         raise WakefulError(f"{path} cannot be read: {_first_line(error)}") from None
     family, description = _described(model.config, max_length)
-    return _filled(description, family, model.state_dict(), dtype, device)
+    return _filled(description, family, model.state_dict(), path, dtype, device)
 
 
 def _described(config: PreTrainedConfig, max_length: int) -> tuple[Family, ModelConfig]:
@@ -143,19 +143,26 @@ def _described(config: PreTrainedConfig, max_length: int) -> tuple[Family, Model
         raise WakefulError(
             f"our decoder cannot be a {kind}: it can be {', '.join(sorted(FAMILIES))}"
         )
-    return FAMILIES[kind], FAMILIES[kind].describe(config, max_length)
+    try:
+        return FAMILIES[kind], FAMILIES[kind].describe(config, max_length)
+    except WakefulError:
+        raise
+    except ERRORS as error:
+        raise WakefulError(
+            f"the configuration is not that of a {kind}: {_first_line(error)}"
+        ) from None
 
 
 def _filled(
     description: ModelConfig,
     family: Family,
     tensors: Mapping[str, Tensor],
+    place: Path,
     dtype: torch.dtype,
     device: torch.device,
 ) -> Decoder:
     """Return a decoder that holds the tensors themselves: no weight is made and then replaced."""
-    with torch.device("meta"):
-        decoder = Decoder(description)
+    decoder = skeleton(description, len(tensors), place)
     links = {link.theirs: link for link in family.links(description)}
     stored = _stored(family, links.keys(), tensors, tied=description.tied)
     empty = dict(decoder.named_parameters())
@@ -208,8 +215,8 @@ def _tokenizer(path: Path) -> Tokenizer:
     if not options and (path / "tokenizer.json").is_file():
         return Tokenizer.load(path)
     try:
-        theirs: Any = AutoTokenizer.from_pretrained(folder, **options)
-    except _ERRORS as error:
+        theirs: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **options)
+    except ERRORS as error:
         raise WakefulError(f"{path} has no tokenizer: {_first_line(error)}") from None
     inner = getattr(theirs, "backend_tokenizer", None)
     if inner is None or theirs.eos_token is None:

@@ -7,7 +7,9 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from wakeful.errors import WakefulError
+from wakeful.hf.bounds import check_bounds, read_config
 from wakeful.hf.gguf_header import read_gguf_header
+from wakeful.hf.shards import Shards
 
 
 def whole_model(
@@ -21,10 +23,12 @@ def whole_model(
         WakefulError: a weight is missing, or a GGUF file's header is unsound.
         Exception: what Transformers raises.
     """
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"use_safetensors": True}
+    if Path(place).is_dir() and not gguf and not trust_remote_code:
+        _check_folder(Path(place))
     if gguf:
         read_gguf_header(Path(place) / gguf)
-        options["gguf_file"] = gguf
+        options = {"gguf_file": gguf}
     options |= {"trust_remote_code": trust_remote_code, "output_loading_info": True}
     loaded: Any = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, **options)
     model, found = loaded
@@ -37,3 +41,8 @@ def whole_model(
         )
     assert isinstance(model, PreTrainedModel)
     return model
+
+
+def _check_folder(folder: Path) -> None:
+    with Shards(folder) as tensors:
+        check_bounds(read_config(folder), len(tensors), tensors.num_bytes, folder)

@@ -9,6 +9,8 @@ from wakeful.model.norms import NormName
 from wakeful.model.positions import PositionName
 from wakeful.shape import Shape
 
+_MOST_ANGLES = 2**26
+"""Of RoPE's table, which is made at once: a million positions of heads 128 wide."""
 AttentionBias = Literal["same", "none", "qkv", "all"]
 
 
@@ -117,6 +119,12 @@ class ModelConfig:
             raise WakefulError(
                 f"model.rotary_width must be even and at most the {self.shape.head_width} channels "
                 f"of a head, got {self.rotary_width}"
+            )
+        pairs = (self.rotary_width or self.shape.head_width) // 2
+        if self.positions == "rotary" and self.max_length * pairs > _MOST_ANGLES:
+            raise WakefulError(
+                f"the rotary table of model.max_length = {self.max_length} times {pairs} pairs of "
+                "channels does not fit into memory: lower model.max_length or model.width"
             )
         if self.positions != "rotary" and (self.rotary_width or self.rope != "plain"):
             raise WakefulError(

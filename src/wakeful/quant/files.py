@@ -6,10 +6,12 @@ config.json        a Transformers model's architecture; for our decoder it is in
 tokenizer.json     and what else the tokenizer needs
 """
 
+import contextlib
 import copy
 import dataclasses
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,14 @@ import transformers
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import wakeful
 from wakeful.config import config_from_table
 from wakeful.errors import WakefulError
+from wakeful.hf.bounds import check_bounds, read_config
 from wakeful.model.decoder import Decoder
+from wakeful.model.skeleton import skeleton
 from wakeful.quant.arithmetic import Arithmetic
 from wakeful.quant.convert import exchange, is_linear, quantised_layers
 from wakeful.quant.linear import QuantisedLinear, empty
@@ -160,18 +164,40 @@ def _architecture(folder: Path, header: dict[str, Any]) -> nn.Module:
         table = header.get("model")
         if not isinstance(table, dict):
             raise WakefulError(f"{folder / HEADER}: model must be a table")
-        return Decoder(config_from_table({"model": table, "train": {"length": 1}}).model)
+        config = config_from_table({"model": table, "train": {"length": 1}}).model
+        _check_bytes(skeleton(config, _num_tensors(folder / WEIGHTS), folder), folder)
+        return Decoder(config)
+    config = read_config(folder)
+    level = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-        level = transformers.logging.get_verbosity()
-        transformers.logging.set_verbosity_error()
-        try:
-            return AutoModelForCausalLM.from_config(config)
-        finally:
-            transformers.logging.set_verbosity(level)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError) as error:
-        first = str(error).strip().split("\n", 1)[0]
-        raise WakefulError(f"{folder / 'config.json'} describes no model: {first}") from None
+        check_bounds(config, _num_tensors(folder / WEIGHTS), file_bytes(folder), folder)
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    finally:
+        transformers.logging.set_verbosity(level)
+
+
+def _check_bytes(decoder: Decoder, folder: Path) -> None:
+    """Raise `WakefulError` where the weights' file is too small for the decoder described."""
+    numbers, size = decoder.num_parameters()["total"], file_bytes(folder)
+    if numbers > 2 * size:  # no scheme takes less than half a byte for one
+        raise WakefulError(
+            f"{folder / HEADER} describes {numbers:,} weights, and {WEIGHTS} has {size:,} bytes"
+        )
+
+
+def _num_tensors(path: Path) -> int:
+    with _reading(path), safe_open(path, framework="pt") as file:
+        return len(file.keys())
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (SafetensorError, OSError) as error:
+        reason = str(error).split("\n", 1)[0]
+        raise WakefulError(f"{path} cannot be read: {reason}") from None
 
 
 @torch.no_grad()
@@ -179,28 +205,24 @@ def _fill(model: nn.Module, path: Path) -> None:
     """Copy a file's tensors into the model after checking that each fits."""
     wanted = _tensors(model)
     state = model.state_dict(keep_vars=True)
-    try:
-        with safe_open(path, framework="pt") as file:
-            names = set(file.keys())
-            missing, unknown = sorted(set(wanted) - names), sorted(names - set(wanted))
-            if missing or unknown:
-                what = f"no {missing[0]!r}" if missing else f"an unknown {unknown[0]!r}"
-                raise WakefulError(f"{path} has {what}: it does not belong to this {HEADER}")
-            for name in sorted(names):
-                tensor, place = file.get_tensor(name), state[name]
-                found, expected = (
-                    (tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in (tensor, place)
+    with _reading(path), safe_open(path, framework="pt") as file:
+        names = set(file.keys())
+        missing, unknown = sorted(set(wanted) - names), sorted(names - set(wanted))
+        if missing or unknown:
+            what = f"no {missing[0]!r}" if missing else f"an unknown {unknown[0]!r}"
+            raise WakefulError(f"{path} has {what}: it does not belong to this {HEADER}")
+        for name in sorted(names):
+            tensor, place = file.get_tensor(name), state[name]
+            found, expected = (
+                (tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in (tensor, place)
+            )
+            if found != expected:
+                raise WakefulError(
+                    f"{path}: {name} is {found[1]} {found[0]}, and the model needs "
+                    f"{expected[1]} {expected[0]}"
                 )
-                if found != expected:
-                    raise WakefulError(
-                        f"{path}: {name} is {found[1]} {found[0]}, and the model needs "
-                        f"{expected[1]} {expected[0]}"
-                    )
-                _check_values(path, name, tensor)
-                place.copy_(tensor)
-    except (SafetensorError, OSError) as error:
-        reason = str(error).split("\n", 1)[0]
-        raise WakefulError(f"{path} cannot be read: {reason}") from None
+            _check_values(path, name, tensor)
+            place.copy_(tensor)
 
 
 def _check_values(path: Path, name: str, tensor: Tensor) -> None:

@@ -11,9 +11,10 @@ import polars as pl
 from wakeful.errors import WakefulError
 
 Kinds = type | tuple[type, ...]
+Fields = Mapping[str, Kinds]
 _NUMBER = (int, float)
 
-SUMMARY: Mapping[str, Kinds] = {
+SUMMARY: Fields = {
     "parameters.total": int,
     "kv_cache_bytes_per_token": _NUMBER,
     "tokens_per_second": _NUMBER,
@@ -21,7 +22,7 @@ SUMMARY: Mapping[str, Kinds] = {
     "validation.num_windows": int,
     "samples": list,
 }
-DATA: Mapping[str, Kinds] = {
+DATA: Fields = {
     "source": (str, list),
     "corpus_sha256": str,
     "tokenizer": str,
@@ -29,8 +30,8 @@ DATA: Mapping[str, Kinds] = {
     "validation_tokens": int,
     "vocab_size": int,
 }
-COMPARISON: Mapping[str, Kinds] = {"name": str, "baseline": str, "variants": list, "seeds": list}
-ENVIRONMENT: Mapping[str, Kinds] = {
+COMPARISON: Fields = {"name": str, "baseline": str, "variants": list, "seeds": list}
+ENVIRONMENT: Fields = {
     "device_name": str, "threads": int, "torch": str, "python": str, "wakeful": str,
 }  # fmt: skip
 
@@ -40,7 +41,7 @@ METRICS: Columns = {"kind": pl.String, "step": pl.Int64, "loss": pl.Float64, "to
 VALIDATION: Columns = {"window": pl.Int64, "loss": pl.Float64, "tokens": pl.Int64}
 
 
-def check_fields(path: Path, table: Mapping[str, Any], fields: Mapping[str, Kinds]) -> None:
+def check_fields(path: Path, table: Mapping[str, Any], fields: Fields) -> None:
     """Raise `WakefulError` unless `table`, read from `path`, has these (dotted) fields."""
     for key, kinds in fields.items():
         value: Any = table
@@ -67,10 +68,10 @@ def read_frame(path: Path, columns: Columns) -> pl.DataFrame:
     Raises:
         WakefulError: it is missing, damaged, or without one of the columns.
     """
+    if not path.is_file():
+        raise WakefulError(f"{path} is missing: is the run finished?")
     try:
-        frame = pl.read_parquet(path)
-    except FileNotFoundError:
-        raise WakefulError(f"{path} is missing: is the run finished?") from None
+        frame = pl.read_parquet(path, glob=False, hive_partitioning=False)
     except (pl.exceptions.PolarsError, OSError) as error:
         raise WakefulError(f"{path} cannot be read: {_first_line(error)}") from None
     return typed(path, frame, columns)
@@ -81,6 +82,9 @@ def typed(path: Path, frame: pl.DataFrame, columns: Columns) -> pl.DataFrame:
     missing = [column for column in columns if column not in frame.columns]
     if missing:
         raise WakefulError(f"{path} has no column {missing[0]!r}")
+    for name in columns:
+        if frame.schema[name].is_nested():
+            raise WakefulError(f"{path} holds other types: {name} is {frame.schema[name]}")
     try:
         return frame.with_columns(pl.col(name).cast(kind) for name, kind in columns.items())
     except pl.exceptions.PolarsError as error:

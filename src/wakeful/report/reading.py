@@ -153,6 +153,9 @@ def _comparison_folder(path: Path, header: dict[str, Any]) -> Comparison:
     for name in header["variants"]:
         if not isinstance(name, str) or Path(name).is_absolute() or ".." in Path(name).parts:
             raise WakefulError(f"{path / 'run.json'}: variants cannot hold {name!r}")
+    for seed in header["seeds"]:
+        if type(seed) is not int:
+            raise WakefulError(f"{path / 'run.json'}: seeds cannot hold {seed!r}")
     layouts = header.get("layouts", [])
     if not isinstance(layouts, list) or set(map(str, layouts)) - set(published_names()):
         raise WakefulError(f"{path / 'run.json'}: layouts cannot be {layouts!r}")

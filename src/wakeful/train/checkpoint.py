@@ -26,9 +26,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from wakeful.errors import WakefulError
+from wakeful.model.architecture import ModelConfig
+from wakeful.model.skeleton import check_shapes, skeleton
 from wakeful.run import disk_errors
 from wakeful.train.distributed import ALONE, World
 from wakeful.train.shards import Stored, cut_of, is_complete, local, part_name, share_of
+from wakeful.train.stored_state import check_optimizer_state, read_state
 
 _NAME = re.compile(r"step-(\d{8,})")
 _FILE = re.compile(r"(model|optimizer)(-\d{5}-of-\d{5})?\.safetensors|state\.json")
@@ -160,41 +163,53 @@ def load_model(path: Path, model: nn.Module, world: World = ALONE) -> None:
     verify(path, world)
     world.gather("the files are whole")
     own = _unique(model)
-    stored = Stored(path, "model", _state(path).get("cut", {}))
-    if stored.shapes.keys() != own.keys():
-        odd = sorted(stored.shapes.keys() ^ own.keys())
-        raise WakefulError(f"{path} is of another model: {odd[0]!r} is in only one of the two")
+    stored = Stored(path, "model", read_state(path).get("cut", {}))
+    check_shapes(own, stored.shapes, path)
     with torch.no_grad():
         for name, tensor in own.items():
-            if stored.shapes[name] != tensor.shape:
-                raise WakefulError(
-                    f"{path} is of another model: {name!r} has shape "
-                    f"{stored.shapes[name]} there and {tuple(tensor.shape)} here"
-                )
             local(tensor).copy_(stored.read(name, cut_of(tensor)))
+
+
+def check_description(path: Path, config: ModelConfig) -> None:
+    """Raise `WakefulError` unless a checkpoint holds the weights of the model described.
+
+    Only the files' headers are read: what the description alone says takes no memory.
+    """
+    shapes = Stored(path, "model", read_state(path).get("cut", {})).shapes
+    check_shapes(_unique(skeleton(config, len(shapes), path)), shapes, path)
 
 
 def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Fill an optimizer from a (verified) checkpoint; return the progress stored with it."""
-    state = _state(path)
+    state = read_state(path)
     if state["kind"] != type(optimizer).__name__:
         raise WakefulError(
             f"{path} was written with the optimizer {state['kind']}, not "
             f"{type(optimizer).__name__}: optimizer.name has changed; start a new run"
         )
     numbers = state["optimizer"]
-    entries: dict[int, dict[str, Any]] = {
-        int(index): dict(values) for index, values in numbers.pop("state").items()
-    }
     stored = Stored(path, "optimizer", state.get("cut", {}))
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    for name, shape in stored.shapes.items():
-        index, key = name.split(".", 1)
-        owner = parameters[int(index)]
-        alike = isinstance(owner, DTensor) and owner.shape == shape
-        value = _like(owner, stored.read(name, cut_of(owner))) if alike else stored.read(name)
-        entries.setdefault(int(index), {})[key] = value
-    optimizer.load_state_dict({**numbers, "state": entries})
+    try:
+        entries: dict[int, dict[str, Any]] = {
+            int(index): dict(values) for index, values in numbers.pop("state").items()
+        }
+        for name, shape in stored.shapes.items():
+            index, key = name.split(".", 1)
+            owner = parameters[int(index)]
+            alike = isinstance(owner, DTensor) and owner.shape == shape
+            value = _like(owner, stored.read(name, cut_of(owner))) if alike else stored.read(name)
+            entries.setdefault(int(index), {})[key] = value
+        packed = {**numbers, "state": entries}
+        check_optimizer_state(path, packed, optimizer)
+        optimizer.load_state_dict(packed)
+    except WakefulError:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        line = (str(error) or type(error).__name__).splitlines()[0]
+        raise WakefulError(
+            f"{path} holds no state that {state['kind']} can go on from: {line}"
+        ) from None
     return state["progress"]
 
 
@@ -204,16 +219,6 @@ def _like(owner: DTensor, part: Tensor) -> DTensor:
         part.to(owner.device), owner.device_mesh, owner.placements, run_check=False,
         shape=owner.shape, stride=owner.stride(),
     )  # fmt: skip
-
-
-def _state(path: Path) -> dict[str, Any]:
-    try:
-        state = json.loads((path / "state.json").read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise WakefulError(f"{path / 'state.json'} cannot be read: {error}") from None
-    if not isinstance(state, dict):
-        raise WakefulError(f"{path / 'state.json'} holds no JSON object")
-    return state
 
 
 def verify(path: Path, world: World = ALONE) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from wakeful.config import Config, Table, merged
 from wakeful.errors import Interrupted, WakefulError
-from wakeful.run import Run
+from wakeful.run import Run, refuse_link
 from wakeful.train.loop import train
 from wakeful.train.progress import Display
 
@@ -92,13 +92,16 @@ def compare(
     }
     places = {key: comparison.path / key[0] / f"seed-{key[1]}" for key in runs}
     begun = [key for key, place in places.items() if (place / "run.json").is_file()]
+    for place in places.values():
+        refuse_link(place.parent)
+        refuse_link(place)
     for key in begun:
         _check_same_config(places[key], runs[key])
     comparison.set_status("running")
     try:
         for (name, seed), config in runs.items():
             place, resume = places[name, seed], (name, seed) in begun
-            if resume and Run.open(place).header["status"] == "done":
+            if resume and Run.open(place).header.get("status") == "done":
                 continue
             try:
                 with shown(name if len(seeds) == 1 else f"{name}, seed {seed}") as show:

@@ -4,7 +4,12 @@ from typing import Any
 
 from wakeful.data.tokens import PreparedData
 from wakeful.errors import WakefulError
+from wakeful.report import checks
 from wakeful.run import Run
+
+_ROW: checks.Fields = {
+    "loss": (int, float), "tokens": int, "seconds": (int, float), "tokens_per_second": (int, float),
+}  # fmt: skip
 
 
 def data_facts(data: PreparedData) -> dict[str, Any]:
@@ -30,3 +35,10 @@ def check_same_data(run: Run, data: PreparedData) -> None:
             f"{run.path} was trained on other data than data.source gives now: the text, what is "
             "held out of it or the tokenizer has changed; restore it, or start a new run"
         )
+
+
+def check_rows(run: Run) -> None:
+    """Raise `WakefulError` unless every step that metrics.jsonl tells of has its figures."""
+    for row in run.metrics():
+        if row["kind"] == "train":
+            checks.check_fields(run.path / "metrics.jsonl", row, _ROW)

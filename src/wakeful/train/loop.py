@@ -22,7 +22,7 @@ from wakeful.optim.sharding import whole
 from wakeful.run import Run, SharedRun, environment
 from wakeful.train import checkpoint
 from wakeful.train.distributed import World, is_lost, joined, lost
-from wakeful.train.facts import check_same_data, data_facts
+from wakeful.train.facts import check_rows, check_same_data, data_facts
 from wakeful.train.figures import check_schemes
 from wakeful.train.finish import diagnose, finish, validate
 from wakeful.train.objective import Loss, make_loss
@@ -85,7 +85,7 @@ def _train(
     world: World,
 ) -> Run:
     if resume:
-        config = Run.open(path).config
+        config = _begun(Run.open(path))
     elif world.first and Path(path).exists():
         Run(path).refuse_existing()
     device = choose_device(config.train.device, world)
@@ -130,6 +130,7 @@ def _train(
         if resume and checkpoint.steps(run.checkpoints):
             first, tokens, seconds = _continued(config, run, parallel, optimizer)
         run.keep_metrics(first or -1)
+        check_rows(run)
         write_scalars = scalar_writer(
             run.path, enabled=config.train.tensorboard and world.first, first=first + 1
         )
@@ -146,6 +147,14 @@ def _train(
             raise
         run.set_status("done")
     return run
+
+
+def _begun(run: Run) -> Config:
+    """Return a run's configuration, which fits its newest checkpoint."""
+    config = run.config
+    if checkpoint.steps(run.checkpoints):
+        checkpoint.check_description(checkpoint.newest(run.checkpoints), config.model)
+    return config
 
 
 def _create(

@@ -37,6 +37,7 @@ def restore(path: str | Path, *, step: int = 0, device: str = "auto") -> Trained
         kept = ", ".join(map(str, checkpoint.steps(run.checkpoints))) or "none"
         raise WakefulError(f"{path} has no checkpoint of step {step}; it has {kept}")
     found = run.checkpoints / f"step-{step:08d}" if step else checkpoint.newest(run.checkpoints)
+    checkpoint.check_description(found, config.model)
     decoder = Decoder(config.model)
     if config.train.dtype == "float64":
         decoder.double()

@@ -1,0 +1,103 @@
+"""What a checkpoint says besides its weights, checked before anything is done by it."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wakeful.errors import WakefulError
+
+_ADAM = {"step", "exp_avg", "exp_avg_sq"}
+_NEEDED: Mapping[str, set[str]] = {
+    "AdamW": _ADAM, "OrthoAdam": _ADAM, "RMSprop": {"step", "square_avg"},
+}  # fmt: skip
+"""What each optimizer expects of a parameter's state, once there is any."""
+_OWN_SHAPE = "rotation_"
+"""How the names of tensors begin that have not their parameter's shape."""
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """Return what a checkpoint's state.json says; every field that is used has its type.
+
+    Raises:
+        WakefulError: it cannot be read, or a field is missing or cannot be.
+    """
+    place = path / "state.json"
+    try:
+        state = json.loads(place.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise WakefulError(f"{place} cannot be read: {error}") from None
+    if not isinstance(state, dict):
+        raise WakefulError(f"{place} holds no JSON object")
+    progress, packed = state.get("progress"), state.get("optimizer")
+    whole = isinstance(packed, dict) and isinstance(packed.get("state"), dict)
+    if not (whole and isinstance(packed.get("param_groups"), list)):
+        raise WakefulError(f"{place} holds no state of an optimizer")
+    if not isinstance(state.get("kind"), str) or not isinstance(state.get("cut", {}), dict):
+        raise WakefulError(f"{place} does not say of which optimizer, or how tensors are cut")
+    if not isinstance(progress, dict) or not all(map(_count, _numbers(progress))):
+        raise WakefulError(f"{place} does not say how far the run had come")
+    if path.name != f"step-{progress['step']:08d}":
+        raise WakefulError(
+            f"{path} is the checkpoint of step {progress['step']} by its state.json: give the "
+            "folder its own name back"
+        )
+    return state
+
+
+def _numbers(progress: dict[str, Any]) -> list[Any]:
+    seconds = progress.get("seconds")
+    finite = type(seconds) in (int, float) and 0 <= seconds < math.inf
+    return [progress.get("step"), progress.get("tokens"), 0 if finite else None]
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def check_optimizer_state(
+    place: Path, packed: dict[str, Any], optimizer: torch.optim.Optimizer
+) -> None:
+    """Raise `WakefulError` unless a packed state is one that this optimizer could have saved.
+
+    Its options are the optimizer's own, but for the learning rate, which every step sets.
+    """
+    fresh = json.loads(json.dumps(optimizer.state_dict()["param_groups"]))
+    saved = packed["param_groups"]
+    if len(saved) != len(fresh) or not all(isinstance(group, dict) for group in saved):
+        raise WakefulError(f"{place} is of an optimizer with other groups of parameters")
+    for theirs, ours in zip(json.loads(json.dumps(saved)), fresh, strict=True):
+        for key in ours.keys() & theirs.keys() - {"lr", "initial_lr", "rotations"}:
+            if theirs[key] != ours[key]:
+                raise WakefulError(
+                    f"{place} is of an optimizer whose {key} is {theirs[key]!r}, and the "
+                    f"configuration's is {ours[key]!r}"
+                )
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for index, state in packed["state"].items():
+        if not 0 <= index < len(parameters):
+            raise WakefulError(f"{place} has the state of a parameter {index} that is not there")
+        _check_entry(f"{place}: parameter {index}", state, parameters[index], type(optimizer))
+
+
+def _check_entry(
+    title: str, state: dict[str, Any], parameter: Tensor, kind: type[torch.optim.Optimizer]
+) -> None:
+    needed = _NEEDED.get(kind.__name__, set())
+    if kind.__name__ == "MuonAdamW" and "momentum_buffer" not in state:
+        needed = _ADAM
+    missing = sorted(needed - state.keys())
+    if missing:
+        raise WakefulError(f"{title} has no {missing[0]} in the optimizer's state")
+    for key, value in state.items():
+        if not isinstance(value, Tensor) or key.startswith(_OWN_SHAPE):
+            continue
+        if value.shape != parameter.shape and not (key == "step" and value.numel() == 1):
+            raise WakefulError(
+                f"{title}: {key} has shape {tuple(value.shape)}, and the parameter "
+                f"{tuple(parameter.shape)}"
+            )
