@@ -29,6 +29,10 @@ _PIECES = [b"\xff" * 8, b"\0" * 8, b"\x7f", b"\x01\0", b"\xff\xfe", b"\xef\xbb\x
            b"[" * 3_000, b'{"a":' * 2_000, b"9" * 5_000, b"NaN", b"-1", b"1e999"]  # fmt: skip
 
 
+class Late(BaseException):
+    """Work that is not done in time; no `except Exception` takes it for damage."""
+
+
 def damaged(content: bytes, random: Random) -> bytes:
     """Return the bytes with a few of them flipped, overwritten, added, cut out or cut off."""
     data = bytearray(content)
@@ -104,7 +108,7 @@ def bounded(*, seconds: float = 20.0, megabytes: int = 1024) -> Iterator[None]:
     """Raise where the work inside takes longer, or more memory on top of what there is."""
 
     def late(_number: int, _frame: FrameType | None) -> None:
-        raise TimeoutError(f"not done within {seconds} s")
+        raise Late(f"not done within {seconds} s")
 
     with open("/proc/self/statm", encoding="ascii") as file:
         pages = int(file.read().split()[0])

@@ -323,6 +323,8 @@ def _metrics_row(line: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(row, dict) or type(row.get("kind")) is not str:
         return None
+    if any(isinstance(value, dict | list) for value in row.values()):
+        return None
     step = row.get("step")
     return row if type(step) is int and 0 <= step < 2**63 else None
 

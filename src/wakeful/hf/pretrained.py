@@ -14,7 +14,6 @@ from transformers import (
 
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
-from wakeful.hf.bounds import ERRORS
 from wakeful.hf.smollm2 import SMOLLM2, smollm2_folder
 from wakeful.hf.weights_in import is_own, read_decoder
 from wakeful.hf.whole import whole_model
@@ -129,7 +128,7 @@ def _encoder(tokenizer: Tokenizer | PreTrainedTokenizerBase) -> Callable[[str], 
 def _stock_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     try:
         return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except ERRORS as error:
+    except Exception as error:  # Transformers raises nothing narrower
         first = str(error).strip().split("\n", 1)[0]
         raise WakefulError(f"{path} has no tokenizer that can be loaded: {first}") from None
 
@@ -150,7 +149,7 @@ def _transformers(
         )
     except WakefulError:
         raise
-    except ERRORS as error:
+    except Exception as error:  # Transformers raises nothing narrower
         first = str(error).strip().split("\n", 1)[0]
         raise WakefulError(
             f"{name!r} cannot be loaded as a run directory, a Transformers folder, a GGUF file or "

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, PreTrainedConfig
 
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
-from wakeful.hf.bounds import ERRORS, read_config
+from wakeful.hf.bounds import read_config
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.families import FAMILIES, Family
 from wakeful.hf.shards import Shards, read_floats
@@ -100,7 +100,7 @@ def _folder(source: str) -> Path:
         return Path(source)
     try:
         return Path(huggingface_hub.snapshot_download(source, allow_patterns=_FILES))
-    except ERRORS as error:
+    except Exception as error:  # Transformers raises nothing narrower
         raise WakefulError(
             f"{source!r} is no folder, GGUF file or run directory here, and the hub does not give "
             f"it: {_first_line(error)}"
@@ -131,7 +131,7 @@ def _from_gguf(path: Path, max_length: int, dtype: torch.dtype, device: torch.de
         model = whole_model(path.parent, dtype=dtype, gguf=path.name)
     except WakefulError:
         raise
-    except ERRORS as error:
+    except Exception as error:  # Transformers raises nothing narrower
         raise WakefulError(f"{path} cannot be read: {_first_line(error)}") from None
     family, description = _described(model.config, max_length)
     return _filled(description, family, model.state_dict(), path, dtype, device)
@@ -147,7 +147,7 @@ def _described(config: PreTrainedConfig, max_length: int) -> tuple[Family, Model
         return FAMILIES[kind], FAMILIES[kind].describe(config, max_length)
     except WakefulError:
         raise
-    except ERRORS as error:
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
         raise WakefulError(
             f"the configuration is not that of a {kind}: {_first_line(error)}"
         ) from None
@@ -216,7 +216,7 @@ def _tokenizer(path: Path) -> Tokenizer:
         return Tokenizer.load(path)
     try:
         theirs: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **options)
-    except ERRORS as error:
+    except Exception as error:  # Transformers raises nothing narrower
         raise WakefulError(f"{path} has no tokenizer: {_first_line(error)}") from None
     inner = getattr(theirs, "backend_tokenizer", None)
     if inner is None or theirs.eos_token is None:

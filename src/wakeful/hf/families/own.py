@@ -3,6 +3,7 @@
 import torch
 from transformers import PreTrainedConfig
 
+from wakeful.config import from_table
 from wakeful.errors import WakefulError
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.families.base import Family, Link
@@ -19,7 +20,7 @@ def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
             f"max_length = {max_length}, and the model's own context is "
             f"{config.max_position_embeddings}"
         )
-    return config.model
+    return from_table(ModelConfig, config.parts)
 
 
 def links(config: ModelConfig) -> list[Link]:
