@@ -30,6 +30,8 @@ from wakeful.growth.recipe import Outcome, Recipe, Shown, carry_out
 from wakeful.growth.reference import Reference, read_reference
 from wakeful.growth.savings import measure
 from wakeful.growth.wishes import Wishes
+from wakeful.report import checks
+from wakeful.report.inheritance import check_figures
 from wakeful.report.inheritance_page import write_inheritance
 from wakeful.run import Run, environment
 from wakeful.train.evaluate import evaluate, mean_loss
@@ -38,6 +40,9 @@ from wakeful.train.restore import restore
 from wakeful.train.setup import autocast, choose_device
 
 _DEFAULT_MINUTES = 30.0
+_PLAN: checks.Fields = {
+    "wishes": dict, "costs": list, "figures": dict, "dropped_documents": int, "dropped_tokens": int,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -104,17 +109,22 @@ def resume_inheritance(out: Path, *, shown: Shown) -> Run:
     recipe = from_table(Recipe, read_table(run.path / "recipe.toml"))
     assert isinstance(recipe, Recipe)
     plan = run.read_json("plan.json")
+    checks.check_fields(run.path / "plan.json", plan, _PLAN)
+    check_figures(run.path / "plan.json", plan["figures"])
     with shown("inherit") as show:
         show.note(f"loading {recipe.reference}")
         reference = read_reference(recipe.reference)
+        recipe.check(reference.decoder.config.num_layers)
         wishes = from_table(Wishes, plan["wishes"])
+        check_wishes(wishes)
         data = _data(wishes, reference, show)
     if str(data.folder) != recipe.data.source:
         raise WakefulError(
             f"{out} was begun on other text than {wishes.text or wishes.data} holds now: restore "
             "it, or start anew"
         )
-    frame = pl.read_parquet(run.path / "reference.parquet")
+    frame = checks.read_frame(run.path / "reference.parquet", checks.VALIDATION)
+    checks.check_windows(run.path / "reference.parquet", frame)
     loss, error = mean_loss(frame)
     return _work(run, recipe, Prepared(reference, data, loss, error, frame), shown)
 

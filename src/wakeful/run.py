@@ -110,7 +110,14 @@ class Run:
         """What run.json says."""
         if not os.path.isfile(self.path / "run.json"):  # which a name too long is not
             raise WakefulError(f"{self.path} is no run directory: it has no run.json")
-        return self.read_json("run.json")
+        header = self.read_json("run.json")
+        try:
+            json.dumps(header, allow_nan=False)
+        except ValueError:
+            raise WakefulError(
+                f"{self.path / 'run.json'} is not JSON: it has a number that is not finite"
+            ) from None
+        return header
 
     @property
     def config(self) -> Config:

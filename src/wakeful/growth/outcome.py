@@ -1,7 +1,7 @@
 """What a recipe came to, as the figures of summary.json."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import polars as pl
@@ -9,8 +9,13 @@ import polars as pl
 from wakeful.growth.baselines import BASELINES
 from wakeful.growth.layermap import written
 from wakeful.growth.recipe import Finished, Outcome
+from wakeful.report import checks
 from wakeful.statistics import Estimate, ratio_and_error
 
+_ROWS: Mapping[str, checks.Fields] = {
+    "train": {"tokens": int},
+    "validation": {"loss": (int, float), "standard_error": (int, float, type(None))},
+}
 _MOST_DOUBLINGS = 10.0
 """A straight line that is longer than this says nothing."""
 
@@ -32,6 +37,9 @@ def curve(stages: Sequence[Finished]) -> list[dict[str, Any]]:
     tokens = 0
     for finished in stages:
         metrics = finished.run.metrics()
+        for row in metrics:
+            fields = _ROWS.get(row["kind"], {})
+            checks.check_fields(finished.run.path / "metrics.jsonl", row, fields)
         seen = {row["step"]: row["tokens"] for row in metrics if row["kind"] == "train"}
         rows += [
             {
@@ -124,17 +132,24 @@ def _described(finished: Finished) -> str:
 def _difference(one: Finished, other: Finished) -> tuple[float, float | None]:
     if one is other:
         return 0.0, None
-    return _against(one, pl.read_parquet(other.run.path / "validation.parquet"))
+    return _against(one, _windows(other))
 
 
 def _against(finished: Finished, other: pl.DataFrame) -> tuple[float, float | None]:
     """Return the loss minus another's over the same windows, with its paired standard error."""
-    ours = pl.read_parquet(finished.run.path / "validation.parquet")
+    ours = _windows(finished)
     both = ours.select("window", "tokens", "loss").join(
         other.select("window", theirs="loss"), on="window", maintain_order="left"
     )
     tokens = both["tokens"].to_numpy()
     return _finite(ratio_and_error((both["loss"] - both["theirs"]).to_numpy() * tokens, tokens))
+
+
+def _windows(finished: Finished) -> pl.DataFrame:
+    place = finished.run.path / "validation.parquet"
+    frame = checks.read_frame(place, checks.VALIDATION)
+    checks.check_windows(place, frame)
+    return frame
 
 
 def _finite(estimate: Estimate) -> tuple[float, float | None]:

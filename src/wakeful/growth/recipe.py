@@ -27,11 +27,16 @@ from wakeful.growth.inherit import grow, inherit
 from wakeful.growth.layermap import LayerMap
 from wakeful.growth.wishes import Copy, GrowFrom, Until
 from wakeful.model.decoder import Decoder
+from wakeful.report import checks
 from wakeful.run import Run, refuse_link
 from wakeful.train.loop import Initial, train
 from wakeful.train.progress import Display
 from wakeful.train.restore import restore
 
+_SUMMARY: checks.Fields = {
+    "tokens": int, "seconds": (int, float), "parameters.total": int,
+    "validation.loss": (int, float), "validation.standard_error": (int, float, type(None)),
+}  # fmt: skip
 Shown = Callable[[str], AbstractContextManager[Display]]
 
 
@@ -125,7 +130,9 @@ class Finished:
 
     @property
     def summary(self) -> dict[str, Any]:
-        return self.run.read_json("summary.json")
+        summary = self.run.read_json("summary.json")
+        checks.check_fields(self.run.path / "summary.json", summary, _SUMMARY)
+        return summary
 
     @property
     def loss(self) -> float:

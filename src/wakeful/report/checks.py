@@ -49,9 +49,16 @@ def check_fields(path: Path, table: Mapping[str, Any], fields: Fields) -> None:
             if not isinstance(value, Mapping) or part not in value:
                 raise WakefulError(f"{path} has no {key}; was it written by this wakeful?")
             value = value[part]
-        wrong = isinstance(value, _NUMBER) and (isinstance(value, bool) or not _finite(value))
-        if not isinstance(value, kinds) or (wrong and kinds is not bool):
+        if not _is(value, kinds):
             raise WakefulError(f"{path}: {key} cannot be {_shown(value)}")
+
+
+def check_items(path: Path, table: Mapping[str, Any], fields: Fields) -> None:
+    """Raise `WakefulError` unless the lists in these fields hold nothing but such items."""
+    for key, kinds in fields.items():
+        for item in table[key]:
+            if not _is(item, kinds):
+                raise WakefulError(f"{path}: {key} cannot hold {_shown(item)}")
 
 
 def check_samples(path: Path, samples: Iterable[Any]) -> None:
@@ -101,6 +108,11 @@ def check_windows(path: Path, validation: pl.DataFrame) -> None:
         raise WakefulError(f"{path}: a validation window has no finite loss or no tokens")
     if columns["window"].is_duplicated().any():
         raise WakefulError(f"{path} has a validation window twice")
+
+
+def _is(value: Any, kinds: Kinds) -> bool:
+    wrong = isinstance(value, _NUMBER) and (isinstance(value, bool) or not _finite(value))
+    return isinstance(value, kinds) and (not wrong or kinds is bool)
 
 
 def _finite(value: float) -> bool:

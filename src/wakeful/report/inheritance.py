@@ -12,7 +12,7 @@ from wakeful.statistics import with_error
 
 _NUMBER = (int, float)
 _MAYBE = (int, float, type(None))
-_FIELDS: Mapping[str, checks.Kinds] = {
+_FIELDS: checks.Fields = {
     "reference.name": str,
     "reference.layers": int,
     "reference.loss": _NUMBER,
@@ -26,24 +26,34 @@ _FIELDS: Mapping[str, checks.Kinds] = {
     "choice.rule": str,
     "choice.layers": list,
     "choice.figures": dict,
-    "recipe.train": dict,
-    "recipe.optimizer": dict,
+    "recipe.baselines": list,
+    "recipe.copy": str,
+    "recipe.route": str,
+    "recipe.normalizer": str,
+    **{f"recipe.train.{name}": int for name in ("steps", "batch_size", "length", "seed")},
+    "recipe.train.dtype": str,
+    **{f"recipe.optimizer.{name}": _NUMBER for name in ("lr", "final_lr", "weight_decay")},
+    "recipe.optimizer.name": str,
+    "recipe.optimizer.warmup_steps": int,
+    "planned_by_time": bool,
     "departures": list,
     "sizes.reference": dict,
     "sizes.heir": dict,
+    "data.source": (str, list),
     "data.validation_tokens": int,
     "data.train_tokens": int,
     "data.dropped_documents": int,
+    "data.dropped_tokens": int,
 }
-_ARM: Mapping[str, checks.Kinds] = {
+_ARM: checks.Fields = {
     "arm": str, "heir": bool, "summary": str, "runs": list, "depth": int, "layers": list,
     "steps": int, "tokens": int, "seconds": _NUMBER, "parameters": int, "loss": _NUMBER,
     "standard_error": _MAYBE, "start_loss": _NUMBER, "minus_heir": _NUMBER,
     "minus_heir_error": _MAYBE, "minus_reference": _NUMBER, "minus_reference_error": _MAYBE,
     "parity": bool, "curve": list,
 }  # fmt: skip
-_POINT: Mapping[str, checks.Kinds] = {"run": str, "step": int, "tokens": int, "loss": _NUMBER}
-_SIZE: Mapping[str, checks.Kinds] = {
+_POINT: checks.Fields = {"run": str, "step": int, "tokens": int, "loss": _NUMBER}
+_SIZE: checks.Fields = {
     "parameters": int, "weight_bytes": int, "cache_bytes_per_token": int, "cache_bytes": int,
     "context": int, "tokens_per_second": _NUMBER,
 }  # fmt: skip
@@ -61,8 +71,14 @@ def read_inheritance(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
     place = run.path / "summary.json"
     summary = run.read_json("summary.json")
     checks.check_fields(place, summary, _FIELDS)
+    check_figures(place, summary["choice"]["figures"])
+    checks.check_items(place, summary["choice"], {"layers": int})
+    checks.check_items(place, summary, {"departures": str})
     for arm in summary["arms"]:
         checks.check_fields(place, _table(place, arm), _ARM)
+        checks.check_items(place, arm, {"runs": str, "layers": int})
+        if arm.get("behind") is not None:
+            checks.check_fields(place, arm, {"behind.evaluations": int, "behind.behind": int})
         for point in arm["curve"]:
             checks.check_fields(place, _table(place, point), _POINT)
     for size in (summary["sizes"]["reference"], summary["sizes"]["heir"]):
@@ -72,6 +88,14 @@ def read_inheritance(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
     environment = run.read_json("environment.json")
     checks.check_fields(run.path / "environment.json", environment, checks.ENVIRONMENT)
     return summary, environment
+
+
+def check_figures(place: Path, figures: Mapping[str, Any]) -> None:
+    """Raise `WakefulError` unless the figures that layers are chosen by are lists of numbers."""
+    for name, values in figures.items():
+        if not isinstance(values, list):
+            raise WakefulError(f"{place}: the figures {name!r} are no list")
+        checks.check_items(place, figures, {name: _NUMBER})
 
 
 def final_heir(summary: Mapping[str, Any]) -> dict[str, Any]:
