@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wakeful.data.document import Document
+from wakeful.data.parquet_header import fault_in_parquet
 from wakeful.errors import WakefulError
 
 if TYPE_CHECKING:
@@ -105,6 +106,9 @@ def checked_text(value: object, place: str, text_field: str) -> str:
 def _read_parquet(name: str, path: Path, text_field: str) -> Iterator[Document]:
     import polars  # noqa: PLC0415 - only who reads Parquet waits for it
 
+    fault = fault_in_parquet(path)
+    if fault:
+        raise WakefulError(f"{path}: not a whole Parquet file ({fault}): fetch it again")
     try:
         table = polars.scan_parquet(path, glob=False, hive_partitioning=False)
         schema = table.collect_schema()
@@ -121,7 +125,7 @@ def _read_parquet(name: str, path: Path, text_field: str) -> Iterator[Document]:
             )
         for row, text in enumerate(_column(table.select(text_field))):
             yield Document(f"{name}:{row}", text or "")
-    except polars.exceptions.PolarsError as error:
+    except (polars.exceptions.PolarsError, polars.exceptions.PanicException) as error:
         reason = str(error).split("\n", 1)[0][:200]
         raise WakefulError(
             f"{path}: not a whole Parquet file ({reason}): fetch it again"

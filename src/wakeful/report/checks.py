@@ -8,11 +8,14 @@ from typing import Any
 
 import polars as pl
 
+from wakeful.data.parquet_header import fault_in_parquet
 from wakeful.errors import WakefulError
 
 Kinds = type | tuple[type, ...]
 Fields = Mapping[str, Kinds]
 _NUMBER = (int, float)
+_MOST_ROWS = 2**24
+"""Of a table; a small file can announce any number."""
 
 SUMMARY: Fields = {
     "parameters.total": int,
@@ -78,24 +81,32 @@ def read_frame(path: Path, columns: Columns) -> pl.DataFrame:
     if not path.is_file():
         raise WakefulError(f"{path} is missing: is the run finished?")
     try:
-        frame = pl.read_parquet(path, glob=False, hive_partitioning=False)
-    except (pl.exceptions.PolarsError, OSError) as error:
+        fault = fault_in_parquet(path, most_rows=_MOST_ROWS)
+        if fault:
+            raise WakefulError(f"{path} cannot be read: {fault}")
+        table = pl.scan_parquet(path, glob=False, hive_partitioning=False)
+        _check_columns(path, table.collect_schema(), columns)
+        frame = table.select(*columns).collect()
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
         raise WakefulError(f"{path} cannot be read: {_first_line(error)}") from None
     return typed(path, frame, columns)
 
 
 def typed(path: Path, frame: pl.DataFrame, columns: Columns) -> pl.DataFrame:
     """Return the frame with `columns` cast to their types, or raise `WakefulError`."""
-    missing = [column for column in columns if column not in frame.columns]
-    if missing:
-        raise WakefulError(f"{path} has no column {missing[0]!r}")
-    for name in columns:
-        if frame.schema[name].is_nested():
-            raise WakefulError(f"{path} holds other types: {name} is {frame.schema[name]}")
+    _check_columns(path, frame.schema, columns)
     try:
         return frame.with_columns(pl.col(name).cast(kind) for name, kind in columns.items())
     except pl.exceptions.PolarsError as error:
         raise WakefulError(f"{path} holds other types: {_first_line(error)}") from None
+
+
+def _check_columns(path: Path, schema: Mapping[str, pl.DataType], columns: Columns) -> None:
+    for name in columns:
+        if name not in schema:
+            raise WakefulError(f"{path} has no column {name!r}")
+        if schema[name].is_nested():
+            raise WakefulError(f"{path} holds other types: {name} is {schema[name]}")
 
 
 def check_windows(path: Path, validation: pl.DataFrame) -> None:
