@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import tomllib
 import types
 import typing
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ import tomli_w
 
 from wakeful.errors import WakefulError
 from wakeful.model.architecture import ModelConfig
+from wakeful.toml_text import parse_toml
 from wakeful.variants import nearest
 
 Table = dict[str, Any]
@@ -234,13 +234,13 @@ def read_table(source: str | Path) -> Table:
             content = path.read_bytes()
         except OSError as error:
             raise WakefulError(f"{path} cannot be read: {error.strerror or error}") from None
-        table = _parse(content, str(path))
+        table = parse_toml(content, str(path))
     elif str(source) in presets():
         text = (resources.files("wakeful") / "presets" / f"{source}.toml").read_bytes()
-        table = _parse(text, f"preset {source}")
+        table = parse_toml(text, f"preset {source}")
     else:
         raise WakefulError(
-            f"no configuration {str(source)!r}: it is neither a file nor a preset"
+            f"no configuration {str(source)[:200]!r}: it is neither a file nor a preset"
             f"{nearest(str(source), presets())}; presets are {', '.join(presets())}"
         )
     if "preset" in table:
@@ -338,13 +338,6 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _parse(content: bytes, name: str) -> Table:
-    try:
-        return tomllib.loads(content.decode("utf-8"))
-    except (ValueError, RecursionError) as error:  # a ValueError too: a number of 5,000 digits
-        raise WakefulError(f"{name} is not TOML: {error}") from None
-
-
 def _read(kind: type, table: object, place: str) -> Any:
     if not isinstance(table, Mapping):
         raise WakefulError(f"{place} must be a table, got {table!r}")
@@ -363,6 +356,10 @@ def _read(kind: type, table: object, place: str) -> Any:
             values[key] = _read(expected, value, where)
         else:
             values[key] = _typed(expected, value, where)
+    for entry in dataclasses.fields(kind):
+        required = entry.default is dataclasses.MISSING is entry.default_factory
+        if required and entry.name not in values:
+            raise WakefulError(f"{place or 'the top level'} has no {entry.name}")
     return kind(**values)
 
 

@@ -101,7 +101,7 @@ def typed(path: Path, frame: pl.DataFrame, columns: Columns) -> pl.DataFrame:
         raise WakefulError(f"{path} holds other types: {_first_line(error)}") from None
 
 
-def _check_columns(path: Path, schema: Mapping[str, pl.DataType], columns: Columns) -> None:
+def _check_columns(path: Path, schema: Mapping[str, Any], columns: Columns) -> None:
     for name in columns:
         if name not in schema:
             raise WakefulError(f"{path} has no column {name!r}")
