@@ -21,7 +21,7 @@ LONGEST_LINE = 2_000
 ODD: list[Any] = [
     None, True, False, 0, -1, 1, 2**31, -(2**63), 2**64, 10**30, 10**400, 0.5, -0.0, 1e308, 1e-320,
     float("nan"), float("inf"), float("-inf"), "", " ", "x", "nan", "\0", "a\nb", "\x1b[2J",
-    "\ud800", "é" * 300, "x" * 100_000, "../../x", "/etc/passwd", "..", ".", "a/b", "<b>",
+    "\ud800", "é" * 300, "x" * 100_000, "../../x", "/etc/passwd", "..", ".", "a/b", "<i>x",
     "{{7*7}}", "[red]x[/]", "[/]", "%s%n", [], {}, [[]], [None], ["x"] * 2_000, {"": 0}, {"x": {}},
 ]  # fmt: skip
 """Values that no field expects: of every other kind, huge, negative, no number, no text, paths."""

@@ -204,6 +204,8 @@ def _is_complete(info: dict[str, Any]) -> bool:
     """Whether every field that is read later is there and of its type."""
     tokenizer, splits = info.get("tokenizer"), info.get("splits")
     corpora = info.get("corpora_sha256")
+    if not isinstance(info.get("source"), str | list):
+        return False
     if str(info.get("dtype")) not in DTYPES or not isinstance(corpora, list) or not corpora:
         return False
     if not isinstance(tokenizer, dict) or not isinstance(splits, dict):

@@ -1,0 +1,232 @@
+"""Run directories and prepared data from others: used, or refused in one line."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from report.test_report import make_comparison
+from safety.folders import TRIALS, damage_one, sign
+from train.runs import tiny, write_text
+from wakeful.config import Config, DataConfig
+from wakeful.data.order import Batches, ValidationWindows
+from wakeful.data.preparing import prepare
+from wakeful.errors import Interrupted, WakefulError
+from wakeful.model.generate import generate
+from wakeful.report import page
+from wakeful.report.tables import read_comparison
+from wakeful.report.terminal import render_terminal
+from wakeful.train import checkpoint
+from wakeful.train.comparison import compare
+from wakeful.train.facts import data_facts
+from wakeful.train.loop import train
+from wakeful.train.progress import Silent
+from wakeful.train.restore import restore
+from wakeful.train.setup import load_data
+
+pytestmark = pytest.mark.usefixtures("as_users_run_it")
+CHECKPOINT = ["checkpoints/step-00000006/*", "checkpoints/step-00000004/*"]
+
+
+class StopAfter(Silent):
+    """Ends the run as SIGTERM does."""
+
+    def step(self, done: int, total: int, loss: float, tokens_per_second: float) -> None:
+        if done == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def stopping(_name: str) -> Iterator[Silent]:
+    yield StopAfter()
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a folder with prepared data, a finished run on it and one that was stopped."""
+    folder = tmp_path_factory.mktemp("runs")
+    prepare(
+        str(write_text(folder / "text")), folder / "data", vocab_size=280, validation_fraction=0.1
+    )
+    config = tiny(folder / "data", train={"steps": 6, "checkpoint_every": 0, "eval_every": 0})
+    train(config, folder / "done")
+    with pytest.raises(Interrupted):
+        train(config, folder / "stopped", show=StopAfter())
+    return folder
+
+
+def write(folder: Path) -> None:
+    trained = restore(folder, device="cpu")
+    trained.tokenizer.decode(list(generate(trained.decoder, [1, 2], num_tokens=3, temperature=0)))
+
+
+def read_data(folder: Path) -> None:
+    data = load_data(DataConfig(source=str(folder)))
+    data_facts(data)
+    batches = Batches(data.train, length=16, batch_size=4, seed=0)
+    for step in range(60):
+        batches.batch(step)
+    list(ValidationWindows(data.validation, length=16, batch_size=4))
+    data.verify()
+
+
+@pytest.mark.parametrize("trials", TRIALS)
+def test_a_damaged_run_writes_or_is_refused(base: Path, tmp_path: Path, trials: int) -> None:
+    names = ["run.json", "config.toml", "tokenizer*.json", *CHECKPOINT * 2]
+    assert damage_one(base / "done", tmp_path / "w", names, write, trials)
+
+
+@pytest.mark.parametrize("trials", TRIALS)
+def test_a_damaged_run_goes_on_or_is_refused(base: Path, tmp_path: Path, trials: int) -> None:
+    names = ["run.json", "config.toml", "data.json", "metrics.jsonl", *CHECKPOINT]
+    assert damage_one(
+        base / "stopped", tmp_path / "w", names,
+        lambda folder: train(Config(), folder, resume=True), trials,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("trials", TRIALS)
+def test_damaged_data_is_read_or_refused(base: Path, tmp_path: Path, trials: int) -> None:
+    assert damage_one(base / "data", tmp_path / "w", ["data.json", "*"], read_data, trials)
+
+
+@pytest.mark.parametrize("trials", TRIALS)
+def test_a_report_on_damaged_runs_is_written_or_refused(
+    tmp_path: Path, trials: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "_vega", lambda: "")
+
+    def report(folder: Path) -> None:
+        comparison = read_comparison(folder)
+        render_terminal(comparison)
+        html = page.write_report(comparison, folder / "report.html", title="t").read_text("utf-8")
+        assert "<i>" not in re.sub(r"<script.*?</script>", "", html, flags=re.DOTALL)
+
+    base = make_comparison(tmp_path / "c", {"a": 0.0, "b": -0.5}, [0])
+    names = ["run.json", "b/seed-0/*"]
+    assert damage_one(base, tmp_path / "w", names, report, trials)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_layers": 10**9}, "tensors, and the configuration 1000000000 layers"),
+        ({"width": 2**40}, "does not fit into memory"),
+        ({"mlp_width": 10**15}, "is of another model"),
+        ({"max_length": 10**12}, "does not fit into memory"),
+        ({"num_heads": 10**6, "head_width": 10**6}, "fit into memory|is of another model"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["done", "stopped"])
+def test_sizes_that_the_checkpoint_has_not_take_no_memory(
+    base: Path, tmp_path: Path, change: dict[str, int], message: str, kind: str
+) -> None:
+    work = shutil.copytree(base / kind, tmp_path / "w")
+    text = (work / "config.toml").read_text()
+    for name, value in change.items():
+        text = re.sub(rf"(?m)^{name} = \d+$", f"{name} = {value}", text)
+    (work / "config.toml").write_text(text)
+    with pytest.raises(WakefulError, match=message):
+        write(work)
+    with pytest.raises(WakefulError, match=message):
+        train(Config(), work, resume=True)
+
+
+def test_an_optimizer_state_of_other_options_is_refused(base: Path, tmp_path: Path) -> None:
+    work = shutil.copytree(base / "stopped", tmp_path / "w")
+    step = checkpoint.newest(work / "checkpoints")
+    state = json.loads((step / "state.json").read_text())
+    for change, message in (
+        ({"weight_decay": 5.0}, "weight_decay is 5.0, and the configuration's is 0.1"),
+        ({"betas": [0.9]}, "betas is"),
+    ):
+        groups = [group | change for group in state["optimizer"]["param_groups"]]
+        changed = state | {"optimizer": state["optimizer"] | {"param_groups": groups}}
+        (step / "state.json").write_text(json.dumps(changed))
+        sign(step)
+        with pytest.raises(WakefulError, match=message):
+            train(Config(), work, resume=True)
+
+
+def test_a_checkpoint_under_another_steps_name_is_refused(base: Path, tmp_path: Path) -> None:
+    work = shutil.copytree(base / "stopped", tmp_path / "w")
+    step = checkpoint.newest(work / "checkpoints")
+    step.rename(step.with_name("step-00000005"))
+    with pytest.raises(WakefulError, match=r"the checkpoint of step 4 by its state\.json"):
+        train(Config(), work, resume=True)
+
+
+@pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "checkpoints", "tensorboard"])
+def test_a_run_is_not_written_through_a_link(base: Path, tmp_path: Path, name: str) -> None:
+    work = shutil.copytree(base / "stopped", tmp_path / "w")
+    victim = tmp_path / "victim"
+    if name in ("checkpoints", "tensorboard"):
+        shutil.copytree(work / "checkpoints", victim)
+    else:
+        victim.write_text("precious\n")
+    if (work / name).is_dir():
+        shutil.rmtree(work / name)
+    (work / name).unlink(missing_ok=True)
+    (work / name).symlink_to(victim)
+    before = sorted(path.name for path in victim.rglob("*")) or victim.read_bytes()
+    with pytest.raises(WakefulError, match=rf"{name} is a link, and a run is written inside"):
+        train(Config(), work, resume=True)
+    assert (sorted(path.name for path in victim.rglob("*")) or victim.read_bytes()) == before
+
+
+def test_a_comparison_is_not_written_through_a_link(base: Path, tmp_path: Path) -> None:
+    config = tiny(base / "data", train={"steps": 6})
+    folder = tmp_path / "c"
+    variants = {"a": config, "b": config}
+    with pytest.raises(Interrupted):
+        compare(variants, folder, seeds=[0], shown=stopping)
+    shutil.copytree(folder / "a", tmp_path / "victim")
+    shutil.rmtree(folder / "a")
+    (folder / "a").symlink_to(tmp_path / "victim")
+    with pytest.raises(WakefulError, match="a is a link"):
+        compare(variants, folder, seeds=[0], shown=stopping, resume=True)
+
+
+@pytest.mark.parametrize("seed", ["0/../../../../x", "../..", None, 1.5])
+def test_seeds_of_a_comparison_are_no_paths(tmp_path: Path, seed: object) -> None:
+    folder = make_comparison(tmp_path / "c", {"a": 0.0, "b": -0.5}, [0])
+    header = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(header | {"seeds": [0, seed]}))
+    with pytest.raises(WakefulError, match="seeds cannot hold"):
+        read_comparison(folder)
+
+
+@pytest.mark.parametrize("name", ["run.json", "summary.json", "validation.parquet"])
+def test_a_pipe_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    folder = make_comparison(tmp_path / "c", {"a": 0.0, "b": -0.5}, [0])
+    (folder / "b" / "seed-0" / name).unlink()
+    os.mkfifo(folder / "b" / "seed-0" / name)
+    if name == "run.json":
+        assert read_comparison(folder).unfinished == ("b, seed 0",)
+    else:
+        with pytest.raises(WakefulError, match=f"{name} is (no file|missing)"):
+            read_comparison(folder)
+
+
+def test_tokens_past_the_vocabulary_are_refused(base: Path, tmp_path: Path) -> None:
+    work = shutil.copytree(base / "data", tmp_path / "w")
+    tokens = bytearray((work / "train.tokens").read_bytes())
+    tokens[400:600] = b"\xff" * 200
+    (work / "train.tokens").write_bytes(tokens)
+    with pytest.raises(WakefulError, match=r"train\.tokens is damaged \(id 65535 of 28\d\)"):
+        train(tiny(work, train={"steps": 60}), tmp_path / "run")
+
+
+def test_a_tokenizer_with_an_id_past_all_others_takes_no_memory(base: Path, tmp_path: Path) -> None:
+    work = shutil.copytree(base / "done", tmp_path / "w")
+    table = json.loads((work / "tokenizer.json").read_text())
+    table["model"]["vocab"]["x" * 9] = 2**31
+    (work / "tokenizer.json").write_text(json.dumps(table))
+    with pytest.raises(WakefulError, match=r"an id 2147483648 and \d+ tokens: it is damaged"):
+        write(work)
