@@ -19,6 +19,8 @@ VERBS = (
     "report", "export",
 )  # fmt: skip
 """In the order a newcomer reads them; each is a file here with SUMMARY, its options and `run`."""
+SPREAD = ("train", "diagnose", "evaluate")
+"""Those that share their work out over the processes of torchrun."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,14 +60,14 @@ def verb_of(name: str) -> ModuleType:
 
 def _check_processes(verb: str) -> None:
     """End all but the first of several processes where the verb takes one."""
-    if os.environ.get("WORLD_SIZE", "1") == "1" or verb == "train":
+    if os.environ.get("WORLD_SIZE", "1") == "1" or verb in SPREAD:
         return
     if os.environ.get("RANK", "0") != "0":
         time.sleep(2.0)  # torchrun ends the first when another ends
         sys.exit(1)
     raise WakefulError(
-        f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, and only wakeful train takes several "
-        "processes; start this without torchrun, or unset WORLD_SIZE"
+        f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, and {verb} takes one process (several are for "
+        f"{', '.join(SPREAD)}); start it without torchrun, or unset WORLD_SIZE"
     )
 
 

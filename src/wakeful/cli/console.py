@@ -1,7 +1,7 @@
 """What the command line prints, and where."""
 
 import sys
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,12 @@ def standard_input() -> str:
         raise WakefulError(f"standard input is not UTF-8: {error}") from None
 
 
-def display(name: str) -> AbstractContextManager[Any]:
-    """Show the progress of what is called `name`."""
+def display(name: str, *, speaks: bool = True) -> AbstractContextManager[Any]:
+    """Show the progress of what is called `name`; nothing where another process `speaks`."""
+    from wakeful.train.progress import Silent
     from wakeful.train.progress import display as progress_display
 
-    return progress_display(OUT, name)
+    return progress_display(OUT, name) if speaks else nullcontext(Silent())
 
 
 def write_page(folders: list[Path], page: Path, title: str) -> None:

@@ -25,9 +25,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from wakeful.distributed import ALONE, World
 from wakeful.errors import WakefulError
 from wakeful.run import disk_errors
-from wakeful.train.distributed import ALONE, World
 from wakeful.train.shards import Stored, cut_of, is_complete, local, part_name, share_of
 
 _NAME = re.compile(r"step-(\d{8,})")
