@@ -50,9 +50,9 @@ def ended(process: subprocess.Popen[str], *, timeout: float = 240) -> tuple[int,
     return process.returncode, out, errors
 
 
-def said(text: str) -> list[str]:
+def said(text: str, verb: str = "train") -> list[str]:
     """Return the lines that wakeful itself wrote as errors."""
-    return [line for line in text.splitlines() if line.startswith("wakeful train:")]
+    return [line for line in text.splitlines() if line.startswith(f"wakeful {verb}:")]
 
 
 def workers(process: subprocess.Popen[str]) -> dict[int, int]:

@@ -350,7 +350,10 @@ def test_verbs_of_one_process_refuse_several(
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     assert main(["report", "nowhere"]) == 1
-    assert "only wakeful train takes several processes" in capsys.readouterr().err
+    assert (
+        "report takes one process (several are for train, diagnose, evaluate)"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table as Grid
 
 import wakeful
-from wakeful.cli.console import ERR, OUT
+from wakeful.cli.console import ERR, LET_IT_SPEAK, OUT, another_speaks
 from wakeful.errors import WakefulError
 
 VERBS = (
@@ -62,8 +62,8 @@ def _check_processes(verb: str) -> None:
     """End all but the first of several processes where the verb takes one."""
     if os.environ.get("WORLD_SIZE", "1") == "1" or verb in SPREAD:
         return
-    if os.environ.get("RANK", "0") != "0":
-        time.sleep(2.0)  # torchrun ends the first when another ends
+    if another_speaks():
+        time.sleep(LET_IT_SPEAK)
         sys.exit(1)
     raise WakefulError(
         f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, and {verb} takes one process (several are for "

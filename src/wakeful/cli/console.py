@@ -1,5 +1,6 @@
 """What the command line prints, and where."""
 
+import os
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -12,8 +13,16 @@ from wakeful.errors import WakefulError
 _WIDE = 120
 """Columns where the output is no terminal: a table loses nothing to a file."""
 
+LET_IT_SPEAK = 2.0
+"""Seconds before another process ends with an error: torchrun ends the first when one ends."""
+
 OUT = Console(soft_wrap=True, width=None if sys.stdout.isatty() else _WIDE)
 ERR = Console(stderr=True, soft_wrap=True)
+
+
+def another_speaks() -> bool:
+    """Whether this is not the first of several processes that torchrun has started."""
+    return os.environ.get("WORLD_SIZE", "1") != "1" and os.environ.get("RANK", "0") != "0"
 
 
 def tell(line: str) -> None:
