@@ -22,7 +22,6 @@ from wakeful.model.attend import (
     sink_attention,
 )
 
-
 GPU_CASES = [
     "one token", "odd", "grouped", "one key head", "past one block of the kernel", "decoding",
     "a chunk after a prompt", "prefix", "padding", "blind rows", "one mask for all",
