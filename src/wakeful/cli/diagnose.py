@@ -9,8 +9,6 @@ from wakeful.cli.console import OUT, display, tell
 from wakeful.cli.parsing import leading, parse
 from wakeful.errors import WakefulError
 
-SUMMARY = "Measure where a model wastes its attention and channels."
-
 
 @dataclass(frozen=True, kw_only=True)
 class DiagnoseOptions:

@@ -8,8 +8,6 @@ from wakeful.cli.console import OUT, display, tell
 from wakeful.cli.parsing import leading, parse
 from wakeful.errors import WakefulError
 
-SUMMARY = "Measure how well a model predicts: perplexity, LAMBADA, multiple choice."
-
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions:

@@ -5,7 +5,6 @@ import io
 import sys
 import time
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import tyro
@@ -51,7 +50,9 @@ def _without_output(silent: bool) -> contextlib.AbstractContextManager[object]:
 
 def _epilogue(prog: str) -> str:
     verb = prog.split(maxsplit=1)[0]
-    text: str = import_module(f"wakeful.cli.{verb}").SUMMARY
+    from wakeful.cli import VERBS
+
+    text = VERBS[verb]
     if verb in ("train", "compare"):
         from wakeful.variants import catalogue
 

@@ -12,8 +12,6 @@ from wakeful.cli.parsing import leading, parse
 from wakeful.config import Config, config_from_table, presets, read_table
 from wakeful.errors import WakefulError
 
-SUMMARY = "Train one model from a TOML file or a preset."
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
