@@ -9,6 +9,7 @@ from typing import Any, get_type_hints
 
 import pytest
 
+from train.runs import tiny
 from wakeful.cli import VERBS, main
 from wakeful.cli.compare import CompareOptions
 from wakeful.cli.data import PrepareOptions
@@ -21,7 +22,7 @@ from wakeful.cli.inherit import InheritOptions
 from wakeful.cli.quantize import QuantizeOptions
 from wakeful.cli.report import ReportOptions
 from wakeful.cli.train import TrainOptions
-from wakeful.config import Config
+from wakeful.config import Config, config_to_toml
 from wakeful.errors import WakefulError
 from wakeful.run import Run
 
@@ -85,8 +86,10 @@ def test_help_names_presets_and_variants(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_every_field_of_the_configuration_is_an_option(
-    config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    config = tmp_path / "mine.toml"
+    config.write_text(config_to_toml(tiny(tmp_path)))
     taken: list[Config] = []
 
     def stub(given: Config, path: str, **_: object) -> Run:
@@ -124,7 +127,7 @@ def test_every_field_of_the_configuration_is_an_option(
             )
             arguments += [f"--{name}", str(value)]
         expected[name] = value
-    assert main(["train", config, "--out", str(tmp_path / "r"), *arguments]) == 1
+    assert main(["train", str(config), "--out", str(tmp_path / "r"), *arguments]) == 1
     for name, value in expected.items():
         found: Any = taken[0]
         for part in name.split("."):
