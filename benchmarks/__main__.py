@@ -11,12 +11,15 @@ from rich.table import Table
 from benchmarks.timing import Ratio
 from wakeful.run import environment
 
-NAMES = ("softmax1", "training", "quantize", "inspectors", "loading", "generation")
+NAMES = (
+    "softmax1", "memory", "training", "growth", "optimizer", "diagnose", "inspectors", "loading",
+    "generation", "quantize", "gpu",
+)  # fmt: skip
 
 
 def main(names: Iterable[str]) -> None:
     """Print one row a ratio, as soon as it is known, then the table."""
-    console = Console(soft_wrap=True)
+    console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 150)
     machine = environment(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     console.print(
         f"{machine['device_name']}, {machine['threads']} threads, torch {machine['torch']}"
@@ -25,7 +28,12 @@ def main(names: Iterable[str]) -> None:
     for name in names:
         for row in import_module(f"benchmarks.{name}").ratios():
             rows.append((name, row))
-            console.print(f"{name}: {row.name} / {row.peer} = {row.ratio:.3f}", highlight=False)
+            spread = f"[{row.low:.3f}, {row.high:.3f}]"
+            console.print(
+                f"{name}: {row.name} / {row.peer} = {row.ratio:.3f} {spread}", highlight=False
+            )
+        if name == "gpu" and not torch.cuda.is_available():
+            console.print("gpu: torch sees none, so nothing was measured on one")
     table = Table("benchmark", "what", "against", "ratio", "quartiles", "seconds", "target")
     for name, row in rows:
         spread = f"{row.low:.3f} to {row.high:.3f}"

@@ -1,12 +1,10 @@
-"""What diagnosing a model costs, as ratios measured side by side in one run.
+"""What diagnosing a model costs: `python -m benchmarks diagnose` gives the ratios.
 
-    python benchmarks/diagnose.py --model SMOLLM2_FOLDER --text LONG_TEXT_FILE
+    python -m benchmarks.diagnose --model SMOLLM2_FOLDER --text LONG_TEXT_FILE
 
-Without --model: a random model of SmolLM2-135M's shape; without --text: random tokens. The figures:
-
-    overhead   a watched forward over a plain SDPA forward, all metrics except rank
-    rank       torch.linalg.svdvals over the certified ranks, a head, and integers that differ
-    memory     peak resident memory over the loaded model (Linux), a process for each length
+prints besides the model's figures and its peak resident memory over the loaded model (Linux), a
+process for each length. Without --model: a random model of SmolLM2-135M's shape; without --text:
+random tokens.
 """
 
 import argparse
@@ -14,24 +12,39 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedModel
 
+from benchmarks.timing import Ratio, compare
+from wakeful.data.sources import read_documents
+from wakeful.hf.smollm2 import smollm2_folder
 from wakeful.probes import exact
 from wakeful.probes.base import AttentionEvent, Event, Frame, Probe, gather
 from wakeful.probes.blocks import BlockInfluence
 from wakeful.probes.certificates import column_bounds
 from wakeful.probes.concentration import Entropy, Importance
-from wakeful.probes.gram import matrix_rank
 from wakeful.probes.hidden import OutlierChannels, Outliers, Smoothing
 from wakeful.probes.rank import Rank
 from wakeful.probes.sinks import FirstToken
 from wakeful.probes.streaming import head_weights
 from wakeful.probes.values import Values
 from wakeful.probes.watch import watch
+
+LENGTHS = (1024, 4096)
+
+
+def ratios() -> Iterator[Ratio]:
+    """Yield a watched forward over a plain one of SmolLM2, and certified ranks over `svdvals`."""
+    model = load(str(smollm2_folder()))
+    text = next(d.text for d in read_documents("python-stdlib") if len(d.text) > 100_000)
+    ids = encoded(str(smollm2_folder()), text, max(LENGTHS))
+    with torch.inference_mode():
+        for length in LENGTHS:
+            yield overhead(model, ids[:, :length])
+        yield from ranks(model, ids[:, :1024])
 
 
 def main() -> None:
@@ -42,12 +55,10 @@ def main() -> None:
         return
     model = load(arguments.model)
     with torch.inference_mode():
-        for length in arguments.lengths:
-            overhead(model, tokens(arguments, length), arguments.repeats)
         figures(model, tokens(arguments, 1024))
-        ranks(model, tokens(arguments, 1024))
-    if arguments.memory:
-        memory(arguments)
+        for row in ranks(model, tokens(arguments, 1024)):
+            print(f"{row.name} / {row.peer} = {row.ratio:.4f} [{row.low:.4f}, {row.high:.4f}]")
+    memory(arguments)
 
 
 def parse() -> argparse.Namespace:
@@ -55,8 +66,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", default="", help="folder of a Transformers causal LM")
     parser.add_argument("--text", default="", help="text file; repeated where it is too short")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--lengths", type=int, nargs="*", default=[1024, 4096])
     parser.add_argument("--memory", type=int, nargs="*", default=[1024, 2048, 4096, 8192])
     parser.add_argument("--peak", type=int, default=0, help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -78,8 +87,12 @@ def tokens(arguments: argparse.Namespace, length: int) -> torch.Tensor:
     if not (arguments.text and arguments.model):
         generator = torch.Generator().manual_seed(0)
         return torch.randint(0, 49152, (1, length), generator=generator)
-    tokenizer = AutoTokenizer.from_pretrained(arguments.model)
-    text = Path(arguments.text).read_text()
+    return encoded(arguments.model, Path(arguments.text).read_text(), length)
+
+
+def encoded(folder: str, text: str, length: int) -> torch.Tensor:
+    """Return (1, length) ids of the text, repeated where it is too short."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     return torch.tensor([(ids * (length // len(ids) + 1))[:length]])
 
@@ -92,13 +105,7 @@ def cheap_probes() -> tuple[Probe, ...]:
     )  # fmt: skip
 
 
-def seconds(function: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    function()
-    return time.perf_counter() - started
-
-
-def overhead(model: PreTrainedModel, ids: torch.Tensor, repeats: int) -> None:
+def overhead(model: PreTrainedModel, ids: torch.Tensor) -> Ratio:
     """Compare plain and watched forwards, taken in turns so that both meet the same machine."""
 
     def plain() -> None:
@@ -108,13 +115,12 @@ def overhead(model: PreTrainedModel, ids: torch.Tensor, repeats: int) -> None:
         with watch(model, *cheap_probes()):
             model(ids, use_cache=False)
 
-    plain()
-    pairs = [(seconds(plain), seconds(watched)) for _ in range(repeats)]
-    alone, beside = (statistics.median(column) for column in zip(*pairs, strict=True))
-    print(
-        f"overhead  L={ids.shape[1]:<5} plain {alone:7.2f} s  watched {beside:7.2f} s  "
-        f"ratio {beside / alone:.3f}"
-    )
+    length = ids.shape[1]
+    return compare(
+        f"all metrics but rank, L={length}", watched, "a plain SDPA forward", plain,
+        rounds=7 if length <= 1024 else 3, warmup=1,
+        target="<= 1.50" if length <= 1024 else "<= 3.00",
+    )  # fmt: skip
 
 
 class Matrices(Probe):
@@ -137,43 +143,43 @@ class Matrices(Probe):
         return gather([])
 
 
-def ranks(model: PreTrainedModel, ids: torch.Tensor) -> None:
+def ranks(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[Ratio]:
+    """Time every head's certified rank against `svdvals`, head by head; all must be equal."""
     matrices = Matrices()
     with watch(model, matrices):
         model(ids, use_cache=False)
-
     probe = Rank(tau=0.9)
     with watch(model, FirstToken(), probe):
         model(ids, use_cache=False)
     rows = probe.rows().filter(metric="rank", variant="paper")
     got = rows.filter(rows["head"].is_not_null()).sort("layer", "head")["value"].to_list()
-    svd, ours, wrong, certified = 0.0, 0.0, 0, 0.0
-    for (closed, A), value in zip(matrices.heads, got, strict=True):
-        started = time.perf_counter()
+    exactly: list[float] = []
+    for (_, A), value in zip(matrices.heads, got, strict=True):
+        began = time.perf_counter()
         true = int(exact.rank(A, 0.9))
-        svd += time.perf_counter() - started
-        took = seconds(lambda A=A: matrix_rank(A, 0.9)) if not closed else 0.0
-        ours += took
-        certified += closed
-        wrong += true != int(value)
-    count = len(got)
-    print(
-        f"rank      L={ids.shape[1]:<5} {count} heads, {int(certified)} by certificate alone\n"
-        f"          svdvals {svd:7.2f} s  ours in all {probe.spent:7.2f} s  ratio "
-        f"{svd / probe.spent:.2f}  (in turns, head by head: {svd / ours:.2f})\n"
-        f"          integers that differ: {wrong} of {count}"
-    )
-    near = [A for (closed, A), value in zip(matrices.heads, got, strict=True) if closed]
-    if near:
-        stacked = torch.stack(near)
-        c1, c2 = stacked.sum(1), stacked.square().sum(1)
-        one = torch.ones(len(near))
-        took = min(seconds(lambda: column_bounds(c1, c2, one, 0.9)) for _ in range(5))
-        each = svd / count
-        print(
-            f"          near-rank-1 heads: {took / len(near) * 1e6:.1f} µs a head by certificate, "
-            f"{each * 1e3:.0f} ms by svdvals: {each * len(near) / took:.0f}×"
-        )
+        exactly.append(time.perf_counter() - began)
+        if true != int(value):
+            raise SystemExit(f"a rank of {int(value)} is {true} by svdvals: no time to compare")
+    each = statistics.median(exactly)
+    low, _, high = (probe.spent / (len(got) * x) for x in statistics.quantiles(exactly, n=4))
+    yield Ratio(
+        f"rank of {len(got)} heads, equal, L={ids.shape[1]}", "svdvals",
+        probe.spent / sum(exactly), high, low, probe.spent, sum(exactly), "<= 0.25",
+    )  # fmt: skip
+    near = torch.stack([A for closed, A in matrices.heads if closed])
+    if len(near):
+        c1, c2, one = near.sum(1), near.square().sum(1), torch.ones(len(near))
+        took = []
+        for _ in range(9):
+            began = time.perf_counter()
+            column_bounds(c1, c2, one, 0.9)
+            took.append((time.perf_counter() - began) / len(near))
+        low, _, high = statistics.quantiles(took, n=4)
+        best = statistics.median(took)
+        yield Ratio(
+            f"rank of a head near rank 1, by certificate ({len(near)} heads)", "svdvals",
+            best / each, low / each, high / each, best, each, "<= 0.01",
+        )  # fmt: skip
 
 
 def figures(model: PreTrainedModel, ids: torch.Tensor) -> None:
@@ -217,7 +223,15 @@ def figures(model: PreTrainedModel, ids: torch.Tensor) -> None:
 
 def memory(arguments: argparse.Namespace) -> None:
     for length in arguments.memory:
-        command = [sys.executable, __file__, "--peak", str(length), "--model", arguments.model]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.diagnose",
+            "--peak",
+            str(length),
+            "--model",
+            arguments.model,
+        ]
         command += ["--text", arguments.text, "--threads", str(arguments.threads)]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         print(f"memory    L={length:<5} {done.stdout.strip().splitlines()[-1]}", flush=True)

@@ -1,179 +1,136 @@
-"""What OrthoAdam adds to a whole training step, against fused AdamW in the same run.
+"""What OrthoAdam adds to a whole training step, against fused AdamW and pytorch-optimizer's SOAP.
 
-    python benchmarks/optimizer.py --threads 1 --repeats 5
-
-One model of the papers' 82M shape (8 layers, width 512, SwiGLU 1792, 8 heads, vocabulary 50277,
-untied) on random tokens. Each repeat makes one forward and backward, then every optimiser takes its
-step on those gradients, in an order that changes from repeat to repeat. A whole step is forward +
-backward + the optimiser's step, and the ratio is over fused AdamW's whole step of the same repeat.
-Prints the median and range of the ratios, the ratio of the best times (the one to read on a busy
-machine), seconds, and the bytes each optimiser holds over AdamW's.
+One model of the papers' 82M shape (8 layers, width 512, SwiGLU 1792, 8 heads, vocabulary 50,277,
+untied) on random tokens. Each round makes one forward and backward, then every optimizer takes its
+steps on those gradients, in an order that changes from round to round; a whole step is forward +
+backward + the optimizer's mean step. What SOAP does every tenth step counts by a tenth.
 """
 
-import argparse
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
+from benchmarks.models import CPU, Ours, Shape, random_tokens
+from benchmarks.timing import Ratio, synchronise
 from wakeful.optim.groups import decay_groups
 from wakeful.optim.orthoadam import OrthoAdam
 
-CONTENDERS: Mapping[str, tuple[str, str]] = {  # rotation, kernel
-    "identity": ("identity", "auto"),
-    "hadamard": ("hadamard", "auto"),
-    "hadamard compiled": ("hadamard", "compiled"),
-    "hadamard foreach": ("hadamard", "foreach"),
-    "block_diagonal": ("block_diagonal", "auto"),
-    "haar": ("haar", "auto"),
-}
+SHAPE = Shape(8, 8, 512, 1792, 50_277, 512)
+BATCH = 8
+ROTATIONS: Mapping[str, str] = {
+    "identity": "", "hadamard": "<= 1.05", "block_diagonal": "", "haar": "<= 1.15",
+    "eigenbasis": "",
+}  # fmt: skip
+FUSED, SOAP = "fused AdamW", "SOAP"
+PERIOD = 10
+"""SOAP and the eigenbasis turn their bases every tenth step."""
+Contenders = dict[str, torch.optim.Optimizer]
 
 
-class Attention(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.query = nn.Linear(width, width, bias=False)
-        self.key = nn.Linear(width, width, bias=False)
-        self.value = nn.Linear(width, width, bias=False)
-        self.out = nn.Linear(width, width, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (
-            project(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for project in (self.query, self.key, self.value)
-        )
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.out(mixed.transpose(1, 2).flatten(-2))
-
-
-class Mlp(nn.Module):
-    def __init__(self, width: int, hidden: int) -> None:
-        super().__init__()
-        self.gate = nn.Linear(width, hidden, bias=False)
-        self.up = nn.Linear(width, hidden, bias=False)
-        self.down = nn.Linear(hidden, width, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x)) * self.up(x))
-
-
-class Block(nn.Module):
-    def __init__(self, width: int, hidden: int, heads: int) -> None:
-        super().__init__()
-        self.attention_norm = nn.RMSNorm(width)
-        self.attention = Attention(width, heads)
-        self.mlp_norm = nn.RMSNorm(width)
-        self.mlp = Mlp(width, hidden)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.attention_norm(x))
-        return x + self.mlp(self.mlp_norm(x))
-
-
-class Model(nn.Module):
-    """A plain decoder with the library's names; without RoPE, which would only add to the step."""
-
-    def __init__(self, layers: int, width: int, hidden: int, heads: int, vocabulary: int) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(vocabulary, width)
-        self.blocks = nn.ModuleList(Block(width, hidden, heads) for _ in range(layers))
-        self.norm = nn.RMSNorm(width)
-        self.head = nn.Linear(width, vocabulary, bias=False)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embed(tokens)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.norm(x))
+def ratios(
+    shape: Shape = SHAPE,
+    batch: int = BATCH,
+    *,
+    device: torch.device = CPU,
+    bfloat16: bool = False,
+    rounds: int = 5,
+) -> Iterator[Ratio]:
+    """Yield whole steps over fused AdamW's and SOAP's, then the bytes of state over AdamW's."""
+    model = Ours(shape).to(device)
+    optimizers = _optimizers(list(model.named_parameters()))
+    tokens = random_tokens(shape, batch, shape.max_length, device)
+    passes: list[float] = []
+    steps: dict[str, list[float]] = {name: [] for name in optimizers}
+    _backward(model, tokens, bfloat16)
+    for _ in range(2):  # state is made, kernels are compiled
+        for optimizer in optimizers.values():
+            optimizer.step()
+    for number in range(rounds):
+        passes.append(_time(lambda: _backward(model, tokens, bfloat16)))
+        names = list(optimizers)
+        shift = number % len(names)
+        for name in names[shift:] + names[:shift]:
+            count = PERIOD if name in (SOAP, "eigenbasis") else 2
+            took = _time(lambda name=name, count=count: _step(optimizers[name], count))
+            steps[name].append(took / count)
+    for name, target in ROTATIONS.items():
+        yield _whole_step(name, FUSED, passes, steps, target)
+    for name in ("hadamard", "eigenbasis"):
+        yield _whole_step(name, SOAP, passes, steps, "<= 1.00")
+    base = held_bytes(optimizers[FUSED])
+    for name in ("hadamard", "haar", SOAP):
+        size = held_bytes(optimizers[name])
+        label = name if name == SOAP else f"OrthoAdam, {name}"
+        target = "<= 1.05" if name == "hadamard" else ""
+        ratio = size / base
+        yield Ratio(f"{label}, bytes of state", FUSED, ratio, ratio, ratio, size, base, target)
 
 
 def held_bytes(optimizer: torch.optim.Optimizer) -> int:
     """Bytes of state and, for OrthoAdam, of its rotations' tensors, each tensor counted once."""
-    tensors = [t for state in optimizer.state.values() for t in state.values()]
+    tensors = [t for state in optimizer.state.values() for t in _tensors(state)]
     if isinstance(optimizer, OrthoAdam):
         for rotation in optimizer.rotations():
-            for value in vars(rotation).values():
-                tensors += value if isinstance(value, tuple) else [value]
-    stores = {t.data_ptr(): t.untyped_storage().nbytes() for t in tensors if isinstance(t, Tensor)}
+            tensors += _tensors(vars(rotation))
+    stores = {t.data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     return sum(stores.values())
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--length", type=int, default=512)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--bf16", action="store_true", help="forward and backward under autocast")
-    parser.add_argument("--only", nargs="*", default=list(CONTENDERS), choices=list(CONTENDERS))
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    torch.manual_seed(0)
-    device = torch.device(arguments.device)
-    model = Model(8, 512, 1792, 8, 50277).to(device)
+def _tensors(value: object) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return [tensor for item in value for tensor in _tensors(item)]
+    return []
 
-    def wait() -> float:
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter()
 
-    optimizers: dict[str, torch.optim.Optimizer] = {
-        "adamw fused": torch.optim.AdamW(
-            decay_groups(model.named_parameters(), weight_decay=0.1), lr=1e-5, fused=True
-        )
+def _optimizers(named: list[tuple[str, torch.nn.Parameter]]) -> Contenders:
+    from pytorch_optimizer import SOAP as Soap
+
+    def groups() -> list[dict[str, object]]:
+        return decay_groups(named, weight_decay=0.1)
+
+    plain = [{**g, "params": [p for _, p in g["params"]]} for g in groups()]  # pyright: ignore[reportGeneralTypeIssues]
+    return {
+        FUSED: torch.optim.AdamW(groups(), lr=1e-5, fused=True),
+        SOAP: Soap(plain, lr=1e-5, precondition_frequency=PERIOD),
+        **{name: OrthoAdam(groups(), lr=1e-5, rotation=name) for name in ROTATIONS},
     }
-    for name in arguments.only:
-        rotation, kernel = CONTENDERS[name]
-        groups = decay_groups(model.named_parameters(), weight_decay=0.1)
-        optimizers[name] = OrthoAdam(groups, lr=1e-5, rotation=rotation, kernel=kernel)
-    passes: list[float] = []
-    steps: dict[str, list[float]] = {name: [] for name in optimizers}
-    for repeat in range(arguments.repeats + 1):
-        tokens = torch.randint(0, 50277, (arguments.batch, arguments.length + 1), device=device)
-        start = wait()
-        model.zero_grad()
-        with torch.autocast(device.type, torch.bfloat16, enabled=arguments.bf16):
-            logits = model(tokens[:, :-1])
-            loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-        loss.backward()
-        del logits
-        passes.append(wait() - start)
-        names = list(optimizers)
-        shift = repeat % len(names)
-        for name in names[shift:] + names[:shift]:
-            start = wait()
-            optimizers[name].step()
-            steps[name].append(wait() - start)
-    size = sum(p.numel() for p in model.parameters())
-    dtype = "bf16 autocast" if arguments.bf16 else "float32"
-    print(
-        f"{size / 1e6:.1f}M parameters, {arguments.batch} x {arguments.length} tokens, {dtype}, "
-        f"{device}, {arguments.threads} thread(s), torch {torch.__version__}, "
-        f"{arguments.repeats} repeats"
-    )
-    print(f"forward + backward {statistics.median(passes[1:]):.3f} s")
-    base = held_bytes(optimizers["adamw fused"])
-    for name, optimizer in optimizers.items():
-        ratios = [
-            (forward + mine) / (forward + theirs)
-            for forward, mine, theirs in zip(
-                passes[1:], steps[name][1:], steps["adamw fused"][1:], strict=True
-            )
-        ]
-        forward = min(passes[1:])
-        best = (forward + min(steps[name][1:])) / (forward + min(steps["adamw fused"][1:]))
-        print(
-            f"{name:18} step {statistics.median(steps[name][1:]):.3f} s (first "
-            f"{steps[name][0]:.2f}), whole step x{statistics.median(ratios):.4f} "
-            f"[{min(ratios):.4f}, {max(ratios):.4f}] best {best:.4f}, "
-            f"memory x{held_bytes(optimizer) / base:.4f}"
-        )
 
 
-if __name__ == "__main__":
-    main()
+def _backward(model: torch.nn.Module, tokens: Tensor, bfloat16: bool) -> None:
+    model.zero_grad()
+    with torch.autocast(tokens.device.type, torch.bfloat16, enabled=bfloat16):
+        loss = model(tokens)
+    loss.backward()
+
+
+def _step(optimizer: torch.optim.Optimizer, count: int) -> None:
+    for _ in range(count):
+        optimizer.step()
+
+
+def _time(run: Callable[[], object]) -> float:
+    synchronise()
+    began = time.perf_counter()
+    run()
+    synchronise()
+    return time.perf_counter() - began
+
+
+def _whole_step(
+    name: str, peer: str, passes: list[float], steps: Mapping[str, list[float]], target: str
+) -> Ratio:
+    ours = [a + b for a, b in zip(passes, steps[name], strict=True)]
+    theirs = [a + b for a, b in zip(passes, steps[peer], strict=True)]
+    found = [a / b for a, b in zip(ours, theirs, strict=True)]
+    low, _, high = statistics.quantiles(found, n=4)
+    return Ratio(
+        f"OrthoAdam, {name}, whole step", peer, statistics.median(found), low, high,
+        statistics.median(ours), statistics.median(theirs), target,
+    )  # fmt: skip

@@ -64,13 +64,14 @@ def compare(
 
 
 def _time(run: Callable[[], object]) -> float:
-    _synchronise()
+    synchronise()
     began = time.perf_counter()
     run()
-    _synchronise()
+    synchronise()
     return time.perf_counter() - began
 
 
-def _synchronise() -> None:
+def synchronise() -> None:
+    """Wait until a GPU has done what it was given."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()

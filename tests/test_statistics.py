@@ -19,6 +19,7 @@ def test_mean_and_error() -> None:
     mean, error = mean_and_error([4.0])
     assert mean == 4.0
     assert math.isnan(error)
+    assert mean_and_error([3.735836] * 3) == (3.735836, 0.0)
 
 
 def test_ratio_of_equal_clusters_is_the_mean() -> None:

@@ -2,13 +2,16 @@
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import transformers
 from rich.table import Table as Grid
 
 from wakeful.data.sources import read_documents
+from wakeful.distributed import joined
 from wakeful.errors import WakefulError
 from wakeful.hf.pretrained import load
 from wakeful.probes.diagnose import Diagnosis, diagnose, sequences_of, tidy
@@ -16,8 +19,8 @@ from wakeful.report.charts import save_chart
 from wakeful.report.diagnosis import findings, summary
 from wakeful.report.diagnosis_charts import layer_charts, rank_strips, spectra, top_importance
 from wakeful.report.diagnosis_page import write_diagnosis
-from wakeful.run import Run, environment
-from wakeful.train.progress import Display
+from wakeful.run import Run, environment, machine_line
+from wakeful.train.progress import Display, Silent
 from wakeful.train.setup import DTYPES, choose_device
 
 _CHARACTERS_A_TOKEN = 64
@@ -48,67 +51,101 @@ def run_diagnosis(
     """Diagnose models one after another and write `out`, which must not exist.
 
     `out` gets diagnosis.parquet (tidy rows of all models), summary.json and report.html. Nothing
-    is written before all models are measured, and nothing stays if writing fails.
+    is written before all models are measured, and nothing stays if writing fails. Of several
+    processes each looks at its share of the sequences; the first writes.
     """
     run = Run(out)
-    run.refuse_existing()
-    if num_sequences < 1:
-        raise WakefulError(f"num_sequences = {num_sequences}: at least one is needed")
     transformers.logging.disable_progress_bar()
-    place = choose_device(device)
     source = text or data
-    words = beginning_of(source, length * num_sequences)
-    diagnoses: list[Diagnosis] = []
-    for name in models:
-        show.note(f"loading {name}")
-        loaded = load(name, device=place, dtype=DTYPES[dtype], trust_remote_code=trust_remote_code)
-        if loaded.name in {diagnosis.name for diagnosis in diagnoses}:
-            raise WakefulError(f"two models are called {loaded.name!r}; rename one")
-        sequences = sequences_of(loaded, words, length=length, num_sequences=num_sequences, bos=bos)
-        diagnoses.append(
-            diagnose(
-                loaded,
-                sequences,
-                tau=tau,
-                lazy_rank=lazy_rank,
-                rank_tokens=rank_tokens,
-                rank_seconds=rank_seconds,
-                picture_layers=layers,
-                picture_heads=heads,
-                progress=lambda done, name=loaded.name: show.note(
-                    f"{name}: sequence {done} of {num_sequences}"
-                ),
+    with joined() as world:
+        show = show if world.first else Silent()
+        if world.first:
+            run.refuse_existing()
+        if num_sequences < 1:
+            raise WakefulError(f"num_sequences = {num_sequences}: at least one is needed")
+        place = choose_device(device, world)
+        words = world.leader_first(lambda: beginning_of(source, length * num_sequences))
+        diagnoses: list[Diagnosis] = []
+        for name in models:
+            show.note(f"loading {name}")
+            loaded = world.leader_first(
+                lambda name=name: load(
+                    name, device=place, dtype=DTYPES[dtype], trust_remote_code=trust_remote_code
+                )
             )
-        )
-        del loaded
+            if loaded.name in {diagnosis.name for diagnosis in diagnoses}:
+                raise WakefulError(f"two models are called {loaded.name!r}; rename one")
+            sequences = sequences_of(
+                loaded, words, length=length, num_sequences=num_sequences, bos=bos
+            )
+            world.check_same(
+                [loaded.name, sequences],
+                f"the processes read different text for {loaded.name}: give each machine the same "
+                "text and the same model",
+            )
+            diagnoses.append(
+                diagnose(
+                    loaded,
+                    sequences,
+                    tau=tau,
+                    lazy_rank=lazy_rank,
+                    rank_tokens=rank_tokens,
+                    rank_seconds=rank_seconds,
+                    picture_layers=layers,
+                    picture_heads=heads,
+                    progress=partial(_tell, show, loaded.name, num_sequences),
+                    world=world,
+                )
+            )
+            del loaded
 
-    machine = environment(place)
-    method = {
-        "Models": ", ".join(f"{d.name} ({d.architecture})" for d in diagnoses),
-        "Text": f"{source}, {num_sequences} sequences of {length} tokens from its beginning",
-        "BOS": "before every sequence" if bos else "none",
-        "Arithmetic": f"model in {dtype}, metrics in float32 or better",
-        "Rank": f"τ = {tau:g}, mean over sequences, then the largest over heads; lazy at or under "
-        f"{lazy_rank:g}; exact up to {rank_tokens} tokens and {rank_seconds:g} s",
-        "Entropy": "heads averaged first (the official code's); low is concentrated",
-        "Kurtosis": "not excess (a Gaussian has 3), over channels, of block outputs before the "
-        "final norm",
-        "First-token share": "row 0, which sees only key 0, left out unless a title says so",
-        "Machine": f"{machine['device_name']}, {machine['threads']} threads; torch "
-        f"{machine['torch']}, Transformers {machine['transformers']}, wakeful {machine['wakeful']}",
-    }
+        machine = environment(place, world.size)
+        method = {
+            "Models": ", ".join(f"{d.name} ({d.architecture})" for d in diagnoses),
+            "Text": f"{source}, {num_sequences} sequences of {length} tokens from its beginning",
+            "BOS": "before every sequence" if bos else "none",
+            "Arithmetic": f"model in {dtype}, metrics in float32 or better",
+            "Rank": f"τ = {tau:g}, mean over sequences, then the largest over heads; lazy at or "
+            f"under {lazy_rank:g}; exact up to {rank_tokens} tokens and {rank_seconds:g} s"
+            + ("" if world.size == 1 else " a process"),
+            "Entropy": "heads averaged first (the official code's); low is concentrated",
+            "Kurtosis": "not excess (a Gaussian has 3), over channels, of block outputs before the "
+            "final norm",
+            "First-token share": "row 0, which sees only key 0, left out unless a title says so",
+            "Machine": machine_line(machine),
+        }
+        if world.first:
+            _write(diagnoses, out, models, method, machine, figures)
+    return run, _grid(diagnoses)
+
+
+def _write(
+    diagnoses: Sequence[Diagnosis],
+    out: Path,
+    models: Sequence[str],
+    method: Mapping[str, str],
+    machine: Mapping[str, Any],
+    figures: Sequence[str],
+) -> None:
     title = "Diagnosis of " + ", ".join(diagnosis.name for diagnosis in diagnoses)
     with Run.create(out, "diagnose", {"models": list(models), "status": "done"}) as new:
         new.write_json("environment.json", machine)
         new.write_frame("diagnosis.parquet", tidy(diagnoses))
         new.write_json(
             "summary.json",
-            {"models": [json.loads(json.dumps(summary(d))) for d in diagnoses], "method": method},
+            {
+                "models": [json.loads(json.dumps(summary(d))) for d in diagnoses],
+                "method": dict(method),
+            },
         )
         write_diagnosis(diagnoses, new.path / "report.html", title=title, method=method)
         if figures:
             _save_figures(diagnoses, new.path / "figures", figures)
-    return run, _grid(diagnoses)
+
+
+def _tell(show: Display, name: str, num_sequences: int, done: int, total: int) -> None:
+    others = "" if total == num_sequences else f", the first process's share of {num_sequences}"
+    show.note(f"{name}: sequence {done} of {total}{others}")
 
 
 def beginning_of(source: str, num_tokens: int) -> str:

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table as Grid
 
 from wakeful.data.sources import read_documents
+from wakeful.distributed import World, joined
 from wakeful.errors import WakefulError
 from wakeful.evaluation.examples import Choice, Completion, read_choices, read_lambada
 from wakeful.evaluation.likelihood import check_causal
@@ -23,7 +24,7 @@ from wakeful.hf.pretrained import Loaded, load
 from wakeful.report.evaluation import shown, write_evaluation
 from wakeful.report.evaluation_summary import method_of, summary
 from wakeful.run import Run, environment
-from wakeful.train.progress import Display
+from wakeful.train.progress import Display, Silent
 from wakeful.train.setup import DTYPES, choose_device
 
 if TYPE_CHECKING:
@@ -58,37 +59,46 @@ def run_evaluation(
     """Evaluate models one after another and write `out`, which must not exist.
 
     `out` gets evaluation.parquet (a row for each example, metric and model), summary.json and
-    report.html. Nothing is written before all models are measured.
+    report.html. Nothing is written before all models are measured. Of several processes each takes
+    its share of the windows and examples; the first writes.
     """
     run = Run(out)
-    run.refuse_existing()
-    if batch_size < 1:
-        raise WakefulError(f"batch_size = {batch_size}: at least one is needed")
-    place = choose_device(device)
     transformers.logging.disable_progress_bar()
-    material = _read(measures, show)
-    scores: list[Score] = []
-    names: dict[str, str] = {}
-    for source in models:
-        show.note(f"loading {source}")
-        loaded = load(
-            source, device=place, dtype=DTYPES[dtype], trust_remote_code=trust_remote_code
-        )
-        if loaded.name in names:
-            raise WakefulError(f"two models are called {loaded.name!r}; rename one")
-        names[loaded.name] = loaded.architecture
-        scores += _measure(loaded, measures, material, show, bos=bos, batch_size=batch_size)
-        del loaded
+    with joined() as world:
+        show = show if world.first else Silent()
+        if world.first:
+            run.refuse_existing()
+        if batch_size < 1:
+            raise WakefulError(f"batch_size = {batch_size}: at least one is needed")
+        place = choose_device(device, world)
+        material = world.leader_first(lambda: _read(measures, show))
+        scores: list[Score] = []
+        names: dict[str, str] = {}
+        for source in models:
+            show.note(f"loading {source}")
+            loaded = world.leader_first(
+                lambda source=source: load(
+                    source, device=place, dtype=DTYPES[dtype], trust_remote_code=trust_remote_code
+                )
+            )
+            if loaded.name in names:
+                raise WakefulError(f"two models are called {loaded.name!r}; rename one")
+            names[loaded.name] = loaded.architecture
+            scores += _measure(
+                loaded, measures, material, show, world, bos=bos, batch_size=batch_size
+            )
+            del loaded
 
-    machine = environment(place)
-    method = method_of(names, scores, measures, machine, bos=bos, dtype=dtype)
-    with Run.create(out, "evaluate", {"models": list(models)}) as part:
-        part.write_json("environment.json", machine)
-        part.write_frame("evaluation.parquet", tidy(scores))
-        part.write_json("summary.json", summary(names, scores, method))
-        title = "Evaluation of " + ", ".join(names)
-        write_evaluation(scores, part.path / "report.html", title=title, method=method)
-    run.set_status("done")
+        machine = environment(place, world.size)
+        if world.first:
+            method = method_of(names, scores, measures, machine, bos=bos, dtype=dtype)
+            with Run.create(out, "evaluate", {"models": list(models)}) as part:
+                part.write_json("environment.json", machine)
+                part.write_frame("evaluation.parquet", tidy(scores))
+                part.write_json("summary.json", summary(names, scores, method))
+                title = "Evaluation of " + ", ".join(names)
+                write_evaluation(scores, part.path / "report.html", title=title, method=method)
+            run.set_status("done")
     return run, _grid(scores)
 
 
@@ -135,6 +145,7 @@ def _measure(
     measures: Measures,
     material: _Material,
     show: Display,
+    world: World,
     *,
     bos: bool,
     batch_size: int,
@@ -153,9 +164,11 @@ def _measure(
             bos=bos,
             batch_size=batch_size,
             progress=_every(show, f"{loaded.name}: window"),
+            world=world,
         )
     if material.tasks:
         from wakeful.evaluation.adapter import asked  # noqa: PLC0415 - they need lm-eval
+        from wakeful.evaluation.dealt import Dealt  # noqa: PLC0415
         from wakeful.evaluation.harness import run_tasks  # noqa: PLC0415
 
         model = asked(
@@ -164,6 +177,8 @@ def _measure(
             batch_size=batch_size,
             progress=_every(show, f"{loaded.name}: question"),
         )
+        if world.size > 1:
+            model = Dealt(loaded.name, model, world)
         scores += run_tasks(loaded.name, model, material.tasks, limit=measures.limit)
     return scores
 

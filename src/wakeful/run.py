@@ -352,6 +352,17 @@ def environment(device: torch.device, processes: int = 1) -> dict[str, Any]:
     }
 
 
+def machine_line(machine: Mapping[str, Any]) -> str:
+    """Return what a page says of an `environment`."""
+    processes = machine["processes"]
+    return (
+        f"{machine['device_name']}, "
+        + ("" if processes == 1 else f"{processes} processes of ")
+        + f"{machine['threads']} threads; torch {machine['torch']}, Transformers "
+        f"{machine['transformers']}, wakeful {machine['wakeful']}"
+    )
+
+
 def _processor_name() -> str:
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():

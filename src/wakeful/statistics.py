@@ -12,10 +12,12 @@ Estimate = tuple[float, float]
 def mean_and_error(values: ArrayLike) -> Estimate:
     """Return the mean and s / √n, with s the standard deviation of the n values (n − 1)."""
     array = np.asarray(values, dtype=np.float64)
-    mean = float(array.mean())
+    # From the first value on: values that are equal have their mean and no error, to the bit.
+    apart = array - array[0]
+    mean = float(array[0] + apart.mean())
     if array.size < 2:
         return mean, math.nan
-    return mean, float(array.std(ddof=1) / math.sqrt(array.size))
+    return mean, float(apart.std(ddof=1) / math.sqrt(array.size))
 
 
 def ratio_and_error(totals: ArrayLike, counts: ArrayLike) -> Estimate:

@@ -1,54 +1,19 @@
-"""Prepared tokens: what is written, what is split, what is reused and what is refused."""
+"""Documents become tokens, once and the same every time."""
 
-import json
 import os
-import resource
-import shutil
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from wakeful.data import PreparedData, TokenFile, Tokenizer, cache, prepare, prepared, preparing
-from wakeful.data.document import Document
-from wakeful.data.split import split_by_hash
-from wakeful.data.spool import Spool
+from data.preparations import (
+    TEXTS,
+    failure,
+    left_over,
+    texts_of,
+    write,
+)
+from wakeful.data import TokenFile, Tokenizer, cache, prepare, prepared
 from wakeful.data.tokens import token_dtype
-from wakeful.errors import WakefulError
-
-TEXTS = [f"document {number}: {'word ' * (number % 7 + 1)}\n日本" for number in range(60)]
-
-
-@pytest.fixture
-def source(tmp_path):
-    path = tmp_path / "source.jsonl"
-    write(path, TEXTS)
-    return str(path)
-
-
-def write(path, texts):
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-
-
-def failure(*arguments, **options):
-    with pytest.raises(WakefulError) as caught:
-        prepare(*arguments, **({"vocab_size": 300} | options))
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def texts_of(data, split):
-    token_file, tokenizer = data.split(split), data.tokenizer
-    ends = [*token_file.documents[1:], token_file.num_tokens]
-    rows = [token_file.tokens[a:b] for a, b in zip(token_file.documents, ends, strict=True)]
-    assert all(row[-1] == token_file.end_of_text for row in rows)
-    return [tokenizer.decode(row[:-1], special=True) for row in rows]
-
-
-def left_over(folder):
-    return [path.name for path in folder.iterdir() if "partial" in path.name]
 
 
 def test_every_document_is_there_once_and_followed_by_its_end(source, tmp_path):
@@ -124,86 +89,6 @@ def test_wide_ids_on_disk(source, tmp_path):
     assert sorted(texts_of(data, "train") + texts_of(data, "validation")) == sorted(TEXTS)
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    texts=st.lists(st.text(st.sampled_from("abcd"), min_size=1, max_size=2), min_size=2),
-    fraction=st.floats(0.001, 0.999),
-    seed=st.integers(0, 2**64),
-)
-def test_no_text_is_on_both_sides(tmp_path_factory, texts, fraction, seed):
-    folder = tmp_path_factory.mktemp("spool")
-    spool = Spool(folder / "source")
-    spool.fill(Document("name", text) for text in texts)
-    if len(set(texts)) == 1:
-        with pytest.raises(WakefulError, match="the same text"):
-            split_by_hash(spool, fraction=fraction, seed=seed, scratch=folder / "parts")
-        return
-    split = split_by_hash(spool, fraction=fraction, seed=seed, scratch=folder / "parts")
-    sides = [
-        [d.text for d in side.spool.read(side.wanted)] for side in (split.train, split.validation)
-    ]
-    assert all(sides)
-    assert not set(sides[0]) & set(sides[1])
-    assert sorted(sides[0] + sides[1]) == sorted(texts)
-
-
-def test_a_text_keeps_its_side_when_others_come(tmp_path):
-    for name, texts in [("few", TEXTS), ("more", [*TEXTS, *(f"new {n}" for n in range(60))])]:
-        write(tmp_path / f"{name}.jsonl", texts)
-    few, more = (
-        prepare(str(tmp_path / f"{name}.jsonl"), tmp_path / name, vocab_size=260, seed=3)
-        for name in ("few", "more")
-    )
-    assert set(texts_of(few, "train")) <= set(texts_of(more, "train"))
-    assert set(texts_of(few, "validation")) <= set(texts_of(more, "validation"))
-
-
-def test_one_document_is_cut_near_its_end(tmp_path):
-    text = "".join(f"line {number}\n" for number in range(1000))
-    (tmp_path / "a.txt").write_text(text)
-    data = prepare(str(tmp_path / "a.txt"), tmp_path / "d", vocab_size=300, validation_fraction=0.1)
-    (train,), (validation,) = texts_of(data, "train"), texts_of(data, "validation")
-    assert train + validation == text
-    assert train.endswith("\n")
-    assert 0.09 < len(validation) / len(text) < 0.12
-    (tmp_path / "b.txt").write_text("x")
-    assert "too short" in failure(str(tmp_path / "b.txt"), tmp_path / "e")
-
-
-def test_validation_that_overlaps_training_is_refused(source, tmp_path):
-    write(tmp_path / "v.jsonl", ["new", TEXTS[7]])
-    message = failure(source, tmp_path / "d", validation_source=str(tmp_path / "v.jsonl"))
-    assert "validation overlaps training: 'v.jsonl:2'" in message
-    assert "'source.jsonl:8'" in message
-    assert not (tmp_path / "d").exists()
-    assert not left_over(tmp_path)
-
-
-def test_overlap_is_seen_where_the_training_text_was_cut(tmp_path):
-    write(tmp_path / "t.jsonl", ["a" * 100])
-    write(tmp_path / "v.jsonl", ["a" * 100])
-    assert "overlaps" in failure(
-        str(tmp_path / "t.jsonl"),
-        tmp_path / "d",
-        validation_source=str(tmp_path / "v.jsonl"),
-        max_bytes=50,
-    )
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.lists(st.text(st.sampled_from("aé日😀"), min_size=1), min_size=1), st.integers(1, 60))
-def test_max_bytes_takes_the_beginning_and_cuts_no_character(tmp_path_factory, texts, max_bytes):
-    spool = Spool(tmp_path_factory.mktemp("spool") / "source")
-    documents = (Document(str(number), text) for number, text in enumerate(texts))
-    spool.fill(documents, max_bytes=max_bytes)
-    taken = [d.text for d in spool.read(np.ones(len(spool), bool))]
-    whole = "".join(texts)
-    assert whole.startswith("".join(taken))
-    assert spool.num_bytes == len("".join(taken).encode()) == spool.lengths.sum()
-    assert min(max_bytes, len(whole.encode())) - 3 <= spool.num_bytes <= max_bytes
-    assert all(text == whole_text for text, whole_text in zip(taken[:-1], texts, strict=False))
-
-
 def test_the_same_is_taken_from_disk(source, tmp_path, monkeypatch):
     first = prepare(source, tmp_path / "d", vocab_size=300)
     with monkeypatch.context() as patch:
@@ -214,36 +99,6 @@ def test_the_same_is_taken_from_disk(source, tmp_path, monkeypatch):
     write(tmp_path / "source.jsonl", TEXTS[1:])
     assert "another state of the source" in failure(source, tmp_path / "d")
     assert "another vocab_size and seed" in failure(source, tmp_path / "d", vocab_size=301, seed=9)
-    assert not left_over(tmp_path)
-
-
-def test_a_folder_that_is_not_ours_is_left_alone(source, tmp_path):
-    folder = tmp_path / "d"
-    folder.mkdir()
-    (folder / "letter.txt").write_text("dear")
-    assert "is no prepared data" in failure(source, folder)
-    assert "is no prepared data" in failure(source, source)
-    assert (folder / "letter.txt").read_text() == "dear"
-    (folder / "letter.txt").unlink()
-    assert prepare(source, folder, vocab_size=300).train.num_tokens  # an empty folder is free
-
-
-def test_a_folder_inside_its_source_is_refused(tmp_path):
-    (tmp_path / "a.txt").write_text("text")
-    assert "inside its source" in failure(str(tmp_path), tmp_path / "data")
-
-
-def test_two_at_once(source, tmp_path, monkeypatch):
-    """Another process moves the same data in while ours is being built."""
-    other = prepare(source, tmp_path / "other", vocab_size=300)
-    move_in = preparing.move_in
-
-    def late(building, folder, settings):
-        shutil.copytree(other.folder, folder)
-        move_in(building, folder, settings)
-
-    monkeypatch.setattr(preparing, "move_in", late)
-    assert prepare(source, tmp_path / "d", vocab_size=300).info == other.info
     assert not left_over(tmp_path)
 
 
@@ -271,50 +126,6 @@ def test_max_bytes_less_than_a_character(tmp_path):
     assert "max_bytes is 2" in failure(str(tmp_path / "a.jsonl"), tmp_path / "d", max_bytes=2)
 
 
-@contextmanager
-def files_no_longer_than(num_bytes):
-    """A limit of the system's own, which makes writing fail as a full disk does."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-@pytest.mark.parametrize("num_bytes", [1000, 8000])  # too few for the text, for the tokens
-def test_a_full_disk_leaves_nothing(tmp_path, num_bytes):
-    write(tmp_path / "a.jsonl", [f"{n} {'é' * 60}" for n in range(40)])
-    tokenizer = Tokenizer.train(["x"] * 9, 257)
-    with files_no_longer_than(num_bytes):
-        message = failure(
-            str(tmp_path / "a.jsonl"), tmp_path / "x" / "d", vocab_size=None, tokenizer=tokenizer
-        )
-    assert "free some space" in message
-    assert not list((tmp_path / "x").iterdir())
-    assert prepare(str(tmp_path / "a.jsonl"), tmp_path / "x" / "d", tokenizer=tokenizer)
-
-
-def test_a_full_disk_late_leaves_nothing(source, tmp_path, monkeypatch):
-    def full(self, path):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Tokenizer, "save", full)
-    assert "No space left on device" in failure(source, tmp_path / "d")
-    assert not left_over(tmp_path)
-    assert not (tmp_path / "d").exists()
-
-
-def test_an_interrupt_leaves_nothing(source, tmp_path):
-    def stop(stage, done, total):
-        if stage == "encoding":
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        prepare(source, tmp_path / "d", vocab_size=300, progress=stop)
-    assert not left_over(tmp_path)
-
-
 def test_progress_is_told(source, tmp_path):
     calls = []
     prepare(source, tmp_path / "d", vocab_size=300, progress=lambda *call: calls.append(call))
@@ -327,67 +138,6 @@ def test_progress_is_told(source, tmp_path):
     total = sum(len(text.encode()) for text in TEXTS)
     assert ("reading", total, total) in calls
     assert all(bound is None or done <= bound for _, done, bound in calls)
-
-
-@pytest.mark.parametrize("name", ["train.tokens", "validation.documents.npy", "data.json"])
-@pytest.mark.parametrize("change", ["cut", "empty", "gone"])
-def test_a_damaged_folder_is_noticed(source, tmp_path, name, change):
-    folder = prepare(source, tmp_path / "d", vocab_size=300).folder
-    path = folder / name
-    data = path.read_bytes()
-    if change == "gone":
-        path.unlink()
-    else:
-        path.write_bytes(data[:-3] if change == "cut" else b"")
-    with pytest.raises(WakefulError, match="prepare") as caught:
-        TokenFile.open(folder)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["train.tokens", "validation.documents.npy", "tokenizer.json"])
-def test_a_changed_byte_is_found_by_verify(source, tmp_path, name):
-    folder = prepare(source, tmp_path / "d", vocab_size=300).folder
-    PreparedData.open(folder, verify=True)
-    data = bytearray((folder / name).read_bytes())
-    data[-8] ^= 1
-    (folder / name).write_bytes(data)
-    with pytest.raises(WakefulError, match="SHA-256"):
-        PreparedData.open(folder, verify=True)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"version": 99},
-        {"format": "other"},
-        {"dtype": "object"},
-        {"dtype": ["uint16"]},
-        {"splits": {}},
-        {"splits": {"train": {"tokens": -1}, "validation": {}}},
-        {"tokenizer": {"vocab_size": True}},
-        {"corpora_sha256": []},
-    ],
-)
-def test_a_description_that_does_not_hold(source, tmp_path, change):
-    folder = prepare(source, tmp_path / "d", vocab_size=300).folder
-    info = json.loads((folder / "data.json").read_text()) | change
-    (folder / "data.json").write_text(json.dumps(info))
-    with pytest.raises(WakefulError):
-        PreparedData.open(folder)
-
-
-def test_pickles_are_never_opened(source, tmp_path):
-    folder = prepare(source, tmp_path / "d", vocab_size=300).folder
-    np.save(folder / "train.documents.npy", np.array([{}], object), allow_pickle=True)
-    with pytest.raises(WakefulError, match="damaged"):
-        PreparedData.open(folder)
-
-
-@pytest.mark.usefixtures("as_users_run_it")
-def test_no_such_split(source, tmp_path):
-    folder = prepare(source, tmp_path / "d", vocab_size=300).folder
-    with pytest.raises(WakefulError, match="no split 'test'"):
-        TokenFile.open(folder, "test")
 
 
 def test_where_the_cache_is(monkeypatch, tmp_path):

@@ -1,17 +1,26 @@
 """The kernels against the written-out definition: outputs, every gradient, masks and memory."""
 
 import math
-from typing import NamedTuple
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
+from model.attention import (
+    CASES,
+    SINKS,
+    B,
+    Case,
+    d,
+    definition,
+    heads,
+    keep_of,
+    plain_keep,
+    sink_of,
+)
 from wakeful.errors import WakefulError
 from wakeful.model import attend as attend_module
 from wakeful.model.attend import (
@@ -21,105 +30,6 @@ from wakeful.model.attend import (
     sink_attention,
     sink_attention_backward,
 )
-
-
-class Case(NamedTuple):
-    """L queries at the end of S keys, H query heads on G key heads; what masks them."""
-
-    L: int
-    S: int
-    H: int = 4
-    G: int = 4
-    prefix: int = 0
-    mask: str = "causal"
-
-
-CASES = {
-    "one token": Case(1, 1),
-    "odd": Case(7, 7),
-    "grouped": Case(13, 13, 4, 2),
-    "one key head": Case(9, 9, 4, 1),
-    "past one block of the kernel": Case(67, 67, 2, 1),
-    "decoding": Case(1, 11, 4, 2),
-    "a chunk after a prompt": Case(5, 11, 4, 2),
-    "prefix": Case(11, 11, 4, 2, prefix=4),
-    "prefix as long as the text": Case(5, 5, prefix=5),
-    "prefix longer than the text": Case(5, 5, prefix=9),
-    "prefix of one": Case(5, 5, prefix=1),
-    "a chunk after a prefix": Case(3, 11, 4, 2, prefix=4),
-    "padding": Case(9, 9, 4, 2, mask="padding"),
-    "padding and a chunk": Case(4, 9, 4, 1, mask="padding"),
-    "blind rows": Case(9, 9, 4, 2, mask="blind"),
-    "nobody sees anything": Case(3, 5, 2, 2, mask="nothing"),
-    "any pairs": Case(8, 5, 2, 1, mask="random"),
-    "one mask for all": Case(6, 6, 2, 2, mask="shared"),
-}
-SINKS = ["softmax", "softmax1", "learned"]
-B, d = 2, 8
-
-
-def heads(case: Case, *, dtype=torch.float64, size: float = 1.0, seed: int = 0, device="cpu"):
-    generator = torch.Generator().manual_seed(seed)
-
-    def drawn(*shape: int) -> Tensor:
-        values = torch.randn(*shape, generator=generator, dtype=torch.float64) * size
-        return values.to(device=device, dtype=dtype).requires_grad_()
-
-    q, k, v = drawn(B, case.L, case.H, d), drawn(B, case.S, case.G, d), drawn(B, case.S, case.G, d)
-    return q, k, v, drawn(case.H)
-
-
-def sink_of(name: str, drawn: Tensor) -> Tensor | None:
-    return {"softmax": None, "softmax1": torch.zeros_like(drawn), "learned": drawn}[name]
-
-
-def keep_of(case: Case) -> Tensor | None:
-    """Return the mask that the call is given, None where causality says it all."""
-    L, S = case.L, case.S
-    seen = torch.arange(S) <= torch.arange(S - L, S)[:, None]
-    real = torch.arange(S) >= torch.tensor([[0], [3]])  # the second text has three tokens less
-    generator = torch.Generator().manual_seed(9)
-    match case.mask:
-        case "padding":
-            return seen & real[:, None]
-        case "blind":
-            return seen & (torch.arange(L) % 3 != 1)[:, None].expand(B, L, S)
-        case "nothing":
-            return torch.zeros(B, L, S, dtype=torch.bool)
-        case "random":
-            return torch.rand(B, L, S, generator=generator) < 0.4
-        case "shared":
-            return (torch.rand(1, L, S, generator=generator) < 0.5) & seen
-    return None
-
-
-def plain_keep(case: Case) -> Tensor:
-    """Return who sees whom, pair by pair."""
-    given = keep_of(case)
-    if given is not None:
-        return given.expand(B, -1, -1)
-    seen = torch.zeros(case.L, case.S, dtype=torch.bool)
-    for row in range(case.L):
-        place = case.S - case.L + row
-        for key in range(case.S):
-            seen[row, key] = key <= place or (place < case.prefix and key < case.prefix)
-    return seen.expand(B, -1, -1)
-
-
-def definition(q, k, v, sink, keep, scale) -> Tensor:
-    """Return Σ_j p_j v_j, p_j = e^{x_j} / (e^s + Σ e^x), head by head; zero for a blind query."""
-    out = []
-    for head in range(q.shape[2]):
-        group = head * k.shape[2] // q.shape[2]
-        x = scale * q[:, :, head] @ k[:, :, group].transpose(1, 2)
-        top = x.detach().masked_fill(~keep, -math.inf).amax(-1, keepdim=True)
-        top = top.clamp_min(-1e300) if sink is None else torch.maximum(top, sink[head].detach())
-        e = torch.where(keep, torch.exp(torch.where(keep, x, 0) - torch.where(keep, top, 0)), 0)
-        total = e.sum(-1, keepdim=True)
-        if sink is not None:
-            total = total + torch.exp(sink[head] - top)
-        out.append(torch.where(total > 0, e / torch.where(total > 0, total, 1), 0) @ v[:, :, group])
-    return torch.stack(out, dim=2)
 
 
 def compare(case: Case, kind: str, *, scale: float = 0.3, size: float = 1.0, atol: float = 1e-10):
@@ -410,131 +320,3 @@ def test_what_no_kernel_can_do_is_refused():
     )
     with pytest.raises(WakefulError, match=r"float64 on cuda.*float64 runs on the CPU"):
         attend_module._stock_kernels(fake, fake, None)
-
-
-# ------------------------------------------------------------------------- on a GPU
-
-GPU_CASES = [
-    "one token", "odd", "grouped", "one key head", "past one block of the kernel", "decoding",
-    "a chunk after a prompt", "prefix", "padding", "blind rows", "one mask for all",
-]  # fmt: skip
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("kind", SINKS)
-@pytest.mark.parametrize("name", GPU_CASES)
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"),
-    [
-        # TF32 stays off, so products are float32's; sums come in another order than on the CPU.
-        (torch.float32, 2e-5),
-        # As on the CPU: the inputs' own rounding, 0.1 % and 0.4 %.
-        (torch.float16, 0.01),
-        (torch.bfloat16, 0.06),
-    ],
-)
-def test_on_a_gpu_outputs_and_gradients_are_the_definition(name, kind, dtype, tolerance):
-    case = CASES[name]
-    exact = heads(case)
-    rough = [x.detach().to("cuda", dtype).requires_grad_() for x in exact]
-    keep = keep_of(case)
-    keep = None if keep is None else keep.cuda()
-    sink = sink_of(kind, rough[3])
-    out = attend(*rough[:3], scale=0.3, sink=sink, prefix=case.prefix, keep=keep)
-    expected = definition(*exact[:3], sink_of(kind, exact[3]), plain_keep(case), 0.3)
-    inputs = range(4 if kind == "learned" else 3)
-    upstream = torch.randn_like(expected)
-    found = torch.autograd.grad(out, [rough[i] for i in inputs], upstream.to("cuda", dtype))
-    wanted = torch.autograd.grad(expected, [exact[i] for i in inputs], upstream)
-    for got, want in zip((out, *found), (expected, *wanted), strict=True):
-        assert got.dtype == dtype
-        assert got.isfinite().all()
-        error = (got.double().cpu() - want).abs().max()
-        assert error < tolerance * max(1.0, want.abs().max().item())
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_on_a_gpu_the_operator_keeps_its_promises(dtype, masked):
-    case = Case(7, 7, 4, 2, mask="padding" if masked else "causal")
-    q, k, v, sink = heads(case, dtype=dtype, device="cuda")
-    keep = keep_of(case)
-    keep = None if keep is None else keep.cuda()
-    torch.library.opcheck(
-        sink_attention,
-        (q, k, v, sink, keep, not masked, 0.3),
-        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
-    )
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_the_fused_kernels_are_taken():
-    q = torch.empty(1, 4, 2, 64, device="cuda", dtype=torch.bfloat16)
-    wide = torch.empty(1, 4, 2, 320, device="cuda", dtype=torch.bfloat16)
-    odd = torch.empty(1, 4, 2, 12, device="cuda", dtype=torch.bfloat16)
-    keep = torch.ones(1, 4, 4, device="cuda", dtype=torch.bool)
-    kernels = attend_module._stock_kernels
-    assert kernels(q, q, None)[0] is attend_module._flash_forward
-    assert kernels(q, q, keep)[0] is attend_module._efficient_forward
-    assert kernels(q.float(), q.float(), None)[0] is attend_module._efficient_forward
-    assert kernels(wide, wide, None)[0] is attend_module._efficient_forward
-    assert kernels(odd, odd, None)[0] is attend_module._efficient_forward
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("masked", [False, True])
-def test_on_a_gpu_float64_is_refused(masked):
-    case = Case(5, 5, mask="padding" if masked else "causal")
-    q, k, v, sink = heads(case, device="cuda")
-    keep = keep_of(case)
-    keep = None if keep is None else keep.cuda()
-    with pytest.raises(WakefulError, match="float64 on cuda"):
-        attend(q, k, v, scale=0.3, sink=sink, keep=keep)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_on_a_gpu_memory_grows_with_the_length_and_not_its_square(dtype):
-    def peak(length: int) -> int:
-        q, k, v, sink = heads(Case(length, length, 4, 2), dtype=dtype, device="cuda")
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        attend(q, k, v, scale=0.3, sink=sink).sum().backward()
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - before
-
-    peak(2048)
-    assert peak(8192) < 5 * peak(2048)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("kind", ["softmax1", "learned"])
-def test_on_a_gpu_extreme_logits_are_stable(kind):
-    case = Case(67, 67, 2, 1)
-    for dtype in (torch.bfloat16, torch.float32):
-        q, k, v, drawn = (x.detach() for x in heads(case, dtype=dtype, device="cuda"))
-        q, k = q.sign().requires_grad_(), k.sign().requires_grad_()
-        sink = sink_of(kind, drawn)
-        out = attend(q, k, v, scale=1e4 / d, sink=sink)
-        assert out.isfinite().all()
-        assert all(grad.isfinite().all() for grad in torch.autograd.grad(out.sum(), (q, k)))
-        exact = [x.detach().double().cpu() for x in (q, k, v, sink)]
-        expected = definition(*exact[:3], exact[3], plain_keep(case), 1e4 / d)
-        # bfloat16's output rounds at 0.4 %, float32's logit of 1e4 at 1e-3.
-        torch.testing.assert_close(out.double().cpu(), expected, rtol=0.02, atol=0.02)
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_softmax_and_its_limit_agree():
-    """A sink of −∞ in the limit is the ordinary softmax of the same kernel."""
-    case = Case(67, 67, 4, 2)
-    q, k, v, drawn = heads(case, dtype=torch.bfloat16, device="cuda")
-    limit = attend(q, k, v, scale=0.3, sink=torch.full_like(drawn, -1e4))
-    plain = F.scaled_dot_product_attention(
-        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
-        is_causal=True, scale=0.3, enable_gqa=True,
-    ).transpose(1, 2)  # fmt: skip
-    # Two roundings to bfloat16 of outputs of size 1.
-    torch.testing.assert_close(limit.float(), plain.float(), rtol=0.01, atol=0.01)

@@ -74,3 +74,21 @@ def test_the_trainer_takes_the_steps_of_a_plain_loop(
     for (name, one), two in zip(trained.named_parameters(), by_hand.parameters(), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)
         assert not torch.equal(one, start[name]) or name.endswith("attn.c_attn.bias")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_the_trainer_resumes_it(tmp_path: Path) -> None:
+    trained = model("llama")
+    optimizer = OrthoAdam(trained.named_parameters(), lr=1e-2, rotation="hadamard")
+    arguments = Arguments(
+        output_dir=str(tmp_path), max_steps=4, report_to=[], use_cpu=True, save_steps=2
+    )
+    trainer = Trainer(trained, arguments, train_dataset=Rows(), optimizers=(optimizer, None))
+    trainer.train()
+    whole = {name: value.clone() for name, value in trained.state_dict().items()}
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    head = trained.get_output_embeddings().weight
+    assert float(optimizer.state[head]["step"]) == 4
+    for name, value in trained.state_dict().items():
+        assert torch.equal(value, whole[name])

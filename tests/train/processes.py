@@ -50,9 +50,9 @@ def ended(process: subprocess.Popen[str], *, timeout: float = 240) -> tuple[int,
     return process.returncode, out, errors
 
 
-def said(text: str) -> list[str]:
+def said(text: str, verb: str = "train") -> list[str]:
     """Return the lines that wakeful itself wrote as errors."""
-    return [line for line in text.splitlines() if line.startswith("wakeful train:")]
+    return [line for line in text.splitlines() if line.startswith(f"wakeful {verb}:")]
 
 
 def workers(process: subprocess.Popen[str]) -> dict[int, int]:
@@ -105,8 +105,8 @@ def bad_batch(step: int, rank: int) -> Iterator[None]:
     """Make the loss of one process NaN in one step."""
     import torch
 
+    from wakeful.distributed import started_as
     from wakeful.model.decoder import Decoder
-    from wakeful.train.distributed import started_as
 
     real, calls = Decoder.loss, []
 
@@ -130,8 +130,8 @@ def main(job: Path) -> None:
     rank)}; an error that all processes raise alike is written to OUT.error.
     """
     from wakeful.config import Config, config_from_table
+    from wakeful.distributed import joined
     from wakeful.errors import WakefulError
-    from wakeful.train.distributed import joined
     from wakeful.train.loop import Initial, train
     from wakeful.train.restore import restore
 

@@ -20,11 +20,11 @@ from train.test_loop import losses, stop_after, weights
 from wakeful.cli import main
 from wakeful.config import Config, Table, config_to_table, config_to_toml
 from wakeful.data.order import Batches
+from wakeful.distributed import World, started_as
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.run import Run
 from wakeful.train import checkpoint
-from wakeful.train.distributed import World, started_as
 from wakeful.train.loop import Initial, train
 from wakeful.train.parallel import check_shares
 from wakeful.train.restore import restore
@@ -350,7 +350,10 @@ def test_verbs_of_one_process_refuse_several(
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     assert main(["report", "nowhere"]) == 1
-    assert "only wakeful train takes several processes" in capsys.readouterr().err
+    assert (
+        "report takes one process (several are for train, diagnose, evaluate)"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.slow

@@ -11,14 +11,25 @@ from rich.markup import escape
 from rich.table import Table as Grid
 
 import wakeful
-from wakeful.cli.console import ERR, OUT
+from wakeful.cli.console import ERR, LET_IT_SPEAK, OUT, another_speaks
 from wakeful.errors import WakefulError
 
-VERBS = (
-    "demo", "train", "compare", "generate", "diagnose", "inherit", "evaluate", "quantize", "data",
-    "report", "export",
-)  # fmt: skip
-"""In the order a newcomer reads them; each is a file here with SUMMARY, its options and `run`."""
+VERBS = {
+    "demo": "Train four small twins, compare and diagnose them; diagnose SmolLM2.",
+    "train": "Train one model from a TOML file or a preset.",
+    "compare": "Train variants with several seeds; report paired differences.",
+    "generate": "Continue a prompt with a trained, pretrained or quantised model.",
+    "diagnose": "Measure where a model wastes its attention and channels.",
+    "inherit": "Turn a pretrained model into a smaller one that matches it.",
+    "evaluate": "Measure how well a model predicts: perplexity, LAMBADA, multiple choice.",
+    "quantize": "Quantise a model's linear layers; measure the damage; save it smaller.",
+    "data": "Prepare text as memory-mapped tokens.",
+    "report": "Write one offline HTML page about runs.",
+    "export": "Write a model as a folder that Transformers loads.",
+}
+"""In the order a newcomer reads them; each is a file here with its options and `run`."""
+SPREAD = ("train", "diagnose", "evaluate")
+"""Those that share their work out over the processes of torchrun."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,14 +69,14 @@ def verb_of(name: str) -> ModuleType:
 
 def _check_processes(verb: str) -> None:
     """End all but the first of several processes where the verb takes one."""
-    if os.environ.get("WORLD_SIZE", "1") == "1" or verb == "train":
+    if os.environ.get("WORLD_SIZE", "1") == "1" or verb in SPREAD:
         return
-    if os.environ.get("RANK", "0") != "0":
-        time.sleep(2.0)  # torchrun ends the first when another ends
+    if another_speaks():
+        time.sleep(LET_IT_SPEAK)
         sys.exit(1)
     raise WakefulError(
-        f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, and only wakeful train takes several "
-        "processes; start this without torchrun, or unset WORLD_SIZE"
+        f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, and {verb} takes one process (several are for "
+        f"{', '.join(SPREAD)}); start it without torchrun, or unset WORLD_SIZE"
     )
 
 
@@ -80,7 +91,7 @@ def _check_text(arguments: list[str]) -> None:
 def _overview() -> None:
     OUT.print(f"wakeful {wakeful.__version__}: {wakeful.__doc__}\n", highlight=False)
     grid = Grid.grid(padding=(0, 2))
-    for verb in VERBS:
-        grid.add_row(f"  wakeful {verb}", verb_of(verb).SUMMARY)
+    for verb, summary in VERBS.items():
+        grid.add_row(f"  wakeful {verb}", summary)
     OUT.print(grid)
     OUT.print("\nEach verb has --help.", highlight=False)

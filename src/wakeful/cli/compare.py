@@ -11,8 +11,6 @@ from wakeful.cli.parsing import leading, parse
 from wakeful.config import Config, config_from_table, read_table
 from wakeful.errors import WakefulError
 
-SUMMARY = "Train variants with several seeds; report paired differences."
-
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions:

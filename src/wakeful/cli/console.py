@@ -1,7 +1,8 @@
 """What the command line prints, and where."""
 
+import os
 import sys
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,16 @@ from wakeful.errors import WakefulError
 _WIDE = 120
 """Columns where the output is no terminal: a table loses nothing to a file."""
 
+LET_IT_SPEAK = 2.0
+"""Seconds before another process ends with an error: torchrun ends the first when one ends."""
+
 OUT = Console(soft_wrap=True, width=None if sys.stdout.isatty() else _WIDE)
 ERR = Console(stderr=True, soft_wrap=True)
+
+
+def another_speaks() -> bool:
+    """Whether this is not the first of several processes that torchrun has started."""
+    return os.environ.get("WORLD_SIZE", "1") != "1" and os.environ.get("RANK", "0") != "0"
 
 
 def tell(line: str) -> None:
@@ -29,11 +38,12 @@ def standard_input() -> str:
         raise WakefulError(f"standard input is not UTF-8: {error}") from None
 
 
-def display(name: str) -> AbstractContextManager[Any]:
-    """Show the progress of what is called `name`."""
+def display(name: str, *, speaks: bool = True) -> AbstractContextManager[Any]:
+    """Show the progress of what is called `name`; nothing where another process `speaks`."""
+    from wakeful.train.progress import Silent
     from wakeful.train.progress import display as progress_display
 
-    return progress_display(OUT, name)
+    return progress_display(OUT, name) if speaks else nullcontext(Silent())
 
 
 def write_page(folders: list[Path], page: Path, title: str) -> None:

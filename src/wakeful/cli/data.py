@@ -6,8 +6,6 @@ from wakeful.cli.console import display, tell
 from wakeful.cli.parsing import leading, parse
 from wakeful.errors import WakefulError
 
-SUMMARY = "Prepare text as memory-mapped tokens."
-
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareOptions:

@@ -8,8 +8,6 @@ from wakeful.cli.console import OUT, display, tell, write_page
 from wakeful.cli.parsing import parse
 from wakeful.config import config_from_table, read_table
 
-SUMMARY = "Train four small twins, compare and diagnose them; diagnose SmolLM2."
-
 
 @dataclass(frozen=True, kw_only=True)
 class DemoOptions:

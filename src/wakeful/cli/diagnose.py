@@ -9,8 +9,6 @@ from wakeful.cli.console import OUT, display, tell
 from wakeful.cli.parsing import leading, parse
 from wakeful.errors import WakefulError
 
-SUMMARY = "Measure where a model wastes its attention and channels."
-
 
 @dataclass(frozen=True, kw_only=True)
 class DiagnoseOptions:
@@ -52,6 +50,13 @@ class DiagnoseOptions:
 
 def run(arguments: list[str]) -> None:
     """MODEL... [options]: measure sinks, lazy layers, drained values and outliers."""
+    from wakeful.distributed import joined
+
+    with joined() as world:
+        _diagnose(arguments, speaks=world.first)
+
+
+def _diagnose(arguments: list[str], *, speaks: bool) -> None:
     from wakeful.diagnose import run_diagnosis
 
     models, rest = leading(arguments)
@@ -63,7 +68,8 @@ def run(arguments: list[str]) -> None:
         )
     settings = dataclasses.asdict(options)
     out = Path(settings.pop("out") or f"runs/diagnose-{Path(models[0]).name}")
-    with display("diagnose") as show:
+    with display("diagnose", speaks=speaks) as show:
         run, grid = run_diagnosis(models, out, show=show, **settings)
-    OUT.print(grid)
-    tell(f"report: {run.path / 'report.html'}")
+    if speaks:
+        OUT.print(grid)
+        tell(f"report: {run.path / 'report.html'}")

@@ -8,8 +8,6 @@ from wakeful.cli.console import OUT, display, tell
 from wakeful.cli.parsing import leading, parse
 from wakeful.errors import WakefulError
 
-SUMMARY = "Measure how well a model predicts: perplexity, LAMBADA, multiple choice."
-
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions:
@@ -52,6 +50,13 @@ class EvaluateOptions:
 
 def run(arguments: list[str]) -> None:
     """MODEL... [options]: measure perplexity and accuracy, side by side."""
+    from wakeful.distributed import joined
+
+    with joined() as world:
+        _evaluate(arguments, speaks=world.first)
+
+
+def _evaluate(arguments: list[str], *, speaks: bool) -> None:
     from wakeful.evaluate import Measures, run_evaluation
 
     models, rest = leading(arguments)
@@ -74,7 +79,7 @@ def run(arguments: list[str]) -> None:
         limit=options.limit,
     )
     out = Path(options.out or f"runs/evaluate-{Path(models[0]).name}")
-    with display("evaluate") as show:
+    with display("evaluate", speaks=speaks) as show:
         run, grid = run_evaluation(
             models,
             out,
@@ -86,5 +91,6 @@ def run(arguments: list[str]) -> None:
             dtype=options.dtype,
             trust_remote_code=options.trust_remote_code,
         )
-    OUT.print(grid)
-    tell(f"report: {run.path / 'report.html'}")
+    if speaks:
+        OUT.print(grid)
+        tell(f"report: {run.path / 'report.html'}")

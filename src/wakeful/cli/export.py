@@ -8,8 +8,6 @@ from wakeful.cli.console import tell
 from wakeful.cli.parsing import leading, parse
 from wakeful.errors import WakefulError
 
-SUMMARY = "Write a model as a folder that Transformers loads."
-
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:

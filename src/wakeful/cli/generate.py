@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     Begun = tuple[Tokenizer, Iterator[int]]
 
-SUMMARY = "Continue a prompt with a trained, pretrained or quantised model."
-
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateOptions:

@@ -12,8 +12,6 @@ from wakeful.cli.parsing import leading, parse
 from wakeful.errors import WakefulError
 from wakeful.growth.wishes import Wishes
 
-SUMMARY = "Turn a pretrained model into a smaller one that matches it."
-
 
 @dataclass(frozen=True, kw_only=True)
 class InheritOptions:

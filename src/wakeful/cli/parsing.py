@@ -3,12 +3,13 @@
 import contextlib
 import io
 import sys
+import time
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import tyro
 
+from wakeful.cli.console import LET_IT_SPEAK, another_speaks
 from wakeful.config import presets
 from wakeful.errors import WakefulError
 
@@ -25,8 +26,9 @@ def parse(kind: type, arguments: list[str], prog: str, default: Any) -> Any:
     extra = {} if default is None else {"default": default}
     read = partial(tyro.cli, kind, prog=f"wakeful {prog}", args=arguments, use_underscores=True)
     shown = io.StringIO()
+    silent = another_speaks()
     try:
-        with contextlib.redirect_stderr(shown):
+        with contextlib.redirect_stderr(shown), _without_output(silent):
             return read(description=_epilogue(prog), **extra)
     except SystemExit as ended:
         # Tyro frames what a part's own checks object to, and hides it behind this.
@@ -35,13 +37,22 @@ def parse(kind: type, arguments: list[str], prog: str, default: Any) -> Any:
             behind = behind.__context__
         if behind is not None:
             raise behind from None
-        sys.stderr.write(shown.getvalue())
+        if not silent:
+            sys.stderr.write(shown.getvalue())
+        elif ended.code:
+            time.sleep(LET_IT_SPEAK)
         raise
+
+
+def _without_output(silent: bool) -> contextlib.AbstractContextManager[object]:
+    return contextlib.redirect_stdout(io.StringIO()) if silent else contextlib.nullcontext()
 
 
 def _epilogue(prog: str) -> str:
     verb = prog.split(maxsplit=1)[0]
-    text: str = import_module(f"wakeful.cli.{verb}").SUMMARY
+    from wakeful.cli import VERBS
+
+    text = VERBS[verb]
     if verb in ("train", "compare"):
         from wakeful.variants import catalogue
 

@@ -9,8 +9,6 @@ from wakeful.cli.console import OUT, display, tell
 from wakeful.cli.parsing import leading, parse
 from wakeful.errors import WakefulError
 
-SUMMARY = "Quantise a model's linear layers; measure the damage; save it smaller."
-
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizeOptions:

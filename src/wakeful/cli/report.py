@@ -7,8 +7,6 @@ from wakeful.cli.console import tell, write_page
 from wakeful.cli.parsing import leading, parse
 from wakeful.errors import WakefulError
 
-SUMMARY = "Write one offline HTML page about runs."
-
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:

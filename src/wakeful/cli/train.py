@@ -1,10 +1,9 @@
 """The verb train: its options and what they start."""
 
 import dataclasses
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
@@ -12,8 +11,6 @@ from wakeful.cli.console import display, tell
 from wakeful.cli.parsing import leading, parse
 from wakeful.config import Config, config_from_table, presets, read_table
 from wakeful.errors import WakefulError
-
-SUMMARY = "Train one model from a TOML file or a preset."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +26,7 @@ class TrainOptions:
 
 def run(arguments: list[str]) -> None:
     """CONFIG [options]: train one model."""
-    from wakeful.train.distributed import joined
+    from wakeful.distributed import joined
 
     with joined() as world:
         _train(arguments, speaks=world.first)
@@ -53,11 +50,11 @@ def _train(arguments: list[str], *, speaks: bool) -> None:
     if options.resume:
         if source or options != dataclasses.replace(default, resume=options.resume):
             raise WakefulError("--resume takes the run's own configuration and no other option")
-        with _shown(Path(options.resume).name, speaks=speaks) as show:
+        with display(Path(options.resume).name, speaks=speaks) as show:
             run = train(options.config, options.resume, resume=True, show=show)
     else:
         out = options.out or f"runs/{options.config.name}"
-        with _shown(options.config.name, speaks=speaks) as show:
+        with display(options.config.name, speaks=speaks) as show:
             run = train(options.config, out, show=show)
     if not speaks:
         return
@@ -66,7 +63,3 @@ def _train(arguments: list[str], *, speaks: bool) -> None:
         f"validation loss {validation['loss']:.4f} ± {validation['standard_error'] or 0:.4f} nats "
         f"a token over {validation['num_tokens']:,} tokens; the run is in {run.path}"
     )
-
-
-def _shown(name: str, *, speaks: bool) -> AbstractContextManager[Any]:
-    return display(name) if speaks else nullcontext()

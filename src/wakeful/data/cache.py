@@ -2,24 +2,15 @@
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from wakeful.cache_dir import default_cache_dir
 from wakeful.data.preparing import Progress, data_manifest, prepare
 from wakeful.data.sources import PYTHON_STDLIB, listed
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.data.tokens import VERSION, PreparedData
-
-
-def default_cache_dir() -> Path:
-    """`$WAKEFUL_CACHE`, else `$XDG_CACHE_HOME/wakeful`, else `~/.cache/wakeful`."""
-    if own := os.environ.get("WAKEFUL_CACHE"):
-        return Path(own).expanduser()
-    if shared := os.environ.get("XDG_CACHE_HOME"):
-        return Path(shared).expanduser() / "wakeful"
-    return Path.home() / ".cache" / "wakeful"
 
 
 def prepared(

@@ -54,9 +54,11 @@ def _check(data: mmap.mmap, most_rows: int) -> None:
     for group in groups:
         columns = group.get(1)
         for column in columns if isinstance(columns, list) else [None]:
-            chunk = column.get(3) if isinstance(column, dict) else None
-            if not isinstance(chunk, dict) or 1 in column:  # 1: the name of another file
+            if not isinstance(column, dict) or 1 in column:  # 1: the name of another file
                 raise _Unsound("a column lies in no place of this file")
+            chunk = column.get(3)
+            if not isinstance(chunk, dict):
+                raise _Unsound("a column has no description")
             _check_chunk(data, chunk, _count(group, 3), end)
 
 

@@ -7,5 +7,6 @@ perplexity.py  a text in windows
 examples.py    the user's JSON lines, read and checked
 tasks.py       those examples as lm-eval tasks, and lm-eval's own tasks by name
 adapter.py     our decoder as a model that lm-eval can ask
+dealt.py       its questions, shared out among processes
 harness.py     lm-eval run on a model, its answers as scores
 """

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from wakeful.data.tokenizer import Tokenizer
+from wakeful.distributed import ALONE, World
 from wakeful.errors import WakefulError
 from wakeful.evaluation.likelihood import check_causal, log_likelihoods
 from wakeful.evaluation.scores import Score
@@ -60,8 +61,11 @@ def perplexity(
     bos: bool = False,
     batch_size: int = 4,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    world: World = ALONE,
 ) -> list[Score]:
     """Return the perplexity and the bits per byte of a text, by windows of `length` tokens.
+
+    Of several processes each takes its share of the batches, and returns the scores of all.
 
     `stride` is at most `length`; `num_sequences` windows at most are taken from the text's
     beginning, 0 for all. Bits per byte are left out where the tokenizer does not say which part of
@@ -81,13 +85,20 @@ def perplexity(
     cut = windows(stream, length=length, stride=stride, bos=bos)
     whole = num_sequences == 0 or num_sequences >= len(cut)
     cut = cut if whole else cut[:num_sequences]
+    keys = tuple(_key(window) for window in cut)
+    world.check_same(
+        [loaded.name, *keys],
+        f"the processes read different text for {loaded.name}: give each machine the same text and "
+        "the same model",
+    )
     nats = np.zeros(len(cut))
-    for start in range(0, len(cut), batch_size):
+    for start in range(0, len(cut), batch_size)[world.rank :: world.size]:
         batch = cut[start : start + batch_size]
         nats[start : start + len(batch)] = _nats(loaded, batch)
         progress(start + len(batch), len(cut))
+    world.meet()
+    nats = world.sum(torch.from_numpy(nats)).numpy()
     counts = np.array([sum(target != IGNORED for target in each.targets) for each in cut], float)
-    keys = tuple(_key(window) for window in cut)
     scores = [
         Score(
             model=loaded.name, task="text", metric="perplexity", keys=keys, values=nats,

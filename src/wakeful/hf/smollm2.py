@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from wakeful.data.cache import default_cache_dir
+from wakeful.cache_dir import default_cache_dir
 from wakeful.errors import WakefulError
 
 SMOLLM2 = "smollm2"

@@ -175,9 +175,9 @@ def _filled(
                 f"makes it {tuple(expected)}"
             )
         for ours, part in zip(link.ours, link.split(tensor), strict=True):
-            place, _, key = ours.rpartition(".")
+            owner, _, key = ours.rpartition(".")
             ready = part.to(device=device, dtype=dtype).contiguous()
-            setattr(decoder.get_submodule(place), key, nn.Parameter(ready, requires_grad=False))
+            setattr(decoder.get_submodule(owner), key, nn.Parameter(ready, requires_grad=False))
     if description.tied:
         decoder.head.weight = decoder.embed.weight
     missed = [name for name, parameter in decoder.named_parameters() if parameter.is_meta]

@@ -3,12 +3,13 @@
 Shapes: B batch, L tokens, H query heads, G key/value heads, d head width, D model width.
 """
 
+import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import polars as pl
 import torch
@@ -120,6 +121,18 @@ class Probe(ABC):
         """Return everything seen so far, mean ± standard error over sequences."""
 
 
+class MergeableProbe(Probe):
+    """A probe that can take in what another of its kind has seen, in another process too."""
+
+    @abstractmethod
+    def state(self) -> Any:
+        """Return everything seen so far as what JSON can hold, to the bit."""
+
+    @abstractmethod
+    def merge(self, state: Any) -> None:
+        """Take in the `state` of a probe with the same settings that saw later sequences."""
+
+
 @dataclass(frozen=True, order=True)
 class Key:
     """What a value is about; the columns of a row that are not numbers of the measurement."""
@@ -132,7 +145,10 @@ class Key:
 
 
 class Means:
-    """Running means and standard errors, one for each key, by Welford's update."""
+    """Running means and standard errors, one for each key, by Chan, Golub and LeVeque's update.
+
+    Sums of integers, such as ranks, are exact, so that their means do not depend on the order.
+    """
 
     def __init__(self) -> None:
         self._state: dict[Key, tuple[int, float, float]] = {}
@@ -140,27 +156,44 @@ class Means:
 
     def add(self, key: Key, value: float, *, bound: bool = False) -> None:
         """Add one sequence's value; one bound among them makes the mean a bound."""
-        count, mean, squares = self._state.get(key, (0, 0.0, 0.0))
-        delta = value - mean
-        mean += delta / (count + 1)
-        self._state[key] = (count + 1, mean, squares + delta * (value - mean))
+        self._add(key, 1, value, 0.0, bound)
+
+    def state(self) -> list[Any]:
+        """Return each key with its count, sum, sum of squared deviations and whether a bound."""
+        return [
+            [*dataclasses.astuple(key), *sums, key in self._bounds]
+            for key, sums in self._state.items()
+        ]
+
+    def merge(self, state: list[Any]) -> None:
+        """Take in the `state` of other means."""
+        for *key, count, total, squares, bound in state:
+            self._add(Key(*key), count, total, squares, bound)
+
+    def _add(self, key: Key, count: int, total: float, squares: float, bound: bool) -> None:
+        known, sum_, deviations = self._state.get(key, (0, 0.0, 0.0))
+        if known:
+            apart = total / count - sum_ / known
+            squares += apart * apart * known * count / (known + count)
+        self._state[key] = (known + count, sum_ + total, deviations + squares)
         if bound:
             self._bounds.add(key)
 
     def rows(self) -> Frame:
         """Return a row for each key, sorted by layer, metric, variant, position and head."""
         rows = []
-        for key, (count, mean, squares) in self._state.items():
+        for key, (count, total, squares) in self._state.items():
             error = math.sqrt(squares / (count - 1) / count) if count > 1 else None
             kind = "bound" if key in self._bounds else "exact"
             rows.append(
-                (key.layer, key.head, key.position, key.metric, key.variant, mean, error, kind)
-            )
+                (key.layer, key.head, key.position, key.metric, key.variant, total / count,
+                 error, kind)
+            )  # fmt: skip
         frame = pl.DataFrame(rows, schema=SCHEMA, orient="row")
         return frame.sort("layer", "metric", "variant", "position", "head", nulls_last=True)
 
 
-class MeanProbe(Probe):
+class MeanProbe(MergeableProbe):
     """A probe whose rows are means over sequences of numbers it computes an event at a time."""
 
     def __init__(self) -> None:
@@ -168,6 +201,12 @@ class MeanProbe(Probe):
 
     def rows(self) -> Frame:
         return self.means.rows()
+
+    def state(self) -> Any:
+        return self.means.state()
+
+    def merge(self, state: Any) -> None:
+        self.means.merge(state)
 
     def put(
         self,

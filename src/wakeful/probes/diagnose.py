@@ -8,10 +8,11 @@ import polars as pl
 import torch
 import torch.nn.functional as F
 
+from wakeful.distributed import ALONE, World
 from wakeful.errors import WakefulError
 from wakeful.hf.pretrained import Loaded
 from wakeful.model.decoder import Decoder
-from wakeful.probes.base import Frame, Probe
+from wakeful.probes.base import Frame, MergeableProbe, gather
 from wakeful.probes.blocks import BlockInfluence
 from wakeful.probes.concentration import Entropy, Importance
 from wakeful.probes.hidden import OutlierChannels, Outliers, Smoothing
@@ -77,9 +78,14 @@ def diagnose(
     rank_seconds: float = math.inf,
     picture_layers: Sequence[int] = (),
     picture_heads: Sequence[int] = (0, 1, 2, 3),
-    progress: Callable[[int], None] = lambda done: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    world: World = ALONE,
 ) -> Diagnosis:
-    """Run a model over sequences and measure every metric of docs/metrics.md."""
+    """Run a model over sequences and measure every metric of docs/metrics.md.
+
+    The sequences are dealt out among the processes of `world`, neighbours to one process; each
+    has the model, tells of the `progress` of its own share, and returns the same diagnosis of all.
+    """
     num_layers = _num_layers(loaded)
     layers = list(picture_layers) or sorted(
         {round(n * (num_layers - 1) / 3) for n in range(min(4, num_layers))}
@@ -87,27 +93,40 @@ def diagnose(
     outside = [layer for layer in layers if not 0 <= layer < num_layers]
     if outside:
         raise WakefulError(f"{loaded.name} has layers 0 to {num_layers - 1}, not {outside[0]}")
-    probes: list[Probe] = [
-        FirstToken(),
-        Entropy(),
-        Importance(),
-        Rank(tau=tau, lazy_rank=lazy_rank, max_tokens=rank_tokens, seconds=rank_seconds),
-        Values(),
-        Outliers(),
-        OutlierChannels(),
-        Smoothing(),
-        BlockInfluence(),
-        AttentionPictures(layers=layers, heads=picture_heads, size=32),
-        MeanAttention(),
-        HiddenPicture(tokens=32, bins=192),
-    ]
+
+    def fresh_probes() -> list[MergeableProbe]:
+        return [
+            FirstToken(),
+            Entropy(),
+            Importance(),
+            Rank(tau=tau, lazy_rank=lazy_rank, max_tokens=rank_tokens, seconds=rank_seconds),
+            Values(),
+            Outliers(),
+            OutlierChannels(),
+            Smoothing(),
+            BlockInfluence(),
+            AttentionPictures(layers=layers, heads=picture_heads, size=32),
+            MeanAttention(),
+            HiddenPicture(tokens=32, bins=192),
+        ]
+
+    probes = fresh_probes()
     losses: list[float] = []
+    mine = share(sequences, world)
     device = next(loaded.model.parameters()).device
-    with torch.inference_mode(), watch(loaded.model, *probes) as seen:
-        for done, tokens in enumerate(sequences, start=1):
+    with torch.inference_mode(), watch(loaded.model, *probes):
+        for done, tokens in enumerate(mine, start=1):
             ids = torch.tensor([list(tokens)], device=device)
             losses.append(_loss(loaded, ids))
-            progress(done)
+            progress(done, len(mine))
+    if world.size > 1:
+        world.meet()
+        parts = world.gather([losses, [probe.state() for probe in probes]])
+        losses = [loss for theirs, _ in parts for loss in theirs]
+        probes = fresh_probes()
+        for _, states in parts:  # in the order of the sequences
+            for probe, state in zip(probes, states, strict=True):
+                probe.merge(state)
     loss, error = mean_and_error(losses)
     return Diagnosis(
         name=loaded.name,
@@ -117,8 +136,14 @@ def diagnose(
         num_sequences=len(sequences),
         loss=loss,
         loss_error=error,
-        rows=seen.rows(),
+        rows=gather(probes),
     )
+
+
+def share(sequences: Sequence[Sequence[int]], world: World) -> Sequence[Sequence[int]]:
+    """Return the sequences that this process looks at: a stretch of them, perhaps none."""
+    begin, end = (len(sequences) * rank // world.size for rank in (world.rank, world.rank + 1))
+    return sequences[begin:end]
 
 
 def tidy(diagnoses: Sequence[Diagnosis]) -> pl.DataFrame:

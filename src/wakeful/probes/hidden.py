@@ -4,13 +4,14 @@ Every metric is of block outputs, before the final norm; layer −1 is the embed
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import polars as pl
 import torch
 from torch import Tensor
 
 from wakeful.probes import exact
-from wakeful.probes.base import SCHEMA, Event, Frame, HiddenEvent, MeanProbe, Probe
+from wakeful.probes.base import SCHEMA, Event, Frame, HiddenEvent, MeanProbe, MergeableProbe
 
 
 class Outliers(MeanProbe):
@@ -59,13 +60,21 @@ class Smoothing(MeanProbe):
 
 @dataclass(frozen=True)
 class Peaks:
-    """The largest |x| of each channel so far, and the token it was at."""
+    """The largest |x| of each channel so far, and the token it was at, first of equals."""
 
     size: Tensor
     position: Tensor
 
+    def then(self, later: "Peaks") -> "Peaks":
+        """Return the peaks of these and what came later."""
+        larger = later.size > self.size
+        return Peaks(
+            torch.maximum(later.size, self.size),
+            torch.where(larger, later.position, self.position),
+        )
 
-class OutlierChannels(Probe):
+
+class OutlierChannels(MergeableProbe):
     """`outlier_channel`: the channels with the largest |x| of each layer over everything seen.
 
     `variant` names the channel, `position` the token in its sequence, `value` is max |x|.
@@ -79,13 +88,24 @@ class OutlierChannels(Probe):
         if not isinstance(event, HiddenEvent):
             return
         for h in event.sequences:
-            size, position = h.abs().max(0)
-            known = self.peaks.get(event.layer)
-            if known is not None:
-                larger = size > known.size
-                position = torch.where(larger, position, known.position)
-                size = torch.maximum(size, known.size)
-            self.peaks[event.layer] = Peaks(size, position)
+            self._take(event.layer, Peaks(*h.abs().max(0)))
+
+    def state(self) -> Any:
+        return [
+            [layer, peaks.size.tolist(), peaks.position.tolist()]
+            for layer, peaks in self.peaks.items()
+        ]
+
+    def merge(self, state: Any) -> None:
+        for layer, peaks in self.peaks.items():  # theirs are on no device
+            self.peaks[layer] = Peaks(peaks.size.cpu(), peaks.position.cpu())
+        for layer, size, position in state:
+            theirs = torch.tensor(size, dtype=torch.float64), torch.tensor(position)
+            self._take(layer, Peaks(*theirs))
+
+    def _take(self, layer: int, peaks: Peaks) -> None:
+        known = self.peaks.get(layer)
+        self.peaks[layer] = peaks if known is None else known.then(peaks)
 
     def rows(self) -> Frame:
         rows = []

@@ -5,17 +5,18 @@ Shapes: S picture size (bins), L tokens, D model width.
 
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
 import polars as pl
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from wakeful.probes.base import SCHEMA, AttentionEvent, Event, Frame, HiddenEvent, Probe
+from wakeful.probes.base import SCHEMA, AttentionEvent, Event, Frame, HiddenEvent, MergeableProbe
 from wakeful.probes.streaming import Attended, head_weights, tiles
 
 
-class AttentionPictures(Probe):
+class AttentionPictures(MergeableProbe):
     """`attention_picture`: the weights of chosen heads as S × S lower triangles.
 
     A pixel is the attention its queries (rows) give its keys, in sum over the keys and mean over
@@ -36,10 +37,18 @@ class AttentionPictures(Probe):
             for head in self.heads:
                 if head >= sequence.num_heads:
                     continue
-                key = (event.layer, head)
-                picture = attention_picture(sequence, head, self.size)
-                self.sums[key] = picture + self.sums.get(key, torch.zeros_like(picture))
-                self.counts[key] = self.counts.get(key, 0) + 1
+                self._take((event.layer, head), attention_picture(sequence, head, self.size), 1)
+
+    def state(self) -> Any:
+        return [[*key, total.tolist(), self.counts[key]] for key, total in self.sums.items()]
+
+    def merge(self, state: Any) -> None:
+        for layer, head, total, count in state:
+            self._take((layer, head), torch.tensor(total, dtype=torch.float64), count)
+
+    def _take(self, key: tuple[int, int], total: Tensor, count: int) -> None:
+        self.sums[key] = total + self.sums.get(key, torch.zeros_like(total))
+        self.counts[key] = self.counts.get(key, 0) + count
 
     def pictures(self) -> dict[tuple[int, int], Float[Tensor, "S S"]]:
         """Return the picture of each (layer, head)."""
@@ -74,7 +83,7 @@ def attention_picture(heads: Attended, head: int, size: int) -> Float[Tensor, "S
     return (picture / bins.bincount(minlength=size).unsqueeze(1)).cpu()
 
 
-class MeanAttention(Probe):
+class MeanAttention(MergeableProbe):
     """`mean_attention`: the weights among the first `tokens` positions, averaged over all heads of
     all layers and all sequences (From Attention to Activation, figure 1a). A dominant first token
     is a bright first column. `position` is "query,key".
@@ -101,6 +110,14 @@ class MeanAttention(Probe):
                 self.total[:size, :size] += head_weights(start, head).double().cpu()
             self.counts[:size] += start.num_heads
 
+    def state(self) -> Any:
+        return [self.total.tolist(), self.counts.tolist()]
+
+    def merge(self, state: Any) -> None:
+        total, counts = (torch.tensor(sums, dtype=torch.float64) for sums in state)
+        self.total += total
+        self.counts += counts
+
     def picture(self) -> Float[Tensor, "tokens tokens"]:
         """Return the mean weights; positions never seen are left out."""
         seen = int((self.counts > 0).sum())
@@ -115,7 +132,7 @@ class MeanAttention(Probe):
         return pl.DataFrame(rows, schema=SCHEMA, orient="row")
 
 
-class HiddenPicture(Probe):
+class HiddenPicture(MergeableProbe):
     """`hidden_picture`: mean |x| over layers and sequences, the first `tokens` positions by channel
     bins (From Attention to Activation, figure 1b). Bins take the largest channel in them, for an
     outlier lives in one. `position` is "token,bin".
@@ -131,11 +148,24 @@ class HiddenPicture(Probe):
             return
         for h in event.sequences:
             size = h[: self.tokens].abs().double().cpu()
-            if self.total.numel() == 0:
-                self.total = torch.zeros(self.tokens, h.shape[-1], dtype=torch.float64)
-                self.counts = torch.zeros(self.tokens, 1, dtype=torch.float64)
+            self._begin(h.shape[-1])
             self.total[: len(size)] += size
             self.counts[: len(size)] += 1
+
+    def state(self) -> Any:
+        return [self.total.tolist(), self.counts.tolist()]
+
+    def merge(self, state: Any) -> None:
+        total, counts = (torch.tensor(sums, dtype=torch.float64) for sums in state)
+        if total.numel():
+            self._begin(total.shape[1])
+            self.total += total
+            self.counts += counts
+
+    def _begin(self, width: int) -> None:
+        if self.total.numel() == 0:
+            self.total = torch.zeros(self.tokens, width, dtype=torch.float64)
+            self.counts = torch.zeros(self.tokens, 1, dtype=torch.float64)
 
     def picture(self) -> Float[Tensor, "tokens bins"]:
         """Return mean |x| of each position and channel bin; positions never seen are left out."""

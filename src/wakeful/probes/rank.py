@@ -2,18 +2,19 @@
 
 import math
 import time
+from typing import Any
 
 import polars as pl
 import torch
 
 from wakeful.errors import WakefulError
-from wakeful.probes.base import SCHEMA, AttentionEvent, Event, Frame, Key, Means, Probe
+from wakeful.probes.base import SCHEMA, AttentionEvent, Event, Frame, Key, Means, MergeableProbe
 from wakeful.probes.certificates import RankBounds, column_bounds, mass_columns
 from wakeful.probes.gram import matrix_rank, top_columns_bounds
 from wakeful.probes.streaming import Attended, TileStatistics, head_weights
 
 
-class Rank(Probe):
+class Rank(MergeableProbe):
     """`rank` and `mass_columns` of every head, `lazy` layers (When Attention Collapses, section 2).
 
     rank is min k: Σ_{i≤k} σ_i² ≥ τ Σ σ_i². A head's row is its mean over sequences and the layer's
@@ -107,6 +108,13 @@ class Rank(Probe):
             key = Key(event.layer, head, "all", "rank", "code")
             self.high.add(key, rank)
             self.low.add(key, rank)
+
+    def state(self) -> Any:
+        return [means.state() for means in (self.high, self.low, self.columns)]
+
+    def merge(self, state: Any) -> None:
+        for means, theirs in zip((self.high, self.low, self.columns), state, strict=True):
+            means.merge(theirs)
 
     def rows(self) -> Frame:
         heads = self.high.rows()

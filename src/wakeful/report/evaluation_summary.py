@@ -7,6 +7,7 @@ from typing import Any
 
 from wakeful.evaluation.measures import Measures
 from wakeful.evaluation.scores import Score, difference
+from wakeful.run import machine_line
 
 
 def method_of(
@@ -53,10 +54,7 @@ def method_of(
         "one standard error over windows or examples; differences are paired where both models "
         "had the same ones"
     )
-    method["Machine"] = (
-        f"{machine['device_name']}, {machine['threads']} threads; torch {machine['torch']}, "
-        f"Transformers {machine['transformers']}, wakeful {machine['wakeful']}"
-    )
+    method["Machine"] = machine_line(machine)
     return method
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import vl_convert
 from markupsafe import Markup
 
 from wakeful.config import config_to_toml
@@ -25,6 +24,7 @@ from wakeful.report.charts import (
 from wakeful.report.differences import differing_fields, machines, same_batches
 from wakeful.report.paper_table import paper_tables
 from wakeful.report.tables import Comparison, summary_table
+from wakeful.report.vega import vega_bundle
 from wakeful.report.verdict import caveat, verdicts
 from wakeful.run import replaced
 from wakeful.statistics import with_error
@@ -82,7 +82,7 @@ def render(template: str, **values: Any) -> str:
     environment.filters["with_error"] = _with_error
     environment.filters["figure"] = _figure
     environment.globals["next_id"] = itertools.count(1).__next__
-    scripts = [_script(_vega()), _script((_TEMPLATES / "page.js").read_text("utf-8"))]
+    scripts = [_script(vega_bundle()), _script((_TEMPLATES / "page.js").read_text("utf-8"))]
     return environment.get_template(template).render(
         scripts=scripts,
         hashes=" ".join(_hash(script) for script in scripts),
@@ -117,11 +117,6 @@ def _script(text: str) -> Markup:
 def _hash(script: str) -> str:
     """Return a script's name in a Content-Security-Policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
-
-
-def _vega() -> str:
-    # Its type stub forgets that the snippet may be left out.
-    return vl_convert.javascript_bundle()  # pyright: ignore[reportCallIssue]
 
 
 def _spec(chart: Drawing) -> Markup:

@@ -25,11 +25,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from wakeful.distributed import ALONE, World
 from wakeful.errors import WakefulError
 from wakeful.model.architecture import ModelConfig
 from wakeful.model.skeleton import check_shapes, skeleton
 from wakeful.run import disk_errors
-from wakeful.train.distributed import ALONE, World
 from wakeful.train.shards import Stored, cut_of, is_complete, local, part_name, share_of
 from wakeful.train.stored_state import check_optimizer_state, read_state
 

@@ -6,6 +6,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from wakeful.data.order import ValidationWindows
+from wakeful.distributed import ALONE, World
 from wakeful.model.decoder import Decoder
 from wakeful.probes.base import Event, Frame, Probe
 from wakeful.probes.concentration import Entropy
@@ -14,7 +15,6 @@ from wakeful.probes.rank import Rank
 from wakeful.probes.sinks import FirstToken
 from wakeful.probes.values import Values
 from wakeful.probes.watch import watch
-from wakeful.train.distributed import ALONE, World
 from wakeful.train.parallel import Alone, Parallel
 
 FIGURES = {

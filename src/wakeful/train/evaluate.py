@@ -7,10 +7,10 @@ import polars as pl
 import torch
 
 from wakeful.data.order import ValidationWindows
+from wakeful.distributed import ALONE
 from wakeful.model.decoder import Decoder
 from wakeful.model.loss import IGNORED
 from wakeful.statistics import Estimate, ratio_and_error
-from wakeful.train.distributed import ALONE
 from wakeful.train.parallel import Alone, Parallel
 
 

@@ -15,13 +15,13 @@ import torch
 from wakeful.config import Config, config_to_toml
 from wakeful.data.order import Batches, ValidationWindows
 from wakeful.data.tokens import PreparedData
+from wakeful.distributed import World, is_lost, joined, lost
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.optim.schedules import warmup_cosine
 from wakeful.optim.sharding import whole
 from wakeful.run import Run, SharedRun, environment
 from wakeful.train import checkpoint
-from wakeful.train.distributed import World, is_lost, joined, lost
 from wakeful.train.facts import check_rows, check_same_data, data_facts
 from wakeful.train.figures import check_schemes
 from wakeful.train.finish import diagnose, finish, validate

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from wakeful.config import Config
+from wakeful.distributed import ALONE, World
 from wakeful.growth.distill import Distillation
 from wakeful.growth.reference import read_teacher
 from wakeful.model.decoder import Decoder
-from wakeful.train.distributed import ALONE, World
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """`loss(tokens, targets)`: the mean over a batch (B, L), in nats."""

@@ -17,10 +17,10 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from wakeful.config import Config
+from wakeful.distributed import World
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.optim.rotations import find_rotation
-from wakeful.train.distributed import World
 
 
 class Parallel(ABC):

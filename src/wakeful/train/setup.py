@@ -12,12 +12,12 @@ from wakeful.config import Config, DataConfig
 from wakeful.data.cache import prepared
 from wakeful.data.progress import Progress
 from wakeful.data.tokens import PreparedData, is_prepared
+from wakeful.distributed import ALONE, World
 from wakeful.errors import WakefulError
 from wakeful.model.architecture import ModelConfig
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialise import initialise
 from wakeful.optim.torch_optimizers import build_optimizer
-from wakeful.train.distributed import ALONE, World
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 _TOO_LARGE = ("allocate memory", "Overflow when unpacking", "invalid size", "overflow")

@@ -1,7 +1,6 @@
 """What a checkpoint says besides its weights, checked before anything is done by it."""
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,12 +33,15 @@ def read_state(path: Path) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise WakefulError(f"{place} holds no JSON object")
     progress, packed = state.get("progress"), state.get("optimizer")
-    whole = isinstance(packed, dict) and isinstance(packed.get("state"), dict)
-    if not (whole and isinstance(packed.get("param_groups"), list)):
+    if (
+        not isinstance(packed, dict)
+        or not isinstance(packed.get("state"), dict)
+        or not isinstance(packed.get("param_groups"), list)
+    ):
         raise WakefulError(f"{place} holds no state of an optimizer")
     if not isinstance(state.get("kind"), str) or not isinstance(state.get("cut", {}), dict):
         raise WakefulError(f"{place} does not say of which optimizer, or how tensors are cut")
-    if not isinstance(progress, dict) or not all(map(_count, _numbers(progress))):
+    if not isinstance(progress, dict) or not _tells_how_far(progress):
         raise WakefulError(f"{place} does not say how far the run had come")
     if path.name != f"step-{progress['step']:08d}":
         raise WakefulError(
@@ -49,14 +51,12 @@ def read_state(path: Path) -> dict[str, Any]:
     return state
 
 
-def _numbers(progress: dict[str, Any]) -> list[Any]:
+def _tells_how_far(progress: Mapping[str, Any]) -> bool:
     seconds = progress.get("seconds")
-    finite = type(seconds) in (int, float) and 0 <= seconds < math.inf
-    return [progress.get("step"), progress.get("tokens"), 0 if finite else None]
-
-
-def _count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**63
+    if not isinstance(seconds, int | float) or not 0 <= seconds < 2**53:
+        return False
+    counts = (progress.get("step"), progress.get("tokens"))
+    return all(type(count) is int and 0 <= count < 2**63 for count in counts)
 
 
 def check_optimizer_state(

@@ -6,9 +6,11 @@ of a GPU over NCCL.
 """
 
 import contextlib
+import hashlib
 import itertools
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +29,9 @@ T = TypeVar("T")
 SILENCE = timedelta(minutes=10)
 """How long a process waits for the others in a collective before it takes them for lost."""
 _WORK_OF_ONE = timedelta(days=2)
-"""How long the others wait while one process prepares data."""
+"""How long the others wait while a process does work that they need."""
+_BETWEEN_LOOKS = 0.5
+"""Seconds at most between two looks at whether such work is done."""
 _LET_IT_SPEAK = 2.0
 """Seconds before a silent process ends: torchrun ends all the others when one does."""
 _DEAD_PEER = ("gloo", "Connection closed", "Connection reset", "Broken pipe", "NCCL")
@@ -83,15 +87,36 @@ class World:
         """
         if self.store is None:
             return work()
-        turn, machine = next(_turns), os.environ.get("GROUP_RANK", "0")
+        store, turn, machine = self.store, next(_turns), os.environ.get("GROUP_RANK", "0")
         begun, ready = f"wakeful/{turn}/begun", f"wakeful/{turn}/{machine}"
         if not self.first:
-            self.store.wait([ready if self.local_rank else begun], _WORK_OF_ONE)
+            _wait_until(lambda: store.check([ready if self.local_rank else begun]))
         found = work()
         for key, done in ((begun, self.first), (ready, self.local_rank == 0)):
             if done:
-                self.store.set(key, "")
+                store.set(key, "")
         return found
+
+    def meet(self) -> None:
+        """Wait for all processes, which all must call it, however long each has worked.
+
+        Collectives alone give up after `SILENCE`.
+        """
+        if self.store is None:
+            return
+        store, key = self.store, f"wakeful/{next(_turns)}/met"
+        store.add(key, 1)
+        _wait_until(lambda: store.add(key, 0) == self.size)
+
+    def check_same(self, value: Any, otherwise: str) -> None:
+        """Raise `WakefulError(otherwise)` on all processes unless all have one value.
+
+        All must call it; the value is what JSON can hold.
+        """
+        digest = hashlib.sha256(json.dumps(value).encode()).hexdigest()
+        self.meet()
+        if any(theirs != digest for theirs in self.gather(digest)):
+            raise WakefulError(otherwise)
 
     def speaks_of_failure(self) -> bool:
         """Whether this process, of those that failed, is to say why: the first that asks."""
@@ -104,6 +129,10 @@ class World:
 
 
 ALONE = World()
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM: torchrun sends it when it is told to stop, and to those left when one ends."""
 
 
 @contextlib.contextmanager
@@ -124,20 +153,30 @@ def joined() -> Iterator[World]:
         return
     world = _join()
     _joined.append(world)
+    after = _on_sigterm(_terminate)
     try:
         yield world
     except (Exception, KeyboardInterrupt) as error:
+        after = signal.SIG_IGN  # torchrun's, to those left, must not cut off what they say
+        _on_sigterm(after)
         if not world.speaks_of_failure():
             time.sleep(_LET_IT_SPEAK)
             sys.exit(1)
         if is_lost(error):
-            raise WakefulError(lost("start it again with the same torchrun command")) from error
+            raise WakefulError(lost(_AGAIN)) from error
+        if isinstance(error, _Terminated):
+            raise WakefulError(
+                "stopped by SIGTERM: torchrun was told to stop, or another process of this run is "
+                f"gone (killed, out of memory, or its machine failed); {_AGAIN}"
+            ) from error
         raise
     finally:
+        _on_sigterm(after)
         _joined.clear()
         dist.destroy_process_group()
 
 
+_AGAIN = "start it again with the same torchrun command"
 _joined: list[World] = []
 _turns = itertools.count()
 
@@ -189,3 +228,25 @@ def _join() -> World:
         for name, default in (("LOCAL_RANK", rank), ("LOCAL_WORLD_SIZE", size))
     )
     return World(rank, size, local_rank, local_size, store)
+
+
+def _wait_until(done: Callable[[], bool]) -> None:
+    # The store's own wait would hold back SIGTERM until it returns.
+    deadline, pause = time.monotonic() + _WORK_OF_ONE.total_seconds(), 0.001
+    while not done():
+        if time.monotonic() > deadline:
+            raise WakefulError(lost(_AGAIN))
+        time.sleep(pause)
+        pause = min(2 * pause, _BETWEEN_LOOKS)
+
+
+def _on_sigterm(handler: Any) -> Any:
+    """Set what SIGTERM does and return what it did."""
+    try:
+        return signal.signal(signal.SIGTERM, handler)
+    except ValueError:  # not the main thread: leave signals alone
+        return handler
+
+
+def _terminate(number: int, frame: Any) -> None:
+    raise _Terminated

@@ -1,0 +1,144 @@
+"""Watching leaves nothing behind, and refuses what it cannot see."""
+
+import pytest
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from probes.architectures import (
+    ARCHITECTURES,
+    Recorder,
+    all_probes,
+    batch,
+    build,
+)
+from wakeful.errors import WakefulError
+from wakeful.probes.base import AttentionEvent
+from wakeful.probes.rank import Rank
+from wakeful.probes.sinks import FirstToken
+from wakeful.probes.watch import watch
+
+
+def snapshot(model):
+    hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+    return hooks, dict(ALL_ATTENTION_FUNCTIONS._local_mapping), model.config._attn_implementation
+
+
+@pytest.mark.parametrize("name", ["Llama", "Gemma2", "Falcon"])
+def test_everything_is_gone_after_an_exception(name):
+    class Fails(Recorder):
+        def see(self, event):
+            if isinstance(event, AttentionEvent) and event.layer == 1:
+                raise RuntimeError("a probe failed")
+
+    model = build(name)
+    before = snapshot(model)
+    with torch.no_grad():
+        alone = model(**batch("none")).logits
+        with pytest.raises(RuntimeError, match="a probe failed"), watch(model, Fails()):
+            model(**batch("none"))
+        assert snapshot(model) == before
+        assert torch.equal(model(**batch("none")).logits, alone)
+
+
+def test_watches_nest_and_do_not_see_other_models():
+    one, other = build("Llama"), build("Mistral")
+    outer, inner = Recorder(), Recorder()
+    before = snapshot(one)
+    with torch.no_grad(), watch(one, outer), watch(other, inner):
+        one(**batch("none"))
+        assert not inner.attention
+        other(**batch("none"))
+    assert outer.attention[0].window is None
+    assert inner.attention[0].window == 6
+    assert snapshot(one) == before
+
+
+def test_gradients_and_autocast_are_the_models_own():
+    model, inputs = build("Llama"), batch("none")
+    alone = model(**inputs, labels=inputs["input_ids"]).loss
+    alone.backward()
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    with watch(model, *all_probes()):
+        watched = model(**inputs, labels=inputs["input_ids"]).loss
+        watched.backward()
+    assert torch.equal(alone, watched)
+    assert all(torch.equal(a, b.grad) for a, b in zip(gradients, model.parameters(), strict=True))
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        alone = model(**inputs).logits
+        with watch(model, FirstToken(), Rank()):
+            assert torch.equal(model(**inputs).logits, alone)
+
+
+UNSUPPORTED = {
+    "MambaForCausalLM": (
+        transformers.MambaConfig,
+        {"vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 1, "state_size": 4},
+        "MambaForCausalLM can't be watched",
+    ),
+    "BloomForCausalLM": (
+        transformers.BloomConfig,
+        {"vocab_size": 61, "hidden_size": 16, "n_layer": 1, "n_head": 2},
+        "neither through",
+    ),
+    "T5ForConditionalGeneration": (
+        transformers.T5Config,
+        {"vocab_size": 61, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2},
+        "encoder-decoder",
+    ),
+    "BertModel": (
+        transformers.BertConfig,
+        {
+            "vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "intermediate_size": 16,
+        },
+        "both directions",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_unsupported_architectures_are_named_with_the_reason(name):
+    config_class, options, reason = UNSUPPORTED[name]
+    model = getattr(transformers, name)(config_class(**options)).eval()
+    with (
+        pytest.raises(WakefulError, match=reason) as caught,
+        torch.no_grad(),
+        watch(model, FirstToken()),
+    ):
+        model(torch.randint(3, 61, (1, 9)))
+    assert name in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_alibi_is_refused():
+    config = transformers.FalconConfig(**(ARCHITECTURES["Falcon"] | {"alibi": True}))
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+    with (
+        pytest.raises(WakefulError, match="position bias"),
+        torch.no_grad(),
+        watch(model, FirstToken()),
+    ):
+        model(**batch("none"))
+
+
+def test_caches_training_mode_and_other_implementations_are_refused():
+    model, ids = build("Llama"), batch("none")["input_ids"]
+    with torch.no_grad():
+        cache = model(ids, use_cache=True).past_key_values
+        with pytest.raises(WakefulError, match="whole sequences"), watch(model):
+            model(ids[:, :1], past_key_values=cache)
+    with pytest.raises(WakefulError, match="eval"), watch(model.train()):
+        pass
+    with (
+        pytest.raises(WakefulError, match="flex_attention"),
+        watch(build("Llama", "flex_attention")),
+    ):
+        pass
+    with (
+        pytest.raises(WakefulError, match="neither a wakeful Decoder"),
+        watch(torch.nn.Linear(1, 1).eval()),
+    ):
+        pass
