@@ -100,7 +100,7 @@ def test_damaged_data_is_read_or_refused(base: Path, tmp_path: Path, trials: int
 def test_a_report_on_damaged_runs_is_written_or_refused(
     tmp_path: Path, trials: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page, "_vega", lambda: "")
+    monkeypatch.setattr(page, "vega_bundle", lambda: "")
 
     def report(folder: Path) -> None:
         comparison = read_comparison(folder)

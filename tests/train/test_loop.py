@@ -298,9 +298,13 @@ def test_devices_that_are_not_there_are_refused(name: str, message: str) -> None
 
 @pytest.mark.parametrize("width", [10**12, 10**30])
 def test_a_model_past_all_memory_is_refused(text: Path, tmp_path: Path, width: int) -> None:
-    config = tiny(text, model={"width": width, "mlp_width": 4})
-    with pytest.raises(WakefulError, match="does not fit into memory"):
-        train(config, tmp_path / "run")
+    def begin(positions: str) -> None:
+        model = {"width": width, "mlp_width": 4, "positions": positions}
+        train(tiny(text, model=model), tmp_path / "run")
+
+    for positions in ("rotary", "none"):  # a table of positions is refused before the weights are
+        with pytest.raises(WakefulError, match="does not fit into memory"):
+            begin(positions)
     assert not (tmp_path / "run").exists()
 
 
