@@ -376,7 +376,7 @@ def _typed(expected: Any, value: Any, where: str) -> Any:
         return tuple(_typed(arguments[0], item, f"{where}[{n}]") for n, item in enumerate(value))
     if origin in (typing.Union, types.UnionType):
         raise TypeError(f"{where}: the schema uses no unions")
-    if expected is float and type(value) is int:
+    if expected is float and type(value) is int and abs(value) < 2**1000:  # as floats are
         return float(value)
     if type(value) is not expected:
         raise WakefulError(f"{where} must be {_words(expected)}, got {value!r}")

@@ -233,5 +233,7 @@ def _named_end(folder: Path) -> str:
         token = config.get("eos_token") if isinstance(config, dict) else None
         token = token.get("content") if isinstance(token, dict) else token
         if isinstance(token, str) and token:
+            if any("\ud800" <= letter <= "\udfff" for letter in token):
+                raise WakefulError(f"{file} names an eos_token that is no text: fetch it again")
             return token
     return END_OF_TEXT

@@ -11,6 +11,7 @@ A folder holds
 
 import hashlib
 import json
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from tokenize import TokenError
@@ -226,8 +227,11 @@ def _is_complete(info: dict[str, Any]) -> bool:
 def _read_documents(folder: Path, split: SplitName, facts: dict[str, Any]) -> np.ndarray:
     path = documents_path(folder, split)
     try:
-        documents = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, SyntaxError, TypeError, OverflowError, TokenError) as error:
+        with warnings.catch_warnings(action="error"):  # of a header that Python 2 would write
+            documents = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (
+        ValueError, EOFError, SyntaxError, TypeError, OverflowError, TokenError, UserWarning,
+    ) as error:  # fmt: skip
         raise _damaged(path, "not a whole .npy file") from error
     if documents.dtype != np.dtype("<i8") or documents.shape != (facts["documents"],):
         raise _damaged(

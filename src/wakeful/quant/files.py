@@ -119,7 +119,7 @@ def read_header(folder: Path) -> dict[str, Any]:
     for key, kind in _FIELDS.items():
         if type(header.get(key)) is not kind:
             raise WakefulError(f"{path}: {key} cannot be {header.get(key)!r}")
-    if header.get("bos") is not None and type(header["bos"]) is not int:
+    if type(header.setdefault("bos", None)) not in (int, type(None)):
         raise WakefulError(f"{path}: bos cannot be {header['bos']!r}")
     if header["format"] != FORMAT:
         raise WakefulError(f"{path} has format {header['format']}; this wakeful reads {FORMAT}")

@@ -14,6 +14,8 @@ from wakeful.errors import WakefulError
 Kinds = type | tuple[type, ...]
 Fields = Mapping[str, Kinds]
 _NUMBER = (int, float)
+_LARGEST_LOSS = 1e100
+"""Nats a token; the squares of larger ones are no numbers."""
 _MOST_ROWS = 2**24
 """Of a table; a small file can announce any number."""
 
@@ -114,7 +116,8 @@ def check_windows(path: Path, validation: pl.DataFrame) -> None:
     columns = validation.select("window", "loss", "tokens")
     if columns.is_empty():
         raise WakefulError(f"{path} has no validation windows")
-    good = columns.select(pl.col("loss").is_finite() & (pl.col("tokens") > 0)).to_series()
+    sound = pl.col("loss").is_finite() & (pl.col("loss").abs() < _LARGEST_LOSS)
+    good = columns.select(sound & (pl.col("tokens") > 0)).to_series()
     if columns.null_count().sum_horizontal().item() or not good.all():
         raise WakefulError(f"{path}: a validation window has no finite loss or no tokens")
     if columns["window"].is_duplicated().any():

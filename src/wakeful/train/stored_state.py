@@ -64,12 +64,14 @@ def check_optimizer_state(
 ) -> None:
     """Raise `WakefulError` unless a packed state is one that this optimizer could have saved.
 
-    Its options are the optimizer's own, but for the learning rate, which every step sets.
+    Its options are the optimizer's own, but for the learning rate, which every step sets; those
+    that it does not name are added.
     """
     fresh = json.loads(json.dumps(optimizer.state_dict()["param_groups"]))
     saved = packed["param_groups"]
     if len(saved) != len(fresh) or not all(isinstance(group, dict) for group in saved):
         raise WakefulError(f"{place} is of an optimizer with other groups of parameters")
+    saved[:] = [ours | theirs for ours, theirs in zip(fresh, saved, strict=True)]
     for theirs, ours in zip(json.loads(json.dumps(saved)), fresh, strict=True):
         for key in ours.keys() & theirs.keys() - {"lr", "initial_lr", "rotations"}:
             if theirs[key] != ours[key]:
