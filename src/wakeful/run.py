@@ -218,6 +218,7 @@ class Run:
             raise WakefulError(f"{path} is no file")
         try:
             value = json.loads(path.read_text("utf-8"))
+            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
         except FileNotFoundError:
             raise WakefulError(f"{path} is missing; is the run finished?") from None
         except OSError as error:

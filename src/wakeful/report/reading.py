@@ -151,10 +151,10 @@ def read_comparison(source: str | Path | Sequence[str | Path]) -> Comparison:
 def _comparison_folder(path: Path, header: dict[str, Any]) -> Comparison:
     checks.check_fields(path / "run.json", header, checks.COMPARISON)
     for name in header["variants"]:
-        if not isinstance(name, str) or Path(name).is_absolute() or ".." in Path(name).parts:
+        if not isinstance(name, str) or not _is_folder_name(name):
             raise WakefulError(f"{path / 'run.json'}: variants cannot hold {name!r}")
     for seed in header["seeds"]:
-        if type(seed) is not int:
+        if type(seed) is not int or not 0 <= seed < 2**63:
             raise WakefulError(f"{path / 'run.json'}: seeds cannot hold {seed!r}")
     layouts = header.get("layouts", [])
     if not isinstance(layouts, list) or set(map(str, layouts)) - set(published_names()):
@@ -189,6 +189,10 @@ def _comparison_folder(path: Path, header: dict[str, Any]) -> Comparison:
             tuple(layouts),
         )
     )
+
+
+def _is_folder_name(name: str) -> bool:
+    return 0 < len(name.encode()) < 256 and name not in (".", "..") and not set(name) & set("/\0")
 
 
 def _is_done(path: str | Path) -> bool:
