@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedModel
 
+from benchmarks.resident import forget_peak, resident
 from benchmarks.timing import Ratio, compare
 from wakeful.data.sources import read_documents
 from wakeful.hf.smollm2 import smollm2_folder
@@ -243,35 +244,22 @@ def peak(arguments: argparse.Namespace, length: int) -> str:
     ids = tokens(arguments, length)
     with torch.inference_mode():
         model(ids[:, :16], use_cache=False)
-        loaded = resident()
+        loaded = resident() / 1024
         forget_peak()
         model(ids, use_cache=False, logits_to_keep=1)
-        alone = resident("VmHWM")
+        alone = resident("VmHWM") / 1024
         forget_peak()
         rank = Rank()
         started = time.perf_counter()
         with watch(model, *cheap_probes(), rank) as w:
             model(ids, use_cache=False, logits_to_keep=1)
         took = time.perf_counter() - started
-        top = resident("VmHWM")
+        top = resident("VmHWM") / 1024
         kinds = w.rows().filter(metric="rank", variant="paper")["kind"].value_counts()
     return (
         f"loaded {loaded:.2f} GB, plain forward +{alone - loaded:.3f} GB, all metrics "
         f"+{top - loaded:.3f} GB, peak {top:.2f} GB in {took:.0f} s {dict(kinds.iter_rows())}"
     )
-
-
-def resident(field: str = "VmRSS") -> float:
-    """Return this process's resident memory, or its peak ("VmHWM"), in gigabytes (Linux)."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) / 2**20
-    raise SystemExit(f"/proc/self/status has no {field}")
-
-
-def forget_peak() -> None:
-    """Start the peak again from what is resident now."""
-    Path("/proc/self/clear_refs").write_text("5")
 
 
 if __name__ == "__main__":

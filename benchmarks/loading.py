@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
+from benchmarks.resident import resident
 from benchmarks.timing import Ratio, compare
 from wakeful.hf.smollm2 import smollm2_folder
 from wakeful.hf.weights_in import read_decoder
@@ -87,7 +88,7 @@ def _peak(what: str, side: str) -> float:
     folder = smollm2_folder()
     with tempfile.TemporaryDirectory() as place:
         out = Path(place) / "out"
-        before = _resident("VmRSS")
+        before = resident("VmRSS")
         if side == "ours":
             model = read_decoder(folder).decoder
         else:
@@ -99,15 +100,7 @@ def _peak(what: str, side: str) -> float:
             export(model, out, tokenizer=folder)  # pyright: ignore[reportArgumentType]
         else:
             model.save_pretrained(out)  # pyright: ignore[reportCallIssue]
-        return _resident("VmHWM") - before
-
-
-def _resident(field: str) -> float:
-    """Return a resident size of this process in MB, from Linux: VmRSS now, VmHWM the largest."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) / 1024
-    raise OSError(f"/proc/self/status has no {field}")
+        return resident("VmHWM") - before
 
 
 if __name__ == "__main__":

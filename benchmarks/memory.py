@@ -1,12 +1,12 @@
 """Peak memory of softmax-1 against plain SDPA, forward and backward, each in its own process."""
 
-import resource
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import torch
 
+from benchmarks.resident import forget_peak, resident
 from benchmarks.timing import Ratio
 from wakeful.model.attend import attend
 
@@ -17,7 +17,7 @@ SHAPE = (4, 4096, 12, 64)
 def ratios() -> Iterator[Ratio]:
     """Yield the ratio of the growths of resident memory (its "seconds" are MB)."""
     ours, theirs = (
-        int(subprocess.check_output([sys.executable, "-m", "benchmarks.memory", form])) / 1024
+        float(subprocess.check_output([sys.executable, "-m", "benchmarks.memory", form]))
         for form in ("softmax1", "plain")
     )
     ratio = ours / theirs
@@ -27,21 +27,22 @@ def ratios() -> Iterator[Ratio]:
     )  # fmt: skip
 
 
-def _peak(form: str) -> int:
+def _peak(form: str) -> float:
     # A first call loads libraries; the second one's growth is the attention's own.
     _both_ways((1, 16, 12, 64), form)
     return _both_ways(SHAPE, form)
 
 
-def _both_ways(shape: tuple[int, ...], form: str) -> int:
-    """Run forward and backward; return how much the largest resident size grew, in kB."""
+def _both_ways(shape: tuple[int, ...], form: str) -> float:
+    """Run forward and backward; return how much the largest resident size grew, in MB."""
     torch.manual_seed(0)
     heads = [torch.randn(shape, requires_grad=True) for _ in range(3)]
     grad = torch.randn(shape)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    forget_peak()
+    before = resident()
     sink = torch.zeros(shape[2]) if form == "softmax1" else None
     torch.autograd.grad(attend(*heads, scale=0.125, sink=sink), heads, grad)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    return resident("VmHWM") - before
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ class Shape:
 
 SMALL = Shape(8, 8, 512, 1792, 8192, 256)
 """The 82M shape of Value Residual Learning with a vocabulary that leaves the layers most work."""
-GPT2 = {"norm": "layernorm", "positions": "learned", "mlp": "gelu", "tied": True}
+GPT2 = {"norm": "layernorm", "positions": "learned", "mlp": "gelu_exact", "tied": True}
 """Our decoder's options for what `PlainGPT` is."""
 
 

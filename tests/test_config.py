@@ -14,15 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wakeful.config import (
-    Config,
-    config_from_table,
-    config_to_table,
-    config_to_toml,
-    merged,
-    read_table,
-)
+from wakeful.config import Config, config_from_table, config_to_table, config_to_toml
 from wakeful.errors import WakefulError
+from wakeful.tables import merged, read_table
 
 
 def leaves(kind: type, prefix: str = "") -> Iterator[tuple[str, object, object]]:

@@ -6,10 +6,11 @@ import tomllib
 import pytest
 import torch
 
-from wakeful.config import Config, config_from_table, config_to_toml, merged, presets, read_table
+from wakeful.config import Config, config_from_table, config_to_toml
 from wakeful.model.decoder import Decoder
 from wakeful.optim.torch_optimizers import BUILDERS
 from wakeful.report.published import published, published_names
+from wakeful.tables import merged, presets, read_table
 from wakeful.train.comparison import layouts_of, seeds_of, variants_of
 from wakeful.train.diagnosis import FIGURES
 

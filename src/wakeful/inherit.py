@@ -10,12 +10,7 @@ import polars as pl
 import tomli_w
 import torch
 
-from wakeful.config import (
-    Config,
-    from_table,
-    read_table,
-    to_table,
-)
+from wakeful.config import Config
 from wakeful.data.cache import prepared
 from wakeful.data.order import ValidationWindows
 from wakeful.data.tokens import PreparedData, is_prepared
@@ -34,6 +29,7 @@ from wakeful.report import checks
 from wakeful.report.inheritance import check_figures
 from wakeful.report.inheritance_page import write_inheritance
 from wakeful.run import Run, environment
+from wakeful.tables import from_table, read_table, to_table
 from wakeful.train.evaluate import evaluate, mean_loss
 from wakeful.train.progress import Display
 from wakeful.train.restore import restore

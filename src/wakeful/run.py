@@ -28,8 +28,9 @@ import torch
 from safetensors import SafetensorError
 
 import wakeful
-from wakeful.config import Config, config_from_table, read_table
+from wakeful.config import Config, config_from_table
 from wakeful.errors import WakefulError
+from wakeful.tables import read_table
 
 try:
     import fcntl

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from wakeful.config import Config, Table, config_from_table, merged
+from wakeful.config import Config, config_from_table
+from wakeful.tables import Table, merged
 
 WORDS = ("def", "return", "value", "layer", "for", "in", "range", "self", "None", "x", "y", "= 1")
 

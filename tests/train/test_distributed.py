@@ -18,12 +18,13 @@ from train import processes
 from train.runs import tiny, write_text
 from train.test_loop import losses, stop_after, weights
 from wakeful.cli import main
-from wakeful.config import Config, Table, config_to_table, config_to_toml
+from wakeful.config import Config, config_to_table, config_to_toml
 from wakeful.data.order import Batches
 from wakeful.distributed import World, started_as
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.run import Run
+from wakeful.tables import Table
 from wakeful.train import checkpoint
 from wakeful.train.loop import Initial, train
 from wakeful.train.parallel import check_shares

@@ -8,8 +8,9 @@ import tyro
 
 from wakeful.cli.console import display, write_page
 from wakeful.cli.parsing import leading, parse
-from wakeful.config import Config, config_from_table, read_table
+from wakeful.config import Config, config_from_table
 from wakeful.errors import WakefulError
+from wakeful.tables import read_table
 
 
 @dataclass(frozen=True, kw_only=True)

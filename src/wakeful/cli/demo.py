@@ -6,7 +6,8 @@ from pathlib import Path
 
 from wakeful.cli.console import OUT, display, tell, write_page
 from wakeful.cli.parsing import parse
-from wakeful.config import config_from_table, read_table
+from wakeful.config import config_from_table
+from wakeful.tables import read_table
 
 
 @dataclass(frozen=True, kw_only=True)

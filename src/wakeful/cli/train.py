@@ -9,8 +9,9 @@ import tyro
 
 from wakeful.cli.console import display, tell
 from wakeful.cli.parsing import leading, parse
-from wakeful.config import Config, config_from_table, presets, read_table
+from wakeful.config import Config, config_from_table
 from wakeful.errors import WakefulError
+from wakeful.tables import presets, read_table
 
 
 @dataclass(frozen=True, kw_only=True)

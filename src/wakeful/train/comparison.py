@@ -5,9 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from wakeful.config import Config, Table, merged
+from wakeful.config import Config
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.run import Run, refuse_link
+from wakeful.tables import Table, merged
 from wakeful.train.loop import train
 from wakeful.train.progress import Display
 
