@@ -229,7 +229,7 @@ def test_a_description_of_shares_that_cannot_be_is_refused(
     two: Path, tmp_path: Path, cut: Any
 ) -> None:
     run = Run.open(two / "own-fsdp")
-    copy = Path(shutil.copytree(run.checkpoints / "step-00000006", tmp_path / "copy"))
+    copy = Path(shutil.copytree(run.checkpoints / "step-00000006", tmp_path / "step-00000006"))
     content = json.dumps({**json.loads((copy / "state.json").read_text()), "cut": cut}).encode()
     (copy / "state.json").write_bytes(content)
     manifest = json.loads((copy / "manifest.json").read_text())
