@@ -236,7 +236,7 @@ def test_a_description_of_shares_that_cannot_be_is_refused(
     digest = hashlib.sha256(content).hexdigest()
     manifest["state.json"] = {"bytes": len(content), "sha256": digest}
     (copy / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(WakefulError, match=r"cannot be read|is of another model") as caught:
+    with pytest.raises(WakefulError, match=r"cannot be read|of another model|how tensors are cut") as caught:
         checkpoint.load_model(copy, Decoder(run.config.model))
     assert "\n" not in str(caught.value)
 
