@@ -236,7 +236,8 @@ def test_a_description_of_shares_that_cannot_be_is_refused(
     digest = hashlib.sha256(content).hexdigest()
     manifest["state.json"] = {"bytes": len(content), "sha256": digest}
     (copy / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(WakefulError, match=r"cannot be read|of another model|how tensors are cut") as caught:
+    said = r"cannot be read|of another model|how tensors are cut"
+    with pytest.raises(WakefulError, match=said) as caught:
         checkpoint.load_model(copy, Decoder(run.config.model))
     assert "\n" not in str(caught.value)
 
