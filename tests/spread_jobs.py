@@ -41,3 +41,5 @@ if __name__ == "__main__":
         harm(*job["harm"])
         sys.exit(main(job["commands"][0]))
     run_all(job["commands"])
+    sys.stdout.flush()
+    os._exit(0)  # as `python -m wakeful` ends under torchrun
