@@ -19,7 +19,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedModel
 
 from benchmarks.resident import forget_peak, resident
-from benchmarks.timing import Ratio, compare
+from benchmarks.timing import Ratio, compare, seconds
 from wakeful.data.sources import read_documents
 from wakeful.hf.smollm2 import smollm2_folder
 from wakeful.probes import exact
@@ -167,14 +167,11 @@ def ranks(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[Ratio]:
         f"rank of {len(got)} heads, equal, L={ids.shape[1]}", "svdvals",
         probe.spent / sum(exactly), high, low, probe.spent, sum(exactly), "<= 0.25",
     )  # fmt: skip
-    near = torch.stack([A for closed, A in matrices.heads if closed])
-    if len(near):
-        c1, c2, one = near.sum(1), near.square().sum(1), torch.ones(len(near))
-        took = []
-        for _ in range(9):
-            began = time.perf_counter()
-            column_bounds(c1, c2, one, 0.9)
-            took.append((time.perf_counter() - began) / len(near))
+    near = [A for closed, A in matrices.heads if closed]
+    if near:
+        stacked = torch.stack(near)
+        c1, c2, one = stacked.sum(1), stacked.square().sum(1), torch.ones(len(near))
+        took = [seconds(lambda: column_bounds(c1, c2, one, 0.9)) / len(near) for _ in range(9)]
         low, _, high = statistics.quantiles(took, n=4)
         best = statistics.median(took)
         yield Ratio(

@@ -8,13 +8,19 @@ often counted.
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from benchmarks import optimizer
-from benchmarks.models import GPT2, Ours, PlainGPT, Shape, random_tokens, training_step
+from benchmarks.models import (
+    GPT2,
+    Ours,
+    PlainGPT,
+    Shape,
+    attention_passes,
+    random_tokens,
+    training_step,
+)
 from benchmarks.timing import Ratio, compare
-from wakeful.model.attend import attend
 
 GPT2_SMALL = Shape(12, 12, 768, 3072, 50_304, 1024)
 SHAPES = {
@@ -50,16 +56,7 @@ def attention(device: torch.device, shape: tuple[int, int, int, int]) -> Iterato
     *inputs, grad = heads
     for x in inputs:
         x.requires_grad_()
-    sink, scale = torch.zeros(shape[2], device=device), shape[-1] ** -0.5
-
-    def ours() -> object:
-        return torch.autograd.grad(attend(*inputs, scale=scale, sink=sink), inputs, grad)
-
-    def plain() -> object:
-        q, k, v = (x.transpose(1, 2) for x in inputs)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
-        return torch.autograd.grad(out, inputs, grad)
-
+    ours, plain = attention_passes(inputs, grad)
     yield compare(f"softmax-1, {shape}", ours, "fused SDPA", plain, warmup=5, target="<= 1.03")
 
 

@@ -6,11 +6,9 @@ A ratio that stays the same grows as its peer does. The seconds beside it show t
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 
-from benchmarks.models import Llama, Ours, Shape, random_tokens, training_step
+from benchmarks.models import Llama, Ours, Shape, attention_passes, random_tokens, training_step
 from benchmarks.timing import Ratio, compare
-from wakeful.model.attend import attend
 
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192)
 DEPTHS = (2, 4, 8, 16, 32)
@@ -35,16 +33,7 @@ def ratios() -> Iterator[Ratio]:
 def _attention(length: int) -> Ratio:
     torch.manual_seed(0)
     heads = [torch.randn(1, length, HEADS, HEAD_WIDTH, requires_grad=True) for _ in range(3)]
-    grad, sink, scale = torch.randn_like(heads[0]), torch.zeros(HEADS), HEAD_WIDTH**-0.5
-
-    def ours() -> object:
-        return torch.autograd.grad(attend(*heads, scale=scale, sink=sink), heads, grad)
-
-    def theirs() -> object:
-        q, k, v = (x.transpose(1, 2) for x in heads)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
-        return torch.autograd.grad(out, heads, grad)
-
+    ours, theirs = attention_passes(heads, torch.randn_like(heads[0]))
     return compare(f"softmax-1, L={length}", ours, "plain SDPA", theirs, rounds=_rounds(length))
 
 

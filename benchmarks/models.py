@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wakeful.model.architecture import ModelConfig
+from wakeful.model.attend import attend
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialise import initialise
 
@@ -165,3 +166,21 @@ def training_step(
         optimizer.zero_grad(set_to_none=True)
 
     return step
+
+
+def attention_passes(
+    inputs: list[Tensor], grad: Tensor
+) -> tuple[Callable[[], object], Callable[[], object]]:
+    """Return forward and backward of softmax-1 and of fused SDPA on q, k and v (B, L, H, d)."""
+    sink = torch.zeros(grad.shape[2], device=grad.device)
+    scale = grad.shape[-1] ** -0.5
+
+    def softmax1() -> object:
+        return torch.autograd.grad(attend(*inputs, scale=scale, sink=sink), inputs, grad)
+
+    def fused() -> object:
+        q, k, v = (x.transpose(1, 2) for x in inputs)
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+        return torch.autograd.grad(out, inputs, grad)
+
+    return softmax1, fused

@@ -7,14 +7,13 @@ backward + the optimizer's mean step. What SOAP does every tenth step counts by 
 """
 
 import statistics
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from benchmarks.models import CPU, Ours, Shape, random_tokens
-from benchmarks.timing import Ratio, synchronise
+from benchmarks.timing import Ratio, seconds
 from wakeful.optim.groups import decay_groups
 from wakeful.optim.orthoadam import OrthoAdam
 
@@ -49,12 +48,12 @@ def ratios(
         for optimizer in optimizers.values():
             optimizer.step()
     for number in range(rounds):
-        passes.append(_time(lambda: _backward(model, tokens, bfloat16)))
+        passes.append(seconds(lambda: _backward(model, tokens, bfloat16)))
         names = list(optimizers)
         shift = number % len(names)
         for name in names[shift:] + names[:shift]:
             count = PERIOD if name in (SOAP, "eigenbasis") else 2
-            took = _time(lambda name=name, count=count: _step(optimizers[name], count))
+            took = seconds(lambda name=name, count=count: _step(optimizers[name], count))
             steps[name].append(took / count)
     for name, target in ROTATIONS.items():
         yield _whole_step(name, FUSED, passes, steps, target)
@@ -113,14 +112,6 @@ def _backward(model: torch.nn.Module, tokens: Tensor, bfloat16: bool) -> None:
 def _step(optimizer: torch.optim.Optimizer, count: int) -> None:
     for _ in range(count):
         optimizer.step()
-
-
-def _time(run: Callable[[], object]) -> float:
-    synchronise()
-    began = time.perf_counter()
-    run()
-    synchronise()
-    return time.perf_counter() - began
 
 
 def _whole_step(

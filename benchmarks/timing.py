@@ -43,11 +43,11 @@ def compare(
     pairs: list[tuple[float, float]] = []
     for number in range(rounds):
         if number % 2:
-            second = _time(run_peer)
-            first = _time(run)
+            second = seconds(run_peer)
+            first = seconds(run)
         else:
-            first = _time(run)
-            second = _time(run_peer)
+            first = seconds(run)
+            second = seconds(run_peer)
         pairs.append((first, second))
     ratios = [first / second for first, second in pairs]
     low, _, high = statistics.quantiles(ratios, n=4)
@@ -63,7 +63,8 @@ def compare(
     )
 
 
-def _time(run: Callable[[], object]) -> float:
+def seconds(run: Callable[[], object]) -> float:
+    """Return how long a call takes, a GPU's work included."""
     synchronise()
     began = time.perf_counter()
     run()
