@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from wakeful.cli import main
-from wakeful.distributed import joined, started_as
+from wakeful.distributed import joined, leave, started_as
 from wakeful.errors import WakefulError
 
 
@@ -39,7 +39,6 @@ if __name__ == "__main__":
     job = json.loads(Path(sys.argv[1]).read_text())
     if job["harm"]:
         harm(*job["harm"])
-        sys.exit(main(job["commands"][0]))
+        leave(main(job["commands"][0]))
     run_all(job["commands"])
-    sys.stdout.flush()
-    os._exit(0)  # as `python -m wakeful` ends under torchrun
+    leave(0)

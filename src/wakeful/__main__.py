@@ -6,10 +6,8 @@ import sys
 from wakeful.cli import main
 
 status = main()
-if os.environ.get("WORLD_SIZE", "1") != "1":
-    # All is written by now. Threads of native libraries have been seen to abort an interpreter that
-    # ends under torchrun, which then calls a run that is done a failure.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+if "WORLD_SIZE" in os.environ:
+    from wakeful.distributed import leave  # imports torch, which `--help` does without
+
+    leave(status)
 sys.exit(status)

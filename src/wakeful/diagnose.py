@@ -10,10 +10,10 @@ from typing import Any
 import transformers
 from rich.table import Table as Grid
 
-from wakeful.data.sources import read_documents
+from wakeful.data.beginning import beginning_of
 from wakeful.distributed import joined
 from wakeful.errors import WakefulError
-from wakeful.hf.pretrained import load
+from wakeful.hf.several import load_each
 from wakeful.probes.diagnose import Diagnosis, diagnose, sequences_of, tidy
 from wakeful.report.charts import save_chart
 from wakeful.report.diagnosis import findings, summary
@@ -22,9 +22,6 @@ from wakeful.report.diagnosis_page import write_diagnosis
 from wakeful.run import Run, environment, machine_line
 from wakeful.train.progress import Display, Silent
 from wakeful.train.setup import DTYPES, choose_device
-
-_CHARACTERS_A_TOKEN = 64
-"""More than any tokenizer averages: enough text is read and no more."""
 
 
 def run_diagnosis(
@@ -66,15 +63,10 @@ def run_diagnosis(
         place = choose_device(device, world)
         words = world.leader_first(lambda: beginning_of(source, length * num_sequences))
         diagnoses: list[Diagnosis] = []
-        for name in models:
-            show.note(f"loading {name}")
-            loaded = world.leader_first(
-                lambda name=name: load(
-                    name, device=place, dtype=DTYPES[dtype], trust_remote_code=trust_remote_code
-                )
-            )
-            if loaded.name in {diagnosis.name for diagnosis in diagnoses}:
-                raise WakefulError(f"two models are called {loaded.name!r}; rename one")
+        for loaded in load_each(
+            models, device=place, dtype=DTYPES[dtype], trust_remote_code=trust_remote_code,
+            show=show, world=world,
+        ):  # fmt: skip
             sequences = sequences_of(
                 loaded, words, length=length, num_sequences=num_sequences, bos=bos
             )
@@ -146,18 +138,6 @@ def _write(
 def _tell(show: Display, name: str, num_sequences: int, done: int, total: int) -> None:
     others = "" if total == num_sequences else f", the first process's share of {num_sequences}"
     show.note(f"{name}: sequence {done} of {total}{others}")
-
-
-def beginning_of(source: str, num_tokens: int) -> str:
-    """Return text from a source's beginning, enough for `num_tokens` tokens of any tokenizer."""
-    parts: list[str] = []
-    size = 0
-    for document in read_documents(source):
-        parts.append(document.text)
-        size += len(document.text)
-        if size >= _CHARACTERS_A_TOKEN * num_tokens:
-            break
-    return "\n".join(parts)
 
 
 def _save_figures(diagnoses: Sequence[Diagnosis], folder: Path, formats: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -192,6 +192,20 @@ def started_as() -> tuple[int, int]:
             f"{os.environ.get('RANK', 'not set')!r}: start several processes with torchrun, or "
             "unset WORLD_SIZE"
         ) from None
+
+
+def leave(status: int) -> NoReturn:
+    """End this process with a status; all it had to write must be written.
+
+    One of several processes ends at once, without Python's clearing up: a native thread that asks
+    for the interpreter's lock by then aborts the process, and torchrun would call a run that is
+    done a failure.
+    """
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 def is_lost(error: BaseException) -> bool:

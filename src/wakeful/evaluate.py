@@ -1,7 +1,6 @@
 """The verb evaluate: models, a text and examples in, a run directory with tables and a page out."""
 
 import importlib.util
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import transformers
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from wakeful.data.sources import read_documents
+from wakeful.data.beginning import beginning_of
 from wakeful.distributed import World, joined
 from wakeful.errors import WakefulError
 from wakeful.evaluation.examples import Choice, Completion, read_choices, read_lambada
@@ -20,7 +19,8 @@ from wakeful.evaluation.likelihood import check_causal
 from wakeful.evaluation.measures import Measures
 from wakeful.evaluation.perplexity import perplexity
 from wakeful.evaluation.scores import Score, tidy
-from wakeful.hf.pretrained import Loaded, load
+from wakeful.hf.pretrained import Loaded
+from wakeful.hf.several import load_each
 from wakeful.report.evaluation import shown, write_evaluation
 from wakeful.report.evaluation_summary import method_of, summary
 from wakeful.run import Run, environment
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from lm_eval.api.task import Task
 
 INSTALL_LM_EVAL = "pip install 'lm-eval>=0.4.13,<0.5'"
-_CHARACTERS_A_TOKEN = 64
-"""More than any tokenizer averages: enough text is read and no more."""
 _SECONDS_BETWEEN_NOTES = 10.0
 
 
@@ -74,15 +72,10 @@ def run_evaluation(
         material = world.leader_first(lambda: _read(measures, show))
         scores: list[Score] = []
         names: dict[str, str] = {}
-        for source in models:
-            show.note(f"loading {source}")
-            loaded = world.leader_first(
-                lambda source=source: load(
-                    source, device=place, dtype=DTYPES[dtype], trust_remote_code=trust_remote_code
-                )
-            )
-            if loaded.name in names:
-                raise WakefulError(f"two models are called {loaded.name!r}; rename one")
+        for loaded in load_each(
+            models, device=place, dtype=DTYPES[dtype], trust_remote_code=trust_remote_code,
+            show=show, world=world,
+        ):  # fmt: skip
             names[loaded.name] = loaded.architecture
             scores += _measure(
                 loaded, measures, material, show, world, bos=bos, batch_size=batch_size
@@ -104,7 +97,8 @@ def run_evaluation(
 
 def _read(measures: Measures, show: Display) -> _Material:
     """Read the text and the examples; what is wrong with them is said before a model is loaded."""
-    text = _text(measures) if measures.source else ""
+    enough = measures.length * measures.num_sequences
+    text = beginning_of(measures.source, enough) if measures.source else ""
     completions = read_lambada(measures.lambada) if measures.lambada else []
     choices = read_choices(measures.choices, measures.labels) if measures.choices else []
     tasks: dict[str, Task] = {}
@@ -181,19 +175,6 @@ def _measure(
             model = Dealt(loaded.name, model, world)
         scores += run_tasks(loaded.name, model, material.tasks, limit=measures.limit)
     return scores
-
-
-def _text(measures: Measures) -> str:
-    enough = _CHARACTERS_A_TOKEN * measures.length * measures.num_sequences or math.inf
-    parts: list[str] = []
-    size = 0
-    for document in read_documents(measures.source):
-        parts.append(document.text)
-        size += len(document.text)
-        if size >= enough:
-            break
-    text = "\n".join(parts)
-    return text if enough == math.inf else text[: int(enough)]
 
 
 def _every(show: Display, what: str) -> Callable[[int, int], None]:

@@ -11,7 +11,7 @@ import transformers
 from rich.table import Table as Grid
 from torch import Tensor, nn
 
-from wakeful.diagnose import beginning_of
+from wakeful.data.beginning import beginning_of
 from wakeful.errors import WakefulError
 from wakeful.hf.pretrained import Loaded, load
 from wakeful.probes.diagnose import sequences_of

@@ -2,5 +2,6 @@
 
 from train.faults import stopped, uncut
 from train.runs import text
+from train.shares import folder
 
-__all__ = ["stopped", "text", "uncut"]
+__all__ = ["folder", "stopped", "text", "uncut"]

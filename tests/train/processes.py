@@ -156,4 +156,7 @@ def main(job: Path) -> None:
 
 
 if __name__ == "__main__":
+    from wakeful.distributed import leave
+
     main(Path(sys.argv[1]))
+    leave(0)

@@ -2,12 +2,7 @@
 
 import hashlib
 import json
-import os
 import shutil
-import signal
-import socket
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,90 +10,21 @@ import pytest
 import torch
 
 from train import processes
-from train.runs import tiny, write_text
+from train.shares import CASES, SUMS, alone, assert_alike, config_of, job, together
 from train.test_loop import losses, stop_after, weights
 from wakeful.cli import main
-from wakeful.config import Config, config_to_table, config_to_toml
+from wakeful.config import Config
 from wakeful.data.order import Batches
-from wakeful.distributed import World, started_as
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.run import Run
-from wakeful.tables import Table
 from wakeful.train import checkpoint
-from wakeful.train.loop import Initial, train
-from wakeful.train.parallel import check_shares
+from wakeful.train.loop import train
 from wakeful.train.restore import restore
 from wakeful.train.setup import load_data
-from wakeful.variants import variants
 
-CASES: dict[str, Table] = {
-    "own": {"train": {"diagnose": {"every": 4, "num_sequences": 3}, "eval_batch_size": 7}},
-    "resformer": {"model": {"route": 'resformer(mode="learnable")', "tied": True}},
-    "svformer": {"model": {"route": "svformer", "normalizer": "softmax1(learned=True)"}},
-    "neutreno": {"model": {"route": "neutreno", "tied": True, "num_kv_heads": 1},
-                 "train": {"checkpoint_activations": True, "micro_batch_size": 1}},
-    "denseformer": {"model": {"route": "dense", "depth": "denseformer", "num_layers": 3},
-                    "train": {"micro_batch_size": 1, "dtype": "float64"}},
-    "hadamard": {"optimizer": {"name": "orthoadam"}},
-    "haar": {"optimizer": {"name": "orthoadam", "rotation": "haar"}},
-}  # fmt: skip
-"""Configurations that are trained on one process, on shares and on replicas."""
-FIELDS = {"routes": "route", "depth": "depth", "normalizers": "normalizer"}
 REPLICAS = ("own", "resformer", "neutreno")
-"""Those of them that the fast tests train on replicas too."""
-SUMS = {"float32": 1e-6, "float64": 1e-12}
-"""How far sums in another order may be: relative, for losses and gradient norms."""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Give a folder with text and a cache of its own, shared by the runs of this file."""
-    here = tmp_path_factory.mktemp("processes")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WAKEFUL_CACHE", str(here / "cache"))
-        write_text(here / "text")
-        yield here
-
-
-def config_of(folder: Path, over: Table, parallel: str = "fsdp") -> Config:
-    over = {**over, "train": {**over.get("train", {}), "parallel": parallel}}
-    return tiny(folder / "text", **over)
-
-
-def job(
-    out: Path,
-    config: Config | None = None,
-    *,
-    stop: int = 0,
-    nan: tuple[int, int] | None = None,
-    initial: Path | None = None,
-) -> Table:
-    """Return an entry of a job file; without a configuration it resumes."""
-    return {
-        "out": str(out),
-        "config": config and config_to_table(config),
-        "resume": not config,
-        "stop": stop,
-        "nan": nan,
-        "initial": initial and str(initial),
-    }
-
-
-def together(folder: Path, number: int, jobs: list[Table]) -> None:
-    """Do jobs, one after the other, in `number` processes."""
-    file = folder / f"jobs-{number}.json"
-    file.write_text(json.dumps(jobs))
-    status, _, errors = processes.ended(
-        processes.start(number, str(file), module="train.processes")
-    )
-    assert status == 0, errors
-
-
-def alone(folder: Path, name: str) -> Run:
-    """Return the run of a case in one process."""
-    path = folder / "one" / name
-    return Run.open(path) if path.exists() else train(config_of(folder, CASES[name]), path)
+"""The cases that the fast tests train on replicas too."""
 
 
 @pytest.fixture(scope="module")
@@ -127,19 +53,6 @@ def two(folder: Path) -> Path:
     jobs += [job(out / name) for name in ("cut", "replicas-cut", "one-then-two")]
     together(folder, 2, jobs)
     return out
-
-
-def assert_alike(run: Run, one: Run, tolerance: float) -> None:
-    """Check that all figures of a run are those of another to a relative tolerance."""
-    mine, theirs = run.metrics(), one.metrics()
-    assert [(row["kind"], row["step"]) for row in mine] == [
-        (row["kind"], row["step"]) for row in theirs
-    ]
-    for here, there in zip(mine, theirs, strict=True):
-        keys = here.keys() - {"seconds", "tokens_per_second", "standard_error"}
-        assert keys == there.keys() - {"seconds", "tokens_per_second", "standard_error"}
-        for key in keys - {"kind"}:
-            assert here[key] == pytest.approx(there[key], rel=tolerance), (here["step"], key)
 
 
 @pytest.mark.parametrize(
@@ -287,33 +200,6 @@ def test_a_batch_that_is_no_number_on_one_process_stops_all(folder: Path, two: P
     assert losses(resumed) == pytest.approx(losses(alone(folder, "own")), rel=1e-6)
 
 
-def test_a_killed_process_ends_all_and_the_run_goes_on(folder: Path) -> None:
-    config = config_of(folder, {"train": {"steps": 60, "checkpoint_every": 10, "eval_every": 0}})
-    (folder / "config.toml").write_text(config_to_toml(config))
-    path = folder / "killed"
-    running = processes.start(2, "train", str(folder / "config.toml"), "--out", str(path))
-    processes.wait_for_rows(path, 15)
-    everybody = processes.workers(running)
-    began = time.monotonic()
-    os.kill(everybody[1], signal.SIGKILL)
-    time.sleep(0.02)
-    os.kill(everybody[0], signal.SIGTERM)  # torchrun sends it too, a little later
-    status, _, errors = processes.ended(running)
-    assert time.monotonic() - began < processes.ENDS_WITHIN
-    assert status == 1
-    assert not any(Path(f"/proc/{number}").exists() for number in everybody.values())
-    (line,) = processes.said(errors)
-    assert "another process of this run is gone" in line
-    assert (
-        f"0 is kept; continue with: torchrun [as before] -m wakeful train --resume {path}" in line
-    )
-    run = Run.open(path)
-    assert run.header["status"] == "stopped"
-    assert checkpoint.steps(run.checkpoints)[-1] >= 10
-    one = train(config, folder / "one" / "long")
-    assert_alike(train(Config(), path, resume=True), one, 1e-5)  # 60 steps of rounding
-
-
 def test_a_run_that_another_process_works_in_is_refused_once(two: Path, tmp_path: Path) -> None:
     run = Run(Path(shutil.copytree(two / "own-fsdp", tmp_path / "run")))
     before = sorted(file.name for file in run.path.iterdir())
@@ -324,160 +210,3 @@ def test_a_run_that_another_process_works_in_is_refused_once(two: Path, tmp_path
     assert "another process is working in" in line
     assert sorted(file.name for file in run.path.iterdir()) == sorted({*before, ".lock"})
     assert run.header["status"] == "done"
-
-
-def test_shares_of_a_batch(tmp_path: Path) -> None:
-    four = World(rank=1, size=4)
-    config = tiny(tmp_path, train={"batch_size": 12, "micro_batch_size": 6})
-    check_shares(config, four)  # a share of 3 is below the most at once
-    with pytest.raises(WakefulError, match="micro_batch_size = 2 does not divide the 3 sequences"):
-        check_shares(tiny(tmp_path, train={"batch_size": 12, "micro_batch_size": 2}), four)
-    with pytest.raises(WakefulError, match=r"batch_size = 3 .* by 4 processes; use 4 or more"):
-        check_shares(tiny(tmp_path, train={"batch_size": 3}), four)
-
-
-def test_an_environment_of_half_a_launcher_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RANK", raising=False)
-    for size in ("2", "many"):
-        monkeypatch.setenv("WORLD_SIZE", size)
-        with pytest.raises(WakefulError, match=r"start several processes with torchrun, or unset"):
-            started_as()
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    assert started_as() == (0, 1)
-
-
-def test_verbs_of_one_process_refuse_several(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "0")
-    assert main(["report", "nowhere"]) == 1
-    assert (
-        "report takes one process (several are for train, diagnose, evaluate)"
-        in capsys.readouterr().err
-    )
-
-
-@pytest.mark.slow
-def test_four_processes_compute_what_one_does_and_share_with_two(folder: Path, two: Path) -> None:
-    out = folder / "four"
-    shutil.copytree(two / "cut", out / "two-then-four")
-    shutil.rmtree(out / "two-then-four" / "checkpoints" / "step-00000008")
-    jobs = [
-        job(out / f"{name}-{parallel}", config_of(folder, over, parallel))
-        for name, over in CASES.items()
-        for parallel in ("fsdp", "ddp")
-    ]
-    together(folder, 4, [*jobs, job(out / "two-then-four")])
-    for name in CASES:
-        one = alone(folder, name)
-        for parallel in ("fsdp", "ddp"):
-            assert_alike(Run.open(out / f"{name}-{parallel}"), one, SUMS[one.config.train.dtype])
-    assert_alike(Run.open(out / "two-then-four"), alone(folder, "own"), SUMS["float32"])
-
-
-@pytest.mark.slow
-def test_two_machines_of_two_processes_each_hold_the_whole(folder: Path) -> None:
-    out = folder / "machines"
-    names = ("resformer", "neutreno", "haar")
-    jobs = [job(out / name, config_of(folder, CASES[name], "hsdp")) for name in names]
-    jobs += [job(out / "cut", config_of(folder, CASES["haar"], "hsdp"), stop=5), job(out / "cut")]
-    jobs += [job(out / "hsdp-then-one", config_of(folder, CASES["haar"], "hsdp"), stop=5)]
-    (folder / "machines.json").write_text(json.dumps(jobs))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    meeting = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "test",
-               "--rdzv-endpoint", f"127.0.0.1:{port}")  # fmt: skip
-    file = str(folder / "machines.json")
-    machines = [
-        processes.start(2, file, module="train.processes", meeting=meeting) for _ in range(2)
-    ]
-    for machine in machines:
-        status, _, errors = processes.ended(machine)
-        assert status == 0, errors
-    for name in names:
-        assert_alike(Run.open(out / name), alone(folder, name), SUMS["float32"])
-        middle = Run.open(out / name).checkpoints / "step-00000006"
-        shares = sorted(file.name for file in middle.glob("*.safetensors"))
-        assert shares == [f"{what}-0000{part}-of-00002.safetensors"
-                          for what in ("model", "optimizer") for part in (0, 1)]  # fmt: skip
-    assert losses(Run.open(out / "cut")) == losses(Run.open(out / "haar"))
-    resumed = train(Config(), out / "hsdp-then-one", resume=True)
-    assert_alike(resumed, alone(folder, "haar"), SUMS["float32"])
-
-
-@pytest.mark.slow
-def test_given_weights_and_a_teacher_on_two_processes(folder: Path) -> None:
-    teacher = alone(folder, "resformer").path
-    over = {"train": {"steps": 4, "distill": {"teacher": str(teacher), "alpha": 0.5}}}
-    ones, jobs = {}, []
-    for name, initial in (("taught", None), ("given", teacher)):
-        here = {**over, "model": CASES["resformer"]["model"]} if initial else over
-        for parallel in ("fsdp", "ddp"):
-            config = config_of(folder, here, parallel)
-            jobs.append(job(folder / f"{name}-{parallel}", config, initial=initial))
-        start = Initial(restore(initial).decoder, {"from": str(initial)}) if initial else None
-        ones[name] = train(config, folder / "one" / name, initial=start)
-    together(folder, 2, jobs)
-    for name, one in ones.items():
-        for parallel in ("fsdp", "ddp"):
-            assert_alike(Run.open(folder / f"{name}-{parallel}"), one, SUMS["float32"])
-
-
-@pytest.mark.slow
-def test_every_route_is_right_on_shares_with_recomputed_activations(folder: Path) -> None:
-    cases = {
-        f"{variant.__name__}-{number}": {
-            "model": {FIELDS[kind]: expression, "num_layers": 4},
-            "train": {"steps": 3, "checkpoint_every": 0, "eval_every": 0, "dtype": "float64",
-                      "checkpoint_activations": True, "micro_batch_size": 1},
-        }
-        for kind in FIELDS
-        for variant in variants(kind).values()
-        for number, expression in enumerate(variant.examples)
-    }  # fmt: skip
-    configs = {name: config_of(folder, over) for name, over in cases.items()}
-    together(folder, 2, [job(folder / "every" / n, config) for n, config in configs.items()])
-    for name, config in configs.items():
-        plain = train(config, folder / "one" / name)
-        assert_alike(Run.open(folder / "every" / name), plain, SUMS["float64"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("rank", "number"), [(0, signal.SIGKILL), (-1, signal.SIGTERM)])
-def test_the_first_process_killed_or_all_stopped_loses_nothing(
-    folder: Path, tmp_path: Path, rank: int, number: signal.Signals
-) -> None:
-    config = config_of(folder, {"train": {"steps": 60, "checkpoint_every": 10, "eval_every": 0}})
-    (tmp_path / "config.toml").write_text(config_to_toml(config))
-    path = tmp_path / "run"
-    running = processes.start(3 if rank else 2, "train", str(tmp_path / "config.toml"),
-                              "--out", str(path), "--train.batch-size", "6")  # fmt: skip
-    processes.wait_for_rows(path, 15)
-    os.kill(running.pid if rank < 0 else processes.workers(running)[rank], number)
-    _, _, errors = processes.ended(running)
-    (line,) = processes.said(errors)
-    kept = checkpoint.steps(path / "checkpoints")[-1]
-    if rank < 0:
-        assert f"stopped by SIGTERM after step {kept}, which is saved; continue with" in line
-    else:
-        assert "another process of this run is gone" in line
-    again = processes.start(2, "train", "--resume", str(path))
-    status, _, errors = processes.ended(again)
-    assert status == 0, errors
-    steps = [row["step"] for row in Run.open(path).metrics() if row["kind"] == "train"]
-    assert steps == list(range(1, 61))
-
-
-@pytest.mark.slow
-def test_compiled_blocks_compute_the_same(folder: Path) -> None:
-    over: Table = {"model": {"route": 'resformer(mode="learnable")'}, "train": {"steps": 3}}
-    plain = train(config_of(folder, over), folder / "one" / "plain")
-    over = {**over, "train": {"steps": 3, "compile": True}}
-    jobs = [job(folder / "compiled" / p, config_of(folder, over, p)) for p in ("fsdp", "ddp")]
-    together(folder, 2, jobs)
-    for parallel in ("fsdp", "ddp"):
-        assert losses(Run.open(folder / "compiled" / parallel)) == pytest.approx(
-            losses(plain), rel=1e-5
-        )
