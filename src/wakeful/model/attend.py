@@ -277,18 +277,20 @@ def _flash_backward(grad, q, k, v, out, lse, keep, causal, scale):
 
 
 def _efficient_forward(q, k, v, keep, causal, scale):
-    repeats = q.shape[1] // k.shape[1]
+    width, repeats = q.shape[-1], q.shape[1] // k.shape[1]
     k, v = (heads.repeat_interleave(repeats, dim=1) for heads in (k, v))
+    q, k, v = map(_aligned, (q, k, v))
     out, lse, _, _ = _aten._scaled_dot_product_efficient_attention(
         q, k, v, _padded_bias(keep, q), True, 0.0, causal, scale=scale
     )
     # The kernel pads the log-sum-exp to whole blocks of queries.
-    return out, lse[..., : q.shape[2]]
+    return out[..., :width], lse[..., : q.shape[2]]
 
 
 def _efficient_backward(grad, q, k, v, out, lse, keep, causal, scale):
-    groups, repeats = k.shape[1], q.shape[1] // k.shape[1]
+    width, groups, repeats = q.shape[-1], k.shape[1], q.shape[1] // k.shape[1]
     k, v = (heads.repeat_interleave(repeats, dim=1) for heads in (k, v))
+    grad, q, k, v, out = map(_aligned, (grad, q, k, v, out))
     state = torch.zeros((), dtype=torch.int64, device=q.device)
     blocks = -(-q.shape[2] // 32) * 32
     padded = F.pad(lse, (0, blocks - q.shape[2]), value=math.inf)
@@ -297,7 +299,16 @@ def _efficient_backward(grad, q, k, v, out, lse, keep, causal, scale):
         [True, True, True, False], causal, scale=scale,
     )  # fmt: skip
     grad_k, grad_v = (heads.unflatten(1, (groups, repeats)).sum(2) for heads in (grad_k, grad_v))
-    return grad_q, grad_k, grad_v
+    return grad_q[..., :width], grad_k[..., :width], grad_v[..., :width]
+
+
+def _aligned(heads: Tensor) -> Tensor:
+    """Return heads whose width the kernel can load: it knows none but multiples of 8.
+
+    Columns of zeros change no logit, and those of the output and the gradients are cut off.
+    """
+    missing = -heads.shape[-1] % 8
+    return F.pad(heads, (0, missing)) if missing else heads
 
 
 def _padded_bias(keep: Tensor | None, q: Tensor) -> Tensor | None:
