@@ -90,6 +90,24 @@ def test_what_exists_is_never_overwritten(tmp_path: Path) -> None:
     assert made(tmp_path / "empty").header["status"] == "running"
 
 
+@pytest.mark.parametrize(
+    ("kind", "there", "resumes"),
+    [("train", "train", True), ("inherit", "inherit", True), ("train", "diagnose", False),
+     ("diagnose", "train", False), ("evaluate", "evaluate", False), ("compare", "", False)],
+)  # fmt: skip
+def test_resuming_is_named_where_it_can_be_done(
+    tmp_path: Path, kind: str, there: str, resumes: bool
+) -> None:
+    path = tmp_path / "run"
+    if there:
+        Run(path).make(there, {})
+    else:
+        path.write_text("a file")
+    with pytest.raises(WakefulError, match="choose another folder") as caught:
+        Run(path).refuse_existing(kind)
+    assert ("--resume" in str(caught.value)) == resumes
+
+
 def test_of_two_that_create_at_once_one_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "run"
     slow = Run.create(path, "train", {"name": "slow"})

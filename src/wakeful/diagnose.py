@@ -57,7 +57,7 @@ def run_diagnosis(
     with joined() as world:
         show = show if world.first else Silent()
         if world.first:
-            run.refuse_existing()
+            run.refuse_existing("diagnose")
         if num_sequences < 1:
             raise WakefulError(f"num_sequences = {num_sequences}: at least one is needed")
         place = choose_device(device, world)

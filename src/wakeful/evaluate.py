@@ -65,7 +65,7 @@ def run_evaluation(
     with joined() as world:
         show = show if world.first else Silent()
         if world.first:
-            run.refuse_existing()
+            run.refuse_existing("evaluate")
         if batch_size < 1:
             raise WakefulError(f"batch_size = {batch_size}: at least one is needed")
         place = choose_device(device, world)

@@ -65,7 +65,7 @@ def run_inheritance(source: str, out: Path, wishes: Wishes, *, shown: Shown) -> 
     """
     began = time.monotonic()
     run = Run(out)
-    run.refuse_existing()
+    run.refuse_existing("inherit")
     check_wishes(wishes)
     with shown("inherit") as show:
         show.note(f"loading {source}")

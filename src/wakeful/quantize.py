@@ -116,7 +116,7 @@ def chosen_schemes(names: Sequence[str], scales: Sequence[ScaleKind]) -> list[Sc
 
 
 def _check(out: Path, save: str, schemes: Sequence[Scheme], count: int, calibration: int) -> None:
-    Run(out).refuse_existing()
+    Run(out).refuse_existing("quantize")
     if count < 1 or calibration < 1:
         raise WakefulError(
             f"num_sequences and calibration_sequences must be at least 1, got {count} and "
@@ -134,7 +134,7 @@ def _check(out: Path, save: str, schemes: Sequence[Scheme], count: int, calibrat
         raise WakefulError(
             f"--save {save} and --out {out} are one folder or one inside the other: name two"
         )
-    Run(save).refuse_existing()
+    Run(save).refuse_existing("quantized")
 
 
 def _tokens(

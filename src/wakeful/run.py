@@ -38,6 +38,8 @@ except ImportError:  # Windows has no flock; there a run directory is not guarde
     fcntl = None
 
 FORMAT = 1
+RESUMED = ("train", "compare", "inherit")
+"""The kinds of run that can be gone on with."""
 
 
 class Run:
@@ -54,7 +56,7 @@ class Run:
         A path that exists is refused, except an empty folder, which is filled where it is.
         """
         final = cls(path)
-        final.refuse_existing()
+        final.refuse_existing(kind)
         aside = not final.path.is_dir()
         part = final.path.with_name(f".{final.path.name}.{os.getpid()}.part")
         run = cls(part if aside else path)
@@ -69,7 +71,7 @@ class Run:
                  "wakeful": wakeful.__version__, **fields},
             )  # fmt: skip
             if aside:
-                final.refuse_existing()  # another process may have been faster
+                final.refuse_existing(kind)  # another process may have been faster
                 with disk_errors(final.path):
                     part.rename(final.path)
         except BaseException:
@@ -96,15 +98,16 @@ class Run:
         with Run.create(self.path, kind, fields):
             pass
 
-    def refuse_existing(self) -> None:
-        """Raise `WakefulError` if there is anything at the run's path."""
+    def refuse_existing(self, kind: str) -> None:
+        """Raise `WakefulError` if there is anything where a run of this kind is to be."""
         with disk_errors(self.path):
             if not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir())):
                 return
-        raise WakefulError(
-            f"{self.path} exists already; choose another folder, or go on with what is there by "
-            "--resume"
-        )
+        there = ""
+        with contextlib.suppress(WakefulError):
+            there = self.header.get("kind", "")
+        resume = ", or go on with what is there by --resume" if there == kind in RESUMED else ""
+        raise WakefulError(f"{self.path} exists already; choose another folder{resume}")
 
     @property
     def header(self) -> dict[str, Any]:

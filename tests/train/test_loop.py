@@ -287,13 +287,14 @@ def test_no_clipping_means_none(text: Path, tmp_path: Path) -> None:
     ("name", "message"),
     [
         ("tpu", "is no device"),
-        ("meta", "does not train"),
+        ("meta", "is not supported"),
         ("cuda:99", r"no CUDA device|CUDA devices here"),
     ],
 )
 def test_devices_that_are_not_there_are_refused(name: str, message: str) -> None:
-    with pytest.raises(WakefulError, match=message):
-        choose_device(name)
+    for field in ("device", "train.device"):
+        with pytest.raises(WakefulError, match=f"^{field} = '{name}'.*({message})"):
+            choose_device(name, field=field)
 
 
 @pytest.mark.parametrize("width", [10**12, 10**30])

@@ -87,8 +87,8 @@ def _train(
     if resume:
         config = _begun(Run.open(path))
     elif world.first and Path(path).exists():
-        Run(path).refuse_existing()
-    device = choose_device(config.train.device, world)
+        Run(path).refuse_existing("train")
+    device = choose_device(config.train.device, world, field="train.device")
     check_installed(enabled=config.train.tensorboard)
     check_schemes(config)
     check_shares(config, world)

@@ -57,34 +57,35 @@ def resolved(config: Config, data: PreparedData, given: ModelConfig | None = Non
     return dataclasses.replace(config, model=given)
 
 
-def choose_device(name: str, world: World = ALONE) -> torch.device:
+def choose_device(name: str, world: World = ALONE, *, field: str = "device") -> torch.device:
     """Return the device called `name`; "auto" is a GPU where torch sees one, else the CPU.
 
-    Of several processes each has the GPU of its number on its machine.
+    Of several processes each has the GPU of its number on its machine. `field` is what errors call
+    the option.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if world.size > 1 and name.startswith("cuda"):
         if name != "cuda":
             raise WakefulError(
-                f"train.device = {name!r} names one GPU, and there are {world.size} processes: "
+                f"{field} = {name!r} names one GPU, and there are {world.size} processes: "
                 'with "cuda" each takes its own'
             )
         name = f"cuda:{world.local_rank}"
     if world.size > 1 and name == "mps":
-        raise WakefulError('train.device = "mps" takes one process; leave out torchrun')
+        raise WakefulError(f'{field} = "mps" takes one process; leave out torchrun')
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise WakefulError(f"train.device = {name!r} is no device; use auto, cpu or cuda") from None
+        raise WakefulError(f"{field} = {name!r} is no device; use auto, cpu or cuda") from None
     if device.type not in ("cpu", "cuda", "mps"):
-        raise WakefulError(f"train.device = {name!r} does not train; use auto, cpu, cuda or mps")
+        raise WakefulError(f"{field} = {name!r} is not supported; use auto, cpu, cuda or mps")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise WakefulError(f"train.device = {name!r}, but torch sees no CUDA device here")
+        raise WakefulError(f"{field} = {name!r}, but torch sees no CUDA device here")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         more = "" if world.size == 1 else "; start no more processes on a machine than it has GPUs"
         raise WakefulError(
-            f"train.device = {name!r}, but torch sees {torch.cuda.device_count()} CUDA devices "
+            f"{field} = {name!r}, but torch sees {torch.cuda.device_count()} CUDA devices "
             f"here{more}"
         )
     if world.size > 1 and device.type == "cuda":
