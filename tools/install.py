@@ -52,7 +52,7 @@ def main() -> int:
         subprocess.run([*pip, "install", "--quiet", torch], check=True)
         constraints = []
     print("installing wakeful and what it needs ...", flush=True)
-    editable = ["install", "--quiet", "--editable", f"{ROOT}[dev,datasets,tensorboard,torchao]"]
+    editable = ["install", "--quiet", "--editable", f"{ROOT}[dev,datasets,tensorboard]"]
     subprocess.run([*pip, *editable, *constraints], check=True)
     pinned = ["--constraint", str(ROOT / "constraints.txt")]
     subprocess.run([*pip, "install", "--quiet", "--no-deps", *LM_EVAL, *pinned], check=True)
