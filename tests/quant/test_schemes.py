@@ -81,21 +81,28 @@ OTHERS = [
     "weights=zeropoint8/channel,inputs=absmax8/tensor",
     "weights=zeropoint3/tensor,inputs=absmax6/token,outputs=absmax8/token",
     "weights=absmax6/tensor",
+    "weights=absmax4/channel,outputs=absmax8/token",
 ]
 
 
 @pytest.mark.parametrize("text", [*SCHEMES, *OTHERS])
-@pytest.mark.parametrize("k", [8, 13])
-def test_integers_agree_with_the_reference_to_the_bit(text: str, k: int) -> None:
+@pytest.mark.parametrize("k", [1, 8, 13])
+def test_integers_agree_with_the_reference(text: str, k: int) -> None:
+    """To the bit; where weights alone are quantised the product is scaled, so to rounding."""
     w = 5 + torch.randn(11, k)  # far from zero: the zero point matters
     layer = linear_of(w, torch.randn(11))
     x = torch.randn(2, 5, k) * torch.logspace(-2, 2, 5).reshape(5, 1)
     one, other = (quantised(layer, parse_scheme(text), way) for way in ("reference", "integer"))
-    torch.testing.assert_close(one(x), other(x), rtol=0, atol=0)
+    scheme = parse_scheme(text)
+    weights_only = scheme.inputs is None and scheme.outputs is None
+    scale = x.abs().sum(-1, keepdim=True) * w.abs().max() if weights_only else torch.zeros(())
+    assert ((one(x) - other(x)).abs() <= 4e-7 * scale).all()
     assert one(x).shape == (2, 5, 11)
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 64, 3), (5, 7, 3), (33, 1536, 24)])
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1), (1, 1, 3), (5, 1, 3), (1, 64, 3), (5, 7, 3), (33, 1536, 24)]
+)
 def test_integer_products_are_exact_at_their_largest(shape: tuple[int, int, int]) -> None:
     m, k, n = shape
     a = torch.full((m, k), 127, dtype=torch.int8)

@@ -1,5 +1,6 @@
 """The command line: one file a verb."""
 
+import logging
 import os
 import sys
 import time
@@ -30,11 +31,15 @@ VERBS = {
 """In the order a newcomer reads them; each is a file here with its options and `run`."""
 SPREAD = ("train", "diagnose", "evaluate")
 """Those that share their work out over the processes of torchrun."""
+_CHATTY = ("torchao", "torch.utils._pytree")
+"""Loggers that complain of torchao, which Transformers imports wherever it is installed."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; return its exit status."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(logging.ERROR)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         _overview()
         return 0

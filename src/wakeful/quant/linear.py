@@ -14,7 +14,7 @@ from wakeful.errors import WakefulError
 from wakeful.model.attention import Heads, into_heads
 from wakeful.model.flow import Flow
 from wakeful.quant.arithmetic import LINEARS, Arithmetic, Operands
-from wakeful.quant.grids import Grid, Scales, Zeropoint, pack, unpack
+from wakeful.quant.grids import Grid, Scales, Zeropoint, pack
 from wakeful.quant.schemes import Rule, Scheme
 
 _PACKED_BITS = 4
@@ -94,9 +94,9 @@ class QuantisedLinear(nn.Module):
 
     @property
     def operands(self) -> Operands:
-        """The weights as whole numbers with their scales."""
-        integers = unpack(self.integers, self.in_features) if self.packed else self.integers
-        return Operands(self.scheme.weights, integers, Scales(self.scale, self.zero))
+        """The weights as they are stored, with their scales."""
+        scales = Scales(self.scale, self.zero)
+        return Operands(self.scheme.weights, self.integers, scales, self.in_features)
 
     def dequantised(self) -> Tensor:
         """Return Ŵ (N, K) in float32."""
@@ -106,12 +106,14 @@ class QuantisedLinear(nn.Module):
     def linear(self, x: Tensor) -> Tensor:
         """Return ŷ (..., N) of x (..., K)."""
         rows = x.reshape(-1, self.in_features).float()
-        inputs = self.scheme.inputs
+        inputs, outputs = self.scheme.inputs, self.scheme.outputs
         scales = None if inputs is None else _activation_scales(inputs, rows, self.input_scale)
-        y = LINEARS[self.arithmetic](rows, inputs, scales, self.operands)
+        arithmetic = self.arithmetic
+        if arithmetic == "integer" and inputs is None and outputs is not None:
+            arithmetic = "reference"  # an output that is rounded needs the definition's last bit
+        y = LINEARS[arithmetic](rows, inputs, scales, self.operands)
         if self.bias is not None:
             y = y + self.bias.float()
-        outputs = self.scheme.outputs
         if outputs is not None:
             y = outputs.grid.fake_quantise(y, _activation_scales(outputs, y, self.output_scale))
         return y.to(x.dtype).view(*x.shape[:-1], self.out_features)
