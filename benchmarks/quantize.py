@@ -1,22 +1,31 @@
-"""Times of quantised layers against float32, at SmolLM2's shapes: whole texts and single tokens."""
+"""Times of quantised models and layers against float32: whole texts and single tokens.
 
-from collections.abc import Iterator
+A layer alone stays in the processor's cache; the layers of a model do not, so that a token costs
+what reading its weights costs, and small ones are read sooner.
+"""
+
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from benchmarks.timing import Ratio, compare
+from wakeful.hf.pretrained import load
 from wakeful.quant import SCHEMES
+from wakeful.quant.convert import quantize
 from wakeful.quant.linear import quantised
 
 SHAPES = ((576, 1536), (1536, 576))
 TOKENS = (512, 1)
+NEW = 24
 
 
 @torch.inference_mode()
 def ratios() -> Iterator[Ratio]:
-    """Compare the integer path of each scheme with the full-precision layer."""
+    """Compare each scheme's integer path with full precision: SmolLM2, then its widest layers."""
     torch.manual_seed(0)
+    yield from models()
     for tokens in TOKENS:
         layers = [nn.Linear(*shape, bias=False) for shape in SHAPES]
         inputs = [torch.randn(1, tokens, shape[0]) for shape in SHAPES]
@@ -28,9 +37,46 @@ def ratios() -> Iterator[Ratio]:
                     layer(x)
 
             yield compare(
-                f"{name}, {tokens} tokens",
+                f"a layer, {name}, {tokens} tokens",
                 lambda small=small: run(small),
                 "float32",
                 lambda layers=layers: run(layers),
                 rounds=25,
             )
+
+
+def models() -> Iterator[Ratio]:
+    """Yield SmolLM2's forward pass over a text, and its generation, quantised over not."""
+    whole = load("smollm2", device=torch.device("cpu"), dtype=torch.float32).model
+    assert isinstance(whole, PreTrainedModel)
+    text = torch.randint(whole.config.vocab_size, (1, TOKENS[0]))
+    for name, scheme in SCHEMES.items():
+        small = quantize(whole, scheme, arithmetic="integer")
+        for what, run in (
+            (f"a text of {TOKENS[0]} tokens", lambda model: model(text, use_cache=False)),
+            (f"{NEW} tokens one by one", lambda model: _generate(model, text[:, :16])),
+        ):
+            yield compare(
+                f"SmolLM2, {name}, {what}",
+                _bound(run, small),
+                "float32",
+                _bound(run, whole),
+                rounds=7,
+                target="<= 1.00",
+            )
+
+
+def _bound(run: Callable[[nn.Module], object], model: nn.Module) -> Callable[[], object]:
+    return lambda: run(model)
+
+
+def _generate(model: nn.Module, prompt: torch.Tensor) -> object:
+    return model.generate(  # pyright: ignore[reportCallIssue]
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=NEW,
+        min_new_tokens=NEW,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )

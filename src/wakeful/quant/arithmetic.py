@@ -23,6 +23,7 @@ from torch import Tensor
 from wakeful.errors import WakefulError
 from wakeful.quant.grids import Scales, unpack, unpack_halves
 from wakeful.quant.schemes import Rule
+from wakeful.quant.scratch import scratch
 
 Arithmetic = Literal["reference", "integer", "torchao"]
 INSTALL_TORCHAO = "pip install 'wakeful[torchao]'"
@@ -95,13 +96,14 @@ LINEARS = {"reference": reference, "integer": integer, "torchao": torchao}
 
 def _weight_only(x: Tensor, weights: Operands) -> Tensor:
     """Return s_w (x (q_w − z_w)ᵀ): scaling the product takes one pass less than the weights."""
-    zero = 0 if weights.scales.zero is None else weights.scales.zero
+    stored, zero = weights.stored, 0 if weights.scales.zero is None else weights.scales.zero
     if weights.packed:
         # The order of columns changes no sum, so x is put into that of the halves.
         x = torch.cat((x[:, ::2], F.pad(x[:, 1::2], (0, weights.width % 2))), dim=1)
-        numbers = unpack_halves(weights.stored).to(x.dtype).sub_(zero + 8)
-    else:
-        numbers = weights.stored.to(x.dtype).sub_(zero)
+        halves = scratch((stored.shape[0], 2, stored.shape[1]), torch.uint8, x)
+        stored = unpack_halves(stored, halves).flatten(1)
+        zero = zero + 8
+    numbers = scratch(tuple(stored.shape), x.dtype, x).copy_(stored).sub_(zero)
     return F.linear(x, numbers) * weights.scales.scale.T
 
 

@@ -149,18 +149,17 @@ def pack(q: Tensor) -> Tensor:
 
 def unpack(packed: Tensor, width: int) -> Tensor:
     """Return the (N, `width`) int8 numbers that `pack` put into bytes."""
-    even, odd = unpack_halves(packed).unflatten(1, (2, -1)).unbind(1)
-    return torch.stack((even, odd), dim=-1).flatten(1)[:, :width].to(torch.int8) - 8
-
-
-def unpack_halves(packed: Tensor) -> Tensor:
-    """Return (N, 2⌈K/2⌉) uint8: the numbers plus 8, first the even columns, then the odd.
-
-    So they lie in the bytes, and putting them in order takes longer than all else. The pad of an
-    odd K comes last.
-    """
     rows, columns = packed.shape
-    halves = packed.new_empty((rows, 2, columns))
-    torch.bitwise_and(packed, 15, out=halves[:, 0])
-    torch.bitwise_right_shift(packed, 4, out=halves[:, 1])
-    return halves.flatten(1).bitwise_xor_(8)  # a half of 8 and more stands for itself minus 16
+    halves = unpack_halves(packed, packed.new_empty((rows, 2, columns)))
+    return torch.stack(halves.unbind(1), dim=-1).flatten(1)[:, :width].to(torch.int8) - 8
+
+
+def unpack_halves(packed: Tensor, out: Tensor) -> Tensor:
+    """Fill `out`, (N, 2, ⌈K/2⌉) uint8, with the numbers plus 8: the even columns, then the odd.
+
+    So they lie in the bytes; putting them in order takes longer than all else. The pad of an odd K
+    comes last.
+    """
+    torch.bitwise_and(packed, 15, out=out[:, 0])
+    torch.bitwise_right_shift(packed, 4, out=out[:, 1])
+    return out.bitwise_xor_(8)  # a half of 8 and more stands for itself minus 16
