@@ -112,7 +112,7 @@ def integer_matmul(a: Int8[Tensor, "M K"], b: Int8[Tensor, "N K"]) -> Int[Tensor
     if a.is_cuda:
         return _padded_matmul(a, b)
     if a.device.type == "cpu" and _processor_is_exact():
-        if a.shape[1] == 1:  # torch 2.13 takes a row of one column for a column of one row
+        if a.shape[1] == 1:  # torch 2.13 gives wrong numbers for a single column
             a, b = F.pad(a, (0, 1)), F.pad(b, (0, 1))
         return torch._int_mm(a, b.T)
     return a.int() @ b.int().T
