@@ -9,6 +9,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from model.attention import CASES, SINKS, Case, definition, heads, keep_of, plain_keep, sink_of
 from wakeful.model import attend as attend_module
@@ -149,3 +150,13 @@ def test_calls_fit_torchs_own_signatures(kernel, masked, width, groups, length, 
     assert (lse.shape, lse.dtype) == (q.shape[:3], torch.float32)
     grads = back(grad, q, k, v, out, lse, keep, not masked, 0.3)
     assert [(x.shape, x.dtype) for x in grads] == [(x.shape, x.dtype) for x in (q, k, v)]
+
+
+@pytest.mark.parametrize(("capability", "kernel"), [((7, 5), "efficient"), ((9, 0), "flash")])
+def test_an_old_gpu_takes_the_kernel_that_it_has(monkeypatch, capability, kernel):
+    with FakeTensorMode():
+        q = torch.empty(1, 4, 2, 64, device="cuda:0", dtype=torch.float16)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    attend_module._has_flash.cache_clear()
+    assert attend_module._stock_kernels(q, q, None) == KERNELS[kernel]
+    attend_module._has_flash.cache_clear()

@@ -14,6 +14,7 @@ each head, see `wakeful.normalizers`) takes the same fused kernels through their
 so it costs one more pass over the output and never makes an L × S matrix.
 """
 
+import functools
 import math
 
 import torch
@@ -233,7 +234,8 @@ def _stock_kernels(q: Tensor, k: Tensor, keep: Tensor | None):
         return _cpu_forward, _cpu_backward
     if kind == "cuda":
         half = dtype in (torch.float16, torch.bfloat16)
-        if half and keep is None and width % 8 == 0 and width <= 256:
+        flash = half and keep is None and width % 8 == 0 and width <= 256
+        if flash and _has_flash(q.device):
             return _flash_forward, _flash_backward
         if half or dtype == torch.float32:
             return _efficient_forward, _efficient_backward
@@ -241,6 +243,12 @@ def _stock_kernels(q: Tensor, k: Tensor, keep: Tensor | None):
         f"softmax-1 has no fused kernel for {dtype} on {kind}: use float32, bfloat16 or float16 "
         "there (float64 runs on the CPU), or normalizer = 'softmax'"
     )
+
+
+@functools.cache
+def _has_flash(device: torch.device) -> bool:
+    """Whether torch's flash kernel runs on this GPU: Ampere or later, or AMD's."""
+    return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _additive(keep: Tensor | None, like: Tensor) -> Tensor | None:
