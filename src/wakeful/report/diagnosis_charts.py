@@ -117,7 +117,7 @@ def top_importance(diagnoses: Sequence[Diagnosis]) -> Drawing:
         alt.Chart(pl.concat(frames))
         .mark_line(strokeWidth=2)
         .encode(
-            x=alt.X("layer:Q", title="layer"),
+            x=_layers(),
             y=alt.Y("value:Q", title="k-th largest importance", scale=alt.Scale(type="log")),
             color=_models(diagnoses),
             strokeDash=alt.StrokeDash("k:N", sort=None, legend=alt.Legend(title="k")),
@@ -212,7 +212,7 @@ def _curve(diagnoses: Sequence[Diagnosis], metric: str, variant: str, position: 
     scale = alt.Scale(type="log") if metric in _LOG else alt.Scale()
     if metric in _LOG:
         frame = frame.with_columns(pl.col("low").clip(lower_bound=pl.col("value") / 10))
-    base = alt.Chart(frame).encode(x=alt.X("layer:Q", title="layer"))
+    base = alt.Chart(frame).encode(x=_layers())
     hidden = alt.Color("model:N", scale=_scale(diagnoses), legend=None)
     y = alt.Y("value:Q", title=None, scale=scale)
     line = base.mark_line(strokeWidth=1.8, point=alt.OverlayMarkDef(size=18)).encode(
@@ -235,6 +235,16 @@ def _places(row: str, column: str) -> list[pl.Expr]:
         pair.list.get(0).cast(pl.Int64).alias(row),
         pair.list.get(1).cast(pl.Int64).alias(column),
     ]
+
+
+def _layers() -> alt.X:
+    """Return an axis from the first layer, the embedding's −1 or 0, to the last."""
+    return alt.X(
+        "layer:Q",
+        title="layer",
+        scale=alt.Scale(nice=False, zero=False, padding=6),
+        axis=alt.Axis(tickMinStep=1, format="d"),
+    )
 
 
 def _few() -> alt.Axis:
