@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks.models import greedy
 from benchmarks.timing import Ratio, compare
 from wakeful.hf.smollm2 import smollm2_folder
 from wakeful.hf.weights_in import read_decoder
@@ -31,16 +32,7 @@ def ratios() -> Iterator[Ratio]:
         return list(generate(decoder, prompt[0].tolist(), num_tokens=NEW, temperature=0))
 
     def through(model: torch.nn.Module) -> list[int]:
-        out = model.generate(  # pyright: ignore[reportCallIssue]
-            prompt,
-            attention_mask=torch.ones_like(prompt),
-            max_new_tokens=NEW,
-            min_new_tokens=NEW,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-        return out[0, PROMPT:].tolist()
+        return greedy(model, prompt, NEW)[0].tolist()
 
     assert ours() == through(theirs) == through(shell)
     for name, run in (("our loop", ours), ("generate() of our class", lambda: through(shell))):

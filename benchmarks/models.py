@@ -184,3 +184,17 @@ def attention_passes(
         return torch.autograd.grad(out, inputs, grad)
 
     return softmax1, fused
+
+
+def greedy(model: nn.Module, prompt: Tensor, num_tokens: int) -> Tensor:
+    """Return a Transformers model's `num_tokens` likeliest tokens (B, N) after a prompt (B, L)."""
+    out = model.generate(  # pyright: ignore[reportCallIssue]
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=num_tokens,
+        min_new_tokens=num_tokens,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return out[:, prompt.shape[1] :]

@@ -4,12 +4,14 @@ A layer alone stays in the processor's cache; the layers of a model do not, so t
 what reading its weights costs, and small ones are read sooner.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from benchmarks.models import greedy
 from benchmarks.timing import Ratio, compare
 from wakeful.hf.pretrained import load
 from wakeful.quant import SCHEMES
@@ -54,29 +56,13 @@ def models() -> Iterator[Ratio]:
         small = quantize(whole, scheme, arithmetic="integer")
         for what, run in (
             (f"a text of {TOKENS[0]} tokens", lambda model: model(text, use_cache=False)),
-            (f"{NEW} tokens one by one", lambda model: _generate(model, text[:, :16])),
+            (f"{NEW} tokens one by one", lambda model: greedy(model, text[:, :16], NEW)),
         ):
             yield compare(
                 f"SmolLM2, {name}, {what}",
-                _bound(run, small),
+                partial(run, small),
                 "float32",
-                _bound(run, whole),
+                partial(run, whole),
                 rounds=7,
                 target="<= 1.00",
             )
-
-
-def _bound(run: Callable[[nn.Module], object], model: nn.Module) -> Callable[[], object]:
-    return lambda: run(model)
-
-
-def _generate(model: nn.Module, prompt: torch.Tensor) -> object:
-    return model.generate(  # pyright: ignore[reportCallIssue]
-        prompt,
-        attention_mask=torch.ones_like(prompt),
-        max_new_tokens=NEW,
-        min_new_tokens=NEW,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
