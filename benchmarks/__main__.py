@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.timing import Ratio
-from wakeful.run import environment
+from wakeful.runs.run import environment
 
 NAMES = (
     "softmax1", "memory", "training", "growth", "optimizer", "diagnose", "inspectors", "loading",

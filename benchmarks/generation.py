@@ -8,10 +8,10 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.models import greedy
 from benchmarks.timing import Ratio, compare
+from wakeful.config.model import ModelConfig
 from wakeful.hf.smollm2 import smollm2_folder
 from wakeful.hf.weights_in import read_decoder
 from wakeful.hf.wrapping import as_transformers
-from wakeful.model.architecture import ModelConfig
 from wakeful.model.decoder import Decoder
 from wakeful.model.generate import generate
 

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.timing import Ratio, compare
 from wakeful.data.sources import read_documents
-from wakeful.hf.pretrained import load
 from wakeful.hf.smollm2 import smollm2_folder
+from wakeful.loading.load import load
 from wakeful.probes.hidden import Outliers
 from wakeful.probes.sinks import FirstToken
 from wakeful.probes.watch import watch

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from wakeful.model.architecture import ModelConfig
+from wakeful.config.model import ModelConfig
 from wakeful.model.attend import attend
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialise import initialise

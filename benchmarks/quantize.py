@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from benchmarks.models import greedy
 from benchmarks.timing import Ratio, compare
-from wakeful.hf.pretrained import load
+from wakeful.loading.load import load
 from wakeful.quant import SCHEMES
 from wakeful.quant.convert import quantize
 from wakeful.quant.linear import quantised

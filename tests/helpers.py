@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from wakeful.model.architecture import ModelConfig
+from wakeful.config.model import ModelConfig
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialise import initialise
 from wakeful.variants import variants

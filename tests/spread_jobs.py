@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from wakeful.cli import main
-from wakeful.distributed import joined, leave, started_as
 from wakeful.errors import WakefulError
+from wakeful.world import joined, leave, started_as
 
 
 def run_all(commands: list[list[str]]) -> None:

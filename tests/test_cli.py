@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from train.runs import text, tiny
+
 from wakeful.cli import main, verb_of
-from wakeful.config import config_to_toml
-from wakeful.run import Run
-from wakeful.train.restore import restore
+from wakeful.config.schema import config_to_toml
+from wakeful.runs.restore import restore
+from wakeful.runs.run import Run
 
 __all__ = ["text"]
 FAST = ["--train.steps", "3", "--train.eval_every", "0", "--train.checkpoint_every", "0"]

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
-
 from train.runs import tiny
+
 from wakeful.cli import VERBS, main
 from wakeful.cli.compare import CompareOptions
 from wakeful.cli.data import PrepareOptions
@@ -22,9 +22,9 @@ from wakeful.cli.inherit import InheritOptions
 from wakeful.cli.quantize import QuantizeOptions
 from wakeful.cli.report import ReportOptions
 from wakeful.cli.train import TrainOptions
-from wakeful.config import Config, config_to_toml
+from wakeful.config.schema import Config, config_to_toml
 from wakeful.errors import WakefulError
-from wakeful.run import Run
+from wakeful.runs.run import Run
 
 OPTIONS = {
     "train": TrainOptions, "compare": CompareOptions, "generate": GenerateOptions,
@@ -96,7 +96,7 @@ def test_every_field_of_the_configuration_is_an_option(
         taken.append(given)
         raise WakefulError(str(path))
 
-    monkeypatch.setattr("wakeful.train.loop.train", stub)
+    monkeypatch.setattr("wakeful.training.loop.train", stub)
     numbers = {"model.num_layers": 5, "model.num_heads": 8, "model.num_kv_heads": 4,
                "model.width": 48, "model.head_width": 6, "model.max_length": 99,
                "model.rotary_width": 4, "model.relaxed_prefix": 3, "train.length": 21,

@@ -9,13 +9,13 @@ from pathlib import Path
 import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
-
-from evaluation.models import CHOICES, LAMBADA, save_llama, write_lines
 from train import processes
 from train.runs import tiny, write_text
+
+from evaluation.models import CHOICES, LAMBADA, save_llama, write_lines
 from wakeful.cli import main
-from wakeful.run import Run
-from wakeful.train.loop import train
+from wakeful.runs.run import Run
+from wakeful.training.loop import train
 
 HAS_LM_EVAL = importlib.util.find_spec("lm_eval") is not None
 needs_lm_eval = pytest.mark.skipif(not HAS_LM_EVAL, reason="needs lm-eval")

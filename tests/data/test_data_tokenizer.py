@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
 from wakeful.data import tokenizer as tokenizer_module
-from wakeful.data.tokenizer import END_OF_TEXT, StreamDecoder, Tokenizer
+from wakeful.data.decoding import StreamDecoder
+from wakeful.data.tokenizer import END_OF_TEXT, Tokenizer
 from wakeful.errors import WakefulError
 
 TEXTS = [

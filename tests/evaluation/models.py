@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from wakeful.hf.pretrained import Loaded, load
+from wakeful.loading.load import Loaded, load
 
 CPU = torch.device("cpu")
 

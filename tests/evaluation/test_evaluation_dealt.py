@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from evaluation.models import CHOICES, LAMBADA, loaded_llama, write_lines
-from wakeful.distributed import World
 from wakeful.errors import WakefulError
 from wakeful.evaluation.examples import read_choices, read_lambada
 from wakeful.evaluation.perplexity import perplexity
 from wakeful.evaluation.scores import Score
-from wakeful.hf.pretrained import Loaded
+from wakeful.loading.load import Loaded
+from wakeful.world import World
 
 pytest.importorskip("lm_eval")
 

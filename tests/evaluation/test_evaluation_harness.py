@@ -15,9 +15,9 @@ import yaml
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.utils import apply_template
+from train.runs import text, tiny
 
 from evaluation.models import CHOICES, CPU, LAMBADA, loaded_llama, write_lines
-from train.runs import text, tiny
 from wakeful.errors import WakefulError
 from wakeful.evaluation import tasks as tasks_module
 from wakeful.evaluation.adapter import Adapter, Transformer, asked
@@ -26,10 +26,10 @@ from wakeful.evaluation.harness import run_tasks
 from wakeful.evaluation.quiet import quiet
 from wakeful.evaluation.scores import Score
 from wakeful.evaluation.tasks import choices_task, lambada_task, named_tasks
-from wakeful.hf.pretrained import Loaded, load
+from wakeful.loading.load import Loaded, load
 from wakeful.model.decoder import Decoder
 from wakeful.model.generate import generate
-from wakeful.train.loop import train
+from wakeful.training.loop import train
 
 __all__ = ["text"]
 

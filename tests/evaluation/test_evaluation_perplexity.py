@@ -8,15 +8,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from train.runs import text, tiny
 
 from evaluation.models import loaded_llama
-from train.runs import text, tiny
 from wakeful.errors import WakefulError
 from wakeful.evaluation.likelihood import log_likelihoods
 from wakeful.evaluation.perplexity import perplexity, tokenize, windows
-from wakeful.hf.pretrained import Loaded, load
+from wakeful.loading.load import Loaded, load
 from wakeful.model.loss import IGNORED
-from wakeful.train.loop import train
+from wakeful.training.loop import train
 
 __all__ = ["text"]
 WORDS = "naïve café 😀 — the cat sat on the mat, and then it sat on the hat again. " * 3

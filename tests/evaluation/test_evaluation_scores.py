@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wakeful.estimates import mean_and_error, ratio_and_error
 from wakeful.evaluation.scores import Score, difference, tidy
-from wakeful.report.evaluation import written
-from wakeful.statistics import mean_and_error, ratio_and_error
+from wakeful.pages.evaluation import written
 
 
 def score(values: list[float], weights: list[float] | None = None, **over: object) -> Score:

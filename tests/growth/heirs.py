@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-
 from train.runs import tiny, write_text
-from wakeful.run import Run
-from wakeful.train.loop import train
+
+from wakeful.runs.run import Run
+from wakeful.training.loop import train
 
 SMALL = ["--length", "16", "--batch_size", "8", "--validation_fraction", "0.02",
          "--device", "cpu", "--diagnose_length", "16", "--diagnose_sequences", "2"]  # fmt: skip

@@ -13,19 +13,19 @@ import torch
 from safetensors.torch import load_file
 
 from growth.heirs import reference, text, trained
-from wakeful.config import DataConfig, OptimizerConfig, SampleConfig, TrainConfig
+from wakeful.config.schema import DataConfig, OptimizerConfig, SampleConfig, TrainConfig
 from wakeful.data.cache import prepared
 from wakeful.data.order import Batches
+from wakeful.display import Display, Silent
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.growth.budget import Cost, measure_costs, steps_within
 from wakeful.growth.outcome import arms, curve, figures, outlook
 from wakeful.growth.recipe import Outcome, Recipe, carry_out, half_way
 from wakeful.growth.reference import Reference, read_reference
 from wakeful.growth.savings import measure
-from wakeful.run import Run
-from wakeful.train import checkpoint, loop
-from wakeful.train.progress import Display, Silent
-from wakeful.train.restore import restore
+from wakeful.runs import checkpoint, loop
+from wakeful.runs.restore import restore
+from wakeful.runs.run import Run
 
 __all__ = ["reference", "text", "trained"]
 IMPOSSIBLE = -1.0

@@ -16,9 +16,9 @@ from wakeful.cli import main
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.hf.families.base import canonical
-from wakeful.hf.pretrained import load
 from wakeful.hf.weights_in import read_decoder
 from wakeful.hf.weights_out import export
+from wakeful.loading.load import load
 from wakeful.model.decoder import Decoder
 from wakeful.model.generate import generate
 

@@ -13,8 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from wakeful.errors import WakefulError
 from wakeful.hf.gguf_header import read_gguf_header
-from wakeful.hf.pretrained import load
 from wakeful.hf.weights_in import read_decoder
+from wakeful.loading.load import load
 
 
 def write(path: Path, *, layers: int = 2, width: int = 8, hidden: int = 12) -> Path:

@@ -10,8 +10,8 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from helpers import some_tokens, tiny_config, tiny_decoder
+from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError
-from wakeful.model.architecture import ModelConfig
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialise import initialise, seed_of
 from wakeful.model.mlps import make_mlp

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError
-from wakeful.model.architecture import ModelConfig
 from wakeful.model.decoder import Decoder
 from wakeful.optim.sides import (
     GPT2_RULES,

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError
-from wakeful.model.architecture import ModelConfig
 from wakeful.model.attention import DotProduct
 from wakeful.model.decoder import Decoder
 from wakeful.probes.base import AttentionEvent, Probe, gather

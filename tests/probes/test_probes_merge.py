@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 from helpers import some_tokens, tiny_decoder
-from wakeful.distributed import World
+from wakeful.evaluation.diagnosis import share
 from wakeful.probes.base import Key, Means, MergeableProbe
 from wakeful.probes.blocks import BlockInfluence
 from wakeful.probes.concentration import Entropy, Importance
-from wakeful.probes.diagnose import share
 from wakeful.probes.hidden import OutlierChannels, Outliers, Smoothing
 from wakeful.probes.patterns import AttentionPictures, HiddenPicture, MeanAttention
 from wakeful.probes.rank import Rank
 from wakeful.probes.sinks import FirstToken
 from wakeful.probes.values import Values
 from wakeful.probes.watch import watch
+from wakeful.world import World
 
 PROBES: dict[str, Callable[[], MergeableProbe]] = {
     "first token": FirstToken,

@@ -11,7 +11,7 @@ import pytest
 import tomli_w
 
 from damage import changed, changed_json, damaged, refusal
-from wakeful.train import checkpoint
+from wakeful.runs import checkpoint
 
 TRIALS = [pytest.param(25, id="few"), pytest.param(1500, id="many", marks=pytest.mark.slow)]
 

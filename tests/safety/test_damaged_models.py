@@ -16,11 +16,11 @@ from helpers import tiny_decoder
 from safety.folders import TRIALS, damage_one, with_header
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
-from wakeful.hf.pretrained import load
+from wakeful.hf.quantized import save_quantised
 from wakeful.hf.weights_in import read_decoder
 from wakeful.hf.weights_out import export
+from wakeful.loading.load import load
 from wakeful.quant.convert import quantize
-from wakeful.quant.files import save_quantised
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
 CPU = torch.device("cpu")

@@ -13,15 +13,15 @@ import pytest
 import tomli_w
 
 from damage import changed, changed_json, damaged, refusal
-from wakeful.config import Config, config_from_table, config_to_table
+from wakeful.config.schema import Config, config_from_table, config_to_table
+from wakeful.config.tables import from_table, read_table
 from wakeful.data.parquet_header import fault_in_parquet
 from wakeful.data.sources import read_documents
 from wakeful.errors import WakefulError
 from wakeful.evaluation.examples import read_choices, read_lambada
 from wakeful.growth.recipe import Recipe
-from wakeful.report import checks
-from wakeful.tables import from_table, read_table
-from wakeful.train.comparison import layouts_of, seeds_of, variants_of
+from wakeful.runs import records
+from wakeful.training.comparison import layouts_of, seeds_of, variants_of
 
 TRIALS = [pytest.param(40, id="few"), pytest.param(4000, id="many", marks=pytest.mark.slow)]
 TEXTS = [{"text": f"some words {n} here"} for n in range(6)]
@@ -81,7 +81,7 @@ def read_comparison_table(path: Path) -> None:
 
 
 def read_windows(path: Path) -> None:
-    checks.check_windows(path, checks.read_frame(path, checks.VALIDATION))
+    records.check_windows(path, records.read_frame(path, records.VALIDATION))
 
 
 CONFIG = config_to_table(Config())

@@ -10,25 +10,25 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from report.test_report import make_comparison
-from safety.folders import TRIALS, damage_one, sign
 from train.runs import tiny, write_text
-from wakeful.config import Config, DataConfig
+
+from safety.folders import TRIALS, damage_one, sign
+from wakeful.config.schema import Config, DataConfig
 from wakeful.data.order import Batches, ValidationWindows
 from wakeful.data.preparing import prepare
+from wakeful.display import Silent
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.model.generate import generate
-from wakeful.report import page
-from wakeful.report.tables import read_comparison
-from wakeful.report.terminal import render_terminal
-from wakeful.train import checkpoint
-from wakeful.train.comparison import compare
-from wakeful.train.facts import data_facts
-from wakeful.train.loop import train
-from wakeful.train.progress import Silent
-from wakeful.train.restore import restore
-from wakeful.train.setup import load_data
+from wakeful.pages import page
+from wakeful.pages.tables import read_comparison
+from wakeful.pages.terminal import render_terminal
+from wakeful.runs import checkpoint
+from wakeful.runs.restore import restore
+from wakeful.training.comparison import compare
+from wakeful.training.facts import data_facts
+from wakeful.training.loop import train
+from wakeful.training.setup import load_data
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
 CHECKPOINT = ["checkpoints/step-00000006/*", "checkpoints/step-00000004/*"]

@@ -8,9 +8,9 @@ import tyro
 
 from wakeful.cli.console import display, write_page
 from wakeful.cli.parsing import leading, parse
-from wakeful.config import Config, config_from_table
+from wakeful.config.schema import Config, config_from_table
+from wakeful.config.tables import read_table
 from wakeful.errors import WakefulError
-from wakeful.tables import read_table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +28,8 @@ class CompareOptions:
 
 def run(arguments: list[str]) -> None:
     """CONFIG... [options]: train variants with several seeds and report their differences."""
-    from wakeful.report.published import published
-    from wakeful.train.comparison import compare, layouts_of, seeds_of, variants_of
+    from wakeful.pages.published import published
+    from wakeful.training.comparison import compare, layouts_of, seeds_of, variants_of
 
     sources, rest = leading(arguments)
     if not sources:

@@ -40,17 +40,17 @@ def standard_input() -> str:
 
 def display(name: str, *, speaks: bool = True) -> AbstractContextManager[Any]:
     """Show the progress of what is called `name`; nothing where another process `speaks`."""
-    from wakeful.train.progress import Silent
-    from wakeful.train.progress import display as progress_display
+    from wakeful.display import Silent
+    from wakeful.display import display as progress_display
 
     return progress_display(OUT, name) if speaks else nullcontext(Silent())
 
 
 def write_page(folders: list[Path], page: Path, title: str) -> None:
     """Print the comparison that `folders` hold and write its page."""
-    from wakeful.report.page import write_report
-    from wakeful.report.tables import read_comparison
-    from wakeful.report.terminal import render_terminal
+    from wakeful.pages.page import write_report
+    from wakeful.pages.tables import read_comparison
+    from wakeful.pages.terminal import render_terminal
 
     comparison = read_comparison(folders[0] if len(folders) == 1 else folders)
     OUT.print(render_terminal(comparison))

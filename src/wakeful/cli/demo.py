@@ -6,8 +6,8 @@ from pathlib import Path
 
 from wakeful.cli.console import OUT, display, tell, write_page
 from wakeful.cli.parsing import parse
-from wakeful.config import config_from_table
-from wakeful.tables import read_table
+from wakeful.config.schema import config_from_table
+from wakeful.config.tables import read_table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,9 +22,9 @@ class DemoOptions:
 
 def run(arguments: list[str]) -> None:
     """[options]: train four small twins, compare and diagnose them, and diagnose SmolLM2."""
-    from wakeful.diagnose import run_diagnosis
     from wakeful.hf.smollm2 import INSTALL_SMOLLM2
-    from wakeful.train.comparison import compare, seeds_of, variants_of
+    from wakeful.training.comparison import compare, seeds_of, variants_of
+    from wakeful.verbs.diagnose import run_diagnosis
 
     options = parse(DemoOptions, arguments, "demo", None)
     table = read_table("demo")

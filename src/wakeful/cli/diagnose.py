@@ -50,14 +50,14 @@ class DiagnoseOptions:
 
 def run(arguments: list[str]) -> None:
     """MODEL... [options]: measure sinks, lazy layers, drained values and outliers."""
-    from wakeful.distributed import joined
+    from wakeful.world import joined
 
     with joined() as world:
         _diagnose(arguments, speaks=world.first)
 
 
 def _diagnose(arguments: list[str], *, speaks: bool) -> None:
-    from wakeful.diagnose import run_diagnosis
+    from wakeful.verbs.diagnose import run_diagnosis
 
     models, rest = leading(arguments)
     options = parse(DiagnoseOptions, rest, "diagnose MODEL...", None)

@@ -50,14 +50,14 @@ class EvaluateOptions:
 
 def run(arguments: list[str]) -> None:
     """MODEL... [options]: measure perplexity and accuracy, side by side."""
-    from wakeful.distributed import joined
+    from wakeful.world import joined
 
     with joined() as world:
         _evaluate(arguments, speaks=world.first)
 
 
 def _evaluate(arguments: list[str], *, speaks: bool) -> None:
-    from wakeful.evaluate import Measures, run_evaluation
+    from wakeful.verbs.evaluate import Measures, run_evaluation
 
     models, rest = leading(arguments)
     options = parse(EvaluateOptions, rest, "evaluate MODEL...", None)

@@ -23,7 +23,7 @@ def run(arguments: list[str]) -> None:
     """RUN DIR [options]: write a model for Hugging Face Transformers."""
     import torch
 
-    from wakeful.export import export_model
+    from wakeful.verbs.export import export_model
 
     paths, rest = leading(arguments)
     options = parse(ExportOptions, rest, "export RUN DIR", None)

@@ -40,7 +40,7 @@ class GenerateOptions:
 
 def run(arguments: list[str]) -> None:
     """MODEL --prompt TEXT: continue a text, token by token."""
-    from wakeful.data.tokenizer import StreamDecoder
+    from wakeful.data.decoding import StreamDecoder
 
     paths, rest = leading(arguments)
     options = parse(GenerateOptions, rest, "generate MODEL", None)
@@ -60,7 +60,7 @@ def run(arguments: list[str]) -> None:
 
 
 def _reader(path: str) -> "Callable[[str, str, GenerateOptions], Begun]":
-    from wakeful.quant.files import is_quantised_folder
+    from wakeful.hf.quantized import is_quantised_folder
 
     folder = Path(path)
     if is_quantised_folder(folder):
@@ -75,9 +75,9 @@ def _reader(path: str) -> "Callable[[str, str, GenerateOptions], Begun]":
 
 
 def _imported(path: str, prompt: str, options: GenerateOptions) -> "Begun":
+    from wakeful.device import choose_device
     from wakeful.hf.weights_in import read_decoder
     from wakeful.model.generate import generate
-    from wakeful.train.setup import choose_device
 
     if options.step:
         raise WakefulError(f"{path} is no run directory: it has no steps, so leave out --step")
@@ -88,7 +88,7 @@ def _imported(path: str, prompt: str, options: GenerateOptions) -> "Begun":
 
 def _trained(path: str, prompt: str, options: GenerateOptions) -> "Begun":
     from wakeful.model.generate import generate
-    from wakeful.train.restore import encode_prompt, restore
+    from wakeful.runs.restore import encode_prompt, restore
 
     trained = restore(path, step=options.step, device=options.device)
     tokens = encode_prompt(trained, prompt)
@@ -100,11 +100,11 @@ def _quantised(path: str, prompt: str, options: GenerateOptions) -> "Begun":
     from transformers import PreTrainedModel
 
     from wakeful.data.tokenizer import Tokenizer
+    from wakeful.device import choose_device
     from wakeful.hf.generate import generate_transformers
+    from wakeful.hf.quantized import load_quantised
     from wakeful.model.decoder import Decoder
     from wakeful.model.generate import generate
-    from wakeful.quant.files import load_quantised
-    from wakeful.train.setup import choose_device
 
     if options.step:
         raise WakefulError(f"{path} is a quantised model: it has no steps, so leave out --step")

@@ -10,8 +10,8 @@ from typing import Any
 import tyro
 
 from wakeful.cli.console import LET_IT_SPEAK, another_speaks
+from wakeful.config.tables import presets
 from wakeful.errors import WakefulError
-from wakeful.tables import presets
 
 
 def leading(arguments: list[str]) -> tuple[list[str], list[str]]:

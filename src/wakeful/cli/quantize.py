@@ -50,7 +50,7 @@ class QuantizeOptions:
 
 def run(arguments: list[str]) -> None:
     """MODEL [options]: quantise a model and measure what that costs."""
-    from wakeful.quantize import run_quantize
+    from wakeful.verbs.quantize import run_quantize
 
     models, rest = leading(arguments)
     options = parse(QuantizeOptions, rest, "quantize MODEL", None)

@@ -9,9 +9,9 @@ import tyro
 
 from wakeful.cli.console import display, tell
 from wakeful.cli.parsing import leading, parse
-from wakeful.config import Config, config_from_table
+from wakeful.config.schema import Config, config_from_table
+from wakeful.config.tables import presets, read_table
 from wakeful.errors import WakefulError
-from wakeful.tables import presets, read_table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,15 +27,15 @@ class TrainOptions:
 
 def run(arguments: list[str]) -> None:
     """CONFIG [options]: train one model."""
-    from wakeful.distributed import joined
+    from wakeful.world import joined
 
     with joined() as world:
         _train(arguments, speaks=world.first)
 
 
 def _train(arguments: list[str], *, speaks: bool) -> None:
-    from wakeful.train.comparison import OWN_KEYS
-    from wakeful.train.loop import train
+    from wakeful.training.comparison import OWN_KEYS
+    from wakeful.training.loop import train
 
     source, rest = leading(arguments)
     if len(source) > 1:

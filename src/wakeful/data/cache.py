@@ -6,11 +6,11 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from wakeful.cache_dir import default_cache_dir
 from wakeful.data.preparing import Progress, data_manifest, prepare
 from wakeful.data.sources import PYTHON_STDLIB, listed
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.data.tokens import VERSION, PreparedData
+from wakeful.paths import default_cache_dir
 
 
 def prepared(

@@ -1,12 +1,10 @@
 """Text from token ids that come one at a time, never with half a character in it."""
 
 import codecs
-from typing import TYPE_CHECKING
 
 from tokenizers import decoders
 
-if TYPE_CHECKING:
-    from wakeful.data.tokenizer import Tokenizer
+from wakeful.data.tokenizer import Tokenizer
 
 UNFINISHED = "\ufffd"  # what decoding puts in the place of bytes that are no character (yet)
 
@@ -26,7 +24,7 @@ class StreamDecoder:
     others it holds where the ids came from text. Special tokens are left out unless `special`.
     """
 
-    def __init__(self, tokenizer: "Tokenizer", *, special: bool = False) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, special: bool = False) -> None:
         self._tokenizer = tokenizer
         self._special = special
         self._bytes = (

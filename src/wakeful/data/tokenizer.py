@@ -9,10 +9,9 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from wakeful.data.decoding import StreamDecoder
 from wakeful.errors import WakefulError
 
-__all__ = ["END_OF_TEXT", "StreamDecoder", "Tokenizer"]
+__all__ = ["END_OF_TEXT", "Tokenizer"]
 
 END_OF_TEXT = "<|endoftext|>"
 MIN_VOCAB_SIZE = 256 + 1  # every byte, and the end of a text

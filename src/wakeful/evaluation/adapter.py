@@ -19,7 +19,7 @@ from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.evaluation.likelihood import check_numbers, log_likelihoods
 from wakeful.evaluation.quiet import quiet
-from wakeful.hf.pretrained import Loaded
+from wakeful.loading.load import Loaded
 from wakeful.model.decoder import Decoder
 from wakeful.model.generate import generate
 from wakeful.model.loss import IGNORED

@@ -10,7 +10,7 @@ from typing import Any
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 
-from wakeful.distributed import World
+from wakeful.world import World
 
 
 class Dealt(LM):

@@ -22,12 +22,12 @@ import numpy as np
 import torch
 
 from wakeful.data.tokenizer import Tokenizer
-from wakeful.distributed import ALONE, World
 from wakeful.errors import WakefulError
 from wakeful.evaluation.likelihood import check_causal, log_likelihoods
 from wakeful.evaluation.scores import Score
-from wakeful.hf.pretrained import Loaded
+from wakeful.loading.load import Loaded
 from wakeful.model.loss import IGNORED
+from wakeful.world import ALONE, World
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from wakeful.statistics import Estimate
+from wakeful.estimates import Estimate
 
 _LARGEST = 709.0
 """e to more than this is no double."""

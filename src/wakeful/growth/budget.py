@@ -9,14 +9,15 @@ import torch
 
 from wakeful.data.order import Batches, ValidationWindows
 from wakeful.data.tokens import PreparedData
+from wakeful.device import choose_device
 from wakeful.errors import WakefulError
 from wakeful.growth.baselines import BASELINES, Distil, Setting
 from wakeful.growth.choose import laziest
 from wakeful.growth.inherit import inherit
 from wakeful.growth.recipe import Recipe, Stage, stage_config
 from wakeful.model.decoder import Decoder
-from wakeful.train.objective import make_loss
-from wakeful.train.setup import autocast, choose_device, make_optimizer
+from wakeful.training.objective import make_loss
+from wakeful.training.setup import autocast, make_optimizer
 
 _RESERVED = 0.06
 """Share of the time for checkpoints, samples and the page."""

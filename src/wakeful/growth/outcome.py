@@ -6,13 +6,13 @@ from typing import Any
 
 import polars as pl
 
+from wakeful.estimates import Estimate, ratio_and_error
 from wakeful.growth.baselines import BASELINES
 from wakeful.growth.layermap import written
 from wakeful.growth.recipe import Finished, Outcome
-from wakeful.report import checks
-from wakeful.statistics import Estimate, ratio_and_error
+from wakeful.runs import records
 
-_ROWS: Mapping[str, checks.Fields] = {
+_ROWS: Mapping[str, records.Fields] = {
     "train": {"tokens": int},
     "validation": {"loss": (int, float), "standard_error": (int, float, type(None))},
 }
@@ -39,7 +39,7 @@ def curve(stages: Sequence[Finished]) -> list[dict[str, Any]]:
         metrics = finished.run.metrics()
         for row in metrics:
             fields = _ROWS.get(row["kind"], {})
-            checks.check_fields(finished.run.path / "metrics.jsonl", row, fields)
+            records.check_fields(finished.run.path / "metrics.jsonl", row, fields)
         seen = {row["step"]: row["tokens"] for row in metrics if row["kind"] == "train"}
         rows += [
             {
@@ -147,8 +147,8 @@ def _against(finished: Finished, other: pl.DataFrame) -> tuple[float, float | No
 
 def _windows(finished: Finished) -> pl.DataFrame:
     place = finished.run.path / "validation.parquet"
-    frame = checks.read_frame(place, checks.VALIDATION)
-    checks.check_windows(place, frame)
+    frame = records.read_frame(place, records.VALIDATION)
+    records.check_windows(place, frame)
     return frame
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 from pathlib import Path
 
-from wakeful.config import DataConfig, OptimizerConfig, SampleConfig, TrainConfig
+from wakeful.config.schema import DataConfig, OptimizerConfig, SampleConfig, TrainConfig
 from wakeful.data.tokens import PreparedData
 from wakeful.errors import WakefulError
 from wakeful.growth.baselines import check_names

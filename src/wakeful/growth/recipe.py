@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from wakeful.config import (
+from wakeful.config.schema import (
     Config,
     DataConfig,
     DistillConfig,
@@ -20,6 +20,7 @@ from wakeful.config import (
     SampleConfig,
     TrainConfig,
 )
+from wakeful.display import Display
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.growth.baselines import BASELINES, Distil, Setting, check_names
 from wakeful.growth.choose import from_order, laziest
@@ -27,13 +28,12 @@ from wakeful.growth.inherit import grow, inherit
 from wakeful.growth.layermap import LayerMap
 from wakeful.growth.wishes import Copy, GrowFrom, Until
 from wakeful.model.decoder import Decoder
-from wakeful.report import checks
-from wakeful.run import Run, refuse_link
-from wakeful.train.loop import Initial, train
-from wakeful.train.progress import Display
-from wakeful.train.restore import restore
+from wakeful.runs import records
+from wakeful.runs.restore import restore
+from wakeful.runs.run import Run, refuse_link
+from wakeful.training.loop import Initial, train
 
-_SUMMARY: checks.Fields = {
+_SUMMARY: records.Fields = {
     "tokens": int, "seconds": (int, float), "parameters.total": int,
     "validation.loss": (int, float), "validation.standard_error": (int, float, type(None)),
 }  # fmt: skip
@@ -131,7 +131,7 @@ class Finished:
     @property
     def summary(self) -> dict[str, Any]:
         summary = self.run.read_json("summary.json")
-        checks.check_fields(self.run.path / "summary.json", summary, _SUMMARY)
+        records.check_fields(self.run.path / "summary.json", summary, _SUMMARY)
         return summary
 
     @property

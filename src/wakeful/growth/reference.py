@@ -3,12 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.hf.weights_in import read_decoder
 from wakeful.model.decoder import Decoder
-from wakeful.run import Run
+from wakeful.runs.run import Run
 
 
 @dataclass(frozen=True)
@@ -37,8 +35,3 @@ def read_reference(source: str) -> Reference:
         trained = [row for row in Run.open(source).metrics() if row["kind"] == "train"]
         tokens, seconds = trained[-1]["tokens"], trained[-1]["seconds"]
     return Reference(imported.name, imported.decoder, imported.tokenizer, tokens, seconds)
-
-
-def read_teacher(source: str, *, dtype: torch.dtype, device: torch.device) -> Decoder:
-    """Return the model that `source` names to learn from, in a precision and on a device."""
-    return read_decoder(source, dtype=dtype, device=device).decoder

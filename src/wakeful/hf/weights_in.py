@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedConfig
 
+from wakeful.config.model import ModelConfig
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.hf.bounds import read_config
@@ -20,10 +21,9 @@ from wakeful.hf.families import FAMILIES, Family
 from wakeful.hf.shards import Shards, read_floats
 from wakeful.hf.smollm2 import SMOLLM2, smollm2_folder
 from wakeful.hf.whole import whole_model
-from wakeful.model.architecture import ModelConfig
 from wakeful.model.decoder import Decoder
 from wakeful.model.skeleton import skeleton
-from wakeful.train.restore import restore
+from wakeful.runs.restore import restore
 
 _FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
 

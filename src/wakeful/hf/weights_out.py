@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from wakeful.config.model import ModelConfig
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.hf.code import AUTO_MAP, write_code
@@ -21,9 +22,8 @@ from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.families import FAMILIES
 from wakeful.hf.families.base import Link, canonical
 from wakeful.hf.shards import INDEX, ONE
-from wakeful.model.architecture import ModelConfig
 from wakeful.model.decoder import Decoder
-from wakeful.run import disk_errors
+from wakeful.runs.run import disk_errors
 
 STOCK = ("llama", "gpt2", "gpt_neox")
 """Families to try before our own class; a Qwen is one of the Llamas."""

@@ -13,9 +13,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from wakeful.config.model import ModelConfig
 from wakeful.depth.base import DepthMix
 from wakeful.errors import WakefulError
-from wakeful.model.architecture import ModelConfig
 from wakeful.model.attend import causal_mask
 from wakeful.model.attention import Attention
 from wakeful.model.block import Block, ParallelBlock

@@ -1,11 +1,11 @@
 """The feed-forward half of a block."""
 
-from typing import Literal, assert_never
+from typing import assert_never
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-MLPName = Literal["gelu", "gelu_exact", "swiglu"]
+from wakeful.config.model import MLPName
 
 
 class GELU(nn.Module):

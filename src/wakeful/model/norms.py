@@ -1,13 +1,13 @@
 """Normalisations of the residual stream."""
 
-from typing import Literal, assert_never
+from typing import assert_never
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-NormName = Literal["layernorm", "rmsnorm", "rmsnorm_single"]
+from wakeful.config.model import NormName
 
 
 class RMSNorm(nn.Module):

@@ -3,8 +3,6 @@
 Learned positions are an `nn.Embedding` of the decoder, added to the token embedding.
 """
 
-from typing import Literal
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -12,7 +10,6 @@ from torch.autograd.function import once_differentiable
 
 from wakeful.ropes.base import RopeScaling
 
-PositionName = Literal["rotary", "learned", "none"]
 Rotation = tuple[Float[Tensor, "*B L 1 half"], Float[Tensor, "*B L 1 half"]]
 """Cosines and sines of each new token's angles, one for each pair of channels."""
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
+from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError
-from wakeful.model.architecture import ModelConfig
 from wakeful.model.decoder import Decoder
 
 

@@ -84,7 +84,9 @@ def torchao(
     """Return the same from torchao: its scaled int8 product, or its weight-only int tensors."""
     library = torchao_kernels()
     if inputs is None or scales is None:
-        return F.linear(x, library.weight_only(weights, x))
+        return F.linear(
+            x, library.weight_only(weights.integers, weights.rule, weights.scales, x.dtype)
+        )
     q = inputs.grid.quantise(x, scales)
     # One scale for all rows may stay a single number.
     rows = scales.scale.double().contiguous()

@@ -15,11 +15,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
+from wakeful.estimates import Estimate, mean_and_error, ratio_and_error
 from wakeful.model.decoder import Decoder
 from wakeful.probes import exact
 from wakeful.quant.convert import plain_linear, quantised_layers
 from wakeful.quant.running import blocks_of, hidden, logits_of, places
-from wakeful.statistics import Estimate, mean_and_error, ratio_and_error
 
 _ROWS = 64
 """Positions whose distributions over the vocabulary are compared at a time."""

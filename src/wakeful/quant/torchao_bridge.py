@@ -12,7 +12,8 @@ from torchao.quantization import (  # pyright: ignore[reportMissingImports]
     IntxUnpackedToInt8Tensor,
 )
 
-from wakeful.quant.arithmetic import Operands
+from wakeful.quant.grids import Scales
+from wakeful.quant.schemes import Rule
 
 
 def scaled_matmul(
@@ -22,17 +23,19 @@ def scaled_matmul(
     return int_scaled_matmul(a, b.T, rows)
 
 
-def weight_only(weights: Operands, x: Tensor) -> Tensor:
+def weight_only(
+    integers: Int8[Tensor, "N K"], rule: Rule, scales: Scales, dtype: torch.dtype
+) -> Tensor:
     """Return the weights as a torchao tensor, which `F.linear` takes."""
-    channels, width = weights.integers.shape
-    shared = weights.rule.per == "tensor"
-    zero = weights.scales.zero
+    channels, width = integers.shape
+    shared = rule.per == "tensor"
+    zero = scales.zero
     return IntxUnpackedToInt8Tensor(
-        qdata=weights.integers,
-        scale=weights.scales.scale,
-        zero_point=torch.zeros_like(weights.scales.scale) if zero is None else zero.float(),
-        target_dtype=getattr(torch, f"int{weights.rule.grid.bits}"),
+        qdata=integers,
+        scale=scales.scale,
+        zero_point=torch.zeros_like(scales.scale) if zero is None else zero.float(),
+        target_dtype=getattr(torch, f"int{rule.grid.bits}"),
         block_size=(channels if shared else 1, width),
-        dtype=x.dtype,
+        dtype=dtype,
         activation_quantization=None,
     )

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from wakeful.config.model import AttentionBias, ModelConfig
 from wakeful.errors import WakefulError
-from wakeful.model.architecture import AttentionBias, ModelConfig
 from wakeful.ropes.linear import Linear
 from wakeful.ropes.llama3 import Llama3
 from wakeful.variants import build

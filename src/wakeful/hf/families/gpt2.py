@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, PreTrainedConfig
 
+from wakeful.config.model import MLPName, ModelConfig
 from wakeful.errors import WakefulError
 from wakeful.hf.families.base import Family, Link, demand, same, transposed
-from wakeful.model.architecture import ModelConfig
-from wakeful.model.mlps import MLPName
 
 _GELU: dict[str, MLPName] = {
     "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_exact",

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import GPTNeoXConfig, PreTrainedConfig
 
+from wakeful.config.model import MLPName, ModelConfig
 from wakeful.hf.families.base import (
     Family,
     Link,
@@ -19,8 +20,6 @@ from wakeful.hf.families.base import (
     same,
 )
 from wakeful.hf.families.gpt2 import PROJECTIONS
-from wakeful.model.architecture import ModelConfig
-from wakeful.model.mlps import MLPName
 
 _GELU: dict[str, MLPName] = {
     "gelu": "gelu_exact", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu_fast": "gelu",

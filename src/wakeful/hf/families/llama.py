@@ -4,9 +4,9 @@ from typing import Any
 
 from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
+from wakeful.config.model import AttentionBias, ModelConfig
 from wakeful.errors import WakefulError
 from wakeful.hf.families.base import Family, Link, context, demand, rope_of, rope_parameters, same
-from wakeful.model.architecture import AttentionBias, ModelConfig
 
 
 def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:

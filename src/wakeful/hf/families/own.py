@@ -3,13 +3,13 @@
 import torch
 from transformers import PreTrainedConfig
 
+from wakeful.config.model import ModelConfig
+from wakeful.config.tables import from_table
 from wakeful.errors import WakefulError
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.families.base import Family, Link
 from wakeful.hf.projections import named
-from wakeful.model.architecture import ModelConfig
 from wakeful.model.decoder import Decoder
-from wakeful.tables import from_table
 
 
 def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:

@@ -1,0 +1,158 @@
+"""The description of a decoder, part by part."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from wakeful.errors import WakefulError
+from wakeful.shape import Shape
+
+_MOST_ANGLES = 2**26
+"""Of RoPE's table, which is made at once: a million positions of heads 128 wide."""
+MLPName = Literal["gelu", "gelu_exact", "swiglu"]
+NormName = Literal["layernorm", "rmsnorm", "rmsnorm_single"]
+PositionName = Literal["rotary", "learned", "none"]
+AttentionBias = Literal["same", "none", "qkv", "all"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A decoder: GPT-2-like or Llama-like by its parts."""
+
+    vocab_size: int = 4096
+    """Tokens in the vocabulary. Training sets it from the tokenizer."""
+    max_length: int = 512
+    """Context window, in tokens."""
+    num_layers: int = 8
+    """Layers (blocks)."""
+    num_heads: int = 4
+    """Query heads a layer."""
+    num_kv_heads: int = 0
+    """Key/value heads a layer; divides num_heads. 0 means as many as num_heads (no GQA)."""
+    width: int = 128
+    """Channels of the residual stream."""
+    head_width: int = 0
+    """Channels of a head. 0 means width / num_heads."""
+    mlp_width: int = 344
+    """Hidden channels of the feed-forward network."""
+    norm: NormName = "rmsnorm"
+    """LayerNorm, RMSNorm with a scale a channel (M), or RMSNorm with one scale (S)."""
+    norm_eps: float = 1e-5
+    """Added to the variance."""
+    positions: PositionName = "rotary"
+    """Rotary (RoPE), learned absolute, or no position embedding."""
+    rope_theta: float = 10_000.0
+    """RoPE's base."""
+    rotary_width: int = 0
+    """Channels of a head that RoPE turns, the first ones. 0 means all."""
+    rope: str = "plain"
+    """How RoPE's frequencies are scaled, e.g. linear(factor=2.0)."""
+    mlp: MLPName = "swiglu"
+    """SwiGLU (Llama), tanh-GELU (GPT-2) or exact GELU (GPT-NeoX)."""
+    bias: bool = False
+    """Biases in linear layers and LayerNorm."""
+    attention_bias: AttentionBias = "same"
+    """Biases of the attention's projections: as bias says, none, of q, k and v, or of all four."""
+    qk_norm: bool = False
+    """RMSNorm of every query and key head before RoPE (Qwen3)."""
+    parallel: bool = False
+    """Attention and feed-forward network both read the block's input (GPT-NeoX)."""
+    tied: bool = False
+    """One matrix for the embedding and the head."""
+    scale_logits_by_layer: bool = False
+    """Divide attention logits by (layer index + 1) besides the square root of head_width."""
+    relaxed_prefix: int = 0
+    """The first so many tokens see each other both ways; their losses are left out."""
+    normalizer: str = "softmax"
+    """How logits become weights, e.g. softmax, softmax1, softmax1(learned=True)."""
+    route: str = "own"
+    """Where values come from, e.g. resformer(mode="learnable"), svformer."""
+    depth: str = "residual"
+    """What a block receives from the residual stream, e.g. denseformer."""
+    init_std: float = 0.02
+    """Standard deviation of initial weights."""
+    scale_residual_init: bool = False
+    """Divide the initial out and down projections by sqrt(2 · num_layers), as GPT-2 does."""
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "max_length", "num_layers", "num_heads", "width", "mlp_width"):
+            if getattr(self, name) < 1:
+                raise WakefulError(f"model.{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("num_kv_heads", "head_width", "relaxed_prefix", "rotary_width"):
+            if getattr(self, name) < 0:
+                raise WakefulError(f"model.{name} must not be negative, got {getattr(self, name)}")
+        if self.head_width == 0 and self.width % self.num_heads:
+            raise WakefulError(
+                f"model.num_heads = {self.num_heads} does not divide model.width = {self.width}; "
+                "change one of them, or set model.head_width"
+            )
+        if self.num_kv_heads and self.num_heads % self.num_kv_heads:
+            raise WakefulError(
+                f"model.num_kv_heads = {self.num_kv_heads} does not divide model.num_heads = "
+                f"{self.num_heads}"
+            )
+        self._check_positions()
+        for name, allowed in (
+            ("norm", NormName),
+            ("positions", PositionName),
+            ("mlp", MLPName),
+            ("attention_bias", AttentionBias),
+        ):
+            if getattr(self, name) not in get_args(allowed):
+                raise WakefulError(
+                    f"model.{name} must be one of {', '.join(get_args(allowed))}, "
+                    f"got {getattr(self, name)!r}"
+                )
+        if self.relaxed_prefix > self.max_length:
+            raise WakefulError(
+                f"model.relaxed_prefix = {self.relaxed_prefix} is longer than model.max_length = "
+                f"{self.max_length}"
+            )
+        if self.norm_eps <= 0 or self.init_std < 0 or self.rope_theta <= 0:
+            raise WakefulError("model.norm_eps and rope_theta must be positive, init_std not less")
+
+    def _check_positions(self) -> None:
+        if self.positions == "rotary" and self.shape.head_width % 2:
+            raise WakefulError(
+                f"rotary positions turn pairs of channels, but a head has {self.shape.head_width}"
+            )
+        if self.rotary_width % 2 or self.rotary_width > self.shape.head_width:
+            raise WakefulError(
+                f"model.rotary_width must be even and at most the {self.shape.head_width} channels "
+                f"of a head, got {self.rotary_width}"
+            )
+        pairs = (self.rotary_width or self.shape.head_width) // 2
+        if self.positions == "rotary" and self.max_length * pairs > _MOST_ANGLES:
+            raise WakefulError(
+                f"the rotary table of model.max_length = {self.max_length} times {pairs} pairs of "
+                "channels does not fit into memory: lower model.max_length or model.width"
+            )
+        if self.positions != "rotary" and (self.rotary_width or self.rope != "plain"):
+            raise WakefulError(
+                f"model.rotary_width = {self.rotary_width} and model.rope = {self.rope!r} are for "
+                f"rotary positions, and model.positions = {self.positions!r}"
+            )
+
+    @property
+    def qkv_bias(self) -> bool:
+        """Whether the projections into queries, keys and values have biases."""
+        return self.attention_bias in ("qkv", "all") or self._same_bias
+
+    @property
+    def out_bias(self) -> bool:
+        """Whether the attention's output projection has a bias."""
+        return self.attention_bias == "all" or self._same_bias
+
+    @property
+    def _same_bias(self) -> bool:
+        return self.attention_bias == "same" and self.bias
+
+    @property
+    def shape(self) -> Shape:
+        """The skeleton, with the zeros that mean "as usual" filled in."""
+        return Shape(
+            num_layers=self.num_layers,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads or self.num_heads,
+            head_width=self.head_width or self.width // self.num_heads,
+            width=self.width,
+        )

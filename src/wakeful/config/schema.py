@@ -1,0 +1,265 @@
+"""The configuration of a run: dataclasses, to and from TOML, one schema for files and flags."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import tomli_w
+
+from wakeful.config.model import ModelConfig
+from wakeful.config.tables import Table, from_table, to_table
+from wakeful.errors import WakefulError
+
+_MOST_TOKENS = 2**28
+"""Of a step: a batch is made at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """What text to train on."""
+
+    source: str = "python-stdlib"
+    """python-stdlib, a file, folder or glob (text, JSONL, parquet), hf:NAME, or prepared data."""
+    validation_source: str = ""
+    """Text to validate on. Empty: validation_fraction of the documents of source."""
+    validation_fraction: float = 0.02
+    """Share of documents held out, chosen by a hash of their text."""
+    keep_overlap: bool = False
+    """Validate even on documents that stand in the training text in part."""
+    tokenizer: str = ""
+    """A tokenizer.json or a folder with one. Empty: a byte-level BPE is trained on the text."""
+    vocab_size: int = 4096
+    """Tokens in a tokenizer that is trained."""
+    text_field: str = "text"
+    """Field of JSONL and parquet rows that holds the text."""
+    max_bytes: int = 0
+    """Read no more text than this, in bytes. 0 means all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """How weights follow gradients."""
+
+    name: str = "adamw"
+    """adamw, orthoadam, rmsprop, sgd, sgd_momentum or muon."""
+    lr: float = 1e-3
+    """Peak learning rate."""
+    final_lr: float = 1e-4
+    """Learning rate at the last step (the cosine's floor)."""
+    initial_lr: float = 1e-7
+    """Learning rate of the first step."""
+    warmup_steps: int = 20
+    """Steps from initial_lr to lr, in a straight line."""
+    beta1: float = 0.9
+    """Decay of the first moment."""
+    beta2: float = 0.95
+    """Decay of the second moment."""
+    eps: float = 1e-8
+    """Added to the root of the second moment."""
+    weight_decay: float = 0.1
+    """Decoupled weight decay of matrices; norms, biases and scalars have none."""
+    clip: float = 1.0
+    """Largest gradient norm. 0 means no clipping."""
+    rotation: str = "hadamard"
+    """OrthoAdam's rotation; other optimizers have none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiagnoseConfig:
+    """Figures of docs/metrics.md, measured on the validation text and logged while training."""
+
+    every: int = 0
+    """Steps between diagnoses. 0 means none."""
+    num_sequences: int = 4
+    """Validation windows to look at, the first ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizeConfig:
+    """Schemes of docs/quantisation.md, measured on the validation text when training ends."""
+
+    schemes: tuple[str, ...] = ()
+    """fine, moderate, coarse, w4 or an expression. Empty: none."""
+    num_sequences: int = 32
+    """Validation windows to measure on, the first ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillConfig:
+    """Learning from a teacher's predictions: alpha · CE + (1 − alpha) · temperature² · KL."""
+
+    teacher: str = ""
+    """Model to learn from: a run, a Transformers folder, GGUF, smollm2. Empty: no teacher."""
+    alpha: float = 0.6
+    """Share of the ordinary cross-entropy, between 0 and 1."""
+    temperature: float = 1.0
+    """Divides both models' logits in the divergence KL."""
+    over: Literal["sum", "mean"] = "sum"
+    """KL summed over the vocabulary, which it is by definition, or averaged (see the docs)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """The loop."""
+
+    steps: int = 500
+    """Optimizer steps."""
+    batch_size: int = 16
+    """Sequences a step."""
+    micro_batch_size: int = 0
+    """Sequences at once; the rest of a step accumulates. 0 means batch_size."""
+    length: int = 256
+    """Tokens a sequence."""
+    seed: int = 0
+    """Seed of the initial weights and of the data order."""
+    device: str = "auto"
+    """auto (a GPU where there is one), cpu, cuda, cuda:1 ..."""
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    """Arithmetic of the forward pass; bfloat16 is mixed precision over float32 weights."""
+    parallel: Literal["fsdp", "hsdp", "ddp"] = "fsdp"
+    """Under torchrun: weights shared out over all processes, over each machine's, or over none."""
+    compile: bool = False
+    """Compile the model with torch.compile."""
+    checkpoint_activations: bool = False
+    """Recompute blocks in the backward pass: less memory, about a third more time."""
+    eval_every: int = 100
+    """Steps between evaluations of the full validation set. 0 means only at the end."""
+    eval_batch_size: int = 16
+    """Sequences at once in an evaluation."""
+    checkpoint_every: int = 200
+    """Steps between checkpoints. 0 means only at the end."""
+    keep_checkpoints: int = 2
+    """Checkpoints kept, the newest."""
+    tensorboard: bool = False
+    """Write TensorBoard events too (needs the package tensorboard)."""
+    diagnose: DiagnoseConfig = field(default_factory=DiagnoseConfig)
+    quantize: QuantizeConfig = field(default_factory=QuantizeConfig)
+    distill: DistillConfig = field(default_factory=DistillConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleConfig:
+    """The continuations written at the end of a run."""
+
+    prompts: tuple[str, ...] = ("def ", "class ", "import ")
+    """Beginnings to continue."""
+    num_tokens: int = 64
+    """Tokens to add to each."""
+    temperature: float = 0.8
+    """0 takes the likeliest token."""
+    top_k: int = 50
+    """Choose among so many likeliest tokens. 0 means all."""
+    seed: int = 0
+    """Seed of the choice."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """One run."""
+
+    name: str = "vanilla"
+    """What reports call the run."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    sample: SampleConfig = field(default_factory=SampleConfig)
+
+    def __post_init__(self) -> None:
+        train, model, optimizer = self.train, self.model, self.optimizer
+        _check_values(self)
+        for name in ("steps", "batch_size", "length", "eval_batch_size", "keep_checkpoints"):
+            if getattr(train, name) < 1:
+                raise WakefulError(f"train.{name} must be at least 1, got {getattr(train, name)}")
+        for name in ("micro_batch_size", "eval_every", "checkpoint_every"):
+            if getattr(train, name) < 0:
+                raise WakefulError(f"train.{name} must not be negative, got {getattr(train, name)}")
+        if train.length > model.max_length:
+            raise WakefulError(
+                f"train.length = {train.length} is longer than the model's context, "
+                f"model.max_length = {model.max_length}"
+            )
+        if train.micro_batch_size and train.batch_size % train.micro_batch_size:
+            raise WakefulError(
+                f"train.micro_batch_size = {train.micro_batch_size} does not divide "
+                f"train.batch_size = {train.batch_size}"
+            )
+        if optimizer.warmup_steps > train.steps:
+            raise WakefulError(
+                f"optimizer.warmup_steps = {optimizer.warmup_steps} is more than train.steps = "
+                f"{train.steps}"
+            )
+        for name in ("lr", "final_lr", "initial_lr", "eps", "weight_decay", "clip", "warmup_steps"):
+            if not getattr(optimizer, name) >= 0:
+                raise WakefulError(
+                    f"optimizer.{name} must not be negative, got {getattr(optimizer, name)}"
+                )
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(optimizer, name) < 1:
+                raise WakefulError(
+                    f"optimizer.{name} must be in [0, 1), got {getattr(optimizer, name)}"
+                )
+        if not 0 < self.data.validation_fraction < 1:
+            raise WakefulError(
+                "data.validation_fraction must be between 0 and 1, "
+                f"got {self.data.validation_fraction}"
+            )
+
+
+def config_from_table(table: Mapping[str, Any]) -> Config:
+    """Return the configuration a table describes; what it leaves out has its default."""
+    return from_table(Config, table)
+
+
+def config_to_table(config: Config) -> Table:
+    """Return every field of a configuration as a table."""
+    return to_table(config)
+
+
+def config_to_toml(config: Config) -> str:
+    """Return every field of a configuration as TOML."""
+    return tomli_w.dumps(config_to_table(config))
+
+
+def _check_values(config: Config) -> None:
+    for section, table in config_to_table(config).items():
+        for name, value in table.items() if isinstance(table, dict) else ():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise WakefulError(f"{section}.{name} must be finite, got {value}")
+            if name == "seed" and not 0 <= value < 2**63:
+                raise WakefulError(f"{section}.seed must be in [0, 2**63), got {value}")
+    for name in ("num_tokens", "temperature", "top_k"):
+        if getattr(config.sample, name) < 0:
+            raise WakefulError(
+                f"sample.{name} must not be negative, got {getattr(config.sample, name)}"
+            )
+    if config.train.batch_size * config.train.length > _MOST_TOKENS:
+        raise WakefulError(
+            f"train.batch_size = {config.train.batch_size} sequences of train.length = "
+            f"{config.train.length} are more than {_MOST_TOKENS} tokens a step"
+        )
+    if config.model.relaxed_prefix > config.train.length:
+        raise WakefulError(
+            f"model.relaxed_prefix = {config.model.relaxed_prefix} is longer than train.length = "
+            f"{config.train.length}"
+        )
+    diagnose = config.train.diagnose
+    if diagnose.every < 0 or diagnose.num_sequences < 1:
+        raise WakefulError(
+            "train.diagnose.every must not be negative and train.diagnose.num_sequences at least "
+            f"1, got {diagnose.every} and {diagnose.num_sequences}"
+        )
+    if config.train.quantize.num_sequences < 1:
+        raise WakefulError(
+            "train.quantize.num_sequences must be at least 1, got "
+            f"{config.train.quantize.num_sequences}"
+        )
+    distill = config.train.distill
+    if not 0 <= distill.alpha <= 1 or not 0 < distill.temperature < math.inf:
+        raise WakefulError(
+            "train.distill.alpha must be between 0 and 1 and train.distill.temperature positive, "
+            f"got {distill.alpha} and {distill.temperature}"
+        )
+    if not config.name or "\0" in config.name:
+        raise WakefulError(f"name must be fit for a folder, got {config.name!r}")

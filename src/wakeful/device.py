@@ -1,0 +1,44 @@
+"""Where tensors live and in which arithmetic: devices and dtypes by the names users write."""
+
+import torch
+
+from wakeful.errors import WakefulError
+from wakeful.world import ALONE, World
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+
+
+def choose_device(name: str, world: World = ALONE, *, field: str = "device") -> torch.device:
+    """Return the device called `name`; "auto" is a GPU where torch sees one, else the CPU.
+
+    Of several processes each has the GPU of its number on its machine. `field` is what errors call
+    the option.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if world.size > 1 and name.startswith("cuda"):
+        if name != "cuda":
+            raise WakefulError(
+                f"{field} = {name!r} names one GPU, and there are {world.size} processes: "
+                'with "cuda" each takes its own'
+            )
+        name = f"cuda:{world.local_rank}"
+    if world.size > 1 and name == "mps":
+        raise WakefulError(f'{field} = "mps" takes one process; leave out torchrun')
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise WakefulError(f"{field} = {name!r} is no device; use auto, cpu or cuda") from None
+    if device.type not in ("cpu", "cuda", "mps"):
+        raise WakefulError(f"{field} = {name!r} is not supported; use auto, cpu, cuda or mps")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise WakefulError(f"{field} = {name!r}, but torch sees no CUDA device here")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        more = "" if world.size == 1 else "; start no more processes on a machine than it has GPUs"
+        raise WakefulError(
+            f"{field} = {name!r}, but torch sees {torch.cuda.device_count()} CUDA devices "
+            f"here{more}"
+        )
+    if world.size > 1 and device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device

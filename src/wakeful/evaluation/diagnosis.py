@@ -1,0 +1,173 @@
+"""All metrics of a model on a text, as one tidy table."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import polars as pl
+import torch
+import torch.nn.functional as F
+
+from wakeful.errors import WakefulError
+from wakeful.estimates import mean_and_error
+from wakeful.loading.load import Loaded
+from wakeful.model.decoder import Decoder
+from wakeful.probes.base import Frame, MergeableProbe, gather
+from wakeful.probes.blocks import BlockInfluence
+from wakeful.probes.concentration import Entropy, Importance
+from wakeful.probes.hidden import OutlierChannels, Outliers, Smoothing
+from wakeful.probes.patterns import AttentionPictures, HiddenPicture, MeanAttention
+from wakeful.probes.rank import Rank
+from wakeful.probes.sinks import FirstToken
+from wakeful.probes.values import Values
+from wakeful.probes.watch import watch
+from wakeful.world import ALONE, World
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What one model showed."""
+
+    name: str
+    architecture: str
+    num_layers: int
+    length: int
+    num_sequences: int
+    loss: float
+    """Mean next-token loss over the sequences, in nats a token."""
+    loss_error: float
+    rows: Frame
+    """Metrics: layer, head, position, metric, variant, value, standard_error, kind."""
+
+
+def sequences_of(
+    loaded: Loaded, text: str, *, length: int, num_sequences: int, bos: bool
+) -> list[list[int]]:
+    """Cut a text's first tokens into sequences of `length`, each begun with BOS if asked.
+
+    Raises:
+        WakefulError: the text is too short, or the length is past the model's context.
+    """
+    if length < 2:
+        raise WakefulError(f"length = {length}: a sequence needs at least 2 tokens")
+    if length > loaded.context:
+        raise WakefulError(
+            f"length = {length} is past {loaded.name}'s context of {loaded.context} tokens"
+        )
+    if bos and loaded.bos is None:
+        raise WakefulError(f"{loaded.name} has no BOS token; leave out --bos")
+    take = length - bos
+    # A token is at most a few dozen characters, so a long text need not be encoded whole.
+    tokens = loaded.encode(text[: 64 * take * num_sequences])
+    if len(tokens) < take * num_sequences:
+        raise WakefulError(
+            f"{num_sequences} sequences of {length} tokens need {take * num_sequences} tokens, and "
+            f"the text has {len(tokens)} of {loaded.name}'s: give more text, or less length"
+        )
+    first = [loaded.bos] if bos and loaded.bos is not None else []
+    return [first + tokens[n * take : (n + 1) * take] for n in range(num_sequences)]
+
+
+def diagnose(
+    loaded: Loaded,
+    sequences: Sequence[Sequence[int]],
+    *,
+    tau: float = 0.9,
+    lazy_rank: float = 2.0,
+    rank_tokens: int = 2048,
+    rank_seconds: float = math.inf,
+    picture_layers: Sequence[int] = (),
+    picture_heads: Sequence[int] = (0, 1, 2, 3),
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    world: World = ALONE,
+) -> Diagnosis:
+    """Run a model over sequences and measure every metric of docs/metrics.md.
+
+    The sequences are dealt out among the processes of `world`, neighbours to one process; each
+    has the model, tells of the `progress` of its own share, and returns the same diagnosis of all.
+    """
+    num_layers = _num_layers(loaded)
+    layers = list(picture_layers) or sorted(
+        {round(n * (num_layers - 1) / 3) for n in range(min(4, num_layers))}
+    )
+    outside = [layer for layer in layers if not 0 <= layer < num_layers]
+    if outside:
+        raise WakefulError(f"{loaded.name} has layers 0 to {num_layers - 1}, not {outside[0]}")
+
+    def fresh_probes() -> list[MergeableProbe]:
+        return [
+            FirstToken(),
+            Entropy(),
+            Importance(),
+            Rank(tau=tau, lazy_rank=lazy_rank, max_tokens=rank_tokens, seconds=rank_seconds),
+            Values(),
+            Outliers(),
+            OutlierChannels(),
+            Smoothing(),
+            BlockInfluence(),
+            AttentionPictures(layers=layers, heads=picture_heads, size=32),
+            MeanAttention(),
+            HiddenPicture(tokens=32, bins=192),
+        ]
+
+    probes = fresh_probes()
+    losses: list[float] = []
+    mine = share(sequences, world)
+    device = next(loaded.model.parameters()).device
+    with torch.inference_mode(), watch(loaded.model, *probes):
+        for done, tokens in enumerate(mine, start=1):
+            ids = torch.tensor([list(tokens)], device=device)
+            losses.append(_loss(loaded, ids))
+            progress(done, len(mine))
+    if world.size > 1:
+        world.meet()
+        parts = world.gather([losses, [probe.state() for probe in probes]])
+        losses = [loss for theirs, _ in parts for loss in theirs]
+        probes = fresh_probes()
+        for _, states in parts:  # in the order of the sequences
+            for probe, state in zip(probes, states, strict=True):
+                probe.merge(state)
+    loss, error = mean_and_error(losses)
+    return Diagnosis(
+        name=loaded.name,
+        architecture=loaded.architecture,
+        num_layers=num_layers,
+        length=len(sequences[0]),
+        num_sequences=len(sequences),
+        loss=loss,
+        loss_error=error,
+        rows=gather(probes),
+    )
+
+
+def share(sequences: Sequence[Sequence[int]], world: World) -> Sequence[Sequence[int]]:
+    """Return the sequences that this process looks at: a stretch of them, perhaps none."""
+    begin, end = (len(sequences) * rank // world.size for rank in (world.rank, world.rank + 1))
+    return sequences[begin:end]
+
+
+def tidy(diagnoses: Sequence[Diagnosis]) -> pl.DataFrame:
+    """Return all models' rows in one table, with the columns `model` and `sequences` in front."""
+    return pl.concat(
+        each.rows.select(
+            pl.lit(each.name).alias("model"),
+            pl.lit(each.num_sequences).alias("sequences"),
+            pl.all(),
+        )
+        for each in diagnoses
+    )
+
+
+def _loss(loaded: Loaded, ids: torch.Tensor) -> float:
+    if isinstance(loaded.model, Decoder):
+        logits = loaded.model(ids)
+    else:
+        logits = loaded.model(input_ids=ids, use_cache=False).logits
+    logits = logits[0, :-1].float()
+    return float(F.cross_entropy(logits, ids[0, 1:]))
+
+
+def _num_layers(loaded: Loaded) -> int:
+    if isinstance(loaded.model, Decoder):
+        return loaded.model.config.num_layers
+    return loaded.model.config.get_text_config().num_hidden_layers  # pyright: ignore

@@ -1,0 +1,235 @@
+"""Quantised models on disk: whole numbers and scales in safetensors, everything else in JSON.
+
+quantized.json     format, scheme, scales, which layers, what the model is
+model.safetensors  int8 or packed int4 weights, float32 scales, and the parameters that stayed
+config.json        a Transformers model's architecture; for our decoder it is in quantized.json
+tokenizer.json     and what else the tokenizer needs
+"""
+
+import contextlib
+import copy
+import dataclasses
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+import wakeful
+from wakeful.config.schema import config_from_table
+from wakeful.errors import WakefulError
+from wakeful.hf.bounds import check_bounds, read_config
+from wakeful.model.decoder import Decoder
+from wakeful.model.skeleton import skeleton
+from wakeful.quant.arithmetic import Arithmetic
+from wakeful.quant.convert import exchange, is_linear, quantised_layers
+from wakeful.quant.linear import QuantisedLinear, empty
+from wakeful.quant.schemes import parse_scheme
+from wakeful.runs.run import disk_errors
+
+HEADER = "quantized.json"
+WEIGHTS = "model.safetensors"
+FORMAT = 1
+_FIELDS = {"format": int, "name": str, "kind": str, "scheme": str, "scales": str, "dtype": str,
+           "layers": list, "context": int}  # fmt: skip
+
+
+def is_quantised_folder(path: Path) -> bool:
+    """Whether a folder holds what `save_quantised` wrote."""
+    return os.path.isfile(path / HEADER)  # which a name too long is not
+
+
+def save_quantised(
+    model: nn.Module, folder: Path, *, name: str, context: int, bos: int | None
+) -> None:
+    """Write a quantised model into `folder`, which exists; the tokenizer is the caller's."""
+    layers = quantised_layers(model)
+    if not layers:
+        raise WakefulError("the model is not quantised: nothing to save")
+    first = next(iter(layers.values()))
+    header: dict[str, Any] = {
+        "format": FORMAT,
+        "wakeful": wakeful.__version__,
+        "name": name,
+        "scheme": first.scheme.definition,
+        "scales": first.scheme.scales,
+        "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+        "context": context,
+        "bos": bos,
+        "layers": list(layers),
+    }
+    if isinstance(model, Decoder):
+        header |= {"kind": "decoder", "model": dataclasses.asdict(model.config)}
+    else:
+        assert isinstance(model, PreTrainedModel)
+        header["kind"] = "transformers"
+        config = copy.deepcopy(model.config)
+        if "quantization_config" in config.to_dict():  # a GGUF file's own, of no use here
+            delattr(config, "quantization_config")
+        config.save_pretrained(folder)
+    with disk_errors(folder):
+        save_file(_tensors(model), folder / WEIGHTS, metadata={"format": "pt"})
+        (folder / HEADER).write_text(json.dumps(header, indent=2) + "\n", "utf-8")
+
+
+def load_quantised(
+    folder: Path, *, device: torch.device, arithmetic: Arithmetic = "integer"
+) -> tuple[nn.Module, dict[str, Any]]:
+    """Return the model of a folder, in evaluation mode, and its header.
+
+    Only JSON and safetensors are read, and every tensor's name, shape and type is checked.
+
+    Raises:
+        WakefulError: a file is missing or damaged, or does not fit the others.
+    """
+    header = read_header(folder)
+    scheme = parse_scheme(header["scheme"], header["scales"])
+    dtype = getattr(torch, header["dtype"])
+    model = _architecture(folder, header).to(dtype)
+    modules = dict(model.named_modules())
+    replaced: dict[int, QuantisedLinear] = {}
+    for name in header["layers"]:
+        layer = modules.get(name)
+        if layer is None or not is_linear(layer):
+            raise WakefulError(f"{folder / HEADER}: the model has no linear layer {name!r}")
+        replaced[id(layer)] = empty(layer, scheme, arithmetic)
+    model = exchange(model, replaced)
+    _fill(model, folder / WEIGHTS)
+    return model.to(device).eval().requires_grad_(False), header
+
+
+def read_header(folder: Path) -> dict[str, Any]:
+    """Return what quantized.json says, checked."""
+    path = folder / HEADER
+    try:
+        header = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise WakefulError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise WakefulError(f"{path} is not JSON: {error}") from None
+    if not isinstance(header, dict):
+        raise WakefulError(f"{path} holds no JSON object")
+    for key, kind in _FIELDS.items():
+        if type(header.get(key)) is not kind:
+            raise WakefulError(f"{path}: {key} cannot be {header.get(key)!r}")
+    if type(header.setdefault("bos", None)) not in (int, type(None)):
+        raise WakefulError(f"{path}: bos cannot be {header['bos']!r}")
+    if header["format"] != FORMAT:
+        raise WakefulError(f"{path} has format {header['format']}; this wakeful reads {FORMAT}")
+    allowed = {"kind": ("decoder", "transformers"), "dtype": ("float32", "float64", "bfloat16",
+               "float16"), "scales": ("dynamic", "static")}  # fmt: skip
+    for key, values in allowed.items():
+        if header[key] not in values:
+            raise WakefulError(f"{path}: {key} is one of {', '.join(values)}, not {header[key]!r}")
+    if not all(isinstance(name, str) for name in header["layers"]) or not header["layers"]:
+        raise WakefulError(f"{path}: layers must be a list of names")
+    return header
+
+
+def quantised_as(header: dict[str, Any]) -> str:
+    """Return the short name of the scheme that a header tells of."""
+    return str(parse_scheme(header["scheme"], header["scales"]))
+
+
+def file_bytes(folder: Path) -> int:
+    """Return the size of the weights that `save_quantised` wrote."""
+    return (folder / WEIGHTS).stat().st_size
+
+
+def state_bytes(model: nn.Module) -> int:
+    """Return what a model's weights take, each counted once, before any file's own header."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(model).values())
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the state by name, a shared tensor under its first name only."""
+    seen: set[int] = set()
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            tensors[name] = tensor.detach().contiguous()
+    return tensors
+
+
+def _architecture(folder: Path, header: dict[str, Any]) -> nn.Module:
+    if header["kind"] == "decoder":
+        table = header.get("model")
+        if not isinstance(table, dict):
+            raise WakefulError(f"{folder / HEADER}: model must be a table")
+        config = config_from_table({"model": table, "train": {"length": 1}}).model
+        _check_bytes(skeleton(config, _num_tensors(folder / WEIGHTS), folder), folder)
+        return Decoder(config)
+    config = read_config(folder)
+    level = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    try:
+        check_bounds(config, _num_tensors(folder / WEIGHTS), file_bytes(folder), folder)
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    finally:
+        transformers.logging.set_verbosity(level)
+
+
+def _check_bytes(decoder: Decoder, folder: Path) -> None:
+    """Raise `WakefulError` where the weights' file is too small for the decoder described."""
+    numbers, size = decoder.num_parameters()["total"], file_bytes(folder)
+    if numbers > 2 * size:  # no scheme takes less than half a byte for one
+        raise WakefulError(
+            f"{folder / HEADER} describes {numbers:,} weights, and {WEIGHTS} has {size:,} bytes"
+        )
+
+
+def _num_tensors(path: Path) -> int:
+    with _reading(path), safe_open(path, framework="pt") as file:
+        return len(file.keys())
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (SafetensorError, OSError) as error:
+        reason = str(error).split("\n", 1)[0]
+        raise WakefulError(f"{path} cannot be read: {reason}") from None
+
+
+@torch.no_grad()
+def _fill(model: nn.Module, path: Path) -> None:
+    """Copy a file's tensors into the model after checking that each fits."""
+    wanted = _tensors(model)
+    state = model.state_dict(keep_vars=True)
+    with _reading(path), safe_open(path, framework="pt") as file:
+        names = set(file.keys())
+        missing, unknown = sorted(set(wanted) - names), sorted(names - set(wanted))
+        if missing or unknown:
+            what = f"no {missing[0]!r}" if missing else f"an unknown {unknown[0]!r}"
+            raise WakefulError(f"{path} has {what}: it does not belong to this {HEADER}")
+        for name in sorted(names):
+            tensor, place = file.get_tensor(name), state[name]
+            found, expected = (
+                (tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in (tensor, place)
+            )
+            if found != expected:
+                raise WakefulError(
+                    f"{path}: {name} is {found[1]} {found[0]}, and the model needs "
+                    f"{expected[1]} {expected[0]}"
+                )
+            _check_values(path, name, tensor)
+            place.copy_(tensor)
+
+
+def _check_values(path: Path, name: str, tensor: Tensor) -> None:
+    if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+        raise WakefulError(f"{path} is damaged: {name} has a NaN or an infinity")
+    if (
+        name.rsplit(".", 1)[-1] in ("scale", "input_scale", "output_scale")
+        and not (tensor > 0).all()
+    ):
+        raise WakefulError(f"{path} is damaged: {name} has a scale that is not positive")

@@ -1,0 +1,166 @@
+"""What a diagnosis says, in figures for a summary and in plain words."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from wakeful.evaluation.diagnosis import Diagnosis
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One statement of the verdict: what was measured, what it means, what others have."""
+
+    title: str
+    level: str
+    """"good", "mixed" or "bad"."""
+    text: str
+    band: str
+    """Published figures to compare with."""
+
+
+def layer_values(
+    diagnosis: Diagnosis, metric: str, *, variant: str = "paper", position: str = "all"
+) -> pl.DataFrame:
+    """Return a metric's row for each layer: layer, value, standard_error, kind."""
+    return diagnosis.rows.filter(
+        (pl.col("metric") == metric)
+        & (pl.col("variant") == variant)
+        & (pl.col("position") == position)
+        & pl.col("head").is_null()
+    ).sort("layer")
+
+
+def head_values(diagnosis: Diagnosis, metric: str, *, variant: str = "paper") -> pl.DataFrame:
+    """Return a metric's row for each layer and head."""
+    return diagnosis.rows.filter(
+        (pl.col("metric") == metric) & (pl.col("variant") == variant) & pl.col("head").is_not_null()
+    ).sort("layer", "head")
+
+
+def summary(diagnosis: Diagnosis) -> dict[str, Any]:
+    """Return the figures that papers print, each a mean over layers unless its name says more."""
+    ranks = head_values(diagnosis, "rank")
+    lazy = lazy_layers(diagnosis)
+    figures: dict[str, Any] = {
+        "model": diagnosis.name,
+        "architecture": diagnosis.architecture,
+        "layers": diagnosis.num_layers,
+        "length": diagnosis.length,
+        "sequences": diagnosis.num_sequences,
+        "loss": diagnosis.loss,
+        "loss_standard_error": None if math.isnan(diagnosis.loss_error) else diagnosis.loss_error,
+        "first_key_share": _mean(layer_values(diagnosis, "first_key_share")),
+        "first_key_share_without_row_0": _mean(
+            layer_values(diagnosis, "first_key_share", variant="without_row_0")
+        ),
+        "first_key_mass": _mean(layer_values(diagnosis, "first_key_mass")),
+        "entropy": _mean(layer_values(diagnosis, "entropy", variant="code")),
+        "value_drain_lowest": layer_values(diagnosis, "value_drain", position="first")[
+            "value"
+        ].min(),
+        "lazy_layers": lazy,
+        "heads_near_rank_1": int(layer_values(diagnosis, "near_rank_1")["value"].sum()),
+        "heads": len(ranks),
+        "median_head_rank": ranks["value"].median(),
+        "ranks_that_are_bounds": int((ranks["kind"] == "bound").sum()),
+        "suggested_depth": suggested_depth(diagnosis),
+    }
+    for metric in ("kurtosis", "max_activation"):
+        for position in ("first", "rest"):
+            values = layer_values(diagnosis, metric, position=position)
+            figures[f"{metric}_{position}"] = _mean(values)
+    return figures
+
+
+def lazy_layers(diagnosis: Diagnosis) -> list[int]:
+    """Return the layers whose every head has a rank at or under the threshold."""
+    rows = layer_values(diagnosis, "lazy")
+    return rows.filter(pl.col("value") > 0)["layer"].to_list()
+
+
+def suggested_depth(diagnosis: Diagnosis) -> int:
+    """Return how many first layers to inherit: all up to the last that is not lazy.
+
+    A lazy layer before a working one has to stay, for the layers after it were trained on its
+    output; with no lazy layer at the end that is the whole depth, and the paper's default of half
+    the layers is then a choice without this evidence.
+    """
+    lazy = set(lazy_layers(diagnosis))
+    return 1 + max((n for n in range(diagnosis.num_layers) if n not in lazy), default=0)
+
+
+def findings(diagnosis: Diagnosis) -> list[Finding]:
+    """Return the verdict on sinks, lazy layers, drained values and outliers."""
+    figures = summary(diagnosis)
+    share, mass = figures["first_key_share_without_row_0"], figures["first_key_mass"]
+    near, heads, lazy = figures["heads_near_rank_1"], figures["heads"], figures["lazy_layers"]
+    drain = layer_values(diagnosis, "value_drain", position="first")
+    drained = drain.filter(pl.col("value") < 0.5)["layer"].to_list()
+    first, rest = figures["kurtosis_first"], figures["kurtosis_rest"]
+    worst = figures["max_activation_first"]
+    channel = _channel(diagnosis)
+    bounds = figures["ranks_that_are_bounds"]
+    return [
+        Finding(
+            "Attention sinks",
+            _level(share or 0.0, 0.05, 0.3),
+            f"The first token is the most attended key of {share:.1%} of (query, head) pairs and "
+            f"takes {mass:.1%} of all attention.",
+            "GPT-2 medium 76% and 52%; softmax-1 models about 2% (From Attention to Activation).",
+        ),
+        Finding(
+            "Lazy layers",
+            _level(near / max(1, heads), 0.1, 0.4) if not lazy else "bad",
+            (
+                f"{len(lazy)} of {diagnosis.num_layers} layers are lazy ({_listed(lazy)}); "
+                if lazy
+                else "No layer is lazy as a whole; "
+            )
+            + f"{near} of {heads} heads are near rank 1 and the median head's rank is "
+            f"{figures['median_head_rank']:.0f} of {diagnosis.length}. "
+            f"Suggested depth to inherit: {figures['suggested_depth']}."
+            + (f" {bounds} ranks are bounds." if bounds else ""),
+            "About half of Llama-3-8B's heads are near rank 1 (When Attention Collapses, fig. 11).",
+        ),
+        Finding(
+            "Drained values",
+            _level(len(drained) / diagnosis.num_layers, 0.1, 0.5),
+            f"The first token's values have less than half the norm of the others' in "
+            f"{len(drained)} of {diagnosis.num_layers} layers; at the lowest, "
+            f"{figures['value_drain_lowest']:.2f} of it.",
+            "ResFormer keeps about 0.7 (Value Residual Learning, appendix A.2).",
+        ),
+        Finding(
+            "Outlier activations",
+            _level(max(first, rest or 0.0), 12.0, 60.0),
+            f"Mean kurtosis is {first:.1f} at the first token and {rest or math.nan:.1f} at the "
+            f"rest (a Gaussian has 3); the largest activation of the first token is "
+            f"{worst:,.0f} on average{channel}.",
+            "GPT-2 130M 514.9 and 141.5; with softmax-1 and OrthoAdam 10.1 and 7.3 (From Attention "
+            "to Activation, table 2).",
+        ),
+    ]
+
+
+def _channel(diagnosis: Diagnosis) -> str:
+    rows = diagnosis.rows.filter(pl.col("metric") == "outlier_channel")
+    if rows.is_empty():
+        return ""
+    top = rows.group_by("variant").agg(pl.col("value").sum()).sort("value", descending=True)
+    return f"; {top['variant'][0]} stands out most"
+
+
+def _mean(rows: pl.DataFrame) -> float | None:
+    mean = rows["value"].mean()
+    return float(mean) if isinstance(mean, float) else None
+
+
+def _level(value: float, good: float, bad: float) -> str:
+    return "good" if value <= good else "bad" if value >= bad else "mixed"
+
+
+def _listed(layers: list[int]) -> str:
+    return ", ".join(map(str, layers))

@@ -1,0 +1,97 @@
+"""How an evaluation was done, in words, and its figures for summary.json."""
+
+import math
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+from wakeful.evaluation.measures import Measures
+from wakeful.evaluation.scores import Score, difference
+from wakeful.runs.run import machine_line
+
+
+def method_of(
+    names: Mapping[str, str],
+    scores: Sequence[Score],
+    measures: Measures,
+    machine: Mapping[str, Any],
+    *,
+    bos: bool,
+    dtype: str,
+) -> dict[str, str]:
+    """Return what a reader needs to judge and repeat the figures."""
+    method = {
+        "Models": ", ".join(f"{name} ({kind})" for name, kind in names.items()),
+        "BOS": "one before every window and every context" if bos else "none",
+        "Arithmetic": f"model in {dtype}, log-likelihoods in float32 or better",
+    }
+    if measures.source:
+        counts = "; ".join(
+            f"{score.model} {len(score.keys)} windows, {score.weights.sum():,.0f} tokens counted"
+            for score in scores
+            if (score.task, score.metric) == ("text", "perplexity")
+        )
+        part = (
+            f"at most {measures.num_sequences} windows" if measures.num_sequences else "all of it"
+        )
+        stride = measures.stride or measures.length
+        method["Text"] = (
+            f"{measures.source}, {part}, windows of {measures.length} tokens every {stride}, each "
+            f"token{'' if bos else ' but the first'} counted once: {counts}"
+        )
+    for task in dict.fromkeys(score.task for score in scores if score.task != "text"):
+        count = max(len(score.keys) for score in scores if score.task == task)
+        files = {"lambada": measures.lambada, "choices": measures.choices}
+        source = files.get(task)
+        method[f"Task {task}"] = (
+            f"{source}, {count} examples, none shown before"
+            if source
+            else f"lm-eval's own definition, {count} examples"
+        )
+    if measures.asks:
+        method["lm-eval"] = metadata.version("lm-eval")
+    method["Errors"] = (
+        "one standard error over windows or examples; differences are paired where both models "
+        "had the same ones"
+    )
+    method["Machine"] = machine_line(machine)
+    return method
+
+
+def summary(
+    names: Mapping[str, str], scores: Sequence[Score], method: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return every model's scores, and every paired difference to the first model's."""
+    first = next(iter(names))
+    baseline = {(s.task, s.metric): s for s in scores if s.model == first}
+    differences = []
+    for score in scores:
+        other = baseline.get((score.task, score.metric))
+        paired = difference(score, other) if other and other is not score else None
+        if paired is not None:
+            differences.append(
+                {"model": score.model, "baseline": first, "task": score.task,
+                 "metric": score.metric, "difference": _finite(paired[0]),
+                 "standard_error": _finite(paired[1])}
+            )  # fmt: skip
+    return {
+        "models": [
+            {
+                "model": name,
+                "architecture": kind,
+                "scores": [
+                    {"task": s.task, "metric": s.metric, "value": _finite(s.figure),
+                     "standard_error": _finite(s.error), "examples": len(s.keys),
+                     "higher_is_better": s.higher_is_better}
+                    for s in scores if s.model == name
+                ],
+            }
+            for name, kind in names.items()
+        ],
+        "differences": differences,
+        "method": dict(method),
+    }  # fmt: skip
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,143 @@
+"""A comparison laid out as a paper's table, with what it says of the paper's directions."""
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal
+
+from wakeful.estimates import Estimate, mean_and_error, student_quantile
+from wakeful.pages.figures import figure
+from wakeful.pages.published import Column, Direction, PublishedTable, published
+from wakeful.pages.reading import Comparison
+
+Outcome = Literal["confirmed", "reversed", "not resolved"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A figure's mean over seeds, its difference to the baseline's, and the paper's word on it."""
+
+    value: Estimate | None
+    """None where no run measured it."""
+    difference: Estimate | None
+    """Paired over seeds; None for the baseline and where there is none to pair with."""
+    printed: float | None
+    """The paper's figure."""
+    direction: Direction | None
+    """How the paper's differs from its baseline."""
+    outcome: Outcome | None
+    """None where the paper has no direction."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A variant's cells, in the order of the table's columns."""
+
+    variant: str
+    label: str
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """A published table with measured figures in its place."""
+
+    published: PublishedTable
+    rows: tuple[Row, ...]
+    missing: tuple[str, ...]
+    """Rows of the paper that the comparison has not."""
+
+    @property
+    def outcomes(self) -> Counter[Outcome]:
+        """How many of the paper's directions are confirmed, reversed and not resolved."""
+        return Counter(
+            cell.outcome for row in self.rows for cell in row.cells if cell.outcome is not None
+        )
+
+    @property
+    def sentences(self) -> list[str]:
+        """One sentence for every cell that the paper gives a direction."""
+        return [
+            f"{row.label}: {column.title} {_says(cell)}"
+            for row in self.rows
+            for column, cell in zip(self.published.columns, row.cells, strict=True)
+            if cell.outcome is not None
+        ]
+
+
+def paper_tables(comparison: Comparison) -> list[PaperTable]:
+    """Return a comparison as each published table that it names.
+
+    A direction is judged by the paired difference over seeds d ± e with t, the 97.5% quantile of
+    Student's t: `lower` and `higher` are confirmed where d ± t e leaves out zero on that side and
+    reversed where it does on the other. `same` is confirmed where d ± t e lies within ± the share
+    the table calls the same, and reversed where it lies wholly outside. All else, and a single
+    seed, is not resolved.
+    """
+    return [_table(comparison, published(name)) for name in comparison.layouts]
+
+
+def _table(comparison: Comparison, layout: PublishedTable) -> PaperTable:
+    measured = [variant for variant in layout.labels if variant in comparison.variants]
+    rows = tuple(
+        Row(
+            variant,
+            layout.labels[variant],
+            tuple(_cell(comparison, layout, variant, column) for column in layout.columns),
+        )
+        for variant in measured
+    )
+    missing = tuple(label for variant, label in layout.labels.items() if variant not in measured)
+    return PaperTable(layout, rows, missing)
+
+
+def _cell(comparison: Comparison, layout: PublishedTable, variant: str, column: Column) -> Cell:
+    printed = layout.cells.get((variant, column.figure))
+    direction = layout.direction(variant, column)
+    values = _by_seed(comparison, variant, column.figure)
+    base = _by_seed(comparison, layout.baseline, column.figure)
+    both = [seed for seed in values if seed in base]
+    difference = None
+    if variant != layout.baseline and both:
+        difference = mean_and_error([values[seed] - base[seed] for seed in both])
+    outcome: Outcome | None = None
+    if direction is not None:
+        margin = column.same * abs(mean_and_error([*base.values()])[0]) if base else 0.0
+        outcome = _judge(direction, difference, len(both), margin)
+    return Cell(
+        value=mean_and_error([*values.values()]) if values else None,
+        difference=difference,
+        printed=printed if isinstance(printed, int | float) else None,
+        direction=direction,
+        outcome=outcome,
+    )
+
+
+def _by_seed(comparison: Comparison, variant: str, name: str) -> dict[int, float]:
+    if variant not in comparison.variants:
+        return {}
+    found = {run.seed: figure(run, name) for run in comparison.of(variant)}
+    return {seed: value for seed, value in found.items() if value is not None}
+
+
+def _judge(direction: Direction, difference: Estimate | None, seeds: int, margin: float) -> Outcome:
+    if difference is None or math.isnan(difference[1]):
+        return "not resolved"
+    reach = student_quantile(seeds - 1) * difference[1]
+    low, high = difference[0] - reach, difference[0] + reach
+    if direction == "same":
+        if -margin <= low and high <= margin:
+            return "confirmed"
+        return "reversed" if low > margin or high < -margin else "not resolved"
+    if low <= 0 <= high:
+        return "not resolved"
+    return "confirmed" if (high < 0) == (direction == "lower") else "reversed"
+
+
+def _says(cell: Cell) -> str:
+    expected = "the same" if cell.direction == "same" else cell.direction
+    if cell.difference is None:
+        return f"{expected} in the paper, not measured here: not resolved."
+    difference, error = cell.difference
+    spread = "" if math.isnan(error) else f" ± {error:.3g}"
+    return f"{expected} in the paper, {difference:+.3g}{spread} here: {cell.outcome}."

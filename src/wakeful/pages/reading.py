@@ -1,0 +1,258 @@
+"""Run directories, read with suspicion: JSON, TOML and parquet only, every field checked."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from wakeful.config.schema import Config
+from wakeful.errors import WakefulError
+from wakeful.pages.published import published_names
+from wakeful.runs import records
+from wakeful.runs.run import Run
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """What a run left behind; an unfinished one has no summary and no validation windows."""
+
+    path: Path
+    variant: str
+    seed: int
+    config: Config
+    header: dict[str, Any]
+    environment: dict[str, Any]
+    summary: dict[str, Any]
+    metrics: pl.DataFrame
+    validation: pl.DataFrame
+    """One row a validation window: window, loss (mean nats a token), tokens."""
+
+
+Pairs = list[tuple[TrainedRun, TrainedRun]]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Finished runs of several variants, the first of which is the baseline."""
+
+    name: str
+    variants: tuple[str, ...]
+    runs: tuple[TrainedRun, ...]
+    unfinished: tuple[str, ...] = field(default=())
+    """Runs that are not in the tables, by name."""
+    partial: tuple[TrainedRun, ...] = field(default=())
+    """Those of them that have begun: what they have logged is in the training curves."""
+    declared: tuple[str, ...] = field(default=())
+    """Every variant there is to be, in order; empty if those of `variants` are all."""
+    layouts: tuple[str, ...] = field(default=())
+    """The published tables to set the figures beside, by name."""
+
+    @property
+    def baseline(self) -> str:
+        """The variant that differences are taken from."""
+        return self.variants[0]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every variant there is to be, in an order that does not change as runs finish."""
+        return self.declared or self.variants
+
+    @property
+    def drawn(self) -> tuple[str, ...]:
+        """The variants that have a training curve."""
+        begun = {*self.variants, *(run.variant for run in self.partial)}
+        return tuple(name for name in self.names if name in begun)
+
+    def of(self, variant: str) -> list[TrainedRun]:
+        """Return a variant's finished runs by seed."""
+        return sorted((r for r in self.runs if r.variant == variant), key=lambda run: run.seed)
+
+    def curves(self, variant: str) -> list[TrainedRun]:
+        """Return the runs to draw: the finished ones, or else those under way, by seed."""
+        begun = sorted((r for r in self.partial if r.variant == variant), key=lambda run: run.seed)
+        return self.of(variant) or begun
+
+    @cached_property
+    def paired_over(self) -> str:
+        """What differences are paired over: "seeds" where every variant shares two or more."""
+        return "seeds" if all(len(self.pairs(v)) > 1 for v in self.variants) else "windows"
+
+    def pairs(self, variant: str) -> Pairs:
+        """Return (run, baseline run) for each seed that both have finished."""
+        return self._paired(self.of(variant))
+
+    def curve_pairs(self, variant: str) -> Pairs:
+        """Return (run to draw, finished baseline run) for each seed that both have."""
+        return self._paired(self.curves(variant))
+
+    def _paired(self, runs: Sequence[TrainedRun]) -> Pairs:
+        base = {run.seed: run for run in self.of(self.baseline)}
+        return [(run, base[run.seed]) for run in runs if run.seed in base]
+
+
+def read_run(path: str | Path, variant: str = "") -> TrainedRun:
+    """Read one finished training run.
+
+    Raises:
+        WakefulError: a file of it is missing, damaged or lacks what reports read.
+    """
+    run = Run.open(path)
+    summary = run.read_json("summary.json")
+    place = run.path / "summary.json"
+    records.check_fields(place, summary, records.SUMMARY)
+    records.check_fields(
+        place, summary, {f"data.{key}": kind for key, kind in records.DATA.items()}
+    )
+    records.check_samples(place, summary["samples"])
+    validation = records.read_frame(run.path / "validation.parquet", records.VALIDATION)
+    records.check_windows(run.path / "validation.parquet", validation)
+    return _read(run, variant, summary, validation.sort("window"))
+
+
+def read_comparison(source: str | Path | Sequence[str | Path]) -> Comparison:
+    """Read a comparison folder, one run, or several runs of which the first is the baseline.
+
+    Runs that are not finished are named in `unfinished` and stay out of every table; those that
+    have begun are in `partial`, for the training curves. The baseline must have finished.
+
+    Raises:
+        WakefulError: a run is damaged, or two cannot be compared: other text, another tokenizer,
+            other validation windows.
+    """
+    if isinstance(source, str | Path):
+        header = Run.open(source).header
+        if header.get("kind") == "compare":
+            return _comparison_folder(Path(source), header)
+        source = [source]
+    runs: list[TrainedRun] = []
+    partial: list[TrainedRun] = []
+    for path in source:
+        # A finished baseline is what all else is measured by; without it the error says so.
+        done = not runs or _is_done(path)
+        (runs if done else partial).append(read_run(path) if done else _read_partial(path))
+    named = [(run.variant, run.seed) for run in (*runs, *partial)]
+    if len(set(named)) < len(named):
+        raise WakefulError(
+            "two of the runs have the same name and seed; give them different names with --name"
+        )
+    return _checked(
+        Comparison(
+            Path(source[0]).name,
+            tuple(dict.fromkeys(run.variant for run in runs)),
+            tuple(runs),
+            tuple(f"{run.variant}, seed {run.seed}" for run in partial),
+            tuple(partial),
+            tuple(dict.fromkeys(name for name, _ in named)),
+        )
+    )
+
+
+def _comparison_folder(path: Path, header: dict[str, Any]) -> Comparison:
+    records.check_fields(path / "run.json", header, records.COMPARISON)
+    for name in header["variants"]:
+        if not isinstance(name, str) or not _is_folder_name(name):
+            raise WakefulError(f"{path / 'run.json'}: variants cannot hold {name!r}")
+    for seed in header["seeds"]:
+        if type(seed) is not int or not 0 <= seed < 2**63:
+            raise WakefulError(f"{path / 'run.json'}: seeds cannot hold {seed!r}")
+    layouts = header.get("layouts", [])
+    if not isinstance(layouts, list) or set(map(str, layouts)) - set(published_names()):
+        raise WakefulError(f"{path / 'run.json'}: layouts cannot be {layouts!r}")
+    runs: list[TrainedRun] = []
+    partial: list[TrainedRun] = []
+    unfinished: list[str] = []
+    for variant in header["variants"]:
+        for seed in header["seeds"]:
+            place = path / variant / f"seed-{seed}"
+            if (place / "run.json").is_file() and _is_done(place):
+                runs.append(read_run(place, variant))
+                continue
+            unfinished.append(f"{variant}, seed {seed}")
+            if (place / "data.json").is_file():
+                partial.append(_read_partial(place, variant))
+    finished = {run.variant for run in runs}
+    if header["baseline"] not in finished:
+        raise WakefulError(
+            f"{path} has no finished run of its baseline {header['baseline']!r}; continue the "
+            "comparison with --resume"
+        )
+    names = (header["baseline"], *(v for v in header["variants"] if v != header["baseline"]))
+    return _checked(
+        Comparison(
+            header["name"],
+            tuple(name for name in names if name in finished),
+            tuple(runs),
+            tuple(unfinished),
+            tuple(run for run in partial if not run.metrics.is_empty()),
+            names,
+            tuple(layouts),
+        )
+    )
+
+
+def _is_folder_name(name: str) -> bool:
+    return 0 < len(name.encode()) < 256 and name not in (".", "..") and not set(name) & set("/\0")
+
+
+def _is_done(path: str | Path) -> bool:
+    return Run.open(path).header.get("status") == "done"
+
+
+def _read_partial(path: str | Path, variant: str = "") -> TrainedRun:
+    """Read a run that has begun: of its summary there is only the data it reads."""
+    run = Run.open(path)
+    data = run.read_json("data.json")
+    records.check_fields(run.path / "data.json", data, records.DATA)
+    return _read(run, variant, {"data": data}, pl.DataFrame(schema=records.VALIDATION))
+
+
+def _read(run: Run, variant: str, summary: dict[str, Any], validation: pl.DataFrame) -> TrainedRun:
+    config = run.config
+    environment = run.read_json("environment.json")
+    records.check_fields(run.path / "environment.json", environment, records.ENVIRONMENT)
+    return TrainedRun(
+        path=run.path,
+        variant=variant or config.name,
+        seed=config.train.seed,
+        config=config,
+        header=run.header,
+        environment=environment,
+        summary=summary,
+        metrics=_metrics(run),
+        validation=validation,
+    )
+
+
+def _metrics(run: Run) -> pl.DataFrame:
+    """Return metrics.parquet, or the rows so far of metrics.jsonl."""
+    if (run.path / "metrics.parquet").is_file():
+        return records.read_frame(run.path / "metrics.parquet", records.METRICS)
+    path = run.path / "metrics.jsonl"
+    rows = [{name: row.get(name) for name in records.METRICS} for row in run.metrics()]
+    try:
+        return pl.DataFrame(rows, schema=records.METRICS)
+    except (pl.exceptions.PolarsError, TypeError, OverflowError):
+        raise WakefulError(f"{path}: a row's kind, step, loss or tokens has another type") from None
+
+
+def _checked(comparison: Comparison) -> Comparison:
+    """Refuse runs whose losses cannot be paired."""
+    first = comparison.runs[0]
+    windows = first.validation.select("window", "tokens")
+    for run in (*comparison.runs[1:], *comparison.partial):
+        for key in ("corpus_sha256", "tokenizer", "validation_tokens"):
+            if run.summary["data"][key] != first.summary["data"][key]:
+                raise WakefulError(
+                    f"{run.path} and {first.path} cannot be compared: their {key} differs; train "
+                    "both on the same data"
+                )
+    for run in comparison.runs[1:]:
+        if not run.validation.select("window", "tokens").equals(windows):
+            raise WakefulError(
+                f"{run.path} and {first.path} cannot be compared: their validation windows differ "
+                "(train.length must be the same)"
+            )
+    return comparison

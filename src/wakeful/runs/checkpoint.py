@@ -1,0 +1,301 @@
+"""Checkpoints: written whole or not at all, verified when read.
+
+    step-00000200/
+      model.safetensors      the decoder's parameters, tied ones once
+      optimizer.safetensors  the optimizer's tensors
+      state.json             the step, the optimizer's numbers, the tokens and seconds so far
+      manifest.json          size and SHA-256 of each of the files above
+
+Where each of K processes has a part of a tensor, each writes its own: `model-00000-of-0000K
+.safetensors` and so on, and state.json says along which dimension a tensor is cut. Any number of
+processes reads either form. Nothing here is ever unpickled.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from wakeful.config.model import ModelConfig
+from wakeful.errors import WakefulError
+from wakeful.model.skeleton import check_shapes, skeleton
+from wakeful.runs.run import disk_errors
+from wakeful.runs.shards import Stored, cut_of, is_complete, local, part_name, share_of
+from wakeful.runs.stored_state import check_optimizer_state, read_state
+from wakeful.world import ALONE, World
+
+_NAME = re.compile(r"step-(\d{8,})")
+_FILE = re.compile(r"(model|optimizer)(-\d{5}-of-\d{5})?\.safetensors|state\.json")
+
+
+def save(
+    folder: Path,
+    step: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    progress: dict[str, Any],
+    *,
+    keep: int,
+    world: World = ALONE,
+    whole: bool = False,
+) -> Path:
+    """Write the checkpoint of a step, then remove all but the `keep` newest.
+
+    All processes of `world` call it. `whole` has the first write model.safetensors, gathered, so
+    that other tools find it.
+
+    Raises:
+        WakefulError: the disk is full; the older checkpoints are untouched.
+    """
+    final = folder / f"step-{step:08d}"
+    part = folder / f".{final.name}.{world.gather(os.getpid())[0]}.part"
+    weights = _unique(model)
+    tensors, numbers = _pack(optimizer)
+    cut = {"model": {} if whole else _cuts(weights), "optimizer": _cuts(tensors)}
+    state = {"step": step, "progress": progress, "kind": type(optimizer).__name__,
+             "optimizer": numbers}  # fmt: skip
+    if any(cut.values()):
+        state["cut"] = cut
+    try:
+        with disk_errors(final):
+            if world.first:
+                folder.mkdir(parents=True, exist_ok=True)
+                _sweep(folder)
+                part.mkdir()
+            world.gather("there is a folder")
+            manifest = {
+                **_write(weights, part, "model", cut["model"], world),
+                **_write(tensors, part, "optimizer", cut["optimizer"], world),
+            }
+            if world.first:
+                (part / "state.json").write_text(json.dumps(state))
+                manifest["state.json"] = _entry(part / "state.json")
+            written = world.gather(manifest)
+            if world.first:
+                manifest = {name: entry for one in written for name, entry in one.items()}
+                (part / "manifest.json").write_text(json.dumps(manifest, indent=2))
+                for name in ("state.json", "manifest.json"):
+                    _sync(part / name)
+                _sync(part)
+                if final.exists():
+                    shutil.rmtree(final)
+                part.rename(final)
+                _sync(folder)
+    finally:
+        if world.first:
+            shutil.rmtree(part, ignore_errors=True)
+    if world.first:
+        prune(folder, keep=keep)
+    return final
+
+
+def _write(
+    tensors: dict[str, Tensor], folder: Path, what: str, cut: dict[str, Any], world: World
+) -> dict[str, Any]:
+    """Write this process's file of these tensors; return its entry in the manifest."""
+    name = f"{what}.safetensors"
+    writes = world.first
+    if cut:
+        number, count, writes = share_of(cast(DTensor, tensors[next(iter(cut))]))
+        name = part_name(what, number, count)
+        tensors = {key: local(t) for key, t in tensors.items() if world.first or key in cut}
+    elif any(isinstance(tensor, DTensor) for tensor in tensors.values()):
+        tensors = {key: _gathered(tensor, keep=world.first) for key, tensor in tensors.items()}
+    if not writes:
+        return {}
+    _save_tensors(tensors, folder / name)
+    _sync(folder / name)
+    return {name: _entry(folder / name)}
+
+
+def _gathered(tensor: Tensor, *, keep: bool) -> Tensor:
+    """Return the whole tensor in this machine's memory, or nothing of it; all must call it."""
+    full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return full.cpu() if keep else full.new_empty(0)
+
+
+def _cuts(tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Return the dimension that each tensor is cut along, of those that are."""
+    cuts = {name: cut_of(tensor) for name, tensor in tensors.items()}
+    return {name: {"dim": cut.dim} for name, cut in cuts.items() if cut is not None}
+
+
+def prune(folder: Path, *, keep: int) -> None:
+    """Remove what killed processes left half written, and all but the `keep` newest."""
+    _sweep(folder)
+    with disk_errors(folder):
+        for old in steps(folder)[:-keep]:
+            shutil.rmtree(folder / f"step-{old:08d}")
+
+
+def _sweep(folder: Path) -> None:
+    for left in folder.glob(".step-*.part"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def steps(folder: Path) -> list[int]:
+    """Return the steps that have a checkpoint, ascending."""
+    if not folder.is_dir():
+        return []
+    matches = (_NAME.fullmatch(entry.name) for entry in folder.iterdir())
+    return sorted(int(match[1]) for match in matches if match)
+
+
+def newest(folder: Path) -> Path:
+    """Return the newest checkpoint."""
+    found = steps(folder)
+    if not found:
+        raise WakefulError(f"{folder} holds no checkpoint")
+    return folder / f"step-{found[-1]:08d}"
+
+
+def load_model(path: Path, model: nn.Module, world: World = ALONE) -> None:
+    """Fill a model, or this process's part of it, after verifying the checkpoint's files."""
+    verify(path, world)
+    world.gather("the files are whole")
+    own = _unique(model)
+    stored = Stored(path, "model", read_state(path).get("cut", {}))
+    check_shapes(own, stored.shapes, path)
+    with torch.no_grad():
+        for name, tensor in own.items():
+            local(tensor).copy_(stored.read(name, cut_of(tensor)))
+
+
+def check_description(path: Path, config: ModelConfig) -> None:
+    """Raise `WakefulError` unless a checkpoint holds the weights of the model described.
+
+    Only the files' headers are read: what the description alone says takes no memory.
+    """
+    verify(path, digests=False)
+    try:
+        shapes = Stored(path, "model", read_state(path).get("cut", {})).shapes
+        check_shapes(_unique(skeleton(config, len(shapes), path)), shapes, path)
+    except WakefulError:
+        verify(path)  # a file that has changed is the better explanation
+        raise
+
+
+def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Fill an optimizer from a (verified) checkpoint; return the progress stored with it."""
+    state = read_state(path)
+    if state["kind"] != type(optimizer).__name__:
+        raise WakefulError(
+            f"{path} was written with the optimizer {state['kind']}, not "
+            f"{type(optimizer).__name__}: optimizer.name has changed; start a new run"
+        )
+    numbers = state["optimizer"]
+    stored = Stored(path, "optimizer", state.get("cut", {}))
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    try:
+        entries: dict[int, dict[str, Any]] = {
+            int(index): dict(values) for index, values in numbers.pop("state").items()
+        }
+        for name, shape in stored.shapes.items():
+            index, key = name.split(".", 1)
+            owner = parameters[int(index)]
+            alike = isinstance(owner, DTensor) and owner.shape == shape
+            value = _like(owner, stored.read(name, cut_of(owner))) if alike else stored.read(name)
+            entries.setdefault(int(index), {})[key] = value
+        packed = {**numbers, "state": entries}
+        check_optimizer_state(path, packed, optimizer)
+        optimizer.load_state_dict(packed)
+    except WakefulError:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        line = (str(error) or type(error).__name__).splitlines()[0]
+        raise WakefulError(
+            f"{path} holds no state that {state['kind']} can go on from: {line}"
+        ) from None
+    return state["progress"]
+
+
+def _like(owner: DTensor, part: Tensor) -> DTensor:
+    """Return the tensor that lies over the processes as `owner` does, made of this one's part."""
+    return DTensor.from_local(
+        part.to(owner.device), owner.device_mesh, owner.placements, run_check=False,
+        shape=owner.shape, stride=owner.stride(),
+    )  # fmt: skip
+
+
+def verify(path: Path, world: World = ALONE, *, digests: bool = True) -> None:
+    """Check every file of a checkpoint against its manifest, each process its share of them.
+
+    Without `digests` only the files' sizes are.
+
+    Raises:
+        WakefulError: a file is missing, cut short or changed.
+    """
+    cure = f"delete {path} to resume from the checkpoint before it"
+    try:
+        manifest = json.loads((path / "manifest.json").read_text("utf-8"))
+        expected = {name: (facts["bytes"], facts["sha256"]) for name, facts in manifest.items()}
+        whole = "state.json" in expected and all(
+            is_complete(set(expected), what) for what in ("model", "optimizer")
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        whole, expected = False, {}
+    if not whole or not all(_FILE.fullmatch(name) for name in expected):
+        raise WakefulError(f"{path} has no readable manifest.json; {cure}")
+    for number, (name, (size, digest)) in enumerate(expected.items()):
+        file = path / name
+        if not file.is_file():
+            raise WakefulError(f"{file} is missing; {cure}")
+        if file.stat().st_size != size:
+            raise WakefulError(
+                f"{file} has {file.stat().st_size} bytes instead of {size}: it is cut short; {cure}"
+            )
+        if digests and number % world.size == world.rank and _digest(file) != digest:
+            raise WakefulError(f"{file} is corrupt: its SHA-256 is not the manifest's; {cure}")
+
+
+def _pack(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    packed = optimizer.state_dict()
+    tensors: dict[str, Tensor] = {}
+    others: dict[str, dict[str, Any]] = {}
+    for index, entry in packed.pop("state").items():
+        for key, value in entry.items():
+            if isinstance(value, Tensor):
+                tensors[f"{index}.{key}"] = value.detach()
+            else:
+                others.setdefault(str(index), {})[key] = value
+    return tensors, {**packed, "state": others}
+
+
+def _unique(model: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and persistent buffers by name, a tied tensor under its first name."""
+    seen: set[int] = set()
+    unique: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            unique[name] = tensor.detach()
+    return unique
+
+
+def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+
+
+def _entry(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "sha256": _digest(path)}
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        descriptor = os.open(path, os.O_RDONLY)
+        stack.callback(os.close, descriptor)
+        os.fsync(descriptor)

@@ -1,0 +1,376 @@
+"""A run directory: the one place where the verbs meet.
+
+run.json          format, kind ("train" or "compare"), name, status ("running", "stopped", "done")
+config.toml       every field of the configuration, resolved
+environment.json  versions, machine, threads
+metrics.jsonl     one row a step or evaluation, as they happen; metrics.parquet at the end
+validation.parquet  the loss of every validation window at the end
+summary.json      the run's figures
+tokenizer.json
+checkpoints/step-00000200/
+"""
+
+import contextlib
+import errno
+import json
+import os
+import platform
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import torch
+from safetensors import SafetensorError
+
+import wakeful
+from wakeful.config.schema import Config, config_from_table
+from wakeful.config.tables import read_table
+from wakeful.errors import WakefulError
+
+try:
+    import fcntl
+except ImportError:  # Windows has no flock; there a run directory is not guarded.
+    fcntl = None
+
+FORMAT = 1
+RESUMED = ("train", "compare", "inherit")
+"""The kinds of run that can be gone on with."""
+
+
+class Run:
+    """An open run directory."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    @classmethod
+    @contextlib.contextmanager
+    def create(cls, path: str | Path, kind: str, fields: Mapping[str, Any]) -> Iterator["Run"]:
+        """Give a new run to fill; it is at `path` when that is done, and not at all if it fails.
+
+        A path that exists is refused, except an empty folder, which is filled where it is.
+        """
+        final = cls(path)
+        final.refuse_existing(kind)
+        aside = not final.path.is_dir()
+        part = final.path.with_name(f".{final.path.name}.{os.getpid()}.part")
+        run = cls(part if aside else path)
+        try:
+            with disk_errors(final.path):
+                run.path.mkdir(parents=True, exist_ok=True)
+                yield run
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            run.write_json(
+                "run.json",
+                {"format": FORMAT, "kind": kind, "created": now, "status": "running",
+                 "wakeful": wakeful.__version__, **fields},
+            )  # fmt: skip
+            if aside:
+                final.refuse_existing(kind)  # another process may have been faster
+                with disk_errors(final.path):
+                    part.rename(final.path)
+        except BaseException:
+            if not aside:
+                _empty(run.path)
+            raise
+        finally:
+            if aside:
+                shutil.rmtree(part, ignore_errors=True)
+
+    @classmethod
+    def open(cls, path: str | Path) -> "Run":
+        """Open an existing run directory."""
+        run = cls(path)
+        header = run.header
+        if header.get("format") != FORMAT:
+            raise WakefulError(
+                f"{path} has run format {header.get('format')!r}; this wakeful reads {FORMAT}"
+            )
+        return run
+
+    def make(self, kind: str, fields: Mapping[str, Any]) -> None:
+        """Create the folder with its run.json."""
+        with Run.create(self.path, kind, fields):
+            pass
+
+    def refuse_existing(self, kind: str) -> None:
+        """Raise `WakefulError` if there is anything where a run of this kind is to be."""
+        with disk_errors(self.path):
+            if not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir())):
+                return
+        there = ""
+        with contextlib.suppress(WakefulError):
+            there = self.header.get("kind", "")
+        resume = ", or go on with what is there by --resume" if there == kind in RESUMED else ""
+        raise WakefulError(f"{self.path} exists already; choose another folder{resume}")
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """What run.json says."""
+        if not os.path.isfile(self.path / "run.json"):  # which a name too long is not
+            raise WakefulError(f"{self.path} is no run directory: it has no run.json")
+        header = self.read_json("run.json")
+        try:
+            json.dumps(header, allow_nan=False)
+        except ValueError:
+            raise WakefulError(
+                f"{self.path / 'run.json'} is not JSON: it has a number that is not finite"
+            ) from None
+        return header
+
+    @property
+    def config(self) -> Config:
+        """The configuration the run was made with."""
+        kind = self.header.get("kind")
+        if kind != "train":
+            raise WakefulError(f"{self.path} holds no trained model: run.json calls it {kind!r}")
+        return config_from_table(read_table(self.path / "config.toml"))
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.path / "checkpoints"
+
+    def set_status(self, status: str) -> None:
+        """Record that the run is running, stopped or done."""
+        self.write_json("run.json", {**self.header, "status": status})
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the run for this process; a second process is refused until it is released."""
+        self._refuse_links()
+        with contextlib.ExitStack() as stack:
+            with disk_errors(self.path):
+                file = stack.enter_context((self.path / ".lock").open("w"))
+                if fcntl is not None:
+                    try:
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    except OSError as error:
+                        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                            raise
+                        raise WakefulError(
+                            f"another process is working in {self.path}; wait for it or end it"
+                        ) from None
+            yield
+
+    def _refuse_links(self) -> None:
+        """Raise `WakefulError` where writing here would change a file that lies elsewhere."""
+        for name in (".lock", "metrics.jsonl", "checkpoints", "tensorboard"):
+            refuse_link(self.path / name)
+            if (self.path / name).exists() and not _is_plain(self.path / name):
+                raise WakefulError(f"{self.path / name} is neither a file nor a folder")
+        for entry in self.checkpoints.iterdir() if self.checkpoints.is_dir() else ():
+            refuse_link(entry)
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Add one row to metrics.jsonl."""
+        line = json.dumps(row, allow_nan=False) + "\n"
+        with disk_errors(self.path), (self.path / "metrics.jsonl").open("a") as file:
+            file.write(line)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return the rows of metrics.jsonl; a last line cut off by a crash is left out."""
+        path = self.path / "metrics.jsonl"
+        if not path.is_file():
+            return []
+        lines = path.read_bytes().split(b"\n")
+        rows: list[dict[str, Any]] = []
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            row = _metrics_row(line)
+            if row is not None:
+                rows.append(row)
+            elif number < len(lines):
+                raise WakefulError(f"{path} line {number} is no metrics row; remove that line")
+        return rows
+
+    def keep_metrics(self, last_step: int) -> None:
+        """Drop the rows after a step, which a resumed run is about to write again."""
+        self._rewrite([row for row in self.metrics() if row["step"] <= last_step])
+
+    def keep_metrics_before_final(self, last_step: int) -> None:
+        """Drop an evaluation at the last step, left by a run that ended while finishing."""
+        rows = self.metrics()
+        self._rewrite(
+            [row for row in rows if (row["kind"], row["step"]) != ("validation", last_step)]
+        )
+
+    def finish_metrics(self) -> None:
+        """Write metrics.parquet from metrics.jsonl."""
+        rows = self.metrics()
+        try:
+            frame = pl.DataFrame(rows, infer_schema_length=None)
+        except (pl.exceptions.PolarsError, TypeError, OverflowError):
+            raise WakefulError(
+                f"{self.path / 'metrics.jsonl'} is no table: a field has values of several types"
+            ) from None
+        self.write_frame("metrics.parquet", frame)
+
+    def _rewrite(self, rows: list[dict[str, Any]]) -> None:
+        self.write_text("metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """Return a JSON file of the run."""
+        path = self.path / name
+        if path.exists() and not _is_plain(path):  # a pipe would be waited for
+            raise WakefulError(f"{path} is no file")
+        try:
+            value = json.loads(path.read_text("utf-8"))
+            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
+        except FileNotFoundError:
+            raise WakefulError(f"{path} is missing; is the run finished?") from None
+        except OSError as error:
+            raise WakefulError(f"{path} cannot be read: {error.strerror or error}") from None
+        except (ValueError, RecursionError) as error:
+            raise WakefulError(f"{path} is not JSON: {error}") from None
+        if not isinstance(value, dict):
+            raise WakefulError(f"{path} holds no JSON object")
+        return value
+
+    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        """Write a JSON file of the run, whole or not at all."""
+        self.write_text(name, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a text file of the run, whole or not at all."""
+        with replaced(self.path / name) as temporary:
+            temporary.write_text(text, "utf-8")
+
+    def write_frame(self, name: str, frame: pl.DataFrame) -> None:
+        """Write a parquet file of the run, whole or not at all."""
+        with replaced(self.path / name) as temporary:
+            frame.write_parquet(temporary)
+
+
+class SharedRun(Run):
+    """A run directory that another process of the same run writes: here it is only read."""
+
+    def set_status(self, status: str) -> None: ...
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        yield
+
+    def append(self, row: Mapping[str, Any]) -> None: ...
+
+    def keep_metrics(self, last_step: int) -> None: ...
+
+    def keep_metrics_before_final(self, last_step: int) -> None: ...
+
+    def finish_metrics(self) -> None: ...
+
+    def write_text(self, name: str, text: str) -> None: ...
+
+    def write_frame(self, name: str, frame: pl.DataFrame) -> None: ...
+
+
+def refuse_link(path: Path) -> None:
+    """Raise `WakefulError` where a place that a run is to be written to is a link elsewhere."""
+    if path.is_symlink():
+        raise WakefulError(
+            f"{path} is a link, and a run is written inside its own folder alone: put what it "
+            "links to in its place"
+        )
+
+
+def _is_plain(path: Path) -> bool:
+    return path.is_file() or path.is_dir()
+
+
+@contextlib.contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """Give a temporary path beside `path` and move what was written there into its place."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with disk_errors(path):
+            yield temporary
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+            temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn what the operating system says against writing `path` into a `WakefulError`."""
+    try:
+        yield
+    except (OSError, SafetensorError, pl.exceptions.PolarsError) as error:
+        number = error.errno if isinstance(error, OSError) else _number_in(str(error))
+        if number is None:
+            raise
+        if number in (errno.ENOSPC, errno.EDQUOT):
+            raise WakefulError(
+                f"the disk is full: {path} could not be written and what was there is kept; "
+                "free some space and resume"
+            ) from error
+        raise WakefulError(f"{path} cannot be written: {os.strerror(number)}") from error
+
+
+def _empty(folder: Path) -> None:
+    for entry in folder.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.unlink(missing_ok=True)
+
+
+def _number_in(text: str) -> int | None:
+    """Find the number that libraries written in Rust put into the text of a system's error."""
+    found = re.search(r"\(os error (\d+)\)", text)
+    return int(found[1]) if found else None
+
+
+def _metrics_row(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(row, dict) or type(row.get("kind")) is not str:
+        return None
+    if any(isinstance(value, dict | list) for value in row.values()):
+        return None
+    step = row.get("step")
+    return row if type(step) is int and 0 <= step < 2**63 else None
+
+
+def environment(device: torch.device, processes: int = 1) -> dict[str, Any]:
+    """Describe the machine, the versions and the number of processes a run used."""
+    on_gpu = device.type == "cuda"
+    packages = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "polars")
+    return {
+        "wakeful": wakeful.__version__,
+        "python": platform.python_version(),
+        **{package: metadata.version(package) for package in packages},
+        "platform": platform.platform(),
+        "device": str(device),
+        "device_name": torch.cuda.get_device_name(device) if on_gpu else _processor_name(),
+        "threads": torch.get_num_threads(),
+        "processes": processes,
+    }
+
+
+def machine_line(machine: Mapping[str, Any]) -> str:
+    """Return what a page says of an `environment`."""
+    processes = machine["processes"]
+    return (
+        f"{machine['device_name']}, "
+        + ("" if processes == 1 else f"{processes} processes of ")
+        + f"{machine['threads']} threads; torch {machine['torch']}, Transformers "
+        f"{machine['transformers']}, wakeful {machine['wakeful']}"
+    )
+
+
+def _processor_name() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

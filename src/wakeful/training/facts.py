@@ -1,0 +1,44 @@
+"""What a run records of its data, and whether it is still the same."""
+
+from typing import Any
+
+from wakeful.data.tokens import PreparedData
+from wakeful.errors import WakefulError
+from wakeful.runs import records
+from wakeful.runs.run import Run
+
+_ROW: records.Fields = {
+    "loss": (int, float), "tokens": int, "seconds": (int, float), "tokens_per_second": (int, float),
+}  # fmt: skip
+
+
+def data_facts(data: PreparedData) -> dict[str, Any]:
+    """Return what names the text, its split and its tokenizer."""
+    return {
+        "source": data.info["source"],
+        "corpus_sha256": data.corpus_sha256,
+        "tokenizer": data.tokenizer.fingerprint,
+        "train_tokens": data.train.num_tokens,
+        "validation_tokens": data.validation.num_tokens,
+        "vocab_size": data.vocab_size,
+        "overlap": data.info.get("overlap"),  # None where it was kept
+        "train_sha256": data.info["splits"]["train"]["sha256"],
+        "validation_sha256": data.info["splits"]["validation"]["sha256"],
+    }
+
+
+def check_same_data(run: Run, data: PreparedData) -> None:
+    """Raise `WakefulError` unless the data is what the run was begun with."""
+    before, now = run.read_json("data.json"), data_facts(data)
+    if any(before.get(key) != now[key] for key in now if key != "source"):
+        raise WakefulError(
+            f"{run.path} was trained on other data than data.source gives now: the text, what is "
+            "held out of it or the tokenizer has changed; restore it, or start a new run"
+        )
+
+
+def check_rows(run: Run) -> None:
+    """Raise `WakefulError` unless every step that metrics.jsonl tells of has its figures."""
+    for row in run.metrics():
+        if row["kind"] == "train":
+            records.check_fields(run.path / "metrics.jsonl", row, _ROW)

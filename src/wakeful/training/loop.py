@@ -1,0 +1,366 @@
+"""Training, from top to bottom."""
+
+import contextlib
+import functools
+import math
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from wakeful.config.schema import Config, config_to_toml
+from wakeful.data.order import Batches, ValidationWindows
+from wakeful.data.tokens import PreparedData
+from wakeful.device import choose_device
+from wakeful.display import Display, Silent
+from wakeful.errors import Interrupted, WakefulError
+from wakeful.model.decoder import Decoder
+from wakeful.optim.schedules import warmup_cosine
+from wakeful.optim.sharding import whole
+from wakeful.runs import checkpoint
+from wakeful.runs.run import Run, SharedRun, environment
+from wakeful.runs.shards import local
+from wakeful.training.facts import check_rows, check_same_data, data_facts
+from wakeful.training.figures import check_schemes
+from wakeful.training.finish import diagnose, finish, validate
+from wakeful.training.objective import Loss, make_loss
+from wakeful.training.parallel import Parallel, check_shares, spread
+from wakeful.training.setup import (
+    autocast,
+    load_data,
+    make_decoder,
+    make_optimizer,
+    resolved,
+)
+from wakeful.training.tensorboard import Write, check_installed, scalar_writer
+from wakeful.world import World, is_lost, joined, lost
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass(frozen=True)
+class Initial:
+    """Weights to start from instead of random ones."""
+
+    decoder: Decoder
+    """The model itself, in the precision to train in; it is trained in place."""
+    origin: Mapping[str, Any]
+    """Where the weights come from, as run.json records it under "initial"."""
+
+
+def train(
+    config: Config,
+    path: str | Path,
+    *,
+    resume: bool = False,
+    initial: Initial | None = None,
+    show: Display | None = None,
+) -> Run:
+    """Train one model into the run directory `path` and return it.
+
+    `resume` continues the run that is there from its newest checkpoint: on one machine's CPU the
+    losses and the final weights are those of a run that was never interrupted, to the bit.
+    `initial` weights become the run's checkpoint of step 0, so that resuming needs them no more,
+    and are evaluated before the first step; the model is then theirs, whose vocabulary may be
+    larger than the data's.
+
+    Raises:
+        WakefulError: see its message; whatever was there before is kept.
+    """
+    with joined() as world:
+        show = show if show and world.first else Silent()
+        return _train(config, path, resume, initial, show, world)
+
+
+def _train(
+    config: Config,
+    path: str | Path,
+    resume: bool,
+    initial: Initial | None,
+    show: Display,
+    world: World,
+) -> Run:
+    if resume:
+        config = _begun(Run.open(path))
+    elif world.first and Path(path).exists():
+        Run(path).refuse_existing("train")
+    device = choose_device(config.train.device, world, field="train.device")
+    check_installed(enabled=config.train.tensorboard)
+    check_schemes(config)
+    check_shares(config, world)
+    data = world.leader_first(lambda: load_data(config.data, show.stage))
+    facts = {**data_facts(data), "source": ""}
+    if any(theirs != facts for theirs in world.gather(facts)):
+        raise WakefulError("the processes read different data: give each machine the same files")
+    config = config if resume else resolved(config, data, initial and initial.decoder.config)
+    batches = Batches(
+        data.train,
+        length=config.train.length,
+        batch_size=config.train.batch_size,
+        seed=config.train.seed,
+        rank=world.rank,
+        world_size=world.size,
+    )
+    windows = ValidationWindows(
+        data.validation, length=config.train.length, batch_size=config.train.eval_batch_size
+    )
+    given = None if resume or initial is None else initial.decoder
+    decoder = make_decoder(config, device if world.size == 1 else torch.device("cpu"), given)
+    optimizer = make_optimizer(config, decoder)
+    loss = make_loss(config, decoder, device, world)
+    if resume:
+        check_same_data(Run.open(path), data)
+    elif world.first:
+        _create(config, path, data, decoder, optimizer, initial, environment(device, world.size))
+    world.gather("the run is there")
+    parallel = spread(config, decoder, device, world)
+    if world.size > 1:
+        optimizer = make_optimizer(config, decoder)
+    loss = functools.partial(parallel.call, loss)
+
+    run = Run.open(path) if world.first else SharedRun.open(path)
+    with run.lock(), _kept_on_loss(run, world), _stop_signals(world) as stopped:
+        world.gather("locked")
+        run.set_status("running")
+        first, tokens, seconds = 0, 0, 0.0
+        if resume and checkpoint.steps(run.checkpoints):
+            first, tokens, seconds = _continued(config, run, parallel, optimizer)
+        run.keep_metrics(first or -1)
+        check_rows(run)
+        write_scalars = scalar_writer(
+            run.path, enabled=config.train.tensorboard and world.first, first=first + 1
+        )
+        try:
+            if first == 0 and "initial" in run.header:
+                validate(config, run, parallel, windows, 0, write_scalars)
+            _steps(
+                config, run, parallel, optimizer, loss, batches, windows, show, write_scalars,
+                stopped, first=first, tokens=tokens, seconds=seconds,
+            )  # fmt: skip
+            finish(config, run, parallel, optimizer, data, windows, write_scalars)
+        except BaseException:
+            run.set_status("stopped")
+            raise
+        run.set_status("done")
+    return run
+
+
+def _begun(run: Run) -> Config:
+    """Return a run's configuration, which fits its newest checkpoint."""
+    config = run.config
+    if checkpoint.steps(run.checkpoints):
+        checkpoint.check_description(checkpoint.newest(run.checkpoints), config.model)
+    return config
+
+
+def _create(
+    config: Config,
+    path: str | Path,
+    data: PreparedData,
+    decoder: Decoder,
+    optimizer: torch.optim.Optimizer,
+    initial: Initial | None,
+    machine: Mapping[str, Any],
+) -> None:
+    """Make the run directory, with the weights it starts from where they are given."""
+    origin = {"initial": dict(initial.origin)} if initial is not None else {}
+    with Run.create(path, "train", {"name": config.name, **origin}) as new:
+        new.write_text("config.toml", config_to_toml(config))
+        new.write_json("environment.json", machine)
+        new.write_json("data.json", data_facts(data))
+        data.tokenizer.save(new.path)
+        if initial is not None:
+            start = {"step": 0, "tokens": 0, "seconds": 0.0}
+            checkpoint.save(new.checkpoints, 0, decoder, optimizer, start, keep=1)
+
+
+def _continued(
+    config: Config, run: Run, parallel: Parallel, optimizer: torch.optim.Optimizer
+) -> tuple[int, int, float]:
+    """Load the newest checkpoint; return its step, and the tokens and seconds so far."""
+    world = parallel.world
+    newest = checkpoint.newest(run.checkpoints)
+    checkpoint.load_model(newest, parallel.decoder, world)
+    progress = checkpoint.load_optimizer(newest, optimizer)
+    world.gather("loaded")
+    if world.first:
+        checkpoint.prune(run.checkpoints, keep=config.train.keep_checkpoints)
+    return progress["step"], progress["tokens"], progress["seconds"]
+
+
+def _steps(
+    config: Config,
+    run: Run,
+    parallel: Parallel,
+    optimizer: torch.optim.Optimizer,
+    loss_of: Loss,
+    batches: Batches,
+    windows: ValidationWindows,
+    show: Display,
+    write_scalars: Write,
+    stopped: list[int],
+    *,
+    first: int,
+    tokens: int,
+    seconds: float,
+) -> None:
+    settings, optim = config.train, config.optimizer
+    decoder, world = parallel.decoder, parallel.world
+    device = decoder.head.weight.device
+    share = settings.batch_size // world.size
+    micro = min(settings.micro_batch_size or share, share)
+    parts = share // micro
+    mixed = autocast(config, device)
+    parameters = [p for p in decoder.parameters() if p.requires_grad]
+    decoder.train()
+
+    for step in range(first, settings.steps):
+        began = time.perf_counter()
+        lr = warmup_cosine(
+            step,
+            steps=settings.steps,
+            warmup_steps=optim.warmup_steps,
+            initial=optim.initial_lr,
+            peak=optim.lr,
+            final=optim.final_lr,
+        )
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+
+        batch = batches.batch(step)
+        part_losses: list[torch.Tensor] = []
+        for part in batch.to(device, non_blocking=True).split(micro):
+            with parallel.adding(last=len(part_losses) == parts - 1):
+                with mixed:
+                    part_loss = loss_of(part[:, :-1], part[:, 1:]) / parts
+                part_loss.backward()
+            part_losses.append(part_loss.detach())
+        loss = (world.sum(torch.stack(part_losses).sum()) / world.size).item()
+        norm = torch.nn.utils.clip_grad_norm_(parameters, optim.clip or math.inf)
+        norm = whole(norm).item()
+        for name, value in (("loss", loss), ("gradient norm", norm)):
+            if not math.isfinite(value):
+                what = f"the {name} is {value}"
+                raise WakefulError(_not_finite(run, world, batches, step, what))
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+        elapsed = time.perf_counter() - began
+        tokens += world.size * batch.shape[0] * (batch.shape[1] - 1)
+        seconds += elapsed
+        done = step + 1
+        row = {
+            "kind": "train",
+            "step": done,
+            "loss": loss,
+            "lr": lr,
+            "grad_norm": norm,
+            "tokens": tokens,
+            "seconds": round(seconds, 4),
+            "tokens_per_second": round(settings.batch_size * settings.length / elapsed, 1),
+        }
+        run.append(row)
+        write_scalars(row)
+        show.step(done, settings.steps, loss, row["tokens_per_second"])
+
+        last = done == settings.steps
+        if not last and settings.eval_every and done % settings.eval_every == 0:
+            validate(config, run, parallel, windows, done, write_scalars)
+        if settings.diagnose.every and done % settings.diagnose.every == 0:
+            diagnose(config, run, parallel, windows, done, write_scalars)
+        due = settings.checkpoint_every and done % settings.checkpoint_every == 0
+        stop = _stop_asked(world, stopped)
+        if last or due or stop:
+            _check_weights(run, world, batches, step, parameters)
+            state = {"step": done, "tokens": tokens, "seconds": seconds}
+            checkpoint.save(
+                run.checkpoints, done, decoder, optimizer, state,
+                keep=settings.keep_checkpoints, world=world, whole=last,
+            )  # fmt: skip
+        if stop and not last:
+            raise Interrupted(
+                f"stopped by {stop} after step {done}, which is saved; continue with: "
+                f"{_again(run, world)}"
+            )
+
+
+def _check_weights(
+    run: Run, world: World, batches: Batches, step: int, parameters: list[torch.nn.Parameter]
+) -> None:
+    bad = not all(local(parameter).isfinite().all() for parameter in parameters)
+    if world.sum(torch.tensor(int(bad))):
+        what = "a weight is not finite"
+        raise WakefulError(_not_finite(run, world, batches, step, what))
+
+
+def _not_finite(run: Run, world: World, batches: Batches, step: int, what: str) -> str:
+    mine = [int(start) for start in batches.starts(step)[:4]]
+    starts = [start for theirs in world.gather(mine) for start in theirs][:4]
+    return (
+        f"{what} at step {step + 1}, on the batch whose sequences begin at training tokens "
+        f"{', '.join(map(str, starts))}...; {_kept(run)}. Lower optimizer.lr or optimizer.clip, or "
+        "look at that text"
+    )
+
+
+def _kept(run: Run) -> str:
+    kept = checkpoint.steps(run.checkpoints)
+    return f"the checkpoint of step {kept[-1]} is kept" if kept else "there is no checkpoint yet"
+
+
+def _again(run: Run, world: World) -> str:
+    """Return the command that continues a run."""
+    starter = "wakeful" if world.size == 1 else "torchrun [as before] -m wakeful"
+    return f"{starter} train --resume {run.path}"
+
+
+@contextlib.contextmanager
+def _kept_on_loss(run: Run, world: World) -> Iterator[None]:
+    """Say what is left and how to go on where another process of the run is gone."""
+    try:
+        yield
+    except Exception as error:
+        if not is_lost(error):
+            raise
+        cure = f"{_kept(run)}; continue with: {_again(run, world)}"
+        raise WakefulError(lost(cure)) from error
+
+
+def _stop_asked(world: World, stopped: list[int]) -> str:
+    """Return the name of a signal that any process was sent, or ""."""
+    counts = world.sum(torch.tensor([stopped.count(number) for number in _SIGNALS]))
+    named = zip(_SIGNALS, counts.tolist(), strict=True)
+    return next((number.name for number, count in named if count), "")
+
+
+@contextlib.contextmanager
+def _stop_signals(world: World) -> Iterator[list[int]]:
+    """Collect SIGTERM and SIGINT, so that a step under way ends and is saved; twice is at once.
+
+    Not so under torchrun, which passes on what the terminal has sent already.
+    """
+    received: list[int] = []
+
+    def receive(number: int, frame: Any) -> None:
+        if received and world.size == 1:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    try:
+        previous = {number: signal.signal(number, receive) for number in _SIGNALS}
+    except ValueError:  # not the main thread: leave signals alone
+        yield received
+        return
+    try:
+        yield received
+    except BaseException:
+        if world.size > 1:  # torchrun's SIGTERM to those left must not cut off what they say
+            previous = dict.fromkeys(_SIGNALS, signal.SIG_IGN)
+        raise
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,203 @@
+"""How the model lies over the processes: whole on one, whole on each, or a share on each.
+
+Every call of the model goes through `Parallel.call`, so that the weights a call needs are there
+whichever of the decoder's methods it is.
+"""
+
+import contextlib
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from wakeful.config.schema import Config
+from wakeful.errors import WakefulError
+from wakeful.model.decoder import Decoder
+from wakeful.optim.rotations import find_rotation
+from wakeful.world import World
+
+
+class Parallel(ABC):
+    """A decoder and the processes that train it."""
+
+    in_shares = False
+    """Whether no process has the whole model."""
+
+    def __init__(self, decoder: Decoder, world: World) -> None:
+        self.decoder = decoder
+        self.world = world
+
+    @abstractmethod
+    def call(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
+        """Return `function(*inputs)`, a computation with the decoder's weights."""
+
+    @abstractmethod
+    def adding(self, *, last: bool) -> contextlib.AbstractContextManager[object]:
+        """Return the context of one part of a batch, forward and backward.
+
+        Gradients add up over parts; in the `last` they become the mean over processes.
+        """
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Let go of what calls without a backward pass have gathered."""
+
+
+class Alone(Parallel):
+    """One process: everything is here."""
+
+    def call(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
+        return function(*inputs)
+
+    def adding(self, *, last: bool) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext()
+
+    def settle(self) -> None: ...
+
+
+class Entry(nn.Module):
+    """A module whose forward pass is any computation with the decoder: the one place of hooks."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
+        return function(*inputs)
+
+
+class DataParallel(Parallel):
+    """The whole model and its optimizer's state on each process; gradients are averaged."""
+
+    def __init__(self, decoder: Decoder, world: World) -> None:
+        super().__init__(decoder, world)
+        with warnings.catch_warnings():  # newer versions of torch spell the option otherwise
+            warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")
+            self._entry = DistributedDataParallel(
+                Entry(decoder), broadcast_buffers=False, gradient_as_bucket_view=True
+            )
+
+    def call(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
+        if torch.is_grad_enabled():
+            return self._entry(function, *inputs)
+        return function(*inputs)
+
+    def adding(self, *, last: bool) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext() if last else self._entry.no_sync()
+
+    def settle(self) -> None: ...
+
+
+class FullyShard(Parallel):
+    """A share of each weight, gradient and moment on each process (FSDP2; ZeRO stage 3).
+
+    The shares are as many as the processes, or, with several `machines`, as each machine has
+    processes: then every machine has the whole, and gradients are averaged between machines.
+    A block's weights are gathered when it runs and let go after it, forward and backward. In mixed
+    precision they travel as bfloat16 and gradients as float32; embeddings, head, final norm and
+    the coefficients of routes stay float32, so the arithmetic is that of autocast on one process
+    but for the blocks' norms, whose gains are rounded to bfloat16.
+    """
+
+    in_shares = True
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        world: World,
+        *,
+        device: torch.device,
+        mixed: bool,
+        machines: int,
+    ) -> None:
+        super().__init__(decoder, world)
+        # What a block leaves for later ones is a view of its projection; they read it in place and
+        # never write to it, which is what the warning is about.
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
+        shape = {"shares": world.size // machines}
+        if machines > 1:
+            shape = {"machines": machines, **shape}
+        mesh = init_device_mesh(device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
+        policy = MixedPrecisionPolicy(cast_forward_inputs=False)
+        if mixed:
+            policy = MixedPrecisionPolicy(
+                param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
+            )
+        for block in decoder.blocks:
+            fully_shard(block, mesh=mesh, mp_policy=policy)
+        self._entry = Entry(decoder)
+        fully_shard(
+            self._entry, mesh=mesh, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False)
+        )
+
+    def call(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
+        return self._entry(function, *inputs)
+
+    @contextlib.contextmanager
+    def _part(self, last: bool) -> Iterator[None]:
+        assert isinstance(self._entry, FSDPModule)
+        self._entry.set_requires_gradient_sync(last)
+        yield
+
+    def adding(self, *, last: bool) -> contextlib.AbstractContextManager[object]:
+        return self._part(last)
+
+    def settle(self) -> None:
+        for module in self._entry.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+
+def spread(config: Config, decoder: Decoder, device: torch.device, world: World) -> Parallel:
+    """Lay a decoder over the processes of a run as its configuration says, on `device`."""
+    if world.size == 1:
+        return Alone(decoder, world)
+    if config.train.compile:
+        for block in decoder.blocks:
+            block.compile()
+    if config.train.parallel == "ddp":
+        return DataParallel(decoder.to(device), world)
+    return FullyShard(
+        decoder,
+        world,
+        device=device,
+        mixed=config.train.dtype == "bfloat16",
+        machines=world.size // world.local_size if config.train.parallel == "hsdp" else 1,
+    )
+
+
+def check_shares(config: Config, world: World) -> None:
+    """Raise `WakefulError` if the batch or the optimizer cannot be shared out."""
+    size, batch, micro = world.size, config.train.batch_size, config.train.micro_batch_size
+    if batch % size:
+        lower = batch // size * size
+        near = f"{lower} or {lower + size}" if lower else f"{size} or more"
+        raise WakefulError(
+            f"train.batch_size = {batch} cannot be shared evenly by {size} processes; use {near}, "
+            "or another number of processes"
+        )
+    share = batch // size
+    if micro and micro < share and share % micro:
+        raise WakefulError(
+            f"train.micro_batch_size = {micro} does not divide the {share} sequences that each of "
+            f"{size} processes has of train.batch_size = {batch}"
+        )
+    optimizer = config.optimizer
+    if config.train.parallel == "hsdp" and size % world.local_size:
+        raise WakefulError(
+            f'train.parallel = "hsdp" needs as many processes on each machine, and {size} are not '
+            f'so many times {world.local_size}; use "fsdp"'
+        )
+    shared_out = size > 1 and config.train.parallel != "ddp"
+    if shared_out and optimizer.name == "orthoadam" and find_rotation(optimizer.rotation).learns:
+        raise WakefulError(
+            f"optimizer.rotation = {optimizer.rotation!r} learns from whole gradients, which no "
+            f'process has with train.parallel = "{config.train.parallel}"; use "ddp", or rotation '
+            '= "hadamard"'
+        )

@@ -1,0 +1,72 @@
+"""The loss on the fixed validation set."""
+
+import contextlib
+import functools
+
+import polars as pl
+import torch
+
+from wakeful.data.order import ValidationWindows
+from wakeful.estimates import Estimate, ratio_and_error
+from wakeful.model.decoder import Decoder
+from wakeful.model.loss import IGNORED
+from wakeful.training.parallel import Alone, Parallel
+from wakeful.world import ALONE
+
+
+def evaluate(
+    decoder: Decoder,
+    windows: ValidationWindows,
+    autocast: contextlib.AbstractContextManager[object],
+) -> pl.DataFrame:
+    """Return one row a validation window: `window`, `loss` (mean nats a token), `tokens`.
+
+    The whole set, in its order, each token but the first predicted once. Where the first
+    `relaxed_prefix` tokens of a window see each other, the targets among them are not counted.
+    """
+    return evaluate_over(Alone(decoder, ALONE), windows, autocast)
+
+
+@torch.no_grad()
+def evaluate_over(
+    parallel: Parallel,
+    windows: ValidationWindows,
+    autocast: contextlib.AbstractContextManager[object],
+) -> pl.DataFrame:
+    """Return what `evaluate` does, on every process; the batches are dealt out among them.
+
+    In the last round processes without a batch of their own join in with the first, whose result
+    they drop: a model in shares runs on all at once.
+    """
+    decoder, world = parallel.decoder, parallel.world
+    device = decoder.embed.weight.device
+    training = decoder.training
+    decoder.eval()
+    losses = torch.zeros(windows.num_windows, dtype=torch.float64)
+    tokens = torch.zeros(windows.num_windows, dtype=torch.int64)
+    one_by_one = functools.partial(decoder.loss, reduction="none")
+    for begin in range(0, len(windows), world.size):
+        number = begin + world.rank
+        mine = number < len(windows)
+        inputs, targets = windows.batch(number if mine else 0)
+        with autocast:
+            each = parallel.call(one_by_one, inputs.to(device), targets.to(device))
+        if not mine:
+            continue
+        rows = slice(number * windows.batch_size, number * windows.batch_size + len(inputs))
+        blind = targets[:, max(0, decoder.config.relaxed_prefix - 1) :]
+        tokens[rows] = (blind != IGNORED).sum(1)
+        losses[rows] = each.double().sum(1).cpu() / tokens[rows]
+    parallel.settle()
+    decoder.train(training)
+    losses, tokens = world.sum(losses), world.sum(tokens)
+    frame = pl.DataFrame(
+        {"window": range(len(losses)), "loss": losses.tolist(), "tokens": tokens.tolist()}
+    )
+    return frame.filter(pl.col("tokens") > 0)
+
+
+def mean_loss(windows: pl.DataFrame) -> Estimate:
+    """Return Σ nll / Σ tokens over windows and its standard error, in nats a token."""
+    tokens = windows["tokens"].to_numpy()
+    return ratio_and_error(windows["loss"].to_numpy() * tokens, tokens)

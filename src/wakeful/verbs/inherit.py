@@ -1,0 +1,299 @@
+"""The verb inherit: a reference and a text in, a folder of runs and a page out."""
+
+import dataclasses
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import polars as pl
+import tomli_w
+import torch
+
+from wakeful.config.schema import Config
+from wakeful.config.tables import from_table, read_table, to_table
+from wakeful.data.cache import prepared
+from wakeful.data.order import ValidationWindows
+from wakeful.data.tokens import PreparedData, is_prepared
+from wakeful.device import choose_device
+from wakeful.display import Display
+from wakeful.errors import WakefulError
+from wakeful.growth.budget import Cost, measure_costs, steps_within
+from wakeful.growth.choose import By, Diagnosed, diagnose_layers
+from wakeful.growth.inherit import departures, inherit
+from wakeful.growth.layermap import LayerMap
+from wakeful.growth.outcome import figures
+from wakeful.growth.plan import check_wishes, make_recipe, plan_layers, with_steps
+from wakeful.growth.recipe import Outcome, Recipe, Shown, carry_out
+from wakeful.growth.reference import Reference, read_reference
+from wakeful.growth.savings import measure
+from wakeful.growth.wishes import Wishes
+from wakeful.pages.inheritance import check_figures
+from wakeful.pages.inheritance_page import write_inheritance
+from wakeful.runs import records
+from wakeful.runs.restore import restore
+from wakeful.runs.run import Run, environment
+from wakeful.training.setup import autocast
+from wakeful.training.validate import evaluate, mean_loss
+
+_DEFAULT_MINUTES = 30.0
+_PLAN: records.Fields = {
+    "wishes": dict, "costs": list, "figures": dict, "dropped_documents": int, "dropped_tokens": int,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a recipe runs on."""
+
+    reference: Reference
+    data: PreparedData
+    loss: float
+    error: float
+    windows: pl.DataFrame
+    """The reference's loss in every validation window."""
+
+
+def run_inheritance(source: str, out: Path, wishes: Wishes, *, shown: Shown) -> Run:
+    """Inherit from the model `source`, train, grow, compare, and write `out`.
+
+    `out` gets recipe.toml, a training run for each heir and baseline, diagnosis.json where layers
+    were chosen by one, reference.parquet, summary.json and report.html. Nothing is written before
+    everything that can be checked has been.
+
+    Raises:
+        WakefulError: see its message; whatever was there before is kept.
+    """
+    began = time.monotonic()
+    run = Run(out)
+    run.refuse_existing("inherit")
+    check_wishes(wishes)
+    with shown("inherit") as show:
+        show.note(f"loading {source}")
+        reference = read_reference(source)
+        total = reference.decoder.config.num_layers
+        plan_layers(wishes, total, None)
+        data = _data(wishes, reference, show)
+        diagnosed = _diagnosed(wishes, reference, data, show)
+        recipe = make_recipe(source, wishes, total, data, diagnosed)
+        recipe.check(total)
+        given = _evaluated(_checked(recipe, reference), reference, data, show)
+        costs: list[Cost] = []
+        if not wishes.steps:
+            show.note("timing a step of every model")
+            costs = measure_costs(recipe, reference.decoder, data)
+            left = 60 * (wishes.minutes or _DEFAULT_MINUTES) - (time.monotonic() - began)
+            recipe = with_steps(recipe, wishes, steps_within(costs, left))
+            show.note(f"{recipe.train.steps} steps a round fit into the time")
+    device = choose_device(wishes.device)
+    with Run.create(out, "inherit", {"reference": source, "name": out.name}) as new:
+        new.write_text("recipe.toml", tomli_w.dumps(to_table(recipe)))
+        new.write_json("environment.json", environment(device))
+        new.write_json("plan.json", _plan(wishes, given, diagnosed, costs))
+        new.write_frame("reference.parquet", given.windows)
+        reference.tokenizer.save(new.path)
+    return _work(run, recipe, given, shown)
+
+
+def resume_inheritance(out: Path, *, shown: Shown) -> Run:
+    """Go on with an interrupted inheritance where it was cut off."""
+    run = Run.open(out)
+    if run.header.get("kind") != "inherit":
+        raise WakefulError(
+            f"{out} is no inheritance but {run.header.get('kind')!r}: continue it with the verb "
+            "that began it"
+        )
+    recipe = from_table(Recipe, read_table(run.path / "recipe.toml"))
+    assert isinstance(recipe, Recipe)
+    plan = run.read_json("plan.json")
+    records.check_fields(run.path / "plan.json", plan, _PLAN)
+    check_figures(run.path / "plan.json", plan["figures"])
+    with shown("inherit") as show:
+        show.note(f"loading {recipe.reference}")
+        reference = read_reference(recipe.reference)
+        recipe.check(reference.decoder.config.num_layers)
+        wishes = from_table(Wishes, plan["wishes"])
+        check_wishes(wishes)
+        data = _data(wishes, reference, show)
+    if str(data.folder) != recipe.data.source:
+        raise WakefulError(
+            f"{out} was begun on other text than {wishes.text or wishes.data} holds now: restore "
+            "it, or start anew"
+        )
+    frame = records.read_frame(run.path / "reference.parquet", records.VALIDATION)
+    records.check_windows(run.path / "reference.parquet", frame)
+    loss, error = mean_loss(frame)
+    return _work(run, recipe, Prepared(reference, data, loss, error, frame), shown)
+
+
+def _work(run: Run, recipe: Recipe, given: Prepared, shown: Shown) -> Run:
+    with run.lock():
+        run.set_status("running")
+        try:
+            outcome = carry_out(
+                recipe, given.reference.decoder, loss=given.loss, out=run.path, shown=shown
+            )
+            with shown("inherit") as show:
+                show.note("measuring size and speed")
+                run.write_json("summary.json", _summary(run, recipe, given, outcome))
+            write_inheritance(run.path)
+        except BaseException:
+            run.set_status("stopped")
+            raise
+        run.set_status("done")
+    return run
+
+
+def _data(wishes: Wishes, reference: Reference, show: Display) -> PreparedData:
+    """Return the text as the reference's tokens, with a validation set that is not in it."""
+    source = wishes.text or wishes.data
+    if is_prepared(Path(source)):
+        data = PreparedData.open(source)
+        if wishes.validation_text:
+            raise WakefulError(f"{source} is prepared and has its own validation text")
+    else:
+        data = prepared(
+            source,
+            tokenizer=reference.tokenizer,
+            validation_source=wishes.validation_text or None,
+            validation_fraction=wishes.validation_fraction,
+            max_bytes=wishes.max_bytes or None,
+            text_field=wishes.text_field,
+            progress=show.stage,
+        )
+    ours, theirs = data.tokenizer, reference.tokenizer
+    same = ours.inner.get_vocab() == theirs.inner.get_vocab()
+    if not same or ours.end_of_text != theirs.end_of_text:
+        raise WakefulError(
+            f"the tokenizer does not match: {source} was prepared with one of {ours.vocab_size} "
+            f"tokens that is not {reference.name}'s, of {theirs.vocab_size}; prepare it with "
+            "--tokenizer of the reference, or give the text itself"
+        )
+    size = reference.decoder.config.vocab_size
+    if data.vocab_size > size:
+        raise WakefulError(
+            f"the vocabularies differ: {reference.name}'s tokenizer has {data.vocab_size} tokens "
+            f"and its embedding {size}"
+        )
+    dropped = data.info.get("overlap")
+    if not dropped:
+        raise WakefulError(
+            f"{source} was prepared with keep_overlap: what an heir remembers of its validation "
+            "text would count as what it has learnt; prepare it without"
+        )
+    if dropped["documents"]:
+        show.note(
+            f"{dropped['documents']} held-out documents ({dropped['tokens']:,} tokens) stand in "
+            "the training text in part and are left out of validation"
+        )
+    return data
+
+
+def _diagnosed(
+    wishes: Wishes, reference: Reference, data: PreparedData, show: Display
+) -> Diagnosed | None:
+    """Measure the reference's layers where a choice or a baseline hangs on them."""
+    chooses = not wishes.blocks and wishes.choose in get_args(By)
+    if not chooses and "lazy" not in wishes.baseline:
+        return None
+    show.note(f"diagnosing {reference.name}")
+    length, count = wishes.diagnose_length, wishes.diagnose_sequences
+    context = reference.decoder.config.max_length
+    if length > context:
+        raise WakefulError(
+            f"diagnose_length = {length} is past {reference.name}'s context of {context} tokens"
+        )
+    if data.train.num_tokens < length * count:
+        raise WakefulError(
+            f"{count} sequences of {length} tokens to diagnose need {length * count} tokens, and "
+            f"the training text has {data.train.num_tokens}: lower --diagnose_length"
+        )
+    tokens = torch.from_numpy(data.train.tokens[: length * count].astype("int64"))
+    return diagnose_layers(reference.decoder, tokens.view(count, length).tolist())
+
+
+def _checked(recipe: Recipe, reference: Reference) -> Config:
+    """Return the runs' configuration; raise what it, or the first heir, would raise later."""
+    inherit(
+        reference.decoder, recipe.layer_map(0), copy=recipe.copy, route=recipe.route,
+        normalizer=recipe.normalizer,
+    )  # fmt: skip
+    return Config(
+        model=reference.decoder.config,
+        data=recipe.data,
+        train=recipe.train,
+        optimizer=dataclasses.replace(recipe.optimizer, warmup_steps=0),
+        sample=recipe.sample,
+    )
+
+
+def _evaluated(config: Config, reference: Reference, data: PreparedData, show: Display) -> Prepared:
+    train = config.train
+    windows = ValidationWindows(
+        data.validation, length=train.length, batch_size=train.eval_batch_size
+    )
+    show.note(f"evaluating {reference.name} on {windows.num_predicted:,} tokens")
+    device = choose_device(train.device)
+    decoder = reference.decoder.to(device)
+    frame = evaluate(decoder, windows, autocast(config, device))
+    decoder.to("cpu")
+    loss, error = mean_loss(frame)
+    return Prepared(reference, data, loss, error, frame)
+
+
+def _plan(
+    wishes: Wishes, given: Prepared, diagnosed: Diagnosed | None, costs: list[Cost]
+) -> dict[str, Any]:
+    return {
+        "wishes": to_table(wishes),
+        "costs": [dataclasses.asdict(cost) for cost in costs],
+        "figures": diagnosed.figures if diagnosed else {},
+        "dropped_documents": given.data.info["overlap"]["documents"],
+        "dropped_tokens": given.data.info["overlap"]["tokens"],
+    }
+
+
+def _summary(run: Run, recipe: Recipe, given: Prepared, outcome: Outcome) -> dict[str, Any]:
+    reference, data, plan = given.reference, given.data, run.read_json("plan.json")
+    last = outcome.rounds[-1]
+    heir = restore(last.run.path, device="cpu").decoder
+    context = min(1024, reference.decoder.config.max_length)
+    prompt = data.train.tokens[: min(16, context // 4)].tolist()
+    sizes = measure(
+        {"reference": reference.decoder, "heir": heir}, prompt,
+        num_tokens=min(64, context // 4), context=context,
+    )  # fmt: skip
+    layers = LayerMap(last.stage.layers, recipe.rule)
+    return {
+        "reference": {
+            "name": reference.name,
+            "source": recipe.reference,
+            "layers": reference.decoder.config.num_layers,
+            "loss": given.loss,
+            "standard_error": given.error if given.error == given.error else None,
+            "tokens": reference.tokens,
+            "seconds": reference.seconds,
+        },
+        **figures(outcome, given.windows, given.loss),
+        "choice": {
+            "rule": recipe.rule,
+            "layers": list(recipe.layers),
+            "order": list(recipe.order),
+            "figures": plan["figures"],
+            "pinned": plan["wishes"]["pinned"],
+        },
+        "recipe": to_table(recipe),
+        "planned_by_time": bool(plan["costs"]),
+        "departures": departures(
+            reference.decoder, layers, route=recipe.route, normalizer=recipe.normalizer
+        ),
+        "sizes": {name: dataclasses.asdict(size) for name, size in sizes.items()},
+        "data": {
+            "source": data.info["source"],
+            "corpus_sha256": data.corpus_sha256,
+            "train_tokens": data.train.num_tokens,
+            "validation_tokens": data.validation.num_tokens,
+            "dropped_documents": plan["dropped_documents"],
+            "dropped_tokens": plan["dropped_tokens"],
+        },
+    }

@@ -1,0 +1,264 @@
+"""The configuration: what it reads and what it refuses."""
+
+import contextlib
+import dataclasses
+import functools
+import re
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, get_args, get_origin, get_type_hints
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wakeful.config.schema import Config, config_from_table, config_to_table, config_to_toml
+from wakeful.config.tables import merged, read_table
+from wakeful.errors import WakefulError
+
+
+def leaves(kind: type, prefix: str = "") -> Iterator[tuple[str, object, object]]:
+    """Yield every field below a dataclass: its dotted name, its type and its default."""
+    hints = get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        below = hints[field.name]
+        if dataclasses.is_dataclass(below):
+            yield from leaves(below, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name, below, field.default
+
+
+def nested(name: str, value: object) -> dict:
+    """Return the table in which a dotted name has a value."""
+    for key in reversed(name.split(".")):
+        value = {key: value}
+    return value  # pyright: ignore[reportReturnType]
+
+
+KINDS = {name: kind for name, kind, _ in leaves(Config)}
+DEFAULTS = {name: default for name, _, default in leaves(Config)}
+FIELDS = [name for name in KINDS if name != "name"]
+
+
+def test_every_field_survives_toml() -> None:
+    config = config_from_table(
+        {
+            "name": 'a "b" \\ é\n',
+            "model": {"route": 'on_layers(range(5, 8), resformer(mode="constant", scale=5.0))',
+                      "num_kv_heads": 2, "bias": True, "norm": "layernorm"},
+            "optimizer": {"lr": 1e-17, "beta2": 0.999},
+            "train": {"dtype": "bfloat16", "compile": True},
+            "sample": {"prompts": ["'", '"""', "\t"]},
+        }
+    )  # fmt: skip
+    assert config_from_table(tomllib.loads(config_to_toml(config))) == config
+    assert config_from_table(tomllib.loads(config_to_toml(Config()))) == Config()
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_value_of_another_type_is_refused_by_name(name: str) -> None:
+    with pytest.raises(WakefulError, match=rf"{re.escape(name)} must be"):
+        config_from_table(nested(name, {"no": "table"}))
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"modle": {}}, r"unknown key 'modle' \(did you mean 'model'\?\)"),
+        ({"train": {"step": 3}}, r"unknown key 'train.step' \(did you mean 'steps'\?\)"),
+        ({"train": {"steps": 3.5}}, "train.steps must be a whole number, got 3.5"),
+        ({"train": {"steps": True}}, "train.steps must be a whole number, got True"),
+        ({"train": {"steps": 0}}, "train.steps must be at least 1"),
+        ({"train": 7}, "train must be a table"),
+        ({"train": {"dtype": "float8"}}, "train.dtype must be one of"),
+        ({"model": {"num_heads": 3}}, "num_heads = 3 does not divide model.width = 128"),
+        ({"model": {"num_kv_heads": 3}}, "num_kv_heads = 3 does not divide model.num_heads = 4"),
+        ({"model": {"head_width": 5}}, "a head has 5"),
+        ({"model": {"norm": "batchnorm"}}, "model.norm must be one of"),
+        ({"train": {"length": 4096}}, "longer than the model's context"),
+        ({"train": {"micro_batch_size": 3}}, "does not divide"),
+        ({"optimizer": {"warmup_steps": 501}}, "more than train.steps"),
+        ({"optimizer": {"beta1": 1.0}}, r"must be in \[0, 1\)"),
+        (
+            {"optimizer": {"lr": float("nan")}},
+            r"optimizer\.lr must be finite, got nan",
+        ),
+        ({"optimizer": {"clip": float("inf")}}, r"optimizer\.clip must be finite, got inf"),
+        ({"optimizer": {"lr": -1.0}}, r"optimizer\.lr must not be negative, got -1\.0"),
+        ({"model": {"norm_eps": float("nan")}}, r"model\.norm_eps must be finite"),
+        ({"model": {"relaxed_prefix": 300}}, "relaxed_prefix = 300 is longer than train.length"),
+        ({"train": {"seed": -1}}, r"train\.seed must be in \[0, 2\*\*63\), got -1"),
+        ({"sample": {"seed": 2**63}}, r"sample\.seed must be in"),
+        ({"sample": {"temperature": -0.1}}, r"sample\.temperature must not be negative"),
+        ({"sample": {"top_k": -1}}, r"sample\.top_k must not be negative"),
+        ({"sample": {"num_tokens": -1}}, r"sample\.num_tokens must not be negative"),
+        ({"name": ""}, "name must be fit for a folder"),
+        ({"name": "a\0b"}, "name must be fit for a folder"),
+        ({"two\nlines": 1}, r"unknown key 'two\\nlines'"),
+        ({"data": {"validation_fraction": 1.0}}, "between 0 and 1"),
+        ({"train": {"diagnose": {"evry": 5}}}, r"unknown key 'train.diagnose.evry' \(did you mean"),
+        ({"train": {"diagnose": {"every": -5}}}, "train.diagnose.every must not be negative"),
+        ({"sample": {"prompts": "def"}}, "sample.prompts must be a list"),
+    ],
+)
+def test_bad_configurations_are_refused_in_one_line(table: dict, message: str) -> None:
+    with pytest.raises(WakefulError, match=message) as caught:
+        config_from_table(table)
+    assert "\n" not in str(caught.value)
+
+
+MADE_UP = [
+    b"[train]\nsteps = " + b"1" * 5000,
+    b"[optimizer]\nlr = 1e999",
+    b"[train]\nsteps = 1979-05-27",
+    b"preset = 3",
+    b"preset = [[]]",
+    b"[model]\nwidth = 0x" + b"f" * 3000,
+    b"a = " + b"[" * 5000,
+    b"a" + b".a" * 3000 + b" = 1",
+    b"\xef\xbb\xbf[train]",
+    b"\xff\xfe",
+    b"name = '\x00'",
+]
+"""What random bytes would hardly hit."""
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+
+
+def any_value(kind: object) -> st.SearchStrategy[object]:
+    """Draw what a field of some type may hold, extremes included."""
+    if get_origin(kind) is Literal:
+        return st.sampled_from(get_args(kind))
+    if get_origin(kind) is tuple:
+        return st.lists(any_value(get_args(kind)[0]), max_size=3)
+    plain: dict[object, st.SearchStrategy[object]] = {
+        bool: st.booleans(),
+        int: st.integers(-2, 40) | st.integers(),
+        float: st.floats(0, 1) | st.floats() | st.integers(-3, 3),
+        str: TEXT,
+    }
+    return plain[kind]
+
+
+@st.composite
+def any_table(draw: st.DrawFn) -> dict[str, dict[str, object]]:
+    """Draw a table of a few fields with values of their types."""
+    table: dict = {}
+    for name in draw(st.lists(st.sampled_from(list(KINDS)), max_size=4, unique=True)):
+        table = merged(table, nested(name, draw(any_value(KINDS[name]))))
+    return table
+
+
+@settings(max_examples=200, deadline=None)
+@given(any_table())
+def test_every_configuration_survives_toml_and_the_rest_is_refused(table: dict) -> None:
+    refusal, config = "", Config()
+    try:
+        config = config_from_table(table)
+    except WakefulError as error:
+        refusal = str(error)
+    assert "\n" not in refusal
+    written = tomllib.loads(config_to_toml(config))
+    assert config_from_table(written) == config
+    assert config_to_table(config) == written
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_each_field_survives_toml_alone(name: str) -> None:
+    default = DEFAULTS[name]
+    others: dict[type, object] = {
+        bool: not default,
+        int: 16,
+        float: 0.25,
+        str: 'resformer(mode="learnable")',
+        tuple: ['é\n"', "\t'"],
+    }
+    other = CHOICES.get(name, others[type(default)])
+    table = nested(name, other)
+    config = config_from_table(table)
+    read = functools.reduce(getattr, name.split("."), config)
+    assert (list(read) if isinstance(read, tuple) else read) == other
+    assert read != default
+    assert config_from_table(tomllib.loads(config_to_toml(config))) == config
+    # Nothing else has changed.
+    assert config_to_table(config) == merged(config_to_table(Config()), table)
+
+
+CHOICES: dict[str, object] = {
+    "model.norm": "rmsnorm_single",
+    "model.attention_bias": "qkv",
+    "model.positions": "learned",
+    "model.mlp": "gelu",
+    "model.num_heads": 2,
+    "model.num_kv_heads": 2,
+    "model.rope": "linear(factor=2.0)",
+    "model.max_length": 1024,
+    "train.dtype": "float64",
+    "train.parallel": "ddp",
+    "train.batch_size": 32,
+    "train.steps": 100,
+    "train.eval_batch_size": 4,
+    "train.distill.over": "mean",
+}
+
+
+@given(st.binary(max_size=200) | st.sampled_from(MADE_UP))
+def test_bytes_are_a_configuration_or_refused(content: bytes) -> None:
+    with tempfile.NamedTemporaryFile(suffix=".toml") as file:
+        file.write(content)
+        file.flush()
+        with contextlib.suppress(WakefulError):
+            config_from_table(read_table(file.name))
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.sampled_from(["model", "train", "steps", "width", "x"]), inner)
+        ),
+        max_leaves=8,
+    )
+)
+def test_tables_are_a_configuration_or_refused(value: object) -> None:
+    with contextlib.suppress(WakefulError):
+        config_from_table(value if isinstance(value, dict) else {"model": value})
+
+
+def test_a_file_may_start_from_a_preset(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('preset = "cpu-tiny"\n[model]\nroute = "svformer"\n')
+    config = config_from_table(read_table(file))
+    assert config.model.route == "svformer"
+    assert config.model.num_layers == config_from_table(read_table("cpu-tiny")).model.num_layers
+    file.write_text('preset = "cpu-tinny"\n')
+    with pytest.raises(WakefulError, match="did you mean 'cpu-tiny'"):
+        read_table(file)
+    with pytest.raises(WakefulError, match="neither a file nor a preset"):
+        read_table("nowhere")
+
+
+def test_a_file_that_cannot_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for source in (tmp_path, "x" * 5000, "a\0b"):
+        with pytest.raises(WakefulError, match="neither a file nor a preset"):
+            read_table(source)
+    file = tmp_path / "mine.toml"
+    file.write_text("")
+
+    def forbidden(_: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", forbidden)
+    with pytest.raises(WakefulError, match=r"mine\.toml cannot be read: Permission denied"):
+        read_table(file)
+
+
+def test_merging_keeps_what_is_not_named() -> None:
+    assert merged({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"c": 4}}) == {
+        "a": {"b": 1, "c": 4},
+        "d": 3,
+    }

@@ -1,0 +1,163 @@
+"""The presets: the papers' sizes and settings."""
+
+import dataclasses
+import tomllib
+
+import pytest
+import torch
+
+from wakeful.config.schema import Config, config_from_table, config_to_toml
+from wakeful.config.tables import merged, presets, read_table
+from wakeful.model.decoder import Decoder
+from wakeful.optim.torch_optimizers import BUILDERS
+from wakeful.pages.published import published, published_names
+from wakeful.training.comparison import layouts_of, seeds_of, variants_of
+from wakeful.training.watched import FIGURES
+
+MILLIONS = {
+    # Value Residual Learning, Table 4: the sizes the paper's names round.
+    "value-residual-2m": (1.6, 0.02),
+    "value-residual-82m": (81.9, 0.001),
+    "value-residual-180m": (179.9, 0.001),
+    "value-residual-468m": (467.8, 0.001),
+    # From Attention to Activation gives approximate sizes and no layer counts.
+    "activation-gpt2-60m": (60, 0.1),
+    "activation-gpt2-130m": (130, 0.1),
+    "activation-gpt2-350m": (350, 0.1),
+    "activation-gpt2-1.4b": (1400, 0.1),
+    "activation-llama2-130m": (130, 0.1),
+    # GPT-2 without biases; the paper writes 355M, 770M, 680M (large†) and 1.5B.
+    "gpt2-small": (124, 0.005),
+    "gpt2-medium": (355, 0.005),
+    "gpt2-large": (774, 0.005),
+    "gpt2-large-dagger": (687, 0.015),
+    "gpt2-xl": (1558, 0.005),
+}
+PAPERS = [name for name in presets() if name in MILLIONS]
+COMPARISONS = [name for name in presets() if "variants" in read_table(name)]
+SINGLE = [name for name in presets() if name not in COMPARISONS]
+
+
+def preset(name: str) -> Config:
+    return config_from_table(read_table(name))
+
+
+def num_parameters(config: Config) -> int:
+    with torch.device("meta"):
+        return Decoder(config.model).num_parameters()["total"]
+
+
+def test_there_are_the_presets_of_the_papers_and_small_ones() -> None:
+    tables = {f"activation-table{table}" for table in ("2", "2-llama", "3", "4", "5", "6")}
+    small = {"cpu-tiny", "cpu-small", "activation-small", "combination", "demo"}
+    assert set(presets()) == {*MILLIONS, *tables, *small}
+
+
+def test_every_published_table_has_a_preset_with_all_its_rows() -> None:
+    tables = [read_table(name) for name in COMPARISONS]
+    for name in published_names():
+        rows = set(published(name).labels)
+        asking = [table for table in tables if name in layouts_of(table)]
+        assert any(rows <= set(table["variants"]) for table in asking), name
+
+
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_a_comparison_is_of_whole_configurations(name: str) -> None:
+    table = read_table(name)
+    variants = variants_of(name, table)
+    configs = {variant: config_from_table(entry) for variant, entry in variants.items()}
+    assert len(configs) >= 2
+    assert all(config.name == variant for variant, config in configs.items())
+    different = {config_to_toml(dataclasses.replace(c, name="x")) for c in configs.values()}
+    assert len(different) == len(configs)
+    for layout in map(published, layouts_of(table)):
+        # Every row that the published table has is trained, and what its columns show is measured.
+        rows = set(layout.labels) & set(configs)
+        assert layout.baseline == next(iter(configs))
+        assert len(rows) >= 2
+        figures = {column.figure for column in layout.columns}
+        for config in configs.values():
+            schemes = {f"increase_{scheme}" for scheme in config.train.quantize.schemes}
+            known = {"perplexity", "steps_per_second", "training_megabytes"}
+            diagnosed = set(FIGURES) if config.train.diagnose.every else set()
+            assert figures <= schemes | known | diagnosed
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_a_preset_is_a_whole_configuration(name: str) -> None:
+    config = preset(name)
+    assert config.name == name
+    assert config.optimizer.name in BUILDERS
+    assert config_from_table(tomllib.loads(config_to_toml(config))) == config
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_presets_have_the_papers_sizes(name: str) -> None:
+    expected, tolerance = MILLIONS[name]
+    assert num_parameters(preset(name)) / 1e6 == pytest.approx(expected, rel=tolerance)
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_sizes_are_those_of_the_arithmetic(name: str) -> None:
+    model = preset(name).model
+    width, bias = model.width, int(model.bias)
+    up = 2 if model.mlp == "swiglu" else 1
+    attention = 4 * width * width + bias * 4 * width
+    mlp = (up + 1) * width * model.mlp_width + bias * (up * model.mlp_width + width)
+    norm = {"layernorm": (1 + bias) * width, "rmsnorm": width, "rmsnorm_single": 1}[model.norm]
+    ends = model.vocab_size * width * (1 if model.tied else 2)
+    positions = model.max_length * width if model.positions == "learned" else 0
+    layers = model.num_layers * (attention + mlp + 2 * norm)
+    assert num_parameters(preset(name)) == ends + positions + layers + norm
+
+
+def test_gpt2_small_with_biases_is_openais() -> None:
+    config = config_from_table(merged(read_table("gpt2-small"), {"model": {"bias": True}}))
+    assert num_parameters(config) == 124_439_808
+
+
+@pytest.mark.parametrize("name", [name for name in PAPERS if name.startswith("value-residual")])
+def test_value_residual_learning_trains_on_two_million_tokens_a_step(name: str) -> None:
+    config = preset(name)
+    assert config.train.batch_size * config.train.length == 2**21
+    assert config.train.steps * 2**21 == pytest.approx(20e9, rel=0.05)
+    rates = config.optimizer
+    assert (rates.lr, rates.final_lr, rates.initial_lr) == (6e-4, 6e-5, 1e-7)
+    assert (rates.beta1, rates.beta2, rates.weight_decay, rates.clip) == (0.9, 0.95, 0.1, 1.0)
+    assert (config.model.norm, config.model.mlp) == ("rmsnorm", "swiglu")
+
+
+@pytest.mark.parametrize("name", [name for name in PAPERS if name.startswith("gpt2")])
+def test_the_gpt2_presets_are_gpt2_without_biases(name: str) -> None:
+    model = preset(name).model
+    assert (model.max_length, model.vocab_size, model.tied) == (1024, 50_257, True)
+    assert (model.mlp_width, model.width // model.num_heads) == (4 * model.width, 64)
+    assert model.scale_logits_by_layer
+    assert not model.bias
+
+
+@pytest.mark.parametrize("name", [name for name in PAPERS if name.startswith("activation")])
+def test_from_attention_to_activation_has_its_batch_and_context(name: str) -> None:
+    config = preset(name)
+    assert (config.train.batch_size, config.train.length, config.model.max_length) == (512,) * 3
+    assert config.model.normalizer == "softmax"
+    assert config.optimizer.name == "adamw"
+
+
+def test_the_demonstration_compares_twins() -> None:
+    table = read_table("demo")
+    assert seeds_of(table) == [0]
+    twins = {name: config_from_table(entry) for name, entry in variants_of("demo", table).items()}
+    assert list(twins) == ["vanilla", "resformer", "svformer", "softmax1"]
+    vanilla = twins["vanilla"]
+    for name, config in twins.items():
+        assert config.name == name
+        # Twins differ in the route or the normalizer, and in nothing else.
+        same = dataclasses.replace(
+            config.model, route=vanilla.model.route, normalizer=vanilla.model.normalizer
+        )
+        assert dataclasses.replace(config, name="vanilla", model=same) == vanilla
+        assert num_parameters(config) < 4e6
+    assert twins["svformer"].model.route == "svformer"
+    assert twins["softmax1"].model.normalizer == "softmax1"
+    assert twins["resformer"].model.route == 'resformer(mode="learnable")'

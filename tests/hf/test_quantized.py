@@ -1,0 +1,185 @@
+"""Saved quantised models: the same logits, and nothing but what fits is read."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from test_convert import gpt2, llama, logits
+
+from helpers import some_tokens, tiny_decoder
+from wakeful.errors import WakefulError
+from wakeful.hf.quantized import (
+    HEADER,
+    WEIGHTS,
+    file_bytes,
+    load_quantised,
+    save_quantised,
+    state_bytes,
+)
+from wakeful.quant import parse_scheme, quantised_layers, quantize
+
+CPU = torch.device("cpu")
+
+
+def saved(model: torch.nn.Module, folder: Path) -> Path:
+    folder.mkdir()
+    save_quantised(model, folder, name="tiny", context=24, bos=None)
+    return folder
+
+
+MODELS = {
+    "own": lambda: tiny_decoder(dtype=torch.float32).eval(),
+    "svformer": lambda: tiny_decoder(dtype=torch.float32, route="svformer", bias=True,
+                                     mlp="gelu", norm="layernorm", tied=True).eval(),
+    "gated": lambda: tiny_decoder(dtype=torch.float32, route="gated", depth="denseformer",
+                                  normalizer="softmax1(learned=True)").eval(),
+    "gpt2": gpt2,
+    "llama": llama,
+    "llama tied": lambda: llama(tie_word_embeddings=True),
+    "bfloat16": lambda: tiny_decoder(dtype=torch.bfloat16).eval(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("scheme", ["fine", "coarse", "w4", "coarse static"])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_loaded_model_is_the_saved_one_to_the_bit(
+    name: str, scheme: str, tmp_path: Path
+) -> None:
+    model = MODELS[name]()
+    if scheme.endswith("static"):
+        parsed = parse_scheme("coarse", "static")
+        small = quantize(
+            model, parsed, arithmetic="integer", calibration=[some_tokens(1, 12)], skip=["*1.*"]
+        )
+    else:
+        small = quantize(model, scheme, arithmetic="integer")
+    folder = saved(small, tmp_path / "q")
+    again, header = load_quantised(folder, device=CPU)
+    assert type(again) is type(model)
+    assert torch.equal(logits(again), logits(small))
+    assert header["scheme"] == next(iter(quantised_layers(small).values())).scheme.definition
+    assert list(quantised_layers(again)) == list(quantised_layers(small))
+    assert not any(p.requires_grad for p in again.parameters())
+    reference, _ = load_quantised(folder, device=CPU, arithmetic="reference")
+    if scheme == "w4":  # scaled after the sum instead of before: rounded elsewhere
+        far = 0.1 if name == "bfloat16" else 1e-4  # several roundings of 0.4 % between layers
+        torch.testing.assert_close(logits(reference), logits(small), rtol=far, atol=far)
+    else:
+        assert torch.equal(logits(reference), logits(small))
+
+
+def test_the_file_is_smaller_by_what_the_grids_save(tmp_path: Path) -> None:
+    model = tiny_decoder(dtype=torch.float32, width=64, mlp_width=160, head_width=16).eval()
+    linear = sum(
+        layer.in_features * layer.out_features
+        for layer in quantised_layers(quantize(model, "fine")).values()
+    )
+    channels = sum(
+        layer.out_features for layer in quantised_layers(quantize(model, "fine")).values()
+    )
+    full = state_bytes(model)
+    for scheme, expected in (
+        ("fine", full - 3 * linear + 4 * channels),
+        ("moderate", full - 3 * linear + 4 * 29),
+        ("w4", full - 4 * linear + linear // 2 + 8 * channels),
+    ):
+        small = quantize(model, scheme)
+        assert state_bytes(small) == expected
+        folder = saved(small, tmp_path / scheme)
+        assert expected < file_bytes(folder) < expected + 20_000
+    assert state_bytes(tiny_decoder(tied=True)) < state_bytes(tiny_decoder())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return saved(quantize(tiny_decoder(dtype=torch.float32).eval(), "fine"), tmp_path / "q")
+
+
+def refused(folder: Path) -> str:
+    with pytest.raises(WakefulError) as caught:
+        load_quantised(folder, device=CPU)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": 2}, "has format 2; this wakeful reads 1"),
+        ({"format": True}, "format cannot be True"),
+        ({"scheme": "weights=int3"}, "is not PART=GRIDbits/PER"),
+        ({"scheme": "weights=zeropoint4/channel"}, "no 'blocks.0.attention.key.zero'"),
+        ({"scheme": "weights=absmax8/tensor"}, "is float32 (16, 1), and the model needs"),
+        ({"scales": "static"}, "fine has nothing to calibrate"),
+        ({"scales": "warm"}, "scales is one of dynamic, static, not 'warm'"),
+        ({"dtype": "load"}, "dtype is one of float32"),
+        ({"dtype": "float64"}, "and the model needs float64"),
+        ({"kind": "pickle"}, "kind is one of decoder, transformers, not 'pickle'"),
+        ({"layers": []}, "layers must be a list of names"),
+        ({"layers": [3]}, "layers must be a list of names"),
+        ({"layers": ["blocks.9.mlp.up"]}, "no linear layer 'blocks.9.mlp.up'"),
+        ({"layers": ["embed"]}, "no linear layer 'embed'"),
+        ({"layers": ["blocks.0.mlp.up"]}, "it does not belong to this quantized.json"),
+        ({"model": [1]}, "model must be a table"),
+        ({"model": {"width": 0}}, "model.width must be at least 1"),
+        ({"model": {"wdith": 4}}, "unknown key 'model.wdith'"),
+        ({"bos": "x"}, "bos cannot be 'x'"),
+        ({"context": None}, "context cannot be None"),
+    ],
+)
+def test_a_header_that_does_not_fit_is_refused(folder: Path, change: dict, message: str) -> None:
+    path = folder / HEADER
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    assert message in refused(folder)
+
+
+def test_a_header_that_is_none_is_refused(folder: Path) -> None:
+    (folder / HEADER).write_text("[1]")
+    assert "holds no JSON object" in refused(folder)
+    (folder / HEADER).write_bytes(b"\xff{")
+    assert "is not JSON" in refused(folder)
+    (folder / HEADER).write_text("[" * 100_000)
+    assert "is not JSON" in refused(folder)
+
+
+def test_tensors_that_do_not_fit_are_refused(folder: Path) -> None:
+    path = folder / WEIGHTS
+    good = load_file(path)
+    name = "blocks.1.mlp.up.integers"
+
+    def with_(**tensors: torch.Tensor) -> str:
+        save_file(good | tensors, path)
+        return refused(folder)
+
+    assert "is int8 (3, 4), and the model needs int8 (20, 16)" in with_(
+        **{name: torch.zeros(3, 4, dtype=torch.int8)}
+    )
+    assert "is int32 (20, 16)" in with_(**{name: good[name].int()})
+    assert "an unknown 'evil'" in with_(evil=torch.zeros(1))
+    scale = "blocks.1.mlp.up.scale"
+    assert "has a scale that is not positive" in with_(**{scale: -good[scale]})
+    assert "has a NaN or an infinity" in with_(**{scale: good[scale] * float("nan")})
+    assert "has a NaN or an infinity" in with_(**{"embed.weight": good["embed.weight"] / 0})
+    save_file({key: each for key, each in good.items() if key != name}, path)
+    assert f"no '{name}'" in refused(folder)
+    path.write_bytes(path.read_bytes()[:-100])
+    assert "cannot be read" in refused(folder)
+    path.unlink()
+    assert "cannot be read" in refused(folder)
+
+
+def test_a_config_that_describes_no_model_is_refused(tmp_path: Path) -> None:
+    folder = saved(quantize(llama(), "fine"), tmp_path / "q")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "evil"}))
+    assert "describes no model" in refused(folder)
+    (folder / "config.json").unlink()
+    assert "describes no model" in refused(folder)
+
+
+def test_a_full_precision_model_is_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(WakefulError, match="not quantised: nothing to save"):
+        save_quantised(gpt2(), tmp_path, name="x", context=4, bos=None)
+    assert not list(tmp_path.iterdir())

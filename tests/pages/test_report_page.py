@@ -1,0 +1,119 @@
+"""The page: what it may run, what it says of odd comparisons, and charts on their own."""
+
+import base64
+import hashlib
+import html
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from test_report import make_comparison, make_run
+from test_report_reading import interrupt
+
+from wakeful.errors import WakefulError
+from wakeful.pages.charts import cost_charts, save_chart, specification, training_loss_chart
+from wakeful.pages.page import write_report
+from wakeful.pages.tables import read_comparison
+from wakeful.pages.terminal import render_terminal
+
+
+def written(path: Path, folder: Path) -> str:
+    return write_report(read_comparison(folder), path / "r.html", title="t").read_text()
+
+
+def test_only_the_two_scripts_that_are_named_by_their_hash_can_run(tmp_path: Path) -> None:
+    page = written(tmp_path, make_comparison(tmp_path / "c", {"a": 0.0, "b": -0.5}, [0]))
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)
+    assert policy
+    rules = html.unescape(policy[1])
+    scripts = re.findall(r'<script type="module">(.*?)</script>', page, re.DOTALL)
+    assert len(scripts) == 2
+    for script in scripts:
+        name = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        assert f"'sha256-{name}'" in rules
+    assert "unsafe-eval" not in rules
+    allowed = rules.partition("script-src")[2].partition(";")[0]
+    assert "unsafe" not in allowed
+    # Every other script element is data.
+    assert len(re.findall(r"<script(?! type=\"application/json\")", page)) == 2
+
+
+def test_the_page_asks_for_nothing(tmp_path: Path) -> None:
+    page = written(tmp_path, make_comparison(tmp_path / "c", {"a": 0.0, "b": -0.5}, [0]))
+    outside = re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
+    assert not re.search(r"\b(src|href|srcset|action|data)\s*=|url\(|@import|<link|<base", outside)
+    assert not re.search(r"""\b(import|importScripts)\s*\(?\s*["']https?:""", page)
+
+
+def test_every_chart_of_the_page_is_json_without_nan(tmp_path: Path) -> None:
+    folder = make_comparison(tmp_path / "c", {"a": 0.0, "b": -0.5, "d": 0.1}, [0, 1])
+    (folder / "b" / "seed-0" / "run.json").unlink()
+    (folder / "d" / "seed-1" / "run.json").unlink()
+    (folder / "a" / "seed-1" / "run.json").unlink()
+    page = written(tmp_path, folder)
+    assert "b shares no seed with a." in page
+    for spec in re.findall(r'class="spec"[^>]*>(.*?)</script>', page, re.DOTALL):
+        assert "NaN" not in spec
+        json.loads(spec)
+
+
+def test_the_page_says_what_differs(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / "x", "x"), make_run(tmp_path / "y", "y", shift=0.1)]
+    comparison = read_comparison(runs)
+    page = write_report(comparison, tmp_path / "r.html", title="t").read_text()
+    assert "Same text in the same order" in page
+    assert "What differs between the configurations" not in page
+    config = runs[1] / "config.toml"
+    config.write_text(config.read_text().replace("batch_size = 16", "batch_size = 8", 1))
+    environment = runs[1] / "environment.json"
+    environment.write_text(environment.read_text().replace('"threads": 2', '"threads": 4'))
+    page = write_report(read_comparison(runs), tmp_path / "r.html", title="t").read_text()
+    assert "Batches differ between the runs" in page
+    assert "<code>train.batch_size</code>" in page
+    assert "their speeds do not compare" in page
+
+
+def test_a_variant_under_way_is_marked(tmp_path: Path) -> None:
+    folder = make_comparison(tmp_path / "c", {"a": 0.0, "b": 0.1}, [0])
+    interrupt(folder / "b" / "seed-0", 15)
+    page = written(tmp_path, folder)
+    assert "Not finished and left out: b, seed 0." in page
+    assert "drawn in the training curves as far as it has come" in page
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(render_terminal(read_comparison(folder)))
+    assert "Not finished and left out: b, seed 0." in console.export_text()
+
+
+def test_one_run_alone_has_a_page(tmp_path: Path) -> None:
+    page = written(tmp_path, make_run(tmp_path / "x", "x"))
+    assert "One variant: nothing to compare." in page
+    assert "What it costs" not in page
+
+
+def test_costs_are_ratios_in_charts_that_fit_their_place(tmp_path: Path) -> None:
+    comparison = read_comparison(make_comparison(tmp_path / "c", {"a": 0.0, "b": 0.1}, [0]))
+    specs = [specification(chart) for chart in cost_charts(comparison)]
+    assert [spec["width"] for spec in specs] == ["container"] * 3
+    for spec in specs:
+        (rows,) = spec["datasets"].values()
+        assert [row["ratio"] for row in rows] == [1.0, 1.0]
+
+
+def test_a_name_does_not_steer_the_terminal(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / "x", "x"), make_run(tmp_path / "y", "y\x1b[2J", shift=0.1)]
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(render_terminal(read_comparison(runs)))
+    assert "\x1b[2J" not in console.export_text()
+
+
+def test_a_chart_is_written_as_one_html_file(tmp_path: Path) -> None:
+    comparison = read_comparison(make_comparison(tmp_path / "c", {"a": 0.0, "b": -0.5}, [0]))
+    chart = training_loss_chart(comparison, 5)
+    page = save_chart(chart, tmp_path / "chart.html").read_text()
+    assert "vegaEmbed" in page
+    assert not re.search(r"""<(script|link)[^>]*(src|href)\s*=""", page)
+    with pytest.raises(WakefulError, match=r"\.html, \.svg, \.png or \.pdf"):
+        save_chart(chart, tmp_path / "chart.gif")

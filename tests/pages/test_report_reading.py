@@ -1,0 +1,245 @@
+"""What reports make of runs that are unfinished, damaged or odd."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from test_report import STEPS, make_comparison, make_run
+
+from wakeful.errors import WakefulError
+from wakeful.pages.charts import difference_chart, relative_loss_chart, specification
+from wakeful.pages.differences import differing_fields, machines, same_batches
+from wakeful.pages.tables import (
+    Comparison,
+    read_comparison,
+    read_run,
+    relative_training_loss,
+    summary_table,
+    training_loss,
+)
+
+
+def change_json(path: Path, change: dict[str, Any]) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+
+
+def interrupt(run: Path, steps: int) -> None:
+    """Make a finished run one that was stopped after so many steps."""
+    rows = pl.read_parquet(run / "metrics.parquet").head(steps).to_dicts()
+    lines = [json.dumps(row) for row in rows]
+    (run / "metrics.jsonl").write_text("\n".join([*lines, '{"kind": "train", "st']))
+    data = json.loads((run / "summary.json").read_text())["data"]
+    (run / "data.json").write_text(json.dumps(data))
+    change_json(run / "run.json", {"status": "running"})
+    for name in ("metrics.parquet", "summary.json", "validation.parquet"):
+        (run / name).unlink()
+
+
+def replace_losses(run: Path, losses: dict[int, float | None]) -> None:
+    path = run / "metrics.parquet"
+    rows = pl.read_parquet(path).to_dicts()
+    changed = [row | {"loss": losses.get(row["step"], row["loss"])} for row in rows]
+    pl.DataFrame(changed, schema_overrides={"loss": pl.Float64}).write_parquet(path)
+
+
+def compared(path: Path, shifts: dict[str, float], seeds: list[int]) -> Comparison:
+    return read_comparison(make_comparison(path, shifts, seeds))
+
+
+def test_a_run_under_way_is_drawn_as_far_as_it_has_come(tmp_path: Path) -> None:
+    folder = make_comparison(tmp_path / "c", {"a": 0.0, "b": 0.1, "d": 0.2}, [0])
+    interrupt(folder / "b" / "seed-0", 15)
+    comparison = read_comparison(folder)
+    assert comparison.variants == ("a", "d")
+    assert comparison.unfinished == ("b, seed 0",)
+    assert comparison.drawn == ("a", "b", "d")
+    assert summary_table(comparison)["variant"].to_list() == ["a", "d"]
+    frame = relative_training_loss(comparison, 5).filter(pl.col("variant") == "b")
+    assert frame["step"].to_list() == list(range(1, 16))
+    assert frame["difference"].to_numpy() == pytest.approx(np.full(15, 0.1))
+    assert training_loss(comparison, 5)["variant"].unique(maintain_order=True).to_list() == [
+        "a", "b", "d",
+    ]  # fmt: skip
+
+
+def test_colours_do_not_change_when_a_run_finishes(tmp_path: Path) -> None:
+    folder = make_comparison(tmp_path / "c", {"a": 0.0, "b": 0.1, "d": 0.2}, [0])
+    scales = []
+    for _ in range(2):
+        chart = difference_chart(read_comparison(folder))
+        assert chart is not None
+        scales.append(specification(chart)["layer"][2]["encoding"]["color"]["scale"])
+        if len(scales) == 1:
+            interrupt(folder / "b" / "seed-0", 3)
+    assert scales[0] == scales[1]
+
+
+def test_a_run_under_way_can_be_given_by_hand_but_not_as_the_baseline(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / "x", "x"), make_run(tmp_path / "y", "y", shift=0.2)]
+    interrupt(runs[1], 10)
+    comparison = read_comparison(runs)
+    assert comparison.unfinished == ("y, seed 0",)
+    assert len(relative_training_loss(comparison, 3)) == 10
+    with pytest.raises(WakefulError, match=r"summary\.json is missing; is the run finished"):
+        read_comparison(runs[::-1])
+
+
+def test_a_run_under_way_on_other_data_is_refused(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / "x", "x"), make_run(tmp_path / "y", "y", corpus="other")]
+    interrupt(runs[1], 10)
+    with pytest.raises(WakefulError, match="corpus_sha256 differs"):
+        read_comparison(runs)
+
+
+def test_windows_of_another_order_are_sorted_and_other_windows_refused(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / "x", "x"), make_run(tmp_path / "y", "y", shift=0.2)]
+    path = runs[1] / "validation.parquet"
+    before = summary_table(read_comparison(runs))
+    frame = pl.read_parquet(path)
+    frame.reverse().write_parquet(path)
+    assert summary_table(read_comparison(runs)).equals(before)
+    frame.with_columns(pl.col("window") + 1).write_parquet(path)
+    with pytest.raises(WakefulError, match="validation windows differ"):
+        read_comparison(runs)
+
+
+def test_a_loss_that_is_no_number_leaves_the_rest_of_the_curve(tmp_path: Path) -> None:
+    folder = make_comparison(tmp_path / "c", {"a": 0.0, "b": -0.5}, [0])
+    replace_losses(folder / "b" / "seed-0", {7: math.nan, 8: None, 9: math.inf})
+    comparison = read_comparison(folder)
+    smooth = relative_training_loss(comparison, 4)["difference"].to_numpy()
+    assert smooth == pytest.approx(np.full(STEPS, -0.5))
+    bare = relative_training_loss(comparison, 1)["difference"].to_numpy()
+    assert np.flatnonzero(np.isnan(bare)).tolist() == [6, 7, 8]
+
+
+def test_curves_are_paired_by_step(tmp_path: Path) -> None:
+    folder = make_comparison(tmp_path / "c", {"a": 0.0, "b": -0.5}, [0])
+    path = folder / "b" / "seed-0" / "metrics.parquet"
+    pl.read_parquet(path)[5:].write_parquet(path)
+    frame = relative_training_loss(read_comparison(folder), 1)
+    assert frame["step"].to_list() == list(range(6, STEPS + 1))
+    assert frame["difference"].to_numpy() == pytest.approx(np.full(STEPS - 5, -0.5))
+
+
+def test_one_seed_has_no_band(tmp_path: Path) -> None:
+    one = compared(tmp_path / "one", {"a": 0.0, "b": -0.5}, [0])
+    assert relative_training_loss(one, 5)["low"].null_count() == STEPS
+    for comparison, layers in (
+        (one, 2), (compared(tmp_path / "two", {"a": 0.0, "b": -0.5}, [0, 1]), 3)
+    ):  # fmt: skip
+        chart = relative_loss_chart(comparison, 5)
+        assert chart is not None
+        assert len(specification(chart)["layer"]) == layers
+
+
+def test_nothing_that_is_no_number_reaches_a_chart(tmp_path: Path) -> None:
+    folder = make_comparison(tmp_path / "c", {"a": 0.0, "b": -0.5, "d": 0.1}, [0, 1])
+    shutil.rmtree(folder / "b" / "seed-0")
+    shutil.rmtree(folder / "a" / "seed-1")
+    comparison = read_comparison(folder)
+    assert math.isnan(summary_table(comparison)["difference"].to_list()[1])
+    for chart in (difference_chart(comparison), relative_loss_chart(comparison, 5)):
+        assert chart is not None
+        json.dumps(specification(chart), allow_nan=False)
+
+
+def test_the_summary_says_what_is_paired_and_gives_ratios(tmp_path: Path) -> None:
+    folder = make_comparison(tmp_path / "c", {"a": 0.0, "b": -0.5}, [0])
+    change_json(
+        folder / "b" / "seed-0" / "summary.json",
+        {"kv_cache_bytes_per_token": 256, "tokens_per_second": 1280.0},
+    )
+    table = summary_table(read_comparison(folder))
+    assert table["paired_over"].to_list() == ["windows", "windows"]
+    assert table["cache_ratio"].to_list() == [1.0, 0.5]
+    assert table["speed_ratio"].to_list() == [1.0, 2.0]
+    several = compared(tmp_path / "s", {"a": 0.0, "b": -0.5}, [0, 1])
+    assert summary_table(several)["paired_over"].unique().to_list() == ["seeds"]
+
+
+def test_what_differs_is_found(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / "x", "x"), make_run(tmp_path / "y", "y")]
+    comparison = read_comparison(runs)
+    assert differing_fields(comparison) == []
+    assert same_batches(comparison)
+    assert len(machines(comparison)) == 1
+    config = runs[1] / "config.toml"
+    text = config.read_text().replace("batch_size = 16", "batch_size = 8", 1)
+    config.write_text(text.replace("lr = 0.001", "lr = 0.002", 1))
+    change_json(runs[1] / "environment.json", {"threads": 4})
+    comparison = read_comparison(runs)
+    assert differing_fields(comparison) == [
+        ("optimizer.lr", ["0.001", "0.002"]), ("train.batch_size", ["16", "8"])
+    ]  # fmt: skip
+    assert not same_batches(comparison)
+    assert len(machines(comparison)) == 2
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("summary.json", {"parameters": {}}, r"no parameters\.total"),
+        ("summary.json", {"seconds": "long"}, "seconds cannot be \"long\""),
+        ("summary.json", {"seconds": math.nan}, "seconds cannot be NaN"),
+        ("summary.json", {"tokens_per_second": True}, "tokens_per_second cannot be true"),
+        ("summary.json", {"data": 3}, r"no data\.source"),
+        ("summary.json", {"samples": ["x"]}, "sample 1 cannot be"),
+        ("summary.json", {"samples": [{"prompt": "x"}]}, "has no text"),
+        ("environment.json", {"threads": "2"}, "threads cannot be"),
+    ],
+)  # fmt: skip
+def test_a_field_that_is_missing_or_odd_is_named(
+    tmp_path: Path, file: str, change: dict[str, Any], message: str
+) -> None:
+    run = make_run(tmp_path / "x", "x")
+    change_json(run / file, change)
+    with pytest.raises(WakefulError, match=message) as caught:
+        read_run(run)
+    assert file in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("frame", "message"),
+    [
+        (pl.DataFrame({"window": [0], "loss": [1.0]}), "no column 'tokens'"),
+        (pl.DataFrame({"window": [0], "loss": ["x"], "tokens": [3]}), "other types"),
+        (pl.DataFrame({"window": [0], "loss": [math.nan], "tokens": [3]}), "no finite loss"),
+        (pl.DataFrame({"window": [0, 1], "loss": [1.0, None], "tokens": [3, 3]}), "no finite loss"),
+        (pl.DataFrame({"window": [0], "loss": [1.0], "tokens": [0]}), "no tokens"),
+        (pl.DataFrame({"window": [0, 0], "loss": [1.0, 1.0], "tokens": [1, 1]}), "twice"),
+        (pl.DataFrame({"window": [], "loss": [], "tokens": []}), "no validation windows"),
+    ],
+)
+def test_validation_windows_that_cannot_be_are_refused(
+    tmp_path: Path, frame: pl.DataFrame, message: str
+) -> None:
+    run = make_run(tmp_path / "x", "x")
+    frame.write_parquet(run / "validation.parquet")
+    with pytest.raises(WakefulError, match=message) as caught:
+        read_run(run)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seeds": 3}, "seeds cannot be 3"),
+        ({"variants": [1]}, "variants cannot hold 1"),
+        ({"variants": ["../../etc"]}, "variants cannot hold"),
+        ({"baseline": "z"}, "no finished run of its baseline 'z'"),
+    ],
+)
+def test_a_comparison_that_cannot_be_is_refused(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    folder = make_comparison(tmp_path / "c", {"a": 0.0}, [0])
+    change_json(folder / "run.json", change)
+    with pytest.raises(WakefulError, match=message):
+        read_comparison(folder)

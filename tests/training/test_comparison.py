@@ -1,0 +1,192 @@
+"""Several variants and seeds: paired, resumable, and never of different things."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import polars as pl
+import pytest
+import torch
+from train.runs import tiny
+
+from wakeful.config.schema import Config, config_to_table
+from wakeful.display import Display, Silent
+from wakeful.errors import Interrupted, WakefulError
+from wakeful.runs.run import Run
+from wakeful.training import comparison
+from wakeful.training.comparison import compare, seeds_of, variants_of
+from wakeful.training.loop import train
+
+SHORT = {"steps": 2, "eval_every": 0, "checkpoint_every": 1, "batch_size": 2}
+
+
+@contextlib.contextmanager
+def silent(_: str) -> Iterator[Display]:
+    yield Silent()
+
+
+def two(text: Path, **over: dict) -> dict[str, Config]:
+    changes = {"train": SHORT | over.pop("train", {}), "sample": {"prompts": []}, **over}
+    return {
+        "plain": tiny(text, **changes),
+        "cured": tiny(text, **changes, model={"route": "svformer"}),
+    }
+
+
+def files(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_twins_are_paired_window_by_window(text: Path, tmp_path: Path) -> None:
+    run = compare(two(text), tmp_path / "cmp", seeds=[3, 1], shown=silent)
+    header = run.header
+    assert (header["kind"], header["status"], header["baseline"]) == ("compare", "done", "plain")
+    assert (header["variants"], header["seeds"]) == (["plain", "cured"], [3, 1])
+    first = {}
+    for seed in (3, 1):
+        frames = []
+        for name in ("plain", "cured"):
+            place = run.path / name / f"seed-{seed}"
+            one = Run.open(place)
+            assert one.config.train.seed == seed
+            frames.append(pl.read_parquet(place / "validation.parquet"))
+            first[name, seed] = one.metrics()[0]["loss"]
+        assert frames[0]["tokens"].equals(frames[1]["tokens"])
+    assert first["plain", 3] != first["plain", 1]
+
+
+def test_a_signal_ends_it_with_the_way_to_go_on(text: Path, tmp_path: Path) -> None:
+    class Ends(Silent):
+        def step(self, *_: object) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    @contextlib.contextmanager
+    def ending(_: str) -> Iterator[Display]:
+        yield Ends()
+
+    message = r"plain, seed 4: stopped by SIGTERM after step 1, which is saved; continue with the "
+    with pytest.raises(Interrupted, match=message + "same command and --resume"):
+        compare(two(text), tmp_path / "cmp", seeds=[4], shown=ending)
+    assert Run.open(tmp_path / "cmp").header["status"] == "stopped"
+    run = compare(two(text), tmp_path / "cmp", seeds=[4], shown=silent, resume=True)
+    assert run.header["status"] == "done"
+
+
+def test_a_comparison_that_fails_goes_on_where_it_was(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = compare(two(text), tmp_path / "whole", seeds=[0], shown=silent)
+    begun: list[Path] = []
+
+    def fails_second(config: Config, place: Path, **options: object) -> Run:
+        begun.append(place)
+        if len(begun) == 2:
+            raise WakefulError("the power is gone")
+        return train(config, place, **options)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(comparison, "train", fails_second)
+    with pytest.raises(WakefulError, match="power"):
+        compare(two(text), tmp_path / "cut", seeds=[0], shown=silent)
+    assert Run.open(tmp_path / "cut").header["status"] == "stopped"
+    before = files(tmp_path / "cut" / "plain")
+    with pytest.raises(WakefulError, match="exists already"):
+        compare(two(text), tmp_path / "cut", seeds=[0], shown=silent)
+    run = compare(two(text), tmp_path / "cut", seeds=[0], shown=silent, resume=True)
+    assert run.header["status"] == "done"
+    assert [place.parent.name for place in begun] == ["plain", "cured", "cured"]
+    assert files(tmp_path / "cut" / "plain") == before
+    for name in ("plain", "cured"):
+        one, two_ = (
+            pl.read_parquet(folder / name / "seed-0" / "validation.parquet")
+            for folder in (whole.path, run.path)
+        )
+        assert one.equals(two_)
+
+
+def test_a_half_trained_twin_is_continued_not_begun_again(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, losses = torch.nn.utils.clip_grad_norm_, []
+
+    def clip(*arguments: object) -> torch.Tensor:
+        losses.append(1)
+        if len(losses) == 2:
+            raise KeyboardInterrupt
+        return real(*arguments)  # pyright: ignore[reportArgumentType]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.nn.utils, "clip_grad_norm_", clip)
+        with pytest.raises(KeyboardInterrupt):
+            compare(two(text), tmp_path / "cut", seeds=[0], shown=silent)
+    assert Run.open(tmp_path / "cut" / "plain" / "seed-0").header["status"] == "stopped"
+    resumed: list[bool] = []
+
+    def recorded(config: Config, place: Path, *, resume: bool, show: Display) -> Run:
+        resumed.append(resume)
+        return train(config, place, resume=resume, show=show)
+
+    monkeypatch.setattr(comparison, "train", recorded)
+    compare(two(text), tmp_path / "cut", seeds=[0], shown=silent, resume=True)
+    assert resumed == [True, False]
+
+
+def test_resuming_another_comparison_is_refused(text: Path, tmp_path: Path) -> None:
+    compare(two(text), tmp_path / "cmp", seeds=[0], shown=silent)
+    before = files(tmp_path / "cmp")
+    for variants, seeds, message in (
+        (two(text), [0, 1], "compares other seeds"),
+        ({"plain": two(text)["plain"]}, [0], "compares other variants"),
+        (two(text, train={"steps": 3}), [0], "plain/seed-0 was begun with another configuration"),
+    ):
+        with pytest.raises(WakefulError, match=message):
+            compare(variants, tmp_path / "cmp", seeds=seeds, shown=silent, resume=True)
+    with pytest.raises(WakefulError, match="no run directory"):
+        compare(two(text), tmp_path / "none", seeds=[0], shown=silent, resume=True)
+    assert files(tmp_path / "cmp") == before
+    with pytest.raises(WakefulError, match="seeds names one twice"):
+        compare(two(text), tmp_path / "twice", seeds=[4, 4], shown=silent)
+    assert not (tmp_path / "twice").exists()
+
+
+def test_variants_change_only_what_they_name() -> None:
+    table = {
+        "seeds": [1],
+        "model": {"width": 64, "route": "own"},
+        "variants": {"a": {}, "b": {"model": {"route": "svformer"}, "train": {"steps": 7}}},
+    }
+    assert variants_of("file", table) == {
+        "a": {"name": "a", "model": {"width": 64, "route": "own"}},
+        "b": {"name": "b", "model": {"width": 64, "route": "svformer"}, "train": {"steps": 7}},
+    }
+    assert variants_of("file", config_to_table(Config()))["file"]["name"] == "file"
+
+
+@pytest.mark.parametrize(
+    ("variants", "message"),
+    [
+        (3, "must be a table"),
+        ({}, "must be a table"),
+        ({"a": 3}, "variants.'a' must be a table, got 3"),
+        ({"": {}}, "is also its folder's"),
+        ({"..": {}}, "is also its folder's"),
+        ({"a/b": {}}, "is also its folder's"),
+        ({"a\0": {}}, "is also its folder's"),
+        ({"report.html": {}}, "is also its folder's"),
+        ({"run.json": {}}, "is also its folder's"),
+        ({"two\nlines": 3}, r"'two\\nlines'"),
+    ],
+)
+def test_variants_without_a_folder_of_their_own_are_refused(variants: object, message: str) -> None:
+    with pytest.raises(WakefulError, match=message) as caught:
+        variants_of("file", {"variants": variants})
+    assert "\n" not in str(caught.value)
+
+
+def test_seeds_are_a_list_of_whole_numbers() -> None:
+    assert seeds_of({}) == [0]
+    assert seeds_of({"seeds": [3, 1]}) == [3, 1]
+    for seeds in ([], 3, ["1"], [1.0], [True], {}):
+        with pytest.raises(WakefulError, match="seeds must be a list of whole numbers"):
+            seeds_of({"seeds": seeds})

@@ -1,0 +1,100 @@
+"""Distillation: the formula by hand, both forms, and what it refuses."""
+
+import numpy as np
+import pytest
+import torch
+
+from helpers import some_tokens, tiny_decoder
+from wakeful.errors import WakefulError
+from wakeful.training.distill import Distillation, distillation_loss
+
+TOKENS = some_tokens(2, 9)
+
+
+def by_hand(student, teacher, targets, alpha: float, temperature: float, over: str) -> float:
+    """Return the loss in numpy, token by token."""
+    total, count = 0.0, 0
+    for s, t, target in zip(
+        student.reshape(-1, student.shape[-1]), teacher.reshape(-1, student.shape[-1]),
+        targets.reshape(-1), strict=True,
+    ):  # fmt: skip
+        if target < 0:
+            continue
+        q = np.exp(s / temperature) / np.exp(s / temperature).sum()
+        p = np.exp(t / temperature) / np.exp(t / temperature).sum()
+        hard = -np.log(np.exp(s) / np.exp(s).sum())[target]
+        terms = p * np.log(p / q)
+        soft = terms.sum() if over == "sum" else terms.mean()
+        total += alpha * hard + (1 - alpha) * temperature**2 * soft
+        count += 1
+    return total / count
+
+
+@pytest.mark.parametrize("over", ["sum", "mean"])
+@pytest.mark.parametrize(("alpha", "temperature"), [(0.6, 1.0), (0.0, 2.5), (1.0, 1.0)])
+def test_the_formula(over: str, alpha: float, temperature: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    student, teacher = torch.randn(2, 2, 5, 11, generator=generator, dtype=torch.float64) * 2
+    targets = torch.randint(11, (2, 5), generator=generator)
+    targets[1, 3:] = -100
+    found = distillation_loss(
+        student, teacher, targets, alpha=alpha, temperature=temperature, over=over
+    )
+    expected = by_hand(student.numpy(), teacher.numpy(), targets.numpy(), alpha, temperature, over)
+    assert float(found) == pytest.approx(expected, rel=1e-12)
+
+
+def test_float32_logits_are_not_lost() -> None:
+    generator = torch.Generator().manual_seed(0)
+    student, teacher = torch.randn(2, 1, 5, 50, generator=generator) * 4
+    targets = torch.randint(50, (1, 5), generator=generator)
+    options = {"alpha": 0.3, "temperature": 1.0, "over": "sum"}
+    exactly = distillation_loss(student.double(), teacher.double(), targets, **options)
+    assert float(distillation_loss(student, teacher, targets, **options)) == pytest.approx(
+        float(exactly), rel=1e-5
+    )
+
+
+def test_a_student_that_is_its_teacher_pays_only_cross_entropy() -> None:
+    teacher = tiny_decoder()
+    student = tiny_decoder()
+    for over in ("sum", "mean"):
+        made = Distillation(student, teacher, alpha=0.6, temperature=1.0, over=over)
+        loss = made.loss(TOKENS[:, :-1], TOKENS[:, 1:])
+        plain = student.loss(TOKENS[:, :-1], TOKENS[:, 1:])
+        assert loss.item() == pytest.approx(0.6 * plain.item(), rel=1e-6)
+    loss.backward()
+    assert all(parameter.grad is None for parameter in teacher.parameters())
+    assert all(parameter.grad is not None for parameter in student.parameters())
+
+
+def test_the_gradient_points_to_the_teacher() -> None:
+    teacher, student = tiny_decoder(seed=1), tiny_decoder(seed=2)
+    made = Distillation(student, teacher, alpha=0.0, temperature=1.0, over="sum")
+    before = made.loss(TOKENS[:, :-1], TOKENS[:, 1:])
+    before.backward()
+    with torch.no_grad():
+        for parameter in student.parameters():
+            parameter.sub_(parameter.grad, alpha=1e-4)
+    assert made.loss(TOKENS[:, :-1], TOKENS[:, 1:]) < before
+
+
+def test_a_relaxed_prefix_is_left_out() -> None:
+    teacher = tiny_decoder(relaxed_prefix=4)
+    student = tiny_decoder(relaxed_prefix=4, seed=3)
+    made = Distillation(student, teacher, alpha=1.0, temperature=1.0, over="sum")
+    loss = made.loss(TOKENS[:, :-1], TOKENS[:, 1:])
+    assert loss.item() == pytest.approx(student.loss(TOKENS[:, :-1], TOKENS[:, 1:]).item())
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+def test_what_is_refused() -> None:
+    student = tiny_decoder()
+    with pytest.raises(WakefulError, match="vocabulary of 30 tokens is not the student's of 29"):
+        Distillation(student, tiny_decoder(vocab_size=30), alpha=0.6, temperature=1.0, over="sum")
+    for options in ({"alpha": 1.1}, {"temperature": 0.0}):
+        given = {"alpha": 0.6, "temperature": 1.0, "over": "sum"} | options
+        with pytest.raises(WakefulError, match="alpha must be between 0 and 1"):
+            Distillation(student, tiny_decoder(), **given)
+    with pytest.raises(WakefulError, match="over must be one of sum, mean"):
+        Distillation(student, tiny_decoder(), alpha=0.6, temperature=1.0, over="max")

@@ -1,0 +1,212 @@
+"""Runs of several processes: what one process computes, and how they end together."""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from train import processes
+from train.shares import CASES, SUMS, alone, assert_alike, config_of, job, together
+from train.test_loop import losses, stop_after, weights
+
+from wakeful.cli import main
+from wakeful.config.schema import Config
+from wakeful.data.order import Batches
+from wakeful.errors import WakefulError
+from wakeful.model.decoder import Decoder
+from wakeful.runs import checkpoint
+from wakeful.runs.restore import restore
+from wakeful.runs.run import Run
+from wakeful.training.loop import train
+from wakeful.training.setup import load_data
+
+REPLICAS = ("own", "resformer", "neutreno")
+"""The cases that the fast tests train on replicas too."""
+
+
+@pytest.fixture(scope="module")
+def two(folder: Path) -> Path:
+    """Train everything that takes two processes, in two processes."""
+    out = folder / "two"
+    own = config_of(folder, CASES["own"])
+    haar = config_of(folder, CASES["haar"])
+    with pytest.MonkeyPatch.context() as patch:
+        stop_after(patch, 4)
+        with pytest.raises(RuntimeError, match="stop"):
+            train(haar, out / "one-then-two")
+    jobs = [job(out / f"{name}-fsdp", config_of(folder, over)) for name, over in CASES.items()]
+    jobs += [job(out / f"{name}-ddp", config_of(folder, CASES[name], "ddp")) for name in REPLICAS]
+    jobs += [
+        job(out / "muon-fsdp", config_of(folder, {"optimizer": {"name": "muon"}})),
+        job(out / "half-fsdp", config_of(folder, {"train": {"dtype": "bfloat16"}})),
+        job(out / "cut", own, stop=5),
+        job(out / "two-then-one", haar, stop=5),
+        job(out / "replicas-cut", config_of(folder, CASES["own"], "ddp"), stop=5),
+        job(out / "odd", config_of(folder, {"train": {"batch_size": 5}})),
+        job(out / "eigenbasis", config_of(folder, {"optimizer": {"name": "orthoadam",
+                                                                "rotation": "eigenbasis"}})),
+        job(out / "nan", own, nan=(5, 1)),
+    ]  # fmt: skip
+    jobs += [job(out / name) for name in ("cut", "replicas-cut", "one-then-two")]
+    together(folder, 2, jobs)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("name", "parallel"),
+    [(name, "fsdp") for name in CASES] + [(name, "ddp") for name in REPLICAS],
+)
+def test_two_processes_compute_what_one_does(
+    folder: Path, two: Path, name: str, parallel: str
+) -> None:
+    run, one = Run.open(two / f"{name}-{parallel}"), alone(folder, name)
+    assert run.header["status"] == "done"
+    dtype = one.config.train.dtype
+    assert_alike(run, one, SUMS[dtype])
+    mine, theirs = weights(run), weights(one)
+    assert mine.keys() == theirs.keys()
+    if dtype == "float64":  # Adam makes nothing of a gradient of nothing, so float32 cannot tell.
+        for key, tensor in theirs.items():
+            torch.testing.assert_close(mine[key], tensor, rtol=0, atol=1e-10)
+    for file in ("summary.json", "validation.parquet", "metrics.parquet"):
+        assert (run.path / file).is_file()
+    assert run.read_json("environment.json")["processes"] == 2
+    here, there = run.read_json("summary.json"), one.read_json("summary.json")
+    for key in ("parameters", "bytes", "tokens", "data"):
+        assert here[key] == there[key], key
+    assert here["validation"]["num_windows"] == there["validation"]["num_windows"]
+
+
+def test_muon_on_shares_is_muon_to_the_rounding_of_bfloat16(folder: Path, two: Path) -> None:
+    one = train(config_of(folder, {"optimizer": {"name": "muon"}}), folder / "one" / "muon")
+    # Its Newton–Schulz iteration works in bfloat16, and sums over processes in another order.
+    assert losses(Run.open(two / "muon-fsdp")) == pytest.approx(losses(one), rel=2e-4)
+
+
+def test_mixed_precision_on_shares_learns_what_autocast_does(folder: Path, two: Path) -> None:
+    one = train(config_of(folder, {"train": {"dtype": "bfloat16"}}), folder / "one" / "half")
+    run = Run.open(two / "half-fsdp")
+    assert losses(run) == pytest.approx(losses(one), rel=2e-3)  # bfloat16 has 8 bits
+    assert {tensor.dtype for tensor in weights(run).values()} == {torch.float32}
+
+
+def test_a_checkpoint_in_shares_is_read_as_a_whole_one(folder: Path, two: Path) -> None:
+    run = Run.open(two / "own-fsdp")
+    middle, last = (run.checkpoints / f"step-0000000{step}" for step in (6, 8))
+    shares = [f"{what}-0000{rank}-of-00002.safetensors"
+              for what in ("model", "optimizer") for rank in (0, 1)]  # fmt: skip
+    assert sorted(f.name for f in middle.iterdir()) == ["manifest.json", *shares, "state.json"]
+    assert (last / "model.safetensors").is_file()
+    sizes = [(middle / name).stat().st_size for name in shares]
+    assert max(sizes[2:]) < 0.6 * sum(sizes[2:])  # each wrote about half
+    one = restore(alone(folder, "own").path, step=6).decoder.state_dict()
+    mine = restore(run.path, step=6).decoder.state_dict()
+    for name, tensor in one.items():
+        torch.testing.assert_close(mine[name], tensor, rtol=0, atol=2e-3)
+    assert main(["generate", str(run.path), "--num-tokens", "2", "--prompt", "def "]) == 0
+
+
+@pytest.mark.parametrize("damage", ["bit", "short", "missing"])
+def test_a_damaged_share_is_refused_by_name(two: Path, tmp_path: Path, damage: str) -> None:
+    copy = Path(shutil.copytree(two / "own-fsdp", tmp_path / "run"))
+    shutil.rmtree(copy / "checkpoints" / "step-00000008")
+    file = copy / "checkpoints" / "step-00000006" / "optimizer-00001-of-00002.safetensors"
+    content = bytearray(file.read_bytes())
+    if damage == "bit":
+        content[-3] ^= 1
+        file.write_bytes(content)
+    elif damage == "short":
+        file.write_bytes(content[:-9])
+    else:
+        file.unlink()
+    said = {"bit": "is corrupt", "short": "is cut short", "missing": "is missing"}[damage]
+    with pytest.raises(WakefulError, match=rf"optimizer-00001.*{said}.*; delete"):
+        train(Config(), copy, resume=True)
+    manifest = file.parent / "manifest.json"
+    entries = json.loads(manifest.read_text())
+    for name in ("../model.safetensors", "model-00002-of-00003.safetensors"):
+        manifest.write_text(json.dumps({**entries, name: entries["state.json"]}))
+        with pytest.raises(WakefulError, match=r"no readable manifest\.json"):
+            checkpoint.verify(file.parent)
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [[], {"model": 3}, {"model": {"norm.weight": {"dim": -1}}}, {"model": {"norm.weight": {}}},
+     {"model": {"norm.weight": {"dim": 7}}}, {"model": {"norm.weight": {"dim": "x"}}}],
+)  # fmt: skip
+def test_a_description_of_shares_that_cannot_be_is_refused(
+    two: Path, tmp_path: Path, cut: Any
+) -> None:
+    run = Run.open(two / "own-fsdp")
+    copy = Path(shutil.copytree(run.checkpoints / "step-00000006", tmp_path / "step-00000006"))
+    content = json.dumps({**json.loads((copy / "state.json").read_text()), "cut": cut}).encode()
+    (copy / "state.json").write_bytes(content)
+    manifest = json.loads((copy / "manifest.json").read_text())
+    digest = hashlib.sha256(content).hexdigest()
+    manifest["state.json"] = {"bytes": len(content), "sha256": digest}
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    said = r"cannot be read|of another model|how tensors are cut"
+    with pytest.raises(WakefulError, match=said) as caught:
+        checkpoint.load_model(copy, Decoder(run.config.model))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_resumed_run_of_as_many_processes_is_the_same_to_the_bit(two: Path) -> None:
+    for cut, whole in (("cut", "own-fsdp"), ("replicas-cut", "own-ddp")):
+        mine, theirs = Run.open(two / cut), Run.open(two / whole)
+        assert losses(mine) == losses(theirs)
+        for name, tensor in weights(theirs).items():
+            assert torch.equal(weights(mine)[name], tensor), name
+        ends = [run.read_json("summary.json") for run in (mine, theirs)]
+        assert ends[0]["validation"] == ends[1]["validation"]
+        assert ends[0]["samples"] == ends[1]["samples"]
+
+
+def test_a_run_goes_on_with_another_number_of_processes(folder: Path, two: Path) -> None:
+    one = alone(folder, "haar")
+    fewer = two / "two-then-one"
+    assert Run.open(fewer).header["status"] == "stopped"
+    assert (
+        checkpoint.newest(fewer / "checkpoints") / "optimizer-00001-of-00002.safetensors"
+    ).exists()
+    assert_alike(train(Config(), fewer, resume=True), one, SUMS["float32"])
+    assert_alike(Run.open(two / "one-then-two"), one, SUMS["float32"])
+
+
+def test_what_cannot_be_shared_out_is_refused_and_leaves_nothing(two: Path) -> None:
+    for name, message in (
+        ("odd", "train.batch_size = 5 cannot be shared evenly by 2 processes; use 4 or 6"),
+        ("eigenbasis", "optimizer.rotation = 'eigenbasis' learns from whole gradients"),
+    ):
+        assert message in (two / f"{name}.error").read_text()
+        assert not (two / name).exists()
+
+
+def test_a_batch_that_is_no_number_on_one_process_stops_all(folder: Path, two: Path) -> None:
+    run = Run.open(two / "nan")
+    error = (two / "nan.error").read_text()
+    assert "the loss is nan at step 5" in error
+    assert "the checkpoint of step 3 is kept" in error
+    config = run.config
+    batches = Batches(load_data(config.data).train, length=16, batch_size=4, seed=config.train.seed)
+    assert ", ".join(str(start) for start in batches.starts(4)) in error
+    assert run.header["status"] == "stopped"
+    assert [row["step"] for row in run.metrics() if row["kind"] == "train"] == [1, 2, 3, 4]
+    resumed = train(Config(), run.path, resume=True)
+    assert losses(resumed) == pytest.approx(losses(alone(folder, "own")), rel=1e-6)
+
+
+def test_a_run_that_another_process_works_in_is_refused_once(two: Path, tmp_path: Path) -> None:
+    run = Run(Path(shutil.copytree(two / "own-fsdp", tmp_path / "run")))
+    before = sorted(file.name for file in run.path.iterdir())
+    with run.lock():
+        status, _, errors = processes.ended(processes.start(2, "train", "--resume", str(run.path)))
+    assert status == 1
+    (line,) = processes.said(errors)
+    assert "another process is working in" in line
+    assert sorted(file.name for file in run.path.iterdir()) == sorted({*before, ".lock"})
+    assert run.header["status"] == "done"

@@ -1,0 +1,126 @@
+"""Runs that are killed, at any moment and at any write, continue to the bit."""
+
+import errno
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from train.faults import LONG, LONG_ROWS, assert_same, kill_and_resume, left_by
+from train.runs import tiny
+
+from wakeful.errors import WakefulError
+from wakeful.runs import checkpoint
+from wakeful.runs.run import Run
+from wakeful.training.loop import train
+from wakeful.training.setup import load_data
+
+KILLED = {
+    # While checkpoints are written as often as can be, and again when the run goes on.
+    "often": (
+        {
+            "train": {"checkpoint_every": 1, "keep_checkpoints": 1, "dtype": "bfloat16"},
+            "model": {"route": 'resformer(mode="learnable")'},
+        },
+        [9, 24],
+    ),
+    # In the last evaluation, or while the figures are written.
+    "late": (
+        {"optimizer": {"name": "orthoadam"}, "train": {"micro_batch_size": 2}},
+        [LONG_ROWS - 1],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", KILLED)
+def test_a_killed_run_continues_to_the_bit(text: Path, tmp_path: Path, case: str) -> None:
+    over, kills = KILLED[case]
+    config = tiny(text, **{**over, "train": LONG | over.get("train", {})})
+    whole = train(config, tmp_path / "whole")
+    (tmp_path / "cut").mkdir()
+    assert_same(kill_and_resume(config, tmp_path / "cut", kills), whole)
+
+
+class Dead(BaseException):
+    """Stands for SIGKILL at one exact write: nothing after it reaches the disk."""
+
+
+def stop_writing(patch: pytest.MonkeyPatch, number: int, kind: str) -> list[str]:
+    """Let the write number `number` of a run fail; return the names of those that were reached.
+
+    After a kill every later one fails too, cleaning up included.
+    """
+    reached: list[str] = []
+
+    def counted(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            reached.append(name)
+            if len(reached) == number + 1 and kind == "full":
+                raise OSError(errno.ENOSPC, "No space left on device")
+            if len(reached) > number and kind == "kill":
+                raise Dead
+            return real(*arguments, **options)
+
+        return call
+
+    patch.setattr(checkpoint, "save_file", counted("save_file", checkpoint.save_file))
+    patch.setattr(Path, "rename", counted("rename", Path.rename))
+    patch.setattr(Path, "replace", counted("replace", Path.replace))
+    patch.setattr(Path, "mkdir", counted("mkdir", Path.mkdir))
+    patch.setattr(Path, "write_text", counted("write_text", Path.write_text))
+    patch.setattr(Run, "append", counted("append", Run.append))
+    patch.setattr(pl.DataFrame, "write_parquet", counted("parquet", pl.DataFrame.write_parquet))
+    if kind == "kill":
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)
+        patch.setattr(Path, "unlink", lambda *_, **__: None)
+    return reached
+
+
+NUM_WRITES = 56
+"""At least so many writes reach the disk in the run below."""
+
+CUTS = [("full", number) for number in range(4, NUM_WRITES, 11)]
+CUTS += [("kill", number) for number in range(0, NUM_WRITES, 9)]
+
+
+@pytest.mark.parametrize(("kind", "number"), CUTS)
+def test_a_run_cut_off_at_a_write_continues_to_the_bit(
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    uncut: dict[str, Any],
+    kind: str,
+    number: int,
+) -> None:
+    config, path = tiny(text), tmp_path / "run"
+    load_data(config.data)
+    with monkeypatch.context() as patch:
+        reached = stop_writing(patch, number, kind)
+        if kind == "kill":
+            with pytest.raises(Dead):
+                train(config, path)
+        else:
+            with pytest.raises(WakefulError, match="the disk is full"):
+                train(config, path)
+    assert len(reached) > number
+    # As a user would: go on with what is there, or begin where nothing is.
+    run = train(config, path, resume=path.exists())
+    found = left_by(run)
+    for name in run.path.glob(".*.part"):  # what a killed process could not clean up
+        found["files"].remove(name.name)
+    assert found == uncut
+
+
+@pytest.mark.slow
+def test_fifty_killed_runs_continue_to_the_bit(text: Path, tmp_path: Path) -> None:
+    config = tiny(text, train=LONG)
+    whole = train(config, tmp_path / "whole")
+    generator = random.Random(0)
+    for trial in range(50):
+        folder = tmp_path / f"cut{trial}"
+        folder.mkdir()
+        assert_same(kill_and_resume(config, folder, [generator.randrange(1, LONG_ROWS)]), whole)
+        shutil.rmtree(folder)

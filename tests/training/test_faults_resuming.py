@@ -1,0 +1,81 @@
+"""Resuming on anything else than what the run was begun with is refused."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from train.faults import left_by
+from train.runs import tiny, write_text
+from train.test_loop import stop_after
+
+from wakeful.config.schema import Config
+from wakeful.data.preparing import prepare
+from wakeful.errors import WakefulError
+from wakeful.runs.run import Run
+from wakeful.training.loop import train
+
+
+def test_an_existing_run_is_not_overwritten(text: Path, tmp_path: Path) -> None:
+    run = train(tiny(text), tmp_path / "run")
+    before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    with pytest.raises(WakefulError, match="exists already"):
+        train(tiny(text), tmp_path / "run")
+    assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
+
+
+def test_resuming_on_other_text_is_refused(text: Path, tmp_path: Path) -> None:
+    train(tiny(text), tmp_path / "run")
+    write_text(text, documents=61)
+    with pytest.raises(WakefulError, match="other data"):
+        train(Config(), tmp_path / "run", resume=True)
+
+
+def test_a_lost_cache_is_prepared_again(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uncut: dict[str, Any]
+) -> None:
+    with monkeypatch.context() as patch:
+        stop_after(patch, 4)
+        with pytest.raises(RuntimeError, match="stop"):
+            train(tiny(text), tmp_path / "run")
+    shutil.rmtree(tmp_path / "cache")
+    assert left_by(train(Config(), tmp_path / "run", resume=True)) == uncut
+    shutil.rmtree(text)
+    with pytest.raises(WakefulError, match="text"):
+        train(Config(), tmp_path / "run", resume=True)
+
+
+def test_resuming_on_another_validation_set_is_refused(text: Path, tmp_path: Path) -> None:
+    held = write_text(tmp_path / "held", documents=3, words=33)
+    before = (held / "001.txt").read_text()
+    own = {"validation_source": str(held), "keep_overlap": True}
+    train(tiny(text, data=own), tmp_path / "run")
+    (held / "001.txt").write_text(before.replace("x", "y"))
+    with pytest.raises(WakefulError, match=r"other data than data\.source gives now"):
+        train(Config(), tmp_path / "run", resume=True)
+    (held / "001.txt").write_text(before)
+    assert train(Config(), tmp_path / "run", resume=True).header["status"] == "done"
+
+
+def test_resuming_on_another_split_of_prepared_data_is_refused(text: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    prepare(str(text), data, vocab_size=280, validation_fraction=0.1)
+    train(tiny(text, data={"source": str(data)}), tmp_path / "run")
+    shutil.rmtree(data)
+    prepare(str(text), data, vocab_size=280, validation_fraction=0.1, seed=1)
+    with pytest.raises(WakefulError, match=r"other data than data\.source gives now"):
+        train(Config(), tmp_path / "run", resume=True)
+
+
+def test_resuming_with_another_optimizer_is_refused(stopped: Run) -> None:
+    file = stopped.path / "config.toml"
+    file.write_text(file.read_text().replace('"adamw"', '"rmsprop"'))
+    with pytest.raises(WakefulError, match="written with the optimizer AdamW, not RMSprop"):
+        train(Config(), stopped.path, resume=True)
+
+
+def test_a_run_that_ended_can_be_resumed_and_stays_the_same(
+    text: Path, tmp_path: Path, uncut: dict[str, Any]
+) -> None:
+    train(tiny(text), tmp_path / "run")
+    assert left_by(train(Config(), tmp_path / "run", resume=True)) == uncut

@@ -1,0 +1,93 @@
+"""What a run measures of itself besides its loss."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from train.runs import tiny
+from train.test_loop import losses
+
+from wakeful.cli import main
+from wakeful.config.schema import config_to_toml
+from wakeful.data.order import ValidationWindows
+from wakeful.errors import WakefulError
+from wakeful.quant.convert import quantize
+from wakeful.runs.restore import restore
+from wakeful.runs.run import Run
+from wakeful.training.loop import train
+from wakeful.training.setup import load_data
+
+
+def test_damage_is_measured_on_whole_windows_and_changes_no_training(
+    text: Path, tmp_path: Path
+) -> None:
+    asked = {"quantize": {"schemes": ["coarse", "w4"], "num_sequences": 5}}
+    plain = train(tiny(text), tmp_path / "plain")
+    config = tiny(text, train=asked)
+    run = train(config, tmp_path / "run")
+    assert losses(run) == losses(plain)
+    summary = run.read_json("summary.json")
+    assert set(summary["quantization"]) == {"coarse", "w4"}
+    assert plain.read_json("summary.json")["quantization"] == {}
+
+    # The same by hand: the first five windows, each alone, their inputs' own tokens predicted.
+    trained = restore(run.path)
+    windows = ValidationWindows(load_data(config.data).validation, length=16, batch_size=1)
+    rows = [inputs for (inputs, _), _ in zip(windows, range(5), strict=False)]
+
+    def perplexity(model: torch.nn.Module) -> float:
+        total = 0.0
+        for row in rows:
+            logits = model(row)[:, :-1].double().log_softmax(-1)
+            total -= float(logits.gather(-1, row[:, 1:, None]).sum())
+        return math.exp(total / (5 * 15))
+
+    found = summary["quantization"]["coarse"]
+    before, after = perplexity(trained.decoder), perplexity(quantize(trained.decoder, "coarse"))
+    assert found["perplexity"] == pytest.approx(after, rel=1e-5)
+    assert found["increase"] == pytest.approx(after - before, rel=1e-3, abs=1e-4)
+    assert found["divergence"] > 0
+
+
+def test_bytes_are_those_of_weights_and_moments(text: Path, tmp_path: Path) -> None:
+    run = train(tiny(text), tmp_path / "run")
+    weights = sum(p.numel() for p in restore(run.path).decoder.parameters()) * 4
+    sizes = run.read_json("summary.json")["bytes"]
+    assert sizes["weights"] == weights
+    # Two moments as large as the weights, and a step count a parameter.
+    assert 2 * weights < sizes["optimizer"] < 2.02 * weights
+    assert "peak" not in sizes
+
+
+def test_a_scheme_that_cannot_be_stops_a_run_before_it_begins(text: Path, tmp_path: Path) -> None:
+    with pytest.raises(WakefulError, match="coarse"):
+        train(tiny(text, train={"quantize": {"schemes": ["corse"]}}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(WakefulError, match="num_sequences must be at least 1"):
+        tiny(text, train={"quantize": {"num_sequences": 0}})
+
+
+def test_a_comparison_keeps_the_layouts_its_table_asks_for(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = {"diagnose": {"every": 8}, "quantize": {"schemes": ["coarse"], "num_sequences": 2}}
+    file = tmp_path / "mine.toml"
+    body = config_to_toml(tiny(text, train=asked)).split("\n", 1)[1]
+    variants = '[variants.vanilla]\n[variants.softmax1.model]\nnormalizer = "softmax1"\n'
+    file.write_text('layouts = ["activation-table2"]\n' + body + variants)
+    out = tmp_path / "out"
+    assert main(["compare", str(file), "--out", str(out)]) == 0
+    assert "Table 2 of From Attention to Activation" in capsys.readouterr().out
+    assert Run.open(out).header["layouts"] == ["activation-table2"]
+    page = (out / "report.html").read_text()
+    assert "0 are confirmed here, 0 reversed and\n6 not resolved" in page
+    assert "softmax-1, OrthoAdam" in page  # a row that was not trained
+
+    file.write_text('layouts = ["activation-table22"]\n' + body + variants)
+    assert main(["compare", str(file), "--out", str(tmp_path / "other")]) == 1
+    assert "no published table 'activation-table22'" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
+    file.write_text("layouts = 3\n" + body + variants)
+    assert main(["compare", str(file), "--out", str(tmp_path / "other")]) == 1
+    assert "layouts must be a list of names" in capsys.readouterr().err

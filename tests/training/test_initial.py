@@ -1,0 +1,185 @@
+"""Runs that start from given weights, and runs with a teacher."""
+
+import dataclasses
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from train.runs import tiny
+
+from wakeful.config.schema import Config
+from wakeful.data.order import Batches, ValidationWindows
+from wakeful.errors import Interrupted, WakefulError
+from wakeful.growth.inherit import inherit
+from wakeful.growth.layermap import first
+from wakeful.model.decoder import Decoder
+from wakeful.runs import checkpoint, loop
+from wakeful.runs.restore import restore
+from wakeful.runs.run import Run
+from wakeful.training.distill import distillation_loss
+from wakeful.training.loop import Initial, train
+from wakeful.training.setup import autocast, load_data
+from wakeful.training.validate import evaluate, mean_loss
+
+ORIGIN = {"reference": "a run", "layers": [0]}
+
+
+@pytest.fixture
+def reference(text: Path, tmp_path: Path) -> Run:
+    """Give a run that was trained for a few steps."""
+    return train(tiny(text), tmp_path / "reference")
+
+
+def heir(reference: Run, layers: int = 1) -> Decoder:
+    return inherit(restore(reference.path).decoder, first(layers, of=2))
+
+
+def weights(run: Run) -> dict[str, torch.Tensor]:
+    return load_file(checkpoint.newest(run.checkpoints) / "model.safetensors")
+
+
+def config_for(text: Path, decoder: Decoder, **train: object) -> Config:
+    config = tiny(text, train=train)
+    return dataclasses.replace(config, model=decoder.config)
+
+
+def stop_after(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Let SIGTERM arrive while a step is under way."""
+    real = loop.Batches.batch
+
+    def batch(self: Batches, number: int) -> torch.Tensor:
+        if number == step - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(self, number)
+
+    monkeypatch.setattr(loop.Batches, "batch", batch)
+
+
+def test_a_run_starts_from_the_weights_it_is_given(
+    text: Path, tmp_path: Path, reference: Run
+) -> None:
+    start = heir(reference)
+    kept = {name: tensor.clone() for name, tensor in start.state_dict().items()}
+    config = config_for(text, start, steps=4, keep_checkpoints=9)
+    run = train(config, tmp_path / "heir", initial=Initial(start, ORIGIN))
+    assert run.header["initial"] == ORIGIN
+    assert run.config.model.num_layers == 1
+    stored = load_file(run.checkpoints / "step-00000000" / "model.safetensors")
+    for name, tensor in stored.items():
+        assert torch.equal(tensor, kept[name]), name
+    rows = [row for row in run.metrics() if row["kind"] == "validation"]
+    assert [row["step"] for row in rows] == [0, 3, 4]
+    data = load_data(config.data)
+    windows = ValidationWindows(data.validation, length=16, batch_size=16)
+    frame = evaluate(heir(reference), windows, autocast(config, torch.device("cpu")))
+    assert rows[0]["loss"] == pytest.approx(mean_loss(frame)[0], rel=1e-6)
+    assert restore(run.path).decoder.config.num_layers == 1
+
+
+@pytest.mark.parametrize("stop", [1, 3, 5])
+def test_an_interrupted_heir_ends_as_if_it_had_not_been(
+    text: Path, tmp_path: Path, reference: Run, stop: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_for(text, heir(reference))
+    whole = train(config, tmp_path / "whole", initial=Initial(heir(reference), ORIGIN))
+    with monkeypatch.context() as patch:
+        stop_after(patch, stop)
+        with pytest.raises(Interrupted, match="continue with"):
+            train(config, tmp_path / "cut", initial=Initial(heir(reference), ORIGIN))
+    cut = train(config, tmp_path / "cut", resume=True)
+    assert [(row["step"], row.get("loss")) for row in cut.metrics()] == [
+        (row["step"], row.get("loss")) for row in whole.metrics()
+    ]
+    for name, tensor in weights(whole).items():
+        assert torch.equal(tensor, weights(cut)[name]), name
+
+
+def test_a_run_that_died_before_its_first_checkpoint_starts_from_the_weights(
+    text: Path, tmp_path: Path, reference: Run
+) -> None:
+    config = config_for(text, heir(reference), keep_checkpoints=9)
+    whole = train(config, tmp_path / "whole", initial=Initial(heir(reference), ORIGIN))
+    run = train(config, tmp_path / "cut", initial=Initial(heir(reference), ORIGIN))
+    for step in (3, 6, 8):
+        shutil.rmtree(run.checkpoints / f"step-{step:08d}")
+    assert checkpoint.steps(run.checkpoints) == [0]
+    resumed = train(config, run.path, resume=True)
+    rows = [row for row in resumed.metrics() if row["kind"] == "validation"]
+    assert [row["step"] for row in rows] == [0, 3, 6, 8]
+    for name, tensor in weights(whole).items():
+        assert torch.equal(tensor, weights(resumed)[name]), name
+
+
+def test_a_larger_vocabulary_is_kept_and_a_smaller_refused(text: Path, tmp_path: Path) -> None:
+    config = tiny(text)
+    data = load_data(config.data)
+    for extra in (7, -1):
+        model = dataclasses.replace(config.model, vocab_size=data.vocab_size + extra)
+        given = dataclasses.replace(config, model=model)
+        out = tmp_path / f"run{extra}"
+        if extra < 0:
+            with pytest.raises(WakefulError, match="vocabularies differ"):
+                train(given, out, initial=Initial(Decoder(model), ORIGIN))
+            assert not out.exists()
+            continue
+        run = train(given, out, initial=Initial(Decoder(model), ORIGIN))
+        assert run.config.model.vocab_size == data.vocab_size + 7
+        assert train(given, out, resume=True).header["status"] == "done"
+
+
+def test_a_teacher_is_in_the_loss(text: Path, tmp_path: Path, reference: Run) -> None:
+    teacher = {"teacher": str(reference.path), "alpha": 0.3, "temperature": 2.0}
+    config = tiny(text, train={"distill": teacher, "steps": 2, "dtype": "float64"})
+    run = train(config, tmp_path / "student")
+    plain = train(tiny(text, train={"steps": 2, "dtype": "float64"}), tmp_path / "plain")
+    data = load_data(config.data)
+    batch = Batches(data.train, length=16, batch_size=4, seed=0).batch(0)
+    student = restore(plain.path).decoder.double()
+    start = loop.make_decoder(plain.config, torch.device("cpu"))
+    expected = distillation_loss(
+        start(batch[:, :-1]),
+        restore(reference.path).decoder.double()(batch[:, :-1]),
+        batch[:, 1:],
+        alpha=0.3,
+        temperature=2.0,
+        over="sum",
+    )
+    rows = [row for row in run.metrics() if row["kind"] == "train"]
+    assert rows[0]["loss"] == pytest.approx(expected.item(), rel=1e-9)
+    # The validation loss stays the cross-entropy.
+    final = restore(run.path).decoder
+    windows = ValidationWindows(data.validation, length=16, batch_size=16)
+    frame = evaluate(final, windows, autocast(config, torch.device("cpu")))
+    assert mean_loss(frame)[0] == pytest.approx(
+        run.read_json("summary.json")["validation"]["loss"], rel=1e-6
+    )
+    assert student.config == final.config
+
+
+def test_a_student_resumes_with_its_teacher(
+    text: Path, tmp_path: Path, reference: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny(text, train={"distill": {"teacher": str(reference.path)}})
+    whole = train(config, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        stop_after(patch, 4)
+        with pytest.raises(Interrupted):
+            train(config, tmp_path / "cut")
+    cut = train(config, tmp_path / "cut", resume=True)
+    for name, tensor in weights(whole).items():
+        assert torch.equal(tensor, weights(cut)[name]), name
+
+
+def test_a_teacher_of_another_vocabulary_is_refused(
+    text: Path, tmp_path: Path, reference: Run
+) -> None:
+    config = tiny(
+        text, data={"vocab_size": 270}, train={"distill": {"teacher": str(reference.path)}}
+    )
+    with pytest.raises(WakefulError, match="distil between models of one tokenizer"):
+        train(config, tmp_path / "student")
+    assert not (tmp_path / "student").exists()

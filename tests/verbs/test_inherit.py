@@ -1,0 +1,367 @@
+"""The verb inherit: what it writes, what it refuses, and its page."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import polars as pl
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from train.runs import tiny
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from growth.heirs import SMALL, reference, text, trained
+from test_cli import fails
+from wakeful.cli import main
+from wakeful.growth.plan import check_wishes
+from wakeful.growth.wishes import Wishes
+from wakeful.pages.inheritance import read_inheritance, verdicts
+from wakeful.pages.inheritance_page import write_inheritance
+from wakeful.runs.restore import restore
+from wakeful.runs.run import Run
+from wakeful.training.loop import train
+from wakeful.training.validate import mean_loss
+
+__all__ = ["reference", "text", "trained"]
+
+
+@pytest.fixture
+def command(reference: Run, text: Path, tmp_path: Path) -> list[str]:
+    """Give the beginning of a command that takes seconds; its output goes to `out`."""
+    return ["inherit", str(reference.path), "--text", str(text), "--out", str(tmp_path / "out"),
+            "--steps", "4", *SMALL]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def done(trained: tuple[Path, Run], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the folder of an inheritance with everything in it."""
+    text, run = trained
+    out = tmp_path_factory.mktemp("inherit") / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WAKEFUL_CACHE", str(text.parent / "cache"))
+        assert main(
+            ["inherit", str(run.path), "--text", str(text), "--out", str(out), "--steps", "4",
+             "--keep", "0.5", "--choose", "influence", "--grow", "1", "--rounds", "2", "--until",
+             "budget", "--eval_every", "2", "--baseline", "random", "stacking", "lazy", "--route",
+             'resformer(mode="learnable")', *SMALL]
+        ) == 0  # fmt: skip
+    return out
+
+
+def test_it_leaves_ordinary_runs_and_one_page(done: Path, reference: Run, text: Path) -> None:
+    assert Run.open(done).header["status"] == "done"
+    fingerprint = restore(reference.path).tokenizer.fingerprint
+    names = ["heir-2", "heir-3", "random", "stacking-1", "stacking", "lazy"]
+    for name in names:
+        run = Run.open(done / name)
+        assert run.header["status"] == "done"
+        assert run.config.model.route == 'resformer(mode="learnable")'
+        assert restore(run.path).tokenizer.fingerprint == fingerprint
+    summary = json.loads((done / "summary.json").read_text())
+    assert [arm["arm"] for arm in summary["arms"]] == [
+        "heir-2", "heir-3", "random", "stacking", "lazy"
+    ]  # fmt: skip
+    assert summary["final"] == "heir-3"
+    assert summary["departures"] == []
+    assert summary["reference"]["tokens"] == 40 * 4 * 16
+    frame = pl.read_parquet(done / "reference.parquet")
+    assert summary["reference"]["loss"] == pytest.approx(mean_loss(frame)[0])
+    first = summary["choice"]
+    assert first["rule"] == "influence"
+    ranked = sorted(range(1, 4), key=lambda layer: -first["figures"]["influence"][layer])
+    assert first["layers"] == sorted([0, ranked[0]])
+    assert summary["arms"][1]["layers"] == sorted([0, *ranked[:2]])
+    sizes = summary["sizes"]
+    heir = restore(done / "heir-3").decoder
+    assert sizes["heir"]["parameters"] == heir.num_parameters()["total"]
+    assert (
+        sizes["heir"]["cache_bytes_per_token"]
+        == 3 / 4 * (sizes["reference"]["cache_bytes_per_token"])
+    )
+    page = (done / "report.html").read_text()
+    assert len(re.findall('class="spec"', page)) == 1 + 4
+    for words in ("heir-3", "stacking-1", "parity", "What it saved", "change the stream"):
+        assert words in page, words
+
+
+def test_the_paired_differences_are_those_of_the_windows(done: Path) -> None:
+    summary = json.loads((done / "summary.json").read_text())
+    for arm in summary["arms"]:
+        ours = pl.read_parquet(done / arm["runs"][-1] / "validation.parquet")
+        theirs = pl.read_parquet(done / "reference.parquet")
+        assert ours["tokens"].to_list() == theirs["tokens"].to_list()
+        gap = mean_loss(ours)[0] - mean_loss(theirs)[0]
+        assert arm["minus_reference"] == pytest.approx(gap)
+        assert arm["loss"] == pytest.approx(mean_loss(ours)[0])
+        assert arm["parity"] == (gap <= 0)
+
+
+def test_its_runs_serve_every_other_verb(
+    done: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heir, random = str(done / "heir-2"), str(done / "random")
+    assert main(["generate", heir, "--prompt", "def ", "--num_tokens", "3"]) == 0
+    page = tmp_path / "both.html"
+    assert main(["report", heir, random, "--out", str(page)]) == 0
+    assert "heir-2" in page.read_text()
+    assert main(["diagnose", heir, "--text", str(text), "--length", "16", "--num_sequences", "2",
+                 "--out", str(tmp_path / "diagnosis")]) == 0  # fmt: skip
+    again = tmp_path / "again"
+    assert main(["inherit", heir, "--text", str(text), "--layers", "1", "--steps", "2",
+                 "--out", str(again), *SMALL]) == 0  # fmt: skip
+    assert Run.open(again / "heir-1").config.model.num_layers == 1
+    capsys.readouterr()
+    assert main(["report", str(done), "--out", str(tmp_path / "page.html")]) == 0
+    assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
+    assert "leave out --title" in fails(capsys, "report", str(done), "--title", "x")
+
+
+def test_all_layers_and_no_training_to_speak_of_is_the_reference(
+    command: list[str], reference: Run, tmp_path: Path
+) -> None:
+    assert main([*command, "--layers", "4", "--steps", "1", "--lr", "0"]) == 0
+    summary = json.loads((tmp_path / "out/summary.json").read_text())
+    (heir,) = summary["arms"]
+    assert heir["start_loss"] == summary["reference"]["loss"] == heir["loss"]
+    assert heir["parity"] is True
+    assert summary["outlook"]["times_the_tokens"] is None
+    assert "parity is reached" in verdicts(summary)[0]
+
+
+def test_minutes_are_turned_into_steps(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    timed = [*command, "--steps", "0", "--minutes", "0.1", "--baseline", "random",
+             "--batch_size", "32"]  # fmt: skip
+    assert main(timed) == 0
+    assert "steps a round fit into the time" in capsys.readouterr().out
+    run = Run.open(tmp_path / "out/heir-2")
+    assert run.config.train.steps == Run.open(tmp_path / "out/random").config.train.steps >= 5
+    too_short = [*command, "--out", str(tmp_path / "short"), "--steps", "0", "--minutes", "1e-6"]
+    assert "are enough for 0 steps" in fails(capsys, *too_short)
+    assert not (tmp_path / "short").exists()
+
+
+def test_it_goes_on_where_it_was_stopped(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, "--baseline", "random"]) == 0
+    out = tmp_path / "out"
+    whole = json.loads((out / "summary.json").read_text())
+    shutil.rmtree(out / "random")
+    for name in ("summary.json", "report.html"):
+        (out / name).unlink()
+    Run(out).set_status("stopped")
+    assert main(["inherit", "--resume", str(out)]) == 0
+    again = json.loads((out / "summary.json").read_text())
+    for one, other in zip(whole["arms"], again["arms"], strict=True):
+        assert one["loss"] == other["loss"]
+        assert [point["loss"] for point in one["curve"]] == [p["loss"] for p in other["curve"]]
+    assert Run.open(out).header["status"] == "done"
+    capsys.readouterr()
+    assert "no other option" in fails(capsys, "inherit", "--resume", str(out), "--layers", "3")
+    assert "exists already" in fails(capsys, *command)
+    wrong = fails(capsys, "inherit", "--resume", str(out / "random"))
+    assert "no inheritance but 'train'" in wrong
+
+
+def test_bad_input_is_one_line_and_changes_nothing(
+    command: list[str], reference: Run, text: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def refused(*options: str) -> str:
+        message = fails(capsys, *command, *options)
+        assert not (tmp_path / "out").exists()
+        return message
+
+    assert "layers = 5 is more than the reference's 4" in refused("--layers", "5")
+    assert "wants layer 7" in refused("--blocks", "0", "7")
+    assert "both say which layers" in refused("--layers", "2", "--keep", "0.5")
+    assert "goes past the reference's 4" in refused("--layers", "3", "--grow", "2")
+    assert "go to 6, and the reference has 4" in refused("--layers", "2", "--grow", "2",
+                                                         "--rounds", "3")  # fmt: skip
+    assert "has no next layer" in refused("--choose", "middle", "--grow", "1")
+    assert "are for growing" in refused("--until", "budget")
+    assert "unknown baseline 'rand'" in refused("--baseline", "rand")
+    assert "unknown routes variant" in refused("--route", "resformers")
+    assert "longer than the model's context" in refused("--length", "999")
+    assert "past vanilla's context" in refused("--choose", "rank", "--diagnose_length", "999")
+    assert "lower --diagnose_length" in refused("--choose", "rank", "--diagnose_length", "32",
+                                                "--diagnose_sequences", "9999")  # fmt: skip
+    assert "no such" in refused("--text", str(tmp_path / "nothing")).lower()
+    assert "does nothing" in refused("--blocks", "0", "--choose", "rank")
+    assert "name one reference" in fails(capsys, "inherit", "--layers", "2")
+    nowhere = fails(capsys, "inherit", str(tmp_path / "none"), *command[2:])
+    assert "no folder, GGUF file or run directory" in nowhere
+    comparison = tmp_path / "comparison"
+    Run(comparison).make("compare", {})
+    assert "comparison" in fails(capsys, "inherit", str(comparison), *command[2:])
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    """Give a Transformers folder with a random Llama in several shards and a tokenizer of bytes."""
+    folder = tmp_path / "llama"
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=260, hidden_size=16, intermediate_size=24, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
+        initializer_range=0.3,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder, max_shard_size="8KB")
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: number for number, letter in enumerate([*letters, "<end>"])}
+    inner = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>").save_pretrained(folder)
+    return folder
+
+
+def test_a_transformers_folder_is_inherited_from(
+    command: list[str], llama: Path, tmp_path: Path
+) -> None:
+    from_llama = ["inherit", str(llama), *command[2:], "--layers", "2"]
+    assert main([*from_llama, "--steps", "2", "--baseline", "distillation", "half_width"]) == 0
+    heir = Run.open(tmp_path / "out/heir-2")
+    # Its embedding has more rows than its tokenizer has tokens, and keeps them.
+    assert heir.config.model.vocab_size == 260
+    assert restore(heir.path).tokenizer.vocab_size == 257
+    summary = json.loads((tmp_path / "out/summary.json").read_text())
+    assert summary["reference"]["tokens"] is None
+    assert "is not known" in (tmp_path / "out/report.html").read_text()
+
+
+def test_folders_that_cannot_be_a_reference_are_refused_by_name(
+    command: list[str], llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*options: str) -> str:
+        capsys.readouterr()
+        message = fails(capsys, "inherit", str(llama), *command[2:], *options)
+        assert not (tmp_path / "out").exists()
+        return message
+
+    shards = sorted(llama.glob("model-*.safetensors"))
+    assert len(shards) > 1
+    away = shards[1].rename(tmp_path / "away.safetensors")
+    assert shards[1].name in refused()
+    away.rename(shards[1])
+    tokenizer = json.loads((llama / "tokenizer.json").read_text())
+    for number in range(257, 270):
+        tokenizer["model"]["vocab"][f"more{number}"] = number
+    (llama / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert "tokenizer has 270 tokens and its embedding 260" in refused()
+    config = json.loads((llama / "config.json").read_text())
+    (llama / "config.json").write_text(json.dumps(config | {"model_type": "bloom"}))
+    assert "our decoder cannot be a bloom" in refused()
+
+
+def test_a_text_with_another_tokenizer_is_refused(
+    command: list[str], text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data"
+    assert main(["data", "prepare", str(text), "--out", str(data), "--vocab_size", "270"]) == 0
+    capsys.readouterr()
+    message = fails(capsys, *command, "--text", str(data))
+    assert "the tokenizer does not match" in message
+    assert not (tmp_path / "out").exists()
+
+
+def test_prepared_data_of_the_same_tokenizer_is_taken(
+    command: list[str], reference: Run, text: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    assert main(["data", "prepare", str(text), "--out", str(data), "--tokenizer",
+                 str(reference.path)]) == 0  # fmt: skip
+    assert main([*command, "--text", str(data), "--layers", "1"]) == 0
+
+
+def test_training_text_that_overlaps_validation_is_refused_or_left_out(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    source = tmp_path / "texts"
+    source.mkdir()
+
+    def words(count: int) -> str:
+        drawn = torch.randint(10_000, (count,), generator=generator).tolist()
+        return " ".join(map(str, drawn))
+
+    table = words(200)
+    for number in range(24):
+        body = f"number {number}\n{table}" if number % 2 else words(200)
+        (source / f"{number:02d}.txt").write_text(body)
+    validation = tmp_path / "validation.txt"
+    validation.write_text(table + " and more")
+    theirs = ["--text", str(source), "--validation_text", str(validation)]
+    assert "the training text overlaps validation" in fails(capsys, *command, *theirs)
+    assert not (tmp_path / "out").exists()
+    held_out = ["--text", str(source), "--validation_fraction", "0.4"]
+    assert main([*command, *held_out, "--steps", "1"]) == 0
+    assert "left out of validation" in capsys.readouterr().out
+    summary = json.loads((tmp_path / "out/summary.json").read_text())
+    assert summary["data"]["dropped_documents"] > 0
+    assert "left out" in (tmp_path / "out/report.html").read_text()
+
+
+def test_a_damaged_summary_is_named(done: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in ("run.json", "summary.json", "environment.json"):
+        shutil.copy(done / name, copy / name)
+    assert read_inheritance(copy)[0]["final"] == "heir-3"
+    summary = json.loads((copy / "summary.json").read_text())
+    summary["arms"][0]["arm"] = "<script>alert(1)</script>"
+    summary["arms"][0]["loss"] = 3
+    (copy / "summary.json").write_text(json.dumps(summary))
+    assert "<script>alert" not in write_inheritance(copy).read_text()
+    for place, value, message in (
+        (("arms", 0, "loss"), "low", "loss cannot be"),
+        (("arms", 0, "curve", 0, "step"), None, "step cannot be"),
+        (("outlook", "gap"), None, "outlook.gap cannot be"),
+        (("final",), "nobody", "final names no arm"),
+    ):
+        damaged = json.loads(json.dumps(summary))
+        below = damaged
+        for key in place[:-1]:
+            below = below[key]
+        below[place[-1]] = value
+        (copy / "summary.json").write_text(json.dumps(damaged))
+        with pytest.raises(ValueError, match=message):
+            write_inheritance(copy)
+
+
+def test_wishes_that_contradict_each_other() -> None:
+    for wishes, message in (
+        (Wishes(keep=1.5), "between 0 and 1"),
+        (Wishes(text="a", data="b"), "both name the text"),
+        (Wishes(steps=-1), "steps must not be negative"),
+        (Wishes(warmup=2.0), "share of the steps"),
+        (Wishes(diagnose_length=1), "diagnose_length"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            check_wishes(wishes)
+    check_wishes(Wishes())
+
+
+def test_a_reference_that_is_not_a_run_has_a_cost_nobody_knows(done: Path, tmp_path: Path) -> None:
+    summary = json.loads((done / "summary.json").read_text())
+    summary["reference"] |= {"tokens": None, "seconds": None}
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in ("run.json", "environment.json"):
+        shutil.copy(done / name, copy / name)
+    (copy / "summary.json").write_text(json.dumps(summary))
+    assert "cost is not known" in write_inheritance(copy).read_text()
+
+
+def test_a_reference_in_float64_is_inherited_in_float32(
+    text: Path, reference: Run, tmp_path: Path
+) -> None:
+    exact = train(tiny(text, train={"dtype": "float64", "steps": 2}), tmp_path / "exact")
+    assert main(["inherit", str(exact.path), "--text", str(text), "--layers", "1", "--steps", "1",
+                 "--out", str(tmp_path / "out"), *SMALL]) == 0  # fmt: skip
+    heir = restore(tmp_path / "out/heir-1").decoder
+    assert heir.head.weight.dtype == torch.float32

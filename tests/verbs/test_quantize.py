@@ -1,0 +1,267 @@
+"""The verb quantize: a model in, tables, a page and a smaller model out; and what it refuses."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import polars as pl
+import pytest
+import torch
+from test_diagnose import llama, save_tokenizer
+from train.runs import text, tiny
+from transformers import AutoModelForCausalLM
+
+from wakeful.cli import main
+from wakeful.evaluation.diagnosis import sequences_of
+from wakeful.hf.generate import generate_transformers
+from wakeful.loading.load import load
+from wakeful.pages.quantization import with_digits
+from wakeful.quant import quantised_layers, quantize
+from wakeful.quant.running import logits_of
+from wakeful.runs.run import Run
+from wakeful.training.loop import train
+from wakeful.verbs.quantize import chosen_schemes
+
+__all__ = ["llama", "text"]
+SMALL = ["--length", "16", "--num_sequences", "3"]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def run(text: Path, tmp_path: Path) -> Path:
+    return train(tiny(text, model={"route": "resformer"}), tmp_path / "run").path
+
+
+def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    capsys.readouterr()
+    assert main(list(arguments)) == 1
+    errors = capsys.readouterr().err.strip()
+    assert "\n" not in errors
+    assert errors.startswith(f"wakeful {arguments[0]}: ")
+    return errors
+
+
+def test_all_schemes_make_one_table_and_one_page(
+    text: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    out = tmp_path / "out"
+    command = ["quantize", str(run), "--text", str(text), "--out", str(out), *SMALL]
+    assert main([*command, "--scales", "dynamic", "static"]) == 0
+    shown = capsys.readouterr().out
+    names = ["fine", "moderate", "moderate static", "coarse", "coarse static", "w4"]
+    for name in names:
+        assert re.search(rf"^{name} .*±.*%", shown, re.MULTILINE), name
+    summary = json.loads((out / "summary.json").read_text())
+    assert [each["scheme"] for each in summary["schemes"]] == names
+    assert len(summary["layers"]) == 2 * 7 + 1
+    assert summary["method"]["Perplexity"].startswith("exp(Σ nll / Σ tokens); window 16, stride 16")
+    fine, w4 = summary["schemes"][0], summary["schemes"][-1]
+    assert 0 < fine["layer_error_median"] < w4["layer_error_median"] < 0.5
+    assert w4["bytes"] < fine["bytes"] < summary["bytes"]
+    sequences = pl.read_parquet(out / "sequences.parquet")
+    assert len(sequences) == 7 * 3
+    for name, perplexity in (("", summary["perplexity"]), ("w4", w4["perplexity"])):
+        rows = sequences.filter(pl.col("scheme") == name)
+        loss = rows["nll"].sum() / rows["tokens"].sum()
+        assert perplexity == pytest.approx(math.exp(loss))
+    table = pl.read_parquet(out / "quantization.parquet")
+    assert set(table["metric"]) == {"relative_error", "input_kurtosis", "block_error", "kurtosis"}
+    assert set(table["model"]) == {"vanilla"}
+    page = (out / "report.html").read_text()
+    assert len(re.findall('class="spec"', page)) == 5 + 6
+    assert "head</th>" in page
+    assert Run.open(out).header["status"] == "done"
+    assert Run.open(out).header["kind"] == "quantize"
+    assert "exists already" in fails(capsys, *command)
+
+
+def test_the_perplexity_is_the_models_own(text: Path, run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = ["quantize", str(run), "--text", str(text), "--out", str(out), *SMALL]
+    assert main([*command, "--scheme", "fine", "--arithmetic", "reference"]) == 0
+    loaded = load(str(run), device=CPU, dtype=torch.float32)
+    words = "\n".join(path.read_text() for path in sorted(text.iterdir())[:4])
+    tokens = torch.tensor(sequences_of(loaded, words, length=16, num_sequences=3, bos=False))
+    summary = json.loads((out / "summary.json").read_text())
+    for found, model in (
+        (summary["perplexity"], loaded.model),
+        (summary["schemes"][0]["perplexity"], quantize(loaded.model, "fine")),
+    ):
+        with torch.inference_mode():
+            log = torch.cat([logits_of(model, each[None]).log_softmax(-1) for each in tokens])
+        nll = -log[:, :-1].gather(2, tokens[:, 1:, None]).mean()
+        assert found == pytest.approx(float(nll.exp()), rel=1e-5)
+
+
+@pytest.mark.parametrize("scheme", ["fine", "w4", "weights=absmax6/channel,inputs=absmax8/token"])
+def test_a_saved_run_loads_generates_and_is_diagnosed(
+    scheme: str, text: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    small = str(tmp_path / "small")
+    where = ["--text", str(text), *SMALL]
+    command = ["quantize", str(run), *where, "--scheme", scheme, "--save", small]
+    assert main([*command, "--out", str(tmp_path / "out")]) == 0
+    assert f"quantised model: {small}" in capsys.readouterr().out
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["saved"]["bytes"] == (Path(small) / "model.safetensors").stat().st_size
+    assert summary["saved"]["bytes"] < summary["bytes"]
+    loaded = load(small, device=CPU, dtype=torch.float32)
+    full = load(str(run), device=CPU, dtype=torch.float32)
+    tokens = torch.tensor([full.encode("def return value layer for in range")])
+    with torch.inference_mode():
+        expected = logits_of(quantize(full.model, scheme, arithmetic="integer"), tokens)
+        assert torch.equal(logits_of(loaded.model, tokens), expected)
+    assert loaded.encode("def value") == full.encode("def value")
+    said = []
+    for _ in range(2):
+        assert main(["generate", small, "--prompt", "def ", "--num_tokens", "6"]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1]
+    assert said[0].startswith("def ")
+    assert "has no steps" in fails(capsys, "generate", small, "--prompt", "x", "--step", "8")
+    assert main(["diagnose", small, *where, "--out", str(tmp_path / "d")]) == 0
+    assert f"vanilla {scheme}" in capsys.readouterr().out
+    again = ["quantize", small, *where, "--out", str(tmp_path / "again")]
+    assert "quantised already" in fails(capsys, *again)
+    assert not (tmp_path / "again").exists()
+    assert "exists already" in fails(capsys, *command, "--out", str(tmp_path / "again"))
+
+
+def test_a_saved_transformers_model_loads_and_generates(
+    text: Path, llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    config = json.loads((llama / "tokenizer_config.json").read_text())
+    (llama / "tokenizer_config.json").write_text(json.dumps(config | {"eos_token": "<bos>"}))
+    small = str(tmp_path / "small")
+    where = ["--text", str(text), "--out", str(tmp_path / "out"), *SMALL, "--bos"]
+    save = ["--scheme", "fine", "--save", small]
+    assert main(["quantize", str(llama), *where, *save]) == 0
+    loaded = load(small, device=CPU, dtype=torch.float32)
+    assert (loaded.context, loaded.bos, loaded.name) == (64, 256, "llama fine")
+    model = AutoModelForCausalLM.from_pretrained(llama).eval()
+    tokens = torch.arange(20)[None]
+    with torch.inference_mode():
+        expected = quantize(model, "fine", arithmetic="integer")(tokens).logits
+        assert torch.equal(loaded.model(tokens).logits, expected)
+    chosen = loaded.encode("abc")
+    with torch.inference_mode():
+        for _ in range(8):
+            last = loaded.model(torch.tensor([chosen])).logits[0, -1]
+            chosen.append(int(last.argmax()))
+    greedy = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": 0, "stop": None}
+    found = generate_transformers(loaded.model, chosen[:3], context=64, num_tokens=8, **greedy)
+    assert list(found) == chosen[3:]
+    capsys.readouterr()
+    said = []
+    for _ in range(2):
+        assert main(["generate", small, "--prompt", "abc", "--num_tokens", "8"]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1]
+    assert said[0].startswith("abc")
+    assert "more than the model's context of 64" in fails(
+        capsys, "generate", small, "--prompt", "abc", "--num_tokens", "99"
+    )
+
+
+def test_figures_are_saved_for_papers(text: Path, run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = ["quantize", str(run), "--text", str(text), "--out", str(out), *SMALL]
+    assert main([*command, "--scheme", "fine", "w4", "--figures", "svg"]) == 0
+    files = sorted(path.name for path in (out / "figures").iterdir())
+    assert files == [
+        "block-error.svg", "block-kurtosis.svg", "error-against-kurtosis.svg",
+        "input-kurtosis.svg", "layer-error.svg", "layers-0.svg", "layers-1.svg",
+    ]  # fmt: skip
+    assert all((out / "figures" / name).read_bytes().startswith(b"<svg") for name in files)
+
+
+def test_which_schemes() -> None:
+    def names(schemes: list[str], scales: list[str]) -> list[str]:
+        return [str(each) for each in chosen_schemes(schemes, scales)]
+
+    assert names(["fine", "coarse"], ["dynamic"]) == ["fine", "coarse"]
+    assert names(["coarse", "moderate"], ["static"]) == ["coarse static", "moderate static"]
+    assert names(["w4", "coarse"], ["static", "dynamic"]) == ["w4", "coarse static", "coarse"]
+
+
+def test_one_sequence_has_no_errors(text: Path, run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    one = ["--length", "16", "--num_sequences", "1", "--scheme", "fine"]
+    assert main(["quantize", str(run), "--text", str(text), "--out", str(out), *one]) == 0
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["perplexity_standard_error"] is None
+    assert summary["schemes"][0]["kl_standard_error"] is None
+    assert "nan" not in (out / "report.html").read_text().split("<main>")[1].split("</main>")[0]
+
+
+def test_bad_input_is_one_line_and_writes_nothing(
+    text: Path, run: Path, llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    out, small = tmp_path / "out", tmp_path / "small"
+    where = ["--text", str(text), "--out", str(out), *SMALL]
+
+    def wrong(*more: str, model: Path = run) -> str:
+        return fails(capsys, "quantize", str(model), *where, *more)
+
+    assert "name one model" in fails(capsys, "quantize", *where)
+    assert "name one model" in fails(capsys, "quantize", str(run), str(llama), *where)
+    assert "did you mean 'coarse'" in wrong("--scheme", "coarser")
+    assert "named twice" in wrong("--scheme", "fine", "fine")
+    assert "nothing to calibrate" in wrong("--scales", "static")
+    assert "named twice" in wrong("--scheme", "coarse", "--scales", "static", "static")
+    assert "context of 32 tokens" in wrong("--length", "33")
+    assert "at least 1, got 0 and 4" in wrong("--num_sequences", "0")
+    assert "--skip lm_head matches no layer" in wrong("--skip", "lm_head")
+    assert "name one with --scheme" in wrong("--save", str(small))
+    one = ["--scheme", "fine", "--save"]
+    for same in (out, out / "model", tmp_path):
+        assert "one inside the other: name two" in wrong(*one, str(same))
+    assert "exists already" in wrong(*one, str(run))
+    few = tmp_path / "few.txt"
+    few.write_text("one short line\n" * 6)
+    short = ["--scheme", "coarse", "--scales", "static", "--text", str(few)]
+    assert "7 sequences of 16 tokens need 112 tokens" in wrong(*short)
+    model = AutoModelForCausalLM.from_pretrained(llama)
+    torch.nn.init.constant_(model.model.layers[1].mlp.up_proj.weight, 0.5)
+    model.save_pretrained(llama)
+    message = wrong(*one, str(small), model=llama)
+    assert "model.layers.1.mlp.up_proj cannot be quantised: its weight is constant" in message
+    assert "--skip model.layers.1.mlp.up_proj" in message
+    assert not out.exists()
+    assert not small.exists()
+    assert not list(tmp_path.glob(".*.part"))
+    skipped = ["--skip", "model.layers.1.mlp.up_proj", *one, str(small)]
+    assert main(["quantize", str(llama), *where, *skipped]) == 0
+    assert len(quantised_layers(load(str(small), device=CPU, dtype=torch.float32).model)) == 14
+
+
+def test_a_name_is_escaped_in_the_page(text: Path, llama: Path, tmp_path: Path) -> None:
+    evil = llama.rename(tmp_path / "<img src=x onerror=alert(1)>")
+    save_tokenizer(evil)
+    out = tmp_path / "out"
+    command = ["quantize", str(evil), "--text", str(text), "--out", str(out), *SMALL]
+    assert main([*command, "--scheme", "fine"]) == 0
+    assert "<img src=x" not in (out / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "least", "shown"),
+    [
+        (25.8702, 1.48, 4, "25.87 ± 1.5"),
+        (0.94573, 0.2011, 2, "0.95 ± 0.20"),
+        (229.38, 21.4, 2, "229 ± 21"),
+        (987.68, 160.2, 4, "987.7 ± 160"),
+        (-0.66, 1.52, 2, "−0.66 ± 1.5"),
+        (4.87e-6, 1.5e-7, 2, "(4.87 ± 0.15)e−6"),
+        (1234567.0, 4321.0, 2, "1,234,600 ± 4,300"),
+        (0.01, 160.2, 1, "0.01 ± 160"),
+        (3.0, None, 2, "3.000"),
+        (0.0, 0.0, 2, "0"),
+        (None, None, 2, "not finite"),
+    ],
+)
+def test_figures_are_shown_to_their_errors(
+    value: float | None, error: float | None, least: int, shown: str
+) -> None:
+    assert with_digits(value, error, least=least) == shown
