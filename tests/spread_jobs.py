@@ -21,7 +21,7 @@ def run_all(commands: list[list[str]]) -> None:
 
 def harm(what: str, part: str, rank: int) -> None:
     """Kill a process, or make it fail, at its first sequence or once all are measured."""
-    from wakeful.probes import diagnose
+    from wakeful.evaluation import diagnosis as diagnose
 
     def accident(*_: object) -> None:
         if what == "kill":

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from train.runs import text, tiny
 
+from training.runs import text, tiny
 from wakeful.cli import main, verb_of
 from wakeful.config.schema import config_to_toml
 from wakeful.runs.restore import restore

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
-from train.runs import tiny
 
+from training.runs import tiny
 from wakeful.cli import VERBS, main
 from wakeful.cli.compare import CompareOptions
 from wakeful.cli.data import PrepareOptions

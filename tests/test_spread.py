@@ -9,10 +9,10 @@ from pathlib import Path
 import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
-from train import processes
-from train.runs import tiny, write_text
 
 from evaluation.models import CHOICES, LAMBADA, save_llama, write_lines
+from training import processes
+from training.runs import tiny, write_text
 from wakeful.cli import main
 from wakeful.runs.run import Run
 from wakeful.training.loop import train

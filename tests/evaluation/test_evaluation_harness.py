@@ -15,9 +15,9 @@ import yaml
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.utils import apply_template
-from train.runs import text, tiny
 
 from evaluation.models import CHOICES, CPU, LAMBADA, loaded_llama, write_lines
+from training.runs import text, tiny
 from wakeful.errors import WakefulError
 from wakeful.evaluation import tasks as tasks_module
 from wakeful.evaluation.adapter import Adapter, Transformer, asked

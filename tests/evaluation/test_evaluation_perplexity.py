@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from train.runs import text, tiny
 
 from evaluation.models import loaded_llama
+from training.runs import text, tiny
 from wakeful.errors import WakefulError
 from wakeful.evaluation.likelihood import log_likelihoods
 from wakeful.evaluation.perplexity import perplexity, tokenize, windows

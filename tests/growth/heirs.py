@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from train.runs import tiny, write_text
 
+from training.runs import tiny, write_text
 from wakeful.runs.run import Run
 from wakeful.training.loop import train
 

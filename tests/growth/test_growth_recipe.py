@@ -23,9 +23,10 @@ from wakeful.growth.outcome import arms, curve, figures, outlook
 from wakeful.growth.recipe import Outcome, Recipe, carry_out, half_way
 from wakeful.growth.reference import Reference, read_reference
 from wakeful.growth.savings import measure
-from wakeful.runs import checkpoint, loop
+from wakeful.runs import checkpoint
 from wakeful.runs.restore import restore
 from wakeful.runs.run import Run
+from wakeful.training import loop
 
 __all__ = ["reference", "text", "trained"]
 IMPOSSIBLE = -1.0

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from report.test_report import make_comparison
 from rich.console import Console
 
+from pages.test_report import make_comparison
 from wakeful.errors import WakefulError
 from wakeful.pages.figures import figure
 from wakeful.pages.page import write_report

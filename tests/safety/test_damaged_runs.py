@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from report.test_report import make_comparison
-from train.runs import tiny, write_text
 
+from pages.test_report import make_comparison
 from safety.folders import TRIALS, damage_one, sign
+from training.runs import tiny, write_text
 from wakeful.config.schema import Config, DataConfig
 from wakeful.data.order import Batches, ValidationWindows
 from wakeful.data.preparing import prepare

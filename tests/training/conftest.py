@@ -1,7 +1,7 @@
 """Fixtures of the training tests."""
 
-from train.faults import stopped, uncut
-from train.runs import text
-from train.shares import folder
+from training.faults import stopped, uncut
+from training.runs import text
+from training.shares import folder
 
 __all__ = ["folder", "stopped", "text", "uncut"]

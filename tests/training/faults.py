@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from train.runs import tiny, write_text
-from train.test_loop import losses, weights
 
+from training.runs import tiny, write_text
+from training.test_loop import losses, weights
 from wakeful.config.schema import Config, config_to_toml
 from wakeful.display import Silent
 from wakeful.runs import checkpoint

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from train import processes
-from train.runs import tiny, write_text
 
+from training import processes
+from training.runs import tiny, write_text
 from wakeful.config.schema import Config, config_to_table
 from wakeful.config.tables import Table
 from wakeful.runs.run import Run

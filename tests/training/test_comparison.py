@@ -9,8 +9,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 import torch
-from train.runs import tiny
 
+from training.runs import tiny
 from wakeful.config.schema import Config, config_to_table
 from wakeful.display import Display, Silent
 from wakeful.errors import Interrupted, WakefulError

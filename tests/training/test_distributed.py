@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from train import processes
-from train.shares import CASES, SUMS, alone, assert_alike, config_of, job, together
-from train.test_loop import losses, stop_after, weights
 
+from training import processes
+from training.shares import CASES, SUMS, alone, assert_alike, config_of, job, together
+from training.test_loop import losses, stop_after, weights
 from wakeful.cli import main
 from wakeful.config.schema import Config
 from wakeful.data.order import Batches

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from train.faults import left_by
-from train.runs import tiny, write_text
-from train.test_loop import stop_after
 
 import wakeful
 import wakeful.runs.run
+from training.faults import left_by
+from training.runs import tiny, write_text
+from training.test_loop import stop_after
 from wakeful.config.schema import Config
 from wakeful.data.cache import prepared
 from wakeful.data.sources import read_documents

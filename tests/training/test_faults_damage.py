@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from safetensors import SafetensorError
-from train.faults import left_by
-from train.runs import tiny
-from train.test_loop import losses, stop_after
-
 from test_run import largest_file
+
+from training.faults import left_by
+from training.runs import tiny
+from training.test_loop import losses, stop_after
 from wakeful.config.schema import Config
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder

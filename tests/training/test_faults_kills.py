@@ -9,9 +9,9 @@ from typing import Any
 
 import polars as pl
 import pytest
-from train.faults import LONG, LONG_ROWS, assert_same, kill_and_resume, left_by
-from train.runs import tiny
 
+from training.faults import LONG, LONG_ROWS, assert_same, kill_and_resume, left_by
+from training.runs import tiny
 from wakeful.errors import WakefulError
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from train.faults import left_by
-from train.runs import tiny
-from train.test_loop import weights
 
+from training.faults import left_by
+from training.runs import tiny
+from training.test_loop import weights
 from wakeful.config.schema import Config
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder

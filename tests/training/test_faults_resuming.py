@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from train.faults import left_by
-from train.runs import tiny, write_text
-from train.test_loop import stop_after
 
+from training.faults import left_by
+from training.runs import tiny, write_text
+from training.test_loop import stop_after
 from wakeful.config.schema import Config
 from wakeful.data.preparing import prepare
 from wakeful.errors import WakefulError

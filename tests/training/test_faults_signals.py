@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from train.faults import Signalling, left_by, start, wait_for_step
-from train.runs import tiny
 
+from training.faults import Signalling, left_by, start, wait_for_step
+from training.runs import tiny
 from wakeful.config.schema import Config
 from wakeful.errors import WakefulError
 from wakeful.runs import checkpoint

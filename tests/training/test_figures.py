@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from train.runs import tiny
-from train.test_loop import losses
 
+from training.runs import tiny
+from training.test_loop import losses
 from wakeful.cli import main
 from wakeful.config.schema import config_to_toml
 from wakeful.data.order import ValidationWindows

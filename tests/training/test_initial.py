@@ -9,17 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from train.runs import tiny
 
+from training.runs import tiny
 from wakeful.config.schema import Config
 from wakeful.data.order import Batches, ValidationWindows
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.growth.inherit import inherit
 from wakeful.growth.layermap import first
 from wakeful.model.decoder import Decoder
-from wakeful.runs import checkpoint, loop
+from wakeful.runs import checkpoint
 from wakeful.runs.restore import restore
 from wakeful.runs.run import Run
+from wakeful.training import loop
 from wakeful.training.distill import distillation_loss
 from wakeful.training.loop import Initial, train
 from wakeful.training.setup import autocast, load_data

@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 
 import pytest
-from train import processes
-from train.runs import tiny
-from train.shares import assert_alike, config_of
 
+from training import processes
+from training.runs import tiny
+from training.shares import assert_alike, config_of
 from wakeful.cli import main
 from wakeful.config.schema import Config, config_to_toml
 from wakeful.errors import WakefulError

@@ -12,8 +12,8 @@ import polars as pl
 import pytest
 import torch
 from safetensors.torch import load_file
-from train.runs import tiny
 
+from training.runs import tiny
 from wakeful.config.schema import Config, config_from_table, config_to_toml
 from wakeful.data.order import Batches, ValidationWindows
 from wakeful.device import choose_device

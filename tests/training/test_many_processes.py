@@ -5,10 +5,10 @@ import socket
 from pathlib import Path
 
 import pytest
-from train import processes
-from train.shares import CASES, SUMS, alone, assert_alike, config_of, job, together
-from train.test_loop import losses
 
+from training import processes
+from training.shares import CASES, SUMS, alone, assert_alike, config_of, job, together
+from training.test_loop import losses
 from wakeful.config.schema import Config
 from wakeful.config.tables import Table
 from wakeful.runs.restore import restore

@@ -9,8 +9,8 @@ import polars as pl
 import pytest
 import torch
 import torch.nn.functional as F
-from train.runs import tiny, write_text
 
+from training.runs import tiny, write_text
 from wakeful.config.schema import Config
 from wakeful.data.order import ValidationWindows
 from wakeful.model.decoder import Decoder

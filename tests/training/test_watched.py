@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from train.runs import tiny
-from train.test_loop import losses
 
+from training.runs import tiny
+from training.test_loop import losses
 from wakeful.data.order import ValidationWindows
 from wakeful.probes import exact
 from wakeful.probes.base import AttentionEvent, Event, Probe

@@ -10,7 +10,6 @@ import polars as pl
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from train.runs import text, tiny
 from transformers import (
     BertConfig,
     BertLMHeadModel,
@@ -19,6 +18,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from training.runs import text, tiny
 from wakeful.cli import main
 from wakeful.hf import smollm2
 from wakeful.loading.load import load

@@ -10,9 +10,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 import torch
-from train.runs import text, tiny
 
 from evaluation.models import CHOICES, LAMBADA, llama, save_llama, write_lines
+from training.runs import text, tiny
 from wakeful.cli import main
 from wakeful.evaluation.perplexity import perplexity
 from wakeful.loading.load import load

@@ -9,11 +9,11 @@ import polars as pl
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from train.runs import tiny
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from growth.heirs import SMALL, reference, text, trained
 from test_cli import fails
+from training.runs import tiny
 from wakeful.cli import main
 from wakeful.growth.plan import check_wishes
 from wakeful.growth.wishes import Wishes

@@ -9,9 +9,9 @@ import polars as pl
 import pytest
 import torch
 from test_diagnose import llama, save_tokenizer
-from train.runs import text, tiny
 from transformers import AutoModelForCausalLM
 
+from training.runs import text, tiny
 from wakeful.cli import main
 from wakeful.evaluation.diagnosis import sequences_of
 from wakeful.hf.generate import generate_transformers

@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
+from wakeful import display as progress
 from wakeful.display import Bars, Lines, display
-from wakeful.training import progress
 
 
 def console(*, terminal: bool) -> tuple[Console, io.StringIO]:
