@@ -13,22 +13,22 @@ from rich.console import Console
 
 from wakeful.config.schema import Config, config_to_toml
 from wakeful.errors import WakefulError
-from wakeful.pages.charts import (
+from wakeful.pages.charts import save_chart
+from wakeful.pages.comparison.charts import (
     cost_chart,
     difference_chart,
     relative_loss_chart,
-    save_chart,
     training_loss_chart,
 )
-from wakeful.pages.page import smoothing_window, write_report
-from wakeful.pages.tables import (
+from wakeful.pages.comparison.page import smoothing_window, write_report
+from wakeful.pages.comparison.tables import (
     paired_difference,
     read_comparison,
     relative_training_loss,
     summary_table,
 )
-from wakeful.pages.terminal import render_terminal
-from wakeful.pages.verdict import caveat, verdicts
+from wakeful.pages.comparison.terminal import render_terminal
+from wakeful.pages.comparison.verdict import caveat, verdicts
 
 STEPS, WINDOWS = 40, 12
 

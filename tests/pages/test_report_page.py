@@ -14,10 +14,11 @@ from test_report import make_comparison, make_run
 from test_report_reading import interrupt
 
 from wakeful.errors import WakefulError
-from wakeful.pages.charts import cost_charts, save_chart, specification, training_loss_chart
-from wakeful.pages.page import write_report
-from wakeful.pages.tables import read_comparison
-from wakeful.pages.terminal import render_terminal
+from wakeful.pages.charts import save_chart, specification
+from wakeful.pages.comparison.charts import cost_charts, training_loss_chart
+from wakeful.pages.comparison.page import write_report
+from wakeful.pages.comparison.tables import read_comparison
+from wakeful.pages.comparison.terminal import render_terminal
 
 
 def written(path: Path, folder: Path) -> str:

@@ -12,12 +12,11 @@ from rich.console import Console
 
 from pages.test_report import make_comparison
 from wakeful.errors import WakefulError
-from wakeful.pages.figures import figure
-from wakeful.pages.page import write_report
-from wakeful.pages.paper_table import Cell, PaperTable, paper_tables
-from wakeful.pages.published import Column, PublishedTable, published, published_names
-from wakeful.pages.tables import read_comparison
-from wakeful.pages.terminal import render_terminal
+from wakeful.pages.comparison.page import write_report
+from wakeful.pages.comparison.paper_table import Cell, PaperTable, figure, paper_tables
+from wakeful.pages.comparison.published import Column, PublishedTable, published, published_names
+from wakeful.pages.comparison.tables import read_comparison
+from wakeful.pages.comparison.terminal import render_terminal
 
 ROWS = ("vanilla", "softmax1", "orthoadam", "softmax1-orthoadam")
 SEEDS = [0, 1, 2]

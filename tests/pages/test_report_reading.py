@@ -12,9 +12,10 @@ import pytest
 from test_report import STEPS, make_comparison, make_run
 
 from wakeful.errors import WakefulError
-from wakeful.pages.charts import difference_chart, relative_loss_chart, specification
-from wakeful.pages.differences import differing_fields, machines, same_batches
-from wakeful.pages.tables import (
+from wakeful.pages.charts import specification
+from wakeful.pages.comparison.charts import difference_chart, relative_loss_chart
+from wakeful.pages.comparison.differences import differing_fields, machines, same_batches
+from wakeful.pages.comparison.tables import (
     Comparison,
     read_comparison,
     read_run,

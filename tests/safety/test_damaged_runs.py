@@ -21,8 +21,9 @@ from wakeful.display import Silent
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.model.generate import generate
 from wakeful.pages import page
-from wakeful.pages.tables import read_comparison
-from wakeful.pages.terminal import render_terminal
+from wakeful.pages.comparison.page import write_report
+from wakeful.pages.comparison.tables import read_comparison
+from wakeful.pages.comparison.terminal import render_terminal
 from wakeful.runs import checkpoint
 from wakeful.runs.restore import restore
 from wakeful.training.comparison import compare
@@ -105,7 +106,7 @@ def test_a_report_on_damaged_runs_is_written_or_refused(
     def report(folder: Path) -> None:
         comparison = read_comparison(folder)
         render_terminal(comparison)
-        html = page.write_report(comparison, folder / "report.html", title="t").read_text("utf-8")
+        html = write_report(comparison, folder / "report.html", title="t").read_text("utf-8")
         assert "<i>" not in re.sub(r"<script.*?</script>", "", html, flags=re.DOTALL)
 
     base = make_comparison(tmp_path / "c", {"a": 0.0, "b": -0.5}, [0])

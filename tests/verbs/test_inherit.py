@@ -17,8 +17,8 @@ from training.runs import tiny
 from wakeful.cli import main
 from wakeful.growth.plan import check_wishes
 from wakeful.growth.wishes import Wishes
-from wakeful.pages.inheritance import read_inheritance, verdicts
-from wakeful.pages.inheritance_page import write_inheritance
+from wakeful.pages.inheritance.page import write_inheritance
+from wakeful.pages.inheritance.reading import read_inheritance, verdicts
 from wakeful.runs.restore import restore
 from wakeful.runs.run import Run
 from wakeful.training.loop import train

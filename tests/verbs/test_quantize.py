@@ -16,7 +16,7 @@ from wakeful.cli import main
 from wakeful.evaluation.diagnosis import sequences_of
 from wakeful.hf.generate import generate_transformers
 from wakeful.loading.load import load
-from wakeful.pages.quantization import with_digits
+from wakeful.pages.quantization.findings import with_digits
 from wakeful.quant import quantised_layers, quantize
 from wakeful.quant.running import logits_of
 from wakeful.runs.run import Run

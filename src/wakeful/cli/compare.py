@@ -28,7 +28,7 @@ class CompareOptions:
 
 def run(arguments: list[str]) -> None:
     """CONFIG... [options]: train variants with several seeds and report their differences."""
-    from wakeful.pages.published import published
+    from wakeful.pages.comparison.published import published
     from wakeful.training.comparison import compare, layouts_of, seeds_of, variants_of
 
     sources, rest = leading(arguments)

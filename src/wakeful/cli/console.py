@@ -48,9 +48,9 @@ def display(name: str, *, speaks: bool = True) -> AbstractContextManager[Any]:
 
 def write_page(folders: list[Path], page: Path, title: str) -> None:
     """Print the comparison that `folders` hold and write its page."""
-    from wakeful.pages.page import write_report
-    from wakeful.pages.tables import read_comparison
-    from wakeful.pages.terminal import render_terminal
+    from wakeful.pages.comparison.page import write_report
+    from wakeful.pages.comparison.tables import read_comparison
+    from wakeful.pages.comparison.terminal import render_terminal
 
     comparison = read_comparison(folders[0] if len(folders) == 1 else folders)
     OUT.print(render_terminal(comparison))

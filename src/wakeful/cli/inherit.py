@@ -26,7 +26,7 @@ class InheritOptions:
 
 def run(arguments: list[str]) -> None:
     """REFERENCE [options]: inherit blocks, train, grow until parity, compare with baselines."""
-    from wakeful.pages.inheritance import read_inheritance, verdicts
+    from wakeful.pages.inheritance.reading import read_inheritance, verdicts
     from wakeful.verbs.inherit import resume_inheritance, run_inheritance
 
     sources, rest = leading(arguments)

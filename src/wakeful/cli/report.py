@@ -28,7 +28,7 @@ def run(arguments: list[str]) -> None:
         raise WakefulError("name a comparison, or one or more run directories")
     folders = [Path(path) for path in paths]
     if len(folders) == 1 and Run.open(folders[0]).header.get("kind") == "inherit":
-        from wakeful.pages.inheritance_page import write_inheritance
+        from wakeful.pages.inheritance.page import write_inheritance
 
         if options.title:
             raise WakefulError("the page of an inheritance has its own title: leave out --title")

@@ -1,4 +1,4 @@
-"""A comparison as one offline HTML page."""
+"""One offline HTML page out of a template: every kind of page is filled in here."""
 
 import base64
 import hashlib
@@ -11,58 +11,11 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from wakeful.config.schema import config_to_toml
 from wakeful.estimates import with_error
-from wakeful.pages.charts import (
-    Drawing,
-    cost_charts,
-    difference_chart,
-    relative_loss_chart,
-    specification,
-    theme,
-    training_loss_chart,
-)
-from wakeful.pages.differences import differing_fields, machines, same_batches
-from wakeful.pages.paper_table import paper_tables
-from wakeful.pages.tables import Comparison, summary_table
+from wakeful.pages.charts import Drawing, specification, theme
 from wakeful.pages.vega import vega_bundle
-from wakeful.pages.verdict import caveat, verdicts
-from wakeful.runs.run import replaced
 
 _TEMPLATES = Path(__file__).parent / "templates"
-
-
-def write_report(comparison: Comparison, path: str | Path, *, title: str) -> Path:
-    """Write the page about a comparison; an old page stays until the new one is whole."""
-    window = smoothing_window(comparison)
-    charts = {
-        "relative": relative_loss_chart(comparison, window),
-        "difference": difference_chart(comparison),
-        "training": training_loss_chart(comparison, window),
-    }
-    first = comparison.runs[0]
-    html = render(
-        "report.html.j2",
-        title=title,
-        comparison=comparison,
-        verdicts=verdicts(comparison),
-        caveat=caveat(comparison),
-        rows=list(summary_table(comparison).iter_rows(named=True)),
-        charts=charts,
-        papers=paper_tables(comparison),
-        costs=cost_charts(comparison),
-        window=window,
-        first=first,
-        differing=differing_fields(comparison),
-        same_batches=same_batches(comparison),
-        machines=machines(comparison),
-        configs={v: config_to_toml(comparison.of(v)[0].config) for v in comparison.variants},
-        samples={v: comparison.of(v)[0].summary["samples"] for v in comparison.variants},
-    )
-    path = Path(path)
-    with replaced(path) as temporary:
-        temporary.write_text(html, "utf-8")
-    return path
 
 
 def render(template: str, **values: Any) -> str:
@@ -89,12 +42,6 @@ def render(template: str, **values: Any) -> str:
         themes=_json({"light": theme(), "dark": theme(dark=True)}),
         **values,
     )
-
-
-def smoothing_window(comparison: Comparison) -> int:
-    """Return the steps to smooth over: the paper's 100, or a tenth of a shorter run."""
-    steps = min(run.config.train.steps for run in comparison.runs)
-    return max(1, min(100, steps // 10))
 
 
 def _with_error(value: float, error: float, sign: str = "") -> str:

@@ -17,9 +17,9 @@ from wakeful.errors import WakefulError
 from wakeful.evaluation.diagnosis import Diagnosis, diagnose, sequences_of, tidy
 from wakeful.loading.several import load_each
 from wakeful.pages.charts import save_chart
-from wakeful.pages.diagnosis import findings, summary
-from wakeful.pages.diagnosis_charts import layer_charts, rank_strips, spectra, top_importance
-from wakeful.pages.diagnosis_page import write_diagnosis
+from wakeful.pages.diagnosis.charts import layer_charts, rank_strips, spectra, top_importance
+from wakeful.pages.diagnosis.findings import findings, summary
+from wakeful.pages.diagnosis.page import write_diagnosis
 from wakeful.runs.run import Run, environment, machine_line
 from wakeful.world import joined
 

@@ -22,8 +22,8 @@ from wakeful.evaluation.perplexity import perplexity
 from wakeful.evaluation.scores import Score, tidy
 from wakeful.loading.load import Loaded
 from wakeful.loading.several import load_each
-from wakeful.pages.evaluation import shown, write_evaluation
-from wakeful.pages.evaluation_summary import method_of, summary
+from wakeful.pages.evaluation.page import shown, write_evaluation
+from wakeful.pages.evaluation.summary import method_of, summary
 from wakeful.runs.run import Run, environment
 from wakeful.world import World, joined
 

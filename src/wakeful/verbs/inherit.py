@@ -28,8 +28,8 @@ from wakeful.growth.recipe import Outcome, Recipe, Shown, carry_out
 from wakeful.growth.reference import Reference, read_reference
 from wakeful.growth.savings import measure
 from wakeful.growth.wishes import Wishes
-from wakeful.pages.inheritance import check_figures
-from wakeful.pages.inheritance_page import write_inheritance
+from wakeful.pages.inheritance.page import write_inheritance
+from wakeful.pages.inheritance.reading import check_figures
 from wakeful.runs import records
 from wakeful.runs.restore import restore
 from wakeful.runs.run import Run, environment

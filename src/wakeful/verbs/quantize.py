@@ -19,10 +19,9 @@ from wakeful.evaluation.diagnosis import sequences_of
 from wakeful.hf.quantized import file_bytes, save_quantised, state_bytes
 from wakeful.loading.load import Loaded, load
 from wakeful.pages.charts import save_chart
-from wakeful.pages.quantization import Damage, scheme_rows, summary
-from wakeful.pages.quantization_charts import charts
-from wakeful.pages.quantization_page import write_quantization
-from wakeful.pages.quantization_terminal import damage_grid
+from wakeful.pages.quantization.charts import charts
+from wakeful.pages.quantization.findings import Damage, damage_grid, scheme_rows, summary
+from wakeful.pages.quantization.page import write_quantization
 from wakeful.quant.arithmetic import Arithmetic
 from wakeful.quant.convert import linear_layers, quantize
 from wakeful.quant.measure import measure

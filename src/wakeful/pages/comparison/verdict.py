@@ -3,7 +3,7 @@
 import math
 
 from wakeful.estimates import student_quantile, with_error
-from wakeful.pages.tables import Comparison, paired_difference, pairs_counted
+from wakeful.pages.comparison.tables import Comparison, paired_difference, pairs_counted
 
 
 def verdicts(comparison: Comparison) -> list[str]:

@@ -6,7 +6,7 @@ import altair as alt
 import polars as pl
 
 from wakeful.pages.charts import PALETTE, Drawing
-from wakeful.pages.quantization import Damage, block_values, layer_errors
+from wakeful.pages.quantization.findings import Damage, block_values, layer_errors
 
 _POSITIONS = ("rest", "first")
 _DASHES = ([1, 0], [4, 3])

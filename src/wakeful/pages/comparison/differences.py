@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from wakeful.config.schema import config_to_table
-from wakeful.pages.reading import Comparison
+from wakeful.pages.comparison.reading import Comparison
 
 _EXPECTED = ("name", "train.seed")
 

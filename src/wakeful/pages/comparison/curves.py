@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from wakeful.estimates import running_mean
-from wakeful.pages.reading import Comparison, TrainedRun
+from wakeful.pages.comparison.reading import Comparison, TrainedRun
 
 _MOST_POINTS = 500
 

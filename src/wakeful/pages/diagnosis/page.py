@@ -8,8 +8,7 @@ import polars as pl
 
 from wakeful.evaluation.diagnosis import Diagnosis
 from wakeful.pages.charts import PALETTE
-from wakeful.pages.diagnosis import findings, summary
-from wakeful.pages.diagnosis_charts import (
+from wakeful.pages.diagnosis.charts import (
     heatmap,
     hidden_picture,
     layer_charts,
@@ -19,6 +18,7 @@ from wakeful.pages.diagnosis_charts import (
     spectra,
     top_importance,
 )
+from wakeful.pages.diagnosis.findings import findings, summary
 from wakeful.pages.page import render
 from wakeful.runs.run import replaced
 

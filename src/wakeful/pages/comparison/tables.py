@@ -7,8 +7,8 @@ import numpy as np
 import polars as pl
 
 from wakeful.estimates import Estimate, mean_and_error, ratio_and_error
-from wakeful.pages.curves import relative_training_loss, training_loss, training_rows
-from wakeful.pages.reading import Comparison, TrainedRun, read_comparison, read_run
+from wakeful.pages.comparison.curves import relative_training_loss, training_loss, training_rows
+from wakeful.pages.comparison.reading import Comparison, TrainedRun, read_comparison, read_run
 
 __all__ = [
     "Comparison",

@@ -10,7 +10,7 @@ import polars as pl
 
 from wakeful.config.schema import Config
 from wakeful.errors import WakefulError
-from wakeful.pages.published import published_names
+from wakeful.pages.comparison.published import published_names
 from wakeful.runs import records
 from wakeful.runs.run import Run
 

@@ -5,15 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from wakeful.pages.page import render
-from wakeful.pages.quantization import (
-    Damage,
-    findings,
-    layer_errors,
-    scheme_figures,
-    summary,
-    with_digits,
-)
-from wakeful.pages.quantization_charts import (
+from wakeful.pages.quantization.charts import (
     block_error,
     block_kurtosis,
     colours,
@@ -21,6 +13,14 @@ from wakeful.pages.quantization_charts import (
     layer_error,
     layer_map,
     scatter,
+)
+from wakeful.pages.quantization.findings import (
+    Damage,
+    findings,
+    layer_errors,
+    scheme_figures,
+    summary,
+    with_digits,
 )
 from wakeful.runs.run import replaced
 

@@ -1,8 +1,9 @@
 """Papers' tables as they were printed, to set measurements beside: one TOML file a table.
 
 Figures are the papers' own. A row is a variant, by the name a comparison gives it; a column is a
-figure of `wakeful.pages.figures`, whose paper values count as equal where they differ by no more
-than the share `same`. A direction ("lower", "higher", "same") stands where no figure is at hand.
+figure of a run (`paper_table.figure`), whose paper values count as equal where they differ by no
+more than the share `same`. A direction ("lower", "higher", "same") stands where no figure is at
+hand.
 """
 
 import tomllib
@@ -14,7 +15,7 @@ from wakeful.errors import WakefulError
 from wakeful.variants import nearest
 
 Direction = Literal["lower", "higher", "same"]
-_FOLDER = resources.files("wakeful.pages") / "published"
+_FOLDER = resources.files("wakeful.pages.comparison") / "published"
 
 
 @dataclass(frozen=True)

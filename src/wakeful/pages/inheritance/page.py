@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from wakeful.growth.layermap import written
-from wakeful.pages.inheritance import (
+from wakeful.pages.inheritance.charts import colours, layer_figures, loss_curves
+from wakeful.pages.inheritance.reading import (
     choice,
     cost_of_reference,
     final_heir,
     read_inheritance,
     verdicts,
 )
-from wakeful.pages.inheritance_charts import colours, layer_figures, loss_curves
 from wakeful.pages.page import render
 from wakeful.runs.run import replaced
 

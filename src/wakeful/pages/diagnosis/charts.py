@@ -7,7 +7,7 @@ import polars as pl
 
 from wakeful.evaluation.diagnosis import Diagnosis
 from wakeful.pages.charts import PALETTE, Drawing
-from wakeful.pages.diagnosis import head_values, layer_values
+from wakeful.pages.diagnosis.findings import head_values, layer_values
 
 CURVES = (
     ("first_key_share", "without_row_0", "all", "share of pairs led by key 0"),

@@ -7,9 +7,9 @@ from rich.table import Table
 from rich.text import Text
 
 from wakeful.estimates import with_error
-from wakeful.pages.paper_table import Outcome, PaperTable, paper_tables
-from wakeful.pages.tables import Comparison, summary_table
-from wakeful.pages.verdict import caveat, verdicts
+from wakeful.pages.comparison.paper_table import Outcome, PaperTable, paper_tables
+from wakeful.pages.comparison.tables import Comparison, summary_table
+from wakeful.pages.comparison.verdict import caveat, verdicts
 
 
 def render_terminal(comparison: Comparison) -> RenderableType:

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
+from rich.table import Table as Grid
+from rich.text import Text
 
 from wakeful.estimates import Estimate, student_quantile
-from wakeful.pages.diagnosis import Finding
+from wakeful.pages.diagnosis.findings import Finding
 from wakeful.quant.measure import Measurement
 from wakeful.quant.schemes import Scheme
 
@@ -185,6 +187,30 @@ def describe(scheme: Scheme) -> str:
     return f"{text}; {scheme.scales} activation scales."
 
 
+def damage_grid(damage: Damage) -> Grid:
+    """Return one row a scheme, the full-precision model first; layer errors are medians."""
+    grid = Grid(box=None, pad_edge=False, header_style="bold")
+    grid.add_column("scheme", no_wrap=True)
+    for column in ("perplexity", "increase", "KL (nats)", "error", "worst", "MB"):
+        grid.add_column(column, justify="right")
+    full = summary(damage)
+    before = with_digits(full["perplexity"], full["perplexity_standard_error"], least=4)
+    grid.add_row("full", before, "", "", "", "", f"{damage.full_bytes / 1e6:,.2f}")
+    for name in damage.schemes:
+        figures = scheme_figures(damage, name)
+        grid.add_row(
+            Text(name),
+            *(
+                with_digits(figures[key], figures[f"{key}_standard_error"], least=least)
+                for key, least in (("perplexity", 4), ("increase", 2), ("kl", 2))
+            ),
+            _share(figures["layer_error_median"]),
+            _share(figures["layer_error_worst"]),
+            f"{figures['bytes'] / 1e6:,.2f}",
+        )
+    return grid
+
+
 def with_digits(value: float | None, error: float | None, *, least: int = 1, sign: str = "") -> str:
     """Return "value ± error" to the error's second digit and at least `least` of its own."""
     if value is None:
@@ -218,3 +244,7 @@ def _known(error: float) -> float | None:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"
