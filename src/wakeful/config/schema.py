@@ -77,7 +77,7 @@ class DiagnoseConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizeConfig:
-    """Schemes of docs/quantisation.md, measured on the validation text when training ends."""
+    """Schemes of docs/quantization.md, measured on the validation text when training ends."""
 
     schemes: tuple[str, ...] = ()
     """fine, moderate, coarse, w4 or an expression. Empty: none."""
