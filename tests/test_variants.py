@@ -199,7 +199,7 @@ def test_a_file_put_in_the_folder_is_a_variant_and_one_taken_out_is_none(tmp_pat
     (tmp_path / "doubled.py").write_text(
         '"""Twice."""\n\nfrom wakeful.routes.base import ValueRoute\n\n\n'
         'class Doubled(ValueRoute):\n    """U_n = 2 A_n V_n."""\n\n    examples = ("doubled",)\n\n'
-        "    def correct(self, layer, u, v, memory):\n        return 2 * u\n"
+        "    def correct(self, layer, x, u, v, memory):\n        return 2 * u\n"
     )
     monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
     variants.cache_clear()
@@ -208,7 +208,7 @@ def test_a_file_put_in_the_folder_is_a_variant_and_one_taken_out_is_none(tmp_pat
         route = build("routes", "then(doubled, own)")
         assert str(route) == "then(doubled, own)"
         u = torch.ones(1, 1, 1, 1)
-        assert route.parts[0].correct(0, u, u, {}).item() == 2
+        assert route.parts[0].correct(0, u, u, u, {}).item() == 2
     finally:
         monkeypatch.undo()
         sys.modules.pop("wakeful.routes.doubled", None)

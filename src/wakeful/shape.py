@@ -8,7 +8,8 @@ class Shape:
     """The skeleton of a decoder: how many layers and heads, and how wide.
 
     H = `num_heads` query heads, G = `num_kv_heads` key/value heads (G divides H), d = `head_width`
-    channels a head, D = `width` channels in the residual stream, N = `num_layers`.
+    channels a head, D = `width` channels in the residual stream, N = `num_layers`, V =
+    `vocab_size` tokens.
     """
 
     num_layers: int
@@ -16,3 +17,4 @@ class Shape:
     num_kv_heads: int
     head_width: int
     width: int
+    vocab_size: int

@@ -155,4 +155,5 @@ class ModelConfig:
             num_kv_heads=self.num_kv_heads or self.num_heads,
             head_width=self.head_width or self.width // self.num_heads,
             width=self.width,
+            vocab_size=self.vocab_size,
         )

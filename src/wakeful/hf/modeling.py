@@ -153,7 +153,12 @@ class WakefulModel(WakefulPreTrainedModel):
                 hook = block.register_forward_pre_hook(lambda _, inputs: states.append(inputs[0]))
                 hooks.callback(hook.remove)
             x = self.decoder.stream(
-                x, cache=slots, valid=seen.valid, places=seen.places, keep=seen.keep
+                x,
+                tokens=input_ids,
+                cache=slots,
+                valid=seen.valid,
+                places=seen.places,
+                documents=seen.documents,
             )
         return BaseModelOutputWithPast(
             last_hidden_state=x,  # pyright: ignore[reportArgumentType]

@@ -7,7 +7,6 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from wakeful.errors import WakefulError
-from wakeful.model.attend import causal_mask
 
 
 @dataclass(frozen=True)
@@ -16,7 +15,7 @@ class Visibility:
 
     valid: Bool[Tensor, "B S"] | None
     places: Int[Tensor, "B L"] | None
-    keep: Bool[Tensor, "B L S"] | None
+    documents: Int[Tensor, "B L"] | None
 
     @classmethod
     def read(
@@ -46,11 +45,8 @@ class Visibility:
         return cls(None, positions, _packed(positions))
 
 
-def _packed(positions: Int[Tensor, "B L"]) -> Bool[Tensor, "B L S"] | None:
-    """Return the mask of rows that hold several texts, each of which begins its positions anew."""
+def _packed(positions: Int[Tensor, "B L"]) -> Int[Tensor, "B L"] | None:
+    """Number the texts of rows that hold several, each of which begins its positions anew."""
     anew = positions.diff(dim=1, prepend=positions[:, :1] - 1) != 1
     text = anew.long().cumsum(1)
-    if not bool(text.any()):
-        return None
-    length = positions.shape[1]
-    return causal_mask(length, length, 0, positions.device) & (text[:, :, None] == text[:, None])
+    return text if bool(text.any()) else None

@@ -158,6 +158,6 @@ class Attention(nn.Module):
         else:
             u = dot(mixed.q, keys, values)
         for route in self.correctors:
-            u = route.correct(self.layer, u, values[:, -x.shape[1] :], flow.memory)
+            u = route.correct(self.layer, x, u, values[:, -x.shape[1] :], flow.memory)
         left = {"query": raw.q, "key": raw.k, "value": raw.v, "keys": keys, "values": values}
         return self.out(u.flatten(2)), {Read(kind, self.layer): left[kind] for kind in self.leaves}

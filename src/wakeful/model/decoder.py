@@ -26,7 +26,7 @@ from wakeful.model.mlps import make_mlp
 from wakeful.model.norms import make_norm
 from wakeful.model.positions import Rotary, Rotation
 from wakeful.normalizers.base import Normalizer
-from wakeful.routes.base import Read, RoutePlan, ValueRoute
+from wakeful.routes.base import EMBEDDED, TOKENS, Read, RoutePlan, ValueRoute
 from wakeful.variants import build
 
 
@@ -72,6 +72,7 @@ class Decoder(nn.Module):
         *,
         cache: Cache | None = None,
         valid: Bool[Tensor, "B S"] | None = None,
+        documents: Int[Tensor, "B L"] | None = None,
     ) -> Float[Tensor, "B L V"]:
         """Return the logits of the token after each of the new tokens.
 
@@ -80,17 +81,27 @@ class Decoder(nn.Module):
             cache: the tokens before these; it is extended by these.
             valid: which of all S tokens are real and not padding (left padding in a batch);
                 positions are counted over real tokens.
+            documents: the number of each token's document where a row holds several: a run of
+                equal numbers is one. Tokens see their own document only, and positions begin anew
+                in each, so that every document is computed as if it stood alone.
         """
-        return self.head(self.hidden(tokens, cache=cache, valid=valid))
+        return self.head(self.hidden(tokens, cache=cache, valid=valid, documents=documents))
 
     def loss(
-        self, tokens: Int[Tensor, "B L"], targets: Int[Tensor, "B L"], *, reduction: str = "mean"
+        self,
+        tokens: Int[Tensor, "B L"],
+        targets: Int[Tensor, "B L"],
+        *,
+        reduction: str = "mean",
+        documents: Int[Tensor, "B L"] | None = None,
     ) -> Tensor:
         """Return the cross-entropy in nats of `targets` (−100: not counted).
 
-        `reduction` is "mean" over the counted targets, "sum", or "none" for (B, L).
+        `reduction` is "mean" over the counted targets, "sum", or "none" for (B, L). `documents`
+        are those of `tokens`, as `forward` takes them.
         """
-        return cross_entropy(self(tokens), self.counted(targets), reduction=reduction)
+        logits = self(tokens, documents=documents)
+        return cross_entropy(logits, self.counted(targets), reduction=reduction)
 
     def counted(self, targets: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
         """Return the targets with −100 where a relaxed prefix lets a token see its own."""
@@ -106,36 +117,58 @@ class Decoder(nn.Module):
         *,
         cache: Cache | None = None,
         valid: Bool[Tensor, "B S"] | None = None,
+        documents: Int[Tensor, "B L"] | None = None,
     ) -> Float[Tensor, "B L D"]:
         """Return the final normalised hidden states."""
-        return self.stream(self.embed(tokens), cache=cache, valid=valid)
+        x = self.embed(tokens)
+        return self.stream(x, tokens=tokens, cache=cache, valid=valid, documents=documents)
 
     def stream(
         self,
         x: Float[Tensor, "B L D"],
         *,
+        tokens: Int[Tensor, "B L"] | None = None,
         cache: Cache | None = None,
         valid: Bool[Tensor, "B S"] | None = None,
         places: Int[Tensor, "B L"] | None = None,
-        keep: Bool[Tensor, "#B L S"] | None = None,
+        documents: Int[Tensor, "B L"] | None = None,
     ) -> Float[Tensor, "B L D"]:
         """Return the final normalised hidden states of token embeddings.
 
-        `places` are positions where they are not the tokens' numbers (among the `valid` ones), and
-        `keep` says who sees whom where causality and `valid` do not.
+        `tokens` are the ids that were embedded, for routes that read them. `places` are positions
+        where they are not the tokens' numbers (among the `valid` ones, or in their document).
+
+        Raises:
+            WakefulError: more tokens than the context, masks that do not go together, or a route
+                that reads token ids, which are not given.
         """
         start = 0 if cache is None else cache.length
         end = start + x.shape[1]
         self._check(start, end)
+        keep = None
         if valid is not None:
-            keep = self._keep(start, end, valid) if keep is None else keep & valid.unsqueeze(1)
+            keep = self._keep(start, end, valid)
             places = _places(valid)[:, start:end] if places is None else places
+        if documents is not None:
+            if valid is not None or start:
+                raise WakefulError(
+                    "documents are for whole rows: give them without valid and without a filled "
+                    "cache (padding can be a document of its own)"
+                )
+            begins = documents.diff(dim=1, prepend=documents[:, :1] - 1) != 0
+            number = begins.cumsum(1)
+            same = number.unsqueeze(2) == number.unsqueeze(1)
+            keep = causal_mask(end, end, 0, x.device) & same
+            places = _places_from(begins) if places is None else places
         if keep is not None and self.config.relaxed_prefix > 1:
-            raise WakefulError("a model with model.relaxed_prefix takes no padded batches")
+            raise WakefulError(
+                "a model with model.relaxed_prefix takes neither padded batches nor documents"
+            )
         spots = slice(start, end) if places is None else places
-        flow = Flow(memory={}, cache=cache, rotation=self._rotation(spots), keep=keep)
         if self.config.positions == "learned":
             x = x + self.positions.weight[spots]
+        memory = self._before_layers(tokens, x) if self.plan.before else {}
+        flow = Flow(memory=memory, cache=cache, rotation=self._rotation(spots), keep=keep)
         hiddens = {0: x} if 0 in self._kept_hiddens else {}
         for number, block in enumerate(self.blocks, start=1):
             x, left = self._run(block, x, flow)
@@ -222,6 +255,19 @@ class Decoder(nn.Module):
             return self.recompute(block, x, flow)
         return block(x, flow)
 
+    def _before_layers(self, tokens: Tensor | None, x: Tensor) -> dict[Read, Tensor]:
+        memory: dict[Read, Tensor] = {}
+        if EMBEDDED in self.plan.before:
+            memory[EMBEDDED] = x
+        if TOKENS in self.plan.before:
+            if tokens is None:
+                raise WakefulError(
+                    f"model.route = {self.route} reads token ids: give tokens (input_ids), not "
+                    "embeddings alone"
+                )
+            memory[TOKENS] = tokens
+        return memory
+
     def _rotation(self, places: slice | Tensor) -> Rotation | None:
         return self.rotary(places) if self.config.positions == "rotary" else None
 
@@ -244,3 +290,9 @@ class Decoder(nn.Module):
 
 def _places(valid: Bool[Tensor, "B S"]) -> Int[Tensor, "B S"]:
     return (valid.long().cumsum(1) - 1).clamp_min(0)
+
+
+def _places_from(begins: Bool[Tensor, "B L"]) -> Int[Tensor, "B L"]:
+    """Return each token's number in its own document, given which tokens begin one."""
+    number = torch.arange(begins.shape[1], device=begins.device)
+    return number - torch.where(begins, number, 0).cummax(1).values

@@ -30,14 +30,16 @@ class Source(NamedTuple):
     value: int
 
 
-Kind = Literal["query", "key", "value", "keys", "values"]
+Kind = Literal["query", "key", "value", "keys", "values", "tokens", "embedded"]
 
 
 class Read(NamedTuple):
-    """One tensor of an earlier layer that a layer needs.
+    """One tensor that a layer needs, of an earlier layer or of what stands before the first.
 
-    `query`, `key`, `value` are that layer's projections of the new tokens before any mixing;
-    `keys`, `values` are what it attended to: after mixing, the cached past included.
+    `query`, `key`, `value` are a layer's projections of the new tokens before any mixing;
+    `keys`, `values` are what it attended to: after mixing, the cached past included. Before the
+    first layer, at layer −1, are `tokens`, the new tokens' ids (B, L), and `embedded`, x_0: their
+    embeddings (B, L, D) as the first block gets them.
     """
 
     kind: Kind
@@ -47,7 +49,12 @@ class Read(NamedTuple):
 FIRST_VALUE = Read("value", 0)
 """V_1 of the papers: the first layer's value projection."""
 
+TOKENS = Read("tokens", -1)
+EMBEDDED = Read("embedded", -1)
+BEFORE_LAYERS = frozenset({TOKENS, EMBEDDED})
+
 Memory = Mapping[Read, Tensor]
+"""The tensors that layers state in `reads`, and no others."""
 Attend = Callable[..., Tensor]
 """`attend(q, k, v)`: this layer's masked attention; takes also `copies` (see `CrossLayer`)."""
 
@@ -81,7 +88,7 @@ class ValueRoute(Variant, nn.Module):
         return Source(layer, layer, layer)
 
     def reads(self, layer: int) -> frozenset[Read]:
-        """Return the tensors of earlier layers that `mix`, `attend` or `correct` will look up."""
+        """Return the tensors that `mix`, `attend` or `correct` will look up in `memory`."""
         return frozenset()
 
     def mix(self, layer: int, x: Tensor, qkv: QKV, memory: Memory) -> QKV:
@@ -97,8 +104,11 @@ class ValueRoute(Variant, nn.Module):
         """Return the attention output (B, L, H, d) over keys and values (B, S, G, d)."""
         return attend(q, keys, values)
 
-    def correct(self, layer: int, u: Tensor, v: Tensor, memory: Memory) -> Tensor:
-        """Change the attention output `u` (B, L, H, d); `v` (B, L, G, d) is the value in use."""
+    def correct(self, layer: int, x: Tensor, u: Tensor, v: Tensor, memory: Memory) -> Tensor:
+        """Change the attention output `u` (B, L, H, d) before the output projection.
+
+        `x` (B, L, D) is the normalised input of the attention, `v` (B, L, G, d) the value in use.
+        """
         return u
 
     def check(self, layer: int, sources: "list[Source]") -> None:
@@ -214,6 +224,8 @@ class RoutePlan:
         for layer in everywhere:
             self._check(layer)
         wanted = frozenset[Read]().union(*self.reads)
+        self.before = wanted & BEFORE_LAYERS
+        """What routes read of what stands before the first layer."""
         self.leaves: list[frozenset[Kind]] = [
             frozenset(read.kind for read in wanted if read.layer == layer) for layer in everywhere
         ]
@@ -273,7 +285,7 @@ class RoutePlan:
             )
         for route in self.routes[layer]:
             route.check(layer, self.sources)
-        for read in self.reads[layer]:
+        for read in self.reads[layer] - BEFORE_LAYERS:
             if read.layer >= layer or read.layer < 0:
                 raise WakefulError(f"layer {layer} cannot read {read.kind} of layer {read.layer}")
             if read.kind in ("query", "key", "value") and not self.owns(read.kind, read.layer):

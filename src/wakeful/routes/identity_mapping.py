@@ -24,7 +24,7 @@ class IdentityMapping(ValueRoute):
     def reads(self, layer: int) -> frozenset[Read]:
         return frozenset(Read("value", earlier) for earlier in range(layer))
 
-    def correct(self, layer: int, u: Tensor, v: Tensor, memory: Memory) -> Tensor:
+    def correct(self, layer: int, x: Tensor, u: Tensor, v: Tensor, memory: Memory) -> Tensor:
         earlier = [memory[Read("value", number)] for number in range(layer)]
         mean = torch.stack(earlier).mean(0)
         return u + mean.repeat_interleave(self.repeats, dim=2)

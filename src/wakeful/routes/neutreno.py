@@ -31,7 +31,7 @@ class NeuTRENO(ValueRoute):
     def reads(self, layer: int) -> frozenset[Read]:
         return frozenset({FIRST_VALUE})
 
-    def correct(self, layer: int, u: Tensor, v: Tensor, memory: Memory) -> Tensor:
+    def correct(self, layer: int, x: Tensor, u: Tensor, v: Tensor, memory: Memory) -> Tensor:
         difference = memory[FIRST_VALUE] - v
         return u + self.lam * difference.repeat_interleave(self.repeats, dim=2)
 
