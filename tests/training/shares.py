@@ -68,7 +68,7 @@ def together(folder: Path, number: int, jobs: list[Table]) -> None:
     file = folder / f"jobs-{number}.json"
     file.write_text(json.dumps(jobs))
     status, _, errors = processes.ended(
-        processes.start(number, str(file), module="train.processes")
+        processes.start(number, str(file), module="training.processes")
     )
     assert status == 0, errors
 

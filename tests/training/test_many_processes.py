@@ -51,7 +51,7 @@ def test_two_machines_of_two_processes_each_hold_the_whole(folder: Path) -> None
                "--rdzv-endpoint", f"127.0.0.1:{port}")  # fmt: skip
     file = str(folder / "machines.json")
     machines = [
-        processes.start(2, file, module="train.processes", meeting=meeting) for _ in range(2)
+        processes.start(2, file, module="training.processes", meeting=meeting) for _ in range(2)
     ]
     for machine in machines:
         status, _, errors = processes.ended(machine)
