@@ -23,15 +23,12 @@ from benchmarks.timing import Ratio, compare, seconds
 from wakeful.data.sources import read_documents
 from wakeful.hf.smollm2 import smollm2_folder
 from wakeful.probes import exact
-from wakeful.probes.base import AttentionEvent, Event, Frame, Probe, gather
-from wakeful.probes.blocks import BlockInfluence
+from wakeful.probes.attention import Entropy, Importance, Sinks, Values
+from wakeful.probes.base import AttentionEvent, Event, Frame, Probe, gather, mean_over_layers
 from wakeful.probes.certificates import column_bounds
-from wakeful.probes.concentration import Entropy, Importance
-from wakeful.probes.hidden import OutlierChannels, Outliers, Smoothing
-from wakeful.probes.rank import Rank
-from wakeful.probes.sinks import FirstToken
+from wakeful.probes.hidden import BlockInfluence, OutlierChannels, Outliers, Smoothing
+from wakeful.probes.rank import Ranks
 from wakeful.probes.streaming import head_weights
-from wakeful.probes.values import Values
 from wakeful.probes.watch import watch
 
 LENGTHS = (1024, 4096)
@@ -101,7 +98,7 @@ def encoded(folder: str, text: str, length: int) -> torch.Tensor:
 def cheap_probes() -> tuple[Probe, ...]:
     """Every metric except rank."""
     return (
-        FirstToken(), Entropy(), Importance(), Values(), Outliers(), Smoothing(), OutlierChannels(),
+        Sinks(), Entropy(), Importance(), Values(), Outliers(), Smoothing(), OutlierChannels(),
         BlockInfluence(),
     )  # fmt: skip
 
@@ -149,8 +146,8 @@ def ranks(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[Ratio]:
     matrices = Matrices()
     with watch(model, matrices):
         model(ids, use_cache=False)
-    probe = Rank(tau=0.9)
-    with watch(model, FirstToken(), probe):
+    probe = Ranks(tau=0.9)
+    with watch(model, Sinks(), probe):
         model(ids, use_cache=False)
     rows = probe.rows().filter(metric="rank", variant="paper")
     got = rows.filter(rows["head"].is_not_null()).sort("layer", "head")["value"].to_list()
@@ -182,31 +179,31 @@ def ranks(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[Ratio]:
 
 def figures(model: PreTrainedModel, ids: torch.Tensor) -> None:
     """Print what TARGETS gives for the model, over Transformers' own list of hidden states."""
-    outliers, first = Outliers(), FirstToken()
-    with watch(model, outliers, first, Rank()) as w:
+    outliers, first = Outliers(), Sinks()
+    with watch(model, outliers, first, Ranks()) as w:
         output = model(ids, labels=ids, use_cache=False, output_hidden_states=True)
-    rows = w.rows()
+    rows = w.frame
     layers = rows.filter(rows["head"].is_null())
 
-    def mean(metric: str, position: str) -> float:
-        return layers.filter(metric=metric, position=position, variant="paper")["value"].mean()
+    def mean(metric: str, position: str) -> float | None:
+        return mean_over_layers(layers.filter(metric=metric, position=position, variant="paper"))
 
     print(f"figures   loss {output.loss.item():.3f}")
-    print(f"          first-key mass {mean('first_key_mass', 'all'):.3f}")
-    print(f"          first-key share {mean('first_key_share', 'all'):.4f}")
+    print(f"          first-key mass {mean('first_key_mass_with_row_0', 'all'):.3f}")
+    print(f"          first-key share {mean('first_key_share_with_row_0', 'all'):.4f}")
     states = [h[0].float() for h in output.hidden_states]
     kurtosis = torch.stack([exact.kurtosis(h) for h in states])
     largest = torch.stack([exact.token_max_activation(h) for h in states])
     print(
         f"          kurtosis {kurtosis[:, 0].mean():.0f} / {kurtosis[:, 1:].mean():.0f} over "
         f"Transformers' states, {mean('kurtosis', 'first'):.0f} / {mean('kurtosis', 'rest'):.0f} "
-        "over block outputs and the embedding"
+        "over block outputs"
     )
     print(
         f"          max |x| {largest[:, 0].mean():.0f} / {largest[:, 1:].mean():.0f} over "
         "Transformers' states, "
         f"{mean('max_activation', 'first'):.0f} / {mean('max_activation', 'rest'):.0f}"
-        " over block outputs and the embedding"
+        " over block outputs"
     )
     ranks = rows.filter(metric="rank", variant="paper")
     heads = ranks.filter(ranks["head"].is_not_null()).sort("layer", "head")
@@ -246,13 +243,13 @@ def peak(arguments: argparse.Namespace, length: int) -> str:
         model(ids, use_cache=False, logits_to_keep=1)
         alone = resident("VmHWM") / 1024
         forget_peak()
-        rank = Rank()
+        rank = Ranks()
         started = time.perf_counter()
         with watch(model, *cheap_probes(), rank) as w:
             model(ids, use_cache=False, logits_to_keep=1)
         took = time.perf_counter() - started
         top = resident("VmHWM") / 1024
-        kinds = w.rows().filter(metric="rank", variant="paper")["kind"].value_counts()
+        kinds = w.frame.filter(metric="rank", variant="paper")["kind"].value_counts()
     return (
         f"loaded {loaded:.2f} GB, plain forward +{alone - loaded:.3f} GB, all metrics "
         f"+{top - loaded:.3f} GB, peak {top:.2f} GB in {took:.0f} s {dict(kinds.iter_rows())}"

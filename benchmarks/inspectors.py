@@ -17,8 +17,8 @@ from benchmarks.timing import Ratio, compare
 from wakeful.data.sources import read_documents
 from wakeful.hf.smollm2 import smollm2_folder
 from wakeful.loading.load import load
+from wakeful.probes.attention import Sinks
 from wakeful.probes.hidden import Outliers
-from wakeful.probes.sinks import FirstToken
 from wakeful.probes.watch import watch
 
 LENGTH = 1024
@@ -69,9 +69,9 @@ def eager_model() -> PreTrainedModel:
 
 def our_mass(model: PreTrainedModel, ids: list[int]) -> np.ndarray:
     """Return the mean mass on key 0 over later rows, (layers, heads)."""
-    with watch(model, FirstToken()) as w:
+    with watch(model, Sinks()) as w:
         model(torch.tensor([ids]), use_cache=False)
-    rows = w.rows().filter(metric="first_key_mass", variant="without_row_0")
+    rows = w.frame.filter(metric="first_key_mass_without_row_0")
     rows = rows.filter(rows["head"].is_not_null()).sort("layer", "head")
     return rows["value"].to_numpy().reshape(rows["layer"].n_unique(), -1)
 
@@ -80,7 +80,7 @@ def our_kurtosis(model: PreTrainedModel, ids: list[int]) -> np.ndarray:
     """Return the kurtosis of block outputs at the first token and over the others, (layers, 2)."""
     with watch(model, Outliers()) as w:
         model(torch.tensor([ids]), use_cache=False)
-    rows = w.rows().filter(metric="kurtosis", variant="paper")
+    rows = w.frame.filter(metric="kurtosis", variant="paper")
     found = [rows.filter(position=place).sort("layer")["value"] for place in ("first", "rest")]
     # Layer 0 of the rows is the embedding.
     return np.stack([column.to_numpy()[-model.config.num_hidden_layers :] for column in found], 1)

@@ -47,11 +47,19 @@ def test_every_direction_is_judged_by_its_interval_over_seeds(tmp_path: Path) ->
     wobble = [0.0, 0.1, -0.1]
     shifts = {
         # The paper: first lower, rest the same (4%), share lower.
-        "softmax1": {"kurtosis_first": -5.0, "kurtosis_rest": 0.1, "first_key_share": 3.0},
+        "softmax1": {
+            "kurtosis_first": -5.0,
+            "kurtosis_rest": 0.1,
+            "first_key_share_without_row_0": 3.0,
+        },
         # First lower, rest lower, share lower.
-        "orthoadam": {"kurtosis_first": 0.01, "kurtosis_rest": 4.0, "first_key_share": -2.0},
+        "orthoadam": {
+            "kurtosis_first": 0.01,
+            "kurtosis_rest": 4.0,
+            "first_key_share_without_row_0": -2.0,
+        },
     }
-    names = ("kurtosis_first", "kurtosis_rest", "first_key_share")
+    names = ("kurtosis_first", "kurtosis_rest", "first_key_share_without_row_0")
     diagnosis: Figures = {("vanilla", seed): dict.fromkeys(names, base[seed]) for seed in SEEDS}
     for variant, figures in shifts.items():
         for seed in SEEDS:
@@ -69,10 +77,10 @@ def test_every_direction_is_judged_by_its_interval_over_seeds(tmp_path: Path) ->
     # 0.1 ± 4.303 · 0.0577 lies within 5% of 11.
     cell = cell_of(table, "softmax1", "kurtosis_rest")
     assert (cell.direction, cell.outcome) == ("same", "confirmed")
-    assert cell_of(table, "softmax1", "first_key_share").outcome == "reversed"
+    assert cell_of(table, "softmax1", "first_key_share_without_row_0").outcome == "reversed"
     assert cell_of(table, "orthoadam", "kurtosis_first").outcome == "not resolved"
     assert cell_of(table, "orthoadam", "kurtosis_rest").outcome == "reversed"
-    assert cell_of(table, "orthoadam", "first_key_share").outcome == "confirmed"
+    assert cell_of(table, "orthoadam", "first_key_share_without_row_0").outcome == "confirmed"
     # Not measured at all.
     cell = cell_of(table, "softmax1-orthoadam", "kurtosis_first")
     assert (cell.value, cell.difference, cell.outcome) == (None, None, "not resolved")
@@ -129,6 +137,10 @@ def test_figures_of_a_run(tmp_path: Path) -> None:
     assert figure(run, "training_megabytes") == 4.0
     steps = 640.0 / (run.config.train.batch_size * run.config.train.length)
     assert figure(run, "steps_per_second") == steps
+    # Older runs logged the share without row 0, and the mass with it, under shorter names.
+    run.summary["diagnosis"] = {"first_key_share": 0.25, "first_key_mass": 0.5}
+    assert figure(run, "first_key_share_without_row_0") == 0.25
+    assert figure(run, "first_key_mass_with_row_0") == 0.5
     run.summary["bytes"] = {"weights": 1, "optimizer": 1, "peak": 7e6}
     assert figure(run, "training_megabytes") == 7.0
     for wrong in ("many", None, [], True, float("inf"), float("nan"), {"fine": "x"}):

@@ -4,14 +4,11 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
+from wakeful.probes.attention import Entropy, Importance, Sinks, Values
 from wakeful.probes.base import AttentionEvent, HiddenEvent, Probe, gather
-from wakeful.probes.blocks import BlockInfluence
-from wakeful.probes.concentration import Entropy, Importance
-from wakeful.probes.hidden import OutlierChannels, Outliers, Smoothing
+from wakeful.probes.hidden import BlockInfluence, OutlierChannels, Outliers, Smoothing
 from wakeful.probes.patterns import AttentionPictures, HiddenPicture
-from wakeful.probes.rank import Rank
-from wakeful.probes.sinks import FirstToken
-from wakeful.probes.values import Values
+from wakeful.probes.rank import Ranks
 
 LLAMA = {
     "vocab_size": 61,
@@ -70,6 +67,10 @@ ARCHITECTURES = {
     | {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
        "v_head_dim": 12, "n_routed_experts": 2, "num_experts_per_tok": 1, "n_group": 1,
        "topk_group": 1, "moe_intermediate_size": 16, "first_k_dense_replace": 2},
+    "Afmoe": LLAMA
+    | {"head_dim": 8, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"],
+       "num_experts": 2, "num_experts_per_tok": 1, "num_shared_experts": 1,
+       "num_dense_layers": 1, "moe_intermediate_size": 16},
     "GptOss": LLAMA
     | {"head_dim": 8, "sliding_window": 6, "num_local_experts": 2, "num_experts_per_tok": 1},
 }  # fmt: skip
@@ -112,8 +113,8 @@ class Recorder(Probe):
 
 def all_probes():
     return (
-        FirstToken(), Entropy(), Importance(), Values(), Outliers(), Smoothing(), OutlierChannels(),
-        BlockInfluence(), Rank(), HiddenPicture(),
+        Sinks(), Entropy(), Importance(), Values(), Outliers(), Smoothing(), OutlierChannels(),
+        BlockInfluence(), Ranks(), HiddenPicture(),
         AttentionPictures(layers=range(2), heads=range(4), size=8),
     )  # fmt: skip
 

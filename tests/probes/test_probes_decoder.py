@@ -7,9 +7,10 @@ from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError
 from wakeful.model.attention import DotProduct
 from wakeful.model.decoder import Decoder
+from wakeful.probes.attention import Sinks
 from wakeful.probes.base import AttentionEvent, Probe, gather
-from wakeful.probes.rank import Rank
-from wakeful.probes.sinks import FirstToken
+from wakeful.probes.patterns import AttentionPictures, MeanAttention
+from wakeful.probes.rank import Ranks
 from wakeful.probes.streaming import head_weights
 from wakeful.probes.watch import watch
 
@@ -62,11 +63,11 @@ def test_the_weights_times_the_values_are_what_attention_gave(variant, padded):
     with torch.no_grad():
         alone = model(tokens, valid=valid)
         outputs.clear()
-        with watch(model, recorder, FirstToken(), Rank()) as w:
+        with watch(model, recorder, Sinks(), Ranks()) as w:
             assert torch.equal(model(tokens, valid=valid), alone)
     for handle in handles:
         handle.remove()
-    assert not w.rows()["value"].is_nan().any()
+    assert not w.frame["value"].is_nan().any()
     for layer, event in recorder.events.items():
         for b, sequence in enumerate(event.sequences):
             v = sequence.v.repeat_interleave(2, dim=0)
@@ -81,7 +82,7 @@ def test_hooks_are_gone_and_caches_refused():
     with (
         pytest.raises(WakefulError, match="cache"),
         torch.no_grad(),
-        watch(model, FirstToken()),
+        watch(model, Sinks()),
     ):
         model(torch.zeros(1, 4, dtype=torch.long), cache=model.new_cache(1, 8))
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
@@ -92,6 +93,30 @@ def test_attention_to_other_layers_is_refused():
     with (
         pytest.raises(WakefulError, match="other layers"),
         torch.no_grad(),
-        watch(model, FirstToken()),
+        watch(model, Sinks()),
     ):
         model(torch.zeros(1, 9, dtype=torch.long))
+
+
+def test_pictures_show_what_a_relaxed_prefix_lets_be_seen():
+    model = Decoder(ModelConfig(**(SMALL | {"relaxed_prefix": 9}))).eval()
+    recorder = Recorder()
+    # The mean over the first 6 positions: softmax over all 9 that they see.
+    probes = AttentionPictures(layers=[1], heads=[2], size=21), MeanAttention(tokens=6)
+    with torch.no_grad(), watch(model, recorder, *probes) as seen:
+        model(torch.randint(0, 61, (1, 21)))
+    weights = {
+        layer: torch.stack([head_weights(event.sequences[0], head) for head in range(4)]).double()
+        for layer, event in recorder.events.items()
+    }
+
+    def drawn(metric, size):
+        picture = torch.zeros(size, size, dtype=torch.float64)
+        for row in seen.frame.filter(metric=metric).iter_rows(named=True):
+            picture[tuple(map(int, row["position"].split(",")))] = row["value"]
+        return picture
+
+    assert weights[1][2][:9, :9].triu(1).sum() > 0.1
+    torch.testing.assert_close(drawn("attention_picture", 21), weights[1][2])
+    mean = torch.stack(list(weights.values())).mean((0, 1))[:6, :6]
+    torch.testing.assert_close(drawn("mean_attention", 6), mean)

@@ -1,5 +1,10 @@
 """Watching leaves nothing behind, and refuses what it cannot see."""
 
+import ast
+import inspect
+import re
+from pathlib import Path
+
 import pytest
 import torch
 import transformers
@@ -14,9 +19,9 @@ from probes.architectures import (
     build,
 )
 from wakeful.errors import WakefulError
+from wakeful.probes.attention import Sinks
 from wakeful.probes.base import AttentionEvent
-from wakeful.probes.rank import Rank
-from wakeful.probes.sinks import FirstToken
+from wakeful.probes.rank import Ranks
 from wakeful.probes.watch import watch
 
 
@@ -55,6 +60,30 @@ def test_watches_nest_and_do_not_see_other_models():
     assert snapshot(one) == before
 
 
+def test_the_attention_function_takes_every_call_that_transformers_makes():
+    """Modeling files call it in several ways, some with the mask by keyword, some with all."""
+    with watch(build("Llama")):
+        attend = inspect.signature(ALL_ATTENTION_FUNCTIONS["sdpa"])
+    seen = set()
+    for file in Path(transformers.__file__).parent.glob("models/*/modeling_*.py"):
+        source = file.read_text("utf-8")
+        for found in re.finditer(r"\battention_interface\(", source):
+            call = call_at(source, found.start())
+            named = {word.arg for word in call.keywords if word.arg}
+            attend.bind(*call.args, **dict.fromkeys(named))
+            seen.add((len(call.args), "attention_mask" in named, "query" in named))
+    assert seen >= {(5, False, False), (4, True, False), (1, True, True)}
+
+
+def call_at(source, start):
+    """The call expression that begins here, read to its closing parenthesis."""
+    depth, end = 1, source.index("(", start) + 1
+    while depth:
+        depth += {"(": 1, ")": -1}.get(source[end], 0)
+        end += 1
+    return ast.parse(source[start:end], mode="eval").body
+
+
 def test_gradients_and_autocast_are_the_models_own():
     model, inputs = build("Llama"), batch("none")
     alone = model(**inputs, labels=inputs["input_ids"]).loss
@@ -68,7 +97,7 @@ def test_gradients_and_autocast_are_the_models_own():
     assert all(torch.equal(a, b.grad) for a, b in zip(gradients, model.parameters(), strict=True))
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         alone = model(**inputs).logits
-        with watch(model, FirstToken(), Rank()):
+        with watch(model, Sinks(), Ranks()):
             assert torch.equal(model(**inputs).logits, alone)
 
 
@@ -82,6 +111,12 @@ UNSUPPORTED = {
         transformers.BloomConfig,
         {"vocab_size": 61, "hidden_size": 16, "n_layer": 1, "n_head": 2},
         "neither through",
+    ),
+    "DogeForCausalLM": (
+        transformers.DogeConfig,
+        {"vocab_size": 61, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+         "num_attention_heads": 2},
+        "position bias",
     ),
     "T5ForConditionalGeneration": (
         transformers.T5Config,
@@ -106,7 +141,7 @@ def test_unsupported_architectures_are_named_with_the_reason(name):
     with (
         pytest.raises(WakefulError, match=reason) as caught,
         torch.no_grad(),
-        watch(model, FirstToken()),
+        watch(model, Sinks()),
     ):
         model(torch.randint(3, 61, (1, 9)))
     assert name in str(caught.value)
@@ -119,7 +154,7 @@ def test_alibi_is_refused():
     with (
         pytest.raises(WakefulError, match="position bias"),
         torch.no_grad(),
-        watch(model, FirstToken()),
+        watch(model, Sinks()),
     ):
         model(**batch("none"))
 

@@ -54,8 +54,14 @@ def test_weights_are_those_of_eager_attention(name, padding):
                 rtol=1e-3,
                 atol=1e-4,
             )
-    rows = w.rows()
-    assert set(rows["metric"]) >= {"rank", "entropy", "kurtosis", "first_key_share", "value_drain"}
+    rows = w.frame
+    assert set(rows["metric"]) >= {
+        "rank",
+        "entropy",
+        "kurtosis",
+        "first_key_share_with_row_0",
+        "value_drain",
+    }
     assert not rows["value"].is_nan().any()
 
 
@@ -90,7 +96,7 @@ def test_rows_are_means_over_sequences_of_the_definitions():
         )
         with watch(model, *all_probes()) as w:
             model(**inputs)
-    rows, real = w.rows(), inputs["attention_mask"].bool()
+    rows, real = w.frame, inputs["attention_mask"].bool()
     A = [expected.attentions[1][b][:, real[b]][:, :, real[b]] for b in range(2)]
     h = [expected.hidden_states[1][b][real[b]] for b in range(2)]
     x = [expected.hidden_states[0][b][real[b]] for b in range(2)]
@@ -106,10 +112,10 @@ def test_rows_are_means_over_sequences_of_the_definitions():
         assert got[0] == pytest.approx(each.mean().item(), rel=1e-4)
         assert got[1] == pytest.approx(each.std().item() / 2**0.5, rel=1e-3, abs=1e-6)
 
-    check(value(1, "first_key_share", head=2), [exact.first_key_share(a)[2] for a in A])
-    check(value(1, "first_key_mass"), [exact.first_key_mass(a).mean() for a in A])
+    check(value(1, "first_key_share_with_row_0", head=2), [exact.first_key_share(a)[2] for a in A])
+    check(value(1, "first_key_mass_with_row_0"), [exact.first_key_mass(a).mean() for a in A])
     check(
-        value(1, "first_key_mass", "without_row_0"),
+        value(1, "first_key_mass_without_row_0"),
         [exact.first_key_mass(a, with_row_0=False).mean() for a in A],
     )
     check(

@@ -16,23 +16,20 @@ from polars.testing import assert_frame_equal
 
 from helpers import some_tokens, tiny_decoder
 from wakeful.evaluation.diagnosis import share
+from wakeful.probes.attention import Entropy, Importance, Sinks, Values
 from wakeful.probes.base import Key, Means, MergeableProbe
-from wakeful.probes.blocks import BlockInfluence
-from wakeful.probes.concentration import Entropy, Importance
-from wakeful.probes.hidden import OutlierChannels, Outliers, Smoothing
+from wakeful.probes.hidden import BlockInfluence, OutlierChannels, Outliers, Smoothing
 from wakeful.probes.patterns import AttentionPictures, HiddenPicture, MeanAttention
-from wakeful.probes.rank import Rank
-from wakeful.probes.sinks import FirstToken
-from wakeful.probes.values import Values
+from wakeful.probes.rank import Ranks
 from wakeful.probes.watch import watch
 from wakeful.world import World
 
 PROBES: dict[str, Callable[[], MergeableProbe]] = {
-    "first token": FirstToken,
+    "first token": Sinks,
     "entropy": Entropy,
     "importance": Importance,
-    "rank": Rank,
-    "bounds": lambda: Rank(seconds=0),  # some ranks are bounds
+    "rank": Ranks,
+    "bounds": lambda: Ranks(seconds=0),  # some ranks are bounds
     "values": Values,
     "outliers": Outliers,
     "outlier channels": OutlierChannels,

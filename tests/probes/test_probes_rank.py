@@ -19,7 +19,7 @@ from wakeful.probes.certificates import (
 )
 from wakeful.probes.gram import exact_rank, matrix_rank, top_columns_bounds
 from wakeful.probes.krylov import krylov_bounds
-from wakeful.probes.rank import Rank
+from wakeful.probes.rank import Ranks
 from wakeful.probes.streaming import Attended, tile_statistics
 
 KINDS = ("random", "low-rank", "sink", "uniform", "diagonal", "window", "mixed", "peaked")
@@ -162,7 +162,7 @@ def event_of(batch, length, seed=0, **options):
 @pytest.mark.parametrize("sink", [None, torch.zeros(4, dtype=torch.float64)])
 def test_rank_probe_means_and_maximum_over_heads(sink):
     event = event_of(3, 40, sink=sink)
-    probe = Rank(lazy_rank=1.5)
+    probe = Ranks(lazy_rank=1.5)
     probe.see(event)
     A = torch.stack(
         [exact.attention_weights(s.q, s.k, scale=s.scale, sink=sink) for s in event.sequences]
@@ -186,7 +186,7 @@ def test_rank_probe_means_and_maximum_over_heads(sink):
 
 def test_batch_average_is_the_demonstrations_variant():
     event = event_of(3, 30)
-    probe = Rank(batch_average=True)
+    probe = Ranks(batch_average=True)
     probe.see(event)
     A = torch.stack([exact.attention_weights(s.q, s.k, scale=s.scale) for s in event.sequences])
     rows = probe.rows().filter(metric="rank", variant="code")
@@ -195,15 +195,15 @@ def test_batch_average_is_the_demonstrations_variant():
     valid = torch.ones(3, 30, dtype=torch.bool)
     valid[0, 20:] = False
     with pytest.raises(WakefulError, match="one length"):
-        Rank(batch_average=True).see(event_of(3, 30, valid=valid))
+        Ranks(batch_average=True).see(event_of(3, 30, valid=valid))
     with pytest.raises(WakefulError, match="max_tokens"):
-        Rank(batch_average=True, max_tokens=16).see(event_of(3, 30))
+        Ranks(batch_average=True, max_tokens=16).see(event_of(3, 30))
 
 
 @pytest.mark.parametrize("options", [{"max_tokens": 32}, {"seconds": 0.0}])
 def test_past_the_budget_ranks_are_bounds(options):
     event = event_of(2, 80)
-    probe, unlimited = Rank(**options), Rank()
+    probe, unlimited = Ranks(**options), Ranks()
     for each in (probe, unlimited):
         each.see(event)
     rows = probe.rows().filter(metric="rank")
@@ -229,4 +229,4 @@ def test_bounds_meet():
 @pytest.mark.parametrize("tau", [0.0, 1.0, -1.0, 90.0])
 def test_tau_is_a_fraction(tau):
     with pytest.raises(WakefulError, match="tau"):
-        Rank(tau=tau)
+        Ranks(tau=tau)

@@ -73,7 +73,8 @@ def test_two_models_make_one_table_and_one_page(
     assert set(table["model"]) == {"llama", "vanilla"}
     assert set(table["sequences"]) == {3}
     assert set(table["kind"]) == {"exact"}
-    for metric in ("rank", "first_key_share", "entropy", "kurtosis", "value_drain", "lazy",
+    for metric in ("rank", "first_key_share_with_row_0", "first_key_share_without_row_0",
+                   "entropy", "kurtosis", "value_drain", "lazy",
                    "token_similarity", "block_influence", "value_spectrum", "outlier_channel",
                    "attention_picture", "hidden_picture", "top_importance"):  # fmt: skip
         assert metric in set(table["metric"])
@@ -94,12 +95,18 @@ def test_the_figures_are_those_of_the_definitions(text: Path, llama: Path, tmp_p
     ids = torch.tensor([[loaded.bos, *loaded.encode(words)[:23]]])
     eager = LlamaForCausalLM.from_pretrained(llama, attn_implementation="eager")
     with torch.no_grad():
-        seen = eager(ids, labels=ids, output_attentions=True)
+        seen = eager(ids, labels=ids, output_attentions=True, output_hidden_states=True)
     summary = json.loads((out / "summary.json").read_text())["models"][0]
     assert summary["loss"] == pytest.approx(float(seen.loss), rel=1e-5)
     mass = torch.stack(seen.attentions)[:, 0, :, :, 0].mean()
-    assert summary["first_key_mass"] == pytest.approx(float(mass), rel=1e-5)
+    assert summary["first_key_mass_with_row_0"] == pytest.approx(float(mass), rel=1e-5)
     table = pl.read_parquet(out / "diagnosis.parquet")
+    largest = table.filter(metric="max_activation", position="first", variant="paper")
+    assert largest["layer"].to_list() == list(range(-1, len(seen.attentions)))
+    outputs = largest.filter(pl.col("layer") >= 0)["value"].mean()
+    assert summary["max_activation_first"] == pytest.approx(outputs, rel=1e-9)
+    embedding = float(seen.hidden_states[0][0, 0].abs().max())
+    assert largest["value"][0] == pytest.approx(embedding, rel=1e-5)
     means = torch.stack(seen.attentions)[:, 0].mean((0, 1))
     mean_map = table.filter(pl.col("metric") == "mean_attention")
     places = [tuple(map(int, place.split(","))) for place in mean_map["position"]]

@@ -12,14 +12,11 @@ from wakeful.errors import WakefulError
 from wakeful.estimates import mean_and_error
 from wakeful.loading.load import Loaded
 from wakeful.model.decoder import Decoder
+from wakeful.probes.attention import Entropy, Importance, Sinks, Values
 from wakeful.probes.base import Frame, MergeableProbe, gather
-from wakeful.probes.blocks import BlockInfluence
-from wakeful.probes.concentration import Entropy, Importance
-from wakeful.probes.hidden import OutlierChannels, Outliers, Smoothing
+from wakeful.probes.hidden import BlockInfluence, OutlierChannels, Outliers, Smoothing
 from wakeful.probes.patterns import AttentionPictures, HiddenPicture, MeanAttention
-from wakeful.probes.rank import Rank
-from wakeful.probes.sinks import FirstToken
-from wakeful.probes.values import Values
+from wakeful.probes.rank import Ranks
 from wakeful.probes.watch import watch
 from wakeful.world import ALONE, World
 
@@ -96,10 +93,10 @@ def diagnose(
 
     def fresh_probes() -> list[MergeableProbe]:
         return [
-            FirstToken(),
+            Sinks(),
             Entropy(),
             Importance(),
-            Rank(tau=tau, lazy_rank=lazy_rank, max_tokens=rank_tokens, seconds=rank_seconds),
+            Ranks(tau=tau, lazy_rank=lazy_rank, max_tokens=rank_tokens, seconds=rank_seconds),
             Values(),
             Outliers(),
             OutlierChannels(),

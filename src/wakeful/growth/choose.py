@@ -25,8 +25,8 @@ from wakeful.errors import WakefulError
 from wakeful.growth.layermap import LayerMap
 from wakeful.model.decoder import Decoder
 from wakeful.probes.base import SCHEMA, Event, Frame, HiddenEvent, Probe
-from wakeful.probes.blocks import BlockInfluence
-from wakeful.probes.rank import Rank
+from wakeful.probes.hidden import BlockInfluence
+from wakeful.probes.rank import Ranks
 from wakeful.probes.watch import watch
 
 By = Literal["rank", "mass", "influence", "angle", "lazy"]
@@ -82,11 +82,11 @@ def diagnose_layers(decoder: Decoder, sequences: Sequence[Sequence[int]]) -> Dia
     decoder.eval()
     angles = Angles()
     device = decoder.head.weight.device
-    with torch.inference_mode(), watch(decoder, Rank(), BlockInfluence(), angles) as seen:
+    with torch.inference_mode(), watch(decoder, Ranks(), BlockInfluence(), angles) as seen:
         for sequence in sequences:
             decoder.hidden(torch.tensor([list(sequence)], device=device))
     decoder.train(training)
-    rows = seen.rows()
+    rows = seen.frame
     figures = {by: _column(rows, *place) for by, place in _ROWS.items()}
     return Diagnosed(figures, angles.matrix().tolist())
 

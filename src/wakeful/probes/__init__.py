@@ -1,6 +1,42 @@
 """Diagnostics: probes that see a causal language model run.
 
+    with watch(model, Sinks(), Ranks(tau=0.9)) as seen:
+        model(ids)
+    seen.frame
+
 `watch.watch` shows a model's forward passes to probes; each probe file holds one family of metrics
-(sinks, concentration, rank, values, hidden, blocks, patterns). `exact` is the law, `streaming`,
-`certificates`, `krylov` and `gram` are the fast paths that agree with it.
+(attention, rank, hidden, patterns). `exact` is the law; `streaming`, `certificates`, `krylov` and
+`gram` are the fast paths that agree with it.
 """
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from wakeful.probes.attention import Entropy, Importance, Sinks, Values
+    from wakeful.probes.base import AttentionEvent, HiddenEvent, MeanProbe, MergeableProbe, Probe
+    from wakeful.probes.hidden import BlockInfluence, OutlierChannels, Outliers, Smoothing
+    from wakeful.probes.patterns import AttentionPictures, HiddenPicture, MeanAttention
+    from wakeful.probes.rank import Ranks
+    from wakeful.probes.watch import Watch
+
+__all__ = [
+    "AttentionEvent", "AttentionPictures", "BlockInfluence", "Entropy", "HiddenEvent",
+    "HiddenPicture", "Importance", "MeanAttention", "MeanProbe", "MergeableProbe",
+    "OutlierChannels", "Outliers", "Probe", "Ranks", "Sinks", "Smoothing", "Values", "Watch",
+]  # fmt: skip
+_HOMES = {
+    "attention": ("Entropy", "Importance", "Sinks", "Values"),
+    "base": ("AttentionEvent", "HiddenEvent", "MeanProbe", "MergeableProbe", "Probe"),
+    "hidden": ("BlockInfluence", "OutlierChannels", "Outliers", "Smoothing"),
+    "patterns": ("AttentionPictures", "HiddenPicture", "MeanAttention"),
+    "rank": ("Ranks",),
+    "watch": ("Watch",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -225,6 +225,19 @@ class MeanProbe(MergeableProbe):
             self.means.add(Key(layer, None, position, metric, variant), float(values))
 
 
+def block_outputs(rows: Frame) -> Frame:
+    """Return the rows that a mean over layers is over: the embedding, layer −1, is shown, never
+    averaged in.
+    """
+    return rows.filter(pl.col("layer") >= 0)
+
+
+def mean_over_layers(rows: Frame) -> float | None:
+    """Return the mean of one metric's rows over block outputs; None where there is none."""
+    mean = block_outputs(rows)["value"].mean()
+    return mean if isinstance(mean, float) else None
+
+
 def gather(probes: Iterable[Probe]) -> Frame:
     """Return the rows of several probes in one frame."""
     return pl.concat([pl.DataFrame(schema=SCHEMA), *(probe.rows() for probe in probes)])

@@ -115,14 +115,21 @@ class HuggingFaceSource(EventSource):
         assert name is not None
         stock = interface.get(name)
 
-        def attend(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask, **kwargs):
+        def attend(
+            module: nn.Module,
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            attention_mask: Tensor | None = None,
+            **kwargs: Any,
+        ):
             # "eager" has no entry of its own: each modeling file brings its function.
             function = (
                 stock or vars(sys.modules[type(module).__module__])["eager_attention_forward"]
             )
-            output = function(module, q, k, v, mask, **kwargs)
+            output = function(module, query, key, value, attention_mask, **kwargs)
             if id(module) in self.layer_of:
-                emit(self._event(module, q, k, v, mask, kwargs))
+                emit(self._event(module, query, key, value, attention_mask, kwargs))
             return output
 
         def restore() -> None:

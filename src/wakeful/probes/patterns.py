@@ -4,7 +4,6 @@ Shapes: S picture size (bins), L tokens, D model width.
 """
 
 from collections.abc import Collection
-from dataclasses import replace
 from typing import Any
 
 import polars as pl
@@ -13,11 +12,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from wakeful.probes.base import SCHEMA, AttentionEvent, Event, Frame, HiddenEvent, MergeableProbe
-from wakeful.probes.streaming import Attended, head_weights, tiles
+from wakeful.probes.streaming import Attended, tiles
 
 
 class AttentionPictures(MergeableProbe):
-    """`attention_picture`: the weights of chosen heads as S × S lower triangles.
+    """`attention_picture`: the weights of chosen heads, S × S: lower triangles, and what a relaxed
+    prefix lets queries see after themselves.
 
     A pixel is the attention its queries (rows) give its keys, in sum over the keys and mean over
     the queries, so a row sums to what the weights do. Sequences are averaged; row and column bins
@@ -64,7 +64,8 @@ class AttentionPictures(MergeableProbe):
             for i, line in enumerate(picture.tolist()):
                 rows += [
                     (layer, head, f"{i},{j}", "attention_picture", "paper", value, None, "exact")
-                    for j, value in enumerate(line[: i + 1])
+                    for j, value in enumerate(line)
+                    if j <= i or value > 0
                 ]
         return pl.DataFrame(rows, schema=SCHEMA, orient="row")
 
@@ -83,6 +84,19 @@ def attention_picture(heads: Attended, head: int, size: int) -> Float[Tensor, "S
     return (picture / bins.bincount(minlength=size).unsqueeze(1)).cpu()
 
 
+def first_weights(heads: Attended, head: int, size: int) -> Float[Tensor, "size size"]:
+    """Return one head's weights among the first `size` positions, softmax over all keys."""
+    weights = torch.zeros(size, size, dtype=torch.float64, device=heads.q.device)
+    for tile in tiles(heads, range(head, head + 1)):
+        rows, keys = min(tile.stop, size) - tile.start, min(tile.last, size)
+        weights[tile.start : tile.start + rows, tile.first : keys] = tile.weights[
+            0, :rows, : keys - tile.first
+        ]
+        if tile.stop >= size:
+            break
+    return weights
+
+
 class MeanAttention(MergeableProbe):
     """`mean_attention`: the weights among the first `tokens` positions, averaged over all heads of
     all layers and all sequences (From Attention to Activation, figure 1a). A dominant first token
@@ -98,17 +112,10 @@ class MeanAttention(MergeableProbe):
         if not isinstance(event, AttentionEvent):
             return
         for sequence in event.sequences:
-            # Causality: what the first queries see is among the first keys.
             size = min(self.tokens, sequence.length)
-            first = slice(0, size)
-            keep = None if sequence.keep is None else sequence.keep[first, first]
-            start = replace(
-                sequence, q=sequence.q[:, first], k=sequence.k[:, first], v=sequence.v[:, first],
-                keep=keep,
-            )  # fmt: skip
-            for head in range(start.num_heads):
-                self.total[:size, :size] += head_weights(start, head).double().cpu()
-            self.counts[:size] += start.num_heads
+            for head in range(sequence.num_heads):
+                self.total[:size, :size] += first_weights(sequence, head, size).cpu()
+            self.counts[:size] += sequence.num_heads
 
     def state(self) -> Any:
         return [self.total.tolist(), self.counts.tolist()]
@@ -127,15 +134,16 @@ class MeanAttention(MergeableProbe):
         rows = [
             (None, None, f"{i},{j}", "mean_attention", "paper", value, None, "exact")
             for i, line in enumerate(self.picture().tolist())
-            for j, value in enumerate(line[: i + 1])
+            for j, value in enumerate(line)
+            if j <= i or value > 0
         ]
         return pl.DataFrame(rows, schema=SCHEMA, orient="row")
 
 
 class HiddenPicture(MergeableProbe):
-    """`hidden_picture`: mean |x| over layers and sequences, the first `tokens` positions by channel
-    bins (From Attention to Activation, figure 1b). Bins take the largest channel in them, for an
-    outlier lives in one. `position` is "token,bin".
+    """`hidden_picture`: mean |x| over block outputs and sequences, the first `tokens` positions by
+    channel bins (From Attention to Activation, figure 1b). Bins take the largest channel in them,
+    for an outlier lives in one. `position` is "token,bin".
     """
 
     def __init__(self, *, tokens: int = 64, bins: int = 256) -> None:
@@ -144,8 +152,8 @@ class HiddenPicture(MergeableProbe):
         self.counts = torch.zeros(0)
 
     def see(self, event: Event) -> None:
-        if not isinstance(event, HiddenEvent):
-            return
+        if not isinstance(event, HiddenEvent) or event.layer < 0:
+            return  # a mean over layers leaves the embedding out
         for h in event.sequences:
             size = h[: self.tokens].abs().double().cpu()
             self._begin(h.shape[-1])

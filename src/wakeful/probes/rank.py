@@ -14,7 +14,7 @@ from wakeful.probes.gram import matrix_rank, top_columns_bounds
 from wakeful.probes.streaming import Attended, TileStatistics, head_weights
 
 
-class Rank(MergeableProbe):
+class Ranks(MergeableProbe):
     """`rank` and `mass_columns` of every head, `lazy` layers (When Attention Collapses, section 2).
 
     rank is min k: Σ_{i≤k} σ_i² ≥ τ Σ σ_i². A head's row is its mean over sequences and the layer's
@@ -28,7 +28,7 @@ class Rank(MergeableProbe):
     Past `max_tokens` a sequence, or once `seconds` have been spent, ranks that cheap certificates
     do not settle are reported as bounds: the row's kind is "bound", its value the upper one, and a
     row of variant `at_least` has the lower; `lazy` and `near_rank_1` then count what is proved.
-    Rows do not carry τ: give a watch one `Rank`.
+    Rows do not carry τ: give a watch one `Ranks`.
     """
 
     def __init__(

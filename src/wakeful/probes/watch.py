@@ -22,8 +22,9 @@ class Watch:
 
     probes: tuple[Probe, ...]
 
-    def rows(self) -> Frame:
-        """Return the rows of all probes: mean ± standard error over the sequences seen."""
+    @property
+    def frame(self) -> Frame:
+        """The rows of all probes: mean ± standard error over the sequences seen."""
         return gather(self.probes)
 
 
@@ -31,9 +32,9 @@ class Watch:
 def watch(model: nn.Module, *probes: Probe) -> Iterator[Watch]:
     """Show every forward pass of `model` inside the context to the probes.
 
-        with watch(model, FirstToken(), Rank(tau=0.9)) as w:
+        with watch(model, Sinks(), Ranks(tau=0.9)) as seen:
             model(ids)
-        w.rows()
+        seen.frame
 
     Outputs are bit for bit those of the model alone: its own attention function computes them, and
     the probes compute beside it. Each forward takes whole sequences, without a cache.

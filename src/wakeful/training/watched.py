@@ -7,19 +7,17 @@ from torch import Tensor
 
 from wakeful.data.order import ValidationWindows
 from wakeful.model.decoder import Decoder
-from wakeful.probes.base import Event, Frame, Probe
-from wakeful.probes.concentration import Entropy
+from wakeful.probes.attention import Entropy, Sinks, Values
+from wakeful.probes.base import Event, Frame, Probe, mean_over_layers
 from wakeful.probes.hidden import Outliers
-from wakeful.probes.rank import Rank
-from wakeful.probes.sinks import FirstToken
-from wakeful.probes.values import Values
+from wakeful.probes.rank import Ranks
 from wakeful.probes.watch import watch
 from wakeful.training.parallel import Alone, Parallel
 from wakeful.world import ALONE, World
 
 FIGURES = {
-    "first_key_share": ("first_key_share", "without_row_0", "all"),
-    "first_key_mass": ("first_key_mass", "paper", "all"),
+    "first_key_share_without_row_0": ("first_key_share_without_row_0", "paper", "all"),
+    "first_key_mass_with_row_0": ("first_key_mass_with_row_0", "paper", "all"),
     "entropy": ("entropy", "code", "all"),
     "rank": ("rank", "paper", "all"),
     "near_rank_1": ("near_rank_1", "paper", "all"),
@@ -62,12 +60,12 @@ def measure_over(
     sequences = whole_windows(windows, num_sequences)
     training = decoder.training
     decoder.eval()
-    probes = FirstToken(), Entropy(), Rank(), Values(curve=1), Outliers()
+    probes = Sinks(), Entropy(), Ranks(), Values(curve=1), Outliers()
     with watch(decoder, *(_Layers(probe, world) for probe in probes)) as seen:
         parallel.call(decoder.hidden, torch.cat(sequences).to(device))
     parallel.settle()
     decoder.train(training)
-    rows = seen.rows()
+    rows = seen.frame
     of_layers = rows.filter(rows["head"].is_null()).rows()
     everywhere = [tuple(row) for part in world.gather(of_layers) for row in part]
     return _figures(pl.DataFrame(everywhere, schema=rows.schema, orient="row").sort("layer"))
@@ -92,7 +90,7 @@ def _figures(rows: Frame) -> dict[str, float]:
             & (rows["variant"] == variant)
             & (rows["position"] == position)
         )
-        mean = chosen["value"].mean()
-        if isinstance(mean, float):
+        mean = mean_over_layers(chosen)
+        if mean is not None:
             found[name] = mean
     return found

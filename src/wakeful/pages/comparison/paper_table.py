@@ -12,6 +12,11 @@ from wakeful.pages.comparison.reading import Comparison, TrainedRun
 
 Outcome = Literal["confirmed", "reversed", "not resolved"]
 _INCREASE = "increase_"
+_FORMER_NAMES = {
+    "first_key_share_without_row_0": "first_key_share",
+    "first_key_mass_with_row_0": "first_key_mass",
+}
+"""What older runs logged these figures as."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +167,10 @@ def figure(run: TrainedRun, name: str) -> float | None:
         return run.summary["tokens_per_second"] / tokens_a_step
     if name == "training_megabytes":
         return _megabytes(run.summary)
-    return _read(run.summary, "diagnosis", name)
+    found = _read(run.summary, "diagnosis", name)
+    if found is None and name in _FORMER_NAMES:
+        return _read(run.summary, "diagnosis", _FORMER_NAMES[name])
+    return found
 
 
 def _megabytes(summary: Mapping[str, Any]) -> float | None:

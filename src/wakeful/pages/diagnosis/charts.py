@@ -10,8 +10,8 @@ from wakeful.pages.charts import PALETTE, Drawing
 from wakeful.pages.diagnosis.findings import head_values, layer_values
 
 CURVES = (
-    ("first_key_share", "without_row_0", "all", "share of pairs led by key 0"),
-    ("first_key_mass", "paper", "all", "attention mass on key 0"),
+    ("first_key_share_without_row_0", "paper", "all", "share of pairs led by key 0, without row 0"),
+    ("first_key_mass_without_row_0", "paper", "all", "attention mass on key 0, without row 0"),
     ("entropy", "code", "all", "entropy of importance (nats)"),
     ("rank", "paper", "all", "largest head rank"),
     ("mass_columns", "paper", "all", "columns holding the mass"),

@@ -7,6 +7,12 @@ from typing import Any
 import polars as pl
 
 from wakeful.evaluation.diagnosis import Diagnosis
+from wakeful.probes.base import block_outputs, mean_over_layers
+
+FIRST_KEY = tuple(
+    f"first_key_{part}_{rows}_row_0" for part in ("share", "mass") for rows in ("with", "without")
+)
+"""The first token's share and mass, each with row 0, which sees nothing else, and without it."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +58,8 @@ def summary(diagnosis: Diagnosis) -> dict[str, Any]:
         "sequences": diagnosis.num_sequences,
         "loss": diagnosis.loss,
         "loss_standard_error": None if math.isnan(diagnosis.loss_error) else diagnosis.loss_error,
-        "first_key_share": _mean(layer_values(diagnosis, "first_key_share")),
-        "first_key_share_without_row_0": _mean(
-            layer_values(diagnosis, "first_key_share", variant="without_row_0")
-        ),
-        "first_key_mass": _mean(layer_values(diagnosis, "first_key_mass")),
-        "entropy": _mean(layer_values(diagnosis, "entropy", variant="code")),
+        **{name: mean_over_layers(layer_values(diagnosis, name)) for name in FIRST_KEY},
+        "entropy": mean_over_layers(layer_values(diagnosis, "entropy", variant="code")),
         "value_drain_lowest": layer_values(diagnosis, "value_drain", position="first")[
             "value"
         ].min(),
@@ -71,7 +73,7 @@ def summary(diagnosis: Diagnosis) -> dict[str, Any]:
     for metric in ("kurtosis", "max_activation"):
         for position in ("first", "rest"):
             values = layer_values(diagnosis, metric, position=position)
-            figures[f"{metric}_{position}"] = _mean(values)
+            figures[f"{metric}_{position}"] = mean_over_layers(values)
     return figures
 
 
@@ -95,7 +97,7 @@ def suggested_depth(diagnosis: Diagnosis) -> int:
 def findings(diagnosis: Diagnosis) -> list[Finding]:
     """Return the verdict on sinks, lazy layers, drained values and outliers."""
     figures = summary(diagnosis)
-    share, mass = figures["first_key_share_without_row_0"], figures["first_key_mass"]
+    share, mass = (figures[f"first_key_{part}_without_row_0"] for part in ("share", "mass"))
     near, heads, lazy = figures["heads_near_rank_1"], figures["heads"], figures["lazy_layers"]
     drain = layer_values(diagnosis, "value_drain", position="first")
     drained = drain.filter(pl.col("value") < 0.5)["layer"].to_list()
@@ -108,7 +110,7 @@ def findings(diagnosis: Diagnosis) -> list[Finding]:
             "Attention sinks",
             _level(share or 0.0, 0.05, 0.3),
             f"The first token is the most attended key of {share:.1%} of (query, head) pairs and "
-            f"takes {mass:.1%} of all attention.",
+            f"takes {mass:.1%} of all attention, its own row left out.",
             "GPT-2 medium 76% and 52%; softmax-1 models about 2% (From Attention to Activation).",
         ),
         Finding(
@@ -146,16 +148,11 @@ def findings(diagnosis: Diagnosis) -> list[Finding]:
 
 
 def _channel(diagnosis: Diagnosis) -> str:
-    rows = diagnosis.rows.filter(pl.col("metric") == "outlier_channel")
+    rows = block_outputs(diagnosis.rows.filter(pl.col("metric") == "outlier_channel"))
     if rows.is_empty():
         return ""
     top = rows.group_by("variant").agg(pl.col("value").sum()).sort("value", descending=True)
     return f"; {top['variant'][0]} stands out most"
-
-
-def _mean(rows: pl.DataFrame) -> float | None:
-    mean = rows["value"].mean()
-    return float(mean) if isinstance(mean, float) else None
 
 
 def _level(value: float, good: float, bad: float) -> str:

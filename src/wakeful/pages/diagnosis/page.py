@@ -20,12 +20,15 @@ from wakeful.pages.diagnosis.charts import (
 )
 from wakeful.pages.diagnosis.findings import findings, summary
 from wakeful.pages.page import render
+from wakeful.probes.base import block_outputs
 from wakeful.runs.run import replaced
 
 _COMPARED = (
     ("loss", "loss (nats)", "{:.4f}"),
-    ("first_key_share_without_row_0", "first-token share", "{:.3f}"),
-    ("first_key_mass", "first-token mass", "{:.3f}"),
+    ("first_key_share_without_row_0", "first-token share, without row 0", "{:.3f}"),
+    ("first_key_share_with_row_0", "first-token share, with row 0", "{:.3f}"),
+    ("first_key_mass_without_row_0", "first-token mass, without row 0", "{:.3f}"),
+    ("first_key_mass_with_row_0", "first-token mass, with row 0", "{:.3f}"),
     ("entropy", "entropy (nats)", "{:.3f}"),
     ("median_head_rank", "median head rank", "{:.0f}"),
     ("heads_near_rank_1", "heads near rank 1", "{:.0f}"),
@@ -56,9 +59,7 @@ def write_diagnosis(
                 "figures": figure,
                 "findings": findings(diagnosis),
                 "rank": heatmap(diagnosis, "rank", "rank"),
-                "share": heatmap(
-                    diagnosis, "first_key_share", "first-token share", variant="without_row_0"
-                ),
+                "share": heatmap(diagnosis, "first_key_share_without_row_0", "first-token share"),
                 "pictures": pictures(diagnosis),
                 "mean": mean_attention(diagnosis),
                 "hidden": hidden_picture(diagnosis),
@@ -84,7 +85,7 @@ def write_diagnosis(
 
 def _channels(diagnosis: Diagnosis) -> list[dict[str, Any]]:
     """Return the channels that stand out in most layers, with where they are largest."""
-    rows = diagnosis.rows.filter(pl.col("metric") == "outlier_channel")
+    rows = block_outputs(diagnosis.rows.filter(pl.col("metric") == "outlier_channel"))
     top = (
         rows.sort("value", descending=True)
         .group_by("variant", maintain_order=True)

@@ -1,0 +1,124 @@
+"""What attention does to tokens: sinks, importance and its entropy, and the values it mixes."""
+
+from collections.abc import Sequence
+
+import torch
+
+from wakeful.probes import exact
+from wakeful.probes.base import AttentionEvent, Event, MeanProbe
+
+
+class Sinks(MeanProbe):
+    """How much of the attention the first token takes (From Attention to Activation, sections 3.1
+    and 5).
+
+    `first_key_share_…` is the fraction of (query, head) pairs whose largest weight is key 0,
+    `first_key_mass_…` the mean weight on key 0. Row 0 sees key 0 alone, so it always counts: the
+    names end in `with_row_0` (over all rows) or `without_row_0`. Rows for each head, and for the
+    layer the mean over heads.
+    """
+
+    def see(self, event: Event) -> None:
+        if not isinstance(event, AttentionEvent):
+            return
+        for statistics in event.statistics:
+            length = statistics.column_sums.shape[-1]
+            first = statistics.column_sums[:, 0]
+            pairs = [
+                ("first_key_share", statistics.first_key_rows, statistics.row_0_dominated),
+                ("first_key_mass", first, statistics.row_0_mass),
+            ]
+            for metric, total, row_0 in pairs:
+                values = {f"{metric}_with_row_0": total / length}
+                if length > 1:
+                    values[f"{metric}_without_row_0"] = (total - row_0) / (length - 1)
+                for name, each in values.items():
+                    self.put(event.layer, name, each)
+                    self.put(event.layer, name, float(each.mean()))
+
+
+class Entropy(MeanProbe):
+    """`entropy` of token importance in nats (Value Residual Learning, eq. 11): low = concentrated.
+
+    Variant `code` averages A over heads first, as the official code does (one row a layer);
+    `per_head` takes each head's own, and their mean for the layer.
+    """
+
+    def see(self, event: Event) -> None:
+        if not isinstance(event, AttentionEvent):
+            return
+        for statistics in event.statistics:
+            importance = statistics.importance
+            each = exact.entropy(importance)
+            self.put(
+                event.layer, "entropy", float(exact.entropy(importance.mean(0))), variant="code"
+            )
+            self.put(event.layer, "entropy", each, variant="per_head")
+            self.put(event.layer, "entropy", float(each.mean()), variant="per_head")
+
+
+class Importance(MeanProbe):
+    """`importance` a_j of the first token and the mean of the rest, and `top_importance`, the k-th
+    largest a_j, its `position` being k (Value Residual Learning, figs. 10 and 11).
+
+    Variant `code` averages heads first (the layer's row); `per_head` gives each head's.
+    """
+
+    def __init__(self, *, top: Sequence[int] = (1, 2, 3, 5, 10)) -> None:
+        super().__init__()
+        self.top = tuple(top)
+
+    def see(self, event: Event) -> None:
+        if not isinstance(event, AttentionEvent):
+            return
+        for statistics in event.statistics:
+            each = statistics.importance
+            for variant, a in (("code", each.mean(0)), ("per_head", each)):
+                put = [("importance", "first", a[..., 0])]
+                if a.shape[-1] > 1:
+                    put.append(("importance", "rest", a[..., 1:].mean(-1)))
+                put += [
+                    ("top_importance", str(k), exact.top_importance(a, k))
+                    for k in self.top
+                    if k <= a.shape[-1]
+                ]
+                for metric, position, value in put:
+                    self.put(event.layer, metric, value, variant=variant, position=position)
+
+
+class Values(MeanProbe):
+    """`value_eigenvalue`, `value_spectrum` and `value_drain` of the values attention mixes.
+
+    The eigenvalues of (1/L) Σ v vᵀ with a layer's heads joined (Value Residual Learning, eq. 12):
+    `value_eigenvalue` is the largest, `value_spectrum` at `position` i is λ_i / λ_1, i from 1 to
+    `curve`. `value_drain` is ‖v_0‖ over the mean of the others (fig. 10), variant `paper` with the
+    heads joined. Variant `per_head` of both has a row for each key/value head.
+    """
+
+    def __init__(self, *, curve: int = 32) -> None:
+        super().__init__()
+        self.curve = curve
+
+    def see(self, event: Event) -> None:
+        if not isinstance(event, AttentionEvent):
+            return
+        for sequence in event.sequences:
+            v = sequence.v if sequence.v.dtype == torch.float64 else sequence.v.float()
+            joined = v.transpose(0, 1).flatten(1)
+            # The smaller side has the same non-zero eigenvalues.
+            length, width = joined.shape
+            if length < width:
+                moment = joined @ joined.T / length
+                spectrum = torch.linalg.eigvalsh(moment).flip(0).clamp_min(0)
+            else:
+                spectrum = exact.value_spectrum(joined)
+            self.put(event.layer, "value_eigenvalue", spectrum[0], position="1")
+            each = exact.value_spectrum(v)[:, 0]
+            self.put(event.layer, "value_eigenvalue", each, variant="per_head", position="1")
+            for i, value in enumerate((spectrum[: self.curve] / spectrum[0]).tolist(), start=1):
+                self.put(event.layer, "value_spectrum", value, position=str(i))
+            if length > 1:
+                drain = exact.value_drain(joined)
+                self.put(event.layer, "value_drain", drain, position="first")
+                each = exact.value_drain(v)
+                self.put(event.layer, "value_drain", each, variant="per_head", position="first")
