@@ -1,70 +1,115 @@
 """What other rooms need to know of a parameter: its role in the model.
 
-A module declares the roles of its parameters in a method `roles()`, by their names inside it; the
-innermost module that names a parameter decides. Optimizers, initialization, quantization and heirs
-ask for roles and know no name.
+The module that makes a parameter declares its role in a method `roles()`. Optimizers,
+initialization, quantization and heirs ask for roles and know no name. Walking over a model
+(`named_parameters()`, `parameters()`, `modules()`, its own or a wrapper's) marks its parameters, so
+that `role_of` finds the role of one that comes alone.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import ClassVar, Literal
 
 from torch import Tensor, nn
+
+Start = Literal["normal", "residual", "zeros", "defined"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Role:
-    """One parameter, as the rest of the library sees it."""
+    """One parameter, as the rest of the library sees it.
+
+    The defaults are what a variant's own parameter is: none of the library's business.
+    """
 
     residual: int | None = None
-    """The axis (0 or 1) of a matrix that lies in the residual stream; None where none does."""
+    """The axis (0 or 1) of a matrix that lies in the residual stream; None where none does, and
+    then no optimizer rotates it."""
     vocabulary: bool = False
     """The other axis counts tokens or positions: it is never rotated."""
+    embedding: bool = False
+    """A table in which tokens or positions are looked up; a tied head is one."""
     decays: bool = False
     """Whether weight decay applies."""
-    start: Literal["normal", "residual", "defined"] = "defined"
-    """Normal with the model's deviation, the same scaled for what writes to the residual stream
-    (where the model asks for it), or as its module defines it."""
+    start: Start = "defined"
+    """Normal with the model's deviation; the same, scaled where the model asks for it, for what
+    writes to the residual stream; zeros; or as its module makes it."""
     quantized: bool = False
     """Whether quantization of linear layers covers it."""
 
 
-@runtime_checkable
-class HasRoles(Protocol):
-    """A module that declares its parameters' roles."""
+READS = Role(residual=1, decays=True, start="normal", quantized=True)
+"""The (out, in) matrix of a linear layer whose input is the residual stream."""
+WRITES = Role(residual=0, decays=True, start="residual", quantized=True)
+"""The (out, in) matrix of a linear layer whose output is added to the residual stream."""
+BIAS = Role(start="zeros")
+TABLE = Role(residual=1, vocabulary=True, embedding=True, decays=True, start="normal")
+"""The (rows, D) matrix of an embedding."""
+HEAD = Role(residual=1, vocabulary=True, decays=True, start="normal", quantized=True)
+"""The (V, D) matrix of an output head that has one of its own."""
+
+
+class HasRoles:
+    """A module that declares the roles of parameters inside it."""
+
+    others: ClassVar[Role | None] = None
+    """The role of every parameter inside it that nobody declares; None: they have none."""
 
     def roles(self) -> Mapping[str, Role]:
-        """Return the roles of parameters by their names inside this module."""
-        ...
+        """Return the roles of parameters by their names inside this module.
+
+        The innermost module that names a parameter decides; names that are absent do no harm.
+        """
+        return {}
+
+
+class Marked(nn.Module):
+    """A module whose parameters are marked whenever somebody walks over it.
+
+    A mark is an attribute, which copying and sharding lose: hence at this door, through which
+    every enumeration of parameters goes, that of a wrapper included.
+    """
+
+    def named_modules(
+        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Generator[tuple[str, nn.Module], None, None]:
+        mark(self)
+        yield from super().named_modules(memo, prefix, remove_duplicate)
 
 
 def roles_of(model: nn.Module) -> dict[str, Role]:
-    """Return the role of every parameter that a part of the model declares, by its full name."""
-    found: dict[str, Role] = {}
-    for prefix, module in model.named_modules():  # outer modules first, so that inner ones decide
-        if isinstance(module, HasRoles):
-            for name, role in module.roles().items():
-                found[f"{prefix}.{name}" if prefix else name] = role
-    return found
+    """Return the declared roles of a model's parameters by full name, a tied one's once."""
+    return {name: role for name, _, role in _declared(model)}
 
 
-def matrices(module: nn.Module, role: Role, others: Role | None = None) -> dict[str, Role]:
-    """Return one role for every matrix inside a module, and another for its vectors and scalars."""
-    rest = Role() if others is None else others
-    return {name: role if p.ndim >= 2 else rest for name, p in module.named_parameters()}
-
-
-def mark(
-    model: nn.Module, named: Iterator[tuple[str, nn.Parameter]]
-) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield parameters with their names, each marked with its role: `role_of` finds it later."""
-    roles = roles_of(model)
-    for name, parameter in named:
-        if name in roles:
-            parameter._wakeful_role = roles[name]  # pyright: ignore[reportAttributeAccessIssue]
-        yield name, parameter
+def mark(model: nn.Module) -> None:
+    """Mark every parameter that a module of the model declares with its role."""
+    for _, parameter, role in _declared(model):
+        parameter._wakeful_role = role  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def role_of(parameter: Tensor) -> Role | None:
     """Return the role that a parameter was marked with, or None."""
     return getattr(parameter, "_wakeful_role", None)
+
+
+def _declared(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Role]]:
+    seen: set[int] = set()
+
+    def walk(
+        module: nn.Module, prefix: str, declared: Mapping[str, Role], others: Role | None
+    ) -> Iterator[tuple[str, nn.Parameter, Role]]:
+        if isinstance(module, HasRoles):
+            others = others if module.others is None else module.others
+            declared = {**declared, **{prefix + k: role for k, role in module.roles().items()}}
+        for name, parameter in module._parameters.items():
+            if parameter is None or id(parameter) in seen:
+                continue
+            seen.add(id(parameter))
+            role = declared.get(prefix + name, others)
+            if role is not None:
+                yield prefix + name, parameter, role
+        for name, child in module.named_children():
+            yield from walk(child, f"{prefix}{name}.", declared, others)
+
+    yield from walk(model, "", {}, None)

@@ -16,6 +16,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from wakeful.discovery import classes
 from wakeful.errors import WakefulError
+from wakeful.roles import HasRoles, Role
 
 _LONGEST = 2_000
 """Characters of an expression; it is a name and a few options."""
@@ -23,17 +24,19 @@ _LARGEST = 100_000
 """Bound of a range; it counts layers."""
 
 
-class Variant:
+class Variant(HasRoles):
     """Something that `build` can make from an expression and `str` turns back into it.
 
     A subclass takes its options as constructor arguments and keeps each under the argument's name.
     Every variant a user may name states `examples` in its own body: expressions worth testing (the
     contract tests run over all of them); a class without them is a base. `neutral` is an expression
     that must reproduce the plain Transformer, where there is one.
+    It declares in `roles` which of its parameters other rooms should treat as more than its own.
     """
 
     examples: tuple[str, ...] = ()
     neutral: str | None = None
+    others = Role()
 
     def __str__(self) -> str:
         parts = []

@@ -3,7 +3,7 @@
 Shapes: B batch, L new tokens, S all tokens so far, D width, V vocabulary, N layers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -26,6 +26,7 @@ from wakeful.hf.starts import defined_starts, residual_std
 from wakeful.hf.visibility import Visibility
 from wakeful.model.decoder import Decoder
 from wakeful.model.loss import IGNORED
+from wakeful.roles import HEAD, HasRoles, Marked, Role
 
 _logger = logging.get_logger(__name__)
 _ROOM = 256
@@ -185,7 +186,7 @@ class WakefulModel(WakefulPreTrainedModel):
         return None
 
 
-class WakefulForCausalLM(WakefulPreTrainedModel, GenerationMixin):
+class WakefulForCausalLM(HasRoles, Marked, WakefulPreTrainedModel, GenerationMixin):
     """The decoder with its head."""
 
     _tied_weights_keys = {"lm_head.weight": "model.decoder.embed.weight"}  # noqa: RUF012
@@ -195,6 +196,9 @@ class WakefulForCausalLM(WakefulPreTrainedModel, GenerationMixin):
         self.model = WakefulModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
+
+    def roles(self) -> Mapping[str, Role]:
+        return {"lm_head.weight": HEAD}
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:

@@ -1,6 +1,7 @@
 """The projections of a decoder under the names that adapters look for."""
 
 import re
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 from wakeful.model.attention import Heads, into_heads
 from wakeful.model.decoder import Decoder
 from wakeful.model.flow import Flow
+from wakeful.roles import BIAS, HasRoles, Role, roles_of
 
 NAMES = {
     "attention.query": "q_proj",
@@ -22,13 +24,20 @@ NAMES = {
 _OWNED = re.compile(rf"\.({'|'.join(NAMES)})\.(weight|bias)$".replace("attention.", r"attention\."))
 
 
-class Named(nn.Module):
-    """A linear layer under a name of its own, so that an adapter can find it and take its place."""
+class Named(HasRoles, nn.Module):
+    """A linear layer under a name of its own, so that an adapter can find it and take its place.
 
-    def __init__(self, name: str, linear: nn.Linear) -> None:
+    `role` is its matrix's.
+    """
+
+    def __init__(self, name: str, linear: nn.Linear, role: Role) -> None:
         super().__init__()
         self.name = name
+        self.role = role
         self.add_module(name, linear)
+
+    def roles(self) -> Mapping[str, Role]:
+        return {f"{self.name}.weight": self.role, f"{self.name}.bias": BIAS}
 
     def forward(self, x: Tensor) -> Tensor:
         return self._modules[self.name](x)  # pyright: ignore[reportOptionalCall]
@@ -40,8 +49,8 @@ class Named(nn.Module):
 class NamedHeads(Named):
     """The same for `Heads`."""
 
-    def __init__(self, name: str, heads: Heads) -> None:
-        super().__init__(name, _plain(heads))
+    def __init__(self, name: str, heads: Heads, role: Role) -> None:
+        super().__init__(name, _plain(heads), role)
         self.heads = heads.heads
         self.rotary = heads.rotary
         self.norm = heads.norm
@@ -59,14 +68,15 @@ def name_projections(decoder: Decoder) -> None:
     `attention.query` becomes `attention.query.q_proj` and so on, plain linear layers all.
     """
     for block in decoder.blocks:
+        roles = roles_of(block)
         for place, name in NAMES.items():
             half, _, part = place.partition(".")
             parent = block.get_submodule(half)
             module = parent._modules.get(part)
             if isinstance(module, Heads):
-                setattr(parent, part, NamedHeads(name, module))
+                setattr(parent, part, NamedHeads(name, module, roles[f"{place}.weight"]))
             elif isinstance(module, nn.Linear):
-                setattr(parent, part, Named(name, module))
+                setattr(parent, part, Named(name, module, roles[f"{place}.weight"]))
 
 
 def named(parameter: str) -> str:

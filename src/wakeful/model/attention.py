@@ -3,7 +3,7 @@
 Shapes: B batch, L new tokens, S all tokens so far, H query heads, G key/value heads, d head width.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -12,11 +12,12 @@ from wakeful.model.attend import attend
 from wakeful.model.flow import Flow
 from wakeful.model.positions import rotate
 from wakeful.normalizers.base import Normalizer
+from wakeful.roles import BIAS, READS, WRITES, HasRoles, Role
 from wakeful.routes.base import QKV, Read, RoutePlan, ValueRoute
 from wakeful.shape import Shape
 
 
-class Heads(nn.Linear):
+class Heads(HasRoles, nn.Linear):
     """A projection into heads, (B, L, D) to (B, L, N, d), each normalised by `norm`, then turned
     by RoPE where `rotary`.
     """
@@ -28,6 +29,9 @@ class Heads(nn.Linear):
         self.heads = heads
         self.rotary = rotary
         self.norm = norm
+
+    def roles(self) -> Mapping[str, Role]:
+        return {"weight": READS, "bias": BIAS}
 
     def forward(self, x: Tensor, flow: Flow) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         return into_heads(super().forward(x), self.heads, self.norm, flow, rotary=self.rotary)
@@ -87,7 +91,7 @@ class DotProduct(nn.Module):
         )
 
 
-class Attention(nn.Module):
+class Attention(HasRoles, nn.Module):
     """One layer's attention under a value route."""
 
     def __init__(
@@ -136,6 +140,9 @@ class Attention(nn.Module):
         self.mixers = [r for r in routes if type(r).mix is not ValueRoute.mix]
         self.correctors = [r for r in routes if type(r).correct is not ValueRoute.correct]
         self.attenders = [r for r in routes if type(r).attend is not ValueRoute.attend]
+
+    def roles(self) -> Mapping[str, Role]:
+        return {"out.weight": WRITES, "out.bias": BIAS}
 
     def forward(self, x: Tensor, flow: Flow) -> tuple[Tensor, dict[Read, Tensor]]:
         """Return the attention's output (B, L, D) and what later layers will read."""

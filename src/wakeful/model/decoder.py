@@ -4,7 +4,7 @@ Shapes: B batch, L new tokens, S all tokens so far, D width, V vocabulary, N lay
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -26,11 +26,12 @@ from wakeful.model.mlps import make_mlp
 from wakeful.model.norms import make_norm
 from wakeful.model.positions import Rotary, Rotation
 from wakeful.normalizers.base import Normalizer
+from wakeful.roles import HEAD, TABLE, HasRoles, Marked, Role
 from wakeful.routes.base import EMBEDDED, TOKENS, Read, RoutePlan, ValueRoute
 from wakeful.variants import build
 
 
-class Decoder(nn.Module):
+class Decoder(HasRoles, Marked):
     """A causal language model; its parts are named in a `ModelConfig`."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -209,6 +210,9 @@ class Decoder(nn.Module):
         shape = self.config.shape
         size = shape.num_kv_heads * shape.head_width * self.embed.weight.element_size()
         return len(self.cache_slots) * size
+
+    def roles(self) -> Mapping[str, Role]:
+        return {"embed.weight": TABLE, "positions.weight": TABLE, "head.weight": HEAD}
 
     def num_parameters(self) -> dict[str, int]:
         """Count parameters: all, those of embeddings, positions and head, and the rest."""

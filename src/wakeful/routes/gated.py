@@ -1,10 +1,11 @@
 """A gated value residual."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from wakeful.roles import Role
 from wakeful.routes.base import FIRST_VALUE, QKV, Memory, Read, ValueRoute
 from wakeful.shape import Shape
 
@@ -35,6 +36,10 @@ class Gated(ValueRoute):
             nn.init.zeros_(gate.weight)
             nn.init.constant_(gate.bias, self.start)
             self.gates[str(layer)] = gate
+
+    def roles(self) -> Mapping[str, Role]:
+        matrix = Role(residual=1, decays=True, quantized=True)
+        return {f"gates.{layer}.weight": matrix for layer in self.layers}
 
     @torch.no_grad()
     def start_plain(self) -> str:
