@@ -14,8 +14,7 @@ from torch import Tensor
 
 from benchmarks.models import CPU, Ours, Shape, random_tokens
 from benchmarks.timing import Ratio, seconds
-from wakeful.optim.groups import decay_groups
-from wakeful.optim.orthoadam import OrthoAdam
+from wakeful.optim import OrthoAdam, decay_groups
 
 SHAPE = Shape(8, 8, 512, 1792, 50_277, 512)
 BATCH = 8

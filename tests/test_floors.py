@@ -10,7 +10,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "wakeful"
 
 FLOORS = (
     ("errors", "shape", "paths", "estimates", "discovery", "roles"),
-    ("display", "variants", "world"),
+    ("display", "variants", "world", "families"),
     ("config", "device"),
     ("routes", "depth", "normalizers", "ropes", "optim", "data"),
     ("model",),

@@ -87,6 +87,8 @@ def test_a_value_of_another_type_is_refused_by_name(name: str) -> None:
         ),
         ({"optimizer": {"clip": float("inf")}}, r"optimizer\.clip must be finite, got inf"),
         ({"optimizer": {"lr": -1.0}}, r"optimizer\.lr must not be negative, got -1\.0"),
+        ({"optimizer": {"eps": 0.0}}, r"optimizer\.eps must be above 0"),
+        ({"optimizer": {"eps": 0.0, "name": "rmsprop"}}, r"optimizer\.eps must be above 0"),
         ({"model": {"norm_eps": float("nan")}}, r"model\.norm_eps must be finite"),
         ({"model": {"relaxed_prefix": 300}}, "relaxed_prefix = 300 is longer than train.length"),
         ({"train": {"seed": -1}}, r"train\.seed must be in \[0, 2\*\*63\), got -1"),

@@ -16,7 +16,7 @@ from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.modeling import WakefulForCausalLM, WakefulModel
 from wakeful.hf.projections import NAMES, named
 from wakeful.hf.wrapping import as_transformers
-from wakeful.optim.sides import choose_table, find_sides
+from wakeful.optim.axes import decide
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -258,8 +258,8 @@ def test_rotations_and_decay_know_the_names(name: str) -> None:
     decoder, model = pair(**VARIANTS[name])
 
     def sides(module: torch.nn.Module) -> dict[str, tuple[int, ...]]:
-        shapes = {n: tuple(p.shape) for n, p in module.named_parameters()}
-        return find_sides(shapes, choose_table(shapes), both=True)
+        decided = decide(dict(module.named_parameters()), both=True)
+        return {name: axes for name, (axes, _) in decided.items()}
 
     ours, theirs = sides(decoder), sides(model)
     for parameter, axes in ours.items():

@@ -30,7 +30,7 @@ from wakeful.hf.families.base import canonical
 from wakeful.hf.smollm2 import smollm2_folder
 from wakeful.hf.weights_in import read_decoder
 from wakeful.hf.weights_out import describe
-from wakeful.optim.sides import WAKEFUL_RULES, find_sides
+from wakeful.optim import OrthoAdam
 from wakeful.probes.decoder import DecoderSource
 
 COMMON: dict[str, Any] = {
@@ -138,9 +138,9 @@ def test_probes_and_rotations_know_the_new_parts(name: str, tmp_path: Path) -> N
     theirs = random_model(MODELS[name])
     theirs.save_pretrained(tmp_path)
     decoder = read_decoder(tmp_path).decoder
-    shapes = {n: tuple(p.shape) for n, p in decoder.named_parameters()}
-    sides = find_sides(shapes, WAKEFUL_RULES)
-    assert all((len(shapes[n]) == 2) == bool(axes) for n, axes in sides.items())
+    for line in OrthoAdam(decoder.named_parameters()).plan():
+        assert (len(line.shape) == 2) == bool(line.axes)
+        assert not line.axes or line.shape[line.axes[0]] == decoder.config.width
     events: list[Any] = []
     tokens = some_tokens(1, 9)
     with torch.no_grad(), DecoderSource(decoder).open(events.append):

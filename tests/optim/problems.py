@@ -6,13 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wakeful.optim.orthoadam import OrthoAdam
-from wakeful.optim.rotations import find_rotation, rotation_names
-from wakeful.optim.rotations.base import generator_for
-from wakeful.optim.sides import Rule
+from wakeful.optim import Learned, OrthoAdam, rotation_of
+from wakeful.optim.rotations import generator_for
+from wakeful.variants import variants
 
-RULES = (Rule("rows", 1), Rule("columns", 0), Rule("free", None, optional=True))
-SEEDED = [name for name in rotation_names() if not find_rotation(name).learns]
+AXES = {"columns": 0, "free": ()}
+"""`rows` has the default, its input axis."""
+ROTATIONS = tuple(variants("optim.rotations"))
+SEEDED = [name for name in ROTATIONS if not isinstance(rotation_of(name), Learned)]
 KERNELS = ("chunked", "foreach")
 WIDTH = 12
 OPTIONS: dict[str, Any] = {"lr": 3e-2, "betas": (0.8, 0.95), "eps": 1e-7, "weight_decay": 0.3}
@@ -28,7 +29,7 @@ def weights(dtype: torch.dtype = torch.float64, width: int = WIDTH) -> dict[str,
 
 
 def loss_of(w: dict[str, Any], step: int) -> Tensor:
-    """A loss that is no sum over coordinates, another at every step."""
+    """A loss that does not separate by coordinates, another at every step."""
     width = w["rows"].shape[1]
     generator = torch.Generator().manual_seed(step)
     x = torch.randn(6, width, generator=generator, dtype=torch.float64).to(w["rows"].dtype)
@@ -50,9 +51,15 @@ def train(
         optimizer.step()
 
 
-def ortho(w: dict[str, nn.Parameter], rotation: str, **more: Any) -> OrthoAdam:
-    rules = more.pop("rules", RULES)
-    return OrthoAdam(w.items(), rotation=rotation, rules=rules, **{**OPTIONS, **more})
+def ortho(
+    w: dict[str, nn.Parameter], rotation: str, *, named: bool = True, **more: Any
+) -> OrthoAdam:
+    """The optimizer of these weights: given with their names, or by themselves, axes by tensor."""
+    axes = more.pop("axes", {name: axis for name, axis in AXES.items() if name in w})
+    if not named:
+        axes = {w[name]: axis for name, axis in axes.items()}
+    params = w.items() if named else w.values()
+    return OrthoAdam(params, rotation=rotation, axes=axes, **{**OPTIONS, **more})
 
 
 def assert_same(a: dict[str, nn.Parameter], b: dict[str, Any], tolerance: float) -> None:
@@ -61,7 +68,6 @@ def assert_same(a: dict[str, nn.Parameter], b: dict[str, Any], tolerance: float)
 
 
 def dense(rotation: str, name: str, axis: int, width: int, seed: int = 0) -> Tensor:
-    made = find_rotation(rotation)(  # pyright: ignore[reportCallIssue]
-        width, generator=generator_for(seed, name, axis), dtype=torch.float64
-    )
+    generator = generator_for(seed, name, axis)
+    made = rotation_of(rotation).drawn(width, generator=generator, dtype=torch.float64)
     return made.into(torch.eye(width, dtype=torch.float64)).mT

@@ -8,7 +8,7 @@ from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Trainer
 from transformers import TrainingArguments as Arguments
 
-from wakeful.optim.orthoadam import OrthoAdam
+from wakeful.optim import OrthoAdam
 
 
 class Rows(Dataset):

@@ -7,18 +7,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from optim.problems import ROTATIONS, SEEDED
 from wakeful.errors import WakefulError
-from wakeful.optim.rotations import Learned, Rotation, find_rotation, rotation_names
-from wakeful.optim.rotations.base import generator_for, haar_matrix
+from wakeful.optim import Haar, Learned, Rotation, rotation_of
+from wakeful.optim.rotations import generator_for
+from wakeful.optim.rotations.base import haar_matrix
+from wakeful.variants import variants
 
 WIDTHS = (1, 2, 3, 5, 12, 96, 100, 127, 512, 768)
-SEEDED = [name for name in rotation_names() if not find_rotation(name).learns]
 MIXING = ("hadamard", "haar")
 
 
-def make(kind: str, width: int, name: str = "a", seed: int = 0, **options: float) -> Rotation:
+def make(kind: str, width: int, name: str = "a", seed: int = 0) -> Rotation:
     generator = generator_for(seed, name, 1)
-    return find_rotation(kind)(width, generator=generator, dtype=torch.float64, **options)  # pyright: ignore[reportCallIssue]
+    return rotation_of(kind).drawn(width, generator=generator, dtype=torch.float64)
 
 
 def matrix(rotation: Rotation, width: int) -> torch.Tensor:
@@ -26,7 +28,7 @@ def matrix(rotation: Rotation, width: int) -> torch.Tensor:
 
 
 def test_the_folder_holds_the_rotations_of_the_method() -> None:
-    assert set(rotation_names()) == {
+    assert set(ROTATIONS) == {
         "block_diagonal",
         "eigenbasis",
         "haar",
@@ -37,7 +39,7 @@ def test_the_folder_holds_the_rotations_of_the_method() -> None:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("kind", rotation_names())
+@pytest.mark.parametrize("kind", ROTATIONS)
 def test_orthogonal_and_inverse(kind: str, width: int) -> None:
     rotation = make(kind, width)
     if isinstance(rotation, Learned):
@@ -74,7 +76,7 @@ def test_seed_name_and_axis_decide(kind: str) -> None:
 
 @pytest.mark.parametrize("width", [w for w in WIDTHS if w > 1])
 @pytest.mark.parametrize("kind", MIXING)
-def test_mixing_rotations_are_no_signed_permutation(kind: str, width: int) -> None:
+def test_mixing_rotations_are_not_signed_permutations(kind: str, width: int) -> None:
     """Adam is equivariant to signed permutations, so a rotation that is one would be none."""
     q = matrix(make(kind, width), width).abs()
     assert q.max() < 1 - 1e-6
@@ -128,14 +130,14 @@ def test_haar_has_haars_moments() -> None:
 
 @pytest.mark.parametrize(("width", "block"), [(10, 4), (7, 3), (64, 64), (65, 64), (5, 1), (6, 2)])
 def test_block_diagonal_blocks(width: int, block: int) -> None:
-    q = matrix(make("block_diagonal", width, block=block), width)
+    q = matrix(make(f"block_diagonal(size={block})", width), width)
     count = -(-width // block)
     assert ((q != 0).sum(1) <= block).all()
     assert ((q != 0).sum(1) >= width // count).all(), "block widths differ by at most one"
 
 
-def test_eigenbasis_diagonalises_and_keeps_the_moment() -> None:
-    rotation = make("eigenbasis", 6, every=2)
+def test_eigenbasis_diagonalizes_and_keeps_the_moment() -> None:
+    rotation = make("eigenbasis(every=2)", 6)
     assert isinstance(rotation, Learned)
     grad = torch.randn(20, 6, dtype=torch.float64) * torch.arange(1.0, 7.0, dtype=torch.float64)
     rotation.learn(grad)
@@ -152,7 +154,7 @@ def test_eigenbasis_diagonalises_and_keeps_the_moment() -> None:
 
 
 def test_eigenbasis_survives_zero_gradients() -> None:
-    rotation = make("eigenbasis", 3, every=1)
+    rotation = make("eigenbasis(every=1)", 3)
     assert isinstance(rotation, Learned)
     for _ in range(3):
         rotation.learn(torch.zeros(4, 3, dtype=torch.float64))
@@ -161,11 +163,20 @@ def test_eigenbasis_survives_zero_gradients() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(WakefulError, match="not one of block_diagonal, eigenbasis"):
-        find_rotation("base")
-    with pytest.raises(WakefulError, match="block=0"):
-        make("block_diagonal", 4, block=0)
-    with pytest.raises(WakefulError, match=r"beta=1\.0"):
-        make("eigenbasis", 4, beta=1.0)
-    with pytest.raises(WakefulError, match="every=0"):
-        make("eigenbasis", 4, every=0)
+    with pytest.raises(WakefulError, match="base"):
+        rotation_of("base")
+    with pytest.raises(WakefulError, match=r"size of the block_diagonal rotation .* got 0"):
+        rotation_of("block_diagonal(size=0)")
+    with pytest.raises(WakefulError, match=r"beta of the eigenbasis rotation .* got 1\.0"):
+        rotation_of("eigenbasis(beta=1.0)")
+    with pytest.raises(WakefulError, match=r"every of the eigenbasis rotation .* got 0"):
+        rotation_of("eigenbasis(every=0)")
+
+
+@pytest.mark.parametrize(
+    "example", [e for kind in variants("optim.rotations").values() for e in kind.examples]
+)
+def test_an_expression_and_an_object_are_the_same(example: str) -> None:
+    assert str(rotation_of(example)) == example
+    rotation = Haar()
+    assert rotation_of(rotation) is rotation

@@ -3,17 +3,18 @@
 import copy
 import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
-from wakeful.optim.orthoadam import OrthoAdam
-from wakeful.optim.sides import Rule
+from wakeful.optim import OrthoAdam
 
-RULES = (Rule(r"up\.weight", 1), Rule(r"down\.weight", 0))
+AXES = {
+    "residual": {"up.weight": 1, "down.weight": 0},
+    "both": {"up.weight": (1, 0), "down.weight": (0, 1)},
+}
 STEPS = 4
 
 
@@ -29,9 +30,9 @@ class Net(nn.Module):
         return x + self.down(self.up(x).tanh()) * self.gain
 
 
-def optimizer_of(net: nn.Module, sides: Any) -> OrthoAdam:
+def optimizer_of(net: nn.Module, sides: str) -> OrthoAdam:
     return OrthoAdam(
-        net.named_parameters(), lr=3e-2, weight_decay=0.1, rotation="haar", rules=RULES, sides=sides
+        net.named_parameters(), lr=3e-2, weight_decay=0.1, rotation="haar", axes=AXES[sides]
     )
 
 

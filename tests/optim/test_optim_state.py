@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from optim.problems import (
-    RULES,
+    AXES,
+    ROTATIONS,
     WIDTH,
     assert_same,
     ortho,
@@ -18,10 +19,7 @@ from optim.problems import (
     weights,
 )
 from wakeful.errors import WakefulError
-from wakeful.optim.groups import decay_groups
-from wakeful.optim.orthoadam import OrthoAdam
-from wakeful.optim.rotations import rotation_names
-from wakeful.optim.sides import Rule
+from wakeful.optim import OrthoAdam, decay_groups
 
 
 def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
@@ -32,19 +30,20 @@ def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("rotation", rotation_names())
-def test_a_checkpoint_goes_on_bit_for_bit(rotation: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("rotation", [*ROTATIONS, "block_diagonal(size=5)"])
+def test_a_checkpoint_goes_on_bit_for_bit(rotation: str, named: bool, dtype: torch.dtype) -> None:
     w = weights(dtype)
-    optimizer = ortho(w, rotation)
+    optimizer = ortho(w, rotation, named=named)
     train(w, optimizer, 13)
     saved = through_a_file(optimizer.state_dict())
     w2 = {name: nn.Parameter(p.detach().clone()) for name, p in w.items()}
-    optimizer2 = ortho(w2, rotation)
+    optimizer2 = ortho(w2, rotation, named=named)
     optimizer2.load_state_dict(saved)
     train(w, optimizer, 12, start=13)
     train(w2, optimizer2, 12, start=13)
     assert_same(w, w2, 0)
-    optimizer2.load_state_dict(saved)  # into an optimiser that has a state already
+    optimizer2.load_state_dict(saved)  # into an optimizer that has a state already
     assert float(optimizer2.state[w2["rows"]]["step"]) == 13
     for a, b in zip(optimizer.param_groups, optimizer2.param_groups, strict=True):
         assert a["rotations"] == b["rotations"]
@@ -83,7 +82,7 @@ def wrong_states() -> dict[str, tuple[Callable[[], dict[str, Any]], str]]:
             w = weights(width=more.pop("width", WIDTH))
             if more.pop("renamed", False):
                 w["rows"], w["columns"] = w["columns"], w["rows"]
-                more["rules"] = (Rule("rows", 0), Rule("columns", 1), Rule("free", None))
+                more["axes"] = {"rows": 0, "free": ()}
             optimizer = ortho(w, more.pop("rotation", "hadamard"), **more)
             for p in w.values():
                 p.grad = torch.ones_like(p)
@@ -98,7 +97,7 @@ def wrong_states() -> dict[str, tuple[Callable[[], dict[str, Any]], str]]:
 
     def two_groups() -> dict[str, Any]:
         groups = decay_groups(weights().items(), weight_decay=0.1)
-        return OrthoAdam(groups, rules=RULES).state_dict()
+        return OrthoAdam(groups, axes=AXES).state_dict()
 
     def other_shape() -> dict[str, Any]:
         saved = of()()
@@ -115,13 +114,18 @@ def wrong_states() -> dict[str, tuple[Callable[[], dict[str, Any]], str]]:
         "rotation": (of(rotation="haar"), "rows is of another rotation: haar"),
         "identity": (of(rotation="identity"), "rows is of another rotation: identity saved"),
         "width": (of(width=24), "width=24"),
-        "sides": (of(sides="both"), "another rotation"),
+        "sides": (of(axes={"rows": (1, 0), "columns": 0, "free": ()}), "another rotation"),
+        "names": (of(named=False), "another rotation: .*name='parameter 0'"),
+        "size": (of(rotation="block_diagonal(size=4)"), r"block_diagonal\(size=4\)\(seed=0"),
         "share": (of(share=True), "another rotation"),
         "order": (of(renamed=True), "another rotation"),
         "adamw": (adamw, "names no rotations"),
         "groups": (two_groups, "other parameter groups"),
-        "shape": (other_shape, r"bias has shape \(6,\), the parameter \(5,\)"),
-        "moment": (no_moment, "rows holds no exp_avg_sq"),
+        "shape": (
+            other_shape,
+            r"exp_avg of bias has shape \(6,\) in the state, and must have \(5,\)",
+        ),
+        "moment": (no_moment, "rows has no exp_avg_sq"),
     }
 
 
@@ -139,3 +143,36 @@ def test_a_state_of_another_is_refused_and_nothing_changes(case: str) -> None:
     assert after["param_groups"] == before["param_groups"]
     for key, state in before["state"].items():
         assert all(torch.equal(value, after["state"][key][name]) for name, value in state.items())
+
+
+def test_a_state_from_when_options_stood_beside_the_rotation_is_read() -> None:
+    w = weights()
+    optimizer = ortho(w, "block_diagonal(size=5)", seed=3)
+    train(w, optimizer, 4)
+    old = copy.deepcopy(optimizer.state_dict())
+    wanted = copy.deepcopy(old["param_groups"][0]["rotations"])
+    for entries in old["param_groups"][0]["rotations"]:
+        for entry in entries:
+            entry |= {"kind": "block_diagonal", "block": 5}
+    optimizer.load_state_dict(old)
+    assert optimizer.param_groups[0]["rotations"] == wanted
+    old["param_groups"][0]["rotations"][0][0]["block"] = 6
+    with pytest.raises(WakefulError, match="rows is of another rotation"):
+        optimizer.load_state_dict(old)
+
+
+def test_without_names_the_order_is_what_counts() -> None:
+    """As with torch's optimizers: another order is noticed where shapes differ, and only there."""
+    w = weights()
+    optimizer = ortho(w, "hadamard", named=False)
+    train(w, optimizer, 1)
+    saved = optimizer.state_dict()
+    assert [len(r) and r[0]["name"] for r in saved["param_groups"][0]["rotations"]] == [
+        "parameter 0", "parameter 1", 0, 0, 0,
+    ]  # fmt: skip
+    turned = {name: w[name] for name in ("columns", "rows", "free", "bias", "scale")}
+    with pytest.raises(WakefulError, match="parameter 0 is of another rotation"):
+        ortho(turned, "hadamard", named=False).load_state_dict(saved)
+    twins = [nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.ones(2, 3))]
+    one = OrthoAdam(twins)
+    OrthoAdam(twins[::-1]).load_state_dict(one.state_dict())

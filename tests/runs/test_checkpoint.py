@@ -19,7 +19,8 @@ from test_run import largest_file
 from torch import nn
 
 from wakeful.errors import WakefulError
-from wakeful.optim.torch_optimizers import BUILDERS, build_optimizer
+from wakeful.optim import build_optimizer
+from wakeful.optim.build import BUILDERS
 from wakeful.runs import checkpoint
 
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "manifest.json")

@@ -62,7 +62,14 @@ class OptimizerConfig:
     clip: float = 1.0
     """Largest gradient norm. 0 means no clipping."""
     rotation: str = "hadamard"
-    """OrthoAdam's rotation; other optimizers have none."""
+    """OrthoAdam's rotation, such as "block_diagonal(size=32)"; other optimizers have none."""
+
+    def __post_init__(self) -> None:
+        if self.eps == 0 and not self.name.startswith("sgd"):
+            raise WakefulError(
+                "optimizer.eps must be above 0, got 0: without it a gradient that stays zero gives "
+                "0 / 0"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

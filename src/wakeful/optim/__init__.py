@@ -1,0 +1,37 @@
+"""Optimizers for any model: OrthoAdam and its rotations, and those that it is compared with."""
+
+from wakeful.optim.axes import Plan
+from wakeful.optim.build import build_optimizer
+from wakeful.optim.groups import decay_groups
+from wakeful.optim.muon import MuonAdamW
+from wakeful.optim.orthoadam import OrthoAdam
+from wakeful.optim.rotations import (
+    BlockDiagonal,
+    Eigenbasis,
+    Haar,
+    Hadamard,
+    Identity,
+    Learned,
+    Rotation,
+    SignedPermutation,
+    rotation_of,
+)
+from wakeful.optim.schedules import warmup_cosine
+
+__all__ = [
+    "BlockDiagonal",
+    "Eigenbasis",
+    "Haar",
+    "Hadamard",
+    "Identity",
+    "Learned",
+    "MuonAdamW",
+    "OrthoAdam",
+    "Plan",
+    "Rotation",
+    "SignedPermutation",
+    "build_optimizer",
+    "decay_groups",
+    "rotation_of",
+    "warmup_cosine",
+]

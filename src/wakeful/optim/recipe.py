@@ -1,155 +1,150 @@
-"""The rotations of an optimiser: what was asked for, and what each parameter gets."""
+"""The rotations of an optimizer: what was asked for, and what each parameter gets."""
 
-import inspect
 import os
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from wakeful.errors import WakefulError
-from wakeful.optim.rotations import Learned, Rotation, find_rotation
-from wakeful.optim.rotations.base import generator_for
-from wakeful.optim.sharding import layout_for, zeros
-from wakeful.optim.sides import plain_name
+from wakeful.optim.axes import plain_name
+from wakeful.optim.rotations.base import (
+    Identity,
+    Learned,
+    Rotation,
+    generator_for,
+    rotation_of,
+)
+from wakeful.optim.sharding import fill, layout_for, zeros
 
 
 @dataclass(eq=False)
-class Plan:
-    """What is decided once for a parameter."""
+class Place:
+    """What is decided once for a parameter: its name, its rotated axes, why, and its rotations."""
 
-    name: str | None
-    title: str
+    name: str
     shape: tuple[int, ...]
-    sharded: bool
     axes: tuple[int, ...] = ()
+    why: str = ""
     rotations: tuple[Rotation, ...] | None = None
     made_for: tuple[torch.device, torch.dtype] | None = None
+
+    def learned(self) -> dict[str, Tensor]:
+        """Return the tensors of learned rotations, by the names they have in the state."""
+        return {
+            f"rotation_{axis}_{key}": tensor
+            for axis, rotation in zip(self.axes, self.rotations or (), strict=False)
+            if isinstance(rotation, Learned)
+            for key, tensor in rotation.state().items()
+        }
+
+    def moment(self, parameter: Tensor, saved: Tensor | None = None) -> Tensor:
+        """Return a moment, zero or as saved, laid out so that the rotated axis is contiguous."""
+        layout = layout_for(parameter, self.axes)
+        made = zeros(parameter, layout, moment_dtype(parameter), self.axes[:1] == (0,))
+        return made if saved is None else fill(made, saved)
 
 
 @dataclass(frozen=True)
 class Recipe:
     """The rotation asked for, before it has a width."""
 
-    cls: type[Rotation]
-    kind: str
-    options: dict[str, int | float]
+    rotation: Rotation
     seed: int
     share: bool
+    shared: dict[Any, Rotation] = field(default_factory=dict)
 
-    @staticmethod
-    def of(
-        rotation: str | type[Rotation], options: dict[str, int | float], seed: int, share: bool
-    ) -> "Recipe":
-        cls = find_rotation(rotation) if isinstance(rotation, str) else rotation
-        kind = rotation if isinstance(rotation, str) else cls.__name__
-        fixed = {"width", "generator", "device", "dtype"}
-        allowed = [key for key in inspect.signature(cls).parameters if key not in fixed]
-        for key in options:
-            if key not in allowed:
-                raise WakefulError(
-                    f"rotation_options has {key!r}; {kind} takes {', '.join(allowed) or 'none'}"
-                )
-        if cls.learns and share:
-            raise WakefulError(f"share=True cannot go with {kind}, which learns from each weight")
-        return Recipe(cls, kind, options, seed, share)
+    def __post_init__(self) -> None:
+        if self.learns and self.share:
+            raise WakefulError(
+                f"share=True cannot go with {self.rotation}, which learns from each weight"
+            )
 
     @property
     def rotates(self) -> bool:
-        return self.kind != "identity"
+        return not isinstance(self.rotation, Identity)
 
-    def describe(self, plan: Plan) -> list[dict[str, Any]]:
-        """What a checkpoint says of a parameter's rotations: one entry an axis, never a matrix."""
+    @property
+    def learns(self) -> bool:
+        return isinstance(self.rotation, Learned)
+
+    def describe(self, place: Place) -> list[dict[str, Any]]:
+        """Return what a checkpoint says of a parameter's rotations: an entry an axis, no matrix."""
         return [
             {
-                "kind": self.kind,
-                **self.options,
+                "kind": str(self.rotation),
                 "seed": self.seed,
-                "name": "*" if self.share else plain_name(cast(str, plan.name)),
+                "name": "*" if self.share else plain_name(place.name),
                 "axis": axis,
-                "width": plan.shape[axis],
+                "width": place.shape[axis],
             }
-            for axis in plan.axes
+            for axis in place.axes
         ]
 
-    def build(
-        self,
-        plan: Plan,
-        axis: int,
-        device: torch.device,
-        dtype: torch.dtype,
-        others: Iterable[Plan],
-    ) -> Rotation:
-        """The rotation of one axis; with ``share`` another plan's, where one has that width."""
-        width = plan.shape[axis]
-        if self.share:
-            for other in others:
-                if other.rotations is not None and other.made_for == (device, dtype):
-                    for known, rotation in zip(other.axes, other.rotations, strict=True):
-                        if other.shape[known] == width:
-                            return rotation
-        name = f"*{width}" if self.share else plain_name(cast(str, plan.name))
-        generator = generator_for(self.seed, name, 0 if self.share else axis)
-        make = cast(Callable[..., Rotation], self.cls)
+    def make(self, place: Place, axis: int, device: torch.device, dtype: torch.dtype) -> Rotation:
+        """Return the rotation of one axis; with `share` the one of its width."""
+        width = place.shape[axis]
+        if (device, dtype, width) in self.shared:
+            return self.shared[device, dtype, width]
+        name, side = (f"*{width}", 0) if self.share else (plain_name(place.name), axis)
         try:
-            return make(width, generator=generator, device=device, dtype=dtype, **self.options)
+            made = self.rotation.drawn(
+                width, generator=generator_for(self.seed, name, side), device=device, dtype=dtype
+            )
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise WakefulError(
-                f"no memory for the {self.kind} rotation of {plan.title}, {width} wide; use "
+                f"no memory for the {self.rotation} rotation of {place.name}, {width} wide; use "
                 "rotation='hadamard', or share=True"
             ) from error
+        if self.share:
+            self.shared[device, dtype, width] = made
+        return made
 
     def check_memory(self, work: Iterable[tuple[Tensor, tuple[int, ...]]]) -> None:
-        """Raises a WakefulError where the rotations would not fit in free memory."""
-        needed: dict[torch.device, int] = {}
-        making: dict[torch.device, int] = {}
-        widest: dict[torch.device, int] = {}
-        seen: set[tuple[torch.device, int]] = set()
+        """Raise a WakefulError where the rotations would not fit in free memory."""
+        widths: dict[torch.device, list[tuple[int, int]]] = {}
         for parameter, axes in work:
-            device, itemsize = parameter.device, moment_dtype(parameter).itemsize
-            for width in (parameter.shape[axis] for axis in axes):
-                if self.share and (device, width) in seen:
-                    continue
-                seen.add((device, width))
-                amount = self.cls.memory(width, itemsize, self.options)
-                needed[device] = needed.get(device, 0) + amount
-                temporary = self.cls.making_memory(width, itemsize)
-                making[device] = max(making.get(device, 0), temporary)
-                widest[device] = max(widest.get(device, 0), width)
-        for device, held in needed.items():
-            amount = held + making[device]
+            sizes = widths.setdefault(parameter.device, [])
+            for axis in axes:
+                size = (parameter.shape[axis], moment_dtype(parameter).itemsize)
+                if not (self.share and size in sizes):
+                    sizes.append(size)
+        for device, sizes in widths.items():
+            needed = sum(self.rotation.memory(*size) for size in sizes)
+            needed += max((self.rotation.making_memory(*size) for size in sizes), default=0)
             free = _free_memory(device)
-            if amount > free:
+            if needed > free:
                 raise WakefulError(
-                    f"the {self.kind} rotations, up to {widest[device]} wide, need "
-                    f"{amount / 1e9:.1f} GB and {device} has {free / 1e9:.1f} GB free; use "
+                    f"the {self.rotation} rotations, up to {max(sizes)[0]} wide, need "
+                    f"{needed / 1e9:.1f} GB and {device} has {free / 1e9:.1f} GB free; use "
                     "rotation='hadamard', or share=True"
                 )
 
 
+def as_now(saved: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a saved description in today's words: a rotation's options once stood beside it."""
+    fixed = ("kind", "seed", "name", "axis", "width")
+    found: list[dict[str, Any]] = []
+    for entry in saved:
+        now = {key: entry.get(key) for key in fixed}
+        options = {key: value for key, value in entry.items() if key not in fixed}
+        if options:
+            words = (f"{'size' if k == 'block' else k}={v!r}" for k, v in options.items())
+            now["kind"] = str(rotation_of(f"{now['kind']}({', '.join(words)})"))
+        found.append(now)
+    return found
+
+
 def moment_dtype(parameter: Tensor) -> torch.dtype:
+    """Return float64 for a float64 parameter, else float32."""
     return torch.float64 if parameter.dtype == torch.float64 else torch.float32
 
 
-def new_moment(parameter: Tensor, plan: Plan) -> Tensor:
-    """Zeros of the parameter's shape, laid out so that its rotated axis is contiguous."""
-    turned = bool(plan.axes) and plan.axes[0] == 0
-    layout = layout_for(parameter, plan.axes)
-    return zeros(parameter, layout, moment_dtype(parameter), turned)
-
-
-def learned_tensors(plan: Plan) -> Iterator[tuple[str, Tensor]]:
-    for axis, rotation in zip(plan.axes, plan.rotations or (), strict=False):
-        if isinstance(rotation, Learned):
-            for key, tensor in rotation.state().items():
-                yield f"rotation_{axis}_{key}", tensor
-
-
 def _free_memory(device: torch.device) -> int:
-    """Free bytes of a device; of the host, all its memory where the system does not say."""
+    """Return a device's free bytes; of the host, all its memory where the system does not say."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     meminfo = Path("/proc/meminfo")

@@ -15,12 +15,12 @@ Layout = tuple[Placement, ...] | None
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether the tensor is a DTensor, of which a rank holds a part."""
+    """Tell whether the tensor is a DTensor, of which a rank holds a part."""
     return isinstance(tensor, DTensor)
 
 
 def layout_for(parameter: Tensor, axes: tuple[int, ...]) -> Layout:
-    """How a parameter must lie over the ranks for its step; None for a whole tensor.
+    """Return how a parameter must lie over the ranks for its step; None for a whole tensor.
 
     Its own placements where no rotated axis is cut, the other axis cut where one is, and
     whole on every rank where both are rotated.
@@ -40,14 +40,14 @@ def layout_for(parameter: Tensor, axes: tuple[int, ...]) -> Layout:
 
 
 def local_part(tensor: Tensor, layout: Layout) -> Tensor:
-    """This rank's part in that layout: the tensor's own storage where it already lies so."""
+    """Return this rank's part in that layout: the tensor's own storage where it lies so already."""
     if isinstance(tensor, DTensor):
         return tensor.redistribute(placements=layout).to_local()
     return tensor
 
 
 def write_back(parameter: Tensor, part: Tensor, layout: Layout) -> None:
-    """Writes a part computed in ``layout`` into the parameter, where that is another layout."""
+    """Write a part computed in `layout` into the parameter, where that is another layout."""
     if isinstance(parameter, DTensor) and parameter.placements != layout:
         moved = DTensor.from_local(
             part.contiguous(),
@@ -61,7 +61,7 @@ def write_back(parameter: Tensor, part: Tensor, layout: Layout) -> None:
 
 
 def zeros(parameter: Tensor, layout: Layout, dtype: torch.dtype, turned: bool) -> Tensor:
-    """Zeros of the parameter's shape in that layout; with ``turned`` column by column."""
+    """Return zeros of the parameter's shape in that layout; with `turned` column by column."""
     part = local_part(parameter, layout)
     shape = part.shape[::-1] if turned else part.shape
     made = torch.zeros(shape, dtype=dtype, device=part.device)
@@ -79,7 +79,7 @@ def zeros(parameter: Tensor, layout: Layout, dtype: torch.dtype, turned: bool) -
 
 
 def fill(moment: Tensor, saved: Tensor) -> Tensor:
-    """Copies a saved moment, whole or sharded in any way, into this one; returns it."""
+    """Copy a saved moment, whole or sharded in any way, into this one; return it."""
     if not isinstance(moment, DTensor):
         return moment.copy_(saved.full_tensor() if isinstance(saved, DTensor) else saved)
     if not isinstance(saved, DTensor):
@@ -89,5 +89,5 @@ def fill(moment: Tensor, saved: Tensor) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The whole tensor, on every rank."""
+    """Return the whole tensor, on every rank."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from wakeful.config.schema import Config
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
-from wakeful.optim.rotations import find_rotation
+from wakeful.optim import Learned, rotation_of
 from wakeful.world import World
 
 
@@ -195,7 +195,11 @@ def check_shares(config: Config, world: World) -> None:
             f'so many times {world.local_size}; use "fsdp"'
         )
     shared_out = size > 1 and config.train.parallel != "ddp"
-    if shared_out and optimizer.name == "orthoadam" and find_rotation(optimizer.rotation).learns:
+    if (
+        shared_out
+        and optimizer.name == "orthoadam"
+        and isinstance(rotation_of(optimizer.rotation), Learned)
+    ):
         raise WakefulError(
             f"optimizer.rotation = {optimizer.rotation!r} learns from whole gradients, which no "
             f'process has with train.parallel = "{config.train.parallel}"; use "ddp", or rotation '

@@ -17,7 +17,7 @@ from wakeful.device import DTYPES
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialise import initialise
-from wakeful.optim.torch_optimizers import build_optimizer
+from wakeful.optim import build_optimizer
 
 _TOO_LARGE = ("allocate memory", "Overflow when unpacking", "invalid size", "overflow")
 """What torch says, in errors of no special type, of a tensor larger than memory or than numbers."""

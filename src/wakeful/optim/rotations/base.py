@@ -1,52 +1,70 @@
-"""What a rotation is: a fixed orthogonal Q acting on the last axis, made again from its seed.
+"""What a rotation is: a fixed orthogonal Q on the last axis, made again from its seed.
 
 Shapes: R rows, n the rotated width.
 """
 
+import copy
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from wakeful.variants import Variant, build
 
-class Rotation(ABC):
-    """An orthogonal Q ∈ O(n): ``into(g) = g Qᵀ`` and ``back(s) = s Q`` on the rows of a matrix.
+
+class Rotation(Variant, ABC):
+    """An orthogonal Q ∈ O(n): `into(g) = g Qᵀ` and `back(s) = s Q` on the rows of a matrix.
 
     OrthoAdam (From Attention to Activation, Algorithm 1): ḡ = Q g before the moments, s = Qᵀ s̄
     after them. A row of a matrix here is the paper's vector g, so both act on the last axis; the
-    optimiser turns a weight whose residual axis comes first.
+    optimizer turns a weight whose rotated axis comes first.
 
-    A subclass lives alone in its file in this folder, and the file's name is the rotation's name.
-    Its constructor takes ``(width, *, generator, device, dtype)`` and its own options after them.
-    It draws its numbers from ``generator``, a CPU generator, in float64 and rounds once, so that a
-    seed gives one rotation whatever the device. ``into`` and ``back`` take contiguous tensors of
-    ``dtype`` and leave them unchanged; ``back`` returns a tensor that its caller may overwrite
-    or, where it changes nothing, the one it was given.
+    Another file in this folder adds the rotation of its name.
+    Its constructor takes the rotation's own options; `drawn` returns a copy at a width.
     """
 
-    learns: ClassVar[bool] = False
-    """True where the basis follows the gradients (see ``Learned``): no seed makes it again."""
+    def drawn(
+        self,
+        width: int,
+        *,
+        generator: torch.Generator,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> "Rotation":
+        """Return this rotation for n = `width` coordinates, its tensors on `device` in `dtype`."""
+        made = copy.copy(self)
+        made.draw(width, generator, torch.device(device), dtype)
+        return made
+
+    @abstractmethod
+    def draw(
+        self, width: int, generator: torch.Generator, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        """Make the tensors of a Q of this width.
+
+        Random numbers come from `generator`, a CPU generator, in float64 and are rounded once, so
+        that a seed gives one rotation whatever the device.
+        """
 
     @abstractmethod
     def into(self, grad: Float[Tensor, "R n"]) -> Float[Tensor, "R n"]:
-        """The gradient in the optimiser's basis, ḡ = g Qᵀ."""
+        """Return the gradient in the optimizer's basis, ḡ = g Qᵀ; `grad` is left unchanged."""
 
     @abstractmethod
     def back(self, step: Float[Tensor, "R n"]) -> Float[Tensor, "R n"]:
-        """The step in the parameter's basis, s = s̄ Q."""
+        """Return the step in the parameter's basis, s = s̄ Q; `step` is left unchanged.
 
-    @staticmethod
+        The caller may overwrite the result, which is `step` itself where nothing changes.
+        """
+
     @abstractmethod
-    def memory(width: int, itemsize: int, options: Mapping[str, int | float]) -> int:
-        """Bytes that one rotation of this width holds."""
+    def memory(self, width: int, itemsize: int) -> int:
+        """Return the bytes that one rotation of this width holds."""
 
-    @staticmethod
-    def making_memory(width: int, itemsize: int) -> int:
-        """Bytes that making one of this width needs for a moment, on top of what it holds."""
+    def making_memory(self, width: int, itemsize: int) -> int:
+        """Return the bytes that making one of this width needs for a moment, on top of those."""
         del width, itemsize
         return 0
 
@@ -54,20 +72,30 @@ class Rotation(ABC):
 class Learned(Rotation):
     """A rotation that follows the gradients; its tensors are state and are saved as such."""
 
-    learns: ClassVar[bool] = True
-
     @abstractmethod
     def learn(self, grad: Float[Tensor, "R n"]) -> Float[Tensor, "n n"] | None:
-        """Take in one gradient. Where the basis moves from Q to Q', returns Q Q'ᵀ, by which a
-        moment held in the old basis is multiplied from the right; None where it stays."""
+        """Take in one gradient; return the change of basis, or None where the basis stays.
+
+        Where it moves from Q to Q' the change is Q Q'ᵀ, by which a moment held in the old basis is
+        multiplied from the right.
+        """
 
     @abstractmethod
     def state(self) -> dict[str, Tensor]:
-        """The tensors a checkpoint must hold, by name; written in place by ``learn``."""
+        """Return the tensors a checkpoint must hold, by name; `learn` writes them in place."""
+
+
+def rotation_of(given: str | Rotation) -> Rotation:
+    """Return a rotation, given itself or as an expression such as `block_diagonal(size=32)`.
+
+    Raises:
+        WakefulError: the expression names no rotation, or an option that it does not have.
+    """
+    return given if isinstance(given, Rotation) else build("optim.rotations", given)
 
 
 def generator_for(seed: int, name: str, axis: int) -> torch.Generator:
-    """The CPU generator of one rotation: its seed is a hash of (seed, parameter name, axis)."""
+    """Return the CPU generator of one rotation, seeded by a hash of (seed, name, axis)."""
     digest = hashlib.sha256(f"{seed}\x1f{name}\x1f{axis}".encode()).digest()
     generator = torch.Generator(device="cpu")
     generator.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
@@ -75,7 +103,7 @@ def generator_for(seed: int, name: str, axis: int) -> torch.Generator:
 
 
 def haar_matrix(width: int, generator: torch.Generator) -> Float[Tensor, "n n"]:
-    """A matrix of O(n) drawn from the Haar measure, in float64 on the CPU.
+    """Return a matrix of O(n) drawn from the Haar measure, in float64 on the CPU.
 
     QR of a Gaussian matrix, each column of Q multiplied by the sign of R's diagonal: without that
     fix the law is not Haar's (Mezzadri, How to generate random matrices, 2007, section 5).
@@ -86,5 +114,79 @@ def haar_matrix(width: int, generator: torch.Generator) -> Float[Tensor, "n n"]:
 
 
 def random_signs(width: int, generator: torch.Generator) -> Float[Tensor, " n"]:
-    """n independent fair signs, ±1 in float64 on the CPU."""
+    """Return n independent fair signs, ±1 in float64 on the CPU."""
     return torch.randint(0, 2, (width,), generator=generator).double().mul_(2).sub_(1)
+
+
+class Identity(Rotation):
+    """Q = I: OrthoAdam with it is AdamW, step for step."""
+
+    examples = ("identity",)
+
+    def draw(
+        self, width: int, generator: torch.Generator, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        del width, generator, device, dtype
+
+    def into(self, grad: Float[Tensor, "R n"]) -> Float[Tensor, "R n"]:
+        return grad
+
+    def back(self, step: Float[Tensor, "R n"]) -> Float[Tensor, "R n"]:
+        return step
+
+    def memory(self, width: int, itemsize: int) -> int:
+        return 0
+
+
+class SignedPermutation(Rotation):
+    """Q = S P, a permutation of the coordinates with random signs.
+
+    Adam is equivariant to signed permutations, so OrthoAdam with this one equals Adam to rounding:
+    a known answer for tests. It cures nothing.
+    """
+
+    examples = ("signed_permutation",)
+
+    def draw(
+        self, width: int, generator: torch.Generator, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        order = torch.randperm(width, generator=generator)
+        self.order = order.to(device)
+        self.inverse = order.argsort().to(device)
+        self.signs = random_signs(width, generator).to(device, dtype)
+
+    def into(self, grad: Float[Tensor, "R n"]) -> Float[Tensor, "R n"]:
+        return grad.index_select(-1, self.order).mul_(self.signs)
+
+    def back(self, step: Float[Tensor, "R n"]) -> Float[Tensor, "R n"]:
+        return (step * self.signs).index_select(-1, self.inverse)
+
+    def memory(self, width: int, itemsize: int) -> int:
+        return width * (itemsize + 16)
+
+
+class Haar(Rotation):
+    """Q from the Haar measure on O(n), the paper's: one dense matrix a weight, O(n²) a row.
+
+    The matrix comes from LAPACK in float64: the same seed gives the same bits on one machine and
+    the same values to about 1e-15 on another whose LAPACK orders its sums differently.
+    """
+
+    examples = ("haar",)
+
+    def draw(
+        self, width: int, generator: torch.Generator, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self.matrix = haar_matrix(width, generator).to(device, dtype)
+
+    def into(self, grad: Float[Tensor, "R n"]) -> Float[Tensor, "R n"]:
+        return grad @ self.matrix.mT
+
+    def back(self, step: Float[Tensor, "R n"]) -> Float[Tensor, "R n"]:
+        return step @ self.matrix
+
+    def memory(self, width: int, itemsize: int) -> int:
+        return width * width * itemsize
+
+    def making_memory(self, width: int, itemsize: int) -> int:
+        return 4 * width * width * 8

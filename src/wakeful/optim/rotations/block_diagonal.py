@@ -1,7 +1,5 @@
 """Small uniformly random rotations side by side: cheap, but no coordinate leaves its block."""
 
-from collections.abc import Mapping
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -11,29 +9,30 @@ from wakeful.optim.rotations.base import Rotation, haar_matrix
 
 
 class BlockDiagonal(Rotation):
-    """Q = diag(Q_1, …, Q_k), each Q_i from the Haar measure; k = ⌈n / block⌉.
+    """Q = diag(Q_1, …, Q_k), each Q_i from the Haar measure; k = ⌈n / size⌉.
 
-    Where n is no multiple of ``block`` (default 64) the block widths differ by at most one, so that
-    no coordinate is left alone in a block of its own. O(n · block) a row.
+    Where `size` does not divide n the blocks' widths differ by at most one, so that no coordinate
+    is left alone in a block of its own. O(n · size) a row.
     """
 
-    def __init__(
-        self,
-        width: int,
-        *,
-        generator: torch.Generator,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
-        block: int = 64,
+    examples = ("block_diagonal", "block_diagonal(size=16)")
+
+    def __init__(self, *, size: int = 64) -> None:
+        if size < 1:
+            raise WakefulError(
+                f"size of the block_diagonal rotation must be at least 1, got {size}"
+            )
+        self.size = size
+
+    def draw(
+        self, width: int, generator: torch.Generator, device: torch.device, dtype: torch.dtype
     ) -> None:
-        if block < 1:
-            raise WakefulError(f"block={block} of the block_diagonal rotation must be at least 1")
-        count = -(-width // block)
+        count = -(-width // self.size)
         narrow, wider = divmod(width, count)
         self.split = wider * (narrow + 1)
         self.blocks = tuple(
-            torch.stack([haar_matrix(size, generator) for _ in range(number)]).to(device, dtype)
-            for size, number in ((narrow + 1, wider), (narrow, count - wider))
+            torch.stack([haar_matrix(n, generator) for _ in range(number)]).to(device, dtype)
+            for n, number in ((narrow + 1, wider), (narrow, count - wider))
             if number > 0
         )
 
@@ -53,6 +52,5 @@ class BlockDiagonal(Rotation):
             turned.append(product.transpose(0, 1).reshape(-1, number * size))
         return turned[0] if len(turned) == 1 else torch.cat(turned, dim=-1)
 
-    @staticmethod
-    def memory(width: int, itemsize: int, options: Mapping[str, int | float]) -> int:
-        return int(width * min(width, options.get("block", 64)) * itemsize)
+    def memory(self, width: int, itemsize: int) -> int:
+        return width * min(width, self.size) * itemsize

@@ -1,6 +1,4 @@
-"""The eigenbasis of the gradients' covariance, the modern comparison: a basis that is learnt."""
-
-from collections.abc import Mapping
+"""The eigenbasis of the gradients' covariance, the modern comparison: a basis that is learned."""
 
 import torch
 from jaxtyping import Float
@@ -14,33 +12,29 @@ class Eigenbasis(Learned):
     """Q's rows are the eigenvectors of C ← β C + (1 − β) gᵀ g, refreshed every few steps.
 
     SOAP (Improving and Stabilizing Shampoo using Adam, 2024, Algorithm 3) on the rotated side. At
-    the first gradient Q comes from a full decomposition; afterwards every ``every`` steps from one
+    the first gradient Q comes from a full decomposition; afterwards every `every` steps from one
     orthogonal iteration, the QR of C Qᵀ, with R's diagonal made positive so that each vector stays
     near the one before. The first moment is carried to the new basis exactly and the second is
     kept, as in SOAP. Deviations: the first step is taken, not skipped, and vectors are not sorted
     again.
 
-    It holds two n × n matrices a weight, and both are state: no seed gives them again. Options:
-    ``beta`` in [0, 1), default 0.95, and ``every`` in steps, default 10.
+    It holds two n × n matrices a weight, and both are state: no seed gives them again.
     """
 
-    def __init__(
-        self,
-        width: int,
-        *,
-        generator: torch.Generator,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
-        beta: float = 0.95,
-        every: int = 10,
-    ) -> None:
-        del generator
+    examples = ("eigenbasis", "eigenbasis(beta=0.9, every=5)")
+
+    def __init__(self, *, beta: float = 0.95, every: int = 10) -> None:
         if not 0 <= beta < 1:
-            raise WakefulError(f"beta={beta} of the eigenbasis rotation must be in [0, 1)")
+            raise WakefulError(f"beta of the eigenbasis rotation must be in [0, 1), got {beta}")
         if every < 1:
-            raise WakefulError(f"every={every} of the eigenbasis rotation must be at least 1")
+            raise WakefulError(f"every of the eigenbasis rotation must be at least 1, got {every}")
         self.beta = beta
         self.every = every
+
+    def draw(
+        self, width: int, generator: torch.Generator, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        del generator
         self.basis = torch.eye(width, device=device, dtype=dtype)
         self.covariance = torch.zeros(width, width, device=device, dtype=dtype)
         self.seen = torch.zeros((), dtype=torch.float32)
@@ -69,10 +63,8 @@ class Eigenbasis(Learned):
     def state(self) -> dict[str, Tensor]:
         return {"basis": self.basis, "covariance": self.covariance, "seen": self.seen}
 
-    @staticmethod
-    def memory(width: int, itemsize: int, options: Mapping[str, int | float]) -> int:
+    def memory(self, width: int, itemsize: int) -> int:
         return 2 * width * width * itemsize
 
-    @staticmethod
-    def making_memory(width: int, itemsize: int) -> int:
+    def making_memory(self, width: int, itemsize: int) -> int:
         return 4 * width * width * itemsize

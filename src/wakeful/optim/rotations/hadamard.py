@@ -1,11 +1,10 @@
 """Random signs, then a fast Walsh–Hadamard transform: near Haar's cure at O(n log n) a row.
 
-Widths that are no power of two. With n = 2ᵏ m and m odd the transform is F = H_{2ᵏ} ⊗ C_m, where
-C_m is the discrete Hartley transform, C_ij = (cos(2πij/m) + sin(2πij/m)) / √m. C_m is symmetric and
-orthogonal for every m, and has no zero entry for odd m (a zero needs ij/m = 3/8 modulo 1/2), so F
-is exactly orthogonal on Rⁿ, mixes every coordinate with every other in one pass, and F F = I.
-Padding would leave Rⁿ, and diagonal blocks would keep coordinates apart. With m = 1 F is
-Walsh–Hadamard.
+Any width will do: with n = 2ᵏ m and m odd the transform is F = H_{2ᵏ} ⊗ C_m, where C_m is the
+discrete Hartley transform, C_ij = (cos(2πij/m) + sin(2πij/m)) / √m. C_m is symmetric and orthogonal
+for every m, and has no zero entry for odd m (a zero needs ij/m = 3/8 modulo 1/2), so F is exactly
+orthogonal on Rⁿ, mixes every coordinate with every other in one pass, and F F = I. Padding would
+leave Rⁿ, and diagonal blocks would keep coordinates apart. With m = 1 F is Walsh–Hadamard.
 
 F is applied as a few small matrix products, one for each Kronecker factor: on a CPU a factor of
 16 costs 0.4 ns an element and one of 32 0.8 ns, a dense 512 × 512 product 9 ns.
@@ -13,7 +12,6 @@ F is applied as a few small matrix products, one for each Kronecker factor: on a
 
 import functools
 import math
-from collections.abc import Mapping
 
 import torch
 from jaxtyping import Float
@@ -32,16 +30,13 @@ class Hadamard(Rotation):
     Holds n signs a weight; the factors of F are shared by all weights of that width.
     """
 
-    def __init__(
-        self,
-        width: int,
-        *,
-        generator: torch.Generator,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
+    examples = ("hadamard",)
+
+    def draw(
+        self, width: int, generator: torch.Generator, device: torch.device, dtype: torch.dtype
     ) -> None:
         self.signs = random_signs(width, generator).to(device, dtype)
-        self.factors = transform_factors(width, torch.device(device), dtype)
+        self.factors = transform_factors(width, device, dtype)
 
     def into(self, grad: Float[Tensor, "R n"]) -> Float[Tensor, "R n"]:
         return transform(grad * self.signs, self.factors)
@@ -49,16 +44,18 @@ class Hadamard(Rotation):
     def back(self, step: Float[Tensor, "R n"]) -> Float[Tensor, "R n"]:
         return transform(step, self.factors).mul_(self.signs)
 
-    @staticmethod
-    def memory(width: int, itemsize: int, options: Mapping[str, int | float]) -> int:
+    def memory(self, width: int, itemsize: int) -> int:
         return width * itemsize
 
 
 def transform(
     rows: Float[Tensor, "R n"], factors: tuple[Tensor | int, ...]
 ) -> Float[Tensor, "R n"]:
-    """F x on the last axis, F the Kronecker product of ``factors``; an int stands for the Hartley
-    transform of that width by FFT. F is symmetric and its own inverse."""
+    """Return F x on the last axis, F the Kronecker product of `factors`.
+
+    An int stands for the Hartley transform of that width by FFT. F is symmetric and its own
+    inverse.
+    """
     before, after = rows.shape[0], rows.shape[1]
     for factor in factors:
         size = factor if isinstance(factor, int) else factor.shape[0]
@@ -78,7 +75,7 @@ def transform(
 def transform_factors(
     width: int, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor | int, ...]:
-    """The Kronecker factors of F for this width, outermost first; each is symmetric orthogonal."""
+    """Return the Kronecker factors of F, outermost first; each is symmetric and orthogonal."""
     odd = width // (width & -width)
     power = width // odd
     if odd > LARGEST_DENSE:
@@ -103,7 +100,7 @@ def transform_factors(
 
 
 def _factor(odd: int, power: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """C_odd ⊗ H_power, normalised, computed in float64 and rounded once."""
+    """Return C_odd ⊗ H_power, normalized, computed in float64 and rounded once."""
     hadamard = torch.ones(1, 1, dtype=torch.float64)
     pair = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64)
     while hadamard.shape[0] < power:

@@ -1,4 +1,4 @@
-"""One name for every optimiser, and the groups that decay."""
+"""One name for every optimizer, and the groups that decay."""
 
 import copy
 from typing import Any
@@ -8,18 +8,13 @@ import torch
 from torch import nn
 
 from wakeful.errors import WakefulError
-from wakeful.optim.groups import decay_groups, is_embedding, is_head
-from wakeful.optim.orthoadam import OrthoAdam
-from wakeful.optim.sides import Rule
-from wakeful.optim.torch_optimizers import BUILDERS, build_optimizer
+from wakeful.optim import OrthoAdam, build_optimizer, decay_groups
+from wakeful.optim.build import BUILDERS
+from wakeful.optim.groups import is_embedding, is_head
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "adamw": {"lr": 1e-2},
-    "orthoadam": {
-        "lr": 1e-2,
-        "rotation": "haar",
-        "rules": (Rule(r"(embed|hidden|head)\.weight", 1),),
-    },
+    "orthoadam": {"lr": 1e-2, "rotation": "haar"},
     "rmsprop": {"lr": 1e-2, "alpha": 0.9},
     "sgd": {"lr": 1e-1},
     "sgd_momentum": {"lr": 1e-1, "momentum": 0.8},
@@ -102,6 +97,9 @@ def test_refusals() -> None:
         build_optimizer("sgd_momentum", Tiny().named_parameters(), momentum=0.0)
     with pytest.raises(WakefulError, match="adamw: Invalid learning rate"):
         build_optimizer("adamw", Tiny().named_parameters(), lr=-1.0)
+    for name in ("adamw", "orthoadam", "rmsprop", "muon"):
+        with pytest.raises(WakefulError, match="eps must be above 0"):
+            build_optimizer(name, Tiny().named_parameters(), eps=0.0)
     with pytest.raises(WakefulError, match="no hidden matrix"):
         build_optimizer("muon", [("bias", nn.Parameter(torch.zeros(3)))])
     with pytest.raises(WakefulError, match="no parameter"):

@@ -1,0 +1,132 @@
+"""Which axis of which parameter is rotated, and why.
+
+In this order: what the caller gives (`axes=`); what the parameter's module declares
+(`wakeful.roles`); what the family of its name says (`wakeful.families`); the input axis of a
+matrix, axis 1 of a Linear's (out, in). Scalars, vectors and tensors of more than two axes keep the
+identity, and so do axes that count tokens or positions.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from wakeful.errors import WakefulError
+from wakeful.families import roles_by_name
+from wakeful.roles import role_of
+
+Choice = int | tuple[int, ...] | None
+"""An axis, several, () for none, or None for "as it would be without me"."""
+Axes = Mapping[str, Choice] | Mapping[Tensor, Choice] | Callable[[str, Tensor], Choice]
+"""Choices by name or by tensor, or a function of both."""
+_WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One parameter of a plan; `axes` are the rotated ones, the residual stream's first."""
+
+    name: str
+    shape: tuple[int, ...]
+    axes: tuple[int, ...]
+    rotation: str
+    why: str
+
+
+class Plan(tuple[Line, ...]):
+    """What an optimizer rotates: a line a parameter. Printed, layers that are alike share one."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        counts: dict[tuple[str, ...], int] = {}
+        for line in self:
+            axes = " and ".join(map(str, line.axes)) or "-"
+            name = re.sub(r"\.\d+(?=\.)", ".*", line.name)
+            row = (name, "×".join(map(str, line.shape)) or "-", axes, line.rotation, line.why)
+            counts[row] = counts.get(row, 0) + 1
+        rows = [("name", "number", "shape", "axis", "rotation", "why")]
+        rows += [(name, str(count), *rest) for (name, *rest), count in counts.items()]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        )
+
+    __repr__ = __str__
+
+
+def plain_name(name: str) -> str:
+    """Return the name without what data parallelism, compilation and checkpointing put into it.
+
+    So a wrapped model keeps its rotations.
+    """
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def decide(
+    parameters: Mapping[str, Tensor], given: Axes | None = None, *, both: bool = False
+) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Return the rotated axes of each parameter, the residual stream's first, and the reason.
+
+    With `both` the other axis of a matrix is rotated too, where a role or a family says that it
+    does not count tokens or positions.
+
+    Raises:
+        WakefulError: a given axis is not one of a matrix, or of a parameter that is not there.
+    """
+    choose = _chooser(parameters, given)
+    families = roles_by_name({plain_name(name): tuple(p.shape) for name, p in parameters.items()})
+    found: dict[str, tuple[tuple[int, ...], str]] = {}
+    for name, parameter in parameters.items():
+        choice = choose(name, parameter)
+        if choice is not None:
+            found[name] = _checked(name, parameter, choice), "given"
+            continue
+        if parameter.ndim != 2:
+            found[name] = (), "scalar or vector" if parameter.ndim < 2 else "more than two axes"
+            continue
+        role, why = role_of(parameter), "role"
+        if role is None and plain_name(name) in families:
+            family, role = families[plain_name(name)]
+            why = f"family {family}"
+        if role is None:
+            found[name] = (1,), "input axis"
+        elif role.residual is None:
+            found[name] = (), why
+        else:
+            other = (1 - role.residual,) if both and not role.vocabulary else ()
+            found[name] = (role.residual, *other), why
+    return found
+
+
+def _chooser(
+    parameters: Mapping[str, Tensor], given: Axes | None
+) -> Callable[[str, Tensor], Choice]:
+    if given is None:
+        return lambda name, parameter: None
+    if not isinstance(given, Mapping):
+        return given
+    choices: dict[str | int, Choice] = {}
+    there = parameters.keys() | {id(parameter) for parameter in parameters.values()}
+    for key, choice in given.items():
+        known = key if isinstance(key, str) else id(key)
+        if known not in there:
+            what = repr(key) if isinstance(key, str) else f"a tensor of shape {tuple(key.shape)}"
+            raise WakefulError(
+                f"axes has {what}, which the optimizer does not: its parameters are "
+                f"{', '.join(list(parameters)[:4])}, ..."
+            )
+        choices[known] = choice
+    return lambda name, parameter: choices.get(name, choices.get(id(parameter)))
+
+
+def _checked(name: str, parameter: Tensor, choice: int | tuple[int, ...]) -> tuple[int, ...]:
+    axes = (choice,) if isinstance(choice, int) else tuple(choice)
+    if axes and (parameter.ndim != 2 or set(axes) - {0, 1} or len(set(axes)) < len(axes)):
+        raise WakefulError(
+            f"axes = {choice!r} of {name}, whose shape is {tuple(parameter.shape)}: only matrices "
+            "are rotated, along axis 0 or 1 or both; () keeps a parameter as it is"
+        )
+    return axes

@@ -1,0 +1,88 @@
+"""Muon (Jordan 2024, in torch) as a whole optimizer: the modern comparison beside OrthoAdam."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wakeful.errors import WakefulError
+from wakeful.families import role_outside_layers
+from wakeful.roles import role_of
+
+
+class MuonAdamW(torch.optim.Optimizer):
+    """torch's Muon on the hidden matrices, AdamW on embeddings, head and 1-D parameters.
+
+    Muon's step is scaled to the size of AdamW's (`match_rms_adamw`), so both take one `lr` and one
+    schedule. `groups` must be named: where no role tells embeddings and heads, their names do.
+    """
+
+    def __init__(
+        self,
+        groups: list[dict[str, Any]],
+        *,
+        lr: float,
+        momentum: float,
+        ns_steps: int,
+        betas: tuple[float, float],
+        eps: float,
+    ) -> None:
+        hidden: list[dict[str, Any]] = []
+        rest: list[dict[str, Any]] = []
+        for group in groups:
+            for chosen, wanted in ((hidden, True), (rest, False)):
+                some = [(n, p) for n, p in group["params"] if _is_hidden(n, p) == wanted]
+                if some:
+                    chosen.append({**group, "params": some})
+        if not hidden:
+            raise WakefulError("muon found no hidden matrix to optimize; use adamw")
+        self._muon = torch.optim.Muon(
+            hidden, lr=lr, momentum=momentum, ns_steps=ns_steps, adjust_lr_fn="match_rms_adamw"
+        )
+        self._adamw = (
+            torch.optim.AdamW(rest, lr=lr, betas=betas, eps=eps, fused=can_fuse(rest))
+            if rest
+            else None
+        )
+        parts = (self._muon, self._adamw) if self._adamw is not None else (self._muon,)
+        super().__init__([group for part in parts for group in part.param_groups], {"lr": lr})
+        self._link()
+
+    def _link(self) -> None:
+        """Let the two parts work on this optimizer's own groups and state."""
+        count = len(self._muon.param_groups)
+        self._muon.param_groups = self.param_groups[:count]
+        self._muon.state = self.state
+        if self._adamw is not None:
+            self._adamw.param_groups = self.param_groups[count:]
+            self._adamw.state = self.state
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Take one step of both; return the closure's loss, if there is a closure."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._muon.step()
+        if self._adamw is not None:
+            self._adamw.step()
+        return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Load the state of both."""
+        super().load_state_dict(state_dict)
+        self._link()
+
+
+def can_fuse(groups: list[dict[str, Any]]) -> bool:
+    """Tell whether the devices of all parameters have AdamW's fused step."""
+    parameters = [parameter for group in groups for _, parameter in group["params"]]
+    return all(p.device.type in {"cpu", "cuda"} and p.is_floating_point() for p in parameters)
+
+
+def _is_hidden(name: str, parameter: Tensor) -> bool:
+    role = role_of(parameter) or role_outside_layers(name)
+    in_stream = role is None or (role.residual is not None and not role.vocabulary)
+    return parameter.dim() == 2 and in_stream

@@ -1,0 +1,139 @@
+"""One step of OrthoAdam's equations, over chunks of a weight or over lists of weights.
+
+Shapes: R rows and n columns of a weight turned so that its rotated axis comes last.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from wakeful.optim.recipe import Place
+from wakeful.optim.rotations.base import Learned
+from wakeful.optim.sharding import layout_for, local_part, write_back
+
+CHUNK = 2**18  # elements a chunk: with its temporaries it stays in a core's cache
+Part = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Rows of a weight, its gradient and its two moments."""
+
+
+class Job:
+    """One parameter's part of a step: views with the rotated axis last, and the step's numbers."""
+
+    def __init__(
+        self, parameter: Tensor, place: Place, state: dict[str, Any], group: dict[str, Any]
+    ) -> None:
+        self.parameter = parameter
+        self.rotations = place.rotations or ()
+        self.state = state
+        self.turned = place.axes[:1] == (0,)
+        self.layout = layout_for(parameter, place.axes)
+        self.exp_avg = self._view(state["exp_avg"])
+        self.exp_avg_sq = self._view(state["exp_avg_sq"])
+        self.grad = self._view(cast(Tensor, parameter.grad))
+        self.weight = self._view(parameter)
+        self.beta1, self.beta2 = group["betas"]
+        self.eps = float(group["eps"])
+        self.lr = float(group["lr"])
+        self.decay = 1 - self.lr * group["weight_decay"]
+        self.count = 0
+
+    def _view(self, tensor: Tensor) -> Tensor:
+        tensor = local_part(tensor, self.layout)
+        return tensor.mT if self.turned else tensor.view(1) if tensor.dim() == 0 else tensor
+
+    def begin(self) -> None:
+        """Count the step, and let a learned basis see the gradient."""
+        self.state["step"] += 1
+        self.count = self.state["step"].item()
+        for side, rotation in enumerate(self.rotations):
+            if isinstance(rotation, Learned):
+                grad = self.grad.to(self.exp_avg.dtype)
+                change = rotation.learn(grad.mT if side == 1 else grad)
+                if change is not None:
+                    moment = self.exp_avg.mT if side == 1 else self.exp_avg
+                    moment.copy_(moment @ change)
+
+    def end(self) -> None:
+        """Write a resharded weight back where it came from."""
+        part = self.weight.mT if self.turned else self.weight
+        write_back(self.parameter, part, self.layout)
+
+    def into(self, grad: Tensor) -> Tensor:
+        """Return ḡ of rows of the gradient: contiguous, in the moments' dtype."""
+        grad = grad.to(self.exp_avg.dtype).contiguous()
+        if self.rotations:
+            grad = self.rotations[0].into(grad)
+        if len(self.rotations) == 2:
+            grad = self.rotations[1].into(grad.mT.contiguous()).mT.contiguous()
+        return grad
+
+    def back(self, step: Tensor) -> Tensor:
+        """Return the rows' step in the parameter's basis."""
+        if len(self.rotations) == 2:
+            step = self.rotations[1].back(step.mT.contiguous()).mT.contiguous()
+        return self.rotations[0].back(step) if self.rotations else step
+
+    def whole(self) -> Part:
+        """Return the weight, its gradient and its moments."""
+        return self.weight, self.grad, self.exp_avg, self.exp_avg_sq
+
+    def chunks(self) -> Iterator[Part]:
+        """Yield rows of them, few enough to stay in cache."""
+        if len(self.rotations) == 2 or self.weight.numel() <= CHUNK:
+            yield self.whole()
+            return
+        rows = max(1, CHUNK * self.weight.shape[0] // self.weight.numel())
+        yield from zip(*(tensor.split(rows) for tensor in self.whole()), strict=True)
+
+
+def take_step(jobs: Iterable[Job], kernel: str) -> None:
+    """Take the step of one group's jobs: "chunked", "foreach", or "auto", by their devices.
+
+    "foreach" takes few kernels, which an accelerator likes, and temporaries as large as the
+    weights; "chunked" goes over each weight in pieces that stay in a core's cache.
+    """
+    alike: dict[tuple[torch.device, torch.dtype, int], list[Job]] = {}
+    for job in jobs:
+        job.begin()
+        alike.setdefault((job.parameter.device, job.exp_avg.dtype, job.count), []).append(job)
+    for (device, _, _), some in alike.items():
+        with torch.autocast(device.type, enabled=False):
+            if kernel == "foreach" or (kernel == "auto" and device.type != "cpu"):
+                _update(some, [job.whole() for job in some])
+            else:
+                for job in some:
+                    for part in job.chunks():
+                        _update([job], [part])
+        for job in some:
+            job.end()
+
+
+def _update(jobs: list[Job], parts: list[Part]) -> None:
+    """Move the moments by ḡ, and the weights: θ ← (1 − η λ) θ − η Qᵀ m̂ / (√v̂ + ε).
+
+    The jobs are of one group, dtype and count of steps. A weight that is narrower than its moments
+    is rounded once.
+    """
+    weights, grads, exp_avgs, exp_avg_sqs = (list(tensors) for tensors in zip(*parts, strict=True))
+    one = jobs[0]
+    turned = [job.into(grad) for job, grad in zip(jobs, grads, strict=True)]
+    torch._foreach_lerp_(exp_avgs, turned, 1 - one.beta1)
+    torch._foreach_mul_(exp_avg_sqs, one.beta2)
+    torch._foreach_addcmul_(exp_avg_sqs, turned, turned, 1 - one.beta2)
+    del turned
+    roots = torch._foreach_sqrt(exp_avg_sqs)
+    torch._foreach_mul_(roots, (1 - one.beta2**one.count) ** -0.5)
+    torch._foreach_add_(roots, one.eps)
+    steps = torch._foreach_div(exp_avgs, roots)
+    del roots
+    steps = [job.back(step) for job, step in zip(jobs, steps, strict=True)]
+    size = -one.lr / (1 - one.beta1**one.count)
+    wide = [weight.to(step.dtype) for weight, step in zip(weights, steps, strict=True)]
+    if one.decay != 1:
+        torch._foreach_mul_(wide, one.decay)
+    torch._foreach_add_(wide, steps, alpha=size)
+    for weight, updated in zip(weights, wide, strict=True):
+        if updated is not weight:
+            weight.copy_(updated)
