@@ -4,6 +4,7 @@ Names and axes only, so that nothing here needs Transformers. A model's own modu
 where they declare roles (`wakeful.roles`), nobody asks this table.
 """
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -48,12 +49,14 @@ class Family:
         return None
 
 
-_GPT2 = {
-    "layer": r"h\.\d+",
-    "reads": r"attn\.c_attn|crossattention\.(?:c_attn|q_attn)|mlp\.c_fc",
-    "writes": r"(?:attn|crossattention)\.c_proj|mlp\.c_proj",
-    "tables": r"wte|wpe",
-}
+_GPT2 = Family(
+    name="gpt2",
+    layer=r"h\.\d+",
+    reads=r"attn\.c_attn|crossattention\.(?:c_attn|q_attn)|mlp\.c_fc",
+    writes=r"(?:attn|crossattention)\.c_proj|mlp\.c_proj",
+    tables=r"wte|wpe",
+    transposed=True,
+)
 
 FAMILIES = (
     Family(
@@ -88,8 +91,8 @@ FAMILIES = (
         tables=r"embed_tokens|embed_positions|shared",
         heads=r"lm_head|proj_out",
     ),
-    Family(name="gpt2", **_GPT2, transposed=True),
-    Family(name="gpt2 with linear layers", **_GPT2),  # nanoGPT: the same names, stored (out, in)
+    _GPT2,
+    dataclasses.replace(_GPT2, name="nanogpt", transposed=False),
     Family(
         name="gptj",
         layer=r"h\.\d+",

@@ -92,3 +92,21 @@ def test_the_trainer_resumes_it(tmp_path: Path) -> None:
     assert float(optimizer.state[head]["step"]) == 4
     for name, value in trained.state_dict().items():
         assert torch.equal(value, whole[name])
+
+
+def test_the_trainer_makes_it_itself_without_names(tmp_path: Path) -> None:
+    trained = model("llama")
+    data = Rows()
+    before = trained(input_ids=data.tokens, labels=data.tokens).loss.item()
+    arguments = Arguments(
+        output_dir=str(tmp_path), max_steps=12, save_strategy="no", report_to=[], use_cpu=True,
+        disable_tqdm=True, weight_decay=0.1,
+    )  # fmt: skip
+    trainer = Trainer(
+        trained,
+        arguments,
+        train_dataset=data,
+        optimizer_cls_and_kwargs=(OrthoAdam, {"lr": 1e-2}),
+    )
+    trainer.train()
+    assert trained(input_ids=data.tokens, labels=data.tokens).loss.item() < before - 0.1
