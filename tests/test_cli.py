@@ -118,12 +118,6 @@ def test_bad_input_is_one_line_and_changes_nothing(
     assert not out.exists()
 
 
-def test_resume_takes_no_other_option(config: str, capsys: pytest.CaptureFixture) -> None:
-    assert "no other option" in fails(
-        capsys, "train", "--resume", "x", "--train.steps", "600", "--optimizer.warmup_steps", "2"
-    )
-
-
 def test_a_wrong_option_is_refused_with_the_nearest_and_begins_nothing(
     config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -220,6 +214,19 @@ def test_a_finished_run_is_resumed_by_its_path_alone(
 ) -> None:
     assert main(["train", "--resume", run]) == 0
     assert f"the run is in {run}" in capsys.readouterr().out
+
+
+def test_resuming_takes_a_new_length_and_no_other_option(
+    run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    longer = ["train", "--resume", run, "--train.steps", "5"]
+    assert "no other option" in fails(capsys, *longer, "--optimizer.lr", "2")
+    assert "no other option" in fails(capsys, *longer, "--out", str(tmp_path / "elsewhere"))
+    assert "train.steps = 2 is less than the 3" in fails(capsys, *longer[:-1], "2")
+    assert Run.open(run).config.train.steps == 3
+    assert main(longer) == 0
+    assert Run.open(run).config.train.steps == 5
+    assert Run.open(run).read_json("summary.json")["steps"] == 5
 
 
 class Stdin:

@@ -191,7 +191,7 @@ def test_nothing_is_overwritten_or_left_half_written(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("wakeful.hf.weights_out.save_file", full)
+    monkeypatch.setattr("wakeful.hf.weights_out.save_tensors", full)
     with pytest.raises(WakefulError, match="the disk is full"):
         export(decoder, tmp_path / "out", tokenizer=tokenizer)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "there"]

@@ -190,3 +190,28 @@ def test_seeds_are_a_list_of_whole_numbers() -> None:
     for seeds in ([], 3, ["1"], [1.0], [True], {}):
         with pytest.raises(WakefulError, match="seeds must be a list of whole numbers"):
             seeds_of({"seeds": seeds})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": {"route": "resformers"}}, "b: unknown routes variant"),
+        ({"model": {"normalizer": "softmax1(x=1)"}}, "b: "),
+        ({"optimizer": {"name": "adamm"}}, "b: optimizer='adamm' is not one of"),
+        ({"optimizer": {"name": "orthoadam", "rotation": "spin"}}, "b: rotation='spin'"),
+        ({"optimizer": {"name": "sgd_momentum", "beta1": 0.0}}, "b: momentum"),
+        ({"train": {"quantize": {"schemes": ["finer"]}}}, "b: "),
+        ({"train": {"device": "tpu"}}, "b: train.device = 'tpu'"),
+        ({"train": {"distill": {"teacher": "/nowhere"}}}, "b: "),
+        ({"train": {"length": 8}}, "b and a cannot be compared: their train.length differ"),
+        ({"data": {"vocab_size": 300}}, "b and a cannot be compared: their tokenizer differ"),
+        ({"data": {"source": "/nowhere"}}, "b: "),
+    ],
+)
+def test_a_fault_of_the_last_variant_is_found_before_the_first_is_trained(
+    text: Path, tmp_path: Path, change: dict, message: str
+) -> None:
+    with pytest.raises(WakefulError, match=message):
+        compare({"a": tiny(text), "b": tiny(text, **change)}, tmp_path / "c", seeds=[0],
+                shown=silent)  # fmt: skip
+    assert not (tmp_path / "c").exists()

@@ -76,7 +76,7 @@ def test_a_full_disk_keeps_the_last_checkpoint(
         raise OSError(28, "No space left on device")
 
     shutil.rmtree(stopped.checkpoints / "step-00000008")
-    target = {"tensors": "save_file", "state": "_entry", "sync": "_sync"}[where]
+    target = {"tensors": "save_tensors", "state": "_entry", "sync": "_sync"}[where]
     monkeypatch.setattr(checkpoint, target, full)
     with pytest.raises(WakefulError, match="disk is full"):
         train(Config(), stopped.path, resume=True)

@@ -66,7 +66,7 @@ def stop_writing(patch: pytest.MonkeyPatch, number: int, kind: str) -> list[str]
 
         return call
 
-    patch.setattr(checkpoint, "save_file", counted("save_file", checkpoint.save_file))
+    patch.setattr(checkpoint, "save_tensors", counted("save_tensors", checkpoint.save_tensors))
     patch.setattr(Path, "rename", counted("rename", Path.rename))
     patch.setattr(Path, "replace", counted("replace", Path.replace))
     patch.setattr(Path, "mkdir", counted("mkdir", Path.mkdir))

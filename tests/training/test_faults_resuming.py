@@ -79,3 +79,44 @@ def test_a_run_that_ended_can_be_resumed_and_stays_the_same(
 ) -> None:
     train(tiny(text), tmp_path / "run")
     assert left_by(train(Config(), tmp_path / "run", resume=True)) == uncut
+
+
+def test_a_lengthened_run_goes_on_as_one_planned_that_long(text: Path, tmp_path: Path) -> None:
+    longer = {"steps": 14, "checkpoint_every": 3, "eval_every": 3}
+    run = train(tiny(text), tmp_path / "run")
+    before = run.metrics()
+    train(Config(), run.path, resume=True, steps=14)
+    planned = train(tiny(text, train=longer), tmp_path / "planned")
+    assert run.config == planned.config
+    rows = [row for row in run.metrics() if row["kind"] == "train"]
+    assert [row["step"] for row in rows] == list(range(1, 15))
+    assert run.metrics()[: len(before)] == before
+    rates = [row["lr"] for row in planned.metrics() if row["kind"] == "train"]
+    assert [row["lr"] for row in rows[8:]] == rates[8:]
+    assert rows[8]["lr"] > rows[7]["lr"]
+    assert run.read_json("summary.json")["steps"] == 14
+    assert run.header["status"] == "done"
+
+
+def test_a_lengthened_run_that_is_cut_off_resumes_to_the_bit(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = train(tiny(text), tmp_path / "whole")
+    cut = Run.open(shutil.copytree(whole.path, tmp_path / "cut"))
+    train(Config(), whole.path, resume=True, steps=14)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 12)
+        with pytest.raises(RuntimeError, match="stop"):
+            train(Config(), cut.path, resume=True, steps=14)
+    # What the shorter run ended with must not be taken for this one's.
+    assert not (cut.path / "summary.json").exists()
+    train(Config(), cut.path, resume=True)
+    assert left_by(cut) == left_by(whole)
+
+
+def test_a_run_is_not_shortened(text: Path, tmp_path: Path) -> None:
+    run = train(tiny(text), tmp_path / "run")
+    before = left_by(run)
+    with pytest.raises(WakefulError, match=r"train\.steps = 7 is less than the 8"):
+        train(Config(), run.path, resume=True, steps=7)
+    assert left_by(run) == before

@@ -1,26 +1,36 @@
 """The loop: what it computes, and what it leaves in the run directory."""
 
+import contextlib
 import json
 import math
+import os
 import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from training.runs import tiny
+from training.runs import tiny, write_text
 from wakeful.config.schema import Config, config_from_table, config_to_toml
 from wakeful.data.order import Batches, ValidationWindows
+from wakeful.data.preparing import prepare
+from wakeful.data.tokenizer import Tokenizer
 from wakeful.device import choose_device
+from wakeful.display import Display, Silent
 from wakeful.errors import WakefulError
+from wakeful.hf.weights_out import export
 from wakeful.runs import checkpoint
 from wakeful.runs.restore import restore
 from wakeful.runs.run import Run
+from wakeful.training.comparison import compare
+from wakeful.training.figures import forget_peak
 from wakeful.training.loop import train
 from wakeful.training.setup import (
     autocast,
@@ -30,6 +40,11 @@ from wakeful.training.setup import (
     resolved,
 )
 from wakeful.training.validate import evaluate, mean_loss
+
+
+@contextlib.contextmanager
+def silent(_: str) -> Iterator[Display]:
+    yield Silent()
 
 
 def losses(run: Run) -> list[float]:
@@ -321,3 +336,148 @@ def test_a_compiled_run_computes_the_same(text: Path, tmp_path: Path) -> None:
         subprocess.run([sys.executable, "-m", "wakeful", *command], check=True)
         found.append(losses(Run.open(out)))
     assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+
+class Noting(Silent):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def test_a_warmup_past_the_end_is_clipped_with_a_note(text: Path, tmp_path: Path) -> None:
+    show = Noting()
+    config = tiny(text, train={"steps": 3}, optimizer={"warmup_steps": 20})
+    run = train(config, tmp_path / "run", show=show)
+    (note,) = show.notes
+    assert "optimizer.warmup_steps = 20 is longer than the run" in note
+    assert run.config.optimizer.warmup_steps == 3
+    rates = [row["lr"] for row in run.metrics() if row["kind"] == "train"]
+    assert rates == pytest.approx([1e-7, 1e-3, 2e-3], rel=1e-3)
+
+
+def test_the_peak_of_memory_is_that_of_one_run(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(
+        torch.cuda, "reset_peak_memory_stats", lambda device: asked.append(str(device))
+    )
+    forget_peak(torch.device("cuda:1"))
+    forget_peak(torch.device("cpu"))
+    assert asked == ["cuda:1"]
+    seen: list[torch.device] = []
+    monkeypatch.setattr("wakeful.training.loop.forget_peak", seen.append)
+    compare({"a": tiny(text), "b": tiny(text)}, tmp_path / "c", seeds=[0], shown=silent)
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_files_have_the_permissions_of_the_umask(text: Path, tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        run = train(tiny(text, train={"steps": 1}), tmp_path / "run")
+        trained = restore(run.path)
+        export(trained.decoder, tmp_path / "export", tokenizer=trained.tokenizer)
+    finally:
+        os.umask(before)
+    places = [*run.path.rglob("*"), *(tmp_path / "export").rglob("*")]
+    assert {path.suffix for path in places} >= {".safetensors", ".parquet", ".json", ".toml"}
+    for path in places:
+        full = 0o777 if path.is_dir() else 0o666
+        assert path.stat().st_mode & 0o777 == full & ~mask, path
+
+
+class Session:
+    """A stand-in for a run of Weights & Biases."""
+
+    def __init__(self) -> None:
+        self.begun: list[dict[str, Any]] = []
+        self.logged: list[tuple[int, dict[str, float]]] = []
+        self.ended: list[int] = []
+
+    def init(self, **options: Any) -> "Session":
+        self.begun.append(options)
+        return self
+
+    def log(self, row: dict[str, float], *, step: int) -> None:
+        self.logged.append((step, row))
+
+    def finish(self, exit_code: int) -> None:
+        self.ended.append(exit_code)
+
+
+def test_weights_and_biases_get_what_the_metrics_have(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session()
+    monkeypatch.setitem(sys.modules, "wandb", session)
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    on = {"wandb": True, "steps": 5, "checkpoint_every": 2, "eval_every": 3}
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3)
+        with pytest.raises(RuntimeError, match="stop"):
+            train(tiny(text, train=on), tmp_path / "run")
+    run = train(Config(), tmp_path / "run", resume=True)
+    assert session.ended == [1, 0]
+    one, two = session.begun
+    assert one == two  # the same id: it goes on in the same place
+    assert (one["project"], one["name"], one["resume"]) == ("wakeful", "vanilla", "allow")
+    assert one["config"]["train"]["steps"] == 5
+    assert one["dir"] == str(run.path)
+    losses_of = {step: row["train/loss"] for step, row in session.logged if "train/loss" in row}
+    assert losses_of == {r["step"]: r["loss"] for r in run.metrics() if r["kind"] == "train"}
+    assert {step for step, row in session.logged if "validation/loss" in row} == {3, 5}
+
+
+def test_weights_and_biases_offline(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    run = train(tiny(text, train={"wandb": True, "steps": 2}), tmp_path / "run")
+    (folder,) = (run.path / "wandb").glob("offline-run-*")
+    assert list(folder.glob("run-*.wandb"))
+
+
+def test_without_wandb_nothing_is_begun(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(WakefulError, match=r"needs the package wandb: pip install"):
+        train(tiny(text, train={"wandb": True}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_prepared_data_is_not_asked_for_what_it_was_not_prepared_with(
+    text: Path, tmp_path: Path
+) -> None:
+    held = write_text(tmp_path / "held", documents=3, words=33)
+    plain = prepare(str(text), tmp_path / "plain", vocab_size=280, validation_fraction=0.2)
+    prepare(
+        str(text), tmp_path / "own", vocab_size=280, validation_source=str(held), max_bytes=9000,
+        keep_overlap=True,
+    )  # fmt: skip
+    other = Tokenizer.train(iter(["other words"] * 9), 270)
+    other.save(tmp_path / "other")
+    for data, field in (
+        ({"validation_source": str(held)}, "data.validation_source"),
+        ({"max_bytes": 500}, "data.max_bytes = 500"),
+        ({"keep_overlap": True}, "data.keep_overlap"),
+        ({"tokenizer": str(tmp_path / "other")}, "data.tokenizer"),
+    ):
+        with pytest.raises(WakefulError, match=field):
+            train(tiny(tmp_path / "plain", data=data), tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+    same = {"validation_source": str(held), "max_bytes": 9000, "keep_overlap": True}
+    run = train(tiny(tmp_path / "own", data=same, train={"steps": 1}), tmp_path / "same")
+    assert run.config.data.max_bytes == 9000
+    # What is left out is recorded as it was, and not as the defaults have it.
+    said = {"tokenizer": str(tmp_path / "plain"), "validation_fraction": 0.1}
+    run = train(tiny(plain.folder, data=said, train={"steps": 1}), tmp_path / "plain-run")
+    assert run.config.data.validation_fraction == 0.2
+    run = train(tiny(tmp_path / "own", train={"steps": 1}), tmp_path / "own-run")
+    assert (run.config.data.validation_source, run.config.data.max_bytes) == (str(held), 9000)

@@ -21,7 +21,7 @@ class TrainOptions:
     out: str = ""
     """Run directory to create. Empty: runs/NAME."""
     resume: str = ""
-    """Continue the run in this directory with its own configuration."""
+    """Continue the run in this directory with its own configuration; --train.steps lengthens it."""
     config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
 
 
@@ -49,10 +49,9 @@ def _train(arguments: list[str], *, speaks: bool) -> None:
     default = TrainOptions(config=config_from_table(table))
     options = parse(TrainOptions, rest, "train CONFIG", default)
     if options.resume:
-        if source or options != dataclasses.replace(default, resume=options.resume):
-            raise WakefulError("--resume takes the run's own configuration and no other option")
+        steps = _new_length(source, rest, options.resume)
         with display(Path(options.resume).name, speaks=speaks) as show:
-            run = train(options.config, options.resume, resume=True, show=show)
+            run = train(options.config, options.resume, resume=True, steps=steps, show=show)
     else:
         out = options.out or f"runs/{options.config.name}"
         with display(options.config.name, speaks=speaks) as show:
@@ -64,3 +63,21 @@ def _train(arguments: list[str], *, speaks: bool) -> None:
         f"validation loss {validation['loss']:.4f} ± {validation['standard_error'] or 0:.4f} nats "
         f"a token over {validation['num_tokens']:,} tokens; the run is in {run.path}"
     )
+
+
+def _new_length(source: list[str], arguments: list[str], path: str) -> int:
+    """Return the steps that --train.steps gives the run at `path`, beside which nothing may be."""
+    from wakeful.runs.run import Run
+
+    own = TrainOptions(resume=path, config=Run.open(path).config)
+    asked = parse(TrainOptions, arguments, "train --resume RUN", own)
+    steps = asked.config.train.steps
+    train = dataclasses.replace(own.config.train, steps=steps)
+    if source or asked != dataclasses.replace(
+        own, config=dataclasses.replace(own.config, train=train)
+    ):
+        raise WakefulError(
+            "--resume takes the run's own configuration and no other option but --train.steps, "
+            "which lengthens the run"
+        )
+    return steps

@@ -50,7 +50,7 @@ class OptimizerConfig:
     initial_lr: float = 1e-7
     """Learning rate of the first step."""
     warmup_steps: int = 20
-    """Steps from initial_lr to lr, in a straight line."""
+    """Steps from initial_lr to lr, in a straight line; at most all of the run's."""
     beta1: float = 0.9
     """Decay of the first moment."""
     beta2: float = 0.95
@@ -140,6 +140,8 @@ class TrainConfig:
     """Checkpoints kept, the newest."""
     tensorboard: bool = False
     """Write TensorBoard events too (needs the package tensorboard)."""
+    wandb: bool = False
+    """Log to Weights & Biases too (needs the package wandb), project $WANDB_PROJECT or wakeful."""
     diagnose: DiagnoseConfig = field(default_factory=DiagnoseConfig)
     quantize: QuantizeConfig = field(default_factory=QuantizeConfig)
     distill: DistillConfig = field(default_factory=DistillConfig)
@@ -191,11 +193,6 @@ class Config:
             raise WakefulError(
                 f"train.micro_batch_size = {train.micro_batch_size} does not divide "
                 f"train.batch_size = {train.batch_size}"
-            )
-        if optimizer.warmup_steps > train.steps:
-            raise WakefulError(
-                f"optimizer.warmup_steps = {optimizer.warmup_steps} is more than train.steps = "
-                f"{train.steps}"
             )
         for name in ("lr", "final_lr", "initial_lr", "eps", "weight_decay", "clip", "warmup_steps"):
             if not getattr(optimizer, name) >= 0:

@@ -7,6 +7,7 @@ from wakeful.data.tokenizer import Tokenizer
 from wakeful.hf.weights_in import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.runs.run import Run
+from wakeful.training.facts import check_rows
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,9 @@ def read_reference(source: str) -> Reference:
     imported = read_decoder(source)
     tokens = seconds = None
     if (Path(source) / "run.json").is_file():
-        trained = [row for row in Run.open(source).metrics() if row["kind"] == "train"]
-        tokens, seconds = trained[-1]["tokens"], trained[-1]["seconds"]
+        run = Run.open(source)
+        check_rows(run)
+        trained = [row for row in run.metrics() if row["kind"] == "train"]
+        if trained:
+            tokens, seconds = trained[-1]["tokens"], trained[-1]["seconds"]
     return Reference(imported.name, imported.decoder, imported.tokenizer, tokens, seconds)

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 import transformers
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -32,7 +31,7 @@ from wakeful.quant.arithmetic import Arithmetic
 from wakeful.quant.convert import exchange, is_linear, quantised_layers
 from wakeful.quant.linear import QuantisedLinear, empty
 from wakeful.quant.schemes import parse_scheme
-from wakeful.runs.run import disk_errors
+from wakeful.runs.run import disk_errors, save_tensors
 
 HEADER = "quantized.json"
 WEIGHTS = "model.safetensors"
@@ -75,7 +74,7 @@ def save_quantised(
             delattr(config, "quantization_config")
         config.save_pretrained(folder)
     with disk_errors(folder):
-        save_file(_tensors(model), folder / WEIGHTS, metadata={"format": "pt"})
+        save_tensors(_tensors(model), folder / WEIGHTS, {"format": "pt"})
         (folder / HEADER).write_text(json.dumps(header, indent=2) + "\n", "utf-8")
 
 

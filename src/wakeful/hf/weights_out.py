@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -23,7 +22,7 @@ from wakeful.hf.families import FAMILIES
 from wakeful.hf.families.base import Link, canonical
 from wakeful.hf.shards import INDEX, ONE
 from wakeful.model.decoder import Decoder
-from wakeful.runs.run import disk_errors
+from wakeful.runs.run import disk_errors, save_tensors
 
 STOCK = ("llama", "gpt2", "gpt_neox")
 """Families to try before our own class; a Qwen is one of the Llamas."""
@@ -101,7 +100,7 @@ def _write_tensors(tensors: dict[str, Tensor], folder: Path, shard: str) -> None
     )
     for file, names in split.filename_to_tensors.items():
         chosen = {name: tensors[name] for name in names}
-        save_file(chosen, folder / file, metadata={"format": "pt"})
+        save_tensors(chosen, folder / file, {"format": "pt"})
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", "utf-8")

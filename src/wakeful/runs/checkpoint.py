@@ -21,14 +21,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError
 from wakeful.model.skeleton import check_shapes, skeleton
-from wakeful.runs.run import disk_errors
+from wakeful.runs.run import disk_errors, save_tensors
 from wakeful.runs.shards import Stored, cut_of, is_complete, local, part_name, share_of
 from wakeful.runs.stored_state import check_optimizer_state, read_state
 from wakeful.world import ALONE, World
@@ -112,7 +111,7 @@ def _write(
         tensors = {key: _gathered(tensor, keep=world.first) for key, tensor in tensors.items()}
     if not writes:
         return {}
-    _save_tensors(tensors, folder / name)
+    save_tensors(tensors, folder / name)
     _sync(folder / name)
     return {name: _entry(folder / name)}
 
@@ -279,10 +278,6 @@ def _unique(model: nn.Module) -> dict[str, Tensor]:
             seen.add(id(tensor))
             unique[name] = tensor.detach()
     return unique
-
-
-def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
 
 
 def _entry(path: Path) -> dict[str, Any]:

@@ -26,6 +26,8 @@ from typing import Any
 import polars as pl
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
 
 import wakeful
 from wakeful.config.schema import Config, config_from_table
@@ -160,7 +162,7 @@ class Run:
 
     def _refuse_links(self) -> None:
         """Raise `WakefulError` where writing here would change a file that lies elsewhere."""
-        for name in (".lock", "metrics.jsonl", "checkpoints", "tensorboard"):
+        for name in (".lock", "metrics.jsonl", "checkpoints", "tensorboard", "wandb"):
             refuse_link(self.path / name)
             if (self.path / name).exists() and not _is_plain(self.path / name):
                 raise WakefulError(f"{self.path / name} is neither a file nor a folder")
@@ -242,6 +244,11 @@ class Run:
         with replaced(self.path / name) as temporary:
             temporary.write_text(text, "utf-8")
 
+    def remove(self, name: str) -> None:
+        """Remove a file of the run, if it is there."""
+        with disk_errors(self.path):
+            (self.path / name).unlink(missing_ok=True)
+
     def write_frame(self, name: str, frame: pl.DataFrame) -> None:
         """Write a parquet file of the run, whole or not at all."""
         with replaced(self.path / name) as temporary:
@@ -266,6 +273,8 @@ class SharedRun(Run):
     def finish_metrics(self) -> None: ...
 
     def write_text(self, name: str, text: str) -> None: ...
+
+    def remove(self, name: str) -> None: ...
 
     def write_frame(self, name: str, frame: pl.DataFrame) -> None: ...
 
@@ -295,6 +304,19 @@ def replaced(path: Path) -> Iterator[Path]:
             temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def save_tensors(
+    tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, str] | None = None
+) -> None:
+    """Write a safetensors file with the permissions that the user's umask gives every other.
+
+    The library moves a private temporary file into place, which only its owner may read.
+    """
+    path.touch()
+    mode = path.stat().st_mode
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata)
+    path.chmod(mode)
 
 
 @contextlib.contextmanager

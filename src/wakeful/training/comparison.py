@@ -10,13 +10,18 @@ from wakeful.config.tables import Table, merged
 from wakeful.display import Display
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.runs.run import Run, refuse_link
+from wakeful.training.facts import data_facts
 from wakeful.training.loop import train
+from wakeful.training.setup import check_run
 
 Shown = Callable[[str], AbstractContextManager[Display]]
 
 _OWN_FILES = ("run.json", "report.html")
 """What a comparison's folder holds beside its variants."""
 
+
+PAIRED = ("corpus_sha256", "tokenizer", "validation_sha256", "train.length")
+"""What variants must have in common for their losses to be paired."""
 
 OWN_KEYS = ("variants", "seeds", "layouts")
 """What a table says of a comparison and not of a run."""
@@ -67,7 +72,8 @@ def compare(
 
     The seed sets the initial weights, equal wherever names and shapes agree, and the data order,
     so that differences between variants are paired. `resume` goes on with a comparison that was
-    interrupted: finished runs stay, unfinished ones continue.
+    interrupted: finished runs stay, unfinished ones continue. What can be wrong with any variant's
+    model, optimizer, text or teacher is found before anything is written.
     """
     if len(set(seeds)) != len(seeds):
         raise WakefulError(f"seeds names one twice: {list(seeds)!r}")
@@ -83,6 +89,9 @@ def compare(
                 f"{path} compares other {odd[0]}: {header.get(odd[0])}, not {facts[odd[0]]}"
             )
     else:
+        comparison.refuse_existing("compare")
+    variants = _checked(variants, shown)
+    if not resume:
         comparison.make("compare", facts)
     runs = {
         (name, seed): dataclasses.replace(
@@ -119,11 +128,32 @@ def compare(
     return comparison
 
 
+def _checked(variants: Mapping[str, Config], shown: Shown) -> dict[str, Config]:
+    """Return the variants resolved; raise what any of their runs would raise before it begins.
+
+    They must be of one text, one tokenizer and one length, or their losses could not be paired.
+    """
+    found: dict[str, Config] = {}
+    first: tuple[str, dict[str, object]] | None = None
+    for name, config in variants.items():
+        with shown(name) as show:
+            try:
+                found[name], data = check_run(config, show.stage)
+            except WakefulError as error:
+                raise WakefulError(f"{name}: {error}") from error
+        told = {**data_facts(data), "train.length": config.train.length, "source": ""}
+        first = first or (name, told)
+        odd = [key for key in PAIRED if told[key] != first[1][key]]
+        if odd:
+            raise WakefulError(
+                f"{name} and {first[0]} cannot be compared: their {odd[0]} differs; train both on "
+                "the same data"
+            )
+    return found
+
+
 def _check_same_config(place: Path, config: Config) -> None:
-    before = Run.open(place).config
-    # A run knows the vocabulary of its tokenizer; a configuration may not yet.
-    model = dataclasses.replace(config.model, vocab_size=before.model.vocab_size)
-    if before != dataclasses.replace(config, model=model):
+    if Run.open(place).config != config:
         raise WakefulError(
             f"{place} was begun with another configuration than it has now; restore the "
             "configuration, or choose another folder"

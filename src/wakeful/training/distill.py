@@ -48,6 +48,15 @@ def distillation_loss(
     return alpha * hard + (1 - alpha) * temperature**2 * soft.mean()
 
 
+def check_same_vocabulary(student: int, teacher: int) -> None:
+    """Raise `WakefulError` where a student and a teacher have vocabularies of different sizes."""
+    if student != teacher:
+        raise WakefulError(
+            f"the teacher's vocabulary of {teacher} tokens is not the student's of {student}: "
+            "distil between models of one tokenizer"
+        )
+
+
 class Distillation:
     """The loss of a student with its teacher at hand."""
 
@@ -55,11 +64,7 @@ class Distillation:
         self, student: Decoder, teacher: Decoder, *, alpha: float, temperature: float, over: Over
     ) -> None:
         """Raises `WakefulError` where the two cannot see the same tokens, or a number is off."""
-        if student.config.vocab_size != teacher.config.vocab_size:
-            raise WakefulError(
-                f"the teacher's vocabulary of {teacher.config.vocab_size} tokens is not the "
-                f"student's of {student.config.vocab_size}: distil between models of one tokenizer"
-            )
+        check_same_vocabulary(student.config.vocab_size, teacher.config.vocab_size)
         if over not in get_args(Over):
             raise WakefulError(f"over must be one of {', '.join(get_args(Over))}, got {over!r}")
         if not 0 <= alpha <= 1 or not temperature > 0:

@@ -45,6 +45,12 @@ def quantization_damage(
     }
 
 
+def forget_peak(device: torch.device) -> None:
+    """Begin to measure a GPU's peak anew, so that it is one run's and not that of those before."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
 def training_bytes(decoder: Decoder, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Return the bytes of the weights and of the optimizer's state, and on a GPU the peak of all.
 

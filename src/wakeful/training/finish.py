@@ -15,11 +15,11 @@ from wakeful.model.decoder import Decoder
 from wakeful.model.generate import generate
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
+from wakeful.training.events import Write
 from wakeful.training.facts import data_facts
 from wakeful.training.figures import quantization_damage, training_bytes
 from wakeful.training.parallel import Parallel
 from wakeful.training.setup import autocast
-from wakeful.training.tensorboard import Write
 from wakeful.training.validate import evaluate_over, mean_loss
 from wakeful.training.watched import measure_over
 

@@ -1,6 +1,7 @@
 """Training, from top to bottom."""
 
 import contextlib
+import dataclasses
 import functools
 import math
 import signal
@@ -24,19 +25,23 @@ from wakeful.optim.sharding import whole
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run, SharedRun, environment
 from wakeful.runs.shards import local
+from wakeful.training.events import Write, event_writer
 from wakeful.training.facts import check_rows, check_same_data, data_facts
-from wakeful.training.figures import check_schemes
+from wakeful.training.figures import forget_peak
 from wakeful.training.finish import diagnose, finish, validate
 from wakeful.training.objective import Loss, make_loss
-from wakeful.training.parallel import Parallel, check_shares, spread
+from wakeful.training.parallel import Parallel, spread
 from wakeful.training.setup import (
     autocast,
+    check_parts,
+    check_prepared,
     load_data,
+    make_batches,
     make_decoder,
     make_optimizer,
+    make_windows,
     resolved,
 )
-from wakeful.training.tensorboard import Write, check_installed, scalar_writer
 from wakeful.world import World, is_lost, joined, lost
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -57,13 +62,16 @@ def train(
     path: str | Path,
     *,
     resume: bool = False,
+    steps: int = 0,
     initial: Initial | None = None,
     show: Display | None = None,
 ) -> Run:
     """Train one model into the run directory `path` and return it.
 
     `resume` continues the run that is there from its newest checkpoint: on one machine's CPU the
-    losses and the final weights are those of a run that was never interrupted, to the bit.
+    losses and the final weights are those of a run that was never interrupted, to the bit. With
+    `steps` it goes on to so many: from its newest checkpoint on, the learning rate is that of a run
+    planned this long, so it rises again from where the old schedule had come down to.
     `initial` weights become the run's checkpoint of step 0, so that resuming needs them no more,
     and are evaluated before the first step; the model is then theirs, whose vocabulary may be
     larger than the data's.
@@ -73,41 +81,31 @@ def train(
     """
     with joined() as world:
         show = show if show and world.first else Silent()
-        return _train(config, path, resume, initial, show, world)
+        return _train(config, path, resume, steps, initial, show, world)
 
 
 def _train(
     config: Config,
     path: str | Path,
     resume: bool,
+    steps: int,
     initial: Initial | None,
     show: Display,
     world: World,
 ) -> Run:
     if resume:
-        config = _begun(Run.open(path))
+        config = _begun(Run.open(path), steps)
     elif world.first and Path(path).exists():
         Run(path).refuse_existing("train")
     device = choose_device(config.train.device, world, field="train.device")
-    check_installed(enabled=config.train.tensorboard)
-    check_schemes(config)
-    check_shares(config, world)
+    check_parts(config, world)
     data = world.leader_first(lambda: load_data(config.data, show.stage))
     facts = {**data_facts(data), "source": ""}
     if any(theirs != facts for theirs in world.gather(facts)):
         raise WakefulError("the processes read different data: give each machine the same files")
-    config = config if resume else resolved(config, data, initial and initial.decoder.config)
-    batches = Batches(
-        data.train,
-        length=config.train.length,
-        batch_size=config.train.batch_size,
-        seed=config.train.seed,
-        rank=world.rank,
-        world_size=world.size,
-    )
-    windows = ValidationWindows(
-        data.validation, length=config.train.length, batch_size=config.train.eval_batch_size
-    )
+    config = config if resume else _new(config, data, initial, show)
+    batches = make_batches(config, data, world)
+    windows = make_windows(config, data)
     given = None if resume or initial is None else initial.decoder
     decoder = make_decoder(config, device if world.size == 1 else torch.device("cpu"), given)
     optimizer = make_optimizer(config, decoder)
@@ -126,22 +124,23 @@ def _train(
     with run.lock(), _kept_on_loss(run, world), _stop_signals(world) as stopped:
         world.gather("locked")
         run.set_status("running")
+        forget_peak(device)
+        if steps:
+            _lengthen(run, config)
         first, tokens, seconds = 0, 0, 0.0
         if resume and checkpoint.steps(run.checkpoints):
             first, tokens, seconds = _continued(config, run, parallel, optimizer)
         run.keep_metrics(first or -1)
         check_rows(run)
-        write_scalars = scalar_writer(
-            run.path, enabled=config.train.tensorboard and world.first, first=first + 1
-        )
         try:
-            if first == 0 and "initial" in run.header:
-                validate(config, run, parallel, windows, 0, write_scalars)
-            _steps(
-                config, run, parallel, optimizer, loss, batches, windows, show, write_scalars,
-                stopped, first=first, tokens=tokens, seconds=seconds,
-            )  # fmt: skip
-            finish(config, run, parallel, optimizer, data, windows, write_scalars)
+            with event_writer(config, run, enabled=world.first, first=first + 1) as write_scalars:
+                if first == 0 and "initial" in run.header:
+                    validate(config, run, parallel, windows, 0, write_scalars)
+                _steps(
+                    config, run, parallel, optimizer, loss, batches, windows, show, write_scalars,
+                    stopped, first=first, tokens=tokens, seconds=seconds,
+                )  # fmt: skip
+                finish(config, run, parallel, optimizer, data, windows, write_scalars)
         except BaseException:
             run.set_status("stopped")
             raise
@@ -149,12 +148,41 @@ def _train(
     return run
 
 
-def _begun(run: Run) -> Config:
-    """Return a run's configuration, which fits its newest checkpoint."""
+def _new(config: Config, data: PreparedData, initial: Initial | None, show: Display) -> Config:
+    """Return a new run's configuration as it is carried out."""
+    check_prepared(config.data, data)
+    asked = config.optimizer.warmup_steps
+    config = resolved(config, data, initial and initial.decoder.config)
+    if config.optimizer.warmup_steps < asked:
+        show.note(
+            f"optimizer.warmup_steps = {asked} is longer than the run: the learning rate rises "
+            f"over all of its {config.train.steps} steps"
+        )
+    return config
+
+
+def _begun(run: Run, steps: int) -> Config:
+    """Return a run's configuration, which fits its newest checkpoint, with its `steps` if given."""
     config = run.config
     if checkpoint.steps(run.checkpoints):
         checkpoint.check_description(checkpoint.newest(run.checkpoints), config.model)
-    return config
+    if not steps:
+        return config
+    if steps < config.train.steps:
+        raise WakefulError(
+            f"train.steps = {steps} is less than the {config.train.steps} of {run.path}: a run can "
+            "only be lengthened"
+        )
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, steps=steps))
+
+
+def _lengthen(run: Run, config: Config) -> None:
+    """Record a run's new length; what it wrote at its old end is of no use to the new one."""
+    if run.config == config:
+        return
+    run.write_text("config.toml", config_to_toml(config))
+    for name in ("summary.json", "validation.parquet", "metrics.parquet"):
+        run.remove(name)
 
 
 def _create(

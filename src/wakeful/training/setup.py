@@ -10,17 +10,73 @@ import torch
 
 from wakeful.config.model import ModelConfig
 from wakeful.config.schema import Config, DataConfig
+from wakeful.config.tables import from_table, to_table
 from wakeful.data.cache import prepared
+from wakeful.data.order import Batches, ValidationWindows
 from wakeful.data.progress import Progress
+from wakeful.data.tokenizer import Tokenizer
 from wakeful.data.tokens import PreparedData, is_prepared
-from wakeful.device import DTYPES
+from wakeful.device import DTYPES, choose_device
 from wakeful.errors import WakefulError
+from wakeful.hf.weights_in import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialise import initialise
 from wakeful.optim import build_optimizer
+from wakeful.training.distill import check_same_vocabulary
+from wakeful.training.events import check_installed
+from wakeful.training.figures import check_schemes
+from wakeful.training.parallel import check_shares
+from wakeful.world import ALONE, World
 
 _TOO_LARGE = ("allocate memory", "Overflow when unpacking", "invalid size", "overflow")
 """What torch says, in errors of no special type, of a tensor larger than memory or than numbers."""
+
+
+def check_parts(config: Config, world: World = ALONE) -> None:
+    """Raise what making the model, the optimizer or the measurements of a run would raise.
+
+    The model is made on the meta device, where weights take no memory.
+    """
+    check_installed(config)
+    check_schemes(config)
+    check_shares(config, world)
+    with _memory_errors(), torch.device("meta"):
+        make_optimizer(config, Decoder(config.model))
+
+
+def check_run(config: Config, progress: Progress | None = None) -> tuple[Config, PreparedData]:
+    """Raise what a run would raise before its first step; return it resolved, and its data."""
+    device = choose_device(config.train.device, field="train.device")
+    check_parts(config)
+    data = load_data(config.data, progress)
+    check_prepared(config.data, data)
+    config = resolved(config, data)
+    check_parts(config)
+    make_batches(config, data, ALONE)
+    make_windows(config, data)
+    if config.train.distill.teacher:
+        teacher = read_decoder(config.train.distill.teacher, dtype=torch.float32, device=device)
+        check_same_vocabulary(config.model.vocab_size, teacher.decoder.config.vocab_size)
+    return config, data
+
+
+def make_batches(config: Config, data: PreparedData, world: World) -> Batches:
+    """Return this process's training batches."""
+    return Batches(
+        data.train,
+        length=config.train.length,
+        batch_size=config.train.batch_size,
+        seed=config.train.seed,
+        rank=world.rank,
+        world_size=world.size,
+    )
+
+
+def make_windows(config: Config, data: PreparedData) -> ValidationWindows:
+    """Return the validation set as the run evaluates it."""
+    return ValidationWindows(
+        data.validation, length=config.train.length, batch_size=config.train.eval_batch_size
+    )
 
 
 def load_data(config: DataConfig, progress: Progress | None = None) -> PreparedData:
@@ -40,11 +96,60 @@ def load_data(config: DataConfig, progress: Progress | None = None) -> PreparedD
     )
 
 
-def resolved(config: Config, data: PreparedData, given: ModelConfig | None = None) -> Config:
-    """Return the configuration with what only the data knows: the vocabulary's size.
+def check_prepared(config: DataConfig, data: PreparedData) -> None:
+    """Raise `WakefulError` where a field asks prepared data for what it was not prepared with.
 
-    With a `given` model its own vocabulary stays, which the data's ids must be within.
+    A field that is left at its default asks for nothing.
     """
+    if not is_prepared(Path(config.source)):
+        return
+    there = _as_prepared(config, data)
+    for name in ("validation_source", "max_bytes", "keep_overlap"):
+        asked, found = getattr(config, name), getattr(there, name)
+        if asked and asked != found:
+            raise WakefulError(
+                f"data.{name} = {asked!r} does nothing: data.source = {config.source!r} is "
+                f"prepared, with {name} = {found!r}; leave it out, or prepare the text again"
+            )
+    if config.tokenizer:
+        ours, theirs = Tokenizer.load(config.tokenizer).fingerprint, data.tokenizer.fingerprint
+        if ours != theirs:
+            raise WakefulError(
+                f"data.tokenizer = {config.tokenizer!r} does nothing: data.source = "
+                f"{config.source!r} is prepared with another; leave it out, or prepare the text "
+                "again"
+            )
+
+
+def _as_prepared(config: DataConfig, data: PreparedData) -> DataConfig:
+    """Return the fields that decided how data was prepared as they were then."""
+    settings, sources = data.info.get("settings"), data.info.get("validation_source")
+    if not isinstance(settings, dict):  # prepared before it was written down
+        return config
+    then = {
+        "validation_source": sources[0] if isinstance(sources, list) and len(sources) == 1 else "",
+        "validation_fraction": settings.get("validation_fraction") or config.validation_fraction,
+        "keep_overlap": settings.get("keep_overlap") or False,
+        "vocab_size": settings.get("vocab_size") or data.vocab_size,
+        "text_field": settings.get("text_field") or config.text_field,
+        "max_bytes": settings.get("max_bytes") or 0,
+    }
+    return from_table(DataConfig, to_table(config) | then)
+
+
+def resolved(config: Config, data: PreparedData, given: ModelConfig | None = None) -> Config:
+    """Return the configuration as it is carried out.
+
+    The vocabulary's size is the data's, and so are the fields that prepared data was made with; a
+    warmup ends with the run at the latest. With a `given` model its own vocabulary stays, which the
+    data's ids must be within.
+    """
+    warmup = min(config.optimizer.warmup_steps, config.train.steps)
+    config = dataclasses.replace(
+        config, optimizer=dataclasses.replace(config.optimizer, warmup_steps=warmup)
+    )
+    if is_prepared(Path(config.data.source)):
+        config = dataclasses.replace(config, data=_as_prepared(config.data, data))
     if given is None:
         model = dataclasses.replace(config.model, vocab_size=data.vocab_size)
         return dataclasses.replace(config, model=model)
