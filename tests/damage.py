@@ -137,3 +137,14 @@ def refusal(call: Callable[[], object], *, seconds: float = 20.0, megabytes: int
         assert len(line) <= LONGEST_LINE, repr(line[:300])
         return line
     return ""
+
+
+@contextlib.contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Let no file grow past `size` bytes, as a quota would."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

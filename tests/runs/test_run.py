@@ -1,12 +1,10 @@
 """The run directory: whole or not there, and nothing in it lost."""
 
-import contextlib
 import errno
 import json
 import os
-import resource
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
@@ -15,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from damage import largest_file
 from wakeful.config.schema import Config, config_to_toml
 from wakeful.errors import WakefulError
 from wakeful.runs.run import Run, environment
@@ -29,17 +28,6 @@ def made(path: Path, **fields: object) -> Run:
 
 def entries(folder: Path) -> set[str]:
     return {entry.name for entry in folder.iterdir()}
-
-
-@contextlib.contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """Let no file grow past `size` bytes, as a quota would."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_new_run_is_not_there_before_it_is_whole(tmp_path: Path) -> None:

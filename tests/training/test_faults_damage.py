@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from safetensors import SafetensorError
-from test_run import largest_file
 
+from damage import largest_file
 from training.faults import left_by
 from training.runs import tiny
 from training.test_loop import losses, stop_after
