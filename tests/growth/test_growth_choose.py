@@ -10,7 +10,7 @@ from wakeful.errors import WakefulError
 from wakeful.growth.choose import Diagnosed, choose, diagnose_layers, from_order, ordered
 from wakeful.model.attend import causal_mask, explicit_attention
 from wakeful.probes import exact
-from wakeful.probes.base import AttentionEvent, HiddenEvent, MeanProbe
+from wakeful.probes.base import AttentionEvent, MeanProbe
 from wakeful.probes.watch import watch
 
 SEQUENCES = some_tokens(3, 15).tolist()
@@ -22,19 +22,29 @@ class Keep(MeanProbe):
     def __init__(self) -> None:
         super().__init__()
         self.attention: list[AttentionEvent] = []
-        self.hidden: dict[int, list[torch.Tensor]] = {}
+        self.inputs: dict[int, list[torch.Tensor]] = {}
+        self.outputs: dict[int, list[torch.Tensor]] = {}
 
     def see(self, event) -> None:
-        if isinstance(event, HiddenEvent):
-            self.hidden.setdefault(event.layer + 1, []).append(event.h[0])
-        else:
+        if isinstance(event, AttentionEvent):
             self.attention.append(event)
 
+    def hook(self, layer: int):
+        def forward(_block, args, output) -> None:
+            self.inputs.setdefault(layer, []).append(args[0][0])
+            self.outputs.setdefault(layer, []).append(output[0][0])
 
-def test_the_figures_are_those_of_the_definitions() -> None:
-    decoder = tiny_decoder(num_layers=3).eval()
+        return forward
+
+
+@pytest.mark.parametrize("depth", ["residual", "denseformer", "embedding_residual"])
+def test_the_figures_are_those_of_the_definitions(depth: str) -> None:
+    """A block's input is what it receives: under a depth mix not the block before's output."""
+    decoder = tiny_decoder(num_layers=3, depth=depth).eval()
     diagnosed = diagnose_layers(decoder, SEQUENCES)
     keep = Keep()
+    for layer, block in enumerate(decoder.blocks):
+        block.register_forward_hook(keep.hook(layer))
     with torch.no_grad(), watch(decoder, keep):
         for sequence in SEQUENCES:
             decoder(torch.tensor([sequence]))
@@ -48,18 +58,21 @@ def test_the_figures_are_those_of_the_definitions() -> None:
             columns.append(exact.mass_columns(A, 0.9).double().mean())
         assert diagnosed.figures["rank"][layer] == torch.stack(ranks).mean(0).max()
         assert diagnosed.figures["mass"][layer] == pytest.approx(float(sum(columns)) / 3)
-        before, after = keep.hidden[layer], keep.hidden[layer + 1]
-        influence = [float(exact.block_influence(a, b)) for a, b in zip(before, after, strict=True)]
+        pairs = list(zip(keep.inputs[layer], keep.outputs[layer], strict=True))
+        influence = [float(exact.block_influence(a, b)) for a, b in pairs]
         assert diagnosed.figures["influence"][layer] == pytest.approx(sum(influence) / 3)
+        angle = [float(exact.angular_distance(a, b)) for a, b in pairs]
+        assert diagnosed.figures["angle"][layer] == pytest.approx(sum(angle) / 3)
+    if depth != "residual":
+        assert not torch.equal(keep.inputs[2][0], keep.outputs[1][0])
+    ends = [*(keep.inputs[layer] for layer in range(3)), keep.outputs[2]]
     for low in range(4):
         for high in range(low + 1, 4):
             angle = [
                 float(exact.angular_distance(a, b))
-                for a, b in zip(keep.hidden[low], keep.hidden[high], strict=True)
+                for a, b in zip(ends[low], ends[high], strict=True)
             ]
             assert diagnosed.angles[low][high] == pytest.approx(sum(angle) / 3)
-            if high == low + 1:
-                assert diagnosed.figures["angle"][low] == pytest.approx(sum(angle) / 3)
     assert decoder.training is False
 
 

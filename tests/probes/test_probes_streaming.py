@@ -142,7 +142,8 @@ def test_hidden_picture_is_the_mean_size_with_outliers_kept():
     assert probe.rows().is_empty()
     h = torch.zeros(1, 2, 6)
     h[0, 0, 3], h[0, 1, 0] = -8.0, 2.0
-    probe.see(HiddenEvent(-1, h))
-    probe.see(HiddenEvent(0, 2 * h))
+    probe.see(HiddenEvent(-1, 9 * h))  # the embedding, in no mean over layers
+    probe.see(HiddenEvent(0, h, before=9 * h))
+    probe.see(HiddenEvent(1, 2 * h, before=h))
     assert probe.picture().tolist() == [[0, 12, 0], [3, 0, 0]]
     assert probe.rows().filter(position="0,1")["value"].item() == 12

@@ -46,7 +46,8 @@ class Diagnosed:
     figures: dict[str, list[float]]
     """Each metric of the module's table, one figure a layer; `angle` is that of single blocks."""
     angles: list[list[float]]
-    """`angles[l][k]`: angular distance of the stream before layer l and before layer k, k > l."""
+    """`angles[l][k]`: angular distance of what layers l and k receive, k > l; for k the number of
+    layers, of what the last one puts out."""
 
     @property
     def num_layers(self) -> int:
@@ -54,15 +55,18 @@ class Diagnosed:
 
 
 class Angles(Probe):
-    """The last token's state before every layer and after the last one, a sequence at a time."""
+    """The last token's state as every layer receives it, and as the last puts it out."""
 
     def __init__(self) -> None:
-        self.states: dict[int, list[Tensor]] = {}
+        self.inputs: dict[int, list[Tensor]] = {}
+        self.outputs: dict[int, list[Tensor]] = {}
 
     def see(self, event: Event) -> None:
-        if isinstance(event, HiddenEvent):
-            last = [sequence[-1].double() for sequence in event.sequences]
-            self.states.setdefault(event.layer + 1, []).extend(last)
+        if not isinstance(event, HiddenEvent) or event.before is None:
+            return
+        for found, sequences in ((self.inputs, event.inputs), (self.outputs, event.sequences)):
+            last = [sequence[-1].double() for sequence in sequences]
+            found.setdefault(event.layer, []).extend(last)
 
     def rows(self) -> Frame:
         """Return no rows: angles between layers are a matrix."""
@@ -70,7 +74,9 @@ class Angles(Probe):
 
     def matrix(self) -> Tensor:
         """Return arccos(cos(x_l, x_k)) / π, mean over sequences, (N + 1, N + 1)."""
-        states = torch.stack([torch.stack(self.states[layer]) for layer in sorted(self.states)])
+        layers = sorted(self.inputs)
+        ends = [*(self.inputs[layer] for layer in layers), self.outputs[layers[-1]]]
+        states = torch.stack([torch.stack(states) for states in ends])
         unit = F.normalize(states, dim=-1)
         cosines = torch.einsum("lsd,ksd->slk", unit, unit).clamp(-1, 1)
         return cosines.arccos().mean(0) / math.pi

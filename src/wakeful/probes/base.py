@@ -42,6 +42,10 @@ class AttentionEvent:
     W − 1 tokens before it; `keep` (B or 1, L, L) replaces causality and window by explicit pairs;
     `softcap` = c replaces a logit x by c·tanh(x / c); `sink` is s for each head, the logarithm of
     what softmax-1 adds to the denominator.
+
+    Where a layer attends several times to the same values, its weights are the sum of this event's
+    and of those in `others`, each times its `share`. `unseen` says why the weights are not one
+    L × L matrix, where they are not: a probe that asks for them is refused with that reason.
     """
 
     layer: int
@@ -54,10 +58,15 @@ class AttentionEvent:
     sink: Float[Tensor, "H"] | None = None
     valid: Bool[Tensor, "B L"] | None = None
     keep: Bool[Tensor, "#B L L"] | None = None
+    share: float = 1.0
+    others: "tuple[AttentionEvent, ...]" = ()
+    unseen: str = ""
 
     @cached_property
     def sequences(self) -> list[Attended]:
         """Each sequence on its own, padding removed: L differs between them."""
+        if self.unseen:
+            raise WakefulError(self.unseen)
         return [self._sequence(b) for b in range(self.q.shape[0])]
 
     @cached_property
@@ -85,22 +94,36 @@ class AttentionEvent:
             window = None
         return Attended(
             q=q, k=k, v=v, scale=self.scale, window=window,
-            softcap=self.softcap, sink=self.sink, keep=keep,
+            softcap=self.softcap, sink=self.sink, keep=keep, share=self.share,
+            others=tuple(other._sequence(b) for other in self.others),
         )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class HiddenEvent:
-    """The residual stream after a block (0, 1 ...), or before the first (layer −1)."""
+    """What a block (0, 1 ...) puts out, or what the first receives, the embedding (layer −1).
+
+    `before` is what the block received. That is not the output of the block before it where a
+    depth mix stands between them.
+    """
 
     layer: int
     h: Float[Tensor, "B L D"]
     valid: Bool[Tensor, "B L"] | None = None
+    before: Float[Tensor, "B L D"] | None = None
 
     @cached_property
     def sequences(self) -> list[Float[Tensor, "L D"]]:
         """Each sequence's hidden states in float32 (float64 stays), padding removed."""
-        h = self.h if self.h.dtype == torch.float64 else self.h.float()
+        return self._split(self.h)
+
+    @cached_property
+    def inputs(self) -> list[Float[Tensor, "L D"]]:
+        """Each sequence's states as the block received them; none for the embedding."""
+        return [] if self.before is None else self._split(self.before)
+
+    def _split(self, h: Tensor) -> list[Tensor]:
+        h = h if h.dtype == torch.float64 else h.float()
         if self.valid is None:
             return list(h)
         return [states[real] for states, real in zip(h, self.valid, strict=True)]

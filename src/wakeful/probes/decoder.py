@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -9,73 +10,106 @@ from torch import Tensor, nn
 from wakeful.errors import WakefulError
 from wakeful.model.attend import causal_mask
 from wakeful.model.attention import DotProduct
+from wakeful.model.block import Block
 from wakeful.model.decoder import Decoder
 from wakeful.probes.base import AttentionEvent, HiddenEvent
 from wakeful.probes.sources import Emit, EventSource, Visibility, visibility
 
 
 class DecoderSource(EventSource):
-    """Hooks a `Decoder`; its keys and values are what the value route made of them."""
+    """Hooks a `Decoder`; its keys and values are what the value route made of them.
+
+    A layer whose route attends several times is one event, its weights mixed as the route says.
+    """
 
     def __init__(self, model: Decoder) -> None:
         self.model = model
+        self.valid: Tensor | None = None
+        self.calls: list[AttentionEvent] = []
 
     @contextmanager
     def open(self, emit: Emit) -> Iterator[None]:
-        valid: Tensor | None = None
-
         def enter(_module: nn.Module, _args: tuple, kwargs: dict[str, Any]) -> None:
-            nonlocal valid
             if kwargs.get("cache") is not None:
                 raise WakefulError("a watched forward takes whole sequences: leave out the cache")
-            valid = kwargs.get("valid")
-
-        def attention(layer: int):
-            def hook(dot: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-                assert isinstance(dot, DotProduct)
-                q, k, v = (heads.detach().transpose(1, 2) for heads in args)
-                length = q.shape[2]
-                if kwargs.get("copies", 1) != 1 or k.shape[2] != length:
-                    raise WakefulError(
-                        f"layer {layer} attends to other layers' keys as well as its own: its "
-                        "weights are not one L × L matrix, so the probes do not apply"
-                    )
-                keep = kwargs.get("keep")
-                if keep is None and dot.prefix > 1:
-                    keep = causal_mask(length, length, dot.prefix, q.device)
-                seen = Visibility() if keep is None else visibility(keep, valid, None)
-                sink = dot.normalizer.log_sink()
-                event = AttentionEvent(
-                    layer,
-                    q,
-                    k,
-                    v,
-                    dot.scale,
-                    keep=seen.keep,
-                    valid=valid,
-                    sink=None if sink is None else sink.detach(),
-                )
-                emit(event)
-
-            return hook
-
-        def before(_block: nn.Module, args: tuple) -> None:
-            emit(HiddenEvent(-1, args[0].detach(), valid))
-
-        def after(layer: int):
-            def hook(_block: nn.Module, _args: tuple, output: tuple) -> None:
-                emit(HiddenEvent(layer, output[0].detach(), valid))
-
-            return hook
+            self.valid = kwargs.get("valid")
 
         with ExitStack() as hooks:
             hooks.callback(self.model.register_forward_pre_hook(enter, with_kwargs=True).remove)
             for layer, block in enumerate(self.model.blocks):
-                if layer == 0:
-                    hooks.callback(block.register_forward_pre_hook(before).remove)
-                dots = [module for module in block.modules() if isinstance(module, DotProduct)]
-                for dot in dots:
-                    handle = dot.register_forward_pre_hook(attention(layer), with_kwargs=True)
-                    hooks.callback(handle.remove)
-                hooks.callback(block.register_forward_hook(after(layer)).remove)
+                assert isinstance(block, Block)
+                self._hook(layer, block, hooks, emit)
             yield
+
+    def _hook(self, layer: int, block: Block, hooks: ExitStack, emit: Emit) -> None:
+        received: list[Tensor] = []
+        attenders = block.attention.attenders
+        shares = attenders[0].shares(layer) if attenders else (1.0,)
+
+        def before(_block: nn.Module, args: tuple) -> None:
+            received[:] = [args[0].detach()]
+            self.calls = []
+            if layer == 0:
+                emit(HiddenEvent(-1, received[0], self.valid))
+
+        def attention(dot: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+            assert isinstance(dot, DotProduct)
+            self.calls.append(self._call(layer, dot, args, kwargs))
+            if len(self.calls) == len(shares):
+                emit(mixed(self.calls, shares))
+
+        def after(_block: nn.Module, _args: tuple, output: tuple) -> None:
+            if len(self.calls) != len(shares):
+                raise WakefulError(
+                    f"layer {layer} attended {len(self.calls)} times, and {attenders[0]} gives the "
+                    f"shares of {len(shares)}: its weights can't be told"
+                )
+            emit(HiddenEvent(layer, output[0].detach(), self.valid, received.pop()))
+
+        hooks.callback(block.register_forward_pre_hook(before).remove)
+        dot = block.attention.dot
+        hooks.callback(dot.register_forward_pre_hook(attention, with_kwargs=True).remove)
+        hooks.callback(block.register_forward_hook(after).remove)
+
+    def _call(
+        self, layer: int, dot: DotProduct, args: tuple, kwargs: dict[str, Any]
+    ) -> AttentionEvent:
+        q, k, v = (heads.detach().transpose(1, 2) for heads in args)
+        length, unseen = q.shape[2], ""
+        if kwargs.get("copies", 1) != 1 or k.shape[2] != length:
+            unseen = (
+                f"layer {layer} attends to other layers' keys as well as its own: its weights are "
+                "not one L × L matrix, so probes of attention do not apply (those of hidden "
+                "states do)"
+            )
+            k, v = k[:, :, :length], v[:, :, :length]
+        keep = kwargs.get("keep")
+        if keep is None and dot.prefix > 1:
+            keep = causal_mask(length, length, dot.prefix, q.device)
+        seen = Visibility() if keep is None else visibility(keep, self.valid, None)
+        sink = kwargs.get("sink", dot.normalizer.log_sink())
+        return AttentionEvent(
+            layer, q, k, v, kwargs.get("scale", dot.scale), keep=seen.keep, valid=self.valid,
+            sink=None if sink is None else sink.detach(), unseen=unseen,
+        )  # fmt: skip
+
+
+def mixed(calls: list[AttentionEvent], shares: tuple[float, ...]) -> AttentionEvent:
+    """Return the one event of a layer that attended several times to the same values."""
+    *others, own = (
+        replace(call, share=float(share)) for call, share in zip(calls, shares, strict=True)
+    )
+    if not others:
+        return own
+    unseen = own.unseen
+    if min(shares) < 0:
+        unseen = (
+            f"layer {own.layer} subtracts attention weights from others (shares "
+            f"{', '.join(f'{share:g}' for share in shares)}): probes of attention do not apply"
+        )
+    if any(call.v.data_ptr() != own.v.data_ptr() for call in others):
+        unseen = (
+            f"layer {own.layer} attends to several sets of values: its weights are not one L × L "
+            "matrix, so probes of attention do not apply (those of hidden states do)"
+        )
+    return replace(own, others=tuple(others), unseen=unseen)

@@ -92,22 +92,28 @@ class HuggingFaceSource(EventSource):
         def leave(*_: object) -> None:
             self.masks = {}
 
-        def before(_block: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-            h = args[0] if args else kwargs["hidden_states"]
-            emit(HiddenEvent(-1, h.detach(), self.valid))
+        received: dict[int, Tensor] = {}
+
+        def before(layer: int) -> Callable[..., None]:
+            def hook(_block: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+                received[layer] = (args[0] if args else kwargs["hidden_states"]).detach()
+                if layer == 0:
+                    emit(HiddenEvent(-1, received[layer], self.valid))
+
+            return hook
 
         def after(layer: int) -> Callable[..., None]:
             def hook(_block: nn.Module, _args: tuple, output: Any) -> None:
                 h = output if isinstance(output, Tensor) else output[0]
-                emit(HiddenEvent(layer, h.detach(), self.valid))
+                emit(HiddenEvent(layer, h.detach(), self.valid, received.pop(layer)))
 
             return hook
 
         stack.callback(self.model.register_forward_pre_hook(enter, with_kwargs=True).remove)
         stack.callback(self.model.register_forward_hook(leave).remove)
-        first = self.blocks[0]
-        stack.callback(first.register_forward_pre_hook(before, with_kwargs=True).remove)
         for layer, block in enumerate(self.blocks):
+            hook = block.register_forward_pre_hook(before(layer), with_kwargs=True)
+            stack.callback(hook.remove)
             stack.callback(block.register_forward_hook(after(layer)).remove)
 
     def _intercept(self, interface: AttentionInterface, stack: ExitStack, emit: Emit) -> None:

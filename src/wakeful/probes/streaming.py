@@ -32,6 +32,8 @@ class Attended:
     softcap: float | None = None
     sink: Float[Tensor, "H"] | None = None
     keep: Bool[Tensor, "L L"] | None = None
+    share: float = 1.0
+    others: "tuple[Attended, ...]" = ()
 
     @property
     def length(self) -> int:
@@ -91,6 +93,7 @@ def tile_statistics(heads: Attended) -> TileStatistics:
     num_heads, length = heads.num_heads, heads.length
     repeats = num_heads // heads.k.shape[0]
     device = heads.q.device
+    sums_to_1 = heads.sink is None and heads.keep is None and not heads.others
     c1 = torch.zeros(num_heads, length, dtype=torch.float64, device=device)
     c2 = torch.zeros_like(c1)
     largest, corner, rows, row_0 = (
@@ -107,11 +110,11 @@ def tile_statistics(heads: Attended) -> TileStatistics:
                 if tile.start == 0:
                     corner[own] = p[:, 0, 0].double()
                     row_0[own] = dominated[:, 0].double()
-            if heads.sink is not None or heads.keep is not None:
+            if not sums_to_1:
                 largest[own] = torch.maximum(largest[own], p.sum(-1).amax(-1).double())
             c1[own, tile.first : tile.last] += p.sum(1)
             c2[own, tile.first : tile.last] += p.square_().sum(1)
-    if heads.sink is None and heads.keep is None:
+    if sums_to_1:
         largest.fill_(1.0)
     return TileStatistics(
         column_sums=c1,
@@ -137,6 +140,18 @@ def tiles(heads: Attended, chosen: range) -> Iterator[Tile]:
 
     The tile's tensor is reused: a caller may overwrite it and must not keep it.
     """
+    if not heads.others:
+        yield from _tiles(heads, chosen)
+        return
+    parts = (heads, *heads.others)
+    for tile, *more in zip(*(_tiles(part, chosen) for part in parts), strict=True):
+        tile.weights.mul_(heads.share)
+        for part, other in zip(heads.others, more, strict=True):
+            tile.weights.add_(other.weights, alpha=part.share)
+        yield tile
+
+
+def _tiles(heads: Attended, chosen: range) -> Iterator[Tile]:
     dtype = _precision(heads.q)
     length, device = heads.length, heads.q.device
     group = chosen.start // (heads.num_heads // heads.k.shape[0])

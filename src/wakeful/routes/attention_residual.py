@@ -28,6 +28,9 @@ class AttentionResidual(ValueRoute):
     def reads(self, layer: int) -> frozenset[Read]:
         return frozenset({Read("query", 0), Read("keys", 0)})
 
+    def shares(self, layer: int) -> tuple[float, ...]:
+        return self.weight, 1 - self.weight
+
     def attend(
         self, layer: int, attend: Attend, q: Tensor, keys: Tensor, values: Tensor, memory: Memory
     ) -> Tensor:

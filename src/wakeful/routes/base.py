@@ -104,6 +104,14 @@ class ValueRoute(Variant, nn.Module):
         """Return the attention output (B, L, H, d) over keys and values (B, S, G, d)."""
         return attend(q, keys, values)
 
+    def shares(self, layer: int) -> tuple[float, ...]:
+        """Return what each of `attend`'s calls weighs in the layer's weights, in their order.
+
+        A route that attends n times to the same values as U = Σ s_m A_m V gives s_1 … s_n; what
+        looks at attention then sees Σ s_m A_m, once.
+        """
+        return (1.0,)
+
     def correct(self, layer: int, x: Tensor, u: Tensor, v: Tensor, memory: Memory) -> Tensor:
         """Change the attention output `u` (B, L, H, d) before the output projection.
 
