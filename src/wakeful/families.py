@@ -9,7 +9,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from wakeful.roles import Role
+from wakeful.roles import HEAD, READS, TABLE, WRITES, Role
+
+APART = Role(decays=True)
+"""A matrix that has no side in the residual stream."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,18 +37,18 @@ class Family:
 
     def in_layer(self, name: str) -> tuple[str, Role] | None:
         """Return the stack and the role of a layer's matrix, or None for another name."""
-        for pattern, reads in ((self.reads, True), (self.writes, False)):
+        for pattern, role in ((self.reads, READS), (self.writes, WRITES)):
             stack = re.fullmatch(rf"((?:.*\.)?){self.layer}\.(?:{pattern})\.weight", name)
             if stack is not None:
-                return stack[1], Role(residual=int(reads != self.transposed), decays=True)
+                axis = int(role is READS) ^ self.transposed
+                return stack[1], dataclasses.replace(role, residual=axis)
         return None
 
     def outside(self, name: str) -> Role | None:
         """Return the role of an embedding, a head or a matrix apart, or None for another name."""
-        if re.fullmatch(rf"(?:.*\.)?(?:{self.tables}|{self.heads})\.weight", name):
-            return Role(residual=1, vocabulary=True, decays=True)
-        if re.fullmatch(rf"(?:.*\.)?(?:{self.apart})", name):
-            return Role()
+        for pattern, role in ((self.tables, TABLE), (self.heads, HEAD), (self.apart, APART)):
+            if re.fullmatch(rf"(?:.*\.)?(?:{pattern})\.weight", name):
+                return role
         return None
 
 
@@ -59,16 +62,6 @@ _GPT2 = Family(
 )
 
 FAMILIES = (
-    Family(
-        name="wakeful",
-        layer=r"blocks\.\d+",
-        reads=r"attention\.(?:query|key|value)(?:\.[qkv]_proj)?"
-        r"|mlp\.(?:gate|up)(?:\.(?:gate|up)_proj)?",
-        writes=r"attention\.out(?:\.o_proj)?|mlp\.down(?:\.down_proj)?",
-        tables=r"embed|positions",
-        heads=r"(?:lm_)?head",
-        apart=r"(?:route|depth)\.(?:.*\.)?weights(?:\.\w+)?",
-    ),
     Family(  # Mistral, Qwen, Gemma, SmolLM, OLMo, Phi-3, Mixtral's attention
         name="llama",
         layer=r"layers\.\d+",
@@ -145,7 +138,7 @@ FAMILIES = (
         reads=r"(?:SelfAttention|EncDecAttention)\.[qkv]|DenseReluDense\.wi(?:_[01])?",
         writes=r"(?:SelfAttention|EncDecAttention)\.o|DenseReluDense\.wo",
         tables=r"shared|embed_tokens",
-        apart=r"relative_attention_bias\.weight",
+        apart=r"relative_attention_bias",
     ),
 )
 
@@ -182,6 +175,11 @@ def roles_by_name(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[str,
     return result
 
 
+_PLAIN = dataclasses.replace(
+    _GPT2, name="", tables=r"embed|embedding|embeddings|positions", heads=r"head"
+)
+
+
 def role_outside_layers(name: str) -> Role | None:
-    """Return the role of an embedding, a head or a matrix apart that goes by any family's name."""
-    return next(filter(None, (family.outside(name) for family in FAMILIES)), None)
+    """Return the role of an embedding, a head or a matrix apart that goes by a usual name."""
+    return next(filter(None, (family.outside(name) for family in (*FAMILIES, _PLAIN))), None)
