@@ -10,8 +10,8 @@ from benchmarks.models import greedy
 from benchmarks.timing import Ratio, compare
 from wakeful.config.model import ModelConfig
 from wakeful.hf.smollm2 import smollm2_folder
-from wakeful.hf.weights_in import read_decoder
 from wakeful.hf.wrapping import as_transformers
+from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.model.generate import generate
 
@@ -22,7 +22,7 @@ PROMPT, NEW = 128, 32
 def ratios() -> Iterator[Ratio]:
     """Yield the time a token takes against Transformers' Llama, and the bytes of each cache."""
     folder = smollm2_folder()
-    decoder = read_decoder(folder).decoder
+    decoder = read_decoder(folder).decoder()
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     shell = as_transformers(decoder)
     generator = torch.Generator().manual_seed(0)

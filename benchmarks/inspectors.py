@@ -29,8 +29,8 @@ def ratios() -> Iterator[Ratio]:
     """Give ours over eager attention, transformer-lens and actlens for both metrics."""
     loaded = load("smollm2", device=torch.device("cpu"), dtype=torch.float32)
     text = next(d.text for d in read_documents("python-stdlib") if len(d.text) > 8 * LENGTH)
-    ids = loaded.encode(text)[:LENGTH]
-    model = loaded.model
+    ids = loaded.plain(text)[:LENGTH]
+    model = loaded.module
     assert isinstance(model, PreTrainedModel)
     eager = eager_model()
     ours: dict[str, Figures] = {

@@ -14,8 +14,8 @@ from transformers.utils.logging import disable_progress_bar
 from benchmarks.resident import resident
 from benchmarks.timing import Ratio, compare
 from wakeful.hf.smollm2 import smollm2_folder
-from wakeful.hf.weights_in import read_decoder
 from wakeful.hf.weights_out import export
+from wakeful.loading.load import read_decoder
 
 TOKENS = torch.arange(64).unsqueeze(0)
 """A forward pass ends each load: weights are mapped first and read when they are used."""
@@ -48,7 +48,7 @@ def _jobs(place: Path) -> dict[tuple[str, str], Callable[[], object]]:
     folder, out = smollm2_folder(), place / "out"
 
     def load_ours() -> torch.nn.Module:
-        return read_decoder(folder).decoder
+        return read_decoder(folder).decoder()
 
     def load_theirs() -> torch.nn.Module:
         return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -90,7 +90,7 @@ def _peak(what: str, side: str) -> float:
         out = Path(place) / "out"
         before = resident("VmRSS")
         if side == "ours":
-            model = read_decoder(folder).decoder
+            model = read_decoder(folder).decoder()
         else:
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         if what == "load and run":

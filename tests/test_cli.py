@@ -11,7 +11,7 @@ import pytest
 from training.runs import text, tiny
 from wakeful.cli import main, verb_of
 from wakeful.config.schema import config_to_toml
-from wakeful.runs.restore import restore
+from wakeful.loading.load import read_decoder
 from wakeful.runs.run import Run
 
 __all__ = ["text"]
@@ -270,9 +270,9 @@ def test_impossible_generation_prints_nothing_but_its_line(
 
 def test_text_streams_in_whole_characters(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "é漢字😀"
-    tokens = restore(run).tokenizer.encode(text)
+    tokens = read_decoder(run, dtype="auto").tokenizer.encode(text)
     assert len(tokens) > len(text)  # some characters are several tokens
-    monkeypatch.setattr("wakeful.model.generate.generate", lambda *_, **__: iter(tokens))
+    monkeypatch.setattr("wakeful.loading.model.generate", lambda *_, **__: iter(tokens))
     written: list[str] = []
     monkeypatch.setattr("sys.stdout.write", lambda piece: written.append(piece) or len(piece))
     assert main(["generate", run, "--prompt", "p"]) == 0

@@ -9,7 +9,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from wakeful.loading.load import Loaded, load
+from wakeful.loading.load import load
+from wakeful.loading.model import Model
 
 CPU = torch.device("cpu")
 
@@ -34,7 +35,7 @@ def save_llama(folder: Path, *, seed: int = 0, bos: bool = True) -> Path:
     return folder
 
 
-def loaded_llama(folder: Path, dtype: torch.dtype = torch.float64, **over: Any) -> Loaded:
+def loaded_llama(folder: Path, dtype: torch.dtype = torch.float64, **over: Any) -> Model:
     return load(str(save_llama(folder, **over)), device=CPU, dtype=dtype)
 
 

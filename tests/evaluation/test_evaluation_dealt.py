@@ -17,7 +17,7 @@ from wakeful.errors import WakefulError
 from wakeful.evaluation.examples import read_choices, read_lambada
 from wakeful.evaluation.perplexity import perplexity
 from wakeful.evaluation.scores import Score
-from wakeful.loading.load import Loaded
+from wakeful.loading.model import Model
 from wakeful.world import World
 
 pytest.importorskip("lm_eval")
@@ -77,7 +77,7 @@ def on_all(work: Callable[[World], Any]) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return loaded_llama(tmp_path_factory.mktemp("models") / "llama", dtype=torch.float64)
 
 
@@ -156,7 +156,7 @@ def same(found: list[Score], wanted: list[Score], tolerance: float) -> None:
         assert np.array_equal(mine.weights, theirs.weights)
 
 
-def test_a_tasks_scores_are_those_of_one_process(model: Loaded, tmp_path: Path) -> None:
+def test_a_tasks_scores_are_those_of_one_process(model: Model, tmp_path: Path) -> None:
     lambada = read_lambada(write_lines(tmp_path / "l.jsonl", LAMBADA))
     choices = read_choices(write_lines(tmp_path / "c.jsonl", CHOICES))
 
@@ -175,7 +175,7 @@ def test_a_tasks_scores_are_those_of_one_process(model: Loaded, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("num_sequences", [0, 4])
-def test_a_perplexity_is_that_of_one_process(model: Loaded, num_sequences: int) -> None:
+def test_a_perplexity_is_that_of_one_process(model: Model, num_sequences: int) -> None:
     text = "a text of some length, which is cut into windows; " * 5
     settings: dict[str, Any] = {"length": 24, "stride": 10, "num_sequences": num_sequences}
     wanted = perplexity(model, text, **settings, batch_size=3)
@@ -185,7 +185,7 @@ def test_a_perplexity_is_that_of_one_process(model: Loaded, num_sequences: int) 
         same(found, wanted, 0)
 
 
-def test_processes_with_different_texts_are_refused(model: Loaded) -> None:
+def test_processes_with_different_texts_are_refused(model: Model) -> None:
     for error in on_all(
         lambda world: perplexity(model, "word " * (9 + world.rank), length=8, stride=8, world=world)
     ):

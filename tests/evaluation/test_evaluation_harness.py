@@ -26,7 +26,8 @@ from wakeful.evaluation.harness import run_tasks
 from wakeful.evaluation.quiet import quiet
 from wakeful.evaluation.scores import Score
 from wakeful.evaluation.tasks import choices_task, lambada_task, named_tasks
-from wakeful.loading.load import Loaded, load
+from wakeful.loading.load import load
+from wakeful.loading.model import Model
 from wakeful.model.decoder import Decoder
 from wakeful.model.generate import generate
 from wakeful.training.loop import train
@@ -35,12 +36,12 @@ __all__ = ["text"]
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return loaded_llama(tmp_path_factory.mktemp("models") / "llama", dtype=torch.float32)
 
 
 @pytest.fixture
-def ours(text: Path, tmp_path: Path) -> Loaded:
+def ours(text: Path, tmp_path: Path) -> Model:
     run = train(tiny(text, model={"max_length": 200}), tmp_path / "run")
     return load(str(run.path), device=CPU, dtype=torch.float32)
 
@@ -54,17 +55,17 @@ def local_tasks(folder: Path) -> dict[str, Any]:
     return {"lambada": lambada_task(lambada), "choices": choices_task(choices)}
 
 
-def logits_of(loaded: Loaded, tokens: list[int]) -> torch.Tensor:
+def logits_of(loaded: Model, tokens: list[int]) -> torch.Tensor:
     with torch.no_grad():
-        found: Any = loaded.model(torch.tensor([tokens]))
-    return (found if isinstance(loaded.model, Decoder) else found.logits)[0].double()
+        found: Any = loaded.module(torch.tensor([tokens]))
+    return (found if isinstance(loaded.module, Decoder) else found.logits)[0].double()
 
 
-def by_hand(loaded: Loaded, context: str, continuation: str, bos: bool) -> tuple[float, bool]:
+def by_hand(loaded: Model, context: str, continuation: str, bos: bool) -> tuple[float, bool]:
     """Return log p(continuation | context) and whether greedy decoding writes it, unbatched."""
     first = [loaded.bos] if bos else []
-    given = [*first, *loaded.encode(context)]
-    whole = [*first, *loaded.encode(context + continuation)]
+    given = [*first, *loaded.plain(context)]
+    whole = [*first, *loaded.plain(context + continuation)]
     logits = logits_of(loaded, whole[-loaded.context - 1 : -1])
     total, greedy = 0.0, True
     for offset in range(1, len(whole) - len(given) + 1):
@@ -79,7 +80,7 @@ def figures(scores: list[Score]) -> dict[tuple[str, str], Score]:
 
 
 @pytest.mark.parametrize("bos", [False, True])
-def test_accuracies_are_those_by_hand(model: Loaded, tmp_path: Path, bos: bool) -> None:
+def test_accuracies_are_those_by_hand(model: Model, tmp_path: Path, bos: bool) -> None:
     lm = asked(model, bos=bos, batch_size=2, progress=silent)
     assert isinstance(lm, Transformer)
     found = figures(run_tasks("m", lm, local_tasks(tmp_path)))
@@ -105,12 +106,12 @@ def test_accuracies_are_those_by_hand(model: Loaded, tmp_path: Path, bos: bool) 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_the_adapter_says_what_lm_evals_own_class_says(
-    model: Loaded, tmp_path: Path, batch_size: int
+    model: Model, tmp_path: Path, batch_size: int
 ) -> None:
     tasks = local_tasks(tmp_path)
     with quiet():
         own = HFLM(
-            pretrained=model.model,  # pyright: ignore
+            pretrained=model.module,  # pyright: ignore
             tokenizer=model.tokenizer,  # pyright: ignore
             batch_size=1,
             add_bos_token=False,
@@ -129,7 +130,7 @@ def test_the_adapter_says_what_lm_evals_own_class_says(
 
 
 @pytest.mark.parametrize("bos", [False, True])
-def test_the_adapter_asks_our_decoder(ours: Loaded, tmp_path: Path, bos: bool) -> None:
+def test_the_adapter_asks_our_decoder(ours: Model, tmp_path: Path, bos: bool) -> None:
     ours = replace(ours, bos=3)
     lm = asked(ours, bos=bos, batch_size=3, progress=silent)
     assert isinstance(lm, Adapter)
@@ -142,7 +143,7 @@ def test_the_adapter_asks_our_decoder(ours: Loaded, tmp_path: Path, bos: bool) -
     assert found["lambada", "acc"].values.tolist() == [float(greedy) for _, greedy in answers]
 
 
-def test_a_long_context_loses_its_beginning(model: Loaded) -> None:
+def test_a_long_context_loses_its_beginning(model: Model) -> None:
     request = instance("loglikelihood", "x" * 100 + " end", " of it")
     expected, _ = by_hand(model, "x" * 100 + " end", " of it", bos=False)
     for lm in (Adapter(model), asked(model, bos=False, batch_size=1, progress=silent)):
@@ -152,7 +153,7 @@ def test_a_long_context_loses_its_beginning(model: Loaded) -> None:
         Adapter(model).loglikelihood([instance("loglikelihood", "a", "b" * 70)])
 
 
-def test_rolling_and_empty_contexts_are_as_lm_evals_own(model: Loaded) -> None:
+def test_rolling_and_empty_contexts_are_as_lm_evals_own(model: Model) -> None:
     texts = ["short", "a text that is longer than the context of the model, " * 3]
     rolling = [instance("loglikelihood_rolling", each) for each in texts]
     empty = [instance("loglikelihood", "", " from nothing")]
@@ -172,12 +173,12 @@ def instance(kind: Any, *arguments: Any) -> Instance:
     return Instance(request_type=kind, doc={}, arguments=arguments, idx=0)
 
 
-def test_generation_stops_where_a_task_says(ours: Loaded) -> None:
+def test_generation_stops_where_a_task_says(ours: Model) -> None:
     lm = Adapter(ours)
     settings = {"until": ["\n\n"], "max_gen_toks": 12, "do_sample": False, "temperature": 0.0}
-    assert isinstance(ours.model, Decoder)
+    assert isinstance(ours.module, Decoder)
     tokens = list(
-        generate(ours.model, ours.encode("def "), num_tokens=12, temperature=0.0,
+        generate(ours.module, ours.plain("def "), num_tokens=12, temperature=0.0,
                  stop=lm.eot_token_id)
     )  # fmt: skip
     plain = str(ours.tokenizer.decode(tokens))
@@ -211,7 +212,7 @@ def test_prompts_are_those_of_lm_evals_own_tasks(tmp_path: Path) -> None:
     assert {metric["metric"] for metric in piqa["metric_list"]} == {"acc", "acc_norm"}
 
 
-def test_limit_takes_the_first(model: Loaded, tmp_path: Path) -> None:
+def test_limit_takes_the_first(model: Model, tmp_path: Path) -> None:
     tasks = local_tasks(tmp_path)
     every = figures(run_tasks("m", Adapter(model), tasks))
     first = figures(run_tasks("m", Adapter(model), tasks, limit=2))
@@ -241,7 +242,7 @@ def test_tasks_that_cannot_be_had_are_one_line(monkeypatch: pytest.MonkeyPatch) 
         named_tasks(["pica"])
 
 
-def test_a_figure_that_is_no_mean_stands_alone(model: Loaded, tmp_path: Path) -> None:
+def test_a_figure_that_is_no_mean_stands_alone(model: Model, tmp_path: Path) -> None:
     task = local_tasks(tmp_path)["choices"]
     task._aggregation_list["acc"] = max  # a median, a BLEU: no ratio over examples
     found = figures(run_tasks("m", Adapter(model), {"choices": task}))

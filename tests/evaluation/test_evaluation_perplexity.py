@@ -14,7 +14,8 @@ from training.runs import text, tiny
 from wakeful.errors import WakefulError
 from wakeful.evaluation.likelihood import log_likelihoods
 from wakeful.evaluation.perplexity import perplexity, tokenize, windows
-from wakeful.loading.load import Loaded, load
+from wakeful.loading.load import load
+from wakeful.loading.model import Model
 from wakeful.model.loss import IGNORED
 from wakeful.training.loop import train
 
@@ -23,11 +24,11 @@ WORDS = "naïve café 😀 — the cat sat on the mat, and then it sat on the ha
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return loaded_llama(tmp_path_factory.mktemp("models") / "llama")
 
 
-def explicit(model: Loaded, tokens: list[int], length: int, stride: int, bos: bool) -> list[float]:
+def explicit(model: Model, tokens: list[int], length: int, stride: int, bos: bool) -> list[float]:
     """Return −log p of each counted token: every token by itself, from its window's tokens."""
     stream = [model.bos, *tokens] if bos else tokens
     nats: list[float] = []
@@ -38,7 +39,7 @@ def explicit(model: Loaded, tokens: list[int], length: int, stride: int, bos: bo
         if bos:
             context[0] = stream[0]
         with torch.no_grad():
-            logits = model.model(torch.tensor([context])).logits[0, -1]
+            logits = model.module(torch.tensor([context])).logits[0, -1]
         nats.append(-float(logits.log_softmax(0)[stream[place]]))
     return nats
 
@@ -47,9 +48,9 @@ def explicit(model: Loaded, tokens: list[int], length: int, stride: int, bos: bo
 @pytest.mark.parametrize(
     ("length", "stride"), [(16, 16), (16, 5), (17, 1), (64, 64), (64, 40), (2, 1), (2, 2)]
 )
-def test_every_token_counts_once(model: Loaded, length: int, stride: int, bos: bool) -> None:
+def test_every_token_counts_once(model: Model, length: int, stride: int, bos: bool) -> None:
     words = WORDS[:73]
-    tokens = model.encode(words)
+    tokens = model.plain(words)
     nats = explicit(model, tokens, length, stride, bos)
     found, bits = perplexity(model, words, length=length, stride=stride, bos=bos, batch_size=3)
     assert found.weights.sum() == len(nats) == len(tokens) - (not bos)
@@ -78,7 +79,7 @@ def test_windows_cover_each_target_once(
             assert window.targets[n] == window.inputs[n] + 1 or window.inputs[n] == -1
 
 
-def test_windows_may_be_limited(model: Loaded) -> None:
+def test_windows_may_be_limited(model: Model) -> None:
     all_of_it, bits = perplexity(model, WORDS, length=16, stride=16)
     first, first_bits = perplexity(model, WORDS, length=16, stride=16, num_sequences=2)
     assert first.values == pytest.approx(all_of_it.values[:2])
@@ -89,36 +90,36 @@ def test_windows_may_be_limited(model: Loaded) -> None:
     assert more.keys == all_of_it.keys
 
 
-def test_bytes_are_those_of_the_text(model: Loaded, text: Path, tmp_path: Path) -> None:
+def test_bytes_are_those_of_the_text(model: Model, text: Path, tmp_path: Path) -> None:
     run = train(tiny(text), tmp_path / "run")
     ours = load(str(run.path), device=torch.device("cpu"), dtype=torch.float32)
     for each in (model, ours):
         for words in (WORDS, "  def \n\n\t value é漢字😀  in\n"):
             tokenized = tokenize(each, words)
-            assert tokenized.tokens == each.encode(words)
+            assert tokenized.tokens == each.plain(words)
             assert tokenized.num_bytes == len(words.encode())
             assert tokenized.ends is not None
             assert tokenized.ends[-1] == tokenized.num_bytes
             assert (np.diff(tokenized.ends) >= 0).all()
     spelled = "the <|endoftext|> of a text"  # which stays ordinary characters
-    assert tokenize(ours, spelled).tokens == ours.encode(spelled)
+    assert tokenize(ours, spelled).tokens == ours.plain(spelled)
 
 
 def test_our_decoder_has_the_loss_of_its_own(text: Path, tmp_path: Path) -> None:
     run = train(tiny(text), tmp_path / "run")
     ours = load(str(run.path), device=torch.device("cpu"), dtype=torch.float64)
     words = (text / "000.txt").read_text()
-    tokens = torch.tensor([ours.encode(words)[:33]])
-    expected = ours.model.loss(tokens[:, :-1], tokens[:, 1:], reduction="none")
-    likelihoods, greedy = log_likelihoods(ours.model, tokens[:, :-1], tokens[:, 1:])
+    tokens = torch.tensor([ours.plain(words)[:33]])
+    expected = ours.module.loss(tokens[:, :-1], tokens[:, 1:], reduction="none")
+    likelihoods, greedy = log_likelihoods(ours.module, tokens[:, :-1], tokens[:, 1:])
     assert -likelihoods == pytest.approx(expected, rel=1e-9)
-    assert greedy.tolist() == (ours.model(tokens[:, :-1]).argmax(2) == tokens[:, 1:]).tolist()
+    assert greedy.tolist() == (ours.module(tokens[:, :-1]).argmax(2) == tokens[:, 1:]).tolist()
     found, _ = perplexity(ours, words, length=32, stride=32, num_sequences=1)
     assert found.values[0] == pytest.approx(float(expected.sum()), rel=1e-9)
 
 
-def test_what_cannot_be_measured_is_refused(model: Loaded, text: Path, tmp_path: Path) -> None:
-    def fails(message: str, words: str = WORDS, each: Loaded = model, **over: int | bool) -> None:
+def test_what_cannot_be_measured_is_refused(model: Model, text: Path, tmp_path: Path) -> None:
+    def fails(message: str, words: str = WORDS, each: Model = model, **over: int | bool) -> None:
         with pytest.raises(WakefulError, match=message):
             perplexity(each, words, **({"length": 16, "stride": 16} | over))  # pyright: ignore
 
@@ -136,6 +137,6 @@ def test_what_cannot_be_measured_is_refused(model: Loaded, text: Path, tmp_path:
 
 def test_a_model_that_gives_nan_is_named_so(tmp_path: Path) -> None:
     broken = loaded_llama(tmp_path / "llama", dtype=torch.float32)
-    broken.model.get_parameter("model.norm.weight").data.fill_(math.inf)
+    broken.module.get_parameter("model.norm.weight").data.fill_(math.inf)
     with pytest.raises(WakefulError, match="logits have a NaN"):
         perplexity(broken, WORDS, length=16, stride=16)

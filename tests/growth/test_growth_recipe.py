@@ -21,10 +21,10 @@ from wakeful.errors import Interrupted, WakefulError
 from wakeful.growth.budget import Cost, measure_costs, steps_within
 from wakeful.growth.outcome import arms, curve, figures, outlook
 from wakeful.growth.recipe import Outcome, Recipe, carry_out, half_way
-from wakeful.growth.reference import Reference, read_reference
 from wakeful.growth.savings import measure
+from wakeful.loading.load import read_decoder
+from wakeful.loading.model import Model
 from wakeful.runs import checkpoint
-from wakeful.runs.restore import restore
 from wakeful.runs.run import Run
 from wakeful.training import loop
 
@@ -39,12 +39,12 @@ def quietly(name: str) -> Iterator[Display]:
 
 
 @pytest.fixture
-def known(reference: Run) -> Reference:
-    return read_reference(str(reference.path))
+def known(reference: Run) -> Model:
+    return read_decoder(reference.path)
 
 
 def recipe_for(reference: Run, text: Path, **over: object) -> Recipe:
-    tokenizer = read_reference(str(reference.path)).tokenizer
+    tokenizer = read_decoder(reference.path).own_tokenizer
     data = prepared(str(text), tokenizer=tokenizer, validation_fraction=0.1)
     recipe = Recipe(
         reference=str(reference.path),
@@ -82,40 +82,40 @@ def same(one: Outcome, other: Outcome) -> None:
 
 
 def test_it_grows_until_parity_and_no_further(
-    reference: Run, text: Path, known: Reference, tmp_path: Path
+    reference: Run, text: Path, known: Model, tmp_path: Path
 ) -> None:
     recipe = recipe_for(reference, text, grow=1, rounds=3)
-    never = carry_out(recipe, known.decoder, loss=IMPOSSIBLE, out=tmp_path / "a", shown=quietly)
+    never = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "a", shown=quietly)
     assert [finished.stage.layers for finished in never.rounds] == [(0, 1), (0, 1, 2), (0, 1, 2, 3)]
     target = never.rounds[1].loss
     assert never.rounds[0].loss > target
     # A loss that is met exactly is parity.
-    met = carry_out(recipe, known.decoder, loss=target, out=tmp_path / "b", shown=quietly)
+    met = carry_out(recipe, known.decoder(), loss=target, out=tmp_path / "b", shown=quietly)
     assert [finished.stage.name for finished in met.rounds] == ["heir-2", "heir-3"]
     beyond = dataclasses.replace(recipe, until="budget", rounds=3)
-    all_rounds = carry_out(beyond, known.decoder, loss=target, out=tmp_path / "c", shown=quietly)
+    all_rounds = carry_out(beyond, known.decoder(), loss=target, out=tmp_path / "c", shown=quietly)
     assert len(all_rounds.rounds) == 3
     hurried = dataclasses.replace(recipe, minutes=1e-9)
-    first = carry_out(hurried, known.decoder, loss=IMPOSSIBLE, out=tmp_path / "d", shown=quietly)
+    first = carry_out(hurried, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "d", shown=quietly)
     assert len(first.rounds) == 1
 
 
 def test_a_round_restarts_from_the_reference_or_goes_on_from_the_student(
-    reference: Run, text: Path, known: Reference, tmp_path: Path
+    reference: Run, text: Path, known: Model, tmp_path: Path
 ) -> None:
     recipe = recipe_for(reference, text, grow=1, rounds=2)
     keep = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, keep_checkpoints=9))
-    again = carry_out(keep, known.decoder, loss=IMPOSSIBLE, out=tmp_path / "a", shown=quietly)
+    again = carry_out(keep, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "a", shown=quietly)
     start = load_file(again.rounds[1].run.checkpoints / "step-00000000" / "model.safetensors")
     name = "blocks.1.mlp.up.weight"
-    assert torch.equal(start[name], known.decoder.get_parameter(name))
+    assert torch.equal(start[name], known.decoder().get_parameter(name))
     assert again.rounds[1].stage.offset == 0
     student = dataclasses.replace(keep, grow_from="student")
-    on = carry_out(student, known.decoder, loss=IMPOSSIBLE, out=tmp_path / "b", shown=quietly)
+    on = carry_out(student, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "b", shown=quietly)
     start = load_file(on.rounds[1].run.checkpoints / "step-00000000" / "model.safetensors")
     assert torch.equal(start[name], weights(on.rounds[0].run)[name])
     new = "blocks.2.mlp.up.weight"
-    assert torch.equal(start[new], known.decoder.get_parameter(new))
+    assert torch.equal(start[new], known.decoder().get_parameter(new))
     assert on.rounds[1].stage.offset == 4
     assert [arm for arm, _ in arms(on)] == ["heir"]
     points = curve(on.rounds)
@@ -124,11 +124,11 @@ def test_a_round_restarts_from_the_reference_or_goes_on_from_the_student(
 
 
 def test_baselines_take_the_same_steps_and_tokens(
-    reference: Run, text: Path, known: Reference, tmp_path: Path
+    reference: Run, text: Path, known: Model, tmp_path: Path
 ) -> None:
     names = ("random", "stacking", "half_width", "distillation", "distilbert", "lazy", "mlp")
     recipe = recipe_for(reference, text, baselines=names, ranks=(4.0, 3.0, 1.0, 2.0))
-    outcome = carry_out(recipe, known.decoder, loss=IMPOSSIBLE, out=tmp_path, shown=quietly)
+    outcome = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path, shown=quietly)
     found = dict(arms(outcome))
     assert list(found) == ["heir-2", *names]
     for stages in found.values():
@@ -160,14 +160,14 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("stop", [2, 5, 7, 9, 11])
 def test_an_interrupted_recipe_ends_as_if_it_had_not_been(
-    reference: Run, text: Path, known: Reference, tmp_path: Path, stop: int,
+    reference: Run, text: Path, known: Model, tmp_path: Path, stop: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     # 12 steps: two rounds of a growing student and, after 8, stacking in halves.
     recipe = recipe_for(
         reference, text, grow=1, rounds=2, grow_from="student", baselines=("stacking",)
     )
-    whole = carry_out(recipe, known.decoder, loss=IMPOSSIBLE, out=tmp_path / "a", shown=quietly)
+    whole = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "a", shown=quietly)
     real, seen = Batches.batch, [0]
 
     def batch(self: Batches, step: int) -> torch.Tensor:
@@ -181,22 +181,22 @@ def test_an_interrupted_recipe_ends_as_if_it_had_not_been(
     with monkeypatch.context() as patch:
         patch.setattr(loop.Batches, "batch", batch)
         with pytest.raises((Killed, Interrupted)) as ended:
-            carry_out(recipe, known.decoder, loss=IMPOSSIBLE, out=tmp_path / "b", shown=quietly)
+            carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "b", shown=quietly)
     if not stop % 2:
         assert f"wakeful inherit --resume {tmp_path / 'b'}" in str(ended.value)
-    cut = carry_out(recipe, known.decoder, loss=IMPOSSIBLE, out=tmp_path / "b", shown=quietly)
+    cut = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "b", shown=quietly)
     same(whole, cut)
 
 
 def test_a_recipe_cut_between_its_rounds_goes_on(
-    reference: Run, text: Path, known: Reference, tmp_path: Path
+    reference: Run, text: Path, known: Model, tmp_path: Path
 ) -> None:
     recipe = recipe_for(reference, text, grow=1, rounds=2, grow_from="student")
-    whole = carry_out(recipe, known.decoder, loss=IMPOSSIBLE, out=tmp_path / "a", shown=quietly)
+    whole = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "a", shown=quietly)
     one = dataclasses.replace(recipe, rounds=1)
-    carry_out(one, known.decoder, loss=IMPOSSIBLE, out=tmp_path / "b", shown=quietly)
+    carry_out(one, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "b", shown=quietly)
     stamp = (tmp_path / "b/heir-2/summary.json").stat().st_mtime_ns
-    cut = carry_out(recipe, known.decoder, loss=IMPOSSIBLE, out=tmp_path / "b", shown=quietly)
+    cut = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "b", shown=quietly)
     same(whole, cut)
     assert (tmp_path / "b/heir-2/summary.json").stat().st_mtime_ns == stamp
 
@@ -233,26 +233,27 @@ def test_steps_are_what_fits_into_the_time() -> None:
         steps_within(costs, 20.0)
 
 
-def test_costs_are_measured_for_every_arm(reference: Run, text: Path, known: Reference) -> None:
+def test_costs_are_measured_for_every_arm(reference: Run, text: Path, known: Model) -> None:
     recipe = recipe_for(
         reference, text, grow=1, rounds=2, grow_from="student",
         baselines=("random", "stacking", "distillation"),
     )  # fmt: skip
-    data = prepared(str(text), tokenizer=known.tokenizer, validation_fraction=0.1)
-    before = {name: p.clone() for name, p in known.decoder.named_parameters()}
-    costs = measure_costs(recipe, known.decoder, data)
+    data = prepared(str(text), tokenizer=known.own_tokenizer, validation_fraction=0.1)
+    before = {name: p.clone() for name, p in known.decoder().named_parameters()}
+    costs = measure_costs(recipe, known.decoder(), data)
     assert [cost.name for cost in costs] == ["heir", "random", "stacking", "distillation"]
     assert all(cost.step > 0 and cost.evaluation > 0 for cost in costs)
     assert costs[0].share == pytest.approx(1 + 1.5)
     assert costs[1].share == pytest.approx(2 * 1.5)
-    for name, parameter in known.decoder.named_parameters():
+    for name, parameter in known.decoder().named_parameters():
         assert torch.equal(parameter, before[name])
         assert not parameter.requires_grad
 
 
-def test_savings_are_counted_on_live_tensors(known: Reference, reference: Run) -> None:
+def test_savings_are_counted_on_live_tensors(known: Model, reference: Run) -> None:
+    again = read_decoder(reference.path).decoder()
     sizes = measure(
-        {"reference": known.decoder, "again": restore(reference.path).decoder}, [1, 2, 3],
+        {"reference": known.decoder(), "again": again}, [1, 2, 3],
         num_tokens=4, context=8,
     )  # fmt: skip
     size = sizes["reference"]

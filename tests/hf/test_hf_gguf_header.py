@@ -13,8 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from wakeful.errors import WakefulError
 from wakeful.hf.gguf_header import read_gguf_header
-from wakeful.hf.weights_in import read_decoder
-from wakeful.loading.load import load
+from wakeful.loading.load import load, read_decoder
 
 
 def write(path: Path, *, layers: int = 2, width: int = 8, hidden: int = 12) -> Path:

@@ -28,8 +28,8 @@ from wakeful.errors import WakefulError
 from wakeful.hf.families import FAMILIES
 from wakeful.hf.families.base import canonical
 from wakeful.hf.smollm2 import smollm2_folder
-from wakeful.hf.weights_in import read_decoder
 from wakeful.hf.weights_out import describe
+from wakeful.loading.load import read_decoder
 from wakeful.optim import OrthoAdam
 from wakeful.probes.decoder import DecoderSource
 
@@ -98,12 +98,12 @@ def test_a_checkpoint_has_transformers_logits(name: str, tmp_path: Path) -> None
     theirs.save_pretrained(tmp_path, max_shard_size="20KB")
     assert (tmp_path / "model.safetensors.index.json").is_file()
     read = read_decoder(tmp_path)
-    ours = read.decoder
+    ours = read.decoder()
     assert read.name == tmp_path.name
     assert not ours.training
     assert not any(parameter.requires_grad for parameter in ours.parameters())
     assert ours.num_parameters()["total"] == theirs.num_parameters()
-    assert (ours.head.weight is ours.embed.weight) == read.config.tied
+    assert (ours.head.weight is ours.embed.weight) == read.decoder().config.tied
     tokens = some_tokens(2, 31)
     wanted = theirs(tokens).logits
     assert wanted.std() > 0.1
@@ -137,7 +137,7 @@ def test_theirs_and_ours_describe_one_another(name: str) -> None:
 def test_probes_and_rotations_know_the_new_parts(name: str, tmp_path: Path) -> None:
     theirs = random_model(MODELS[name])
     theirs.save_pretrained(tmp_path)
-    decoder = read_decoder(tmp_path).decoder
+    decoder = read_decoder(tmp_path).decoder()
     for line in OrthoAdam(decoder.named_parameters()).plan():
         assert (len(line.shape) == 2) == bool(line.axes)
         assert not line.axes or line.shape[line.axes[0]] == decoder.config.width
@@ -161,7 +161,7 @@ def test_old_names_and_constants_are_understood(tmp_path: Path) -> None:
     save_file(old, file)
     tokens = some_tokens(1, 9)
     torch.testing.assert_close(
-        read_decoder(tmp_path).decoder(tokens), theirs(tokens).logits, rtol=0, atol=1e-5
+        read_decoder(tmp_path).decoder()(tokens), theirs(tokens).logits, rtol=0, atol=1e-5
     )
     pythia = random_model(MODELS["gpt_neox"])
     pythia.save_pretrained(tmp_path / "neox")
@@ -171,16 +171,16 @@ def test_old_names_and_constants_are_understood(tmp_path: Path) -> None:
     old["gpt_neox.layers.0.attention.rotary_emb.inv_freq"] = torch.ones(2)
     save_file(old, file)
     torch.testing.assert_close(
-        read_decoder(tmp_path / "neox").decoder(tokens), pythia(tokens).logits, rtol=0, atol=1e-5
+        read_decoder(tmp_path / "neox").decoder()(tokens), pythia(tokens).logits, rtol=0, atol=1e-5
     )
 
 
 def test_types_and_the_tokenizer(tmp_path: Path) -> None:
     theirs = random_model(MODELS["llama"]).to(torch.bfloat16)
     theirs.save_pretrained(tmp_path)
-    assert read_decoder(tmp_path).decoder.embed.weight.dtype == torch.float32
+    assert read_decoder(tmp_path).decoder().embed.weight.dtype == torch.float32
     half = read_decoder(tmp_path, dtype=torch.bfloat16)
-    assert half.decoder.embed.weight.dtype == torch.bfloat16
+    assert half.decoder().embed.weight.dtype == torch.bfloat16
     with pytest.raises(WakefulError, match="has no tokenizer"):
         _ = half.tokenizer
     inner = tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1, "<end>": 2}, unk_token="a"))
@@ -229,9 +229,9 @@ def test_a_window_that_covers_the_context_asked_for_is_none(tmp_path: Path) -> N
     theirs = random_model(MistralConfig(**COMMON, num_key_value_heads=2, sliding_window=8))
     theirs.save_pretrained(tmp_path)
     read = read_decoder(tmp_path, max_length=8)
-    assert read.config.max_length == 8
+    assert read.decoder().config.max_length == 8
     tokens = some_tokens(2, 8)
-    torch.testing.assert_close(read.decoder(tokens), theirs(tokens).logits, rtol=0, atol=1e-5)
+    torch.testing.assert_close(read.decoder()(tokens), theirs(tokens).logits, rtol=0, atol=1e-5)
     with pytest.raises(WakefulError, match="max_length = 99 is longer than the model's context"):
         read_decoder(tmp_path, max_length=99)
 
@@ -341,6 +341,6 @@ def test_the_real_smollm2(tmp_path: Path) -> None:
     assert tokens.shape[1] > 80
     wanted = theirs(tokens).logits
     assert wanted.abs().max() > 10
-    torch.testing.assert_close(read.decoder(tokens), wanted, rtol=0, atol=1e-4)
+    torch.testing.assert_close(read.decoder()(tokens), wanted, rtol=0, atol=1e-4)
     assert read.tokenizer.decode(tokens[0].tolist()) == Path(torch.__file__).read_text()[:400]
     shutil.rmtree(tmp_path)

@@ -18,8 +18,8 @@ from transformers import (
 
 from helpers import EXAMPLES, FIELD, some_tokens, tiny_decoder
 from wakeful.errors import WakefulError
+from wakeful.probes.running import logits_of
 from wakeful.quant import SCHEMES, parse_scheme, quantised_layers, quantize
-from wakeful.quant.running import logits_of
 
 ROUTES = [expression for folder, expression in EXAMPLES if folder == "routes"]
 FLOAT32 = {"dtype": torch.float32}

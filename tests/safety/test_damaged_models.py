@@ -17,9 +17,8 @@ from safety.folders import TRIALS, damage_one, with_header
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.hf.quantized import save_quantised
-from wakeful.hf.weights_in import read_decoder
 from wakeful.hf.weights_out import export
-from wakeful.loading.load import load
+from wakeful.loading.load import load, read_decoder
 from wakeful.quant.convert import quantize
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")

@@ -19,13 +19,13 @@ from wakeful.data.order import Batches, ValidationWindows
 from wakeful.data.preparing import prepare
 from wakeful.display import Silent
 from wakeful.errors import Interrupted, WakefulError
+from wakeful.loading.load import read_decoder
 from wakeful.model.generate import generate
 from wakeful.pages import page
 from wakeful.pages.comparison.page import write_report
 from wakeful.pages.comparison.tables import read_comparison
 from wakeful.pages.comparison.terminal import render_terminal
 from wakeful.runs import checkpoint
-from wakeful.runs.restore import restore
 from wakeful.training.comparison import compare
 from wakeful.training.facts import data_facts
 from wakeful.training.loop import train
@@ -63,8 +63,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write(folder: Path) -> None:
-    trained = restore(folder, device="cpu")
-    trained.tokenizer.decode(list(generate(trained.decoder, [1, 2], num_tokens=3, temperature=0)))
+    trained = read_decoder(folder, dtype="auto")
+    trained.tokenizer.decode(list(generate(trained.decoder(), [1, 2], num_tokens=3, temperature=0)))
 
 
 def read_data(folder: Path) -> None:

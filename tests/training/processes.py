@@ -131,7 +131,7 @@ def main(job: Path) -> None:
     """
     from wakeful.config.schema import Config, config_from_table
     from wakeful.errors import WakefulError
-    from wakeful.runs.restore import restore
+    from wakeful.loading.load import read_decoder
     from wakeful.training.loop import Initial, train
     from wakeful.world import joined
 
@@ -145,7 +145,7 @@ def main(job: Path) -> None:
                     stack.enter_context(bad_batch(*one["nan"]))
                 initial = None
                 if one["initial"]:
-                    decoder = restore(one["initial"]).decoder
+                    decoder = read_decoder(one["initial"], dtype="auto").decoder()
                     initial = Initial(decoder, {"from": one["initial"]})
                 try:
                     train(config, one["out"], resume=one["resume"], initial=initial)

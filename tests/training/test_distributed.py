@@ -16,9 +16,9 @@ from wakeful.cli import main
 from wakeful.config.schema import Config
 from wakeful.data.order import Batches
 from wakeful.errors import WakefulError
+from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.runs import checkpoint
-from wakeful.runs.restore import restore
 from wakeful.runs.run import Run
 from wakeful.training.loop import train
 from wakeful.training.setup import load_data
@@ -102,8 +102,8 @@ def test_a_checkpoint_in_shares_is_read_as_a_whole_one(folder: Path, two: Path) 
     assert (last / "model.safetensors").is_file()
     sizes = [(middle / name).stat().st_size for name in shares]
     assert max(sizes[2:]) < 0.6 * sum(sizes[2:])  # each wrote about half
-    one = restore(alone(folder, "own").path, step=6).decoder.state_dict()
-    mine = restore(run.path, step=6).decoder.state_dict()
+    one = read_decoder(alone(folder, "own").path, step=6, dtype="auto").decoder().state_dict()
+    mine = read_decoder(run.path, step=6, dtype="auto").decoder().state_dict()
     for name, tensor in one.items():
         torch.testing.assert_close(mine[name], tensor, rtol=0, atol=2e-3)
     assert main(["generate", str(run.path), "--num-tokens", "2", "--prompt", "def "]) == 0

@@ -20,8 +20,8 @@ from wakeful.config.schema import Config
 from wakeful.data.cache import prepared
 from wakeful.data.sources import read_documents
 from wakeful.display import Lines
+from wakeful.loading.load import read_decoder
 from wakeful.runs import checkpoint
-from wakeful.runs.restore import restore
 from wakeful.runs.run import Run
 from wakeful.training.loop import train
 
@@ -99,7 +99,7 @@ def test_a_clock_that_jumps_before_a_run_is_resumed_changes_nothing(
     # A lock from another time is no lock, and the newest checkpoint is that of the last step.
     date(path, DATES[when])
     os.utime(path / "checkpoints" / "step-00000003", (2**33, 2**33))
-    assert restore(path).step == 6
+    assert read_decoder(path, dtype="auto").step == 6
     with monkeypatch.context() as patch:
         Jumping(-1000.0).install(patch)
         run = train(Config(), path, resume=True)

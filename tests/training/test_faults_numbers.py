@@ -13,9 +13,9 @@ from training.runs import tiny
 from training.test_loop import weights
 from wakeful.config.schema import Config
 from wakeful.errors import WakefulError
+from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.runs import checkpoint
-from wakeful.runs.restore import restore
 from wakeful.runs.run import Run
 from wakeful.training.loop import train
 
@@ -114,5 +114,5 @@ def test_an_absurd_learning_rate_ends_in_one_line_or_a_finite_run(
         train(config, tmp_path / "run")
     assert "\n" not in str(caught.value)
     for step in checkpoint.steps(tmp_path / "run" / "checkpoints"):
-        kept = restore(tmp_path / "run", step=step).decoder
+        kept = read_decoder(tmp_path / "run", step=step, dtype="auto").decoder()
         assert all(parameter.isfinite().all() for parameter in kept.parameters())

@@ -12,8 +12,8 @@ from wakeful.cli import main
 from wakeful.config.schema import config_to_toml
 from wakeful.data.order import ValidationWindows
 from wakeful.errors import WakefulError
+from wakeful.loading.load import read_decoder
 from wakeful.quant.convert import quantize
-from wakeful.runs.restore import restore
 from wakeful.runs.run import Run
 from wakeful.training.loop import train
 from wakeful.training.setup import load_data
@@ -32,7 +32,7 @@ def test_damage_is_measured_on_whole_windows_and_changes_no_training(
     assert plain.read_json("summary.json")["quantization"] == {}
 
     # The same by hand: the first five windows, each alone, their inputs' own tokens predicted.
-    trained = restore(run.path)
+    trained = read_decoder(run.path, dtype="auto")
     windows = ValidationWindows(load_data(config.data).validation, length=16, batch_size=1)
     rows = [inputs for (inputs, _), _ in zip(windows, range(5), strict=False)]
 
@@ -44,7 +44,7 @@ def test_damage_is_measured_on_whole_windows_and_changes_no_training(
         return math.exp(total / (5 * 15))
 
     found = summary["quantization"]["coarse"]
-    before, after = perplexity(trained.decoder), perplexity(quantize(trained.decoder, "coarse"))
+    before, after = perplexity(trained.decoder()), perplexity(quantize(trained.decoder(), "coarse"))
     assert found["perplexity"] == pytest.approx(after, rel=1e-5)
     assert found["increase"] == pytest.approx(after - before, rel=1e-3, abs=1e-4)
     assert found["divergence"] > 0
@@ -52,7 +52,9 @@ def test_damage_is_measured_on_whole_windows_and_changes_no_training(
 
 def test_bytes_are_those_of_weights_and_moments(text: Path, tmp_path: Path) -> None:
     run = train(tiny(text), tmp_path / "run")
-    weights = sum(p.numel() for p in restore(run.path).decoder.parameters()) * 4
+    weights = (
+        sum(p.numel() for p in read_decoder(run.path, dtype="auto").decoder().parameters()) * 4
+    )
     sizes = run.read_json("summary.json")["bytes"]
     assert sizes["weights"] == weights
     # Two moments as large as the weights, and a step count a parameter.

@@ -16,9 +16,9 @@ from wakeful.data.order import Batches, ValidationWindows
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.growth.inherit import inherit
 from wakeful.growth.layermap import first
+from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.runs import checkpoint
-from wakeful.runs.restore import restore
 from wakeful.runs.run import Run
 from wakeful.training import loop
 from wakeful.training.distill import distillation_loss
@@ -36,7 +36,7 @@ def reference(text: Path, tmp_path: Path) -> Run:
 
 
 def heir(reference: Run, layers: int = 1) -> Decoder:
-    return inherit(restore(reference.path).decoder, first(layers, of=2))
+    return inherit(read_decoder(reference.path, dtype="auto").decoder(), first(layers, of=2))
 
 
 def weights(run: Run) -> dict[str, torch.Tensor]:
@@ -78,7 +78,7 @@ def test_a_run_starts_from_the_weights_it_is_given(
     windows = ValidationWindows(data.validation, length=16, batch_size=16)
     frame = evaluate(heir(reference), windows, autocast(config, torch.device("cpu")))
     assert rows[0]["loss"] == pytest.approx(mean_loss(frame)[0], rel=1e-6)
-    assert restore(run.path).decoder.config.num_layers == 1
+    assert read_decoder(run.path, dtype="auto").decoder().config.num_layers == 1
 
 
 @pytest.mark.parametrize("stop", [1, 3, 5])
@@ -139,11 +139,11 @@ def test_a_teacher_is_in_the_loss(text: Path, tmp_path: Path, reference: Run) ->
     plain = train(tiny(text, train={"steps": 2, "dtype": "float64"}), tmp_path / "plain")
     data = load_data(config.data)
     batch = Batches(data.train, length=16, batch_size=4, seed=0).batch(0)
-    student = restore(plain.path).decoder.double()
+    student = read_decoder(plain.path, dtype="auto").decoder().double()
     start = loop.make_decoder(plain.config, torch.device("cpu"))
     expected = distillation_loss(
         start(batch[:, :-1]),
-        restore(reference.path).decoder.double()(batch[:, :-1]),
+        read_decoder(reference.path, dtype="auto").decoder().double()(batch[:, :-1]),
         batch[:, 1:],
         alpha=0.3,
         temperature=2.0,
@@ -152,7 +152,7 @@ def test_a_teacher_is_in_the_loss(text: Path, tmp_path: Path, reference: Run) ->
     rows = [row for row in run.metrics() if row["kind"] == "train"]
     assert rows[0]["loss"] == pytest.approx(expected.item(), rel=1e-9)
     # The validation loss stays the cross-entropy.
-    final = restore(run.path).decoder
+    final = read_decoder(run.path, dtype="auto").decoder()
     windows = ValidationWindows(data.validation, length=16, batch_size=16)
     frame = evaluate(final, windows, autocast(config, torch.device("cpu")))
     assert mean_loss(frame)[0] == pytest.approx(

@@ -26,8 +26,8 @@ from wakeful.device import choose_device
 from wakeful.display import Display, Silent
 from wakeful.errors import WakefulError
 from wakeful.hf.weights_out import export
+from wakeful.loading.load import read_decoder
 from wakeful.runs import checkpoint
-from wakeful.runs.restore import restore
 from wakeful.runs.run import Run
 from wakeful.training.comparison import compare
 from wakeful.training.figures import forget_peak
@@ -85,10 +85,10 @@ def test_training_learns_and_restores_what_it_learned(text: Path, tmp_path: Path
     run = train(config, tmp_path / "run")
     curve = losses(run)
     assert curve[-1] < curve[0] - 1.0
-    trained = restore(run.path)
+    trained = read_decoder(run.path, dtype="auto")
     data = load_data(config.data)
     windows = ValidationWindows(data.validation, length=16, batch_size=16)
-    frame = evaluate(trained.decoder, windows, autocast(config, torch.device("cpu")))
+    frame = evaluate(trained.decoder(), windows, autocast(config, torch.device("cpu")))
     stored = pl.read_parquet(run.path / "validation.parquet")
     assert frame["loss"].to_list() == pytest.approx(stored["loss"].to_list(), rel=1e-6)
 
@@ -380,8 +380,8 @@ def test_files_have_the_permissions_of_the_umask(text: Path, tmp_path: Path, mas
     before = os.umask(mask)
     try:
         run = train(tiny(text, train={"steps": 1}), tmp_path / "run")
-        trained = restore(run.path)
-        export(trained.decoder, tmp_path / "export", tokenizer=trained.tokenizer)
+        trained = read_decoder(run.path)
+        export(trained.decoder(), tmp_path / "export", tokenizer=trained.own_tokenizer)
     finally:
         os.umask(before)
     places = [*run.path.rglob("*"), *(tmp_path / "export").rglob("*")]

@@ -11,7 +11,7 @@ from training.shares import CASES, SUMS, alone, assert_alike, config_of, job, to
 from training.test_loop import losses
 from wakeful.config.schema import Config
 from wakeful.config.tables import Table
-from wakeful.runs.restore import restore
+from wakeful.loading.load import read_decoder
 from wakeful.runs.run import Run
 from wakeful.training.loop import Initial, train
 from wakeful.variants import variants
@@ -77,7 +77,11 @@ def test_given_weights_and_a_teacher_on_two_processes(folder: Path) -> None:
         for parallel in ("fsdp", "ddp"):
             config = config_of(folder, here, parallel)
             jobs.append(job(folder / f"{name}-{parallel}", config, initial=initial))
-        start = Initial(restore(initial).decoder, {"from": str(initial)}) if initial else None
+        start = (
+            Initial(read_decoder(initial, dtype="auto").decoder(), {"from": str(initial)})
+            if initial
+            else None
+        )
         ones[name] = train(config, folder / "one" / name, initial=start)
     together(folder, 2, jobs)
     for name, one in ones.items():

@@ -8,11 +8,11 @@ import torch
 from training.runs import tiny
 from training.test_loop import losses
 from wakeful.data.order import ValidationWindows
+from wakeful.loading.load import read_decoder
 from wakeful.probes import exact
 from wakeful.probes.base import AttentionEvent, Event, HiddenEvent, Probe
 from wakeful.probes.streaming import head_weights
 from wakeful.probes.watch import watch
-from wakeful.runs.restore import restore
 from wakeful.training.loop import train
 from wakeful.training.setup import load_data
 from wakeful.training.watched import FIGURES, measure
@@ -61,13 +61,13 @@ def test_a_run_logs_its_diagnosis_and_trains_as_without(text: Path, tmp_path: Pa
 
 def test_the_figures_are_means_over_layers_of_the_definitions(text: Path, tmp_path: Path) -> None:
     config = tiny(text)
-    trained = restore(train(config, tmp_path / "run").path)
+    trained = read_decoder(train(config, tmp_path / "run").path, dtype="auto")
     windows = ValidationWindows(load_data(config.data).validation, length=16, batch_size=2)
-    found = measure(trained.decoder, windows, 3)
+    found = measure(trained.decoder(), windows, 3)
     probe, hidden = Weights(), Hiddens()
     inputs = torch.cat([batch[0] for batch in windows])[:3]
-    with torch.no_grad(), watch(trained.decoder, probe, hidden):
-        trained.decoder(inputs)
+    with torch.no_grad(), watch(trained.decoder(), probe, hidden):
+        trained.decoder()(inputs)
     heads = torch.stack(probe.layers)  # layers × sequences, in that order
     assert len(heads) == 2 * 3
     mass = heads[..., 0].mean()

@@ -17,9 +17,9 @@ from training.runs import tiny
 from wakeful.cli import main
 from wakeful.growth.plan import check_wishes
 from wakeful.growth.wishes import Wishes
+from wakeful.loading.load import read_decoder
 from wakeful.pages.inheritance.page import write_inheritance
 from wakeful.pages.inheritance.reading import read_inheritance, verdicts
-from wakeful.runs.restore import restore
 from wakeful.runs.run import Run
 from wakeful.training.loop import train
 from wakeful.training.validate import mean_loss
@@ -52,13 +52,13 @@ def done(trained: tuple[Path, Run], tmp_path_factory: pytest.TempPathFactory) ->
 
 def test_it_leaves_ordinary_runs_and_one_page(done: Path, reference: Run, text: Path) -> None:
     assert Run.open(done).header["status"] == "done"
-    fingerprint = restore(reference.path).tokenizer.fingerprint
+    fingerprint = read_decoder(reference.path, dtype="auto").tokenizer.fingerprint
     names = ["heir-2", "heir-3", "random", "stacking-1", "stacking", "lazy"]
     for name in names:
         run = Run.open(done / name)
         assert run.header["status"] == "done"
         assert run.config.model.route == 'resformer(mode="learnable")'
-        assert restore(run.path).tokenizer.fingerprint == fingerprint
+        assert read_decoder(run.path, dtype="auto").tokenizer.fingerprint == fingerprint
     summary = json.loads((done / "summary.json").read_text())
     assert [arm["arm"] for arm in summary["arms"]] == [
         "heir-2", "heir-3", "random", "stacking", "lazy"
@@ -74,7 +74,7 @@ def test_it_leaves_ordinary_runs_and_one_page(done: Path, reference: Run, text: 
     assert first["layers"] == sorted([0, ranked[0]])
     assert summary["arms"][1]["layers"] == sorted([0, *ranked[:2]])
     sizes = summary["sizes"]
-    heir = restore(done / "heir-3").decoder
+    heir = read_decoder(done / "heir-3", dtype="auto").decoder()
     assert sizes["heir"]["parameters"] == heir.num_parameters()["total"]
     assert (
         sizes["heir"]["cache_bytes_per_token"]
@@ -228,7 +228,7 @@ def test_a_transformers_folder_is_inherited_from(
     heir = Run.open(tmp_path / "out/heir-2")
     # Its embedding has more rows than its tokenizer has tokens, and keeps them.
     assert heir.config.model.vocab_size == 260
-    assert restore(heir.path).tokenizer.vocab_size == 257
+    assert read_decoder(heir.path, dtype="auto").tokenizer.vocab_size == 257
     summary = json.loads((tmp_path / "out/summary.json").read_text())
     assert summary["reference"]["tokens"] is None
     assert "is not known" in (tmp_path / "out/report.html").read_text()
@@ -363,5 +363,5 @@ def test_a_reference_in_float64_is_inherited_in_float32(
     exact = train(tiny(text, train={"dtype": "float64", "steps": 2}), tmp_path / "exact")
     assert main(["inherit", str(exact.path), "--text", str(text), "--layers", "1", "--steps", "1",
                  "--out", str(tmp_path / "out"), *SMALL]) == 0  # fmt: skip
-    heir = restore(tmp_path / "out/heir-1").decoder
+    heir = read_decoder(tmp_path / "out/heir-1", dtype="auto").decoder()
     assert heir.head.weight.dtype == torch.float32

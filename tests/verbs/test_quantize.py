@@ -14,11 +14,10 @@ from transformers import AutoModelForCausalLM
 from training.runs import text, tiny
 from wakeful.cli import main
 from wakeful.evaluation.diagnosis import sequences_of
-from wakeful.hf.generate import generate_transformers
 from wakeful.loading.load import load
 from wakeful.pages.quantization.findings import with_digits
+from wakeful.probes.running import logits_of
 from wakeful.quant import quantised_layers, quantize
-from wakeful.quant.running import logits_of
 from wakeful.runs.run import Run
 from wakeful.training.loop import train
 from wakeful.verbs.quantize import chosen_schemes
@@ -85,8 +84,8 @@ def test_the_perplexity_is_the_models_own(text: Path, run: Path, tmp_path: Path)
     tokens = torch.tensor(sequences_of(loaded, words, length=16, num_sequences=3, bos=False))
     summary = json.loads((out / "summary.json").read_text())
     for found, model in (
-        (summary["perplexity"], loaded.model),
-        (summary["schemes"][0]["perplexity"], quantize(loaded.model, "fine")),
+        (summary["perplexity"], loaded.module),
+        (summary["schemes"][0]["perplexity"], quantize(loaded.module, "fine")),
     ):
         with torch.inference_mode():
             log = torch.cat([logits_of(model, each[None]).log_softmax(-1) for each in tokens])
@@ -110,9 +109,9 @@ def test_a_saved_run_loads_generates_and_is_diagnosed(
     full = load(str(run), device=CPU, dtype=torch.float32)
     tokens = torch.tensor([full.encode("def return value layer for in range")])
     with torch.inference_mode():
-        expected = logits_of(quantize(full.model, scheme, arithmetic="integer"), tokens)
-        assert torch.equal(logits_of(loaded.model, tokens), expected)
-    assert loaded.encode("def value") == full.encode("def value")
+        expected = logits_of(quantize(full.module, scheme, arithmetic="integer"), tokens)
+        assert torch.equal(logits_of(loaded.module, tokens), expected)
+    assert loaded.plain("def value") == full.encode("def value")
     said = []
     for _ in range(2):
         assert main(["generate", small, "--prompt", "def ", "--num_tokens", "6"]) == 0
@@ -143,14 +142,13 @@ def test_a_saved_transformers_model_loads_and_generates(
     tokens = torch.arange(20)[None]
     with torch.inference_mode():
         expected = quantize(model, "fine", arithmetic="integer")(tokens).logits
-        assert torch.equal(loaded.model(tokens).logits, expected)
-    chosen = loaded.encode("abc")
+        assert torch.equal(loaded.module(tokens).logits, expected)
+    chosen = loaded.plain("abc")
     with torch.inference_mode():
         for _ in range(8):
-            last = loaded.model(torch.tensor([chosen])).logits[0, -1]
+            last = loaded.module(torch.tensor([chosen])).logits[0, -1]
             chosen.append(int(last.argmax()))
-    greedy = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": 0, "stop": None}
-    found = generate_transformers(loaded.model, chosen[:3], context=64, num_tokens=8, **greedy)
+    found = loaded.tokens_after(chosen[:3], num_tokens=8, temperature=0.0)
     assert list(found) == chosen[3:]
     capsys.readouterr()
     said = []
@@ -233,7 +231,7 @@ def test_bad_input_is_one_line_and_writes_nothing(
     assert not list(tmp_path.glob(".*.part"))
     skipped = ["--skip", "model.layers.1.mlp.up_proj", *one, str(small)]
     assert main(["quantize", str(llama), *where, *skipped]) == 0
-    assert len(quantised_layers(load(str(small), device=CPU, dtype=torch.float32).model)) == 14
+    assert len(quantised_layers(load(str(small), device=CPU, dtype=torch.float32).module)) == 14
 
 
 def test_a_name_is_escaped_in_the_page(text: Path, llama: Path, tmp_path: Path) -> None:

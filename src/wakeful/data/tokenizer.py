@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,10 @@ __all__ = ["END_OF_TEXT", "Tokenizer"]
 END_OF_TEXT = "<|endoftext|>"
 MIN_VOCAB_SIZE = 256 + 1  # every byte, and the end of a text
 MOST_HOLES = 100  # ids for each token that there is
+CONFIG, SPECIAL = "tokenizer_config.json", "special_tokens_map.json"
+GENERATION = "generation_config.json"
+BESIDE = (CONFIG, SPECIAL, "chat_template.jinja", GENERATION)
+"""What lies beside a tokenizer.json and goes where it goes."""
 PIECE_CHARACTERS = 2**18  # of a long text, encoded at a time
 
 
@@ -27,8 +31,17 @@ class Tokenizer:
     Nothing is added around a text, and nothing is truncated or padded.
     """
 
-    def __init__(self, inner: tokenizers.Tokenizer, *, end_of_text: str) -> None:
-        """Take over `inner`, which is changed; raises WakefulError if it lacks `end_of_text`."""
+    def __init__(
+        self,
+        inner: tokenizers.Tokenizer,
+        *,
+        end_of_text: str,
+        beside: Mapping[str, str] | None = None,
+    ) -> None:
+        """Take over `inner`, which is changed; raises WakefulError if it lacks `end_of_text`.
+
+        `beside` are the texts of the files in `BESIDE` that say what else belongs to it.
+        """
         end = inner.token_to_id(end_of_text)
         if end is None:
             raise WakefulError(
@@ -52,6 +65,12 @@ class Tokenizer:
         self.special_tokens: frozenset[int] = frozenset(
             token for token, added in inner.get_added_tokens_decoder().items() if added.special
         )
+        self.beside = dict(beside or {})
+        self.table: dict[str, Any] = json.loads(self.beside.get(CONFIG, "{}"))
+        self.bos: int | None = self._id_of("bos_token")
+        """The token that begins a sequence, where one is named."""
+        self.pad: int | None = self._id_of("pad_token")
+        """The token that fills up a batch, where one is named."""
         self._cuts_are_free = _cuts_are_free(inner)
 
     @classmethod
@@ -100,18 +119,21 @@ class Tokenizer:
         except Exception as error:  # the library raises nothing narrower
             reason = " ".join(str(error).split())[:200]
             raise WakefulError(f"{file} is no tokenizer.json ({reason}): fetch it again") from error
-        end_of_text = _named_end(file.parent)
+        beside = _beside(file.parent)
+        end_of_text = _named_end(beside)
         if inner.token_to_id(end_of_text) is None:
             raise WakefulError(
                 f"{file} has no token {end_of_text!r} to end a text: name its eos_token in a "
                 "tokenizer_config.json beside it"
             )
-        return cls(inner, end_of_text=end_of_text)
+        return cls(inner, end_of_text=end_of_text, beside=beside)
 
     def save(self, path: str | Path) -> None:
         """Write `tokenizer.json` and, beside it, the `tokenizer_config.json` that names the end.
 
-        `path` is the folder, or the file where it ends in `.json`. Transformers reads both.
+        So are the other files that it was loaded with: special tokens, the chat template, how to
+        generate. `path` is the folder, or the file where it ends in `.json`. Transformers reads
+        them all.
         """
         file = Path(path)
         file = file if file.suffix == ".json" else file / "tokenizer.json"
@@ -119,12 +141,25 @@ class Tokenizer:
         file.write_text(self._json(), encoding="utf-8")
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "eos_token": self.end_of_text_token,
             "clean_up_tokenization_spaces": False,
+            **self.table,
+            "eos_token": self.table.get("eos_token") or self.end_of_text_token,
         }
-        file.with_name("tokenizer_config.json").write_text(
-            json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-        )
+        config.pop("auto_map", None)  # code that does not go along
+        table = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+        for name, text in {**self.beside, CONFIG: table}.items():
+            file.with_name(name).write_text(text, encoding="utf-8")
+
+    @property
+    def adds_bos(self) -> bool:
+        """Whether Transformers, left to itself, begins a text with BOS under this tokenizer."""
+        if self.bos is None:
+            return False
+        said = self.table.get("add_bos_token")
+        if isinstance(said, bool):
+            return said
+        with_all, plain = (self.inner.encode("a", add_special_tokens=s).ids for s in (True, False))
+        return with_all[:1] == [self.bos] != plain[:1]
 
     @property
     def fingerprint(self) -> str:
@@ -185,6 +220,12 @@ class Tokenizer:
         encodings = self.inner.encode_batch_fast(cut, add_special_tokens=False)
         return [i for encoding in encodings for i in encoding.ids if i != self.end_of_text]
 
+    def _id_of(self, role: str) -> int | None:
+        """Return the id of the special token that the files beside name so."""
+        tables = (self.table, json.loads(self.beside.get(SPECIAL, "{}")))
+        named = next(filter(None, (_spelling(table.get(role)) for table in tables)), "")
+        return self.inner.token_to_id(named) if named else None
+
     def _json(self) -> str:
         return self.inner.to_str(pretty=False)
 
@@ -220,19 +261,35 @@ def _cuts_are_free(inner: tokenizers.Tokenizer) -> bool:
     )
 
 
-def _named_end(folder: Path) -> str:
-    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+def _beside(folder: Path) -> dict[str, str]:
+    """Return the texts of the files beside a tokenizer.json, each a JSON object or a template."""
+    found: dict[str, str] = {}
+    for name in BESIDE:
         file = folder / name
         if not file.is_file():
             continue
         try:
-            config = json.loads(file.read_text(encoding="utf-8"))
+            text = file.read_text(encoding="utf-8")
+            if name.endswith(".json"):
+                table = json.loads(text)
+                json.dumps(table, ensure_ascii=False).encode()  # half a character is no text
+                if not isinstance(table, dict):
+                    raise WakefulError(f"{file} must hold a JSON object: fetch it again")
         except (ValueError, RecursionError) as error:
-            raise WakefulError(f"{file} is not JSON: fetch it again") from error
-        token = config.get("eos_token") if isinstance(config, dict) else None
-        token = token.get("content") if isinstance(token, dict) else token
-        if isinstance(token, str) and token:
-            if any("\ud800" <= letter <= "\udfff" for letter in token):
-                raise WakefulError(f"{file} names an eos_token that is no text: fetch it again")
+            raise WakefulError(f"{file} is not JSON or not text: fetch it again") from error
+        found[name] = text
+    return found
+
+
+def _named_end(beside: Mapping[str, str]) -> str:
+    for name in (CONFIG, SPECIAL):
+        token = _spelling(json.loads(beside.get(name, "{}")).get("eos_token"))
+        if token:
             return token
     return END_OF_TEXT
+
+
+def _spelling(token: object) -> str:
+    """Return how a token is written that a table names, "" where it names none."""
+    token = token.get("content") if isinstance(token, dict) else token
+    return token if isinstance(token, str) else ""

@@ -19,10 +19,9 @@ from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.evaluation.likelihood import check_numbers, log_likelihoods
 from wakeful.evaluation.quiet import quiet
-from wakeful.loading.load import Loaded
-from wakeful.model.decoder import Decoder
-from wakeful.model.generate import generate
+from wakeful.loading.model import Model
 from wakeful.model.loss import IGNORED
+from wakeful.probes.running import as_decoder
 
 Request = tuple[Any, list[int], list[int]]
 """What was asked, the context's tokens and the continuation's."""
@@ -35,7 +34,7 @@ class Adapter(TemplateLM):
 
     def __init__(
         self,
-        loaded: Loaded,
+        loaded: Model,
         *,
         bos: bool = False,
         batch_size: int = 4,
@@ -68,7 +67,7 @@ class Adapter(TemplateLM):
     ) -> list[int]:
         """Return a text's tokens, after BOS where that was asked for."""
         first = [] if add_special_tokens is False else self._bos
-        return [*first, *self.loaded.encode(string)]
+        return [*first, *self.loaded.plain(string)]
 
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
@@ -88,12 +87,10 @@ class Adapter(TemplateLM):
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Return what a decoder of ours writes greedily after each context."""
-        if not isinstance(self.loaded.model, Decoder):
-            raise WakefulError(f"{self.loaded.name} is no decoder of ours; ask it through HFLM")
         texts: list[str] = []
         for done, request in enumerate(requests, start=1):
             arguments: Any = request.args
-            texts.append(self._written(self.loaded.model, arguments[0], arguments[1]))
+            texts.append(self._written(arguments[0], arguments[1]))
             self._progress(done, len(requests))
         return texts
 
@@ -107,7 +104,7 @@ class Adapter(TemplateLM):
         for start in range(0, len(order), self.batch_size):
             places = order[start : start + self.batch_size]
             inputs, targets = self._batch([requests[place] for place in places])
-            likelihoods, greedy = log_likelihoods(self.loaded.model, inputs, targets)
+            likelihoods, greedy = log_likelihoods(self.loaded.module, inputs, targets)
             for row, place in enumerate(places):
                 answers[place] = float(likelihoods[row].sum()), bool(greedy[row].all())
             self._progress(start + len(places), len(order))
@@ -126,10 +123,10 @@ class Adapter(TemplateLM):
         for n, (row, continuation) in enumerate(rows):
             inputs[n, : len(row)] = torch.tensor(row)
             targets[n, len(row) - len(continuation) : len(row)] = torch.tensor(continuation)
-        device = next(self.loaded.model.parameters()).device
+        device = next(self.loaded.module.parameters()).device
         return inputs.to(device), targets.to(device)
 
-    def _written(self, decoder: Decoder, context: str, settings: dict[str, Any]) -> str:
+    def _written(self, context: str, settings: dict[str, Any]) -> str:
         if settings.get("do_sample", False) and settings.get("temperature", 1.0) > 0:
             raise WakefulError(f"a task samples its answers, and {self.loaded.name} only continues")
         until = settings.get("until", [])
@@ -144,8 +141,8 @@ class Adapter(TemplateLM):
         prompt = (self.tok_encode(context) or [self.prefix_token_id])[-room:]
         tokens: list[int] = []
         text = ""
-        for token in generate(
-            decoder, prompt, num_tokens=limit, temperature=0.0, stop=self.eot_token_id
+        for token in self.loaded.tokens_after(
+            prompt, num_tokens=limit, temperature=0.0, stop=self.eot_token_id
         ):
             tokens.append(token)
             text = str(self.loaded.tokenizer.decode(tokens))
@@ -154,7 +151,7 @@ class Adapter(TemplateLM):
         return text[: min((text.find(stop) for stop in until if stop in text), default=None)]
 
 
-def check_answer(loaded: Loaded, context: list[int], continuation: list[int]) -> None:
+def check_answer(loaded: Model, context: list[int], continuation: list[int]) -> None:
     """Raise `WakefulError` where an answer has no token, or more than the model's context."""
     if not context or not 0 < len(continuation) <= loaded.context:
         raise WakefulError(
@@ -171,7 +168,7 @@ class Transformer(_HFLM):
 
     def __init__(
         self,
-        loaded: Loaded,
+        loaded: Model,
         *,
         bos: bool,
         batch_size: int,
@@ -179,7 +176,7 @@ class Transformer(_HFLM):
     ) -> None:
         assert isinstance(loaded.tokenizer, PreTrainedTokenizerBase)
         super().__init__(
-            pretrained=loaded.model,
+            pretrained=loaded.module,
             tokenizer=loaded.tokenizer,
             backend="causal",
             batch_size=batch_size,
@@ -200,7 +197,7 @@ class Transformer(_HFLM):
     ) -> list[int]:
         """Return a text's tokens, after BOS where that was asked for."""
         first = [] if add_special_tokens is False else self._first
-        tokens = [*first, *self._loaded.encode(string)]
+        tokens = [*first, *self._loaded.plain(string)]
         return tokens[-left_truncate_len:] if left_truncate_len else tokens
 
     def tok_batch_encode(self, strings: list[str], *rest: Any, **named: Any) -> Any:
@@ -223,9 +220,9 @@ class Transformer(_HFLM):
 
 
 def asked(
-    loaded: Loaded, *, bos: bool, batch_size: int, progress: Callable[[int, int], None]
+    loaded: Model, *, bos: bool, batch_size: int, progress: Callable[[int, int], None]
 ) -> TemplateLM:
     """Return a loaded model as lm-eval asks it."""
-    kind = Adapter if isinstance(loaded.model, Decoder) else Transformer
+    kind = Transformer if as_decoder(loaded.module) is None else Adapter
     with quiet():
         return kind(loaded, bos=bos, batch_size=batch_size, progress=progress)

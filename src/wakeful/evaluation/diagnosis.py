@@ -10,13 +10,13 @@ import torch.nn.functional as F
 
 from wakeful.errors import WakefulError
 from wakeful.estimates import mean_and_error
-from wakeful.loading.load import Loaded
-from wakeful.model.decoder import Decoder
+from wakeful.loading.model import Model
 from wakeful.probes.attention import Entropy, Importance, Sinks, Values
 from wakeful.probes.base import Frame, MergeableProbe, gather
 from wakeful.probes.hidden import BlockInfluence, OutlierChannels, Outliers, Smoothing
 from wakeful.probes.patterns import AttentionPictures, HiddenPicture, MeanAttention
 from wakeful.probes.rank import Ranks
+from wakeful.probes.running import num_layers_of
 from wakeful.probes.watch import watch
 from wakeful.world import ALONE, World
 
@@ -38,7 +38,7 @@ class Diagnosis:
 
 
 def sequences_of(
-    loaded: Loaded, text: str, *, length: int, num_sequences: int, bos: bool
+    loaded: Model, text: str, *, length: int, num_sequences: int, bos: bool
 ) -> list[list[int]]:
     """Cut a text's first tokens into sequences of `length`, each begun with BOS if asked.
 
@@ -55,7 +55,7 @@ def sequences_of(
         raise WakefulError(f"{loaded.name} has no BOS token; leave out --bos")
     take = length - bos
     # A token is at most a few dozen characters, so a long text need not be encoded whole.
-    tokens = loaded.encode(text[: 64 * take * num_sequences])
+    tokens = loaded.plain(text[: 64 * take * num_sequences])
     if len(tokens) < take * num_sequences:
         raise WakefulError(
             f"{num_sequences} sequences of {length} tokens need {take * num_sequences} tokens, and "
@@ -66,7 +66,7 @@ def sequences_of(
 
 
 def diagnose(
-    loaded: Loaded,
+    loaded: Model,
     sequences: Sequence[Sequence[int]],
     *,
     tau: float = 0.9,
@@ -83,7 +83,7 @@ def diagnose(
     The sequences are dealt out among the processes of `world`, neighbours to one process; each
     has the model, tells of the `progress` of its own share, and returns the same diagnosis of all.
     """
-    num_layers = _num_layers(loaded)
+    num_layers = num_layers_of(loaded.module)
     layers = list(picture_layers) or sorted(
         {round(n * (num_layers - 1) / 3) for n in range(min(4, num_layers))}
     )
@@ -110,8 +110,8 @@ def diagnose(
     probes = fresh_probes()
     losses: list[float] = []
     mine = share(sequences, world)
-    device = next(loaded.model.parameters()).device
-    with torch.inference_mode(), watch(loaded.model, *probes):
+    device = loaded.device
+    with torch.inference_mode(), watch(loaded.module, *probes):
         for done, tokens in enumerate(mine, start=1):
             ids = torch.tensor([list(tokens)], device=device)
             losses.append(_loss(loaded, ids))
@@ -155,16 +155,6 @@ def tidy(diagnoses: Sequence[Diagnosis]) -> pl.DataFrame:
     )
 
 
-def _loss(loaded: Loaded, ids: torch.Tensor) -> float:
-    if isinstance(loaded.model, Decoder):
-        logits = loaded.model(ids)
-    else:
-        logits = loaded.model(input_ids=ids, use_cache=False).logits
-    logits = logits[0, :-1].float()
+def _loss(loaded: Model, ids: torch.Tensor) -> float:
+    logits = loaded.logits(ids)[0, :-1].float()
     return float(F.cross_entropy(logits, ids[0, 1:]))
-
-
-def _num_layers(loaded: Loaded) -> int:
-    if isinstance(loaded.model, Decoder):
-        return loaded.model.config.num_layers
-    return loaded.model.config.get_text_config().num_hidden_layers  # pyright: ignore

@@ -8,8 +8,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
-from wakeful.model.decoder import Decoder
 from wakeful.model.loss import IGNORED
+from wakeful.probes.running import first_target, states_of
 
 _ROWS = 512
 """Logits taken to float32 at a time, to bound the copies of a large vocabulary."""
@@ -29,10 +29,7 @@ def log_likelihoods(
     """
     likelihood = torch.zeros(targets.shape, dtype=torch.float64)
     greedy = torch.ones(targets.shape, dtype=torch.bool)
-    if isinstance(model, Decoder):
-        states, head = model.hidden(inputs), model.head
-    else:
-        states, head = model(input_ids=inputs, use_cache=False).logits, nn.Identity()
+    states, head = states_of(model, inputs)
     for row, (state, target) in enumerate(zip(states, targets, strict=True)):
         for places in torch.nonzero(target != IGNORED).flatten().split(_ROWS):
             logits = check_numbers(head(state[places]))
@@ -55,8 +52,9 @@ def check_numbers(logits: Tensor) -> Tensor:
 
 def check_causal(name: str, model: nn.Module) -> None:
     """Raise `WakefulError` for a decoder whose first tokens see what they are to predict."""
-    if isinstance(model, Decoder) and model.config.relaxed_prefix > 1:
+    prefix = first_target(model)
+    if prefix > 1:
         raise WakefulError(
-            f"{name} has model.relaxed_prefix = {model.config.relaxed_prefix}: its first tokens "
+            f"{name} has model.relaxed_prefix = {prefix}: its first tokens "
             "see their own targets, so it gives a text no likelihood; compare validation losses"
         )

@@ -25,7 +25,7 @@ from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.evaluation.likelihood import check_causal, log_likelihoods
 from wakeful.evaluation.scores import Score
-from wakeful.loading.load import Loaded
+from wakeful.loading.model import Model
 from wakeful.model.loss import IGNORED
 from wakeful.world import ALONE, World
 
@@ -52,7 +52,7 @@ class TokenizedText:
 
 
 def perplexity(
-    loaded: Loaded,
+    loaded: Model,
     text: str,
     *,
     length: int,
@@ -116,9 +116,9 @@ def perplexity(
     return scores
 
 
-def check_windows(loaded: Loaded, *, length: int, stride: int, bos: bool) -> None:
+def check_windows(loaded: Model, *, length: int, stride: int, bos: bool) -> None:
     """Raise `WakefulError` where a model cannot be run on such windows."""
-    check_causal(loaded.name, loaded.model)
+    check_causal(loaded.name, loaded.module)
     check_sizes(length=length, stride=stride)
     if length > loaded.context:
         raise WakefulError(
@@ -156,7 +156,7 @@ def windows(stream: list[int], *, length: int, stride: int, bos: bool) -> list[W
     return cut
 
 
-def tokenize(loaded: Loaded, text: str) -> TokenizedText:
+def tokenize(loaded: Model, text: str) -> TokenizedText:
     """Encode a text whole, with the bytes up to each token's end where the tokenizer tells."""
     tokens, ends = _offsets(loaded, text)
     if ends is None:
@@ -169,7 +169,7 @@ def tokenize(loaded: Loaded, text: str) -> TokenizedText:
     return TokenizedText(tokens, ends_in_bytes, int(bytes_before[-1]))
 
 
-def _offsets(loaded: Loaded, text: str) -> tuple[list[int], list[int] | None]:
+def _offsets(loaded: Model, text: str) -> tuple[list[int], list[int] | None]:
     tokenizer = loaded.tokenizer
     if isinstance(tokenizer, Tokenizer):
         tokens, ends, begin = [], [], 0
@@ -178,10 +178,10 @@ def _offsets(loaded: Loaded, text: str) -> tuple[list[int], list[int] | None]:
             tokens += encoding.ids
             ends += [begin + end for _, end in encoding.offsets]
             begin += len(piece)
-        plain = loaded.encode(text)  # which never makes the end of a text out of its spelling
+        plain = loaded.plain(text)  # which never makes the end of a text out of its spelling
         return (tokens, ends) if tokens == plain else (plain, None)
     if not tokenizer.is_fast:
-        return loaded.encode(text), None
+        return loaded.plain(text), None
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     return list(encoded["input_ids"]), [end for _, end in encoded["offset_mapping"]]
 
@@ -200,15 +200,15 @@ def _sizes(
 
 
 @torch.inference_mode()
-def _nats(loaded: Loaded, batch: list[Window]) -> np.ndarray:
+def _nats(loaded: Model, batch: list[Window]) -> np.ndarray:
     longest = max(len(window.inputs) for window in batch)
     inputs = torch.zeros(len(batch), longest, dtype=torch.long)
     targets = torch.full((len(batch), longest), IGNORED)
     for row, window in enumerate(batch):
         inputs[row, : len(window.inputs)] = torch.tensor(window.inputs)
         targets[row, : len(window.targets)] = torch.tensor(window.targets)
-    device = next(loaded.model.parameters()).device
-    likelihoods, _ = log_likelihoods(loaded.model, inputs.to(device), targets.to(device))
+    device = loaded.device
+    likelihoods, _ = log_likelihoods(loaded.module, inputs.to(device), targets.to(device))
     return -likelihoods.sum(1).numpy()
 
 

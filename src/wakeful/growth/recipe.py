@@ -27,9 +27,9 @@ from wakeful.growth.choose import from_order, laziest
 from wakeful.growth.inherit import grow, inherit
 from wakeful.growth.layermap import LayerMap
 from wakeful.growth.wishes import Copy, GrowFrom, Until
+from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.runs import records
-from wakeful.runs.restore import restore
 from wakeful.runs.run import Run, refuse_link
 from wakeful.training.loop import Initial, train
 
@@ -197,7 +197,7 @@ def _rounds(
 
 def _heir(recipe: Recipe, reference: Decoder, layers: LayerMap, grown: Finished | None) -> Decoder:
     if grown is not None:
-        student = restore(grown.run.path, device="cpu").decoder
+        student = read_decoder(grown.run.path, dtype="auto").decoder()
         before = LayerMap(grown.stage.layers, recipe.rule)
         return grow(student, before, reference, layers, copy=recipe.copy, seed=recipe.train.seed)
     return inherit(
@@ -234,7 +234,7 @@ def _baseline(name: str, setting: Setting, steps: int, half: int, out: Path) -> 
     yield Stage(before.name, name, half, 0, lambda: baseline.start(setting))
     yield Stage(
         name, name, steps - half, half,
-        lambda: then(setting, restore(before, device="cpu").decoder),
+        lambda: then(setting, read_decoder(before, dtype="auto").decoder()),
     )  # fmt: skip
 
 

@@ -27,6 +27,7 @@ from wakeful.errors import WakefulError
 from wakeful.hf.bounds import check_bounds, read_config
 from wakeful.model.decoder import Decoder
 from wakeful.model.skeleton import skeleton
+from wakeful.probes.running import as_decoder
 from wakeful.quant.arithmetic import Arithmetic
 from wakeful.quant.convert import exchange, is_linear, quantised_layers
 from wakeful.quant.linear import QuantisedLinear, empty
@@ -64,8 +65,9 @@ def save_quantised(
         "bos": bos,
         "layers": list(layers),
     }
-    if isinstance(model, Decoder):
-        header |= {"kind": "decoder", "model": dataclasses.asdict(model.config)}
+    decoder = as_decoder(model)
+    if decoder is not None:
+        header |= {"kind": "decoder", "model": dataclasses.asdict(decoder.config)}
     else:
         assert isinstance(model, PreTrainedModel)
         header["kind"] = "transformers"

@@ -14,7 +14,7 @@ from transformers import GenerationConfig, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from wakeful.config.model import ModelConfig
-from wakeful.data.tokenizer import Tokenizer
+from wakeful.data.tokenizer import BESIDE, CONFIG, GENERATION, Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.hf.code import AUTO_MAP, write_code
 from wakeful.hf.configuration import WakefulConfig
@@ -27,10 +27,7 @@ from wakeful.runs.run import disk_errors, save_tensors
 STOCK = ("llama", "gpt2", "gpt_neox")
 """Families to try before our own class; a Qwen is one of the Llamas."""
 SHARD = "5GB"
-_TOKENIZER = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "chat_template.jinja", "vocab.json", "merges.txt", "tokenizer.model",
-)  # fmt: skip
+_VOCABULARY = ("added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model")
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -60,7 +57,7 @@ def export(
         ids = _write_tokenizer(tokenizer, part, decoder.config.max_length)
         for name, token in ids.items():
             setattr(config, name, token)
-        GenerationConfig(**ids).save_pretrained(part)
+        _generation(part, ids).save_pretrained(part)
         if kind == WakefulConfig.model_type:
             config.auto_map = AUTO_MAP  # pyright: ignore[reportAttributeAccessIssue]
             write_code(decoder, part)
@@ -112,15 +109,33 @@ def _write_tokenizer(
     """Write the tokenizer's files; return the ids of special tokens that a configuration names."""
     if isinstance(tokenizer, Tokenizer):
         tokenizer.save(folder)
-        file = folder / "tokenizer_config.json"
+        file = folder / CONFIG
         table = json.loads(file.read_text("utf-8")) | {"model_max_length": max_length}
         file.write_text(json.dumps(table, indent=2, ensure_ascii=False) + "\n", "utf-8")
-        return {"eos_token_id": tokenizer.end_of_text}
-    for name in _TOKENIZER:
+        ids = {"bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.end_of_text,
+               "pad_token_id": tokenizer.pad}  # fmt: skip
+        return {name: token for name, token in ids.items() if token is not None}
+    for name in (*BESIDE, "tokenizer.json", *_VOCABULARY):
         if (tokenizer / name).is_file():
             shutil.copyfile(tokenizer / name, folder / name)
     table = json.loads((tokenizer / "config.json").read_text("utf-8"))
     return {name: table.get(name) for name in _IDS}
+
+
+def _generation(folder: Path, ids: dict[str, int | list[int] | None]) -> GenerationConfig:
+    """Return how to generate: as the file that went along with the tokenizer says, if one did."""
+    if not (folder / GENERATION).is_file():
+        return GenerationConfig(**ids)
+    try:
+        found = GenerationConfig.from_pretrained(folder, local_files_only=True)
+        found.validate(strict=True)
+    except Exception as error:  # Transformers raises nothing narrower
+        reason = str(error).strip().split("\n", 1)[0]
+        raise WakefulError(f"{GENERATION} beside the tokenizer is damaged: {reason}") from None
+    for name, token in ids.items():
+        if getattr(found, name, None) is None:
+            setattr(found, name, token)
+    return found
 
 
 def refuse_existing(folder: Path) -> None:

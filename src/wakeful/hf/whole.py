@@ -13,7 +13,7 @@ from wakeful.hf.shards import Shards
 
 
 def whole_model(
-    place: str | Path, *, dtype: torch.dtype, gguf: str = "", trust_remote_code: bool = False
+    place: str | Path, *, dtype: torch.dtype | str, gguf: str = "", trust_remote_code: bool = False
 ) -> PreTrainedModel:
     """Return a causal language model from a folder, a hub name, or the file `gguf` in a folder.
 

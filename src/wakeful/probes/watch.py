@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from wakeful.errors import WakefulError
-from wakeful.model.decoder import Decoder
 from wakeful.probes.base import AttentionEvent, Event, Frame, Probe, gather
 from wakeful.probes.decoder import DecoderSource
 from wakeful.probes.huggingface import HuggingFaceSource
+from wakeful.probes.running import as_decoder
 from wakeful.probes.sources import EventSource
 
 
@@ -77,11 +76,5 @@ def watch(model: nn.Module, *probes: Probe) -> Iterator[Watch]:
 
 def event_source(model: nn.Module) -> EventSource:
     """Return what makes events of this model's forward passes: the one place that chooses."""
-    if isinstance(model, Decoder):
-        return DecoderSource(model)
-    if isinstance(model, PreTrainedModel):
-        return HuggingFaceSource(model)
-    raise WakefulError(
-        f"{type(model).__name__} can't be watched: it is neither a wakeful Decoder nor a "
-        "Transformers model"
-    )
+    decoder = as_decoder(model)
+    return HuggingFaceSource(model) if decoder is None else DecoderSource(decoder)  # pyright: ignore[reportArgumentType]

@@ -11,10 +11,10 @@ from transformers.pytorch_utils import Conv1D
 from wakeful.errors import WakefulError
 from wakeful.model.attention import Heads
 from wakeful.model.decoder import Decoder
+from wakeful.probes.running import logits_of
 from wakeful.quant.arithmetic import LINEARS, Arithmetic, torchao_kernels
 from wakeful.quant.grids import Zeropoint
 from wakeful.quant.linear import QuantisedLinear, matrix, quantised
-from wakeful.quant.running import logits_of
 from wakeful.quant.schemes import Scheme, parse_scheme
 
 

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
 from wakeful.estimates import Estimate, mean_and_error, ratio_and_error
-from wakeful.model.decoder import Decoder
 from wakeful.probes import exact
+from wakeful.probes.running import blocks_of, first_target, hidden, logits_of, places
 from wakeful.quant.convert import plain_linear, quantised_layers
-from wakeful.quant.running import blocks_of, hidden, logits_of, places
 
 _ROWS = 64
 """Positions whose distributions over the vocabulary are compared at a time."""
@@ -167,14 +166,6 @@ def measure(
     if not all(map(math.isfinite, full.nll)):
         raise WakefulError(f"{name}'s loss is no finite number before it is quantised")
     return Measurement(name=name, counts=counts, full=full, schemes=totals, layers=rows.frame())
-
-
-def first_target(model: nn.Module) -> int:
-    """Return the first position to predict: 1, or later where the first tokens see each other."""
-    for module in model.modules():
-        if isinstance(module, Decoder):
-            return max(1, module.config.relaxed_prefix)
-    return 1
 
 
 def relative_errors(found: Float[Tensor, "L N"], true: Float[Tensor, "L N"]) -> dict[str, float]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from wakeful.config.schema import Config
-from wakeful.hf.weights_in import read_decoder
+from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.training.distill import Distillation
 from wakeful.world import ALONE, World
@@ -25,7 +25,7 @@ def make_loss(config: Config, decoder: Decoder, device: torch.device, world: Wor
     if distill.teacher:
         loss = Distillation(
             decoder,
-            read_decoder(distill.teacher, dtype=decoder.head.weight.dtype, device=device).decoder,
+            read_decoder(distill.teacher, dtype=decoder.head.weight.dtype, device=device).decoder(),
             alpha=distill.alpha,
             temperature=distill.temperature,
             over=distill.over,

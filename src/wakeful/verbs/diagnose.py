@@ -15,7 +15,7 @@ from wakeful.device import DTYPES, choose_device
 from wakeful.display import Display, Silent
 from wakeful.errors import WakefulError
 from wakeful.evaluation.diagnosis import Diagnosis, diagnose, sequences_of, tidy
-from wakeful.loading.several import load_each
+from wakeful.loading.load import load_each
 from wakeful.pages.charts import save_chart
 from wakeful.pages.diagnosis.charts import layer_charts, rank_strips, spectra, top_importance
 from wakeful.pages.diagnosis.findings import findings, summary

@@ -20,8 +20,8 @@ from wakeful.evaluation.likelihood import check_causal
 from wakeful.evaluation.measures import Measures
 from wakeful.evaluation.perplexity import perplexity
 from wakeful.evaluation.scores import Score, tidy
-from wakeful.loading.load import Loaded
-from wakeful.loading.several import load_each
+from wakeful.loading.load import load_each
+from wakeful.loading.model import Model
 from wakeful.pages.evaluation.page import shown, write_evaluation
 from wakeful.pages.evaluation.summary import method_of, summary
 from wakeful.runs.run import Run, environment
@@ -135,7 +135,7 @@ def _tasks(
 
 
 def _measure(
-    loaded: Loaded,
+    loaded: Model,
     measures: Measures,
     material: _Material,
     show: Display,
@@ -144,7 +144,7 @@ def _measure(
     bos: bool,
     batch_size: int,
 ) -> list[Score]:
-    check_causal(loaded.name, loaded.model)
+    check_causal(loaded.name, loaded.module)
     if bos and loaded.bos is None:
         raise WakefulError(f"{loaded.name} has no BOS token; leave out --bos")
     scores: list[Score] = []

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import torch
 
-from wakeful.hf.weights_in import read_decoder
 from wakeful.hf.weights_out import export, refuse_existing
+from wakeful.loading.load import read_decoder
 
 
 def export_model(
@@ -20,6 +20,7 @@ def export_model(
     """
     refuse_existing(Path(folder))
     model = read_decoder(source, dtype=dtype, step=step)
-    copied = (model.path / "tokenizer.json").is_file() and not (model.path / "run.json").is_file()
-    tokenizer = model.path if copied else model.tokenizer
-    return export(model.decoder, folder, tokenizer=tokenizer, dtype=dtype)
+    files = ("config.json", "tokenizer.json")  # with these, a folder's own are copied as they are
+    copied = model.path is not None and all((model.path / name).is_file() for name in files)
+    tokenizer = model.path if copied and model.path else model.own_tokenizer
+    return export(model.decoder(), folder, tokenizer=tokenizer, dtype=dtype)

@@ -1,8 +1,8 @@
 """The verb inherit: a reference and a text in, a folder of runs and a page out."""
 
 import dataclasses
+import math
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -25,14 +25,15 @@ from wakeful.growth.layermap import LayerMap
 from wakeful.growth.outcome import figures
 from wakeful.growth.plan import check_wishes, make_recipe, plan_layers, with_steps
 from wakeful.growth.recipe import Outcome, Recipe, Shown, carry_out
-from wakeful.growth.reference import Reference, read_reference
 from wakeful.growth.savings import measure
 from wakeful.growth.wishes import Wishes
+from wakeful.loading.load import read_decoder
+from wakeful.loading.model import Model
 from wakeful.pages.inheritance.page import write_inheritance
 from wakeful.pages.inheritance.reading import check_figures
 from wakeful.runs import records
-from wakeful.runs.restore import restore
 from wakeful.runs.run import Run, environment
+from wakeful.training.facts import check_rows
 from wakeful.training.setup import autocast
 from wakeful.training.validate import evaluate, mean_loss
 
@@ -40,18 +41,6 @@ _DEFAULT_MINUTES = 30.0
 _PLAN: records.Fields = {
     "wishes": dict, "costs": list, "figures": dict, "dropped_documents": int, "dropped_tokens": int,
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """What a recipe runs on."""
-
-    reference: Reference
-    data: PreparedData
-    loss: float
-    error: float
-    windows: pl.DataFrame
-    """The reference's loss in every validation window."""
 
 
 def run_inheritance(source: str, out: Path, wishes: Wishes, *, shown: Shown) -> Run:
@@ -70,18 +59,18 @@ def run_inheritance(source: str, out: Path, wishes: Wishes, *, shown: Shown) -> 
     check_wishes(wishes)
     with shown("inherit") as show:
         show.note(f"loading {source}")
-        reference = read_reference(source)
-        total = reference.decoder.config.num_layers
+        reference = read_decoder(source)
+        total = reference.decoder().config.num_layers
         plan_layers(wishes, total, None)
         data = _data(wishes, reference, show)
         diagnosed = _diagnosed(wishes, reference, data, show)
         recipe = make_recipe(source, wishes, total, data, diagnosed)
         recipe.check(total)
-        given = _evaluated(_checked(recipe, reference), reference, data, show)
+        windows = _evaluated(_checked(recipe, reference), reference, data, show)
         costs: list[Cost] = []
         if not wishes.steps:
             show.note("timing a step of every model")
-            costs = measure_costs(recipe, reference.decoder, data)
+            costs = measure_costs(recipe, reference.decoder(), data)
             left = 60 * (wishes.minutes or _DEFAULT_MINUTES) - (time.monotonic() - began)
             recipe = with_steps(recipe, wishes, steps_within(costs, left))
             show.note(f"{recipe.train.steps} steps a round fit into the time")
@@ -89,10 +78,10 @@ def run_inheritance(source: str, out: Path, wishes: Wishes, *, shown: Shown) -> 
     with Run.create(out, "inherit", {"reference": source, "name": out.name}) as new:
         new.write_text("recipe.toml", tomli_w.dumps(to_table(recipe)))
         new.write_json("environment.json", environment(device))
-        new.write_json("plan.json", _plan(wishes, given, diagnosed, costs))
-        new.write_frame("reference.parquet", given.windows)
-        reference.tokenizer.save(new.path)
-    return _work(run, recipe, given, shown)
+        new.write_json("plan.json", _plan(wishes, data, diagnosed, costs))
+        new.write_frame("reference.parquet", windows)
+        reference.own_tokenizer.save(new.path)
+    return _work(run, recipe, reference, data, windows, shown)
 
 
 def resume_inheritance(out: Path, *, shown: Shown) -> Run:
@@ -110,8 +99,8 @@ def resume_inheritance(out: Path, *, shown: Shown) -> Run:
     check_figures(run.path / "plan.json", plan["figures"])
     with shown("inherit") as show:
         show.note(f"loading {recipe.reference}")
-        reference = read_reference(recipe.reference)
-        recipe.check(reference.decoder.config.num_layers)
+        reference = read_decoder(recipe.reference)
+        recipe.check(reference.decoder().config.num_layers)
         wishes = from_table(Wishes, plan["wishes"])
         check_wishes(wishes)
         data = _data(wishes, reference, show)
@@ -122,20 +111,28 @@ def resume_inheritance(out: Path, *, shown: Shown) -> Run:
         )
     frame = records.read_frame(run.path / "reference.parquet", records.VALIDATION)
     records.check_windows(run.path / "reference.parquet", frame)
-    loss, error = mean_loss(frame)
-    return _work(run, recipe, Prepared(reference, data, loss, error, frame), shown)
+    return _work(run, recipe, reference, data, frame, shown)
 
 
-def _work(run: Run, recipe: Recipe, given: Prepared, shown: Shown) -> Run:
+def _work(
+    run: Run,
+    recipe: Recipe,
+    reference: Model,
+    data: PreparedData,
+    windows: pl.DataFrame,
+    shown: Shown,
+) -> Run:
+    """Do what the recipe says; `windows` are the reference's losses on validation text."""
+    loss, _ = mean_loss(windows)
     with run.lock():
         run.set_status("running")
         try:
-            outcome = carry_out(
-                recipe, given.reference.decoder, loss=given.loss, out=run.path, shown=shown
-            )
+            outcome = carry_out(recipe, reference.decoder(), loss=loss, out=run.path, shown=shown)
             with shown("inherit") as show:
                 show.note("measuring size and speed")
-                run.write_json("summary.json", _summary(run, recipe, given, outcome))
+                run.write_json(
+                    "summary.json", _summary(run, recipe, reference, data, windows, outcome)
+                )
             write_inheritance(run.path)
         except BaseException:
             run.set_status("stopped")
@@ -144,7 +141,7 @@ def _work(run: Run, recipe: Recipe, given: Prepared, shown: Shown) -> Run:
     return run
 
 
-def _data(wishes: Wishes, reference: Reference, show: Display) -> PreparedData:
+def _data(wishes: Wishes, reference: Model, show: Display) -> PreparedData:
     """Return the text as the reference's tokens, with a validation set that is not in it."""
     source = wishes.text or wishes.data
     if is_prepared(Path(source)):
@@ -154,14 +151,14 @@ def _data(wishes: Wishes, reference: Reference, show: Display) -> PreparedData:
     else:
         data = prepared(
             source,
-            tokenizer=reference.tokenizer,
+            tokenizer=reference.own_tokenizer,
             validation_source=wishes.validation_text or None,
             validation_fraction=wishes.validation_fraction,
             max_bytes=wishes.max_bytes or None,
             text_field=wishes.text_field,
             progress=show.stage,
         )
-    ours, theirs = data.tokenizer, reference.tokenizer
+    ours, theirs = data.tokenizer, reference.own_tokenizer
     same = ours.inner.get_vocab() == theirs.inner.get_vocab()
     if not same or ours.end_of_text != theirs.end_of_text:
         raise WakefulError(
@@ -169,7 +166,7 @@ def _data(wishes: Wishes, reference: Reference, show: Display) -> PreparedData:
             f"tokens that is not {reference.name}'s, of {theirs.vocab_size}; prepare it with "
             "--tokenizer of the reference, or give the text itself"
         )
-    size = reference.decoder.config.vocab_size
+    size = reference.decoder().config.vocab_size
     if data.vocab_size > size:
         raise WakefulError(
             f"the vocabularies differ: {reference.name}'s tokenizer has {data.vocab_size} tokens "
@@ -190,7 +187,7 @@ def _data(wishes: Wishes, reference: Reference, show: Display) -> PreparedData:
 
 
 def _diagnosed(
-    wishes: Wishes, reference: Reference, data: PreparedData, show: Display
+    wishes: Wishes, reference: Model, data: PreparedData, show: Display
 ) -> Diagnosed | None:
     """Measure the reference's layers where a choice or a baseline hangs on them."""
     chooses = not wishes.blocks and wishes.choose in get_args(By)
@@ -198,7 +195,7 @@ def _diagnosed(
         return None
     show.note(f"diagnosing {reference.name}")
     length, count = wishes.diagnose_length, wishes.diagnose_sequences
-    context = reference.decoder.config.max_length
+    context = reference.decoder().config.max_length
     if length > context:
         raise WakefulError(
             f"diagnose_length = {length} is past {reference.name}'s context of {context} tokens"
@@ -209,17 +206,17 @@ def _diagnosed(
             f"the training text has {data.train.num_tokens}: lower --diagnose_length"
         )
     tokens = torch.from_numpy(data.train.tokens[: length * count].astype("int64"))
-    return diagnose_layers(reference.decoder, tokens.view(count, length).tolist())
+    return diagnose_layers(reference.decoder(), tokens.view(count, length).tolist())
 
 
-def _checked(recipe: Recipe, reference: Reference) -> Config:
+def _checked(recipe: Recipe, reference: Model) -> Config:
     """Return the runs' configuration; raise what it, or the first heir, would raise later."""
     inherit(
-        reference.decoder, recipe.layer_map(0), copy=recipe.copy, route=recipe.route,
+        reference.decoder(), recipe.layer_map(0), copy=recipe.copy, route=recipe.route,
         normalizer=recipe.normalizer,
     )  # fmt: skip
     return Config(
-        model=reference.decoder.config,
+        model=reference.decoder().config,
         data=recipe.data,
         train=recipe.train,
         optimizer=dataclasses.replace(recipe.optimizer, warmup_steps=0),
@@ -227,40 +224,59 @@ def _checked(recipe: Recipe, reference: Reference) -> Config:
     )
 
 
-def _evaluated(config: Config, reference: Reference, data: PreparedData, show: Display) -> Prepared:
+def _evaluated(config: Config, reference: Model, data: PreparedData, show: Display) -> pl.DataFrame:
+    """Return the reference's loss in every validation window."""
     train = config.train
     windows = ValidationWindows(
         data.validation, length=train.length, batch_size=train.eval_batch_size
     )
     show.note(f"evaluating {reference.name} on {windows.num_predicted:,} tokens")
     device = choose_device(train.device)
-    decoder = reference.decoder.to(device)
+    decoder = reference.decoder().to(device)
     frame = evaluate(decoder, windows, autocast(config, device))
     decoder.to("cpu")
-    loss, error = mean_loss(frame)
-    return Prepared(reference, data, loss, error, frame)
+    return frame
 
 
 def _plan(
-    wishes: Wishes, given: Prepared, diagnosed: Diagnosed | None, costs: list[Cost]
+    wishes: Wishes, data: PreparedData, diagnosed: Diagnosed | None, costs: list[Cost]
 ) -> dict[str, Any]:
     return {
         "wishes": to_table(wishes),
         "costs": [dataclasses.asdict(cost) for cost in costs],
         "figures": diagnosed.figures if diagnosed else {},
-        "dropped_documents": given.data.info["overlap"]["documents"],
-        "dropped_tokens": given.data.info["overlap"]["tokens"],
+        "dropped_documents": data.info["overlap"]["documents"],
+        "dropped_tokens": data.info["overlap"]["tokens"],
     }
 
 
-def _summary(run: Run, recipe: Recipe, given: Prepared, outcome: Outcome) -> dict[str, Any]:
-    reference, data, plan = given.reference, given.data, run.read_json("plan.json")
+def training_cost(source: str) -> tuple[int | None, float | None]:
+    """Return the tokens that a run was trained on and its seconds; None of other models."""
+    if not (Path(source) / "run.json").is_file():
+        return None, None
+    run = Run.open(source)
+    check_rows(run)
+    rows = [row for row in run.metrics() if row["kind"] == "train"]
+    return (rows[-1]["tokens"], rows[-1]["seconds"]) if rows else (None, None)
+
+
+def _summary(
+    run: Run,
+    recipe: Recipe,
+    reference: Model,
+    data: PreparedData,
+    windows: pl.DataFrame,
+    outcome: Outcome,
+) -> dict[str, Any]:
+    plan = run.read_json("plan.json")
+    loss, error = mean_loss(windows)
+    tokens, seconds = training_cost(recipe.reference)
     last = outcome.rounds[-1]
-    heir = restore(last.run.path, device="cpu").decoder
-    context = min(1024, reference.decoder.config.max_length)
+    heir = read_decoder(last.run.path, dtype="auto").decoder()
+    context = min(1024, reference.decoder().config.max_length)
     prompt = data.train.tokens[: min(16, context // 4)].tolist()
     sizes = measure(
-        {"reference": reference.decoder, "heir": heir}, prompt,
+        {"reference": reference.decoder(), "heir": heir}, prompt,
         num_tokens=min(64, context // 4), context=context,
     )  # fmt: skip
     layers = LayerMap(last.stage.layers, recipe.rule)
@@ -268,13 +284,13 @@ def _summary(run: Run, recipe: Recipe, given: Prepared, outcome: Outcome) -> dic
         "reference": {
             "name": reference.name,
             "source": recipe.reference,
-            "layers": reference.decoder.config.num_layers,
-            "loss": given.loss,
-            "standard_error": given.error if given.error == given.error else None,
-            "tokens": reference.tokens,
-            "seconds": reference.seconds,
+            "layers": reference.decoder().config.num_layers,
+            "loss": loss,
+            "standard_error": None if math.isnan(error) else error,
+            "tokens": tokens,
+            "seconds": seconds,
         },
-        **figures(outcome, given.windows, given.loss),
+        **figures(outcome, windows, loss),
         "choice": {
             "rule": recipe.rule,
             "layers": list(recipe.layers),
@@ -285,7 +301,7 @@ def _summary(run: Run, recipe: Recipe, given: Prepared, outcome: Outcome) -> dic
         "recipe": to_table(recipe),
         "planned_by_time": bool(plan["costs"]),
         "departures": departures(
-            reference.decoder, layers, route=recipe.route, normalizer=recipe.normalizer
+            reference.decoder(), layers, route=recipe.route, normalizer=recipe.normalizer
         ),
         "sizes": {name: dataclasses.asdict(size) for name, size in sizes.items()},
         "data": {

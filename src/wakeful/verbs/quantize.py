@@ -17,7 +17,8 @@ from wakeful.display import Display
 from wakeful.errors import WakefulError
 from wakeful.evaluation.diagnosis import sequences_of
 from wakeful.hf.quantized import file_bytes, save_quantised, state_bytes
-from wakeful.loading.load import Loaded, load
+from wakeful.loading.load import load
+from wakeful.loading.model import Model
 from wakeful.pages.charts import save_chart
 from wakeful.pages.quantization.charts import charts
 from wakeful.pages.quantization.findings import Damage, damage_grid, scheme_rows, summary
@@ -62,7 +63,7 @@ def run_quantize(
     place = choose_device(device)
     show.note(f"loading {model}")
     loaded = load(model, device=place, dtype=DTYPES[dtype], trust_remote_code=trust_remote_code)
-    layers = linear_layers(loaded.model, skip)
+    layers = linear_layers(loaded.module, skip)
     sequences, calibration = _tokens(
         loaded, text or data, length=length, num_sequences=num_sequences, bos=bos, device=place,
         extra=calibration_sequences if calibrated else 0,
@@ -72,16 +73,16 @@ def run_quantize(
         show.note(f"quantising {loaded.name}: {each}")
         given = calibration if each.scales == "static" else ()
         forms[str(each)] = quantize(
-            loaded.model, each, arithmetic=arithmetic, calibration=given, skip=skip
+            loaded.module, each, arithmetic=arithmetic, calibration=given, skip=skip
         )
     measurement = measure(
         loaded.name,
-        loaded.model,
+        loaded.module,
         forms,
         sequences,
         progress=lambda done: show.note(f"sequence {done} of {num_sequences}"),
     )
-    full = state_bytes(loaded.model)
+    full = state_bytes(loaded.module)
     sizes = {name: state_bytes(form) for name, form in forms.items()}
     damage = Damage(measurement, {str(each): each for each in schemes}, full, sizes)
     method = _method(
@@ -137,7 +138,7 @@ def _check(out: Path, save: str, schemes: Sequence[Scheme], count: int, calibrat
 
 
 def _tokens(
-    loaded: Loaded,
+    loaded: Model,
     source: str,
     *,
     length: int,
@@ -155,7 +156,7 @@ def _tokens(
     return tensors[:num_sequences], tensors[num_sequences:]
 
 
-def _save(loaded: Loaded, forms: dict[str, nn.Module], folder: str, source: str) -> dict[str, Any]:
+def _save(loaded: Model, forms: dict[str, nn.Module], folder: str, source: str) -> dict[str, Any]:
     (name, form), path = next(iter(forms.items())), Path(folder)
     fields = {"source": source, "scheme": name, "status": "done"}
     with Run.create(path, "quantized", fields) as run:
@@ -165,7 +166,7 @@ def _save(loaded: Loaded, forms: dict[str, nn.Module], folder: str, source: str)
 
 
 def _method(
-    loaded: Loaded,
+    loaded: Model,
     source: str,
     layers: int,
     *,

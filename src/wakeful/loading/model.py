@@ -1,0 +1,216 @@
+"""A model ready to run, with what turns text into its tokens: what `load` returns."""
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from wakeful.data.decoding import StreamDecoder
+from wakeful.data.tokenizer import Tokenizer
+from wakeful.errors import WakefulError
+from wakeful.hf.weights_in import decoder_of
+from wakeful.model.decoder import Decoder
+from wakeful.model.generate import continuation, generate
+from wakeful.probes.running import as_decoder, blocks_of, logits_of
+
+Bos = Literal["auto", "on", "off"]
+"""Whether a BOS token stands before a text: as the model's own tokenizer does, always, never."""
+BOS = ("auto", "on", "off")
+AnyTokenizer = Tokenizer | PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Model:
+    """A causal language model in evaluation mode, of whatever class, with its tokenizer."""
+
+    name: str
+    module: nn.Module
+    """Our `Decoder`, or a causal language model of Transformers."""
+    context: int
+    """Most tokens it was made for."""
+    architecture: str
+    path: Path | None = None
+    """The run directory, the folder or the GGUF file it was read from."""
+    step: int = 0
+    """The checkpoint's, for a run."""
+    read_tokenizer: Callable[[], AnyTokenizer]
+
+    @cached_property
+    def tokenizer(self) -> AnyTokenizer:
+        """Ours for a run or an export of one, else that of Transformers.
+
+        Raises:
+            WakefulError: the model has none.
+        """
+        return self.read_tokenizer()
+
+    @cached_property
+    def own_tokenizer(self) -> Tokenizer:
+        """The tokenizer as ours, which takes any text as mere text.
+
+        Raises:
+            WakefulError: it has no tokenizer.json, or no token that ends a text.
+        """
+        theirs = self.tokenizer
+        if isinstance(theirs, Tokenizer):
+            return theirs
+        if theirs.eos_token is None or getattr(theirs, "backend_tokenizer", None) is None:
+            raise WakefulError(
+                f"the tokenizer of {self.name} is a {type(theirs).__name__} without a "
+                "tokenizer.json or without an end-of-text token"
+            )
+        with tempfile.TemporaryDirectory() as folder:
+            theirs.save_pretrained(folder)
+            return Tokenizer.load(folder)
+
+    @property
+    def bos(self) -> int | None:
+        """The token that begins a sequence; None where the tokenizer has none."""
+        tokenizer = self.tokenizer
+        return tokenizer.bos if isinstance(tokenizer, Tokenizer) else tokenizer.bos_token_id  # pyright: ignore
+
+    @cached_property
+    def adds_bos(self) -> bool:
+        """Whether its tokenizer, left to itself, begins a text with BOS."""
+        tokenizer = self.tokenizer
+        if isinstance(tokenizer, Tokenizer):
+            return tokenizer.adds_bos
+        ids = tokenizer.encode("a")
+        return self.bos is not None and ids[:1] == [self.bos] != self.plain("a")[:1]
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        return next(self.module.parameters()).device
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """Its list of blocks."""
+        return blocks_of(self.module)
+
+    def logits(self, tokens: Int[Tensor, "B L"]) -> Float[Tensor, "B L V"]:
+        """Return the logits of the token after each."""
+        return logits_of(self.module, tokens)
+
+    def begin(self, bos: Bos = "auto") -> list[int]:
+        """Return what stands before every sequence: BOS, or nothing.
+
+        Raises:
+            WakefulError: `bos` is "on", and the model has none.
+        """
+        if bos not in BOS:
+            raise WakefulError(f"bos = {bos!r}: must be one of {', '.join(BOS)}")
+        if bos == "off" or (bos == "auto" and not self.adds_bos):
+            return []
+        if self.bos is None:
+            raise WakefulError(f'bos = "on", but {self.name} has no BOS token; use auto or off')
+        return [self.bos]
+
+    def encode(self, text: str, bos: Bos = "auto") -> list[int]:
+        """Return the tokens of a text, after BOS where `bos` says so."""
+        return [*self.begin(bos), *self.plain(text)]
+
+    def plain(self, text: str) -> list[int]:
+        """Return the tokens of a text and nothing else."""
+        tokenizer = self.tokenizer
+        if isinstance(tokenizer, Tokenizer):
+            return tokenizer.encode(text)
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of token ids, special ones left out."""
+        tokenizer = self.tokenizer
+        if isinstance(tokenizer, Tokenizer):
+            return tokenizer.decode(ids)
+        return str(tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def decoder(self) -> Decoder:
+        """Return the model as our decoder, with the same logits, sharing its weights.
+
+        Raises:
+            WakefulError: our decoder cannot be it (the field of its configuration is named).
+        """
+        return self._decoder
+
+    @cached_property
+    def _decoder(self) -> Decoder:
+        own = as_decoder(self.module)
+        return decoder_of(self.module, self.name) if own is None else own
+
+    def generate(self, prompt: str | Sequence[int], **choice: Any) -> str:
+        """Return the text that continues a prompt; options and errors are those of `stream`."""
+        return "".join(self.stream(prompt, **choice))
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        num_tokens: int = 100,
+        temperature: float = 0.8,
+        top_k: int = 50,
+        top_p: float = 1.0,
+        seed: int = 0,
+        bos: Bos = "auto",
+    ) -> Iterator[str]:
+        """Return the text that continues a prompt, in whole characters as they come.
+
+        A prompt of token ids is taken as it is; before a text stands BOS as `bos` says, and an
+        empty one begins as a document does. The other options are those of
+        `wakeful.model.generate.generate`.
+
+        Raises:
+            WakefulError: an option is out of its range, or the context too short.
+        """
+        tokenizer = self.own_tokenizer
+        given = self.encode(prompt, bos) if isinstance(prompt, str) else list(prompt)
+        tokens = self.tokens_after(
+            given or [tokenizer.end_of_text], num_tokens=num_tokens, temperature=temperature,
+            top_k=top_k, top_p=top_p, seed=seed, stop=tokenizer.end_of_text,
+        )  # fmt: skip
+        return _pieces(StreamDecoder(tokenizer), tokens)
+
+    def tokens_after(self, prompt: Sequence[int], **choice: Any) -> Iterator[int]:
+        """Return up to `num_tokens` token ids that continue `prompt`, each once it is known.
+
+        `choice` holds num_tokens, temperature, top_k, top_p, seed and stop, as for
+        `wakeful.model.generate.generate`; a model of Transformers keeps its own cache.
+        """
+        own = as_decoder(self.module)
+        if own is not None:
+            return generate(own, list(prompt), **choice)
+        past = None
+
+        def step(tokens: Tensor) -> Tensor:
+            nonlocal past
+            output = self.module(input_ids=tokens, past_key_values=past, use_cache=True)
+            past = output.past_key_values
+            return output.logits[0, -1]
+
+        usual = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0, "stop": None}
+        return continuation(
+            step, list(prompt), device=self.device, context=self.context, **usual | choice
+        )
+
+    def save_tokenizer(self, folder: Path) -> None:
+        """Write the tokenizer's files into a folder."""
+        if isinstance(self.tokenizer, Tokenizer):
+            self.tokenizer.save(folder)
+        else:
+            self.tokenizer.save_pretrained(folder)
+
+
+def _pieces(stream: StreamDecoder, tokens: Iterator[int]) -> Iterator[str]:
+    for token in tokens:
+        piece = stream.push(token)
+        if piece:
+            yield piece
+    rest = stream.flush()
+    if rest:
+        yield rest

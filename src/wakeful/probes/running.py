@@ -1,0 +1,87 @@
+"""What is asked of a model whatever class it has: its logits, its blocks, its depth.
+
+This is the one place that knows our decoder from a model of Transformers.
+"""
+
+import re
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from wakeful.errors import WakefulError
+from wakeful.model.decoder import Decoder
+from wakeful.probes.huggingface import decoder_blocks
+
+
+def as_decoder(model: nn.Module) -> Decoder | None:
+    """Return the model if it is our decoder, and None if it is one of Transformers.
+
+    Raises:
+        WakefulError: it is neither.
+    """
+    if isinstance(model, Decoder):
+        return model
+    if isinstance(model, PreTrainedModel):
+        return None
+    raise WakefulError(
+        f"{type(model).__name__} is neither a wakeful Decoder nor a Transformers model"
+    )
+
+
+def logits_of(model: nn.Module, tokens: Int[Tensor, "B L"]) -> Float[Tensor, "B L V"]:
+    """Return the logits of the token after each."""
+    states, head = states_of(model, tokens)
+    return head(states)
+
+
+def states_of(
+    model: nn.Module, tokens: Int[Tensor, "B L"]
+) -> tuple[Float[Tensor, "B L C"], nn.Module]:
+    """Return states of the tokens, and what makes logits of them.
+
+    They are our decoder's last hidden states and its head, which few positions may need, or
+    logits already and the identity.
+    """
+    decoder = as_decoder(model)
+    if decoder is not None:
+        return decoder.hidden(tokens), decoder.head
+    return model(input_ids=tokens, use_cache=False).logits, nn.Identity()
+
+
+def blocks_of(model: nn.Module) -> nn.ModuleList:
+    """Return the model's list of blocks."""
+    decoder = as_decoder(model)
+    return decoder_blocks(model, num_layers_of(model)) if decoder is None else decoder.blocks  # pyright: ignore[reportArgumentType]
+
+
+def num_layers_of(model: nn.Module) -> int:
+    """Return how many blocks the model's description says it has."""
+    decoder = as_decoder(model)
+    if decoder is not None:
+        return decoder.config.num_layers
+    return model.config.get_text_config(decoder=True).num_hidden_layers  # pyright: ignore
+
+
+def first_target(model: nn.Module) -> int:
+    """Return the first position to predict: 1, or later where the first tokens see each other."""
+    decoder = next((part for part in model.modules() if isinstance(part, Decoder)), None)
+    return 1 if decoder is None else max(1, decoder.config.relaxed_prefix)
+
+
+def places(model: nn.Module) -> dict[str, tuple[int | None, str]]:
+    """Return each module's block number (None outside the blocks) and its name in there."""
+    blocks = blocks_of(model)
+    names = {id(module): name for name, module in model.named_modules()}
+    prefix = names[id(blocks)] + "."
+    found: dict[str, tuple[int | None, str]] = {}
+    for name in names.values():
+        match = re.match(r"(\d+)\.(.+)", name[len(prefix) :]) if name.startswith(prefix) else None
+        found[name] = (int(match[1]), match[2]) if match else (None, name)
+    return found
+
+
+def hidden(output: object) -> Tensor:
+    """Return the hidden states among what a block returned."""
+    return output if isinstance(output, torch.Tensor) else output[0]  # pyright: ignore
