@@ -118,7 +118,7 @@ def test_a_saved_run_loads_generates_and_is_diagnosed(
         said.append(capsys.readouterr().out)
     assert said[0] == said[1]
     assert said[0].startswith("def ")
-    assert "has no steps" in fails(capsys, "generate", small, "--prompt", "x", "--step", "8")
+    assert "step = 8" in fails(capsys, "generate", small, "--prompt", "x", "--step", "8")
     assert main(["diagnose", small, *where, "--out", str(tmp_path / "d")]) == 0
     assert f"vanilla {scheme}" in capsys.readouterr().out
     again = ["quantize", small, *where, "--out", str(tmp_path / "again")]
