@@ -1,7 +1,6 @@
 """lm-eval on tiny models: by hand, by our adapter and by its own class for Transformers."""
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +130,7 @@ def test_the_adapter_says_what_lm_evals_own_class_says(
 
 @pytest.mark.parametrize("bos", [False, True])
 def test_the_adapter_asks_our_decoder(ours: Model, tmp_path: Path, bos: bool) -> None:
-    ours = replace(ours, bos=3)
+    ours.own_tokenizer.bos = 3
     lm = asked(ours, bos=bos, batch_size=3, progress=silent)
     assert isinstance(lm, Adapter)
     found = figures(run_tasks("m", lm, local_tasks(tmp_path)))
