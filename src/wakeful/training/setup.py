@@ -18,7 +18,7 @@ from wakeful.data.tokenizer import Tokenizer
 from wakeful.data.tokens import PreparedData, is_prepared
 from wakeful.device import DTYPES, choose_device
 from wakeful.errors import WakefulError
-from wakeful.hf.weights_in import read_decoder
+from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialise import initialise
 from wakeful.optim import build_optimizer
@@ -56,7 +56,7 @@ def check_run(config: Config, progress: Progress | None = None) -> tuple[Config,
     make_windows(config, data)
     if config.train.distill.teacher:
         teacher = read_decoder(config.train.distill.teacher, dtype=torch.float32, device=device)
-        check_same_vocabulary(config.model.vocab_size, teacher.decoder.config.vocab_size)
+        check_same_vocabulary(config.model.vocab_size, teacher.decoder().config.vocab_size)
     return config, data
 
 
