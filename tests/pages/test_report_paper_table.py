@@ -13,7 +13,13 @@ from rich.console import Console
 from pages.test_report import make_comparison
 from wakeful.errors import WakefulError
 from wakeful.pages.comparison.page import write_report
-from wakeful.pages.comparison.paper_table import Cell, PaperTable, figure, paper_tables
+from wakeful.pages.comparison.paper_table import (
+    Cell,
+    PaperTable,
+    counting_the_embedding,
+    figure,
+    paper_tables,
+)
 from wakeful.pages.comparison.published import Column, PublishedTable, published, published_names
 from wakeful.pages.comparison.tables import read_comparison
 from wakeful.pages.comparison.terminal import render_terminal
@@ -148,6 +154,19 @@ def test_figures_of_a_run(tmp_path: Path) -> None:
         run.summary["quantization"] = wrong
         assert figure(run, "kurtosis_rest") is None
         assert figure(run, "increase_fine") is None
+
+
+def test_the_page_says_which_runs_counted_the_embedding(tmp_path: Path) -> None:
+    share = "first_key_share"
+    older: Figures = {("vanilla", seed): {share: 0.5, "kurtosis_rest": 9.0} for seed in SEEDS}
+    newer: Figures = {("softmax1", seed): {f"{share}_without_row_0": 0.1} for seed in SEEDS}
+    comparison = read_comparison(measured(tmp_path / "c", ["activation-table2"], older | newer))
+    assert counting_the_embedding(comparison) == ["vanilla"]
+    page = write_report(comparison, tmp_path / "page.html", title="t").read_text()
+    assert "the embedding left out; the runs of vanilla are older" in page
+    (table,) = paper_tables(comparison)
+    cell = cell_of(table, "vanilla", f"{share}_without_row_0")
+    assert cell.value == pytest.approx((0.5, 0.0))
 
 
 def test_the_page_and_the_terminal_show_the_table(tmp_path: Path) -> None:

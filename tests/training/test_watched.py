@@ -8,6 +8,7 @@ import torch
 from training.runs import tiny
 from training.test_loop import losses
 from wakeful.data.order import ValidationWindows
+from wakeful.errors import WakefulError
 from wakeful.loading.load import read_decoder
 from wakeful.probes import exact
 from wakeful.probes.base import AttentionEvent, Event, HiddenEvent, Probe
@@ -82,3 +83,10 @@ def test_the_figures_are_means_over_layers_of_the_definitions(text: Path, tmp_pa
     assert found["kurtosis_rest"] == pytest.approx(float(kurtosis[:, 1:].mean()), rel=1e-5)
     largest = torch.stack([h.abs().amax(-1) for h in hidden.blocks])
     assert found["max_activation_first"] == pytest.approx(float(largest[:, 0].mean()), rel=1e-5)
+
+
+def test_weights_that_cannot_be_seen_are_refused_before_the_run(text: Path, tmp_path: Path) -> None:
+    config = tiny(text, model={"route": "crosslayer"}, train={"diagnose": {"every": 4}})
+    with pytest.raises(WakefulError, match=r"layer 1 .* not one"):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()

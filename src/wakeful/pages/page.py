@@ -34,6 +34,7 @@ def render(template: str, **values: Any) -> str:
     environment.filters["spec"] = _spec
     environment.filters["with_error"] = _with_error
     environment.filters["figure"] = _figure
+    environment.globals["means_over_layers"] = "over block outputs, the embedding left out"
     environment.globals["next_id"] = itertools.count(1).__next__
     scripts = [_script(vega_bundle()), _script((_TEMPLATES / "page.js").read_text("utf-8"))]
     return environment.get_template(template).render(

@@ -15,6 +15,11 @@ from wakeful.model.decoder import Decoder
 from wakeful.probes.base import AttentionEvent, HiddenEvent
 from wakeful.probes.sources import Emit, EventSource, Visibility, visibility
 
+_UNSEEN = (
+    "layer {} attends to more than its own tokens' keys and values once: its weights are not one "
+    "L × L matrix, so probes of attention do not apply (those of hidden states do)"
+)
+
 
 class DecoderSource(EventSource):
     """Hooks a `Decoder`; its keys and values are what the value route made of them.
@@ -43,8 +48,7 @@ class DecoderSource(EventSource):
 
     def _hook(self, layer: int, block: Block, hooks: ExitStack, emit: Emit) -> None:
         received: list[Tensor] = []
-        attenders = block.attention.attenders
-        shares = attenders[0].shares(layer) if attenders else (1.0,)
+        shares, unseen = shares_of(layer, block)
 
         def before(_block: nn.Module, args: tuple) -> None:
             received[:] = [args[0].detach()]
@@ -54,15 +58,15 @@ class DecoderSource(EventSource):
 
         def attention(dot: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
             assert isinstance(dot, DotProduct)
-            self.calls.append(self._call(layer, dot, args, kwargs))
+            self.calls.append(self._call(layer, dot, args, kwargs, unseen))
             if len(self.calls) == len(shares):
                 emit(mixed(self.calls, shares))
 
         def after(_block: nn.Module, _args: tuple, output: tuple) -> None:
             if len(self.calls) != len(shares):
                 raise WakefulError(
-                    f"layer {layer} attended {len(self.calls)} times, and {attenders[0]} gives the "
-                    f"shares of {len(shares)}: its weights can't be told"
+                    f"layer {layer} attended {len(self.calls)} times, and its route gives shares "
+                    f"for {len(shares)}: how its weights are mixed is unknown"
                 )
             emit(HiddenEvent(layer, output[0].detach(), self.valid, received.pop()))
 
@@ -72,16 +76,12 @@ class DecoderSource(EventSource):
         hooks.callback(block.register_forward_hook(after).remove)
 
     def _call(
-        self, layer: int, dot: DotProduct, args: tuple, kwargs: dict[str, Any]
+        self, layer: int, dot: DotProduct, args: tuple, kwargs: dict[str, Any], unseen: str
     ) -> AttentionEvent:
         q, k, v = (heads.detach().transpose(1, 2) for heads in args)
-        length, unseen = q.shape[2], ""
-        if kwargs.get("copies", 1) != 1 or k.shape[2] != length:
-            unseen = (
-                f"layer {layer} attends to other layers' keys as well as its own: its weights are "
-                "not one L × L matrix, so probes of attention do not apply (those of hidden "
-                "states do)"
-            )
+        length = q.shape[2]
+        if k.shape[2] != length:
+            unseen = unseen or _UNSEEN.format(layer)
             k, v = k[:, :, :length], v[:, :, :length]
         keep = kwargs.get("keep")
         if keep is None and dot.prefix > 1:
@@ -94,6 +94,29 @@ class DecoderSource(EventSource):
         )  # fmt: skip
 
 
+def shares_of(layer: int, block: Block) -> tuple[tuple[float, ...], str]:
+    """Return what each attention call of a layer weighs in its weights, and what forbids a sum."""
+    attenders = block.attention.attenders
+    shares = attenders[0].shares(layer) if attenders else (1.0,)
+    if not shares:
+        return (1.0,), _UNSEEN.format(layer)
+    if min(shares) < 0:
+        return shares, (
+            f"layer {layer} subtracts attention weights from others (shares "
+            f"{', '.join(f'{share:g}' for share in shares)}): probes of attention do not apply"
+        )
+    return shares, ""
+
+
+def check_one_matrix(model: Decoder) -> None:
+    """Raise `WakefulError` where a layer's weights are not one matrix that probes can see."""
+    for layer, block in enumerate(model.blocks):
+        assert isinstance(block, Block)
+        _, unseen = shares_of(layer, block)
+        if unseen:
+            raise WakefulError(unseen)
+
+
 def mixed(calls: list[AttentionEvent], shares: tuple[float, ...]) -> AttentionEvent:
     """Return the one event of a layer that attended several times to the same values."""
     *others, own = (
@@ -102,14 +125,6 @@ def mixed(calls: list[AttentionEvent], shares: tuple[float, ...]) -> AttentionEv
     if not others:
         return own
     unseen = own.unseen
-    if min(shares) < 0:
-        unseen = (
-            f"layer {own.layer} subtracts attention weights from others (shares "
-            f"{', '.join(f'{share:g}' for share in shares)}): probes of attention do not apply"
-        )
     if any(call.v.data_ptr() != own.v.data_ptr() for call in others):
-        unseen = (
-            f"layer {own.layer} attends to several sets of values: its weights are not one L × L "
-            "matrix, so probes of attention do not apply (those of hidden states do)"
-        )
+        unseen = _UNSEEN.format(own.layer)
     return replace(own, others=tuple(others), unseen=unseen)

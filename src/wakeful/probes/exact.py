@@ -100,7 +100,7 @@ def near_rank_1(ranks: Tensor, threshold: float = 2.0) -> int:
 
 def value_spectrum(v: Float[Tensor, "*G L d"]) -> Float[Tensor, "*G d"]:
     """Eigenvalues of (1/L) Σ v vᵀ, descending (Value Residual Learning, eq. 12): a second moment,
-    not centred. One head's values, or a layer's joined along d.
+    not centered. One head's values, or a layer's joined along d.
     """
     moment = v.transpose(-1, -2) @ v / v.shape[-2]
     return torch.linalg.eigvalsh(moment).flip(-1).clamp_min(0)
@@ -128,9 +128,9 @@ def kurtosis(h: Float[Tensor, "*L D"]) -> Float[Tensor, "*L"]:
     """E(x−μ)⁴ / (E(x−μ)²)² over channels, each token alone: 3 for a Gaussian, D at most
     (From Attention to Activation, section 2.2).
     """
-    centred = h - h.mean(-1, keepdim=True)
-    variance = centred.square().mean(-1)
-    return centred.pow(4).mean(-1) / variance.square()
+    centered = h - h.mean(-1, keepdim=True)
+    variance = centered.square().mean(-1)
+    return centered.pow(4).mean(-1) / variance.square()
 
 
 def max_activation(h: Float[Tensor, "L D"]) -> Tensor:

@@ -108,7 +108,8 @@ class ValueRoute(Variant, nn.Module):
         """Return what each of `attend`'s calls weighs in the layer's weights, in their order.
 
         A route that attends n times to the same values as U = Σ s_m A_m V gives s_1 … s_n; what
-        looks at attention then sees Σ s_m A_m, once.
+        looks at attention then sees Σ s_m A_m, once. Nothing at all says that the layer's weights
+        are not one matrix over its own tokens.
         """
         return (1.0,)
 

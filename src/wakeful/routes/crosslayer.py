@@ -34,6 +34,9 @@ class CrossLayer(ValueRoute):
     def reads(self, layer: int) -> frozenset[Read]:
         return frozenset({Read("keys", self._other(layer)), Read("values", self._other(layer))})
 
+    def shares(self, layer: int) -> tuple[float, ...]:
+        return ()
+
     def attend(
         self, layer: int, attend: Attend, q: Tensor, keys: Tensor, values: Tensor, memory: Memory
     ) -> Tensor:

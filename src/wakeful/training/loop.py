@@ -22,6 +22,7 @@ from wakeful.errors import Interrupted, WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.optim.schedules import warmup_cosine
 from wakeful.optim.sharding import whole
+from wakeful.probes.decoder import check_one_matrix
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run, SharedRun, environment
 from wakeful.runs.shards import local
@@ -108,6 +109,8 @@ def _train(
     windows = make_windows(config, data)
     given = None if resume or initial is None else initial.decoder
     decoder = make_decoder(config, device if world.size == 1 else torch.device("cpu"), given)
+    if config.train.diagnose.every:
+        check_one_matrix(decoder)
     optimizer = make_optimizer(config, decoder)
     loss = make_loss(config, decoder, device, world)
     if resume:

@@ -23,16 +23,16 @@ def relative_loss_chart(comparison: Comparison, window: int) -> Drawing | None:
     frame = relative_training_loss(comparison, window)
     if frame.is_empty():
         return None
-    # The first steps are all initialisation; averaging starts to mean something after a window.
+    # The first steps are all initialization; averaging starts to mean something after a window.
     steady = frame.filter(pl.col("step") >= pl.col("step").max().clip(upper_bound=window))
     base = alt.Chart(_rounded(steady.select("variant", "step", "difference")))
     shown = [name for name in comparison.drawn if name != comparison.baseline]
     x = alt.X("step:Q", title="training step", axis=alt.Axis(tickCount=8))
-    colour = _colour(comparison, shown=shown)
+    color = _color(comparison, shown=shown)
     lines = base.mark_line(strokeWidth=2).encode(
         x=x,
         y=alt.Y("difference:Q", title=f"training loss minus {comparison.baseline} (nats)"),
-        color=colour,
+        color=color,
         strokeDash=_dash(comparison, shown=shown),
         tooltip=[
             alt.Tooltip("variant:N"),
@@ -47,7 +47,7 @@ def relative_loss_chart(comparison: Comparison, window: int) -> Drawing | None:
         layers.append(
             alt.Chart(_rounded(band))
             .mark_area(opacity=0.18)
-            .encode(x=x, y="low:Q", y2="high:Q", color=_colour(comparison))
+            .encode(x=x, y="low:Q", y2="high:Q", color=_color(comparison))
         )
     chart = alt.layer(*layers, lines).properties(height=320, width="container")
     return chart.resolve_legend(color="independent", strokeDash="independent")
@@ -61,7 +61,7 @@ def training_loss_chart(comparison: Comparison, window: int) -> Drawing:
         .encode(
             x=alt.X("step:Q", title="training step", axis=alt.Axis(tickCount=8)),
             y=alt.Y("loss:Q", title="training loss (nats a token)", scale=alt.Scale(zero=False)),
-            color=_colour(comparison, shown=comparison.drawn),
+            color=_color(comparison, shown=comparison.drawn),
             strokeDash=_dash(comparison, shown=comparison.drawn),
             tooltip=["variant:N", "step:Q", alt.Tooltip("loss:Q", format=".4f")],
         )
@@ -86,11 +86,11 @@ def difference_chart(comparison: Comparison) -> Drawing | None:
     base = alt.Chart(frame)
     y = alt.Y("variant:N", title=None, sort=list(comparison.variants))
     title = f"final validation loss minus {comparison.baseline} (nats)"
-    colour = _colour(comparison)
+    color = _color(comparison)
     points = base.mark_point(filled=True, size=90, opacity=1).encode(
         x=alt.X("difference:Q", title=title),
         y=y,
-        color=colour,
+        color=color,
         tooltip=[
             "variant:N",
             alt.Tooltip("difference:Q", format="+.4f"),
@@ -101,7 +101,7 @@ def difference_chart(comparison: Comparison) -> Drawing | None:
     bars = (
         alt.Chart(measured)
         .mark_rule(strokeWidth=2)
-        .encode(x="low:Q", x2="high:Q", y=y, color=colour)
+        .encode(x="low:Q", x2="high:Q", y=y, color=color)
     )
     zero = alt.Chart(pl.DataFrame({"zero": [0.0]})).mark_rule(opacity=0.6).encode(x="zero:Q")
     return alt.layer(zero, bars, points).properties(height=34 * len(frame), width="container")
@@ -135,18 +135,18 @@ def _cost(comparison: Comparison, table: pl.DataFrame, title: str, column: str) 
         y=alt.Y("variant:N", title=None, sort=list(comparison.variants)),
         tooltip=["variant:N", alt.Tooltip("ratio:Q", format=".3f", title=title)],
     )
-    bars = base.mark_bar().encode(color=_colour(comparison))
+    bars = base.mark_bar().encode(color=_color(comparison))
     figures = base.mark_text(align="left", dx=4).encode(text=alt.Text("ratio:Q", format=".3f"))
     return alt.layer(bars, figures).properties(
         height=26 * len(frame), width="container", title=title
     )
 
 
-def _colour(comparison: Comparison, *, shown: Sequence[str] = ()) -> alt.Color:
-    """Return the variants' colours, stable across charts, with a legend of those `shown`."""
+def _color(comparison: Comparison, *, shown: Sequence[str] = ()) -> alt.Color:
+    """Return the variants' colors, stable across charts, with a legend of those `shown`."""
     variants = list(comparison.names)
-    colours = [PALETTE[n % len(PALETTE)] for n in range(len(variants))]
-    scale = alt.Scale(domain=variants, range=colours)
+    colors = [PALETTE[n % len(PALETTE)] for n in range(len(variants))]
+    scale = alt.Scale(domain=variants, range=colors)
     legend = alt.Legend(values=list(shown)) if shown else None
     return alt.Color("variant:N", scale=scale, legend=legend)
 

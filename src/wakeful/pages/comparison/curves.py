@@ -1,8 +1,8 @@
 """Training losses over steps: smoothed, and as differences to the baseline's.
 
 Smoothing is a trailing mean: a point is the mean of its own step and the `window` − 1 steps before
-it, as the paper's curves over 10 or 100 steps. A loss that is no number is left out of the means it
-would be in.
+it, as the paper's curves over 10 or 100 steps. A loss that is not a number is left out of the
+means it would be in.
 """
 
 import numpy as np

@@ -10,7 +10,7 @@ from wakeful.pages.comparison.charts import (
     training_loss_chart,
 )
 from wakeful.pages.comparison.differences import differing_fields, machines, same_batches
-from wakeful.pages.comparison.paper_table import paper_tables
+from wakeful.pages.comparison.paper_table import counting_the_embedding, paper_tables
 from wakeful.pages.comparison.tables import Comparison, summary_table
 from wakeful.pages.comparison.verdict import caveat, verdicts
 from wakeful.pages.page import render
@@ -35,6 +35,7 @@ def write_report(comparison: Comparison, path: str | Path, *, title: str) -> Pat
         rows=list(summary_table(comparison).iter_rows(named=True)),
         charts=charts,
         papers=paper_tables(comparison),
+        older=counting_the_embedding(comparison),
         costs=cost_charts(comparison),
         window=window,
         first=first,

@@ -16,7 +16,7 @@ _FORMER_NAMES = {
     "first_key_share_without_row_0": "first_key_share",
     "first_key_mass_with_row_0": "first_key_mass",
 }
-"""What older runs logged these figures as."""
+"""What older runs logged these figures as. Their means over layers count the embedding too."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class PaperTable:
     published: PublishedTable
     rows: tuple[Row, ...]
     missing: tuple[str, ...]
-    """Rows of the paper that the comparison has not."""
+    """Rows of the paper that the comparison lacks."""
 
     @property
     def outcomes(self) -> Counter[Outcome]:
@@ -152,7 +152,7 @@ def _says(cell: Cell) -> str:
 def figure(run: TrainedRun, name: str) -> float | None:
     """Return one figure of a run; None where the run did not measure it.
 
-    `perplexity` of the whole validation set; `increase_SCHEME`, its increase by quantisation;
+    `perplexity` of the whole validation set; `increase_SCHEME`, its increase by quantization;
     `steps_per_second`; `training_megabytes`, a GPU's peak, or else the weights, their gradients
     and the optimizer's state; and whatever `[train.diagnose]` logs, such as `kurtosis_rest`.
     """
@@ -171,6 +171,18 @@ def figure(run: TrainedRun, name: str) -> float | None:
     if found is None and name in _FORMER_NAMES:
         return _read(run.summary, "diagnosis", _FORMER_NAMES[name])
     return found
+
+
+def counting_the_embedding(comparison: Comparison) -> list[str]:
+    """Return the variants with runs that logged means over layers with the embedding among them."""
+    former = _FORMER_NAMES.values()
+    return list(
+        dict.fromkeys(
+            run.variant
+            for run in comparison.runs
+            if any(_read(run.summary, "diagnosis", name) is not None for name in former)
+        )
+    )
 
 
 def _megabytes(summary: Mapping[str, Any]) -> float | None:

@@ -83,7 +83,7 @@ def rank_strips(diagnoses: Sequence[Diagnosis]) -> Drawing:
 
 
 def spectra(diagnoses: Sequence[Diagnosis]) -> Drawing:
-    """Draw the values' normalised eigenvalues, averaged over layers."""
+    """Draw the values' normalized eigenvalues, averaged over layers."""
     frames = []
     for diagnosis in diagnoses:
         rows = diagnosis.rows.filter(pl.col("metric") == "value_spectrum")
@@ -128,7 +128,7 @@ def top_importance(diagnoses: Sequence[Diagnosis]) -> Drawing:
 
 
 def pictures(diagnosis: Diagnosis) -> Drawing | None:
-    """Draw the attention of the chosen layers and heads as small lower triangles."""
+    """Draw the attention of the chosen layers and heads as small squares."""
     rows = diagnosis.rows.filter(pl.col("metric") == "attention_picture")
     if rows.is_empty():
         return None

@@ -71,7 +71,7 @@ def write_diagnosis(
             (label, [_compared(figure[key], figures[0][key], style) for figure in figures])
             for key, label, style in _COMPARED
         ],
-        colours=[PALETTE[n % len(PALETTE)] for n in range(len(diagnoses))],
+        colors=[PALETTE[n % len(PALETTE)] for n in range(len(diagnoses))],
         curves=layer_charts(diagnoses),
         strips=rank_strips(diagnoses),
         spectra=spectra(diagnoses),

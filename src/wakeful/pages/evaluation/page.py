@@ -70,7 +70,7 @@ def written(figure: float, error: float, sign: str = "") -> str:
 def score_charts(scores: Sequence[Score]) -> list[tuple[str, Drawing]]:
     """Return a chart for each task and metric: every model's figure ± one standard error."""
     names = list(dict.fromkeys(score.model for score in scores))
-    colours = alt.Scale(domain=names, range=[PALETTE[n % len(PALETTE)] for n in range(len(names))])
+    colors = alt.Scale(domain=names, range=[PALETTE[n % len(PALETTE)] for n in range(len(names))])
     charts: list[tuple[str, Drawing]] = []
     for row, (task, metric) in zip(shown(scores)[1], _measures(scores), strict=True):
         drawn = [
@@ -84,9 +84,7 @@ def score_charts(scores: Sequence[Score]) -> list[tuple[str, Drawing]]:
             if (s.task, s.metric) == (task, metric) and math.isfinite(s.figure)
         ]
         if drawn:
-            charts.append(
-                (f"{row.title}, {row.better}", _dots(pl.DataFrame(drawn), names, colours))
-            )
+            charts.append((f"{row.title}, {row.better}", _dots(pl.DataFrame(drawn), names, colors)))
     return charts
 
 
@@ -100,7 +98,7 @@ def write_evaluation(
         title=title,
         names=names,
         rows=rows,
-        colours=[PALETTE[n % len(PALETTE)] for n in range(len(names))],
+        colors=[PALETTE[n % len(PALETTE)] for n in range(len(names))],
         charts=score_charts(scores),
         paired=any(cell.difference for row in rows for cell in row.cells),
         method=method,
@@ -115,12 +113,12 @@ def _measures(scores: Sequence[Score]) -> list[tuple[str, str]]:
     return list(dict.fromkeys((score.task, score.metric) for score in scores))
 
 
-def _dots(frame: pl.DataFrame, names: Sequence[str], colours: alt.Scale) -> Drawing:
+def _dots(frame: pl.DataFrame, names: Sequence[str], colors: alt.Scale) -> Drawing:
     x = alt.X("figure:Q", title=None, scale=alt.Scale(zero=False, nice=True, padding=12),
               axis=alt.Axis(tickCount=5, format=".4~g", labelOverlap=True))  # fmt: skip
     base = alt.Chart(frame).encode(
         y=alt.Y("model:N", title=None, sort=list(names)),
-        color=alt.Color("model:N", scale=colours, legend=None),
+        color=alt.Color("model:N", scale=colors, legend=None),
     )
     points = base.mark_point(filled=True, size=80, opacity=1).encode(
         x=x, tooltip=["model:N", alt.Tooltip("figure:Q", format=",.6~g")]

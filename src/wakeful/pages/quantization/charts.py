@@ -1,4 +1,4 @@
-"""Charts of a quantisation."""
+"""Charts of a quantization."""
 
 from collections.abc import Sequence
 
@@ -164,12 +164,12 @@ def _position(*, legend: bool = False) -> alt.StrokeDash:
 
 
 def _schemes(damage: Damage, *, legend: bool = True) -> alt.Color:
-    scale = alt.Scale(domain=list(damage.schemes), range=list(colours(damage)))
+    scale = alt.Scale(domain=list(damage.schemes), range=list(colors(damage)))
     return alt.Color("scheme:N", scale=scale, legend=alt.Legend() if legend else None)
 
 
-def colours(damage: Damage) -> Sequence[str]:
-    """Return each scheme's colour."""
+def colors(damage: Damage) -> Sequence[str]:
+    """Return each scheme's color."""
     return [PALETTE[n % len(PALETTE)] for n in range(len(damage.schemes))]
 
 

@@ -1,4 +1,4 @@
-"""What quantisation did, in figures for a summary and in plain words."""
+"""What quantization did, in figures for a summary and in plain words."""
 
 import math
 from dataclasses import dataclass
@@ -156,14 +156,14 @@ def _finding(damage: Damage, name: str) -> Finding:
     before = damage.measurement.perplexity()[0]
     ratio, after = figures["ratio"], figures["perplexity"]
     if ratio is None or after is None:
-        return Finding(name, "bad", "The quantised model's loss is no finite number.",
+        return Finding(name, "bad", "The quantized model's loss is not finite.",
                        describe(damage.schemes[name]))  # fmt: skip
     error = figures["loss_increase_standard_error"]
     sure = ""
     if error is not None:
         sure = f" (loss {with_digits(figures['loss_increase'], error, sign='+')} nats"
         unsure = abs(figures["loss_increase"]) <= error * student_quantile(len(damage.counts) - 1)
-        sure += ", not told apart from none on so little text)" if unsure else ")"
+        sure += ", too close to zero to tell on so little text)" if unsure else ")"
     worst = (
         f"Its worst layer, {figures['worst_layer']}, is off by {figures['layer_error_worst']:.1%}; "
         f"the median layer by {figures['layer_error_median']:.1%}."

@@ -1,4 +1,4 @@
-"""What quantisation did to a model as one offline HTML page."""
+"""What quantization did to a model as one offline HTML page."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,7 +8,7 @@ from wakeful.pages.page import render
 from wakeful.pages.quantization.charts import (
     block_error,
     block_kurtosis,
-    colours,
+    colors,
     input_kurtosis,
     layer_error,
     layer_map,
@@ -46,7 +46,7 @@ def write_quantization(
         findings=findings(damage),
         rows=[_row(damage, name) for name in damage.schemes],
         before=with_digits(full["perplexity"], full["perplexity_standard_error"], least=4),
-        colours=colours(damage),
+        colors=colors(damage),
         layer_error=layer_error(damage),
         input_kurtosis=input_kurtosis(damage),
         block_error=block_error(damage),
