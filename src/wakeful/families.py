@@ -38,7 +38,7 @@ class Family:
     def in_layer(self, name: str) -> tuple[str, Role] | None:
         """Return the stack and the role of a layer's matrix, or None for another name."""
         for pattern, role in ((self.reads, READS), (self.writes, WRITES)):
-            stack = re.fullmatch(rf"((?:.*\.)?){self.layer}\.(?:{pattern})\.weight", name)
+            stack = re.fullmatch(rf"((?:.*\.)?){self.layer}\.(?:{pattern})[._]weight", name)
             if stack is not None:
                 axis = int(role is READS) ^ self.transposed
                 return stack[1], dataclasses.replace(role, residual=axis)
@@ -62,21 +62,21 @@ _GPT2 = Family(
 )
 
 FAMILIES = (
-    Family(  # Mistral, Qwen, Gemma, SmolLM, OLMo, Phi-3, Mixtral's attention
+    Family(  # Mistral, Qwen, Gemma, SmolLM, OLMo, Phi-3, StableLM, Starcoder2, Mixtral's attention
         name="llama",
         layer=r"layers\.\d+",
-        reads=r"self_attn\.(?:q|k|v|qkv)_proj|mlp\.(?:gate|up|gate_up)_proj",
-        writes=r"self_attn\.o_proj|mlp\.down_proj",
+        reads=r"self_attn\.(?:q|k|v|qkv)_proj|mlp\.(?:(?:gate|up|gate_up)_proj|c_fc)",
+        writes=r"self_attn\.o_proj|mlp\.(?:down_proj|c_proj)",
         tables=r"embed_tokens",
     ),
-    Family(  # and StableLM's attention, CLIP's and SigLIP's MLP
+    Family(  # CLIP, SigLIP, ViT
         name="phi",
         layer=r"layers\.\d+",
-        reads=r"self_attn\.[qkv]_proj|mlp\.fc1",
-        writes=r"self_attn\.(?:dense|out_proj)|mlp\.fc2",
+        reads=r"(?:self_attn|attention)\.[qkv]_proj|mlp\.fc1",
+        writes=r"(?:self_attn|attention)\.(?:dense|out_proj|o_proj)|mlp\.fc2",
         tables=r"embed_tokens|token_embedding|position_embedding",
     ),
-    Family(  # and BART, Whisper, Marian
+    Family(  # BART, Whisper, Marian
         name="opt",
         layer=r"layers\.\d+",
         reads=r"(?:self_attn|encoder_attn)\.[qkv]_proj|fc1",
@@ -108,11 +108,11 @@ FAMILIES = (
         writes=r"self_attention\.dense|mlp\.dense_4h_to_h",
         tables=r"word_embeddings",
     ),
-    Family(  # RoBERTa, ELECTRA, ViT
+    Family(  # RoBERTa, ELECTRA
         name="bert",
         layer=r"layer\.\d+",
-        reads=r"(?:attention|crossattention)\.self\.(?:query|key|value)|intermediate\.dense",
-        writes=r"(?:(?:attention|crossattention)\.)?output\.dense",
+        reads=r"(?:cross)?attention\.self\.(?:query|key|value)|intermediate\.dense",
+        writes=r"(?:(?:cross)?attention\.)?output\.dense",
         tables=r"(?:word|position|token_type)_embeddings",
         heads=r"predictions\.decoder|lm_head\.decoder",
     ),
@@ -131,6 +131,14 @@ FAMILIES = (
         writes=r"attn\.Wo|mlp\.Wo",
         tables=r"tok_embeddings",
         heads=r"decoder",
+    ),
+    Family(
+        name="nn.Transformer",
+        layer=r"layers\.\d+",
+        reads=r"(?:self_attn|multihead_attn)\.in_proj|linear1",
+        writes=r"(?:self_attn|multihead_attn)\.out_proj|linear2",
+        tables=r"(?!)",
+        heads=r"(?!)",
     ),
     Family(
         name="t5",

@@ -1,5 +1,7 @@
 """Which axis is rotated, of any model, given with names or without."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -49,11 +51,17 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
     "modernbert": lambda: hf.ModernBertForMaskedLM(
         hf.ModernBertConfig(**HIDDEN, cls_token_id=1, sep_token_id=2)
     ),
+    "nn.Transformer": lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(D, 2, F), 2),
+    "starcoder2": lambda: hf.Starcoder2ForCausalLM(hf.Starcoder2Config(**HIDDEN)),
+    "vit": lambda: hf.ViTModel(
+        hf.ViTConfig(hidden_size=D, num_hidden_layers=2, num_attention_heads=2,
+            intermediate_size=F, image_size=8, patch_size=4)
+    ),
     "t5": lambda: hf.T5ForConditionalGeneration(
         hf.T5Config(vocab_size=V, d_model=D, d_kv=8, d_ff=F, num_layers=2, num_heads=2, **IDS)
     ),
 }  # fmt: skip
-ALIASES = {"gemma": "llama", "phi3": "llama"}
+ALIASES = {"gemma": "llama", "phi3": "llama", "starcoder2": "llama", "vit": "phi"}
 
 
 def tokens(step: int) -> Tensor:
@@ -192,6 +200,16 @@ def test_convolutions_keep_the_identity() -> None:
         one.step()
     torch.testing.assert_close(net[0].weight, theirs[0].weight)
     assert not torch.allclose(net[2].weight, theirs[2].weight, atol=1e-5)
+
+
+def test_it_needs_neither_transformers_nor_the_rest_of_the_house() -> None:
+    program = "import sys; from wakeful.optim import OrthoAdam; print(*sorted(sys.modules))"
+    loaded = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    ).stdout.split()
+    rooms = {name.split(".")[1] for name in loaded if name.startswith("wakeful.")}
+    assert rooms <= {"optim", "variants", "discovery", "roles", "families", "errors"}
+    assert "transformers" not in loaded
 
 
 # What decides

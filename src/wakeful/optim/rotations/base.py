@@ -21,8 +21,8 @@ class Rotation(Variant, ABC):
     after them. A row of a matrix here is the paper's vector g, so both act on the last axis; the
     optimizer turns a weight whose rotated axis comes first.
 
-    Another file in this folder adds the rotation of its name.
-    Its constructor takes the rotation's own options; `drawn` returns a copy at a width.
+    A subclass's constructor takes the rotation's own options, and `drawn` returns a copy at a
+    width. Another file in this folder adds the rotation of its name.
     """
 
     def drawn(
