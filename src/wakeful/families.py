@@ -29,7 +29,7 @@ class Family:
     layer: str
     reads: str
     writes: str
-    tables: str
+    tables: str = r"(?!)"
     heads: str = r"lm_head"
     apart: str = r"(?!)"
     transposed: bool = False
@@ -69,12 +69,18 @@ FAMILIES = (
         writes=r"self_attn\.o_proj|mlp\.(?:down_proj|c_proj)",
         tables=r"embed_tokens",
     ),
-    Family(  # CLIP, SigLIP, ViT
+    Family(  # CLIP, SigLIP
         name="phi",
         layer=r"layers\.\d+",
-        reads=r"(?:self_attn|attention)\.[qkv]_proj|mlp\.fc1",
-        writes=r"(?:self_attn|attention)\.(?:dense|out_proj|o_proj)|mlp\.fc2",
+        reads=r"self_attn\.[qkv]_proj|mlp\.fc1",
+        writes=r"self_attn\.(?:dense|out_proj)|mlp\.fc2",
         tables=r"embed_tokens|token_embedding|position_embedding",
+    ),
+    Family(
+        name="vit",
+        layer=r"layers\.\d+",
+        reads=r"attention\.[qkv]_proj|mlp\.fc1",
+        writes=r"attention\.o_proj|mlp\.fc2",
     ),
     Family(  # BART, Whisper, Marian
         name="opt",
@@ -137,8 +143,6 @@ FAMILIES = (
         layer=r"layers\.\d+",
         reads=r"(?:self_attn|multihead_attn)\.in_proj|linear1",
         writes=r"(?:self_attn|multihead_attn)\.out_proj|linear2",
-        tables=r"(?!)",
-        heads=r"(?!)",
     ),
     Family(
         name="t5",

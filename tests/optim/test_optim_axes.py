@@ -61,7 +61,7 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
         hf.T5Config(vocab_size=V, d_model=D, d_kv=8, d_ff=F, num_layers=2, num_heads=2, **IDS)
     ),
 }  # fmt: skip
-ALIASES = {"gemma": "llama", "phi3": "llama", "starcoder2": "llama", "vit": "phi"}
+ALIASES = {"gemma": "llama", "phi3": "llama", "starcoder2": "llama"}
 
 
 def tokens(step: int) -> Tensor:
