@@ -5,6 +5,8 @@ import torch
 
 from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError
+from wakeful.hf.configuration import WakefulConfig
+from wakeful.hf.modeling import WakefulForCausalLM
 from wakeful.model.attention import DotProduct
 from wakeful.model.decoder import Decoder
 from wakeful.probes import exact
@@ -81,13 +83,31 @@ def test_the_weights_times_the_values_are_what_attention_gave(variant, padded):
 
 def test_hooks_are_gone_and_caches_refused():
     model = Decoder(ModelConfig(**SMALL)).eval()
-    with (
-        pytest.raises(WakefulError, match="cache"),
-        torch.no_grad(),
-        watch(model, Sinks()),
-    ):
-        model(torch.zeros(1, 4, dtype=torch.long), cache=model.new_cache(1, 8))
+    cache, tokens = model.new_cache(1, 8), torch.zeros(1, 4, dtype=torch.long)
+    with torch.no_grad():
+        with watch(model, Sinks()) as seen:
+            model(tokens, cache=cache)  # from an empty one: whole sequences
+        with watch(model, Sinks()) as alone:
+            model(tokens)
+        assert seen.frame.equals(alone.frame)
+        with pytest.raises(WakefulError, match="cache"), watch(model, Sinks()):
+            model(tokens, cache=cache)
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_our_class_of_transformers_shows_what_its_decoder_does():
+    """Padding is known whichever way the decoder is entered."""
+    torch.manual_seed(3)
+    model = WakefulForCausalLM(WakefulConfig.of(ModelConfig(**SMALL))).eval()
+    ids, mask = torch.randint(0, 61, (2, 21)), torch.ones(2, 21, dtype=torch.long)
+    mask[1, :6] = 0
+    with torch.no_grad(), watch(model, Sinks(), Outliers()) as seen:
+        model(ids, attention_mask=mask)
+    with torch.no_grad(), watch(model, Sinks(), Outliers()) as alone:
+        model(ids[:1])
+        model(ids[1:, 6:])
+    one, other = (frame["value"].to_torch() for frame in (seen.frame, alone.frame))
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("route", ["crosslayer", "attention_residual(weight=-0.5)"])

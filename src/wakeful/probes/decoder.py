@@ -12,6 +12,7 @@ from wakeful.model.attend import causal_mask
 from wakeful.model.attention import DotProduct
 from wakeful.model.block import Block
 from wakeful.model.decoder import Decoder
+from wakeful.model.flow import Flow
 from wakeful.probes.base import AttentionEvent, HiddenEvent
 from wakeful.probes.sources import Emit, EventSource, Visibility, visibility
 
@@ -34,13 +35,7 @@ class DecoderSource(EventSource):
 
     @contextmanager
     def open(self, emit: Emit) -> Iterator[None]:
-        def enter(_module: nn.Module, _args: tuple, kwargs: dict[str, Any]) -> None:
-            if kwargs.get("cache") is not None:
-                raise WakefulError("a watched forward takes whole sequences: leave out the cache")
-            self.valid = kwargs.get("valid")
-
         with ExitStack() as hooks:
-            hooks.callback(self.model.register_forward_pre_hook(enter, with_kwargs=True).remove)
             for layer, block in enumerate(self.model.blocks):
                 assert isinstance(block, Block)
                 self._hook(layer, block, hooks, emit)
@@ -54,6 +49,7 @@ class DecoderSource(EventSource):
             received[:] = [args[0].detach()]
             self.calls = []
             if layer == 0:
+                self.valid = whole_sequences(next(arg for arg in args if isinstance(arg, Flow)))
                 emit(HiddenEvent(-1, received[0], self.valid))
 
         def attention(dot: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -92,6 +88,22 @@ class DecoderSource(EventSource):
             layer, q, k, v, kwargs.get("scale", dot.scale), keep=seen.keep, valid=self.valid,
             sink=None if sink is None else sink.detach(), unseen=unseen,
         )  # fmt: skip
+
+
+def whole_sequences(flow: Flow) -> Tensor | None:
+    """Return which tokens of a forward pass are real, None where all are.
+
+    A real token sees itself, and padding is not seen at all.
+
+    Raises:
+        WakefulError: the pass continues sequences that are in a cache.
+    """
+    if flow.cache is not None and flow.cache.length:
+        raise WakefulError("a watched forward takes whole sequences: leave out the filled cache")
+    if flow.keep is None:
+        return None
+    valid = flow.keep.diagonal(dim1=1, dim2=2)
+    return None if bool(valid.all()) else valid
 
 
 def shares_of(layer: int, block: Block) -> tuple[tuple[float, ...], str]:

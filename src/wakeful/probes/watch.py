@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from wakeful.errors import WakefulError
+from wakeful.model.decoder import Decoder
 from wakeful.probes.base import AttentionEvent, Event, Frame, Probe, gather
 from wakeful.probes.decoder import DecoderSource
 from wakeful.probes.huggingface import HuggingFaceSource
@@ -76,5 +77,8 @@ def watch(model: nn.Module, *probes: Probe) -> Iterator[Watch]:
 
 def event_source(model: nn.Module) -> EventSource:
     """Return what makes events of this model's forward passes: the one place that chooses."""
+    inner = [module for module in model.modules() if isinstance(module, Decoder)]
+    if inner:  # alone, or in its Transformers class
+        return DecoderSource(inner[0])
     decoder = as_decoder(model)
     return HuggingFaceSource(model) if decoder is None else DecoderSource(decoder)  # pyright: ignore[reportArgumentType]
