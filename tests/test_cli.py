@@ -4,6 +4,7 @@ import io
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from training.runs import text, tiny
 from wakeful.cli import main, verb_of
 from wakeful.config.schema import config_to_toml
+from wakeful.errors import Interrupted
 from wakeful.loading.load import read_decoder
 from wakeful.runs.run import Run
 
@@ -101,7 +103,7 @@ def test_bad_input_is_one_line_and_changes_nothing(
     assert "unknown verb" in fails(capsys, "tarin", config)
     assert "neither a file nor a preset" in fails(capsys, "train", "none.toml", *where)
     assert "name a configuration" in fails(capsys, "train", *where)
-    assert "no run directory" in fails(capsys, "generate", str(text), "--prompt", "x")
+    assert "holds no model" in fails(capsys, "generate", str(text), "--prompt", "x")
     assert "no run directory" in fails(capsys, "report", str(text))
     assert "no run directory" in fails(capsys, "train", "--resume", str(text))
     assert "empty" in fails(capsys, "train", config, "--data.source", str(empty), *where)
@@ -152,8 +154,7 @@ def test_unusual_files_and_paths_are_one_line(
     assert "neither a file" in fails(capsys, "train", "x" * 5000, *out)
     assert "Not a directory" in fails(capsys, "train", config, "--out", f"{config}/run", *FAST)
     assert "not UTF-8" in fails(capsys, "train", config, *out, "--name", "\udcff")
-    assert "run directory here" in fails(capsys, "generate", "two\nlines", "--prompt", "x")
-    assert "File name too long" in fails(capsys, "generate", "x" * 5000, "--prompt", "x")
+    assert "cannot be loaded" in fails(capsys, "generate", "two\nlines", "--prompt", "x")
     assert "name one model" in fails(capsys, "generate", "--prompt", "x")
     assert "name a comparison" in fails(capsys, "report")
     assert "wakeful data prepare" in fails(capsys, "data", "prepared")
@@ -283,6 +284,89 @@ def test_text_streams_in_whole_characters(run: str, monkeypatch: pytest.MonkeyPa
     assert [piece for piece in written[1:-1] if piece] == list(text)
 
 
+def test_two_texts_are_refused_by_every_verb_that_reads_one(
+    run: str, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ["--out", str(tmp_path / "out")]
+    for verb in ("diagnose", "evaluate", "quantize", "inherit"):
+        both = ["--text", str(text), "--data", "python-stdlib"]
+        assert "give one" in fails(capsys, verb, run, *both, *out)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_would_be_ignored_or_lie_elsewhere_is_refused(
+    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path / "..")
+    before = set(Path.cwd().rglob("*"))
+    one = ["--tokenizer", "x.json", "--vocab_size", "300"]
+    out = ["--out", str(tmp_path / "out")]
+    assert "leave out one" in fails(capsys, "data", "prepare", "x.txt", *one, *out)
+    both = [f"--data.{option.removeprefix('--')}" if option[0] == "-" else option for option in one]
+    assert "leave out one" in fails(capsys, "train", config, *both, *out)
+    assert "would lie elsewhere" in fails(capsys, "train", config, "--name", "../x", *FAST)
+    assert "would lie elsewhere" in fails(capsys, "train", config, "--name", "/tmp/x", *FAST)
+    file = Path(config)
+    file.write_text(file.read_text() + "\n[variants.a]\n[variants.b]\n")
+    assert "a seed lies in" in fails(capsys, "compare", config, *out, *FAST, "--seeds", "-1")
+    assert set(Path.cwd().rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "LONG"],
+        ["train", "CONFIG", "--out", "LONG"],
+        ["train", "CONFIG", "--out", "OUT", "--data.source", "LONG"],
+        ["train", "CONFIG", "--out", "OUT", "--data.tokenizer", "LONG"],
+        ["train", "--resume", "LONG"],
+        ["compare", "LONG", "LONG"],
+        ["diagnose", "LONG"],
+        ["diagnose", "RUN", "--text", "LONG", "--out", "OUT"],
+        ["diagnose", "RUN", "--out", "LONG"],
+        ["evaluate", "RUN", "--lambada", "LONG", "--out", "OUT"],
+        ["evaluate", "RUN", "--choices", "LONG", "--out", "OUT"],
+        ["quantize", "RUN", "--out", "LONG"],
+        ["quantize", "RUN", "--out", "OUT", "--scheme", "fine", "--save", "LONG"],
+        ["inherit", "LONG"],
+        ["inherit", "RUN", "--text", "LONG", "--out", "OUT"],
+        ["inherit", "--resume", "LONG"],
+        ["export", "LONG", "OUT"],
+        ["export", "RUN", "LONG"],
+        ["report", "LONG"],
+        ["report", "RUN", "--out", "LONG"],
+        ["data", "prepare", "LONG", "--out", "OUT"],
+        ["data", "prepare", "x.txt", "--out", "LONG"],
+        ["generate", "LONG", "--prompt", "x"],
+        ["train", "CONFIG", "--out", "OUT", "--model.num_layers", "20000000"],
+        ["train", "CONFIG", "--out", "OUT", "--model.num_layers", "100000000000000000000"],
+        ["train", "CONFIG", "--out", "OUT", "--model.width", "100000000000000000000"],
+        ["inherit", "RUN", "--text", "TEXT", "--out", "OUT", "--layers", "20000000"],
+        ["inherit", "RUN", "--text", "TEXT", "--out", "OUT", "--layers", "100000000000000000000"],
+        ["inherit", "RUN", "--text", "TEXT", "--out", "OUT", "--blocks", "100000000000000000000"],
+        ["diagnose", "RUN", "--text", "TEXT", "--out", "OUT", "--layers", "100000000000000000000"],
+        ["diagnose", "RUN", "--text", "TEXT", "--out", "OUT", "--heads", "-1"],
+        ["diagnose", "RUN", "--text", "TEXT", "--out", "OUT", "--heads", "99"],
+        ["generate", "RUN", "--prompt", "x", "--num_tokens", "100000000000000000000"],
+    ],
+)  # fmt: skip
+def test_what_is_far_too_long_or_too_large_is_one_line_at_once(
+    arguments: list[str],
+    run: str,
+    config: str,
+    text: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = {"LONG": "x" * 5000, "RUN": run, "CONFIG": config, "OUT": str(tmp_path / "out"),
+             "TEXT": str(text)}  # fmt: skip
+    began = time.monotonic()
+    line = fails(capsys, *(words.get(word, word) for word in arguments))
+    assert time.monotonic() - began < 20
+    assert len(line) < 1200
+    assert not (tmp_path / "out").exists()
+
+
 def test_interruptions_have_the_shells_status(
     config: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,6 +376,13 @@ def test_interruptions_have_the_shells_status(
     monkeypatch.setattr(verb_of("train"), "run", interrupted)
     assert main(["train", config]) == 130
     assert capsys.readouterr().err == "interrupted\n"
+
+    def saved(_: list[str]) -> None:
+        raise Interrupted("stopped by SIGINT after step 3, which is saved; continue with: x")
+
+    monkeypatch.setattr(verb_of("train"), "run", saved)
+    assert main(["train", config]) == 130
+    assert "which is saved; continue with" in capsys.readouterr().err
 
 
 def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

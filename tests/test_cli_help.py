@@ -3,6 +3,8 @@
 import dataclasses
 import inspect
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -12,22 +14,28 @@ import pytest
 from training.runs import tiny
 from wakeful.cli import VERBS, main
 from wakeful.cli.compare import CompareOptions
-from wakeful.cli.data import PrepareOptions
 from wakeful.cli.demo import DemoOptions
-from wakeful.cli.diagnose import DiagnoseOptions
-from wakeful.cli.evaluate import EvaluateOptions
-from wakeful.cli.export import ExportOptions
-from wakeful.cli.generate import GenerateOptions
-from wakeful.cli.inherit import InheritOptions
-from wakeful.cli.quantize import QuantizeOptions
-from wakeful.cli.report import ReportOptions
+from wakeful.cli.generate import PromptOptions
+from wakeful.cli.parsing import baselines, catalogue
 from wakeful.cli.train import TrainOptions
 from wakeful.config.schema import Config, config_to_toml
+from wakeful.config.verbs import (
+    SHORT,
+    DiagnoseOptions,
+    EvaluateOptions,
+    ExportOptions,
+    InheritOptions,
+    PrepareOptions,
+    QuantizeOptions,
+    ReportOptions,
+)
 from wakeful.errors import WakefulError
+from wakeful.growth.baselines import BASELINES
 from wakeful.runs.run import Run
+from wakeful.variants import catalogue as imported_catalogue
 
 OPTIONS = {
-    "train": TrainOptions, "compare": CompareOptions, "generate": GenerateOptions,
+    "train": TrainOptions, "compare": CompareOptions, "generate": PromptOptions,
     "data prepare": PrepareOptions, "report": ReportOptions, "diagnose": DiagnoseOptions,
     "demo": DemoOptions, "inherit": InheritOptions, "evaluate": EvaluateOptions,
     "quantize": QuantizeOptions, "export": ExportOptions,
@@ -37,15 +45,27 @@ OPTIONS = {
 def options_of(kind: type, prefix: str = "") -> Iterator[tuple[str, str, object]]:
     """Yield every option of a verb: its name, its description in the source and its default."""
     hints = get_type_hints(kind)
-    described = re.findall(r'^    (\w+): .*\n    """((?:.|\n)+?)"""', inspect.getsource(kind), re.M)
-    words = {name: " ".join(text.split()) for name, text in described}
+    words: dict[str, str] = {}
+    for each in reversed(kind.__mro__[:-1]):
+        described = re.findall(
+            r'^    (\w+): .*\n    """((?:.|\n)+?)"""', inspect.getsource(each), re.M
+        )
+        words |= {name: " ".join(text.split()) for name, text in described}
     for field in dataclasses.fields(kind):
         if dataclasses.is_dataclass(hints[field.name]):
-            below = "" if field.name in ("config", "wishes") else f"{prefix}{field.name}."
+            below = "" if field.name == "config" else f"{prefix}{field.name}."
             yield from options_of(hints[field.name], below)
         else:
             assert field.name in words, f"{kind.__name__}.{field.name} is not described"
             yield prefix + field.name, words[field.name], field.default
+
+
+def default_of(kind: type, name: str) -> object:
+    """Return an option's default where the parts of a verb's options have defaults of their own."""
+    value: Any = kind()
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
 
 
 def help_of(capsys: pytest.CaptureFixture[str], *verb: str) -> str:
@@ -63,7 +83,9 @@ def test_help_shows_every_option_with_its_description_and_default(
     shown = help_of(capsys, *verb.split())
     found = list(options_of(OPTIONS[verb]))
     assert len(found) == len({name for name, _, _ in found})
-    for name, words, default in found:
+    for name, words, plain in found:
+        inherits = OPTIONS[verb] is InheritOptions
+        default = default_of(InheritOptions, name) if inherits else plain
         assert re.search(rf"--{re.escape(name)}\b", shown), name
         after = shown.split(words, 1)
         assert len(after) == 2, name
@@ -96,14 +118,15 @@ def test_every_field_of_the_configuration_is_an_option(
         taken.append(given)
         raise WakefulError(str(path))
 
-    monkeypatch.setattr("wakeful.training.loop.train", stub)
+    monkeypatch.setattr("wakeful.verbs.train.train_into", stub)
     numbers = {"model.num_layers": 5, "model.num_heads": 8, "model.num_kv_heads": 4,
                "model.width": 48, "model.head_width": 6, "model.max_length": 99,
                "model.rotary_width": 4, "model.relaxed_prefix": 3, "train.length": 21,
                "train.steps": 77, "train.batch_size": 12, "train.micro_batch_size": 6}  # fmt: skip
     words = {"model.norm": "layernorm", "model.positions": "rotary", "model.mlp": "gelu",
              "model.attention_bias": "qkv", "train.dtype": "bfloat16", "name": "other",
-             "train.distill.over": "mean", "train.parallel": "ddp"}  # fmt: skip
+             "train.distill.over": "mean", "train.parallel": "ddp",
+             "data.tokenizer": ""}  # fmt: skip
     expected: dict[str, Any] = {}
     arguments: list[str] = []
     for name, _, default in options_of(Config):
@@ -139,3 +162,40 @@ def test_the_overview_lists_the_verbs(capsys: pytest.CaptureFixture) -> None:
     assert main([]) == 0
     shown = capsys.readouterr().out
     assert all(f"wakeful {verb}" in shown for verb in VERBS)
+
+
+QUICK = ("torch", "transformers", "polars", "numpy", "altair")
+
+
+@pytest.mark.parametrize("verb", ["", *OPTIONS])
+def test_help_imports_nothing_heavy(verb: str) -> None:
+    program = (
+        "import sys\n"
+        "from wakeful.cli import main\n"
+        "try:\n    main([*sys.argv[1:], '--help'])\n"
+        "except SystemExit as ended:\n    assert ended.code == 0\n"
+        f"print([name for name in {QUICK} if name in sys.modules], file=sys.stderr)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *verb.split()], capture_output=True, text=True, check=True
+    )
+    assert ended.stderr.strip() == "[]"
+    assert "wakeful" in ended.stdout
+
+
+@pytest.mark.parametrize("folder", ["routes", "normalizers", "depth"])
+def test_what_help_reads_from_source_is_what_can_be_written(folder: str) -> None:
+    assert sorted(catalogue(folder)) == sorted(
+        f"{entry.name}({entry.signature})".removesuffix("()")
+        for entry in imported_catalogue(folder)
+    )
+
+
+def test_help_names_every_baseline() -> None:
+    assert list(baselines()) == [f"{name}: {entry.summary}" for name, entry in BASELINES.items()]
+
+
+def test_short_names_of_an_inheritance_stand_for_options_that_exist() -> None:
+    names = {name for name, _, _ in options_of(InheritOptions)}
+    assert {target for targets in SHORT.values() for target in targets} <= names
+    assert not set(SHORT) & names

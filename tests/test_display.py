@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from wakeful import display as progress
-from wakeful.display import Bars, Lines, display
+from wakeful.display import Bars, Lines, display, duration, size_of
 
 
 def console(*, terminal: bool) -> tuple[Console, io.StringIO]:
@@ -39,8 +39,58 @@ def test_a_log_has_a_line_now_and_then_and_the_last_one(monkeypatch: pytest.Monk
             now[0] += 1.0
     lines = out.getvalue().splitlines()
     assert [line.split("step ")[1].split("/")[0] for line in lines] == ["1", "11", "21", "30"]
-    # After 10 seconds and 10 steps, 19 steps take 19 seconds.
+    # Nothing is known after the first step; after 10 seconds and 10 steps, 19 steps take 19 s.
+    assert lines[0] == "run: step 1/30  loss 5.900  500 tokens/s"
     assert lines[1] == "run: step 11/30  loss 4.900  500 tokens/s  19 s left"
+
+
+def test_the_total_is_said_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    log, out = console(terminal=False)
+    with display(log, "run") as show:
+        show.begin(0, 30, "30 steps, about 60 s")
+        now[0] += 2.0
+        show.step(1, 30, 5.9, 500.0)
+        show.count("sequences", 0, 4)
+        now[0] += 3.0
+        show.count("sequences", 1, 4)
+        now[0] += 30.0
+        show.count("sequences", 2, 4)
+        show.count("sequences", 4, 4)
+    assert out.getvalue().splitlines() == [
+        "run: 30 steps, about 60 s",
+        "run: step 1/30  loss 5.900  500 tokens/s  58 s left",
+        "sequences 0 of 4",
+        "sequences 2 of 4  33 s left",
+        "sequences 4 of 4",
+    ]
+    terminal, out = console(terminal=True)
+    with display(terminal, "run") as show:
+        show.begin(0, 30, "30 steps, about 60 s")
+        show.count("sequences", 0, 4)
+    assert "0/30" in out.getvalue()
+    assert "0/4" in out.getvalue()
+
+
+def test_sizes_and_times_are_in_units_that_show_them() -> None:
+    assert size_of(0, 12) == "0 of 12 bytes"
+    assert size_of(12, 12) == "12 bytes"
+    assert size_of(500, 40_000) == "0.5 of 40.0 kB"
+    assert size_of(3_000_000, None) == "3.0 MB"
+    assert size_of(0, 2_500_000_000) == "0.0 of 2.5 GB"
+    assert [duration(seconds) for seconds in (0.2, 40, 240, 9_000, 270_000)] == [
+        "1 s", "40 s", "4 min", "2.5 h", "3.1 days"
+    ]  # fmt: skip
+
+
+def test_nothing_is_shown_of_no_bytes() -> None:
+    for terminal in (False, True):
+        console_, out = console(terminal=terminal)
+        with display(console_, "run") as show:
+            show.stage("reading", 0, None)
+            show.stage("reading", 0, 0)
+        assert "reading" not in out.getvalue()
 
 
 def test_a_log_tells_of_other_work_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,4 +100,4 @@ def test_a_log_tells_of_other_work_too(monkeypatch: pytest.MonkeyPatch) -> None:
         show.stage("reading", 1_000_000, None)
         show.stage("reading", 2_000_000, None)
         show.stage("reading", 3_000_000, 3_000_000)
-    assert out.getvalue().splitlines() == ["reading: 1.0 MB", "reading: 3.0 of 3.0 MB"]
+    assert out.getvalue().splitlines() == ["reading: 1.0 MB", "reading: 3.0 MB"]

@@ -9,7 +9,7 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "wakeful"
 
 FLOORS = (
-    ("errors", "shape", "paths", "estimates", "discovery", "roles"),
+    ("errors", "shape", "paths", "estimates", "discovery", "roles", "lazy"),
     ("display", "variants", "world", "families"),
     ("config", "device"),
     ("routes", "depth", "normalizers", "ropes", "optim", "data"),

@@ -1,3 +1,40 @@
-"""Language models with no lazy layers, no attention sinks and no outliers."""
+"""Language models with no lazy layers, no attention sinks and no outliers.
+
+    import wakeful
+    wakeful.diagnose("smollm2", text="book.txt")
+
+Every verb of the command line is a function here. Importing this package imports nothing heavy: a
+name costs its imports when it is first used.
+"""
+
+from typing import TYPE_CHECKING
+
+from wakeful.errors import WakefulError
+from wakeful.lazy import lazily
+
+if TYPE_CHECKING:
+    from wakeful.loading.load import load
+    from wakeful.probes.watch import watch
+    from wakeful.verbs.compare import compare
+    from wakeful.verbs.diagnose import diagnose
+    from wakeful.verbs.evaluate import evaluate
+    from wakeful.verbs.export import export
+    from wakeful.verbs.generate import generate
+    from wakeful.verbs.inherit import inherit
+    from wakeful.verbs.quantize import quantize
+    from wakeful.verbs.report import report
+    from wakeful.verbs.train import train
 
 __version__ = "0.1.0"
+__all__ = [
+    "WakefulError", "__version__", "compare", "diagnose", "evaluate", "export", "generate",
+    "inherit", "load", "quantize", "report", "train", "watch",
+]  # fmt: skip
+
+_VERBS = ("compare", "diagnose", "evaluate", "export", "generate", "inherit", "quantize", "report",
+          "train")  # fmt: skip
+__getattr__, __dir__ = lazily(
+    __name__,
+    {name: f"wakeful.verbs.{name}" for name in _VERBS}
+    | {"load": "wakeful.loading.load", "watch": "wakeful.probes.watch"},
+)

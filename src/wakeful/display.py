@@ -3,12 +3,12 @@
 import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
     ProgressColumn,
     TaskID,
@@ -21,7 +21,11 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 
 class Display(ABC):
-    """What the loop tells while it works."""
+    """What is told while a verb works."""
+
+    @abstractmethod
+    def begin(self, done: int, total: int, what: str) -> None:
+        """Announce `total` training steps, `done` of which are there, before the next begins."""
 
     @abstractmethod
     def step(self, done: int, total: int, loss: float, tokens_per_second: float) -> None:
@@ -33,11 +37,21 @@ class Display(ABC):
 
     @abstractmethod
     def stage(self, name: str, done: int, total: int | None) -> None:
-        """Report work other than training, such as preparing data."""
+        """Report work on bytes of text, such as preparing data."""
+
+    @abstractmethod
+    def count(self, name: str, done: int, total: int) -> None:
+        """Report work on things that are counted, such as sequences; `total` 0 is unknown."""
+
+
+Shown = Callable[[str], AbstractContextManager[Display]]
+"""Gives the display for the work that is called so."""
 
 
 class Silent(Display):
     """Says nothing."""
+
+    def begin(self, done: int, total: int, what: str) -> None: ...
 
     def step(self, done: int, total: int, loss: float, tokens_per_second: float) -> None: ...
 
@@ -45,30 +59,38 @@ class Silent(Display):
 
     def stage(self, name: str, done: int, total: int | None) -> None: ...
 
+    def count(self, name: str, done: int, total: int) -> None: ...
+
 
 class Bars(Display):
-    """A rich progress bar with loss, tokens a second and time left."""
+    """A rich progress bar a kind of work, each with its figures and the time left."""
 
     def __init__(self, console: Console, progress: Progress, name: str) -> None:
         self._console, self._progress, self._name = console, progress, name
         self._tasks: dict[str, TaskID] = {}
 
+    def begin(self, done: int, total: int, what: str) -> None:
+        self.note(f"{self._name}: {what}")
+        self._update(self._name, done, total, f"{done}/{total}")
+
     def step(self, done: int, total: int, loss: float, tokens_per_second: float) -> None:
-        text = f"loss {loss:6.3f}  {tokens_per_second:8,.0f} tokens/s"
-        task = self._task(self._name, total)
-        self._progress.update(task, completed=done, figures=text)
+        text = f"{done}/{total}  loss {loss:6.3f}  {tokens_per_second:8,.0f} tokens/s"
+        self._update(self._name, done, total, text)
 
     def note(self, text: str) -> None:
         self._progress.console.print(text, highlight=False, markup=False)
 
     def stage(self, name: str, done: int, total: int | None) -> None:
-        text = f"{done / 1e6:.1f} MB"
-        self._progress.update(self._task(name, total), completed=done, total=total, figures=text)
+        if done or total:
+            self._update(name, done, total, size_of(done, total))
 
-    def _task(self, name: str, total: int | None) -> TaskID:
+    def count(self, name: str, done: int, total: int) -> None:
+        self._update(name, done, total or None, f"{done}/{total}" if total else str(done))
+
+    def _update(self, name: str, done: int, total: int | None, text: str) -> None:
         if name not in self._tasks:
             self._tasks[name] = self._progress.add_task(name, total=total, figures="")
-        return self._tasks[name]
+        self._progress.update(self._tasks[name], completed=done, total=total, figures=text)
 
 
 class Lines(Display):
@@ -76,30 +98,67 @@ class Lines(Display):
 
     def __init__(self, console: Console, name: str) -> None:
         self._console, self._name = console, name
-        self._last = 0.0
-        self._began: tuple[float, int] | None = None
+        self._last: dict[str, float] = {}
+        self._began: dict[str, tuple[float, int]] = {}
+
+    def begin(self, done: int, total: int, what: str) -> None:
+        self._began[self._name] = (time.monotonic(), done)
+        self.note(f"{self._name}: {what}")
 
     def step(self, done: int, total: int, loss: float, tokens_per_second: float) -> None:
-        now = time.monotonic()
-        self._began = self._began or (now, done)
-        if now - self._last >= _SECONDS_BETWEEN_LINES or done == total:
-            since, first = self._began
-            left = (now - since) / max(1, done - first) * (total - done)
-            self._last = now
+        if self._due(self._name, done, total):
+            left = self._left(self._name, done, total)
             self.note(
                 f"{self._name}: step {done}/{total}  loss {loss:.3f}  "
-                f"{tokens_per_second:,.0f} tokens/s  {left:.0f} s left"
+                f"{tokens_per_second:,.0f} tokens/s{left}"
             )
 
     def note(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def stage(self, name: str, done: int, total: int | None) -> None:
+        if (done or total) and self._due(name, done, total):
+            self.note(f"{name}: {size_of(done, total)}")
+
+    def count(self, name: str, done: int, total: int) -> None:
+        if self._due(name, done, total):
+            of = f" of {total}" if total else ""
+            self.note(f"{name} {done}{of}{self._left(name, done, total)}")
+
+    def _due(self, name: str, done: int, total: int | None) -> bool:
+        """Tell whether to speak: at the first, the last, and in between every few seconds."""
         now = time.monotonic()
-        if now - self._last >= _SECONDS_BETWEEN_LINES or done == total:
-            self._last = now
-            of = f" of {total / 1e6:.1f}" if total else ""
-            self.note(f"{name}: {done / 1e6:.1f}{of} MB")
+        self._began.setdefault(name, (now, done))
+        last = self._last.get(name)
+        if last is not None and now - last < _SECONDS_BETWEEN_LINES and done != total:
+            return False
+        self._last[name] = now
+        return True
+
+    def _left(self, name: str, done: int, total: int) -> str:
+        """Return the time that is left, where anything was done to estimate it by."""
+        since, first = self._began[name]
+        if done <= first or not total or done == total:
+            return ""
+        return f"  {duration((time.monotonic() - since) / (done - first) * (total - done))} left"
+
+
+def size_of(done: int, total: int | None) -> str:
+    """Return bytes done, and of how many, in the unit that shows them: "1.2 of 3.0 MB"."""
+    largest = max(done, total or 0)
+    units = (("GB", 1e9, 1), ("MB", 1e6, 1), ("kB", 1e3, 1), ("bytes", 1.0, 0))
+    unit, scale, places = next((each for each in units if largest >= each[1]), units[-1])
+    of = f" of {total / scale:.{places}f}" if total and total != done else ""
+    return f"{done / scale:.{places}f}{of} {unit}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time in the unit that shows it: "40 s", "4 min", "2.5 h", "3.1 days"."""
+    if seconds < 99.5:
+        return f"{max(1, round(seconds))} s"
+    if seconds < 5_700:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 170_000 else f"{seconds / 86_400:.1f} days"
 
 
 @contextlib.contextmanager
@@ -111,10 +170,20 @@ def display(console: Console, name: str) -> Iterator[Display]:
     columns: list[ProgressColumn] = [
         TextColumn("{task.description}", markup=False),
         BarColumn(),
-        MofNCompleteColumn(),
         TextColumn("{task.fields[figures]}", markup=False),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     ]
     with Progress(*columns, console=console) as progress:
         yield Bars(console, progress, name)
+
+
+@contextlib.contextmanager
+def usual(name: str) -> Iterator[Display]:
+    """Show progress to who calls from Python: bars on a terminal, nothing elsewhere."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield Silent()
+        return
+    with display(console, name) as show:
+        yield show

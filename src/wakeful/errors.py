@@ -1,4 +1,7 @@
-"""The one exception a user is meant to read."""
+"""The one exception a user is meant to read, and the hint that it may end with."""
+
+import difflib
+from collections.abc import Iterable
 
 _LONGEST = 1_000
 """Characters of a message; what it quotes may come from a file, and be of any length."""
@@ -17,6 +20,12 @@ class WakefulError(ValueError):
 
 class Interrupted(WakefulError):
     """Work was stopped from outside and saved what it had; the message says how to go on."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return `" (did you mean 'x'?)"` for the closest known word, or an empty string."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _line(message: str) -> str:

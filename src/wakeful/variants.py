@@ -6,7 +6,6 @@ the file deletes it. The expression is read as a syntax tree of calls and litera
 """
 
 import ast
-import difflib
 import inspect
 import re
 import types
@@ -15,7 +14,7 @@ from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from wakeful.discovery import classes
-from wakeful.errors import WakefulError
+from wakeful.errors import WakefulError, nearest
 from wakeful.roles import HasRoles, Role
 
 _LONGEST = 2_000
@@ -213,9 +212,3 @@ def _shown(option: inspect.Parameter) -> str:
     if option.default is inspect.Parameter.empty:
         return str(option).split(":")[0]
     return f"{option.name}={option.default!r}"
-
-
-def nearest(word: str, known: Any) -> str:
-    """Return `" (did you mean 'x'?)"` for the closest known word, or an empty string."""
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -6,12 +6,18 @@ import tomllib
 import pytest
 import torch
 
-from wakeful.config.schema import Config, config_from_table, config_to_toml
+from wakeful.config.schema import (
+    Config,
+    config_from_table,
+    config_to_toml,
+    layouts_of,
+    seeds_of,
+    variants_of,
+)
 from wakeful.config.tables import merged, presets, read_table
 from wakeful.model.decoder import Decoder
 from wakeful.optim.build import BUILDERS
 from wakeful.pages.comparison.published import published, published_names
-from wakeful.training.comparison import layouts_of, seeds_of, variants_of
 from wakeful.training.watched import FIGURES
 
 MILLIONS = {

@@ -13,7 +13,14 @@ import pytest
 import tomli_w
 
 from damage import changed, changed_json, damaged, refusal
-from wakeful.config.schema import Config, config_from_table, config_to_table
+from wakeful.config.schema import (
+    Config,
+    config_from_table,
+    config_to_table,
+    layouts_of,
+    seeds_of,
+    variants_of,
+)
 from wakeful.config.tables import from_table, read_table
 from wakeful.data.parquet_header import fault_in_parquet
 from wakeful.data.sources import read_documents
@@ -21,7 +28,6 @@ from wakeful.errors import WakefulError
 from wakeful.evaluation.examples import read_choices, read_lambada
 from wakeful.growth.recipe import Recipe
 from wakeful.runs import records
-from wakeful.training.comparison import layouts_of, seeds_of, variants_of
 
 TRIALS = [pytest.param(40, id="few"), pytest.param(4000, id="many", marks=pytest.mark.slow)]
 TEXTS = [{"text": f"some words {n} here"} for n in range(6)]

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from training.runs import tiny
-from wakeful.config.schema import Config, config_to_table
+from wakeful.config.schema import Config, config_to_table, seeds_of, variants_of
 from wakeful.display import Display, Silent
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.runs.run import Run
 from wakeful.training import comparison
-from wakeful.training.comparison import compare, seeds_of, variants_of
+from wakeful.training.comparison import compare
 from wakeful.training.loop import train
 
 SHORT = {"steps": 2, "eval_every": 0, "checkpoint_every": 1, "batch_size": 2}

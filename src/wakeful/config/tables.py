@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from wakeful.config.toml_text import parse_toml
-from wakeful.errors import WakefulError
-from wakeful.variants import nearest
+from wakeful.errors import WakefulError, nearest
 
 Table = dict[str, Any]
 
@@ -44,12 +43,18 @@ def read_table(source: str | Path) -> Table:
             f"no configuration {str(source)[:200]!r}: it is neither a file nor a preset"
             f"{nearest(str(source), presets())}; presets are {', '.join(presets())}"
         )
-    if "preset" in table:
-        base = table.pop("preset")
-        if base not in presets():
-            raise WakefulError(f"{source}: unknown preset {base!r}{nearest(str(base), presets())}")
-        return merged(read_table(base), table)
-    return table
+    return on_preset(table, str(source))
+
+
+def on_preset(table: Mapping[str, Any], name: str) -> Table:
+    """Return a table on top of the preset that it names at its top, if it names one."""
+    rest = {key: value for key, value in table.items() if key != "preset"}
+    if "preset" not in table:
+        return rest
+    base = table["preset"]
+    if base not in presets():
+        raise WakefulError(f"{name}: unknown preset {base!r}{nearest(str(base), presets())}")
+    return merged(read_table(base), rest)
 
 
 def from_table(kind: type, table: Mapping[str, Any]) -> Any:

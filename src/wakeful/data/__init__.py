@@ -8,3 +8,9 @@ from wakeful.data.sources import Document, DocumentsHasher, documents_hash, read
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.data.tokens import PreparedData, TokenFile
 from wakeful.paths import default_cache_dir
+
+__all__ = [
+    "Batches", "Document", "DocumentsHasher", "Permutation", "PreparedData", "StreamDecoder",
+    "TokenFile", "Tokenizer", "ValidationWindows", "default_cache_dir", "documents_hash", "prepare",
+    "prepared", "read_documents",
+]  # fmt: skip

@@ -10,10 +10,10 @@ from typing import Literal
 
 import torch
 
+from wakeful.config.verbs import Copy
 from wakeful.errors import WakefulError
 from wakeful.growth.inherit import inherit, target_config
 from wakeful.growth.layermap import LayerMap, alternate, first, last, middle, stacked
-from wakeful.growth.wishes import Copy
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialise import initialise
 from wakeful.variants import nearest

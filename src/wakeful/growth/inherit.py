@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from wakeful.config.model import ModelConfig
+from wakeful.config.verbs import Copy
 from wakeful.errors import WakefulError
 from wakeful.growth.layermap import LayerMap, written
-from wakeful.growth.wishes import Copy
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialise import initialise
 from wakeful.normalizers.base import Normalizer

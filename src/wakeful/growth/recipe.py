@@ -7,7 +7,6 @@ alone: a recipe continues wherever it was cut off.
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,13 @@ from wakeful.config.schema import (
     SampleConfig,
     TrainConfig,
 )
-from wakeful.display import Display
+from wakeful.config.verbs import Copy, GrowFrom, Until
+from wakeful.display import Shown
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.growth.baselines import BASELINES, Distil, Setting, check_names
 from wakeful.growth.choose import from_order, laziest
 from wakeful.growth.inherit import grow, inherit
 from wakeful.growth.layermap import LayerMap
-from wakeful.growth.wishes import Copy, GrowFrom, Until
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.runs import records
@@ -37,7 +36,6 @@ _SUMMARY: records.Fields = {
     "tokens": int, "seconds": (int, float), "parameters.total": int,
     "validation.loss": (int, float), "validation.standard_error": (int, float, type(None)),
 }  # fmt: skip
-Shown = Callable[[str], AbstractContextManager[Display]]
 
 
 @dataclass(frozen=True, kw_only=True)

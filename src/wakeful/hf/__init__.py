@@ -5,6 +5,11 @@ known to Transformers, through its public registries. No model changes until it 
 """
 
 from wakeful.hf import auto, softmax1
+from wakeful.hf.configuration import WakefulConfig
+from wakeful.hf.modeling import WakefulForCausalLM, WakefulModel
+from wakeful.hf.weights_out import export
+
+__all__ = ["WakefulConfig", "WakefulForCausalLM", "WakefulModel", "export"]
 
 softmax1.register()
 auto.register()

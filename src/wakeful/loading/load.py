@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,6 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.device import DTYPES, choose_device
-from wakeful.display import Display
 from wakeful.errors import WakefulError
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.quantized import is_quantised_folder, load_quantised, quantised_as
@@ -27,7 +25,6 @@ from wakeful.model.decoder import Decoder
 from wakeful.probes.running import as_decoder
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
-from wakeful.world import World
 
 _UNLIMITED = 2**31
 """The context of a model that names none."""
@@ -136,37 +133,6 @@ def read_decoder(
         place_of(source), _device(device), _dtype(dtype), step, max_length, None,
         trust_remote_code=False, ours=True,
     )  # fmt: skip
-
-
-def load_each(
-    models: Sequence[str],
-    *,
-    device: torch.device,
-    dtype: torch.dtype,
-    trust_remote_code: bool,
-    show: Display,
-    world: World,
-) -> Iterator[Model]:
-    """Load models in turn; who takes one must let go of it before asking for the next.
-
-    Of several processes the first loads before the others, so that what is fetched is fetched once.
-
-    Raises:
-        WakefulError: what `load` raises, or two models have one name.
-    """
-    names: set[str] = set()
-    for source in models:
-        show.note(f"loading {source}")
-        model = world.leader_first(
-            lambda source=source: load(
-                source, device=device, dtype=dtype, trust_remote_code=trust_remote_code
-            )
-        )
-        if model.name in names:
-            raise WakefulError(f"two models are called {model.name!r}; rename one")
-        names.add(model.name)
-        yield model
-        del model
 
 
 def _read(

@@ -1,0 +1,8 @@
+"""The decoder: GPT-2-like or Llama-like by the parts of its `ModelConfig`."""
+
+from wakeful.config.model import ModelConfig
+from wakeful.model.decoder import Decoder
+from wakeful.model.generate import generate
+from wakeful.model.initialise import initialise
+
+__all__ = ["Decoder", "ModelConfig", "generate", "initialise"]

@@ -24,7 +24,7 @@ def save_chart(chart: Drawing, path: str | Path) -> Path:
     The HTML is one file that loads nothing: the libraries that draw are inside.
     """
     path = Path(path)
-    spec = _fixed_width(specification(chart) | {"config": theme()})
+    spec = fixed(chart)
     match path.suffix.lower():
         case ".svg":
             content = vl_convert.vegalite_to_svg(spec).encode()
@@ -39,6 +39,11 @@ def save_chart(chart: Drawing, path: str | Path) -> Path:
     with replaced(path) as temporary:
         temporary.write_bytes(content)
     return path
+
+
+def fixed(chart: Drawing) -> dict[str, Any]:
+    """Return a chart as Vega-Lite with a width and colors of its own, to stand outside a page."""
+    return _fixed_width(specification(chart) | {"config": theme()})
 
 
 def specification(chart: Drawing) -> dict[str, Any]:

@@ -1,16 +1,17 @@
 """Diagnostics: probes that see a causal language model run.
 
-    with watch(model, Sinks(), Ranks(tau=0.9)) as seen:
+    with wakeful.watch(model, Sinks(), Ranks(tau=0.9)) as seen:
         model(ids)
     seen.frame
 
-`watch.watch` shows a model's forward passes to probes; each probe file holds one family of metrics
-(attention, rank, hidden, patterns). `exact` is the law; `streaming`, `certificates`, `krylov` and
-`gram` are the fast paths that agree with it.
+`wakeful.watch` shows a model's forward passes to probes; each probe file holds one family of
+metrics (attention, rank, hidden, patterns). `exact` is the law; `streaming`, `certificates`,
+`krylov` and `gram` are the fast paths that agree with it.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from wakeful.lazy import lazily
 
 if TYPE_CHECKING:
     from wakeful.probes.attention import Entropy, Importance, Sinks, Values
@@ -33,10 +34,6 @@ _HOMES = {
     "rank": ("Ranks",),
     "watch": ("Watch",),
 }
-
-
-def __getattr__(name: str) -> Any:
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"{__name__}.{home}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__ = lazily(
+    __name__, {name: f"{__name__}.{home}" for home, names in _HOMES.items() for name in names}
+)

@@ -1,60 +1,19 @@
 """Several variants, several seeds, one folder."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from wakeful.config.schema import Config
-from wakeful.config.tables import Table, merged
-from wakeful.display import Display
+from wakeful.display import Shown
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.runs.run import Run, refuse_link
 from wakeful.training.facts import data_facts
 from wakeful.training.loop import train
 from wakeful.training.setup import check_run
 
-Shown = Callable[[str], AbstractContextManager[Display]]
-
-_OWN_FILES = ("run.json", "report.html")
-"""What a comparison's folder holds beside its variants."""
-
-
 PAIRED = ("corpus_sha256", "tokenizer", "validation_sha256", "train.length")
 """What variants must have in common for their losses to be paired."""
-
-OWN_KEYS = ("variants", "seeds", "layouts")
-"""What a table says of a comparison and not of a run."""
-
-
-def variants_of(name: str, table: Table) -> dict[str, Table]:
-    """Return the configurations in a table: itself, or one for each entry of `[variants]`."""
-    rest = {key: value for key, value in table.items() if key not in OWN_KEYS}
-    entries = table.get("variants", {name: {}})
-    if not isinstance(entries, Mapping) or not entries:
-        raise WakefulError("variants must be a table with one table for each variant")
-    for key, entry in entries.items():
-        if not isinstance(entry, Mapping):
-            raise WakefulError(f"variants.{key!r} must be a table, got {entry!r}")
-        if not key or key.startswith(".") or set(key) & set("/\\\0") or key in _OWN_FILES:
-            raise WakefulError(f"variants.{key!r}: a variant's name is also its folder's")
-    return {key: merged(merged(rest, entry), {"name": key}) for key, entry in entries.items()}
-
-
-def seeds_of(table: Table) -> list[int]:
-    """Return the seeds a table asks for, one if it says nothing."""
-    seeds = table.get("seeds", [0])
-    if not isinstance(seeds, list) or not seeds or any(type(seed) is not int for seed in seeds):
-        raise WakefulError(f"seeds must be a list of whole numbers, got {seeds!r}")
-    return seeds
-
-
-def layouts_of(table: Table) -> list[str]:
-    """Return the published tables that a table asks the report to be laid out as."""
-    layouts = table.get("layouts", [])
-    if not isinstance(layouts, list) or any(not isinstance(name, str) for name in layouts):
-        raise WakefulError(f"layouts must be a list of names, got {layouts!r}")
-    return layouts
 
 
 def compare(

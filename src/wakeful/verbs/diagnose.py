@@ -1,163 +1,222 @@
-"""The verb diagnose: models and a text in, a run directory with tables and a page out."""
+"""The verb diagnose: models and a text in; tables, verdicts and a page out."""
 
 import itertools
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import transformers
+import polars as pl
 from rich.table import Table as Grid
+from rich.text import Text
 
+from wakeful.config.verbs import LENGTH, DiagnoseOptions
 from wakeful.data.beginning import beginning_of
-from wakeful.device import DTYPES, choose_device
-from wakeful.display import Display, Silent
+from wakeful.device import choose_device
+from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
-from wakeful.evaluation.diagnosis import Diagnosis, diagnose, sequences_of, tidy
-from wakeful.loading.load import load_each
-from wakeful.pages.charts import save_chart
+from wakeful.evaluation.diagnosis import Diagnosis as Diagnosed
+from wakeful.evaluation.diagnosis import diagnose as diagnose_model
+from wakeful.evaluation.diagnosis import sequences_of, tidy
+from wakeful.loading.model import AnyTokenizer, Model
+from wakeful.pages.charts import Drawing, save_chart
 from wakeful.pages.diagnosis.charts import layer_charts, rank_strips, spectra, top_importance
 from wakeful.pages.diagnosis.findings import findings, summary
 from wakeful.pages.diagnosis.page import write_diagnosis
 from wakeful.runs.run import Run, environment, machine_line
-from wakeful.world import joined
+from wakeful.verbs.result import (
+    Result,
+    Source,
+    asked,
+    dtype_of,
+    each_model,
+    name_of,
+    same_or_each,
+    showing,
+)
+from wakeful.world import World, joined
 
 
-def run_diagnosis(
-    models: Sequence[str],
-    out: Path,
-    *,
-    show: Display,
-    text: str = "",
-    data: str = "python-stdlib",
-    length: int = 512,
-    num_sequences: int = 4,
-    bos: bool = False,
-    tau: float = 0.9,
-    lazy_rank: float = 2.0,
-    rank_tokens: int = 2048,
-    rank_seconds: float = 600.0,
-    layers: Sequence[int] = (),
-    heads: Sequence[int] = (0, 1, 2, 3),
-    device: str = "auto",
-    dtype: str = "float32",
-    trust_remote_code: bool = False,
-    figures: Sequence[str] = (),
-) -> tuple[Run, Grid]:
-    """Diagnose models one after another and write `out`, which must not exist.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Diagnosis(Result):
+    """What models showed on a text."""
 
-    `out` gets diagnosis.parquet (tidy rows of all models), summary.json and report.html. Nothing
-    is written before all models are measured, and nothing stays if writing fails. Of several
-    processes each looks at its share of the sequences; the first writes.
+    models: tuple[Diagnosed, ...]
+    method: Mapping[str, str]
+    machine: Mapping[str, Any]
+    sources: tuple[str, ...]
+    figures: tuple[str, ...] = ()
+    """Formats of charts that are saved beside the page."""
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        """Rows of model, layer, head, position, metric, variant, value, standard_error, kind."""
+        return tidy(self.models)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return {
+            "models": [json.loads(json.dumps(summary(each))) for each in self.models],
+            "method": dict(self.method),
+        }
+
+    @property
+    def verdicts(self) -> list[str]:
+        return [
+            f"{each.name}: {finding.title}: {finding.text}"
+            for each in self.models
+            for finding in findings(each)
+        ]
+
+    def save(self, folder: str | Path) -> Path:
+        title = "Diagnosis of " + ", ".join(each.name for each in self.models)
+        fields = {"models": list(self.sources), "status": "done"}
+        with Run.create(folder, "diagnose", fields) as new:
+            new.write_json("environment.json", self.machine)
+            new.write_frame("diagnosis.parquet", self.frame)
+            new.write_json("summary.json", self.summary)
+            write_diagnosis(self.models, new.path / "report.html", title=title, method=self.method)
+            if self.figures:
+                _save_figures(self.models, new.path / "figures", self.figures)
+        return Path(folder)
+
+    def picture(self) -> Drawing | None:
+        return layer_charts(self.models)[0][1]
+
+    def __rich__(self) -> Grid:
+        grid = Grid.grid(padding=(0, 2))
+        for each in self.models:
+            grid.add_row(Text(each.name, style="bold"), "")
+            for finding in findings(each):
+                grid.add_row(f"  {finding.title}", Text(finding.text))
+        return grid
+
+
+def diagnose(
+    *models: Source,
+    tokenizer: AnyTokenizer | str | Path | None = None,
+    shown: Shown | None = None,
+    options: DiagnoseOptions | None = None,
+    **given: Any,
+) -> Diagnosis:
+    """Measure where models waste attention and channels: every metric of docs/metrics.md.
+
+        wakeful.diagnose("smollm2", text="book.txt", length=256)
+
+    Args:
+        models: names, paths, what `wakeful.load` returned, or modules in memory.
+        tokenizer: of a module in memory.
+        shown: how to show progress; None is a bar where there is a terminal.
+        options: `DiagnoseOptions`, whose fields are keyword arguments too.
+        given: those fields.
+
+    With `out` the run directory is written too, which must not exist; without it nothing is. Of
+    several processes each looks at its share of the sequences, and the first writes.
+
+    Raises:
+        WakefulError: see its message; nothing is written.
     """
-    run = Run(out)
-    transformers.logging.disable_progress_bar()
-    source = text or data
-    with joined() as world:
-        show = show if world.first else Silent()
-        if world.first:
-            run.refuse_existing("diagnose")
-        if num_sequences < 1:
-            raise WakefulError(f"num_sequences = {num_sequences}: at least one is needed")
-        place = choose_device(device, world)
-        words = world.leader_first(lambda: beginning_of(source, length * num_sequences))
-        diagnoses: list[Diagnosis] = []
-        for loaded in load_each(
-            models, device=place, dtype=DTYPES[dtype], trust_remote_code=trust_remote_code,
-            show=show, world=world,
+    wanted = asked(DiagnoseOptions, options, given)
+    with joined() as world, showing(shown, "diagnose", world) as show:
+        if wanted.out and world.first:
+            Run(wanted.out).refuse_existing("diagnose")
+        place = choose_device(wanted.device, world)
+        longest = wanted.length or LENGTH
+        words = world.leader_first(
+            lambda: beginning_of(wanted.source, longest * wanted.num_sequences)
+        )
+        found: list[Diagnosed] = []
+        bos: dict[str, str] = {}
+        dtypes: dict[str, str] = {}
+        for model in each_model(
+            models, tokenizer=tokenizer, device=wanted.device, dtype=wanted.dtype,
+            trust_remote_code=wanted.trust_remote_code, show=show, world=world,
         ):  # fmt: skip
-            sequences = sequences_of(
-                loaded, words, length=length, num_sequences=num_sequences, bos=bos
-            )
-            world.check_same(
-                [loaded.name, sequences],
-                f"the processes read different text for {loaded.name}: give each machine the same "
-                "text and the same model",
-            )
-            diagnoses.append(
-                diagnose(
-                    loaded,
-                    sequences,
-                    tau=tau,
-                    lazy_rank=lazy_rank,
-                    rank_tokens=rank_tokens,
-                    rank_seconds=rank_seconds,
-                    picture_layers=layers,
-                    picture_heads=heads,
-                    progress=partial(_tell, show, loaded.name, num_sequences),
-                    world=world,
-                )
-            )
-            del loaded
-
+            bos[model.name] = bos_words(model, wanted.bos)
+            dtypes[model.name] = dtype_of(model)
+            found.append(_diagnosed(model, words, wanted, show, world))
+            del model
         machine = environment(place, world.size)
+        lengths = {each.name: f"{each.length} tokens" for each in found}
         method = {
-            "Models": ", ".join(f"{d.name} ({d.architecture})" for d in diagnoses),
-            "Text": f"{source}, {num_sequences} sequences of {length} tokens from its beginning",
-            "BOS": "before every sequence" if bos else "none",
-            "Arithmetic": f"model in {dtype}, metrics in float32 or better",
-            "Rank": f"τ = {tau:g}, mean over sequences, then the largest over heads; lazy at or "
-            f"under {lazy_rank:g}; exact up to {rank_tokens} tokens and {rank_seconds:g} s"
-            + ("" if world.size == 1 else " a process"),
+            "Models": ", ".join(f"{each.name} ({each.architecture})" for each in found),
+            "Text": f"{wanted.source}, {wanted.num_sequences} sequences of "
+            f"{same_or_each(lengths)} from its beginning",
+            "BOS": same_or_each(bos),
+            "Arithmetic": f"model in {same_or_each(dtypes)}, metrics in float32 or better",
+            "Rank": f"τ = {wanted.tau:g}, mean over sequences, then the largest over heads; lazy "
+            f"at or under {wanted.lazy_rank:g}; exact up to {wanted.rank_tokens} tokens and "
+            f"{wanted.rank_seconds:g} s" + ("" if world.size == 1 else " a process"),
             "Entropy": "heads averaged first (the official code's); low is concentrated",
             "Kurtosis": "not excess (a Gaussian has 3), over channels, of block outputs before the "
             "final norm",
             "First-token share": "row 0, which sees only key 0, left out unless a title says so",
             "Machine": machine_line(machine),
         }
-        if world.first:
-            _write(diagnoses, out, models, method, machine, figures)
-    return run, _grid(diagnoses)
+        result = Diagnosis(
+            models=tuple(found), method=method, machine=machine,
+            sources=tuple(name_of(source) for source in models), figures=wanted.figures,
+        )  # fmt: skip
+        if wanted.out and world.first:
+            result.save(wanted.out)
+    return result
 
 
-def _write(
-    diagnoses: Sequence[Diagnosis],
-    out: Path,
-    models: Sequence[str],
-    method: Mapping[str, str],
-    machine: Mapping[str, Any],
-    figures: Sequence[str],
-) -> None:
-    title = "Diagnosis of " + ", ".join(diagnosis.name for diagnosis in diagnoses)
-    with Run.create(out, "diagnose", {"models": list(models), "status": "done"}) as new:
-        new.write_json("environment.json", machine)
-        new.write_frame("diagnosis.parquet", tidy(diagnoses))
-        new.write_json(
-            "summary.json",
-            {
-                "models": [json.loads(json.dumps(summary(d))) for d in diagnoses],
-                "method": dict(method),
-            },
+def bos_words(model: Model, bos: str) -> str:
+    """Return what a page says of BOS for one model."""
+    own = ", as its tokenizer does" if bos == "auto" else ""
+    return ("before every sequence" if model.begin(bos) else "none") + own  # pyright: ignore
+
+
+def _diagnosed(
+    model: Model, words: str, wanted: DiagnoseOptions, show: Display, world: World
+) -> Diagnosed:
+    heads = _heads(model)
+    outside = [head for head in wanted.heads if not 0 <= head < heads]
+    if outside:
+        raise WakefulError(
+            f"heads has {outside[0]}, and {model.name} has the heads 0 to {heads - 1}"
         )
-        write_diagnosis(diagnoses, new.path / "report.html", title=title, method=method)
-        if figures:
-            _save_figures(diagnoses, new.path / "figures", figures)
+    length = wanted.length_for(model.context)
+    sequences = sequences_of(
+        model, words, length=length, num_sequences=wanted.num_sequences,
+        bos=bool(model.begin(wanted.bos)),
+    )  # fmt: skip
+    world.check_same(
+        [model.name, sequences],
+        f"the processes read different text for {model.name}: give each machine the same text and "
+        "the same model",
+    )
+    return diagnose_model(
+        model,
+        sequences,
+        tau=wanted.tau,
+        lazy_rank=wanted.lazy_rank,
+        rank_tokens=wanted.rank_tokens,
+        rank_seconds=wanted.rank_seconds,
+        picture_layers=wanted.layers,
+        picture_heads=wanted.heads or range(min(4, heads)),
+        progress=partial(show.count, f"{model.name}: sequences"),
+        world=world,
+    )
 
 
-def _tell(show: Display, name: str, num_sequences: int, done: int, total: int) -> None:
-    others = "" if total == num_sequences else f", the first process's share of {num_sequences}"
-    show.note(f"{name}: sequence {done} of {total}{others}")
+def _heads(model: Model) -> int:
+    config: Any = model.module.config
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    return getattr(config, "num_attention_heads", 0) or config.num_heads
 
 
-def _save_figures(diagnoses: Sequence[Diagnosis], folder: Path, formats: Sequence[str]) -> None:
+def _save_figures(models: Sequence[Diagnosed], folder: Path, formats: Sequence[str]) -> None:
     folder.mkdir()
-    charts = layer_charts(diagnoses)
     rest = [
-        ("head ranks", rank_strips(diagnoses)),
-        ("value spectra", spectra(diagnoses)),
-        ("top importance", top_importance(diagnoses)),
+        ("head ranks", rank_strips(models)),
+        ("value spectra", spectra(models)),
+        ("top importance", top_importance(models)),
     ]
-    for title, chart in itertools.chain(charts, rest):
+    for title, chart in itertools.chain(layer_charts(models), rest):
         name = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in title)
         for suffix in formats:
             save_chart(chart, folder / f"{name}.{suffix}")
-
-
-def _grid(diagnoses: Sequence[Diagnosis]) -> Grid:
-    grid = Grid.grid(padding=(0, 2))
-    for diagnosis in diagnoses:
-        grid.add_row(f"[bold]{diagnosis.name}[/]", "")
-        for finding in findings(diagnosis):
-            grid.add_row(f"  {finding.title}", finding.text)
-    return grid

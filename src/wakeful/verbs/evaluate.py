@@ -1,37 +1,105 @@
-"""The verb evaluate: models, a text and examples in, a run directory with tables and a page out."""
+"""The verb evaluate: models, a text and examples in; scores, verdicts and a page out."""
 
 import importlib.util
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import transformers
+import polars as pl
 from rich.markup import escape
 from rich.table import Table as Grid
 
+from wakeful.config.verbs import LENGTH, EvaluateOptions
 from wakeful.data.beginning import beginning_of
-from wakeful.device import DTYPES, choose_device
-from wakeful.display import Display, Silent
+from wakeful.device import choose_device
+from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
 from wakeful.evaluation.examples import Choice, Completion, read_choices, read_lambada
 from wakeful.evaluation.likelihood import check_causal
-from wakeful.evaluation.measures import Measures
 from wakeful.evaluation.perplexity import perplexity
 from wakeful.evaluation.scores import Score, tidy
-from wakeful.loading.load import load_each
-from wakeful.loading.model import Model
-from wakeful.pages.evaluation.page import shown, write_evaluation
+from wakeful.loading.model import AnyTokenizer, Model
+from wakeful.pages.charts import Drawing
+from wakeful.pages.evaluation.page import score_charts, write_evaluation
+from wakeful.pages.evaluation.page import shown as rows_of
 from wakeful.pages.evaluation.summary import method_of, summary
 from wakeful.runs.run import Run, environment
+from wakeful.verbs.diagnose import bos_words
+from wakeful.verbs.result import (
+    Result,
+    Source,
+    asked,
+    dtype_of,
+    each_model,
+    name_of,
+    same_or_each,
+    showing,
+)
 from wakeful.world import World, joined
 
 if TYPE_CHECKING:
     from lm_eval.api.task import Task
 
 INSTALL_LM_EVAL = "pip install 'lm-eval>=0.4.13,<0.5'"
-_SECONDS_BETWEEN_NOTES = 10.0
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Evaluation(Result):
+    """How well models predict."""
+
+    names: Mapping[str, str]
+    """Each model's architecture."""
+    scores: tuple[Score, ...]
+    method: Mapping[str, str]
+    machine: Mapping[str, Any]
+    sources: tuple[str, ...]
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        """A row for each model, task, metric and example: key, value, weight."""
+        return tidy(self.scores)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return summary(self.names, self.scores, self.method)
+
+    @property
+    def verdicts(self) -> list[str]:
+        names, rows = rows_of(self.scores)
+        sentences: list[str] = []
+        for row in rows:
+            for name, cell in zip(names, row.cells, strict=True):
+                than = f", {cell.difference} against {names[0]}" if cell.difference else ""
+                sentences.append(f"{name}: {row.title} {cell.value}{than} ({row.better}).")
+        return sentences
+
+    def save(self, folder: str | Path) -> Path:
+        title = "Evaluation of " + ", ".join(self.names)
+        fields = {"models": list(self.sources), "status": "done"}
+        with Run.create(folder, "evaluate", fields) as new:
+            new.write_json("environment.json", self.machine)
+            new.write_frame("evaluation.parquet", self.frame)
+            new.write_json("summary.json", self.summary)
+            page = new.path / "report.html"
+            write_evaluation(self.scores, page, title=title, method=self.method)
+        return Path(folder)
+
+    def picture(self) -> Drawing | None:
+        charts = score_charts(self.scores) if len(self.names) > 1 else []
+        return charts[0][1] if charts else None
+
+    def __rich__(self) -> Grid:
+        names, rows = rows_of(self.scores)
+        grid = Grid(box=None, padding=(0, 2, 0, 0))
+        for heading in ("", *names):
+            grid.add_column(escape(heading), justify="right" if heading else "left")
+        for row in rows:
+            cells = [cell.value + (f"  [dim]{cell.difference}[/]" if cell.difference else "")
+                     for cell in row.cells]  # fmt: skip
+            grid.add_row(escape(row.title), *cells)
+        return grid
 
 
 @dataclass(frozen=True)
@@ -42,69 +110,76 @@ class _Material:
     tasks: Mapping[str, "Task"]
 
 
-def run_evaluation(
-    models: Sequence[str],
-    out: Path,
-    measures: Measures,
-    *,
-    show: Display,
-    bos: bool = False,
-    batch_size: int = 4,
-    device: str = "auto",
-    dtype: str = "float32",
-    trust_remote_code: bool = False,
-) -> tuple[Run, Grid]:
-    """Evaluate models one after another and write `out`, which must not exist.
+def evaluate(
+    *models: Source,
+    tokenizer: AnyTokenizer | str | Path | None = None,
+    shown: Shown | None = None,
+    options: EvaluateOptions | None = None,
+    **given: Any,
+) -> Evaluation:
+    """Measure how well models predict: perplexity of a text, LAMBADA, multiple choice.
 
-    `out` gets evaluation.parquet (a row for each example, metric and model), summary.json and
-    report.html. Nothing is written before all models are measured. Of several processes each takes
-    its share of the windows and examples; the first writes.
+        wakeful.evaluate("smollm2", "runs/heir", text="book.txt", num_sequences=64)
+
+    Args:
+        models: names, paths, what `wakeful.load` returned, or modules in memory.
+        tokenizer: of a module in memory.
+        shown: how to show progress; None is a bar where there is a terminal.
+        options: `EvaluateOptions`, whose fields are keyword arguments too.
+        given: those fields.
+
+    With `out` the run directory is written too, which must not exist; without it nothing is. Of
+    several processes each takes its share of the windows and examples, and the first writes.
+
+    Raises:
+        WakefulError: see its message; nothing is written.
     """
-    run = Run(out)
-    transformers.logging.disable_progress_bar()
-    with joined() as world:
-        show = show if world.first else Silent()
-        if world.first:
-            run.refuse_existing("evaluate")
-        if batch_size < 1:
-            raise WakefulError(f"batch_size = {batch_size}: at least one is needed")
-        place = choose_device(device, world)
-        material = world.leader_first(lambda: _read(measures, show))
+    wanted = asked(EvaluateOptions, options, given)
+    with joined() as world, showing(shown, "evaluate", world) as show:
+        if wanted.out and world.first:
+            Run(wanted.out).refuse_existing("evaluate")
+        place = choose_device(wanted.device, world)
+        material = world.leader_first(lambda: _read(wanted, show))
         scores: list[Score] = []
         names: dict[str, str] = {}
-        for loaded in load_each(
-            models, device=place, dtype=DTYPES[dtype], trust_remote_code=trust_remote_code,
-            show=show, world=world,
+        bos: dict[str, str] = {}
+        dtypes: dict[str, str] = {}
+        lengths: dict[str, str] = {}
+        for model in each_model(
+            models, tokenizer=tokenizer, device=wanted.device, dtype=wanted.dtype,
+            trust_remote_code=wanted.trust_remote_code, show=show, world=world,
         ):  # fmt: skip
-            names[loaded.name] = loaded.architecture
-            scores += _measure(
-                loaded, measures, material, show, world, bos=bos, batch_size=batch_size
-            )
-            del loaded
-
+            names[model.name] = model.architecture
+            bos[model.name] = bos_words(model, wanted.bos)
+            dtypes[model.name] = dtype_of(model)
+            length = wanted.length_for(model.context)
+            lengths[model.name] = f"{length} tokens every {wanted.stride or length}"
+            scores += _measure(model, wanted, material, show, world)
+            del model
         machine = environment(place, world.size)
-        if world.first:
-            method = method_of(names, scores, measures, machine, bos=bos, dtype=dtype)
-            with Run.create(out, "evaluate", {"models": list(models)}) as part:
-                part.write_json("environment.json", machine)
-                part.write_frame("evaluation.parquet", tidy(scores))
-                part.write_json("summary.json", summary(names, scores, method))
-                title = "Evaluation of " + ", ".join(names)
-                write_evaluation(scores, part.path / "report.html", title=title, method=method)
-            run.set_status("done")
-    return run, _grid(scores)
+        method = method_of(
+            names, scores, wanted, machine, bos=same_or_each(bos), dtype=same_or_each(dtypes),
+            windows=same_or_each(lengths),
+        )  # fmt: skip
+        result = Evaluation(
+            names=names, scores=tuple(scores), method=method, machine=machine,
+            sources=tuple(name_of(source) for source in models),
+        )  # fmt: skip
+        if wanted.out and world.first:
+            result.save(wanted.out)
+    return result
 
 
-def _read(measures: Measures, show: Display) -> _Material:
+def _read(wanted: EvaluateOptions, show: Display) -> _Material:
     """Read the text and the examples; what is wrong with them is said before a model is loaded."""
-    enough = measures.length * measures.num_sequences
-    text = beginning_of(measures.source, enough) if measures.source else ""
-    completions = read_lambada(measures.lambada) if measures.lambada else []
-    choices = read_choices(measures.choices, measures.labels) if measures.choices else []
+    enough = (wanted.length or LENGTH) * wanted.windows
+    text = beginning_of(wanted.source, enough) if wanted.source else ""
+    completions = read_lambada(wanted.lambada) if wanted.lambada else []
+    choices = read_choices(wanted.choices, wanted.labels) if wanted.choices else []
     tasks: dict[str, Task] = {}
-    if measures.asks:
+    if wanted.asks:
         show.note("preparing lm-eval's tasks")
-        tasks = _tasks(completions, choices, measures.tasks)
+        tasks = _tasks(completions, choices, wanted.tasks)
     return _Material(text, tasks)
 
 
@@ -135,68 +210,36 @@ def _tasks(
 
 
 def _measure(
-    loaded: Model,
-    measures: Measures,
-    material: _Material,
-    show: Display,
-    world: World,
-    *,
-    bos: bool,
-    batch_size: int,
+    model: Model, wanted: EvaluateOptions, material: _Material, show: Display, world: World
 ) -> list[Score]:
-    check_causal(loaded.name, loaded.module)
-    if bos and loaded.bos is None:
-        raise WakefulError(f"{loaded.name} has no BOS token; leave out --bos")
+    check_causal(model.name, model.module)
+    bos = bool(model.begin(wanted.bos))
     scores: list[Score] = []
-    if measures.source:
+    if wanted.source:
+        length = wanted.length_for(model.context)
         scores += perplexity(
-            loaded,
+            model,
             material.text,
-            length=measures.length,
-            stride=measures.stride or measures.length,
-            num_sequences=measures.num_sequences,
+            length=length,
+            stride=wanted.stride or length,
+            num_sequences=wanted.windows,
             bos=bos,
-            batch_size=batch_size,
-            progress=_every(show, f"{loaded.name}: window"),
+            batch_size=wanted.batch_size,
+            progress=partial(show.count, f"{model.name}: windows"),
             world=world,
         )
     if material.tasks:
-        from wakeful.evaluation.adapter import asked  # noqa: PLC0415 - they need lm-eval
+        from wakeful.evaluation.adapter import asked as as_asked  # noqa: PLC0415 - needs lm-eval
         from wakeful.evaluation.dealt import Dealt  # noqa: PLC0415
         from wakeful.evaluation.harness import run_tasks  # noqa: PLC0415
 
-        model = asked(
-            loaded,
+        answers = as_asked(
+            model,
             bos=bos,
-            batch_size=batch_size,
-            progress=_every(show, f"{loaded.name}: question"),
+            batch_size=wanted.batch_size,
+            progress=partial(show.count, f"{model.name}: questions"),
         )
         if world.size > 1:
-            model = Dealt(loaded.name, model, world)
-        scores += run_tasks(loaded.name, model, material.tasks, limit=measures.limit)
+            answers = Dealt(model.name, answers, world)
+        scores += run_tasks(model.name, answers, material.tasks, limit=wanted.limit)
     return scores
-
-
-def _every(show: Display, what: str) -> Callable[[int, int], None]:
-    """Return what tells of progress, at most every ten seconds."""
-    last = time.monotonic()
-
-    def tell(done: int, total: int) -> None:
-        nonlocal last
-        if time.monotonic() - last >= _SECONDS_BETWEEN_NOTES:
-            last = time.monotonic()
-            show.note(f"{what} {done}" + (f" of {total}" if total else ""))
-
-    return tell
-
-
-def _grid(scores: Sequence[Score]) -> Grid:
-    names, rows = shown(scores)
-    grid = Grid(box=None, padding=(0, 2, 0, 0))
-    for heading in ("", *names):
-        grid.add_column(escape(heading), justify="right" if heading else "left")
-    for row in rows:
-        cells = [cell.value + (f"  [dim]{cell.difference}[/]" if cell.difference else "")
-                 for cell in row.cells]  # fmt: skip
-        grid.add_row(escape(row.title), *cells)
-    return grid

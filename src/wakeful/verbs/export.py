@@ -1,26 +1,48 @@
-"""Export: any model that our decoder can be, as a folder for Transformers."""
+"""The verb export: any model that our decoder can be, as a folder for Transformers."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from wakeful.hf.weights_out import export, refuse_existing
-from wakeful.loading.load import read_decoder
+from wakeful.config.verbs import ExportOptions
+from wakeful.errors import WakefulError
+from wakeful.hf.weights_out import export as write
+from wakeful.hf.weights_out import refuse_existing
+from wakeful.loading.load import load, read_decoder
+from wakeful.loading.model import AnyTokenizer, Model
+from wakeful.verbs.result import Source, asked
 
 
-def export_model(
-    source: str | Path, folder: str | Path, *, dtype: torch.dtype = torch.float32, step: int = 0
+def export(
+    model: Source,
+    folder: str | Path,
+    *,
+    tokenizer: AnyTokenizer | str | Path | None = None,
+    options: ExportOptions | None = None,
+    **given: Any,
 ) -> str:
-    """Write the model that `source` names (see `read_decoder`) to `folder`; return its model type.
+    """Write a model and its tokenizer to a folder that Transformers loads; return its model type.
 
-    The tokenizer goes along. `step` is the checkpoint of a run to take; 0 is the newest.
+        wakeful.export("runs/first", "first-for-everybody")
+
+    Args:
+        model: a name, a path, what `wakeful.load` returned, or a module in memory.
+        folder: must not exist.
+        tokenizer: of a module in memory.
+        options: `ExportOptions`, whose fields are keyword arguments too.
+        given: those fields.
 
     Raises:
-        WakefulError: the source cannot be read, or the folder exists or cannot be written.
+        WakefulError: the model cannot be read, or the folder exists or cannot be written.
     """
+    wanted = asked(ExportOptions, options, given)
+    dtype = getattr(torch, wanted.dtype)
     refuse_existing(Path(folder))
-    model = read_decoder(source, dtype=dtype, step=step)
-    files = ("config.json", "tokenizer.json")  # with these, a folder's own are copied as they are
-    copied = model.path is not None and all((model.path / name).is_file() for name in files)
-    tokenizer = model.path if copied and model.path else model.own_tokenizer
-    return export(model.decoder(), folder, tokenizer=tokenizer, dtype=dtype)
+    if isinstance(model, str | Path):
+        found = read_decoder(model, dtype=dtype, step=wanted.step)
+    elif wanted.step:
+        raise WakefulError(f"step = {wanted.step} is for a run, and this model is in memory")
+    else:
+        found = model if isinstance(model, Model) else load(model, tokenizer=tokenizer)
+    return write(found.decoder(), folder, tokenizer=found.own_tokenizer, dtype=dtype)

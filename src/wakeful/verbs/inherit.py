@@ -3,88 +3,197 @@
 import dataclasses
 import math
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 import polars as pl
 import tomli_w
 import torch
+from rich.text import Text
 
 from wakeful.config.schema import Config
 from wakeful.config.tables import from_table, read_table, to_table
+from wakeful.config.verbs import LENGTH, InheritOptions, inherit_options
 from wakeful.data.cache import prepared
 from wakeful.data.order import ValidationWindows
 from wakeful.data.tokens import PreparedData, is_prepared
 from wakeful.device import choose_device
-from wakeful.display import Display
+from wakeful.display import Display, Shown, usual
 from wakeful.errors import WakefulError
+from wakeful.growth.baselines import check_names
 from wakeful.growth.budget import Cost, measure_costs, steps_within
 from wakeful.growth.choose import By, Diagnosed, diagnose_layers
-from wakeful.growth.inherit import departures, inherit
+from wakeful.growth.inherit import departures
+from wakeful.growth.inherit import inherit as inherit_blocks
 from wakeful.growth.layermap import LayerMap
 from wakeful.growth.outcome import figures
-from wakeful.growth.plan import check_wishes, make_recipe, plan_layers, with_steps
-from wakeful.growth.recipe import Outcome, Recipe, Shown, carry_out
+from wakeful.growth.plan import make_recipe, plan_layers, with_steps
+from wakeful.growth.recipe import Outcome, Recipe, carry_out
 from wakeful.growth.savings import measure
-from wakeful.growth.wishes import Wishes
-from wakeful.loading.load import read_decoder
-from wakeful.loading.model import Model
+from wakeful.hf.weights_out import export
+from wakeful.loading.load import load, read_decoder
+from wakeful.loading.model import AnyTokenizer, Model
+from wakeful.pages.charts import Drawing
+from wakeful.pages.inheritance.charts import loss_curves
 from wakeful.pages.inheritance.page import write_inheritance
-from wakeful.pages.inheritance.reading import check_figures
+from wakeful.pages.inheritance.reading import check_figures, read_inheritance, verdicts
 from wakeful.runs import records
 from wakeful.runs.run import Run, environment
 from wakeful.training.facts import check_rows
-from wakeful.training.setup import autocast
+from wakeful.training.setup import autocast, check_parts
 from wakeful.training.validate import evaluate, mean_loss
+from wakeful.verbs.result import SOURCES, Source, Stored, asked, name_of, out_of
 
 _DEFAULT_MINUTES = 30.0
+_REFERENCE = "reference"
+"""The folder that a reference in memory is exported to."""
 _PLAN: records.Fields = {
     "wishes": dict, "costs": list, "figures": dict, "dropped_documents": int, "dropped_tokens": int,
 }  # fmt: skip
 
 
-def run_inheritance(source: str, out: Path, wishes: Wishes, *, shown: Shown) -> Run:
-    """Inherit from the model `source`, train, grow, compare, and write `out`.
+@dataclass(frozen=True, eq=False)
+class Inheritance(Stored):
+    """Heirs of a reference, what they reached, and the baselines beside them."""
 
-    `out` gets recipe.toml, a training run for each heir and baseline, diagnosis.json where layers
-    were chosen by one, reference.parquet, summary.json and report.html. Nothing is written before
-    everything that can be checked has been.
+    path: Path
+    page: Path
+    """The page about it."""
+
+    @property
+    def model(self) -> Model:
+        """The last heir."""
+        arm = self.summary["final"]
+        runs = next(each["runs"] for each in self.summary["arms"] if each["arm"] == arm)
+        return load(self.path / runs[-1])
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        """A row an arm and evaluation: run, step, tokens, loss, standard_error."""
+        return pl.DataFrame(
+            [{"arm": arm["arm"], **point} for arm in self.summary["arms"] for point in arm["curve"]]
+        )
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return read_inheritance(self.path)[0]
+
+    @property
+    def verdicts(self) -> list[str]:
+        return verdicts(self.summary)
+
+    def picture(self) -> Drawing | None:
+        return loss_curves(self.summary)
+
+    def __rich__(self) -> Text:
+        return Text("\n".join(self.verdicts))
+
+
+def inherit(
+    reference: Source | None = None,
+    *,
+    tokenizer: AnyTokenizer | str | Path | None = None,
+    shown: Shown | None = None,
+    options: InheritOptions | None = None,
+    **given: Any,
+) -> Inheritance:
+    """Start a smaller model from a reference's blocks, train it, and compare it with baselines.
+
+        wakeful.inherit("smollm2", layers=15, text="book.txt", steps=200, baseline=["random"])
+
+    Args:
+        reference: a name, a path, what `wakeful.load` returned, or a module in memory, which is
+            exported into the folder so that the work can be resumed.
+        tokenizer: of a module in memory.
+        shown: how to show progress; None is a bar where there is a terminal.
+        options: `InheritOptions`, whose fields and short names are keyword arguments too.
+        given: those fields; `resume` names a folder to go on with.
+
+    The folder gets recipe.toml, a training run for each heir and baseline, plan.json,
+    reference.parquet, summary.json and report.html. Nothing is written before everything that can
+    be checked has been.
 
     Raises:
         WakefulError: see its message; whatever was there before is kept.
     """
+    wanted = asked(InheritOptions, options, given)
+    if wanted.resume:
+        if reference is not None:
+            raise WakefulError("resume goes on with a folder's own reference: name none")
+        run = _resumed(Path(wanted.resume), shown or usual)
+    elif reference is None:
+        raise WakefulError(f"name one reference: {SOURCES}")
+    else:
+        run = _begun(reference, tokenizer, wanted, shown or usual)
+    return Inheritance(run.path, run.path / "report.html")
+
+
+def _begun(
+    source: Source,
+    tokenizer: AnyTokenizer | str | Path | None,
+    options: InheritOptions,
+    shown: Shown,
+) -> Run:
     began = time.monotonic()
+    out = out_of("inherit", source, options.out)
     run = Run(out)
     run.refuse_existing("inherit")
-    check_wishes(wishes)
+    check_names(options.baseline)
     with shown("inherit") as show:
-        show.note(f"loading {source}")
-        reference = read_decoder(source)
+        show.note(f"loading {name_of(source)}")
+        reference, place = _reference(source, tokenizer, out)
+        options = _fitted(options, reference)
         total = reference.decoder().config.num_layers
-        plan_layers(wishes, total, None)
-        data = _data(wishes, reference, show)
-        diagnosed = _diagnosed(wishes, reference, data, show)
-        recipe = make_recipe(source, wishes, total, data, diagnosed)
+        plan_layers(options, total, None)
+        data = _data(options, reference, show)
+        diagnosed = _diagnosed(options, reference, data, show)
+        recipe = make_recipe(place, options, total, data, diagnosed)
         recipe.check(total)
-        windows = _evaluated(_checked(recipe, reference), reference, data, show)
+        windows = _evaluated(_checked(recipe, options, reference), reference, data, show)
         costs: list[Cost] = []
-        if not wishes.steps:
+        if not options.train.steps:
             show.note("timing a step of every model")
             costs = measure_costs(recipe, reference.decoder(), data)
-            left = 60 * (wishes.minutes or _DEFAULT_MINUTES) - (time.monotonic() - began)
-            recipe = with_steps(recipe, wishes, steps_within(costs, left))
+            left = 60 * (options.minutes or _DEFAULT_MINUTES) - (time.monotonic() - began)
+            recipe = with_steps(recipe, options, steps_within(costs, left))
             show.note(f"{recipe.train.steps} steps a round fit into the time")
-    device = choose_device(wishes.device)
-    with Run.create(out, "inherit", {"reference": source, "name": out.name}) as new:
+    device = choose_device(options.train.device)
+    with Run.create(out, "inherit", {"reference": name_of(source), "name": out.name}) as new:
         new.write_text("recipe.toml", tomli_w.dumps(to_table(recipe)))
         new.write_json("environment.json", environment(device))
-        new.write_json("plan.json", _plan(wishes, data, diagnosed, costs))
+        new.write_json("plan.json", _plan(options, data, diagnosed, costs))
         new.write_frame("reference.parquet", windows)
         reference.own_tokenizer.save(new.path)
+        if reference.path is None:
+            export(
+                reference.decoder(), new.path / _REFERENCE, tokenizer=reference.own_tokenizer,
+                dtype=next(reference.module.parameters()).dtype,
+            )  # fmt: skip
     return _work(run, recipe, reference, data, windows, shown)
 
 
-def resume_inheritance(out: Path, *, shown: Shown) -> Run:
+def _reference(
+    source: Source, tokenizer: AnyTokenizer | str | Path | None, out: Path
+) -> tuple[Model, str]:
+    """Return the reference and where a resumed inheritance will find it."""
+    if isinstance(source, str | Path):
+        return read_decoder(source), str(source)
+    model = load(source, tokenizer=tokenizer)
+    if model.path is not None and not model.step:
+        return model, str(model.path)
+    return dataclasses.replace(model, path=None), str((out / _REFERENCE).absolute())
+
+
+def _fitted(options: InheritOptions, reference: Model) -> InheritOptions:
+    """Return the options with the lengths that the reference's context allows."""
+    context = reference.decoder().config.max_length
+    train = dataclasses.replace(options.train, length=options.train.length or min(256, context))
+    length = options.diagnose_length or min(LENGTH, context)
+    return dataclasses.replace(options, train=train, diagnose_length=length)
+
+
+def _resumed(out: Path, shown: Shown) -> Run:
     """Go on with an interrupted inheritance where it was cut off."""
     run = Run.open(out)
     if run.header.get("kind") != "inherit":
@@ -101,17 +210,23 @@ def resume_inheritance(out: Path, *, shown: Shown) -> Run:
         show.note(f"loading {recipe.reference}")
         reference = read_decoder(recipe.reference)
         recipe.check(reference.decoder().config.num_layers)
-        wishes = from_table(Wishes, plan["wishes"])
-        check_wishes(wishes)
-        data = _data(wishes, reference, show)
+        options = recorded(plan["wishes"])
+        data = _data(options, reference, show)
     if str(data.folder) != recipe.data.source:
         raise WakefulError(
-            f"{out} was begun on other text than {wishes.text or wishes.data} holds now: restore "
-            "it, or start anew"
+            f"{out} was begun on other text than {options.data.source} holds now: restore it, or "
+            "start anew"
         )
     frame = records.read_frame(run.path / "reference.parquet", records.VALIDATION)
     records.check_windows(run.path / "reference.parquet", frame)
     return _work(run, recipe, reference, data, frame, shown)
+
+
+def recorded(table: dict[str, Any]) -> InheritOptions:
+    """Return the options that a plan was made of; one of old has short names and empty texts."""
+    unsaid = "data" if table.get("text") else "text"
+    older = isinstance(table.get("data"), str)
+    return inherit_options({k: v for k, v in table.items() if not older or k != unsaid})
 
 
 def _work(
@@ -141,21 +256,21 @@ def _work(
     return run
 
 
-def _data(wishes: Wishes, reference: Model, show: Display) -> PreparedData:
+def _data(options: InheritOptions, reference: Model, show: Display) -> PreparedData:
     """Return the text as the reference's tokens, with a validation set that is not in it."""
-    source = wishes.text or wishes.data
+    source = options.data.source
     if is_prepared(Path(source)):
         data = PreparedData.open(source)
-        if wishes.validation_text:
+        if options.data.validation_source:
             raise WakefulError(f"{source} is prepared and has its own validation text")
     else:
         data = prepared(
             source,
             tokenizer=reference.own_tokenizer,
-            validation_source=wishes.validation_text or None,
-            validation_fraction=wishes.validation_fraction,
-            max_bytes=wishes.max_bytes or None,
-            text_field=wishes.text_field,
+            validation_source=options.data.validation_source or None,
+            validation_fraction=options.data.validation_fraction,
+            max_bytes=options.data.max_bytes or None,
+            text_field=options.data.text_field,
             progress=show.stage,
         )
     ours, theirs = data.tokenizer, reference.own_tokenizer
@@ -187,14 +302,14 @@ def _data(wishes: Wishes, reference: Model, show: Display) -> PreparedData:
 
 
 def _diagnosed(
-    wishes: Wishes, reference: Model, data: PreparedData, show: Display
+    options: InheritOptions, reference: Model, data: PreparedData, show: Display
 ) -> Diagnosed | None:
     """Measure the reference's layers where a choice or a baseline hangs on them."""
-    chooses = not wishes.blocks and wishes.choose in get_args(By)
-    if not chooses and "lazy" not in wishes.baseline:
+    chooses = not options.blocks and options.choose in get_args(By)
+    if not chooses and "lazy" not in options.baseline:
         return None
     show.note(f"diagnosing {reference.name}")
-    length, count = wishes.diagnose_length, wishes.diagnose_sequences
+    length, count = options.diagnose_length, options.diagnose_sequences
     context = reference.decoder().config.max_length
     if length > context:
         raise WakefulError(
@@ -209,19 +324,21 @@ def _diagnosed(
     return diagnose_layers(reference.decoder(), tokens.view(count, length).tolist())
 
 
-def _checked(recipe: Recipe, reference: Model) -> Config:
+def _checked(recipe: Recipe, options: InheritOptions, reference: Model) -> Config:
     """Return the runs' configuration; raise what it, or the first heir, would raise later."""
-    inherit(
+    inherit_blocks(
         reference.decoder(), recipe.layer_map(0), copy=recipe.copy, route=recipe.route,
         normalizer=recipe.normalizer,
     )  # fmt: skip
-    return Config(
+    config = Config(
         model=reference.decoder().config,
         data=recipe.data,
-        train=recipe.train,
-        optimizer=dataclasses.replace(recipe.optimizer, warmup_steps=0),
+        train=dataclasses.replace(recipe.train, distill=options.train.distill),
+        optimizer=recipe.optimizer,
         sample=recipe.sample,
     )
+    check_parts(config)
+    return config
 
 
 def _evaluated(config: Config, reference: Model, data: PreparedData, show: Display) -> pl.DataFrame:
@@ -239,10 +356,10 @@ def _evaluated(config: Config, reference: Model, data: PreparedData, show: Displ
 
 
 def _plan(
-    wishes: Wishes, data: PreparedData, diagnosed: Diagnosed | None, costs: list[Cost]
+    options: InheritOptions, data: PreparedData, diagnosed: Diagnosed | None, costs: list[Cost]
 ) -> dict[str, Any]:
     return {
-        "wishes": to_table(wishes),
+        "wishes": to_table(options),
         "costs": [dataclasses.asdict(cost) for cost in costs],
         "figures": diagnosed.figures if diagnosed else {},
         "dropped_documents": data.info["overlap"]["documents"],

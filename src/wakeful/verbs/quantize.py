@@ -1,98 +1,203 @@
-"""The verb quantize: a model and a text in, a run directory with the damage of each scheme out."""
+"""The verb quantize: a model and schemes in; smaller models, and the damage done to a text, out."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import torch
-import transformers
 from rich.table import Table as Grid
-from torch import Tensor, nn
+from torch import Tensor
 
+from wakeful.config.verbs import LENGTH, QuantizeOptions
 from wakeful.data.beginning import beginning_of
-from wakeful.device import DTYPES, choose_device
-from wakeful.display import Display
+from wakeful.device import choose_device
+from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
 from wakeful.evaluation.diagnosis import sequences_of
 from wakeful.hf.quantized import file_bytes, save_quantised, state_bytes
-from wakeful.loading.load import load
-from wakeful.loading.model import Model
-from wakeful.pages.charts import save_chart
-from wakeful.pages.quantization.charts import charts
-from wakeful.pages.quantization.findings import Damage, damage_grid, scheme_rows, summary
+from wakeful.loading.model import AnyTokenizer, Model
+from wakeful.pages.charts import Drawing, save_chart
+from wakeful.pages.quantization.charts import charts, layer_error
+from wakeful.pages.quantization.findings import (
+    Damage,
+    damage_grid,
+    findings,
+    scheme_rows,
+    summary,
+)
 from wakeful.pages.quantization.page import write_quantization
-from wakeful.quant.arithmetic import Arithmetic
-from wakeful.quant.convert import linear_layers, quantize
+from wakeful.quant.convert import linear_layers
+from wakeful.quant.convert import quantize as quantize_module
 from wakeful.quant.measure import measure
 from wakeful.quant.schemes import ScaleKind, Scheme, parse_scheme
 from wakeful.runs.run import Run, environment
+from wakeful.verbs.diagnose import bos_words
+from wakeful.verbs.result import Result, Source, asked, dtype_of, each_model, name_of, showing
+from wakeful.world import ALONE
 
 
-def run_quantize(
-    model: str,
-    out: Path,
-    *,
-    show: Display,
-    scheme: Sequence[str] = ("fine", "moderate", "coarse", "w4"),
-    scales: Sequence[ScaleKind] = ("dynamic",),
-    text: str = "",
-    data: str = "python-stdlib",
-    length: int = 512,
-    num_sequences: int = 8,
-    calibration_sequences: int = 4,
-    save: str = "",
-    arithmetic: Arithmetic = "integer",
-    skip: Sequence[str] = (),
-    bos: bool = False,
-    device: str = "auto",
-    dtype: str = "float32",
-    trust_remote_code: bool = False,
-    figures: Sequence[str] = (),
-) -> tuple[Run, Grid]:
-    """Measure what each scheme does to a model and write `out`, which must not exist.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Quantization(Result):
+    """Quantized models, and what quantizing did to a text where one was given."""
 
-    `out` gets quantization.parquet (tidy rows of every layer), sequences.parquet, summary.json and
-    report.html; `save` the quantised model itself. Nothing is written before all is measured.
+    models: Mapping[str, Model]
+    """The quantized models by scheme: each runs, generates and is measured as any other."""
+    bos: int | None
+    source: str
+    damage: Damage | None
+    method: Mapping[str, str]
+    layers: tuple[str, ...]
+    machine: Mapping[str, Any]
+    figures: tuple[str, ...] = ()
+    """Formats of charts that are saved beside the page."""
+
+    @property
+    def model(self) -> Model:
+        """The quantized model, where there is one scheme."""
+        if len(self.models) > 1:
+            raise WakefulError(
+                f"there are {len(self.models)} quantized models: models[...] of "
+                f"{', '.join(self.models)}"
+            )
+        return next(iter(self.models.values()))
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        """Rows of every layer: its relative error and its input's kurtosis, by scheme."""
+        measurement = self._measured.measurement
+        return measurement.layers.select(pl.lit(measurement.name).alias("model"), pl.all())
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        figures = summary(self._measured) | {
+            "layers": list(self.layers), "method": dict(self.method), "saved": None,
+        }  # fmt: skip
+        return json.loads(json.dumps(figures))
+
+    @property
+    def verdicts(self) -> list[str]:
+        return [f"{finding.title}: {finding.text}" for finding in findings(self._measured)]
+
+    def save(self, folder: str | Path, *, saved: Mapping[str, Any] | None = None) -> Path:
+        """Write the damage's run directory; `save_model` writes the model."""
+        damage = self._measured
+        fields = {"model": self.source, "schemes": list(damage.schemes), "status": "done"}
+        with Run.create(folder, "quantize", fields) as run:
+            run.write_json("environment.json", self.machine)
+            run.write_frame("quantization.parquet", self.frame)
+            named = pl.lit(damage.measurement.name).alias("model")
+            run.write_frame("sequences.parquet", scheme_rows(damage).select(named, pl.all()))
+            run.write_json("summary.json", self.summary | {"saved": saved})
+            title = f"Quantization of {damage.measurement.name}"
+            page = run.path / "report.html"
+            write_quantization(damage, page, title=title, method=self.method, saved=saved)
+            if self.figures:
+                (run.path / "figures").mkdir()
+                for name, chart in charts(damage):
+                    for suffix in self.figures:
+                        save_chart(chart, run.path / "figures" / f"{name}.{suffix}")
+        return Path(folder)
+
+    def save_model(self, folder: str | Path) -> dict[str, Any]:
+        """Write the quantized model to a folder that `wakeful.load` reads; return its size."""
+        model, path = self.model, Path(folder)
+        scheme = next(iter(self.models))
+        name = model.name.removesuffix(f" {scheme}")
+        fields = {"source": self.source, "scheme": scheme, "status": "done"}
+        with Run.create(path, "quantized", fields) as run:
+            save_quantised(model.module, run.path, name=name, context=model.context, bos=self.bos)
+            model.save_tokenizer(run.path)
+        return {"folder": str(folder), "bytes": file_bytes(path)}
+
+    def picture(self) -> Drawing | None:
+        return None if self.damage is None else layer_error(self.damage)
+
+    def __rich__(self) -> Grid:
+        return damage_grid(self._measured)
+
+    def _repr_html_(self) -> str:
+        return "" if self.damage is None else super()._repr_html_()
+
+    @property
+    def _measured(self) -> Damage:
+        if self.damage is None:
+            raise WakefulError("nothing was measured: give quantize a text=... or data=...")
+        return self.damage
+
+
+def quantize(
+    model: Source,
+    *schemes: str,
+    tokenizer: AnyTokenizer | str | Path | None = None,
+    shown: Shown | None = None,
+    options: QuantizeOptions | None = None,
+    **given: Any,
+) -> Quantization:
+    """Quantize a model's linear layers, and measure on a text what that costs.
+
+        small = wakeful.quantize("smollm2", "coarse").model
+        wakeful.quantize("smollm2", "fine", "w4", text="book.txt")
+
+    The model itself stays as it is. Without `text`, `data` or `out` nothing is measured.
+
+    Args:
+        model: a name, a path, what `wakeful.load` returned, or a module in memory.
+        schemes: as `QuantizeOptions.scheme`.
+        tokenizer: of a module in memory.
+        shown: how to show progress; None is a bar where there is a terminal.
+        options: `QuantizeOptions`, whose fields are keyword arguments too.
+        given: those fields.
+
+    With `out` the run directory is written, with `save` the model; neither may exist.
+
+    Raises:
+        WakefulError: see its message; nothing is written before all is measured.
     """
-    schemes = chosen_schemes(scheme, scales)
-    _check(out, save, schemes, num_sequences, calibration_sequences)
-    calibrated = any(each.scales == "static" for each in schemes)
-    transformers.logging.disable_progress_bar()
-    place = choose_device(device)
-    show.note(f"loading {model}")
-    loaded = load(model, device=place, dtype=DTYPES[dtype], trust_remote_code=trust_remote_code)
-    layers = linear_layers(loaded.module, skip)
-    sequences, calibration = _tokens(
-        loaded, text or data, length=length, num_sequences=num_sequences, bos=bos, device=place,
-        extra=calibration_sequences if calibrated else 0,
-    )  # fmt: skip
-    forms: dict[str, nn.Module] = {}
-    for each in schemes:
-        show.note(f"quantising {loaded.name}: {each}")
-        given = calibration if each.scales == "static" else ()
-        forms[str(each)] = quantize(
-            loaded.module, each, arithmetic=arithmetic, calibration=given, skip=skip
-        )
-    measurement = measure(
-        loaded.name,
-        loaded.module,
-        forms,
-        sequences,
-        progress=lambda done: show.note(f"sequence {done} of {num_sequences}"),
-    )
-    full = state_bytes(loaded.module)
-    sizes = {name: state_bytes(form) for name, form in forms.items()}
-    damage = Damage(measurement, {str(each): each for each in schemes}, full, sizes)
-    method = _method(
-        loaded, text or data, len(layers), length=length, num_sequences=num_sequences, bos=bos,
-        dtype=dtype, arithmetic=arithmetic, skip=skip,
-        calibration=calibration_sequences if calibrated else 0, machine=environment(place),
-    )  # fmt: skip
-    saved = _save(loaded, forms, save, model) if save else None
-    _write(out, model, damage, method, list(layers), saved, figures, environment(place))
-    return Run(out), damage_grid(damage)
+    if schemes:
+        if "scheme" in given:
+            raise WakefulError(f"scheme = {given['scheme']!r} and {schemes!r}: give one of them")
+        given["scheme"] = schemes
+    wanted = asked(QuantizeOptions, options, given)
+    found = chosen_schemes(wanted.scheme, wanted.scales)
+    _check(wanted, found)
+    measures = bool(wanted.text or wanted.data or wanted.out)
+    static = any(each.scales == "static" for each in found)
+    place = choose_device(wanted.device)
+    extra = wanted.calibration_sequences if static else 0
+    count = wanted.num_sequences if measures else 0
+    with showing(shown, "quantize", ALONE) as show:
+        words = ""
+        if count + extra:
+            words = beginning_of(wanted.source, (wanted.length or LENGTH) * (count + extra))
+        loaded = next(
+            each_model(
+                [model], tokenizer=tokenizer, device=wanted.device, dtype=wanted.dtype,
+                trust_remote_code=wanted.trust_remote_code, show=show, world=ALONE,
+            )
+        )  # fmt: skip
+        layers = linear_layers(loaded.module, wanted.skip)
+        length = wanted.length_for(loaded.context)
+        tokens = _tokens(loaded, words, wanted, length, count + extra)
+        forms = {
+            str(each): _quantized(loaded, each, wanted, tokens[count:], show) for each in found
+        }
+        damage = None
+        if measures:
+            damage = _damage(loaded, forms, found, tokens[:count], show)
+        machine = environment(place)
+        result = Quantization(
+            models=forms, bos=loaded.bos, source=name_of(model), damage=damage,
+            method=_method(loaded, wanted, len(layers), length, extra, machine),
+            layers=tuple(layers), machine=machine, figures=wanted.figures,
+        )  # fmt: skip
+        saved = result.save_model(wanted.save) if wanted.save else None
+        if wanted.out:
+            result.save(wanted.out, saved=saved)
+    return result
 
 
 def chosen_schemes(names: Sequence[str], scales: Sequence[ScaleKind]) -> list[Scheme]:
@@ -115,119 +220,102 @@ def chosen_schemes(names: Sequence[str], scales: Sequence[ScaleKind]) -> list[Sc
     return found
 
 
-def _check(out: Path, save: str, schemes: Sequence[Scheme], count: int, calibration: int) -> None:
-    Run(out).refuse_existing("quantize")
-    if count < 1 or calibration < 1:
-        raise WakefulError(
-            f"num_sequences and calibration_sequences must be at least 1, got {count} and "
-            f"{calibration}"
-        )
-    if not save:
+def _check(wanted: QuantizeOptions, schemes: Sequence[Scheme]) -> None:
+    if wanted.out:
+        Run(wanted.out).refuse_existing("quantize")
+    if not wanted.save:
         return
     if len(schemes) > 1:
         raise WakefulError(
             f"--save writes one model, and {len(schemes)} schemes are asked for: name one with "
             "--scheme"
         )
-    one, other = Path(save).resolve(), out.resolve()
-    if one.is_relative_to(other) or other.is_relative_to(one):
+    one, other = Path(wanted.save).resolve(), Path(wanted.out).resolve()
+    if wanted.out and (one.is_relative_to(other) or other.is_relative_to(one)):
         raise WakefulError(
-            f"--save {save} and --out {out} are one folder or one inside the other: name two"
+            f"--save {wanted.save} and --out {wanted.out} are one folder or one inside the other: "
+            "name two"
         )
-    Run(save).refuse_existing("quantized")
+    Run(wanted.save).refuse_existing("quantized")
 
 
 def _tokens(
-    loaded: Model,
-    source: str,
-    *,
-    length: int,
-    num_sequences: int,
-    bos: bool,
-    device: torch.device,
-    extra: int,
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the sequences to measure on and, after them, those to calibrate with."""
-    count = num_sequences + extra
-    found = sequences_of(
-        loaded, beginning_of(source, length * count), length=length, num_sequences=count, bos=bos
+    loaded: Model, words: str, wanted: QuantizeOptions, length: int, count: int
+) -> list[Tensor]:
+    if not count:
+        return []
+    bos = bool(loaded.begin(wanted.bos))
+    found = sequences_of(loaded, words, length=length, num_sequences=count, bos=bos)
+    return [torch.tensor([tokens], device=loaded.device) for tokens in found]
+
+
+def _quantized(
+    loaded: Model, scheme: Scheme, wanted: QuantizeOptions, calibration: list[Tensor], show: Display
+) -> Model:
+    show.note(f"quantizing {loaded.name}: {scheme}")
+    given = calibration if scheme.scales == "static" else ()
+    module = quantize_module(
+        loaded.module, scheme, arithmetic=wanted.arithmetic, calibration=given, skip=wanted.skip
     )
-    tensors = [torch.tensor([tokens], device=device) for tokens in found]
-    return tensors[:num_sequences], tensors[num_sequences:]
+    return replace(
+        loaded, name=f"{loaded.name} {scheme}", module=module, path=None,
+        architecture=f"{loaded.architecture}, {scheme}",
+    )  # fmt: skip
 
 
-def _save(loaded: Model, forms: dict[str, nn.Module], folder: str, source: str) -> dict[str, Any]:
-    (name, form), path = next(iter(forms.items())), Path(folder)
-    fields = {"source": source, "scheme": name, "status": "done"}
-    with Run.create(path, "quantized", fields) as run:
-        save_quantised(form, run.path, name=loaded.name, context=loaded.context, bos=loaded.bos)
-        loaded.save_tokenizer(run.path)
-    return {"folder": folder, "bytes": file_bytes(path)}
+def _damage(
+    loaded: Model,
+    forms: Mapping[str, Model],
+    schemes: Sequence[Scheme],
+    sequences: list[Tensor],
+    show: Display,
+) -> Damage:
+    name = f"{loaded.name}: sequences"
+    show.count(name, 0, len(sequences))
+    measurement = measure(
+        loaded.name,
+        loaded.module,
+        {scheme: form.module for scheme, form in forms.items()},
+        sequences,
+        progress=partial(_tell, show, name, len(sequences)),
+    )
+    full = state_bytes(loaded.module)
+    sizes = {scheme: state_bytes(form.module) for scheme, form in forms.items()}
+    return Damage(measurement, {str(each): each for each in schemes}, full, sizes)
+
+
+def _tell(show: Display, name: str, total: int, done: int) -> None:
+    show.count(name, done, total)
 
 
 def _method(
     loaded: Model,
-    source: str,
+    wanted: QuantizeOptions,
     layers: int,
-    *,
     length: int,
-    num_sequences: int,
-    bos: bool,
-    dtype: str,
-    arithmetic: str,
-    skip: Sequence[str],
     calibration: int,
-    machine: dict[str, Any],
+    machine: Mapping[str, Any],
 ) -> dict[str, str]:
+    skipped = f", and what matches {', '.join(wanted.skip)}" if wanted.skip else ""
     return {
         "Model": f"{loaded.name} ({loaded.architecture})",
         "Layers": f"{layers} linear layers; embeddings, norms and a head tied to an embedding stay"
-        + (f", and what matches {', '.join(skip)}" if skip else ""),
-        "Text": f"{source}, {num_sequences} sequences of {length} tokens from its beginning, the "
-        "same for every scheme",
-        "Perplexity": f"exp(Σ nll / Σ tokens); window {length}, stride {length}, BOS "
-        + ("before every sequence" if bos else "none")
-        + f"; full-precision model in {dtype}",
+        + skipped,
+        "Text": f"{wanted.source}, {wanted.num_sequences} sequences of {length} tokens from its "
+        "beginning, the same for every scheme",
+        "BOS": bos_words(loaded, wanted.bos),
+        "Perplexity": f"exp(Σ nll / Σ tokens); window {length}, stride {length}; full-precision "
+        f"model in {dtype_of(loaded)}",
         "Errors": "± one standard error over sequences; an increase is paired, both models on the "
         "same tokens",
-        "KL": "of the quantised model's next-token distribution from the full-precision one's, "
+        "KL": "of the quantized model's next-token distribution from the full-precision one's, "
         "nats a token",
         "Layer error": "‖ŷ − y‖ / ‖y‖ of a layer given the full-precision input; of a block with "
         "all errors before it",
         "Kurtosis": "not excess (a Gaussian has 3), over channels, of the full-precision model",
         "Scales": "dynamic: of the tensor at hand, one sequence at a time"
         + (f"; static: the largest of {calibration} further sequences" if calibration else ""),
-        "Arithmetic": f"{arithmetic}; grids in float32",
+        "Arithmetic": f"{wanted.arithmetic}; grids in float32",
         "Machine": f"{machine['device_name']}, {machine['threads']} threads; torch "
         f"{machine['torch']}, Transformers {machine['transformers']}, wakeful {machine['wakeful']}",
     }
-
-
-def _write(
-    out: Path,
-    model: str,
-    damage: Damage,
-    method: dict[str, str],
-    layers: list[str],
-    saved: dict[str, Any] | None,
-    figures: Sequence[str],
-    machine: dict[str, Any],
-) -> None:
-    measurement = damage.measurement
-    fields = {"model": model, "schemes": list(damage.schemes), "status": "done"}
-    with Run.create(out, "quantize", fields) as run:
-        run.write_json("environment.json", machine)
-        named = pl.lit(measurement.name).alias("model")
-        run.write_frame("quantization.parquet", measurement.layers.select(named, pl.all()))
-        run.write_frame("sequences.parquet", scheme_rows(damage).select(named, pl.all()))
-        figures_found = summary(damage) | {"layers": layers, "method": method, "saved": saved}
-        run.write_json("summary.json", json.loads(json.dumps(figures_found)))
-        title = f"Quantisation of {measurement.name}"
-        write_quantization(
-            damage, run.path / "report.html", title=title, method=method, saved=saved
-        )
-        if figures:
-            (run.path / "figures").mkdir()
-            for name, chart in charts(damage):
-                for suffix in figures:
-                    save_chart(chart, run.path / "figures" / f"{name}.{suffix}")

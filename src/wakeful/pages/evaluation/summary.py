@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
-from wakeful.evaluation.measures import Measures
+from wakeful.config.verbs import EvaluateOptions
 from wakeful.evaluation.scores import Score, difference
 from wakeful.runs.run import machine_line
 
@@ -13,42 +13,40 @@ from wakeful.runs.run import machine_line
 def method_of(
     names: Mapping[str, str],
     scores: Sequence[Score],
-    measures: Measures,
+    options: EvaluateOptions,
     machine: Mapping[str, Any],
     *,
-    bos: bool,
+    bos: str,
     dtype: str,
+    windows: str,
 ) -> dict[str, str]:
     """Return what a reader needs to judge and repeat the figures."""
     method = {
         "Models": ", ".join(f"{name} ({kind})" for name, kind in names.items()),
-        "BOS": "one before every window and every context" if bos else "none",
+        "BOS": bos,
         "Arithmetic": f"model in {dtype}, log-likelihoods in float32 or better",
     }
-    if measures.source:
+    if options.source:
         counts = "; ".join(
             f"{score.model} {len(score.keys)} windows, {score.weights.sum():,.0f} tokens counted"
             for score in scores
             if (score.task, score.metric) == ("text", "perplexity")
         )
-        part = (
-            f"at most {measures.num_sequences} windows" if measures.num_sequences else "all of it"
-        )
-        stride = measures.stride or measures.length
+        part = f"at most {options.windows} windows" if options.windows else "all of it"
         method["Text"] = (
-            f"{measures.source}, {part}, windows of {measures.length} tokens every {stride}, each "
-            f"token{'' if bos else ' but the first'} counted once: {counts}"
+            f"{options.source}, {part}, windows of {windows}, each token (but the first where "
+            f"there is no BOS) counted once: {counts}"
         )
     for task in dict.fromkeys(score.task for score in scores if score.task != "text"):
         count = max(len(score.keys) for score in scores if score.task == task)
-        files = {"lambada": measures.lambada, "choices": measures.choices}
+        files = {"lambada": options.lambada, "choices": options.choices}
         source = files.get(task)
         method[f"Task {task}"] = (
             f"{source}, {count} examples, none shown before"
             if source
             else f"lm-eval's own definition, {count} examples"
         )
-    if measures.asks:
+    if options.asks:
         method["lm-eval"] = metadata.version("lm-eval")
     method["Errors"] = (
         "one standard error over windows or examples; differences are paired where both models "

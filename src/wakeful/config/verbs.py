@@ -1,0 +1,446 @@
+"""What each verb may be told: one dataclass a verb, for flags, Python and files alike.
+
+Nothing here imports torch, so that `--help` is quick.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from wakeful.config.schema import DataConfig, OptimizerConfig, SampleConfig, TextConfig, TrainConfig
+from wakeful.config.tables import from_table, merged, to_table
+from wakeful.errors import WakefulError, nearest
+
+Bos = Literal["auto", "on", "off"]
+Dtype = Literal["float32", "float64", "bfloat16"]
+Figure = Literal["svg", "png", "pdf"]
+ScaleKind = Literal["dynamic", "static"]
+Arithmetic = Literal["reference", "integer", "torchao"]
+Choose = Literal["first", "middle", "last", "alternate", "stacked",
+                 "rank", "mass", "influence", "angle", "lazy"]  # fmt: skip
+Copy = Literal["all", "attention", "mlp", "without_norms"]
+"""What of a block is inherited: everything; the attention or the feed-forward network, each with
+the norm before it; or both without their norms (table 2). The rest starts at random."""
+Until = Literal["parity", "budget"]
+GrowFrom = Literal["reference", "student"]
+
+LENGTH = 512
+"""Tokens a sequence where neither the user nor the model's context says otherwise."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Reading:
+    """A model and the text it reads."""
+
+    text: str = ""
+    """Text to read: a file, folder or glob. Empty: what data names."""
+    data: str = ""
+    """Text by name instead: hf:NAME for a Hugging Face dataset. Empty: python-stdlib."""
+    length: int = 0
+    """Tokens a sequence. 0: 512, or the model's context where that is shorter."""
+    bos: Bos = "auto"
+    """BOS before every sequence: as the model's own tokenizer does (auto), on, or off."""
+    out: str = ""
+    """Folder to create. Empty: runs/VERB-MODEL."""
+    device: str = "auto"
+    """auto, cpu, cuda ..."""
+    dtype: Dtype = "float32"
+    """Arithmetic of the full-precision model; what is measured is float32 or better."""
+    trust_remote_code: bool = False
+    """Run code that comes with the model. Leave it out for models you do not trust."""
+
+    def __post_init__(self) -> None:
+        if self.text and self.data:
+            raise WakefulError(
+                f"text = {self.text!r} and data = {self.data!r} both name the text: give one"
+            )
+        if self.length < 0 or self.length == 1:
+            raise WakefulError(f"length = {self.length}: a sequence needs at least 2 tokens")
+
+    @property
+    def source(self) -> str:
+        """The text to read."""
+        return self.text or self.data or DataConfig.source
+
+    def length_for(self, context: int) -> int:
+        """Return the tokens a sequence for a model with this context."""
+        return self.length or min(LENGTH, context)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiagnoseOptions(_Reading):
+    """What to measure, on what."""
+
+    num_sequences: int = 4
+    """Sequences, one after another from the text's beginning."""
+    tau: float = 0.9
+    """Share of a head's energy that its rank holds."""
+    lazy_rank: float = 2.0
+    """A layer is lazy when no head's rank is above this."""
+    rank_tokens: int = 2048
+    """Longest sequence whose ranks are settled exactly; past it they may be bounds."""
+    rank_seconds: float = 600.0
+    """Time for exact ranks; past it they may be bounds."""
+    layers: tuple[int, ...] = ()
+    """Layers whose attention is pictured. Empty: four, spread over the depth."""
+    heads: tuple[int, ...] = ()
+    """Heads whose attention is pictured. Empty: the first four."""
+    figures: tuple[Figure, ...] = ()
+    """Write the charts for a paper too, in these formats, into the folder figures."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _at_least(self, 1, "num_sequences")
+        if not 0 < self.tau <= 1:
+            raise WakefulError(f"tau = {self.tau} is a share, above 0 and at most 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(_Reading):
+    """What to measure, on what; with examples and no text, the examples alone."""
+
+    stride: int = 0
+    """Tokens from one window to the next. 0: the length, so that windows do not overlap."""
+    num_sequences: int = 0
+    """Windows at most, from the text's beginning. 0: all of a text that is named, else 64."""
+    lambada: str = ""
+    """JSON lines {"text": ...}: predict the last word."""
+    choices: str = ""
+    """JSON lines {"question" or "context", "choices", "answer"}, or PIQA's {"goal", "sol1",
+    "sol2"}: choose the answer."""
+    labels: str = ""
+    """The answers to choices, one number a line from 0, where they are in a file of their own."""
+    tasks: tuple[str, ...] = ()
+    """Tasks of lm-eval by name; their data comes from the Hugging Face hub."""
+    limit: int = 0
+    """Examples at most of each task. 0: all."""
+    batch_size: int = 4
+    """Windows or examples a forward pass."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _at_least(self, 1, "batch_size")
+        _at_least(self, 0, "stride", "num_sequences", "limit")
+        for name in ("length", "stride", "num_sequences"):
+            if not self.source and getattr(self, name):
+                raise WakefulError(f"{name} is for a text, and none is given; add --text or --data")
+        if self.length and self.stride > self.length:
+            raise WakefulError(
+                f"stride = {self.stride} must be between 1 and the length, {self.length}"
+            )
+        if self.labels and not self.choices:
+            raise WakefulError("labels are for --choices, and none are given")
+        if self.limit and not self.asks:
+            raise WakefulError("limit is for examples; a text is shortened by --num_sequences")
+
+    @property
+    def source(self) -> str:
+        """The text to measure perplexity on; empty where only examples are asked for."""
+        return self.text or self.data or ("" if self.asks else DataConfig.source)
+
+    @property
+    def windows(self) -> int:
+        """Windows at most; 0: all."""
+        return self.num_sequences or (0 if self.text or self.data else 64)
+
+    @property
+    def asks(self) -> bool:
+        """Whether lm-eval is needed."""
+        return bool(self.lambada or self.choices or self.tasks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizeOptions(_Reading):
+    """How to quantize, and what text to measure the damage on."""
+
+    scheme: tuple[str, ...] = ("fine", "moderate", "coarse", "w4")
+    """fine, moderate, coarse, w4, or expressions: weights=absmax6/channel,inputs=absmax8/token."""
+    scales: tuple[ScaleKind, ...] = ("dynamic",)
+    """Activation scales: of the text at hand, or calibrated once; both measure each that can be."""
+    num_sequences: int = 8
+    """Sequences to measure on, one after another from the text's beginning."""
+    calibration_sequences: int = 4
+    """Sequences for static scales, the next ones of the text."""
+    save: str = ""
+    """Folder to create with the quantized model, to load and generate from. Takes one scheme."""
+    arithmetic: Arithmetic = "integer"
+    """Dequantized numbers, int8 products, or torchao's kernels; the same to rounding."""
+    skip: tuple[str, ...] = ()
+    """Layers to leave in full precision, by name or pattern: lm_head, *.down_proj."""
+    figures: tuple[Figure, ...] = ()
+    """Write the charts for a paper too, in these formats, into the folder figures."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _at_least(self, 1, "num_sequences", "calibration_sequences")
+        if not self.scheme or not self.scales:
+            raise WakefulError("name at least one scheme and one kind of scales")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions:
+    """How to continue a prompt."""
+
+    num_tokens: int = 100
+    """Most tokens to add."""
+    temperature: float = 0.8
+    """Divides the logits; 0 takes the likeliest token every time."""
+    top_k: int = 50
+    """Choose among so many likeliest tokens. 0 means all."""
+    top_p: float = 1.0
+    """Choose among the likeliest tokens that together reach this probability."""
+    seed: int = 0
+    """Seed of the choice."""
+    bos: Bos = "auto"
+    """BOS before the prompt: as the model's own tokenizer does (auto), on, or off."""
+    step: int = 0
+    """Checkpoint of a run to use, by its step. 0 means the newest."""
+    device: str = "auto"
+    """auto, cpu, cuda ..."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """How to write a model for Transformers."""
+
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Type of the weights written."""
+    step: int = 0
+    """Checkpoint of the run to write, by its step. 0 means the newest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """Where the report goes."""
+
+    out: str = ""
+    """HTML file to write. Empty: report.html in the first folder."""
+    title: str = ""
+    """Heading of the page."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareOptions(TextConfig):
+    """How to turn text into memory-mapped tokens."""
+
+    out: str
+    """Folder to create."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InheritOptions:
+    """What to inherit, how to train it, and what to compare it with.
+
+    In train, 0 means: steps as many as minutes allow, length 256 or the reference's context, and
+    eval_every a fifth of the steps. Short names: --text and --data for --data.source, --steps for
+    --train.steps, --lr for --optimizer.lr and a tenth of it for --optimizer.final_lr, and so on.
+    """
+
+    out: str = ""
+    """Folder to create. Empty: runs/inherit-REFERENCE."""
+    resume: str = ""
+    """Continue the inheritance in this folder; it takes no other option."""
+    layers: int = 0
+    """Layers of the heir. 0: as many as keep says, or half of the reference's."""
+    keep: float = 0.0
+    """Share of the reference's layers to keep, instead of layers."""
+    choose: Choose = "first"
+    """Which layers: a range, or those with the highest rank, mass, influence or turn (angle)."""
+    blocks: tuple[int, ...] = ()
+    """The layers themselves, counted from 0, instead of layers, keep and choose."""
+    pinned: int = 1
+    """First layers that stay whatever a diagnosis says of them."""
+    copy: Copy = "all"
+    """What of a block is inherited; the rest starts at random."""
+    route: str = ""
+    """Value route to switch on, e.g. resformer(mode="learnable"). Empty: the reference's."""
+    normalizer: str = ""
+    """Normalizer to switch on, e.g. softmax1. Empty: the reference's."""
+    grow: int = 0
+    """Layers that each round adds. 0: one round."""
+    until: Until = "parity"
+    """Grow until the reference's loss is reached, or through all rounds."""
+    rounds: int = 0
+    """Most rounds. 0: until the heir is as deep as the reference."""
+    grow_from: GrowFrom = "reference"
+    """A round begins from the reference's blocks, or keeps the student's and adds to them."""
+    baseline: tuple[str, ...] = ()
+    """Other starts to train alike, by name: random, stacking, half_width ... (listed above)."""
+    minutes: float = 0.0
+    """Time for everything; with steps, no new round begins after it. 0 without steps: 30."""
+    warmup: float = 0.05
+    """Share of the steps in which the learning rate rises, unless optimizer.warmup_steps says."""
+    diagnose_length: int = 0
+    """Tokens a sequence of the diagnosis that layers are chosen by. 0: 512, or the context."""
+    diagnose_sequences: int = 4
+    """Sequences of that diagnosis, from the training text's beginning."""
+    data: DataConfig = field(default_factory=lambda: DataConfig(validation_fraction=0.005))
+    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(warmup_steps=0))
+    train: TrainConfig = field(
+        default_factory=lambda: TrainConfig(
+            steps=0, length=0, batch_size=4, eval_batch_size=4, eval_every=0, checkpoint_every=0,
+            keep_checkpoints=1,
+        )
+    )  # fmt: skip
+    sample: SampleConfig = field(
+        default_factory=lambda: SampleConfig(prompts=("def ",), num_tokens=32)
+    )
+
+    def __post_init__(self) -> None:
+        depth = [name for name in ("layers", "keep", "blocks") if getattr(self, name)]
+        if len(depth) > 1:
+            raise WakefulError(f"--{depth[0]} and --{depth[1]} both say which layers: give one")
+        if self.blocks and self.choose != "first":
+            raise WakefulError(f"--blocks names the layers, so --choose {self.choose} does nothing")
+        if not 0 <= self.keep <= 1:
+            raise WakefulError(f"keep = {self.keep} is a share of the layers, between 0 and 1")
+        _at_least(self, 0, "layers", "grow", "rounds", "minutes", "pinned")
+        for name in ("steps", "length", "eval_every", "checkpoint_every"):
+            if getattr(self.train, name) < 0:
+                raise WakefulError(
+                    f"train.{name} must not be negative, got {getattr(self.train, name)}"
+                )
+        if not 0 <= self.warmup <= 1:
+            raise WakefulError(f"warmup = {self.warmup} is a share of the steps, between 0 and 1")
+        if not self.grow and (self.rounds > 1 or self.until != "parity"
+                              or self.grow_from != "reference"):  # fmt: skip
+            raise WakefulError("--rounds, --until and --grow_from are for growing: give --grow too")
+        if self.diagnose_length < 0 or self.diagnose_length == 1 or self.diagnose_sequences < 1:
+            raise WakefulError(
+                "diagnose_length must be 0 or at least 2 and diagnose_sequences at least 1, got "
+                f"{self.diagnose_length} and {self.diagnose_sequences}"
+            )
+        if self.data.tokenizer or self.data.vocab_size != DataConfig.vocab_size:
+            raise WakefulError(
+                "data.tokenizer and data.vocab_size: an heir has its reference's tokenizer; leave "
+                "them out"
+            )
+        if self.data.keep_overlap:
+            raise WakefulError(
+                "data.keep_overlap: what an heir remembers of its validation text would count as "
+                "what it has learned; leave it out"
+            )
+        if self.train.distill.teacher:
+            raise WakefulError(
+                f"train.distill.teacher = {self.train.distill.teacher!r}: an inheritance's teacher "
+                "is its reference, for the baselines that learn from one"
+            )
+
+
+SHORT = {
+    "text": ("data.source",),
+    "text_field": ("data.text_field",),
+    "max_bytes": ("data.max_bytes",),
+    "validation_text": ("data.validation_source",),
+    "validation_fraction": ("data.validation_fraction",),
+    "steps": ("train.steps",),
+    "batch_size": ("train.batch_size", "train.eval_batch_size"),
+    "micro_batch_size": ("train.micro_batch_size",),
+    "length": ("train.length",),
+    "eval_every": ("train.eval_every",),
+    "checkpoint_every": ("train.checkpoint_every",),
+    "seed": ("train.seed",),
+    "device": ("train.device",),
+    "dtype": ("train.dtype",),
+    "alpha": ("train.distill.alpha",),
+    "temperature": ("train.distill.temperature",),
+    "lr": ("optimizer.lr", "optimizer.final_lr"),
+    "weight_decay": ("optimizer.weight_decay",),
+    "prompts": ("sample.prompts",),
+    "data": ("data.source",),
+    "optimizer": ("optimizer.name",),
+}
+"""Short names of an inheritance's options, which its older files have too."""
+
+
+def short_value(field_name: str, name: str, value: Any) -> Any:
+    """Return what a short name's value means for one of the fields it stands for."""
+    return float(value) / 10 if (name, field_name) == ("lr", "optimizer.final_lr") else value
+
+
+def inherit_table(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table of `InheritOptions` from one that may use short names.
+
+    Raises:
+        WakefulError: two names say one thing.
+    """
+    long: dict[str, Any] = {}
+    said: dict[str, str] = {}
+    implied: dict[str, Any] = {}
+    for name, value in given.items():
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            long = merged(long, {name: to_table(value)})
+        elif isinstance(value, Mapping) or name not in SHORT:
+            long = merged(long, {name: value})
+        else:
+            target, *others = SHORT[name]
+            other = said.setdefault(target, target if _in(given, target) else name)
+            if other != name:
+                raise WakefulError(f"{other} and {name} both set {target}: give one")
+            long = merged(long, _nested(target, value))
+            for other in others:
+                implied = merged(implied, _nested(other, short_value(other, name, value)))
+    return merged(implied, long)
+
+
+def _nested(target: str, value: Any) -> dict[str, Any]:
+    for part in reversed(target.split(".")):
+        value = {part: value}
+    return value
+
+
+def _in(given: Mapping[str, Any], target: str) -> bool:
+    found: Any = given
+    for part in target.split("."):
+        if not isinstance(found, Mapping) or part not in found:
+            return False
+        found = found[part]
+    return True
+
+
+def inherit_options(given: Mapping[str, Any]) -> InheritOptions:
+    """Return the options that a table with long or short names describes."""
+    return from_table(InheritOptions, merged(to_table(InheritOptions()), inherit_table(given)))
+
+
+def options_from(kind: type[T], given: Mapping[str, Any]) -> T:
+    """Return a verb's options from keyword arguments.
+
+    A list serves for a tuple, and a single value for a tuple of one.
+
+    Raises:
+        WakefulError: there is no such option, or its value is of another type.
+    """
+    names = {entry.name for entry in dataclasses.fields(kind)}  # pyright: ignore[reportArgumentType]
+    names |= set(SHORT) if kind is InheritOptions else set()
+    for name in given:
+        if name not in names:
+            raise WakefulError(
+                f"there is no option {name!r}{nearest(name, names)}; there are "
+                f"{', '.join(sorted(names))}"
+            )
+    if kind is InheritOptions:
+        plain = {name: _plain(kind, name, value) for name, value in given.items()}
+        return inherit_options(plain)  # pyright: ignore[reportReturnType]
+    return from_table(kind, {name: _plain(kind, name, value) for name, value in given.items()})
+
+
+def _plain(kind: type, name: str, value: Any) -> Any:
+    default = getattr(kind, name, None)
+    if isinstance(default, tuple) and not isinstance(value, list | tuple | range):
+        return [value]
+    if hasattr(value, "__fspath__"):
+        return str(value)
+    return list(value) if isinstance(value, range) else value
+
+
+def _at_least(options: object, least: int, *names: str) -> None:
+    for name in names:
+        if getattr(options, name) < least:
+            raise WakefulError(
+                f"{name} must be at least {least}, got {getattr(options, name)}"
+                if least
+                else f"{name} must not be negative, got {getattr(options, name)}"
+            )

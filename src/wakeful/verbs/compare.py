@@ -1,0 +1,160 @@
+"""The verb compare: variants and seeds in, paired differences and a page out; report beside it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from rich.console import RenderableType
+
+from wakeful.config.schema import (
+    Config,
+    config_from_table,
+    layouts_of,
+    seeds_of,
+    table_of,
+    variants_of,
+)
+from wakeful.display import Shown, usual
+from wakeful.errors import WakefulError
+from wakeful.pages.charts import Drawing
+from wakeful.pages.comparison.charts import difference_chart
+from wakeful.pages.comparison.page import write_report
+from wakeful.pages.comparison.published import published
+from wakeful.pages.comparison.reading import Comparison as Compared
+from wakeful.pages.comparison.reading import read_comparison
+from wakeful.pages.comparison.tables import summary_table
+from wakeful.pages.comparison.terminal import render_terminal
+from wakeful.pages.comparison.verdict import caveat, verdicts
+from wakeful.training.comparison import compare as compare_into
+from wakeful.verbs.result import Stored
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison(Stored):
+    """Variants trained alike, and how they differ."""
+
+    path: Path
+    page: Path
+    """The page about it."""
+    found: Compared
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        """A row a variant: losses, paired differences, size, cache and speed."""
+        return summary_table(self.found)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return {
+            "variants": self.frame.to_dicts(),
+            "baseline": self.found.baseline,
+            "paired_over": self.found.paired_over,
+            "unfinished": list(self.found.unfinished),
+        }
+
+    @property
+    def verdicts(self) -> list[str]:
+        return [*verdicts(self.found), caveat(self.found)]
+
+    def picture(self) -> Drawing | None:
+        return difference_chart(self.found)
+
+    def __rich__(self) -> RenderableType:
+        return render_terminal(self.found)
+
+
+def compare(
+    *configs: Config | Mapping[str, Any] | str | Path,
+    seeds: Sequence[int] = (),
+    out: str | Path = "",
+    title: str = "",
+    layouts: Sequence[str] = (),
+    resume: bool = False,
+    shown: Shown | None = None,
+) -> Comparison:
+    """Train variants with several seeds and report their paired differences.
+
+        wakeful.compare("my.toml", seeds=[0, 1, 2])
+        wakeful.compare({"name": "a", "preset": "cpu-tiny"}, {"name": "b", ...})
+
+    Args:
+        configs: `Config`s, presets' names, TOML files or tables, each of one variant or with a
+            table of variants; the first variant of all is the baseline.
+        seeds: empty is those that the files name, or 0.
+        out: folder to create; empty is runs/compare-NAME.
+        title: of the page.
+        layouts: published tables that the page sets the figures beside.
+        resume: go on with what was interrupted there.
+        shown: how to show progress; None is a bar where there is a terminal.
+
+    Raises:
+        WakefulError: see its message; what can be checked is checked before anything is written.
+    """
+    variants: dict[str, Config] = {}
+    asked: set[tuple[int, ...]] = set()
+    named = list(layouts)
+    for source in configs:
+        table = table_of(source)
+        stem = stem_of(source, table)
+        asked.add(tuple(seeds or seeds_of(table)))
+        named += [name for name in layouts_of(table) if name not in named]
+        for name, entry in variants_of(stem, table).items():
+            if name in variants:
+                raise WakefulError(f"two variants are called {name!r}; rename one")
+            variants[name] = config_from_table(entry)
+    if len(asked) > 1:
+        raise WakefulError("the configurations ask for different seeds: use --seeds")
+    first = stem_of(configs[0], {}) if configs else ""
+    place = Path(out or f"runs/compare-{first}")
+    return compare_variants(
+        variants, next(iter(asked), ()), place, title=title, layouts=named, resume=resume,
+        shown=shown,
+    )  # fmt: skip
+
+
+def stem_of(source: Config | Mapping[str, Any] | str | Path, table: Mapping[str, Any]) -> str:
+    """Return what a configuration's one variant is called: its file's name, or its own."""
+    if isinstance(source, str | Path):
+        return Path(source).stem
+    return source.name if isinstance(source, Config) else str(table.get("name", "vanilla"))
+
+
+def compare_variants(
+    variants: Mapping[str, Config],
+    seeds: Sequence[int],
+    out: Path,
+    *,
+    title: str = "",
+    layouts: Sequence[str] = (),
+    resume: bool = False,
+    shown: Shown | None = None,
+) -> Comparison:
+    """Do what `compare` does with every variant's configuration at hand."""
+    if len(variants) < 2:
+        what = repr(next(iter(variants))) if variants else "nothing"
+        raise WakefulError(f"nothing to compare {what} with: name two variants")
+    for seed in seeds:
+        if not 0 <= seed < 2**63:
+            raise WakefulError(f"seeds has {seed}: a seed lies in [0, 2**63)")
+    for name in layouts:
+        published(name)
+    for config in variants.values():
+        config.data.check()
+        if config.train.seed != 0:
+            raise WakefulError(
+                f"train.seed = {config.train.seed}, but a comparison sets the seed of each run "
+                "itself: use seeds = [...] or --seeds"
+            )
+    run = compare_into(
+        variants, out, seeds=seeds, shown=shown or usual, layouts=layouts, resume=resume
+    )
+    return reported([run.path], run.path / "report.html", title)
+
+
+def reported(folders: Sequence[Path], page: Path, title: str) -> Comparison:
+    """Write the page about finished runs, or about one comparison, and return what it says."""
+    found = read_comparison(folders[0] if len(folders) == 1 else list(folders))
+    written = write_report(found, page, title=title or f"wakeful: {folders[0].name}")
+    return Comparison(folders[0], written, found)

@@ -1,0 +1,49 @@
+"""The verb report: finished runs in, one page out."""
+
+from pathlib import Path
+
+from wakeful.errors import WakefulError
+from wakeful.pages.inheritance.page import write_inheritance
+from wakeful.runs.run import Run
+from wakeful.verbs.compare import Comparison, reported
+from wakeful.verbs.inherit import Inheritance
+
+_KINDS = {
+    "train": "a training run", "compare": "a comparison", "inherit": "an inheritance",
+    "diagnose": "a diagnosis", "evaluate": "an evaluation", "quantize": "a damage report",
+    "quantized": "a quantized model",
+}  # fmt: skip
+
+
+def report(*folders: str | Path, out: str | Path = "", title: str = "") -> Comparison | Inheritance:
+    """Write one offline page about training runs, a comparison or an inheritance.
+
+        wakeful.report("runs/first", "runs/second", out="both.html")
+
+    Args:
+        folders: run directories; of several training runs the first is the baseline.
+        out: HTML file to write; empty is report.html in the first folder.
+        title: heading of the page.
+
+    Raises:
+        WakefulError: a run is damaged, or they cannot stand on one page.
+    """
+    if not folders:
+        raise WakefulError("name a comparison, or one or more run directories")
+    places = [Path(folder) for folder in folders]
+    kinds = [str(Run.open(place).header.get("kind")) for place in places]
+    page = Path(out or places[0] / "report.html")
+    if kinds == ["inherit"]:
+        if title:
+            raise WakefulError("the page of an inheritance has its own title: leave out --title")
+        return Inheritance(places[0], write_inheritance(places[0], page))
+    if kinds != ["compare"] and set(kinds) != {"train"}:
+        told = ", ".join(
+            f"{place} is {_KINDS.get(kind, kind)}"
+            for place, kind in zip(places, kinds, strict=True)
+        )
+        raise WakefulError(
+            f"no page can be written of these: {told}. A page is about training runs, about one "
+            "comparison or about one inheritance; the other verbs write report.html themselves"
+        )
+    return reported(places, page, title)

@@ -1,0 +1,178 @@
+"""What all verbs share: how they are asked, what they load, and what they return."""
+
+import base64
+import contextlib
+import dataclasses
+import html
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import polars as pl
+import transformers
+import vl_convert
+from rich.console import RenderableType
+from torch import nn
+
+from wakeful.config.tables import merged, to_table
+from wakeful.config.verbs import InheritOptions, inherit_options, inherit_table, options_from
+from wakeful.device import choose_device
+from wakeful.display import Display, Shown, Silent, usual
+from wakeful.errors import WakefulError
+from wakeful.loading.load import load
+from wakeful.loading.model import AnyTokenizer, Model
+from wakeful.pages.charts import Drawing, fixed
+from wakeful.runs.run import Run, disk_errors
+from wakeful.world import World
+
+Source = str | Path | Model | nn.Module
+"""A model: a path, a name, one that `load` returned, or a module in memory."""
+SOURCES = (
+    "a run directory, a Transformers folder, a GGUF file, smollm2, a hub name or a quantized model"
+)
+T = TypeVar("T")
+
+
+class Result(ABC):
+    """What a verb found: a tidy table, figures, sentences; saved as the command line would."""
+
+    @property
+    @abstractmethod
+    def frame(self) -> pl.DataFrame:
+        """The tidy table of everything that was measured."""
+
+    @property
+    @abstractmethod
+    def summary(self) -> dict[str, Any]:
+        """The figures, as summary.json has them."""
+
+    @property
+    @abstractmethod
+    def verdicts(self) -> list[str]:
+        """What was found, in sentences."""
+
+    @abstractmethod
+    def save(self, folder: str | Path) -> Path:
+        """Write the run directory with its page to `folder`, which must not exist; return it."""
+
+    @abstractmethod
+    def __rich__(self) -> RenderableType:
+        """Return what a terminal shows."""
+
+    def picture(self) -> Drawing | None:
+        """Return the one chart that a notebook shows."""
+        return None
+
+    def _repr_html_(self) -> str:
+        """Return the verdicts and one picture, with nothing to fetch and nothing that runs."""
+        items = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in self.verdicts)
+        chart = self.picture()
+        image = ""
+        if chart is not None:
+            svg = vl_convert.vegalite_to_svg(fixed(chart)).encode()
+            coded = base64.b64encode(svg).decode()
+            image = f'<img alt="" src="data:image/svg+xml;base64,{coded}">'
+        return f"<div><ul>{items}</ul>{image}</div>"
+
+
+def asked(kind: type[T], options: T | None, given: Mapping[str, Any]) -> T:
+    """Return a verb's options: the dataclass, keyword arguments, or one changed by the other."""
+    if options is None:
+        return options_from(kind, given)
+    if not given:
+        return options
+    if isinstance(options, InheritOptions):
+        table = merged(to_table(options), inherit_table(given))
+        return inherit_options(table)  # pyright: ignore[reportReturnType]
+    named = options_from(kind, given)
+    changes = {name: getattr(named, name) for name in given}
+    return dataclasses.replace(options, **changes)  # pyright: ignore[reportArgumentType]
+
+
+@contextlib.contextmanager
+def showing(shown: Shown | None, name: str, world: World) -> Iterator[Display]:
+    """Give the display of a verb: of several processes the first one's alone says anything."""
+    if not world.first:
+        yield Silent()
+        return
+    with (shown or usual)(name) as show:
+        yield show
+
+
+def name_of(source: Source) -> str:
+    """Return what a model is called before it is loaded."""
+    if isinstance(source, Model):
+        return source.name
+    return type(source).__name__ if isinstance(source, nn.Module) else str(source)
+
+
+def out_of(verb: str, source: Source, out: str | Path) -> Path:
+    """Return the folder to write: `out`, or one named after the verb and the model."""
+    return Path(out or f"runs/{verb}-{Path(name_of(source)).name}")
+
+
+def each_model(
+    sources: Sequence[Source],
+    *,
+    tokenizer: AnyTokenizer | str | Path | None,
+    device: str,
+    dtype: str,
+    trust_remote_code: bool,
+    show: Display,
+    world: World,
+) -> Iterator[Model]:
+    """Load models in turn; who takes one must let go of it before asking for the next.
+
+    Of several processes the first loads before the others, so that what is fetched is fetched once.
+
+    Raises:
+        WakefulError: what `load` raises, there is no model, or two have one name.
+    """
+    if not sources:
+        raise WakefulError(f"name a model: {SOURCES}")
+    if tokenizer is not None and len(sources) > 1:
+        raise WakefulError("one tokenizer is given for several models: load each with its own")
+    transformers.logging.disable_progress_bar()
+    place = choose_device(device, world)
+    names: set[str] = set()
+    for source in sources:
+        show.note(f"loading {name_of(source)}")
+        model = world.leader_first(
+            lambda source=source: load(
+                source, tokenizer=tokenizer, device=place, dtype=dtype,
+                trust_remote_code=trust_remote_code,
+            )
+        )  # fmt: skip
+        if model.name in names:
+            raise WakefulError(f"two models are called {model.name!r}; rename one")
+        names.add(model.name)
+        yield model
+        del model
+
+
+def dtype_of(model: Model) -> str:
+    """Return the arithmetic a model computes in, e.g. "float32"."""
+    return str(next(model.module.parameters()).dtype).removeprefix("torch.")
+
+
+def same_or_each(words: Mapping[str, str]) -> str:
+    """Return what is said of all models once, or of each by name."""
+    if len(set(words.values())) == 1:
+        return next(iter(words.values()))
+    return "; ".join(f"{name} {each}" for name, each in words.items())
+
+
+class Stored(Result):
+    """A result whose run directory was written while the work went on."""
+
+    path: Path
+    """The run directory."""
+
+    def save(self, folder: str | Path) -> Path:
+        """Copy the run directory to `folder`, which must not exist; return it."""
+        Run(folder).refuse_existing("copy")
+        with disk_errors(Path(folder)):
+            shutil.copytree(self.path, folder, dirs_exist_ok=True)
+        return Path(folder)

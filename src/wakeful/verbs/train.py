@@ -1,0 +1,117 @@
+"""The verb train: a configuration in, a trained model in its run directory out."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from rich.text import Text
+
+from wakeful.config.schema import Config, config_from
+from wakeful.display import Shown
+from wakeful.errors import WakefulError
+from wakeful.loading.load import load
+from wakeful.loading.model import Model
+from wakeful.pages.charts import Drawing
+from wakeful.pages.comparison.charts import training_loss_chart
+from wakeful.pages.comparison.page import smoothing_window
+from wakeful.pages.comparison.reading import read_comparison
+from wakeful.runs.run import Run as Directory
+from wakeful.training.loop import train as train_into
+from wakeful.verbs.result import Stored, showing
+from wakeful.world import joined
+
+
+@dataclass(frozen=True, eq=False)
+class Run(Stored):
+    """A training run."""
+
+    path: Path
+
+    @property
+    def config(self) -> Config:
+        """The configuration, every field resolved."""
+        return Directory(self.path).config
+
+    @property
+    def model(self) -> Model:
+        """The trained model, from its newest checkpoint."""
+        return load(self.path)
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        """A row a step and an evaluation: kind, step, loss, lr, tokens, seconds ..."""
+        return pl.DataFrame(Directory(self.path).metrics(), infer_schema_length=None)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return Directory(self.path).read_json("summary.json")
+
+    @property
+    def verdicts(self) -> list[str]:
+        validation = self.summary["validation"]
+        return [
+            f"validation loss {validation['loss']:.4f} ± {validation['standard_error'] or 0:.4f} "
+            f"nats a token over {validation['num_tokens']:,} tokens; the run is in {self.path}"
+        ]
+
+    def picture(self) -> Drawing | None:
+        comparison = read_comparison(self.path)
+        return training_loss_chart(comparison, smoothing_window(comparison))
+
+    def __rich__(self) -> Text:
+        return Text("\n".join(self.verdicts))
+
+
+def train(
+    config: Config | Mapping[str, Any] | str | Path | None = None,
+    *,
+    out: str | Path = "",
+    resume: str | Path = "",
+    steps: int = 0,
+    shown: Shown | None = None,
+    **changes: Any,
+) -> Run:
+    """Train one model into a run directory.
+
+        wakeful.train("cpu-tiny", model={"route": "resformer"}, train={"steps": 200})
+
+    Args:
+        config: a `Config`, a preset's name, a TOML file or a table of fields.
+        out: folder to create; empty is runs/NAME.
+        resume: go on with the run in this folder instead, with its own configuration.
+        steps: lengthen the run that is resumed to so many; 0 leaves it as long as it is.
+        shown: how to show progress; None is a bar where there is a terminal.
+        changes: fields in place of the configuration's, tables for its parts.
+
+    Raises:
+        WakefulError: see its message; whatever was there before is kept.
+    """
+    if bool(resume) == (config is not None):
+        raise WakefulError("give a configuration, or resume=... and no configuration")
+    if steps and not resume:
+        raise WakefulError("steps lengthens a run that is resumed; train={'steps': ...} a new one")
+    if resume and (out or changes):
+        raise WakefulError("a resumed run has its own folder and configuration: leave them out")
+    chosen = Config() if config is None else config_from(config, **changes)
+    place = Path(resume or out or f"runs/{folder_name(chosen.name)}")
+    if not resume:
+        chosen.data.check()
+    with joined() as world, showing(shown, place.name if resume else chosen.name, world) as show:
+        train_into(chosen, place, resume=bool(resume), steps=steps, show=show)
+    return Run(place)
+
+
+def folder_name(name: str) -> str:
+    """Return a run's name where the folder that is called so lies inside another.
+
+    Raises:
+        WakefulError: it would lie elsewhere.
+    """
+    if Path(name).is_absolute() or {"..", "~"} & set(Path(name).parts) or name.strip("./") == "":
+        raise WakefulError(
+            f"name = {name[:80]!r} is the folder's too, and runs/NAME would lie elsewhere: choose "
+            "another name, or the folder with --out"
+        )
+    return name
