@@ -7,10 +7,13 @@ import pytest
 import torch
 from torch import nn
 
+from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError
+from wakeful.families import role_outside_layers
+from wakeful.model.decoder import Decoder
 from wakeful.optim import OrthoAdam, build_optimizer, decay_groups
 from wakeful.optim.build import BUILDERS
-from wakeful.optim.groups import is_embedding, is_head
+from wakeful.roles import HEAD, TABLE, Role
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "adamw": {"lr": 1e-2},
@@ -115,17 +118,29 @@ def test_groups() -> None:
     decayed, kept = decay_groups(model.named_parameters(), weight_decay=0.1, decay_embeddings=False)
     assert [n for n, _ in decayed["params"]] == ["hidden.weight", "head.weight"]
     assert "embed.weight" in [n for n, _ in kept["params"]]
+    model.hidden.weight._wakeful_role = Role()  # pyright: ignore[reportAttributeAccessIssue]
     mixing = [("route.weights", model.hidden.weight), ("w", model.head.weight)]
     assert [g["weight_decay"] for g in decay_groups(mixing, weight_decay=0.1)] == [0.1, 0.0]
-    assert len(decay_groups([("w", model.hidden.weight)], weight_decay=0.1)) == 1
+    assert len(decay_groups([("w", model.head.weight)], weight_decay=0.1)) == 1
     with pytest.raises(WakefulError, match="a and b are one parameter"):
         decay_groups([("a", model.hidden.weight), ("b", model.hidden.weight)], weight_decay=0.1)
 
 
+def test_our_decoders_coefficients_do_not_decay() -> None:
+    config = ModelConfig(
+        vocab_size=9, width=32, mlp_width=40, num_layers=4, route="dense", depth="denseformer"
+    )
+    decayed, kept = decay_groups(Decoder(config).named_parameters(), weight_decay=0.1)
+    for name, parameter in decayed["params"]:
+        assert parameter.dim() == 2
+        assert not name.startswith(("route.", "depth.")), name
+    assert any(name.startswith("route.") for name, _ in kept["params"])
+    assert any(name.startswith("depth.") for name, _ in kept["params"])
+
+
 def test_names_of_embeddings_and_heads() -> None:
     for name in ("embed.weight", "model.embed_tokens.weight", "transformer.wpe.weight"):
-        assert is_embedding(name)
-        assert not is_head(name)
-    assert is_head("lm_head.weight")
-    assert is_head("decoder.head.weight")
-    assert not is_head("blocks.0.attention.heads.weight")
+        assert role_outside_layers(name) == TABLE
+    for name in ("lm_head.weight", "decoder.head.weight"):
+        assert role_outside_layers(name) == HEAD
+    assert role_outside_layers("blocks.0.attention.heads.weight") is None
