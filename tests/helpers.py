@@ -11,7 +11,13 @@ from wakeful.model.decoder import Decoder
 from wakeful.model.initialise import initialise
 from wakeful.variants import variants
 
-FIELD = {"routes": "route", "depth": "depth", "normalizers": "normalizer"}
+FIELD = {
+    "routes": "route",
+    "depth": "depth",
+    "normalizers": "normalizer",
+    "norms": "norm",
+    "placements": "placement",
+}
 """The field of `ModelConfig` that names a variant of each folder."""
 
 EXAMPLES = [

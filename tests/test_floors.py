@@ -12,7 +12,7 @@ FLOORS = (
     ("errors", "shape", "paths", "estimates", "discovery", "roles", "lazy"),
     ("display", "variants", "world", "families"),
     ("config", "device"),
-    ("routes", "depth", "normalizers", "ropes", "optim", "data"),
+    ("routes", "depth", "normalizers", "norms", "placements", "ropes", "optim", "data"),
     ("model",),
     ("probes",),
     ("quant",),

@@ -76,7 +76,7 @@ def test_a_value_of_another_type_is_refused_by_name(name: str) -> None:
         ({"model": {"num_heads": 3}}, "num_heads = 3 does not divide model.width = 128"),
         ({"model": {"num_kv_heads": 3}}, "num_kv_heads = 3 does not divide model.num_heads = 4"),
         ({"model": {"head_width": 5}}, "a head has 5"),
-        ({"model": {"norm": "batchnorm"}}, "model.norm must be one of"),
+        ({"model": {"mlp": "relu"}}, "model.mlp must be one of"),
         ({"train": {"length": 4096}}, "longer than the model's context"),
         ({"train": {"micro_batch_size": 3}}, "does not divide"),
         ({"optimizer": {"beta1": 1.0}}, r"must be in \[0, 1\)"),

@@ -18,8 +18,14 @@ from contracts import test_variants_contract as contract
 from helpers import FIELD, gradients, some_tokens, tiny_config, tiny_decoder
 from hf.models import padded, pair
 from wakeful.errors import WakefulError
+from wakeful.model.attention import DotProduct
+from wakeful.model.block import Block, ParallelBlock
 from wakeful.model.decoder import Decoder
-from wakeful.variants import variants
+from wakeful.model.flow import Flow
+from wakeful.norms.base import Norm
+from wakeful.probes.attention import Sinks
+from wakeful.probes.watch import watch
+from wakeful.variants import build, variants
 
 pytestmark = pytest.mark.filterwarnings("error")
 PLACE = Path(__file__).parents[1] / "rivals"
@@ -29,6 +35,22 @@ RIVALS = [
     ("routes", "value_embeddings"),
     ("routes", "value_embeddings(stream=True)"),
     ("routes", "then(resformer, xsa)"),
+    ("norms", "scaled_by_layer"),
+    ("norms", "gated_norm(rank=3)"),
+    ("depth", "stream_lambdas"),
+    ("depth", "attention_over_depth"),
+    ("depth", "dynamic_dense"),
+    ("depth", "hyper_connections(streams=3)"),
+    ("normalizers", "sigmoid"),
+    ("normalizers", "relu"),
+    ("normalizers", "softpick(eps=4.0)"),
+    ("normalizers", "clipped"),
+]
+NEUTRALS = [
+    ("routes", "xsa"),
+    ("depth", "stream_lambdas"),
+    ("depth", "dynamic_dense"),
+    ("depth", "hyper_connections"),
 ]
 every_rival = pytest.mark.parametrize(("folder", "expression"), RIVALS, ids=[e for _, e in RIVALS])
 
@@ -68,6 +90,11 @@ CONTRACTS = [
 def test_a_rival_owes_what_every_variant_owes(owed, folder, expression, tmp_path):
     given = {"folder": folder, "expression": expression, "kv_heads": 2, "tmp_path": tmp_path}
     owed(**{name: given[name] for name in inspect.signature(owed).parameters})
+
+
+@pytest.mark.parametrize(("folder", "expression"), NEUTRALS, ids=[e for _, e in NEUTRALS])
+def test_a_rival_that_changes_nothing_at_the_start_is_vanilla(folder, expression):
+    contract.test_the_neutral_form_is_the_vanilla_transformer(folder, expression, 2)
 
 
 @every_rival
@@ -155,3 +182,287 @@ def test_the_layer_input_opens_the_gate():
     torch.testing.assert_close(gated(tokens), plain(tokens), rtol=0, atol=1e-12)
     _, grads = gradients(gated, tokens)
     assert all(grads[f"route.gates.{n}.weight"].abs().max() > 0 for n in range(4))
+
+
+# ----------------------------------------------------------------------------------- norms
+
+
+def test_a_norm_knows_its_layer_and_place():
+    decoder = Decoder(tiny_config(norm="layernorm", placement="peri", qk_norm=True, bias=True))
+    places = {
+        name: (module.place.part, module.place.layer, module.place.num_layers, module.place.width)
+        for name, module in decoder.named_modules()
+        if isinstance(module, Norm)
+    }
+    expected = {"norm": ("final", 4, 4, 16)}
+    for n in range(4):
+        block = f"blocks.{n}"
+        for part in ("attention", "attention_output", "mlp", "mlp_output"):
+            expected[f"{block}.{part}_norm"] = (part, n, 4, 16)
+        for part in ("query", "key"):
+            expected[f"{block}.attention.{part}.norm"] = (part, n, 4, 8)
+    assert places == expected
+
+
+@torch.no_grad()
+def test_norms_scaled_by_layer_are_norms_with_smaller_scales():
+    scaled, plain = tiny_decoder(norm="scaled_by_layer"), tiny_decoder()
+    for n, block in enumerate(plain.blocks, start=1):
+        for norm in (block.attention_norm, block.mlp_norm):
+            norm.weight.mul_(n**-0.5)
+    tokens = some_tokens(2, 9)
+    torch.testing.assert_close(scaled(tokens), plain(tokens), rtol=0, atol=1e-12)
+
+
+def test_an_unknown_norm_or_placement_is_refused_by_name():
+    with pytest.raises(WakefulError, match=r"unknown norms variant 'batchnorm'.*layernorm"):
+        Decoder(tiny_config(norm="batchnorm"))
+    with pytest.raises(WakefulError, match=r"unknown placements variant 'per'.*mean 'peri'"):
+        Decoder(tiny_config(placement="per"))
+    with pytest.raises(WakefulError, match="share must be between 0 and 1"):
+        Decoder(tiny_config(placement="mixed(share=1.5)"))
+
+
+# ------------------------------------------------------------------------------- placements
+
+
+def by_hand(decoder: Decoder, tokens: torch.Tensor, where: list[str]) -> torch.Tensor:
+    """Run a decoder's parts one by one with the norms of each layer where they should stand."""
+    x = decoder.embed(tokens)
+    flow = Flow(memory={}, cache=None, rotation=decoder.rotary(slice(0, x.shape[1])), keep=None)
+    for place, block in zip(where, decoder.blocks, strict=True):
+        halves = (
+            (block.attention_norm, lambda x, b=block: b.attention(x, flow)[0], "attention"),
+            (block.mlp_norm, block.mlp, "mlp"),
+        )
+        for norm, half, part in halves:
+            if place == "before":
+                x = x + half(norm(x))
+            elif place == "over":
+                x = norm(x + half(x))
+            else:
+                x = x + block.get_submodule(f"{part}_output_norm")(half(norm(x)))
+    return decoder.head(decoder.norm(x))
+
+
+@pytest.mark.parametrize(
+    ("placement", "where"),
+    [
+        ("pre", ["before"] * 4),
+        ("post", ["over"] * 4),
+        ("peri", ["both"] * 4),
+        ("mixed", ["over"] + ["before"] * 3),
+        ("mixed(share=0.5)", ["over"] * 2 + ["before"] * 2),
+        ("mixed(share=0.0)", ["before"] * 4),
+        ("mixed(share=1.0)", ["over"] * 4),
+    ],
+)
+@pytest.mark.parametrize("norm", ["rmsnorm", "layernorm"])
+def test_norms_stand_where_the_placement_says(placement, where, norm):
+    decoder = tiny_decoder(placement=placement, norm=norm)
+    tokens = some_tokens(2, 9)
+    torch.testing.assert_close(decoder(tokens), by_hand(decoder, tokens, where), rtol=0, atol=1e-12)
+
+
+def test_three_tenths_of_ten_layers_are_three():
+    counts = [
+        sum(build("placements", f"mixed(share={share})").at(n, 100) == "over" for n in range(100))
+        for share in (0.29, 0.3, 0.57)
+    ]
+    assert counts == [29, 30, 57]
+
+
+@pytest.mark.parametrize("placement", ["post", "peri", "mixed"])
+def test_parallel_halves_and_mixed_streams_know_no_norm_over_a_sum(placement):
+    with pytest.raises(WakefulError, match=r"model.parallel knows model.placement = pre alone"):
+        Decoder(tiny_config(parallel=True, placement=placement))
+    if placement == "peri":
+        Decoder(tiny_config(depth="stream_lambdas", placement=placement))
+    else:
+        with pytest.raises(WakefulError, match=r"stream_lambdas decides .* model.placement"):
+            Decoder(tiny_config(depth="stream_lambdas", placement=placement))
+    with pytest.raises(WakefulError, match=r"stream_lambdas decides .* model.parallel"):
+        Decoder(tiny_config(depth="stream_lambdas", parallel=True))
+
+
+# -------------------------------------------------------------- depth mixes before sublayers
+
+
+class Halves:
+    """A decoder's sublayers F_1 … F_2N as functions, norms of both kinds included."""
+
+    def __init__(self, decoder: Decoder, length: int) -> None:
+        rotation = decoder.rotary(slice(0, length))
+        self.flow = Flow(memory={}, cache=None, rotation=rotation, keep=None)
+        self.decoder = decoder
+
+    def __call__(self, number: int, *x: torch.Tensor) -> torch.Tensor:
+        block = self.decoder.blocks[(number - 1) // 2]
+        if number % 2:
+            three = x if len(x) == 3 else x * 3
+            normed = [block.attention_norm(each) for each in three]
+            out, part = block.attention.of_three(*normed, self.flow)[0], "attention"
+        else:
+            out, part = block.mlp(block.mlp_norm(*x)), "mlp"
+        if self.decoder.config.placement == "peri":
+            out = block.get_submodule(f"{part}_output_norm")(out)
+        return out
+
+
+def lambdas(d, F, X0):
+    h = X0
+    for n in range(1, 5):
+        h = d.a[n - 1] * h + d.b[n - 1] * X0
+        h = h + F(2 * n - 1, h)
+        h = h + F(2 * n, h)
+    return h
+
+
+def over_depth(d, F, X0):
+    f, h = [X0], X0
+    for number in range(1, 9):
+        f.append(F(number, h))
+        keys = [e / torch.sqrt((e * e).mean(-1, keepdim=True) + 1e-6) for e in f]
+        x = [key @ d.queries[number - 1] / 4 for key in keys]
+        total = sum(torch.exp(each) for each in x)
+        h = sum((torch.exp(each) / total)[..., None] * e for each, e in zip(x, f, strict=True))
+    return h
+
+
+def dynamic(d, F, X0):
+    X = [X0]
+
+    def stream(n, s):
+        moving = [torch.tanh(X[n] @ d.moving[f"{n}"][s, j] / 16) for j in range(n + 1)]
+        weights = [d.fixed[f"{n}"][s, j] + moving[j] for j in range(n + 1)]
+        return sum(w[..., None] * x for w, x in zip(weights, X, strict=True))
+
+    for n in range(4):
+        q, k, v, r = (stream(n, s) for s in range(4))
+        y = r + F(2 * n + 1, q, k, v)
+        X.append(y + F(2 * n + 2, y))
+    return stream(4, 0)
+
+
+def hyper(d, F, X0):
+    H = [X0] * 3
+    for m in range(8):
+        out = F(m + 1, sum(d.reading[m, i] * H[i] for i in range(3)))
+        H = [
+            sum(d.keeping[m, i, j] * H[j] for j in range(3)) + d.writing[m, i] * out
+            for i in range(3)
+        ]
+    return sum(H) / 3
+
+
+DEPTHS = {
+    "stream_lambdas": lambdas,
+    "attention_over_depth": over_depth,
+    "dynamic_dense": dynamic,
+    "hyper_connections(streams=3)": hyper,
+}
+
+
+@pytest.mark.parametrize("placement", ["pre", "peri"])
+@pytest.mark.parametrize("expression", DEPTHS)
+def test_a_mix_before_sublayers_is_its_definition(expression, placement):
+    decoder = tiny_decoder(depth=expression, placement=placement)
+    tokens = some_tokens(2, 9)
+    with torch.no_grad():
+        last = DEPTHS[expression](decoder.depth, Halves(decoder, 9), decoder.embed(tokens))
+        expected = decoder.head(decoder.norm(last))
+        torch.testing.assert_close(decoder(tokens), expected, rtol=0, atol=1e-12)
+
+
+@torch.no_grad()
+def test_a_block_s_first_argument_is_what_it_received():
+    """Hooks see one (B, L, D) tensor in and one out, whatever the mix carries beside them."""
+    decoder = tiny_decoder(depth="stream_lambdas")
+    seen: list[torch.Tensor] = []
+    for block in decoder.blocks:
+        block.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        block.register_forward_hook(lambda _, inputs, output: seen.append(output[0]))
+    x = decoder.embed(some_tokens(2, 5))
+    decoder.stream(x)
+    a, b = decoder.depth.a, decoder.depth.b
+    torch.testing.assert_close(seen[0], a[0] * x + b[0] * x, rtol=0, atol=0)
+    assert all(torch.equal(seen[n], seen[n + 1]) for n in (1, 3, 5))
+    assert {each.shape for each in seen} == {x.shape}
+
+
+def test_a_plain_stream_knows_nothing_of_the_seams():
+    """Blocks of the plain model are the plain block, and take and return what they always did."""
+    for depth in ("residual", "denseformer", "embedding_residual"):
+        decoder = Decoder(tiny_config(depth=depth))
+        assert {type(block) for block in decoder.blocks} == {Block}
+    assert {type(b) for b in Decoder(tiny_config(parallel=True)).blocks} == {ParallelBlock}
+
+
+# ------------------------------------------------------- normalizers at reference speed
+
+
+def sigmoid(x):
+    return 1 / (1 + x.shape[-1] * torch.exp(-x))
+
+
+def relu(x):
+    return torch.where(x > 0, x, 0) / x.shape[-1]
+
+
+def softpick(x):
+    e = torch.exp(x) - 1
+    return torch.where(e > 0, e, 0) / (e.abs().sum(-1, keepdim=True) + 1e-6)
+
+
+def clipped(x):
+    return (1.06 * torch.exp(x) / torch.exp(x).sum(-1, keepdim=True) - 0.03).clamp(0, 1)
+
+
+WEIGHTS = {"sigmoid": sigmoid, "relu": relu, "softpick": softpick, "clipped": clipped}
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_a_normalizer_of_its_own_form_is_its_definition(name, kv_heads, copies):
+    normalizer = build("normalizers", name)
+    normalizer.attach(tiny_config().shape)
+    normalizer.double()
+    q, k, v = (torch.randn(2, 7, heads, 8).double() for heads in (4, kv_heads, kv_heads))
+    k, v = k.repeat(1, copies, 1, 1), v.repeat(1, copies, 1, 1)
+    out = DotProduct(normalizer, scale=0.3, prefix=3)(q, k, v, keep=None, copies=copies)
+    for head in range(4):
+        group = head * kv_heads // 4
+        for row in range(7):
+            seen = [
+                c * 7 + key for c in range(copies) for key in range(max(row + 1, 3 * (row < 3)))
+            ]
+            x = 0.3 * torch.einsum("bd,bsd->bs", q[:, row, head], k[:, seen, group])
+            expected = torch.einsum("bs,bsd->bd", WEIGHTS[name](x), v[:, seen, group])
+            # softpick's ε is added to a sum that is divided by e^max here.
+            torch.testing.assert_close(out[:, row, head], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_logits_of_a_normalizer_of_its_own_form_are_float32():
+    normalizer = build("normalizers", "sigmoid")
+    seen: list[torch.dtype] = []
+    weights = normalizer.weights
+    normalizer.weights = lambda logits: seen.append(logits.dtype) or weights(logits)
+    dot = DotProduct(normalizer, scale=0.3, prefix=0)
+    heads = [torch.randn(1, 5, 2, 8) for _ in range(3)]
+    for dtype, autocast in ((torch.bfloat16, False), (torch.float32, True), (torch.float64, False)):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            out = dot(*(each.to(dtype) for each in heads), keep=None)
+        assert out.dtype == (torch.bfloat16 if autocast else dtype)
+    assert seen == [torch.float32, torch.float32, torch.float64]
+
+
+def test_a_normalizer_says_that_it_is_slow_and_probes_that_they_cannot_see_it():
+    decoder = tiny_decoder(normalizer="softpick").eval()
+    assert "softpick runs at reference speed" in decoder.blocks[0].attention.dot.normalizer.note
+    assert tiny_decoder(normalizer="softmax1").blocks[0].attention.dot.normalizer.note == ""
+    with (
+        watch(decoder, Sinks()),
+        pytest.raises(WakefulError, match=r"model.normalizer = softpick is not a softmax"),
+    ):
+        decoder(some_tokens(2, 5))

@@ -47,7 +47,8 @@ def decoder_of(folder: str, expression: str, kv_heads: int = 2, **overrides) -> 
 
 
 def is_own(folder: str, name: str) -> bool:
-    return name.startswith(f"{FIELD[folder]}.") or ".normalizer." in name
+    places = (".normalizer.",) if folder not in ("norms", "placements") else ("norm.",)
+    return name.startswith(f"{FIELD[folder]}.") or any(place in name for place in places)
 
 
 @every_example

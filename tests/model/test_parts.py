@@ -15,8 +15,8 @@ from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialise import initialise, seed_of
 from wakeful.model.mlps import make_mlp
-from wakeful.model.norms import make_norm
 from wakeful.model.positions import Rotary, rotate
+from wakeful.norms.base import Norm, Place
 from wakeful.variants import build, variants
 
 
@@ -29,6 +29,13 @@ def randomised(module: torch.nn.Module) -> torch.nn.Module:
 
 
 # ----------------------------------------------------------------------------- norms
+
+
+def make_norm(name: str, width: int, *, eps: float, bias: bool) -> Norm:
+    norm = build("norms", name)
+    place = Place(part="mlp", layer=1, num_layers=3, width=width, eps=eps, bias=bias)
+    norm.attach(place)
+    return norm
 
 
 def test_layernorm_by_hand():
@@ -315,7 +322,6 @@ def test_the_shape_fills_in_what_is_usual():
         ({"num_kv_heads": 8}, "num_kv_heads = 8"),
         ({"head_width": 0, "num_heads": 3, "num_kv_heads": 0}, "num_heads = 3 does not divide"),
         ({"head_width": 7}, "pairs of channels"),
-        ({"norm": "batchnorm"}, "norm must be one of.*rmsnorm_single, got 'batchnorm'"),
         ({"positions": "alibi"}, "positions must be one of"),
         ({"mlp": "relu"}, "mlp must be one of"),
         ({"relaxed_prefix": 25}, "relaxed_prefix = 25 is longer than model.max_length = 24"),

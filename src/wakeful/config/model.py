@@ -9,7 +9,6 @@ from wakeful.shape import Shape
 _MOST_ANGLES = 2**26
 """Of RoPE's table, which is made at once: a million positions of heads 128 wide."""
 MLPName = Literal["gelu", "gelu_exact", "swiglu"]
-NormName = Literal["layernorm", "rmsnorm", "rmsnorm_single"]
 PositionName = Literal["rotary", "learned", "none"]
 AttentionBias = Literal["same", "none", "qkv", "all"]
 
@@ -34,8 +33,10 @@ class ModelConfig:
     """Channels of a head. 0 means width / num_heads."""
     mlp_width: int = 344
     """Hidden channels of the feed-forward network."""
-    norm: NormName = "rmsnorm"
-    """LayerNorm, RMSNorm with a scale a channel (M), or RMSNorm with one scale (S)."""
+    norm: str = "rmsnorm"
+    """layernorm, rmsnorm (a scale a channel, M), rmsnorm_single (one scale, S)."""
+    placement: str = "pre"
+    """Where norms stand: pre, post, peri, or e.g. mixed(share=0.25), post-norm in the first."""
     norm_eps: float = 1e-5
     """Added to the variance."""
     positions: PositionName = "rotary"
@@ -92,7 +93,6 @@ class ModelConfig:
             )
         self._check_positions()
         for name, allowed in (
-            ("norm", NormName),
             ("positions", PositionName),
             ("mlp", MLPName),
             ("attention_bias", AttentionBias),

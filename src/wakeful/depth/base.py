@@ -1,4 +1,4 @@
-"""What a block receives from the residual stream."""
+"""What a block, or each half of it, receives from the residual stream."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -42,6 +42,36 @@ class DepthMix(Variant, nn.Module, ABC):
         if next(self.parameters(), None) is not None:
             raise WakefulError(f"{self} has parameters that another depth cannot inherit")
 
-    @abstractmethod
     def forward(self, number: int, x: Tensor, hiddens: Mapping[int, Tensor]) -> Tensor:
         """Return the stream (B, L, D) that follows block `number`, whose plain output is `x`."""
+        return x
+
+
+State = tuple[Tensor, ...]
+
+
+class SublayerMix(DepthMix):
+    """A depth mix that decides what each sublayer reads and what becomes of its output.
+
+    Sublayers are numbered from 1: block n's attention is 2n − 1, its feed-forward network 2n.
+    `state` is what the mix carries along: the embedding, all earlier outputs, parallel streams. The
+    plain stream would be `begin(x) = x, ()` and `step(number, x, out, state) = x + out, ()`.
+    """
+
+    @abstractmethod
+    def begin(self, x: Tensor) -> tuple[Tensor, State]:
+        """Return what the first sublayer reads, and the state, given the embedding X_0."""
+
+    @abstractmethod
+    def step(self, number: int, x: Tensor, out: Tensor, state: State) -> tuple[Tensor, State]:
+        """Return what follows sublayer `number`, which read `x` and put out `out`, and the state.
+
+        That is what the next sublayer reads or, after the last, the final norm. All are (B, L, D).
+        """
+
+    def projected(self, number: int, x: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what the query, key and value projections of attention `number` read.
+
+        Where a mix overrides this, the attention's norm is applied to each of the three.
+        """
+        return x, x, x

@@ -1,9 +1,5 @@
 """The plain residual stream."""
 
-from collections.abc import Mapping
-
-from torch import Tensor
-
 from wakeful.depth.base import DepthMix
 
 
@@ -12,6 +8,3 @@ class Residual(DepthMix):
 
     examples = ("residual",)
     neutral = "residual"
-
-    def forward(self, number: int, x: Tensor, hiddens: Mapping[int, Tensor]) -> Tensor:
-        return x

@@ -20,9 +20,9 @@ from wakeful.model.initialise import initialise
 from wakeful.normalizers.base import Normalizer
 
 _PARTS: dict[str, tuple[str, ...]] = {
-    "all": ("attention_norm.", "attention.", "mlp_norm.", "mlp."),
-    "attention": ("attention_norm.", "attention."),
-    "mlp": ("mlp_norm.", "mlp."),
+    "all": ("attention", "mlp"),
+    "attention": ("attention",),
+    "mlp": ("mlp",),
     "without_norms": ("attention.", "mlp."),
 }
 _PROJECTIONS = ("query", "key", "value")
@@ -147,7 +147,7 @@ def _assembled(
     _start_variants(target, ends, donors)
     for layer, donor in enumerate(donors):
         _copy_block(target, layer, donor, _PARTS[copy])
-        if "attention." in _PARTS[copy]:
+        if copy != "mlp":
             _keep_logits(target, layer, donor)
     return target
 

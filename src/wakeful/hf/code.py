@@ -2,8 +2,8 @@
 
 Transformers loads them with `trust_remote_code=True` where `wakeful` is not installed. It copies a
 model's files by the relative imports it finds in them and knows no folders, so
-`wakeful.model.decoder` becomes `wakeful__model__decoder.py`. Only the routes, depth mixes,
-normalizers and scalings that the model uses go along.
+`wakeful.model.decoder` becomes `wakeful__model__decoder.py`. Only the variants that the model uses
+go along.
 """
 
 import importlib
@@ -25,7 +25,7 @@ AUTO_MAP = {
     "AutoModel": "modeling_wakeful.WakefulModel",
     "AutoModelForCausalLM": "modeling_wakeful.WakefulForCausalLM",
 }
-FOLDERS = ("routes", "depth", "normalizers", "ropes")
+FOLDERS = ("routes", "depth", "normalizers", "norms", "placements", "ropes")
 _DISCOVERY = "wakeful.discovery"
 _IMPORT = re.compile(r"^( *)from (wakeful[\w.]*|jaxtyping) import", re.MULTILINE)
 _JAXTYPING = '''"""Shapes in annotations, which say what they mean and are not checked here."""
@@ -74,7 +74,7 @@ def _flat(module: str) -> str:
 
 def _variants(decoder: Decoder) -> list[type[Variant]]:
     """Return the classes of every variant that the decoder is made of."""
-    parts: list[object] = list(decoder.modules())
+    parts: list[object] = [*decoder.modules(), decoder.placement]
     if decoder.config.positions == "rotary":
         parts.append(decoder.rotary.scaling)
     found = {type(part) for part in parts if isinstance(part, Variant)}

@@ -50,7 +50,7 @@ class WakefulPreTrainedModel(PreTrainedModel):
         """Give a module's own tensors their start; a checkpoint's are marked and left alone."""
         # A resized embedding is not in the model yet, and has no name.
         name = next((name for name, each in self.named_modules() if each is module), "")
-        starts = defined_starts(self.config.model, name, module)
+        starts = defined_starts(self.config.model, self, name, module)
         if starts is None:
             super()._init_weights(module)
             std = residual_std(self.config.model, name)

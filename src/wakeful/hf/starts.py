@@ -9,13 +9,14 @@ import re
 from torch import Tensor, nn
 
 from wakeful.config.model import ModelConfig
+from wakeful.depth.base import DepthMix
 from wakeful.model.positions import Rotary
+from wakeful.normalizers.base import Normalizer
+from wakeful.norms.base import Norm
+from wakeful.routes.base import ValueRoute
 from wakeful.variants import build
 
 _RESIDUAL = re.compile(r"\.(o_proj|down_proj)$")
-_DEFINED = re.compile(
-    r"(?:^|\.)decoder\.(?:blocks\.\d+\.attention\.dot\.)?(route|depth|normalizer)(?:\.(.*))?$"
-)
 
 
 def residual_std(model: ModelConfig, name: str) -> float | None:
@@ -25,23 +26,41 @@ def residual_std(model: ModelConfig, name: str) -> float | None:
     return model.init_std / math.sqrt(2 * model.num_layers)
 
 
-def defined_starts(model: ModelConfig, name: str, module: nn.Module) -> dict[str, Tensor] | None:
-    """Return the starts that a module's definition gives its tensors, None where it gives none."""
+def defined_starts(
+    model: ModelConfig, root: nn.Module, name: str, module: nn.Module
+) -> dict[str, Tensor] | None:
+    """Return the starts that a definition gives a module's own tensors, None where it gives none.
+
+    `module` is `name` in `root`: a variant, or a part of one.
+    """
     if isinstance(module, Rotary):
         cos, sin = module.table()
         return {"cos": cos, "sin": sin}
-    found = _DEFINED.search(name)
-    if found is None:
-        return None
-    match found[1]:
-        case "route":
-            twin = build("routes", model.route)
+    parts = name.split(".")
+    for length in range(1, len(parts) + 1):
+        owner = root.get_submodule(".".join(parts[:length]))
+        twin = _twin(model, owner)
+        if twin is not None:
+            fresh = twin.get_submodule(".".join(parts[length:]))
+            return dict(fresh.named_parameters()) | dict(fresh.named_buffers())
+    return None
+
+
+def _twin(model: ModelConfig, module: nn.Module) -> nn.Module | None:
+    """Return a variant as its definition starts it, None for what is not one."""
+    match module:
+        case ValueRoute():
+            twin = build("routes", str(module))
             twin.attach(model.shape, range(model.num_layers))
-        case "depth":
-            twin = build("depth", model.depth)
+        case DepthMix():
+            twin = build("depth", str(module))
             twin.attach(model.shape)
+        case Normalizer():
+            twin = build("normalizers", str(module))
+            twin.attach(model.shape)
+        case Norm():
+            twin = build("norms", str(module))
+            twin.attach(module.place)
         case _:
-            twin = build("normalizers", model.normalizer)
-            twin.attach(model.shape)
-    fresh = twin.get_submodule(found[2] or "")
-    return dict(fresh.named_parameters()) | dict(fresh.named_buffers())
+            return None
+    return twin

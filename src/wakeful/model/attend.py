@@ -16,6 +16,7 @@ so it costs one more pass over the output and never makes an L × S matrix.
 
 import functools
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +27,7 @@ from wakeful.errors import WakefulError
 from wakeful.normalizers.base import sink_softmax
 
 _aten = torch.ops.aten
+Weigh = Callable[[Tensor], Tensor]
 
 
 def attend(
@@ -57,7 +59,7 @@ def attend(
     q, k, v = _one_dtype(q, k, v)
     queries, keys = q.shape[1], k.shape[1]
     if keep is None and copies > 1:
-        keep = causal_mask(queries, keys // copies, prefix, q.device).repeat(1, 1, copies)
+        keep = _causal(q, k, prefix, copies)
     if keep is not None:
         return _kernel(q, k, v, sink, keep, False, scale)
     if queries == keys:
@@ -69,8 +71,35 @@ def attend(
         return out
     if queries == 1:
         return _kernel(q, k, v, sink, None, False, scale)
-    keep = causal_mask(queries, keys, prefix, q.device)
-    return _kernel(q, k, v, sink, keep, False, scale)
+    return _kernel(q, k, v, sink, _causal(q, k, prefix, 1), False, scale)
+
+
+def attend_by_definition(
+    q: Float[Tensor, "B L H d"],
+    k: Float[Tensor, "B S G d"],
+    v: Float[Tensor, "B S G d"],
+    weigh: Weigh,
+    *,
+    scale: float,
+    prefix: int = 0,
+    keep: Bool[Tensor, "#B L S"] | None = None,
+    copies: int = 1,
+) -> Float[Tensor, "B L H d"]:
+    """Return what `attend` does for weights of any form, which no fused kernel knows.
+
+    `weigh` makes weights (B, H, L, S) of logits, in float32 at least, where those masked are −∞.
+    """
+    q, k, v = _one_dtype(q, k, v)
+    keep = _causal(q, k, prefix, copies) if keep is None else keep
+    exact = torch.promote_types(q.dtype, torch.float32)
+    with torch.autocast(q.device.type, enabled=False):
+        out, _ = _weighted(q.to(exact), k.to(exact), v.to(exact), weigh, scale, keep)
+    return out.to(q.dtype)
+
+
+def _causal(q: Tensor, k: Tensor, prefix: int, copies: int) -> Bool[Tensor, "1 L S"]:
+    keep = causal_mask(q.shape[1], k.shape[1] // copies, prefix, q.device)
+    return keep.repeat(1, 1, copies) if copies > 1 else keep
 
 
 def causal_mask(
@@ -98,11 +127,16 @@ def explicit_attention(
 
     The law that the kernels are tested against; precision is the inputs' own.
     """
+    return _weighted(q, k, v, functools.partial(sink_softmax, sink=sink), scale, keep)
+
+
+def _weighted(
+    q: Tensor, k: Tensor, v: Tensor, weigh: Weigh, scale: float, keep: Tensor
+) -> tuple[Tensor, Tensor]:
     repeats = q.shape[2] // k.shape[2]
     k, v = (heads.repeat_interleave(repeats, dim=2) for heads in (k, v))
     logits = torch.einsum("blhd,bshd->bhls", q, k) * scale
-    logits = logits.masked_fill(~keep.unsqueeze(1), -math.inf)
-    weights = sink_softmax(logits, sink)
+    weights = weigh(logits.masked_fill(~keep.unsqueeze(1), -math.inf))
     return torch.einsum("bhls,bshd->blhd", weights, v), weights
 
 

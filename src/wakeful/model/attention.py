@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from wakeful.model.attend import attend
+from wakeful.model.attend import attend, attend_by_definition
 from wakeful.model.flow import Flow
 from wakeful.model.positions import rotate
 from wakeful.normalizers.base import Normalizer
+from wakeful.norms.base import Part
 from wakeful.roles import BIAS, READS, WRITES, HasRoles, Role
 from wakeful.routes.base import QKV, Read, RoutePlan, ValueRoute
 from wakeful.shape import Shape
@@ -79,6 +80,10 @@ class DotProduct(nn.Module):
     ) -> Float[Tensor, "B L H d"]:
         if keep is not None and copies > 1:
             keep = keep.repeat(1, 1, copies)
+        if not self.normalizer.fused:
+            weigh = self.normalizer.weights
+            rest = {"scale": self.scale, "prefix": self.prefix, "keep": keep, "copies": copies}
+            return attend_by_definition(q, k, v, weigh, **rest)
         return attend(
             q,
             k,
@@ -104,7 +109,7 @@ class Attention(HasRoles, nn.Module):
         qkv_bias: bool,
         out_bias: bool,
         rotary: bool,
-        head_norm: Callable[[], nn.Module],
+        head_norm: Callable[[Part], nn.Module],
         scale: float,
         prefix: int,
     ) -> None:
@@ -117,12 +122,12 @@ class Attention(HasRoles, nn.Module):
 
         self.layer = layer
         self.query = (
-            heads(shape.num_heads, rotary, head_norm())
+            heads(shape.num_heads, rotary, head_norm("query"))
             if plan.owns("query", layer)
             else Borrowed(Read("query", source.query))
         )
         self.key = (
-            heads(shape.num_kv_heads, rotary, head_norm())
+            heads(shape.num_kv_heads, rotary, head_norm("key"))
             if plan.owns("key", layer)
             else Borrowed(Read("keys", source.key))
         )
@@ -146,8 +151,13 @@ class Attention(HasRoles, nn.Module):
 
     def forward(self, x: Tensor, flow: Flow) -> tuple[Tensor, dict[Read, Tensor]]:
         """Return the attention's output (B, L, D) and what later layers will read."""
-        q, k, v = self.query(x, flow), self.key(x, flow), self.value(x, flow)
-        raw = mixed = QKV(q, k, v)
+        return self.of_three(x, x, x, flow)
+
+    def of_three(
+        self, x: Tensor, x_key: Tensor, x_value: Tensor, flow: Flow
+    ) -> tuple[Tensor, dict[Read, Tensor]]:
+        """Return the same where keys and values are of other inputs; routes see the queries' x."""
+        raw = mixed = QKV(self.query(x, flow), self.key(x_key, flow), self.value(x_value, flow))
         for route in self.mixers:
             mixed = route.mix(self.layer, x, mixed, flow.memory)
         keys, values = mixed.k, mixed.v

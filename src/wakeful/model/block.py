@@ -1,26 +1,35 @@
 """One layer of the decoder."""
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
+from wakeful.depth.base import State, SublayerMix
 from wakeful.model.attention import Attention
 from wakeful.model.flow import Flow
+from wakeful.norms.base import Part
+from wakeful.placements.base import Where
 from wakeful.routes.base import Read
+
+MakeNorm = Callable[[Part], nn.Module]
+Left = dict[Read, Tensor]
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)): the pre-norm Transformer block."""
+    """x + attention(norm(x)), then x + mlp(norm(x)): the pre-norm Transformer block.
 
-    def __init__(
-        self, attention_norm: nn.Module, attention: Attention, mlp_norm: nn.Module, mlp: nn.Module
-    ) -> None:
+    Whatever the kind of block, its first argument is what it received and the first of what it
+    returns is its output, both (B, L, D); the second is what later layers will read of it.
+    """
+
+    def __init__(self, norm: MakeNorm, attention: Attention, mlp: nn.Module) -> None:
         super().__init__()
-        self.attention_norm = attention_norm
+        self.attention_norm = norm("attention")
         self.attention = attention
-        self.mlp_norm = mlp_norm
+        self.mlp_norm = norm("mlp")
         self.mlp = mlp
 
-    def forward(self, x: Tensor, flow: Flow) -> tuple[Tensor, dict[Read, Tensor]]:
-        """Return the block's output (B, L, D) and what later layers will read of it."""
+    def forward(self, x: Tensor, flow: Flow) -> tuple[Tensor, Left]:
         attended, left = self.attention(self.attention_norm(x), flow)
         x = x + attended
         return x + self.mlp(self.mlp_norm(x)), left
@@ -29,6 +38,71 @@ class Block(nn.Module):
 class ParallelBlock(Block):
     """x + attention(norm(x)) + mlp(norm'(x)): both halves read the block's input (GPT-NeoX)."""
 
-    def forward(self, x: Tensor, flow: Flow) -> tuple[Tensor, dict[Read, Tensor]]:
+    def forward(self, x: Tensor, flow: Flow) -> tuple[Tensor, Left]:
         attended, left = self.attention(self.attention_norm(x), flow)
         return x + attended + self.mlp(self.mlp_norm(x)), left
+
+
+class PostBlock(Block):
+    """norm(x + attention(x)), then norm(x + mlp(x))."""
+
+    def forward(self, x: Tensor, flow: Flow) -> tuple[Tensor, Left]:
+        attended, left = self.attention(x, flow)
+        x = self.attention_norm(x + attended)
+        return self.mlp_norm(x + self.mlp(x)), left
+
+
+class PeriBlock(Block):
+    """x + norm'(attention(norm(x))), then x + norm'(mlp(norm(x)))."""
+
+    def __init__(self, norm: MakeNorm, attention: Attention, mlp: nn.Module) -> None:
+        super().__init__(norm, attention, mlp)
+        self.attention_output_norm = norm("attention_output")
+        self.mlp_output_norm = norm("mlp_output")
+
+    def forward(self, x: Tensor, flow: Flow) -> tuple[Tensor, Left]:
+        attended, left = self.attention(self.attention_norm(x), flow)
+        x = x + self.attention_output_norm(attended)
+        return x + self.mlp_output_norm(self.mlp(self.mlp_norm(x))), left
+
+
+class SublayerBlock(Block):
+    """A block whose halves read and write through a depth mix, which adds in the plain sum's place.
+
+    It takes the mix's state as its third argument and returns it as the third of its results.
+    """
+
+    def __init__(
+        self,
+        norm: MakeNorm,
+        attention: Attention,
+        mlp: nn.Module,
+        *,
+        layer: int,
+        depth: SublayerMix,
+        both: bool,
+    ) -> None:
+        super().__init__(norm, attention, mlp)
+        self.attention_output_norm = norm("attention_output") if both else nn.Identity()
+        self.mlp_output_norm = norm("mlp_output") if both else nn.Identity()
+        self.number = 2 * layer + 1
+        self.depth = [depth]  # a plain list: the decoder owns the mix and its parameters
+        self.projects = type(depth).projected is not SublayerMix.projected
+
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, x: Tensor, flow: Flow, state: State
+    ) -> tuple[Tensor, Left, State]:
+        (depth,) = self.depth
+        if self.projects:
+            three = depth.projected(self.number, x, state)
+            attended, left = self.attention.of_three(*map(self.attention_norm, three), flow)
+        else:
+            attended, left = self.attention(self.attention_norm(x), flow)
+        x, state = depth.step(self.number, x, self.attention_output_norm(attended), state)
+        out = self.mlp_output_norm(self.mlp(self.mlp_norm(x)))
+        x, state = depth.step(self.number + 1, x, out, state)
+        return x, left, state
+
+
+BLOCKS: dict[Where, type[Block]] = {"before": Block, "over": PostBlock, "both": PeriBlock}
+"""By where the norms stand, in a plain stream."""

@@ -14,18 +14,19 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from wakeful.config.model import ModelConfig
-from wakeful.depth.base import DepthMix
+from wakeful.depth.base import DepthMix, SublayerMix
 from wakeful.errors import WakefulError
 from wakeful.model.attend import causal_mask
 from wakeful.model.attention import Attention
-from wakeful.model.block import Block, ParallelBlock
+from wakeful.model.block import BLOCKS, Block, ParallelBlock, SublayerBlock
 from wakeful.model.cache import Cache, Slot
 from wakeful.model.flow import Flow
 from wakeful.model.loss import IGNORED, cross_entropy
 from wakeful.model.mlps import make_mlp
-from wakeful.model.norms import make_norm
 from wakeful.model.positions import Rotary, Rotation
 from wakeful.normalizers.base import Normalizer
+from wakeful.norms.base import Norm, Part, Place
+from wakeful.placements.base import Placement
 from wakeful.roles import HEAD, TABLE, HasRoles, Marked, Role
 from wakeful.routes.base import EMBEDDED, TOKENS, Read, RoutePlan, ValueRoute
 from wakeful.variants import build
@@ -54,8 +55,9 @@ class Decoder(HasRoles, Marked):
         depth: DepthMix = build("depth", config.depth)
         depth.attach(shape)
         self.depth = depth
+        self.placement: Placement = build("placements", config.placement)
         self.blocks = nn.ModuleList(self._block(layer) for layer in range(shape.num_layers))
-        self.norm = make_norm(config.norm, config.width, eps=config.norm_eps, bias=config.bias)
+        self.norm = self._norm("final", shape.num_layers)
         self.head = nn.Linear(config.width, config.vocab_size, bias=False)
         if config.tied:
             self.head.weight = self.embed.weight
@@ -170,13 +172,7 @@ class Decoder(HasRoles, Marked):
             x = x + self.positions.weight[spots]
         memory = self._before_layers(tokens, x) if self.plan.before else {}
         flow = Flow(memory=memory, cache=cache, rotation=self._rotation(spots), keep=keep)
-        hiddens = {0: x} if 0 in self._kept_hiddens else {}
-        for number, block in enumerate(self.blocks, start=1):
-            x, left = self._run(block, x, flow)
-            flow.memory.update(left)
-            if number in self._kept_hiddens:
-                hiddens[number] = x
-            x = self.depth(number, x, hiddens)
+        x = self._through(x, flow)
         if cache is not None:
             cache.advance(end - start)
         return self.norm(x)
@@ -230,13 +226,8 @@ class Decoder(HasRoles, Marked):
         if config.scale_logits_by_layer:
             scale /= layer + 1
 
-        def norm() -> nn.Module:
-            return make_norm(config.norm, config.width, eps=config.norm_eps, bias=config.bias)
-
-        def head_norm() -> nn.Module:
-            if not config.qk_norm:
-                return nn.Identity()
-            return make_norm("rmsnorm", shape.head_width, eps=config.norm_eps, bias=False)
+        def head_norm(part: Part) -> nn.Module:
+            return self._norm(part, layer) if config.qk_norm else nn.Identity()
 
         attention = Attention(
             layer,
@@ -251,13 +242,61 @@ class Decoder(HasRoles, Marked):
             prefix=config.relaxed_prefix,
         )
         mlp = make_mlp(config.mlp, config.width, config.mlp_width, bias=config.bias)
-        kind = ParallelBlock if config.parallel else Block
-        return kind(norm(), attention, norm(), mlp)
+        norm = partial(self._norm, layer=layer)
+        where = self.placement.at(layer, shape.num_layers)
+        if isinstance(self.depth, SublayerMix):
+            if where == "over" or config.parallel:
+                other = (
+                    "model.parallel" if config.parallel else f"model.placement = {self.placement}"
+                )
+                raise WakefulError(
+                    f"model.depth = {self.depth} decides how each sublayer's output is added, and "
+                    f"so does {other}: keep one of them"
+                )
+            both = where == "both"
+            return SublayerBlock(norm, attention, mlp, layer=layer, depth=self.depth, both=both)
+        if config.parallel and where != "before":
+            raise WakefulError(
+                f"model.parallel knows model.placement = pre alone, got {self.placement}"
+            )
+        return (ParallelBlock if config.parallel else BLOCKS[where])(norm, attention, mlp)
 
-    def _run(self, block: nn.Module, x: Tensor, flow: Flow) -> tuple[Tensor, dict[Read, Tensor]]:
+    def _norm(self, part: Part, layer: int) -> Norm:
+        config = self.config
+        of_heads = part in ("query", "key")
+        norm: Norm = build("norms", "rmsnorm" if of_heads else config.norm)
+        place = Place(
+            part=part,
+            layer=layer,
+            num_layers=config.num_layers,
+            width=config.shape.head_width if of_heads else config.width,
+            eps=config.norm_eps,
+            bias=config.bias,
+        )
+        norm.attach(place)
+        return norm
+
+    def _through(self, x: Tensor, flow: Flow) -> Tensor:
+        """Return what the final norm reads."""
+        if isinstance(self.depth, SublayerMix):
+            x, state = self.depth.begin(x)
+            for block in self.blocks:
+                x, left, state = self._run(block, x, flow, state)
+                flow.memory.update(left)
+            return x
+        hiddens = {0: x} if 0 in self._kept_hiddens else {}
+        for number, block in enumerate(self.blocks, start=1):
+            x, left = self._run(block, x, flow)
+            flow.memory.update(left)
+            if number in self._kept_hiddens:
+                hiddens[number] = x
+            x = self.depth(number, x, hiddens)
+        return x
+
+    def _run(self, block: nn.Module, *inputs: Any) -> Any:
         if self.checkpoint_activations and torch.is_grad_enabled():
-            return self.recompute(block, x, flow)
-        return block(x, flow)
+            return self.recompute(block, *inputs)
+        return block(*inputs)
 
     def _before_layers(self, tokens: Tensor | None, x: Tensor) -> dict[Read, Tensor]:
         memory: dict[Read, Tensor] = {}

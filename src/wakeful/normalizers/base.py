@@ -1,22 +1,29 @@
 """What turns attention logits into weights.
 
-Every normalizer here is a softmax with a constant e^s added to its denominator, for each head;
-s = −∞ is the ordinary softmax. That form is what lets any fused kernel serve it: see
-`wakeful.model.attend`.
+A fused normalizer is a softmax with a constant e^s added to its denominator, for each head; s = −∞
+is the ordinary softmax. That form is what lets any fused kernel serve it: see
+`wakeful.model.attend`. Any other weights are computed by their definition, at reference speed.
 """
 
-from abc import ABC, abstractmethod
+from abc import ABC
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from wakeful.errors import WakefulError
 from wakeful.shape import Shape
 from wakeful.variants import Variant
 
 
 class Normalizer(Variant, nn.Module, ABC):
-    """p_i = e^{x_i} / (e^s + Σ_j e^{x_j}) for one layer; a subclass chooses s."""
+    """The weights of one layer: p_i = e^{x_i} / (e^s + Σ_j e^{x_j}) where `log_sink` gives s.
+
+    A subclass that sets `fused = False` gives `weights` instead, and has no sink.
+    """
+
+    fused: bool = True
+    """Whether the weights have that form, which fused kernels and the probes know."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,12 +36,29 @@ class Normalizer(Variant, nn.Module, ABC):
         """Set the parameters as near the softmax as can be; return what is changed, or ""."""
         return "" if str(self) == self.neutral else f"{self} takes a share from every weight"
 
-    @abstractmethod
+    @property
+    def note(self) -> str:
+        """What a reader of its speed and memory must know; "" if nothing."""
+        if self.fused:
+            return ""
+        return f"{self} runs at reference speed: every head's L × S matrix is made"
+
     def log_sink(self) -> Float[Tensor, "heads"] | None:
-        """Return s for each head, or None for s = −∞ (nothing added)."""
+        """Return s for each head, or None for s = −∞ (nothing added).
+
+        Raises:
+            WakefulError: the weights do not have that form.
+        """
+        raise WakefulError(
+            f"model.normalizer = {self} is not a softmax with a constant in its denominator: what "
+            "needs a log-sum-exp, such as the probes of attention, cannot see its weights"
+        )
 
     def weights(self, logits: Float[Tensor, "B H L S"]) -> Float[Tensor, "B H L S"]:
-        """Return the attention weights by their definition; masked logits are −∞."""
+        """Return the attention weights by their definition; masked logits are −∞.
+
+        Logits come in float32 or float64, whatever the model computes in.
+        """
         return sink_softmax(logits, self.log_sink())
 
 

@@ -167,6 +167,8 @@ def canonical(config: ModelConfig) -> ModelConfig:
         num_kv_heads=shape.num_kv_heads,
         head_width=shape.head_width,
         attention_bias=biases[config.qkv_bias, config.out_bias],
+        norm=str(build("norms", config.norm)),
+        placement=str(build("placements", config.placement)),
         rope=str(build("ropes", config.rope)),
         rope_theta=config.rope_theta if rotary else 10_000.0,
         rotary_width=config.rotary_width or shape.head_width if rotary else 0,

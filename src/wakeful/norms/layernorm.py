@@ -1,0 +1,21 @@
+"""LayerNorm."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from wakeful.norms.base import Norm, Place
+
+
+class LayerNorm(Norm):
+    """(x − mean x) / √(var x + ε) · γ + β; β where the model has biases (Ba et al. 2016)."""
+
+    examples = ("layernorm",)
+
+    def attach(self, place: Place) -> None:
+        super().attach(place)
+        self.weight = nn.Parameter(torch.ones(place.width))
+        self.bias = nn.Parameter(torch.zeros(place.width)) if place.bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, (self.place.width,), self.weight, self.bias, self.place.eps)
