@@ -1,5 +1,10 @@
 """Small models and the list of every variant, for all tests."""
 
+import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +37,26 @@ NEUTRALS = [
     for kind in variants(folder).values()
     if kind.neutral is not None
 ]
+
+
+@contextmanager
+def rivals() -> Iterator[None]:
+    """Make variants of the files in `tests/rivals`, whose folders are called as the package's."""
+    place = Path(__file__).parent / "rivals"
+    packages = [importlib.import_module(f"wakeful.{folder.name}") for folder in place.iterdir()]
+    paths = [list(package.__path__) for package in packages]
+    for package in packages:
+        package.__path__.append(str(place / package.__name__.rpartition(".")[2]))
+    variants.cache_clear()
+    try:
+        yield
+    finally:
+        for package, path in zip(packages, paths, strict=True):
+            package.__path__[:] = path
+        for name, module in list(sys.modules.items()):
+            if str(place) in str(getattr(module, "__file__", "")):
+                del sys.modules[name]
+        variants.cache_clear()
 
 
 def tiny_config(**overrides: Any) -> ModelConfig:

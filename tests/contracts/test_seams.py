@@ -4,31 +4,36 @@
 run. Every rival owes what every variant owes.
 """
 
-import importlib
 import inspect
+import json
+import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from contracts import test_variants_contract as contract
-from helpers import FIELD, gradients, some_tokens, tiny_config, tiny_decoder
+from helpers import FIELD, gradients, rivals, some_tokens, tiny_config, tiny_decoder
 from hf.models import padded, pair
+from hf.test_export import ALONE
+from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
+from wakeful.hf.weights_out import export
+from wakeful.loading.load import read_decoder
 from wakeful.model.attention import DotProduct
 from wakeful.model.block import Block, ParallelBlock
 from wakeful.model.decoder import Decoder
 from wakeful.model.flow import Flow
 from wakeful.norms.base import Norm
 from wakeful.probes.attention import Sinks
+from wakeful.probes.hidden import Outliers
 from wakeful.probes.watch import watch
-from wakeful.variants import build, variants
+from wakeful.quant import quantised_layers, quantize
+from wakeful.variants import build
 
 pytestmark = pytest.mark.filterwarnings("error")
-PLACE = Path(__file__).parents[1] / "rivals"
 RIVALS = [
     ("routes", "gated_attention"),
     ("routes", "xsa"),
@@ -56,17 +61,9 @@ every_rival = pytest.mark.parametrize(("folder", "expression"), RIVALS, ids=[e f
 
 
 @pytest.fixture(scope="module", autouse=True)
-def rivals() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        for folder in FIELD:
-            package = importlib.import_module(f"wakeful.{folder}")
-            patch.setattr(package, "__path__", [*package.__path__, str(PLACE / folder)])
-        variants.cache_clear()
+def _rivals() -> Iterator[None]:
+    with rivals():
         yield
-    for name, module in list(sys.modules.items()):
-        if str(PLACE) in str(getattr(module, "__file__", "")):
-            del sys.modules[name]
-    variants.cache_clear()
 
 
 CONTRACTS = [
@@ -109,6 +106,54 @@ def test_a_rival_runs_in_transformers(folder, expression):
     written = model.generate(tokens[:1], max_new_tokens=4, do_sample=False)
     again = model.generate(tokens[:1], max_new_tokens=4, do_sample=False, use_cache=False)
     assert torch.equal(written, again)
+
+
+# ------------------------------------------------------------------- all of them in one model
+
+
+ALL = {
+    "route": "then(value_embeddings(stream=True), gated_attention, xsa)",
+    "depth": "dynamic_dense",
+    "normalizer": "clipped",
+    "norm": "gated_norm",
+    "placement": "peri",
+}
+
+
+@torch.no_grad()
+def test_a_model_of_rivals_is_exported_and_stands_alone(tmp_path):
+    decoder = tiny_decoder(dtype=torch.float32, vocab_size=270, **ALL).eval()
+    tokenizer = Tokenizer.train(["def f(x):\n    return x + 1\n"] * 5, 270)
+    assert export(decoder, tmp_path / "out", tokenizer=tokenizer) == "wakeful"
+    tokens = some_tokens(2, 9)
+    torch.save((tokens, decoder(tokens)), tmp_path / "out" / "wanted.pt")
+    environment = {"HF_MODULES_CACHE": str(tmp_path / "modules"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, str(tmp_path / "out")],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    again = read_decoder(tmp_path / "out").decoder()
+    assert torch.equal(again(tokens), decoder(tokens))
+
+
+@torch.no_grad()
+def test_a_model_of_rivals_is_quantized():
+    decoder = tiny_decoder(dtype=torch.float32, **ALL).eval()
+    small = quantize(decoder, "fine")
+    assert {f"blocks.3.attention.{part}" for part in ("query", "key", "value", "out")} < set(
+        quantised_layers(small)
+    )
+    tokens = some_tokens(2, 9)
+    wanted, found = decoder(tokens), small(tokens)
+    assert (found - wanted).norm() / wanted.norm() < 0.1
+
+
+def test_a_model_of_rivals_compiles_whole():
+    options = [ALL, ALL | {"depth": "attention_over_depth", "norm": "layernorm"}]
+    for model, (logits, gradient) in contract.compiled([json.dumps(o) for o in options]).items():
+        assert logits < 1e-12, model
+        assert gradient < 1e-10, model
 
 
 # -------------------------------------------------------------------------------- documents
@@ -466,3 +511,6 @@ def test_a_normalizer_says_that_it_is_slow_and_probes_that_they_cannot_see_it():
         pytest.raises(WakefulError, match=r"model.normalizer = softpick is not a softmax"),
     ):
         decoder(some_tokens(2, 5))
+    with watch(decoder, Outliers()) as seen:
+        decoder(some_tokens(2, 5))
+    assert set(seen.frame["layer"]) == {-1, 0, 1, 2, 3}

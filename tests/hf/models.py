@@ -20,6 +20,8 @@ VARIANTS = {
     "denseformer": {"depth": "denseformer"},
     "gpt-2": {"norm": "layernorm", "positions": "learned", "mlp": "gelu", "bias": True},
     "no positions": {"positions": "none"},
+    "norms around": {"placement": "peri", "norm": "layernorm", "bias": True},
+    "norms over sums, then before": {"placement": "mixed(share=0.5)"},
     "odd parts": {
         "qk_norm": True, "attention_bias": "qkv", "parallel": True, "rotary_width": 2,
         "rope": "linear(factor=2.0)", "norm": "rmsnorm_single",

@@ -51,7 +51,7 @@ class Normalizer(Variant, nn.Module, ABC):
         """
         raise WakefulError(
             f"model.normalizer = {self} is not a softmax with a constant in its denominator: what "
-            "needs a log-sum-exp, such as the probes of attention, cannot see its weights"
+            "needs a log-sum-exp does not apply"
         )
 
     def weights(self, logits: Float[Tensor, "B H L S"]) -> Float[Tensor, "B H L S"]:

@@ -83,7 +83,14 @@ class DecoderSource(EventSource):
         if keep is None and dot.prefix > 1:
             keep = causal_mask(length, length, dot.prefix, q.device)
         seen = Visibility() if keep is None else visibility(keep, self.valid, None)
-        sink = kwargs.get("sink", dot.normalizer.log_sink())
+        if dot.normalizer.fused:
+            sink = kwargs.get("sink", dot.normalizer.log_sink())
+        else:
+            sink = None
+            unseen = (
+                f"model.normalizer = {dot.normalizer} is not a softmax with a constant in its "
+                "denominator, so probes of attention do not apply (those of hidden states do)"
+            )
         return AttentionEvent(
             layer, q, k, v, kwargs.get("scale", dot.scale), keep=seen.keep, valid=self.valid,
             sink=None if sink is None else sink.detach(), unseen=unseen,
