@@ -85,6 +85,7 @@ def test_it_leaves_ordinary_runs_and_one_page(done: Path, reference: Run, text: 
         == 3 / 4 * (sizes["reference"]["cache_bytes_per_token"])
     )
     page = (done / "report.html").read_text()
+    assert "<dt>BOS</dt><dd>none before a window" in page
     assert len(re.findall('class="spec"', page)) == 1 + 4
     for words in ("heir-3", "stacking-1", "parity", "What it saved", "change the stream"):
         assert words in page, words

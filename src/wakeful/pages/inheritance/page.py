@@ -82,6 +82,8 @@ def _method(summary: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[
         "tokenizer",
         "Validation": f"{data['validation_tokens']:,} tokens, fixed, each predicted once in "
         f"windows of {train['length']}; the reference on the same by the same code{dropped}",
+        "BOS": "none before a window, for heir and reference; each document ends with the "
+        "end-of-text token",
         "Training": f"{train['steps']} steps a round ({steps}) of {train['batch_size']} sequences "
         f"of {train['length']} tokens, the same for all; {optimizer['name']}, learning rate "
         f"{optimizer['lr']:g} after {optimizer['warmup_steps']} steps, cosine to "
