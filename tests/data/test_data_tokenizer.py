@@ -2,12 +2,14 @@
 
 import hashlib
 import json
+from pathlib import Path
 
 import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from wakeful.data import tokenizer as tokenizer_module
 from wakeful.data.decoding import StreamDecoder
@@ -216,3 +218,26 @@ def test_what_cannot_be_loaded(tmp_path):
     assert "has no token '<|endoftext|>'" in failure()
     (tmp_path / "tokenizer_config.json").write_text("{")
     assert "is not JSON" in failure()
+
+
+def test_what_lies_beside_a_tokenizer_goes_where_it_goes(tmp_path: Path) -> None:
+    inner = Tokenizer.train(["a b c"], 257).inner
+    inner.add_special_tokens(["<bos>", "<pad>", "<unk>"])
+    theirs = PreTrainedTokenizerFast(
+        tokenizer_object=inner, eos_token=END_OF_TEXT, bos_token="<bos>", pad_token="<pad>",
+        unk_token="<unk>", add_bos_token=True, chat_template="{{ messages[0]['content'] }}!",
+    )  # fmt: skip
+    theirs.save_pretrained(tmp_path / "theirs")
+    (tmp_path / "theirs" / "generation_config.json").write_text('{"temperature": 0.5}')
+    ours = Tokenizer.load(tmp_path / "theirs")
+    assert (ours.bos, ours.pad) == (theirs.bos_token_id, theirs.pad_token_id)
+    assert ours.adds_bos
+    ours.save(tmp_path / "ours")
+    again = AutoTokenizer.from_pretrained(tmp_path / "ours")
+    for name in ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template"):
+        assert getattr(again, name) == getattr(theirs, name), name
+    assert again.encode("a b") == theirs.encode("a b") == [ours.bos, *ours.encode("a b")]
+    assert (tmp_path / "ours" / "generation_config.json").read_text() == '{"temperature": 0.5}'
+    (tmp_path / "ours" / "special_tokens_map.json").write_text("[]")
+    with pytest.raises(WakefulError, match="must hold a JSON object"):
+        Tokenizer.load(tmp_path / "ours")

@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import nn
 from transformers import (
+    BertConfig,
+    BertLMHeadModel,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -18,8 +20,11 @@ from transformers import (
 
 from helpers import EXAMPLES, FIELD, some_tokens, tiny_decoder
 from wakeful.errors import WakefulError
+from wakeful.evaluation.likelihood import check_causal as likelihood_check
 from wakeful.probes.running import logits_of
 from wakeful.quant import SCHEMES, parse_scheme, quantised_layers, quantize
+from wakeful.quant.linear import quantised
+from wakeful.quant.measure import measure
 
 ROUTES = [expression for folder, expression in EXAMPLES if folder == "routes"]
 FLOAT32 = {"dtype": torch.float32}
@@ -250,3 +255,28 @@ def test_a_wrapped_decoder_keeps_its_mixing_weights() -> None:
     decoder = tiny_decoder(**FLOAT32, route="resformer(mode='learnable')").eval()
     names = list(quantised_layers(quantize(Wrapped(decoder), "fine")))
     assert names == [f"inner.{name}" for name in quantised_layers(quantize(decoder, "fine"))]
+
+
+@pytest.mark.parametrize("arithmetic", ["reference", "integer"])
+@pytest.mark.parametrize("scheme", ["moderate", "coarse"])
+def test_a_sequence_has_its_own_scales_per_tensor(scheme: str, arithmetic: str) -> None:
+    layer = nn.Linear(16, 8)
+    small = quantised(layer, parse_scheme(scheme), arithmetic)  # pyright: ignore[reportArgumentType]
+    x = torch.randn(3, 5, 16) * torch.tensor([1.0, 10.0, 0.1])[:, None, None]
+    together = small(x)
+    for alone, row in zip(x, together, strict=True):
+        assert torch.equal(small(alone[None])[0], row)
+    assert not torch.equal(small(x.view(1, 15, 16)).view(3, 5, 8), together)
+
+
+def test_models_that_are_not_causal_are_refused() -> None:
+    small = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1,
+             "num_attention_heads": 2, "max_position_embeddings": 64}  # fmt: skip
+    tokens = [torch.arange(12)[None]]
+    encoder = BertLMHeadModel(BertConfig(**small)).eval()
+    for check in (lambda m: measure("m", m, {}, tokens), lambda m: likelihood_check("m", m)):
+        with pytest.raises(WakefulError, match="not causal"):
+            check(encoder)
+        check(BertLMHeadModel(BertConfig(**small, is_decoder=True)).eval())
+        check(llama())
+        check(gpt2())

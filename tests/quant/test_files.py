@@ -1,12 +1,15 @@
 """Saved quantised models: the same logits, and nothing but what fits is read."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from test_convert import gpt2, llama, logits
+from transformers import AutoModelForCausalLM
 
 from helpers import some_tokens, tiny_decoder
 from wakeful.errors import WakefulError
@@ -183,3 +186,34 @@ def test_a_full_precision_model_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(WakefulError, match="not quantised: nothing to save"):
         save_quantised(gpt2(), tmp_path, name="x", context=4, bos=None)
     assert not list(tmp_path.iterdir())
+
+
+def test_transformers_alone_refuses_a_quantized_folder(tmp_path: Path) -> None:
+    model = llama()
+    folder = saved(quantize(model, "fine", arithmetic="integer"), tmp_path / "q")
+    read = (
+        "import sys; from transformers import AutoModelForCausalLM; "
+        "AutoModelForCausalLM.from_pretrained(sys.argv[1])"
+    )
+    alone = subprocess.run(
+        [sys.executable, "-c", read, str(folder)], capture_output=True, text=True, check=False
+    )
+    assert alone.returncode != 0
+    assert "wakeful_quantized" in alone.stderr
+    known = AutoModelForCausalLM.from_pretrained(folder)  # wakeful.hf is imported here
+    tokens = some_tokens(2, 9)
+    with torch.inference_mode():
+        ours = load_quantised(folder, device=CPU)[0](tokens).logits
+        assert torch.equal(known(tokens).logits, ours)
+
+
+def test_folders_of_before_are_still_read(tmp_path: Path) -> None:
+    model = llama()
+    folder = saved(quantize(model, "fine", arithmetic="integer"), tmp_path / "q")
+    expected = logits(load_quantised(folder, device=CPU)[0])
+    model.config.save_pretrained(folder)  # the configuration of the model itself, as it was then
+    assert torch.equal(logits(load_quantised(folder, device=CPU)[0]), expected)
+    damaged = {"model_type": "wakeful_quantized", "inner": {"model_type": "nothing"}}
+    (folder / "config.json").write_text(json.dumps(damaged))
+    with pytest.raises(WakefulError, match="inner is damaged"):
+        load_quantised(folder, device=CPU)

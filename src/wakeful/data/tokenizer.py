@@ -270,13 +270,12 @@ def _beside(folder: Path) -> dict[str, str]:
             continue
         try:
             text = file.read_text(encoding="utf-8")
-            if name.endswith(".json"):
-                table = json.loads(text)
-                json.dumps(table, ensure_ascii=False).encode()  # half a character is no text
-                if not isinstance(table, dict):
-                    raise WakefulError(f"{file} must hold a JSON object: fetch it again")
+            table = json.loads(text) if name.endswith(".json") else {}
+            json.dumps(table, ensure_ascii=False).encode()  # half a character is not text
         except (ValueError, RecursionError) as error:
             raise WakefulError(f"{file} is not JSON or not text: fetch it again") from error
+        if not isinstance(table, dict):
+            raise WakefulError(f"{file} must hold a JSON object: fetch it again")
         found[name] = text
     return found
 

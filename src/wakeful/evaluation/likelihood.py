@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
 from wakeful.model.loss import IGNORED
+from wakeful.probes import running
 from wakeful.probes.running import first_target, states_of
 
 _ROWS = 512
@@ -51,7 +52,8 @@ def check_numbers(logits: Tensor) -> Tensor:
 
 
 def check_causal(name: str, model: nn.Module) -> None:
-    """Raise `WakefulError` for a decoder whose first tokens see what they are to predict."""
+    """Raise `WakefulError` for a model some of whose tokens see what they are to predict."""
+    running.check_causal(name, model)
     prefix = first_target(model)
     if prefix > 1:
         raise WakefulError(

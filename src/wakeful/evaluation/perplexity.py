@@ -14,6 +14,7 @@ across tokenizers. A window is one cluster of the standard error.
 """
 
 import hashlib
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -201,15 +202,16 @@ def _sizes(
 
 @torch.inference_mode()
 def _nats(loaded: Model, batch: list[Window]) -> np.ndarray:
-    longest = max(len(window.inputs) for window in batch)
-    inputs = torch.zeros(len(batch), longest, dtype=torch.long)
-    targets = torch.full((len(batch), longest), IGNORED)
-    for row, window in enumerate(batch):
-        inputs[row, : len(window.inputs)] = torch.tensor(window.inputs)
-        targets[row, : len(window.targets)] = torch.tensor(window.targets)
-    device = loaded.device
-    likelihoods, _ = log_likelihoods(loaded.module, inputs.to(device), targets.to(device))
-    return -likelihoods.sum(1).numpy()
+    # Windows of one length run together: padding would enter a quantized layer's scale.
+    found: list[np.ndarray] = []
+    for _, alike in itertools.groupby(batch, lambda window: len(window.inputs)):
+        rows = [(window.inputs, window.targets) for window in alike]
+        inputs, targets = (torch.tensor(part) for part in zip(*rows, strict=True))
+        likelihoods, _ = log_likelihoods(
+            loaded.module, inputs.to(loaded.device), targets.to(loaded.device)
+        )
+        found.append(-likelihoods.sum(1).numpy())
+    return np.concatenate(found)
 
 
 def _key(window: Window) -> str:

@@ -19,7 +19,7 @@ import torch
 import transformers
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 import wakeful
 from wakeful.config.schema import config_from_table
@@ -39,6 +39,41 @@ WEIGHTS = "model.safetensors"
 FORMAT = 1
 _FIELDS = {"format": int, "name": str, "kind": str, "scheme": str, "scales": str, "dtype": str,
            "layers": list, "context": int}  # fmt: skip
+
+
+class QuantizedConfig(PreTrainedConfig):
+    """The configuration of a quantized model of Transformers, that of the model inside it.
+
+    Transformers alone makes up weights that it does not find and only warns, also where it does not
+    know a quantization method: an architecture that it does not know is what it refuses.
+    """
+
+    model_type = "wakeful_quantized"
+
+    def __init__(self, *, inner: dict[str, Any] | None = None, **others: Any) -> None:
+        self.inner = dict(inner or {})
+        super().__init__(**others)
+
+    def whole(self, folder: Path) -> PreTrainedConfig:
+        """Return the configuration of the model inside."""
+        try:
+            return AutoConfig.for_model(**self.inner)
+        except Exception as error:  # Transformers raises nothing narrower
+            reason = str(error).split("\n", 1)[0]
+            raise WakefulError(f"{folder / 'config.json'}: inner is damaged: {reason}") from None
+
+
+class QuantizedForCausalLM:
+    """What `AutoModelForCausalLM` loads a quantized folder by, once this package is imported."""
+
+    config_class = QuantizedConfig
+
+    @classmethod
+    def from_pretrained(
+        cls, folder: str | os.PathLike[str], *_: Any, device_map: str = "cpu", **others: Any
+    ) -> nn.Module:
+        """Return the model that `save_quantised` wrote, on the device that `device_map` names."""
+        return load_quantised(Path(folder), device=torch.device(device_map))[0]
 
 
 def is_quantised_folder(path: Path) -> bool:
@@ -74,7 +109,7 @@ def save_quantised(
         config = copy.deepcopy(model.config)
         if "quantization_config" in config.to_dict():  # a GGUF file's own, of no use here
             delattr(config, "quantization_config")
-        config.save_pretrained(folder)
+        QuantizedConfig(inner=config.to_dict()).save_pretrained(folder)
     with disk_errors(folder):
         save_tensors(_tensors(model), folder / WEIGHTS, {"format": "pt"})
         (folder / HEADER).write_text(json.dumps(header, indent=2) + "\n", "utf-8")
@@ -169,6 +204,8 @@ def _architecture(folder: Path, header: dict[str, Any]) -> nn.Module:
         _check_bytes(skeleton(config, _num_tensors(folder / WEIGHTS), folder), folder)
         return Decoder(config)
     config = read_config(folder)
+    if isinstance(config, QuantizedConfig):
+        config = config.whole(folder)
     level = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     try:

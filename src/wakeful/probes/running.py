@@ -14,6 +14,9 @@ from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.probes.huggingface import decoder_blocks
 
+_PROBED = 8
+"""Tokens on which causality is checked."""
+
 
 def as_decoder(model: nn.Module) -> Decoder | None:
     """Return the model if it is our decoder, and None if it is one of Transformers.
@@ -68,6 +71,31 @@ def first_target(model: nn.Module) -> int:
     """Return the first position to predict: 1, or later where the first tokens see each other."""
     decoder = next((part for part in model.modules() if isinstance(part, Decoder)), None)
     return 1 if decoder is None else max(1, decoder.config.relaxed_prefix)
+
+
+@torch.no_grad()
+def check_causal(name: str, model: nn.Module) -> None:
+    """Raise `WakefulError` if a later token moves the logits of earlier ones.
+
+    Our decoder is causal by construction, and a quantized model was looked at before it became
+    one: dynamic scales of a whole sequence move all its logits a little.
+    """
+    if as_decoder(model) is not None or any(hasattr(m, "scheme") for m in model.modules()):
+        return
+    embedded = model.get_input_embeddings()  # pyright: ignore[reportCallIssue]
+    assert isinstance(embedded, nn.Module)
+    weight = next(embedded.parameters())
+    tokens = (torch.arange(2 * _PROBED, device=weight.device) % weight.shape[0]).view(2, _PROBED)
+    tokens[1, :-1] = tokens[0, :-1]
+    if int(tokens[0, -1]) == int(tokens[1, -1]):
+        return
+    one, other = logits_of(model, tokens)[:, :-1].float()
+    close = 1e-5 if weight.dtype in (torch.float32, torch.float64) else 1e-2
+    if float((one - other).abs().max()) > close * float(one.abs().max()):
+        raise WakefulError(
+            f"{name} is not causal: a {type(model).__name__} whose tokens see those after them "
+            "gives a text no likelihood (is_decoder is not set in its configuration?)"
+        )
 
 
 def places(model: nn.Module) -> dict[str, tuple[int | None, str]]:

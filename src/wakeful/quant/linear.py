@@ -104,10 +104,16 @@ class QuantisedLinear(nn.Module):
         return operands.rule.grid.dequantise(operands.integers, operands.scales)
 
     def linear(self, x: Tensor) -> Tensor:
-        """Return ŷ (..., N) of x (..., K)."""
+        """Return ŷ (..., N) of x (..., K).
+
+        A dynamic scale "per tensor" is of one sequence, x[b] of x (B, L, K): what a sequence gives
+        does not depend on those beside it.
+        """
         rows = x.reshape(-1, self.in_features).float()
+        each = x.shape[0] if x.ndim > 2 else 1  # sequences
         inputs, outputs = self.scheme.inputs, self.scheme.outputs
-        scales = None if inputs is None else _activation_scales(inputs, rows, self.input_scale)
+        static = self.input_scale
+        scales = None if inputs is None else _activation_scales(inputs, rows, static, each)
         arithmetic = self.arithmetic
         if arithmetic == "integer" and inputs is None and outputs is not None:
             arithmetic = "reference"  # an output that is rounded needs the definition's last bit
@@ -115,7 +121,9 @@ class QuantisedLinear(nn.Module):
         if self.bias is not None:
             y = y + self.bias.float()
         if outputs is not None:
-            y = outputs.grid.fake_quantise(y, _activation_scales(outputs, y, self.output_scale))
+            y = outputs.grid.fake_quantise(
+                y, _activation_scales(outputs, y, self.output_scale, each)
+            )
         return y.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -151,9 +159,16 @@ class QuantisedHeads(QuantisedLinear):
         return into_heads(self.linear(x), self.heads, self.norm, flow, rotary=self.rotary)
 
 
-def extremes(x: Tensor, per: str) -> tuple[Tensor, Tensor]:
-    """Return the smallest and the largest of x (M, K): for each row, or (1, 1) per tensor."""
+def extremes(x: Tensor, per: str, sequences: int = 1) -> tuple[Tensor, Tensor]:
+    """Return the smallest and the largest of x (M, K): for each row, or (1, 1) per tensor.
+
+    Of several equally long `sequences` each has its own per tensor, repeated for its rows: (M, 1).
+    """
     x = x.float()
+    if per == "tensor" and sequences > 1 and x.numel():
+        smallest, largest = x.reshape(sequences, -1).aminmax(dim=1, keepdim=True)
+        rows = x.shape[0] // sequences
+        return smallest.repeat_interleave(rows, 0), largest.repeat_interleave(rows, 0)
     if per == "tensor":
         smallest, largest = x.aminmax()
         return smallest.reshape(1, 1), largest.reshape(1, 1)
@@ -202,10 +217,10 @@ def empty(layer: nn.Module, scheme: Scheme, arithmetic: Arithmetic) -> Quantised
     return layer.to(weight.device).eval()
 
 
-def _activation_scales(rule: Rule, x: Tensor, static: Tensor | None) -> Scales:
+def _activation_scales(rule: Rule, x: Tensor, static: Tensor | None, sequences: int) -> Scales:
     if static is not None:
         return Scales(static)
-    smallest, largest = extremes(x, rule.per)
+    smallest, largest = extremes(x, rule.per, sequences)
     grid: Grid = rule.grid
     return grid.fit(smallest, largest)
 

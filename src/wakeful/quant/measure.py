@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from wakeful.errors import WakefulError
 from wakeful.estimates import Estimate, mean_and_error, ratio_and_error
 from wakeful.probes import exact
-from wakeful.probes.running import blocks_of, first_target, hidden, logits_of, places
+from wakeful.probes.running import blocks_of, check_causal, first_target, hidden, logits_of, places
 from wakeful.quant.convert import plain_linear, quantised_layers
 
 _ROWS = 64
@@ -135,6 +135,7 @@ def measure(
     with the errors of all layers before it; `input_kurtosis` of every layer's input and `kurtosis`
     of every block's output, both of the full-precision model.
     """
+    check_causal(name, model)
     # Modules exist once under one name, even if they are called from several places.
     names = places(model)
     blocks = {id(module): label for label, module in model.named_modules()}
