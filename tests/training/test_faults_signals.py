@@ -24,7 +24,7 @@ def test_sigterm_saves_the_step_under_way_and_others_keep_out(text: Path, tmp_pa
         train(Config(), tmp_path / "run", resume=True)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 1
+    assert process.returncode == 130
     # One line, whatever the console did to it: what happened and how to go on.
     assert re.fullmatch(
         r"wakeful train: stopped by SIGTERM after step \d+, .*--resume .*", errors.strip()

@@ -113,6 +113,7 @@ def prepare(
             side = split.validation
             progress("comparing", 0, side.num_bytes)
             found = drop_overlap(PreparedData(building, info), side.spool.lengths[side.wanted])
+            progress("comparing", side.num_bytes, side.num_bytes)
             info["splits"]["validation"], info["overlap"] = found["validation"], found["overlap"]
         tokenizer.save(building)
         shutil.rmtree(scratch)

@@ -112,6 +112,7 @@ def diagnose(
     mine = share(sequences, world)
     device = loaded.device
     with torch.inference_mode(), watch(loaded.module, *probes):
+        progress(0, len(mine))
         for done, tokens in enumerate(mine, start=1):
             ids = torch.tensor([list(tokens)], device=device)
             losses.append(_loss(loaded, ids))

@@ -93,6 +93,7 @@ def perplexity(
         "the same model",
     )
     nats = np.zeros(len(cut))
+    progress(0, len(cut))
     for start in range(0, len(cut), batch_size)[world.rank :: world.size]:
         batch = cut[start : start + batch_size]
         nats[start : start + len(batch)] = _nats(loaded, batch)

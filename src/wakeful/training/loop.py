@@ -16,8 +16,8 @@ import torch
 from wakeful.config.schema import Config, config_to_toml
 from wakeful.data.order import Batches, ValidationWindows
 from wakeful.data.tokens import PreparedData
-from wakeful.device import choose_device
-from wakeful.display import Display, Silent
+from wakeful.device import choose_device, rough_seconds
+from wakeful.display import Display, Silent, duration
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.optim.schedules import warmup_cosine
@@ -248,6 +248,7 @@ def _steps(
     mixed = autocast(config, device)
     parameters = [p for p in decoder.parameters() if p.requires_grad]
     decoder.train()
+    _announce(config, decoder, device, world, show, first)
 
     for step in range(first, settings.steps):
         began = time.perf_counter()
@@ -317,6 +318,22 @@ def _steps(
                 f"stopped by {stop} after step {done}, which is saved; continue with: "
                 f"{_again(run, world)}"
             )
+
+
+def _announce(
+    config: Config, decoder: Decoder, device: torch.device, world: World, show: Display, first: int
+) -> None:
+    """Say before the first step how much there is to do, and about how long it takes."""
+    left, each = config.train.steps - first, config.train.batch_size * config.train.length
+    size = decoder.num_parameters()["total"]
+    # A forward and a backward pass take about six operations a parameter and token.
+    seconds = rough_seconds(6 * size * each * left / world.size, device)
+    show.begin(
+        first,
+        config.train.steps,
+        f"{left} steps of {each:,} tokens, {size / 1e6:,.2f}M parameters; very roughly "
+        f"{duration(seconds)} on this machine",
+    )
 
 
 def _check_weights(
