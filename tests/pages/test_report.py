@@ -4,6 +4,7 @@ import io
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ from wakeful.pages.comparison.tables import (
     summary_table,
 )
 from wakeful.pages.comparison.terminal import render_terminal
-from wakeful.pages.comparison.verdict import caveat, verdicts
+from wakeful.pages.comparison.verdict import caveat, seeds_missing, verdicts
 
 STEPS, WINDOWS = 40, 12
 
@@ -90,7 +91,7 @@ def make_comparison(path: Path, shifts: dict[str, float], seeds: list[int]) -> P
 
 def test_differences_are_paired_over_the_windows_of_one_seed(tmp_path: Path) -> None:
     comparison = read_comparison(make_comparison(tmp_path / "c", {"a": 0.0, "b": -0.5}, [0]))
-    assert comparison.paired_over == "windows"
+    assert comparison.paired_over("b") == "windows"
     run, base = comparison.pairs("b")[0]
     gaps = (run.validation["loss"] - base.validation["loss"]).to_numpy()
     tokens = run.validation["tokens"].to_numpy()
@@ -108,7 +109,7 @@ def test_differences_are_paired_over_the_windows_of_one_seed(tmp_path: Path) -> 
 def test_differences_are_paired_over_seeds_where_there_are_several(tmp_path: Path) -> None:
     folder = make_comparison(tmp_path / "c", {"a": 0.0, "b": -0.5, "c": 1e-4}, [0, 1, 2])
     comparison = read_comparison(folder)
-    assert comparison.paired_over == "seeds"
+    assert comparison.paired_over("b") == "seeds"
     each = [
         np.average(r.validation["loss"], weights=r.validation["tokens"])
         - np.average(b.validation["loss"], weights=b.validation["tokens"])
@@ -232,3 +233,42 @@ def test_the_terminal_table_names_every_variant(tmp_path: Path) -> None:
     text = console.export_text()
     assert "baseline" in text
     assert re.search(r"^b .*-0\.4998 ± 0\.0015", text, re.MULTILINE)
+
+
+def test_what_is_shown_of_other_seeds_is_what_was_compared(tmp_path: Path) -> None:
+    folder = make_comparison(tmp_path / "c", {"a": 0.0, "b": -0.5, "c": 0.1, "d": 0.2}, [0, 1, 2])
+    for name, seed in (("b", 0), ("b", 2), ("d", 0)):
+        shutil.rmtree(folder / name / f"seed-{seed}")
+    comparison = read_comparison(folder)
+    table = {row["variant"]: row for row in summary_table(comparison).iter_rows(named=True)}
+    # b has one seed of the baseline's: loss and difference are both of it.
+    base = next(run for run in comparison.of("a") if run.seed == 1)
+    theirs = np.average(base.validation["loss"], weights=base.validation["tokens"])
+    assert table["b"]["seeds_used"] == "1"
+    assert table["b"]["loss"] - theirs == pytest.approx(table["b"]["difference"], abs=1e-12)
+    # That b and d have fewer seeds takes nothing from c.
+    assert [table[name]["paired_over"] for name in "abcd"] == [
+        "seeds", "windows", "seeds", "seeds"
+    ]  # fmt: skip
+    each = [
+        np.average(r.validation["loss"], weights=r.validation["tokens"])
+        - np.average(b.validation["loss"], weights=b.validation["tokens"])
+        for r, b in comparison.pairs("c")
+    ]
+    assert len(each) == 3
+    expected = np.mean(each), np.std(each, ddof=1) / math.sqrt(3)
+    assert paired_difference(comparison, "c") == pytest.approx(expected, rel=1e-9)
+    assert table["d"]["seeds_used"] == "1, 2"
+    said = seeds_missing(comparison)
+    assert "b has not finished seed 0 and 2: its figures are of seed 1;" in said
+    assert "d has not finished seed 0: its figures are of seed 1 and 2." in said
+    assert "a has" not in said
+    assert "That of b is paired over the validation windows of one seed" in caveat(comparison)
+    html = write_report(comparison, tmp_path / "r.html", title="t").read_text("utf-8")
+    assert "b has not finished seed 0 and 2" in html
+    assert "<td>1, 2</td>" in html
+    console = Console(file=io.StringIO(), width=200)
+    console.print(render_terminal(comparison))
+    shown = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    assert "has not finished seed 0 and 2" in shown
+    assert "seeds" in shown

@@ -12,7 +12,7 @@ from wakeful.pages.comparison.charts import (
 from wakeful.pages.comparison.differences import differing_fields, machines, same_batches
 from wakeful.pages.comparison.paper_table import counting_the_embedding, paper_tables
 from wakeful.pages.comparison.tables import Comparison, summary_table
-from wakeful.pages.comparison.verdict import caveat, verdicts
+from wakeful.pages.comparison.verdict import caveat, errors_over, seeds_missing, verdicts
 from wakeful.pages.page import render
 from wakeful.runs.run import replaced
 
@@ -32,6 +32,8 @@ def write_report(comparison: Comparison, path: str | Path, *, title: str) -> Pat
         comparison=comparison,
         verdicts=verdicts(comparison),
         caveat=caveat(comparison),
+        seeds_missing=seeds_missing(comparison),
+        errors_over=errors_over(comparison),
         rows=list(summary_table(comparison).iter_rows(named=True)),
         charts=charts,
         papers=paper_tables(comparison),

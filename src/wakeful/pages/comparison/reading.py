@@ -75,10 +75,26 @@ class Comparison:
         begun = sorted((r for r in self.partial if r.variant == variant), key=lambda run: run.seed)
         return self.of(variant) or begun
 
+    def paired_over(self, variant: str) -> str:
+        """What a variant's figures are means over: "seeds" where two or more are compared."""
+        return "seeds" if len(self.compared(variant)) > 1 else "windows"
+
+    def compared(self, variant: str) -> list[TrainedRun]:
+        """Return the runs that a variant's figures are of: those with a baseline's of their seed.
+
+        A variant that shares no seed with the baseline is shown by all that it has.
+        """
+        return [run for run, _ in self.pairs(variant)] or self.of(variant)
+
     @cached_property
-    def paired_over(self) -> str:
-        """What differences are paired over: "seeds" where every variant shares two or more."""
-        return "seeds" if all(len(self.pairs(v)) > 1 for v in self.variants) else "windows"
+    def seeds(self) -> tuple[int, ...]:
+        """Every seed that some variant has finished."""
+        return tuple(sorted({run.seed for run in self.runs}))
+
+    def missing(self, variant: str) -> list[int]:
+        """Return the seeds that another variant has finished and this one has not."""
+        there = {run.seed for run in self.of(variant)}
+        return [seed for seed in self.seeds if seed not in there]
 
     def pairs(self, variant: str) -> Pairs:
         """Return (run, baseline run) for each seed that both have finished."""

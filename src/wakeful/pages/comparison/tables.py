@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from wakeful.estimates import Estimate, mean_and_error, ratio_and_error
+from wakeful.estimates import Estimate, mean_and_error, paired_ratio, ratio_and_error
 from wakeful.pages.comparison.curves import relative_training_loss, training_loss, training_rows
 from wakeful.pages.comparison.reading import Comparison, TrainedRun, read_comparison, read_run
 
@@ -27,26 +27,29 @@ __all__ = [
 def summary_table(comparison: Comparison) -> pl.DataFrame:
     """Return one row a variant: losses, paired differences, size, cache and speed.
 
-    Losses are in nats a token. With several seeds a loss is the mean over seeds; its error and the
-    difference's are over seeds. With one seed they are over validation windows: `paired_over` says
-    which. Perplexity is e to the loss, so with several seeds their geometric mean. Columns that end
-    in `_ratio` are ratios to the baseline, null where the baseline's figure is zero.
+    Losses are in nats a token, over the seeds that the difference is over too: those that the
+    variant shares with the baseline (`seeds` of them, named in `seeds_used`). Of several seeds a
+    loss is the mean, and its error and the difference's are over seeds; of one they are over
+    validation windows: `paired_over` says which. Perplexity is e to the loss, so with several seeds
+    their geometric mean. Columns that end in `_ratio` are ratios to the baseline, null where the
+    baseline's figure is zero.
     """
     rows: list[dict[str, Any]] = []
     for variant in comparison.variants:
-        runs = comparison.of(variant)
-        loss, error = _loss(comparison, runs)
+        runs = comparison.compared(variant)
+        loss, error = _loss(runs)
         difference, difference_error = paired_difference(comparison, variant)
         first = runs[0].summary
         rows.append(
             {
                 "variant": variant,
                 "seeds": len(runs),
+                "seeds_used": ", ".join(str(run.seed) for run in runs),
                 "loss": loss,
                 "loss_error": error,
                 "difference": difference,
                 "difference_error": difference_error,
-                "paired_over": comparison.paired_over,
+                "paired_over": comparison.paired_over(variant),
                 "perplexity": math.exp(loss) if loss < 700 else math.inf,
                 "parameters": first["parameters"]["total"],
                 "cache_bytes": first["kv_cache_bytes_per_token"],
@@ -67,28 +70,23 @@ def paired_difference(comparison: Comparison, variant: str) -> Estimate:
     """Return the variant's final validation loss minus the baseline's, paired, with its error.
 
     Over seeds, d_s = loss of the variant − loss of the baseline with seed s: mean and s / √n of the
-    d_s. Over the windows of one seed, with m_w tokens and a gap of g_w nats a token in window w:
-    r = Σ m_w g_w / Σ m_w, error √(n/(n−1) Σ (m_w (g_w − r))²) / Σ m_w. NaN if they share no seed.
+    d_s (`mean_and_error`). Over the windows of one seed: `paired_ratio`. NaN if they share no seed.
     """
     if variant == comparison.baseline:
         return 0.0, 0.0
     pairs = comparison.pairs(variant)
     if not pairs:
         return math.nan, math.nan
-    if comparison.paired_over == "seeds":
+    if len(pairs) > 1:
         return mean_and_error([_run_loss(run)[0] - _run_loss(base)[0] for run, base in pairs])
-    run, base = pairs[0]
-    tokens = run.validation["tokens"].to_numpy()
-    gaps = run.validation["loss"].to_numpy() - base.validation["loss"].to_numpy()
-    return ratio_and_error(gaps * tokens, tokens)
+    run, base = (one.validation for one in pairs[0])
+    return paired_ratio(run["loss"].to_numpy(), base["loss"].to_numpy(), run["tokens"].to_numpy())
 
 
 def pairs_counted(comparison: Comparison, variant: str) -> int:
     """Return how many pairs a variant's difference is the mean of: seeds, or windows of one."""
     pairs = comparison.pairs(variant)
-    if comparison.paired_over == "seeds" or not pairs:
-        return len(pairs)
-    return len(pairs[0][0].validation)
+    return len(pairs[0][0].validation) if len(pairs) == 1 else len(pairs)
 
 
 def _run_loss(run: TrainedRun) -> Estimate:
@@ -96,8 +94,8 @@ def _run_loss(run: TrainedRun) -> Estimate:
     return ratio_and_error(run.validation["loss"].to_numpy() * tokens, tokens)
 
 
-def _loss(comparison: Comparison, runs: list[TrainedRun]) -> Estimate:
-    if len(runs) > 1 and comparison.paired_over == "seeds":
+def _loss(runs: list[TrainedRun]) -> Estimate:
+    if len(runs) > 1:
         return mean_and_error([_run_loss(run)[0] for run in runs])
     return _run_loss(runs[0])
 

@@ -9,19 +9,28 @@ from rich.text import Text
 from wakeful.estimates import with_error
 from wakeful.pages.comparison.paper_table import Outcome, PaperTable, paper_tables
 from wakeful.pages.comparison.tables import Comparison, summary_table
-from wakeful.pages.comparison.verdict import caveat, verdicts
+from wakeful.pages.comparison.verdict import caveat, seeds_missing, verdicts
 
 
 def render_terminal(comparison: Comparison) -> RenderableType:
     """Return the verdicts and the summary table, ready to print."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("variant", no_wrap=True)
-    for column in ("loss", "difference", "parameters", "B/token", "tokens/s"):
+    several = len(comparison.seeds) > 1
+    for column in (
+        *(["seeds"] if several else []),
+        "loss",
+        "difference",
+        "parameters",
+        "B/token",
+        "tokens/s",
+    ):
         table.add_column(column, justify="right", no_wrap=True)
     for row in summary_table(comparison).iter_rows(named=True):
         baseline = row["variant"] == comparison.baseline
         table.add_row(
             Text(_plain(row["variant"])),
+            *([row["seeds_used"]] if several else []),
             with_error(row["loss"], row["loss_error"]),
             "baseline" if baseline else with_error(row["difference"], row["difference_error"], "+"),
             f"{row['parameters']:,}",
@@ -30,6 +39,8 @@ def render_terminal(comparison: Comparison) -> RenderableType:
         )
     lines = [Text(_plain(sentence)) for sentence in verdicts(comparison)]
     notes = [caveat(comparison)]
+    if seeds_missing(comparison):
+        notes.append(seeds_missing(comparison))
     if comparison.unfinished:
         notes.append(f"Not finished and left out: {'; '.join(comparison.unfinished)}.")
     dim = [Text(_plain(note), style="dim") for note in notes]
