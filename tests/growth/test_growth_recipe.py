@@ -18,9 +18,10 @@ from wakeful.data.cache import prepared
 from wakeful.data.order import Batches
 from wakeful.display import Display, Silent
 from wakeful.errors import Interrupted, WakefulError
+from wakeful.growth.baselines import BASELINES
 from wakeful.growth.budget import Cost, measure_costs, steps_within
 from wakeful.growth.outcome import arms, curve, figures, outlook
-from wakeful.growth.recipe import Outcome, Recipe, carry_out, half_way
+from wakeful.growth.recipe import Outcome, Recipe, carry_out, check_stages, half_way
 from wakeful.growth.savings import measure
 from wakeful.loading.load import read_decoder
 from wakeful.loading.model import Model
@@ -278,3 +279,21 @@ def test_the_outlook_is_a_straight_line_in_doublings() -> None:
     rising = outlook([point(0, 9.0), point(100, 4.0), point(200, 4.5)], 2.5)
     assert rising["times_the_tokens"] is None
     assert outlook([point(100, 2.0), point(200, 1.5)], 2.5)["times_the_tokens"] is None
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_every_baseline_is_checked_without_its_weights(reference: Run, name: str) -> None:
+    decoder = read_decoder(reference.path).decoder()
+    recipe = Recipe(
+        reference=str(reference.path), rule="first", layers=(0, 1), ranks=(3.0, 1.0, 1.0, 2.0),
+        baselines=(name,), train=TrainConfig(steps=4, length=16),
+    )  # fmt: skip
+    config = check_stages(recipe, decoder)
+    assert config.model == decoder.config
+    for odd, message in (
+        (dataclasses.replace(recipe, alpha=2.0), "alpha"),
+        (dataclasses.replace(recipe, optimizer=OptimizerConfig(name="adamm")), "adamm"),
+        (dataclasses.replace(recipe, normalizer="softmax2"), "softmax2"),
+    ):
+        with pytest.raises(WakefulError, match=message):
+            check_stages(odd, decoder)

@@ -1,6 +1,7 @@
 """The validation loss: whose it is, and how sure."""
 
 import contextlib
+import itertools
 import math
 from pathlib import Path
 
@@ -11,9 +12,15 @@ import torch
 import torch.nn.functional as F
 
 from training.runs import tiny, write_text
+from training.test_loop import stop_after
 from wakeful.config.schema import Config
 from wakeful.data.order import ValidationWindows
+from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
+from wakeful.pages.comparison.page import write_report
+from wakeful.pages.comparison.tables import read_comparison
+from wakeful.training.loop import train
+from wakeful.training.objective import make_loss
 from wakeful.training.setup import load_data, make_decoder, resolved
 from wakeful.training.validate import evaluate, mean_loss
 
@@ -120,3 +127,53 @@ def test_the_whole_of_the_held_out_text_is_read(text: Path, tmp_path: Path) -> N
     end = [tokenizer.end_of_text]
     assert stored in ([*one, *end, *two, *end], [*two, *end, *one, *end])
     assert scored(decoder, windows)["tokens"].sum() == len(stored) - 1
+
+
+def test_where_documents_are_kept_apart_each_is_as_if_alone(text: Path) -> None:
+    config, decoder, windows = with_data(
+        text, train={"dtype": "float64"}, data={"cross_documents": False}
+    )
+    end = windows.token_file.end_of_text
+    tokens = torch.from_numpy(windows.token_file.tokens.astype(np.int64))
+    assert int((tokens == end).sum()) > 3
+    expected: list[float] = []
+    for start in range(0, len(tokens) - 1, 16):
+        inputs, targets = tokens[start : start + 16], tokens[start + 1 : start + 17]
+        inputs = inputs[: len(targets)]
+        begins = [0, *(n for n in range(1, len(inputs)) if inputs[n] == end), len(inputs)]
+        each = [
+            F.cross_entropy(decoder(inputs[None, a:b]).detach()[0], targets[a:b], reduction="none")
+            for a, b in itertools.pairwise(begins)
+        ]
+        expected.append(float(torch.cat(each).mean()))
+    frame = evaluate(decoder, windows, contextlib.nullcontext(), cross_documents=False)
+    assert frame["loss"].to_list() == pytest.approx(expected, rel=1e-9)
+    assert frame["loss"].to_list() != pytest.approx(scored(decoder, windows)["loss"].to_list())
+    # The training loss is of the same kind.
+    inputs, targets = windows.batch(0)
+    loss = make_loss(config, decoder, torch.device("cpu"), end_of_text=end)(inputs, targets)
+    assert loss.item() == pytest.approx(mean_loss(frame[: len(inputs)])[0], rel=1e-9)
+
+
+def test_a_run_that_keeps_documents_apart_says_so_and_resumes_to_the_bit(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apart = {"data": {"cross_documents": False}, "train": {"steps": 5, "checkpoint_every": 2}}
+    whole = train(tiny(text, **apart), tmp_path / "whole")
+    assert whole.config.data.cross_documents is False
+    crossing = train(tiny(text, train=apart["train"]), tmp_path / "crossing")
+    assert crossing.metrics()[0]["loss"] != whole.metrics()[0]["loss"]
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3)
+        with pytest.raises(RuntimeError, match="stop"):
+            train(tiny(text, **apart), tmp_path / "cut")
+    cut = train(Config(), tmp_path / "cut", resume=True)
+    assert [row["loss"] for row in cut.metrics()] == [row["loss"] for row in whole.metrics()]
+    for run, word in ((whole, "does not cross"), (crossing, "crosses")):
+        page = write_report(read_comparison(run.path), tmp_path / "page.html", title="t")
+        assert f"attention {word} from a document into the next" in page.read_text("utf-8")
+
+
+def test_a_relaxed_prefix_needs_whole_sequences(text: Path) -> None:
+    with pytest.raises(WakefulError, match=r"model\.relaxed_prefix = 5 .* data\.cross_documents"):
+        tiny(text, model={"relaxed_prefix": 5}, data={"cross_documents": False})

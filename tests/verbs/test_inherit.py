@@ -191,6 +191,9 @@ def test_bad_input_is_one_line_and_changes_nothing(
     assert "are for growing" in refused("--until", "budget")
     assert "unknown baseline 'rand'" in refused("--baseline", "rand")
     assert "unknown routes variant" in refused("--route", "resformers")
+    assert "alpha must be between 0 and 1" in refused("--alpha", "2")
+    assert "temperature positive" in refused("--temperature", "0", "--baseline", "distillation")
+    assert "'adamm'" in refused("--optimizer", "adamm")
     assert "longer than the model's context" in refused("--length", "999")
     assert "past vanilla's context" in refused("--choose", "rank", "--diagnose_length", "999")
     assert "lower --diagnose_length" in refused("--choose", "rank", "--diagnose_length", "32",

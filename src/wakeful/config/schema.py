@@ -59,6 +59,8 @@ class DataConfig(TextConfig):
 
     source: str = "python-stdlib"
     """python-stdlib, a file, folder or glob (text, JSONL, parquet), hf:NAME, or prepared data."""
+    cross_documents: bool = True
+    """Let attention cross from a document into the next of its sequence, in training and losses."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,11 +317,7 @@ def _check_values(config: Config) -> None:
             raise WakefulError(
                 f"sample.{name} must not be negative, got {getattr(config.sample, name)}"
             )
-    if config.model.relaxed_prefix > config.train.length:
-        raise WakefulError(
-            f"model.relaxed_prefix = {config.model.relaxed_prefix} is longer than train.length = "
-            f"{config.train.length}"
-        )
+    _check_prefix(config)
     diagnose = config.train.diagnose
     if diagnose.every < 0 or diagnose.num_sequences < 1:
         raise WakefulError(
@@ -351,4 +349,17 @@ def _check_sizes(config: Config) -> None:
         raise WakefulError(
             f"train.batch_size = {config.train.batch_size} sequences of train.length = "
             f"{config.train.length} are more than {_MOST_TOKENS} tokens a step"
+        )
+
+
+def _check_prefix(config: Config) -> None:
+    if config.model.relaxed_prefix and not config.data.cross_documents:
+        raise WakefulError(
+            f"model.relaxed_prefix = {config.model.relaxed_prefix} is of whole sequences, which "
+            "data.cross_documents = false divides: give one of the two"
+        )
+    if config.model.relaxed_prefix > config.train.length:
+        raise WakefulError(
+            f"model.relaxed_prefix = {config.model.relaxed_prefix} is longer than train.length = "
+            f"{config.train.length}"
         )

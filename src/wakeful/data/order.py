@@ -16,6 +16,15 @@ IGNORED = -100  # the target that torch.nn.functional.cross_entropy leaves out
 NUM_ROUNDS = 8  # of the Feistel network; four suffice for large halves, short ones mix slowly
 
 
+def documents_of(tokens: torch.Tensor, end_of_text: int) -> torch.Tensor:
+    """The number of each token's document in its row, both (rows, length).
+
+    end_of_text begins a document: its first token is predicted from there, as a prompt's is, and
+    the end of the one before from that one's last token.
+    """
+    return (tokens == end_of_text).cumsum(1)
+
+
 class Permutation:
     """A pseudorandom permutation of range(size), computed element by element.
 

@@ -8,6 +8,7 @@ import polars as pl
 import torch
 import torch.nn.functional as F
 
+from wakeful.data.beginning import Beginning
 from wakeful.errors import WakefulError
 from wakeful.estimates import mean_and_error
 from wakeful.loading.model import Model
@@ -38,7 +39,7 @@ class Diagnosis:
 
 
 def sequences_of(
-    loaded: Model, text: str, *, length: int, num_sequences: int, bos: bool
+    loaded: Model, text: str | Beginning, *, length: int, num_sequences: int, bos: bool
 ) -> list[list[int]]:
     """Cut a text's first tokens into sequences of `length`, each begun with BOS if asked.
 
@@ -54,8 +55,8 @@ def sequences_of(
     if bos and loaded.bos is None:
         raise WakefulError(f"{loaded.name} has no BOS token; leave out --bos")
     take = length - bos
-    # A token is at most a few dozen characters, so a long text need not be encoded whole.
-    tokens = loaded.plain(text[: 64 * take * num_sequences])
+    beginning = Beginning(text) if isinstance(text, str) else text
+    tokens = beginning.tokens(loaded.plain, take * num_sequences)
     if len(tokens) < take * num_sequences:
         raise WakefulError(
             f"{num_sequences} sequences of {length} tokens need {take * num_sequences} tokens, and "

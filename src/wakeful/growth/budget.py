@@ -11,10 +11,8 @@ from wakeful.data.order import Batches, ValidationWindows
 from wakeful.data.tokens import PreparedData
 from wakeful.device import choose_device
 from wakeful.errors import WakefulError
-from wakeful.growth.baselines import BASELINES, Distil, Setting
-from wakeful.growth.choose import laziest
-from wakeful.growth.inherit import inherit
-from wakeful.growth.recipe import Recipe, Stage, stage_config
+from wakeful.growth.baselines import BASELINES, Distil
+from wakeful.growth.recipe import Recipe, Stage, setting_of, stage_config
 from wakeful.model.decoder import Decoder
 from wakeful.training.objective import make_loss
 from wakeful.training.setup import autocast, make_optimizer
@@ -64,19 +62,9 @@ def measure_costs(recipe: Recipe, reference: Decoder, data: PreparedData) -> lis
     """
     depth = len(recipe.layers)
     grown = [1 + number * recipe.grow / depth for number in range(recipe.rounds)]
-    heir = inherit(
-        reference, recipe.layer_map(0), copy=recipe.copy, route=recipe.route,
-        normalizer=recipe.normalizer, seed=recipe.train.seed,
-    )  # fmt: skip
+    setting = setting_of(recipe, reference, recipe.layer_map(0))
+    heir = setting.inherit(recipe.layer_map(0), copy=recipe.copy)
     costs = [_cost(recipe, "heir", heir, data, sum(grown), "")]
-    setting = Setting(
-        reference,
-        recipe.layer_map(0),
-        seed=recipe.train.seed,
-        lazy=laziest(recipe.ranks, depth) if recipe.ranks else None,
-        route=recipe.route,
-        normalizer=recipe.normalizer,
-    )
     # A student that grows goes through every round, and its baselines take as many steps.
     rounds = len(grown) if recipe.grow_from == "student" else 1
     for name in recipe.baselines:
@@ -99,7 +87,7 @@ def _cost(
     device = choose_device(config.train.device)
     decoder = decoder.to(device).requires_grad_(True).train()
     optimizer = make_optimizer(config, decoder)
-    loss_of = make_loss(config, decoder, device)
+    loss_of = make_loss(config, decoder, device, end_of_text=data.train.end_of_text)
     batches = Batches(
         data.train, length=config.train.length, batch_size=config.train.batch_size, seed=0
     )

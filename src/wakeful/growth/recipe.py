@@ -8,8 +8,11 @@ alone: a recipe continues wherever it was cut off.
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from wakeful.config.schema import (
     Config,
@@ -22,7 +25,7 @@ from wakeful.config.schema import (
 from wakeful.config.verbs import Copy, GrowFrom, Until
 from wakeful.display import Shown
 from wakeful.errors import Interrupted, WakefulError
-from wakeful.growth.baselines import BASELINES, Distil, Setting, check_names
+from wakeful.growth.baselines import BASELINES, Baseline, Distil, Setting, check_names
 from wakeful.growth.choose import from_order, laziest
 from wakeful.growth.inherit import grow, inherit
 from wakeful.growth.layermap import LayerMap
@@ -31,6 +34,7 @@ from wakeful.model.decoder import Decoder
 from wakeful.runs import records
 from wakeful.runs.run import Run, refuse_link
 from wakeful.training.loop import Initial, train
+from wakeful.training.setup import check_parts
 
 _SUMMARY: records.Fields = {
     "tokens": int, "seconds": (int, float), "parameters.total": int,
@@ -100,6 +104,30 @@ class Recipe:
         if number == 0:
             return LayerMap(self.layers, self.rule)
         return from_order(self.order, len(self.layers) + number * self.grow, self.rule)
+
+
+def check_stages(recipe: Recipe, reference: Decoder) -> Config:
+    """Raise what the training of any stage would raise; return the configuration of them all.
+
+    Every model is made on the meta device, where weights take no memory.
+    """
+    with torch.device("meta"):
+        blank = Decoder(reference.config)
+    layers = recipe.layer_map(recipe.rounds - 1)
+    setting = setting_of(recipe, blank, layers)
+    arms = {"heir": Baseline("", lambda s: s.inherit(layers, copy=recipe.copy), distil="sum")}
+    arms |= {name: BASELINES[name] for name in recipe.baselines}
+    for name, arm in arms.items():
+        stage = Stage(
+            name, name, recipe.train.steps, 0, partial(arm.start, setting), distil=arm.distil
+        )
+        with torch.device("meta"):
+            decoder = stage.start()
+            if arm.second is not None:
+                decoder = arm.second(setting, decoder)
+        check_parts(stage_config(recipe, stage, decoder))
+    whole = Stage("reference", "reference", recipe.train.steps, 0, lambda: reference)
+    return stage_config(recipe, whole, reference)
 
 
 @dataclass(frozen=True)
@@ -210,8 +238,14 @@ def _stages(
     """The baselines' stages: the last heir's depth, and as many steps as went into it."""
     last = rounds[-1].stage
     steps = last.offset + last.steps
-    layers = LayerMap(last.layers, recipe.rule)
-    setting = Setting(
+    setting = setting_of(recipe, reference, LayerMap(last.layers, recipe.rule))
+    for name in recipe.baselines:
+        yield from _baseline(name, setting, steps, half_way(recipe, steps), out)
+
+
+def setting_of(recipe: Recipe, reference: Decoder, layers: LayerMap) -> Setting:
+    """Return what the baselines of an heir of these layers may use."""
+    return Setting(
         reference,
         layers,
         seed=recipe.train.seed,
@@ -219,8 +253,6 @@ def _stages(
         route=recipe.route,
         normalizer=recipe.normalizer,
     )
-    for name in recipe.baselines:
-        yield from _baseline(name, setting, steps, half_way(recipe, steps), out)
 
 
 def _baseline(name: str, setting: Setting, steps: int, half: int, out: Path) -> Iterator[Stage]:

@@ -78,12 +78,21 @@ class Distillation:
         self.temperature = temperature
         self.over: Over = over
 
-    def loss(self, tokens: Int[Tensor, "B L"], targets: Int[Tensor, "B L"]) -> Tensor:
-        """Return the distillation loss of a batch; gradients reach the student alone."""
+    def loss(
+        self,
+        tokens: Int[Tensor, "B L"],
+        targets: Int[Tensor, "B L"],
+        *,
+        documents: Int[Tensor, "B L"] | None = None,
+    ) -> Tensor:
+        """Return the distillation loss of a batch; gradients reach the student alone.
+
+        Both see of each row what `documents` lets them see (`Decoder.forward`).
+        """
         with torch.no_grad():
-            wanted = self.teacher(tokens)
+            wanted = self.teacher(tokens, documents=documents)
         return distillation_loss(
-            self.student(tokens),
+            self.student(tokens, documents=documents),
             wanted,
             self.student.counted(targets),
             alpha=self.alpha,

@@ -52,7 +52,9 @@ def validate(
 ) -> tuple[pl.DataFrame, dict[str, Any]]:
     """Evaluate on the full validation set and record the result."""
     device = parallel.decoder.head.weight.device
-    frame = evaluate_over(parallel, windows, autocast(config, device))
+    frame = evaluate_over(
+        parallel, windows, autocast(config, device), cross_documents=config.data.cross_documents
+    )
     loss, error = mean_loss(frame)
     if not math.isfinite(loss):
         raise WakefulError(

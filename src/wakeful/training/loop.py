@@ -112,7 +112,7 @@ def _train(
     if config.train.diagnose.every:
         check_one_matrix(decoder)
     optimizer = make_optimizer(config, decoder)
-    loss = make_loss(config, decoder, device, world)
+    loss = make_loss(config, decoder, device, world, end_of_text=data.train.end_of_text)
     if resume:
         check_same_data(Run.open(path), data)
     elif world.first:

@@ -1,12 +1,12 @@
 """The loss on the fixed validation set."""
 
 import contextlib
-import functools
 
 import polars as pl
 import torch
+from torch import Tensor
 
-from wakeful.data.order import ValidationWindows
+from wakeful.data.order import ValidationWindows, documents_of
 from wakeful.estimates import Estimate, ratio_and_error
 from wakeful.model.decoder import Decoder
 from wakeful.model.loss import IGNORED
@@ -18,13 +18,16 @@ def evaluate(
     decoder: Decoder,
     windows: ValidationWindows,
     autocast: contextlib.AbstractContextManager[object],
+    *,
+    cross_documents: bool = True,
 ) -> pl.DataFrame:
     """Return one row a validation window: `window`, `loss` (mean nats a token), `tokens`.
 
-    The whole set, in its order, each token but the first predicted once. Where the first
-    `relaxed_prefix` tokens of a window see each other, the targets among them are not counted.
+    The whole set, in its order, each token but the first predicted once, from what its window holds
+    before it: of its own document alone unless `cross_documents`. Where the first `relaxed_prefix`
+    tokens of a window see each other, the targets among them are not counted.
     """
-    return evaluate_over(Alone(decoder, ALONE), windows, autocast)
+    return evaluate_over(Alone(decoder, ALONE), windows, autocast, cross_documents=cross_documents)
 
 
 @torch.no_grad()
@@ -32,6 +35,8 @@ def evaluate_over(
     parallel: Parallel,
     windows: ValidationWindows,
     autocast: contextlib.AbstractContextManager[object],
+    *,
+    cross_documents: bool = True,
 ) -> pl.DataFrame:
     """Return what `evaluate` does, on every process; the batches are dealt out among them.
 
@@ -44,7 +49,12 @@ def evaluate_over(
     decoder.eval()
     losses = torch.zeros(windows.num_windows, dtype=torch.float64)
     tokens = torch.zeros(windows.num_windows, dtype=torch.int64)
-    one_by_one = functools.partial(decoder.loss, reduction="none")
+    end_of_text = windows.token_file.end_of_text
+
+    def one_by_one(inputs: Tensor, targets: Tensor) -> Tensor:
+        documents = None if cross_documents else documents_of(inputs, end_of_text)
+        return decoder.loss(inputs, targets, reduction="none", documents=documents)
+
     for begin in range(0, len(windows), world.size):
         number = begin + world.rank
         mine = number < len(windows)

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table as Grid
 
 from wakeful.config.verbs import LENGTH, EvaluateOptions
-from wakeful.data.beginning import beginning_of
+from wakeful.data.beginning import Beginning, beginning_of
 from wakeful.device import choose_device
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
@@ -106,7 +106,7 @@ class Evaluation(Result):
 class _Material:
     """What was read before any model was loaded."""
 
-    text: str
+    text: Beginning
     tasks: Mapping[str, "Task"]
 
 
@@ -173,7 +173,7 @@ def evaluate(
 def _read(wanted: EvaluateOptions, show: Display) -> _Material:
     """Read the text and the examples; what is wrong with them is said before a model is loaded."""
     enough = (wanted.length or LENGTH) * wanted.windows
-    text = beginning_of(wanted.source, enough) if wanted.source else ""
+    text = beginning_of(wanted.source, enough) if wanted.source else Beginning("")
     completions = read_lambada(wanted.lambada) if wanted.lambada else []
     choices = read_choices(wanted.choices, wanted.labels) if wanted.choices else []
     tasks: dict[str, Task] = {}
@@ -219,7 +219,7 @@ def _measure(
         length = wanted.length_for(model.context)
         scores += perplexity(
             model,
-            material.text,
+            material.text.text_of(model.plain, length * wanted.windows),
             length=length,
             stride=wanted.stride or length,
             num_sequences=wanted.windows,

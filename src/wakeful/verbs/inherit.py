@@ -25,11 +25,10 @@ from wakeful.growth.baselines import check_names
 from wakeful.growth.budget import Cost, measure_costs, steps_within
 from wakeful.growth.choose import By, Diagnosed, diagnose_layers
 from wakeful.growth.inherit import departures
-from wakeful.growth.inherit import inherit as inherit_blocks
 from wakeful.growth.layermap import LayerMap
 from wakeful.growth.outcome import figures
 from wakeful.growth.plan import make_recipe, plan_layers, with_steps
-from wakeful.growth.recipe import Outcome, Recipe, carry_out
+from wakeful.growth.recipe import Outcome, Recipe, carry_out, check_stages
 from wakeful.growth.savings import measure
 from wakeful.hf.weights_out import export
 from wakeful.loading.load import load, read_decoder
@@ -41,7 +40,7 @@ from wakeful.pages.inheritance.reading import check_figures, read_inheritance, v
 from wakeful.runs import records
 from wakeful.runs.run import Run, environment
 from wakeful.training.facts import check_rows
-from wakeful.training.setup import autocast, check_parts
+from wakeful.training.setup import autocast
 from wakeful.training.validate import evaluate, mean_loss
 from wakeful.verbs.result import SOURCES, Source, Stored, asked, name_of, out_of
 
@@ -150,7 +149,7 @@ def _begun(
         diagnosed = _diagnosed(options, reference, data, show)
         recipe = make_recipe(place, options, total, data, diagnosed)
         recipe.check(total)
-        windows = _evaluated(_checked(recipe, options, reference), reference, data, show)
+        windows = _evaluated(check_stages(recipe, reference.decoder()), reference, data, show)
         costs: list[Cost] = []
         if not options.train.steps:
             show.note("timing a step of every model")
@@ -263,6 +262,11 @@ def _data(options: InheritOptions, reference: Model, show: Display) -> PreparedD
         data = PreparedData.open(source)
         if options.data.validation_source:
             raise WakefulError(f"{source} is prepared and has its own validation text")
+        if options.data.max_bytes:
+            raise WakefulError(
+                f"data.max_bytes = {options.data.max_bytes} does nothing: {source} is prepared "
+                "already"
+            )
     else:
         data = prepared(
             source,
@@ -322,23 +326,6 @@ def _diagnosed(
         )
     tokens = torch.from_numpy(data.train.tokens[: length * count].astype("int64"))
     return diagnose_layers(reference.decoder(), tokens.view(count, length).tolist())
-
-
-def _checked(recipe: Recipe, options: InheritOptions, reference: Model) -> Config:
-    """Return the runs' configuration; raise what it, or the first heir, would raise later."""
-    inherit_blocks(
-        reference.decoder(), recipe.layer_map(0), copy=recipe.copy, route=recipe.route,
-        normalizer=recipe.normalizer,
-    )  # fmt: skip
-    config = Config(
-        model=reference.decoder().config,
-        data=recipe.data,
-        train=dataclasses.replace(recipe.train, distill=options.train.distill),
-        optimizer=recipe.optimizer,
-        sample=recipe.sample,
-    )
-    check_parts(config)
-    return config
 
 
 def _evaluated(config: Config, reference: Model, data: PreparedData, show: Display) -> pl.DataFrame:
