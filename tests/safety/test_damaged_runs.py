@@ -1,6 +1,7 @@
 """Run directories and prepared data from others: used, or refused in one line."""
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -11,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from damage import refusal
 from pages.test_report import make_comparison
 from safety.folders import TRIALS, damage_one, sign
 from training.runs import tiny, write_text
-from wakeful.config.schema import Config, DataConfig
+from wakeful.cli import main
+from wakeful.config.schema import Config, DataConfig, config_to_toml
 from wakeful.data.order import Batches, ValidationWindows
 from wakeful.data.preparing import prepare
 from wakeful.display import Silent
@@ -231,3 +234,68 @@ def test_a_tokenizer_with_an_id_past_all_others_takes_no_memory(base: Path, tmp_
     (work / "tokenizer.json").write_text(json.dumps(table))
     with pytest.raises(WakefulError, match=r"an id 2147483648 and \d+ tokens: it is damaged"):
         write(work)
+
+
+SMALL = ["--length", "16", "--num_sequences", "1", "--device", "cpu"]
+VERBS = {
+    "diagnose": lambda run, out, text: [run, "--out", out, "--text", text, *SMALL],
+    "evaluate": lambda run, out, text: [run, "--out", out, "--text", text, *SMALL],
+    "quantize": lambda run, out, text: [
+        run, "--out", out, "--text", text, "--scheme", "w4", *SMALL,
+    ],
+    "generate": lambda run, out, text: [run, "--prompt", "def ", "--num_tokens", "2"],
+    "export": lambda run, out, text: [run, out],
+    "inherit": lambda run, out, text: [
+        run, "--out", out, "--text", text, "--steps", "1", "--length", "16", "--batch_size", "2",
+        "--validation_fraction", "0.02", "--layers", "1", "--device", "cpu",
+    ],
+    "report": lambda run, out, text: [run, "--out", f"{out}.html"],
+    "train": lambda run, out, text: ["--resume", run],
+    "compare": lambda run, out, text: [
+        str(Path(text).parent / "pair.toml"), "--resume", "--out", str(Path(run).parent.parent),
+    ],
+}  # fmt: skip
+"""Every verb that reads a run, as it is typed."""
+
+
+@pytest.fixture(scope="module")
+def pair(base: Path) -> Path:
+    """Give a comparison of two finished runs, whose file lies beside it."""
+    config = tiny(base / "data", train={"steps": 2, "checkpoint_every": 0, "eval_every": 0})
+    variants = '\n[variants.a]\n[variants.b.model]\nroute = "svformer"\n'
+    (base / "pair.toml").write_text(config_to_toml(config) + variants)
+    assert main(["compare", str(base / "pair.toml"), "--out", str(base / "pair")]) == 0
+    return base / "pair"
+
+
+@pytest.mark.parametrize("trials", [
+    pytest.param(4, id="few"), pytest.param(200, id="many", marks=pytest.mark.slow)
+])  # fmt: skip
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_uses_a_damaged_run_or_refuses_it(
+    pair: Path, tmp_path: Path, verb: str, trials: int, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    text = str(pair.parent / "text")
+    monkeypatch.setenv("WAKEFUL_CACHE", str(pair.parent / "cache"))
+    outs = (str(tmp_path / f"out-{number}") for number in itertools.count())
+
+    def use(folder: Path) -> None:
+        run = str(folder / "a" / "seed-0")
+        status = main([verb, *VERBS[verb](run, next(outs), text)])
+        line = capsys.readouterr().err.strip().splitlines()
+        assert status in (0, 1)
+        if status:
+            raise WakefulError(line[-1])
+
+    files = [path.relative_to(pair) for path in (pair / "a").rglob("*") if path.is_file()]
+    refused = 0
+    work = tmp_path / "w"
+    for file in files:  # each of them missing
+        shutil.copytree(pair, work)
+        (work / file).unlink()
+        refused += bool(refusal(lambda: use(work), seconds=60))
+        shutil.rmtree(work)
+    assert refused
+    names = [str(file) for file in files if file.name not in (".lock", "report.html")]
+    damage_one(pair, tmp_path / "w", names, use, trials)

@@ -37,8 +37,14 @@ def check_same_data(run: Run, data: PreparedData) -> None:
         )
 
 
-def check_rows(run: Run) -> None:
-    """Raise `WakefulError` unless every step that metrics.jsonl tells of has its figures."""
-    for row in run.metrics():
-        if row["kind"] == "train":
-            records.check_fields(run.path / "metrics.jsonl", row, _ROW)
+def check_rows(run: Run, *, done: bool = False) -> None:
+    """Raise `WakefulError` unless every step that metrics.jsonl tells of has its figures.
+
+    Of a run whose last step is `done` it must tell of one at least.
+    """
+    path = run.path / "metrics.jsonl"
+    rows = [row for row in run.metrics() if row["kind"] == "train"]
+    for row in rows:
+        records.check_fields(path, row, _ROW)
+    if done and not rows:
+        raise WakefulError(f"{path} does not tell of a single step, and all are done: restore it")

@@ -134,7 +134,7 @@ def _train(
         if resume and checkpoint.steps(run.checkpoints):
             first, tokens, seconds = _continued(config, run, parallel, optimizer)
         run.keep_metrics(first or -1)
-        check_rows(run)
+        check_rows(run, done=first == config.train.steps)
         try:
             with event_writer(config, run, enabled=world.first, first=first + 1) as write_scalars:
                 if first == 0 and "initial" in run.header:
