@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -234,3 +235,25 @@ def test_the_command_line_continues_a_prompt_with_what_was_exported(
     (tmp_path / "empty").mkdir()
     assert main(["generate", str(tmp_path / "empty"), "--prompt", "x"]) == 1
     assert "no run directory" in capsys.readouterr().err
+
+
+def test_an_export_keeps_what_lies_beside_a_tokenizer(tmp_path: Path) -> None:
+    inner = Tokenizer.train(["a b c"], 257).inner
+    inner.add_special_tokens(["<bos>", "<pad>"])
+    theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=inner, eos_token="<|endoftext|>", bos_token="<bos>", pad_token="<pad>",
+        chat_template="{{ messages[0]['content'] }}!",
+    )  # fmt: skip
+    theirs.save_pretrained(tmp_path / "theirs")
+    (tmp_path / "theirs" / "generation_config.json").write_text('{"max_new_tokens": 7}')
+    Tokenizer.load(tmp_path / "theirs").save(tmp_path / "run")  # as an heir's run does
+    export(
+        tiny_decoder(dtype=torch.float32, vocab_size=259), tmp_path / "out",
+        tokenizer=Tokenizer.load(tmp_path / "run"),
+    )  # fmt: skip
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    said = again.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False)
+    assert (again.bos_token, again.pad_token, said) == ("<bos>", "<pad>", "a!")
+    generation = transformers.GenerationConfig.from_pretrained(tmp_path / "out")
+    found = (generation.max_new_tokens, generation.bos_token_id, generation.pad_token_id)
+    assert found == (7, theirs.bos_token_id, theirs.pad_token_id)

@@ -37,7 +37,8 @@ def prepared(
     key = {
         "version": VERSION,
         "manifest": data_manifest(source, validation_source),
-        "tokenizer": tokenizer and [tokenizer.fingerprint, tokenizer.end_of_text_token],
+        "tokenizer": tokenizer
+        and [tokenizer.fingerprint, tokenizer.end_of_text_token, sorted(tokenizer.beside.items())],
         "vocab_size": vocab_size,
         "validation_fraction": validation_fraction,
         "max_bytes": max_bytes,
