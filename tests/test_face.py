@@ -87,6 +87,8 @@ def test_three_lines_diagnose_a_model_in_memory(
     assert set(found.frame["sequences"]) == {2}
     assert found.summary["models"][0]["length"] == 16
     assert any("Attention sinks" in sentence for sentence in found.verdicts)
+    assert repr(found).splitlines()[0] == "<Diagnosis>"
+    assert len(repr(found).splitlines()) == 1 + len(found.verdicts)
     html = found._repr_html_()
     assert html.count("<li>") == len(found.verdicts)
     assert "data:image/svg+xml;base64," in html

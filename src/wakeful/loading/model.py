@@ -26,7 +26,7 @@ BOS = ("auto", "on", "off")
 AnyTokenizer = Tokenizer | PreTrainedTokenizerBase
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Model:
     """A causal language model in evaluation mode, of whatever class, with its tokenizer."""
 
@@ -41,6 +41,9 @@ class Model:
     step: int = 0
     """The checkpoint's, for a run."""
     read_tokenizer: Callable[[], AnyTokenizer]
+
+    def __repr__(self) -> str:
+        return f"<Model {self.name}: {self.architecture}, context {self.context}>"
 
     @cached_property
     def tokenizer(self) -> AnyTokenizer:

@@ -39,7 +39,7 @@ from wakeful.verbs.result import (
 from wakeful.world import World, joined
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Diagnosis(Result):
     """What models showed on a text."""
 

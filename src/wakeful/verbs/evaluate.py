@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 INSTALL_LM_EVAL = "pip install 'lm-eval>=0.4.13,<0.5'"
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Evaluation(Result):
     """How well models predict."""
 

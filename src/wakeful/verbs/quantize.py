@@ -40,7 +40,7 @@ from wakeful.verbs.result import Result, Source, asked, dtype_of, each_model, na
 from wakeful.world import ALONE
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Quantization(Result):
     """Quantized models, and what quantizing did to a text where one was given."""
 

@@ -61,6 +61,9 @@ class Result(ABC):
     def __rich__(self) -> RenderableType:
         """Return what a terminal shows."""
 
+    def __repr__(self) -> str:
+        return "\n".join([f"<{type(self).__name__}>", *(f"  {line}" for line in self.verdicts)])
+
     def picture(self) -> Drawing | None:
         """Return the one chart that a notebook shows."""
         return None
