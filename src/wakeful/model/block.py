@@ -94,8 +94,8 @@ class SublayerBlock(Block):
     ) -> tuple[Tensor, Left, State]:
         (depth,) = self.depth
         if self.projects:
-            three = depth.projected(self.number, x, state)
-            attended, left = self.attention.of_three(*map(self.attention_norm, three), flow)
+            query, key, value = map(self.attention_norm, depth.projected(self.number, x, state))
+            attended, left = self.attention.of_three(query, key, value, flow)
         else:
             attended, left = self.attention(self.attention_norm(x), flow)
         x, state = depth.step(self.number, x, self.attention_output_norm(attended), state)
