@@ -126,7 +126,7 @@ def test_a_wrong_option_is_refused_with_the_nearest_and_begins_nothing(
     for wrong, hint in (
         (["--train.stepz", "3"], "--train.steps"),
         (["--train.steps", "many"], "--train.steps"),
-        (["--model.norm", "batchnorm"], "rmsnorm"),
+        (["--train.dtype", "float8"], "bfloat16"),
     ):
         with pytest.raises(SystemExit) as ended:
             main(["train", config, "--out", str(tmp_path / "out"), *wrong])

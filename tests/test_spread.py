@@ -44,7 +44,7 @@ def commands(folder: Path, out: str) -> dict[str, list[str]]:
     """Return each case's command, which writes the folder OUT/CASE."""
     models = [str(folder / "llama"), str(folder / "ours")]
     words = ["--text", str(folder / "text")]
-    pictures = ["--layers", "0", "1", "--heads", "0", "3"]
+    pictures = ["--layers", "0", "1", "--heads", "0", "1"]
     cases = {
         "three": ["diagnose", *models, *words, "--length", "24", "--num_sequences", "3", *pictures],
         "one": ["diagnose", models[0], *words, "--length", "24", "--num_sequences", "1", "--bos"],
