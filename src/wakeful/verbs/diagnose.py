@@ -13,7 +13,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from wakeful.config.verbs import LENGTH, DiagnoseOptions
-from wakeful.data.beginning import beginning_of
+from wakeful.data.beginning import Beginning, beginning_of
 from wakeful.device import choose_device
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
@@ -171,7 +171,7 @@ def bos_words(model: Model, bos: str) -> str:
 
 
 def _diagnosed(
-    model: Model, words: str, wanted: DiagnoseOptions, show: Display, world: World
+    model: Model, words: Beginning, wanted: DiagnoseOptions, show: Display, world: World
 ) -> Diagnosed:
     heads = _heads(model)
     outside = [head for head in wanted.heads if not 0 <= head < heads]

@@ -13,7 +13,7 @@ from rich.table import Table as Grid
 from torch import Tensor
 
 from wakeful.config.verbs import LENGTH, QuantizeOptions
-from wakeful.data.beginning import beginning_of
+from wakeful.data.beginning import Beginning, beginning_of
 from wakeful.device import choose_device
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
@@ -170,7 +170,7 @@ def quantize(
     extra = wanted.calibration_sequences if static else 0
     count = wanted.num_sequences if measures else 0
     with showing(shown, "quantize", ALONE) as show:
-        words = ""
+        words = Beginning("")
         if count + extra:
             words = beginning_of(wanted.source, (wanted.length or LENGTH) * (count + extra))
         loaded = next(
@@ -240,7 +240,7 @@ def _check(wanted: QuantizeOptions, schemes: Sequence[Scheme]) -> None:
 
 
 def _tokens(
-    loaded: Model, words: str, wanted: QuantizeOptions, length: int, count: int
+    loaded: Model, words: Beginning, wanted: QuantizeOptions, length: int, count: int
 ) -> list[Tensor]:
     if not count:
         return []
