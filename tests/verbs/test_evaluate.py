@@ -14,6 +14,7 @@ import torch
 from evaluation.models import CHOICES, LAMBADA, llama, save_llama, write_lines
 from training.runs import text, tiny
 from wakeful.cli import main
+from wakeful.data.beginning import Beginning
 from wakeful.evaluation.perplexity import perplexity
 from wakeful.loading.load import load
 from wakeful.runs.run import Run
@@ -119,9 +120,9 @@ def test_without_a_text_it_is_the_standard_librarys(
 ) -> None:
     read: list[tuple[str, int]] = []
 
-    def beginning_of(source: str, num_tokens: int) -> str:
+    def beginning_of(source: str, num_tokens: int) -> Beginning:
         read.append((source, num_tokens))
-        return (text / "000.txt").read_text()
+        return Beginning((text / "000.txt").read_text())
 
     monkeypatch.setattr(verb, "beginning_of", beginning_of)
     out = tmp_path / "out"
