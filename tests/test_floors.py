@@ -9,7 +9,8 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "wakeful"
 
 FLOORS = (
-    ("errors", "shape", "paths", "estimates", "discovery", "roles", "lazy"),
+    ("errors", "shape", "paths", "estimates", "roles", "lazy"),
+    ("discovery",),
     ("display", "variants", "world", "families"),
     ("config", "device"),
     ("routes", "depth", "normalizers", "norms", "placements", "ropes", "optim", "data"),

@@ -6,11 +6,15 @@ import sys
 import pytest
 import torch
 
-from helpers import FIELD
+from helpers import FIELD, tiny_config
+from wakeful.depth import DenseFormer
 from wakeful.errors import WakefulError
-from wakeful.routes.base import OnLayers, Then
-from wakeful.routes.resformer import ResFormer
-from wakeful.routes.svformer import SVFormer
+from wakeful.hf.configuration import WakefulConfig
+from wakeful.hf.modeling import WakefulForCausalLM
+from wakeful.model.decoder import Decoder, admit
+from wakeful.normalizers import Softmax1
+from wakeful.ropes import Linear
+from wakeful.routes import OnLayers, ResFormer, SVFormer, Then
 from wakeful.variants import build, catalogue, nearest, variants
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
@@ -91,7 +95,7 @@ def test_an_unknown_name_says_which_there_are(word, meant):
         ("on_layers(route=own, which=[True])", "which must be"),
         ("on_layers(route=3, which=[1])", "route must be ValueRoute"),
         ("cla(**{'group': 2})", "no option None"),
-        ("then(*[own])", "no plain value"),
+        ("then(*[own])", "not a plain value"),
     ],
 )
 def test_a_wrong_option_is_refused_by_name(expression, message):
@@ -180,6 +184,129 @@ def test_hostile_expressions_fail_with_one_short_message(what):
 
 def test_deep_but_honest_nesting_works():
     assert str(build("routes", "then(" * 20 + "own" + ")" * 20)).count("then") == 20
+
+
+FOREIGN = '''"""A stranger."""
+
+from pathlib import Path
+
+from wakeful.normalizers import Softmax
+from wakeful.routes import ResFormer, ValueRoute
+
+Path(__file__).with_suffix(".imported").touch()
+
+
+class Stranger(ValueRoute):
+    """Does nothing."""
+
+    def __init__(self, *, k: int = 1, word: str = "") -> None:
+        super().__init__()
+        self.k, self.word = k, word
+
+
+class Forgetful(ValueRoute):
+    """Forgets its option."""
+
+    def __init__(self, *, k: int = 1) -> None:
+        super().__init__()
+
+
+class Heir(ResFormer):
+    """ResFormer by another name."""
+
+
+class Other(Softmax):
+    """Not a route."""
+'''
+
+
+@pytest.fixture
+def stranger(tmp_path, monkeypatch):
+    """A module outside the package, importable and not imported."""
+    (tmp_path / "stranger_module.py").write_text(FOREIGN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path / "stranger_module.imported"
+    sys.modules.pop("stranger_module", None)
+
+
+def test_a_class_of_ones_own_module_is_a_variant(stranger):
+    name = "stranger_module:Stranger"
+    route = build("routes", f"{name}(k=3)", imports=True)
+    assert str(route) == f"{name}(k=3)"
+    both = build("routes", f"then(resformer, on_layers([1, 2], {name}(word='a:b')))")
+    assert str(both) == f"then(resformer, on_layers([1, 2], {name}(word='a:b')))"
+    assert str(build("routes", "stranger_module:Heir(mode='plus')")) == (
+        "stranger_module:Heir(mode='plus')"
+    )
+    decoder = Decoder(tiny_config(), route=route)
+    assert decoder.config.route == f"{name}(k=3)"
+    assert decoder.route is not route
+    for wrong, said in {
+        "Absent": "there is no such class",
+        "Path": "must be a subclass of ValueRoute",
+        "Other": "must be a subclass of ValueRoute",
+        "Stranger(j=1)": "stranger_module:Stranger has no option 'j'; its options are k, word",
+        "Stranger(k='a')": "stranger_module:Stranger: k must be int",
+        "Stranger(1)": "stranger_module:Stranger: too many positional",
+        "Stranger.attach": "stranger_module:Stranger.attach",
+    }.items():
+        with pytest.raises(WakefulError, match=said):
+            build("routes", f"stranger_module:{wrong}")
+    with pytest.raises(WakefulError, match="Forgetful has no attribute 'k'"):
+        str(build("routes", "stranger_module:Forgetful"))
+
+
+def test_no_module_is_imported_because_a_file_names_it(stranger, monkeypatch):
+    expression = "then(resformer, stranger_module:Stranger)"
+    for attempt in (
+        lambda: build("routes", expression),
+        lambda: Decoder(tiny_config(route=expression)),
+        lambda: WakefulForCausalLM(WakefulConfig.of(tiny_config(route=expression))),
+    ):
+        with pytest.raises(
+            WakefulError, match="import stranger_module first or set WAKEFUL_IMPORT"
+        ):
+            attempt()
+    assert not stranger.exists()
+    monkeypatch.setenv("WAKEFUL_IMPORT", "another,stranger_module")
+    assert str(Decoder(tiny_config(route=expression)).route) == expression
+    assert stranger.exists()
+
+
+def test_what_a_user_starts_is_imported(stranger):
+    admit(tiny_config(route="stranger_module:Stranger"))
+    assert stranger.exists()
+    with pytest.raises(WakefulError, match="the module not_there cannot be imported"):
+        admit(tiny_config(route="not_there:Stranger"))
+
+
+def test_objects_are_as_good_as_expressions():
+    route, normalizer = ResFormer(mode="learnable"), Softmax1(learned=True)
+    options = {
+        "route": route,
+        "depth": DenseFormer(),
+        "normalizer": normalizer,
+        "rope": Linear(factor=2.0),
+    }
+    one, two = (Decoder(tiny_config(), **options) for _ in range(2))
+    assert one.config == tiny_config(
+        route="resformer(mode='learnable')",
+        depth="denseformer",
+        normalizer="softmax1(learned=True)",
+        rope="linear(factor=2.0)",
+    )
+    assert one.route is not two.route
+    assert not {id(p) for p in one.parameters()} & {id(p) for p in two.parameters()}
+    with pytest.raises(WakefulError, match="unknown routes variant 'softmax1'"):
+        Decoder(tiny_config(), route=normalizer)
+    with pytest.raises(WakefulError, match="neither an expression nor a variant"):
+        Decoder(tiny_config(), route=3)
+
+    class Local(ResFormer):
+        """Not to be found again."""
+
+    with pytest.raises(WakefulError, match="cannot be written down and read again"):
+        Decoder(tiny_config(), route=Local())
 
 
 @pytest.mark.parametrize("folder", FIELD)

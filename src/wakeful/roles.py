@@ -6,11 +6,14 @@ initialization, quantization and heirs ask for roles and know no name. Walking o
 that `role_of` finds the role of one that comes alone.
 """
 
+from __future__ import annotations
+
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from torch import Tensor, nn
+if TYPE_CHECKING:  # options of the command line are read without torch
+    from torch import Tensor, nn
 
 Start = Literal["normal", "residual", "zeros", "defined"]
 
@@ -63,18 +66,22 @@ class HasRoles:
         return {}
 
 
-class Marked(nn.Module):
-    """A module whose parameters are marked whenever somebody walks over it.
+class Marked:
+    """What makes a module mark its parameters whenever somebody walks over it.
 
     A mark is an attribute, which copying and sharding lose: hence at this door, through which
     every enumeration of parameters goes, that of a wrapper included.
     """
 
     def named_modules(
-        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+        self,
+        memo: set[nn.Module] | None = None,
+        prefix: str = "",
+        remove_duplicate: bool = True,
     ) -> Generator[tuple[str, nn.Module], None, None]:
-        mark(self)
-        yield from super().named_modules(memo, prefix, remove_duplicate)
+        module: Any = super()  # `nn.Module` comes after this class
+        mark(module.__self__)
+        yield from module.named_modules(memo, prefix, remove_duplicate)
 
 
 def roles_of(model: nn.Module) -> dict[str, Role]:

@@ -1,8 +1,9 @@
-"""Variants (routes, depth mixes, normalizers) named by their file and written as one expression.
+"""Variants (routes, depth mixes, normalizers and others) written as one expression.
 
-`resformer(mode="constant", scale=2.0)` names the file `routes/resformer.py`, whose one public class
-is called with those options. Nothing else registers a variant: adding the file adds it, deleting
-the file deletes it. The expression is read as a syntax tree of calls and literals, never evaluated.
+`resformer(mode="constant", scale=2.0)` names a class of the folder `routes` and calls it with those
+options; `my_module:MyRoute(k=2)` names a class of a user's own module. Nothing registers a variant:
+adding the file adds it, deleting the file deletes it. The expression is read as a syntax tree of
+calls and literals, never evaluated.
 """
 
 import ast
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from wakeful.discovery import classes
+from wakeful.discovery import classes, foreign, qualified
 from wakeful.errors import WakefulError, nearest
 from wakeful.roles import HasRoles, Role
 
@@ -21,18 +22,24 @@ _LONGEST = 2_000
 """Characters of an expression; it is a name and a few options."""
 _LARGEST = 100_000
 """Bound of a range; it counts layers."""
+_FOREIGN = re.compile(
+    r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|\b([^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*)"""
+)
+"""A string, which is passed over, or the `module:Name` of a class outside the package."""
 
 
 class Variant(HasRoles):
     """Something that `build` can make from an expression and `str` turns back into it.
 
     A subclass takes its options as constructor arguments and keeps each under the argument's name.
-    Every variant a user may name states `examples` in its own body: expressions worth testing (the
-    contract tests run over all of them); a class without them is a base. `neutral` is an expression
-    that must reproduce the plain Transformer, where there is one.
+    Every variant of ours states `examples` in its own body: expressions worth testing (the contract
+    tests run over all of them); a class without them is a base. `neutral` is an expression that
+    must reproduce the plain Transformer, where there is one. `name` is what expressions call it,
+    by default its file's name; a class from outside the package is called by module and class.
     It declares in `roles` which of its parameters other rooms should treat as more than its own.
     """
 
+    name: str = ""
     examples: tuple[str, ...] = ()
     neutral: str | None = None
     others = Role()
@@ -40,6 +47,11 @@ class Variant(HasRoles):
     def __str__(self) -> str:
         parts = []
         for parameter in _options(type(self)).values():
+            if not hasattr(self, parameter.name):
+                raise WakefulError(
+                    f"{type(self).__name__} has no attribute {parameter.name!r}: a variant keeps "
+                    "each of its options under the option's name"
+                )
             value = getattr(self, parameter.name)
             if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
                 parts += [str(item) for item in value]
@@ -63,7 +75,7 @@ class Entry:
 
 @cache
 def variants(folder: str) -> dict[str, type[Variant]]:
-    """Return every variant of a folder ("routes", "depth", "normalizers", "ropes") by name."""
+    """Return every variant of a folder ("routes", "ropes", "optim.rotations" ...) by name."""
     return {
         variant_name(kind): kind
         for kind in classes(folder)
@@ -72,7 +84,12 @@ def variants(folder: str) -> dict[str, type[Variant]]:
 
 
 def variant_name(kind: type[Variant]) -> str:
-    """Return the name a variant has in expressions: its file's, or in a `base` file its class's."""
+    """Return what expressions call a variant: by `name`, its module and class, or its file.
+
+    In a `base` file it is the class's name in small letters.
+    """
+    if qualified(kind) or "name" in vars(kind):
+        return qualified(kind) or kind.name
     file = re.split(r"\.|__", kind.__module__)[-1]  # an exported model's files are flat
     return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower() if file == "base" else file
 
@@ -89,87 +106,181 @@ def catalogue(folder: str) -> list[Entry]:
     ]
 
 
-def build(folder: str, expression: str) -> Any:
+def build(folder: str, expression: str, *, imports: bool = False) -> Any:
     """Make a fresh variant from an expression.
 
+    `imports` lets modules outside the package be imported where the expression names them: only
+    for an expression that the user wrote, never for one that a file brought along.
+
     Raises:
-        WakefulError: the expression does not parse, or names an unknown variant or option.
+        WakefulError: the expression does not parse, or names an unknown variant or option, or a
+            class in a module that is not imported.
     """
     if len(expression) > _LONGEST:
         raise WakefulError(
             f"{folder} expression of {len(expression)} characters, {expression[:40]!r}...: "
             f"at most {_LONGEST} are read"
         )
+    reading = _Reading(folder, expression, imports)
     try:
-        tree = ast.parse(expression.strip(), mode="eval").body
+        tree = ast.parse(reading.parseable().strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise WakefulError(
             f"{folder} expression {expression!r} does not parse ({error}); "
             f"write a name or a call such as {next(iter(variants(folder)))!r}"
         ) from None
     try:
-        return _build(folder, tree, expression)
+        return reading.variant(tree)
     except RecursionError:
         raise WakefulError(f"{folder} expression {expression!r} is nested too deeply") from None
 
 
-def _build(folder: str, node: ast.expr, expression: str) -> Any:
-    if isinstance(node, ast.Name):
-        node = ast.Call(func=node, args=[], keywords=[])
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-        raise WakefulError(
-            f"in {folder} expression {expression!r}: {ast.unparse(node)!r} is no name or call"
-        )
-    known = variants(folder)
-    kind = known.get(node.func.id)
-    if kind is None:
-        raise WakefulError(
-            f"unknown {folder} variant {node.func.id!r}{nearest(node.func.id, known)}; "
-            f"there are {', '.join(known)}"
-        )
-    arguments = [_value(folder, argument, expression) for argument in node.args]
-    keywords: dict[str, Any] = {}
-    options = _options(kind)
-    for keyword in node.keywords:
-        if keyword.arg not in options:
-            allowed = f"its options are {', '.join(options)}" if options else "it has no options"
-            raise WakefulError(
-                f"{node.func.id} has no option {keyword.arg!r}{nearest(str(keyword.arg), options)};"
-                f" {allowed}"
-            )
-        if keyword.arg in keywords:
-            raise WakefulError(f"{node.func.id}: {keyword.arg} is given twice in {expression!r}")
-        keywords[keyword.arg] = _value(folder, keyword.value, expression)
-    _check_types(kind, keywords)
+def written(folder: str, part: Variant) -> str:
+    """Return the expression of an object, checked to give the like of it again.
+
+    Raises:
+        WakefulError: it is not a variant of this folder, or its class cannot be found by its name.
+    """
+    if not isinstance(part, Variant):
+        raise WakefulError(f"{part!r} is neither an expression nor a variant of {folder}")
+    expression = str(part)
     try:
-        inspect.signature(kind).bind(*arguments, **keywords)
-    except TypeError as error:
-        raise WakefulError(f"{node.func.id}: {error} in {expression!r}") from None
-    return kind(*arguments, **keywords)
+        again = build(folder, expression)
+    except WakefulError as error:
+        raise WakefulError(f"{expression} cannot be written down and read again: {error}") from None
+    if type(again) is not type(part):
+        raise WakefulError(
+            f"{expression} names another class than this object's: define the class once, at the "
+            "top of a module"
+        )
+    return expression
 
 
-def _value(folder: str, node: ast.expr, expression: str) -> Any:
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range":
-        bounds = [_value(folder, argument, expression) for argument in node.args]
-        if not 1 <= len(bounds) <= 3 or not all(type(bound) is int for bound in bounds):
-            raise WakefulError(f"range takes one to three integers, not {ast.unparse(node)!r}")
-        if bounds[2:] == [0] or any(abs(bound) > _LARGEST for bound in bounds):
+def foreign_names(expression: str) -> list[str]:
+    """Return every `module:Name` in an expression."""
+    return [found[2] for found in _FOREIGN.finditer(expression) if found[2] is not None]
+
+
+class _Reading:
+    """One expression on its way to a variant."""
+
+    def __init__(self, folder: str, expression: str, imports: bool) -> None:
+        self.folder = folder
+        self.expression = expression
+        self.imports = imports
+        self.foreign: dict[str, str] = {}
+
+    def parseable(self) -> str:
+        """Return the expression with a Python name in the place of each `module:Name`."""
+
+        def stand_in(found: re.Match[str]) -> str:
+            if found[1] is not None:
+                return found[0]
+            name = f"foreign_{len(self.foreign)}_"
+            self.foreign[name] = found[2]
+            return name
+
+        return _FOREIGN.sub(stand_in, self.expression)
+
+    def variant(self, node: ast.expr) -> Any:
+        if isinstance(node, ast.Name):
+            node = ast.Call(func=node, args=[], keywords=[])
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
             raise WakefulError(
-                f"range takes bounds up to {_LARGEST} and no step of 0, not {ast.unparse(node)!r}"
+                f"in {self.folder} expression {self.expression!r}: {self._shown(node)!r} is "
+                "neither a name nor a call"
             )
-        return range(*bounds)
-    if isinstance(node, ast.Name | ast.Call):
-        return _build(folder, node, expression)
-    try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-        raise WakefulError(
-            f"in {folder} expression {expression!r}: {ast.unparse(node)!r} is no plain value"
-        ) from None
+        kind = self._kind(node.func.id)
+        name = self._shown(node.func)
+        arguments = [self._value(argument) for argument in node.args]
+        keywords: dict[str, Any] = {}
+        options = _options(kind)
+        for keyword in node.keywords:
+            if keyword.arg not in options:
+                allowed = (
+                    f"its options are {', '.join(options)}" if options else "it has no options"
+                )
+                raise WakefulError(
+                    f"{name} has no option {keyword.arg!r}"
+                    f"{nearest(str(keyword.arg), options)}; {allowed}"
+                )
+            if keyword.arg in keywords:
+                raise WakefulError(f"{name}: {keyword.arg} is given twice in {self.expression!r}")
+            keywords[keyword.arg] = self._value(keyword.value)
+        _check_types(kind, keywords)
+        try:
+            inspect.signature(kind).bind(*arguments, **keywords)
+        except TypeError as error:
+            raise WakefulError(f"{name}: {error} in {self.expression!r}") from None
+        return kind(*arguments, **keywords)
+
+    def _kind(self, name: str) -> type[Variant]:
+        if name in self.foreign:
+            return self._foreign_kind(self.foreign[name])
+        known = variants(self.folder)
+        if name not in known:
+            raise WakefulError(
+                f"unknown {self.folder} variant {name!r}{nearest(name, known)}; "
+                f"there are {', '.join(known)}"
+            )
+        return known[name]
+
+    def _foreign_kind(self, name: str) -> type[Variant]:
+        kind = foreign(name, imports=self.imports)
+        bases = _bases(self.folder)
+        if not isinstance(kind, type) or not issubclass(kind, bases):
+            what = "there is no such class" if kind is None else "it is not one"
+            raise WakefulError(
+                f"{name} must be a subclass of {' or '.join(base.__name__ for base in bases)} to "
+                f"stand among {self.folder}, and {what}"
+            )
+        return kind
+
+    def _value(self, node: ast.expr) -> Any:
+        call = node.func if isinstance(node, ast.Call) else None
+        if isinstance(node, ast.Call) and isinstance(call, ast.Name) and call.id == "range":
+            bounds = [self._value(argument) for argument in node.args]
+            if not 1 <= len(bounds) <= 3 or not all(type(bound) is int for bound in bounds):
+                raise WakefulError(f"range takes one to three integers, not {ast.unparse(node)!r}")
+            if bounds[2:] == [0] or any(abs(bound) > _LARGEST for bound in bounds):
+                raise WakefulError(
+                    f"range takes bounds up to {_LARGEST} and no step of 0, not "
+                    f"{ast.unparse(node)!r}"
+                )
+            return range(*bounds)
+        if isinstance(node, ast.Name | ast.Call):
+            return self.variant(node)
+        try:
+            return ast.literal_eval(node)
+        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+            raise WakefulError(
+                f"in {self.folder} expression {self.expression!r}: {self._shown(node)!r} is not "
+                "a plain value"
+            ) from None
+
+    def _shown(self, node: ast.expr) -> str:
+        text = ast.unparse(node)
+        for name, meant in self.foreign.items():
+            text = text.replace(name, meant)
+        return text
+
+
+@cache
+def _bases(folder: str) -> tuple[type[Variant], ...]:
+    return tuple(
+        kind
+        for kind in classes(folder)
+        if issubclass(kind, Variant) and "examples" not in vars(kind)
+    )
 
 
 def _check_types(kind: type[Variant], keywords: dict[str, Any]) -> None:
-    hints = get_type_hints(kind.__init__)
+    try:
+        hints = get_type_hints(kind.__init__)
+    except NameError as error:
+        raise WakefulError(
+            f"the types of {variant_name(kind)}'s options cannot be found: {error}"
+        ) from None
     for name, value in keywords.items():
         expected = hints.get(name)
         if not _fits(value, expected):

@@ -86,15 +86,16 @@ class Model:
         extra = 0.0 if s is None else torch.exp(s)[None, :, None, None]
         return e / (extra + e.sum(-1, keepdim=True))
 
-    def scores(self, Q: Tensor, K: Tensor) -> Tensor:
-        """Q Kᵀ / √d with what comes later masked."""
+    def scores(self, Q: Tensor, K: Tensor, n: int) -> Tensor:
+        """Q Kᵀ / √d, divided by n where the model says so, with what comes later masked."""
         L = Q.shape[2]
         later = torch.ones(L, L, dtype=torch.bool).triu(1)
-        return (Q @ K.transpose(-1, -2) / self.d**0.5).masked_fill(later, -torch.inf)
+        divisor = self.d**0.5 * (n if self.c.scale_logits_by_layer else 1)
+        return (Q @ K.transpose(-1, -2) / divisor).masked_fill(later, -torch.inf)
 
     def A(self, n: int, Q: Tensor | None = None, K: Tensor | None = None) -> Tensor:
         Q, K = self.Q[n] if Q is None else Q, self.K[n] if K is None else K
-        return self.softmax(self.scores(Q, K), n)
+        return self.softmax(self.scores(Q, K, n), n)
 
 
 # ------------------------------------------------------------------------------ routes
@@ -173,9 +174,10 @@ def svformer_gated(m: Model, n: int) -> Tensor:
     return m.A(n) @ m.Vmixed[3]
 
 
-def shared(what: str) -> Callable:
+def shared(what: str, c: int = 0) -> Callable:
     def U(m: Model, n: int) -> Tensor:
-        return m.A(n, **{what: getattr(m, what)[1]}) @ m.V[n]
+        leader = (n - 1) // c * c + 1 if c else 1
+        return m.A(n, **{what: getattr(m, what)[leader]}) @ m.V[n]
 
     return U
 
@@ -212,7 +214,7 @@ def crosslayer(other: Callable[[int], int]) -> Callable:
         if n == 1:
             return own(m, n)
         o = other(n)
-        scores = torch.cat([m.scores(m.Q[n], m.K[n]), m.scores(m.Q[n], m.K[o])], dim=-1)
+        scores = torch.cat([m.scores(m.Q[n], m.K[n], n), m.scores(m.Q[n], m.K[o], n)], dim=-1)
         return m.softmax(scores, n) @ torch.cat([m.V[n], m.V[o]], dim=2)
 
     return U
@@ -240,6 +242,8 @@ ROUTES: dict[str, Callable] = {
     "then(svformer(anchors=[0, 2]), on_layers([2], gated))": svformer_gated,
     "shared_keys": shared("K"),
     "shared_queries": shared("Q"),
+    "shared_keys(group=2)": shared("K", 2),
+    "shared_queries(group=2)": shared("Q", 2),
     "cla": cla(2),
     "cla(group=3)": cla(3),
     "then(cla(group=2), on_layers([2], resformer))": cla_resformer,

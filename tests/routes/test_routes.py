@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from helpers import some_tokens, tiny_config, tiny_decoder
+from helpers import gradients, some_tokens, tiny_config, tiny_decoder
 from routes.reference import ROUTES, SINKS, Model
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
@@ -28,6 +28,22 @@ def test_a_route_is_its_definition_under_softmax1(expression):
     model.log_sink = SINKS["softmax1(learned=True)"](model)
     expected = model.logits(ROUTES[expression])
     torch.testing.assert_close(decoder(tokens), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("normalizer", ["softmax", "softmax1(learned=True)"])
+def test_a_route_attends_as_another_layer_does(normalizer):
+    """A_1 is the first layer's: neither its divisor nor its sinks are layer n's."""
+    options = {"scale_logits_by_layer": True, "normalizer": normalizer}
+    decoder = tiny_decoder(route="attention_residual", **options)
+    tokens = some_tokens(2, 9)
+    model = Model(decoder, tokens)
+    if normalizer in SINKS:
+        model.log_sink = SINKS[normalizer](model)
+    expected = model.logits(ROUTES["attention_residual"])
+    torch.testing.assert_close(decoder(tokens), expected, rtol=0, atol=1e-12)
+    for decoder.checkpoint_activations in (False, True):
+        _, found = gradients(decoder, tokens)
+        assert all(gradient.abs().max() > 0 for gradient in found.values())
 
 
 @pytest.mark.parametrize("name", variants("routes"))
@@ -218,6 +234,15 @@ REFUSED = {
     "on_layers([], resformer)": r"0 to 3",
     "on_layers([-1], resformer)": r"layer numbers from 0",
     "on_layers([1.5], resformer)": r"layer numbers from 0",
+    # Layer 0 is the formulas' layer 1.
+    "on_layers([0], resformer)": r"changes nothing: resformer .* layers \[0\].*counted from 0 here",
+    "on_layers([0], svformer)": r"changes nothing",
+    "on_layers([0], then(gated, neutreno))": r"changes nothing",
+    "then(svformer, on_layers([0], resformer))": r"changes nothing",
+    "on_layers([1], on_layers([2], resformer))": r"changes nothing",
+    "on_layers([0, 2], cla)": r"changes nothing",
+    "shared_keys(group=-1)": r"group must not be negative",
+    "shared_queries(group=-1)": r"group must not be negative",
     "on_layers(2, resformer)": r"layer numbers from 0",
     "on_layers([1])": r"route",
     "on_layers([1], 3)": r"takes a route",
@@ -259,6 +284,9 @@ def test_a_route_kept_from_borrowing_layers_is_allowed():
         "then(svformer(anchors=[0, 2]), on_layers([2, 3], neutreno))",
         "then(shared_queries, svformer)",
         "then(shared_keys, resformer)",
+        "then(shared_keys(group=2), shared_queries(group=3))",
+        "on_layers([0], own)",
+        "on_layers([0, 1], resformer)",
         "then(resformer, on_layers([3], crosslayer))",
         "on_layers([1, 2], svformer)",
         "on_layers([1, 2], cla(group=3))",

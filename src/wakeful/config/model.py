@@ -11,6 +11,11 @@ _MOST_ANGLES = 2**26
 MLPName = Literal["gelu", "gelu_exact", "swiglu"]
 PositionName = Literal["rotary", "learned", "none"]
 AttentionBias = Literal["same", "none", "qkv", "all"]
+VARIANTS = {
+    "route": "routes", "depth": "depth", "normalizer": "normalizers", "norm": "norms",
+    "placement": "placements", "rope": "ropes",
+}  # fmt: skip
+"""The fields that hold the expression of a variant, and the folder each is found in."""
 
 
 @dataclass(frozen=True, kw_only=True)

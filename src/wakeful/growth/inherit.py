@@ -5,27 +5,24 @@ positions, final norm and head always come along.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from wakeful.config.model import ModelConfig
 from wakeful.config.verbs import Copy
 from wakeful.errors import WakefulError
 from wakeful.growth.layermap import LayerMap, written
+from wakeful.model.attention import Attention
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialise import initialise
 from wakeful.normalizers.base import Normalizer
 
-_PARTS: dict[str, tuple[str, ...]] = {
-    "all": ("attention", "mlp"),
-    "attention": ("attention",),
-    "mlp": ("mlp",),
-    "without_norms": ("attention.", "mlp."),
-}
 _PROJECTIONS = ("query", "key", "value")
+_ENDS = ("embed", "positions", "norm", "head")
+"""What stands before and after the blocks."""
 
 
 class Donor(NamedTuple):
@@ -142,21 +139,13 @@ def _assembled(
         raise WakefulError(f"copy must be one of {', '.join(get_args(Copy))}, got {copy!r}")
     target = Decoder(config).to(ends.head.weight.dtype)
     initialise(target, seed)
-    for name, tensor in _ends(target):
-        tensor.copy_(ends.get_parameter(name))
+    for part in _ENDS:
+        if (ours := getattr(target, part, None)) is not None:
+            ours.load_state_dict(getattr(ends, part).state_dict())
     _start_variants(target, ends, donors)
     for layer, donor in enumerate(donors):
-        _copy_block(target, layer, donor, _PARTS[copy])
-        if copy != "mlp":
-            _keep_logits(target, layer, donor)
+        _copy_block(target, layer, donor, copy)
     return target
-
-
-def _ends(decoder: Decoder) -> Iterator[tuple[str, Tensor]]:
-    """The parameters outside blocks, route and depth mix, a tied one once."""
-    for name, tensor in decoder.named_parameters():
-        if not name.startswith(("blocks.", "route.", "depth.")):
-            yield name, tensor
 
 
 def _start_variants(target: Decoder, ends: Decoder, donors: Sequence[Donor]) -> None:
@@ -173,27 +162,37 @@ def _start_variants(target: Decoder, ends: Decoder, donors: Sequence[Donor]) -> 
         normalizer.start_plain()
 
 
-def _normalizers(decoder: Decoder) -> list[Normalizer]:
-    return [module for module in decoder.modules() if isinstance(module, Normalizer)]
+def _normalizers(part: nn.Module) -> list[Normalizer]:
+    return [module for module in part.modules() if isinstance(module, Normalizer)]
 
 
-def _copy_block(target: Decoder, layer: int, donor: Donor, parts: Sequence[str]) -> None:
-    same_normalizer = target.config.normalizer == donor.decoder.config.normalizer
-    for name, tensor in target.blocks[layer].named_parameters():
-        if not name.startswith(tuple(parts)):
+def _copy_block(target: Decoder, layer: int, donor: Donor, copy: Copy) -> None:
+    """Copy the halves of a block that `copy` names, each with the norms that stand around it."""
+    for name, part in target.blocks[layer].named_children():
+        half = name.partition("_")[0]
+        if copy not in ("all", half) and not (copy == "without_norms" and name == half):
             continue
-        if ".normalizer." in name and not same_normalizer:
-            continue
-        tensor.copy_(donor.decoder.get_parameter(_donated(donor, name)))
+        if isinstance(part, Attention):
+            _copy_attention(target, layer, donor)
+            _keep_logits(target, layer, donor)
+        else:
+            theirs = donor.decoder.blocks[donor.layer].get_submodule(name)
+            part.load_state_dict(theirs.state_dict())
 
 
-def _donated(donor: Donor, name: str) -> str:
-    """Return the donor's parameter for a block's: a borrowed projection is the one it borrows."""
-    owner = donor.layer
+def _copy_attention(target: Decoder, layer: int, donor: Donor) -> None:
+    """Copy one layer's attention; a projection that it borrows comes from where it does."""
+    ours = target.blocks[layer].get_submodule("attention")
     for kind in _PROJECTIONS:
-        if name.startswith(f"attention.{kind}."):
-            owner = getattr(donor.decoder.plan.sources[donor.layer], kind)
-    return f"blocks.{owner}.{name}"
+        owner = getattr(donor.decoder.plan.sources[donor.layer], kind)
+        theirs = donor.decoder.blocks[owner].get_submodule("attention")
+        if target.plan.owns(kind, layer):
+            ours.get_submodule(kind).load_state_dict(theirs.get_submodule(kind).state_dict())
+    theirs = donor.decoder.blocks[donor.layer].get_submodule("attention")
+    ours.get_submodule("out").load_state_dict(theirs.get_submodule("out").state_dict())
+    if target.config.normalizer == donor.decoder.config.normalizer:
+        for own, other in zip(_normalizers(ours), _normalizers(theirs), strict=True):
+            own.load_state_dict(other.state_dict())
 
 
 def _keep_logits(target: Decoder, layer: int, donor: Donor) -> None:
@@ -213,7 +212,6 @@ def _keep_logits(target: Decoder, layer: int, donor: Donor) -> None:
         tensor.mul_((layer + 1) / (donor.layer + 1))
 
 
-def _logit_scales(query: nn.Module) -> list[Tensor]:
-    """The parameters to which a query is proportional: its norm's scale, or all of them."""
-    named = dict(query.named_parameters())
-    return [named["norm.weight"]] if "norm.weight" in named else list(named.values())
+def _logit_scales(query: nn.Module) -> list[nn.Parameter]:
+    """The parameters to which a query is proportional: its norm's, or all of them."""
+    return list(query.get_submodule("norm").parameters()) or list(query.parameters())

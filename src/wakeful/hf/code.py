@@ -3,18 +3,24 @@
 Transformers loads them with `trust_remote_code=True` where `wakeful` is not installed. It copies a
 model's files by the relative imports it finds in them and knows no folders, so
 `wakeful.model.decoder` becomes `wakeful__model__decoder.py`. Only the variants that the model uses
-go along.
+go along; a user's own come with the modules of theirs that they import.
 """
 
+import ast
 import importlib
+import importlib.util
 import inspect
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from types import ModuleType
 
 import wakeful
+from wakeful.config.model import VARIANTS
+from wakeful.discovery import foreign, qualified
+from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
-from wakeful.variants import Variant
+from wakeful.variants import Variant, foreign_names
 
 ENTRIES = {
     "wakeful.hf.configuration": "configuration_wakeful",
@@ -25,9 +31,9 @@ AUTO_MAP = {
     "AutoModel": "modeling_wakeful.WakefulModel",
     "AutoModelForCausalLM": "modeling_wakeful.WakefulForCausalLM",
 }
-FOLDERS = ("routes", "depth", "normalizers", "norms", "placements", "ropes")
 _DISCOVERY = "wakeful.discovery"
-_IMPORT = re.compile(r"^( *)from (wakeful[\w.]*|jaxtyping) import", re.MULTILINE)
+_FROM = re.compile(r"from\s+[\w.]+\s+import")
+_SHAPES = {"Bool", "Float", "Int"}
 _JAXTYPING = '''"""Shapes in annotations, which say what they mean and are not checked here."""
 
 
@@ -47,23 +53,95 @@ class Int(_Shaped): ...
 
 
 def write_code(decoder: Decoder, folder: Path) -> list[str]:
-    """Write the files that this decoder's model needs; return their names."""
-    used = _variants(decoder)
-    files = {"wakeful__jaxtyping": _JAXTYPING, _flat(_DISCOVERY): _discovery(used)}
-    waiting = [*ENTRIES, *(kind.__module__ for kind in used)]
-    while waiting:
-        module = waiting.pop()
-        if _flat(module) in files:
-            continue
-        source = inspect.getsource(importlib.import_module(module))
-        files[_flat(module)] = _IMPORT.sub(
-            lambda found: f"{found[1]}from .{_flat(found[2])} import", source
-        )
-        waiting += [found[2] for found in _IMPORT.finditer(source) if found[2] != "jaxtyping"]
+    """Write the files that this decoder's model needs; return their names.
+
+    Raises:
+        WakefulError: a variant's class is in a module without a file, or the module imports
+            something of ours or of its own in a way that cannot be copied.
+    """
+    files = code_files(decoder)
     for name, source in files.items():
         header = f"# Part of an exported model; copied from wakeful {wakeful.__version__}.\n"
         (folder / f"{name}.py").write_text(header + source, "utf-8")
     return sorted(f"{name}.py" for name in files)
+
+
+def code_files(decoder: Decoder) -> dict[str, str]:
+    """Return the source of every file that this decoder's model needs, by name without ending."""
+    used = _variants(decoder)
+    files = {"wakeful__jaxtyping": _JAXTYPING, _flat(_DISCOVERY): _discovery(decoder, used)}
+    waiting = [*ENTRIES, *(kind.__module__ for kind in used)]
+    while waiting:
+        module = waiting.pop()
+        if _flat(module) not in files:
+            files[_flat(module)], needed = _copied(_module(module))
+            waiting += [name for name in needed if name != "jaxtyping"]
+    return files
+
+
+def _module(name: str) -> ModuleType:
+    module = importlib.import_module(name)
+    if name == "__main__" or getattr(module, "__file__", None) is None:
+        raise WakefulError(
+            f"a variant's class is defined in {name}, which has no file to go along with the "
+            "export: define it in a module of its own, and import it from there"
+        )
+    return module
+
+
+def _copied(module: ModuleType) -> tuple[str, list[str]]:
+    """Return a module's source, what goes along imported from beside it, and those modules."""
+    source = inspect.getsource(module)
+    lines = source.splitlines(keepends=True)
+    needed: list[str] = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Import | ast.ImportFrom):
+            continue
+        name = _imported(module, node)
+        if name is None:
+            continue
+        number = node.lineno - 1
+        lines[number], count = _FROM.subn(f"from .{_flat(name)} import", lines[number], count=1)
+        if isinstance(node, ast.Import) or not count or _names_a_module(name, node):
+            raise WakefulError(
+                f"line {node.lineno} of {module.__file__}, {ast.unparse(node)!r}, cannot go along "
+                "with an export: import names from the file that defines them, on one line"
+            )
+        needed.append(name)
+    return "".join(lines), needed
+
+
+def _imported(module: ModuleType, node: ast.Import | ast.ImportFrom) -> str | None:
+    """Return the module that an import reads, if that one has to go along, else None."""
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+        return next((name for name in names if _goes_along(module, name)), None)
+    name = "." * node.level + (node.module or "")
+    if node.level:
+        name = importlib.util.resolve_name(name, module.__package__)
+    if name == "jaxtyping":
+        return name if {alias.name for alias in node.names} <= _SHAPES else None
+    return name if _goes_along(module, name) else None
+
+
+def _goes_along(module: ModuleType, name: str) -> bool:
+    """Whether a module is ours, or the user's as the one that imports it."""
+    top, own = name.partition(".")[0], module.__name__.partition(".")[0]
+    if top == wakeful.__name__ or (top == own and module.__package__):
+        return True
+    if own == wakeful.__name__ or module.__file__ is None:
+        return False
+    spec = importlib.util.find_spec(top)
+    place = Path(module.__file__).parent
+    return spec is not None and spec.origin is not None and place in Path(spec.origin).parents
+
+
+def _names_a_module(package: str, node: ast.ImportFrom) -> bool:
+    """Whether an import takes a module out of a package, not a name out of a module."""
+    found = importlib.import_module(package)
+    return package == wakeful.__name__ or any(
+        isinstance(getattr(found, alias.name, None), ModuleType) for alias in node.names
+    )
 
 
 def _flat(module: str) -> str:
@@ -73,15 +151,21 @@ def _flat(module: str) -> str:
 
 
 def _variants(decoder: Decoder) -> list[type[Variant]]:
-    """Return the classes of every variant that the decoder is made of."""
+    """Return the classes of every variant that the decoder is made of, and our bases of them."""
     parts: list[object] = [*decoder.modules(), decoder.placement]
     if decoder.config.positions == "rotary":
         parts.append(decoder.rotary.scaling)
-    found = {type(part) for part in parts if isinstance(part, Variant)}
-    return sorted(found, key=lambda kind: (kind.__module__, kind.__name__))
+    kinds = {type(part) for part in parts if isinstance(part, Variant)}
+    bases = {
+        base
+        for kind in kinds
+        for base in kind.__mro__
+        if issubclass(base, Variant) and base is not Variant and not qualified(base)
+    }
+    return sorted(kinds | bases, key=lambda kind: (kind.__module__, kind.__name__))
 
 
-def _discovery(used: Iterable[type[Variant]]) -> str:
+def _discovery(decoder: Decoder, used: Iterable[type[Variant]]) -> str:
     lines = [
         '"""The variants that this model is made of."""',
         "",
@@ -90,11 +174,35 @@ def _discovery(used: Iterable[type[Variant]]) -> str:
         '    """Return those of one kind."""',
         "    match folder:",
     ]
-    for folder in FOLDERS:
+    for folder in VARIANTS.values():
         kinds = [kind for kind in used if kind.__module__.startswith(f"wakeful.{folder}.")]
         lines.append(f'        case "{folder}":')
         lines += [
             f"            from .{_flat(kind.__module__)} import {kind.__name__}" for kind in kinds
         ]
         lines.append(f"            return [{', '.join(kind.__name__ for kind in kinds)}]")
+    written = [name for field in VARIANTS for name in foreign_names(getattr(decoder.config, field))]
+    named = {name: foreign(name, imports=False) for name in written}
+    lines += ["", "", "def _foreign():"]
+    lines += [
+        f"    from .{_flat(kind.__module__)} import {kind.__name__}"
+        for kind in used
+        if qualified(kind)
+    ]
+    table = {qualified(kind): kind.__name__ for kind in used if qualified(kind)}
+    table |= {name: kind.__name__ for name, kind in named.items() if isinstance(kind, type)}
+    entries = ", ".join(f'"{name}": {kind}' for name, kind in table.items())
+    lines += [
+        f"    return {{{entries}}}",
+        "",
+        "",
+        "def foreign(name, *, imports):",
+        '    """Return the class that `module:Name` stood for where the model was made."""',
+        "    return _foreign().get(name)",
+        "",
+        "",
+        "def qualified(kind):",
+        '    """Return `module:Name` of a class that was not part of the package, else ""."""',
+        '    return next((name for name, each in _foreign().items() if each is kind), "")',
+    ]
     return "\n".join(lines) + "\n"

@@ -22,11 +22,12 @@ from wakeful.errors import WakefulError
 from wakeful.hf.cache import WakefulCache
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.projections import name_projections
-from wakeful.hf.starts import defined_starts, residual_std
+from wakeful.hf.starts import defined_starts
 from wakeful.hf.visibility import Visibility
 from wakeful.model.decoder import Decoder
+from wakeful.model.initialise import deviation
 from wakeful.model.loss import IGNORED
-from wakeful.roles import HEAD, HasRoles, Marked, Role
+from wakeful.roles import HEAD, HasRoles, Marked, Role, mark, role_of
 
 _logger = logging.get_logger(__name__)
 _ROOM = 256
@@ -48,18 +49,27 @@ class WakefulPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Give a module's own tensors their start; a checkpoint's are marked and left alone."""
-        # A resized embedding is not in the model yet, and has no name.
-        name = next((name for name, each in self.named_modules() if each is module), "")
-        starts = defined_starts(self.config.model, self, name, module)
+        starts = defined_starts(self._decoder, module)
         if starts is None:
             super()._init_weights(module)
-            std = residual_std(self.config.model, name)
-            if isinstance(module, nn.Linear) and std is not None:
-                init.normal_(module.weight, std=std)
-            return
-        for tensors in (module.named_parameters, module.named_buffers):
-            for key, tensor in tensors(recurse=False):
+        for key, tensor in (
+            *module.named_parameters(recurse=False),
+            *module.named_buffers(recurse=False),
+        ):
+            if tensor.ndim >= 2 and role_of(tensor) is None:
+                mark(self)
+            role = role_of(tensor)
+            start = "defined" if role is None else role.start
+            if start == "residual" or (start == "normal" and starts is not None):
+                init.normal_(tensor, std=deviation(self.config.model, start))
+            elif start == "zeros":
+                init.zeros_(tensor)
+            elif starts is not None:
                 init.copy_(tensor, starts[key])
+
+    @property
+    def _decoder(self) -> Decoder:
+        raise NotImplementedError
 
     def _set_gradient_checkpointing(
         self,
@@ -94,6 +104,10 @@ class WakefulModel(WakefulPreTrainedModel):
         name_projections(self.decoder)
         self.gradient_checkpointing = False
         self.post_init()
+
+    @property
+    def _decoder(self) -> Decoder:
+        return self.decoder
 
     def get_input_embeddings(self) -> nn.Module:
         return self.decoder.embed
@@ -222,6 +236,10 @@ class WakefulForCausalLM(HasRoles, Marked, WakefulPreTrainedModel, GenerationMix
                 generation_config.num_beams or 1, generation_config.num_return_sequences or 1
             )
             model_kwargs["past_key_values"] = self.new_cache(batch_size * rows, max_cache_length)
+
+    @property
+    def _decoder(self) -> Decoder:
+        return self.model.decoder
 
     def get_input_embeddings(self) -> nn.Module:
         return self.model.get_input_embeddings()

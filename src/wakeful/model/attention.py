@@ -3,7 +3,7 @@
 Shapes: B batch, L new tokens, S all tokens so far, H query heads, G key/value heads, d head width.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -61,7 +61,11 @@ class Borrowed(nn.Module):
 
 
 class DotProduct(nn.Module):
-    """Masked attention of one layer over given heads; a hook on it sees every q, k and v."""
+    """Masked attention of one layer over given heads; a hook on it sees every q, k and v.
+
+    It attends as another layer does where it is given that one's `scale` and, if its normalizer has
+    one, `sink`.
+    """
 
     def __init__(self, normalizer: Normalizer, *, scale: float, prefix: int) -> None:
         super().__init__()
@@ -77,6 +81,8 @@ class DotProduct(nn.Module):
         *,
         keep: Tensor | None,
         copies: int = 1,
+        scale: float | None = None,
+        sink: Float[Tensor, "H"] | None = None,
     ) -> Float[Tensor, "B L H d"]:
         if keep is not None and copies > 1:
             keep = keep.repeat(1, 1, copies)
@@ -88,8 +94,8 @@ class DotProduct(nn.Module):
             q,
             k,
             v,
-            scale=self.scale,
-            sink=self.normalizer.log_sink(),
+            scale=self.scale if scale is None else scale,
+            sink=self.normalizer.log_sink() if sink is None else sink,
             prefix=self.prefix,
             keep=keep,
             copies=copies,
@@ -110,7 +116,7 @@ class Attention(HasRoles, nn.Module):
         out_bias: bool,
         rotary: bool,
         head_norm: Callable[[Part], nn.Module],
-        scale: float,
+        scales: Sequence[float],
         prefix: int,
     ) -> None:
         super().__init__()
@@ -136,7 +142,8 @@ class Attention(HasRoles, nn.Module):
             if plan.owns("value", layer)
             else Borrowed(Read("values", source.value))
         )
-        self.dot = DotProduct(normalizer, scale=scale, prefix=prefix)
+        self.scales = tuple(scales)
+        self.dot = DotProduct(normalizer, scale=scales[layer], prefix=prefix)
         self.out = nn.Linear(shape.num_heads * head_width, width, bias=out_bias)
         self.owns_key, self.owns_value = plan.owns("key", layer), plan.owns("value", layer)
         self.leaves = tuple(sorted(plan.leaves[layer]))
@@ -167,8 +174,13 @@ class Attention(HasRoles, nn.Module):
             if self.owns_value:
                 values = flow.cache.extend(("values", self.layer), values)
 
-        def dot(q: Tensor, k: Tensor, v: Tensor, *, copies: int = 1) -> Tensor:
-            return self.dot(q, k, v, keep=flow.keep, copies=copies)
+        def dot(
+            q: Tensor, k: Tensor, v: Tensor, *, copies: int = 1, like: int | None = None
+        ) -> Tensor:
+            if like is None:
+                return self.dot(q, k, v, keep=flow.keep, copies=copies)
+            scale, sink = self.scales[like], flow.memory.get(Read("sink", like))
+            return self.dot(q, k, v, keep=flow.keep, copies=copies, scale=scale, sink=sink)
 
         if self.attenders:
             u = self.attenders[0].attend(self.layer, dot, mixed.q, keys, values, flow.memory)
@@ -177,4 +189,7 @@ class Attention(HasRoles, nn.Module):
         for route in self.correctors:
             u = route.correct(self.layer, x, u, values[:, -x.shape[1] :], flow.memory)
         left = {"query": raw.q, "key": raw.k, "value": raw.v, "keys": keys, "values": values}
-        return self.out(u.flatten(2)), {Read(kind, self.layer): left[kind] for kind in self.leaves}
+        if "sink" in self.leaves and (sink := self.dot.normalizer.log_sink()) is not None:
+            left["sink"] = sink.clone()  # sharding lets a block's own parameters go after it
+        kept = {Read(kind, self.layer): left[kind] for kind in self.leaves if kind in left}
+        return self.out(u.flatten(2)), kept

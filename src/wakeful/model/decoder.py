@@ -3,8 +3,10 @@
 Shapes: B batch, L new tokens, S all tokens so far, D width, V vocabulary, N layers.
 """
 
+import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -13,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from wakeful.config.model import ModelConfig
+from wakeful.config.model import VARIANTS, ModelConfig
 from wakeful.depth.base import DepthMix, SublayerMix
 from wakeful.errors import WakefulError
 from wakeful.model.attend import causal_mask
@@ -27,16 +29,70 @@ from wakeful.model.positions import Rotary, Rotation
 from wakeful.normalizers.base import Normalizer
 from wakeful.norms.base import Norm, Part, Place
 from wakeful.placements.base import Placement
-from wakeful.roles import HEAD, TABLE, HasRoles, Marked, Role
+from wakeful.roles import HEAD, TABLE, HasRoles, Marked, Role, role_of
+from wakeful.ropes.base import RopeScaling
 from wakeful.routes.base import EMBEDDED, TOKENS, Read, RoutePlan, ValueRoute
-from wakeful.variants import build
+from wakeful.variants import build, written
 
 
-class Decoder(HasRoles, Marked):
-    """A causal language model; its parts are named in a `ModelConfig`."""
+def admit(config: ModelConfig) -> None:
+    """Check the variants' expressions, and import the users' modules that they name.
 
-    def __init__(self, config: ModelConfig) -> None:
+    For a configuration that the user wrote, never for one read from a run or an export.
+
+    Raises:
+        WakefulError: an expression names no variant, or a module that cannot be imported.
+    """
+    for field, folder in VARIANTS.items():
+        build(folder, getattr(config, field), imports=True)
+
+
+@contextmanager
+def drawn_alike() -> Iterator[None]:
+    """Let random numbers on the CPU be the same each time, and leave the generator as it was.
+
+    What a variant draws for its definition is then the same in every model and process.
+    """
+    generator = torch.default_generator
+    state = generator.get_state()
+    generator.manual_seed(0)
+    try:
+        yield
+    finally:
+        generator.set_state(state)
+
+
+class Decoder(HasRoles, Marked, nn.Module):
+    """A causal language model; its parts are named in a `ModelConfig`.
+
+    `route`, `depth`, `normalizer` and `rope` may be given as objects in the place of the
+    configuration's expressions. The decoder makes parts of its own like them, so that an object may
+    serve several, and its configuration names them. A class from outside the package is looked up
+    in the modules that are imported; none is imported here.
+
+    Raises:
+        WakefulError: a variant is unknown, is not one of its kind, or does not fit this shape.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        route: ValueRoute | str | None = None,
+        depth: DepthMix | str | None = None,
+        normalizer: Normalizer | str | None = None,
+        rope: RopeScaling | str | None = None,
+    ) -> None:
         super().__init__()
+        given = {"route": route, "depth": depth, "normalizer": normalizer, "rope": rope}
+        config = dataclasses.replace(
+            config,
+            **{
+                field: part if isinstance(part, str) else written(VARIANTS[field], part)
+                for field, part in given.items()
+                if part is not None
+            },
+        )
         shape = config.shape
         self.config = config
         self.embed = nn.Embedding(config.vocab_size, config.width)
@@ -49,12 +105,11 @@ class Decoder(HasRoles, Marked):
                 theta=config.rope_theta,
                 scaling=build("ropes", config.rope),
             )
-        route: ValueRoute = build("routes", config.route)
-        self.plan = RoutePlan(route, shape)
-        self.route = route
-        depth: DepthMix = build("depth", config.depth)
-        depth.attach(shape)
-        self.depth = depth
+        self.route: ValueRoute = build("routes", config.route)
+        self.depth: DepthMix = build("depth", config.depth)
+        with drawn_alike():
+            self.plan = RoutePlan(self.route, shape)
+            self.depth.attach(shape)
         self.placement: Placement = build("placements", config.placement)
         self.blocks = nn.ModuleList(self._block(layer) for layer in range(shape.num_layers))
         self.norm = self._norm("final", shape.num_layers)
@@ -66,7 +121,7 @@ class Decoder(HasRoles, Marked):
         self.recompute: Callable[..., Any] = partial(checkpoint, use_reentrant=False)
         """How: `checkpoint` not in its reentrant form, which loses what layers share."""
         self._kept_hiddens = frozenset[int]().union(
-            *(depth.reads(number) for number in range(1, shape.num_layers + 1))
+            *(self.depth.reads(number) for number in range(1, shape.num_layers + 1))
         )
 
     def forward(
@@ -212,19 +267,23 @@ class Decoder(HasRoles, Marked):
 
     def num_parameters(self) -> dict[str, int]:
         """Count parameters: all, those of embeddings, positions and head, and the rest."""
-        seen = {id(p): (name, p.numel()) for name, p in self.named_parameters()}
-        total = sum(count for _, count in seen.values())
-        ends = ("embed.", "positions.", "head.")
-        embedding = sum(count for name, count in seen.values() if name.startswith(ends))
+        total, embedding = 0, 0
+        for parameter in self.parameters():
+            role = role_of(parameter)
+            total += parameter.numel()
+            embedding += parameter.numel() if role is not None and role.vocabulary else 0
         return {"total": total, "embedding": embedding, "non_embedding": total - embedding}
 
     def _block(self, layer: int) -> Block:
         config, shape = self.config, self.config.shape
         normalizer: Normalizer = build("normalizers", config.normalizer)
-        normalizer.attach(shape)
+        with drawn_alike():
+            normalizer.attach(shape)
         scale = 1.0 / math.sqrt(shape.head_width)
-        if config.scale_logits_by_layer:
-            scale /= layer + 1
+        scales = [
+            scale / (number if config.scale_logits_by_layer else 1)
+            for number in range(1, shape.num_layers + 1)
+        ]
 
         def head_norm(part: Part) -> nn.Module:
             return self._norm(part, layer) if config.qk_norm else nn.Identity()
@@ -238,7 +297,7 @@ class Decoder(HasRoles, Marked):
             out_bias=config.out_bias,
             rotary=config.positions == "rotary",
             head_norm=head_norm,
-            scale=scale,
+            scales=scales,
             prefix=config.relaxed_prefix,
         )
         mlp = make_mlp(config.mlp, config.width, config.mlp_width, bias=config.bias)

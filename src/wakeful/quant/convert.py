@@ -10,12 +10,12 @@ from transformers.pytorch_utils import Conv1D
 
 from wakeful.errors import WakefulError
 from wakeful.model.attention import Heads
-from wakeful.model.decoder import Decoder
 from wakeful.probes.running import logits_of
 from wakeful.quant.arithmetic import LINEARS, Arithmetic, torchao_kernels
 from wakeful.quant.grids import Zeropoint
 from wakeful.quant.linear import QuantisedLinear, matrix, quantised
 from wakeful.quant.schemes import Scheme, parse_scheme
+from wakeful.roles import role_of
 
 
 def quantize(
@@ -28,8 +28,9 @@ def quantize(
 ) -> nn.Module:
     """Return a model whose linear layers are quantised; it shares the rest with `model`.
 
-    All linear layers but those tied to an embedding; embeddings, norms and the mixing weights of
-    routes and depth stay as they are. `quantised_layers` says which layers it became.
+    All linear layers but those tied to an embedding and those whose role is to stay; embeddings,
+    norms and the mixing weights of routes and depth stay as they are. `quantised_layers` says which
+    layers it became.
 
     Args:
         model: a `Decoder` or a Transformers model, in evaluation mode.
@@ -102,10 +103,10 @@ def linear_layers(model: nn.Module, skip: Sequence[str] = ()) -> dict[str, nn.Mo
         if patterns or isinstance(module, nn.Embedding):
             continue
         if is_linear(module):
-            if id(module.weight) not in embedded:
+            if id(module.weight) not in embedded and not _stays(module.weight):
                 layers[name] = module
         else:
-            _refuse_matrices(model, name, module)
+            _refuse_matrices(name, module)
     unused = [pattern for pattern in skip if pattern not in used]
     if unused:
         raise WakefulError(f"--skip {unused[0]} matches no layer")
@@ -173,11 +174,15 @@ def _only_multiplies(layer: nn.Linear) -> bool:
     return torch.allclose(y, expected, rtol=close, atol=close * float(expected.abs().max()))
 
 
-def _refuse_matrices(model: nn.Module, name: str, module: nn.Module) -> None:
-    if _mixes(model, name):
-        return
+def _stays(parameter: object) -> bool:
+    """Whether a parameter's role is to stay as it is."""
+    role = role_of(parameter) if isinstance(parameter, Tensor) else None
+    return role is not None and not role.quantized
+
+
+def _refuse_matrices(name: str, module: nn.Module) -> None:
     for parameter_name, parameter in module.named_parameters(recurse=False):
-        if parameter.ndim < 2:
+        if parameter.ndim < 2 or _stays(parameter):
             continue
         groups = f" of {module.groups} groups" if isinstance(module, nn.Conv1d) else ""
         cure = f"; leave it as it is with --skip {name}" if name else ""
@@ -185,15 +190,6 @@ def _refuse_matrices(model: nn.Module, name: str, module: nn.Module) -> None:
             f"{name or 'the model'} is a {type(module).__name__}{groups}, whose {parameter_name} "
             f"{tuple(parameter.shape)} cannot be quantised{cure}"
         )
-
-
-def _mixes(model: nn.Module, name: str) -> bool:
-    """Whether a part of our decoder, bare or wrapped, holds weights of a mixture."""
-    for prefix, module in model.named_modules():
-        if isinstance(module, Decoder) and name.startswith(prefix):
-            parts = name.removeprefix(prefix).lstrip(".").split(".")
-            return parts[0] in ("route", "depth") or "normalizer" in parts
-    return False
 
 
 def exchange(model: nn.Module, replaced: dict[int, QuantisedLinear]) -> nn.Module:

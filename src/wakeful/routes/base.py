@@ -30,16 +30,17 @@ class Source(NamedTuple):
     value: int
 
 
-Kind = Literal["query", "key", "value", "keys", "values", "tokens", "embedded"]
+Kind = Literal["query", "key", "value", "keys", "values", "sink", "tokens", "embedded"]
 
 
 class Read(NamedTuple):
     """One tensor that a layer needs, of an earlier layer or of what stands before the first.
 
     `query`, `key`, `value` are a layer's projections of the new tokens before any mixing;
-    `keys`, `values` are what it attended to: after mixing, the cached past included. Before the
-    first layer, at layer −1, are `tokens`, the new tokens' ids (B, L), and `embedded`, x_0: their
-    embeddings (B, L, D) as the first block gets them.
+    `keys`, `values` are what it attended to: after mixing, the cached past included; `sink` is the
+    s of its normalizer, where it has one. Before the first layer, at layer −1, are `tokens`, the
+    new tokens' ids (B, L), and `embedded`, x_0: their embeddings (B, L, D) as the first block gets
+    them.
     """
 
     kind: Kind
@@ -56,7 +57,11 @@ BEFORE_LAYERS = frozenset({TOKENS, EMBEDDED})
 Memory = Mapping[Read, Tensor]
 """The tensors that layers state in `reads`, and no others."""
 Attend = Callable[..., Tensor]
-"""`attend(q, k, v)`: this layer's masked attention; takes also `copies` (see `CrossLayer`)."""
+"""`attend(q, k, v)`: this layer's masked attention.
+
+`attend(q, k, v, like=m)` attends with the scale and sink of layer m, whose `sink` the route reads;
+`copies=2` masks keys and values that stand twice in a row (see `CrossLayer`).
+"""
 
 
 class ValueRoute(Variant, nn.Module):
@@ -123,6 +128,12 @@ class ValueRoute(Variant, nn.Module):
     def check(self, layer: int, sources: "list[Source]") -> None:
         """Raise `WakefulError` if the route makes no sense at this layer given all the sources."""
 
+    def acts(self, layer: int) -> bool:
+        """Tell whether the route does anything on this layer."""
+        steps = ("mix", "attend", "correct")
+        changes = any(getattr(type(self), step) is not getattr(ValueRoute, step) for step in steps)
+        return changes or self.source(layer) != Source(layer, layer, layer)
+
     def start_plain(self) -> str:
         """Set the route's parameters to where it changes nothing, if there is such a point.
 
@@ -141,6 +152,13 @@ class ValueRoute(Variant, nn.Module):
         """
         if next(self.parameters(), None) is not None:
             raise WakefulError(f"{self} has parameters that another depth cannot inherit")
+
+
+class Own(ValueRoute):
+    """Every layer attends to its own values: U_n = A_n V_n (the vanilla Transformer)."""
+
+    examples = ("own",)
+    neutral = "own"
 
 
 class Then(ValueRoute):
@@ -209,6 +227,13 @@ class OnLayers(ValueRoute):
             )
         super().attach(shape, [layer for layer in layers if layer in set(self.which)])
         self.route.attach(shape, self.layers)
+        there = [(layer, route) for layer in self.layers for route in self.route.routes(layer)]
+        if not any(route.acts(layer) or str(route) == route.neutral for layer, route in there):
+            raise WakefulError(
+                f"{self} changes nothing: {self.route} has nothing to do on the layers "
+                f"{list(self.layers)}. Layers are counted from 0 here and from 1 in the papers' "
+                "formulas, whose layer 1 is 0 here"
+            )
 
     def routes(self, layer: int) -> list[ValueRoute]:
         return self.route.routes(layer)

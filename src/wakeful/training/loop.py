@@ -19,7 +19,7 @@ from wakeful.data.tokens import PreparedData
 from wakeful.device import choose_device, rough_seconds
 from wakeful.display import Display, Silent, duration
 from wakeful.errors import Interrupted, WakefulError
-from wakeful.model.decoder import Decoder
+from wakeful.model.decoder import Decoder, admit
 from wakeful.optim.schedules import warmup_cosine
 from wakeful.optim.sharding import whole
 from wakeful.probes.decoder import check_one_matrix
@@ -94,10 +94,7 @@ def _train(
     show: Display,
     world: World,
 ) -> Run:
-    if resume:
-        config = _begun(Run.open(path), steps)
-    elif world.first and Path(path).exists():
-        Run(path).refuse_existing("train")
+    config = _begun(Run.open(path), steps) if resume else _fresh(config, path, world)
     device = choose_device(config.train.device, world, field="train.device")
     check_parts(config, world)
     data = world.leader_first(lambda: load_data(config.data, show.stage))
@@ -161,6 +158,13 @@ def _new(config: Config, data: PreparedData, initial: Initial | None, show: Disp
             f"optimizer.warmup_steps = {asked} is longer than the run: the learning rate rises "
             f"over all of its {config.train.steps} steps"
         )
+    return config
+
+
+def _fresh(config: Config, path: str | Path, world: World) -> Config:
+    if world.first and Path(path).exists():
+        Run(path).refuse_existing("train")
+    admit(config.model)
     return config
 
 

@@ -19,7 +19,7 @@ from wakeful.data.tokens import PreparedData, is_prepared
 from wakeful.device import DTYPES, choose_device
 from wakeful.errors import WakefulError
 from wakeful.loading.load import read_decoder
-from wakeful.model.decoder import Decoder
+from wakeful.model.decoder import Decoder, admit
 from wakeful.model.initialise import initialise
 from wakeful.optim import build_optimizer
 from wakeful.training.distill import check_same_vocabulary
@@ -46,6 +46,7 @@ def check_parts(config: Config, world: World = ALONE) -> None:
 
 def check_run(config: Config, progress: Progress | None = None) -> tuple[Config, PreparedData]:
     """Raise what a run would raise before its first step; return it resolved, and its data."""
+    admit(config.model)
     device = choose_device(config.train.device, field="train.device")
     check_parts(config)
     data = load_data(config.data, progress)

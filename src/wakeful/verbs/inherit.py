@@ -42,6 +42,7 @@ from wakeful.runs.run import Run, environment
 from wakeful.training.facts import check_rows
 from wakeful.training.setup import autocast
 from wakeful.training.validate import evaluate, mean_loss
+from wakeful.variants import build
 from wakeful.verbs.result import SOURCES, Source, Stored, asked, name_of, out_of
 
 _DEFAULT_MINUTES = 30.0
@@ -139,6 +140,9 @@ def _begun(
     run = Run(out)
     run.refuse_existing("inherit")
     check_names(options.baseline)
+    for folder, expression in (("routes", options.route), ("normalizers", options.normalizer)):
+        if expression:
+            build(folder, expression, imports=True)
     with shown("inherit") as show:
         show.note(f"loading {name_of(source)}")
         reference, place = _reference(source, tokenizer, out)

@@ -1,0 +1,158 @@
+"""What ResFormer is compared with: other residuals from earlier layers, cross-layer attention.
+
+References of Value Residual Learning, written for the comparison and not for speed.
+"""
+
+from collections.abc import Iterable
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from wakeful.errors import WakefulError
+from wakeful.routes.base import QKV, Attend, Memory, Read, ValueRoute
+from wakeful.shape import Shape
+
+FIRST_QUERY = Read("query", 0)
+FIRST_KEY = Read("key", 0)
+Other = Literal["previous", "first"]
+
+
+class QueryResidual(ValueRoute):
+    """Q'_n = (1 − w) Q_n + w Q_1, w = ½ (Value Residual Learning, fig. 7: no gain).
+
+    RoPE is linear and the same in every layer, so mixing rotated queries is mixing queries.
+    """
+
+    name = "query_residual"
+    examples = ("query_residual",)
+    neutral = "query_residual(weight=0.0)"
+    mixes = frozenset({"query"})
+
+    def __init__(self, *, weight: float = 0.5) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def attach(self, shape: Shape, layers: Iterable[int]) -> None:
+        super().attach(shape, [layer for layer in layers if layer > 0])
+
+    def reads(self, layer: int) -> frozenset[Read]:
+        return frozenset({FIRST_QUERY})
+
+    def mix(self, layer: int, x: Tensor, qkv: QKV, memory: Memory) -> QKV:
+        return qkv._replace(q=torch.lerp(qkv.q, memory[FIRST_QUERY], self.weight))
+
+
+class KeyResidual(ValueRoute):
+    """K'_n = (1 − w) K_n + w K_1, w = ½ (Value Residual Learning, fig. 7: no gain).
+
+    RoPE is linear and the same in every layer, so mixing rotated keys is mixing keys.
+    """
+
+    name = "key_residual"
+    examples = ("key_residual",)
+    neutral = "key_residual(weight=0.0)"
+    mixes = frozenset({"key"})
+
+    def __init__(self, *, weight: float = 0.5) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def attach(self, shape: Shape, layers: Iterable[int]) -> None:
+        super().attach(shape, [layer for layer in layers if layer > 0])
+
+    def reads(self, layer: int) -> frozenset[Read]:
+        return frozenset({FIRST_KEY})
+
+    def mix(self, layer: int, x: Tensor, qkv: QKV, memory: Memory) -> QKV:
+        return qkv._replace(k=torch.lerp(qkv.k, memory[FIRST_KEY], self.weight))
+
+
+class AttentionResidual(ValueRoute):
+    """U_n = ((1 − w) A_n + w A_1) V_n, w = ½ (Value Residual Learning, fig. 7: no gain).
+
+    A_1 is the first layer's attention as that layer computes it, its scale and its sink included.
+    A reference for comparison: it attends twice a layer.
+    """
+
+    name = "attention_residual"
+    examples = ("attention_residual",)
+    neutral = "attention_residual(weight=0.0)"
+
+    def __init__(self, *, weight: float = 0.5) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def attach(self, shape: Shape, layers: Iterable[int]) -> None:
+        super().attach(shape, [layer for layer in layers if layer > 0])
+
+    def reads(self, layer: int) -> frozenset[Read]:
+        return frozenset({Read("query", 0), Read("keys", 0), Read("sink", 0)})
+
+    def shares(self, layer: int) -> tuple[float, ...]:
+        return self.weight, 1 - self.weight
+
+    def attend(
+        self, layer: int, attend: Attend, q: Tensor, keys: Tensor, values: Tensor, memory: Memory
+    ) -> Tensor:
+        first = attend(memory[Read("query", 0)], memory[Read("keys", 0)], values, like=0)
+        return torch.lerp(attend(q, keys, values), first, self.weight)
+
+
+class IdentityMapping(ValueRoute):
+    """U_n = A_n V_n + mean_{i<n} V_i (Value Residual Learning, eq. 6; figs. 3, 8: poor).
+
+    A reference: it shows that earlier values have to pass through the attention.
+    """
+
+    name = "identity_mapping"
+    examples = ("identity_mapping",)
+
+    def attach(self, shape: Shape, layers: Iterable[int]) -> None:
+        super().attach(shape, [layer for layer in layers if layer > 0])
+        self.repeats = shape.num_heads // shape.num_kv_heads
+
+    def reads(self, layer: int) -> frozenset[Read]:
+        return frozenset(Read("value", earlier) for earlier in range(layer))
+
+    def correct(self, layer: int, x: Tensor, u: Tensor, v: Tensor, memory: Memory) -> Tensor:
+        earlier = [memory[Read("value", number)] for number in range(layer)]
+        mean = torch.stack(earlier).mean(0)
+        return u + mean.repeat_interleave(self.repeats, dim=2)
+
+
+class CrossLayer(ValueRoute):
+    """U_n = softmax(Q_n [K_n; K_m]ᵀ / √d) [V_n; V_m] (Value Residual Learning, eq. 2).
+
+    m is the layer before (`other="previous"`, figs. 3 and 8) or the first. A reference: it doubles
+    the attention's cost and takes an explicit mask.
+    """
+
+    name = "crosslayer"
+    examples = ("crosslayer", 'crosslayer(other="first")')
+
+    def __init__(self, *, other: Other = "previous") -> None:
+        super().__init__()
+        if other not in get_args(Other):
+            raise WakefulError(f"crosslayer: other must be one of {get_args(Other)}, got {other!r}")
+        self.other: Other = other
+
+    def attach(self, shape: Shape, layers: Iterable[int]) -> None:
+        super().attach(shape, [layer for layer in layers if layer > 0])
+
+    def reads(self, layer: int) -> frozenset[Read]:
+        return frozenset({Read("keys", self._other(layer)), Read("values", self._other(layer))})
+
+    def shares(self, layer: int) -> tuple[float, ...]:
+        return ()
+
+    def attend(
+        self, layer: int, attend: Attend, q: Tensor, keys: Tensor, values: Tensor, memory: Memory
+    ) -> Tensor:
+        other = self._other(layer)
+        both_keys = torch.cat([keys, memory[Read("keys", other)]], dim=1)
+        both_values = torch.cat([values, memory[Read("values", other)]], dim=1)
+        return attend(q, both_keys, both_values, copies=2)
+
+    def _other(self, layer: int) -> int:
+        return layer - 1 if self.other == "previous" else 0
