@@ -216,6 +216,12 @@ def _resumed(out: Path, shown: Shown) -> Run:
         options = recorded(plan["wishes"])
         data = _data(options, reference, show)
     if str(data.folder) != recipe.data.source:
+        # The cache may name the same text anew; what the runs were begun on counts.
+        begun = Path(recipe.data.source)
+        found = PreparedData.open(begun) if is_prepared(begun) else None
+        texts = data.info.get("corpora_sha256")
+        data = found if found is not None and found.info.get("corpora_sha256") == texts else None
+    if data is None:
         raise WakefulError(
             f"{out} was begun on other text than {options.data.source} holds now: restore it, or "
             "start anew"
