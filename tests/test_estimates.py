@@ -6,10 +6,16 @@ import numpy as np
 import pytest
 
 from wakeful.estimates import (
+    Figure,
+    error_of_mean,
+    finite,
     mean_and_error,
+    paired_ratio,
+    perplexity,
     ratio_and_error,
     running_mean,
     student_quantile,
+    weighted_mean,
     with_error,
 )
 
@@ -43,6 +49,37 @@ def test_ratio_error_covers_the_truth_as_often_as_it_says() -> None:
         ratio, error = ratio_and_error(totals, counts)
         inside += abs(ratio - 3.0) < student_quantile(49) * error
     assert 0.91 < inside / 400 < 0.98
+
+
+def test_a_perplexity_moves_with_its_loss() -> None:
+    nll, counts = np.array([2.0, 30.0]), np.array([1, 9])
+    loss, error = ratio_and_error(nll, counts)
+    value, spread = Figure(nll, counts, exponential=True).estimate
+    assert (value, spread) == pytest.approx((math.exp(loss), math.exp(loss) * error))
+    assert perplexity(1e4) == math.inf
+    assert all(map(math.isnan, (perplexity(math.nan), Figure(nll[:1], counts[:1]).estimate[1])))
+    assert finite(value) == value
+    assert finite(math.nan) is finite(math.inf) is None
+
+
+def test_paired_differences_by_hand() -> None:
+    # Losses 2 and 4 nats on windows of 1 and 3 tokens, less 1 and 2: gaps 1 and 2, mean 7 / 4.
+    difference, error = paired_ratio([2.0, 4.0], [1.0, 2.0], [1, 3])
+    assert difference == pytest.approx(7 / 4)
+    assert error == pytest.approx(math.sqrt(2 * ((1 - 7 / 4) ** 2 + (3 * (2 - 7 / 4)) ** 2)) / 4)
+    ours, theirs = weighted_mean([2.0, 4.0], [1, 3]), weighted_mean([1.0, 2.0], [1, 3])
+    assert ours[0] - theirs[0] == pytest.approx(difference)
+    # Under two tokenizers the same text counts differently: u_i / Σ counts of each.
+    one = Figure(np.array([2.0, 12.0]), np.array([1, 3]))
+    other = Figure(np.array([3.0, 4.0]), np.array([3, 4]))
+    gaps = (np.array([2 - 3.5, 12 - 10.5]) / 4) - (np.array([3 - 3, 4 - 4]) / 7)
+    assert one.minus(other) == pytest.approx((3.5 - 1.0, math.sqrt(2 * (gaps**2).sum())))
+    assert one.minus(one) == (0.0, 0.0)
+
+
+def test_error_of_a_mean_from_its_squares() -> None:
+    assert error_of_mean(14.0, 3) == pytest.approx(mean_and_error([1.0, 2.0, 6.0])[1])
+    assert math.isnan(error_of_mean(0.0, 1))
 
 
 def test_running_mean_looks_back() -> None:

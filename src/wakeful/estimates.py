@@ -1,6 +1,7 @@
-"""Means with their standard errors."""
+"""Means, ratios and perplexities with their standard errors, alone and as paired differences."""
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -8,32 +9,83 @@ from numpy.typing import ArrayLike
 Estimate = tuple[float, float]
 """A mean and its standard error; the error is NaN where one value leaves nothing to judge by."""
 
+_LARGEST_EXPONENT = 709.0
+"""e to more than this is no longer a double."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """f(r) of the ratio r = Σ totals / Σ counts over n clusters, with f(r) = r or f(r) = eʳ.
+
+    A mean loss has the nats of each window as totals and its tokens as counts, an accuracy has
+    counts 1, and a perplexity is e to a mean loss. Clusters are what is nearly independent:
+    windows, examples or sequences, not the tokens in them. To first order cluster i moves the
+    figure by u_i / Σ counts with u_i = f'(r) · (totals_i − r · counts_i), which gives the error
+
+        √(n/(n−1) Σ u_i²) / Σ counts
+
+    (the ratio estimator's linearization, and for eʳ the delta method).
+    """
+
+    totals: np.ndarray
+    counts: np.ndarray
+    exponential: bool = False
+    """Whether the figure is e to the ratio (a perplexity) and not the ratio itself."""
+
+    @property
+    def ratio(self) -> float:
+        """Return Σ totals / Σ counts."""
+        return float(self.totals.sum() / self.counts.sum())
+
+    @property
+    def value(self) -> float:
+        """Return f(r); infinite where that overflows."""
+        return perplexity(self.ratio) if self.exponential else self.ratio
+
+    @property
+    def estimate(self) -> Estimate:
+        """Return the figure and its error; NaN for a single cluster or an infinite figure."""
+        return self.value, _spread(self._moves()) / float(self.counts.sum())
+
+    def minus(self, other: "Figure") -> Estimate:
+        """Return the difference to a figure over the same clusters, with its paired error.
+
+        The error is that of u_i / Σ counts − u'_i / Σ counts': what both find hard cancels.
+        """
+        ours, theirs = (one._moves() / one.counts.sum() for one in (self, other))
+        return self.value - other.value, _spread(ours - theirs)
+
+    def _moves(self) -> np.ndarray:
+        ratio, slope = self.ratio, self.value if self.exponential else 1.0
+        if not math.isfinite(slope * ratio):
+            return np.full(len(self.totals), math.nan)
+        return slope * (self.totals - ratio * self.counts)
+
 
 def mean_and_error(values: ArrayLike) -> Estimate:
     """Return the mean and s / √n, with s the standard deviation of the n values (n − 1)."""
     array = np.asarray(values, dtype=np.float64)
     # From the first value on: values that are equal have their mean and no error, to the bit.
     apart = array - array[0]
-    mean = float(array[0] + apart.mean())
-    if array.size < 2:
-        return mean, math.nan
-    return mean, float(apart.std(ddof=1) / math.sqrt(array.size))
+    shift = apart.mean()
+    return float(array[0] + shift), error_of_mean(float(((apart - shift) ** 2).sum()), array.size)
+
+
+def error_of_mean(squares: float, count: int) -> float:
+    """Return s / √n from n and Σ (x − mean)²; NaN for a single value."""
+    return math.sqrt(squares / (count - 1)) / math.sqrt(count) if count > 1 else math.nan
 
 
 def ratio_and_error(totals: ArrayLike, counts: ArrayLike) -> Estimate:
-    """Return Σ totals / Σ counts over clusters and its standard error.
-
-    With r the ratio and e_i = totals_i − r · counts_i, the error is √(n/(n−1) Σ e_i²) / Σ counts
-    (the ratio estimator's linearisation). For a loss, a cluster is a window: its tokens are not
-    independent of each other, windows nearly are.
-    """
+    """Return Σ totals / Σ counts over clusters and its standard error; see `Figure`."""
     total, count = (np.asarray(values, dtype=np.float64) for values in (totals, counts))
-    ratio = float(total.sum() / count.sum())
-    size = total.size
-    if size < 2:
-        return ratio, math.nan
-    residuals = total - ratio * count
-    return ratio, float(math.sqrt(size / (size - 1) * (residuals**2).sum()) / count.sum())
+    return Figure(total, count).estimate
+
+
+def weighted_mean(means: ArrayLike, counts: ArrayLike) -> Estimate:
+    """Return the mean over all that is counted, from the mean of each cluster, and its error."""
+    weights = np.asarray(counts, dtype=np.float64)
+    return ratio_and_error(np.asarray(means, dtype=np.float64) * weights, weights)
 
 
 def paired_ratio(ours: ArrayLike, theirs: ArrayLike, counts: ArrayLike) -> Estimate:
@@ -42,9 +94,18 @@ def paired_ratio(ours: ArrayLike, theirs: ArrayLike, counts: ArrayLike) -> Estim
     With g_w = ours_w − theirs_w nats a token in window w of m_w tokens: r = Σ m_w g_w / Σ m_w,
     error √(n/(n−1) Σ (m_w (g_w − r))²) / Σ m_w. What both find hard cancels.
     """
-    weights = np.asarray(counts, dtype=np.float64)
     gaps = np.asarray(ours, dtype=np.float64) - np.asarray(theirs, dtype=np.float64)
-    return ratio_and_error(gaps * weights, weights)
+    return weighted_mean(gaps, counts)
+
+
+def perplexity(loss: float) -> float:
+    """Return e to a mean loss in nats a token; infinite where that overflows."""
+    return math.inf if loss > _LARGEST_EXPONENT else math.exp(loss)
+
+
+def finite(value: float) -> float | None:
+    """Return the number, or None where it is NaN or infinite, which JSON cannot hold."""
+    return value if math.isfinite(value) else None
 
 
 def running_mean(values: ArrayLike, window: int) -> np.ndarray:
@@ -82,3 +143,9 @@ def with_error(value: float, error: float, sign: str = "") -> str:
         return f"{value:{sign}.4f}"
     places = 4 if error == 0 or error >= 0.001 else min(8, 1 - math.floor(math.log10(error)))
     return f"{value:{sign}.{places}f} ± {error:.{places}f}"
+
+
+def _spread(moves: np.ndarray) -> float:
+    """Return √(n/(n−1) Σ moves²), the moves being of sum zero; NaN for a single one."""
+    size = len(moves)
+    return math.sqrt(size / (size - 1) * float((moves**2).sum())) if size > 1 else math.nan

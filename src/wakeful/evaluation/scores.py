@@ -1,26 +1,16 @@
 """One figure from many examples: its standard error, and paired differences between models.
 
-Every figure here is f(r) of a ratio r = Σ values / Σ weights over examples: an accuracy has weights
-1 and f(r) = r; a perplexity has nats as values, tokens as weights and f(r) = eʳ. To first order an
-example i moves the figure by
-
-    u_i = f'(r) · (values_i − r · weights_i) / mean(weights),
-
-so that its standard error is √(Σ u_i² / (n (n − 1))), and that of the difference between two models
-on the same examples is the same of u_i − u'_i: what both find hard cancels.
+Every figure is an `estimates.Figure` over examples: an accuracy has weights 1; a perplexity has
+nats as values and tokens as weights.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
-from wakeful.estimates import Estimate
-
-_LARGEST = 709.0
-"""e to more than this is no double."""
+from wakeful.estimates import Estimate, Figure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,36 +30,25 @@ class Score:
 
     @property
     def figure(self) -> float:
-        """f(Σ values / Σ weights); infinite where that overflows."""
-        ratio = self._ratio
-        if not self.exponential:
-            return ratio
-        return math.exp(ratio) if ratio < _LARGEST else math.inf
+        """Return Σ values / Σ weights, or e to it; infinite where that overflows."""
+        return self.over_examples.value
 
     @property
     def error(self) -> float:
-        """The standard error; NaN for a single example or an infinite figure."""
-        return _error(self.moves)
+        """Return the standard error; NaN for a single example or an infinite figure."""
+        return self.over_examples.estimate[1]
 
     @property
-    def moves(self) -> np.ndarray:
-        """How far each example moves the figure: u_i above, times n."""
-        slope = self.figure if self.exponential else 1.0
-        ratio = self._ratio
-        if not math.isfinite(slope * ratio):
-            return np.full(len(self.values), math.nan)
-        return slope * (self.values - ratio * self.weights) / self.weights.mean()
-
-    @property
-    def _ratio(self) -> float:
-        return float(self.values.sum() / self.weights.sum())
+    def over_examples(self) -> Figure:
+        """Return the figure with what each example adds to it."""
+        return Figure(self.values, self.weights, self.exponential)
 
 
 def difference(score: Score, baseline: Score) -> Estimate | None:
     """Return score − baseline with its paired standard error; None if the examples differ."""
     if score.keys != baseline.keys:
         return None
-    return score.figure - baseline.figure, _error(score.moves - baseline.moves)
+    return score.over_examples.minus(baseline.over_examples)
 
 
 def tidy(scores: Sequence[Score]) -> pl.DataFrame:
@@ -89,10 +68,3 @@ def tidy(scores: Sequence[Score]) -> pl.DataFrame:
         for score in scores
     ]
     return pl.concat(frames)
-
-
-def _error(moves: np.ndarray) -> float:
-    count = len(moves)
-    if count < 2:
-        return math.nan
-    return math.sqrt(float((moves**2).sum()) / (count * (count - 1)))

@@ -6,7 +6,7 @@ from typing import Any
 
 import polars as pl
 
-from wakeful.estimates import Estimate, ratio_and_error
+from wakeful.estimates import finite, paired_ratio
 from wakeful.growth.baselines import BASELINES
 from wakeful.growth.layermap import written
 from wakeful.growth.recipe import Finished, Outcome
@@ -141,8 +141,8 @@ def _against(finished: Finished, other: pl.DataFrame) -> tuple[float, float | No
     both = ours.select("window", "tokens", "loss").join(
         other.select("window", theirs="loss"), on="window", maintain_order="left"
     )
-    tokens = both["tokens"].to_numpy()
-    return _finite(ratio_and_error((both["loss"] - both["theirs"]).to_numpy() * tokens, tokens))
+    loss, error = paired_ratio(both["loss"], both["theirs"], both["tokens"])
+    return loss, finite(error)
 
 
 def _windows(finished: Finished) -> pl.DataFrame:
@@ -150,8 +150,3 @@ def _windows(finished: Finished) -> pl.DataFrame:
     frame = records.read_frame(place, records.VALIDATION)
     records.check_windows(place, frame)
     return frame
-
-
-def _finite(estimate: Estimate) -> tuple[float, float | None]:
-    value, error = estimate
-    return value, error if math.isfinite(error) else None

@@ -4,7 +4,6 @@ Shapes: B batch, L tokens, H query heads, G key/value heads, d head width, D mod
 """
 
 import dataclasses
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from wakeful.errors import WakefulError
+from wakeful.estimates import error_of_mean
 from wakeful.probes.streaming import Attended, TileStatistics, tile_statistics
 
 Frame: TypeAlias = pl.DataFrame
@@ -206,7 +206,7 @@ class Means:
         """Return a row for each key, sorted by layer, metric, variant, position and head."""
         rows = []
         for key, (count, total, squares) in self._state.items():
-            error = math.sqrt(squares / (count - 1) / count) if count > 1 else None
+            error = error_of_mean(squares, count) if count > 1 else None
             kind = "bound" if key in self._bounds else "exact"
             rows.append(
                 (key.layer, key.head, key.position, key.metric, key.variant, total / count,

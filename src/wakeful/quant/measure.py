@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import numpy as np
 import polars as pl
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
-from wakeful.estimates import Estimate, mean_and_error, ratio_and_error
+from wakeful.estimates import Estimate, Figure, finite, mean_and_error, ratio_and_error
 from wakeful.probes import exact
 from wakeful.probes.running import blocks_of, check_causal, first_target, hidden, logits_of, places
 from wakeful.quant.convert import plain_linear, quantised_layers
@@ -56,41 +57,28 @@ class Measurement:
     layers: pl.DataFrame
 
     def perplexity(self, scheme: str = "") -> Estimate:
-        """exp(Σ nll / Σ tokens) and its error over sequences: perplexity times the loss's."""
-        loss, error = ratio_and_error(self._totals(scheme).nll, self.counts)
-        return math.exp(loss), math.exp(loss) * error
+        """Return exp(Σ nll / Σ tokens) and its error over sequences: perplexity × the loss's."""
+        return self._perplexity(self._totals(scheme)).estimate
 
     def increase(self, scheme: str) -> Estimate:
-        """Perplexity minus the full-precision model's, with the paired error over sequences.
-
-        With residuals e_i of nll about tokens · loss, the difference of two exponentials moves by
-        d_i = PPL_q e_i^q − PPL e_i: error √(n/(n−1) Σ d_i²) / Σ tokens.
-        """
-        total = sum(self.counts)
-        gaps = [0.0] * len(self.counts)
-        value = 0.0
-        for sign, totals in ((1, self._totals(scheme)), (-1, self.full)):
-            loss = sum(totals.nll) / total
-            value += sign * math.exp(loss)
-            for n, (nll, count) in enumerate(zip(totals.nll, self.counts, strict=True)):
-                gaps[n] += sign * math.exp(loss) * (nll - loss * count)
-        size = len(gaps)
-        if size < 2:
-            return value, math.nan
-        return value, math.sqrt(size / (size - 1) * sum(gap**2 for gap in gaps)) / total
+        """Return perplexity minus the full-precision model's, with the error over sequences."""
+        return self._perplexity(self._totals(scheme)).minus(self._perplexity(self.full))
 
     def loss_increase(self, scheme: str) -> Estimate:
-        """Mean loss minus the full-precision model's, in nats a token, with the paired error.
+        """Return mean loss minus the full-precision model's in nats a token, paired.
 
-        e to it is the ratio of perplexities, and it is told apart sooner than their difference,
-        which the hardest sequences rule.
+        e to it is the ratio of perplexities. It stands out from its error sooner than their
+        difference does, which the hardest sequences rule.
         """
         pairs = zip(self._totals(scheme).nll, self.full.nll, strict=True)
         return ratio_and_error([nll - before for nll, before in pairs], self.counts)
 
     def divergence(self, scheme: str) -> Estimate:
-        """Mean KL(full ‖ quantised) in nats a token, with its error over sequences."""
+        """Return mean KL(full ‖ quantized) in nats a token, with its error over sequences."""
         return ratio_and_error(self.schemes[scheme].divergence, self.counts)
+
+    def _perplexity(self, totals: Totals) -> Figure:
+        return Figure(np.array(totals.nll), np.array(self.counts), exponential=True)
 
     def _totals(self, scheme: str) -> Totals:
         return self.schemes[scheme] if scheme else self.full
@@ -112,10 +100,7 @@ class _Rows:
         for (scheme, module, position, metric), values in self.values.items():
             layer, kind = self.places[module]
             mean, error = mean_and_error(values)
-            rows.append(
-                (scheme, module, layer, kind, position, metric, mean,
-                 None if math.isnan(error) else error)
-            )  # fmt: skip
+            rows.append((scheme, module, layer, kind, position, metric, mean, finite(error)))
         return pl.DataFrame(rows, schema=LAYER_SCHEMA, orient="row")
 
 

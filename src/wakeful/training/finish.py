@@ -11,6 +11,7 @@ from wakeful.config.schema import Config
 from wakeful.data.order import ValidationWindows
 from wakeful.data.tokens import PreparedData
 from wakeful.errors import WakefulError
+from wakeful.estimates import finite
 from wakeful.model.decoder import Decoder
 from wakeful.model.generate import generate
 from wakeful.runs import checkpoint
@@ -65,7 +66,7 @@ def validate(
         "kind": "validation",
         "step": step,
         "loss": loss,
-        "standard_error": error if math.isfinite(error) else None,
+        "standard_error": finite(error),
         "num_windows": len(frame),
         "num_tokens": int(frame["tokens"].sum()),
     }

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from wakeful.data.order import ValidationWindows, documents_of
-from wakeful.estimates import Estimate, ratio_and_error
+from wakeful.estimates import Estimate, weighted_mean
 from wakeful.model.decoder import Decoder
 from wakeful.model.loss import IGNORED
 from wakeful.training.parallel import Alone, Parallel
@@ -78,5 +78,4 @@ def evaluate_over(
 
 def mean_loss(windows: pl.DataFrame) -> Estimate:
     """Return Σ nll / Σ tokens over windows and its standard error, in nats a token."""
-    tokens = windows["tokens"].to_numpy()
-    return ratio_and_error(windows["loss"].to_numpy() * tokens, tokens)
+    return weighted_mean(windows["loss"], windows["tokens"])

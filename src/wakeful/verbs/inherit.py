@@ -1,7 +1,6 @@
 """The verb inherit: a reference and a text in, a folder of runs and a page out."""
 
 import dataclasses
-import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from wakeful.data.tokens import PreparedData, is_prepared
 from wakeful.device import choose_device
 from wakeful.display import Display, Shown, usual
 from wakeful.errors import WakefulError
+from wakeful.estimates import finite
 from wakeful.growth.baselines import check_names
 from wakeful.growth.budget import Cost, measure_costs, steps_within
 from wakeful.growth.choose import By, Diagnosed, diagnose_layers
@@ -400,7 +400,7 @@ def _summary(
             "source": recipe.reference,
             "layers": reference.decoder().config.num_layers,
             "loss": loss,
-            "standard_error": None if math.isnan(error) else error,
+            "standard_error": finite(error),
             "tokens": tokens,
             "seconds": seconds,
         },

@@ -8,7 +8,7 @@ means it would be in.
 import numpy as np
 import polars as pl
 
-from wakeful.estimates import running_mean
+from wakeful.estimates import mean_and_error, running_mean
 from wakeful.pages.comparison.reading import Comparison, TrainedRun
 
 _MOST_POINTS = 500
@@ -58,14 +58,19 @@ def _relative(comparison: Comparison, variant: str, window: int) -> pl.DataFrame
         .group_by("step", maintain_order=True)
         .agg(
             pl.col("tokens").first(),
-            pl.col("difference").mean(),
-            error=pl.col("difference").std() / pl.len().sqrt(),
+            pl.col("difference"),
             seeds=pl.len(),
         )
         .filter(pl.col("seeds") == len(pairs))
         .sort("step")
     )
-    return _thinned(gathered).select(
+    curve = _thinned(gathered)
+    found = [mean_and_error(values) for values in curve["difference"].to_list()]
+    errors = [error if len(pairs) > 1 else None for _, error in found]
+    return curve.with_columns(
+        difference=pl.Series([mean for mean, _ in found], dtype=pl.Float64),
+        error=pl.Series(errors, dtype=pl.Float64),
+    ).select(
         pl.lit(variant).alias("variant"),
         "step",
         "tokens",

@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from wakeful.estimates import Estimate, mean_and_error, ratio_and_error, student_quantile
+from wakeful.estimates import (
+    Estimate,
+    mean_and_error,
+    perplexity,
+    student_quantile,
+    weighted_mean,
+)
 from wakeful.pages.comparison.published import Column, Direction, PublishedTable, published
 from wakeful.pages.comparison.reading import Comparison, TrainedRun
 
@@ -157,9 +163,7 @@ def figure(run: TrainedRun, name: str) -> float | None:
     and the optimizer's state; and whatever `[train.diagnose]` logs, such as `kurtosis_rest`.
     """
     if name == "perplexity":
-        tokens = run.validation["tokens"].to_numpy()
-        loss, _ = ratio_and_error(run.validation["loss"].to_numpy() * tokens, tokens)
-        return math.exp(loss) if loss < 700 else math.inf
+        return perplexity(weighted_mean(run.validation["loss"], run.validation["tokens"])[0])
     if name.startswith(_INCREASE):
         return _read(run.summary, "quantization", name.removeprefix(_INCREASE), "increase")
     if name == "steps_per_second":

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from wakeful.estimates import Estimate, mean_and_error, paired_ratio, ratio_and_error
+from wakeful.estimates import Estimate, mean_and_error, paired_ratio, perplexity, weighted_mean
 from wakeful.pages.comparison.curves import relative_training_loss, training_loss, training_rows
 from wakeful.pages.comparison.reading import Comparison, TrainedRun, read_comparison, read_run
 
@@ -50,7 +50,7 @@ def summary_table(comparison: Comparison) -> pl.DataFrame:
                 "difference": difference,
                 "difference_error": difference_error,
                 "paired_over": comparison.paired_over(variant),
-                "perplexity": math.exp(loss) if loss < 700 else math.inf,
+                "perplexity": perplexity(loss),
                 "parameters": first["parameters"]["total"],
                 "cache_bytes": first["kv_cache_bytes_per_token"],
                 "tokens_per_second": float(
@@ -80,7 +80,7 @@ def paired_difference(comparison: Comparison, variant: str) -> Estimate:
     if len(pairs) > 1:
         return mean_and_error([_run_loss(run)[0] - _run_loss(base)[0] for run, base in pairs])
     run, base = (one.validation for one in pairs[0])
-    return paired_ratio(run["loss"].to_numpy(), base["loss"].to_numpy(), run["tokens"].to_numpy())
+    return paired_ratio(run["loss"], base["loss"], run["tokens"])
 
 
 def pairs_counted(comparison: Comparison, variant: str) -> int:
@@ -90,8 +90,7 @@ def pairs_counted(comparison: Comparison, variant: str) -> int:
 
 
 def _run_loss(run: TrainedRun) -> Estimate:
-    tokens = run.validation["tokens"].to_numpy()
-    return ratio_and_error(run.validation["loss"].to_numpy() * tokens, tokens)
+    return weighted_mean(run.validation["loss"], run.validation["tokens"])
 
 
 def _loss(runs: list[TrainedRun]) -> Estimate:

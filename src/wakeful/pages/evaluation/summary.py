@@ -1,11 +1,11 @@
 """How an evaluation was done, in words, and its figures for summary.json."""
 
-import math
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
 from wakeful.config.verbs import EvaluateOptions
+from wakeful.estimates import finite
 from wakeful.evaluation.scores import Score, difference
 from wakeful.runs.run import machine_line
 
@@ -69,8 +69,8 @@ def summary(
         if paired is not None:
             differences.append(
                 {"model": score.model, "baseline": first, "task": score.task,
-                 "metric": score.metric, "difference": _finite(paired[0]),
-                 "standard_error": _finite(paired[1])}
+                 "metric": score.metric, "difference": finite(paired[0]),
+                 "standard_error": finite(paired[1])}
             )  # fmt: skip
     return {
         "models": [
@@ -78,8 +78,8 @@ def summary(
                 "model": name,
                 "architecture": kind,
                 "scores": [
-                    {"task": s.task, "metric": s.metric, "value": _finite(s.figure),
-                     "standard_error": _finite(s.error), "examples": len(s.keys),
+                    {"task": s.task, "metric": s.metric, "value": finite(s.figure),
+                     "standard_error": finite(s.error), "examples": len(s.keys),
                      "higher_is_better": s.higher_is_better}
                     for s in scores if s.model == name
                 ],
@@ -89,7 +89,3 @@ def summary(
         "differences": differences,
         "method": dict(method),
     }  # fmt: skip
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -8,7 +8,7 @@ import polars as pl
 from rich.table import Table as Grid
 from rich.text import Text
 
-from wakeful.estimates import Estimate, student_quantile
+from wakeful.estimates import Estimate, finite, student_quantile
 from wakeful.pages.diagnosis.findings import Finding
 from wakeful.quant.measure import Measurement
 from wakeful.quant.schemes import Scheme
@@ -101,7 +101,7 @@ def summary(damage: Damage) -> dict[str, Any]:
         "sequences": len(measurement.counts),
         "tokens": sum(measurement.counts),
         "perplexity": perplexity,
-        "perplexity_standard_error": _known(error),
+        "perplexity_standard_error": finite(error),
         "bytes": damage.full_bytes,
         **kurtosis,
         "schemes": [scheme_figures(damage, name) for name in damage.schemes],
@@ -120,12 +120,12 @@ def scheme_figures(damage: Damage, name: str) -> dict[str, Any]:
         "kl": measurement.divergence(name),
     }
     for key, (value, error) in estimates.items():
-        figures[key] = _finite(value)
-        figures[f"{key}_standard_error"] = _known(error)
+        figures[key] = finite(value)
+        figures[f"{key}_standard_error"] = finite(error)
     errors = layer_errors(damage, name)
     worst = errors.sort("value", descending=True, nulls_last=True).row(0, named=True)
     return figures | {
-        "ratio": _finite(measurement.perplexity(name)[0] / measurement.perplexity()[0]),
+        "ratio": finite(measurement.perplexity(name)[0] / measurement.perplexity()[0]),
         "bytes": damage.bytes[name],
         "bytes_ratio": damage.bytes[name] / damage.full_bytes,
         "layer_error_median": errors["value"].median(),
@@ -143,7 +143,7 @@ def follows_kurtosis(errors: pl.DataFrame) -> float | None:
     if len(known) < 3:
         return None
     found = known.select(pl.corr("value", "kurtosis_rest", method="spearman")).item()
-    return _finite(found)
+    return finite(found)
 
 
 def findings(damage: Damage) -> list[Finding]:
@@ -236,14 +236,6 @@ def _rounded(value: float, digits: int) -> str:
 
 def _words(per: str) -> str:
     return "output channel" if per == "channel" else per
-
-
-def _known(error: float) -> float | None:
-    return None if math.isnan(error) else _finite(error)
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _share(value: float | None) -> str:
