@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaluation.models import loaded_llama
+import wakeful
+from evaluation.models import loaded_llama, save_llama
 from training.runs import text, tiny
 from wakeful.errors import WakefulError
 from wakeful.evaluation.likelihood import log_likelihoods
@@ -140,3 +141,29 @@ def test_a_model_that_gives_nan_is_named_so(tmp_path: Path) -> None:
     broken.module.get_parameter("model.norm.weight").data.fill_(math.inf)
     with pytest.raises(WakefulError, match="logits have a NaN"):
         perplexity(broken, WORDS, length=16, stride=16)
+
+
+@pytest.mark.parametrize("scheme", ["moderate", "coarse"])
+def test_a_saved_models_perplexity_does_not_depend_on_the_batch(
+    scheme: str, tmp_path: Path
+) -> None:
+    folder = save_llama(tmp_path / "llama", seed=1)
+    wakeful.quantize(str(folder), scheme, save=str(tmp_path / "small"))
+    small = wakeful.load(tmp_path / "small")
+    sizes = (1, 3, 4)
+    # Seven windows and a shorter one: 3 and 4 leave it beside others.
+    options = {"length": 24, "stride": 24, "num_sequences": 8}
+    found = [perplexity(small, WORDS[:190], batch_size=size, **options) for size in sizes]
+    assert len(found[0][0].values) == 8
+    for scores in found[1:]:
+        for one, other in zip(found[0], scores, strict=True):
+            assert other.figure == pytest.approx(one.figure, rel=1e-6)
+    (tmp_path / "words.txt").write_text(WORDS, "utf-8")
+    said = [
+        wakeful.evaluate(
+            tmp_path / "small", text=str(tmp_path / "words.txt"), batch_size=size, **options
+        ).frame["value"].to_list()
+        for size in sizes
+    ]  # fmt: skip
+    assert said[1] == pytest.approx(said[0], rel=1e-6)
+    assert said[2] == pytest.approx(said[0], rel=1e-6)

@@ -234,7 +234,7 @@ def test_the_command_line_continues_a_prompt_with_what_was_exported(
     # A folder that holds no model is named as what it should be.
     (tmp_path / "empty").mkdir()
     assert main(["generate", str(tmp_path / "empty"), "--prompt", "x"]) == 1
-    assert "no run directory" in capsys.readouterr().err
+    assert "has no run.json" in capsys.readouterr().err
 
 
 def test_an_export_keeps_what_lies_beside_a_tokenizer(tmp_path: Path) -> None:

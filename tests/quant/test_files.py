@@ -9,8 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from test_convert import gpt2, llama, logits
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import wakeful
+from evaluation.models import save_llama
 from helpers import some_tokens, tiny_decoder
 from wakeful.errors import WakefulError
 from wakeful.hf.quantized import (
@@ -217,3 +219,23 @@ def test_folders_of_before_are_still_read(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(damaged))
     with pytest.raises(WakefulError, match="inner is damaged"):
         load_quantised(folder, device=CPU)
+
+
+def test_a_saved_model_has_what_lies_beside_its_tokenizer(tmp_path: Path) -> None:
+    source, folder = save_llama(tmp_path / "llama"), tmp_path / "q"
+    theirs = AutoTokenizer.from_pretrained(source)
+    theirs.add_special_tokens({"pad_token": "!", "unk_token": "?"})
+    theirs.chat_template = "{{ messages[0]['content'] }}!"
+    theirs.save_pretrained(source)
+    said = {"do_sample": True, "top_k": 7, "temperature": 0.5, "eos_token_id": [3, 256]}
+    (source / "generation_config.json").write_text(json.dumps(said))
+    wakeful.quantize(str(source), "fine", save=str(folder))
+    again = AutoTokenizer.from_pretrained(folder)
+    for name in ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template"):
+        assert getattr(again, name) == getattr(theirs, name), name
+    assert again("a b").input_ids == theirs("a b").input_ids
+    for model in (AutoModelForCausalLM.from_pretrained(folder), wakeful.load(folder).module):
+        generation = model.generation_config
+        assert {name: getattr(generation, name) for name in said} == said
+    (folder / "generation_config.json").write_text("{")
+    assert "generation_config.json is damaged" in refused(folder)

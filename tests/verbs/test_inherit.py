@@ -10,7 +10,13 @@ import polars as pl
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 from growth.heirs import SMALL, reference, text, trained
 from test_cli import fails
@@ -240,6 +246,25 @@ def test_a_transformers_folder_is_inherited_from(
     summary = json.loads((tmp_path / "out/summary.json").read_text())
     assert summary["reference"]["tokens"] is None
     assert "is not known" in (tmp_path / "out/report.html").read_text()
+
+
+def test_an_heirs_export_keeps_what_lies_beside_the_references_tokenizer(
+    command: list[str], llama: Path, tmp_path: Path
+) -> None:
+    theirs = AutoTokenizer.from_pretrained(llama)
+    theirs.add_special_tokens({"bos_token": "<s>", "pad_token": "<pad>", "unk_token": "<unk>"})
+    theirs.chat_template = "{{ messages[0]['content'] }}!"
+    theirs.save_pretrained(llama)
+    (llama / "generation_config.json").write_text('{"do_sample": true, "top_k": 7}')
+    assert main(["inherit", str(llama), *command[2:], "--layers", "2", "--steps", "2"]) == 0
+    assert main(["export", str(tmp_path / "out/heir-2"), str(tmp_path / "heir")]) == 0
+    again = AutoTokenizer.from_pretrained(tmp_path / "heir")
+    for name in ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template"):
+        assert getattr(again, name) == getattr(theirs, name), name
+    assert again("a b").input_ids == theirs("a b").input_ids
+    generation = AutoModelForCausalLM.from_pretrained(tmp_path / "heir").generation_config
+    assert (generation.do_sample, generation.top_k) == (True, 7)
+    assert generation.pad_token_id == theirs.pad_token_id
 
 
 def test_folders_that_cannot_be_a_reference_are_refused_by_name(

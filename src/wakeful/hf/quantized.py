@@ -3,7 +3,7 @@
 quantized.json     format, scheme, scales, which layers, what the model is
 model.safetensors  int8 or packed int4 weights, float32 scales, and the parameters that stayed
 config.json        a Transformers model's architecture; for our decoder it is in quantized.json
-tokenizer.json     and what else the tokenizer needs
+tokenizer.json     and what else the tokenizer needs; generation_config.json, where the model had one
 """
 
 import contextlib
@@ -25,6 +25,7 @@ import wakeful
 from wakeful.config.schema import config_from_table
 from wakeful.errors import WakefulError
 from wakeful.hf.bounds import check_bounds, read_config
+from wakeful.hf.weights_out import read_generation
 from wakeful.model.decoder import Decoder
 from wakeful.model.skeleton import skeleton
 from wakeful.probes.running import as_decoder
@@ -138,6 +139,8 @@ def load_quantised(
         replaced[id(layer)] = empty(layer, scheme, arithmetic)
     model = exchange(model, replaced)
     _fill(model, folder / WEIGHTS)
+    if isinstance(model, PreTrainedModel):
+        model.generation_config = read_generation(folder) or model.generation_config
     return model.to(device).eval().requires_grad_(False), header
 
 

@@ -124,18 +124,36 @@ def _write_tokenizer(
 
 def _generation(folder: Path, ids: dict[str, int | list[int] | None]) -> GenerationConfig:
     """Return how to generate: as the file that went along with the tokenizer says, if one did."""
-    if not (folder / GENERATION).is_file():
+    found = read_generation(folder)
+    if found is None:
         return GenerationConfig(**ids)
     try:
-        found = GenerationConfig.from_pretrained(folder, local_files_only=True)
         found.validate(strict=True)
-    except Exception as error:  # Transformers raises nothing narrower
-        reason = str(error).strip().split("\n", 1)[0]
-        raise WakefulError(f"{GENERATION} beside the tokenizer is damaged: {reason}") from None
+    except ValueError as error:
+        raise _damaged(folder, error) from None
     for name, token in ids.items():
         if getattr(found, name, None) is None:
             setattr(found, name, token)
     return found
+
+
+def read_generation(folder: Path) -> GenerationConfig | None:
+    """Return what a folder's generation_config.json says; None where there is none.
+
+    Raises:
+        WakefulError: it is damaged.
+    """
+    if not (folder / GENERATION).is_file():
+        return None
+    try:
+        return GenerationConfig.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # Transformers raises nothing narrower
+        raise _damaged(folder, error) from None
+
+
+def _damaged(folder: Path, error: Exception) -> WakefulError:
+    reason = str(error).strip().split("\n", 1)[0]
+    return WakefulError(f"{folder / GENERATION} is damaged: {reason}")
 
 
 def refuse_existing(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """A model ready to run, with what turns text into its tokens: what `load` returns."""
 
+import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,10 +11,10 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from wakeful.data.decoding import StreamDecoder
-from wakeful.data.tokenizer import Tokenizer
+from wakeful.data.tokenizer import GENERATION, Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.hf.weights_in import decoder_of
 from wakeful.model.decoder import Decoder
@@ -70,7 +71,7 @@ class Model:
                 "tokenizer.json or without an end-of-text token"
             )
         with tempfile.TemporaryDirectory() as folder:
-            theirs.save_pretrained(folder)
+            self.save_tokenizer(Path(folder))
             return Tokenizer.load(folder)
 
     @property
@@ -202,11 +203,17 @@ class Model:
         )
 
     def save_tokenizer(self, folder: Path) -> None:
-        """Write the tokenizer's files into a folder."""
-        if isinstance(self.tokenizer, Tokenizer):
-            self.tokenizer.save(folder)
-        else:
-            self.tokenizer.save_pretrained(folder)
+        """Write the tokenizer's files into a folder, and beside them how the model generates."""
+        tokenizer = self.tokenizer
+        if isinstance(tokenizer, Tokenizer):
+            tokenizer.save(folder)
+            return
+        tokenizer.save_pretrained(folder)
+        said = getattr(self.module, "generation_config", None)
+        table = said.to_diff_dict() if isinstance(said, GenerationConfig) else {}
+        table.pop("transformers_version", None)
+        if table and not table.get("_from_model_config"):  # a file of its own said it
+            (folder / GENERATION).write_text(json.dumps(table, indent=2) + "\n", "utf-8")
 
 
 def _pieces(stream: StreamDecoder, tokens: Iterator[int]) -> Iterator[str]:
