@@ -3,7 +3,7 @@
 quantized.json     format, scheme, scales, which layers, what the model is
 model.safetensors  int8 or packed int4 weights, float32 scales, and the parameters that stayed
 config.json        a Transformers model's architecture; for our decoder it is in quantized.json
-tokenizer.json     and what else the tokenizer needs; generation_config.json, where the model had one
+tokenizer.json     and what else the tokenizer needs; how to generate, in generation_config.json
 """
 
 import contextlib
