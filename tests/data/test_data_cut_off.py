@@ -21,8 +21,8 @@ def test_a_folder_that_is_not_ours_is_left_alone(source, tmp_path):
     folder = tmp_path / "d"
     folder.mkdir()
     (folder / "letter.txt").write_text("dear")
-    assert "is no prepared data" in failure(source, folder)
-    assert "is no prepared data" in failure(source, source)
+    assert "is not prepared data" in failure(source, folder)
+    assert "is not prepared data" in failure(source, source)
     assert (folder / "letter.txt").read_text() == "dear"
     (folder / "letter.txt").unlink()
     assert prepare(source, folder, vocab_size=300).train.num_tokens  # an empty folder is free
@@ -108,7 +108,7 @@ def test_a_damaged_folder_is_noticed(source, tmp_path, name, change):
 
 @pytest.mark.parametrize("name", ["train.tokens", "validation.documents.npy", "tokenizer.json"])
 def test_a_changed_byte_is_found_by_verify(source, tmp_path, name):
-    folder = prepare(source, tmp_path / "d", vocab_size=300).folder
+    folder = prepare(source, tmp_path / "d", vocab_size=300, validation_fraction=0.05).folder
     PreparedData.open(folder, verify=True)
     data = bytearray((folder / name).read_bytes())
     data[-8] ^= 1

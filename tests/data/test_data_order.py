@@ -8,8 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wakeful.data.mixing import key64, mix64
-from wakeful.data.order import IGNORED, Batches, Permutation, ValidationWindows
+from wakeful.data.order import IGNORED, Batches, Permutation, ValidationWindows, key64, mix64
 from wakeful.data.tokens import TokenFile
 from wakeful.errors import WakefulError
 

@@ -9,10 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wakeful.data import overlap
-from wakeful.data.cache import prepared
-from wakeful.data.disjoint import PASSAGE
-from wakeful.data.overlap import repeated_shares
-from wakeful.data.preparing import prepare
+from wakeful.data.overlap import PASSAGE, repeated_shares
+from wakeful.data.preparing import prepare, prepared
 from wakeful.data.tokens import PreparedData, TokenFile
 from wakeful.errors import WakefulError
 

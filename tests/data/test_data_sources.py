@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wakeful.data import hub, readers
+from wakeful.data import readers
+from wakeful.data.readers import Document, DocumentsHasher, documents_hash
 from wakeful.data.sources import (
-    Document,
-    DocumentsHasher,
-    documents_hash,
+    parse_hub,
     read_documents,
     source_manifest,
 )
@@ -98,7 +97,7 @@ def test_the_standard_library():
 
 
 def test_the_standard_library_leaves_out_tests_and_what_others_installed():
-    from wakeful.data.stdlib import stdlib_files
+    from wakeful.data.sources import stdlib_files
 
     names = [name for name, _ in stdlib_files()]
     assert {"os.py", "json/decoder.py", "unittest/case.py"} <= set(names)
@@ -108,7 +107,7 @@ def test_the_standard_library_leaves_out_tests_and_what_others_installed():
 
 
 def test_python_files_are_read_in_their_declared_encoding(tmp_path):
-    from wakeful.data.stdlib import read_python
+    from wakeful.data.sources import read_python
 
     path = tmp_path / "a.py"
     path.write_bytes("# coding: latin-1\r\nx = 'é'\r\n".encode("latin-1"))
@@ -209,7 +208,7 @@ def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
     ],
 )
 def test_names_on_the_hub(source, parsed):
-    assert hub.parse(source) == parsed
+    assert parse_hub(source) == parsed
 
 
 @pytest.mark.parametrize("source", ["hf:", "hf:a:b:c:d"])

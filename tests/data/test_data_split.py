@@ -13,9 +13,8 @@ from data.preparations import (
     write,
 )
 from wakeful.data import prepare
-from wakeful.data.document import Document
-from wakeful.data.split import split_by_hash
-from wakeful.data.spool import Spool
+from wakeful.data.readers import Document
+from wakeful.data.split import Spool, split_by_hash
 from wakeful.errors import WakefulError
 
 

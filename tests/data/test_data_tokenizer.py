@@ -213,7 +213,7 @@ def test_what_cannot_be_loaded(tmp_path):
 
     assert "no tokenizer at" in failure()
     (tmp_path / "tokenizer.json").write_text("{}")
-    assert "is no tokenizer.json" in failure()
+    assert "is not a tokenizer.json" in failure()
     byte_fallback().inner.save(str(tmp_path / "tokenizer.json"))
     assert "has no token '<|endoftext|>'" in failure()
     (tmp_path / "tokenizer_config.json").write_text("{")

@@ -1,6 +1,7 @@
 """Documents become tokens, once and the same every time."""
 
 import os
+from inspect import signature
 
 import numpy as np
 import pytest
@@ -12,8 +13,10 @@ from data.preparations import (
     texts_of,
     write,
 )
-from wakeful.data import TokenFile, Tokenizer, cache, prepare, prepared
+from wakeful.config.schema import TextConfig
+from wakeful.data import TokenFile, Tokenizer, prepare, prepared
 from wakeful.data.tokens import token_dtype
+from wakeful.paths import default_cache_dir
 
 
 def test_every_document_is_there_once_and_followed_by_its_end(source, tmp_path):
@@ -144,11 +147,11 @@ def test_where_the_cache_is(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("WAKEFUL_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert cache.default_cache_dir() == tmp_path / ".cache" / "wakeful"
+    assert default_cache_dir() == tmp_path / ".cache" / "wakeful"
     monkeypatch.setenv("XDG_CACHE_HOME", "/x")
-    assert str(cache.default_cache_dir()) == "/x/wakeful"
+    assert str(default_cache_dir()) == "/x/wakeful"
     monkeypatch.setenv("WAKEFUL_CACHE", "/own")
-    assert str(cache.default_cache_dir()) == "/own"
+    assert str(default_cache_dir()) == "/own"
 
 
 def test_the_cache_is_keyed_by_source_and_settings(source, tmp_path, monkeypatch):
@@ -168,3 +171,12 @@ def test_the_default_corpus(tmp_path):
     assert 380_000 < data.train.num_bytes + data.validation.num_bytes <= 400_000
     assert data.vocab_size == 512
     assert prepared(**options).info == data.info
+
+
+def test_defaults_are_those_of_the_options(source, tmp_path):
+    asked = TextConfig()
+    settings = prepare(source, tmp_path / "d", vocab_size=300).info["settings"]
+    for name in ("validation_fraction", "text_field", "keep_overlap"):
+        assert settings[name] == getattr(asked, name)
+        for function in (prepare, prepared):
+            assert signature(function).parameters[name].default == getattr(asked, name)

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 
 from growth.heirs import reference, text, trained
 from wakeful.config.schema import DataConfig, OptimizerConfig, SampleConfig, TrainConfig
-from wakeful.data.cache import prepared
 from wakeful.data.order import Batches
+from wakeful.data.preparing import prepared
 from wakeful.display import Display, Silent
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.growth.baselines import BASELINES

@@ -17,7 +17,7 @@ from training.faults import left_by
 from training.runs import tiny, write_text
 from training.test_loop import stop_after
 from wakeful.config.schema import Config
-from wakeful.data.cache import prepared
+from wakeful.data.preparing import prepared
 from wakeful.data.sources import read_documents
 from wakeful.display import Lines
 from wakeful.loading.load import read_decoder

@@ -6,11 +6,11 @@ from tokenizers import decoders
 
 from wakeful.data.tokenizer import Tokenizer
 
-UNFINISHED = "\ufffd"  # what decoding puts in the place of bytes that are no character (yet)
+UNFINISHED = "\ufffd"  # what decoding puts in the place of bytes that are not a character (yet)
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The characters that stand for the 256 bytes in a byte-level vocabulary (GPT-2)."""
+    """Return the characters that stand for the 256 bytes in a byte-level vocabulary (GPT-2)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     characters = {chr(byte): byte for byte in printable}
@@ -36,7 +36,7 @@ class StreamDecoder:
         self._emitted = 0  # and how many characters of the window's text
 
     def push(self, token: int) -> str:
-        """The text that is certain after one more id: maybe none, maybe several characters."""
+        """Return the text that is certain after one more id: none, or one or more characters."""
         if not self._special and token in self._tokenizer.special_tokens:
             return ""
         if self._bytes is not None:
@@ -44,7 +44,7 @@ class StreamDecoder:
         return self._push_to_window(token)
 
     def flush(self) -> str:
-        """The rest, unfinished characters as U+FFFD; the decoder is then as new."""
+        """Return the rest, unfinished characters as U+FFFD; the decoder is then as new."""
         if self._bytes is not None:
             rest = self._utf8.decode(b"", final=True)
             self._utf8.reset()

@@ -1,13 +1,12 @@
-"""Documents to token files, a batch of texts at a time."""
+"""Documents to token files, a batch of texts at a time, and how such work says how far it is."""
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from wakeful.data.progress import BATCH_BYTES, Progress, Steps
 from wakeful.data.split import Side
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.data.tokens import (
@@ -19,9 +18,37 @@ from wakeful.data.tokens import (
     tokens_path,
 )
 
+Progress = Callable[[str, int, int | None], None]
+"""Called with a stage ("reading", "tokenizer", "encoding", "comparing"), the bytes of text done,
+and how many there are."""
+
+BATCH_BYTES = 2**20  # of text between two writes and two calls of `progress`
+
+
+def no_progress(_stage: str, _done: int, _total: int | None) -> None:
+    """Tell nobody."""
+
+
+class Steps:
+    """Calls `progress` once every BATCH_BYTES, and at the end."""
+
+    def __init__(self, stage: str, total: int | None, progress: Progress) -> None:
+        self._stage, self._total, self._progress = stage, total, progress
+        self._next = 0
+
+    def reach(self, done: int) -> None:
+        """Say that so many bytes are done."""
+        if done >= self._next:
+            self._progress(self._stage, done, self._total)
+            self._next = done + BATCH_BYTES
+
+    def finish(self, done: int) -> None:
+        """Say that everything is done, so many bytes."""
+        self._progress(self._stage, done, done)
+
 
 def side_texts(side: Side, stage: str, progress: Progress) -> Iterator[str]:
-    """The texts of one side, `progress` told of the bytes gone through."""
+    """Return the texts of one side, and tell `progress` of the bytes gone through."""
     step, done = Steps(stage, side.num_bytes, progress), 0
     for document in side.spool.read(side.wanted):
         yield document.text
@@ -33,7 +60,7 @@ def side_texts(side: Side, stage: str, progress: Progress) -> Iterator[str]:
 def write_split(
     folder: Path, split: SplitName, side: Side, tokenizer: Tokenizer, progress: Progress
 ) -> dict[str, Any]:
-    """Write the tokens and the documents of one split; returns its facts for `data.json`."""
+    """Write the tokens and the documents of one split and return its facts for `data.json`."""
     dtype = DTYPES[token_dtype(tokenizer.vocab_size)]
     starts, num_tokens = array("q"), 0
     with tokens_path(folder, split).open("wb") as file:
@@ -59,7 +86,7 @@ def write_split(
 
 
 def _batches(texts: Iterator[str], tokenizer: Tokenizer) -> Iterator[list[tuple[str, bool]]]:
-    """Pieces of text, each with whether it is its document's last, about BATCH_BYTES at a time."""
+    """Return batches of some BATCH_BYTES: pieces, each with whether its document ends there."""
     batch: list[tuple[str, bool]] = []
     size = 0
     for text in texts:

@@ -1,14 +1,15 @@
 """In which order a training run sees its tokens: any step's batch in O(1), by arithmetic alone.
 
-Nothing is shuffled or kept, so a run resumes at any step with nothing but the step's number.
+Nothing is shuffled or kept, so a run resumes at any step with nothing but the step's number. What
+looks random is mixed from a key, the same on every machine and in every version.
 """
 
+import hashlib
 from collections.abc import Iterator
 
 import numpy as np
 import torch
 
-from wakeful.data.mixing import key64, mix64
 from wakeful.data.tokens import TokenFile
 from wakeful.errors import WakefulError
 
@@ -17,7 +18,7 @@ NUM_ROUNDS = 8  # of the Feistel network; four suffice for large halves, short o
 
 
 def documents_of(tokens: torch.Tensor, end_of_text: int) -> torch.Tensor:
-    """The number of each token's document in its row, both (rows, length).
+    """Return the number of each token's document in its row, both (rows, length).
 
     end_of_text begins a document: its first token is predicted from there, as a prompt's is, and
     the end of the one before from that one's last token.
@@ -43,7 +44,7 @@ class Permutation:
         self._keys = [key64("round", seed, number) for number in range(NUM_ROUNDS)]
 
     def __call__(self, places: np.ndarray) -> np.ndarray:
-        """Where `places` (integers in range(size), any shape) go: int64 of the same shape."""
+        """Return where `places` (integers in range(size), any shape) go: int64, the same shape."""
         shape = np.shape(places)
         flat = np.ravel(places).astype(np.int64)
         if flat.size and not (flat.min() >= 0 and flat.max() < self.size):
@@ -83,7 +84,12 @@ class Batches:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        """Raises WakefulError where the tokens are fewer than one sequence needs."""
+        """Make the order; it reads no token yet.
+
+        Raises:
+            WakefulError: the tokens are fewer than one sequence needs, or the processes cannot
+                share a batch.
+        """
         _check_positive(length=length, batch_size=batch_size, world_size=world_size)
         if not 0 <= rank < world_size:
             raise ValueError(f"rank is {rank}: it must be in range({world_size})")
@@ -105,13 +111,13 @@ class Batches:
         self._rows = np.arange(rank * share, (rank + 1) * share)
 
     def batch(self, step: int) -> torch.Tensor:
-        """This rank's part of the batch of `step`: int64 (batch_size / world_size, length + 1)."""
+        """Return this rank's part of a batch: int64 (batch_size / world_size, length + 1)."""
         rows = np.stack([self._window(int(start)) for start in self.starts(step)])
         self.token_file.check(rows)
         return torch.from_numpy(rows.astype(np.int64))
 
     def starts(self, step: int) -> np.ndarray:
-        """The position in the file where each row of `batch(step)` begins."""
+        """Return the position in the file where each row of `batch(step)` begins."""
         if step < 0:
             raise ValueError(f"step is {step}: it must not be negative")
         epochs, places = np.divmod(step * self.batch_size + self._rows, self.num_windows)
@@ -124,7 +130,7 @@ class Batches:
         return starts % self.token_file.num_tokens
 
     def epoch(self, step: int) -> float:
-        """How many times the data has been gone through before `step`."""
+        """Return how many times the data has been gone through before `step`."""
         return step * self.batch_size / self.num_windows
 
     def _window(self, start: int) -> np.ndarray:
@@ -143,7 +149,11 @@ class ValidationWindows:
     """
 
     def __init__(self, token_file: TokenFile, *, length: int, batch_size: int) -> None:
-        """Raises WakefulError where there is no token to predict."""
+        """Lay out the windows; it reads no token yet.
+
+        Raises:
+            WakefulError: there is no token to predict.
+        """
         _check_positive(length=length, batch_size=batch_size)
         if token_file.num_tokens < 2:
             raise WakefulError(
@@ -158,14 +168,14 @@ class ValidationWindows:
         self.num_windows = 1 + (self.num_predicted - 1) // length
 
     def __len__(self) -> int:
-        """How many batches there are; the last may have fewer rows."""
+        """Return how many batches there are; the last may have fewer rows."""
         return 1 + (self.num_windows - 1) // self.batch_size
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         return map(self.batch, range(len(self)))
 
     def batch(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and targets, int64 (rows, length) each, rows at most batch_size."""
+        """Return inputs and targets, int64 (rows, length) each, rows at most batch_size."""
         if not 0 <= number < len(self):
             raise IndexError(f"batch {number} of {len(self)}")
         start = number * self.batch_size * self.length
@@ -184,3 +194,24 @@ def _check_positive(**numbers: int) -> None:
     for name, number in numbers.items():
         if number < 1:
             raise ValueError(f"{name} is {number}: it must be at least 1")
+
+
+def key64(purpose: str, *numbers: int) -> int:
+    """Return a 64-bit key for a purpose and numbers (a seed, an epoch), far from any other's."""
+    text = ":".join([purpose, *(str(int(number)) for number in numbers)])
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
+
+
+def mix64(values: np.ndarray, key: int) -> np.ndarray:
+    """Return SplitMix64's finalizer of (`values` + `key`): a bijection of uint64, elementwise.
+
+    Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (OOPSLA 2014).
+    `values` must be an array of uint64: NumPy warns of overflow for scalars, and wraps for arrays.
+    """
+    mixed = values + np.uint64(key)
+    mixed ^= mixed >> np.uint64(30)
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
+    mixed ^= mixed >> np.uint64(27)
+    mixed *= np.uint64(0x94D049BB133111EB)
+    mixed ^= mixed >> np.uint64(31)
+    return mixed

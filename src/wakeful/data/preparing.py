@@ -2,20 +2,28 @@
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from wakeful.data.disjoint import drop_overlap
-from wakeful.data.encode import side_texts, write_split
-from wakeful.data.folders import building_beside, existing_data, move_in
-from wakeful.data.progress import Progress, Steps, no_progress
-from wakeful.data.sources import listed, read_documents, source_manifest
-from wakeful.data.split import split_by_hash, split_from_source
-from wakeful.data.spool import Spool
+from wakeful.config.schema import TextConfig
+from wakeful.data.encode import Progress, Steps, no_progress, side_texts, write_split
+from wakeful.data.overlap import drop_overlap
+from wakeful.data.sources import PYTHON_STDLIB, listed, read_documents, source_manifest
+from wakeful.data.split import Spool, split_by_hash, split_from_source
 from wakeful.data.tokenizer import Tokenizer
-from wakeful.data.tokens import FORMAT, VERSION, PreparedData, token_dtype
+from wakeful.data.tokens import (
+    FORMAT,
+    VERSION,
+    PreparedData,
+    building_beside,
+    existing_data,
+    move_in,
+    token_dtype,
+)
 from wakeful.errors import WakefulError
+from wakeful.paths import default_cache_dir
 
 
 def prepare(
@@ -25,11 +33,11 @@ def prepare(
     tokenizer: Tokenizer | str | Path | None = None,
     vocab_size: int | None = None,
     validation_source: str | Sequence[str] | None = None,
-    validation_fraction: float = 0.05,
+    validation_fraction: float = TextConfig.validation_fraction,
     max_bytes: int | None = None,
-    text_field: str = "text",
+    text_field: str = TextConfig.text_field,
     seed: int = 0,
-    keep_overlap: bool = False,
+    keep_overlap: bool = TextConfig.keep_overlap,
     progress: Progress | None = None,
 ) -> PreparedData:
     """Write the tokens of `source` into `folder`, or take what is there if it is the same.
@@ -41,8 +49,9 @@ def prepare(
     that does is refused (see `drop_overlap`). `max_bytes` of `source` are taken, in UTF-8. The
     folder appears when it is whole and not before; meanwhile a copy of the text lies beside it.
 
-    Raises WakefulError where the source cannot be read, an option is out of its range, a text is
-    in both sources, the folder holds something else, or the disk is full.
+    Raises:
+        WakefulError: the source cannot be read, an option is out of its range, a text is in both
+            sources, the folder holds something else, or the disk is full.
     """
     folder, progress = Path(folder).expanduser().absolute(), progress or no_progress
     tokenizer = _chosen_tokenizer(tokenizer, vocab_size)
@@ -125,7 +134,7 @@ def prepare(
 def data_manifest(
     source: str | Sequence[str], validation_source: str | Sequence[str] | None
 ) -> str:
-    """A hash that changes when a file of either source does; see `source_manifest`."""
+    """Return a hash that changes when a file of either source does; see `source_manifest`."""
     parts = [source_manifest(source)]
     if validation_source is not None:
         parts.append(source_manifest(validation_source))
@@ -179,3 +188,57 @@ def _spool(
         raise WakefulError(f"max_bytes is {max_bytes}, less than the first character has: raise it")
     step.finish(spool.num_bytes)
     return spool
+
+
+def prepared(
+    source: str | Sequence[str] = PYTHON_STDLIB,
+    *,
+    tokenizer: Tokenizer | str | Path | None = None,
+    vocab_size: int | None = None,
+    validation_source: str | Sequence[str] | None = None,
+    validation_fraction: float = TextConfig.validation_fraction,
+    max_bytes: int | None = None,
+    text_field: str = TextConfig.text_field,
+    seed: int = 0,
+    keep_overlap: bool = TextConfig.keep_overlap,
+    cache_dir: str | Path | None = None,
+    progress: Progress | None = None,
+) -> PreparedData:
+    """Return what `prepare` writes into the cache (`cache_dir`, or `default_cache_dir()`).
+
+    The folder's name holds a hash of the settings and of every file's path, size and time of
+    change, so a second call reads no text, and changed files are prepared anew beside the old.
+
+    Raises:
+        WakefulError: as `prepare` does.
+    """
+    if isinstance(tokenizer, str | Path):
+        tokenizer = Tokenizer.load(tokenizer)
+    key = {
+        "version": VERSION,
+        "manifest": data_manifest(source, validation_source),
+        "tokenizer": tokenizer
+        and [tokenizer.fingerprint, tokenizer.end_of_text_token, sorted(tokenizer.beside.items())],
+        "vocab_size": vocab_size,
+        "validation_fraction": validation_fraction,
+        "max_bytes": max_bytes,
+        "text_field": text_field,
+        "seed": seed,
+        "keep_overlap": keep_overlap,
+    }
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+    label = re.sub(r"[^A-Za-z0-9]+", "-", Path(listed(source)[0]).stem).strip("-")[:40] or "text"
+    root = default_cache_dir() if cache_dir is None else Path(cache_dir)
+    return prepare(
+        source,
+        root / "data" / f"{label}-{digest}",
+        tokenizer=tokenizer,
+        vocab_size=vocab_size,
+        validation_source=validation_source,
+        validation_fraction=validation_fraction,
+        max_bytes=max_bytes,
+        text_field=text_field,
+        seed=seed,
+        keep_overlap=keep_overlap,
+        progress=progress,
+    )

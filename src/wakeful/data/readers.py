@@ -1,15 +1,16 @@
-"""One file to its documents: plain text, JSON lines and Parquet.
+"""Documents, the hash that names a corpus of them, and files read as documents.
 
 Files may come from anywhere: nothing here unpickles, and whatever is wrong with one is reported
 by file and place. Documents that are empty or white space alone are passed over.
 """
 
+import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wakeful.data.document import Document
 from wakeful.data.parquet_header import fault_in_parquet
 from wakeful.errors import WakefulError
 
@@ -22,10 +23,54 @@ MAX_LINE_BYTES = 256 * 2**20  # a JSON line; parsing takes several times as much
 ROWS_AT_A_TIME = 4096
 
 
-def read_file(name: str, path: Path, *, text_field: str) -> Iterator[Document]:
-    """The documents of one file, its kind told by its ending.
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A text and where it came from.
 
-    Raises WakefulError where the file cannot be read, is not UTF-8, or a row has no text.
+    `name` is relative to its source (a path inside a folder, `file.jsonl:12` for line 12,
+    `file.parquet:12` for row 12), so that a corpus keeps its hash when its folder moves.
+    """
+
+    name: str
+    text: str
+
+
+class DocumentsHasher:
+    """SHA-256 of a stream of documents: over every name and the SHA-256 of every text.
+
+    Both parts are of known length where they are fed, so no two different corpora can feed the
+    same bytes. The texts' own digests are handed back because splitting and the search for
+    duplicates need them too, and hashing a corpus once is enough.
+    """
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+
+    def update(self, document: Document) -> bytes:
+        """Feed one document and return the SHA-256 of its text (32 bytes)."""
+        name = document.name.encode("utf-8", "surrogateescape")
+        digest = hashlib.sha256(document.text.encode("utf-8")).digest()
+        self._hash.update(len(name).to_bytes(8, "little") + name + digest)
+        return digest
+
+    def hexdigest(self) -> str:
+        """Return the hash so far as hexadecimal digits."""
+        return self._hash.hexdigest()
+
+
+def documents_hash(documents: Iterable[Document]) -> str:
+    """Return the SHA-256 of documents in their order, in hexadecimal; see `DocumentsHasher`."""
+    hasher = DocumentsHasher()
+    for document in documents:
+        hasher.update(document)
+    return hasher.hexdigest()
+
+
+def read_file(name: str, path: Path, *, text_field: str) -> Iterator[Document]:
+    """Return the documents of one file; its ending says of which kind it is.
+
+    Raises:
+        WakefulError: the file cannot be read, is not UTF-8, or a row has no text.
     """
     ending = path.suffix.lower()
     reader: Callable[..., Iterator[Document]]
@@ -87,7 +132,11 @@ def _json_text(line: str, place: str, text_field: str) -> str:
 
 
 def checked_text(value: object, place: str, text_field: str) -> str:
-    """`value` if it is text that UTF-8 can hold; raises WakefulError naming `place` otherwise."""
+    """Return `value`, which must be text that UTF-8 can hold.
+
+    Raises:
+        WakefulError: it is not; `place` is named.
+    """
     if not isinstance(value, str):
         raise WakefulError(
             f"{place}: field {text_field!r} holds {type(value).__name__}, not text: "
@@ -98,7 +147,7 @@ def checked_text(value: object, place: str, text_field: str) -> str:
     except UnicodeEncodeError as error:  # JSON may spell half a character: "\ud800"
         raise WakefulError(
             f"{place}: field {text_field!r} has half a surrogate pair at character "
-            f"{error.start}, which is no Unicode text: mend or remove it"
+            f"{error.start}, which is not Unicode text: mend or remove it"
         ) from error
     return value
 
@@ -148,5 +197,5 @@ def _decode(data: bytes, path: Path, *, offset: int) -> str:
             f"{path}: not UTF-8 text at byte {offset + error.start}: convert the file "
             "(iconv -t UTF-8) or leave it out"
         ) from error
-    # Some editors begin a file with a byte order mark, which is no part of its text.
+    # Some editors begin a file with a byte order mark, which is not part of its text.
     return text.removeprefix("\ufeff") if offset == 0 else text

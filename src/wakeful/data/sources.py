@@ -9,26 +9,21 @@ A source is one string, or a list of them read one after another:
 
 import glob
 import hashlib
+import io
 import os
+import sysconfig
+import tokenize
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from wakeful.data.document import Document, DocumentsHasher, documents_hash
-from wakeful.data.hub import PREFIX as HUB_PREFIX
-from wakeful.data.hub import read_hub
-from wakeful.data.readers import JSON_LINES_ENDINGS, PARQUET_ENDINGS, read_file
-from wakeful.data.stdlib import read_python, stdlib_files
+from wakeful.data.readers import (
+    JSON_LINES_ENDINGS,
+    PARQUET_ENDINGS,
+    Document,
+    checked_text,
+    read_file,
+)
 from wakeful.errors import WakefulError
-
-__all__ = [
-    "PYTHON_STDLIB",
-    "Document",
-    "DocumentsHasher",
-    "documents_hash",
-    "listed",
-    "read_documents",
-    "source_manifest",
-]
 
 PYTHON_STDLIB = "python-stdlib"
 
@@ -44,14 +39,15 @@ FOLDER_ENDINGS = TEXT_ENDINGS | JSON_LINES_ENDINGS | PARQUET_ENDINGS
 
 
 def read_documents(source: str | Sequence[str], *, text_field: str = "text") -> Iterator[Document]:
-    """The documents of `source`, in an order that is the same on every reading.
+    """Return the documents of `source`, in an order that is the same on every reading.
 
     A text file is one document, as is each line of a JSON lines file and each row of a Parquet
     file or a dataset, whose `text_field` holds the text. Empty documents are passed over. One
     text file is held in memory at a time; everything else streams.
 
-    Raises WakefulError where there is no such file, a file cannot be read or is not UTF-8, a row
-    has no text, or a source holds no text at all.
+    Raises:
+        WakefulError: there is no such file, a file cannot be read or is not UTF-8, a row has no
+            text, or a source holds no text at all.
     """
     for one in listed(source):
         empty = True
@@ -63,7 +59,11 @@ def read_documents(source: str | Sequence[str], *, text_field: str = "text") -> 
 
 
 def listed(source: str | Sequence[str]) -> list[str]:
-    """`source` as a list of single sources; raises WakefulError where it names none."""
+    """Return `source` as a list of single sources.
+
+    Raises:
+        WakefulError: it names none.
+    """
     sources = [source] if isinstance(source, str) else [str(one) for one in source]
     if not sources or not all(one.strip() for one in sources):
         raise WakefulError(
@@ -73,7 +73,7 @@ def listed(source: str | Sequence[str]) -> list[str]:
 
 
 def source_manifest(source: str | Sequence[str]) -> str:
-    """A hash that changes when a file of `source` does, without reading the files.
+    """Return a hash that changes when a file of `source` does, without reading the files.
 
     SHA-256 over every file's path, size and time of change. A dataset on the hub stands there
     with its name alone, so a later version of it is not noticed.
@@ -105,7 +105,7 @@ def _read_one(source: str, text_field: str) -> Iterator[Document]:
 
 
 def _files(source: str) -> list[tuple[str, Path]]:
-    """The files of a local source as (name relative to the source, path), sorted by name."""
+    """Return the files of a local source as (name relative to the source, path), sorted by name."""
     try:
         return _find(source)
     except OSError as error:  # a folder that may not be entered, a path that is too long
@@ -172,3 +172,125 @@ def _unreadable(path: str, error: OSError) -> WakefulError:
 
 def _is_pattern(text: str) -> bool:
     return any(character in text for character in "*?[")
+
+
+HUB_PREFIX = "hf:"
+HUB_SPLITS = frozenset({"train", "validation", "valid", "dev", "test"})
+
+
+def parse_hub(source: str) -> tuple[str, str | None, str]:
+    """Return `hf:owner/name[:config][:split]` as (name, config or None, split).
+
+    The split is "train" unless given. Where only one of the two is there it is a split if it is
+    called like one (train, validation, valid, dev, test), and a config otherwise;
+    `hf:owner/name::split` says split whatever its name.
+
+    Raises:
+        WakefulError: it is not of this form.
+    """
+    name, *rest = source.removeprefix(HUB_PREFIX).split(":")
+    if not name or len(rest) > 2:
+        raise WakefulError(f"{source!r} is not a dataset: write hf:owner/name[:config][:split]")
+    if len(rest) == 1 and rest[0] in HUB_SPLITS:
+        rest = ["", *rest]
+    config, split = [*rest, "", ""][:2]
+    return name, config or None, split or "train"
+
+
+def read_hub(source: str, *, text_field: str) -> Iterator[Document]:
+    """Return the documents of a dataset, streamed, without those that are empty.
+
+    Raises:
+        WakefulError: the optional package `datasets` is not installed, or the dataset, its text
+            column or the hub cannot be reached.
+    """
+    name, config, split = parse_hub(source)
+    try:
+        from datasets import load_dataset  # noqa: PLC0415 - optional, and slow to import
+    except ImportError as error:
+        raise WakefulError(
+            f"{source} needs the datasets package: pip install 'wakeful[datasets]'"
+        ) from error
+    label = ":".join([name, config or "", split])
+    try:
+        rows = load_dataset(name, config, split=split, streaming=True)
+        for number, row in enumerate(rows):
+            if not isinstance(row, dict) or text_field not in row:
+                columns = ", ".join(map(repr, list(row)[:8])) if isinstance(row, dict) else "none"
+                raise WakefulError(
+                    f"{source}: no column {text_field!r} (columns: {columns}): "
+                    "name the one with the text"
+                )
+            value = row[text_field]
+            text = (
+                "" if value is None else checked_text(value, f"{source}, row {number}", text_field)
+            )
+            if text and not text.isspace():
+                yield Document(f"{label}:{number}", text)
+    except WakefulError:
+        raise
+    except Exception as error:  # the package has no one exception for "cannot be reached"
+        reason = " ".join(str(error).split())[:200]
+        raise WakefulError(
+            f"cannot read {source} ({type(error).__name__}: {reason}): check its name and the "
+            "connection, or download it and pass its files"
+        ) from error
+
+
+SKIPPED_FOLDERS = frozenset(
+    {
+        "__pycache__",
+        "_bundled",  # ensurepip's wheels
+        "dist-packages",
+        "idle_test",
+        "lib-dynload",
+        "site-packages",
+        "test",
+        "tests",
+    }
+)
+# What the machine that built Python wrote: not the library's text, and different everywhere.
+GENERATED_FOLDER, GENERATED_FILE = "config-", "_sysconfigdata"
+
+
+def stdlib_files() -> list[tuple[str, Path]]:
+    """Return the running Python's own `.py` files as (relative POSIX path, path), sorted by name.
+
+    Tests are left out.
+
+    Raises:
+        WakefulError: this Python keeps no sources.
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    files: list[tuple[str, Path]] = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = [
+            name
+            for name in folders
+            if name not in SKIPPED_FOLDERS and not name.startswith(GENERATED_FOLDER)
+        ]
+        for name in names:
+            if name.endswith(".py") and not name.startswith(GENERATED_FILE):
+                path = Path(folder, name)
+                files.append((path.relative_to(root).as_posix(), path))
+    if not files:
+        raise WakefulError(
+            f"this Python keeps no standard library sources in {root}: pass a file or a folder"
+        )
+    return sorted(files)
+
+
+def read_python(path: Path) -> str | None:
+    """Return a Python file's text in its declared encoding (PEP 263), or None if it has none.
+
+    Newlines become `\\n`, as `tokenize.open` has it. A file that does not decode is left out
+    everywhere alike, since the declaration stands in the file.
+    """
+    try:
+        data = path.read_bytes()
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+        text = data.decode(encoding)
+        text.encode("utf-8")
+    except (OSError, SyntaxError, UnicodeError, LookupError):
+        return None
+    return text.replace("\r\n", "\n").replace("\r", "\n")

@@ -1,14 +1,116 @@
-"""Which documents are for training and which for validation: never one text on both sides."""
+"""Which documents are for training and which for validation: never one text on both sides.
 
+Documents are set down on disk as they are read, to be gone over again without their source: a
+dataset is fetched once, files that change meanwhile change nothing, and no more than one document
+is in memory.
+"""
+
+import contextlib
+from array import array
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from wakeful.data.document import Document
-from wakeful.data.mixing import key64, mix64
-from wakeful.data.spool import Spool
+from wakeful.data.order import key64, mix64
+from wakeful.data.readers import Document, DocumentsHasher
 from wakeful.errors import WakefulError
+
+DIGEST = np.dtype([("low", "<u8"), ("high", "<u8")])
+
+
+class Spool:
+    """Documents in one file: for each the lengths of name and text, the name, the text (UTF-8)."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.num_bytes = 0  # of text, in UTF-8
+        self._file = path.open("wb")
+        self._hasher = DocumentsHasher()
+        self._starts = array("q")
+        self._lengths = array("q")
+        self._digests = bytearray()
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    @property
+    def corpus_sha256(self) -> str:
+        """Return the `documents_hash` of all that was taken."""
+        return self._hasher.hexdigest()
+
+    @property
+    def digests(self) -> np.ndarray:
+        """Return the first 128 bits of each text's SHA-256: equal where two texts are."""
+        return np.frombuffer(bytes(self._digests), DIGEST)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Return the bytes of each text in UTF-8."""
+        return np.array(self._lengths, np.int64)
+
+    def fill(
+        self,
+        documents: Iterable[Document],
+        *,
+        max_bytes: int | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        """Take `documents` until their texts are `max_bytes` of UTF-8, the last one cut short.
+
+        `progress` is told of `num_bytes` after each. Nothing can be added afterwards.
+        """
+        try:
+            for document in documents:
+                full = self._add(document, max_bytes)
+                if progress is not None:
+                    progress(self.num_bytes)
+                if full:
+                    break
+        except BaseException:
+            with contextlib.suppress(OSError):  # a full disk is told of once
+                self._file.close()
+            raise
+        self._file.close()
+
+    def _add(self, document: Document, max_bytes: int | None) -> bool:
+        """Take one document, and say whether `max_bytes` are there now.
+
+        The digest is that of the whole text even where it is cut: its beginning must not be
+        trained on either where the whole is for validation.
+        """
+        name = document.name.encode("utf-8", "surrogateescape")
+        text = document.text.encode("utf-8")
+        room = len(text) + 1 if max_bytes is None else max_bytes - self.num_bytes
+        full = len(text) >= room
+        if full:  # not through a character
+            text = text[:room].decode("utf-8", "ignore").encode("utf-8")
+        if not text:
+            return full
+        self._starts.append(self._file.tell())
+        self._lengths.append(len(text))
+        self._digests += self._hasher.update(document)[: DIGEST.itemsize]
+        self._file.write(len(name).to_bytes(8, "little") + len(text).to_bytes(8, "little"))
+        self._file.write(name + text)
+        self.num_bytes += len(text)
+        return full
+
+    def read(self, wanted: np.ndarray) -> Iterator[Document]:
+        """Return the documents where `wanted` (a boolean for each) is true, in their order."""
+        with self.path.open("rb") as file:
+            for number in np.flatnonzero(wanted):
+                file.seek(self._starts[number])
+                name_length = int.from_bytes(file.read(8), "little")
+                text_length = int.from_bytes(file.read(8), "little")
+                name = file.read(name_length).decode("utf-8", "surrogateescape")
+                yield Document(name, file.read(text_length).decode("utf-8"))
+
+    def name(self, number: int) -> str:
+        """Return the name of one document."""
+        wanted = np.zeros(len(self), bool)
+        wanted[number] = True
+        return next(self.read(wanted)).name
 
 
 @dataclass(frozen=True)
@@ -20,12 +122,14 @@ class Side:
 
     @property
     def num_bytes(self) -> int:
-        """Of text, in UTF-8."""
+        """Return the bytes of text, in UTF-8."""
         return int(self.spool.lengths[self.wanted].sum())
 
 
 @dataclass(frozen=True)
 class Split:
+    """Both sides, and the rule that divides them."""
+
     train: Side
     validation: Side
     rule: str
@@ -37,7 +141,10 @@ def split_by_hash(spool: Spool, *, fraction: float, seed: int, scratch: Path) ->
     A text's side hangs on the text and `seed` alone: exact duplicates stay together, and more
     documents never move the others. Two departures keep both sides filled: the text with the
     extreme hash goes over to an empty side, and a source of one document is cut in two near its
-    end. Raises WakefulError where there is nothing to divide.
+    end.
+
+    Raises:
+        WakefulError: there is nothing to divide.
     """
     if len(spool) == 1:
         return _split_one(spool, fraction=fraction, scratch=scratch)
@@ -59,8 +166,9 @@ def split_by_hash(spool: Spool, *, fraction: float, seed: int, scratch: Path) ->
 def split_from_source(spool: Spool, validation: Spool) -> Split:
     """Train on one source and validate on the other.
 
-    Raises WakefulError where a text stands in both: a loss on it would be a loss on what was
-    learnt by heart.
+    Raises:
+        WakefulError: a text stands in both; a loss on it would be a loss on what was learned by
+            heart.
     """
     ours, theirs = spool.digests, validation.digests
     shared = np.flatnonzero(np.isin(theirs["low"], ours["low"]))

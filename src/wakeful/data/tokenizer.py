@@ -38,9 +38,12 @@ class Tokenizer:
         end_of_text: str,
         beside: Mapping[str, str] | None = None,
     ) -> None:
-        """Take over `inner`, which is changed; raises WakefulError if it lacks `end_of_text`.
+        """Take over `inner`, which is changed.
 
         `beside` are the texts of the files in `BESIDE` that say what else belongs to it.
+
+        Raises:
+            WakefulError: it has no token `end_of_text`, or is damaged.
         """
         end = inner.token_to_id(end_of_text)
         if end is None:
@@ -77,11 +80,13 @@ class Tokenizer:
     def train(
         cls, texts: Iterable[str], vocab_size: int, *, end_of_text: str = END_OF_TEXT
     ) -> "Tokenizer":
-        """Byte-level BPE over `texts`, the same for the same texts in any order.
+        """Return byte-level BPE over `texts`, the same for the same texts in any order.
 
         Id 0 is `end_of_text`, ids 1 to 256 the bytes. A pair must be seen twice to become a token,
-        so few texts give a smaller vocabulary than `vocab_size`. Raises WakefulError where
-        `vocab_size` does not hold even the bytes.
+        so few texts give a smaller vocabulary than `vocab_size`.
+
+        Raises:
+            WakefulError: `vocab_size` does not hold even the bytes.
         """
         if vocab_size < MIN_VOCAB_SIZE:
             raise WakefulError(
@@ -107,8 +112,10 @@ class Tokenizer:
         """Read a `tokenizer.json`, or the folder of one, ours or any from Hugging Face.
 
         Its end of text is the `eos_token` of `tokenizer_config.json` or `special_tokens_map.json`
-        beside it, or "<|endoftext|>" where neither says. Raises WakefulError where the file is
-        missing, is no tokenizer or has no end of text.
+        beside it, or "<|endoftext|>" where neither says.
+
+        Raises:
+            WakefulError: the file is missing, is not a tokenizer or has no end of text.
         """
         file = Path(path)
         file = file / "tokenizer.json" if file.is_dir() else file
@@ -118,7 +125,9 @@ class Tokenizer:
             inner = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises nothing narrower
             reason = " ".join(str(error).split())[:200]
-            raise WakefulError(f"{file} is no tokenizer.json ({reason}): fetch it again") from error
+            raise WakefulError(
+                f"{file} is not a tokenizer.json ({reason}): fetch it again"
+            ) from error
         beside = _beside(file.parent)
         end_of_text = _named_end(beside)
         if inner.token_to_id(end_of_text) is None:
@@ -152,7 +161,7 @@ class Tokenizer:
 
     @property
     def adds_bos(self) -> bool:
-        """Whether Transformers, left to itself, begins a text with BOS under this tokenizer."""
+        """Return whether Transformers, left to itself, begins a text with BOS here."""
         if self.bos is None:
             return False
         said = self.table.get("add_bos_token")
@@ -163,15 +172,19 @@ class Tokenizer:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the `tokenizer.json` that `save` writes."""
+        """Return the SHA-256 of the `tokenizer.json` that `save` writes."""
         return hashlib.sha256(self._json().encode("utf-8")).hexdigest()
 
     def encode(self, text: str) -> list[int]:
-        """The ids of `text`, with no special ids; WakefulError if it holds half a character."""
+        """Return the ids of `text`, with no special ids.
+
+        Raises:
+            WakefulError: it holds half a character.
+        """
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text, encoded together."""
+        """Return the ids of each text, encoded together."""
         encoded: list[list[int]] = []
         waiting: list[str] = []
         for text in texts:
@@ -184,13 +197,15 @@ class Tokenizer:
         return encoded + self._encode(waiting)
 
     def pieces(self, text: str) -> Iterator[str]:
-        """`text` in parts whose ids, one after the other, are its ids: a long text need not be
-        encoded as a whole, which takes some 100 bytes a token. One part where no cut is safe.
+        """Return `text` in parts whose ids, one after the other, are its ids.
+
+        A long text need not be encoded as a whole, which takes some 100 bytes a token. There is
+        one part where no cut is safe.
         """
         return _pieces(text) if self._cuts_are_free else iter([text])
 
     def decode(self, tokens: Iterable[int], *, special: bool = False) -> str:
-        """The text of `tokens`, special tokens left out unless `special`."""
+        """Return the text of `tokens`, special tokens left out unless `special`."""
         return self.inner.decode(list(tokens), skip_special_tokens=not special)
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
@@ -200,7 +215,7 @@ class Tokenizer:
             encodings = self.inner.encode_batch_fast(texts, add_special_tokens=False)
         except (TypeError, UnicodeEncodeError) as error:
             raise WakefulError(
-                "a text to encode holds half a surrogate pair, which is no Unicode text: mend it"
+                "a text to encode holds half a surrogate pair, which is not Unicode text: mend it"
             ) from error
         rows = [encoding.ids for encoding in encodings]
         return [
@@ -231,7 +246,7 @@ class Tokenizer:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """`text` in pieces of about PIECE_CHARACTERS, cut where byte-level BPE cuts anyway.
+    """Return `text` in pieces of about PIECE_CHARACTERS, cut where byte-level BPE cuts anyway.
 
     GPT-2's pattern lets white space only begin a word, so between a visible character and a space
     or a newline there is always a cut, whatever stands around.
@@ -248,7 +263,7 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def _cuts_are_free(inner: tokenizers.Tokenizer) -> bool:
-    """Whether encoding the `_pieces` of a text is encoding the text: for GPT-2's kind it is."""
+    """Return whether encoding the `_pieces` of a text is encoding it; for GPT-2's kind it is."""
     description: dict[str, Any] = json.loads(inner.to_str())
     split = description["pre_tokenizer"] or {}
     plain = all(token["special"] for token in description["added_tokens"])

@@ -9,9 +9,14 @@ A folder holds
     data.json                                       what is here, and the hashes to check it by
 """
 
+import contextlib
 import hashlib
 import json
+import os
+import secrets
+import shutil
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tokenize import TokenError
@@ -47,7 +52,11 @@ class TokenFile:
         return len(self.tokens)
 
     def check(self, tokens: np.ndarray) -> None:
-        """Raise WakefulError where one of these ids of the file is past the vocabulary."""
+        """Check ids of the file.
+
+        Raises:
+            WakefulError: one of them is past the vocabulary.
+        """
         highest = int(tokens.max())
         if highest >= self.vocab_size:
             raise _damaged(self.path, f"id {highest} of {self.vocab_size}")
@@ -73,7 +82,9 @@ class PreparedData:
         """Open a prepared folder.
 
         Sizes are always checked; `verify` also reads every file and compares its SHA-256.
-        Raises WakefulError where the folder is not a prepared one, or a file is cut or damaged.
+
+        Raises:
+            WakefulError: the folder is not a prepared one, or a file is cut or damaged.
         """
         folder = Path(folder)
         try:
@@ -114,11 +125,15 @@ class PreparedData:
 
     @property
     def corpus_sha256(self) -> str:
-        """Names the text that was read, of the training source where there are two."""
+        """Return what names the text that was read, of the training source where there are two."""
         return self.info["corpora_sha256"][0]
 
     def split(self, split: SplitName) -> TokenFile:
-        """Map one split; raises WakefulError where its files are not as `data.json` has them."""
+        """Map one split.
+
+        Raises:
+            WakefulError: its files are not as `data.json` has them.
+        """
         if split not in SPLITS:
             raise WakefulError(f"no split {split!r}: use one of {', '.join(SPLITS)}")
         facts, dtype = self.info["splits"][split], DTYPES[self.info["dtype"]]
@@ -140,7 +155,11 @@ class PreparedData:
         )
 
     def verify(self) -> None:
-        """Read every file; raises WakefulError at the first whose SHA-256 is not the recorded."""
+        """Read every file.
+
+        Raises:
+            WakefulError: a file's SHA-256 is not the recorded one.
+        """
         expected = {"tokenizer.json": self.info["tokenizer"]["fingerprint"]}
         for split in SPLITS:
             facts = self.info["splits"][split]
@@ -168,12 +187,12 @@ def file_sha256(path: Path) -> str:
 
 
 def token_dtype(vocab_size: int) -> str:
-    """The narrowest type for the ids below `vocab_size`, by its name in `data.json`."""
+    """Return the narrowest type for the ids below `vocab_size`, by its name in `data.json`."""
     return "uint16" if vocab_size <= 2**16 else "uint32"
 
 
 def is_prepared(folder: Path) -> bool:
-    """Whether `folder` claims to be one of ours; `PreparedData.open` says whether it is whole."""
+    """Return whether `folder` claims to be ours; `PreparedData.open` says whether it is whole."""
     try:
         info = json.loads((folder / "data.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -202,7 +221,7 @@ def _read_info(folder: Path) -> dict[str, Any]:
 
 
 def _is_complete(info: dict[str, Any]) -> bool:
-    """Whether every field that is read later is there and of its type."""
+    """Return whether every field that is read later is there and of its type."""
     tokenizer, splits = info.get("tokenizer"), info.get("splits")
     corpora = info.get("corpora_sha256")
     if not isinstance(info.get("source"), str | list):
@@ -246,3 +265,68 @@ def _damaged(path: Path, what: str) -> WakefulError:
     return WakefulError(
         f"{path} is damaged ({what}): delete {path.parent} and prepare the data again"
     )
+
+
+def existing_data(folder: Path, settings: dict[str, Any]) -> PreparedData | None:
+    """Return what `folder` holds, or None where it is free.
+
+    Raises:
+        WakefulError: it holds something else, or was prepared with other settings.
+    """
+    try:
+        if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+            return None
+    except OSError as error:
+        raise WakefulError(
+            f"cannot use {folder}: {error.strerror or error}: choose another folder"
+        ) from error
+    if not is_prepared(folder):
+        raise WakefulError(
+            f"{folder} exists and is not prepared data: choose another folder or move it away"
+        )
+    existing = PreparedData.open(folder)
+    theirs = existing.info.get("settings")
+    if theirs != settings:
+        ours = theirs if isinstance(theirs, dict) else {}
+        changed = [name for name in settings if ours.get(name) != settings[name]]
+        raise WakefulError(
+            f"{folder} was prepared with another {' and '.join(changed)}: "
+            "delete it or choose another folder"
+        )
+    return existing
+
+
+@contextlib.contextmanager
+def building_beside(folder: Path) -> Iterator[Path]:
+    """Give a folder beside `folder` that is gone afterwards, whatever happens.
+
+    So a prepared folder appears whole or not at all, and never over something else.
+
+    Raises:
+        WakefulError: the disk is full or cannot be written.
+    """
+    name = f".{folder.name}.{os.getpid()}-{secrets.token_hex(4)}.partial"
+    building = folder.parent / name
+    try:
+        building.mkdir(parents=True)
+        yield building
+    except OSError as error:
+        raise WakefulError(
+            f"cannot write {folder}: {error.strerror or error}: free some space or choose "
+            "another folder (nothing was kept)"
+        ) from error
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+def move_in(building: Path, folder: Path, settings: dict[str, Any]) -> None:
+    """Give the built folder its name in one step, once its bytes are on the disk."""
+    for path in building.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())  # or a crash could leave the name without the bytes
+    try:
+        building.rename(folder)
+    except OSError:
+        # Another process may have prepared the same meanwhile; theirs is as good as ours.
+        if existing_data(folder, settings) is None:
+            raise

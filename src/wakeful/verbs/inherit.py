@@ -14,8 +14,8 @@ from rich.text import Text
 from wakeful.config.schema import Config
 from wakeful.config.tables import from_table, read_table, to_table
 from wakeful.config.verbs import LENGTH, InheritOptions, inherit_options
-from wakeful.data.cache import prepared
 from wakeful.data.order import ValidationWindows
+from wakeful.data.preparing import prepared
 from wakeful.data.tokens import PreparedData, is_prepared
 from wakeful.device import choose_device
 from wakeful.display import Display, Shown, usual
