@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM
 from benchmarks.models import greedy
 from benchmarks.timing import Ratio, compare
 from wakeful.config.model import ModelConfig
+from wakeful.hf import as_transformers
 from wakeful.hf.smollm2 import smollm2_folder
-from wakeful.hf.wrapping import as_transformers
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.model.generate import generate

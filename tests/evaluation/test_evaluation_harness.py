@@ -22,9 +22,8 @@ from wakeful.evaluation import tasks as tasks_module
 from wakeful.evaluation.adapter import Adapter, Transformer, asked
 from wakeful.evaluation.examples import read_choices, read_lambada
 from wakeful.evaluation.harness import run_tasks
-from wakeful.evaluation.quiet import quiet
 from wakeful.evaluation.scores import Score
-from wakeful.evaluation.tasks import choices_task, lambada_task, named_tasks
+from wakeful.evaluation.tasks import choices_task, lambada_task, named_tasks, quiet
 from wakeful.loading.load import load
 from wakeful.loading.model import Model
 from wakeful.model.decoder import Decoder

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from helpers import tiny_decoder
+from wakeful.hf import as_transformers
 from wakeful.hf.modeling import WakefulForCausalLM
-from wakeful.hf.wrapping import as_transformers
 from wakeful.model.decoder import Decoder
 
 VARIANTS = {

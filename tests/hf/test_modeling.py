@@ -12,10 +12,10 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCac
 from helpers import some_tokens, tiny_config
 from hf.models import VARIANTS, padded, pair
 from wakeful.errors import WakefulError
+from wakeful.hf import as_transformers
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.modeling import WakefulForCausalLM, WakefulModel
 from wakeful.hf.projections import NAMES, named
-from wakeful.hf.wrapping import as_transformers
 from wakeful.optim.axes import decide
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from wakeful.quant import SCHEMES
+from wakeful.quant.arithmetic import scratch
 from wakeful.quant.linear import quantised
-from wakeful.quant.scratch import scratch
 
 
 def layers(count: int = 2) -> list[nn.Module]:

@@ -14,8 +14,8 @@ from lm_eval.api.task import Task
 from lm_eval.evaluator import evaluate
 
 from wakeful.errors import WakefulError
-from wakeful.evaluation.quiet import quiet
 from wakeful.evaluation.scores import Score
+from wakeful.evaluation.tasks import quiet
 
 _PERPLEXITIES = ("perplexity", "word_perplexity", "byte_perplexity")
 _LOWER = (*_PERPLEXITIES, "bits_per_byte")

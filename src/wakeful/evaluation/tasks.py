@@ -4,8 +4,11 @@ The definitions have the prompts and metrics of lm-eval's `lambada_openai` and `
 their examples from memory: nothing is fetched.
 """
 
+import contextlib
 import difflib
-from collections.abc import Callable, Sequence
+import io
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import datasets
@@ -14,7 +17,6 @@ from lm_eval.tasks import TaskManager
 
 from wakeful.errors import WakefulError
 from wakeful.evaluation.examples import Choice, Completion
-from wakeful.evaluation.quiet import quiet
 
 _SEED = 1234
 """What lm-eval's own command seeds the choice of few-shot examples with."""
@@ -76,6 +78,18 @@ def named_tasks(names: Sequence[str]) -> dict[str, Task]:
             task.set_fewshot_seed(_SEED)
         found |= loaded
     return found
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Drop lm-eval's warnings and its bars, as our own progress is there; errors are raised."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.disable(before)
 
 
 def _local(

@@ -1,7 +1,10 @@
 """The header of a GGUF file, checked against the file before anything is built from it.
 
 A count or a length in the header is a number somebody wrote; what reads it later allocates or loops
-by it. Here every one of them has to fit into the file's bytes.
+by it. Here every one of them has to fit into the file's bytes. Without this, a file of 80 bytes
+whose array announces 2⁶⁰ numbers keeps `GGUFReader` (gguf 0.19.0) in a loop without end; a
+`block_count` of 2³¹ has Transformers (5.23.0) build layers for as long as memory lasts, and a
+`feed_forward_length` of 2³¹ asks for terabytes.
 """
 
 import mmap

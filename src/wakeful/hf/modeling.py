@@ -21,7 +21,7 @@ from transformers.utils.generic import can_return_tuple
 from wakeful.errors import WakefulError
 from wakeful.hf.cache import WakefulCache
 from wakeful.hf.configuration import WakefulConfig
-from wakeful.hf.projections import name_projections
+from wakeful.hf.projections import name_projections, named
 from wakeful.hf.starts import defined_starts
 from wakeful.hf.visibility import Visibility
 from wakeful.model.decoder import Decoder
@@ -300,3 +300,19 @@ class WakefulForCausalLM(HasRoles, Marked, WakefulPreTrainedModel, GenerationMix
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
         )
+
+
+def as_transformers(decoder: Decoder, *, end_of_text: int | None = None) -> WakefulForCausalLM:
+    """Return our Transformers class around the very parameters of a decoder, which it shares.
+
+    `end_of_text` is where `generate()` stops.
+    """
+    config = WakefulConfig.of(decoder.config, eos_token_id=end_of_text)
+    with torch.device("meta"):
+        model = WakefulForCausalLM(config)
+    own = decoder.state_dict(keep_vars=True)
+    state = {"lm_head.weight": own.pop("head.weight")}
+    state |= {f"model.decoder.{named(name)}": parameter for name, parameter in own.items()}
+    model.load_state_dict(state, assign=True)
+    model.to(decoder.embed.weight.device)  # pyright: ignore[reportArgumentType]  only buffers move
+    return model.train(decoder.training)

@@ -1,6 +1,5 @@
 """The projections of a decoder under the names that adapters look for."""
 
-import re
 from collections.abc import Mapping
 
 import torch
@@ -21,7 +20,6 @@ NAMES = {
     "mlp.down": "down_proj",
 }
 """What a Llama calls each projection of a block."""
-_OWNED = re.compile(rf"\.({'|'.join(NAMES)})\.(weight|bias)$".replace("attention.", r"attention\."))
 
 
 class Named(HasRoles, nn.Module):
@@ -81,7 +79,9 @@ def name_projections(decoder: Decoder) -> None:
 
 def named(parameter: str) -> str:
     """Return what a decoder's parameter is called once its projections are named."""
-    return _OWNED.sub(lambda found: f".{found[1]}.{NAMES[found[1]]}.{found[2]}", parameter)
+    place, _, leaf = parameter.rpartition(".")
+    name = NAMES.get(".".join(place.split(".")[-2:]))
+    return f"{place}.{name}.{leaf}" if name else parameter
 
 
 def _plain(heads: Heads) -> nn.Linear:

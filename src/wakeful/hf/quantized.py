@@ -24,8 +24,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 import wakeful
 from wakeful.config.schema import config_from_table
 from wakeful.errors import WakefulError
-from wakeful.hf.bounds import check_bounds, read_config
 from wakeful.hf.weights_out import read_generation
+from wakeful.hf.whole import check_bounds, read_config
 from wakeful.model.decoder import Decoder
 from wakeful.model.skeleton import skeleton
 from wakeful.probes.running import as_decoder

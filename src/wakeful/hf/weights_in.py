@@ -10,10 +10,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError
-from wakeful.hf.bounds import read_config
 from wakeful.hf.families import FAMILIES, Family
 from wakeful.hf.shards import Shards, read_floats
-from wakeful.hf.whole import whole_model
+from wakeful.hf.whole import read_config, whole_model
 from wakeful.model.decoder import Decoder
 from wakeful.model.skeleton import skeleton
 

@@ -1,15 +1,24 @@
-"""A Transformers model with every weight from its checkpoint, or none."""
+"""A Transformers model with every weight from its checkpoint, or none.
+
+Transformers (5.23.0) builds a model from its configuration first and looks at the weights
+afterwards. Sizes that differ from the weights' it then refuses itself; but it builds layers without
+end where `num_hidden_layers` is 10⁹, fills memory for weights that the checkpoint has not got at all,
+and makes tables that no file holds (GPT-J's positions) as large as the configuration says. So the
+configuration is held to the files' sizes before.
+"""
 
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from wakeful.errors import WakefulError
-from wakeful.hf.bounds import check_bounds, read_config
 from wakeful.hf.gguf_header import read_gguf_header
 from wakeful.hf.shards import Shards
+
+_MOST_BUFFERED = 2**30
+"""Numbers in masks and tables, which no file holds."""
 
 
 def whole_model(
@@ -46,3 +55,49 @@ def whole_model(
 def _check_folder(folder: Path) -> None:
     with Shards(folder) as tensors:
         check_bounds(read_config(folder), len(tensors), tensors.num_bytes, folder)
+
+
+def read_config(folder: Path) -> PreTrainedConfig:
+    """Return the configuration of a Transformers folder; no code beside it is run.
+
+    Raises:
+        WakefulError: it is missing, damaged, or of an architecture that is not known.
+    """
+    if (folder / "adapter_config.json").is_file():
+        raise WakefulError(
+            f"{folder} holds an adapter, which names a model elsewhere: merge the two, and name "
+            "the folder of that"
+        )
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # Transformers raises nothing narrower
+        raise _no_model(folder, error) from None
+
+
+def check_bounds(config: PreTrainedConfig, num_tensors: int, num_bytes: int, place: Path) -> None:
+    """Raise `WakefulError` unless so many tensors and bytes can be the model's weights.
+
+    A number takes half a byte or more. The model is built without memory for its weights.
+    """
+    try:
+        layers = config.get_text_config().num_hidden_layers
+        if layers > num_tensors:
+            raise WakefulError(f"{place} has {num_tensors} tensors, too few for {layers} layers")
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    except WakefulError:
+        raise
+    except Exception as error:  # Transformers raises nothing narrower
+        raise _no_model(place, error) from None
+    numbers = sum(parameter.numel() for parameter in model.parameters())
+    buffered = sum(buffer.numel() for buffer in model.buffers())
+    if numbers > 2 * num_bytes or buffered > _MOST_BUFFERED:
+        raise WakefulError(
+            f"{place}: config.json describes {numbers:,} weights and {buffered:,} other numbers, "
+            f"and the weights' files have {num_bytes:,} bytes"
+        )
+
+
+def _no_model(folder: Path, error: BaseException) -> WakefulError:
+    line = (str(error).strip() or type(error).__name__).split("\n", 1)[0]
+    return WakefulError(f"{folder / 'config.json'} describes no model: {line}")

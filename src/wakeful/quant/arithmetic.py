@@ -11,6 +11,8 @@ either is from the full-precision model.
 """
 
 import functools
+import math
+import threading
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Literal
@@ -23,7 +25,6 @@ from torch import Tensor
 from wakeful.errors import WakefulError
 from wakeful.quant.grids import Scales, unpack, unpack_halves
 from wakeful.quant.schemes import Rule
-from wakeful.quant.scratch import scratch
 
 Arithmetic = Literal["reference", "integer", "torchao"]
 INSTALL_TORCHAO = "pip install 'wakeful[torchao]'"
@@ -163,3 +164,34 @@ def torchao_kernels() -> ModuleType:
             f"{INSTALL_TORCHAO}, or leave the arithmetic at reference or integer"
         ) from None
     return torchao_bridge
+
+
+class _Buffers(threading.local):
+    """A buffer of each dtype for each thread, as large as the largest that was asked for.
+
+    On a processor, mapping fresh memory for a layer's weights in float32 takes several times as
+    long as filling it.
+    """
+
+    def __init__(self) -> None:
+        self.of: dict[torch.dtype, Tensor] = {}
+
+
+_buffers = _Buffers()
+
+
+def scratch(shape: tuple[int, ...], dtype: torch.dtype, x: Tensor) -> Tensor:
+    """Return memory to fill for a product with `x`; it is valid until this thread asks again.
+
+    It is fresh where it must outlive that: where a gradient will be asked for or the call is being
+    traced; and on a GPU, whose allocator keeps memory itself.
+    """
+    traced = type(x) is not Tensor or torch.compiler.is_compiling()
+    if traced or x.device.type != "cpu" or (x.requires_grad and torch.is_grad_enabled()):
+        return torch.empty(shape, dtype=dtype, device=x.device)
+    size = math.prod(shape)
+    buffer = _buffers.of.get(dtype)
+    if buffer is None or buffer.numel() < size:
+        with torch.inference_mode(False):  # outside it too, the buffer must be writable
+            buffer = _buffers.of[dtype] = torch.empty(size, dtype=dtype)
+    return buffer[:size].view(shape)
