@@ -1,8 +1,8 @@
 """A Transformers model with every weight from its checkpoint, or none.
 
 Transformers (5.23.0) builds a model from its configuration first and looks at the weights
-afterwards. Sizes that differ from the weights' it then refuses itself; but it builds layers without
-end where `num_hidden_layers` is 10⁹, fills memory for weights that the checkpoint has not got at all,
+afterwards. Sizes that differ from the weights' it then refuses itself. But it builds layers without
+end where `num_hidden_layers` is 10⁹, fills memory for weights that the checkpoint does not hold,
 and makes tables that no file holds (GPT-J's positions) as large as the configuration says. So the
 configuration is held to the files' sizes before.
 """
