@@ -1,4 +1,4 @@
-"""Times of quantised models and layers against float32: whole texts and single tokens.
+"""Times of quantized models and layers against float32: whole texts and single tokens.
 
 A layer alone stays in the processor's cache; the layers of a model do not, so that a token costs
 what reading its weights costs, and small ones are read sooner.
@@ -16,7 +16,7 @@ from benchmarks.timing import Ratio, compare
 from wakeful.loading.load import load
 from wakeful.quant import SCHEMES
 from wakeful.quant.convert import quantize
-from wakeful.quant.linear import quantised
+from wakeful.quant.linear import quantized
 
 SHAPES = ((576, 1536), (1536, 576))
 TOKENS = (512, 1)
@@ -32,7 +32,7 @@ def ratios() -> Iterator[Ratio]:
         layers = [nn.Linear(*shape, bias=False) for shape in SHAPES]
         inputs = [torch.randn(1, tokens, shape[0]) for shape in SHAPES]
         for name, scheme in SCHEMES.items():
-            small = [quantised(layer, scheme, "integer") for layer in layers]
+            small = [quantized(layer, scheme, "integer") for layer in layers]
 
             def run(chosen: list[nn.Module], inputs: list[torch.Tensor] = inputs) -> None:
                 for layer, x in zip(chosen, inputs, strict=True):
@@ -48,7 +48,7 @@ def ratios() -> Iterator[Ratio]:
 
 
 def models() -> Iterator[Ratio]:
-    """Yield SmolLM2's forward pass over a text, and its generation, quantised over not."""
+    """Yield SmolLM2's forward pass over a text, and its generation, quantized over not."""
     whole = load("smollm2", device=torch.device("cpu"), dtype=torch.float32).model
     assert isinstance(whole, PreTrainedModel)
     text = torch.randint(whole.config.vocab_size, (1, TOKENS[0]))

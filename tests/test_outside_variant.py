@@ -27,7 +27,7 @@ from wakeful.model.decoder import Decoder, admit
 from wakeful.model.generate import generate
 from wakeful.model.initialise import initialise
 from wakeful.optim import OrthoAdam, decay_groups
-from wakeful.quant.convert import quantised_layers, quantize
+from wakeful.quant.convert import quantize, quantized_layers
 from wakeful.roles import role_of
 from wakeful.training.loop import train
 
@@ -218,7 +218,7 @@ def test_what_cannot_go_along_is_refused_in_a_line(route: str, place: Path) -> N
 def test_it_is_quantized_as_its_roles_say(route: str) -> None:
     decoder = tiny_decoder(route=route, dtype=torch.float32).eval()
     small = quantize(decoder, "fine")
-    layers = quantised_layers(small)
+    layers = quantized_layers(small)
     assert {f"route.maps.{n}" for n in range(4)} <= layers.keys()
     assert torch.equal(small.get_parameter("route.table"), decoder.route.table)
     tokens = some_tokens(2, 9)

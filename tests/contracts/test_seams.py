@@ -30,7 +30,7 @@ from wakeful.norms.base import Norm
 from wakeful.probes.attention import Sinks
 from wakeful.probes.hidden import Outliers
 from wakeful.probes.watch import watch
-from wakeful.quant import quantised_layers, quantize
+from wakeful.quant import quantize, quantized_layers
 from wakeful.variants import build
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -142,7 +142,7 @@ def test_a_model_of_rivals_is_quantized():
     decoder = tiny_decoder(dtype=torch.float32, **ALL).eval()
     small = quantize(decoder, "fine")
     assert {f"blocks.3.attention.{part}" for part in ("query", "key", "value", "out")} < set(
-        quantised_layers(small)
+        quantized_layers(small)
     )
     tokens = some_tokens(2, 9)
     wanted, found = decoder(tokens), small(tokens)

@@ -57,7 +57,7 @@ LAMBADA = [
     {"text": "again the cat sat on the mat"},
 ]
 CHOICES: list[dict[str, Any]] = [
-    {"question": "which is a colour?", "choices": ["red", "a bird"], "answer": 0},
+    {"question": "which is a color?", "choices": ["red", "a bird"], "answer": 0},
     {"context": "She went to", "choices": ["town", "and", "the very long way home"], "answer": 2},
     {"goal": "open a tin", "sol1": "use a tin opener", "sol2": "use a spoon", "label": 1},
     {"context": "One {{ template }} or", "choices": ["{{ other }}", "none", "x"], "answer": 1},

@@ -261,7 +261,7 @@ def broken(folder: Path, what: str) -> None:
             edit(folder, model_type="bloom")
         case "unknown architecture":
             edit(folder, model_type="no such thing")
-        case "quantised":
+        case "quantized":
             edit(folder, quantization_config={"quant_method": "fp8"})
         case "no configuration":
             (folder / "config.json").unlink()
@@ -292,7 +292,7 @@ def edit(folder: Path, **fields: object) -> None:
         ("one dimension", r"up_proj.weight has shape \(1056,\)"),
         ("architecture", "our decoder cannot be a bloom: it can be gpt2, gpt_neox, llama"),
         ("unknown architecture", "config.json"),
-        ("quantised", "quant_method = 'fp8'"),
+        ("quantized", "quant_method = 'fp8'"),
         ("no configuration", "it has no config.json"),
         ("not JSON", "config.json"),
     ],

@@ -22,8 +22,8 @@ from helpers import EXAMPLES, FIELD, some_tokens, tiny_decoder
 from wakeful.errors import WakefulError
 from wakeful.evaluation.likelihood import check_causal as likelihood_check
 from wakeful.probes.running import logits_of
-from wakeful.quant import SCHEMES, parse_scheme, quantised_layers, quantize
-from wakeful.quant.linear import quantised
+from wakeful.quant import SCHEMES, parse_scheme, quantize, quantized_layers
+from wakeful.quant.linear import quantized
 from wakeful.quant.measure import measure
 
 ROUTES = [expression for folder, expression in EXAMPLES if folder == "routes"]
@@ -62,11 +62,11 @@ def test_every_route_keeps_its_own_way(expression: str) -> None:
     error = (logits(fine) - full).norm() / full.norm()
     assert 0 < error < 0.3
     assert torch.equal(logits(fine), logits(quantize(decoder, "fine", arithmetic="integer")))
-    # Weights alone: the same model with the dequantised matrices put into it.
+    # Weights alone: the same model with the dequantized matrices put into it.
     light = quantize(decoder, "w4")
     plain = copy.deepcopy(decoder)
     plain.load_state_dict(
-        {f"{name}.weight": one.dequantised() for name, one in quantised_layers(light).items()},
+        {f"{name}.weight": one.dequantized() for name, one in quantized_layers(light).items()},
         strict=False,
     )
     torch.testing.assert_close(logits(light), logits(plain), rtol=1e-4, atol=1e-4)
@@ -81,13 +81,13 @@ def test_mixing_weights_stay(folder: str) -> None:
         small = quantize(decoder, "fine")
         kept = dict(small.named_parameters())
         assert set(kept) == {n for n in dict(decoder.named_parameters()) if n in kept}
-        assert not any(name.startswith("depth") for name in quantised_layers(small))
+        assert not any(name.startswith("depth") for name in quantized_layers(small))
         assert torch.isfinite(logits(small)).all()
 
 
 def test_which_layers() -> None:
     decoder = tiny_decoder(**FLOAT32).eval()
-    names = list(quantised_layers(quantize(decoder, "fine")))
+    names = list(quantized_layers(quantize(decoder, "fine")))
     assert names[:7] == [
         f"blocks.0.{name}"
         for name in ("attention.query", "attention.key", "attention.value", "attention.out",
@@ -96,15 +96,15 @@ def test_which_layers() -> None:
     assert names[-1] == "head"
     assert len(names) == 4 * 7 + 1
     tied = quantize(tiny_decoder(**FLOAT32, tied=True).eval(), "fine")
-    assert "head" not in quantised_layers(tied)
+    assert "head" not in quantized_layers(tied)
     assert tied.head.weight is tied.embed.weight
     shared = quantize(decoder, "fine", skip=["head", "blocks.1.*"])
-    assert len(quantised_layers(shared)) == 3 * 7
+    assert len(quantized_layers(shared)) == 3 * 7
     assert shared.embed.weight is decoder.embed.weight
     assert shared.head.weight is decoder.head.weight
 
 
-def test_a_quantised_decoder_still_caches_and_has_a_loss() -> None:
+def test_a_quantized_decoder_still_caches_and_has_a_loss() -> None:
     decoder = quantize(tiny_decoder(**FLOAT32).eval(), "fine", arithmetic="integer")
     tokens = some_tokens(1, 9)
     with torch.inference_mode():
@@ -123,13 +123,13 @@ def test_transformers_models() -> None:
         full = logits(model)
         small = quantize(model, "fine")
         assert type(small) is type(model)
-        assert len(quantised_layers(small)) == count
+        assert len(quantized_layers(small)) == count
         assert 0 < (logits(small) - full).norm() / full.norm() < 0.1
         assert torch.equal(logits(model), full)
         assert torch.equal(logits(small), logits(quantize(model, "fine", arithmetic="integer")))
     tied = quantize(gpt2(), "w4")
     assert tied.lm_head.weight is tied.transformer.wte.weight
-    assert "transformer.h.1.mlp.c_proj" in quantised_layers(tied)
+    assert "transformer.h.1.mlp.c_proj" in quantized_layers(tied)
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -155,7 +155,7 @@ def test_static_scales_are_the_largest_of_the_calibration() -> None:
     handle.remove()
     scheme = parse_scheme("coarse", "static")
     small = quantize(decoder, scheme, calibration=tokens)
-    layer = quantised_layers(small)["blocks.1.mlp.down"]
+    layer = quantized_layers(small)["blocks.1.mlp.down"]
     assert layer.input_scale is not None
     assert layer.output_scale is not None
     assert float(layer.input_scale) == pytest.approx(float(max(seen[::2])) / 127)
@@ -184,10 +184,10 @@ def test_what_is_refused(as_users_run_it: None) -> None:
         quantize(nn.Sequential(nn.Embedding(3, 4)), "fine")
     decoder.blocks[2].mlp.up.weight.data.zero_()
     before = logits(decoder)
-    with pytest.raises(WakefulError, match=r"blocks.2.mlp.up cannot be quantised: .* all zero"):
+    with pytest.raises(WakefulError, match=r"blocks.2.mlp.up cannot be quantized: .* all zero"):
         quantize(decoder, "fine")
     assert torch.equal(logits(decoder), before)
-    assert "blocks.2.mlp.up" not in quantised_layers(quantize(decoder, "w4", skip=["*.2.mlp.up"]))
+    assert "blocks.2.mlp.up" not in quantized_layers(quantize(decoder, "w4", skip=["*.2.mlp.up"]))
 
 
 def test_layers_that_are_no_matrix_are_named() -> None:
@@ -207,7 +207,7 @@ def test_layers_that_are_no_matrix_are_named() -> None:
     with pytest.raises(WakefulError, match=r"mlp\.(gate|experts) is a Mixtral"):
         quantize(mixtral, "fine")
     kept = quantize(mixtral, "fine", skip=["*.mlp.gate", "*.mlp.experts"])
-    assert len(quantised_layers(kept)) == 5
+    assert len(quantized_layers(kept)) == 5
     assert torch.isfinite(logits(kept)).all()
 
 
@@ -228,10 +228,10 @@ class Spelled(nn.Linear):
 def test_a_linear_layer_that_spells_its_product_out_is_one() -> None:
     model = llama()
     spelled = Spelled(16, 24, bias=False)
-    plain = quantised_layers(quantize(model, "fine"))["model.layers.1.mlp.up_proj"]
+    plain = quantized_layers(quantize(model, "fine"))["model.layers.1.mlp.up_proj"]
     spelled.weight = model.model.layers[1].mlp.up_proj.weight
     model.model.layers[1].mlp.up_proj = spelled
-    layer = quantised_layers(quantize(model, "fine"))["model.layers.1.mlp.up_proj"]
+    layer = quantized_layers(quantize(model, "fine"))["model.layers.1.mlp.up_proj"]
     x = torch.randn(3, 16)
     assert torch.equal(layer(x), plain(x))
 
@@ -253,15 +253,15 @@ class Wrapped(nn.Module):
 
 def test_a_wrapped_decoder_keeps_its_mixing_weights() -> None:
     decoder = tiny_decoder(**FLOAT32, route="resformer(mode='learnable')").eval()
-    names = list(quantised_layers(quantize(Wrapped(decoder), "fine")))
-    assert names == [f"inner.{name}" for name in quantised_layers(quantize(decoder, "fine"))]
+    names = list(quantized_layers(quantize(Wrapped(decoder), "fine")))
+    assert names == [f"inner.{name}" for name in quantized_layers(quantize(decoder, "fine"))]
 
 
 @pytest.mark.parametrize("arithmetic", ["reference", "integer"])
 @pytest.mark.parametrize("scheme", ["moderate", "coarse"])
 def test_a_sequence_has_its_own_scales_per_tensor(scheme: str, arithmetic: str) -> None:
     layer = nn.Linear(16, 8)
-    small = quantised(layer, parse_scheme(scheme), arithmetic)  # pyright: ignore[reportArgumentType]
+    small = quantized(layer, parse_scheme(scheme), arithmetic)  # pyright: ignore[reportArgumentType]
     x = torch.randn(3, 5, 16) * torch.tensor([1.0, 10.0, 0.1])[:, None, None]
     together = small(x)
     for alone, row in zip(x, together, strict=True):

@@ -1,4 +1,4 @@
-"""Saved quantised models: the same logits, and nothing but what fits is read."""
+"""Saved quantized models: the same logits, and nothing but what fits is read."""
 
 import json
 import subprocess
@@ -19,18 +19,18 @@ from wakeful.hf.quantized import (
     HEADER,
     WEIGHTS,
     file_bytes,
-    load_quantised,
-    save_quantised,
+    load_quantized,
+    save_quantized,
     state_bytes,
 )
-from wakeful.quant import parse_scheme, quantised_layers, quantize
+from wakeful.quant import parse_scheme, quantize, quantized_layers
 
 CPU = torch.device("cpu")
 
 
 def saved(model: torch.nn.Module, folder: Path) -> Path:
     folder.mkdir()
-    save_quantised(model, folder, name="tiny", context=24, bos=None)
+    save_quantized(model, folder, name="tiny", context=24, bos=None)
     return folder
 
 
@@ -61,13 +61,13 @@ def test_the_loaded_model_is_the_saved_one_to_the_bit(
     else:
         small = quantize(model, scheme, arithmetic="integer")
     folder = saved(small, tmp_path / "q")
-    again, header = load_quantised(folder, device=CPU)
+    again, header = load_quantized(folder, device=CPU)
     assert type(again) is type(model)
     assert torch.equal(logits(again), logits(small))
-    assert header["scheme"] == next(iter(quantised_layers(small).values())).scheme.definition
-    assert list(quantised_layers(again)) == list(quantised_layers(small))
+    assert header["scheme"] == next(iter(quantized_layers(small).values())).scheme.definition
+    assert list(quantized_layers(again)) == list(quantized_layers(small))
     assert not any(p.requires_grad for p in again.parameters())
-    reference, _ = load_quantised(folder, device=CPU, arithmetic="reference")
+    reference, _ = load_quantized(folder, device=CPU, arithmetic="reference")
     if scheme == "w4":  # scaled after the sum instead of before: rounded elsewhere
         far = 0.1 if name == "bfloat16" else 1e-4  # several roundings of 0.4 % between layers
         torch.testing.assert_close(logits(reference), logits(small), rtol=far, atol=far)
@@ -79,10 +79,10 @@ def test_the_file_is_smaller_by_what_the_grids_save(tmp_path: Path) -> None:
     model = tiny_decoder(dtype=torch.float32, width=64, mlp_width=160, head_width=16).eval()
     linear = sum(
         layer.in_features * layer.out_features
-        for layer in quantised_layers(quantize(model, "fine")).values()
+        for layer in quantized_layers(quantize(model, "fine")).values()
     )
     channels = sum(
-        layer.out_features for layer in quantised_layers(quantize(model, "fine")).values()
+        layer.out_features for layer in quantized_layers(quantize(model, "fine")).values()
     )
     full = state_bytes(model)
     for scheme, expected in (
@@ -104,7 +104,7 @@ def folder(tmp_path: Path) -> Path:
 
 def refused(folder: Path) -> str:
     with pytest.raises(WakefulError) as caught:
-        load_quantised(folder, device=CPU)
+        load_quantized(folder, device=CPU)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -185,8 +185,8 @@ def test_a_config_that_describes_no_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_full_precision_model_is_not_saved(tmp_path: Path) -> None:
-    with pytest.raises(WakefulError, match="not quantised: nothing to save"):
-        save_quantised(gpt2(), tmp_path, name="x", context=4, bos=None)
+    with pytest.raises(WakefulError, match="not quantized: nothing to save"):
+        save_quantized(gpt2(), tmp_path, name="x", context=4, bos=None)
     assert not list(tmp_path.iterdir())
 
 
@@ -205,20 +205,20 @@ def test_transformers_alone_refuses_a_quantized_folder(tmp_path: Path) -> None:
     known = AutoModelForCausalLM.from_pretrained(folder)  # wakeful.hf is imported here
     tokens = some_tokens(2, 9)
     with torch.inference_mode():
-        ours = load_quantised(folder, device=CPU)[0](tokens).logits
+        ours = load_quantized(folder, device=CPU)[0](tokens).logits
         assert torch.equal(known(tokens).logits, ours)
 
 
 def test_folders_of_before_are_still_read(tmp_path: Path) -> None:
     model = llama()
     folder = saved(quantize(model, "fine", arithmetic="integer"), tmp_path / "q")
-    expected = logits(load_quantised(folder, device=CPU)[0])
+    expected = logits(load_quantized(folder, device=CPU)[0])
     model.config.save_pretrained(folder)  # the configuration of the model itself, as it was then
-    assert torch.equal(logits(load_quantised(folder, device=CPU)[0]), expected)
+    assert torch.equal(logits(load_quantized(folder, device=CPU)[0]), expected)
     damaged = {"model_type": "wakeful_quantized", "inner": {"model_type": "nothing"}}
     (folder / "config.json").write_text(json.dumps(damaged))
     with pytest.raises(WakefulError, match="inner is damaged"):
-        load_quantised(folder, device=CPU)
+        load_quantized(folder, device=CPU)
 
 
 def test_a_saved_model_has_what_lies_beside_its_tokenizer(tmp_path: Path) -> None:

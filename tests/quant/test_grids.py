@@ -23,11 +23,11 @@ def test_absmax_by_hand() -> None:
     scales = fitted(Absmax(8), x)
     assert scales.zero is None
     assert float(scales.scale) == pytest.approx(0.02)  # 2.54 / 127
-    assert Absmax(8).quantise(x, scales).tolist() == [[127, -50, 25, 1, 0]]
-    back = Absmax(8).dequantise(Absmax(8).quantise(x, scales), scales)
+    assert Absmax(8).quantize(x, scales).tolist() == [[127, -50, 25, 1, 0]]
+    back = Absmax(8).dequantize(Absmax(8).quantize(x, scales), scales)
     torch.testing.assert_close(back, torch.tensor([[2.54, -1.0, 0.5, 0.02, 0.0]]))
     negative = torch.tensor([[-12.7, 1.0]])  # the larger side is the negative one
-    assert Absmax(8).quantise(negative, fitted(Absmax(8), negative)).tolist() == [[-127, 10]]
+    assert Absmax(8).quantize(negative, fitted(Absmax(8), negative)).tolist() == [[-127, 10]]
     assert (Absmax(4).low, Absmax(4).high) == (-7, 7)
 
 
@@ -39,9 +39,9 @@ def test_zeropoint_by_hand() -> None:
     assert scales.zero is not None
     assert scales.zero.tolist() == [[-3]]  # −8 − round(−5)
     # round(x / s) = −5, 0, 2 (1.5 to even), 5, 10
-    assert grid.quantise(x, scales).tolist() == [[-8, -3, -1, 2, 7]]
+    assert grid.quantize(x, scales).tolist() == [[-8, -3, -1, 2, 7]]
     torch.testing.assert_close(
-        grid.dequantise(grid.quantise(x, scales), scales),
+        grid.dequantize(grid.quantize(x, scales), scales),
         torch.tensor([[-1.0, 0.0, 0.4, 1.0, 2.0]]),
     )
     assert (Zeropoint(8).low, Zeropoint(8).high) == (-128, 127)
@@ -49,7 +49,7 @@ def test_zeropoint_by_hand() -> None:
 
 def test_what_is_outside_a_static_range_is_clipped() -> None:
     scales = Absmax(8).fit(torch.tensor(-1.27), torch.tensor(1.0))
-    q = Absmax(8).quantise(torch.tensor([3.0, -5.0, 0.5]), scales)
+    q = Absmax(8).quantize(torch.tensor([3.0, -5.0, 0.5]), scales)
     assert q.tolist() == [127, -127, 50]
 
 
@@ -66,17 +66,17 @@ ROWS = hnp.arrays(
 def test_the_round_trip_is_within_half_a_step(grid: Grid, array) -> None:
     x = torch.from_numpy(array)
     scales = fitted(grid, x)
-    q = grid.quantise(x, scales)
+    q = grid.quantize(x, scales)
     assert q.min() >= grid.low
     assert q.max() <= grid.high
-    back = grid.dequantise(q, scales)
+    back = grid.dequantize(q, scales)
     # A narrow range far from zero is limited by float32 itself: x / s and s are rounded too.
     rounding = 8 * torch.finfo(torch.float32).eps * x.abs().amax(1, keepdim=True)
     # Zero points are rounded too, so that the ends of the range may clip by half a step more.
     steps = 0.5 if scales.zero is None else 1.0
     assert ((back - x).abs() <= steps * scales.scale * 1.0001 + rounding).all()
-    torch.testing.assert_close(grid.fake_quantise(x, scales), back, rtol=0, atol=0)
-    again = grid.fake_quantise(back, scales)
+    torch.testing.assert_close(grid.fake_quantize(x, scales), back, rtol=0, atol=0)
+    again = grid.fake_quantize(back, scales)
     assert ((again - back).abs() <= rounding).all()  # idempotent
 
 
@@ -89,7 +89,7 @@ def test_zeropoint_is_within_half_a_step_where_it_does_not_clip(array) -> None:
     assert scales.zero is not None
     inside = (torch.round(x / scales.scale) + scales.zero).clamp(grid.low, grid.high)
     kept = inside == torch.round(x / scales.scale) + scales.zero
-    error = (grid.fake_quantise(x, scales) - x).abs()
+    error = (grid.fake_quantize(x, scales) - x).abs()
     rounding = 8 * torch.finfo(torch.float32).eps * x.abs().amax(1, keepdim=True)
     assert (error <= 0.5001 * scales.scale + rounding)[kept].all()
 
@@ -101,7 +101,7 @@ def test_zero_maps_to_zero_within_one_step(array) -> None:
     x = torch.cat([x, torch.zeros(len(x), 1)], 1)  # the range then holds zero
     for grid in GRIDS:
         scales = fitted(grid, x)
-        found = grid.fake_quantise(torch.zeros(len(x), 1), scales)
+        found = grid.fake_quantize(torch.zeros(len(x), 1), scales)
         if scales.zero is None:
             assert (found == 0).all()
         else:
@@ -112,13 +112,13 @@ def test_zero_maps_to_zero_within_one_step(array) -> None:
 @pytest.mark.parametrize("value", [0.0, 5.0, -0.25, 1e-44])
 def test_a_constant_row_is_exact_or_vanishes(grid: Grid, value: float) -> None:
     x = torch.full((1, 6), value)
-    back = grid.fake_quantise(x, fitted(grid, x))
+    back = grid.fake_quantize(x, fitted(grid, x))
     torch.testing.assert_close(back, x, rtol=1e-6, atol=1e-40)
 
 
 def test_a_nan_stays_visible() -> None:
     x = torch.tensor([[1.0, float("nan"), 2.0]])
-    assert Absmax(8).fake_quantise(x, Absmax(8).fit(x[:, :1], x[:, 2:])).isnan().any()
+    assert Absmax(8).fake_quantize(x, Absmax(8).fit(x[:, :1], x[:, 2:])).isnan().any()
 
 
 @settings(max_examples=40, deadline=None)

@@ -12,7 +12,7 @@ from wakeful.errors import WakefulError
 from wakeful.probes import exact
 from wakeful.probes.hidden import Outliers
 from wakeful.probes.watch import watch
-from wakeful.quant import quantised_layers, quantize
+from wakeful.quant import quantize, quantized_layers
 from wakeful.quant.measure import Measurement, Totals, measure, relative_errors
 
 SEQUENCES = [some_tokens(1, 13, seed=n) for n in range(4)]
@@ -103,7 +103,7 @@ def test_layer_errors_are_of_the_full_precision_input(kind: str) -> None:
     small = quantize(model, "moderate", arithmetic="integer")
     found = measure("tiny", model, {"moderate": small}, SEQUENCES).layers
     names = set(found.filter(pl.col("metric") == "relative_error")["module"])
-    assert names == set(quantised_layers(small))
+    assert names == set(quantized_layers(small))
     inputs: list[torch.Tensor] = []
     layer = model.get_submodule(inner)
     handle = layer.register_forward_pre_hook(lambda _m, args: inputs.append(args[0][0]))

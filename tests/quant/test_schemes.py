@@ -9,7 +9,7 @@ from transformers.pytorch_utils import Conv1D
 from wakeful.errors import WakefulError
 from wakeful.quant import SCHEMES, parse_scheme
 from wakeful.quant.arithmetic import Arithmetic, integer_matmul
-from wakeful.quant.linear import QuantisedLinear, quantised
+from wakeful.quant.linear import QuantizedLinear, quantized
 
 
 def absmax(x: Tensor, dim: int | None = None) -> Tensor:
@@ -58,7 +58,7 @@ def linear_of(w: Tensor, b: Tensor | None) -> nn.Linear:
 @pytest.mark.parametrize("name", SCHEMES)
 def test_a_layer_is_its_formula(name: str, arithmetic: Arithmetic) -> None:
     x, w, b = tensors()
-    layer = quantised(linear_of(w, b), SCHEMES[name], arithmetic)
+    layer = quantized(linear_of(w, b), SCHEMES[name], arithmetic)
     y = layer(x)
     assert y.dtype == torch.float32
     torch.testing.assert_close(y.double(), expected(name, x, w, b), rtol=1e-5, atol=1e-5)
@@ -72,7 +72,7 @@ def test_conv1d_is_the_transposed_linear(name: str) -> None:
     conv.weight = nn.Parameter(w.T.contiguous())
     conv.bias = nn.Parameter(b)
     torch.testing.assert_close(conv(x), F.linear(x, w, b))
-    layers = [quantised(one, SCHEMES[name], "reference") for one in (conv, linear_of(w, b))]
+    layers = [quantized(one, SCHEMES[name], "reference") for one in (conv, linear_of(w, b))]
     assert torch.equal(layers[0](x), layers[1](x))
 
 
@@ -88,11 +88,11 @@ OTHERS = [
 @pytest.mark.parametrize("text", [*SCHEMES, *OTHERS])
 @pytest.mark.parametrize("k", [1, 8, 13])
 def test_integers_agree_with_the_reference(text: str, k: int) -> None:
-    """To the bit; where weights alone are quantised the product is scaled, so to rounding."""
+    """To the bit; where weights alone are quantized the product is scaled, so to rounding."""
     w = 5 + torch.randn(11, k)  # far from zero: the zero point matters
     layer = linear_of(w, torch.randn(11))
     x = torch.randn(2, 5, k) * torch.logspace(-2, 2, 5).reshape(5, 1)
-    one, other = (quantised(layer, parse_scheme(text), way) for way in ("reference", "integer"))
+    one, other = (quantized(layer, parse_scheme(text), way) for way in ("reference", "integer"))
     scheme = parse_scheme(text)
     weights_only = scheme.inputs is None and scheme.outputs is None
     scale = x.abs().sum(-1, keepdim=True) * w.abs().max() if weights_only else torch.zeros(())
@@ -114,7 +114,7 @@ def test_integer_products_are_exact_at_their_largest(shape: tuple[int, int, int]
 
 def test_4_bits_are_packed() -> None:
     _, w, b = tensors()
-    small, large = (quantised(linear_of(w, b), SCHEMES[name], "integer") for name in ("w4", "fine"))
+    small, large = (quantized(linear_of(w, b), SCHEMES[name], "integer") for name in ("w4", "fine"))
     assert small.integers.shape == (11, 7)
     assert large.integers.shape == (11, 13)
     assert small.integers.element_size() == large.integers.element_size() == 1
@@ -122,7 +122,7 @@ def test_4_bits_are_packed() -> None:
 
 def test_a_16_bit_layer_keeps_float32_scales() -> None:
     x, w, b = tensors()
-    layer = quantised(linear_of(w, b), SCHEMES["fine"], "reference")
+    layer = quantized(linear_of(w, b), SCHEMES["fine"], "reference")
     scale, before = layer.scale.clone(), layer(x)
     assert layer.to(torch.bfloat16) is layer
     assert torch.equal(layer.scale, scale)
@@ -178,7 +178,7 @@ def test_nothing_to_calibrate_is_refused(name: str) -> None:
 def test_a_weight_without_a_range_is_refused(weight: Tensor, message: str) -> None:
     for name in SCHEMES:
         with pytest.raises(WakefulError, match=message):
-            quantised(linear_of(weight, None), SCHEMES[name], "reference")
+            quantized(linear_of(weight, None), SCHEMES[name], "reference")
 
 
 def test_a_dead_output_channel_is_exact() -> None:
@@ -187,13 +187,13 @@ def test_a_dead_output_channel_is_exact() -> None:
     w[2] = -0.5
     x = torch.randn(4, 8)
     for name in ("fine", "w4"):
-        layer = quantised(linear_of(w, None), SCHEMES[name], "integer")
-        torch.testing.assert_close(layer.dequantised()[1:], w[1:])
+        layer = quantized(linear_of(w, None), SCHEMES[name], "integer")
+        torch.testing.assert_close(layer.dequantized()[1:], w[1:])
         assert (layer(x)[:, 1] == 0).all()
 
 
 def test_repr_says_what_it_is() -> None:
-    layer = QuantisedLinear(
+    layer = QuantizedLinear(
         4, 2, SCHEMES["w4"], bias=False, dtype=torch.float32, arithmetic="integer"
     )
     assert "scheme=w4, arithmetic=integer" in repr(layer)

@@ -8,15 +8,15 @@ from torch import nn
 
 from wakeful.quant import SCHEMES
 from wakeful.quant.arithmetic import scratch
-from wakeful.quant.linear import quantised
+from wakeful.quant.linear import quantized
 
 
 def layers(count: int = 2) -> list[nn.Module]:
-    return [quantised(nn.Linear(9, 9), SCHEMES["w4"], "integer") for _ in range(count)]
+    return [quantized(nn.Linear(9, 9), SCHEMES["w4"], "integer") for _ in range(count)]
 
 
 def dense(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    return nn.functional.linear(x, layer.dequantised(), layer.bias)  # pyright: ignore
+    return nn.functional.linear(x, layer.dequantized(), layer.bias)  # pyright: ignore
 
 
 def test_memory_is_used_again_where_nothing_keeps_it() -> None:

@@ -11,7 +11,7 @@ from helpers import tiny_decoder
 from wakeful.errors import WakefulError
 from wakeful.quant import SCHEMES, parse_scheme, quantize
 from wakeful.quant.arithmetic import torchao_kernels
-from wakeful.quant.linear import quantised
+from wakeful.quant.linear import quantized
 
 INSTALLED = importlib.util.find_spec("torchao") is not None
 needs_torchao = pytest.mark.skipif(not INSTALLED, reason="torchao is not installed")
@@ -26,7 +26,7 @@ def test_a_layer_agrees_with_the_reference(text: str, width: int) -> None:
         layer.weight.mul_(20).add_(0.3)
     x = torch.randn(2, 5, width)
     x[0, 0, 0] = 60.0
-    one, other = (quantised(layer, parse_scheme(text), way) for way in ("reference", "torchao"))
+    one, other = (quantized(layer, parse_scheme(text), way) for way in ("reference", "torchao"))
     torch.testing.assert_close(other(x), one(x), rtol=1e-6, atol=1e-6)
 
 

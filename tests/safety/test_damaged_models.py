@@ -1,4 +1,4 @@
-"""Models from others: Transformers folders, exports and quantised models, whole or refused."""
+"""Models from others: Transformers folders, exports and quantized models, whole or refused."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ from helpers import tiny_decoder
 from safety.folders import TRIALS, damage_one, with_header
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
-from wakeful.hf.quantized import save_quantised
+from wakeful.hf.quantized import save_quantized
 from wakeful.hf.weights_out import export
 from wakeful.loading.load import load, read_decoder
 from wakeful.quant.convert import quantize
@@ -47,7 +47,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, model, scheme in (("q_own", own, "w4"), ("q_llama", llama().eval(), "fine")):
         (folder / name).mkdir()
         small = quantize(model, scheme, arithmetic="integer")
-        save_quantised(small, folder / name, name="tiny", context=24, bos=None)
+        save_quantized(small, folder / name, name="tiny", context=24, bos=None)
     for entry in folder.iterdir():
         tokenizer.save(entry)
     return folder

@@ -17,7 +17,7 @@ from wakeful.evaluation.diagnosis import sequences_of
 from wakeful.loading.load import load
 from wakeful.pages.quantization.findings import with_digits
 from wakeful.probes.running import logits_of
-from wakeful.quant import quantised_layers, quantize
+from wakeful.quant import quantize, quantized_layers
 from wakeful.runs.run import Run
 from wakeful.training.loop import train
 from wakeful.verbs.quantize import chosen_schemes
@@ -122,7 +122,7 @@ def test_a_saved_run_loads_generates_and_is_diagnosed(
     assert main(["diagnose", small, *where, "--out", str(tmp_path / "d")]) == 0
     assert f"vanilla {scheme}" in capsys.readouterr().out
     again = ["quantize", small, *where, "--out", str(tmp_path / "again")]
-    assert "quantised already" in fails(capsys, *again)
+    assert "quantized already" in fails(capsys, *again)
     assert not (tmp_path / "again").exists()
     assert "exists already" in fails(capsys, *command, "--out", str(tmp_path / "again"))
 
@@ -224,14 +224,14 @@ def test_bad_input_is_one_line_and_writes_nothing(
     torch.nn.init.constant_(model.model.layers[1].mlp.up_proj.weight, 0.5)
     model.save_pretrained(llama)
     message = wrong(*one, str(small), model=llama)
-    assert "model.layers.1.mlp.up_proj cannot be quantised: its weight is constant" in message
+    assert "model.layers.1.mlp.up_proj cannot be quantized: its weight is constant" in message
     assert "--skip model.layers.1.mlp.up_proj" in message
     assert not out.exists()
     assert not small.exists()
     assert not list(tmp_path.glob(".*.part"))
     skipped = ["--skip", "model.layers.1.mlp.up_proj", *one, str(small)]
     assert main(["quantize", str(llama), *where, *skipped]) == 0
-    assert len(quantised_layers(load(str(small), device=CPU, dtype=torch.float32).module)) == 14
+    assert len(quantized_layers(load(str(small), device=CPU, dtype=torch.float32).module)) == 14
 
 
 def test_a_name_is_escaped_in_the_page(text: Path, llama: Path, tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def diagnose(
 ) -> Diagnosis:
     """Run a model over sequences and measure every metric of docs/metrics.md.
 
-    The sequences are dealt out among the processes of `world`, neighbours to one process; each
+    The sequences are dealt out among the processes of `world`, neighbors to one process; each
     has the model, tells of the `progress` of its own share, and returns the same diagnosis of all.
     """
     num_layers = num_layers_of(loaded.module)

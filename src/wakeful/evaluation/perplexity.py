@@ -166,7 +166,7 @@ def tokenize(loaded: Model, text: str) -> TokenizedText:
     points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
     sizes = 1 + (points >= 0x80) + (points >= 0x800) + (points >= 0x10000)
     bytes_before = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
-    # An end may lie before its left neighbour's where one character is several tokens.
+    # An end may lie before its left neighbor's where one character is several tokens.
     ends_in_bytes = np.maximum.accumulate(bytes_before[np.asarray(ends, dtype=np.int64)])
     return TokenizedText(tokens, ends_in_bytes, int(bytes_before[-1]))
 

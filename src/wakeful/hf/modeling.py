@@ -132,7 +132,7 @@ class WakefulModel(WakefulPreTrainedModel):
         output_attentions: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """Return the final normalised hidden states (B, L, D).
+        """Return the final normalized hidden states (B, L, D).
 
         `attention_mask` (B, S) marks real tokens with 1. `position_ids` that begin anew inside a
         row pack several texts into it, which do not see each other. Hidden states, where asked

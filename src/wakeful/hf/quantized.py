@@ -1,4 +1,4 @@
-"""Quantised models on disk: whole numbers and scales in safetensors, everything else in JSON.
+"""Quantized models on disk: whole numbers and scales in safetensors, everything else in JSON.
 
 quantized.json     format, scheme, scales, which layers, what the model is
 model.safetensors  int8 or packed int4 weights, float32 scales, and the parameters that stayed
@@ -30,8 +30,8 @@ from wakeful.model.decoder import Decoder
 from wakeful.model.skeleton import skeleton
 from wakeful.probes.running import as_decoder
 from wakeful.quant.arithmetic import Arithmetic
-from wakeful.quant.convert import exchange, is_linear, quantised_layers
-from wakeful.quant.linear import QuantisedLinear, empty
+from wakeful.quant.convert import exchange, is_linear, quantized_layers
+from wakeful.quant.linear import QuantizedLinear, empty
 from wakeful.quant.schemes import parse_scheme
 from wakeful.runs.run import disk_errors, save_tensors
 
@@ -73,22 +73,22 @@ class QuantizedForCausalLM:
     def from_pretrained(
         cls, folder: str | os.PathLike[str], *_: Any, device_map: str = "cpu", **others: Any
     ) -> nn.Module:
-        """Return the model that `save_quantised` wrote, on the device that `device_map` names."""
-        return load_quantised(Path(folder), device=torch.device(device_map))[0]
+        """Return the model that `save_quantized` wrote, on the device that `device_map` names."""
+        return load_quantized(Path(folder), device=torch.device(device_map))[0]
 
 
-def is_quantised_folder(path: Path) -> bool:
-    """Whether a folder holds what `save_quantised` wrote."""
+def is_quantized_folder(path: Path) -> bool:
+    """Whether a folder holds what `save_quantized` wrote."""
     return os.path.isfile(path / HEADER)  # which a name too long is not
 
 
-def save_quantised(
+def save_quantized(
     model: nn.Module, folder: Path, *, name: str, context: int, bos: int | None
 ) -> None:
-    """Write a quantised model into `folder`, which exists; the tokenizer is the caller's."""
-    layers = quantised_layers(model)
+    """Write a quantized model into `folder`, which exists; the tokenizer is the caller's."""
+    layers = quantized_layers(model)
     if not layers:
-        raise WakefulError("the model is not quantised: nothing to save")
+        raise WakefulError("the model is not quantized: nothing to save")
     first = next(iter(layers.values()))
     header: dict[str, Any] = {
         "format": FORMAT,
@@ -116,7 +116,7 @@ def save_quantised(
         (folder / HEADER).write_text(json.dumps(header, indent=2) + "\n", "utf-8")
 
 
-def load_quantised(
+def load_quantized(
     folder: Path, *, device: torch.device, arithmetic: Arithmetic = "integer"
 ) -> tuple[nn.Module, dict[str, Any]]:
     """Return the model of a folder, in evaluation mode, and its header.
@@ -131,7 +131,7 @@ def load_quantised(
     dtype = getattr(torch, header["dtype"])
     model = _architecture(folder, header).to(dtype)
     modules = dict(model.named_modules())
-    replaced: dict[int, QuantisedLinear] = {}
+    replaced: dict[int, QuantizedLinear] = {}
     for name in header["layers"]:
         layer = modules.get(name)
         if layer is None or not is_linear(layer):
@@ -172,13 +172,13 @@ def read_header(folder: Path) -> dict[str, Any]:
     return header
 
 
-def quantised_as(header: dict[str, Any]) -> str:
+def quantized_as(header: dict[str, Any]) -> str:
     """Return the short name of the scheme that a header tells of."""
     return str(parse_scheme(header["scheme"], header["scales"]))
 
 
 def file_bytes(folder: Path) -> int:
-    """Return the size of the weights that `save_quantised` wrote."""
+    """Return the size of the weights that `save_quantized` wrote."""
     return (folder / WEIGHTS).stat().st_size
 
 

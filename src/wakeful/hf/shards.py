@@ -83,11 +83,11 @@ def read_floats(tensors: Mapping[str, Tensor], name: str) -> Tensor:
     """Return a tensor of numbers.
 
     Raises:
-        WakefulError: it is stored in integers: the checkpoint is quantised.
+        WakefulError: it is stored in integers: the checkpoint is quantized.
     """
     tensor = tensors[name]
     if not tensor.is_floating_point() or tensor.dtype.itemsize < torch.float16.itemsize:
         raise WakefulError(
-            f"the tensor {name} is stored as {tensor.dtype}: quantised checkpoints cannot be read"
+            f"the tensor {name} is stored as {tensor.dtype}: quantized checkpoints cannot be read"
         )
     return tensor

@@ -35,13 +35,13 @@ def decoder_from_folder(
 ) -> Decoder:
     """Return the model of a folder in Transformers' format, with safetensors, sharded or not."""
     config = read_config(folder)
-    quantised = getattr(config, "quantization_config", None) or {"quant_method": "gguf"}
-    if not isinstance(quantised, dict):
+    quantized = getattr(config, "quantization_config", None) or {"quant_method": "gguf"}
+    if not isinstance(quantized, dict):
         raise WakefulError(f"{folder / 'config.json'}: quantization_config must be a table")
-    if quantised.get("quant_method") != "gguf":  # a mark of where the weights came from
+    if quantized.get("quant_method") != "gguf":  # a mark of where the weights came from
         raise WakefulError(
-            "quantised checkpoints cannot be read, and the configuration has "
-            f"quantization_config.quant_method = {quantised.get('quant_method')!r}"
+            "quantized checkpoints cannot be read, and the configuration has "
+            f"quantization_config.quant_method = {quantized.get('quant_method')!r}"
         )
     family, description = _described(config, max_length)
     with Shards(folder) as tensors:

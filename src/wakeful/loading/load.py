@@ -16,7 +16,7 @@ from wakeful.data.tokenizer import Tokenizer
 from wakeful.device import DTYPES, choose_device
 from wakeful.errors import WakefulError
 from wakeful.hf.configuration import WakefulConfig
-from wakeful.hf.quantized import is_quantised_folder, load_quantised, quantised_as
+from wakeful.hf.quantized import is_quantized_folder, load_quantized, quantized_as
 from wakeful.hf.smollm2 import SMOLLM2, smollm2_folder
 from wakeful.hf.weights_in import decoder_from_folder, decoder_from_gguf
 from wakeful.hf.whole import whole_model
@@ -54,7 +54,7 @@ def place_of(source: str | Path) -> Place:
         is_gguf = path.suffix == ".gguf" and os.path.isfile(path)
         return Place("gguf", path, path.stem) if is_gguf else Place("hub", path, str(source))
     name = path.resolve().name
-    if is_quantised_folder(path):
+    if is_quantized_folder(path):
         return Place("quantized", path, name)
     if (path / "run.json").is_file():
         return Place("run", path, name)
@@ -218,8 +218,8 @@ def _own(decoder: Decoder, name: str, path: Path) -> dict[str, Any]:
 
 
 def _quantized(place: Place, device: torch.device, dtype: torch.dtype | None) -> dict[str, Any]:
-    module, header = load_quantised(place.path, device=device)
-    scheme = quantised_as(header)
+    module, header = load_quantized(place.path, device=device)
+    scheme = quantized_as(header)
     own = as_decoder(module) is not None
     return {
         "name": f"{header['name']} {scheme}",

@@ -1,10 +1,10 @@
-"""Three ways to compute one quantised linear layer; all agree to the rounding of float32.
+"""Three ways to compute one quantized linear layer; all agree to the rounding of float32.
 
 Shapes: M tokens, K input channels, N output channels. `reference` is the definition: numbers that
 lie on their grids, and their product. `integer` multiplies the int8 numbers and adds them up in
 int32, which is exact. `torchao` hands the same integers to torchao's kernels.
 
-Where inputs are quantised, the product is scaled in float64 and rounded to float32 once. In float32
+Where inputs are quantized, the product is scaled in float64 and rounded to float32 once. In float32
 the three would differ in the last bit, which sooner or later puts an activation of a later layer on
 the other side of a rounding, and after a few layers two right answers are as far from each other as
 either is from the full-precision model.
@@ -56,13 +56,13 @@ class Operands:
 def reference(
     x: Float[Tensor, "M K"], inputs: Rule | None, scales: Scales | None, weights: Operands
 ) -> Float[Tensor, "M N"]:
-    """Return x̂ Ŵᵀ from dequantised numbers."""
+    """Return x̂ Ŵᵀ from dequantized numbers."""
     grid = weights.rule.grid
     if inputs is None or scales is None:
-        return F.linear(x, grid.dequantise(weights.integers, weights.scales))
+        return F.linear(x, grid.dequantize(weights.integers, weights.scales))
     return F.linear(
-        inputs.grid.dequantise(inputs.grid.levels(x, scales), scales, torch.float64),
-        grid.dequantise(weights.integers, weights.scales, torch.float64),
+        inputs.grid.dequantize(inputs.grid.levels(x, scales), scales, torch.float64),
+        grid.dequantize(weights.integers, weights.scales, torch.float64),
     ).float()
 
 
@@ -74,7 +74,7 @@ def integer(
     """
     if inputs is None or scales is None:
         return _weight_only(x, weights)
-    q = inputs.grid.quantise(x, scales)
+    q = inputs.grid.quantize(x, scales)
     sums = _without_zero(q, integer_matmul(q, weights.integers), weights.scales.zero)
     return _scaled(sums.double(), scales, weights)
 
@@ -88,7 +88,7 @@ def torchao(
         return F.linear(
             x, library.weight_only(weights.integers, weights.rule, weights.scales, x.dtype)
         )
-    q = inputs.grid.quantise(x, scales)
+    q = inputs.grid.quantize(x, scales)
     # One scale for all rows may stay a single number.
     rows = scales.scale.double().contiguous()
     return (library.scaled_matmul(q, weights.integers, rows) * weights.scales.scale.T).float()

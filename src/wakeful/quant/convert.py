@@ -13,7 +13,7 @@ from wakeful.model.attention import Heads
 from wakeful.probes.running import logits_of
 from wakeful.quant.arithmetic import LINEARS, Arithmetic, torchao_kernels
 from wakeful.quant.grids import Zeropoint
-from wakeful.quant.linear import QuantisedLinear, matrix, quantised
+from wakeful.quant.linear import QuantizedLinear, matrix, quantized
 from wakeful.quant.schemes import Scheme, parse_scheme
 from wakeful.roles import role_of
 
@@ -26,21 +26,21 @@ def quantize(
     calibration: Sequence[Tensor] = (),
     skip: Sequence[str] = (),
 ) -> nn.Module:
-    """Return a model whose linear layers are quantised; it shares the rest with `model`.
+    """Return a model whose linear layers are quantized; it shares the rest with `model`.
 
     All linear layers but those tied to an embedding and those whose role is to stay; embeddings,
-    norms and the mixing weights of routes and depth stay as they are. `quantised_layers` says which
+    norms and the mixing weights of routes and depth stay as they are. `quantized_layers` says which
     layers it became.
 
     Args:
         model: a `Decoder` or a Transformers model, in evaluation mode.
         scheme: a `Scheme`, its name ("fine", "moderate", "coarse", "w4") or its expression.
-        arithmetic: how the layers compute: "reference" (dequantised), "integer" or "torchao".
+        arithmetic: how the layers compute: "reference" (dequantized), "integer" or "torchao".
         calibration: token ids (B, L) to set static activation scales from.
         skip: patterns ("lm_head", "*.down_proj") of layers to leave in full precision.
 
     Raises:
-        WakefulError: a layer cannot be quantised (it is named), calibration is missing or
+        WakefulError: a layer cannot be quantized (it is named), calibration is missing or
             superfluous, or a pattern matches nothing. The model is unchanged.
     """
     if isinstance(scheme, str):
@@ -61,13 +61,13 @@ def quantize(
             else f"{scheme} has dynamic scales: calibration text would be ignored"
         )
     layers = linear_layers(model, skip)
-    replaced: dict[int, QuantisedLinear] = {}
+    replaced: dict[int, QuantizedLinear] = {}
     for name, layer in layers.items():
         try:
-            replaced[id(layer)] = quantised(layer, scheme, arithmetic)
+            replaced[id(layer)] = quantized(layer, scheme, arithmetic)
         except WakefulError as error:
             raise WakefulError(
-                f"{name} cannot be quantised: {error}; leave it as it is with --skip {name}"
+                f"{name} cannot be quantized: {error}; leave it as it is with --skip {name}"
             ) from None
     if scheme.scales == "static":
         found = largest_activations(model, layers, calibration)
@@ -76,28 +76,28 @@ def quantize(
     return exchange(model, replaced)
 
 
-def quantised_layers(model: nn.Module) -> dict[str, QuantisedLinear]:
-    """Return a quantised model's quantised layers by name."""
+def quantized_layers(model: nn.Module) -> dict[str, QuantizedLinear]:
+    """Return a quantized model's quantized layers by name."""
     return {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, QuantisedLinear)
+        if isinstance(module, QuantizedLinear)
     }
 
 
 def linear_layers(model: nn.Module, skip: Sequence[str] = ()) -> dict[str, nn.Module]:
-    """Return the layers that `quantize` quantises, by name, in the model's order.
+    """Return the layers that `quantize` quantizes, by name, in the model's order.
 
     Raises:
         WakefulError: the model has a layer with a matrix that is neither a linear layer nor known
-            to stay, is quantised already, or has no linear layer; or a pattern matches nothing.
+            to stay, is quantized already, or has no linear layer; or a pattern matches nothing.
     """
     embedded = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     layers: dict[str, nn.Module] = {}
     used: set[str] = set()
     for name, module in model.named_modules():
-        if isinstance(module, QuantisedLinear):
-            raise WakefulError(f"the model is quantised already: {name} is {module.scheme}")
+        if isinstance(module, QuantizedLinear):
+            raise WakefulError(f"the model is quantized already: {name} is {module.scheme}")
         patterns = [pattern for pattern in skip if name and fnmatchcase(name, pattern)]
         used.update(patterns)
         if patterns or isinstance(module, nn.Embedding):
@@ -111,7 +111,7 @@ def linear_layers(model: nn.Module, skip: Sequence[str] = ()) -> dict[str, nn.Mo
     if unused:
         raise WakefulError(f"--skip {unused[0]} matches no layer")
     if not layers:
-        raise WakefulError(f"{type(model).__name__} has no linear layer to quantise")
+        raise WakefulError(f"{type(model).__name__} has no linear layer to quantize")
     return layers
 
 
@@ -188,11 +188,11 @@ def _refuse_matrices(name: str, module: nn.Module) -> None:
         cure = f"; leave it as it is with --skip {name}" if name else ""
         raise WakefulError(
             f"{name or 'the model'} is a {type(module).__name__}{groups}, whose {parameter_name} "
-            f"{tuple(parameter.shape)} cannot be quantised{cure}"
+            f"{tuple(parameter.shape)} cannot be quantized{cure}"
         )
 
 
-def exchange(model: nn.Module, replaced: dict[int, QuantisedLinear]) -> nn.Module:
+def exchange(model: nn.Module, replaced: dict[int, QuantizedLinear]) -> nn.Module:
     """Return a copy with layers exchanged by identity; parameters and buffers are shared."""
     shared: dict[int, object] = {id(tensor): tensor for tensor in model.parameters()}
     shared |= {id(tensor): tensor for tensor in model.buffers()}

@@ -56,20 +56,20 @@ class Grid(ABC):
         return q.clamp(self.low, self.high)
 
     @final
-    def quantise(self, x: Tensor, scales: Scales) -> Tensor:
+    def quantize(self, x: Tensor, scales: Scales) -> Tensor:
         """Return q as int8."""
         return self.levels(x, scales).to(torch.int8)
 
     @final
-    def dequantise(self, q: Tensor, scales: Scales, dtype: torch.dtype = torch.float32) -> Tensor:
+    def dequantize(self, q: Tensor, scales: Scales, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return x̂ = (q − z)·s."""
         q = q.to(dtype)
         return (q if scales.zero is None else q - scales.zero) * scales.scale.to(dtype)
 
     @final
-    def fake_quantise(self, x: Tensor, scales: Scales) -> Tensor:
+    def fake_quantize(self, x: Tensor, scales: Scales) -> Tensor:
         """Return x̂ of x: float32 numbers that lie on the grid; a NaN stays one."""
-        return self.dequantise(self.levels(x, scales), scales)
+        return self.dequantize(self.levels(x, scales), scales)
 
     @final
     def __str__(self) -> str:

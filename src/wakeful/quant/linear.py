@@ -1,4 +1,4 @@
-"""The quantised linear layer: whole numbers and scales in place of a matrix.
+"""The quantized linear layer: whole numbers and scales in place of a matrix.
 
 Shapes: M tokens, K input channels, N output channels.
 """
@@ -21,8 +21,8 @@ _PACKED_BITS = 4
 """Up to so many bits, two numbers share a byte."""
 
 
-class QuantisedLinear(nn.Module):
-    """ŷ = Q_out(Q_in(x) Ŵᵀ + b), with what of it the scheme quantises.
+class QuantizedLinear(nn.Module):
+    """ŷ = Q_out(Q_in(x) Ŵᵀ + b), with what of it the scheme quantizes.
 
     Buffers: `integers` (N, K) int8, or (N, ⌈K/2⌉) uint8 with two 4-bit numbers a byte; `scale`
     and, where the grid has one, `zero`, both (N, 1) or (1, 1); `bias` (N,) as it was; and
@@ -75,7 +75,7 @@ class QuantisedLinear(nn.Module):
         grid, per = self.scheme.weights.grid, self.scheme.weights.per
         smallest, largest = extremes(weight, per)
         scales = grid.fit(smallest, largest)
-        integers = grid.quantise(weight, scales)
+        integers = grid.quantize(weight, scales)
         self.integers = pack(integers) if self.packed else integers
         self.scale, self.zero = scales.scale, scales.zero
         if bias is not None:
@@ -98,10 +98,10 @@ class QuantisedLinear(nn.Module):
         scales = Scales(self.scale, self.zero)
         return Operands(self.scheme.weights, self.integers, scales, self.in_features)
 
-    def dequantised(self) -> Tensor:
+    def dequantized(self) -> Tensor:
         """Return Ŵ (N, K) in float32."""
         operands = self.operands
-        return operands.rule.grid.dequantise(operands.integers, operands.scales)
+        return operands.rule.grid.dequantize(operands.integers, operands.scales)
 
     def linear(self, x: Tensor) -> Tensor:
         """Return ŷ (..., N) of x (..., K).
@@ -121,7 +121,7 @@ class QuantisedLinear(nn.Module):
         if self.bias is not None:
             y = y + self.bias.float()
         if outputs is not None:
-            y = outputs.grid.fake_quantise(
+            y = outputs.grid.fake_quantize(
                 y, _activation_scales(outputs, y, self.output_scale, each)
             )
         return y.to(x.dtype).view(*x.shape[:-1], self.out_features)
@@ -135,7 +135,7 @@ class QuantisedLinear(nn.Module):
             f"bias={self.bias is not None}, scheme={self.scheme}, arithmetic={self.arithmetic}"
         )
 
-    def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> "QuantisedLinear":
+    def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> "QuantizedLinear":
         kept = {name: self._buffers[name] for name in ("scale", "input_scale", "output_scale")}
         super()._apply(fn, recurse)
         for name, scale in kept.items():
@@ -144,8 +144,8 @@ class QuantisedLinear(nn.Module):
         return self
 
 
-class QuantisedHeads(QuantisedLinear):
-    """A quantised projection of our decoder into heads."""
+class QuantizedHeads(QuantizedLinear):
+    """A quantized projection of our decoder into heads."""
 
     def __init__(
         self, *args: Any, heads: int, norm: nn.Module, rotary: bool, **kwargs: Any
@@ -184,8 +184,8 @@ def matrix(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
     return layer.weight, layer.bias
 
 
-def quantised(layer: nn.Module, scheme: Scheme, arithmetic: Arithmetic) -> QuantisedLinear:
-    """Return the quantised form of a linear layer.
+def quantized(layer: nn.Module, scheme: Scheme, arithmetic: Arithmetic) -> QuantizedLinear:
+    """Return the quantized form of a linear layer.
 
     Raises:
         WakefulError: its weight is all zero, constant, or not finite.
@@ -197,13 +197,13 @@ def quantised(layer: nn.Module, scheme: Scheme, arithmetic: Arithmetic) -> Quant
     return result
 
 
-def empty(layer: nn.Module, scheme: Scheme, arithmetic: Arithmetic) -> QuantisedLinear:
-    """Return the quantised form of a linear layer, to be filled with whole numbers."""
+def empty(layer: nn.Module, scheme: Scheme, arithmetic: Arithmetic) -> QuantizedLinear:
+    """Return the quantized form of a linear layer, to be filled with whole numbers."""
     weight, bias = matrix(layer)
-    kind: type[QuantisedLinear] = QuantisedLinear
+    kind: type[QuantizedLinear] = QuantizedLinear
     more = {}
     if isinstance(layer, Heads):
-        kind = QuantisedHeads
+        kind = QuantizedHeads
         more = {"heads": layer.heads, "norm": layer.norm, "rotary": layer.rotary}
     layer = kind(
         weight.shape[1],

@@ -1,4 +1,4 @@
-"""What quantisation does to a model: perplexity, divergence and each layer's error.
+"""What quantization does to a model: perplexity, divergence and each layer's error.
 
 Every sequence runs alone, so that a per-tensor scale is of one sequence. Shapes: L tokens of a
 sequence, K input channels, N output channels, V vocabulary.
@@ -19,7 +19,7 @@ from wakeful.errors import WakefulError
 from wakeful.estimates import Estimate, Figure, finite, mean_and_error, ratio_and_error
 from wakeful.probes import exact
 from wakeful.probes.running import blocks_of, check_causal, first_target, hidden, logits_of, places
-from wakeful.quant.convert import plain_linear, quantised_layers
+from wakeful.quant.convert import plain_linear, quantized_layers
 
 _ROWS = 64
 """Positions whose distributions over the vocabulary are compared at a time."""
@@ -47,7 +47,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A model and its quantised forms on the same tokens."""
+    """A model and its quantized forms on the same tokens."""
 
     name: str
     counts: list[int]
@@ -108,15 +108,15 @@ class _Rows:
 def measure(
     name: str,
     model: nn.Module,
-    quantised: dict[str, nn.Module],
+    quantized: dict[str, nn.Module],
     sequences: Sequence[Int[Tensor, "1 L"]],
     *,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Measurement:
-    """Run a model and its quantised forms over the same sequences.
+    """Run a model and its quantized forms over the same sequences.
 
     `layers` holds, first token and the rest apart: `relative_error` ‖ŷ − y‖ / ‖y‖ of every
-    quantised layer, given the full-precision input; `block_error`, the same of each block's output
+    quantized layer, given the full-precision input; `block_error`, the same of each block's output
     with the errors of all layers before it; `input_kurtosis` of every layer's input and `kurtosis`
     of every block's output, both of the full-precision model.
     """
@@ -127,10 +127,10 @@ def measure(
     names |= {blocks[id(block)]: (n, "block") for n, block in enumerate(blocks_of(model))}
     rows = _Rows(names)
     full = Totals()
-    totals = {scheme: Totals() for scheme in quantised}
+    totals = {scheme: Totals() for scheme in quantized}
     counts: list[int] = []
     for done, tokens in enumerate(sequences, start=1):
-        with _see_layers(model, quantised, rows), _hiddens(model) as states:
+        with _see_layers(model, quantized, rows), _hiddens(model) as states:
             reference = logits_of(model, tokens)[0]
         for label, h in states.items():
             rows.put("", label, "kurtosis", _by_position(h, _mean_kurtosis))
@@ -141,7 +141,7 @@ def measure(
         counts.append(len(targets))
         reference = reference[start - 1 : -1]
         full.nll.append(_nll(reference, targets))
-        for scheme, other in quantised.items():
+        for scheme, other in quantized.items():
             with _hiddens(other) as found:
                 logits = logits_of(other, tokens)[0, start - 1 : -1]
             totals[scheme].nll.append(_nll(logits, targets))
@@ -150,7 +150,7 @@ def measure(
                 rows.put(scheme, label, "block_error", relative_errors(found[label], h))
         progress(done)
     if not all(map(math.isfinite, full.nll)):
-        raise WakefulError(f"{name}'s loss is no finite number before it is quantised")
+        raise WakefulError(f"{name}'s loss is no finite number before it is quantized")
     return Measurement(name=name, counts=counts, full=full, schemes=totals, layers=rows.frame())
 
 
@@ -175,9 +175,9 @@ def _mean_kurtosis(h: Tensor) -> float:
 
 
 @contextmanager
-def _see_layers(model: nn.Module, quantised: dict[str, nn.Module], rows: _Rows) -> Iterator[None]:
-    """Compare every layer with its quantised forms on what it gets in the full-precision model."""
-    forms = {scheme: quantised_layers(other) for scheme, other in quantised.items()}
+def _see_layers(model: nn.Module, quantized: dict[str, nn.Module], rows: _Rows) -> Iterator[None]:
+    """Compare every layer with its quantized forms on what it gets in the full-precision model."""
+    forms = {scheme: quantized_layers(other) for scheme, other in quantized.items()}
     named = dict(model.named_modules())
     seen = sorted({name for layers in forms.values() for name in layers})
 

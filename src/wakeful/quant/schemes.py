@@ -41,7 +41,7 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
-    """What a quantised linear layer does: ŷ of x̂ Ŵᵀ + b; None leaves a tensor as it is.
+    """What a quantized linear layer does: ŷ of x̂ Ŵᵀ + b; None leaves a tensor as it is.
 
     Activation scales are `dynamic` (of the tensor at hand) or `static` (of calibration text).
     """
@@ -59,7 +59,7 @@ class Scheme:
                 )
         for part, rule in self.activations:
             if not isinstance(rule.grid, Absmax):
-                raise WakefulError(f"{part} are quantised by absmax, not by {rule.grid}")
+                raise WakefulError(f"{part} are quantized by absmax, not by {rule.grid}")
         if self.scales not in get_args(ScaleKind):
             raise WakefulError(f"scales must be dynamic or static, got {self.scales!r}")
         if self.scales == "static" and not self.can_be_static:

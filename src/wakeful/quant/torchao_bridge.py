@@ -1,6 +1,6 @@
 """torchao's kernels on our integers; importing this file needs torchao.
 
-torchao's own symmetric int8 spans −128 to 127, so its quantisation is not From Attention to
+torchao's own symmetric int8 spans −128 to 127, so its quantization is not From Attention to
 Activation's: the numbers and scales are ours, and only the arithmetic is torchao's.
 """
 

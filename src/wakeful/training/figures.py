@@ -1,4 +1,4 @@
-"""What a run is measured by besides its loss: quantisation damage, and the bytes it trains in."""
+"""What a run is measured by besides its loss: quantization damage, and the bytes it trains in."""
 
 from typing import Any
 

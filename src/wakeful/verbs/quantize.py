@@ -18,7 +18,7 @@ from wakeful.device import choose_device
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
 from wakeful.evaluation.diagnosis import sequences_of
-from wakeful.hf.quantized import file_bytes, save_quantised, state_bytes
+from wakeful.hf.quantized import file_bytes, save_quantized, state_bytes
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.pages.charts import Drawing, save_chart
 from wakeful.pages.quantization.charts import charts, layer_error
@@ -109,7 +109,7 @@ class Quantization(Result):
         name = model.name.removesuffix(f" {scheme}")
         fields = {"source": self.source, "scheme": scheme, "status": "done"}
         with Run.create(path, "quantized", fields) as run:
-            save_quantised(model.module, run.path, name=name, context=model.context, bos=self.bos)
+            save_quantized(model.module, run.path, name=name, context=model.context, bos=self.bos)
             model.save_tokenizer(run.path)
         return {"folder": str(folder), "bytes": file_bytes(path)}
 
