@@ -13,6 +13,7 @@ from wakeful.estimates import (
     paired_ratio,
     perplexity,
     ratio_and_error,
+    reach,
     running_mean,
     student_quantile,
     weighted_mean,
@@ -94,6 +95,8 @@ def test_running_mean_looks_back() -> None:
 def test_student_quantile(freedom: int, value: float) -> None:
     assert student_quantile(freedom) == pytest.approx(value, abs=1.5e-3)
     assert student_quantile(0) == math.inf
+    assert reach(0.5, freedom + 1) == student_quantile(freedom) * 0.5
+    assert reach(0.0, 1) == math.inf
 
 
 def test_with_error_shows_two_digits_of_small_errors() -> None:

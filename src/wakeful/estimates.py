@@ -137,6 +137,15 @@ def student_quantile(freedom: int) -> float:
     return z + first / freedom + second / freedom**2 + third / freedom**3
 
 
+def reach(error: float, count: int) -> float:
+    """Return how far the 95% confidence interval of an estimate over `count` clusters reaches.
+
+    It is t · error, with Student's t of count − 1 degrees of freedom; infinite for one cluster. A
+    difference counts where it is further from zero.
+    """
+    return student_quantile(count - 1) * error if count > 1 else math.inf
+
+
 def with_error(value: float, error: float, sign: str = "") -> str:
     """Return "value ± error" to four places, or to more where the error needs them."""
     if math.isnan(error):

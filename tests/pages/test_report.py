@@ -117,7 +117,7 @@ def test_differences_are_paired_over_seeds_where_there_are_several(tmp_path: Pat
     ]
     expected = np.mean(each), np.std(each, ddof=1) / math.sqrt(3)
     assert paired_difference(comparison, "b") == pytest.approx(expected, rel=1e-9)
-    assert "not told apart" in verdicts(comparison)[1]
+    assert "cannot be distinguished" in verdicts(comparison)[1]
     table = summary_table(comparison)
     assert table["variant"].to_list() == ["a", "b", "c"]
     assert table["seeds"].to_list() == [3, 3, 3]
@@ -127,7 +127,7 @@ def test_two_seeds_that_differ_do_not_resolve_a_difference(tmp_path: Path) -> No
     comparison = read_comparison(make_comparison(tmp_path / "c", {"a": 0.0, "b": -0.005}, [0, 1]))
     difference, error = paired_difference(comparison, "b")
     assert abs(difference) > 2 * error
-    assert "not told apart" in verdicts(comparison)[0]
+    assert "cannot be distinguished" in verdicts(comparison)[0]
 
 
 def test_relative_loss_is_the_smoothed_difference(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from wakeful.estimates import (
     Estimate,
     mean_and_error,
     perplexity,
-    student_quantile,
+    reach,
     weighted_mean,
 )
 from wakeful.pages.comparison.published import Column, Direction, PublishedTable, published
@@ -135,8 +135,8 @@ def _by_seed(comparison: Comparison, variant: str, name: str) -> dict[int, float
 def _judge(direction: Direction, difference: Estimate | None, seeds: int, margin: float) -> Outcome:
     if difference is None or math.isnan(difference[1]):
         return "not resolved"
-    reach = student_quantile(seeds - 1) * difference[1]
-    low, high = difference[0] - reach, difference[0] + reach
+    beyond = reach(difference[1], seeds)
+    low, high = difference[0] - beyond, difference[0] + beyond
     if direction == "same":
         if -margin <= low and high <= margin:
             return "confirmed"

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 
-from wakeful.estimates import student_quantile, with_error
+from wakeful.estimates import reach, with_error
 from wakeful.pages.comparison.tables import Comparison, paired_difference, pairs_counted
 
 
@@ -19,9 +19,9 @@ def verdicts(comparison: Comparison) -> list[str]:
                 f"{variant} ends {abs(difference):.4f} nats {_side(difference)} "
                 f"{comparison.baseline}, with nothing to judge the error by."
             )
-        elif abs(difference) <= student_quantile(pairs_counted(comparison, variant) - 1) * error:
+        elif abs(difference) <= reach(error, pairs_counted(comparison, variant)):
             sentences.append(
-                f"{variant} and {comparison.baseline} are not told apart: "
+                f"{variant} and {comparison.baseline} cannot be distinguished: "
                 f"{with_error(difference, error, '+')} nats."
             )
         else:

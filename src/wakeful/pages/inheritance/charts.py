@@ -54,7 +54,7 @@ def loss_curves(summary: Mapping[str, Any]) -> Drawing:
 
 
 def layer_figures(summary: Mapping[str, Any]) -> list[tuple[str, Drawing]]:
-    """Draw the figures of every layer that the choice had before it, kept layers told apart."""
+    """Draw the figures of every layer that the choice had before it; kept layers are marked."""
     kept = set(summary["choice"]["layers"])
     return [
         (FIGURES[name], _bars(values, kept, FIGURES[name]))

@@ -8,7 +8,7 @@ import polars as pl
 from rich.table import Table as Grid
 from rich.text import Text
 
-from wakeful.estimates import Estimate, finite, student_quantile
+from wakeful.estimates import Estimate, finite, reach
 from wakeful.pages.diagnosis.findings import Finding
 from wakeful.quant.measure import Measurement
 from wakeful.quant.schemes import Scheme
@@ -162,7 +162,7 @@ def _finding(damage: Damage, name: str) -> Finding:
     sure = ""
     if error is not None:
         sure = f" (loss {with_digits(figures['loss_increase'], error, sign='+')} nats"
-        unsure = abs(figures["loss_increase"]) <= error * student_quantile(len(damage.counts) - 1)
+        unsure = abs(figures["loss_increase"]) <= reach(error, len(damage.counts))
         sure += ", too close to zero to tell on so little text)" if unsure else ")"
     worst = (
         f"Its worst layer, {figures['worst_layer']}, is off by {figures['layer_error_worst']:.1%}; "
