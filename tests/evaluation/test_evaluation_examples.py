@@ -31,7 +31,7 @@ def test_labels_have_a_file_of_their_own(tmp_path: Path) -> None:
     with pytest.raises(WakefulError, match=r"has 3 labels, and .* 4 examples"):
         read_choices(file, labels)
     labels.write_text("1\n2\nyes\n1\n")
-    with pytest.raises(WakefulError, match="line 3: 'yes' is no label"):
+    with pytest.raises(WakefulError, match="line 3: 'yes' is not a label"):
         read_choices(file, labels)
     labels.write_text("1\n3\n0\n1\n")
     with pytest.raises(

@@ -1,11 +1,13 @@
 """lm-eval on tiny models: by hand, by our adapter and by its own class for Transformers."""
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 pytest.importorskip("lm_eval")
 
@@ -28,6 +30,7 @@ from wakeful.loading.load import load
 from wakeful.loading.model import Model
 from wakeful.model.decoder import Decoder
 from wakeful.model.generate import generate
+from wakeful.quant import quantize
 from wakeful.training.loop import train
 
 __all__ = ["text"]
@@ -139,6 +142,27 @@ def test_the_adapter_asks_our_decoder(ours: Model, tmp_path: Path, bos: bool) ->
     nats = found["lambada", "perplexity"].values.tolist()
     assert nats == pytest.approx([-total for total, _ in answers], rel=1e-4)
     assert found["lambada", "acc"].values.tolist() == [float(greedy) for _, greedy in answers]
+
+
+@pytest.mark.parametrize("as_decoder", [False, True])
+def test_padding_never_enters_a_per_tensor_scale(
+    model: Model, tmp_path: Path, as_decoder: bool
+) -> None:
+    module: nn.Module = model.decoder() if as_decoder else model.module
+    small = dataclasses.replace(model, module=quantize(module, "coarse"))
+    tasks = local_tasks(tmp_path)
+    found = [
+        figures(run_tasks("m", asked(small, bos=False, batch_size=size, progress=silent), tasks))
+        for size in (1, 3)
+    ]
+    for name, score in found[0].items():
+        assert found[1][name].values.tolist() == pytest.approx(score.values.tolist(), rel=1e-6)
+    answers = [
+        by_hand(small, each.context, each.target, False)
+        for each in read_lambada(tmp_path / "l.jsonl")
+    ]
+    nats = found[1]["lambada", "perplexity"].values.tolist()
+    assert nats == pytest.approx([-total for total, _ in answers], rel=1e-4)
 
 
 def test_a_long_context_loses_its_beginning(model: Model) -> None:

@@ -279,7 +279,7 @@ def edit(folder: Path, **fields: object) -> None:
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        ("cut short", "model.safetensors is no whole safetensors file"),
+        ("cut short", "model.safetensors is not a whole safetensors file"),
         ("gone", "has no model.safetensors"),
         ("pickled", "it has pytorch_model.bin, and pickled weights are never read"),
         ("missing", "has no tensor model.layers.1.mlp.up_proj.weight"),
@@ -312,7 +312,7 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     with pytest.raises(WakefulError, match=f"the shard {shard} is missing"):
         read_decoder(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text("[]")
-    with pytest.raises(WakefulError, match="is no index of shards"):
+    with pytest.raises(WakefulError, match="is not an index of shards"):
         read_decoder(tmp_path)
 
 

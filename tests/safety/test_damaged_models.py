@@ -116,7 +116,7 @@ def test_an_index_names_no_file_elsewhere(models: Path, tmp_path: Path, name: ob
         lambda: read_decoder(work),
         lambda: load(str(work), device=CPU, dtype=torch.float32),
     ):
-        with pytest.raises(WakefulError, match=r"no shard beside it|no index of shards"):
+        with pytest.raises(WakefulError, match=r"not a shard beside it|not an index of shards"):
             call()
 
 

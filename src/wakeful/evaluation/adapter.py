@@ -22,6 +22,7 @@ from wakeful.evaluation.tasks import quiet
 from wakeful.loading.model import Model
 from wakeful.model.loss import IGNORED
 from wakeful.probes.running import as_decoder
+from wakeful.quant import quantized_layers
 
 Request = tuple[Any, list[int], list[int]]
 """What was asked, the context's tokens and the continuation's."""
@@ -222,7 +223,9 @@ class Transformer(_HFLM):
 def asked(
     loaded: Model, *, bos: bool, batch_size: int, progress: Callable[[int, int], None]
 ) -> TemplateLM:
-    """Return a loaded model as lm-eval asks it."""
+    """Return a loaded model as lm-eval asks it, one question at a time where padding counts."""
+    if any(layer.sees_padding for layer in quantized_layers(loaded.module).values()):
+        batch_size = 1
     kind = Transformer if as_decoder(loaded.module) is None else Adapter
     with quiet():
         return kind(loaded, bos=bos, batch_size=batch_size, progress=progress)

@@ -57,7 +57,7 @@ def read_choices(path: str | Path, labels: str | Path = "") -> list[Choice]:
     """Return the examples of a multiple-choice file; `labels` holds the answers, one a line.
 
     Raises:
-        WakefulError: as above; a row of none of the forms, an answer that is no choice, answers
+        WakefulError: as above; a row of none of the forms, an answer that is not a choice, answers
             in neither or in both places, or labels of another number than the examples.
     """
     rows = list(_rows(path))
@@ -118,7 +118,9 @@ def _labels(path: str | Path, count: int, examples: str | Path) -> list[int]:
     lines = _decoded(path).splitlines()
     for number, line in enumerate(lines, start=1):
         if not line.strip().isdecimal():
-            raise WakefulError(f"{path}, line {number}: {line[:40]!r} is no label; write 0, 1, ...")
+            raise WakefulError(
+                f"{path}, line {number}: {line[:40]!r} is not a label; write 0, 1 ..."
+            )
         labels.append(int(line))
     if len(labels) != count:
         raise WakefulError(f"{path} has {len(labels)} labels, and {examples} {count} examples")

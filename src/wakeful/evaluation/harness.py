@@ -24,8 +24,8 @@ _LOWER = (*_PERPLEXITIES, "bits_per_byte")
 def run_tasks(name: str, asked: LM, tasks: Mapping[str, Task], *, limit: int = 0) -> list[Score]:
     """Return the scores of the model called `name` on the first `limit` examples (0: all).
 
-    A figure that is no mean over examples (a BLEU, the mean of a group of tasks) is lm-eval's own,
-    and has no standard error here.
+    A figure that is not a mean over examples (a BLEU, the mean of a group of tasks) is lm-eval's
+    own, and has no standard error here.
 
     Raises:
         WakefulError: lm-eval refuses a task, or a model an example.
@@ -83,7 +83,7 @@ def _examples(
 
 
 def _pair(metric: str, value: Any) -> tuple[float, float] | None:
-    """Return an example's value and weight, nats for a perplexity; None if it is no number."""
+    """Return an example's value and weight, nats for a perplexity; None if it is not a number."""
     pair = value if isinstance(value, tuple | list) else (value, 1.0)
     if len(pair) != 2 or not all(isinstance(each, float | int | np.number) for each in pair):
         return None

@@ -11,6 +11,7 @@ from wakeful.errors import WakefulError
 from wakeful.model.loss import IGNORED
 from wakeful.probes import running
 from wakeful.probes.running import first_target, states_of
+from wakeful.quant.linear import QuantizedLinear
 
 _ROWS = 512
 """Logits taken to float32 at a time, to bound the copies of a large vocabulary."""
@@ -31,6 +32,8 @@ def log_likelihoods(
     likelihood = torch.zeros(targets.shape, dtype=torch.float64)
     greedy = torch.ones(targets.shape, dtype=torch.bool)
     states, head = states_of(model, inputs)
+    if isinstance(head, QuantizedLinear) and head.sees_padding:  # its scale is of all positions
+        states, head = head(states), nn.Identity()
     for row, (state, target) in enumerate(zip(states, targets, strict=True)):
         for places in torch.nonzero(target != IGNORED).flatten().split(_ROWS):
             logits = check_numbers(head(state[places]))

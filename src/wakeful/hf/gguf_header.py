@@ -49,7 +49,7 @@ def read_gguf_header(path: Path) -> GGUFHeader:
     """Return the header of a GGUF file (versions 2 and 3).
 
     Raises:
-        WakefulError: it is no GGUF file, is cut off, or claims what its bytes cannot hold.
+        WakefulError: it is not a GGUF file, is cut off, or claims what its bytes cannot hold.
     """
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -68,7 +68,7 @@ class _Reader:
         self.place = 0
 
     def fail(self, what: str) -> WakefulError:
-        return WakefulError(f"{self.path} is no sound GGUF file: {what}")
+        return WakefulError(f"{self.path} is not a sound GGUF file: {what}")
 
     def take(self, count: int) -> int:
         """Move on by `count` bytes and return where they begin."""

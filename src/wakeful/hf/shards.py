@@ -37,7 +37,7 @@ class Shards(Mapping[str, Tensor]):
             try:
                 file = self._files.enter_context(safe_open(path, framework="pt"))
             except (SafetensorError, OSError) as error:
-                raise WakefulError(f"{path} is no whole safetensors file: {error}") from None
+                raise WakefulError(f"{path} is not a whole safetensors file: {error}") from None
             self.num_bytes += path.stat().st_size
             for name in file.keys():  # noqa: SIM118
                 self._places[name] = file
@@ -70,10 +70,10 @@ def _paths(folder: Path) -> list[Path]:
         files = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
         paths = [folder / file for file in files]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise WakefulError(f"{index} is no index of shards; fetch it again") from None
+        raise WakefulError(f"{index} is not an index of shards; fetch it again") from None
     for file, path in zip(files, paths, strict=True):
         if not _SHARD.fullmatch(file):
-            raise WakefulError(f"{index} names {file!r}, which is no shard beside it")
+            raise WakefulError(f"{index} names {file!r}, which is not a shard beside it")
         if not path.is_file():
             raise WakefulError(f"the shard {path} is missing; fetch it again")
     return paths

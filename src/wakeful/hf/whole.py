@@ -26,7 +26,7 @@ def whole_model(
 ) -> PreTrainedModel:
     """Return a causal language model from a folder, a hub name, or the file `gguf` in a folder.
 
-    Transformers makes up what a checkpoint lacks, from random numbers, and only warns.
+    Transformers fills what a checkpoint does not hold with random numbers, and only warns.
 
     Raises:
         WakefulError: a weight is missing, or a GGUF file's header is unsound.

@@ -126,7 +126,7 @@ class Zeropoint(Grid):
 
 
 def _step(size: Tensor, levels: int) -> Tensor:
-    """Return size / levels, or 1 where that is no normal number: all of it then rounds to 0."""
+    """Return size / levels, or 1 where that is not a normal number: all of it then rounds to 0."""
     step = size / levels
     return torch.where(step < _SMALLEST, torch.ones_like(step), step)
 

@@ -98,6 +98,13 @@ class QuantizedLinear(nn.Module):
         scales = Scales(self.scale, self.zero)
         return Operands(self.scheme.weights, self.integers, scales, self.in_features)
 
+    @property
+    def sees_padding(self) -> bool:
+        """Whether padding changes what a sequence gives: a dynamic scale "per tensor" sees it."""
+        rules = (self.scheme.inputs, self.scheme.outputs)
+        shared = any(rule is not None and rule.per == "tensor" for rule in rules)
+        return shared and self.scheme.scales == "dynamic"
+
     def dequantized(self) -> Tensor:
         """Return Ŵ (N, K) in float32."""
         operands = self.operands

@@ -150,7 +150,7 @@ def measure(
                 rows.put(scheme, label, "block_error", relative_errors(found[label], h))
         progress(done)
     if not all(map(math.isfinite, full.nll)):
-        raise WakefulError(f"{name}'s loss is no finite number before it is quantized")
+        raise WakefulError(f"{name}'s loss is not finite before it is quantized")
     return Measurement(name=name, counts=counts, full=full, schemes=totals, layers=rows.frame())
 
 
