@@ -124,16 +124,19 @@ def test_text_of_any_date_is_read_and_kept(tmp_path: Path, when: str) -> None:
     assert len(list(read_documents(str(text)))) == 60
 
 
-def test_what_is_left_to_do_is_never_negative(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("days", [-1.0, 1.0])
+def test_what_is_left_to_do_follows_no_clock_that_jumps(
+    days: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shown = io.StringIO()
     lines = Lines(Console(file=shown, width=200), "x")
     with monkeypatch.context() as patch:
-        Jumping(-1.0).install(patch)
+        Jumping(days).install(patch)
+        lines.begin(0, 4, "training")
         for step in range(1, 4):
-            lines._last = float("-inf")  # so that every step is told of
-            lines.step(step, 3, 1.0, 100.0)
-    assert shown.getvalue().count("s left") == 3
-    assert "-" not in shown.getvalue()
+            lines._last.clear()  # so that every step is told of
+            lines.step(step, 4, 1.0, 100.0)
+    assert shown.getvalue().count("  1 s left") == 3
 
 
 def test_no_duration_is_measured_by_the_clock_on_the_wall() -> None:
