@@ -141,7 +141,8 @@ def load_quantized(
     _fill(model, folder / WEIGHTS)
     if isinstance(model, PreTrainedModel):
         model.generation_config = read_generation(folder) or model.generation_config
-    return model.to(device).eval().requires_grad_(False), header
+    model.to(device)  # pyright: ignore[reportArgumentType]
+    return model.eval().requires_grad_(False), header
 
 
 def read_header(folder: Path) -> dict[str, Any]:
