@@ -239,7 +239,7 @@ def test_a_prompt_shorter_than_the_prefix_is_refused():
     decoder = tiny_decoder(relaxed_prefix=4)
     with pytest.raises(WakefulError, match=r"relaxed_prefix = 4 needs at least.*got 3"):
         decoder(some_tokens(1, 3), cache=decoder.new_cache(1, 9))
-    with pytest.raises(WakefulError, match="takes no padded batches"):
+    with pytest.raises(WakefulError, match="takes neither padded batches"):
         decoder(some_tokens(1, 5), valid=torch.ones(1, 5, dtype=torch.bool))
     # A longer one is as good as any.
     decoder(some_tokens(1, 4), cache=decoder.new_cache(1, 9))
