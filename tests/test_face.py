@@ -23,7 +23,7 @@ __all__ = ["llama", "text"]
 SOURCE = Path(wakeful.__file__).parent
 ROOMS = ["wakeful", *(f"wakeful.{room}" for room in (
     "config", "data", "depth", "evaluation", "growth", "hf", "loading", "model", "normalizers",
-    "optim", "probes", "quant", "routes",
+    "norms", "optim", "placements", "probes", "quant", "routes",
 ))]  # fmt: skip
 
 

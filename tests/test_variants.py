@@ -13,6 +13,8 @@ from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.modeling import WakefulForCausalLM
 from wakeful.model.decoder import Decoder, admit
 from wakeful.normalizers import Softmax1
+from wakeful.norms import RMSNormSingle
+from wakeful.placements import Mixed
 from wakeful.ropes import Linear
 from wakeful.routes import OnLayers, ResFormer, SVFormer, Then
 from wakeful.variants import build, catalogue, nearest, variants
@@ -286,6 +288,8 @@ def test_objects_are_as_good_as_expressions():
         "route": route,
         "depth": DenseFormer(),
         "normalizer": normalizer,
+        "norm": RMSNormSingle(),
+        "placement": Mixed(share=0.5),
         "rope": Linear(factor=2.0),
     }
     one, two = (Decoder(tiny_config(), **options) for _ in range(2))
@@ -293,6 +297,8 @@ def test_objects_are_as_good_as_expressions():
         route="resformer(mode='learnable')",
         depth="denseformer",
         normalizer="softmax1(learned=True)",
+        norm="rmsnorm_single",
+        placement="mixed(share=0.5)",
         rope="linear(factor=2.0)",
     )
     assert one.route is not two.route

@@ -208,7 +208,7 @@ def test_it_needs_neither_transformers_nor_the_rest_of_the_house() -> None:
         [sys.executable, "-c", program], check=True, capture_output=True, text=True
     ).stdout.split()
     rooms = {name.split(".")[1] for name in loaded if name.startswith("wakeful.")}
-    assert rooms <= {"optim", "variants", "discovery", "roles", "families", "errors"}
+    assert rooms <= {"optim", "variants", "discovery", "roles", "families", "errors", "lazy"}
     assert "transformers" not in loaded
 
 

@@ -65,10 +65,10 @@ def drawn_alike() -> Iterator[None]:
 class Decoder(HasRoles, Marked, nn.Module):
     """A causal language model; its parts are named in a `ModelConfig`.
 
-    `route`, `depth`, `normalizer` and `rope` may be given as objects in the place of the
-    configuration's expressions. The decoder makes parts of its own like them, so that an object may
-    serve several, and its configuration names them. A class from outside the package is looked up
-    in the modules that are imported; none is imported here.
+    Variants may be given as objects in the place of the configuration's expressions. The decoder
+    makes parts of its own like them, so that an object may serve several, and its configuration
+    names them. A class from outside the package is looked up in the modules that are imported;
+    none is imported here.
 
     Raises:
         WakefulError: a variant is unknown, is not one of its kind, or does not fit this shape.
@@ -81,10 +81,19 @@ class Decoder(HasRoles, Marked, nn.Module):
         route: ValueRoute | str | None = None,
         depth: DepthMix | str | None = None,
         normalizer: Normalizer | str | None = None,
+        norm: Norm | str | None = None,
+        placement: Placement | str | None = None,
         rope: RopeScaling | str | None = None,
     ) -> None:
         super().__init__()
-        given = {"route": route, "depth": depth, "normalizer": normalizer, "rope": rope}
+        given = {
+            "route": route,
+            "depth": depth,
+            "normalizer": normalizer,
+            "norm": norm,
+            "placement": placement,
+            "rope": rope,
+        }
         config = dataclasses.replace(
             config,
             **{
