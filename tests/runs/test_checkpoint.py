@@ -190,7 +190,7 @@ def failing(
 
         return call
 
-    patch.setattr(checkpoint, "save_file", counted("save_file", checkpoint.save_file))
+    patch.setattr(checkpoint, "save_tensors", counted("save_tensors", checkpoint.save_tensors))
     for owner, name in (
         (Path, "mkdir"), (Path, "write_text"), (Path, "rename"), (os, "fsync"), (os, "open"),
     ):  # fmt: skip
@@ -198,7 +198,7 @@ def failing(
     return reached
 
 
-WRITES = 19
+WRITES = 21
 """Calls that one checkpoint makes: folders, files, flushes and the final name."""
 
 

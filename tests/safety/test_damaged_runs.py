@@ -120,7 +120,8 @@ def test_a_report_on_damaged_runs_is_written_or_refused(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_layers": 10**9}, "tensors, and the configuration 1000000000 layers"),
+        ({"num_layers": 10_000}, "tensors, and the configuration 10000 layers"),
+        ({"num_layers": 10**9}, "model.num_layers = 1000000000 is more than"),
         ({"width": 2**40}, "does not fit into memory"),
         ({"mlp_width": 10**15}, "is of another model"),
         ({"max_length": 10**12}, "does not fit into memory"),
