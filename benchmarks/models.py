@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from wakeful.config.model import ModelConfig
 from wakeful.model.attend import attend
 from wakeful.model.decoder import Decoder
-from wakeful.model.initialise import initialise
+from wakeful.model.initialize import initialize
 
 CPU = torch.device("cpu")
 
@@ -37,7 +37,7 @@ class Ours(nn.Module):
     def __init__(self, shape: Shape, **options: object) -> None:
         super().__init__()
         config = ModelConfig(**vars(shape), **options)  # pyright: ignore[reportArgumentType]
-        self.decoder = initialise(Decoder(config), 0)
+        self.decoder = initialize(Decoder(config), 0)
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.decoder.loss(tokens[:, :-1], tokens[:, 1:])

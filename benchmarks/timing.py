@@ -65,14 +65,14 @@ def compare(
 
 def seconds(run: Callable[[], object]) -> float:
     """Return how long a call takes, a GPU's work included."""
-    synchronise()
+    synchronize()
     began = time.perf_counter()
     run()
-    synchronise()
+    synchronize()
     return time.perf_counter() - began
 
 
-def synchronise() -> None:
+def synchronize() -> None:
     """Wait until a GPU has done what it was given."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from wakeful.config.model import ModelConfig
 from wakeful.model.decoder import Decoder
-from wakeful.model.initialise import initialise
+from wakeful.model.initialize import initialize
 from wakeful.variants import variants
 
 FIELD = {
@@ -82,7 +82,7 @@ def tiny_decoder(
 
     `noise` 0 leaves the parameters where their definitions start them.
     """
-    decoder = initialise(Decoder(tiny_config(**overrides)), seed).to(dtype)
+    decoder = initialize(Decoder(tiny_config(**overrides)), seed).to(dtype)
     if noise:
         generator = torch.Generator().manual_seed(seed + 1)
         with torch.no_grad():

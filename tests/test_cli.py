@@ -256,7 +256,7 @@ def test_prompts_come_from_standard_input_too(
         (["--top_p", "0"], "top_p must be in"),
         (["--seed", "-1"], "seed must be between"),
         (["--step", "2"], "has no checkpoint of step 2; it has 3"),
-        (["--device", "abacus"], "is no device"),
+        (["--device", "abacus"], "is not a device"),
     ],
 )
 def test_impossible_generation_prints_nothing_but_its_line(

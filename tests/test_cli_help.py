@@ -16,7 +16,7 @@ from wakeful.cli import VERBS, main
 from wakeful.cli.compare import CompareOptions
 from wakeful.cli.demo import DemoOptions
 from wakeful.cli.generate import PromptOptions
-from wakeful.cli.parsing import baselines, catalogue
+from wakeful.cli.parsing import baselines, catalog
 from wakeful.cli.train import TrainOptions
 from wakeful.config.schema import Config, config_to_toml
 from wakeful.config.verbs import (
@@ -32,7 +32,7 @@ from wakeful.config.verbs import (
 from wakeful.errors import WakefulError
 from wakeful.growth.baselines import BASELINES
 from wakeful.runs.run import Run
-from wakeful.variants import catalogue as imported_catalogue
+from wakeful.variants import catalog as imported_catalog
 
 OPTIONS = {
     "train": TrainOptions, "compare": CompareOptions, "generate": PromptOptions,
@@ -185,9 +185,8 @@ def test_help_imports_nothing_heavy(verb: str) -> None:
 
 @pytest.mark.parametrize("folder", ["routes", "normalizers", "depth"])
 def test_what_help_reads_from_source_is_what_can_be_written(folder: str) -> None:
-    assert sorted(catalogue(folder)) == sorted(
-        f"{entry.name}({entry.signature})".removesuffix("()")
-        for entry in imported_catalogue(folder)
+    assert sorted(catalog(folder)) == sorted(
+        f"{entry.name}({entry.signature})".removesuffix("()") for entry in imported_catalog(folder)
     )
 
 

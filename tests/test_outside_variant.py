@@ -25,7 +25,7 @@ from wakeful.hf.weights_out import export
 from wakeful.loading.load import load
 from wakeful.model.decoder import Decoder, admit
 from wakeful.model.generate import generate
-from wakeful.model.initialise import initialise
+from wakeful.model.initialize import initialize
 from wakeful.optim import OrthoAdam, decay_groups
 from wakeful.quant.convert import quantize, quantized_layers
 from wakeful.roles import role_of
@@ -153,7 +153,7 @@ def test_it_trains_and_resumes_to_the_bit(place: Path) -> None:
 def test_a_table_and_a_seed_say_all_there_is(route: str) -> None:
     """Its matrices start by the seed, and what its definition draws is the same in every model."""
     config = config_from_table({"model": {"route": route, "num_layers": 2, "width": 16}}).model
-    one, two, other = (initialise(Decoder(config), seed) for seed in (0, 0, 1))
+    one, two, other = (initialize(Decoder(config), seed) for seed in (0, 0, 1))
     matrix, table = "route.maps.1.weight", "route.table"
     assert torch.equal(one.get_parameter(matrix), two.get_parameter(matrix))
     assert not torch.equal(one.get_parameter(matrix), other.get_parameter(matrix))

@@ -17,7 +17,7 @@ from wakeful.norms import RMSNormSingle
 from wakeful.placements import Mixed
 from wakeful.ropes import Linear
 from wakeful.routes import OnLayers, ResFormer, SVFormer, Then
-from wakeful.variants import build, catalogue, nearest, variants
+from wakeful.variants import build, catalog, nearest, variants
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
 
@@ -316,11 +316,11 @@ def test_objects_are_as_good_as_expressions():
 
 
 @pytest.mark.parametrize("folder", FIELD)
-def test_a_catalogue_shows_how_to_write_each(folder):
-    for entry in catalogue(folder):
+def test_a_catalog_shows_how_to_write_each(folder):
+    for entry in catalog(folder):
         assert entry.summary
         assert ":" not in entry.signature.replace("'", "")
-    entries = {entry.name: entry for entry in catalogue("routes")}
+    entries = {entry.name: entry for entry in catalog("routes")}
     assert entries["cla"].signature == "group=2"
     assert entries["on_layers"].signature == "which, route"
     assert entries["then"].signature == "*parts"

@@ -31,7 +31,7 @@ def choose_device(name: str, world: World = ALONE, *, field: str = "device") -> 
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise WakefulError(f"{field} = {name!r} is no device; use auto, cpu or cuda") from None
+        raise WakefulError(f"{field} = {name!r} is not a device; use auto, cpu or cuda") from None
     if device.type not in ("cpu", "cuda", "mps"):
         raise WakefulError(f"{field} = {name!r} is not supported; use auto, cpu, cuda or mps")
     if device.type == "cuda" and not torch.cuda.is_available():

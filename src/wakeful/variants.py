@@ -66,7 +66,7 @@ class Variant(HasRoles):
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of a catalogue: the variant's name, its signature and its first sentence."""
+    """One line of a catalog: the variant's name, its signature and its first sentence."""
 
     name: str
     signature: str
@@ -94,7 +94,7 @@ def variant_name(kind: type[Variant]) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower() if file == "base" else file
 
 
-def catalogue(folder: str) -> list[Entry]:
+def catalog(folder: str) -> list[Entry]:
     """Return what a user may write for this folder, for help texts and documentation."""
     return [
         Entry(

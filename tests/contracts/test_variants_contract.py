@@ -28,7 +28,7 @@ from helpers import (
 )
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
-from wakeful.variants import Variant, build, catalogue, variant_name, variants
+from wakeful.variants import Variant, build, catalog, variant_name, variants
 
 pytestmark = pytest.mark.filterwarnings("error")
 HEADS = {"gqa": 2, "mha": 0}
@@ -371,8 +371,8 @@ def test_every_class_of_a_file_is_a_variant_that_says_what_it_is(folder, file):
 
 
 @pytest.mark.parametrize("folder", FIELD)
-def test_a_catalogue_lists_every_variant_with_its_sentence(folder):
-    entries = catalogue(folder)
+def test_a_catalog_lists_every_variant_with_its_sentence(folder):
+    entries = catalog(folder)
     assert [entry.name for entry in entries] == list(variants(folder))
     assert all(entry.summary for entry in entries)
 

@@ -9,7 +9,7 @@ from wakeful.growth.baselines import BASELINES, Setting, check_names, half_width
 from wakeful.growth.inherit import inherit
 from wakeful.growth.layermap import first, last
 from wakeful.model.decoder import Decoder
-from wakeful.model.initialise import initialise
+from wakeful.model.initialize import initialize
 
 TOKENS = some_tokens(2, 13)
 
@@ -37,7 +37,7 @@ def test_every_baseline_makes_a_model_that_trains(name: str, route: str) -> None
 
 def test_random_is_a_model_of_its_own_seed() -> None:
     decoder = BASELINES["random"].start(setting(tiny_decoder()))
-    again = initialise(Decoder(decoder.config).double(), 5)
+    again = initialize(Decoder(decoder.config).double(), 5)
     for name, tensor in decoder.named_parameters():
         assert torch.equal(tensor, again.get_parameter(name))
 

@@ -19,7 +19,7 @@ def plain_attention(module, query, key, value, mask, scaling=None, dropout=0.0, 
     key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
     x = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     x = x + mask[..., : key.shape[-2]]
-    # Shifted by a constant that is no part of the definition: logits stay below 50 here.
+    # Shifted by a constant that is not part of the definition: logits stay below 50 here.
     e = torch.exp(x - 50.0)
     weights = e / (torch.exp(torch.tensor(-50.0).to(e)) + e.sum(-1, keepdim=True))
     return (weights @ value).transpose(1, 2).contiguous(), weights

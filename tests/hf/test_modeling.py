@@ -139,8 +139,8 @@ def test_what_is_not_offered_is_refused() -> None:
         model()
     with pytest.raises(WakefulError, match="65 tokens do not fit the model's context of 64"):
         model(some_tokens(1, 65))
-    with pytest.raises(WakefulError, match=r"parts\.colour, which this wakeful does not know"):
-        WakefulConfig(parts={"colour": 3})
+    with pytest.raises(WakefulError, match=r"parts\.color, which this wakeful does not know"):
+        WakefulConfig(parts={"color": 3})
     with pytest.raises(WakefulError, match=r"model\.num_layers must be at least 1"):
         WakefulConfig(parts={"num_layers": 0})
 

@@ -318,10 +318,10 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
 
 def test_what_is_nowhere_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(WakefulError, match="is no folder, GGUF file or run directory here") as e:
+    with pytest.raises(WakefulError, match="is not a folder, GGUF file or run directory here") as e:
         read_decoder("nobody/no-such-model")
     assert "\n" not in str(e.value)
-    with pytest.raises(WakefulError, match="is no folder"):
+    with pytest.raises(WakefulError, match="is not a folder"):
         read_decoder("no/such/folder/at all")
 
 

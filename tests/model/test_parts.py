@@ -1,4 +1,4 @@
-"""Norms, rotary positions, feed-forward networks, initialisation and the configuration."""
+"""Norms, rotary positions, feed-forward networks, initialization and the configuration."""
 
 import dataclasses
 import math
@@ -13,14 +13,14 @@ from helpers import some_tokens, tiny_config, tiny_decoder
 from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
-from wakeful.model.initialise import initialise, seed_of
+from wakeful.model.initialize import initialize, seed_of
 from wakeful.model.mlps import make_mlp
 from wakeful.model.positions import Rotary, rotate
 from wakeful.norms.base import Norm, Place
 from wakeful.variants import build, variants
 
 
-def randomised(module: torch.nn.Module) -> torch.nn.Module:
+def randomized(module: torch.nn.Module) -> torch.nn.Module:
     module = module.double()
     with torch.no_grad():
         for parameter in module.parameters():
@@ -41,7 +41,7 @@ def make_norm(name: str, width: int, *, eps: float, bias: bool) -> Norm:
 def test_layernorm_by_hand():
     x = torch.randn(2, 3, 5, dtype=torch.float64)
     for bias in (True, False):
-        norm = randomised(make_norm("layernorm", 5, eps=1e-3, bias=bias))
+        norm = randomized(make_norm("layernorm", 5, eps=1e-3, bias=bias))
         assert [name for name, _ in norm.named_parameters()] == ["weight", "bias"][: 1 + bias]
         centred = x - x.mean(-1, keepdim=True)
         expected = centred / torch.sqrt((centred**2).mean(-1, keepdim=True) + 1e-3) * norm.weight
@@ -56,7 +56,7 @@ def test_rmsnorm_by_hand(name, scales):
     norm = make_norm(name, 5, eps=1e-3, bias=True)
     assert [tuple(p.shape) for p in norm.parameters()] == [(scales,)]
     assert torch.equal(norm.weight, torch.ones(scales))
-    norm = randomised(norm)
+    norm = randomized(norm)
     expected = x / torch.sqrt((x**2).mean(-1, keepdim=True) + 1e-3) * norm.weight
     torch.testing.assert_close(norm(x), expected, rtol=0, atol=1e-13)
     inputs = (x, norm.weight)
@@ -177,7 +177,7 @@ def test_attention_biases_are_where_they_are_asked_for(bias):
         assert [part.bias is not None for part in (attention.query, attention.out)] == [qkv, out]
 
 
-def test_parallel_blocks_and_normalised_heads_by_hand():
+def test_parallel_blocks_and_normalized_heads_by_hand():
     decoder = tiny_decoder(parallel=True, qk_norm=True, num_layers=1, positions="none")
     block = decoder.blocks[0]
     x = decoder.embed(some_tokens(2, 5))
@@ -209,30 +209,30 @@ def test_the_rotary_table_is_not_saved():
 def test_mlps_by_hand():
     x = torch.randn(2, 3, 5, dtype=torch.float64)
     for bias in (False, True):
-        mlp = randomised(make_mlp("swiglu", 5, 7, bias=bias))
+        mlp = randomized(make_mlp("swiglu", 5, 7, bias=bias))
         gate, up = mlp.gate(x), mlp.up(x)
         expected = (gate / (1 + torch.exp(-gate)) * up) @ mlp.down.weight.T
         expected = expected + (mlp.down.bias if bias else 0)
         torch.testing.assert_close(mlp(x), expected, rtol=0, atol=1e-12)
         assert sum(p.numel() for p in mlp.parameters()) == 3 * 35 + bias * (7 + 7 + 5)
 
-        exact = randomised(make_mlp("gelu_exact", 5, 7, bias=bias))
+        exact = randomized(make_mlp("gelu_exact", 5, 7, bias=bias))
         h = exact.up(x)
         h = h * (1 + torch.erf(h / math.sqrt(2))) / 2
         torch.testing.assert_close(exact(x), exact.down(h), rtol=0, atol=1e-12)
 
-        mlp = randomised(make_mlp("gelu", 5, 7, bias=bias))
+        mlp = randomized(make_mlp("gelu", 5, 7, bias=bias))
         h = mlp.up(x)
         h = 0.5 * h * (1 + torch.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h**3)))
         torch.testing.assert_close(mlp(x), mlp.down(h), rtol=0, atol=1e-12)
         assert sum(p.numel() for p in mlp.parameters()) == 2 * 35 + bias * (7 + 5)
 
 
-# ------------------------------------------------------------------------ initialisation
+# ------------------------------------------------------------------------ initialization
 
 
 def test_named_seeds_make_twins():
-    one = initialise(Decoder(tiny_config()), 7)
+    one = initialize(Decoder(tiny_config()), 7)
     for overrides in (
         {"route": "svformer"},
         {"normalizer": "softmax1(learned=True)"},
@@ -243,12 +243,12 @@ def test_named_seeds_make_twins():
     ):
         names = dict(one.named_parameters())
         shared = 0
-        for name, parameter in initialise(Decoder(tiny_config(**overrides)), 7).named_parameters():
+        for name, parameter in initialize(Decoder(tiny_config(**overrides)), 7).named_parameters():
             if name in names and names[name].shape == parameter.shape:
                 assert torch.equal(parameter, names[name]), name
                 shared += 1
         assert shared > 10
-    other = initialise(Decoder(tiny_config()), 8)
+    other = initialize(Decoder(tiny_config()), 8)
     assert not torch.equal(other.embed.weight, one.embed.weight)
     assert seed_of(7, "a") != seed_of(7, "b")
     assert 0 <= seed_of(7, "a") < 2**63
@@ -256,7 +256,7 @@ def test_named_seeds_make_twins():
 
 def test_initial_sizes():
     wide = {"width": 128, "mlp_width": 160, "vocab_size": 200, "init_std": 0.03, "bias": True}
-    plain = initialise(Decoder(tiny_config(**wide, positions="learned", mlp="gelu")), 0)
+    plain = initialize(Decoder(tiny_config(**wide, positions="learned", mlp="gelu")), 0)
     for name, parameter in plain.state_dict().items():
         if name.endswith("bias"):
             assert (parameter == 0).all(), name
@@ -266,7 +266,7 @@ def test_initial_sizes():
             assert parameter.std() == pytest.approx(0.03, rel=0.06), name
             assert parameter.mean().abs() < 0.03 * 5 / parameter.numel() ** 0.5, name
     scaled = dict(
-        initialise(
+        initialize(
             Decoder(tiny_config(**wide, mlp="gelu", scale_residual_init=True)), 0
         ).named_parameters()
     )
@@ -276,16 +276,16 @@ def test_initial_sizes():
             torch.testing.assert_close(scaled[name] * factor, parameter)
 
 
-def test_initialisation_does_not_touch_the_global_random_state():
+def test_initialization_does_not_touch_the_global_random_state():
     state = torch.get_rng_state()
     decoder = Decoder(tiny_config())
     torch.set_rng_state(state)
-    initialise(decoder, 0)
+    initialize(decoder, 0)
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_a_variant_s_own_parameters_keep_their_start():
-    decoder = initialise(
+    decoder = initialize(
         Decoder(tiny_config(route="gated(start=2.0)", normalizer="softmax1(learned=True)")), 0
     )
     for name, parameter in decoder.named_parameters():

@@ -68,7 +68,7 @@ def test_a_run_under_way_is_drawn_as_far_as_it_has_come(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_colours_do_not_change_when_a_run_finishes(tmp_path: Path) -> None:
+def test_colors_do_not_change_when_a_run_finishes(tmp_path: Path) -> None:
     folder = make_comparison(tmp_path / "c", {"a": 0.0, "b": 0.1, "d": 0.2}, [0])
     scales = []
     for _ in range(2):

@@ -172,7 +172,7 @@ def test_a_line_damaged_inside_is_named(tmp_path: Path, line: bytes) -> None:
     lines = (run.path / "metrics.jsonl").read_bytes().splitlines()
     lines[2] = line
     (run.path / "metrics.jsonl").write_bytes(b"\n".join(lines) + b"\n")
-    with pytest.raises(WakefulError, match=r"metrics\.jsonl line 3 is no metrics row"):
+    with pytest.raises(WakefulError, match=r"metrics\.jsonl line 3 is not a metrics row"):
         run.metrics()
 
 

@@ -96,7 +96,7 @@ def test_a_clock_that_jumps_before_a_run_is_resumed_changes_nothing(
         with pytest.raises(RuntimeError, match="stop"):
             train(tiny(text), path)
     assert checkpoint.steps(path / "checkpoints") == [3, 6]
-    # A lock from another time is no lock, and the newest checkpoint is that of the last step.
+    # A lock from another time is not a lock, and the newest checkpoint is that of the last step.
     date(path, DATES[when])
     os.utime(path / "checkpoints" / "step-00000003", (2**33, 2**33))
     assert read_decoder(path, dtype="auto").step == 6

@@ -1,4 +1,4 @@
-"""What is no number stops a run before it spoils a checkpoint."""
+"""What is not a number stops a run before it spoils a checkpoint."""
 
 import math
 from collections.abc import Callable

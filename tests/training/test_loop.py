@@ -301,7 +301,7 @@ def test_no_clipping_means_none(text: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("tpu", "is no device"),
+        ("tpu", "is not a device"),
         ("meta", "is not supported"),
         ("cuda:99", r"no CUDA device|CUDA devices here"),
     ],

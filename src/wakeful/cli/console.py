@@ -11,7 +11,7 @@ from rich.console import Console
 from wakeful.errors import WakefulError
 
 _WIDE = 120
-"""Columns where the output is no terminal: a table loses nothing to a file."""
+"""Columns where the output is not a terminal: a table loses nothing to a file."""
 
 LET_IT_SPEAK = 2.0
 """Seconds before another process ends with an error: torchrun ends the first when one ends."""

@@ -114,10 +114,10 @@ def spelled_out(verb: str, arguments: list[str]) -> list[str]:
     return found
 
 
-def catalogue(folder: str) -> Iterator[str]:
+def catalog(folder: str) -> Iterator[str]:
     """Yield what a user may write for a folder of variants, read from its source.
 
-    `variants.catalogue` says the same of the imported classes, and needs torch for that.
+    `variants.catalog` says the same of the imported classes, and needs torch for that.
     """
     bodies: dict[str, ast.ClassDef] = {}
     names: dict[str, str] = {}
@@ -185,7 +185,7 @@ def _described(prog: str) -> str:
     if verb in ("train", "compare"):
         text += f"\n\nPresets: {', '.join(presets())}."
         for folder, option in _CHOICES:
-            text += f"\n\n--model.{option}: {', '.join(catalogue(folder))}."
+            text += f"\n\n--model.{option}: {', '.join(catalog(folder))}."
     if verb == "inherit":
         text += "\n\n" + inspect.cleandoc(InheritOptions.__doc__ or "").split("\n\n", 1)[1]
         text += "\n\n--baseline: " + "; ".join(baselines()) + "."

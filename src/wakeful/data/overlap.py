@@ -15,9 +15,9 @@ from wakeful.data.tokens import PreparedData, TokenFile, documents_path, file_sh
 from wakeful.errors import WakefulError
 
 PASSAGE = 64
-"""Tokens of a passage: longer than a licence's name, shorter than a function."""
+"""Tokens of a passage: longer than a license's name, shorter than a function."""
 ALLOWED = 0.05
-"""Share of a document's passages that may stand in the training text: a licence's, say."""
+"""Share of a document's passages that may stand in the training text: a license's, say."""
 _CURE = "or prepare the data with keep_overlap"
 
 

@@ -15,7 +15,7 @@ from wakeful.errors import WakefulError
 from wakeful.growth.inherit import inherit, target_config
 from wakeful.growth.layermap import LayerMap, alternate, first, last, middle, stacked
 from wakeful.model.decoder import Decoder
-from wakeful.model.initialise import initialise
+from wakeful.model.initialize import initialize
 from wakeful.variants import nearest
 
 
@@ -72,7 +72,7 @@ def at_random(setting: Setting, num_layers: int) -> Decoder:
         setting.reference.config, num_layers, route=setting.route, normalizer=setting.normalizer
     )
     decoder = Decoder(config).to(setting.reference.head.weight.dtype)
-    return initialise(decoder, setting.seed)
+    return initialize(decoder, setting.seed)
 
 
 def stack(setting: Setting, trained: Decoder) -> Decoder:
@@ -164,7 +164,7 @@ BASELINES: dict[str, Baseline] = {
     "alternate": Baseline("every second layer", _ranged(alternate)),
     "middle": Baseline("n layers around the middle", _ranged(middle)),
     "last": Baseline("the last n layers", _ranged(last)),
-    "lazy": Baseline("the n neighbouring layers of the lowest mean rank", _lazy),
+    "lazy": Baseline("the n neighboring layers of the lowest mean rank", _lazy),
     "attention": Baseline("the heir's attention and its norms alone", _parts("attention")),
     "mlp": Baseline("the heir's feed-forward networks and their norms alone", _parts("mlp")),
     "without_norms": Baseline("the heir without its blocks' norms", _parts("without_norms")),

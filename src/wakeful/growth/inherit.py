@@ -17,7 +17,7 @@ from wakeful.errors import WakefulError
 from wakeful.growth.layermap import LayerMap, written
 from wakeful.model.attention import Attention
 from wakeful.model.decoder import Decoder
-from wakeful.model.initialise import initialise
+from wakeful.model.initialize import initialize
 from wakeful.normalizers.base import Normalizer
 
 _PROJECTIONS = ("query", "key", "value")
@@ -138,7 +138,7 @@ def _assembled(
     if copy not in get_args(Copy):
         raise WakefulError(f"copy must be one of {', '.join(get_args(Copy))}, got {copy!r}")
     target = Decoder(config).to(ends.head.weight.dtype)
-    initialise(target, seed)
+    initialize(target, seed)
     for part in _ENDS:
         if (ours := getattr(target, part, None)) is not None:
             ours.load_state_dict(getattr(ends, part).state_dict())

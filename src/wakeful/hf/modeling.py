@@ -25,7 +25,7 @@ from wakeful.hf.projections import name_projections, named
 from wakeful.hf.starts import defined_starts
 from wakeful.hf.visibility import Visibility
 from wakeful.model.decoder import Decoder
-from wakeful.model.initialise import deviation
+from wakeful.model.initialize import deviation
 from wakeful.model.loss import IGNORED
 from wakeful.roles import HEAD, HasRoles, Marked, Role, mark, role_of
 

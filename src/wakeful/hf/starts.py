@@ -1,4 +1,4 @@
-"""Where the tensors of a model start that Transformers builds without our `initialise`.
+"""Where the tensors of a model start that Transformers builds without our `initialize`.
 
 It asks module by module, and only for modules that hold tensors themselves.
 """

@@ -3,6 +3,6 @@
 from wakeful.config.model import ModelConfig
 from wakeful.model.decoder import Decoder
 from wakeful.model.generate import generate
-from wakeful.model.initialise import initialise
+from wakeful.model.initialize import initialize
 
-__all__ = ["Decoder", "ModelConfig", "generate", "initialise"]
+__all__ = ["Decoder", "ModelConfig", "generate", "initialize"]

@@ -19,7 +19,7 @@ from wakeful.shape import Shape
 
 
 class Heads(HasRoles, nn.Linear):
-    """A projection into heads, (B, L, D) to (B, L, N, d), each normalised by `norm`, then turned
+    """A projection into heads, (B, L, D) to (B, L, N, d), each normalized by `norm`, then turned
     by RoPE where `rotary`.
     """
 
@@ -41,7 +41,7 @@ class Heads(HasRoles, nn.Linear):
 def into_heads(
     projected: Float[Tensor, "B L P"], num_heads: int, norm: nn.Module, flow: Flow, *, rotary: bool
 ) -> Float[Tensor, "B L N d"]:
-    """Return a projection split into heads, normalised, and turned by RoPE where `rotary`."""
+    """Return a projection split into heads, normalized, and turned by RoPE where `rotary`."""
     batch, length, width = projected.shape
     heads = norm(projected.reshape(batch, length, num_heads, width // num_heads))
     if rotary and flow.rotation is not None:

@@ -186,7 +186,7 @@ class Decoder(HasRoles, Marked, nn.Module):
         valid: Bool[Tensor, "B S"] | None = None,
         documents: Int[Tensor, "B L"] | None = None,
     ) -> Float[Tensor, "B L D"]:
-        """Return the final normalised hidden states."""
+        """Return the final normalized hidden states."""
         x = self.embed(tokens)
         return self.stream(x, tokens=tokens, cache=cache, valid=valid, documents=documents)
 
@@ -200,7 +200,7 @@ class Decoder(HasRoles, Marked, nn.Module):
         places: Int[Tensor, "B L"] | None = None,
         documents: Int[Tensor, "B L"] | None = None,
     ) -> Float[Tensor, "B L D"]:
-        """Return the final normalised hidden states of token embeddings.
+        """Return the final normalized hidden states of token embeddings.
 
         `tokens` are the ids that were embedded, for routes that read them. `places` are positions
         where they are not the tokens' numbers (among the `valid` ones, or in their document).

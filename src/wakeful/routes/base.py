@@ -99,7 +99,7 @@ class ValueRoute(Variant, nn.Module):
     def mix(self, layer: int, x: Tensor, qkv: QKV, memory: Memory) -> QKV:
         """Change queries, keys or values before attention and before they are cached.
 
-        `x` (B, L, D) is the normalised input of the attention.
+        `x` (B, L, D) is the normalized input of the attention.
         """
         return qkv
 
@@ -121,7 +121,7 @@ class ValueRoute(Variant, nn.Module):
     def correct(self, layer: int, x: Tensor, u: Tensor, v: Tensor, memory: Memory) -> Tensor:
         """Change the attention output `u` (B, L, H, d) before the output projection.
 
-        `x` (B, L, D) is the normalised input of the attention, `v` (B, L, G, d) the value in use.
+        `x` (B, L, D) is the normalized input of the attention, `v` (B, L, G, d) the value in use.
         """
         return u
 

@@ -11,7 +11,7 @@ from wakeful.shape import Shape
 
 
 class Dense(ValueRoute):
-    """V'_n = Σ_{m≤n} λ_{n,m} V_m, learned (Value Residual Learning, eq. 5 generalised, fig. 9).
+    """V'_n = Σ_{m≤n} λ_{n,m} V_m, learned (Value Residual Learning, eq. 5 generalized, fig. 9).
 
     With `learned=False` the weights stay at eq. 5's 1/n. Learned weights start there too, or at
     the vanilla point λ_{n,n} = 1, λ_{n,m<n} = 0 with `vanilla_start=True`.

@@ -16,7 +16,7 @@ _NEARLY_SHUT = -8.0
 class Gated(ValueRoute):
     """V'_n = V_n + g(h_n) V_1 with g = sigmoid(W h_n + b), one gate a key/value head and token.
 
-    h_n is the normalised input of layer n's attention. W starts at zero and b at `start`, so every
+    h_n is the normalized input of layer n's attention. W starts at zero and b at `start`, so every
     gate starts at sigmoid(`start`), ½ by default.
     """
 

@@ -115,7 +115,7 @@ class Run:
     def header(self) -> dict[str, Any]:
         """What run.json says."""
         if not os.path.isfile(self.path / "run.json"):  # which a name too long is not
-            raise WakefulError(f"{self.path} is no run directory: it has no run.json")
+            raise WakefulError(f"{self.path} is not a run directory: it has no run.json")
         header = self.read_json("run.json")
         try:
             json.dumps(header, allow_nan=False)
@@ -189,7 +189,7 @@ class Run:
             if row is not None:
                 rows.append(row)
             elif number < len(lines):
-                raise WakefulError(f"{path} line {number} is no metrics row; remove that line")
+                raise WakefulError(f"{path} line {number} is not a metrics row; remove that line")
         return rows
 
     def keep_metrics(self, last_step: int) -> None:
@@ -210,7 +210,7 @@ class Run:
             frame = pl.DataFrame(rows, infer_schema_length=None)
         except (pl.exceptions.PolarsError, TypeError, OverflowError):
             raise WakefulError(
-                f"{self.path / 'metrics.jsonl'} is no table: a field has values of several types"
+                f"{self.path / 'metrics.jsonl'} is not a table: a field has values of several types"
             ) from None
         self.write_frame("metrics.parquet", frame)
 
@@ -221,10 +221,10 @@ class Run:
         """Return a JSON file of the run."""
         path = self.path / name
         if path.exists() and not _is_plain(path):  # a pipe would be waited for
-            raise WakefulError(f"{path} is no file")
+            raise WakefulError(f"{path} is not a file")
         try:
             value = json.loads(path.read_text("utf-8"))
-            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
+            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is not text
         except FileNotFoundError:
             raise WakefulError(f"{path} is missing; is the run finished?") from None
         except OSError as error:

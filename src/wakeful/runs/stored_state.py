@@ -16,7 +16,7 @@ _NEEDED: Mapping[str, set[str]] = {
 }  # fmt: skip
 """What each optimizer expects of a parameter's state, once there is any."""
 _OWN_SHAPE = "rotation_"
-"""How the names of tensors begin that have not their parameter's shape."""
+"""How the names of tensors begin whose shape differs from their parameter's."""
 
 
 def read_state(path: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from wakeful.device import DTYPES, choose_device
 from wakeful.errors import WakefulError
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder, admit
-from wakeful.model.initialise import initialise
+from wakeful.model.initialize import initialize
 from wakeful.optim import build_optimizer
 from wakeful.training.distill import check_same_vocabulary
 from wakeful.training.events import check_installed
@@ -167,7 +167,7 @@ def make_decoder(config: Config, device: torch.device, given: Decoder | None = N
     dtype = torch.float64 if config.train.dtype == "float64" else torch.float32
     with _memory_errors():
         if given is None:
-            decoder = initialise(Decoder(config.model), config.train.seed)
+            decoder = initialize(Decoder(config.model), config.train.seed)
         else:
             decoder = given.requires_grad_(True)
         decoder.checkpoint_activations = config.train.checkpoint_activations

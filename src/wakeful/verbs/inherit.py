@@ -201,8 +201,8 @@ def _resumed(out: Path, shown: Shown) -> Run:
     run = Run.open(out)
     if run.header.get("kind") != "inherit":
         raise WakefulError(
-            f"{out} is no inheritance but {run.header.get('kind')!r}: continue it with the verb "
-            "that began it"
+            f"{out} is not an inheritance but {run.header.get('kind')!r}: continue it with the "
+            "verb that began it"
         )
     recipe = from_table(Recipe, read_table(run.path / "recipe.toml"))
     assert isinstance(recipe, Recipe)
@@ -305,7 +305,7 @@ def _data(options: InheritOptions, reference: Model, show: Display) -> PreparedD
     if not dropped:
         raise WakefulError(
             f"{source} was prepared with keep_overlap: what an heir remembers of its validation "
-            "text would count as what it has learnt; prepare it without"
+            "text would count as what it has learned; prepare it without"
         )
     if dropped["documents"]:
         show.note(

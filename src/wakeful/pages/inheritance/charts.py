@@ -30,10 +30,10 @@ def loss_curves(summary: Mapping[str, Any]) -> Drawing:
     base = alt.Chart(frame).encode(
         x=alt.X("step:Q", title="training step", axis=alt.Axis(tickCount=8)),
         y=alt.Y("loss:Q", title="validation loss (nats a token)", scale=alt.Scale(zero=False)),
-        color=_colour(names),
+        color=_color(names),
         tooltip=["arm:N", "run:N", "step:Q", alt.Tooltip("loss:Q", format=".4f")],
     )
-    # Past the palette's length colours come again, and dashes tell them apart.
+    # Past the palette's length colors come again, and dashes tell them apart.
     dashes = [_DASHES[n // len(PALETTE) % len(_DASHES)] for n in range(len(names))]
     dash = alt.StrokeDash(
         "arm:N",
@@ -63,8 +63,8 @@ def layer_figures(summary: Mapping[str, Any]) -> list[tuple[str, Drawing]]:
     ]
 
 
-def colours(summary: Mapping[str, Any]) -> list[str]:
-    """Return the colour of each arm."""
+def colors(summary: Mapping[str, Any]) -> list[str]:
+    """Return the color of each arm."""
     return [PALETTE[n % len(PALETTE)] for n in range(len(summary["arms"]))]
 
 
@@ -96,7 +96,7 @@ def _bars(values: Sequence[float], kept: set[int], title: str) -> Drawing:
     )
 
 
-def _colour(names: Sequence[str]) -> alt.Color:
-    colours = [PALETTE[n % len(PALETTE)] for n in range(len(names))]
-    scale = alt.Scale(domain=list(names), range=colours)
+def _color(names: Sequence[str]) -> alt.Color:
+    colors = [PALETTE[n % len(PALETTE)] for n in range(len(names))]
+    scale = alt.Scale(domain=list(names), range=colors)
     return alt.Color("arm:N", scale=scale, legend=alt.Legend(symbolType="stroke"))

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from wakeful.growth.layermap import written
-from wakeful.pages.inheritance.charts import colours, layer_figures, loss_curves
+from wakeful.pages.inheritance.charts import colors, layer_figures, loss_curves
 from wakeful.pages.inheritance.reading import (
     choice,
     cost_of_reference,
@@ -39,7 +39,7 @@ def write_inheritance(path: str | Path, page: str | Path = "") -> Path:
         choice=choice(summary),
         curves=loss_curves(summary),
         figures=layer_figures(summary),
-        colours=colours(summary),
+        colors=colors(summary),
         sizes=_sizes(summary["sizes"]),
         method=_method(summary, environment),
         written=written,

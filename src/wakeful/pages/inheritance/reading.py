@@ -67,7 +67,9 @@ def read_inheritance(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """
     run = Run.open(path)
     if run.header.get("kind") != "inherit":
-        raise WakefulError(f"{path} is no inheritance: run.json calls it {run.header.get('kind')}")
+        raise WakefulError(
+            f"{path} is not an inheritance: run.json calls it {run.header.get('kind')}"
+        )
     place = run.path / "summary.json"
     summary = run.read_json("summary.json")
     records.check_fields(place, summary, _FIELDS)
@@ -140,8 +142,8 @@ def choice(summary: Mapping[str, Any]) -> str:
         "rank": "the layers whose heads have the highest rank",
         "mass": "the layers whose attention is spread over the most columns",
         "influence": "the layers that change the stream most, 1 − cos(x_in, x_out)",
-        "angle": "all but the neighbouring layers over which the stream turns least",
-        "lazy": "the neighbouring layers of the lowest mean rank",
+        "angle": "all but the neighboring layers over which the stream turns least",
+        "lazy": "the neighboring layers of the lowest mean rank",
     }.get(chosen["rule"], chosen["rule"])
     layers = written(chosen["layers"])
     return f"{len(chosen['layers'])} of {total} layers ({layers}): {why}."
@@ -207,5 +209,5 @@ def _number(value: float | None) -> float:
 
 def _table(place: Path, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise WakefulError(f"{place}: an arm or a point of a curve is no table")
+        raise WakefulError(f"{place}: an arm or a point of a curve is not a table")
     return value

@@ -1,4 +1,4 @@
-"""All initialisation, in one function."""
+"""All initialization, in one function."""
 
 import hashlib
 import math
@@ -12,7 +12,7 @@ from wakeful.roles import Start, role_of
 
 
 @torch.no_grad()
-def initialise(decoder: Decoder, seed: int) -> Decoder:
+def initialize(decoder: Decoder, seed: int) -> Decoder:
     """Give every parameter of a new decoder its initial value, and return the decoder.
 
     By their roles: matrices and embeddings are normal with standard deviation `init_std` (the
