@@ -104,8 +104,8 @@ def test_bad_input_is_one_line_and_changes_nothing(
     assert "neither a file nor a preset" in fails(capsys, "train", "none.toml", *where)
     assert "name a configuration" in fails(capsys, "train", *where)
     assert "holds no model" in fails(capsys, "generate", str(text), "--prompt", "x")
-    assert "no run directory" in fails(capsys, "report", str(text))
-    assert "no run directory" in fails(capsys, "train", "--resume", str(text))
+    assert "not a run directory" in fails(capsys, "report", str(text))
+    assert "not a run directory" in fails(capsys, "train", "--resume", str(text))
     assert "empty" in fails(capsys, "train", config, "--data.source", str(empty), *where)
     assert "UTF-8" in fails(capsys, "train", config, "--data.source", str(latin), *where)
     few = ["--data.source", str(short), "--data.validation_fraction", "0.5"]

@@ -102,7 +102,7 @@ def test_help_shows_every_option_with_its_description_and_default(
 def test_help_names_presets_and_variants(capsys: pytest.CaptureFixture[str]) -> None:
     for verb in ("train", "compare"):
         shown = help_of(capsys, verb)
-        for words in ("value-residual-82m", "svformer(anchors", "--model.norm {layernorm"):
+        for words in ("value-residual-82m", "svformer(anchors", "--model.norm: layernorm"):
             assert words in shown
     assert "--out" in help_of(capsys, "data")
 
@@ -138,7 +138,10 @@ def test_every_field_of_the_configuration_is_an_option(
             value = ("text",)
             arguments += [f"--{name}", *value]
         elif isinstance(default, bool):
-            value = not default
+            if default:  # a relaxed prefix goes with whole sequences only
+                assert name == "data.cross_documents"
+                continue
+            value = True
             arguments.append(f"--{name}")
         else:
             value = (
@@ -156,6 +159,9 @@ def test_every_field_of_the_configuration_is_an_option(
         for part in name.split("."):
             found = getattr(found, part)
         assert found == value, name
+    alone = ["--data.no_cross_documents"]
+    assert main(["train", str(config), "--out", str(tmp_path / "r"), *alone]) == 1
+    assert taken[1].data.cross_documents is False
 
 
 def test_the_overview_lists_the_verbs(capsys: pytest.CaptureFixture) -> None:
@@ -183,7 +189,7 @@ def test_help_imports_nothing_heavy(verb: str) -> None:
     assert "wakeful" in ended.stdout
 
 
-@pytest.mark.parametrize("folder", ["routes", "normalizers", "depth"])
+@pytest.mark.parametrize("folder", ["routes", "normalizers", "depth", "norms", "placements"])
 def test_what_help_reads_from_source_is_what_can_be_written(folder: str) -> None:
     assert sorted(catalog(folder)) == sorted(
         f"{entry.name}({entry.signature})".removesuffix("()") for entry in imported_catalog(folder)

@@ -137,7 +137,7 @@ def test_missing_and_foreign_files_are_named(tmp_path: Path) -> None:
     Run(tmp_path / "c").make("compare", {})
     with pytest.raises(WakefulError, match=r"no trained model: run\.json calls it 'compare'"):
         _ = Run.open(tmp_path / "c").config
-    with pytest.raises(WakefulError, match="no run directory"):
+    with pytest.raises(WakefulError, match="not a run directory"):
         Run.open("x" * 5000)
 
 

@@ -215,7 +215,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path, name: str) -> None:
     if name == "run.json":
         assert read_comparison(folder).unfinished == ("b, seed 0",)
     else:
-        with pytest.raises(WakefulError, match=f"{name} is (no file|missing)"):
+        with pytest.raises(WakefulError, match=f"{name} is (not a file|missing)"):
             read_comparison(folder)
 
 

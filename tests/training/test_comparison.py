@@ -142,7 +142,7 @@ def test_resuming_another_comparison_is_refused(text: Path, tmp_path: Path) -> N
     ):
         with pytest.raises(WakefulError, match=message):
             compare(variants, tmp_path / "cmp", seeds=seeds, shown=silent, resume=True)
-    with pytest.raises(WakefulError, match="no run directory"):
+    with pytest.raises(WakefulError, match="not a run directory"):
         compare(two(text), tmp_path / "none", seeds=[0], shown=silent, resume=True)
     assert files(tmp_path / "cmp") == before
     with pytest.raises(WakefulError, match="seeds names one twice"):

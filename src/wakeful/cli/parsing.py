@@ -25,7 +25,13 @@ SOURCES = (
     "a run directory, a Transformers folder, a GGUF file, smollm2, a hub name or a quantized model"
 )
 T = TypeVar("T")
-_CHOICES = (("routes", "route"), ("normalizers", "normalizer"), ("depth", "depth"))
+_CHOICES = (
+    ("routes", "route"),
+    ("normalizers", "normalizer"),
+    ("depth", "depth"),
+    ("norms", "norm"),
+    ("placements", "placement"),
+)
 
 
 def leading(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -130,10 +136,19 @@ def catalog(folder: str) -> Iterator[str]:
                 if "examples" in set(_assigned(node)):
                     stem = file.name.removesuffix(".py")
                     snake = re.sub(r"(?<!^)(?=[A-Z])", "_", node.name).lower()
-                    names[node.name] = snake if stem == "base" else stem
+                    usual = snake if stem == "base" else stem
+                    names[node.name] = _named(node) or usual
     for kind, name in names.items():
         options = ", ".join(_options(kind, bodies))
         yield f"{name}({options})" if options else name
+
+
+def _named(body: ast.ClassDef) -> str:
+    """Return the name that a class states in its body, or ""."""
+    for node in body.body:
+        if isinstance(node, ast.Assign) and [ast.unparse(t) for t in node.targets] == ["name"]:
+            return str(ast.literal_eval(node.value))
+    return ""
 
 
 def _assigned(body: ast.ClassDef) -> Iterator[str]:
