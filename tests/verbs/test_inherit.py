@@ -175,7 +175,7 @@ def test_it_goes_on_where_it_was_stopped(
     assert "no other option" in fails(capsys, "inherit", "--resume", str(out), "--layers", "3")
     assert "exists already" in fails(capsys, *command)
     wrong = fails(capsys, "inherit", "--resume", str(out / "random"))
-    assert "no inheritance but 'train'" in wrong
+    assert "not an inheritance but 'train'" in wrong
 
 
 def test_bad_input_is_one_line_and_changes_nothing(
@@ -208,7 +208,7 @@ def test_bad_input_is_one_line_and_changes_nothing(
     assert "does nothing" in refused("--blocks", "0", "--choose", "rank")
     assert "name one reference" in fails(capsys, "inherit", "--layers", "2")
     nowhere = fails(capsys, "inherit", str(tmp_path / "none"), *command[2:])
-    assert "no folder, GGUF file or run directory" in nowhere
+    assert "not a folder, GGUF file or run directory" in nowhere
     comparison = tmp_path / "comparison"
     Run(comparison).make("compare", {})
     assert "comparison" in fails(capsys, "inherit", str(comparison), *command[2:])
