@@ -18,20 +18,14 @@ def run(arguments: list[str]) -> None:
         raise WakefulError("name a source: python-stdlib, a file, folder or glob, or hf:NAME")
     options.check()
 
-    from wakeful.data.preparing import prepare
+    from wakeful.data.preparing import preparation, prepare
 
     with display("prepare") as show:
         data = prepare(
             sources,
             options.out,
-            tokenizer=options.tokenizer or None,
-            vocab_size=None if options.tokenizer else options.vocab_size,
-            validation_source=options.validation_source or None,
-            validation_fraction=options.validation_fraction,
-            max_bytes=options.max_bytes or None,
-            text_field=options.text_field,
-            keep_overlap=options.keep_overlap,
             progress=show.stage,
+            **preparation(options),
         )
     tell(
         f"{data.train.num_tokens:,} training and {data.validation.num_tokens:,} validation tokens "

@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from wakeful.config.schema import TextConfig
 from wakeful.data.encode import Progress, Steps, no_progress, side_texts, write_split
@@ -24,6 +25,19 @@ from wakeful.data.tokens import (
 )
 from wakeful.errors import WakefulError
 from wakeful.paths import default_cache_dir
+
+
+def preparation(config: TextConfig) -> dict[str, Any]:
+    """Return the arguments of `prepare` and `prepared` that a configuration's fields stand for."""
+    return {
+        "tokenizer": config.tokenizer or None,
+        "vocab_size": None if config.tokenizer else config.vocab_size,
+        "validation_source": config.validation_source or None,
+        "validation_fraction": config.validation_fraction,
+        "max_bytes": config.max_bytes or None,
+        "text_field": config.text_field,
+        "keep_overlap": config.keep_overlap,
+    }
 
 
 def prepare(

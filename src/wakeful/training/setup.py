@@ -13,7 +13,7 @@ from wakeful.config.schema import Config, DataConfig
 from wakeful.config.tables import from_table, to_table
 from wakeful.data.encode import Progress
 from wakeful.data.order import Batches, ValidationWindows
-from wakeful.data.preparing import prepared
+from wakeful.data.preparing import preparation, prepared
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.data.tokens import PreparedData, is_prepared
 from wakeful.device import DTYPES, choose_device
@@ -86,14 +86,8 @@ def load_data(config: DataConfig, progress: Progress | None = None) -> PreparedD
         return PreparedData.open(config.source)
     return prepared(
         config.source,
-        tokenizer=config.tokenizer or None,
-        vocab_size=None if config.tokenizer else config.vocab_size,
-        validation_source=config.validation_source or None,
-        validation_fraction=config.validation_fraction,
-        max_bytes=config.max_bytes or None,
-        text_field=config.text_field,
-        keep_overlap=config.keep_overlap,
         progress=progress,
+        **preparation(config),
     )
 
 
