@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from wakeful.data.beginning import Beginning, beginning_of
+from wakeful.data.sources import Beginning, beginning_of
 from wakeful.errors import WakefulError
 
 

@@ -37,7 +37,7 @@ def test_every_document_is_there_once_and_followed_by_its_end(source, tmp_path):
 def test_long_documents_are_written_in_pieces(source, tmp_path, monkeypatch):
     whole = prepare(source, tmp_path / "whole", vocab_size=300)
     monkeypatch.setattr("wakeful.data.tokenizer.PIECE_CHARACTERS", 9)
-    monkeypatch.setattr("wakeful.data.encode.BATCH_BYTES", 20)
+    monkeypatch.setattr("wakeful.data.preparing.BATCH_BYTES", 20)
     assert prepare(source, tmp_path / "pieces", vocab_size=300).info == whole.info
 
 
@@ -178,5 +178,8 @@ def test_defaults_are_those_of_the_options(source, tmp_path):
     settings = prepare(source, tmp_path / "d", vocab_size=300).info["settings"]
     for name in ("validation_fraction", "text_field", "keep_overlap"):
         assert settings[name] == getattr(asked, name)
-        for function in (prepare, prepared):
-            assert signature(function).parameters[name].default == getattr(asked, name)
+        assert signature(prepare).parameters[name].default == getattr(asked, name)
+    cached = prepared(source, vocab_size=300, cache_dir=tmp_path / "cache")
+    assert cached.info["settings"] == settings
+    with pytest.raises(TypeError, match="vocabulary"):
+        prepared(source, vocabulary=300)

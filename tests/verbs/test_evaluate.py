@@ -14,7 +14,7 @@ import torch
 from evaluation.models import CHOICES, LAMBADA, llama, save_llama, write_lines
 from training.runs import text, tiny
 from wakeful.cli import main
-from wakeful.data.beginning import Beginning
+from wakeful.data.sources import Beginning
 from wakeful.evaluation.perplexity import perplexity
 from wakeful.loading.load import load
 from wakeful.runs.run import Run

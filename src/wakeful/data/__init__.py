@@ -1,11 +1,10 @@
 """Text in, token batches out: sources, tokenizer, prepared token files and their order."""
 
-from wakeful.data.decoding import StreamDecoder
 from wakeful.data.order import Batches, Permutation, ValidationWindows
 from wakeful.data.preparing import prepare, prepared
 from wakeful.data.readers import Document, DocumentsHasher, documents_hash
 from wakeful.data.sources import read_documents
-from wakeful.data.tokenizer import Tokenizer
+from wakeful.data.tokenizer import StreamDecoder, Tokenizer
 from wakeful.data.tokens import PreparedData, TokenFile
 from wakeful.paths import default_cache_dir
 

@@ -129,10 +129,6 @@ class Batches:
             starts[here] = order(places[here]) * self.length + offset
         return starts % self.token_file.num_tokens
 
-    def epoch(self, step: int) -> float:
-        """Return how many times the data has been gone through before `step`."""
-        return step * self.batch_size / self.num_windows
-
     def _window(self, start: int) -> np.ndarray:
         tokens, end = self.token_file.tokens, start + self.length + 1
         if end <= len(tokens):

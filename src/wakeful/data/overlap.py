@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from wakeful.data.order import key64, mix64
-from wakeful.data.tokens import PreparedData, TokenFile, documents_path, file_sha256, tokens_path
+from wakeful.data.tokens import PreparedData, TokenFile, documents_path, split_facts, tokens_path
 from wakeful.errors import WakefulError
 
 PASSAGE = 64
@@ -55,22 +55,17 @@ def drop_overlap(data: PreparedData, num_bytes: np.ndarray) -> dict[str, Any]:
     starts = np.asarray(validation.documents)
     ends = np.append(starts[1:], validation.num_tokens)
     lengths = (ends - starts)[~bad]
-    path, documents = (
-        tokens_path(data.folder, "validation"), documents_path(data.folder, "validation")
-    )  # fmt: skip
+    path = tokens_path(data.folder, "validation")
     shorter = path.with_suffix(".shorter")
     with shorter.open("wb") as file:
         for start, end in zip(starts[~bad], ends[~bad], strict=True):
             file.write(validation.tokens[start:end].tobytes())
     os.replace(shorter, path)
-    np.save(documents, (np.cumsum(lengths) - lengths).astype("<i8"), allow_pickle=False)
-    facts = {
-        "documents": len(lengths),
-        "tokens": int(lengths.sum()),
-        "bytes": int(num_bytes[~bad].sum()),
-        "sha256": file_sha256(path),
-        "documents_sha256": file_sha256(documents),
-    }
+    starts = (np.cumsum(lengths) - lengths).astype("<i8")
+    np.save(documents_path(data.folder, "validation"), starts, allow_pickle=False)
+    facts = split_facts(
+        data.folder, "validation", len(lengths), int(lengths.sum()), int(num_bytes[~bad].sum())
+    )
     dropped["tokens"] = validation.num_tokens - facts["tokens"]
     return {"validation": facts, "overlap": dropped}
 

@@ -1,30 +1,46 @@
 """From a source of text to a folder of tokens: read, split, train a tokenizer, encode, move in."""
 
 import hashlib
+import inspect
 import json
 import re
 import shutil
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from wakeful.config.schema import TextConfig
-from wakeful.data.encode import Progress, Steps, no_progress, side_texts, write_split
 from wakeful.data.overlap import drop_overlap
 from wakeful.data.sources import PYTHON_STDLIB, listed, read_documents, source_manifest
-from wakeful.data.split import Spool, split_by_hash, split_from_source
+from wakeful.data.split import Side, Spool, split_by_hash, split_from_source
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.data.tokens import (
+    DTYPES,
     FORMAT,
+    SPLITS,
     VERSION,
     PreparedData,
+    SplitName,
     building_beside,
+    documents_path,
     existing_data,
     move_in,
+    split_facts,
     token_dtype,
+    tokens_path,
 )
 from wakeful.errors import WakefulError
 from wakeful.paths import default_cache_dir
+
+Progress = Callable[[str, int, int | None], None]
+"""Called with a stage ("reading", "tokenizer", "encoding", "comparing"), the bytes of text done,
+and how many there are."""
+
+BATCH_BYTES = 2**20
+"""Of text between two writes and two calls of `progress`."""
 
 
 def preparation(config: TextConfig) -> dict[str, Any]:
@@ -67,9 +83,14 @@ def prepare(
         WakefulError: the source cannot be read, an option is out of its range, a text is in both
             sources, the folder holds something else, or the disk is full.
     """
-    folder, progress = Path(folder).expanduser().absolute(), progress or no_progress
+    folder, progress = Path(folder).expanduser().absolute(), progress or _no_progress
     tokenizer = _chosen_tokenizer(tokenizer, vocab_size)
-    _check_options(validation_source, validation_fraction, max_bytes)
+    if validation_source is None and not 0 < validation_fraction < 1:
+        raise WakefulError(
+            f"validation_fraction is {validation_fraction}: it must lie between 0 and 1"
+        )
+    if max_bytes is not None and max_bytes < 1:
+        raise WakefulError(f"max_bytes is {max_bytes}: it must be at least 1")
     _check_outside(folder, source)
     settings = {
         "vocab_size": vocab_size,
@@ -109,8 +130,9 @@ def prepare(
             split = split_from_source(*spools)
         if tokenizer is None:
             assert vocab_size is not None
-            tokenizer = Tokenizer.train(side_texts(split.train, "tokenizer", progress), vocab_size)
-        info = {
+            tokenizer = Tokenizer.train(_texts(split.train, "tokenizer", progress), vocab_size)
+        sides: dict[SplitName, Side] = {"train": split.train, "validation": split.validation}
+        info: dict[str, Any] = {
             "format": FORMAT,
             "version": VERSION,
             "source": listed(source),
@@ -126,10 +148,8 @@ def prepare(
             },
             "dtype": token_dtype(tokenizer.vocab_size),
             "splits": {
-                "train": write_split(building, "train", split.train, tokenizer, progress),
-                "validation": write_split(
-                    building, "validation", split.validation, tokenizer, progress
-                ),
+                name: _write_split(building, name, sides[name], tokenizer, progress)
+                for name in SPLITS
             },
         }
         if not keep_overlap:
@@ -145,14 +165,47 @@ def prepare(
     return PreparedData.open(folder)
 
 
+def prepared(
+    source: str | Sequence[str] = PYTHON_STDLIB,
+    *,
+    cache_dir: str | Path | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> PreparedData:
+    """Return what `prepare` writes into the cache (`cache_dir`, or `default_cache_dir()`).
+
+    `options` are those of `prepare`. The folder's name holds a hash of them and of every file's
+    path, size and time of change, so a second call reads no text, and changed files are prepared
+    anew beside the old.
+
+    Raises:
+        WakefulError: as `prepare` does.
+    """
+    known = list(inspect.signature(prepare).parameters.values())[2:]
+    options = {option.name: option.default for option in known} | options | {"progress": progress}
+    tokenizer = options["tokenizer"]
+    if isinstance(tokenizer, str | Path):
+        options["tokenizer"] = tokenizer = Tokenizer.load(tokenizer)
+    plain = ("vocab_size", "validation_fraction", "max_bytes", "text_field", "seed", "keep_overlap")
+    key = {
+        "version": VERSION,
+        "manifest": data_manifest(source, options["validation_source"]),
+        "tokenizer": tokenizer
+        and [tokenizer.fingerprint, tokenizer.end_of_text_token, sorted(tokenizer.beside.items())],
+        **{name: options[name] for name in plain},
+    }
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+    label = re.sub(r"[^A-Za-z0-9]+", "-", Path(listed(source)[0]).stem).strip("-")[:40] or "text"
+    root = default_cache_dir() if cache_dir is None else Path(cache_dir)
+    return prepare(source, root / "data" / f"{label}-{digest}", **options)
+
+
 def data_manifest(
     source: str | Sequence[str], validation_source: str | Sequence[str] | None
 ) -> str:
     """Return a hash that changes when a file of either source does; see `source_manifest`."""
-    parts = [source_manifest(source)]
-    if validation_source is not None:
-        parts.append(source_manifest(validation_source))
-    return hashlib.sha256(":".join(parts).encode()).hexdigest()
+    sources = [source] if validation_source is None else [source, validation_source]
+    return hashlib.sha256(":".join(map(source_manifest, sources)).encode()).hexdigest()
 
 
 def _chosen_tokenizer(
@@ -166,17 +219,6 @@ def _chosen_tokenizer(
     return Tokenizer.load(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
 
 
-def _check_options(
-    validation_source: object, validation_fraction: float, max_bytes: int | None
-) -> None:
-    if validation_source is None and not 0 < validation_fraction < 1:
-        raise WakefulError(
-            f"validation_fraction is {validation_fraction}: it must lie between 0 and 1"
-        )
-    if max_bytes is not None and max_bytes < 1:
-        raise WakefulError(f"max_bytes is {max_bytes}: it must be at least 1")
-
-
 def _check_outside(folder: Path, source: str | Sequence[str]) -> None:
     for one in listed(source):
         path = Path(one).expanduser()
@@ -187,6 +229,23 @@ def _check_outside(folder: Path, source: str | Sequence[str]) -> None:
             )
 
 
+def _no_progress(_stage: str, _done: int, _total: int | None) -> None:
+    """Tell nobody."""
+
+
+def _steps(stage: str, total: int | None, progress: Progress) -> Callable[[int], None]:
+    """Return what calls `progress` once every BATCH_BYTES, with the bytes done."""
+    due = 0
+
+    def reach(done: int) -> None:
+        nonlocal due
+        if done >= due:
+            progress(stage, done, total)
+            due = done + BATCH_BYTES
+
+    return reach
+
+
 def _spool(
     source: str | Sequence[str],
     path: Path,
@@ -195,64 +254,59 @@ def _spool(
     progress: Progress,
 ) -> Spool:
     spool = Spool(path)
-    step = Steps("reading", max_bytes, progress)
     documents = read_documents(source, text_field=text_field)
-    spool.fill(documents, max_bytes=max_bytes, progress=step.reach)
+    reach = _steps("reading", max_bytes, progress)
+    spool.fill(documents, max_bytes=max_bytes, progress=reach)
     if not len(spool):
         raise WakefulError(f"max_bytes is {max_bytes}, less than the first character has: raise it")
-    step.finish(spool.num_bytes)
+    progress("reading", spool.num_bytes, spool.num_bytes)
     return spool
 
 
-def prepared(
-    source: str | Sequence[str] = PYTHON_STDLIB,
-    *,
-    tokenizer: Tokenizer | str | Path | None = None,
-    vocab_size: int | None = None,
-    validation_source: str | Sequence[str] | None = None,
-    validation_fraction: float = TextConfig.validation_fraction,
-    max_bytes: int | None = None,
-    text_field: str = TextConfig.text_field,
-    seed: int = 0,
-    keep_overlap: bool = TextConfig.keep_overlap,
-    cache_dir: str | Path | None = None,
-    progress: Progress | None = None,
-) -> PreparedData:
-    """Return what `prepare` writes into the cache (`cache_dir`, or `default_cache_dir()`).
+def _texts(side: Side, stage: str, progress: Progress) -> Iterator[str]:
+    """Return the texts of one side, and tell `progress` of the bytes gone through."""
+    reach, done = _steps(stage, side.num_bytes, progress), 0
+    for document in side.spool.read(side.wanted):
+        yield document.text
+        done += len(document.text.encode("utf-8"))
+        reach(done)
+    progress(stage, done, done)
 
-    The folder's name holds a hash of the settings and of every file's path, size and time of
-    change, so a second call reads no text, and changed files are prepared anew beside the old.
 
-    Raises:
-        WakefulError: as `prepare` does.
-    """
-    if isinstance(tokenizer, str | Path):
-        tokenizer = Tokenizer.load(tokenizer)
-    key = {
-        "version": VERSION,
-        "manifest": data_manifest(source, validation_source),
-        "tokenizer": tokenizer
-        and [tokenizer.fingerprint, tokenizer.end_of_text_token, sorted(tokenizer.beside.items())],
-        "vocab_size": vocab_size,
-        "validation_fraction": validation_fraction,
-        "max_bytes": max_bytes,
-        "text_field": text_field,
-        "seed": seed,
-        "keep_overlap": keep_overlap,
-    }
-    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    label = re.sub(r"[^A-Za-z0-9]+", "-", Path(listed(source)[0]).stem).strip("-")[:40] or "text"
-    root = default_cache_dir() if cache_dir is None else Path(cache_dir)
-    return prepare(
-        source,
-        root / "data" / f"{label}-{digest}",
-        tokenizer=tokenizer,
-        vocab_size=vocab_size,
-        validation_source=validation_source,
-        validation_fraction=validation_fraction,
-        max_bytes=max_bytes,
-        text_field=text_field,
-        seed=seed,
-        keep_overlap=keep_overlap,
-        progress=progress,
-    )
+def _write_split(
+    folder: Path, split: SplitName, side: Side, tokenizer: Tokenizer, progress: Progress
+) -> dict[str, Any]:
+    """Write the tokens and the documents of one split and return its facts for `data.json`."""
+    dtype = DTYPES[token_dtype(tokenizer.vocab_size)]
+    starts, num_tokens = array("q"), 0
+    with tokens_path(folder, split).open("wb") as file:
+        new = True
+        for batch in _batches(_texts(side, "encoding", progress), tokenizer):
+            encoded = tokenizer.encode_batch([piece for piece, _ in batch])
+            for ids, (_, last) in zip(encoded, batch, strict=True):
+                if new:
+                    starts.append(num_tokens)
+                if last:
+                    ids.append(tokenizer.end_of_text)
+                file.write(np.asarray(ids, dtype).tobytes())
+                num_tokens += len(ids)
+                new = last
+    np.save(documents_path(folder, split), np.asarray(starts, "<i8"), allow_pickle=False)
+    return split_facts(folder, split, len(starts), num_tokens, side.num_bytes)
+
+
+def _batches(texts: Iterator[str], tokenizer: Tokenizer) -> Iterator[list[tuple[str, bool]]]:
+    """Return batches of some BATCH_BYTES: pieces, each with whether its document ends there."""
+    batch: list[tuple[str, bool]] = []
+    size = 0
+    for text in texts:
+        left = len(text)
+        for piece in tokenizer.pieces(text):
+            left -= len(piece)
+            batch.append((piece, left == 0))
+            size += len(piece)
+            if size >= BATCH_BYTES:
+                yield batch
+                batch, size = [], 0
+    if batch:
+        yield batch

@@ -1,7 +1,7 @@
 """Documents, the hash that names a corpus of them, and files read as documents.
 
 Files may come from anywhere: nothing here unpickles, and whatever is wrong with one is reported
-by file and place. Documents that are empty or white space alone are passed over.
+by file and place.
 """
 
 import hashlib
@@ -81,9 +81,7 @@ def read_file(name: str, path: Path, *, text_field: str) -> Iterator[Document]:
     else:
         reader = _read_text
     try:
-        for document in reader(name, path, text_field):
-            if document.text and not document.text.isspace():
-                yield document
+        yield from reader(name, path, text_field)
     except OSError as error:
         raise WakefulError(
             f"cannot read {path}: {error.strerror or error}: check the path and its permissions"

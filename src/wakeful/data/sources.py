@@ -10,10 +10,12 @@ A source is one string, or a list of them read one after another:
 import glob
 import hashlib
 import io
+import itertools
+import math
 import os
 import sysconfig
 import tokenize
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from wakeful.data.readers import (
@@ -26,6 +28,8 @@ from wakeful.data.readers import (
 from wakeful.errors import WakefulError
 
 PYTHON_STDLIB = "python-stdlib"
+HUB_PREFIX = "hf:"
+HUB_SPLITS = frozenset({"train", "validation", "valid", "dev", "test"})
 
 # What is taken from a folder, which may hold pictures and archives too. A file named by itself,
 # or by a glob, is read as text whatever its ending.
@@ -34,8 +38,18 @@ _ENDINGS = (
     ".py .pyi .c .h .cc .cpp .hpp .cu .rs .go .java .kt .js .mjs .ts .tsx .jsx .css .rb .php .pl "
     ".lua .r .jl .scala .swift .cs .hs .ml .lean .sh .sql .json .yaml .yml .toml .ini .cfg"
 )
-TEXT_ENDINGS = frozenset(_ENDINGS.split())
-FOLDER_ENDINGS = TEXT_ENDINGS | JSON_LINES_ENDINGS | PARQUET_ENDINGS
+FOLDER_ENDINGS = frozenset(_ENDINGS.split()) | JSON_LINES_ENDINGS | PARQUET_ENDINGS
+
+# Left out of the standard library: tests, ensurepip's wheels, what is installed beside it, and
+# what the machine that built Python wrote, which is different everywhere.
+_NOT_LIBRARY = frozenset({
+    "__pycache__", "_bundled", "dist-packages", "idle_test", "lib-dynload", "site-packages",
+    "test", "tests",
+})  # fmt: skip
+_GENERATED_FOLDER, _GENERATED_FILE = "config-", "_sysconfigdata"
+
+_CHARACTERS_A_TOKEN = 64
+"""Of a beginning, read at first; a tokenizer whose tokens are longer gets more."""
 
 
 def read_documents(source: str | Sequence[str], *, text_field: str = "text") -> Iterator[Document]:
@@ -50,12 +64,15 @@ def read_documents(source: str | Sequence[str], *, text_field: str = "text") -> 
             text, or a source holds no text at all.
     """
     for one in listed(source):
-        empty = True
-        for document in _read_one(one, text_field):
-            empty = False
-            yield document
-        if empty:
+        documents = (each for each in _read_one(one, text_field) if _visible(each.text))
+        first = next(documents, None)
+        if first is None:
             raise WakefulError(f"{one} holds no text: it is empty; pass a source with text in it")
+        yield from itertools.chain([first], documents)
+
+
+def _visible(text: str) -> bool:
+    return bool(text) and not text.isspace()
 
 
 def listed(source: str | Sequence[str]) -> list[str]:
@@ -94,32 +111,38 @@ def source_manifest(source: str | Sequence[str]) -> str:
 def _read_one(source: str, text_field: str) -> Iterator[Document]:
     if source.startswith(HUB_PREFIX):
         yield from read_hub(source, text_field=text_field)
-    elif source == PYTHON_STDLIB:
-        for name, path in _files(source):
-            text = read_python(path)
-            if text and not text.isspace():
-                yield Document(name, text)
-    else:
-        for name, path in _files(source):
+        return
+    for name, path in _files(source):
+        if source == PYTHON_STDLIB:
+            yield Document(name, read_python(path) or "")
+        else:
             yield from read_file(name, path, text_field=text_field)
 
 
 def _files(source: str) -> list[tuple[str, Path]]:
     """Return the files of a local source as (name relative to the source, path), sorted by name."""
     try:
-        return _find(source)
+        return stdlib_files() if source == PYTHON_STDLIB else _find(source)
     except OSError as error:  # a folder that may not be entered, a path that is too long
         raise _unreadable(source[:200], error) from error
 
 
 def _find(source: str) -> list[tuple[str, Path]]:
-    if source == PYTHON_STDLIB:
-        return stdlib_files()
     path = Path(source).expanduser()
     if path.is_file():
         return [(path.name, path)]
     if path.is_dir():
-        return _files_below(path)
+        found = _below(
+            path,
+            lambda folder: not folder.startswith("."),
+            lambda name: Path(name).suffix.lower() in FOLDER_ENDINGS and not name.startswith("."),
+        )
+        if not found:
+            raise WakefulError(
+                f"no text files in {path} (.txt, .md, .py, .jsonl, .parquet, ...): "
+                "pass a file by its name, or a glob, to read it whatever its ending"
+            )
+        return found
     if path.exists():
         raise WakefulError(f"{source} is neither a file nor a folder: pass one of these")
     if not _is_pattern(source):
@@ -130,34 +153,39 @@ def _find(source: str) -> list[tuple[str, Path]]:
     matches = [match for match in matches if match.is_file()]
     if not matches:
         raise WakefulError(f"no file matches {source}: check the pattern")
-    fixed = Path(*_parts_before_pattern(path))
+    fixed = Path(*itertools.takewhile(lambda part: not _is_pattern(part), path.parts[:-1]))
     return sorted((Path(os.path.relpath(match, fixed)).as_posix(), match) for match in matches)
 
 
-def _files_below(root: Path) -> list[tuple[str, Path]]:
-    files: list[tuple[str, Path]] = []
-    for folder, folders, names in os.walk(root, onerror=_raise):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in names:
-            path = Path(folder, name)
-            wanted = path.suffix.lower() in FOLDER_ENDINGS and not name.startswith(".")
-            if wanted and path.is_file():
-                files.append((path.relative_to(root).as_posix(), path))
+def stdlib_files() -> list[tuple[str, Path]]:
+    """Return the running Python's own `.py` files as (relative POSIX path, path), without tests.
+
+    Raises:
+        WakefulError: this Python keeps no sources.
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    files = _below(
+        root,
+        lambda folder: folder not in _NOT_LIBRARY and not folder.startswith(_GENERATED_FOLDER),
+        lambda name: name.endswith(".py") and not name.startswith(_GENERATED_FILE),
+    )
     if not files:
         raise WakefulError(
-            f"no text files in {root} (.txt, .md, .py, .jsonl, .parquet, ...): "
-            "pass a file by its name, or a glob, to read it whatever its ending"
+            f"this Python keeps no standard library sources in {root}: pass a file or a folder"
         )
+    return files
+
+
+def _below(
+    root: Path, entered: Callable[[str], bool], taken: Callable[[str], bool]
+) -> list[tuple[str, Path]]:
+    """Return the files below a folder whose folders' and own names are wanted, sorted."""
+    files: list[tuple[str, Path]] = []
+    for folder, folders, names in os.walk(root, onerror=_raise):
+        folders[:] = filter(entered, folders)
+        paths = [Path(folder, name) for name in filter(taken, names)]
+        files += [(path.relative_to(root).as_posix(), path) for path in paths if path.is_file()]
     return sorted(files)
-
-
-def _parts_before_pattern(path: Path) -> list[str]:
-    parts: list[str] = []
-    for part in path.parts[:-1]:
-        if _is_pattern(part):
-            break
-        parts.append(part)
-    return parts
 
 
 def _raise(error: OSError) -> None:
@@ -174,8 +202,20 @@ def _is_pattern(text: str) -> bool:
     return any(character in text for character in "*?[")
 
 
-HUB_PREFIX = "hf:"
-HUB_SPLITS = frozenset({"train", "validation", "valid", "dev", "test"})
+def read_python(path: Path) -> str | None:
+    """Return a Python file's text in its declared encoding (PEP 263), or None if it has none.
+
+    Newlines become `\\n`, as `tokenize.open` has it. A file that does not decode is left out
+    everywhere alike, since the declaration stands in the file.
+    """
+    try:
+        data = path.read_bytes()
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+        text = data.decode(encoding)
+        text.encode("utf-8")
+    except (OSError, SyntaxError, UnicodeError, LookupError):
+        return None
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def parse_hub(source: str) -> tuple[str, str | None, str]:
@@ -198,7 +238,7 @@ def parse_hub(source: str) -> tuple[str, str | None, str]:
 
 
 def read_hub(source: str, *, text_field: str) -> Iterator[Document]:
-    """Return the documents of a dataset, streamed, without those that are empty.
+    """Return the documents of a dataset, streamed.
 
     Raises:
         WakefulError: the optional package `datasets` is not installed, or the dataset, its text
@@ -213,20 +253,16 @@ def read_hub(source: str, *, text_field: str) -> Iterator[Document]:
         ) from error
     label = ":".join([name, config or "", split])
     try:
-        rows = load_dataset(name, config, split=split, streaming=True)
-        for number, row in enumerate(rows):
+        for number, row in enumerate(load_dataset(name, config, split=split, streaming=True)):
             if not isinstance(row, dict) or text_field not in row:
                 columns = ", ".join(map(repr, list(row)[:8])) if isinstance(row, dict) else "none"
                 raise WakefulError(
                     f"{source}: no column {text_field!r} (columns: {columns}): "
                     "name the one with the text"
                 )
-            value = row[text_field]
-            text = (
-                "" if value is None else checked_text(value, f"{source}, row {number}", text_field)
-            )
-            if text and not text.isspace():
-                yield Document(f"{label}:{number}", text)
+            value = "" if row[text_field] is None else row[text_field]
+            text = checked_text(value, f"{source}, row {number}", text_field)
+            yield Document(f"{label}:{number}", text)
     except WakefulError:
         raise
     except Exception as error:  # the package has no one exception for "cannot be reached"
@@ -237,60 +273,47 @@ def read_hub(source: str, *, text_field: str) -> Iterator[Document]:
         ) from error
 
 
-SKIPPED_FOLDERS = frozenset(
-    {
-        "__pycache__",
-        "_bundled",  # ensurepip's wheels
-        "dist-packages",
-        "idle_test",
-        "lib-dynload",
-        "site-packages",
-        "test",
-        "tests",
-    }
-)
-# What the machine that built Python wrote: not the library's text, and different everywhere.
-GENERATED_FOLDER, GENERATED_FILE = "config-", "_sysconfigdata"
+class Beginning:
+    """A text's beginning, read on where somebody's tokens are longer than most."""
+
+    def __init__(self, text: str, more: Callable[[], str | None] = lambda: None) -> None:
+        self.text = text
+        """All that has been read."""
+        self._more = more
+
+    def tokens(self, encode: Callable[[str], Sequence[int]], count: int) -> list[int]:
+        """Return the first `count` tokens of the text, or all of them where it has no more.
+
+        A token that the end of what was read may have cut is not among them.
+        """
+        return list(encode(self.text_of(encode, count)))[:count]
+
+    def text_of(self, encode: Callable[[str], Sequence[int]], count: int) -> str:
+        """Return a beginning of the text with more than `count` tokens, or all of it; 0 is all."""
+        size = _CHARACTERS_A_TOKEN * count or math.inf
+        while self.reach(size):
+            beginning = self.text[: int(size)]
+            if len(encode(beginning)) > count:
+                return beginning
+            size *= 2
+        return self.text
+
+    def reach(self, size: float) -> bool:
+        """Read until there are `size` characters, and no further; return whether there are."""
+        while len(self.text) < size:
+            more = self._more()
+            if more is None:
+                return False
+            self.text += "\n" + more
+        return True
 
 
-def stdlib_files() -> list[tuple[str, Path]]:
-    """Return the running Python's own `.py` files as (relative POSIX path, path), sorted by name.
+def beginning_of(source: str, num_tokens: int) -> Beginning:
+    """Return a source's beginning, read as far as `num_tokens` tokens mostly need; 0 is all of it.
 
-    Tests are left out.
-
-    Raises:
-        WakefulError: this Python keeps no sources.
+    Documents stand one to a line. Raises what `read_documents` raises, here and as it reads on.
     """
-    root = Path(sysconfig.get_path("stdlib"))
-    files: list[tuple[str, Path]] = []
-    for folder, folders, names in os.walk(root):
-        folders[:] = [
-            name
-            for name in folders
-            if name not in SKIPPED_FOLDERS and not name.startswith(GENERATED_FOLDER)
-        ]
-        for name in names:
-            if name.endswith(".py") and not name.startswith(GENERATED_FILE):
-                path = Path(folder, name)
-                files.append((path.relative_to(root).as_posix(), path))
-    if not files:
-        raise WakefulError(
-            f"this Python keeps no standard library sources in {root}: pass a file or a folder"
-        )
-    return sorted(files)
-
-
-def read_python(path: Path) -> str | None:
-    """Return a Python file's text in its declared encoding (PEP 263), or None if it has none.
-
-    Newlines become `\\n`, as `tokenize.open` has it. A file that does not decode is left out
-    everywhere alike, since the declaration stands in the file.
-    """
-    try:
-        data = path.read_bytes()
-        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
-        text = data.decode(encoding)
-        text.encode("utf-8")
-    except (OSError, SyntaxError, UnicodeError, LookupError):
-        return None
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    documents = (document.text for document in read_documents(source))
+    found = Beginning(next(documents, ""), lambda: next(documents, None))
+    found.reach(_CHARACTERS_A_TOKEN * num_tokens or math.inf)
+    return found

@@ -6,6 +6,7 @@ is in memory.
 """
 
 import contextlib
+import json
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ DIGEST = np.dtype([("low", "<u8"), ("high", "<u8")])
 
 
 class Spool:
-    """Documents in one file: for each the lengths of name and text, the name, the text (UTF-8)."""
+    """Documents in one file, a JSON line for each: name and text."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -80,7 +81,6 @@ class Spool:
         The digest is that of the whole text even where it is cut: its beginning must not be
         trained on either where the whole is for validation.
         """
-        name = document.name.encode("utf-8", "surrogateescape")
         text = document.text.encode("utf-8")
         room = len(text) + 1 if max_bytes is None else max_bytes - self.num_bytes
         full = len(text) >= room
@@ -91,8 +91,8 @@ class Spool:
         self._starts.append(self._file.tell())
         self._lengths.append(len(text))
         self._digests += self._hasher.update(document)[: DIGEST.itemsize]
-        self._file.write(len(name).to_bytes(8, "little") + len(text).to_bytes(8, "little"))
-        self._file.write(name + text)
+        line = json.dumps([document.name, text.decode()], ensure_ascii=False)
+        self._file.write(line.encode("utf-8", "surrogatepass") + b"\n")
         self.num_bytes += len(text)
         return full
 
@@ -101,16 +101,11 @@ class Spool:
         with self.path.open("rb") as file:
             for number in np.flatnonzero(wanted):
                 file.seek(self._starts[number])
-                name_length = int.from_bytes(file.read(8), "little")
-                text_length = int.from_bytes(file.read(8), "little")
-                name = file.read(name_length).decode("utf-8", "surrogateescape")
-                yield Document(name, file.read(text_length).decode("utf-8"))
+                yield Document(*json.loads(file.readline()))
 
     def name(self, number: int) -> str:
         """Return the name of one document."""
-        wanted = np.zeros(len(self), bool)
-        wanted[number] = True
-        return next(self.read(wanted)).name
+        return next(self.read(np.arange(len(self)) == number)).name
 
 
 @dataclass(frozen=True)

@@ -186,6 +186,19 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def split_facts(
+    folder: Path, split: SplitName, documents: int, tokens: int, num_bytes: int
+) -> dict[str, Any]:
+    """Return what `data.json` says of a split whose files are written."""
+    return {
+        "documents": documents,
+        "tokens": tokens,
+        "bytes": num_bytes,
+        "sha256": file_sha256(tokens_path(folder, split)),
+        "documents_sha256": file_sha256(documents_path(folder, split)),
+    }
+
+
 def token_dtype(vocab_size: int) -> str:
     """Return the narrowest type for the ids below `vocab_size`, by its name in `data.json`."""
     return "uint16" if vocab_size <= 2**16 else "uint32"
@@ -222,25 +235,23 @@ def _read_info(folder: Path) -> dict[str, Any]:
 
 def _is_complete(info: dict[str, Any]) -> bool:
     """Return whether every field that is read later is there and of its type."""
-    tokenizer, splits = info.get("tokenizer"), info.get("splits")
-    corpora = info.get("corpora_sha256")
-    if not isinstance(info.get("source"), str | list):
+    try:
+        tokenizer, corpora = info["tokenizer"], info["corpora_sha256"]
+        splits = [info["splits"][split] for split in SPLITS]
+        numbers = [tokenizer["vocab_size"], tokenizer["end_of_text"]]
+        numbers += [facts[name] for facts in splits for name in ("tokens", "documents", "bytes")]
+        digests = [tokenizer["fingerprint"], *corpora]
+        digests += [facts[name] for facts in splits for name in ("sha256", "documents_sha256")]
+        source, dtype = info["source"], info["dtype"]
+    except (KeyError, TypeError):
         return False
-    if str(info.get("dtype")) not in DTYPES or not isinstance(corpora, list) or not corpora:
-        return False
-    if not isinstance(tokenizer, dict) or not isinstance(splits, dict):
-        return False
-    numbers = [tokenizer.get("vocab_size"), tokenizer.get("end_of_text")]
-    digests = [tokenizer.get("fingerprint"), *corpora]
-    for split in SPLITS:
-        facts = splits.get(split)
-        if not isinstance(facts, dict):
-            return False
-        numbers += [facts.get("tokens"), facts.get("documents"), facts.get("bytes")]
-        digests += [facts.get("sha256"), facts.get("documents_sha256")]
-    return all(type(number) is int and number >= 0 for number in numbers) and all(
-        isinstance(digest, str) for digest in digests
-    )
+    return (
+        isinstance(source, str | list)
+        and isinstance(corpora, list) and bool(corpora)
+        and isinstance(dtype, str) and dtype in DTYPES
+        and all(type(number) is int and number >= 0 for number in numbers)
+        and all(isinstance(digest, str) for digest in digests)
+    )  # fmt: skip
 
 
 def _read_documents(folder: Path, split: SplitName, facts: dict[str, Any]) -> np.ndarray:

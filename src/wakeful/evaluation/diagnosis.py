@@ -8,7 +8,7 @@ import polars as pl
 import torch
 import torch.nn.functional as F
 
-from wakeful.data.beginning import Beginning
+from wakeful.data.sources import Beginning
 from wakeful.errors import WakefulError
 from wakeful.estimates import mean_and_error
 from wakeful.loading.model import Model

@@ -13,8 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from wakeful.data.decoding import StreamDecoder
-from wakeful.data.tokenizer import GENERATION, Tokenizer
+from wakeful.data.tokenizer import GENERATION, StreamDecoder, Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.hf.weights_in import decoder_of
 from wakeful.model.decoder import Decoder

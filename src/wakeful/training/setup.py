@@ -11,9 +11,8 @@ import torch
 from wakeful.config.model import ModelConfig
 from wakeful.config.schema import Config, DataConfig
 from wakeful.config.tables import from_table, to_table
-from wakeful.data.encode import Progress
 from wakeful.data.order import Batches, ValidationWindows
-from wakeful.data.preparing import preparation, prepared
+from wakeful.data.preparing import Progress, preparation, prepared
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.data.tokens import PreparedData, is_prepared
 from wakeful.device import DTYPES, choose_device

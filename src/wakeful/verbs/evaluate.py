@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table as Grid
 
 from wakeful.config.verbs import LENGTH, EvaluateOptions
-from wakeful.data.beginning import Beginning, beginning_of
+from wakeful.data.sources import Beginning, beginning_of
 from wakeful.device import choose_device
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError

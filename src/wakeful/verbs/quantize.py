@@ -13,7 +13,7 @@ from rich.table import Table as Grid
 from torch import Tensor
 
 from wakeful.config.verbs import LENGTH, QuantizeOptions
-from wakeful.data.beginning import Beginning, beginning_of
+from wakeful.data.sources import Beginning, beginning_of
 from wakeful.device import choose_device
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
