@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from wakeful.estimates import mean_and_error, ratio_and_error
 from wakeful.evaluation.scores import Score, difference, tidy
-from wakeful.pages.evaluation.page import written
+from wakeful.pages.evaluation import written
 
 
 def score(values: list[float], weights: list[float] | None = None, **over: object) -> Score:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import vl_convert
 
-from wakeful.pages.vega import vega_bundle
+from wakeful.pages.page import vega_bundle
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from training.runs import text, tiny
 from wakeful.cli import main
 from wakeful.evaluation.diagnosis import sequences_of
 from wakeful.loading.load import load
-from wakeful.pages.quantization.findings import with_digits
+from wakeful.pages.quantization import with_digits
 from wakeful.probes.running import logits_of
 from wakeful.quant import quantize, quantized_layers
 from wakeful.runs.run import Run

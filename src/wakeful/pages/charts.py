@@ -1,10 +1,12 @@
 """Charts as Vega-Lite: one specification serves the page and the paper's file."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import altair as alt
+import polars as pl
 import vl_convert
 
 from wakeful.errors import WakefulError
@@ -15,7 +17,61 @@ Drawing = alt.Chart | alt.LayerChart | alt.FacetChart | alt.HConcatChart
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7F7F7F")
 """Okabe and Ito's colors, distinguishable under color blindness; yellow gives way to violet and
 gray, which show on white and on black."""
+DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 4], [10, 2], [1, 3], [6, 2, 2, 2])
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
+
+
+def colors(names: Sequence[object]) -> list[str]:
+    """Return a color for each name; past the palette's length they come again."""
+    return [PALETTE[n % len(PALETTE)] for n in range(len(names))]
+
+
+def colored(field: str, names: Sequence[str], **more: Any) -> alt.Color:
+    """Return the encoding of a field by the names' colors; `more` is as of `alt.Color`."""
+    scale = alt.Scale(domain=list(names), range=colors(names))
+    return alt.Color(f"{field}:N", scale=scale, **more)
+
+
+def dashed(field: str, names: Sequence[str], dashes: Sequence[list[int]], **more: Any) -> Any:
+    """Return the encoding of a field by a dash for each name."""
+    scale = alt.Scale(domain=list(names), range=list(dashes))
+    return alt.StrokeDash(f"{field}:N", scale=scale, **more)
+
+
+def tip(field: str, style: str, **more: Any) -> alt.Tooltip:
+    """Return a number in a tooltip, formatted as d3 does by `style`."""
+    return alt.Tooltip(f"{field}:Q", format=style, **more)
+
+
+def heatmap(
+    frame: pl.DataFrame, x: alt.X, y: alt.Y, value: str, legend: Any, *, type: Any = alt.Undefined,
+    tooltip: Any = alt.Undefined,
+) -> alt.Chart:  # fmt: skip
+    """Draw a column as a cell's color at each place; the legend is a title, `alt.Legend` or None.
+
+    `type` is the scale's, linear where it is not given.
+    """
+    legend = alt.Legend(title=legend) if isinstance(legend, str) else legend
+    scale = alt.Scale(scheme="cividis", type=type)
+    color = alt.Color(f"{value}:Q", scale=scale, legend=legend)
+    return alt.Chart(frame).mark_rect().encode(x=x, y=y, color=color, tooltip=tooltip)
+
+
+def line_at(axis: str, value: float, name: str, **more: Any) -> alt.Chart:
+    """Draw a faint line at a value, which has a name, of the axis "x" or "y"."""
+    rule = alt.Chart(pl.DataFrame({name: [value]})).mark_rule(opacity=0.6)
+    return rule.encode(**{axis: f"{name}:Q"}, **more)
+
+
+def rounded(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return the frame with six significant digits, all that a chart shows."""
+    return frame.with_columns(pl.selectors.float().round_sig_figs(6))
+
+
+def wide(chart: Drawing, height: int | alt.Step) -> Drawing:
+    """Return a chart that takes the width of its place, axes and legends included."""
+    autosize = alt.AutoSizeParams(type="fit-x", contains="padding")
+    return chart.properties(width="container", height=height, autosize=autosize)
 
 
 def save_chart(chart: Drawing, path: str | Path) -> Path:

@@ -1,25 +1,31 @@
-"""One offline HTML page out of a template: every kind of page is filled in here."""
+"""One offline HTML page out of a template: every kind of page is filled in and written here."""
 
 import base64
 import hashlib
 import itertools
 import json
 import math
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import vl_convert
 from markupsafe import Markup
 
+from wakeful.errors import WakefulError
 from wakeful.estimates import with_error
-from wakeful.pages.charts import Drawing, specification, theme
-from wakeful.pages.vega import vega_bundle
+from wakeful.pages.charts import specification, theme
+from wakeful.paths import default_cache_dir
+from wakeful.runs.run import replaced
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
-def render(template: str, **values: Any) -> str:
-    """Fill one of the package's templates; every value is escaped.
+def write_page(path: str | Path, template: str, **values: Any) -> Path:
+    """Fill one of the package's templates; every value is escaped, and an old page stays until
+    the new one is whole.
 
     Only the two scripts that are the package's own can run: the page names them by their hash, so
     that a script in a value would be refused even if it were not escaped.
@@ -31,22 +37,26 @@ def render(template: str, **values: Any) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters["spec"] = _spec
+    environment.filters["spec"] = lambda chart: _json(specification(chart))
     environment.filters["with_error"] = _with_error
     environment.filters["figure"] = _figure
     environment.globals["means_over_layers"] = "over block outputs, the embedding left out"
     environment.globals["next_id"] = itertools.count(1).__next__
     scripts = [_script(vega_bundle()), _script((_TEMPLATES / "page.js").read_text("utf-8"))]
-    return environment.get_template(template).render(
+    html = environment.get_template(f"{template}.html.j2").render(
         scripts=scripts,
         hashes=" ".join(_hash(script) for script in scripts),
         themes=_json({"light": theme(), "dark": theme(dark=True)}),
         **values,
     )
+    path = Path(path)
+    with replaced(path) as temporary:
+        temporary.write_text(html, "utf-8")
+    return path
 
 
-def _with_error(value: float, error: float, sign: str = "") -> str:
-    return with_error(value, error, sign).replace("-", "−")
+def _with_error(value: float, error: float | None, sign: str = "") -> str:
+    return with_error(value, math.nan if error is None else error, sign).replace("-", "−")
 
 
 def _figure(value: float) -> str:
@@ -67,13 +77,38 @@ def _hash(script: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
-def _spec(chart: Drawing) -> Markup:
-    return _json(specification(chart))
-
-
 def _json(value: Any) -> Markup:
     """Return JSON that is safe inside a script element."""
     text = json.dumps(value, allow_nan=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return Markup(text)
+
+
+@cache
+def vega_bundle() -> str:
+    """Return Vega, Vega-Lite and what embeds them, as one script.
+
+    Bundling takes seconds, so the script is kept in the cache folder, its SHA-256 in the first
+    line; one that does not match, or a cache that cannot be written, means bundling again.
+    """
+    path = default_cache_dir() / "vega" / f"vl-convert-{metadata.version('vl-convert-python')}.js"
+    try:
+        head, _, script = path.read_bytes().decode("utf-8").partition("\n")
+        if head == _head(script):
+            return script
+    except (OSError, UnicodeDecodeError):
+        pass
+    # Its type stub forgets that the snippet may be left out.
+    script = vl_convert.javascript_bundle()  # pyright: ignore[reportCallIssue]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replaced(path) as temporary:
+            temporary.write_bytes(f"{_head(script)}\n{script}".encode())
+    except (OSError, WakefulError):
+        pass  # a page does not hang on the cache
+    return script
+
+
+def _head(script: str) -> str:
+    return f"// sha256 {hashlib.sha256(script.encode()).hexdigest()}"

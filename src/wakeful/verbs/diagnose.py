@@ -22,9 +22,15 @@ from wakeful.evaluation.diagnosis import diagnose as diagnose_model
 from wakeful.evaluation.diagnosis import sequences_of, tidy
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.pages.charts import Drawing, save_chart
-from wakeful.pages.diagnosis.charts import layer_charts, rank_strips, spectra, top_importance
-from wakeful.pages.diagnosis.findings import findings, summary
-from wakeful.pages.diagnosis.page import write_diagnosis
+from wakeful.pages.diagnosis import (
+    findings,
+    layer_charts,
+    rank_strips,
+    spectra,
+    summary,
+    top_importance,
+    write_diagnosis,
+)
 from wakeful.runs.run import Run, environment, machine_line
 from wakeful.verbs.result import (
     Result,

@@ -22,9 +22,8 @@ from wakeful.evaluation.perplexity import perplexity
 from wakeful.evaluation.scores import Score, tidy
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.pages.charts import Drawing
-from wakeful.pages.evaluation.page import score_charts, write_evaluation
-from wakeful.pages.evaluation.page import shown as rows_of
-from wakeful.pages.evaluation.summary import method_of, summary
+from wakeful.pages.evaluation import method_of, score_charts, summary, write_evaluation
+from wakeful.pages.evaluation import shown as rows_of
 from wakeful.runs.run import Run, environment
 from wakeful.verbs.diagnose import bos_words
 from wakeful.verbs.result import (

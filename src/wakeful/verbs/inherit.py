@@ -34,8 +34,7 @@ from wakeful.hf.weights_out import export
 from wakeful.loading.load import load, read_decoder
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.pages.charts import Drawing
-from wakeful.pages.inheritance.charts import loss_curves
-from wakeful.pages.inheritance.page import write_inheritance
+from wakeful.pages.inheritance.page import loss_curves, write_inheritance
 from wakeful.pages.inheritance.reading import check_figures, read_inheritance, verdicts
 from wakeful.runs import records
 from wakeful.runs.run import Run, environment

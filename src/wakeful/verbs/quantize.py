@@ -21,15 +21,16 @@ from wakeful.evaluation.diagnosis import sequences_of
 from wakeful.hf.quantized import file_bytes, save_quantized, state_bytes
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.pages.charts import Drawing, save_chart
-from wakeful.pages.quantization.charts import charts, layer_error
-from wakeful.pages.quantization.findings import (
+from wakeful.pages.quantization import (
     Damage,
+    charts,
     damage_grid,
     findings,
+    layer_error,
     scheme_rows,
     summary,
+    write_quantization,
 )
-from wakeful.pages.quantization.page import write_quantization
 from wakeful.quant.convert import linear_layers
 from wakeful.quant.convert import quantize as quantize_module
 from wakeful.quant.measure import measure

@@ -13,8 +13,7 @@ from wakeful.pages.comparison.differences import differing_fields, machines, sam
 from wakeful.pages.comparison.paper_table import counting_the_embedding, paper_tables
 from wakeful.pages.comparison.tables import Comparison, summary_table
 from wakeful.pages.comparison.verdict import caveat, errors_over, seeds_missing, verdicts
-from wakeful.pages.page import render
-from wakeful.runs.run import replaced
+from wakeful.pages.page import write_page
 
 
 def write_report(comparison: Comparison, path: str | Path, *, title: str) -> Path:
@@ -26,8 +25,9 @@ def write_report(comparison: Comparison, path: str | Path, *, title: str) -> Pat
         "training": training_loss_chart(comparison, window),
     }
     first = comparison.runs[0]
-    html = render(
-        "comparison.html.j2",
+    return write_page(
+        path,
+        "comparison",
         title=title,
         comparison=comparison,
         verdicts=verdicts(comparison),
@@ -47,10 +47,6 @@ def write_report(comparison: Comparison, path: str | Path, *, title: str) -> Pat
         configs={v: config_to_toml(comparison.of(v)[0].config) for v in comparison.variants},
         samples={v: comparison.of(v)[0].summary["samples"] for v in comparison.variants},
     )
-    path = Path(path)
-    with replaced(path) as temporary:
-        temporary.write_text(html, "utf-8")
-    return path
 
 
 def smoothing_window(comparison: Comparison) -> int:

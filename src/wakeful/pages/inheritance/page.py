@@ -1,11 +1,14 @@
-"""An inheritance as one offline HTML page."""
+"""An inheritance's charts, and the offline HTML page about it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import altair as alt
+import polars as pl
+
 from wakeful.growth.layermap import written
-from wakeful.pages.inheritance.charts import colors, layer_figures, loss_curves
+from wakeful.pages.charts import DASHES, PALETTE, Drawing, colored, colors, dashed, tip
 from wakeful.pages.inheritance.reading import (
     choice,
     cost_of_reference,
@@ -13,9 +16,15 @@ from wakeful.pages.inheritance.reading import (
     read_inheritance,
     verdicts,
 )
-from wakeful.pages.page import render
-from wakeful.runs.run import replaced
+from wakeful.pages.page import write_page
 
+_FIGURES = {
+    "rank": "largest head rank",
+    "mass": "columns holding the mass",
+    "influence": "block influence",
+    "angle": "angular distance (of π)",
+}
+"""Figures that layers are chosen by, and their axis titles."""
 _SIZES = (
     ("parameters", "parameters", "{:,.0f}", 1.0),
     ("weight_bytes", "weights, MB", "{:,.1f}", 1e-6),
@@ -28,73 +37,82 @@ _SIZES = (
 def write_inheritance(path: str | Path, page: str | Path = "") -> Path:
     """Write the page about an inheritance's folder; an old page stays until the new is whole."""
     summary, environment = read_inheritance(path)
-    reference = summary["reference"]
-    html = render(
-        "inheritance.html.j2",
-        title=f"Inherited from {reference['name']}",
+    kept = set(summary["choice"]["layers"])
+    return write_page(
+        page or Path(path) / "report.html",
+        "inheritance",
+        title=f"Inherited from {summary['reference']['name']}",
         summary=summary,
+        environment=environment,
         heir=final_heir(summary),
         verdicts=verdicts(summary),
-        cost=cost_of_reference(reference),
+        cost=cost_of_reference(summary["reference"]),
         choice=choice(summary),
         curves=loss_curves(summary),
-        figures=layer_figures(summary),
-        colors=colors(summary),
-        sizes=_sizes(summary["sizes"]),
-        method=_method(summary, environment),
+        figures=[
+            (_FIGURES[name], _bars(values, kept, _FIGURES[name]))
+            for name, values in summary["choice"]["figures"].items()
+            if name in _FIGURES
+        ],
+        colors=colors(summary["arms"]),
+        sizes=[_size(summary["sizes"], *size) for size in _SIZES],
         written=written,
     )
-    place = Path(page or Path(path) / "report.html")
-    with replaced(place) as temporary:
-        temporary.write_text(html, "utf-8")
-    return place
 
 
-def _sizes(sizes: Mapping[str, Any]) -> list[dict[str, str]]:
-    rows = []
-    for key, title, style, unit in _SIZES:
-        ours, theirs = sizes["heir"][key], sizes["reference"][key]
-        rows.append(
-            {
-                "title": title,
-                "heir": style.format(ours * unit),
-                "reference": style.format(theirs * unit),
-                "ratio": f"{ours / theirs:.3f}" if theirs else "–",
-            }
-        )
-    return rows
-
-
-def _method(summary: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, str]:
-    recipe, data = summary["recipe"], summary["data"]
-    train, optimizer = recipe["train"], recipe["optimizer"]
-    source = data["source"]
-    text = source if isinstance(source, str) else ", ".join(map(str, source))
-    dropped = (
-        f"; {data['dropped_documents']} held-out documents ({data['dropped_tokens']:,} tokens) "
-        "stand in the training text in part and were left out"
-        if data["dropped_documents"]
-        else ""
+def loss_curves(summary: Mapping[str, Any]) -> Drawing:
+    """Draw validation losses over steps, the reference's as a line across (fig. 5)."""
+    names = [arm["arm"] for arm in summary["arms"]]
+    rows = [
+        {"arm": arm["arm"], "run": point["run"], "step": point["step"], "loss": point["loss"]}
+        for arm in summary["arms"]
+        for point in arm["curve"]
+    ]
+    stroke = alt.Legend(symbolType="stroke")
+    base = alt.Chart(pl.DataFrame(rows)).encode(
+        x=alt.X("step:Q", title="training step", axis=alt.Axis(tickCount=8)),
+        y=alt.Y("loss:Q", title="validation loss (nats a token)", scale=alt.Scale(zero=False)),
+        color=colored("arm", names, legend=stroke),
+        tooltip=["arm:N", "run:N", "step:Q", tip("loss", ".4f")],
     )
-    steps = "as many as the time allowed" if summary["planned_by_time"] else "as asked"
-    return {
-        "Text": f"{text}; {data['train_tokens']:,} training tokens, all with the reference's "
-        "tokenizer",
-        "Validation": f"{data['validation_tokens']:,} tokens, fixed, each predicted once in "
-        f"windows of {train['length']}; the reference on the same by the same code{dropped}",
-        "BOS": "none before a window, for heir and reference; each document ends with the "
-        "end-of-text token",
-        "Training": f"{train['steps']} steps a round ({steps}) of {train['batch_size']} sequences "
-        f"of {train['length']} tokens, the same for all; {optimizer['name']}, learning rate "
-        f"{optimizer['lr']:g} after {optimizer['warmup_steps']} steps, cosine to "
-        f"{optimizer['final_lr']:g}; weight decay {optimizer['weight_decay']:g}; {train['dtype']}; "
-        f"seed {train['seed']}",
-        "Inherited": f"{recipe['copy']} of each block, with embedding, positions, final norm and "
-        f"head; route {recipe['route'] or 'the reference’s'}, normalizer "
-        f"{recipe['normalizer'] or 'the reference’s'}",
-        "Errors": "± one standard error over validation windows, differences paired; one seed, so "
-        "they say nothing of other seeds",
-        "Speed": "greedy, one sequence, by turns with the reference, the median of three",
-        "Machine": f"{environment['device_name']}, {environment['threads']} threads; torch "
-        f"{environment['torch']}, wakeful {environment['wakeful']}",
-    }
+    # Past the palette's length colors come again, and dashes distinguish them.
+    dashes = [DASHES[n // len(PALETTE) % 4] for n in range(len(names))]
+    dash = dashed("arm", names, dashes, legend=stroke)
+    lines = base.mark_line(strokeWidth=2).encode(detail="run:N", strokeDash=dash)
+    points = base.mark_point(filled=True, size=36, opacity=1)
+    reference = summary["reference"]
+    across = alt.Chart(pl.DataFrame({"loss": [reference["loss"]], "name": [reference["name"]]}))
+    rule = across.mark_rule(strokeWidth=1.5, strokeDash=[5, 4]).encode(y="loss:Q")
+    label = across.mark_text(align="right", baseline="bottom", dy=-3)
+    label = label.encode(y="loss:Q", x=alt.value("width"), text="name:N")
+    return alt.layer(rule, label, lines, points).properties(height=360, width="container")
+
+
+def _bars(values: Sequence[float], kept: set[int], title: str) -> Drawing:
+    """Draw a figure that every layer had before the choice; kept layers are marked."""
+    layers = range(len(values))
+    frame = pl.DataFrame(
+        {
+            "layer": layers,
+            "value": [float(value) for value in values],
+            "layers": ["kept" if layer in kept else "left out" for layer in layers],
+        }
+    )
+    colors = alt.Scale(domain=["kept", "left out"], range=[PALETTE[0], PALETTE[7]])
+    axis = alt.Axis(labelAngle=0, values=list(layers[::5]))
+    chart = alt.Chart(frame).mark_bar()
+    chart = chart.encode(
+        x=alt.X("layer:O", title="layer", axis=axis),
+        y=alt.Y("value:Q", title=title),
+        color=alt.Color("layers:N", scale=colors),
+        tooltip=["layer:O", tip("value", ".4~g"), "layers:N"],
+    )
+    return chart.properties(height=150, width="container")
+
+
+def _size(
+    sizes: Mapping[str, Any], key: str, title: str, style: str, unit: float
+) -> tuple[str, list[str]]:
+    ours, theirs = sizes["heir"][key], sizes["reference"][key]
+    ratio = f"{ours / theirs:.3f}" if theirs else "–"
+    return title, [style.format(theirs * unit), style.format(ours * unit), ratio]

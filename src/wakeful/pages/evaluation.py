@@ -1,0 +1,209 @@
+"""Scores of models as rows to show, figures for summary.json, charts, and one offline HTML page."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import polars as pl
+
+from wakeful.config.verbs import EvaluateOptions
+from wakeful.estimates import finite
+from wakeful.evaluation.scores import Score, difference
+from wakeful.pages.charts import Drawing, colored, colors, tip
+from wakeful.pages.page import write_page
+from wakeful.runs.run import machine_line
+
+_MANY = 1e7
+"""Larger figures are written with a power of ten."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A model's figure with its error and, past the first model, its paired difference."""
+
+    value: str
+    difference: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One metric of one task, a cell for each model."""
+
+    title: str
+    better: str
+    cells: list[Cell]
+
+
+def shown(scores: Sequence[Score]) -> tuple[list[str], list[Row]]:
+    """Return the models and, for each task and metric, what to show of each model."""
+    names = _names(scores)
+    rows: list[Row] = []
+    for title, found in _measures(scores).items():
+        first = found.get(names[0])
+        cells: list[Cell] = []
+        for name in names:
+            score = found.get(name)
+            if score is None:
+                cells.append(Cell("–"))
+                continue
+            paired = difference(score, first) if first and score is not first else None
+            cells.append(
+                Cell(written(score.figure, score.error), written(*paired, "+") if paired else "")
+            )
+        higher = any(score.higher_is_better for score in found.values())
+        rows.append(Row(title, f"{'higher' if higher else 'lower'} is better", cells))
+    return names, rows
+
+
+def written(figure: float, error: float, sign: str = "") -> str:
+    """Return "figure ± error" to two digits of the error; four places where there is none."""
+    if _MANY < max(abs(figure), error) < math.inf:
+        text = f"{figure:{sign}.3g} ± {error:.2g}"
+    elif not error > 0 or not math.isfinite(error):
+        text = f"{figure:{sign},.4f}"
+    else:
+        places = min(8, max(0, 1 - math.floor(math.log10(error))))
+        text = f"{figure:{sign},.{places}f} ± {error:,.{places}f}"
+    return text.replace("-", "−")
+
+
+def score_charts(scores: Sequence[Score]) -> list[tuple[str, Drawing]]:
+    """Return a chart for each task and metric: every model's figure ± one standard error."""
+    names, rows = shown(scores)
+    charts: list[tuple[str, Drawing]] = []
+    for row, found in zip(rows, _measures(scores).values(), strict=True):
+        drawn = [
+            {"model": s.model, "figure": s.figure, "low": s.figure - e, "high": s.figure + e}
+            for s in found.values()
+            for e in (finite(s.error) or 0.0,)
+            if math.isfinite(s.figure)
+        ]
+        if drawn:
+            charts.append((f"{row.title}, {row.better}", _dots(pl.DataFrame(drawn), names)))
+    return charts
+
+
+def _names(scores: Sequence[Score]) -> list[str]:
+    return list(dict.fromkeys(score.model for score in scores))
+
+
+def _measures(scores: Sequence[Score]) -> dict[str, dict[str, Score]]:
+    """Return each "task: metric" with the models' scores."""
+    found: dict[str, dict[str, Score]] = {}
+    for score in scores:
+        found.setdefault(f"{score.task}: {score.metric}", {})[score.model] = score
+    return found
+
+
+def _dots(frame: pl.DataFrame, names: Sequence[str]) -> Drawing:
+    x = alt.X("figure:Q", title=None, scale=alt.Scale(zero=False, nice=True, padding=12),
+              axis=alt.Axis(tickCount=5, format=".4~g", labelOverlap=True))  # fmt: skip
+    base = alt.Chart(frame).encode(
+        y=alt.Y("model:N", title=None, sort=list(names)),
+        color=colored("model", names, legend=None),
+    )
+    points = base.mark_point(filled=True, size=80, opacity=1)
+    points = points.encode(x=x, tooltip=["model:N", tip("figure", ",.6~g")])
+    rules = base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q"), x2="high:Q")
+    return alt.layer(rules, points).properties(height=34 * len(frame), width="container")
+
+
+def write_evaluation(
+    scores: Sequence[Score], path: str | Path, *, title: str, method: Mapping[str, Any]
+) -> Path:
+    """Write the page; an old page stays until the new one is whole."""
+    names, rows = shown(scores)
+    return write_page(
+        path,
+        "evaluation",
+        title=title,
+        names=names,
+        rows=rows,
+        colors=colors(names),
+        charts=score_charts(scores),
+        paired=any(cell.difference for row in rows for cell in row.cells),
+        method=method,
+    )
+
+
+def summary(
+    names: Mapping[str, str], scores: Sequence[Score], method: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return every model's scores, and every paired difference to the first model's."""
+    first = next(iter(names))
+    baseline = {(s.task, s.metric): s for s in scores if s.model == first}
+    pairs = [
+        (score, difference(score, other))
+        for score in scores
+        if (other := baseline.get((score.task, score.metric))) and other is not score
+    ]
+    return {
+        "models": [
+            {
+                "model": name,
+                "architecture": kind,
+                "scores": [
+                    {"task": s.task, "metric": s.metric, "value": finite(s.figure),
+                     "standard_error": finite(s.error), "examples": len(s.keys),
+                     "higher_is_better": s.higher_is_better}
+                    for s in scores if s.model == name
+                ],
+            }
+            for name, kind in names.items()
+        ],
+        "differences": [
+            {"model": score.model, "baseline": first, "task": score.task, "metric": score.metric,
+             "difference": finite(paired[0]), "standard_error": finite(paired[1])}
+            for score, paired in pairs if paired is not None
+        ],
+        "method": dict(method),
+    }  # fmt: skip
+
+
+def method_of(
+    names: Mapping[str, str],
+    scores: Sequence[Score],
+    options: EvaluateOptions,
+    machine: Mapping[str, Any],
+    *,
+    bos: str,
+    dtype: str,
+    windows: str,
+) -> dict[str, str]:
+    """Return what a reader needs to judge and repeat the figures."""
+    method = {
+        "Models": ", ".join(f"{name} ({kind})" for name, kind in names.items()),
+        "BOS": bos,
+        "Arithmetic": f"model in {dtype}, log-likelihoods in float32 or better",
+    }
+    if options.source:
+        counts = "; ".join(
+            f"{score.model} {len(score.keys)} windows, {score.weights.sum():,.0f} tokens counted"
+            for score in scores
+            if (score.task, score.metric) == ("text", "perplexity")
+        )
+        part = f"at most {options.windows} windows" if options.windows else "all of it"
+        method["Text"] = (
+            f"{options.source}, {part}, windows of {windows}, each token (but the first where "
+            f"there is no BOS) counted once: {counts}"
+        )
+    for task in dict.fromkeys(score.task for score in scores if score.task != "text"):
+        count = max(len(score.keys) for score in scores if score.task == task)
+        source = {"lambada": options.lambada, "choices": options.choices}.get(task)
+        method[f"Task {task}"] = (
+            f"{source}, {count} examples, none shown before"
+            if source
+            else f"lm-eval's own definition, {count} examples"
+        )
+    if options.asks:
+        method["lm-eval"] = metadata.version("lm-eval")
+    method["Errors"] = (
+        "one standard error over windows or examples; differences are paired where both models "
+        "had the same ones"
+    )
+    method["Machine"] = machine_line(machine)
+    return method

@@ -1,0 +1,415 @@
+"""What quantization did: figures for a summary, plain words, charts, and one offline HTML page."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import polars as pl
+from rich.table import Table as Grid
+from rich.text import Text
+
+from wakeful.estimates import Estimate, finite, reach
+from wakeful.pages.charts import (
+    Drawing,
+    colored,
+    colors,
+    dashed,
+    heatmap,
+    line_at,
+    rounded,
+    tip,
+    wide,
+)
+from wakeful.pages.diagnosis import Finding
+from wakeful.pages.page import write_page
+from wakeful.quant.measure import Measurement
+from wakeful.quant.schemes import Scheme
+
+_FREE, _HEAVY = 1.02, 1.2
+"""Up to this ratio of perplexities a scheme is called harmless, and from that one severe."""
+_WORST = 8
+"""How many of the worst layers the page lists."""
+_POSITIONS = ("rest", "first")
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A measurement with what it is about: schemes and sizes by name, in the order asked."""
+
+    measurement: Measurement
+    schemes: dict[str, Scheme]
+    full_bytes: int
+    bytes: dict[str, int]
+
+
+def scheme_rows(damage: Damage) -> pl.DataFrame:
+    """Return one row a scheme and sequence: tokens, nll and kl, both sums in nats.
+
+    The scheme "" is the full-precision model.
+    """
+    counts = damage.measurement.counts
+    frames = [
+        pl.DataFrame(
+            {
+                "scheme": [name] * len(counts),
+                "sequence": range(len(counts)),
+                "tokens": counts,
+                "nll": totals.nll,
+                "kl": totals.divergence or [0.0] * len(counts),
+            }
+        )
+        for name, totals in {"": damage.measurement.full, **damage.measurement.schemes}.items()
+    ]
+    return pl.concat(frames)
+
+
+def layer_errors(damage: Damage, scheme: str, position: str = "all") -> pl.DataFrame:
+    """Return every layer's relative error under a scheme, beside its input's kurtosis.
+
+    Columns: module, layer, kind, value, standard_error, kurtosis_first, kurtosis_rest.
+    """
+    rows = damage.measurement.layers
+    found = rows.filter(scheme=scheme, metric="relative_error", position=position)
+    found = found.select("module", "layer", "kind", "value", "standard_error")
+    for part in ("first", "rest"):
+        kurtosis = rows.filter(metric="input_kurtosis", position=part)
+        kurtosis = kurtosis.select("module", pl.col("value").alias(f"kurtosis_{part}"))
+        found = found.join(kurtosis, on="module", how="left", maintain_order="left")
+    return found
+
+
+def block_values(damage: Damage, metric: str, scheme: str, position: str) -> pl.DataFrame:
+    """Return a block metric over layers: layer, value, standard_error."""
+    rows = damage.measurement.layers
+    rows = rows.filter(scheme=scheme, metric=metric, position=position, kind="block")
+    return rows.select("layer", "value", "standard_error").sort("layer")
+
+
+def summary(damage: Damage) -> dict[str, Any]:
+    """Return the figures of every scheme; an error that one sequence cannot give is null."""
+    measurement = damage.measurement
+    perplexity, error = measurement.perplexity()
+    kurtosis = {
+        f"kurtosis_{position}": block_values(damage, "kurtosis", "", position)["value"].mean()
+        for position in ("first", "rest")
+    }
+    return {
+        "model": measurement.name,
+        "sequences": len(measurement.counts),
+        "tokens": sum(measurement.counts),
+        "perplexity": perplexity,
+        "perplexity_standard_error": finite(error),
+        "bytes": damage.full_bytes,
+        **kurtosis,
+        "schemes": [scheme_figures(damage, name) for name in damage.schemes],
+    }
+
+
+def scheme_figures(damage: Damage, name: str) -> dict[str, Any]:
+    """Return one scheme's figures."""
+    measurement, scheme = damage.measurement, damage.schemes[name]
+    figures: dict[str, Any] = {"scheme": name, "definition": scheme.definition,
+                               "scales": scheme.scales}  # fmt: skip
+    estimates: dict[str, Estimate] = {
+        "perplexity": measurement.perplexity(name),
+        "increase": measurement.increase(name),
+        "loss_increase": measurement.loss_increase(name),
+        "kl": measurement.divergence(name),
+    }
+    for key, (value, error) in estimates.items():
+        figures[key] = finite(value)
+        figures[f"{key}_standard_error"] = finite(error)
+    errors = layer_errors(damage, name)
+    worst = errors.sort("value", descending=True, nulls_last=True).row(0, named=True)
+    return figures | {
+        "ratio": finite(measurement.perplexity(name)[0] / measurement.perplexity()[0]),
+        "bytes": damage.bytes[name],
+        "bytes_ratio": damage.bytes[name] / damage.full_bytes,
+        "layer_error_median": errors["value"].median(),
+        "layer_error_worst": worst["value"],
+        "worst_layer": worst["module"],
+        "worst_layer_kurtosis_first": worst["kurtosis_first"],
+        "worst_layer_kurtosis_rest": worst["kurtosis_rest"],
+        "error_follows_kurtosis": follows_kurtosis(errors),
+    }
+
+
+def follows_kurtosis(errors: pl.DataFrame) -> float | None:
+    """Return Spearman's ρ between layers' errors and their inputs' kurtosis at the rest."""
+    known = errors.filter(pl.col("value").is_finite() & pl.col("kurtosis_rest").is_finite())
+    if len(known) < 3:
+        return None
+    found = known.select(pl.corr("value", "kurtosis_rest", method="spearman")).item()
+    return finite(found)
+
+
+def findings(damage: Damage) -> list[Finding]:
+    """Return the verdict on each scheme."""
+    return [
+        Finding(name, *_judged(damage, name), describe(scheme))
+        for name, scheme in damage.schemes.items()
+    ]
+
+
+def _judged(damage: Damage, name: str) -> tuple[str, str]:
+    """Return the level and the words of a scheme's finding."""
+    figures = scheme_figures(damage, name)
+    before = damage.measurement.perplexity()[0]
+    ratio, after = figures["ratio"], figures["perplexity"]
+    if ratio is None or after is None:
+        return "bad", "The quantized model's loss is not finite."
+    loss, error = figures["loss_increase"], figures["loss_increase_standard_error"]
+    sure = ""
+    if error is not None:
+        unsure = abs(loss) <= reach(error, len(damage.measurement.counts))
+        doubt = ", too close to zero to tell on so little text" if unsure else ""
+        sure = f" (loss {with_digits(loss, error, sign='+')} nats{doubt})"
+    return (
+        "good" if ratio <= _FREE else "bad" if ratio >= _HEAVY else "mixed",
+        f"Perplexity goes from {_rounded(before, 4)} to {_rounded(after, 4)}{sure}. "
+        f"Its worst layer, {figures['worst_layer']}, is off by {figures['layer_error_worst']:.1%}; "
+        f"the median layer by {figures['layer_error_median']:.1%}. "
+        f"Weights take {figures['bytes_ratio']:.0%} of what they did.",
+    )
+
+
+def describe(scheme: Scheme) -> str:
+    """Return a scheme in plain words."""
+    weights = scheme.weights
+    per = "output channel" if weights.per == "channel" else weights.per
+    parts = [f"{weights.grid.bits}-bit weights per {per}"]
+    parts += [f"{rule.grid.bits}-bit {part} per {rule.per}" for part, rule in scheme.activations]
+    rest = f"{scheme.scales} activation scales"
+    return f"{', '.join(parts)}; {rest if scheme.activations else 'activations in full precision'}."
+
+
+def damage_grid(damage: Damage) -> Grid:
+    """Return one row a scheme, the full-precision model first; layer errors are medians."""
+    grid = Grid(box=None, pad_edge=False, header_style="bold")
+    grid.add_column("scheme", no_wrap=True)
+    for column in ("perplexity", "increase", "KL (nats)", "error", "worst", "MB"):
+        grid.add_column(column, justify="right")
+    full = summary(damage)
+    before = with_digits(full["perplexity"], full["perplexity_standard_error"], least=4)
+    grid.add_row("full", before, "", "", "", "", f"{damage.full_bytes / 1e6:,.2f}")
+    for figures in full["schemes"]:
+        told = _with_errors(figures)
+        shares = (figures["layer_error_median"], figures["layer_error_worst"])
+        grid.add_row(
+            Text(figures["scheme"]),
+            *(told[key] for key in ("perplexity", "increase", "kl")),
+            *("–" if share is None else f"{share:.1%}" for share in shares),
+            f"{figures['bytes'] / 1e6:,.2f}",
+        )
+    return grid
+
+
+def _with_errors(figures: Mapping[str, Any]) -> dict[str, str]:
+    """Return a scheme's estimates as they are shown."""
+    return {
+        key: with_digits(figures[key], figures[f"{key}_standard_error"], least=least)
+        for key, least in (("perplexity", 4), ("increase", 2), ("loss_increase", 2), ("kl", 2))
+    }
+
+
+def with_digits(value: float | None, error: float | None, *, least: int = 1, sign: str = "") -> str:
+    """Return "value ± error" to the error's second digit and at least `least` of its own."""
+    if value is None:
+        return "not finite"
+    plus = sign if value > 0 else ""
+    if error is None or error == 0:
+        return f"{plus}{_rounded(value, 4)}".replace("-", "−")
+    if 0 < max(abs(value), error) < 1e-3:
+        power = math.floor(math.log10(max(abs(value), error)))
+        inner = with_digits(value / 10.0**power, error / 10.0**power, least=least, sign=sign)
+        return f"({inner})e{power}".replace("-", "−")
+    digits = 2 + math.floor(math.log10(abs(value) or error)) - math.floor(math.log10(error))
+    return f"{plus}{_rounded(value, max(least, digits))} ± {_rounded(error, 2)}".replace("-", "−")
+
+
+def _rounded(value: float, digits: int) -> str:
+    """Return a number to so many significant digits, trailing zeros kept."""
+    if value == 0 or not 1e-4 < abs(value) < 1e7:
+        return f"{value:.{digits - 1}e}" if value else "0"
+    places = digits - 1 - math.floor(math.log10(abs(value)))
+    return f"{round(value, places):,.{max(0, places)}f}"
+
+
+def charts(damage: Damage) -> list[tuple[str, Drawing]]:
+    """Return every chart with a name fit for a file."""
+    names = [(f"layers-{n}", name) for n, name in enumerate(damage.schemes)]
+    return [
+        ("layer-error", layer_error(damage)),
+        ("input-kurtosis", _input_kurtosis(damage)),
+        ("block-error", _block_error(damage)),
+        ("block-kurtosis", _block_kurtosis(damage)),
+        ("error-against-kurtosis", _scatter(damage)),
+        *((file, _layer_map(damage, name)) for file, name in names),
+    ]
+
+
+def layer_error(damage: Damage) -> Drawing:
+    """Draw the relative error of the layers of each block: their root mean square."""
+    frames = {
+        (name, position): _over_blocks(
+            layer_errors(damage, name, position), pl.col("value"), squared=True
+        )
+        for name in damage.schemes
+        for position in _POSITIONS
+    }
+    return _errors(damage, frames, "relative error of layers")
+
+
+def _block_error(damage: Damage) -> Drawing:
+    """Draw the relative error of each block's output, with all errors before it."""
+    frames = {
+        (name, position): block_values(damage, "block_error", name, position)
+        for name in damage.schemes
+        for position in _POSITIONS
+    }
+    return _errors(damage, frames, "relative error of the block's output")
+
+
+def _input_kurtosis(damage: Damage) -> Drawing:
+    """Draw the kurtosis of the inputs of each block's layers, first token and the rest."""
+    errors = layer_errors(damage, next(iter(damage.schemes)))
+    frames = {
+        position: _over_blocks(errors, pl.col(f"kurtosis_{position}"), squared=False)
+        for position in _POSITIONS
+    }
+    return _kurtosis(frames, "kurtosis of layers' inputs")
+
+
+def _block_kurtosis(damage: Damage) -> Drawing:
+    """Draw the kurtosis of each block's output, first token and the rest."""
+    frames = {position: block_values(damage, "kurtosis", "", position) for position in _POSITIONS}
+    return _kurtosis(frames, "kurtosis of the block's output")
+
+
+def _scatter(damage: Damage) -> Drawing:
+    """Draw every layer's relative error against the kurtosis of its input."""
+    frames = [
+        layer_errors(damage, name).select(
+            pl.lit(name).alias("scheme"), "module", "value", kurtosis="kurtosis_rest"
+        )
+        for name in damage.schemes
+    ]
+    frame = pl.concat(frames).filter((pl.col("value") > 0) & (pl.col("kurtosis") > 0))
+    chart = alt.Chart(rounded(frame)).mark_point(filled=True, size=26, opacity=0.65)
+    chart = chart.encode(
+        x=alt.X(
+            "kurtosis:Q",
+            title="kurtosis of the layer's input (all but the first token)",
+            scale=alt.Scale(type="log", nice=False, padding=8),
+            axis=alt.Axis(format="~g", tickCount=5),
+        ),
+        y=_log("relative error", "~p", padding=8),
+        color=colored("scheme", [*damage.schemes], legend=alt.Legend()),
+        tooltip=["scheme:N", "module:N", tip("kurtosis", ".4~g"), _ERROR],
+    )
+    return wide(chart, 300)
+
+
+def _layer_map(damage: Damage, scheme: str) -> Drawing:
+    """Draw a scheme's relative error of every layer: blocks by kinds of layer."""
+    errors = layer_errors(damage, scheme).drop_nulls("layer")
+    kinds = errors["kind"].unique(maintain_order=True).to_list()
+    chart = heatmap(
+        rounded(errors.select("layer", "kind", "value", "module")),
+        alt.X("layer:O", title="layer", axis=alt.Axis(labelAngle=0, labelOverlap=True)),
+        alt.Y("kind:N", title=None, sort=kinds),
+        "value",
+        alt.Legend(title="relative error", format="~p", tickCount=4),
+        type="log",
+        tooltip=["module:N", _ERROR],
+    )
+    return wide(chart, 22 * len(kinds))
+
+
+def _over_blocks(errors: pl.DataFrame, value: pl.Expr, *, squared: bool) -> pl.DataFrame:
+    """Return one row a block: the (root) mean (square) of its layers' values."""
+    mean = value.pow(2).mean().sqrt() if squared else value.mean()
+    known = errors.drop_nulls("layer").filter(value.is_finite())
+    return known.group_by("layer").agg(value=mean).sort("layer")
+
+
+def _errors(damage: Damage, frames: Mapping[tuple[str, str], pl.DataFrame], title: str) -> Drawing:
+    frame = pl.concat(
+        frame.select("layer", "value", scheme=pl.lit(scheme), position=pl.lit(position))
+        for (scheme, position), frame in frames.items()
+    )
+    chart = alt.Chart(rounded(frame.filter(pl.col("value") > 0))).mark_line(strokeWidth=2)
+    chart = chart.encode(
+        x=_LAYERS,
+        y=_log(title, "~p"),
+        color=colored("scheme", [*damage.schemes], legend=None),
+        strokeDash=_dash(None),
+        tooltip=["scheme:N", "position:N", "layer:Q", _ERROR],
+    )
+    return wide(chart, 240)
+
+
+def _kurtosis(frames: Mapping[str, pl.DataFrame], title: str) -> Drawing:
+    frame = pl.concat(
+        frame.select("layer", "value", position=pl.lit(position))
+        for position, frame in frames.items()
+    )
+    chart = alt.Chart(rounded(frame.filter(pl.col("value") > 0)))
+    lines = chart.mark_line(strokeWidth=2, color="#7F7F7F").encode(
+        x=_LAYERS,
+        y=_log(title, "~g"),
+        strokeDash=_dash(alt.Legend()),
+        tooltip=["position:N", "layer:Q", tip("value", ".4~g", title="kurtosis")],
+    )
+    gaussian = line_at("y", 3.0, "gaussian", tooltip=alt.value("a Gaussian has 3"))
+    return wide(alt.layer(gaussian, lines), 240)
+
+
+_LAYERS = alt.X("layer:Q", title="layer", axis=alt.Axis(format="d", tickMinStep=1))
+_ERROR = tip("value", ".3~%", title="relative error")
+
+
+def _log(title: str, style: str, **scale: Any) -> alt.Y:
+    axis = alt.Axis(format=style, tickCount=5)
+    return alt.Y("value:Q", title=title, scale=alt.Scale(type="log", **scale), axis=axis)
+
+
+def _dash(legend: alt.Legend | None) -> alt.StrokeDash:
+    return dashed("position", _POSITIONS, ([1, 0], [4, 3]), legend=legend)
+
+
+def write_quantization(
+    damage: Damage,
+    path: str | Path,
+    *,
+    title: str,
+    method: Mapping[str, Any],
+    saved: Mapping[str, Any] | None,
+) -> Path:
+    """Write the page; an old page stays until the new one is whole."""
+    full = summary(damage)
+    return write_page(
+        path,
+        "quantization",
+        title=title,
+        method=method,
+        saved=saved,
+        full=full,
+        findings=findings(damage),
+        rows=[figures | _with_errors(figures) for figures in full["schemes"]],
+        before=with_digits(full["perplexity"], full["perplexity_standard_error"], least=4),
+        colors=colors(damage.schemes),
+        drawn=dict(charts(damage)),
+        worst=[_worst(damage, name) for name in damage.schemes],
+    )
+
+
+def _worst(damage: Damage, name: str) -> list[dict[str, Any]]:
+    errors = layer_errors(damage, name)
+    for position in ("first", "rest"):
+        alone = layer_errors(damage, name, position).select("module", **{position: "value"})
+        errors = errors.join(alone, on="module", how="left")
+    return errors.sort("value", descending=True, nulls_last=True).head(_WORST).to_dicts()
