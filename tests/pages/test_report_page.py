@@ -16,9 +16,8 @@ from test_report_reading import interrupt
 from wakeful.errors import WakefulError
 from wakeful.pages.charts import save_chart, specification
 from wakeful.pages.comparison.charts import cost_charts, training_loss_chart
-from wakeful.pages.comparison.page import write_report
-from wakeful.pages.comparison.tables import read_comparison
-from wakeful.pages.comparison.terminal import render_terminal
+from wakeful.pages.comparison.page import render_terminal, write_report
+from wakeful.pages.comparison.reading import read_comparison
 
 
 def written(path: Path, folder: Path) -> str:
@@ -96,7 +95,7 @@ def test_one_run_alone_has_a_page(tmp_path: Path) -> None:
 
 def test_costs_are_ratios_in_charts_that_fit_their_place(tmp_path: Path) -> None:
     comparison = read_comparison(make_comparison(tmp_path / "c", {"a": 0.0, "b": 0.1}, [0]))
-    specs = [specification(chart) for chart in cost_charts(comparison)]
+    specs = [specification(chart) for _, chart in cost_charts(comparison)]
     assert [spec["width"] for spec in specs] == ["container"] * 3
     for spec in specs:
         (rows,) = spec["datasets"].values()

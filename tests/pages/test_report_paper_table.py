@@ -12,7 +12,7 @@ from rich.console import Console
 
 from pages.test_report import make_comparison
 from wakeful.errors import WakefulError
-from wakeful.pages.comparison.page import write_report
+from wakeful.pages.comparison.page import render_terminal, write_report
 from wakeful.pages.comparison.paper_table import (
     Cell,
     PaperTable,
@@ -21,8 +21,7 @@ from wakeful.pages.comparison.paper_table import (
     paper_tables,
 )
 from wakeful.pages.comparison.published import Column, PublishedTable, published, published_names
-from wakeful.pages.comparison.tables import read_comparison
-from wakeful.pages.comparison.terminal import render_terminal
+from wakeful.pages.comparison.reading import read_comparison
 
 ROWS = ("vanilla", "softmax1", "orthoadam", "softmax1-orthoadam")
 SEEDS = [0, 1, 2]

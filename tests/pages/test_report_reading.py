@@ -14,12 +14,12 @@ from test_report import STEPS, make_comparison, make_run
 from wakeful.errors import WakefulError
 from wakeful.pages.charts import specification
 from wakeful.pages.comparison.charts import difference_chart, relative_loss_chart
-from wakeful.pages.comparison.differences import differing_fields, machines, same_batches
+from wakeful.pages.comparison.reading import Comparison, read_comparison, read_run
 from wakeful.pages.comparison.tables import (
-    Comparison,
-    read_comparison,
-    read_run,
+    differing_fields,
+    machines,
     relative_training_loss,
+    same_batches,
     summary_table,
     training_loss,
 )

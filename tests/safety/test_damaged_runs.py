@@ -25,9 +25,8 @@ from wakeful.errors import Interrupted, WakefulError
 from wakeful.loading.load import read_decoder
 from wakeful.model.generate import generate
 from wakeful.pages import page
-from wakeful.pages.comparison.page import write_report
-from wakeful.pages.comparison.tables import read_comparison
-from wakeful.pages.comparison.terminal import render_terminal
+from wakeful.pages.comparison.page import render_terminal, write_report
+from wakeful.pages.comparison.reading import read_comparison
 from wakeful.runs import checkpoint
 from wakeful.training.comparison import compare
 from wakeful.training.facts import data_facts

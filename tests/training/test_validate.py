@@ -18,7 +18,7 @@ from wakeful.data.order import ValidationWindows
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.pages.comparison.page import write_report
-from wakeful.pages.comparison.tables import read_comparison
+from wakeful.pages.comparison.reading import read_comparison
 from wakeful.training.loop import train
 from wakeful.training.objective import make_loss
 from wakeful.training.setup import load_data, make_decoder, resolved

@@ -1,7 +1,7 @@
 """Charts as Vega-Lite: one specification serves the page and the paper's file."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 4], [10, 2], [1, 3], [6, 2, 
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 
 
-def colors(names: Sequence[object]) -> list[str]:
+def colors(names: Sized) -> list[str]:
     """Return a color for each name; past the palette's length they come again."""
     return [PALETTE[n % len(PALETTE)] for n in range(len(names))]
 

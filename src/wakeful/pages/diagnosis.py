@@ -140,7 +140,7 @@ def findings(diagnosis: Diagnosis) -> list[Finding]:
     share, mass = (figures[f"first_key_{part}_without_row_0"] for part in ("share", "mass"))
     near, heads, lazy = figures["heads_near_rank_1"], figures["heads"], figures["lazy_layers"]
     drain = layer_values(diagnosis, "value_drain", position="first")
-    drained = (drain["value"] < 0.5).sum()
+    drained = len(drain.filter(pl.col("value") < 0.5))
     first, rest = figures["kurtosis_first"], figures["kurtosis_rest"]
     bounds = figures["ranks_that_are_bounds"]
     whole = "No layer is lazy as a whole"

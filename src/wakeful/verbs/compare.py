@@ -20,13 +20,11 @@ from wakeful.display import Shown, usual
 from wakeful.errors import WakefulError
 from wakeful.pages.charts import Drawing
 from wakeful.pages.comparison.charts import difference_chart
-from wakeful.pages.comparison.page import write_report
+from wakeful.pages.comparison.page import caveat, render_terminal, verdicts, write_report
 from wakeful.pages.comparison.published import published
 from wakeful.pages.comparison.reading import Comparison as Compared
 from wakeful.pages.comparison.reading import read_comparison
 from wakeful.pages.comparison.tables import summary_table
-from wakeful.pages.comparison.terminal import render_terminal
-from wakeful.pages.comparison.verdict import caveat, verdicts
 from wakeful.training.comparison import compare as compare_into
 from wakeful.verbs.result import Stored
 

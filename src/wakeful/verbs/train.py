@@ -15,8 +15,8 @@ from wakeful.loading.load import load
 from wakeful.loading.model import Model
 from wakeful.pages.charts import Drawing
 from wakeful.pages.comparison.charts import training_loss_chart
-from wakeful.pages.comparison.page import smoothing_window
 from wakeful.pages.comparison.reading import read_comparison
+from wakeful.pages.comparison.tables import smoothing_window
 from wakeful.runs.run import Run as Directory
 from wakeful.training.loop import train as train_into
 from wakeful.verbs.result import Stored, showing

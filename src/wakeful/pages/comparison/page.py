@@ -1,55 +1,178 @@
-"""A comparison as one offline HTML page."""
+"""What a comparison found: in plain words, on the terminal, and as one offline HTML page."""
 
+import math
+from collections.abc import Iterable
 from pathlib import Path
+from typing import get_args
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from wakeful.config.schema import config_to_toml
+from wakeful.estimates import reach, with_error
 from wakeful.pages.comparison.charts import (
     cost_charts,
     difference_chart,
     relative_loss_chart,
     training_loss_chart,
 )
-from wakeful.pages.comparison.differences import differing_fields, machines, same_batches
-from wakeful.pages.comparison.paper_table import counting_the_embedding, paper_tables
-from wakeful.pages.comparison.tables import Comparison, summary_table
-from wakeful.pages.comparison.verdict import caveat, errors_over, seeds_missing, verdicts
+from wakeful.pages.comparison.paper_table import Outcome, counting_the_embedding, paper_tables
+from wakeful.pages.comparison.reading import Comparison
+from wakeful.pages.comparison.tables import (
+    differing_fields,
+    machines,
+    paired_difference,
+    pairs_counted,
+    same_batches,
+    smoothing_window,
+    summary_table,
+)
 from wakeful.pages.page import write_page
+
+
+def verdicts(comparison: Comparison) -> list[str]:
+    """Return one sentence for each variant but the baseline."""
+    return [_verdict(comparison, variant) for variant in comparison.variants[1:]]
+
+
+def _verdict(comparison: Comparison, variant: str) -> str:
+    baseline = comparison.baseline
+    difference, error = paired_difference(comparison, variant)
+    side = "below" if difference < 0 else "above"
+    if math.isnan(difference):
+        return f"{variant} shares no seed with {baseline}."
+    if math.isnan(error):
+        return (
+            f"{variant} ends {abs(difference):.4f} nats {side} {baseline}, with nothing to judge "
+            "the error by."
+        )
+    if abs(difference) <= reach(error, pairs_counted(comparison, variant)):
+        told = with_error(difference, error, "+")
+        return f"{variant} and {baseline} cannot be distinguished: {told} nats."
+    return f"{variant} ends {with_error(abs(difference), error)} nats {side} {baseline}."
+
+
+def caveat(comparison: Comparison) -> str:
+    """Say what the errors cover and what they do not."""
+    if len(comparison.variants) < 2:
+        return "One variant: nothing to compare."
+    rule = "A difference counts when its 95% confidence interval (Student's t) leaves out zero."
+    compared = [v for v in comparison.variants[1:] if comparison.pairs(v)]
+    single = [v for v in compared if comparison.paired_over(v) == "windows"]
+    if not single:
+        return f"Differences are paired over seeds. {rule}"
+    whose = "Differences are"
+    if len(single) < len(compared):
+        whose = f"Differences are paired over seeds. That of {_listed(single)} is"
+    return (
+        f"{whose} paired over the validation windows of one seed: they say how sure the "
+        f"measurement is, not how much another seed would differ. {rule}"
+    )
+
+
+def notes(comparison: Comparison) -> list[str]:
+    """Return what must be said of the figures besides: errors, seeds, runs that are left out."""
+    found = [caveat(comparison), seeds_missing(comparison)]
+    if comparison.unfinished:
+        found.append(f"Not finished and left out: {'; '.join(comparison.unfinished)}.")
+    return [note for note in found if note]
+
+
+def seeds_missing(comparison: Comparison) -> str:
+    """Say which seeds a variant has not finished that another has; "" where all have the same."""
+    said = []
+    for variant in comparison.variants:
+        missing = comparison.missing(variant)
+        if missing:
+            used = [run.seed for run in comparison.compared(variant)]
+            said.append(
+                f"{variant} has not finished {_seeds(missing)}; its figures come from "
+                f"{_seeds(used)}."
+            )
+    if said:
+        said.append("Losses of different seeds cannot be compared; the differences can.")
+    return " ".join(said)
+
+
+def errors_over(comparison: Comparison) -> str:
+    """Say what the standard errors of the figures are over."""
+    kinds = {comparison.paired_over(variant) for variant in comparison.variants}
+    windows = "validation windows, which are the clusters of a ratio estimator"
+    if len(kinds) > 1:
+        return f"over seeds, and where there is one alone over {windows}"
+    return "over seeds" if kinds == {"seeds"} else f"over {windows}"
+
+
+def _listed(names: Iterable[object]) -> str:
+    *before, last = map(str, names)
+    return f"{', '.join(before)} and {last}" if before else last
+
+
+def _seeds(seeds: list[int]) -> str:
+    return f"seed{'s' if len(seeds) > 1 else ''} {_listed(seeds)}"
+
+
+def render_terminal(comparison: Comparison) -> RenderableType:
+    """Return the verdicts and the summary table, ready to print."""
+    several = ["seeds"] if len(comparison.seeds) > 1 else []
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("variant", no_wrap=True)
+    for column in (*several, "loss", "difference", "parameters", "B/token", "tokens/s"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in summary_table(comparison).iter_rows(named=True):
+        baseline = row["variant"] == comparison.baseline
+        table.add_row(
+            Text(_plain(row["variant"])),
+            *([row["seeds_used"]] if several else []),
+            with_error(row["loss"], row["loss_error"]),
+            "baseline" if baseline else with_error(row["difference"], row["difference_error"], "+"),
+            f"{row['parameters']:,}",
+            f"{row['cache_bytes']:,}",
+            f"{row['tokens_per_second']:,.0f}",
+        )
+    lines = [Text(_plain(sentence)) for sentence in verdicts(comparison)]
+    dim = [Text(_plain(note), style="dim") for note in notes(comparison)]
+    papers: list[str] = []
+    for paper in paper_tables(comparison):
+        if paper.outcomes:
+            counts = ", ".join(f"{paper.outcomes[name]} {name}" for name in get_args(Outcome))
+            said = (f"  {line}" for line in paper.sentences)
+            papers += [f"{paper.published.title}: {counts}.", *said, ""]
+    return Group(Text(), *lines, *dim, Text(), table, Text(), *map(Text, papers))
+
+
+def _plain(text: str) -> str:
+    """Replace what would steer a terminal: a name may hold anything."""
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
 
 
 def write_report(comparison: Comparison, path: str | Path, *, title: str) -> Path:
     """Write the page about a comparison; an old page stays until the new one is whole."""
     window = smoothing_window(comparison)
-    charts = {
-        "relative": relative_loss_chart(comparison, window),
-        "difference": difference_chart(comparison),
-        "training": training_loss_chart(comparison, window),
-    }
-    first = comparison.runs[0]
+    firsts = {variant: comparison.of(variant)[0] for variant in comparison.variants}
     return write_page(
         path,
         "comparison",
         title=title,
         comparison=comparison,
         verdicts=verdicts(comparison),
-        caveat=caveat(comparison),
-        seeds_missing=seeds_missing(comparison),
+        notes=notes(comparison),
         errors_over=errors_over(comparison),
         rows=list(summary_table(comparison).iter_rows(named=True)),
-        charts=charts,
+        charts={
+            "relative": relative_loss_chart(comparison, window),
+            "difference": difference_chart(comparison),
+            "training": training_loss_chart(comparison, window),
+        },
         papers=paper_tables(comparison),
         older=counting_the_embedding(comparison),
         costs=cost_charts(comparison),
         window=window,
-        first=first,
+        first=comparison.runs[0],
         differing=differing_fields(comparison),
         same_batches=same_batches(comparison),
         machines=machines(comparison),
-        configs={v: config_to_toml(comparison.of(v)[0].config) for v in comparison.variants},
-        samples={v: comparison.of(v)[0].summary["samples"] for v in comparison.variants},
+        configs={variant: config_to_toml(run.config) for variant, run in firsts.items()},
+        samples={variant: run.summary["samples"] for variant, run in firsts.items()},
     )
-
-
-def smoothing_window(comparison: Comparison) -> int:
-    """Return the steps to smooth over: the paper's 100, or a tenth of a shorter run."""
-    steps = min(run.config.train.steps for run in comparison.runs)
-    return max(1, min(100, steps // 10))

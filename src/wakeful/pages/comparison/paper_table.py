@@ -6,13 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from wakeful.estimates import (
-    Estimate,
-    mean_and_error,
-    perplexity,
-    reach,
-    weighted_mean,
-)
+from wakeful.estimates import Estimate, mean_and_error, perplexity, reach, weighted_mean
 from wakeful.pages.comparison.published import Column, Direction, PublishedTable, published
 from wakeful.pages.comparison.reading import Comparison, TrainedRun
 
@@ -57,7 +51,7 @@ class PaperTable:
     published: PublishedTable
     rows: tuple[Row, ...]
     missing: tuple[str, ...]
-    """Rows of the paper that the comparison lacks."""
+    """Rows of the paper that the comparison does not have."""
 
     @property
     def outcomes(self) -> Counter[Outcome]:
@@ -90,17 +84,15 @@ def paper_tables(comparison: Comparison) -> list[PaperTable]:
 
 
 def _table(comparison: Comparison, layout: PublishedTable) -> PaperTable:
-    measured = [variant for variant in layout.labels if variant in comparison.variants]
-    rows = tuple(
-        Row(
-            variant,
-            layout.labels[variant],
-            tuple(_cell(comparison, layout, variant, column) for column in layout.columns),
-        )
-        for variant in measured
-    )
-    missing = tuple(label for variant, label in layout.labels.items() if variant not in measured)
-    return PaperTable(layout, rows, missing)
+    rows: list[Row] = []
+    missing: list[str] = []
+    for variant, label in layout.labels.items():
+        if variant in comparison.variants:
+            cells = (_cell(comparison, layout, variant, column) for column in layout.columns)
+            rows.append(Row(variant, label, tuple(cells)))
+        else:
+            missing.append(label)
+    return PaperTable(layout, tuple(rows), tuple(missing))
 
 
 def _cell(comparison: Comparison, layout: PublishedTable, variant: str, column: Column) -> Cell:
@@ -180,13 +172,12 @@ def figure(run: TrainedRun, name: str) -> float | None:
 def counting_the_embedding(comparison: Comparison) -> list[str]:
     """Return the variants with runs that logged means over layers with the embedding among them."""
     former = _FORMER_NAMES.values()
-    return list(
-        dict.fromkeys(
-            run.variant
-            for run in comparison.runs
-            if any(_read(run.summary, "diagnosis", name) is not None for name in former)
-        )
+    found = (
+        run.variant
+        for run in comparison.runs
+        if any(_read(run.summary, "diagnosis", name) is not None for name in former)
     )
+    return list(dict.fromkeys(found))
 
 
 def _megabytes(summary: Mapping[str, Any]) -> float | None:

@@ -75,16 +75,12 @@ def published(name: str) -> PublishedTable:
     columns = tuple(
         Column(figure, entry["title"], entry["same"]) for figure, entry in table["columns"].items()
     )
-    return PublishedTable(
-        title=table["title"],
-        note=table["note"],
-        baseline=table["baseline"],
-        columns=columns,
-        labels={variant: row["label"] for variant, row in table["rows"].items()},
-        cells={
-            (variant, column.figure): row[column.figure]
-            for variant, row in table["rows"].items()
-            for column in columns
-            if column.figure in row
-        },
-    )
+    labels = {variant: row["label"] for variant, row in table["rows"].items()}
+    cells = {
+        (variant, column.figure): row[column.figure]
+        for variant, row in table["rows"].items()
+        for column in columns
+        if column.figure in row
+    }
+    head = (table["title"], table["note"], table["baseline"])
+    return PublishedTable(*head, columns=columns, labels=labels, cells=cells)

@@ -1,5 +1,6 @@
 """Run directories, read with suspicion: JSON, TOML and parquet only, every field checked."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -68,12 +69,11 @@ class Comparison:
 
     def of(self, variant: str) -> list[TrainedRun]:
         """Return a variant's finished runs by seed."""
-        return sorted((r for r in self.runs if r.variant == variant), key=lambda run: run.seed)
+        return _by_seed(variant, self.runs)
 
     def curves(self, variant: str) -> list[TrainedRun]:
         """Return the runs to draw: the finished ones, or else those under way, by seed."""
-        begun = sorted((r for r in self.partial if r.variant == variant), key=lambda run: run.seed)
-        return self.of(variant) or begun
+        return self.of(variant) or _by_seed(variant, self.partial)
 
     def paired_over(self, variant: str) -> str:
         """What a variant's figures are means over: "seeds" where two or more are compared."""
@@ -109,11 +109,15 @@ class Comparison:
         return [(run, base[run.seed]) for run in runs if run.seed in base]
 
 
+def _by_seed(variant: str, runs: Sequence[TrainedRun]) -> list[TrainedRun]:
+    return sorted((run for run in runs if run.variant == variant), key=lambda run: run.seed)
+
+
 def read_run(path: str | Path, variant: str = "") -> TrainedRun:
     """Read one finished training run.
 
     Raises:
-        WakefulError: a file of it is missing, damaged or lacks what reports read.
+        WakefulError: a file of it is missing, damaged or without what reports read.
     """
     run = Run.open(path)
     summary = run.read_json("summary.json")
@@ -159,9 +163,9 @@ def read_comparison(source: str | Path | Sequence[str | Path]) -> Comparison:
             Path(source[0]).name,
             tuple(dict.fromkeys(run.variant for run in runs)),
             tuple(runs),
-            tuple(f"{run.variant}, seed {run.seed}" for run in partial),
-            tuple(partial),
-            tuple(dict.fromkeys(name for name, _ in named)),
+            unfinished=tuple(f"{run.variant}, seed {run.seed}" for run in partial),
+            partial=tuple(partial),
+            declared=tuple(dict.fromkeys(name for name, _ in named)),
         )
     )
 
@@ -180,15 +184,14 @@ def _comparison_folder(path: Path, header: dict[str, Any]) -> Comparison:
     runs: list[TrainedRun] = []
     partial: list[TrainedRun] = []
     unfinished: list[str] = []
-    for variant in header["variants"]:
-        for seed in header["seeds"]:
-            place = path / variant / f"seed-{seed}"
-            if (place / "run.json").is_file() and _is_done(place):
-                runs.append(read_run(place, variant))
-                continue
-            unfinished.append(f"{variant}, seed {seed}")
-            if (place / "data.json").is_file():
-                partial.append(_read_partial(place, variant))
+    for variant, seed in itertools.product(header["variants"], header["seeds"]):
+        place = path / variant / f"seed-{seed}"
+        if (place / "run.json").is_file() and _is_done(place):
+            runs.append(read_run(place, variant))
+            continue
+        unfinished.append(f"{variant}, seed {seed}")
+        if (place / "data.json").is_file():
+            partial.append(_read_partial(place, variant))
     finished = {run.variant for run in runs}
     if header["baseline"] not in finished:
         raise WakefulError(
@@ -198,15 +201,12 @@ def _comparison_folder(path: Path, header: dict[str, Any]) -> Comparison:
     names = (header["baseline"], *(v for v in header["variants"] if v != header["baseline"]))
     return _checked(
         Comparison(
-            header["name"],
-            tuple(name for name in names if name in finished),
-            tuple(runs),
-            tuple(unfinished),
-            tuple(run for run in partial if not run.metrics.is_empty()),
-            names,
-            tuple(layouts),
+            header["name"], tuple(name for name in names if name in finished), tuple(runs),
+            unfinished=tuple(unfinished),
+            partial=tuple(run for run in partial if not run.metrics.is_empty()),
+            declared=names, layouts=tuple(layouts),
         )
-    )
+    )  # fmt: skip
 
 
 def _is_folder_name(name: str) -> bool:

@@ -1,27 +1,31 @@
-"""Run directories as tidy tables."""
+"""A comparison as tidy tables: final figures, training curves, and what configurations differ in.
+
+Curves are smoothed by a trailing mean: a point is the mean of its own step and the `window` − 1
+steps before it, as the paper's curves over 10 or 100 steps. A loss that is not a number is left
+out of the means it would be in.
+"""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-from wakeful.estimates import Estimate, mean_and_error, paired_ratio, perplexity, weighted_mean
-from wakeful.pages.comparison.curves import relative_training_loss, training_loss, training_rows
-from wakeful.pages.comparison.reading import Comparison, TrainedRun, read_comparison, read_run
+from wakeful.config.schema import config_to_table
+from wakeful.estimates import (
+    Estimate,
+    mean_and_error,
+    paired_ratio,
+    perplexity,
+    running_mean,
+    weighted_mean,
+)
+from wakeful.pages.comparison.reading import Comparison, Pairs, TrainedRun
 
-__all__ = [
-    "Comparison",
-    "TrainedRun",
-    "paired_difference",
-    "pairs_counted",
-    "read_comparison",
-    "read_run",
-    "relative_training_loss",
-    "summary_table",
-    "training_loss",
-    "training_rows",
-]
+_MOST_POINTS = 500
+_EXPECTED = ("name", "train.seed")
+"""Fields that differ between any two variants or seeds."""
 
 
 def summary_table(comparison: Comparison) -> pl.DataFrame:
@@ -37,9 +41,10 @@ def summary_table(comparison: Comparison) -> pl.DataFrame:
     rows: list[dict[str, Any]] = []
     for variant in comparison.variants:
         runs = comparison.compared(variant)
-        loss, error = _loss(runs)
+        losses = [_run_loss(run) for run in runs]
+        loss, error = mean_and_error([mean for mean, _ in losses]) if len(runs) > 1 else losses[0]
         difference, difference_error = paired_difference(comparison, variant)
-        first = runs[0].summary
+        summaries = [run.summary for run in runs]
         rows.append(
             {
                 "variant": variant,
@@ -51,12 +56,10 @@ def summary_table(comparison: Comparison) -> pl.DataFrame:
                 "difference_error": difference_error,
                 "paired_over": comparison.paired_over(variant),
                 "perplexity": perplexity(loss),
-                "parameters": first["parameters"]["total"],
-                "cache_bytes": first["kv_cache_bytes_per_token"],
-                "tokens_per_second": float(
-                    np.median([run.summary["tokens_per_second"] for run in runs])
-                ),
-                "seconds": float(np.mean([run.summary["seconds"] for run in runs])),
+                "parameters": summaries[0]["parameters"]["total"],
+                "cache_bytes": summaries[0]["kv_cache_bytes_per_token"],
+                "tokens_per_second": float(np.median([s["tokens_per_second"] for s in summaries])),
+                "seconds": float(np.mean([s["seconds"] for s in summaries])),
             }
         )
     return pl.DataFrame(rows).with_columns(
@@ -93,12 +96,122 @@ def _run_loss(run: TrainedRun) -> Estimate:
     return weighted_mean(run.validation["loss"], run.validation["tokens"])
 
 
-def _loss(runs: list[TrainedRun]) -> Estimate:
-    if len(runs) > 1:
-        return mean_and_error([_run_loss(run)[0] for run in runs])
-    return _run_loss(runs[0])
-
-
 def _ratio(column: str) -> pl.Expr:
     first = pl.col(column).first()
     return pl.when(first > 0).then(pl.col(column) / first)
+
+
+def relative_training_loss(comparison: Comparison, window: int) -> pl.DataFrame:
+    """Return the smoothed training loss minus the baseline's at each step (fig. 1 of the paper).
+
+    Columns: variant, step, tokens, difference, low, high (nats a token). Runs are paired by seed
+    and by step; with several seeds the difference is their mean and low to high is ± one standard
+    error over seeds, at the steps that all of them have; with one seed low and high are null.
+    """
+    frames = [
+        _relative(pairs, window).select(pl.lit(variant).alias("variant"), pl.all())
+        for variant in comparison.drawn
+        if variant != comparison.baseline and (pairs := comparison.curve_pairs(variant))
+    ]
+    return pl.concat(frames) if frames else pl.DataFrame()
+
+
+def training_loss(comparison: Comparison, window: int) -> pl.DataFrame:
+    """Return the smoothed training loss of each variant's first seed: variant, step, loss."""
+    frames: list[pl.DataFrame] = []
+    for variant in comparison.drawn:
+        rows = training_rows(comparison.curves(variant)[0])
+        curve = rows.select("step", loss=_smooth(rows["loss"], window))
+        frames.append(_thinned(curve).select(pl.lit(variant).alias("variant"), pl.all()))
+    return pl.concat(frames)
+
+
+def training_rows(run: TrainedRun) -> pl.DataFrame:
+    """Return a run's training steps in order, each once, as it was last written."""
+    rows = run.metrics.filter(pl.col("kind") == "train", pl.col("step").is_not_null())
+    return rows.unique("step", keep="last", maintain_order=True).sort("step")
+
+
+def _relative(pairs: Pairs, window: int) -> pl.DataFrame:
+    curves: list[pl.DataFrame] = []
+    for run, base in pairs:
+        theirs = training_rows(base).select("step", base="loss")
+        both = training_rows(run).join(theirs, on="step", maintain_order="left")
+        gap = both.select(pl.col("loss") - pl.col("base")).to_series()
+        curves.append(both.select("step", "tokens", difference=_smooth(gap, window)))
+    gathered = (
+        pl.concat(curves)
+        .group_by("step", maintain_order=True)
+        .agg(pl.col("tokens").first(), pl.col("difference"), seeds=pl.len())
+        .filter(pl.col("seeds") == len(pairs))
+        .sort("step")
+    )
+    curve = _thinned(gathered)
+    found = [mean_and_error(values) for values in curve["difference"].to_list()]
+    mean = pl.Series([mean for mean, _ in found], dtype=pl.Float64)
+    error = pl.Series([error if len(pairs) > 1 else None for _, error in found], dtype=pl.Float64)
+    return curve.select("step", "tokens", difference=mean, low=mean - error, high=mean + error)
+
+
+def _smooth(losses: pl.Series, window: int) -> np.ndarray:
+    """Return the trailing mean of the losses that are numbers; NaN where a window has none."""
+    values = losses.fill_null(float("nan")).to_numpy()
+    counted = np.isfinite(values)
+    share = running_mean(counted, window)
+    total = running_mean(np.where(counted, values, 0.0), window)
+    return np.divide(total, share, out=np.full(len(values), np.nan), where=share > 0)
+
+
+def _thinned(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return a curve with at most so many of its points, the last among them."""
+    every = max(1, -(-len(frame) // _MOST_POINTS))
+    return frame[(len(frame) - 1) % every :: every]
+
+
+def smoothing_window(comparison: Comparison) -> int:
+    """Return the steps to smooth over: the paper's 100, or a tenth of a shorter run."""
+    steps = min(run.config.train.steps for run in comparison.runs)
+    return max(1, min(100, steps // 10))
+
+
+def differing_fields(comparison: Comparison) -> list[tuple[str, list[str]]]:
+    """Return each configuration field that differs between variants, with each variant's value."""
+    runs = [comparison.of(variant)[0] for variant in comparison.variants]
+    tables = [dict(_flat(config_to_table(run.config))) for run in runs]
+    return [
+        (field, [_shown(table[field]) for table in tables])
+        for field in tables[0]
+        if field not in _EXPECTED and any(table[field] != tables[0][field] for table in tables)
+    ]
+
+
+def same_batches(comparison: Comparison) -> bool:
+    """Say whether runs of one seed saw the same tokens at the same step.
+
+    The order is a function of the seed, the training tokens, the length and the batch size.
+    """
+    orders = {
+        (run.config.train.length, run.config.train.batch_size, run.summary["data"]["train_tokens"])
+        for run in (*comparison.runs, *comparison.partial)
+    }
+    return len(orders) == 1
+
+
+def machines(comparison: Comparison) -> list[str]:
+    """Describe each different machine and version that finished runs were trained on."""
+    words = "{device_name}, {threads} threads; torch {torch}, Python {python}, wakeful {wakeful}"
+    return list(dict.fromkeys(words.format(**run.environment) for run in comparison.runs))
+
+
+def _flat(table: Mapping[str, Any], place: str = "") -> list[tuple[str, Any]]:
+    rows: list[tuple[str, Any]] = []
+    for key, value in table.items():
+        where = f"{place}{key}"
+        rows += _flat(value, f"{where}.") if isinstance(value, Mapping) else [(where, value)]
+    return rows
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value:g}" if isinstance(value, float) else str(value)
