@@ -10,9 +10,10 @@ import ast
 import inspect
 import re
 import types
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from functools import cache, partial
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from wakeful.discovery import classes, foreign, qualified
 from wakeful.errors import WakefulError, nearest
@@ -116,23 +117,28 @@ def build(folder: str, expression: str, *, imports: bool = False) -> Any:
         WakefulError: the expression does not parse, or names an unknown variant or option, or a
             class in a module that is not imported.
     """
-    if len(expression) > _LONGEST:
-        raise WakefulError(
-            f"{folder} expression of {len(expression)} characters, {expression[:40]!r}...: "
-            f"at most {_LONGEST} are read"
-        )
-    reading = _Reading(folder, expression, imports)
-    try:
-        tree = ast.parse(reading.parseable().strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise WakefulError(
-            f"{folder} expression {expression!r} does not parse ({error}); "
-            f"write a name or a call such as {next(iter(variants(folder)))!r}"
-        ) from None
-    try:
-        return reading.variant(tree)
-    except RecursionError:
-        raise WakefulError(f"{folder} expression {expression!r} is nested too deeply") from None
+    reading = _Reading(folder, expression, imports, f"{folder} expression")
+    return reading.read(reading.variant)
+
+
+def build_call(
+    field: str,
+    known: Mapping[str, Callable[..., Any]],
+    expression: str,
+    *,
+    folder: str,
+    imports: bool = False,
+) -> "partial[Any]":
+    """Return one of `known`, or a user's class or function, with the options an expression sets.
+
+    For what is made only once its first argument is there, such as an optimizer. An option may be
+    a variant of `folder`. `imports` is as in `build`.
+
+    Raises:
+        WakefulError: as `build`, and if an option is given without its name.
+    """
+    reading = _Reading(folder, expression, imports, field)
+    return reading.read(partial(reading.function, known))
 
 
 def written(folder: str, part: Variant) -> str:
@@ -164,10 +170,11 @@ def foreign_names(expression: str) -> list[str]:
 class _Reading:
     """One expression on its way to a variant."""
 
-    def __init__(self, folder: str, expression: str, imports: bool) -> None:
+    def __init__(self, folder: str, expression: str, imports: bool, title: str) -> None:
         self.folder = folder
         self.expression = expression
         self.imports = imports
+        self.title = title
         self.foreign: dict[str, str] = {}
 
     def parseable(self) -> str:
@@ -182,20 +189,73 @@ class _Reading:
 
         return _FOREIGN.sub(stand_in, self.expression)
 
+    def read(self, make: Callable[[ast.expr], Any]) -> Any:
+        """Return what `make` makes of the parsed expression."""
+        if len(self.expression) > _LONGEST:
+            raise WakefulError(
+                f"{self.title} of {len(self.expression)} characters, "
+                f"{self.expression[:40]!r}...: at most {_LONGEST} are read"
+            )
+        try:
+            tree = ast.parse(self.parseable().strip(), mode="eval").body
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise WakefulError(
+                f"{self.title} {self.expression!r} does not parse ({error}); write a name, or a "
+                "call such as name(option=1)"
+            ) from None
+        try:
+            return make(tree)
+        except RecursionError:
+            raise WakefulError(f"{self.title} {self.expression!r} is nested too deeply") from None
+
     def variant(self, node: ast.expr) -> Any:
+        call, called = self._call(node)
+        kind = self._kind(called)
+        arguments = [self._value(argument) for argument in call.args]
+        keywords = self._keywords(call, _options(kind))
+        _check_types(variant_name(kind), kind, keywords)
+        try:
+            inspect.signature(kind).bind(*arguments, **keywords)
+        except TypeError as error:
+            raise WakefulError(
+                f"{self._shown(call.func)}: {error} in {self.expression!r}"
+            ) from None
+        return kind(*arguments, **keywords)
+
+    def function(self, known: Mapping[str, Callable[..., Any]], node: ast.expr) -> "partial[Any]":
+        call, called = self._call(node)
+        name = self._shown(call.func)
+        made = known.get(called)
+        if called in self.foreign:
+            made = foreign(name, imports=self.imports)
+            if not callable(made):
+                raise WakefulError(f"{self.title}={name!r} is neither a class nor a function")
+        if made is None:
+            raise WakefulError(
+                f"{self.title}={name!r} is not one of {', '.join(known)}{nearest(name, known)}"
+            )
+        if call.args:
+            raise WakefulError(f"{name}: name the option that is {self._shown(call.args[0])}")
+        options = list(_options(made).items())[1:]  # the first argument is the caller's
+        keywords = self._keywords(call, dict(options))
+        if called in known:
+            _check_types(name, made, keywords)
+        return partial(made, **keywords)
+
+    def _call(self, node: ast.expr) -> tuple[ast.Call, str]:
         if isinstance(node, ast.Name):
             node = ast.Call(func=node, args=[], keywords=[])
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
             raise WakefulError(
-                f"in {self.folder} expression {self.expression!r}: {self._shown(node)!r} is "
-                "neither a name nor a call"
+                f"in {self.title} {self.expression!r}: {self._shown(node)!r} is neither a name nor "
+                "a call"
             )
-        kind = self._kind(node.func.id)
-        name = self._shown(node.func)
-        arguments = [self._value(argument) for argument in node.args]
+        return node, node.func.id
+
+    def _keywords(self, call: ast.Call, options: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
+        name = self._shown(call.func)
         keywords: dict[str, Any] = {}
-        options = _options(kind)
-        for keyword in node.keywords:
+        for keyword in call.keywords:
             if keyword.arg not in options:
                 allowed = (
                     f"its options are {', '.join(options)}" if options else "it has no options"
@@ -207,12 +267,7 @@ class _Reading:
             if keyword.arg in keywords:
                 raise WakefulError(f"{name}: {keyword.arg} is given twice in {self.expression!r}")
             keywords[keyword.arg] = self._value(keyword.value)
-        _check_types(kind, keywords)
-        try:
-            inspect.signature(kind).bind(*arguments, **keywords)
-        except TypeError as error:
-            raise WakefulError(f"{name}: {error} in {self.expression!r}") from None
-        return kind(*arguments, **keywords)
+        return keywords
 
     def _kind(self, name: str) -> type[Variant]:
         if name in self.foreign:
@@ -254,8 +309,7 @@ class _Reading:
             return ast.literal_eval(node)
         except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
             raise WakefulError(
-                f"in {self.folder} expression {self.expression!r}: {self._shown(node)!r} is not "
-                "a plain value"
+                f"in {self.title} {self.expression!r}: {self._shown(node)!r} is not a plain value"
             ) from None
 
     def _shown(self, node: ast.expr) -> str:
@@ -274,27 +328,27 @@ def _bases(folder: str) -> tuple[type[Variant], ...]:
     )
 
 
-def _check_types(kind: type[Variant], keywords: dict[str, Any]) -> None:
+def _check_types(title: str, kind: Callable[..., Any], keywords: dict[str, Any]) -> None:
     try:
-        hints = get_type_hints(kind.__init__)
+        hints = get_type_hints(kind.__init__ if isinstance(kind, type) else kind)
     except NameError as error:
-        raise WakefulError(
-            f"the types of {variant_name(kind)}'s options cannot be found: {error}"
-        ) from None
+        raise WakefulError(f"the types of {title}'s options cannot be found: {error}") from None
     for name, value in keywords.items():
         expected = hints.get(name)
         if not _fits(value, expected):
             named = expected.__name__ if isinstance(expected, type) else str(expected)
-            raise WakefulError(f"{variant_name(kind)}: {name} must be {named}, got {value!r}")
+            if get_origin(expected) is Literal:
+                named = " or ".join(map(repr, get_args(expected)))
+            raise WakefulError(f"{title}: {name} must be {named}, got {value!r}")
         if expected is float:
             keywords[name] = float(value)
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Tell whether a value has the type of an option; choices are the constructor's to name."""
+    """Tell whether a value has the type of an option, or is one of its choices."""
     origin, inner = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        return any(_fits(value, one) for one in inner)
+    if origin in (Union, types.UnionType, Literal):
+        return any(value == one if origin is Literal else _fits(value, one) for one in inner)
     if origin is list:
         return type(value) is list and all(_fits(item, inner[0]) for item in value)
     if origin is tuple:
@@ -311,7 +365,7 @@ def _fits(value: Any, hint: Any) -> bool:
     return True
 
 
-def _options(kind: type[Variant]) -> dict[str, inspect.Parameter]:
+def _options(kind: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return dict(inspect.signature(kind).parameters)
 
 

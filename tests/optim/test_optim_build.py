@@ -1,6 +1,9 @@
 """One name for every optimizer, and the groups that decay."""
 
 import copy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +15,7 @@ from wakeful.errors import WakefulError
 from wakeful.families import role_outside_layers
 from wakeful.model.decoder import Decoder
 from wakeful.optim import OrthoAdam, build_optimizer, decay_groups
-from wakeful.optim.build import BUILDERS
+from wakeful.optim.build import BUILDERS, optimizer_of
 from wakeful.roles import HEAD, TABLE, Role
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -107,6 +110,99 @@ def test_refusals() -> None:
         build_optimizer("muon", [("bias", nn.Parameter(torch.zeros(3)))])
     with pytest.raises(WakefulError, match="no parameter"):
         build_optimizer("adamw", [])
+
+
+def test_expressions_set_what_no_argument_does() -> None:
+    def built(expression: str, **options: Any) -> torch.optim.Optimizer:
+        return build_optimizer(expression, Tiny().named_parameters(), **options)
+
+    nesterov = built("sgd_momentum(nesterov=True)", momentum=0.8)
+    assert nesterov.defaults["nesterov"] is True
+    assert nesterov.defaults["momentum"] == 0.8
+    for rotation in ("haar", "'haar'", "block_diagonal(size=2)"):
+        one = built(f"orthoadam(rotation={rotation}, share=True)", lr=1e-2)
+        assert isinstance(one, OrthoAdam)
+        assert {line.rotation for line in one.plan()} >= {rotation.strip("'")}
+    for expression, options, said in (
+        ("orthoadam(rotation='haar')", {"rotation": "hadamard"}, "rotation is set beside the expr"),
+        ("orthoadam(weight_decay=0.2)", {}, "weight_decay is set beside the expression"),
+        ("muon(ns_step=3)", {}, r"no option 'ns_step' \(did you mean 'ns_steps'"),
+        ("muon(ns_steps='3')", {}, "muon: ns_steps must be int"),
+        ("muon(3)", {}, "muon: name the option that is 3"),
+        ("sgd(groups=1)", {}, "sgd has no option 'groups'"),
+        ("adamw(eps=0.0)", {}, "eps must be above 0"),
+        ("adamw +", {}, "optimizer 'adamw \\+' does not parse"),
+        ("orthoadam(rotation=spin)", {}, "unknown optim.rotations variant 'spin'"),
+        ("haar", {}, "optimizer='haar' is not one of adamw, orthoadam"),
+    ):
+        with pytest.raises(WakefulError, match=said):
+            built(expression, **options)
+
+
+OWN = """
+import torch
+
+
+class Signs(torch.optim.Optimizer):
+    def __init__(self, params, lr: float, *, k: float = 1.0) -> None:
+        super().__init__(params, {"lr": lr, "k": k})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                seen = self.state[p].setdefault("seen", torch.zeros(3))
+                p.add_(p.grad.sign(), alpha=-group["lr"] * group["k"])
+                seen.add_(1)
+
+
+def slow(groups, *, lr, betas, nothing=False):
+    return None if nothing else torch.optim.Adam(groups, lr=lr / 10, betas=betas)
+
+
+number = 3
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A module outside the package, importable and not imported."""
+    (tmp_path / "own_optimizers.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("own_optimizers", None)
+
+
+@pytest.mark.usefixtures("own")
+def test_a_class_or_function_of_ones_own_is_an_optimizer() -> None:
+    with pytest.raises(WakefulError, match="import own_optimizers first"):
+        optimizer_of("own_optimizers:Signs")
+    kind = optimizer_of("own_optimizers:Signs", imports=True).func
+    model = Tiny()
+    for given in ("own_optimizers:Signs", kind):
+        assert type(build_optimizer(given, model.named_parameters(), lr=1e-2)) is kind
+    signs = build_optimizer("own_optimizers:Signs(k=2.0)", model.named_parameters(), lr=1e-2)
+    before = model.loss().item()
+    assert step(model, signs, 5) < before
+    assert signs.param_groups[0]["k"] == 2.0
+    assert [group["weight_decay"] for group in signs.param_groups] == [0.1, 0.0]
+    slow = build_optimizer(
+        "own_optimizers:slow", model.named_parameters(), lr=1.0, betas=(0.5, 0.6)
+    )
+    assert (slow.defaults["lr"], slow.defaults["betas"]) == (0.1, (0.5, 0.6))
+    assert "NAdam" in repr(build_optimizer("torch.optim:NAdam", model.named_parameters()))
+    for expression, said in {
+        "own_optimizers:Signs(j=1)": "Signs has no option 'j'; its options are lr, k",
+        "own_optimizers:number": "is neither a class nor a function",
+        "own_optimizers:absent": "is neither a class nor a function",
+        "own_optimizers:slow(nothing=True)": "gives a NoneType, which is not an optimizer",
+        "own_optimizers:slow(lr=1)": "lr is set beside the expression",
+    }.items():
+        with pytest.raises(WakefulError, match=said):
+            build_optimizer(
+                expression, model.named_parameters(), lr=1e-2,
+                **({"betas": (0.9, 0.9)} if ":slow" in expression else {}),
+            )  # fmt: skip
 
 
 def test_groups() -> None:

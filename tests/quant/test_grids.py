@@ -8,32 +8,41 @@ from hypothesis.extra import numpy as hnp
 from torch import Tensor
 
 from wakeful.errors import WakefulError
-from wakeful.quant.grids import Absmax, Grid, Zeropoint, pack, unpack
-from wakeful.quant.linear import extremes
+from wakeful.quant.arithmetic import pack, unpack
+from wakeful.quant.schemes import Absmax, Grid, Zeropoint
 
-GRIDS = [Absmax(8), Absmax(4), Absmax(2), Zeropoint(4), Zeropoint(8), Zeropoint(3)]
+
+def absmax(bits: int) -> Absmax:
+    return Absmax(bits=bits, per="channel")
+
+
+def zeropoint(bits: int) -> Zeropoint:
+    return Zeropoint(bits=bits, per="channel")
+
+
+GRIDS = [absmax(8), absmax(4), absmax(2), zeropoint(4), zeropoint(8), zeropoint(3)]
 
 
 def fitted(grid: Grid, x: Tensor):
-    return grid.fit(*extremes(x, "channel"))
+    return grid.scales_of(x)
 
 
 def test_absmax_by_hand() -> None:
     x = torch.tensor([[2.54, -1.0, 0.5, 0.0101, 0.0]])
-    scales = fitted(Absmax(8), x)
+    scales = fitted(absmax(8), x)
     assert scales.zero is None
     assert float(scales.scale) == pytest.approx(0.02)  # 2.54 / 127
-    assert Absmax(8).quantize(x, scales).tolist() == [[127, -50, 25, 1, 0]]
-    back = Absmax(8).dequantize(Absmax(8).quantize(x, scales), scales)
+    assert absmax(8).quantize(x, scales).tolist() == [[127, -50, 25, 1, 0]]
+    back = absmax(8).dequantize(absmax(8).quantize(x, scales), scales)
     torch.testing.assert_close(back, torch.tensor([[2.54, -1.0, 0.5, 0.02, 0.0]]))
     negative = torch.tensor([[-12.7, 1.0]])  # the larger side is the negative one
-    assert Absmax(8).quantize(negative, fitted(Absmax(8), negative)).tolist() == [[-127, 10]]
-    assert (Absmax(4).low, Absmax(4).high) == (-7, 7)
+    assert absmax(8).quantize(negative, fitted(absmax(8), negative)).tolist() == [[-127, 10]]
+    assert (absmax(4).low, absmax(4).high) == (-7, 7)
 
 
 def test_zeropoint_by_hand() -> None:
     x = torch.tensor([[-1.0, 0.0, 0.3, 1.0, 2.0]])
-    grid = Zeropoint(4)
+    grid = zeropoint(4)
     scales = fitted(grid, x)
     assert float(scales.scale) == pytest.approx(0.2)  # (2 − −1) / 15
     assert scales.zero is not None
@@ -44,12 +53,12 @@ def test_zeropoint_by_hand() -> None:
         grid.dequantize(grid.quantize(x, scales), scales),
         torch.tensor([[-1.0, 0.0, 0.4, 1.0, 2.0]]),
     )
-    assert (Zeropoint(8).low, Zeropoint(8).high) == (-128, 127)
+    assert (zeropoint(8).low, zeropoint(8).high) == (-128, 127)
 
 
 def test_what_is_outside_a_static_range_is_clipped() -> None:
-    scales = Absmax(8).fit(torch.tensor(-1.27), torch.tensor(1.0))
-    q = Absmax(8).quantize(torch.tensor([3.0, -5.0, 0.5]), scales)
+    scales = absmax(8).fit(torch.tensor(-1.27), torch.tensor(1.0))
+    q = absmax(8).quantize(torch.tensor([3.0, -5.0, 0.5]), scales)
     assert q.tolist() == [127, -127, 50]
 
 
@@ -83,7 +92,7 @@ def test_the_round_trip_is_within_half_a_step(grid: Grid, array) -> None:
 @settings(max_examples=60, deadline=None)
 @given(array=ROWS)
 def test_zeropoint_is_within_half_a_step_where_it_does_not_clip(array) -> None:
-    grid = Zeropoint(4)
+    grid = zeropoint(4)
     x = torch.from_numpy(array)
     scales = fitted(grid, x)
     assert scales.zero is not None
@@ -118,7 +127,7 @@ def test_a_constant_row_is_exact_or_vanishes(grid: Grid, value: float) -> None:
 
 def test_a_nan_stays_visible() -> None:
     x = torch.tensor([[1.0, float("nan"), 2.0]])
-    assert Absmax(8).fake_quantize(x, Absmax(8).fit(x[:, :1], x[:, 2:])).isnan().any()
+    assert absmax(8).fake_quantize(x, absmax(8).fit(x[:, :1], x[:, 2:])).isnan().any()
 
 
 @settings(max_examples=40, deadline=None)
@@ -138,6 +147,6 @@ def test_packing_by_hand() -> None:
 
 @pytest.mark.parametrize("bits", [0, 1, 9])
 def test_bits_are_two_to_eight(bits: int) -> None:
-    for kind in (Absmax, Zeropoint):
+    for kind in (absmax, zeropoint):
         with pytest.raises(WakefulError, match=f"2 to 8 bits, got {bits}"):
             kind(bits)

@@ -1,5 +1,7 @@
 """Schemes: their names, their expressions, and what a layer under each computes."""
 
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,9 +9,10 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from wakeful.errors import WakefulError
-from wakeful.quant import SCHEMES, parse_scheme
+from wakeful.quant import SCHEMES, Absmax, Scheme, Zeropoint, parse_scheme
 from wakeful.quant.arithmetic import Arithmetic, integer_matmul
 from wakeful.quant.linear import QuantizedLinear, quantized
+from wakeful.variants import Variant, build, variants
 
 
 def absmax(x: Tensor, dim: int | None = None) -> Tensor:
@@ -76,12 +79,21 @@ def test_conv1d_is_the_transposed_linear(name: str) -> None:
     assert torch.equal(layers[0](x), layers[1](x))
 
 
+OLD = {
+    "weights=absmax4/channel,inputs=absmax8/token":
+        "scheme(weights=absmax(bits=4, per='channel'), inputs=absmax(bits=8, per='token'))",
+    "weights=zeropoint8/channel, inputs=absmax8/tensor":
+        "scheme(weights=zeropoint(bits=8, per='channel'), inputs=absmax(bits=8, per='tensor'))",
+    "inputs=absmax6/token,outputs=absmax8/token,weights=zeropoint3/tensor":
+        "scheme(weights=zeropoint(bits=3, per='tensor'), inputs=absmax(bits=6, per='token'), "
+        "outputs=absmax(bits=8, per='token'))",
+    "weights=absmax6/tensor": "scheme(weights=absmax(bits=6, per='tensor'))",
+    "weights=absmax8/channel,inputs=absmax8/token": "fine",
+}  # fmt: skip
+"""Expressions of earlier versions, and what they are called now."""
 OTHERS = [
-    "weights=absmax4/channel,inputs=absmax8/token",
-    "weights=zeropoint8/channel,inputs=absmax8/tensor",
-    "weights=zeropoint3/tensor,inputs=absmax6/token,outputs=absmax8/token",
-    "weights=absmax6/tensor",
-    "weights=absmax4/channel,outputs=absmax8/token",
+    *OLD.values(),
+    "scheme(weights=absmax(bits=4, per='channel'), outputs=absmax(bits=8, per='token'))",
 ]
 
 
@@ -136,24 +148,98 @@ def test_a_16_bit_layer_keeps_float32_scales() -> None:
 def test_names_and_expressions_are_read_back() -> None:
     for text in (*SCHEMES, *OTHERS):
         scheme = parse_scheme(text)
-        assert scheme.name == text
+        assert str(scheme) == scheme.expression == text
         assert parse_scheme(scheme.definition) == scheme
+        assert parse_scheme(scheme) is scheme
+    for old, now in OLD.items():
+        assert str(parse_scheme(old)) == now
     static = parse_scheme("coarse", "static")
-    assert (static.name, str(static)) == ("coarse", "coarse static")
+    assert str(static) == "coarse static"
     assert parse_scheme(static.definition, "static") == static
+    assert parse_scheme(static.expression) == parse_scheme("coarse(scales='static')") == static
+    assert static != parse_scheme("coarse")
+
+
+def test_every_variant_of_schemes_builds_what_it_says() -> None:
+    for kind in variants("quant.schemes").values():
+        for example in kind.examples:
+            made = build("quant.schemes", example)
+            assert type(made) is kind
+            assert Variant.__str__(made) == example
+
+
+def test_objects_are_as_good_as_expressions() -> None:
+    mine = Scheme(weights=Absmax(bits=6, per="channel"), inputs=Absmax(bits=8, per="token"))
+    text = 'scheme(weights=absmax(bits=6, per="channel"), inputs=absmax(bits=8, per="token"))'
+    assert parse_scheme(text) == mine
+    assert hash(parse_scheme(text)) == hash(mine)
+    assert parse_scheme("fine(weights=absmax(bits=6, per='channel'))") == mine
+    assert str(Scheme(weights=Zeropoint(bits=4, per="channel"))) == "w4"
+
+
+OWN = """
+from dataclasses import dataclass
+
+from wakeful.quant import Absmax, Scheme
+
+
+class Fives(Absmax):
+    symmetric = False  # so that it is for weights alone
+
+    @property
+    def high(self):
+        return 5
+
+
+class Mine(Scheme):
+    def __init__(self, *, bits: int = 5, fives: bool = False) -> None:
+        kind = Fives if fives else Absmax
+        super().__init__(weights=kind(bits=bits, per="tensor"))
+        self.bits = bits
+        self.fives = fives
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A module outside the package, importable and not imported."""
+    (tmp_path / "own_schemes.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("own_schemes", None)
+
+
+@pytest.mark.usefixtures("own")
+def test_a_scheme_and_a_grid_of_ones_own() -> None:
+    with pytest.raises(WakefulError, match="import own_schemes first"):
+        parse_scheme("own_schemes:Mine")
+    mine = parse_scheme("own_schemes:Mine(bits=3)", imports=True)
+    assert str(mine) == mine.expression == "own_schemes:Mine(bits=3)"
+    assert mine == parse_scheme("weights=absmax3/tensor")
+    assert mine.definition == "scheme(weights=absmax(bits=3, per='tensor'))"
+    given = parse_scheme("own_schemes:Mine(fives=True, bits=4)")
+    assert given.definition == "scheme(weights=own_schemes:Fives(bits=4, per='tensor'))"
+    assert parse_scheme(given.definition) == given
+    _, w, b = tensors()
+    assert quantized(linear_of(w, b), given, "integer").operands.integers.abs().max() == 5
+    with pytest.raises(WakefulError, match="Path must be a subclass of Grid or Scheme"):
+        parse_scheme("pathlib:Path")
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("fien", "did you mean 'fine'"),
-        ("inputs=absmax8/token", "nothing of weights"),
+        ("inputs=absmax8/token", "scheme: missing a required.*'weights'"),
         ("weights=absmax8/token", "per channel or tensor, not per token"),
         ("weights=absmax9/channel", "2 to 8 bits, got 9"),
-        ("weights=absmax8/channel,inputs=zeropoint8/token", "by absmax, not by zeropoint8"),
-        ("weights=absmax8/channel,weights=absmax8/tensor", "weights twice"),
-        ("weights=int8", "is not PART=GRIDbits/PER"),
-        ("weights=absmax8/group", "is not PART=GRIDbits/PER"),
+        ("weights=absmax8/channel,inputs=zeropoint8/token", "without a zero point, not zeropoint"),
+        ("weights=absmax8/channel,weights=absmax8/tensor", "weights is given twice"),
+        ("weights=int8", "unknown quant.schemes variant 'int8'"),
+        ("weights=absmax8/group", "per must be 'channel' or 'token' or 'tensor', got 'group'"),
+        ("absmax(bits=8, per='tensor')", "is a grid; a scheme says of what"),
+        ("scheme(weights=fine)", "scheme: weights must be Grid"),
+        ("fine(scales='often')", "scales must be 'dynamic' or 'static', got 'often'"),
     ],
 )
 def test_what_is_no_scheme_is_refused(text: str, message: str) -> None:

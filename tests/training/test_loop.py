@@ -167,7 +167,32 @@ def test_twins_share_weights_and_data(text: Path, tmp_path: Path) -> None:
     assert losses(neutral) == pytest.approx(losses(plain), rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["adamw", "orthoadam", "rmsprop", "sgd", "sgd_momentum", "muon"])
+FACTORED = """
+from torch.optim import Adafactor
+
+
+class Mine(Adafactor):
+    def __init__(self, groups, *, lr: float, depth: int) -> None:
+        super().__init__(groups, lr=lr, d=depth)
+"""
+
+
+def test_an_optimizer_of_ones_own_trains_and_resumes_to_the_bit(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "factored.py").write_text(FACTORED)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    name = "factored:Mine(depth=2)"
+    test_every_optimizer_trains_and_resumes_to_the_bit(text, tmp_path, name, monkeypatch)
+    monkeypatch.delitem(sys.modules, "factored")
+    with pytest.raises(WakefulError, match="import factored first"):
+        train(Config(), tmp_path / "cut", resume=True)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["adamw", "orthoadam(share=True)", "rmsprop", "sgd", "sgd_momentum", "muon(ns_steps=3)"],
+)
 def test_every_optimizer_trains_and_resumes_to_the_bit(
     text: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

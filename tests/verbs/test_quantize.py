@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import sys
 from pathlib import Path
 
 import polars as pl
@@ -11,13 +12,15 @@ import torch
 from test_diagnose import llama, save_tokenizer
 from transformers import AutoModelForCausalLM
 
+import wakeful
 from training.runs import text, tiny
 from wakeful.cli import main
+from wakeful.errors import WakefulError
 from wakeful.evaluation.diagnosis import sequences_of
 from wakeful.loading.load import load
 from wakeful.pages.quantization import with_digits
 from wakeful.probes.running import logits_of
-from wakeful.quant import quantize, quantized_layers
+from wakeful.quant import Absmax, Scheme, quantize, quantized_layers
 from wakeful.runs.run import Run
 from wakeful.training.loop import train
 from wakeful.verbs.quantize import chosen_schemes
@@ -93,7 +96,7 @@ def test_the_perplexity_is_the_models_own(text: Path, run: Path, tmp_path: Path)
         assert found == pytest.approx(float(nll.exp()), rel=1e-5)
 
 
-@pytest.mark.parametrize("scheme", ["fine", "w4", "weights=absmax6/channel,inputs=absmax8/token"])
+@pytest.mark.parametrize("scheme", ["fine", "w4", "scheme(weights=absmax(bits=6, per='channel'))"])
 def test_a_saved_run_loads_generates_and_is_diagnosed(
     scheme: str, text: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -181,6 +184,32 @@ def test_which_schemes() -> None:
     assert names(["fine", "coarse"], ["dynamic"]) == ["fine", "coarse"]
     assert names(["coarse", "moderate"], ["static"]) == ["coarse static", "moderate static"]
     assert names(["w4", "coarse"], ["static", "dynamic"]) == ["w4", "coarse static", "coarse"]
+    stated = "coarse(scales='static')"
+    assert names([stated, "coarse"], ["dynamic"]) == ["coarse static", "coarse"]
+    with pytest.raises(WakefulError, match="coarse static is named twice"):
+        names([stated, "coarse"], ["dynamic", "static"])
+
+
+def test_a_scheme_is_given_as_an_object_or_from_ones_own_module(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_schemes.py").write_text(
+        "from wakeful.quant import Absmax, Scheme\n"
+        "class Sixes(Scheme):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(weights=Absmax(bits=6, per='channel'))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    given = Scheme(weights=Absmax(bits=6, per="channel"))
+    one = wakeful.quantize(str(run), given).model
+    other = wakeful.quantize(str(run), "my_schemes:Sixes", save=str(tmp_path / "small")).model
+    assert other.name.endswith(" my_schemes:Sixes")
+    tokens = torch.arange(12)[None]
+    assert torch.equal(one.logits(tokens), other.logits(tokens))
+    # What is saved spells out the grids, and needs no module of the user's.
+    monkeypatch.delitem(sys.modules, "my_schemes")
+    again = wakeful.load(str(tmp_path / "small"))
+    assert torch.equal(again.logits(tokens), other.logits(tokens))
 
 
 def test_one_sequence_has_no_errors(text: Path, run: Path, tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ class QuantizeOptions(_Reading):
     """How to quantize, and what text to measure the damage on."""
 
     scheme: tuple[str, ...] = ("fine", "moderate", "coarse", "w4")
-    """fine, moderate, coarse, w4, or expressions: weights=absmax6/channel,inputs=absmax8/token."""
+    """fine, moderate, coarse, w4, or e.g. scheme(weights=absmax(bits=6, per="channel"))."""
     scales: tuple[ScaleKind, ...] = ("dynamic",)
     """Activation scales: of the text at hand, or calibrated once; both measure each that can be."""
     num_sequences: int = 8

@@ -1,10 +1,11 @@
-"""Every optimizer by one name: OrthoAdam, Muon, and torch's for Table 5.
+"""Every optimizer by one expression: OrthoAdam, Muon, torch's for Table 5, or one of your own.
 
 From Attention to Activation, Table 5, compares Adam with RMSProp and SGD with and without momentum.
 """
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,49 +14,80 @@ from wakeful.errors import WakefulError
 from wakeful.optim.groups import NamedParameters, decay_groups
 from wakeful.optim.muon import MuonAdamW, can_fuse
 from wakeful.optim.orthoadam import OrthoAdam
+from wakeful.variants import build_call
 
 Groups = list[dict[str, Any]]
+Builder = Callable[..., torch.optim.Optimizer]
 
 
 def build_optimizer(
-    name: str,
+    optimizer: str | Builder,
     named_parameters: NamedParameters,
     *,
     weight_decay: float = 0.1,
     decay_embeddings: bool = True,
     **options: Any,
 ) -> torch.optim.Optimizer:
-    """Return the optimizer of that name over `decay_groups` of the parameters.
+    """Return an optimizer over `decay_groups` of the parameters.
 
-    `name` is adamw, orthoadam, rmsprop, sgd, sgd_momentum or muon; `options` are its own, as its
-    function below spells them. Weight decay is decoupled in adamw, orthoadam and muon; in torch's
-    rmsprop and sgd it is added to the gradient.
+    `optimizer` is a name (adamw, orthoadam, rmsprop, sgd, sgd_momentum or muon), an expression
+    such as "muon(ns_steps=3)" or "my_module:MyOptimizer(k=2)", or a class or function itself, which
+    is called with groups of named parameters. `options` are its own too, an option in one place
+    only. Weight decay is decoupled in adamw, orthoadam and muon; in torch's rmsprop and sgd it is
+    added to the gradient.
 
     Raises:
         WakefulError: the name or an option is unknown, a value is out of range, or `decay_groups`
             refuses the parameters.
     """
-    if name not in BUILDERS:
-        raise WakefulError(f"optimizer={name!r} is not one of {', '.join(BUILDERS)}")
-    build = BUILDERS[name]
-    allowed = list(inspect.signature(build).parameters)[1:]
+    build = optimizer_of(optimizer)
+    title = optimizer if isinstance(optimizer, str) else getattr(build.func, "__name__", "it")
+    taken = options_of(build)
     for key in options:
-        if key not in allowed:
-            raise WakefulError(f"{name} has no option {key!r}; it takes {', '.join(allowed)}")
-    if not options.get("eps", 1) > 0:
+        if key not in taken:
+            raise WakefulError(f"{title} has no option {key!r}; it takes {', '.join(taken)}")
+    for key in build.keywords:
+        if key in options or key == "weight_decay":
+            raise WakefulError(
+                f"{title}: {key} is set beside the expression, in a configuration by a field of "
+                "[optimizer] or train.seed; leave it out of the expression"
+            )
+    eps = (options | build.keywords).get("eps", 1)
+    if not eps > 0:
         raise WakefulError(
-            f"{name}: eps must be above 0, got {options['eps']}: without it a gradient that stays "
-            "zero gives 0 / 0"
+            f"{title}: eps must be above 0, got {eps}: without it a gradient that stays zero gives "
+            "0 / 0"
         )
     groups = decay_groups(
         named_parameters, weight_decay=weight_decay, decay_embeddings=decay_embeddings
     )
     try:
-        return build(groups, **options)
+        made = build(groups, **options)
     except WakefulError:
         raise
-    except ValueError as error:
-        raise WakefulError(f"{name}: {error}") from error
+    except (ValueError, TypeError) as error:
+        raise WakefulError(f"{title}: {error}") from error
+    if not isinstance(made, torch.optim.Optimizer):
+        raise WakefulError(f"{title} gives a {type(made).__name__}, which is not an optimizer")
+    return made
+
+
+def optimizer_of(given: str | Builder, *, imports: bool = False) -> "partial[Any]":
+    """Return what an expression names, with its options, to be called with groups.
+
+    `imports` lets the module of `my_module:MyOptimizer` be imported: only for what the user wrote.
+
+    Raises:
+        WakefulError: see `wakeful.variants.build_call`.
+    """
+    if not isinstance(given, str):
+        return partial(given)
+    return build_call("optimizer", BUILDERS, given, folder="optim.rotations", imports=imports)
+
+
+def options_of(build: "partial[Any]") -> list[str]:
+    """Return the options an optimizer takes beside its groups."""
+    return list(inspect.signature(build.func).parameters)[1:]
 
 
 def adamw(

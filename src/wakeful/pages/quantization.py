@@ -181,7 +181,7 @@ def describe(scheme: Scheme) -> str:
     weights = scheme.weights
     per = "output channel" if weights.per == "channel" else weights.per
     parts = [f"{weights.grid.bits}-bit weights per {per}"]
-    parts += [f"{rule.grid.bits}-bit {part} per {rule.per}" for part, rule in scheme.activations]
+    parts += [f"{grid.bits}-bit {part} per {grid.per}" for part, grid in scheme.activations]
     rest = f"{scheme.scales} activation scales"
     return f"{', '.join(parts)}; {rest if scheme.activations else 'activations in full precision'}."
 

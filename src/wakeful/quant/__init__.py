@@ -5,6 +5,15 @@ small = quantize(model, "fine", arithmetic="integer")
 """
 
 from wakeful.quant.convert import quantize, quantized_layers
-from wakeful.quant.schemes import SCHEMES, Rule, Scheme, parse_scheme
+from wakeful.quant.schemes import SCHEMES, Absmax, Grid, Scheme, Zeropoint, parse_scheme
 
-__all__ = ["SCHEMES", "Rule", "Scheme", "parse_scheme", "quantize", "quantized_layers"]
+__all__ = [
+    "SCHEMES",
+    "Absmax",
+    "Grid",
+    "Scheme",
+    "Zeropoint",
+    "parse_scheme",
+    "quantize",
+    "quantized_layers",
+]

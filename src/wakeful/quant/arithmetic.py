@@ -14,8 +14,7 @@ import functools
 import math
 import threading
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -23,8 +22,7 @@ from jaxtyping import Float, Int, Int8
 from torch import Tensor
 
 from wakeful.errors import WakefulError
-from wakeful.quant.grids import Scales, unpack, unpack_halves
-from wakeful.quant.schemes import Rule
+from wakeful.quant.schemes import Grid, Scales
 
 Arithmetic = Literal["reference", "integer", "torchao"]
 INSTALL_TORCHAO = "pip install 'wakeful[torchao]'"
@@ -34,10 +32,10 @@ INSTALL_TORCHAO = "pip install 'wakeful[torchao]'"
 class Operands:
     """A layer's weights on their grid.
 
-    `stored` is (N, K) int8, or (N, ⌈K/2⌉) uint8 with two numbers a byte (`grids.pack`).
+    `stored` is (N, K) int8, or (N, ⌈K/2⌉) uint8 with two numbers a byte (see `pack`).
     """
 
-    rule: Rule
+    grid: Grid
     stored: Tensor
     scales: Scales
     width: int
@@ -52,46 +50,58 @@ class Operands:
         """The whole numbers, one a byte."""
         return unpack(self.stored, self.width) if self.packed else self.stored
 
+    def dequantized(self, dtype: torch.dtype = torch.float32) -> Float[Tensor, "N K"]:
+        """Ŵ."""
+        return self.grid.dequantize(self.integers, self.scales, dtype)
+
 
 def reference(
-    x: Float[Tensor, "M K"], inputs: Rule | None, scales: Scales | None, weights: Operands
+    x: Float[Tensor, "M K"], inputs: Grid | None, scales: Scales | None, weights: Operands
 ) -> Float[Tensor, "M N"]:
     """Return x̂ Ŵᵀ from dequantized numbers."""
-    grid = weights.rule.grid
     if inputs is None or scales is None:
-        return F.linear(x, grid.dequantize(weights.integers, weights.scales))
-    return F.linear(
-        inputs.grid.dequantize(inputs.grid.levels(x, scales), scales, torch.float64),
-        grid.dequantize(weights.integers, weights.scales, torch.float64),
-    ).float()
+        return F.linear(x, weights.dequantized())
+    x = inputs.dequantize(inputs.levels(x, scales), scales, torch.float64)
+    return F.linear(x, weights.dequantized(torch.float64)).float()
 
 
 def integer(
-    x: Float[Tensor, "M K"], inputs: Rule | None, scales: Scales | None, weights: Operands
+    x: Float[Tensor, "M K"], inputs: Grid | None, scales: Scales | None, weights: Operands
 ) -> Float[Tensor, "M N"]:
     """Return s_x s_w (q_x q_wᵀ − z_w Σ q_x), the sums in int32; without q_x, s_w (x (q_w − z_w)ᵀ),
     in float32.
     """
     if inputs is None or scales is None:
         return _weight_only(x, weights)
-    q = inputs.grid.quantize(x, scales)
+    q = inputs.quantize(x, scales)
     sums = _without_zero(q, integer_matmul(q, weights.integers), weights.scales.zero)
     return _scaled(sums.double(), scales, weights)
 
 
 def torchao(
-    x: Float[Tensor, "M K"], inputs: Rule | None, scales: Scales | None, weights: Operands
+    x: Float[Tensor, "M K"], inputs: Grid | None, scales: Scales | None, weights: Operands
 ) -> Float[Tensor, "M N"]:
-    """Return the same from torchao: its scaled int8 product, or its weight-only int tensors."""
-    library = torchao_kernels()
+    """Return the same from torchao: its scaled int8 product, or its weight-only int tensors.
+
+    torchao's own symmetric int8 spans −128 to 127, so its quantization is not From Attention to
+    Activation's: the numbers and scales are ours, and only the arithmetic is torchao's.
+    """
+    scaled_matmul, weight_only = torchao_kernels()
+    scale, zero = weights.scales.scale, weights.scales.zero
     if inputs is None or scales is None:
-        return F.linear(
-            x, library.weight_only(weights.integers, weights.rule, weights.scales, x.dtype)
+        matrix = weight_only(
+            qdata=weights.integers,
+            scale=scale,
+            zero_point=torch.zeros_like(scale) if zero is None else zero.float(),
+            target_dtype=getattr(torch, f"int{weights.grid.bits}"),
+            block_size=(weights.integers.shape[0] // scale.shape[0], weights.width),
+            dtype=x.dtype,
+            activation_quantization=None,
         )
-    q = inputs.grid.quantize(x, scales)
+        return F.linear(x, matrix)
     # One scale for all rows may stay a single number.
     rows = scales.scale.double().contiguous()
-    return (library.scaled_matmul(q, weights.integers, rows) * weights.scales.scale.T).float()
+    return (scaled_matmul(inputs.quantize(x, scales), weights.integers.T, rows) * scale.T).float()
 
 
 LINEARS = {"reference": reference, "integer": integer, "torchao": torchao}
@@ -154,16 +164,21 @@ def _without_zero(q: Tensor, sums: Tensor, zero: Tensor | None) -> Tensor:
 
 
 @functools.cache
-def torchao_kernels() -> ModuleType:
-    """Return the bridge to torchao, or say how to install it."""
+def torchao_kernels() -> tuple[Any, Any]:
+    """Return torchao's scaled int8 product and its weight-only tensor, or say how to install it."""
     try:
-        from wakeful.quant import torchao_bridge  # noqa: PLC0415
+        from torchao.kernel.intmm import (  # noqa: PLC0415
+            int_scaled_matmul,  # pyright: ignore[reportMissingImports]
+        )
+        from torchao.quantization import (  # noqa: PLC0415
+            IntxUnpackedToInt8Tensor,  # pyright: ignore[reportMissingImports]
+        )
     except ImportError as error:
         raise WakefulError(
             f"torchao cannot be used ({str(error).splitlines()[0]}); install it with "
             f"{INSTALL_TORCHAO}, or leave the arithmetic at reference or integer"
         ) from None
-    return torchao_bridge
+    return int_scaled_matmul, IntxUnpackedToInt8Tensor
 
 
 class _Buffers(threading.local):
@@ -195,3 +210,32 @@ def scratch(shape: tuple[int, ...], dtype: torch.dtype, x: Tensor) -> Tensor:
         with torch.inference_mode(False):  # outside it too, the buffer must be writable
             buffer = _buffers.of[dtype] = torch.empty(size, dtype=dtype)
     return buffer[:size].view(shape)
+
+
+def pack(q: Tensor) -> Tensor:
+    """Return whole numbers from −8 to 7, (N, K) int8, two to a byte: (N, ⌈K/2⌉) uint8.
+
+    The even columns are the low halves; an odd K is padded with a zero.
+    """
+    if q.shape[1] % 2:
+        q = F.pad(q, (0, 1))
+    halves = (q & 15).to(torch.uint8)
+    return halves[:, ::2] | (halves[:, 1::2] << 4)
+
+
+def unpack(packed: Tensor, width: int) -> Tensor:
+    """Return the (N, `width`) int8 numbers that `pack` put into bytes."""
+    rows, columns = packed.shape
+    halves = unpack_halves(packed, packed.new_empty((rows, 2, columns)))
+    return torch.stack(halves.unbind(1), dim=-1).flatten(1)[:, :width].to(torch.int8) - 8
+
+
+def unpack_halves(packed: Tensor, out: Tensor) -> Tensor:
+    """Fill `out`, (N, 2, ⌈K/2⌉) uint8, with the numbers plus 8: the even columns, then the odd.
+
+    So they lie in the bytes; putting them in order takes longer than all else. The pad of an odd K
+    comes last.
+    """
+    torch.bitwise_and(packed, 15, out=out[:, 0])
+    torch.bitwise_right_shift(packed, 4, out=out[:, 1])
+    return out.bitwise_xor_(8)  # a half of 8 and more stands for itself minus 16

@@ -12,7 +12,6 @@ from wakeful.errors import WakefulError
 from wakeful.model.attention import Heads
 from wakeful.probes.running import logits_of
 from wakeful.quant.arithmetic import LINEARS, Arithmetic, torchao_kernels
-from wakeful.quant.grids import Zeropoint
 from wakeful.quant.linear import QuantizedLinear, matrix, quantized
 from wakeful.quant.schemes import Scheme, parse_scheme
 from wakeful.roles import role_of
@@ -43,16 +42,15 @@ def quantize(
         WakefulError: a layer cannot be quantized (it is named), calibration is missing or
             superfluous, or a pattern matches nothing. The model is unchanged.
     """
-    if isinstance(scheme, str):
-        scheme = parse_scheme(scheme)
+    scheme = parse_scheme(scheme)
     if arithmetic not in LINEARS:
         raise WakefulError(f"arithmetic must be one of {', '.join(LINEARS)}, got {arithmetic!r}")
     if arithmetic == "torchao":
         torchao_kernels()
-        if scheme.inputs is not None and isinstance(scheme.weights.grid, Zeropoint):
+        if scheme.inputs is not None and not scheme.weights.symmetric:
             raise WakefulError(
-                f"torchao multiplies int8 inputs by absmax weights, and {scheme} has "
-                f"{scheme.weights.grid}: use the arithmetic reference or integer"
+                f"torchao multiplies int8 inputs by weights without a zero point, and {scheme} has "
+                f"{scheme.weights}: use the arithmetic reference or integer"
             )
     if (scheme.scales == "static") != bool(calibration):
         raise WakefulError(

@@ -13,9 +13,8 @@ from transformers.pytorch_utils import Conv1D
 from wakeful.errors import WakefulError
 from wakeful.model.attention import Heads, into_heads
 from wakeful.model.flow import Flow
-from wakeful.quant.arithmetic import LINEARS, Arithmetic, Operands
-from wakeful.quant.grids import Grid, Scales, Zeropoint, pack
-from wakeful.quant.schemes import Rule, Scheme
+from wakeful.quant.arithmetic import LINEARS, Arithmetic, Operands, pack
+from wakeful.quant.schemes import Scales, Scheme
 
 _PACKED_BITS = 4
 """Up to so many bits, two numbers share a byte."""
@@ -45,18 +44,17 @@ class QuantizedLinear(nn.Module):
         self.out_features = out_features
         self.scheme = scheme
         self.arithmetic: Arithmetic = arithmetic
-        grid = scheme.weights.grid
+        grid = scheme.weights
         self.packed = grid.bits <= _PACKED_BITS
         columns = (in_features + 1) // 2 if self.packed else in_features
         kind = torch.uint8 if self.packed else torch.int8
-        scales = (out_features if scheme.weights.per == "channel" else 1, 1)
+        scales = (out_features if grid.per == "channel" else 1, 1)
         self._put("integers", torch.zeros(out_features, columns, dtype=kind))
         self._put("scale", torch.ones(scales))
-        has_zero = isinstance(grid, Zeropoint)
-        self._put("zero", torch.zeros(scales, dtype=torch.int32) if has_zero else None)
+        self._put("zero", None if grid.symmetric else torch.zeros(scales, dtype=torch.int32))
         self._put("bias", torch.zeros(out_features, dtype=dtype) if bias else None)
-        for part, rule in (("input_scale", scheme.inputs), ("output_scale", scheme.outputs)):
-            static = rule is not None and scheme.scales == "static"
+        for part, kind in (("input_scale", scheme.inputs), ("output_scale", scheme.outputs)):
+            static = kind is not None and scheme.scales == "static"
             self._put(part, torch.ones(1, 1) if static else None)
 
     integers: Tensor
@@ -72,9 +70,8 @@ class QuantizedLinear(nn.Module):
     @torch.no_grad()
     def fit(self, weight: Tensor, bias: Tensor | None) -> None:
         """Take over a full-precision matrix (N, K) and its bias."""
-        grid, per = self.scheme.weights.grid, self.scheme.weights.per
-        smallest, largest = extremes(weight, per)
-        scales = grid.fit(smallest, largest)
+        grid = self.scheme.weights
+        scales = grid.scales_of(weight)
         integers = grid.quantize(weight, scales)
         self.integers = pack(integers) if self.packed else integers
         self.scale, self.zero = scales.scale, scales.zero
@@ -84,13 +81,13 @@ class QuantizedLinear(nn.Module):
     @torch.no_grad()
     def calibrate(self, inputs: float, outputs: float) -> None:
         """Set the static scales from the largest |x| of inputs and outputs on calibration text."""
-        for name, rule, largest in (
+        for name, grid, largest in (
             ("input_scale", self.scheme.inputs, inputs),
             ("output_scale", self.scheme.outputs, outputs),
         ):
-            if rule is not None:
+            if grid is not None:
                 bound = torch.full((1, 1), largest, device=self.scale.device)
-                setattr(self, name, rule.grid.fit(-bound, bound).scale)
+                setattr(self, name, grid.fit(-bound, bound).scale)
 
     @property
     def operands(self) -> Operands:
@@ -101,14 +98,12 @@ class QuantizedLinear(nn.Module):
     @property
     def sees_padding(self) -> bool:
         """Whether padding changes what a sequence gives: a dynamic scale "per tensor" sees it."""
-        rules = (self.scheme.inputs, self.scheme.outputs)
-        shared = any(rule is not None and rule.per == "tensor" for rule in rules)
+        shared = any(grid.per == "tensor" for _, grid in self.scheme.activations)
         return shared and self.scheme.scales == "dynamic"
 
     def dequantized(self) -> Tensor:
         """Return Ŵ (N, K) in float32."""
-        operands = self.operands
-        return operands.rule.grid.dequantize(operands.integers, operands.scales)
+        return self.operands.dequantized()
 
     def linear(self, x: Tensor) -> Tensor:
         """Return ŷ (..., N) of x (..., K).
@@ -119,8 +114,9 @@ class QuantizedLinear(nn.Module):
         rows = x.reshape(-1, self.in_features).float()
         each = x.shape[0] if x.ndim > 2 else 1  # sequences
         inputs, outputs = self.scheme.inputs, self.scheme.outputs
-        static = self.input_scale
-        scales = None if inputs is None else _activation_scales(inputs, rows, static, each)
+        scales = None
+        if inputs is not None:
+            scales = _scales(self.input_scale) or inputs.scales_of(rows, each)
         arithmetic = self.arithmetic
         if arithmetic == "integer" and inputs is None and outputs is not None:
             arithmetic = "reference"  # an output that is rounded needs the definition's last bit
@@ -128,9 +124,7 @@ class QuantizedLinear(nn.Module):
         if self.bias is not None:
             y = y + self.bias.float()
         if outputs is not None:
-            y = outputs.grid.fake_quantize(
-                y, _activation_scales(outputs, y, self.output_scale, each)
-            )
+            y = outputs.fake_quantize(y, _scales(self.output_scale) or outputs.scales_of(y, each))
         return y.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -164,23 +158,6 @@ class QuantizedHeads(QuantizedLinear):
 
     def forward(self, x: Tensor, flow: Flow) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         return into_heads(self.linear(x), self.heads, self.norm, flow, rotary=self.rotary)
-
-
-def extremes(x: Tensor, per: str, sequences: int = 1) -> tuple[Tensor, Tensor]:
-    """Return the smallest and the largest of x (M, K): for each row, or (1, 1) per tensor.
-
-    Of several equally long `sequences` each has its own per tensor, repeated for its rows: (M, 1).
-    """
-    x = x.float()
-    if per == "tensor" and sequences > 1 and x.numel():
-        smallest, largest = x.reshape(sequences, -1).aminmax(dim=1, keepdim=True)
-        rows = x.shape[0] // sequences
-        return smallest.repeat_interleave(rows, 0), largest.repeat_interleave(rows, 0)
-    if per == "tensor":
-        smallest, largest = x.aminmax()
-        return smallest.reshape(1, 1), largest.reshape(1, 1)
-    smallest, largest = x.aminmax(dim=1, keepdim=True)
-    return smallest, largest
 
 
 def matrix(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
@@ -224,12 +201,8 @@ def empty(layer: nn.Module, scheme: Scheme, arithmetic: Arithmetic) -> Quantized
     return layer.to(weight.device).eval()
 
 
-def _activation_scales(rule: Rule, x: Tensor, static: Tensor | None, sequences: int) -> Scales:
-    if static is not None:
-        return Scales(static)
-    smallest, largest = extremes(x, rule.per, sequences)
-    grid: Grid = rule.grid
-    return grid.fit(smallest, largest)
+def _scales(static: Tensor | None) -> Scales | None:
+    return None if static is None else Scales(static)
 
 
 def _check(weight: Tensor) -> None:

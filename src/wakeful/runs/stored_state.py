@@ -13,8 +13,9 @@ from wakeful.errors import WakefulError
 _ADAM = {"step", "exp_avg", "exp_avg_sq"}
 _NEEDED: Mapping[str, set[str]] = {
     "AdamW": _ADAM, "OrthoAdam": _ADAM, "RMSprop": {"step", "square_avg"},
+    "SGD": set(), "MuonAdamW": set(),
 }  # fmt: skip
-"""What each optimizer expects of a parameter's state, once there is any."""
+"""What each optimizer of ours expects of a parameter's state, once there is any."""
 _OWN_SHAPE = "rotation_"
 """How the names of tensors begin whose shape differs from their parameter's."""
 
@@ -89,7 +90,9 @@ def check_optimizer_state(
 def _check_entry(
     title: str, state: dict[str, Any], parameter: Tensor, kind: type[torch.optim.Optimizer]
 ) -> None:
-    needed = _NEEDED.get(kind.__name__, set())
+    if kind.__name__ not in _NEEDED:  # a user's own, which alone knows its state
+        return
+    needed = _NEEDED[kind.__name__]
     if kind.__name__ == "MuonAdamW" and "momentum_buffer" not in state:
         needed = _ADAM
     missing = sorted(needed - state.keys())

@@ -6,6 +6,7 @@ import torch
 
 from wakeful.config.schema import Config
 from wakeful.data.order import ValidationWindows
+from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.quant.convert import quantize
 from wakeful.quant.measure import measure
@@ -13,10 +14,14 @@ from wakeful.quant.schemes import parse_scheme
 from wakeful.training.watched import whole_windows
 
 
-def check_schemes(config: Config) -> None:
+def check_schemes(config: Config, *, imports: bool = False) -> None:
     """Raise `WakefulError` if `train.quantize.schemes` has one that cannot be."""
-    for scheme in config.train.quantize.schemes:
-        parse_scheme(scheme)
+    for expression in config.train.quantize.schemes:
+        if parse_scheme(expression, imports=imports).scales == "static":
+            raise WakefulError(
+                f"train.quantize.schemes has {expression!r}: training calibrates no static scales; "
+                "use wakeful quantize on the finished run"
+            )
 
 
 def quantization_damage(

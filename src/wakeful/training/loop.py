@@ -19,7 +19,7 @@ from wakeful.data.tokens import PreparedData
 from wakeful.device import choose_device, rough_seconds
 from wakeful.display import Display, Silent, duration
 from wakeful.errors import Interrupted, WakefulError
-from wakeful.model.decoder import Decoder, admit
+from wakeful.model.decoder import Decoder
 from wakeful.optim.schedules import warmup_cosine
 from wakeful.optim.sharding import whole
 from wakeful.probes.decoder import check_one_matrix
@@ -33,6 +33,7 @@ from wakeful.training.finish import diagnose, finish, validate
 from wakeful.training.objective import Loss, make_loss
 from wakeful.training.parallel import Parallel, spread
 from wakeful.training.setup import (
+    admit_parts,
     autocast,
     check_parts,
     check_prepared,
@@ -164,7 +165,7 @@ def _new(config: Config, data: PreparedData, initial: Initial | None, show: Disp
 def _fresh(config: Config, path: str | Path, world: World) -> Config:
     if world.first and Path(path).exists():
         Run(path).refuse_existing("train")
-    admit(config.model)
+    admit_parts(config)
     return config
 
 

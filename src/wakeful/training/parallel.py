@@ -19,7 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 from wakeful.config.schema import Config
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
-from wakeful.optim import Learned, rotation_of
+from wakeful.optim import Learned, OrthoAdam, rotation_of
+from wakeful.optim.build import optimizer_of
 from wakeful.world import World
 
 
@@ -197,7 +198,7 @@ def check_shares(config: Config, world: World) -> None:
     shared_out = size > 1 and config.train.parallel != "ddp"
     if (
         shared_out
-        and optimizer.name == "orthoadam"
+        and optimizer_of(optimizer.name).func is OrthoAdam
         and isinstance(rotation_of(optimizer.rotation), Learned)
     ):
         raise WakefulError(

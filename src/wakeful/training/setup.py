@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -20,7 +19,7 @@ from wakeful.errors import WakefulError
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder, admit
 from wakeful.model.initialize import initialize
-from wakeful.optim import build_optimizer
+from wakeful.optim.build import BUILDERS, build_optimizer, optimizer_of, options_of
 from wakeful.training.distill import check_same_vocabulary
 from wakeful.training.events import check_installed
 from wakeful.training.figures import check_schemes
@@ -29,6 +28,16 @@ from wakeful.world import ALONE, World
 
 _TOO_LARGE = ("allocate memory", "Overflow when unpacking", "invalid size", "overflow")
 """What torch says, in errors of no special type, of a tensor larger than memory or than numbers."""
+
+
+def admit_parts(config: Config) -> None:
+    """Check every expression, and import the users' modules that they name.
+
+    For a configuration that the user wrote, never for one read from a run.
+    """
+    admit(config.model)
+    optimizer_of(config.optimizer.name, imports=True)
+    check_schemes(config, imports=True)
 
 
 def check_parts(config: Config, world: World = ALONE) -> None:
@@ -45,7 +54,7 @@ def check_parts(config: Config, world: World = ALONE) -> None:
 
 def check_run(config: Config, progress: Progress | None = None) -> tuple[Config, PreparedData]:
     """Raise what a run would raise before its first step; return it resolved, and its data."""
-    admit(config.model)
+    admit_parts(config)
     device = choose_device(config.train.device, field="train.device")
     check_parts(config)
     data = load_data(config.data, progress)
@@ -185,25 +194,24 @@ def _memory_errors() -> Iterator[None]:
 def make_optimizer(config: Config, decoder: Decoder) -> torch.optim.Optimizer:
     """Return the optimizer over the decoder's parameters."""
     optimizer = config.optimizer
-    betas = (optimizer.beta1, optimizer.beta2)
-    options: dict[str, dict[str, Any]] = {
-        "adamw": {"betas": betas, "eps": optimizer.eps},
-        "orthoadam": {
-            "betas": betas,
-            "eps": optimizer.eps,
-            "rotation": optimizer.rotation,
-            "seed": config.train.seed,
-        },
-        "muon": {"betas": betas, "eps": optimizer.eps},
-        "rmsprop": {"alpha": optimizer.beta2, "eps": optimizer.eps},
-        "sgd_momentum": {"momentum": optimizer.beta1},
+    build = optimizer_of(optimizer.name)
+    fields = {
+        "betas": (optimizer.beta1, optimizer.beta2),
+        "eps": optimizer.eps,
+        "rotation": optimizer.rotation,
+        "seed": config.train.seed,
     }
+    options = {name: value for name, value in fields.items() if name in options_of(build)}
+    if build.func is BUILDERS["rmsprop"]:
+        options["alpha"] = optimizer.beta2
+    if build.func is BUILDERS["sgd_momentum"]:
+        options["momentum"] = optimizer.beta1
     return build_optimizer(
         optimizer.name,
         decoder.named_parameters(),
         lr=optimizer.lr,
         weight_decay=optimizer.weight_decay,
-        **options.get(optimizer.name, {}),
+        **options,
     )
 
 

@@ -33,6 +33,7 @@ from wakeful.growth.savings import measure
 from wakeful.hf.weights_out import export
 from wakeful.loading.load import load, read_decoder
 from wakeful.loading.model import AnyTokenizer, Model
+from wakeful.optim.build import optimizer_of
 from wakeful.pages.charts import Drawing
 from wakeful.pages.inheritance.page import loss_curves, write_inheritance
 from wakeful.pages.inheritance.reading import check_figures, read_inheritance, verdicts
@@ -142,6 +143,7 @@ def _begun(
     for folder, expression in (("routes", options.route), ("normalizers", options.normalizer)):
         if expression:
             build(folder, expression, imports=True)
+    optimizer_of(options.optimizer.name, imports=True)
     with shown("inherit") as show:
         show.note(f"loading {name_of(source)}")
         reference, place = _reference(source, tokenizer, out)

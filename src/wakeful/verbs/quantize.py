@@ -132,7 +132,7 @@ class Quantization(Result):
 
 def quantize(
     model: Source,
-    *schemes: str,
+    *schemes: str | Scheme,
     tokenizer: AnyTokenizer | str | Path | None = None,
     shown: Shown | None = None,
     options: QuantizeOptions | None = None,
@@ -147,7 +147,7 @@ def quantize(
 
     Args:
         model: a name, a path, what `wakeful.load` returned, or a module in memory.
-        schemes: as `QuantizeOptions.scheme`.
+        schemes: as `QuantizeOptions.scheme`, or schemes themselves.
         tokenizer: of a module in memory.
         shown: how to show progress; None is a bar where there is a terminal.
         options: `QuantizeOptions`, whose fields are keyword arguments too.
@@ -161,7 +161,9 @@ def quantize(
     if schemes:
         if "scheme" in given:
             raise WakefulError(f"scheme = {given['scheme']!r} and {schemes!r}: give one of them")
-        given["scheme"] = schemes
+        given["scheme"] = tuple(
+            each.expression if isinstance(each, Scheme) else each for each in schemes
+        )
     wanted = asked(QuantizeOptions, options, given)
     found = chosen_schemes(wanted.scheme, wanted.scales)
     _check(wanted, found)
@@ -204,6 +206,8 @@ def quantize(
 def chosen_schemes(names: Sequence[str], scales: Sequence[ScaleKind]) -> list[Scheme]:
     """Return each scheme under each kind of scales; one that cannot be static is dynamic only.
 
+    One whose expression says static is static only. Modules that expressions name are imported.
+
     Raises:
         WakefulError: a scheme is named twice, or only static scales are asked of one that has none.
     """
@@ -211,10 +215,11 @@ def chosen_schemes(names: Sequence[str], scales: Sequence[ScaleKind]) -> list[Sc
         raise WakefulError("name at least one scheme and one kind of scales")
     found: list[Scheme] = []
     for name in names:
-        for kind in scales:
-            if kind == "static" and "dynamic" in scales and not parse_scheme(name).can_be_static:
+        scheme = parse_scheme(name, imports=True)
+        for kind in scales if scheme.scales == "dynamic" else ("static",):
+            if kind == "static" and "dynamic" in scales and not scheme.can_be_static:
                 continue
-            each = parse_scheme(name, kind)
+            each = scheme.with_scales(kind)
             if each in found:
                 raise WakefulError(f"scheme {each} is named twice")
             found.append(each)
