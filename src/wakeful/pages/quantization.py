@@ -180,7 +180,7 @@ def describe(scheme: Scheme) -> str:
     """Return a scheme in plain words."""
     weights = scheme.weights
     per = "output channel" if weights.per == "channel" else weights.per
-    parts = [f"{weights.grid.bits}-bit weights per {per}"]
+    parts = [f"{weights.bits}-bit weights per {per}"]
     parts += [f"{grid.bits}-bit {part} per {grid.per}" for part, grid in scheme.activations]
     rest = f"{scheme.scales} activation scales"
     return f"{', '.join(parts)}; {rest if scheme.activations else 'activations in full precision'}."
