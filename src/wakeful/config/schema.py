@@ -58,7 +58,10 @@ class DataConfig(TextConfig):
     """What text to train on."""
 
     source: str = "python-stdlib"
-    """python-stdlib, a file, folder or glob (text, JSONL, parquet), hf:NAME, or prepared data."""
+    """python-stdlib, a file, folder or glob (text, JSONL, parquet), hf:NAME, prepared data, or a
+    task: backcopy(triggers=3)."""
+    bos: bool = False
+    """Begin every window with BOS, or with the end of the text where the tokenizer has no BOS."""
     cross_documents: bool = True
     """Let attention cross from a document into the next of its sequence, in training and losses."""
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from wakeful.data.tokens import TokenFile
+from wakeful.data.tokens import Tokens
 from wakeful.errors import WakefulError
 
 IGNORED = -100  # the target that torch.nn.functional.cross_entropy leaves out
@@ -69,20 +69,22 @@ class Batches:
     An epoch cuts the tokens, as a circle closed from the end to the beginning, into
     `num_windows` = num_tokens // `length` windows from a random place on, and goes through them
     in a random order; both differ by epoch. Windows overlap in one token, which is the last target
-    of one and the first input of the next, so that no token is a target twice in an epoch.
+    of one and the first input of the next, so that no token is a target twice in an epoch. With
+    `bos` each window begins with that token instead of its first, and has the same targets.
     `batch_size` counts the sequences of all ranks together, and each rank gets its share, so
     (seed, step) gives the same global batch for every `world_size`.
     """
 
     def __init__(
         self,
-        token_file: TokenFile,
+        token_file: Tokens,
         *,
         length: int,
         batch_size: int,
         seed: int,
         rank: int = 0,
         world_size: int = 1,
+        bos: int | None = None,
     ) -> None:
         """Make the order; it reads no token yet.
 
@@ -106,15 +108,17 @@ class Batches:
         self.length = length
         self.batch_size = batch_size
         self.seed = seed
+        self.bos = bos
         self.num_windows = token_file.num_tokens // length
         share = batch_size // world_size
         self._rows = np.arange(rank * share, (rank + 1) * share)
 
     def batch(self, step: int) -> torch.Tensor:
         """Return this rank's part of a batch: int64 (batch_size / world_size, length + 1)."""
-        rows = np.stack([self._window(int(start)) for start in self.starts(step)])
-        self.token_file.check(rows)
-        return torch.from_numpy(rows.astype(np.int64))
+        rows = self.token_file.read(self.starts(step), self.length + 1)
+        if self.bos is not None:
+            rows[:, 0] = self.bos
+        return torch.from_numpy(rows)
 
     def starts(self, step: int) -> np.ndarray:
         """Return the position in the file where each row of `batch(step)` begins."""
@@ -129,22 +133,19 @@ class Batches:
             starts[here] = order(places[here]) * self.length + offset
         return starts % self.token_file.num_tokens
 
-    def _window(self, start: int) -> np.ndarray:
-        tokens, end = self.token_file.tokens, start + self.length + 1
-        if end <= len(tokens):
-            return tokens[start:end]
-        return np.concatenate([tokens[start:], tokens[: end - len(tokens)]])
-
 
 class ValidationWindows:
     """The whole validation set in its order, the same for every model and every run.
 
     Window i has the inputs [i length, (i + 1) length) and the targets one further, so each token
     but the file's first is predicted exactly once. The last window may be shorter: its inputs are
-    filled up with end_of_text and its targets with -100.
+    filled up with end_of_text and its targets with -100. With `bos` each window's first input is
+    that token instead, and the targets are the same.
     """
 
-    def __init__(self, token_file: TokenFile, *, length: int, batch_size: int) -> None:
+    def __init__(
+        self, token_file: Tokens, *, length: int, batch_size: int, bos: int | None = None
+    ) -> None:
         """Lay out the windows; it reads no token yet.
 
         Raises:
@@ -159,6 +160,7 @@ class ValidationWindows:
         self.token_file = token_file
         self.length = length
         self.batch_size = batch_size
+        self.bos = bos
         self.num_predicted = token_file.num_tokens - 1
         """Targets in all the batches together."""
         self.num_windows = 1 + (self.num_predicted - 1) // length
@@ -174,16 +176,16 @@ class ValidationWindows:
         """Return inputs and targets, int64 (rows, length) each, rows at most batch_size."""
         if not 0 <= number < len(self):
             raise IndexError(f"batch {number} of {len(self)}")
-        start = number * self.batch_size * self.length
-        end = min(start + self.batch_size * self.length, self.num_predicted)
-        tokens = self.token_file.tokens[start : end + 1].astype(np.int64)
-        self.token_file.check(tokens)
-        rows = 1 + (end - start - 1) // self.length
-        inputs = np.full(rows * self.length, self.token_file.end_of_text, np.int64)
-        targets = np.full(rows * self.length, IGNORED, np.int64)
-        inputs[: end - start], targets[: end - start] = tokens[:-1], tokens[1:]
-        shape = rows, self.length
-        return torch.from_numpy(inputs).view(shape), torch.from_numpy(targets).view(shape)
+        first = number * self.batch_size
+        windows = np.arange(first, min(first + self.batch_size, self.num_windows))
+        rows = self.token_file.read(windows * self.length, self.length + 1)
+        places = windows[:, None] * self.length + np.arange(self.length)
+        inside = places < self.num_predicted  # the last window may go past the end
+        inputs = np.where(inside, rows[:, :-1], self.token_file.end_of_text)
+        targets = np.where(inside, rows[:, 1:], IGNORED)
+        if self.bos is not None:
+            inputs[:, 0] = self.bos
+        return torch.from_numpy(inputs), torch.from_numpy(targets)
 
 
 def _check_positive(**numbers: int) -> None:

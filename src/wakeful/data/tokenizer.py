@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from wakeful.errors import WakefulError
 
@@ -167,6 +167,29 @@ class Tokenizer:
             return said
         with_all, plain = (self.inner.encode("a", add_special_tokens=s).ids for s in (True, False))
         return with_all[:1] == [self.bos] != plain[:1]
+
+    @property
+    def begin(self) -> int:
+        """Return what a sequence that is to begin with BOS begins with: as GPT-2's, where no BOS
+        is named, with the end of the text before.
+        """
+        return self.end_of_text if self.bos is None else self.bos
+
+    def beginning(self) -> "Tokenizer":
+        """Return this tokenizer as one that, left to itself, begins a text with `begin`."""
+        if self.adds_bos:
+            return self
+        inner = tokenizers.Tokenizer.from_str(self._json())
+        token = inner.id_to_token(self.begin)
+        template = processors.TemplateProcessing(
+            single=f"{token} $A", pair=f"{token} $A $B", special_tokens=[(token, self.begin)]
+        )
+        before = inner.post_processor
+        inner.post_processor = processors.Sequence([before, template]) if before else template
+        table = json.dumps({**self.table, "bos_token": token, "add_bos_token": True})
+        return Tokenizer(
+            inner, end_of_text=self.end_of_text_token, beside={**self.beside, CONFIG: table}
+        )
 
     @property
     def fingerprint(self) -> str:

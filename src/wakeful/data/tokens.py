@@ -33,8 +33,28 @@ SplitName = Literal["train", "validation"]
 SPLITS: tuple[SplitName, SplitName] = ("train", "validation")
 
 
+class Tokens:
+    """What training and validation read: one long row of ids, or what serves as one."""
+
+    num_tokens: int
+    vocab_size: int
+    end_of_text: int
+
+    def read(self, starts: np.ndarray, count: int) -> np.ndarray:
+        """Return the `count` tokens from each start on: int64 (len(starts), count)."""
+        raise NotImplementedError
+
+    def optimal(self, rows: np.ndarray) -> np.ndarray | None:
+        """Return −ln p of each token of `rows` (n, L + 1) but the first, (n, L), in nats.
+
+        p is the probability with which the token was drawn after those before it, so that no model
+        loses less in expectation. None for text, of which nobody knows it.
+        """
+        return None
+
+
 @dataclass(frozen=True)
-class TokenFile:
+class TokenFile(Tokens):
     """The ids of one split, mapped and read only."""
 
     tokens: np.ndarray
@@ -48,8 +68,23 @@ class TokenFile:
     path: Path
 
     @property
-    def num_tokens(self) -> int:
+    def num_tokens(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         return len(self.tokens)
+
+    def read(self, starts: np.ndarray, count: int) -> np.ndarray:
+        """Return rows of the tokens as a circle, closed from the end to the beginning.
+
+        Raises:
+            WakefulError: an id is past the vocabulary.
+        """
+        rows = np.stack([self._row(int(start), count) for start in starts])
+        self.check(rows)
+        return rows.astype(np.int64)
+
+    def _row(self, start: int, count: int) -> np.ndarray:
+        if start + count <= len(self.tokens):
+            return self.tokens[start : start + count]
+        return self.tokens[np.arange(start, start + count) % len(self.tokens)]
 
     def check(self, tokens: np.ndarray) -> None:
         """Check ids of the file.
@@ -69,13 +104,31 @@ class TokenFile:
         return PreparedData.open(folder, verify=verify).split(split)
 
 
+class Data:
+    """What a run is trained and validated on."""
+
+    info: dict[str, Any]
+    """What `data.json` says: where it comes from, and the hashes that name it."""
+    train: Tokens
+    validation: Tokens
+    tokenizer: Tokenizer
+
+    @property
+    def vocab_size(self) -> int:
+        return self.info["tokenizer"]["vocab_size"]
+
+    @property
+    def corpus_sha256(self) -> str:
+        """Return what names the text that was read, of the training source where there are two."""
+        return self.info["corpora_sha256"][0]
+
+
 @dataclass(frozen=True)
-class PreparedData:
+class PreparedData(Data):
     """A folder of prepared tokens whose `data.json` has been read and whose sizes agree with it."""
 
     folder: Path
     info: dict[str, Any]
-    """What `data.json` says."""
 
     @classmethod
     def open(cls, folder: str | Path, *, verify: bool = False) -> "PreparedData":
@@ -100,15 +153,15 @@ class PreparedData:
         return prepared
 
     @property
-    def train(self) -> TokenFile:
+    def train(self) -> TokenFile:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.split("train")
 
     @property
-    def validation(self) -> TokenFile:
+    def validation(self) -> TokenFile:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.split("validation")
 
     @property
-    def tokenizer(self) -> Tokenizer:
+    def tokenizer(self) -> Tokenizer:  # pyright: ignore[reportIncompatibleVariableOverride]
         tokenizer = Tokenizer.load(self.folder)
         found = {"vocab_size": tokenizer.vocab_size, "end_of_text": tokenizer.end_of_text}
         for name, value in found.items():
@@ -118,15 +171,6 @@ class PreparedData:
                     f"its {name} is {value}, and data.json's {self.info['tokenizer'][name]}",
                 )
         return tokenizer
-
-    @property
-    def vocab_size(self) -> int:
-        return self.info["tokenizer"]["vocab_size"]
-
-    @property
-    def corpus_sha256(self) -> str:
-        """Return what names the text that was read, of the training source where there are two."""
-        return self.info["corpora_sha256"][0]
 
     def split(self, split: SplitName) -> TokenFile:
         """Map one split.

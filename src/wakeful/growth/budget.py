@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from wakeful.data.order import Batches, ValidationWindows
+from wakeful.data.order import ValidationWindows
 from wakeful.data.tokens import PreparedData
 from wakeful.device import choose_device
 from wakeful.errors import WakefulError
@@ -15,7 +15,8 @@ from wakeful.growth.baselines import BASELINES, Distil
 from wakeful.growth.recipe import Recipe, Stage, setting_of, stage_config
 from wakeful.model.decoder import Decoder
 from wakeful.training.objective import make_loss
-from wakeful.training.setup import autocast, make_optimizer
+from wakeful.training.setup import autocast, make_batches, make_optimizer, make_windows
+from wakeful.world import ALONE
 
 _RESERVED = 0.06
 """Share of the time for checkpoints, samples and the page."""
@@ -88,12 +89,7 @@ def _cost(
     decoder = decoder.to(device).requires_grad_(True).train()
     optimizer = make_optimizer(config, decoder)
     loss_of = make_loss(config, decoder, device, end_of_text=data.train.end_of_text)
-    batches = Batches(
-        data.train, length=config.train.length, batch_size=config.train.batch_size, seed=0
-    )
-    windows = ValidationWindows(
-        data.validation, length=config.train.length, batch_size=config.train.eval_batch_size
-    )
+    batches, windows = make_batches(config, data, ALONE), make_windows(config, data)
     taken = 0.0
     for step in range(2):
         began = time.perf_counter()

@@ -64,7 +64,11 @@ def make_recipe(
         baselines=options.baseline,
         alpha=options.train.distill.alpha,
         temperature=options.train.distill.temperature,
-        data=DataConfig(source=str(data.folder)),
+        data=DataConfig(
+            source=str(data.folder),
+            cross_documents=options.data.cross_documents,
+            bos=options.data.bos,
+        ),
         sample=options.sample,
     )
     return with_steps(recipe, options, options.train.steps or 2)

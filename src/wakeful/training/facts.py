@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from wakeful.data.tokens import PreparedData
+from wakeful.data.tokens import Data
 from wakeful.errors import WakefulError
 from wakeful.runs import records
 from wakeful.runs.run import Run
@@ -12,13 +12,13 @@ _ROW: records.Fields = {
 }  # fmt: skip
 
 
-def data_facts(data: PreparedData) -> dict[str, Any]:
+def data_facts(data: Data) -> dict[str, Any]:
     """Return what names the text, its split and its tokenizer."""
     return {
         "source": data.info["source"],
         "corpus_sha256": data.corpus_sha256,
         "tokenizer": data.tokenizer.fingerprint,
-        "train_tokens": data.train.num_tokens,
+        "train_tokens": data.info["splits"]["train"]["tokens"],  # 0: drawn without end
         "validation_tokens": data.validation.num_tokens,
         "vocab_size": data.vocab_size,
         "overlap": data.info.get("overlap"),  # None where it was kept
@@ -27,7 +27,7 @@ def data_facts(data: PreparedData) -> dict[str, Any]:
     }
 
 
-def check_same_data(run: Run, data: PreparedData) -> None:
+def check_same_data(run: Run, data: Data) -> None:
     """Raise `WakefulError` unless the data is what the run was begun with."""
     before, now = run.read_json("data.json"), data_facts(data)
     if any(before.get(key) != now[key] for key in now if key != "source"):

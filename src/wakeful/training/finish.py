@@ -6,12 +6,13 @@ from typing import Any
 
 import polars as pl
 import torch
+from torch import Tensor
 
 from wakeful.config.schema import Config
-from wakeful.data.order import ValidationWindows
-from wakeful.data.tokens import PreparedData
+from wakeful.data.order import Batches, ValidationWindows
+from wakeful.data.tokens import Data
 from wakeful.errors import WakefulError
-from wakeful.estimates import finite
+from wakeful.estimates import finite, weighted_mean
 from wakeful.model.decoder import Decoder
 from wakeful.model.generate import generate
 from wakeful.runs import checkpoint
@@ -20,9 +21,10 @@ from wakeful.training.events import Write
 from wakeful.training.facts import data_facts
 from wakeful.training.figures import quantization_damage, training_bytes
 from wakeful.training.parallel import Parallel
-from wakeful.training.setup import autocast
-from wakeful.training.validate import evaluate_over, mean_loss
+from wakeful.training.setup import autocast, bos_of
+from wakeful.training.validate import evaluate_over, mean_loss, optimal
 from wakeful.training.watched import measure_over
+from wakeful.world import World
 
 _LARGEST_EXPONENT = 700.0
 """e to this is still a float; JSON has no infinity."""
@@ -70,9 +72,29 @@ def validate(
         "num_windows": len(frame),
         "num_tokens": int(frame["tokens"].sum()),
     }
+    if "optimal" in frame.columns:
+        best, _ = weighted_mean(frame["optimal"], frame["tokens"])
+        over, error = weighted_mean(frame["loss"] - frame["optimal"], frame["tokens"])
+        row |= {"optimal_loss": best, "excess_loss": over, "excess_standard_error": finite(error)}
     run.append(row)
     write_scalars(row)
     return frame, row
+
+
+def excess(
+    config: Config, world: World, batches: Batches, batch: Tensor, loss: float
+) -> dict[str, float]:
+    """Return how much a step's `loss` is above that of the task itself on the same tokens.
+
+    Nothing for text, whose own loss nobody knows, and for a loss that is not the cross-entropy.
+    """
+    if config.train.distill.teacher:
+        return {}
+    best = optimal(batches.token_file, batch[:, :-1], batch[:, 1:])
+    if best is None:
+        return {}
+    mean = best[:, max(0, config.model.relaxed_prefix - 1) :].mean()
+    return {"excess_loss": loss - (world.sum(mean) / world.size).item()}
 
 
 def finish(
@@ -80,7 +102,7 @@ def finish(
     run: Run,
     parallel: Parallel,
     optimizer: torch.optim.Optimizer,
-    data: PreparedData,
+    data: Data,
     windows: ValidationWindows,
     write_scalars: Write,
 ) -> None:
@@ -135,13 +157,14 @@ def _whole(config: Config, run: Run, parallel: Parallel) -> Decoder:
     return decoder.to(weight.device)
 
 
-def _samples(config: Config, decoder: Decoder, data: PreparedData) -> list[dict[str, Any]]:
-    settings = config.sample
+def _samples(config: Config, decoder: Decoder, data: Data) -> list[dict[str, Any]]:
+    settings, bos = config.sample, bos_of(config, data)
+    before = [] if bos is None else [bos]
     decoder.eval()
     samples: list[dict[str, Any]] = []
     for prompt in settings.prompts:
         # A document begins with the end of the one before; an empty prompt begins one.
-        ids = data.tokenizer.encode(prompt) or [data.tokenizer.end_of_text]
+        ids = [*before, *data.tokenizer.encode(prompt)] or [data.tokenizer.end_of_text]
         room = config.model.max_length - len(ids)
         readable = room >= 0 and len(ids) >= config.model.relaxed_prefix
         new = generate(

@@ -15,7 +15,7 @@ import torch
 
 from wakeful.config.schema import Config, config_to_toml
 from wakeful.data.order import Batches, ValidationWindows
-from wakeful.data.tokens import PreparedData
+from wakeful.data.tokens import Data
 from wakeful.device import choose_device, rough_seconds
 from wakeful.display import Display, Silent, duration
 from wakeful.errors import Interrupted, WakefulError
@@ -29,7 +29,7 @@ from wakeful.runs.shards import local
 from wakeful.training.events import Write, event_writer
 from wakeful.training.facts import check_rows, check_same_data, data_facts
 from wakeful.training.figures import forget_peak
-from wakeful.training.finish import diagnose, finish, validate
+from wakeful.training.finish import diagnose, excess, finish, validate
 from wakeful.training.objective import Loss, make_loss
 from wakeful.training.parallel import Parallel, spread
 from wakeful.training.setup import (
@@ -98,7 +98,7 @@ def _train(
     config = _begun(Run.open(path), steps) if resume else _fresh(config, path, world)
     device = choose_device(config.train.device, world, field="train.device")
     check_parts(config, world)
-    data = world.leader_first(lambda: load_data(config.data, show.stage))
+    data = world.leader_first(lambda: load_data(config.data, show.stage, imports=not resume))
     facts = {**data_facts(data), "source": ""}
     if any(theirs != facts for theirs in world.gather(facts)):
         raise WakefulError("the processes read different data: give each machine the same files")
@@ -149,7 +149,7 @@ def _train(
     return run
 
 
-def _new(config: Config, data: PreparedData, initial: Initial | None, show: Display) -> Config:
+def _new(config: Config, data: Data, initial: Initial | None, show: Display) -> Config:
     """Return a new run's configuration as it is carried out."""
     check_prepared(config.data, data)
     asked = config.optimizer.warmup_steps
@@ -196,7 +196,7 @@ def _lengthen(run: Run, config: Config) -> None:
 def _create(
     config: Config,
     path: str | Path,
-    data: PreparedData,
+    data: Data,
     decoder: Decoder,
     optimizer: torch.optim.Optimizer,
     initial: Initial | None,
@@ -208,7 +208,8 @@ def _create(
         new.write_text("config.toml", config_to_toml(config))
         new.write_json("environment.json", machine)
         new.write_json("data.json", data_facts(data))
-        data.tokenizer.save(new.path)
+        tokenizer = data.tokenizer
+        (tokenizer.beginning() if config.data.bos else tokenizer).save(new.path)
         if initial is not None:
             start = {"step": 0, "tokens": 0, "seconds": 0.0}
             checkpoint.save(new.checkpoints, 0, decoder, optimizer, start, keep=1)
@@ -299,6 +300,7 @@ def _steps(
             "tokens": tokens,
             "seconds": round(seconds, 4),
             "tokens_per_second": round(settings.batch_size * settings.length / elapsed, 1),
+            **excess(config, world, batches, batch, loss),
         }
         run.append(row)
         write_scalars(row)

@@ -12,8 +12,9 @@ from wakeful.config.schema import Config, DataConfig
 from wakeful.config.tables import from_table, to_table
 from wakeful.data.order import Batches, ValidationWindows
 from wakeful.data.preparing import Progress, preparation, prepared
+from wakeful.data.tasks.base import TaskData, task_of
 from wakeful.data.tokenizer import Tokenizer
-from wakeful.data.tokens import PreparedData, is_prepared
+from wakeful.data.tokens import Data, PreparedData, is_prepared
 from wakeful.device import DTYPES, choose_device
 from wakeful.errors import WakefulError
 from wakeful.loading.load import read_decoder
@@ -52,12 +53,12 @@ def check_parts(config: Config, world: World = ALONE) -> None:
         make_optimizer(config, Decoder(config.model))
 
 
-def check_run(config: Config, progress: Progress | None = None) -> tuple[Config, PreparedData]:
+def check_run(config: Config, progress: Progress | None = None) -> tuple[Config, Data]:
     """Raise what a run would raise before its first step; return it resolved, and its data."""
     admit_parts(config)
     device = choose_device(config.train.device, field="train.device")
     check_parts(config)
-    data = load_data(config.data, progress)
+    data = load_data(config.data, progress, imports=True)
     check_prepared(config.data, data)
     config = resolved(config, data)
     check_parts(config)
@@ -69,7 +70,7 @@ def check_run(config: Config, progress: Progress | None = None) -> tuple[Config,
     return config, data
 
 
-def make_batches(config: Config, data: PreparedData, world: World) -> Batches:
+def make_batches(config: Config, data: Data, world: World) -> Batches:
     """Return this process's training batches."""
     return Batches(
         data.train,
@@ -78,18 +79,36 @@ def make_batches(config: Config, data: PreparedData, world: World) -> Batches:
         seed=config.train.seed,
         rank=world.rank,
         world_size=world.size,
+        bos=bos_of(config, data),
     )
 
 
-def make_windows(config: Config, data: PreparedData) -> ValidationWindows:
+def make_windows(config: Config, data: Data) -> ValidationWindows:
     """Return the validation set as the run evaluates it."""
     return ValidationWindows(
-        data.validation, length=config.train.length, batch_size=config.train.eval_batch_size
+        data.validation,
+        length=config.train.length,
+        batch_size=config.train.eval_batch_size,
+        bos=bos_of(config, data),
     )
 
 
-def load_data(config: DataConfig, progress: Progress | None = None) -> PreparedData:
-    """Return the tokens that a configuration names, preparing and caching them if need be."""
+def bos_of(config: Config, data: Data) -> int | None:
+    """Return the token that every window begins with, and None where it is the text's own."""
+    begins = config.data.bos or isinstance(data, TaskData)
+    return data.tokenizer.begin if begins else None
+
+
+def load_data(
+    config: DataConfig, progress: Progress | None = None, *, imports: bool = False
+) -> Data:
+    """Return the tokens that a configuration names, preparing and caching them if need be.
+
+    `imports` lets a task's module be imported: only for a source that the user wrote.
+    """
+    task = task_of(config.source, imports=imports)
+    if task is not None:
+        return TaskData(task)
     if is_prepared(Path(config.source)):
         return PreparedData.open(config.source)
     return prepared(
@@ -99,11 +118,19 @@ def load_data(config: DataConfig, progress: Progress | None = None) -> PreparedD
     )
 
 
-def check_prepared(config: DataConfig, data: PreparedData) -> None:
+def check_prepared(config: DataConfig, data: Data) -> None:
     """Raise `WakefulError` where a field asks prepared data for what it was not prepared with.
 
     A field that is left at its default asks for nothing.
     """
+    if isinstance(data, TaskData):
+        for name in ("validation_source", "max_bytes", "keep_overlap", "tokenizer"):
+            if getattr(config, name):
+                raise WakefulError(
+                    f"data.{name} = {getattr(config, name)!r} does nothing: data.source = "
+                    f"{config.source!r} is a task, which has its own; leave it out"
+                )
+        return
     if not is_prepared(Path(config.source)):
         return
     there = _as_prepared(config, data)
@@ -124,7 +151,7 @@ def check_prepared(config: DataConfig, data: PreparedData) -> None:
             )
 
 
-def _as_prepared(config: DataConfig, data: PreparedData) -> DataConfig:
+def _as_prepared(config: DataConfig, data: Data) -> DataConfig:
     """Return the fields that decided how data was prepared as they were then."""
     settings, sources = data.info.get("settings"), data.info.get("validation_source")
     if not isinstance(settings, dict):  # prepared before it was written down
@@ -140,7 +167,7 @@ def _as_prepared(config: DataConfig, data: PreparedData) -> DataConfig:
     return from_table(DataConfig, to_table(config) | then)
 
 
-def resolved(config: Config, data: PreparedData, given: ModelConfig | None = None) -> Config:
+def resolved(config: Config, data: Data, given: ModelConfig | None = None) -> Config:
     """Return the configuration as it is carried out.
 
     The vocabulary's size is the data's, and so are the fields that prepared data was made with; a

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from wakeful.data.order import ValidationWindows, documents_of
+from wakeful.data.tokens import Tokens
 from wakeful.estimates import Estimate, weighted_mean
 from wakeful.model.decoder import Decoder
 from wakeful.model.loss import IGNORED
@@ -22,6 +23,8 @@ def evaluate(
     cross_documents: bool = True,
 ) -> pl.DataFrame:
     """Return one row a validation window: `window`, `loss` (mean nats a token), `tokens`.
+
+    Of a task also `optimal`, the loss of the task itself on the same targets.
 
     The whole set, in its order, each token but the first predicted once, from what its window holds
     before it: of its own document alone unless `cross_documents`. Where the first `relaxed_prefix`
@@ -49,6 +52,7 @@ def evaluate_over(
     decoder.eval()
     losses = torch.zeros(windows.num_windows, dtype=torch.float64)
     tokens = torch.zeros(windows.num_windows, dtype=torch.int64)
+    best: Tensor | None = None
     end_of_text = windows.token_file.end_of_text
 
     def one_by_one(inputs: Tensor, targets: Tensor) -> Tensor:
@@ -64,16 +68,34 @@ def evaluate_over(
         if not mine:
             continue
         rows = slice(number * windows.batch_size, number * windows.batch_size + len(inputs))
-        blind = targets[:, max(0, decoder.config.relaxed_prefix - 1) :]
-        tokens[rows] = (blind != IGNORED).sum(1)
+        seen = max(0, decoder.config.relaxed_prefix - 1)
+        tokens[rows] = (targets[:, seen:] != IGNORED).sum(1)
         losses[rows] = each.double().sum(1).cpu() / tokens[rows]
+        least = optimal(windows.token_file, inputs, targets)
+        if least is not None:
+            best = torch.zeros_like(losses) if best is None else best
+            best[rows] = least[:, seen:].sum(1) / tokens[rows]
     parallel.settle()
     decoder.train(training)
+    known = any(world.gather(best is not None))
     losses, tokens = world.sum(losses), world.sum(tokens)
     frame = pl.DataFrame(
         {"window": range(len(losses)), "loss": losses.tolist(), "tokens": tokens.tolist()}
     )
+    if known:
+        best = world.sum(torch.zeros_like(losses) if best is None else best)
+        frame = frame.with_columns(optimal=pl.Series(best.tolist()))
     return frame.filter(pl.col("tokens") > 0)
+
+
+def optimal(token_file: Tokens, inputs: Tensor, targets: Tensor) -> Tensor | None:
+    """Return the nats that a task itself loses at each target, (rows, L); None for text.
+
+    Targets of -100 count nothing.
+    """
+    rows = torch.cat([inputs[:, :1], targets.clamp(min=0)], 1)
+    least = token_file.optimal(rows.numpy())
+    return None if least is None else torch.from_numpy(least).where(targets != IGNORED, 0.0)
 
 
 def mean_loss(windows: pl.DataFrame) -> Estimate:

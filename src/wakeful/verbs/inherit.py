@@ -14,7 +14,6 @@ from rich.text import Text
 from wakeful.config.schema import Config
 from wakeful.config.tables import from_table, read_table, to_table
 from wakeful.config.verbs import LENGTH, InheritOptions, inherit_options
-from wakeful.data.order import ValidationWindows
 from wakeful.data.preparing import prepared
 from wakeful.data.tokens import PreparedData, is_prepared
 from wakeful.device import choose_device
@@ -40,7 +39,7 @@ from wakeful.pages.inheritance.reading import check_figures, read_inheritance, v
 from wakeful.runs import records
 from wakeful.runs.run import Run, environment
 from wakeful.training.facts import check_rows
-from wakeful.training.setup import autocast
+from wakeful.training.setup import autocast, make_windows
 from wakeful.training.validate import evaluate, mean_loss
 from wakeful.variants import build
 from wakeful.verbs.result import SOURCES, Source, Stored, asked, name_of, out_of
@@ -342,13 +341,13 @@ def _diagnosed(
 def _evaluated(config: Config, reference: Model, data: PreparedData, show: Display) -> pl.DataFrame:
     """Return the reference's loss in every validation window."""
     train = config.train
-    windows = ValidationWindows(
-        data.validation, length=train.length, batch_size=train.eval_batch_size
-    )
+    windows = make_windows(config, data)
     show.note(f"evaluating {reference.name} on {windows.num_predicted:,} tokens")
     device = choose_device(train.device)
     decoder = reference.decoder().to(device)
-    frame = evaluate(decoder, windows, autocast(config, device))
+    frame = evaluate(
+        decoder, windows, autocast(config, device), cross_documents=config.data.cross_documents
+    )
     decoder.to("cpu")
     return frame
 

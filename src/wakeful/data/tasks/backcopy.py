@@ -1,0 +1,165 @@
+"""Bigrams and copies: a task that makes a small Transformer grow attention sinks in minutes."""
+
+import hashlib
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from wakeful.data.sources import PYTHON_STDLIB, read_documents
+from wakeful.data.tasks.base import BOS_ID, Task
+from wakeful.data.tokens import PreparedData, is_prepared
+from wakeful.errors import WakefulError
+
+_MOST_CHARACTERS = 2048
+"""In a table, which has an entry for each pair of them."""
+_BITS = 40
+"""Of a random number that decides on a token; probabilities are multiples of 2⁻⁴⁰."""
+
+
+class Backcopy(Task):
+    """Bigrams of characters, and after a trigger a copy of the character before it.
+
+    The bigram-backcopy task of Guo et al. 2024 (arXiv 2410.13835, section 2): z₀ is BOS, and
+    z_{t+1} = z_{t−1} where z_t is one of the `triggers`, the most frequent characters, else drawn
+    from P(· | z_t), the frequencies of pairs in a text. z₁ is drawn from the frequencies of the
+    characters that are not triggers, because a trigger there had nothing before it to copy; so no
+    trigger ever follows another, and BOS does not come back.
+
+    The head that copies is needed at triggers alone. `text` is a file, a folder or a folder of
+    prepared tokens; without it the table is that of the standard library.
+    """
+
+    examples = ("backcopy", "backcopy(triggers=1)")
+
+    def __init__(self, *, triggers: int = 3, text: str = "") -> None:
+        if triggers < 0:
+            raise WakefulError(f"backcopy: triggers = {triggers} must not be negative")
+        self.triggers = triggers
+        self.text = text
+
+    @property
+    def characters(self) -> str:
+        return self._table[0]
+
+    @property
+    def counts(self) -> np.ndarray:
+        """How often each character follows each other, (V, V) int64 in the order of `characters`.
+
+        Every document is closed to a circle, so each character has as many followers as
+        forerunners, and its frequency is the stationary one.
+        """
+        return self._table[1]
+
+    @cached_property
+    def sha256(self) -> str:
+        parts = (str(self.triggers), self.characters, self.counts.tobytes())
+        whole = hashlib.sha256(b"backcopy")
+        for part in parts:
+            data = part.encode() if isinstance(part, str) else part
+            whole.update(len(data).to_bytes(8, "little") + data)
+        return whole.hexdigest()
+
+    @cached_property
+    def trigger_ids(self) -> np.ndarray:
+        """The ids of the triggers, the most frequent first; of equal ones the first character."""
+        order = np.argsort(-self.counts.sum(1), kind="stable")
+        return 1 + order[: self.triggers]
+
+    @cached_property
+    def probabilities(self) -> np.ndarray:
+        """The table P, (V + 1, V + 1) float64: each row is of the id before, BOS's first.
+
+        Each is a multiple of 2⁻⁴⁰, exactly the probability with which `draw` takes the token.
+        """
+        return np.diff(self._bounds, prepend=0, axis=1) / 2**_BITS
+
+    def draw(self, numbers: np.ndarray) -> np.ndarray:
+        bits = (numbers.T >> np.uint64(64 - _BITS)).astype(np.int64)
+        windows = np.full(bits.shape, BOS_ID, np.int64)  # a row a position
+        ends, tokens, copies = self._ends, self._tokens, self._copies
+        for place in range(1, len(windows)):
+            last = windows[place - 1]
+            drawn = tokens[np.searchsorted(ends, (last << _BITS) + bits[place], side="right")]
+            windows[place] = np.where(copies[last], windows[max(place - 2, 0)], drawn)
+        return np.ascontiguousarray(windows.T)
+
+    def losses(self, rows: np.ndarray) -> np.ndarray:
+        with np.errstate(divide="ignore"):  # what cannot follow has an infinite loss
+            drawn = -np.log(self.probabilities[rows[:, :-1], rows[:, 1:]])
+            copied = -np.log((rows[:, 1:] == _before(rows[:, :-1])).astype(float))
+        return np.where(self.is_trigger(rows[:, :-1]), copied, drawn) + 0.0
+
+    def entropies(self, rows: np.ndarray) -> np.ndarray:
+        p = self.probabilities
+        each = -(p * np.log(np.where(p > 0, p, 1.0))).sum(1)
+        return np.where(self.is_trigger(rows), 0.0, each[rows])
+
+    def is_trigger(self, rows: np.ndarray) -> np.ndarray:
+        return self._copies[rows]
+
+    @cached_property
+    def _copies(self) -> np.ndarray:
+        """Whether each id is a trigger."""
+        return np.isin(np.arange(len(self.characters) + 1), self.trigger_ids)
+
+    @cached_property
+    def _bounds(self) -> np.ndarray:
+        """Σ_{k ≤ j} P(k | i) · 2⁴⁰, rounded down, at (i, j)."""
+        size = len(self.characters) + 1
+        pairs = np.zeros((size, size))
+        pairs[1:, 1:] = self.counts
+        pairs[BOS_ID, 1:] = np.where(self._copies[1:], 0, self.counts.sum(1))
+        sums = np.cumsum(pairs, axis=1)
+        return np.floor(sums / sums[:, -1:] * 2**_BITS).astype(np.int64)
+
+    @cached_property
+    def _ends(self) -> np.ndarray:
+        """The bounds of the pairs that occur, row after row, each row 2⁴⁰ further on."""
+        return (self._bounds + (np.arange(len(self._bounds)) << _BITS)[:, None])[self._occurring]
+
+    @cached_property
+    def _tokens(self) -> np.ndarray:
+        """The token that belongs to each of `_ends`."""
+        return np.nonzero(self._occurring)[1]
+
+    @property
+    def _occurring(self) -> np.ndarray:
+        return np.diff(self._bounds, prepend=0, axis=1) > 0
+
+    @cached_property
+    def _table(self) -> tuple[str, np.ndarray]:
+        texts = _texts(self.text)
+        codes = [np.frombuffer(text.encode("utf-32-le"), "<u4").astype(np.int64) for text in texts]
+        seen = np.zeros(0x110000, bool)
+        for each in codes:
+            seen[each] = True
+        found = np.flatnonzero(seen)
+        what = f"backcopy: the text {self.text or PYTHON_STDLIB} has {len(found)} characters"
+        if len(found) > _MOST_CHARACTERS:
+            raise WakefulError(f"{what}, more than the {_MOST_CHARACTERS} that a table can have")
+        if len(found) <= self.triggers:
+            raise WakefulError(
+                f"{what}, and triggers = {self.triggers} must be fewer: what copies needs "
+                "something to copy"
+            )
+        place = np.cumsum(seen) - 1
+        counts = np.zeros(len(found) ** 2, np.int64)
+        for each in codes:
+            first = place[each]
+            counts += np.bincount(first * len(found) + np.roll(first, -1), minlength=len(counts))
+        return "".join(map(chr, found)), counts.reshape(len(found), len(found))
+
+
+def _before(rows: np.ndarray) -> np.ndarray:
+    """Return the token before each; before the first stands the first."""
+    return np.concatenate([rows[:, :1], rows[:, :-1]], axis=1)
+
+
+def _texts(source: str) -> list[str]:
+    if not source or not is_prepared(Path(source)):
+        return [document.text for document in read_documents(source or PYTHON_STDLIB)]
+    data = PreparedData.open(source)
+    train, tokenizer = data.train, data.tokenizer
+    parts = np.split(np.asarray(train.tokens), train.documents[1:])
+    return [text for part in parts if (text := tokenizer.decode(part.tolist()))]

@@ -1,0 +1,151 @@
+"""What a task is, and how it stands in for a text: its windows are drawn when they are read."""
+
+import functools
+import hashlib
+import re
+from abc import abstractmethod
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+from tokenizers import decoders, models
+
+from wakeful.data.order import key64, mix64
+from wakeful.data.sources import HUB_PREFIX
+from wakeful.data.tokenizer import Tokenizer
+from wakeful.data.tokens import SPLITS, Data, SplitName, Tokens
+from wakeful.variants import Variant, build, variants
+
+BOS = "<bos>"
+BOS_ID = 0
+ENDLESS = 2**62
+"""Places at which a window for training may begin."""
+VALIDATION_TOKENS = 2**14
+"""Predicted in a validation: the same windows for every run, whatever its seed."""
+_GOLDEN = 0x9E3779B97F4A7C15
+_EXPRESSION = re.compile(r"\s*([^\W\d][\w.]*(?::[^\W\d]\w*)?)\s*(\(.*\))?\s*", re.DOTALL)
+
+
+class Task(Variant):
+    """A random process that tokens are drawn from, whose probabilities are known.
+
+    Tokens are ids of the `characters`, counted from 1, after BOS, 0, which every window begins
+    with. A subclass states `examples`, keeps its options under their names, and defines the rest.
+    """
+
+    @property
+    @abstractmethod
+    def characters(self) -> str:
+        """The vocabulary; the id of a character is its place, counted from 1."""
+
+    @property
+    @abstractmethod
+    def sha256(self) -> str:
+        """What names the process: the hash of everything its probabilities hang on."""
+
+    @abstractmethod
+    def draw(self, numbers: np.ndarray) -> np.ndarray:
+        """Return windows, one for each row of random `numbers` (n, L), uint64, all bits random.
+
+        Windows are int64 (n, L) and begin with BOS; the rows' first numbers serve nobody.
+        """
+
+    @abstractmethod
+    def losses(self, rows: np.ndarray) -> np.ndarray:
+        """Return −ln p of each token of `rows` (n, L + 1) but the first, (n, L), in nats."""
+
+    @abstractmethod
+    def entropies(self, rows: np.ndarray) -> np.ndarray:
+        """Return the entropy of the token after each of `rows` (n, L), given those up to it.
+
+        (n, L), in nats: what `losses` is in expectation over the next token.
+        """
+
+    @abstractmethod
+    def is_trigger(self, rows: np.ndarray) -> np.ndarray:
+        """Return where the next token hangs on more than the token itself: bool, as `rows`."""
+
+    def tokenizer(self) -> Tokenizer:
+        """Return a tokenizer of single characters, which leaves out those that it does not know."""
+        ids = {BOS: BOS_ID} | {each: i for i, each in enumerate(self.characters, start=1)}
+        inner = tokenizers.Tokenizer(models.BPE(ids, []))
+        inner.decoder = decoders.Fuse()
+        return Tokenizer(inner, end_of_text=BOS).beginning()
+
+
+class Stream(Tokens):
+    """The windows of a task, each drawn from the number of the place where it begins."""
+
+    end_of_text = BOS_ID
+
+    def __init__(self, task: Task, split: SplitName) -> None:
+        self.task = task
+        self.vocab_size = len(task.characters) + 1
+        self.num_tokens = ENDLESS if split == "train" else VALIDATION_TOKENS + 1
+        self._key = key64(f"task {split}")
+
+    def read(self, starts: np.ndarray, count: int) -> np.ndarray:
+        """Return the window that belongs to each start, the same on every machine.
+
+        Its numbers are those of SplitMix64 with a seed mixed from the place and the split.
+        """
+        seeds = mix64(np.asarray(starts).astype(np.uint64), self._key)
+        steps = np.arange(count, dtype=np.uint64) * np.uint64(_GOLDEN)
+        return self.task.draw(mix64(seeds[:, None] + steps, _GOLDEN))
+
+    def optimal(self, rows: np.ndarray) -> np.ndarray:
+        return self.task.losses(rows)
+
+
+class TaskData(Data):
+    """A task in the place of prepared text; nothing of it lies on the disk."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.tokenizer = task.tokenizer()
+        self.train, self.validation = (Stream(task, split) for split in SPLITS)
+        tokens = {"train": 0, "validation": VALIDATION_TOKENS + 1}
+        self.info = {
+            "source": [str(task)],
+            "corpora_sha256": [task.sha256],
+            "tokenizer": {"vocab_size": self.tokenizer.vocab_size, "end_of_text": BOS_ID},
+            "splits": {
+                split: {"tokens": number, "sha256": _sha256(task.sha256, split, number)}
+                for split, number in tokens.items()
+            },
+            "overlap": {"documents": 0, "tokens": 0},
+        }
+
+
+def task_of(source: str, *, imports: bool = False) -> Task | None:
+    """Return the task that a source names, as `backcopy` and `backcopy(triggers=2)` do.
+
+    None where it names a text: a file is meant by what is neither a task's name nor a call.
+    `imports` is as for `build`.
+
+    Raises:
+        WakefulError: the expression names no task or no option, or a value is out of its range.
+    """
+    found = _EXPRESSION.fullmatch(source)
+    if found is None or source.startswith(HUB_PREFIX):
+        return None
+    known = found[1] in variants("data.tasks")
+    if not known and (_exists(source) or (not found[2] and ":" not in found[1])):
+        return None
+    return _built(source, imports)
+
+
+@functools.cache
+def _built(source: str, imports: bool) -> Task:
+    return build("data.tasks", source, imports=imports)
+
+
+def _exists(source: str) -> bool:
+    try:
+        return Path(source).expanduser().exists()
+    except (OSError, ValueError):  # too long for a name
+        return False
+
+
+def _sha256(*parts: object) -> str:
+    return hashlib.sha256(":".join(map(str, parts)).encode()).hexdigest()
