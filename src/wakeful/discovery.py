@@ -1,4 +1,4 @@
-"""The classes that variants are made of: those that the files of a folder define, and a user's.
+"""The classes that variants are made of: those that a package's files define, and a user's.
 
 An exported model carries another file in this one's place, which names only what it needs.
 """
@@ -17,13 +17,14 @@ CONSENT = "WAKEFUL_IMPORT"
 
 
 def classes(folder: str) -> Iterator[type]:
-    """Yield every class that a file of `wakeful.folder` defines, in the order of the files' names.
+    """Yield every class of the package `wakeful.folder`: its own, then its files' by their names.
 
     A folder inside another is written with a dot ("optim.rotations").
     """
     package = importlib.import_module(f"wakeful.{folder}")
-    for module_info in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):
-        module = importlib.import_module(f"{package.__name__}.{module_info.name}")
+    files = sorted(info.name for info in pkgutil.iter_modules(package.__path__))
+    modules = (importlib.import_module(f"{package.__name__}.{file}") for file in files)
+    for module in (package, *modules):
         for value in vars(module).values():
             if inspect.isclass(value) and value.__module__ == module.__name__:
                 yield value

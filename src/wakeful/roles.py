@@ -102,10 +102,9 @@ def role_of(parameter: Tensor) -> Role | None:
 
 def _declared(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Role]]:
     seen: set[int] = set()
-
-    def walk(
-        module: nn.Module, prefix: str, declared: Mapping[str, Role], others: Role | None
-    ) -> Iterator[tuple[str, nn.Parameter, Role]]:
+    waiting: list[tuple[str, nn.Module, Mapping[str, Role], Role | None]] = [("", model, {}, None)]
+    while waiting:
+        prefix, module, declared, others = waiting.pop()
         if isinstance(module, HasRoles):
             others = others if module.others is None else module.others
             declared = {**declared, **{prefix + k: role for k, role in module.roles().items()}}
@@ -116,7 +115,7 @@ def _declared(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Role]]:
             role = declared.get(prefix + name, others)
             if role is not None:
                 yield prefix + name, parameter, role
-        for name, child in module.named_children():
-            yield from walk(child, f"{prefix}{name}.", declared, others)
-
-    yield from walk(model, "", {}, None)
+        children = [
+            (f"{prefix}{name}.", child, declared, others) for name, child in module.named_children()
+        ]
+        waiting += reversed(children)  # the first child comes off first

@@ -2,7 +2,7 @@
 
 `resformer(mode="constant", scale=2.0)` names a class of the folder `routes` and calls it with those
 options; `my_module:MyRoute(k=2)` names a class of a user's own module. Nothing registers a variant:
-adding the file adds it, deleting the file deletes it. The expression is read as a syntax tree of
+adding the class adds it, deleting the class deletes it. The expression is read as a syntax tree of
 calls and literals, never evaluated.
 """
 
@@ -36,8 +36,9 @@ class Variant(HasRoles):
     Every variant of ours states `examples` in its own body: expressions worth testing (the contract
     tests run over all of them); a class without them is a base. `neutral` is an expression that
     must reproduce the plain Transformer, where there is one. `name` is what expressions call it,
-    by default its file's name; a class from outside the package is called by module and class.
-    It declares in `roles` which of its parameters other rooms should treat as more than its own.
+    by default the class's in small letters; a class from outside the package is called by module
+    and class. It declares in `roles` which of its parameters other rooms should treat as more than
+    its own.
     """
 
     name: str = ""
@@ -85,14 +86,8 @@ def variants(folder: str) -> dict[str, type[Variant]]:
 
 
 def variant_name(kind: type[Variant]) -> str:
-    """Return what expressions call a variant: by `name`, its module and class, or its file.
-
-    In a `base` file it is the class's name in small letters.
-    """
-    if qualified(kind) or "name" in vars(kind):
-        return qualified(kind) or kind.name
-    file = re.split(r"\.|__", kind.__module__)[-1]  # an exported model's files are flat
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower() if file == "base" else file
+    """Return what expressions call a variant: its module and class, `name`, or its class."""
+    return qualified(kind) or vars(kind).get("name", kind.__name__.lower())
 
 
 def catalog(folder: str) -> list[Entry]:
@@ -179,15 +174,14 @@ class _Reading:
 
     def parseable(self) -> str:
         """Return the expression with a Python name in the place of each `module:Name`."""
+        return _FOREIGN.sub(self._stand_in, self.expression)
 
-        def stand_in(found: re.Match[str]) -> str:
-            if found[1] is not None:
-                return found[0]
-            name = f"foreign_{len(self.foreign)}_"
-            self.foreign[name] = found[2]
-            return name
-
-        return _FOREIGN.sub(stand_in, self.expression)
+    def _stand_in(self, found: re.Match[str]) -> str:
+        if found[1] is not None:
+            return found[0]
+        name = f"foreign_{len(self.foreign)}_"
+        self.foreign[name] = found[2]
+        return name
 
     def read(self, make: Callable[[ast.expr], Any]) -> Any:
         """Return what `make` makes of the parsed expression."""
@@ -324,7 +318,9 @@ def _bases(folder: str) -> tuple[type[Variant], ...]:
     return tuple(
         kind
         for kind in classes(folder)
-        if issubclass(kind, Variant) and "examples" not in vars(kind)
+        if issubclass(kind, Variant)
+        and "examples" not in vars(kind)
+        and not kind.__name__.startswith("_")
     )
 
 

@@ -26,7 +26,7 @@ from wakeful.model.attention import DotProduct
 from wakeful.model.block import Block, ParallelBlock
 from wakeful.model.decoder import Decoder
 from wakeful.model.flow import Flow
-from wakeful.norms.base import Norm
+from wakeful.norms import Norm
 from wakeful.probes.attention import Sinks
 from wakeful.probes.hidden import Outliers
 from wakeful.probes.watch import watch

@@ -164,8 +164,8 @@ def test_the_code_beside_the_weights_needs_no_wakeful(tokenizer: Tokenizer, tmp_
             torch.save((tokens, decoder(tokens)), folder / "wanted.pt")
         folders.append(str(folder))
         code = {path.name for path in folder.glob("*.py")}
-        assert ("wakeful__routes__svformer.py" in code) == (name == "nested")
-        assert "wakeful__routes__neutreno.py" not in code
+        assert ("wakeful__routes__sharing.py" in code) == (name == "nested")
+        assert "wakeful__routes__references.py" not in code
         table = json.loads((folder / "config.json").read_text())
         assert table["auto_map"]["AutoModelForCausalLM"] == "modeling_wakeful.WakefulForCausalLM"
     environment = {"HF_MODULES_CACHE": str(tmp_path / "modules"), "OMP_NUM_THREADS": "1"}

@@ -16,7 +16,7 @@ from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import initialize, seed_of
 from wakeful.model.mlps import make_mlp
 from wakeful.model.positions import Rotary, rotate
-from wakeful.norms.base import Norm, Place
+from wakeful.norms import Norm, Place
 from wakeful.variants import build, variants
 
 

@@ -11,7 +11,7 @@ from helpers import some_tokens, tiny_config, tiny_decoder
 from routes.reference import ROUTES, SINKS, Model
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
-from wakeful.normalizers.base import Normalizer, sink_softmax
+from wakeful.normalizers import Normalizer, sink_softmax
 from wakeful.variants import build, variants
 
 

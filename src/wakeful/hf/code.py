@@ -175,7 +175,7 @@ def _discovery(decoder: Decoder, used: Iterable[type[Variant]]) -> str:
         "    match folder:",
     ]
     for folder in VARIANTS.values():
-        kinds = [kind for kind in used if kind.__module__.startswith(f"wakeful.{folder}.")]
+        kinds = [kind for kind in used if f"{kind.__module__}.".startswith(f"wakeful.{folder}.")]
         lines.append(f'        case "{folder}":')
         lines += [
             f"            from .{_flat(kind.__module__)} import {kind.__name__}" for kind in kinds

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from wakeful.depth.base import DepthMix
+from wakeful.depth import DepthMix
 from wakeful.model.decoder import Decoder, drawn_alike
 from wakeful.model.positions import Rotary
-from wakeful.normalizers.base import Normalizer
-from wakeful.norms.base import Norm
+from wakeful.normalizers import Normalizer
+from wakeful.norms import Norm
 from wakeful.routes.base import ValueRoute
 from wakeful.variants import build
 

@@ -4,6 +4,7 @@ Shapes: B batch, L new tokens, S all tokens so far, H query heads, G key/value h
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -11,8 +12,8 @@ from torch import Tensor, nn
 from wakeful.model.attend import attend, attend_by_definition
 from wakeful.model.flow import Flow
 from wakeful.model.positions import rotate
-from wakeful.normalizers.base import Normalizer
-from wakeful.norms.base import Part
+from wakeful.normalizers import Normalizer
+from wakeful.norms import Part
 from wakeful.roles import BIAS, READS, WRITES, HasRoles, Role
 from wakeful.routes.base import QKV, Read, RoutePlan, ValueRoute
 from wakeful.shape import Shape
@@ -123,22 +124,20 @@ class Attention(HasRoles, nn.Module):
         width, head_width = shape.width, shape.head_width
         source = plan.sources[layer]
 
-        def heads(count: int, rotary: bool, norm: nn.Module) -> Heads:
-            return Heads(width, count, head_width, bias=qkv_bias, rotary=rotary, norm=norm)
-
+        heads = partial(Heads, width, head_width=head_width, bias=qkv_bias)
         self.layer = layer
         self.query = (
-            heads(shape.num_heads, rotary, head_norm("query"))
+            heads(shape.num_heads, rotary=rotary, norm=head_norm("query"))
             if plan.owns("query", layer)
             else Borrowed(Read("query", source.query))
         )
         self.key = (
-            heads(shape.num_kv_heads, rotary, head_norm("key"))
+            heads(shape.num_kv_heads, rotary=rotary, norm=head_norm("key"))
             if plan.owns("key", layer)
             else Borrowed(Read("keys", source.key))
         )
         self.value = (
-            heads(shape.num_kv_heads, False, nn.Identity())
+            heads(shape.num_kv_heads, rotary=False, norm=nn.Identity())
             if plan.owns("value", layer)
             else Borrowed(Read("values", source.value))
         )
@@ -173,19 +172,11 @@ class Attention(HasRoles, nn.Module):
                 keys = flow.cache.extend(("keys", self.layer), keys)
             if self.owns_value:
                 values = flow.cache.extend(("values", self.layer), values)
-
-        def dot(
-            q: Tensor, k: Tensor, v: Tensor, *, copies: int = 1, like: int | None = None
-        ) -> Tensor:
-            if like is None:
-                return self.dot(q, k, v, keep=flow.keep, copies=copies)
-            scale, sink = self.scales[like], flow.memory.get(Read("sink", like))
-            return self.dot(q, k, v, keep=flow.keep, copies=copies, scale=scale, sink=sink)
-
         if self.attenders:
+            dot = partial(self._attend, flow)
             u = self.attenders[0].attend(self.layer, dot, mixed.q, keys, values, flow.memory)
         else:
-            u = dot(mixed.q, keys, values)
+            u = self.dot(mixed.q, keys, values, keep=flow.keep)
         for route in self.correctors:
             u = route.correct(self.layer, x, u, values[:, -x.shape[1] :], flow.memory)
         left = {"query": raw.q, "key": raw.k, "value": raw.v, "keys": keys, "values": values}
@@ -193,3 +184,18 @@ class Attention(HasRoles, nn.Module):
             left["sink"] = sink.clone()  # sharding lets a block's own parameters go after it
         kept = {Read(kind, self.layer): left[kind] for kind in self.leaves if kind in left}
         return self.out(u.flatten(2)), kept
+
+    def _attend(
+        self,
+        flow: Flow,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        copies: int = 1,
+        like: int | None = None,
+    ) -> Tensor:
+        if like is None:
+            return self.dot(q, k, v, keep=flow.keep, copies=copies)
+        scale, sink = self.scales[like], flow.memory.get(Read("sink", like))
+        return self.dot(q, k, v, keep=flow.keep, copies=copies, scale=scale, sink=sink)

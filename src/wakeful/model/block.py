@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from wakeful.depth.base import State, SublayerMix
+from wakeful.depth import State, SublayerMix
 from wakeful.model.attention import Attention
 from wakeful.model.flow import Flow
-from wakeful.norms.base import Part
-from wakeful.placements.base import Where
+from wakeful.norms import Part
+from wakeful.placements import Where
 from wakeful.routes.base import Read
 
 MakeNorm = Callable[[Part], nn.Module]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from wakeful.config.model import VARIANTS, ModelConfig
-from wakeful.depth.base import DepthMix, SublayerMix
+from wakeful.depth import DepthMix, SublayerMix
 from wakeful.errors import WakefulError
 from wakeful.model.attend import causal_mask
 from wakeful.model.attention import Attention
@@ -26,11 +26,11 @@ from wakeful.model.flow import Flow
 from wakeful.model.loss import IGNORED, cross_entropy
 from wakeful.model.mlps import make_mlp
 from wakeful.model.positions import Rotary, Rotation
-from wakeful.normalizers.base import Normalizer
-from wakeful.norms.base import Norm, Part, Place
-from wakeful.placements.base import Placement
+from wakeful.normalizers import Normalizer
+from wakeful.norms import Norm, Part, Place
+from wakeful.placements import Placement
 from wakeful.roles import HEAD, TABLE, HasRoles, Marked, Role, role_of
-from wakeful.ropes.base import RopeScaling
+from wakeful.ropes import RopeScaling
 from wakeful.routes.base import EMBEDDED, TOKENS, Read, RoutePlan, ValueRoute
 from wakeful.variants import build, written
 
@@ -293,10 +293,7 @@ class Decoder(HasRoles, Marked, nn.Module):
             scale / (number if config.scale_logits_by_layer else 1)
             for number in range(1, shape.num_layers + 1)
         ]
-
-        def head_norm(part: Part) -> nn.Module:
-            return self._norm(part, layer) if config.qk_norm else nn.Identity()
-
+        norm = partial(self._norm, layer=layer)
         attention = Attention(
             layer,
             shape,
@@ -305,12 +302,11 @@ class Decoder(HasRoles, Marked, nn.Module):
             qkv_bias=config.qkv_bias,
             out_bias=config.out_bias,
             rotary=config.positions == "rotary",
-            head_norm=head_norm,
+            head_norm=norm,
             scales=scales,
             prefix=config.relaxed_prefix,
         )
         mlp = make_mlp(config.mlp, config.width, config.mlp_width, bias=config.bias)
-        norm = partial(self._norm, layer=layer)
         where = self.placement.at(layer, shape.num_layers)
         if isinstance(self.depth, SublayerMix):
             if where == "over" or config.parallel:
@@ -329,9 +325,11 @@ class Decoder(HasRoles, Marked, nn.Module):
             )
         return (ParallelBlock if config.parallel else BLOCKS[where])(norm, attention, mlp)
 
-    def _norm(self, part: Part, layer: int) -> Norm:
+    def _norm(self, part: Part, layer: int) -> nn.Module:
         config = self.config
         of_heads = part in ("query", "key")
+        if of_heads and not config.qk_norm:
+            return nn.Identity()
         norm: Norm = build("norms", "rmsnorm" if of_heads else config.norm)
         place = Place(
             part=part,

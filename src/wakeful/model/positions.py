@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from wakeful.ropes.base import RopeScaling
+from wakeful.ropes import RopeScaling
 
 Rotation = tuple[Float[Tensor, "*B L 1 half"], Float[Tensor, "*B L 1 half"]]
 """Cosines and sines of each new token's angles, one for each pair of channels."""

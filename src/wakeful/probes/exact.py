@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from wakeful.normalizers.base import sink_softmax
+from wakeful.normalizers import sink_softmax
 
 
 def attention_weights(

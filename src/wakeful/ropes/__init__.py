@@ -1,8 +1,72 @@
-"""Ropes: how the frequencies of rotary positions are scaled."""
+"""Ropes: how frequencies are changed so that a model reads further than it was trained to."""
 
-from wakeful.ropes.base import RopeScaling
-from wakeful.ropes.linear import Linear
-from wakeful.ropes.llama3 import Llama3
-from wakeful.ropes.plain import Plain
+import math
+from abc import ABC, abstractmethod
 
-__all__ = ["Linear", "Llama3", "Plain", "RopeScaling"]
+from jaxtyping import Float
+from torch import Tensor
+
+from wakeful.errors import WakefulError
+from wakeful.variants import Variant
+
+
+class RopeScaling(Variant, ABC):
+    """A map of RoPE's frequencies, in radians a token, that holds for every length of text."""
+
+    @abstractmethod
+    def scaled(self, frequencies: Float[Tensor, "half"]) -> Float[Tensor, "half"]:
+        """Return the frequencies to use in place of θ^{−2i/d}."""
+
+
+class Plain(RopeScaling):
+    """The frequencies θ^{−2i/d} as they are."""
+
+    examples = ("plain",)
+    neutral = "plain"
+
+    def scaled(self, frequencies: Float[Tensor, "half"]) -> Float[Tensor, "half"]:
+        return frequencies
+
+
+class Linear(RopeScaling):
+    """Every frequency divided by `factor`: positions stand closer together (Chen et al. 2023)."""
+
+    examples = ("linear(factor=2.0)",)
+    neutral = "linear(factor=1.0)"
+
+    def __init__(self, *, factor: float) -> None:
+        if not factor > 0:
+            raise WakefulError(f"linear: factor must be positive, got {factor}")
+        self.factor = factor
+
+    def scaled(self, frequencies: Float[Tensor, "half"]) -> Float[Tensor, "half"]:
+        return frequencies / self.factor
+
+
+class Llama3(RopeScaling):
+    """Slow frequencies divided by `factor`, fast ones kept, and a straight line between.
+
+    A frequency f turns r = f · original_length / 2π times in the context of the first training;
+    with s = (r − low) / (high − low), cut to [0, 1], it becomes f · (s + (1 − s) / factor).
+    """
+
+    examples = ("llama3(factor=8.0, original_length=8192)",)
+    neutral = "llama3(factor=1.0, original_length=8192)"
+
+    def __init__(
+        self, *, factor: float, original_length: int, low: float = 1.0, high: float = 4.0
+    ) -> None:
+        if not factor > 0 or original_length < 1 or not high > low:
+            raise WakefulError(
+                "llama3: factor and original_length must be positive and high above low, got "
+                f"{factor}, {original_length}, {high} and {low}"
+            )
+        self.factor = factor
+        self.original_length = original_length
+        self.low = low
+        self.high = high
+
+    def scaled(self, frequencies: Float[Tensor, "half"]) -> Float[Tensor, "half"]:
+        turns = frequencies * (self.original_length / (2 * math.pi))
+        kept = ((turns - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
+        return frequencies * (kept + (1 - kept) / self.factor)

@@ -14,9 +14,6 @@ from wakeful.routes.base import (
     Then,
     ValueRoute,
 )
-from wakeful.routes.dense import Dense
-from wakeful.routes.gated import Gated
-from wakeful.routes.neutreno import NeuTRENO
 from wakeful.routes.references import (
     AttentionResidual,
     CrossLayer,
@@ -24,9 +21,8 @@ from wakeful.routes.references import (
     KeyResidual,
     QueryResidual,
 )
-from wakeful.routes.resformer import ResFormer
-from wakeful.routes.sharing import CLA, SharedKeys, SharedQueries
-from wakeful.routes.svformer import SVFormer
+from wakeful.routes.residuals import Dense, Gated, NeuTRENO, ResFormer
+from wakeful.routes.sharing import CLA, SharedKeys, SharedQueries, SVFormer
 
 __all__ = [
     "CLA",

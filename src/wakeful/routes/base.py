@@ -74,6 +74,8 @@ class ValueRoute(Variant, nn.Module):
 
     mixes: frozenset[Kind] = frozenset()
     """The projections that `mix` changes; a layer that borrows one of them refuses the route."""
+    from_second = False
+    """Whether it leaves layer 0 alone, which has no layer before it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +84,7 @@ class ValueRoute(Variant, nn.Module):
     def attach(self, shape: Shape, layers: Iterable[int]) -> None:
         """Bind the route to a decoder of this shape, acting on `layers`; make its parameters."""
         self.shape = shape
-        self.layers = tuple(layers)
+        self.layers = tuple(layer for layer in layers if layer > 0 or not self.from_second)
 
     def routes(self, layer: int) -> "list[ValueRoute]":
         """Return the elementary routes that act on this layer, in order."""
@@ -202,6 +204,7 @@ class Then(ValueRoute):
 class OnLayers(ValueRoute):
     """A route on chosen layers only, counted from 0: `on_layers(range(5, 8), resformer)`."""
 
+    name = "on_layers"
     examples = (
         'on_layers(range(1, 3), resformer(mode="constant", scale=5.0))',
         'on_layers([3], resformer(mode="learnable"))',

@@ -15,10 +15,19 @@ from wakeful.shape import Shape
 
 FIRST_QUERY = Read("query", 0)
 FIRST_KEY = Read("key", 0)
+FIRST_KEYS = Read("keys", 0)
 Other = Literal["previous", "first"]
 
 
-class QueryResidual(ValueRoute):
+class _Residual(ValueRoute):
+    from_second = True
+
+    def __init__(self, *, weight: float = 0.5) -> None:
+        super().__init__()
+        self.weight = weight
+
+
+class QueryResidual(_Residual):
     """Q'_n = (1 − w) Q_n + w Q_1, w = ½ (Value Residual Learning, fig. 7: no gain).
 
     RoPE is linear and the same in every layer, so mixing rotated queries is mixing queries.
@@ -29,13 +38,6 @@ class QueryResidual(ValueRoute):
     neutral = "query_residual(weight=0.0)"
     mixes = frozenset({"query"})
 
-    def __init__(self, *, weight: float = 0.5) -> None:
-        super().__init__()
-        self.weight = weight
-
-    def attach(self, shape: Shape, layers: Iterable[int]) -> None:
-        super().attach(shape, [layer for layer in layers if layer > 0])
-
     def reads(self, layer: int) -> frozenset[Read]:
         return frozenset({FIRST_QUERY})
 
@@ -43,23 +45,13 @@ class QueryResidual(ValueRoute):
         return qkv._replace(q=torch.lerp(qkv.q, memory[FIRST_QUERY], self.weight))
 
 
-class KeyResidual(ValueRoute):
-    """K'_n = (1 − w) K_n + w K_1, w = ½ (Value Residual Learning, fig. 7: no gain).
-
-    RoPE is linear and the same in every layer, so mixing rotated keys is mixing keys.
-    """
+class KeyResidual(_Residual):
+    """K'_n = (1 − w) K_n + w K_1, w = ½: the same of keys."""
 
     name = "key_residual"
     examples = ("key_residual",)
     neutral = "key_residual(weight=0.0)"
     mixes = frozenset({"key"})
-
-    def __init__(self, *, weight: float = 0.5) -> None:
-        super().__init__()
-        self.weight = weight
-
-    def attach(self, shape: Shape, layers: Iterable[int]) -> None:
-        super().attach(shape, [layer for layer in layers if layer > 0])
 
     def reads(self, layer: int) -> frozenset[Read]:
         return frozenset({FIRST_KEY})
@@ -68,7 +60,7 @@ class KeyResidual(ValueRoute):
         return qkv._replace(k=torch.lerp(qkv.k, memory[FIRST_KEY], self.weight))
 
 
-class AttentionResidual(ValueRoute):
+class AttentionResidual(_Residual):
     """U_n = ((1 − w) A_n + w A_1) V_n, w = ½ (Value Residual Learning, fig. 7: no gain).
 
     A_1 is the first layer's attention as that layer computes it, its scale and its sink included.
@@ -79,15 +71,8 @@ class AttentionResidual(ValueRoute):
     examples = ("attention_residual",)
     neutral = "attention_residual(weight=0.0)"
 
-    def __init__(self, *, weight: float = 0.5) -> None:
-        super().__init__()
-        self.weight = weight
-
-    def attach(self, shape: Shape, layers: Iterable[int]) -> None:
-        super().attach(shape, [layer for layer in layers if layer > 0])
-
     def reads(self, layer: int) -> frozenset[Read]:
-        return frozenset({Read("query", 0), Read("keys", 0), Read("sink", 0)})
+        return frozenset({FIRST_QUERY, FIRST_KEYS, Read("sink", 0)})
 
     def shares(self, layer: int) -> tuple[float, ...]:
         return self.weight, 1 - self.weight
@@ -95,7 +80,7 @@ class AttentionResidual(ValueRoute):
     def attend(
         self, layer: int, attend: Attend, q: Tensor, keys: Tensor, values: Tensor, memory: Memory
     ) -> Tensor:
-        first = attend(memory[Read("query", 0)], memory[Read("keys", 0)], values, like=0)
+        first = attend(memory[FIRST_QUERY], memory[FIRST_KEYS], values, like=0)
         return torch.lerp(attend(q, keys, values), first, self.weight)
 
 
@@ -107,9 +92,10 @@ class IdentityMapping(ValueRoute):
 
     name = "identity_mapping"
     examples = ("identity_mapping",)
+    from_second = True
 
     def attach(self, shape: Shape, layers: Iterable[int]) -> None:
-        super().attach(shape, [layer for layer in layers if layer > 0])
+        super().attach(shape, layers)
         self.repeats = shape.num_heads // shape.num_kv_heads
 
     def reads(self, layer: int) -> frozenset[Read]:
@@ -128,17 +114,14 @@ class CrossLayer(ValueRoute):
     the attention's cost and takes an explicit mask.
     """
 
-    name = "crosslayer"
     examples = ("crosslayer", 'crosslayer(other="first")')
+    from_second = True
 
     def __init__(self, *, other: Other = "previous") -> None:
         super().__init__()
         if other not in get_args(Other):
             raise WakefulError(f"crosslayer: other must be one of {get_args(Other)}, got {other!r}")
         self.other: Other = other
-
-    def attach(self, shape: Shape, layers: Iterable[int]) -> None:
-        super().attach(shape, [layer for layer in layers if layer > 0])
 
     def reads(self, layer: int) -> frozenset[Read]:
         return frozenset({Read("keys", self._other(layer)), Read("values", self._other(layer))})

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from wakeful.depth.base import State, SublayerMix
+from wakeful.depth import State, SublayerMix
 from wakeful.shape import Shape
 
 
@@ -15,6 +15,7 @@ class AttentionOverDepth(SublayerMix):
     f_0 is the embedding, f_j the output of sublayer j; the final norm reads such a sum as well.
     """
 
+    name = "attention_over_depth"
     examples = ("attention_over_depth",)
 
     def attach(self, shape: Shape) -> None:

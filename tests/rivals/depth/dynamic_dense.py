@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from wakeful.depth.base import State, SublayerMix
+from wakeful.depth import State, SublayerMix
 from wakeful.shape import Shape
 
 
@@ -14,6 +14,7 @@ class DynamicDense(SublayerMix):
     a is one-hot and w zero at the start: the plain stream. X_n is the output of block n.
     """
 
+    name = "dynamic_dense"
     examples = ("dynamic_dense",)
     neutral = "dynamic_dense"
 

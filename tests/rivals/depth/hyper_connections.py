@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from wakeful.depth.base import State, SublayerMix
+from wakeful.depth import State, SublayerMix
 from wakeful.shape import Shape
 
 
@@ -14,6 +14,7 @@ class HyperConnections(SublayerMix):
     identity and b one at the start: the plain stream.
     """
 
+    name = "hyper_connections"
     examples = ("hyper_connections", "hyper_connections(streams=3)")
     neutral = "hyper_connections"
 

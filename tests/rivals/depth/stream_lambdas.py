@@ -3,13 +3,14 @@
 import torch
 from torch import Tensor, nn
 
-from wakeful.depth.base import State, SublayerMix
+from wakeful.depth import State, SublayerMix
 from wakeful.shape import Shape
 
 
 class StreamLambdas(SublayerMix):
     """h ← a_n h + b_n h_0 before block n, a = 1 and b = 0 at the start (nanochat)."""
 
+    name = "stream_lambdas"
     examples = ("stream_lambdas",)
     neutral = "stream_lambdas"
 

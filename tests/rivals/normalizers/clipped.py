@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from wakeful.normalizers.base import Normalizer, sink_softmax
+from wakeful.normalizers import Normalizer, sink_softmax
 from wakeful.shape import Shape
 
 

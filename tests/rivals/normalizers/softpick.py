@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from wakeful.normalizers.base import Normalizer
+from wakeful.normalizers import Normalizer
 
 
 class Softpick(Normalizer):

@@ -4,12 +4,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from wakeful.norms.base import Norm, Place, rms_norm
+from wakeful.norms import Norm, Place, rms_norm
 
 
 class GatedNorm(Norm):
     """y ⊙ σ(W_up silu(W_down y)) with y = RMSNorm(λ ⊙ x) γ (arXiv 2601.22966)."""
 
+    name = "gated_norm"
     examples = ("gated_norm", "gated_norm(rank=3)")
 
     def __init__(self, *, rank: int = 2) -> None:

@@ -4,13 +4,13 @@ import math
 
 from torch import Tensor
 
-from wakeful.norms.base import Place
-from wakeful.norms.rmsnorm import RMSNorm
+from wakeful.norms import Place, RMSNorm
 
 
 class ScaledByLayer(RMSNorm):
     """RMSNorm(x) / √n in layer n, from 1; the final norm is as it was (arXiv 2502.05795)."""
 
+    name = "scaled_by_layer"
     examples = ("scaled_by_layer",)
     neutral = None
 

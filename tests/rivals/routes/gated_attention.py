@@ -12,6 +12,7 @@ from wakeful.shape import Shape
 class GatedAttention(ValueRoute):
     """U_n ⊙ σ(x W), a gate a head, half open at the start (arXiv 2505.06708)."""
 
+    name = "gated_attention"
     examples = ("gated_attention",)
 
     def attach(self, shape: Shape, layers: Iterable[int]) -> None:

@@ -12,6 +12,7 @@ from wakeful.shape import Shape
 class ValueEmbeddings(ValueRoute):
     """V'_n = V_n + g_n E_n[token] in every second layer, and x_0 W_n too where `stream`."""
 
+    name = "value_embeddings"
     examples = ("value_embeddings", "value_embeddings(stream=True)")
     mixes = frozenset({"value"})
 

@@ -11,8 +11,7 @@ from transformers import PreTrainedConfig
 
 from wakeful.config.model import AttentionBias, ModelConfig
 from wakeful.errors import WakefulError
-from wakeful.ropes.linear import Linear
-from wakeful.ropes.llama3 import Llama3
+from wakeful.ropes import Linear, Llama3
 from wakeful.variants import build
 
 Join = Callable[[Sequence[Tensor]], Tensor]

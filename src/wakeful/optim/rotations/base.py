@@ -145,6 +145,7 @@ class SignedPermutation(Rotation):
     a known answer for tests. It cures nothing.
     """
 
+    name = "signed_permutation"
     examples = ("signed_permutation",)
 
     def draw(

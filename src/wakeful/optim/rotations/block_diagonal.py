@@ -15,6 +15,7 @@ class BlockDiagonal(Rotation):
     is left alone in a block of its own. O(n · size) a row.
     """
 
+    name = "block_diagonal"
     examples = ("block_diagonal", "block_diagonal(size=16)")
 
     def __init__(self, *, size: int = 64) -> None:

@@ -1,0 +1,281 @@
+"""Residual connections of values: what later layers add of earlier layers' values to their own."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from wakeful.errors import WakefulError
+from wakeful.roles import Role
+from wakeful.routes.base import FIRST_VALUE, QKV, Memory, Read, Source, ValueRoute
+from wakeful.shape import Shape
+
+Mode = Literal["identity", "constant", "learnable", "plus"]
+
+
+class ResFormer(ValueRoute):
+    """V'_n = λ_{n,1} V_1 + λ_{n,2} V_n for n ≥ 2 (Value Residual Learning, eq. 7 and fig. 6).
+
+    The weights by `mode`:
+
+    * `identity`: ½ and ½ (eq. 7).
+    * `constant`: `scale` and 1 (fig. 6, best at λ = 2).
+    * `learnable`: two scalars a layer, started at `init` = (λ_{n,1}, λ_{n,2}).
+    * `plus`: λ_{n,1} = λ_s · softmax(λ')_n over the layers the route acts on, λ_{n,2} = ½, with λ_s
+      started at the number of layers N and λ' at 0. The start of λ' is not stated by the authors;
+      zero, an equal share for each layer, is our reading.
+
+    V_n is the raw value projection, so RoPE never touches it; gradients flow through V_1. The
+    mixing comes before the cache, which therefore holds V'_n and decoding needs no extra state.
+    Sparse ResFormer is `on_layers(range(5, 8), resformer(mode="constant", scale=5.0))`.
+    """
+
+    examples = (
+        "resformer",
+        'resformer(mode="constant", scale=2.0)',
+        'resformer(mode="learnable")',
+        'resformer(mode="plus")',
+    )
+    neutral = 'resformer(mode="learnable", init=(0.0, 1.0))'
+    mixes = frozenset({"value"})
+    from_second = True
+
+    def __init__(
+        self,
+        *,
+        mode: Mode = "identity",
+        scale: float = 2.0,
+        init: tuple[float, float] = (0.5, 0.5),
+    ) -> None:
+        super().__init__()
+        if mode not in get_args(Mode):
+            raise WakefulError(f"resformer: mode must be one of {get_args(Mode)}, got {mode!r}")
+        if scale != 2.0 and mode != "constant":
+            raise WakefulError(f'resformer: scale is used by mode="constant" only, not {mode!r}')
+        if tuple(init) != (0.5, 0.5) and mode != "learnable":
+            raise WakefulError(f'resformer: init is used by mode="learnable" only, not {mode!r}')
+        if len(init) != 2:
+            raise WakefulError(f"resformer: init is (weight of V_1, weight of V_n), got {init!r}")
+        self.mode: Mode = mode
+        self.scale = scale
+        self.init = (float(init[0]), float(init[1]))
+
+    def attach(self, shape: Shape, layers: Iterable[int]) -> None:
+        super().attach(shape, layers)
+        self._row = {layer: row for row, layer in enumerate(self.layers)}
+        if self.mode == "learnable":
+            self.weights = nn.Parameter(torch.tensor([self.init] * len(self.layers)))
+        elif self.mode == "plus":
+            self.total = nn.Parameter(torch.tensor([float(shape.num_layers)]))
+            self.share = nn.Parameter(torch.zeros(len(self.layers)))
+
+    @torch.no_grad()
+    def start_plain(self) -> str:
+        if self.mode != "learnable":
+            return super().start_plain()
+        if self.layers:
+            self.weights.copy_(torch.tensor([0.0, 1.0]))
+        return ""
+
+    @torch.no_grad()
+    def take_over(self, reference: ValueRoute, sources: Sequence[int]) -> None:
+        assert isinstance(reference, ResFormer)
+        rows = {
+            self._row[layer]: reference._row[source]
+            for layer, source in enumerate(sources)
+            if layer in self._row and source in reference._row
+        }
+        if self.mode == "learnable":
+            for row, theirs in rows.items():
+                self.weights[row] = reference.weights[theirs].to(self.weights)
+        elif self.mode == "plus":
+            if len(rows) < len(self.layers):
+                raise WakefulError(
+                    f"{self} shares one total among its layers, and one of them would come from a "
+                    "layer that has no share in the reference; inherit with another route"
+                )
+            # λ_s · softmax(λ')_n stays what it was for every layer that is kept.
+            kept = [rows[row] for row in range(len(self.layers))]
+            share = reference.share.softmax(0)[kept].sum()
+            self.total.copy_(reference.total * share)
+            self.share.copy_(reference.share[kept])
+
+    def reads(self, layer: int) -> frozenset[Read]:
+        return frozenset({FIRST_VALUE})
+
+    def mix(self, layer: int, x: Tensor, qkv: QKV, memory: Memory) -> QKV:
+        first = memory[FIRST_VALUE]
+        if self.mode == "identity":
+            return qkv._replace(v=torch.lerp(qkv.v, first, 0.5))
+        if self.mode == "constant":
+            return qkv._replace(v=torch.add(qkv.v, first, alpha=self.scale))
+        row = self._row[layer]
+        if self.mode == "learnable":
+            weight_first, weight_own = self.weights[row].to(first.dtype).unbind()
+        else:
+            weight_first = (self.total * self.share.softmax(0)[row]).to(first.dtype)
+            weight_own = 0.5
+        return qkv._replace(v=weight_first * first + weight_own * qkv.v)
+
+
+class Dense(ValueRoute):
+    """V'_n = Σ_{m≤n} λ_{n,m} V_m, learned (Value Residual Learning, eq. 5 generalized, fig. 9).
+
+    With `learned=False` the weights stay at eq. 5's 1/n. Learned weights start there too, or at
+    the vanilla point λ_{n,n} = 1, λ_{n,m<n} = 0 with `vanilla_start=True`.
+    """
+
+    examples = ("dense", "dense(learned=False)")
+    neutral = "dense(vanilla_start=True)"
+    mixes = frozenset({"value"})
+    from_second = True
+
+    def __init__(self, *, learned: bool = True, vanilla_start: bool = False) -> None:
+        super().__init__()
+        if vanilla_start and not learned:
+            raise WakefulError("dense: vanilla_start with learned=False would be the plain model")
+        self.learned = learned
+        self.vanilla_start = vanilla_start
+
+    def attach(self, shape: Shape, layers: Iterable[int]) -> None:
+        super().attach(shape, layers)
+        self.weights = nn.ParameterDict()
+        for layer in self.layers if self.learned else ():
+            start = torch.full((layer + 1,), 1.0 / (layer + 1))
+            if self.vanilla_start:
+                start = nn.functional.one_hot(torch.tensor(layer), layer + 1).float()
+            self.weights[str(layer)] = nn.Parameter(start)
+
+    @torch.no_grad()
+    def start_plain(self) -> str:
+        if not self.learned:
+            return super().start_plain()
+        for layer in self.layers:
+            self.weights[str(layer)].zero_()[layer] = 1.0
+        return ""
+
+    @torch.no_grad()
+    def take_over(self, reference: ValueRoute, sources: Sequence[int]) -> None:
+        assert isinstance(reference, Dense)
+        if not self.learned:
+            return
+        inherited = [source for source in sources if source >= 0]
+        if inherited != sorted(set(inherited)):
+            raise WakefulError(
+                f"{self} weighs the layers before each: its blocks must be inherited in their "
+                f"order and once each, not as {list(sources)}"
+            )
+        for layer in self.layers:
+            if str(sources[layer]) not in reference.weights:
+                continue
+            theirs = reference.weights[str(sources[layer])]
+            for earlier, source in enumerate(sources[: layer + 1]):
+                self.weights[str(layer)][earlier] = theirs[source] if source >= 0 else 0.0
+
+    def reads(self, layer: int) -> frozenset[Read]:
+        return frozenset(Read("value", earlier) for earlier in range(layer))
+
+    def mix(self, layer: int, x: Tensor, qkv: QKV, memory: Memory) -> QKV:
+        values = [memory[Read("value", earlier)] for earlier in range(layer)] + [qkv.v]
+        if not self.learned:
+            return qkv._replace(v=sum(values[1:], start=values[0]) / len(values))
+        weights = self.weights[str(layer)].to(qkv.v.dtype).unbind()
+        terms = [weight * value for weight, value in zip(weights, values, strict=True)]
+        return qkv._replace(v=sum(terms[1:], start=terms[0]))
+
+
+_NEARLY_SHUT = -8.0
+"""A gate's bias that lets 0.03% of V_1 through: a gate has no zero from which it could learn."""
+
+
+class Gated(ValueRoute):
+    """V'_n = V_n + g(h_n) V_1 with g = sigmoid(W h_n + b), one gate a key/value head and token.
+
+    h_n is the normalized input of layer n's attention. W starts at zero and b at `start`, so every
+    gate starts at sigmoid(`start`), ½ by default.
+    """
+
+    examples = ("gated",)
+    neutral = "gated(start=-40.0)"
+    mixes = frozenset({"value"})
+    from_second = True
+
+    def __init__(self, *, start: float = 0.0) -> None:
+        super().__init__()
+        self.start = start
+
+    def attach(self, shape: Shape, layers: Iterable[int]) -> None:
+        super().attach(shape, layers)
+        self.gates = nn.ModuleDict()
+        for layer in self.layers:
+            gate = nn.Linear(shape.width, shape.num_kv_heads)
+            nn.init.zeros_(gate.weight)
+            nn.init.constant_(gate.bias, self.start)
+            self.gates[str(layer)] = gate
+
+    def roles(self) -> Mapping[str, Role]:
+        matrix = Role(residual=1, decays=True, quantized=True)
+        return {f"gates.{layer}.weight": matrix for layer in self.layers}
+
+    @torch.no_grad()
+    def start_plain(self) -> str:
+        if self.start <= _NEARLY_SHUT:
+            return super().start_plain()
+        for gate in self._gates():
+            gate.weight.zero_()
+            gate.bias.fill_(_NEARLY_SHUT)
+        return f"{self} starts with gates of 0.0003, for a gate that is shut cannot learn"
+
+    @torch.no_grad()
+    def take_over(self, reference: ValueRoute, sources: Sequence[int]) -> None:
+        assert isinstance(reference, Gated)
+        for layer in self.layers:
+            if str(sources[layer]) in reference.gates:
+                theirs = reference.gates[str(sources[layer])]
+                self.gates[str(layer)].load_state_dict(theirs.state_dict())
+
+    def _gates(self) -> list[nn.Linear]:
+        return [gate for gate in self.gates.values() if isinstance(gate, nn.Linear)]
+
+    def reads(self, layer: int) -> frozenset[Read]:
+        return frozenset({FIRST_VALUE})
+
+    def mix(self, layer: int, x: Tensor, qkv: QKV, memory: Memory) -> QKV:
+        gate = torch.sigmoid(self.gates[str(layer)](x)).unsqueeze(-1)
+        return qkv._replace(v=qkv.v + gate * memory[FIRST_VALUE])
+
+
+class NeuTRENO(ValueRoute):
+    """U_n = A_n V_n + λ (V_1 − V_n), before the output projection (eq. 8; J is the identity).
+
+    λ = 0.4 alone; with ResFormer λ = 0.2, where V_n is the value already mixed: put it after
+    ResFormer in `then`. With fewer key/value heads than query heads (GQA) the difference is
+    repeated to the query heads.
+    """
+
+    examples = ("neutreno",)
+    neutral = "neutreno(lam=0.0)"
+    from_second = True
+
+    def __init__(self, *, lam: float = 0.4) -> None:
+        super().__init__()
+        self.lam = lam
+
+    def attach(self, shape: Shape, layers: Iterable[int]) -> None:
+        super().attach(shape, layers)
+        self.repeats = shape.num_heads // shape.num_kv_heads
+
+    def reads(self, layer: int) -> frozenset[Read]:
+        return frozenset({FIRST_VALUE})
+
+    def correct(self, layer: int, x: Tensor, u: Tensor, v: Tensor, memory: Memory) -> Tensor:
+        difference = memory[FIRST_VALUE] - v
+        return u + self.lam * difference.repeat_interleave(self.repeats, dim=2)
+
+    def check(self, layer: int, sources: list[Source]) -> None:
+        if sources[layer].value == 0:
+            raise WakefulError(
+                f"neutreno would add nothing at layer {layer}: that layer uses the first layer's "
+                "values, so V_1 − V_n is zero"
+            )
