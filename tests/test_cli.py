@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from training.runs import text, tiny
-from wakeful.cli import main, verb_of
+from wakeful.cli import main, verbs
 from wakeful.config.schema import config_to_toml
 from wakeful.errors import Interrupted
 from wakeful.loading.load import read_decoder
@@ -373,14 +373,14 @@ def test_interruptions_have_the_shells_status(
     def interrupted(_: list[str]) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(verb_of("train"), "run", interrupted)
+    monkeypatch.setattr(verbs, "train", interrupted)
     assert main(["train", config]) == 130
     assert capsys.readouterr().err == "interrupted\n"
 
     def saved(_: list[str]) -> None:
         raise Interrupted("stopped by SIGINT after step 3, which is saved; continue with: x")
 
-    monkeypatch.setattr(verb_of("train"), "run", saved)
+    monkeypatch.setattr(verbs, "train", saved)
     assert main(["train", config]) == 130
     assert "which is saved; continue with" in capsys.readouterr().err
 
@@ -389,7 +389,7 @@ def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) 
     def broken(_: list[str]) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(verb_of("train"), "run", broken)
+    monkeypatch.setattr(verbs, "train", broken)
     with pytest.raises(ZeroDivisionError):
         main(["train", "x"])
 

@@ -13,11 +13,8 @@ import pytest
 
 from training.runs import tiny
 from wakeful.cli import VERBS, main
-from wakeful.cli.compare import CompareOptions
-from wakeful.cli.demo import DemoOptions
-from wakeful.cli.generate import PromptOptions
 from wakeful.cli.parsing import baselines, catalog
-from wakeful.cli.train import TrainOptions
+from wakeful.cli.verbs import CompareOptions, DemoOptions, PromptOptions, TrainOptions
 from wakeful.config.schema import Config, config_to_toml
 from wakeful.config.verbs import (
     SHORT,

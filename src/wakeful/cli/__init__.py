@@ -1,4 +1,4 @@
-"""The command line: one file a verb."""
+"""The command line."""
 
 import errno
 import logging
@@ -7,8 +7,6 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from importlib import import_module
-from types import ModuleType
 
 from rich.markup import escape
 from rich.table import Table as Grid
@@ -30,7 +28,7 @@ VERBS = {
     "report": "Write one offline HTML page about runs.",
     "export": "Write a model as a folder that Transformers loads.",
 }
-"""In the order a newcomer reads them; each is a file here with its options and `run`."""
+"""In the order a newcomer reads them; each is a function of `cli.verbs`."""
 SPREAD = ("train", "diagnose", "evaluate")
 """Those that share their work out over the processes of torchrun."""
 INTERRUPTED = 130
@@ -61,7 +59,9 @@ def _status(verb: str, rest: list[str]) -> int:
             raise WakefulError(f"unknown verb {verb!r}; there are {', '.join(VERBS)}")
         _check_processes(verb)
         with _processes():
-            verb_of(verb).run(rest)
+            from wakeful.cli import verbs
+
+            getattr(verbs, verb)(rest)
     except WakefulError as error:
         _complain(verb, str(error))
         return INTERRUPTED if isinstance(error, Interrupted) else 1
@@ -83,11 +83,6 @@ def _complain(verb: str, message: str) -> None:
     line = " ".join(message.splitlines())
     verb = verb.encode("utf-8", "backslashreplace").decode()
     ERR.print(f"[bold red]wakeful {escape(verb)}:[/] {escape(line)}", highlight=False)
-
-
-def verb_of(name: str) -> ModuleType:
-    """Return the file of a verb."""
-    return import_module(f"wakeful.cli.{name}")
 
 
 def _check_processes(verb: str) -> None:

@@ -45,8 +45,9 @@ def display(name: str) -> AbstractContextManager[Any]:
     return progress_display(OUT, name)
 
 
-def finish(result: Any, out: str) -> None:
+def finish(result: Any, page: Path | None = None) -> None:
     """Print what a verb found and where its page is, if this process is the one that speaks."""
     if not another_speaks():
         OUT.print(result)
-        tell(f"report: {Path(out) / 'report.html'}")
+        if page is not None:
+            tell(f"report: {page}")

@@ -8,23 +8,19 @@ import io
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import tyro
 
 from wakeful.cli.console import LET_IT_SPEAK, another_speaks
 from wakeful.config.tables import presets
-from wakeful.config.verbs import SHORT, InheritOptions, short_value
+from wakeful.config.verbs import SHORT, SOURCES, InheritOptions, short_value
 from wakeful.errors import WakefulError
 
-SOURCES = (
-    "a run directory, a Transformers folder, a GGUF file, smollm2, a hub name or a quantized model"
-)
-T = TypeVar("T")
 _CHOICES = (
     ("routes", "route"),
     ("normalizers", "normalizer"),
@@ -42,25 +38,21 @@ def leading(arguments: list[str]) -> tuple[list[str], list[str]]:
     return arguments, []
 
 
-def one_model(models: list[str]) -> str:
-    """Return the only model that is named."""
-    if len(models) != 1:
-        raise WakefulError(f"name one model, not {len(models)}: {SOURCES}")
-    return models[0]
-
-
-def with_out(verb: str, models: list[str], options: T) -> T:
+def with_out(verb: str, models: list[str], options: Any) -> Any:
     """Return a verb's options with the folder that it writes where none is named."""
     if not models:
         raise WakefulError(f"name a model: {SOURCES}")
-    if options.out:  # pyright: ignore[reportAttributeAccessIssue]
-        return options
-    folder = f"runs/{verb}-{Path(models[0]).name}"
-    return dataclasses.replace(options, out=folder)  # pyright: ignore[reportArgumentType]
+    return dataclasses.replace(options, out=options.out or f"runs/{verb}-{Path(models[0]).name}")
 
 
 def asks_for_help(arguments: list[str]) -> bool:
     return bool({"--help", "-h"} & set(arguments))
+
+
+def read(kind: type, arguments: list[str], prog: str, default: Any = None) -> tuple[list[str], Any]:
+    """Return the names before the first option, and the options."""
+    names, rest = leading(arguments)
+    return names, parse(kind, rest, prog, default)
 
 
 def parse(kind: type, arguments: list[str], prog: str, default: Any = None) -> Any:
@@ -133,30 +125,23 @@ def catalog(folder: str) -> Iterator[str]:
         for node in ast.parse(file.read_text("utf-8")).body:
             if isinstance(node, ast.ClassDef):
                 bodies[node.name] = node
-                if "examples" in set(_assigned(node)):
+                said = dict(_assigned(node))
+                if "examples" in said:
                     stem = file.name.removesuffix(".py")
                     snake = re.sub(r"(?<!^)(?=[A-Z])", "_", node.name).lower()
                     usual = snake if stem == "base" else stem
-                    names[node.name] = _named(node) or usual
+                    names[node.name] = ast.literal_eval(said["name"]) if "name" in said else usual
     for kind, name in names.items():
         options = ", ".join(_options(kind, bodies))
         yield f"{name}({options})" if options else name
 
 
-def _named(body: ast.ClassDef) -> str:
-    """Return the name that a class states in its body, or ""."""
+def _assigned(body: ast.ClassDef | ast.Module) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the names that a body gives a value, and the values."""
     for node in body.body:
-        if isinstance(node, ast.Assign) and [ast.unparse(t) for t in node.targets] == ["name"]:
-            return str(ast.literal_eval(node.value))
-    return ""
-
-
-def _assigned(body: ast.ClassDef) -> Iterator[str]:
-    for node in body.body:
-        targets = node.targets if isinstance(node, ast.Assign) else ()
-        yield from (target.id for target in targets if isinstance(target, ast.Name))
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            yield node.target.id
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                yield ast.unparse(target), node.value
 
 
 def _options(kind: str, bodies: dict[str, ast.ClassDef]) -> Iterator[str]:
@@ -173,19 +158,15 @@ def _options(kind: str, bodies: dict[str, ast.ClassDef]) -> Iterator[str]:
 
 
 def _arguments(found: ast.arguments) -> Iterator[str]:
+    def told(names: list[ast.arg], defaults: Sequence[ast.expr | None]) -> Iterator[str]:
+        for argument, default in zip(names, defaults, strict=True):
+            yield argument.arg if default is None else f"{argument.arg}={ast.unparse(default)}"
+
     plain = [*found.posonlyargs, *found.args][1:]
-    missing: list[ast.expr | None] = [None] * (len(plain) - len(found.defaults))
-    defaults = [*missing, *found.defaults]
-    for argument, default in zip(plain, defaults, strict=True):
-        yield _argument(argument, default)
+    yield from told(plain, [None] * (len(plain) - len(found.defaults)) + found.defaults)
     if found.vararg:
         yield f"*{found.vararg.arg}"
-    for argument, default in zip(found.kwonlyargs, found.kw_defaults, strict=True):
-        yield _argument(argument, default)
-
-
-def _argument(argument: ast.arg, default: ast.expr | None) -> str:
-    return argument.arg if default is None else f"{argument.arg}={ast.unparse(default)}"
+    yield from told(found.kwonlyargs, found.kw_defaults)
 
 
 def _without_output(silent: bool) -> contextlib.AbstractContextManager[object]:
@@ -210,12 +191,9 @@ def _described(prog: str) -> str:
 def baselines() -> Iterator[str]:
     """Yield the starts that an heir may be compared with, as their table's source names them."""
     source = (resources.files("wakeful") / "growth" / "baselines.py").read_text("utf-8")
-    for node in ast.walk(ast.parse(source)):
-        target = node.target if isinstance(node, ast.AnnAssign) else None
-        if isinstance(target, ast.Name) and target.id == "BASELINES":
-            assert isinstance(node, ast.AnnAssign)
-            assert isinstance(node.value, ast.Dict)
-            for key, value in zip(node.value.keys, node.value.values, strict=True):
-                assert isinstance(value, ast.Call)
-                assert key is not None
-                yield f"{ast.literal_eval(key)}: {ast.literal_eval(value.args[0])}"
+    table = dict(_assigned(ast.parse(source)))["BASELINES"]
+    assert isinstance(table, ast.Dict)
+    for key, value in zip(table.keys, table.values, strict=True):
+        assert isinstance(value, ast.Call)
+        assert key is not None
+        yield f"{ast.literal_eval(key)}: {ast.literal_eval(value.args[0])}"

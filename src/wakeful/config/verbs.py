@@ -25,6 +25,10 @@ the norm before it; or both without their norms (table 2). The rest starts at ra
 Until = Literal["parity", "budget"]
 GrowFrom = Literal["reference", "student"]
 
+SOURCES = (
+    "a run directory, a Transformers folder, a GGUF file, smollm2, a hub name or a quantized model"
+)
+"""What a model is named by."""
 LENGTH = 512
 """Tokens a sequence where neither the user nor the model's context says otherwise."""
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from wakeful.config.schema import Config
 from wakeful.config.tables import from_table, read_table, to_table
-from wakeful.config.verbs import LENGTH, InheritOptions, inherit_options
+from wakeful.config.verbs import LENGTH, SOURCES, InheritOptions, inherit_options
 from wakeful.data.preparing import prepared
 from wakeful.data.tokens import PreparedData, is_prepared
 from wakeful.device import choose_device
@@ -42,7 +42,7 @@ from wakeful.training.facts import check_rows
 from wakeful.training.setup import autocast, make_windows
 from wakeful.training.validate import evaluate, mean_loss
 from wakeful.variants import build
-from wakeful.verbs.result import SOURCES, Source, Stored, asked, name_of, out_of
+from wakeful.verbs.result import Source, Stored, asked, name_of, out_of
 
 _DEFAULT_MINUTES = 30.0
 _REFERENCE = "reference"

@@ -17,7 +17,13 @@ from rich.console import RenderableType
 from torch import nn
 
 from wakeful.config.tables import merged, to_table
-from wakeful.config.verbs import InheritOptions, inherit_options, inherit_table, options_from
+from wakeful.config.verbs import (
+    SOURCES,
+    InheritOptions,
+    inherit_options,
+    inherit_table,
+    options_from,
+)
 from wakeful.device import choose_device
 from wakeful.display import Display, Shown, Silent, usual
 from wakeful.errors import WakefulError
@@ -29,9 +35,6 @@ from wakeful.world import World
 
 Source = str | Path | Model | nn.Module
 """A model: a path, a name, one that `load` returned, or a module in memory."""
-SOURCES = (
-    "a run directory, a Transformers folder, a GGUF file, smollm2, a hub name or a quantized model"
-)
 T = TypeVar("T")
 
 

