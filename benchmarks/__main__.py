@@ -21,9 +21,7 @@ def main(names: Iterable[str]) -> None:
     """Print one row a ratio, as soon as it is known, then the table."""
     console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 150)
     machine = environment(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    console.print(
-        f"{machine['device_name']}, {machine['threads']} threads, torch {machine['torch']}"
-    )
+    console.print(f"{machine.device_name}, {machine.threads} threads, torch {machine.torch}")
     rows: list[tuple[str, Ratio]] = []
     for name in names:
         for row in import_module(f"benchmarks.{name}").ratios():

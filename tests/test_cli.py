@@ -63,9 +63,9 @@ def test_a_comparison_is_reported(
     assert "paired over seeds" in shown
     page = (folder / "report.html").read_text()
     assert "b c" in page
-    assert Run.open(folder).header["variants"] == ["a", "b c"]
+    assert Run.open(folder).header.variants == ("a", "b c")
     for run in ("a/seed-0", "a/seed-1", "b c/seed-0", "b c/seed-1"):
-        assert Run.open(folder / run).header["status"] == "done"
+        assert Run.open(folder / run).header.status == "done"
         assert Run.open(folder / run).config.train.steps == 3
     assert "exists already" in fails(capsys, *command)
     stamp = (folder / "a/seed-0/summary.json").stat().st_mtime_ns
@@ -198,7 +198,7 @@ def test_several_configurations_are_compared_by_their_files_names(
     other.write_text(Path(config).read_text().replace('"own"', '"svformer"'))
     out = tmp_path / "cmp"
     assert main(["compare", config, str(other), "--out", str(out), *FAST]) == 0
-    assert Run.open(out).header["variants"] == ["mine", "other"]
+    assert Run.open(out).header.variants == ("mine", "other")
     assert Run.open(out / "other" / "seed-0").config.model.route == "svformer"
     assert "other" in capsys.readouterr().out
 

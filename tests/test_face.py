@@ -95,7 +95,7 @@ def test_three_lines_diagnose_a_model_in_memory(
     assert "http" not in html.replace("http://www.w3.org", "")
     assert len(html) < 200_000
     saved = found.save(tmp_path / "saved")
-    assert Run.open(saved).header["kind"] == "diagnose"
+    assert Run.open(saved).header.kind == "diagnose"
     assert (saved / "report.html").is_file()
     named = wakeful.diagnose(str(llama), text=text, length=16, num_sequences=2, out="named")
     for name in ("diagnosis.parquet",):
@@ -126,7 +126,7 @@ def test_evaluations_are_read_and_saved(text: Path, llama: Path, tmp_path: Path)
     assert set(found.frame["metric"]) == {"perplexity", "bits per byte"}
     assert found.verdicts[0].startswith("llama: text: perplexity ")
     assert "<ul>" in found._repr_html_()
-    assert Run.open(found.save(tmp_path / "e")).header["status"] == "done"
+    assert Run.open(found.save(tmp_path / "e")).header.status == "done"
 
 
 def test_a_quantized_model_comes_back_with_its_damage(
@@ -146,7 +146,7 @@ def test_a_quantized_model_comes_back_with_its_damage(
         _ = found.model
     assert len(found.verdicts) == 2
     assert found.save(tmp_path / "q") == tmp_path / "q"
-    assert Run.open(tmp_path / "q").header["schemes"] == ["fine", "w4"]
+    assert Run.open(tmp_path / "q").header.schemes == ["fine", "w4"]
     size = bare.save_model(tmp_path / "small")
     assert size["bytes"] == (tmp_path / "small" / "model.safetensors").stat().st_size
     again = wakeful.load(tmp_path / "small")

@@ -20,7 +20,7 @@ from wakeful.config.tables import Table
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.growth.inherit import inherit
-from wakeful.growth.layermap import LayerMap
+from wakeful.growth.layers import LayerMap
 from wakeful.hf.weights_out import export
 from wakeful.loading.load import load
 from wakeful.model.decoder import Decoder, admit

@@ -124,7 +124,7 @@ def test_answers_are_those_of_one_process(folder: Path, spoken: str) -> None:
 def test_the_first_process_alone_writes_and_speaks(folder: Path, spoken: str) -> None:
     for case in commands(folder, "spread"):
         run = Run.open(folder / "spread" / case)
-        assert run.header["status"] == "done"
+        assert run.header.status == "done"
         assert run.read_json("environment.json")["processes"] == 2
         assert (run.path / "report.html").is_file()
         assert spoken.count(f"report: {run.path}") == 1

@@ -3,19 +3,20 @@
 import contextlib
 import dataclasses
 import functools
+import math
 import re
 import tempfile
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wakeful.config.schema import Config, config_from_table, config_to_table, config_to_toml
-from wakeful.config.tables import merged, read_table
+from wakeful.config.tables import from_table, merged, read_table, to_table
 from wakeful.errors import WakefulError
 
 
@@ -256,6 +257,69 @@ def test_a_file_that_cannot_be_read_is_named(
     monkeypatch.setattr(Path, "read_bytes", forbidden)
     with pytest.raises(WakefulError, match=r"mine\.toml cannot be read: Permission denied"):
         read_table(file)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inner:
+    n: int
+    x: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Record:
+    """One of everything that a file may hold."""
+
+    source: str | tuple[str, ...]
+    inner: Inner
+    many: tuple[Inner, ...] = ()
+    named: Mapping[str, Inner] = dataclasses.field(default_factory=dict)
+    rest: Any = None
+
+
+FULL = {
+    "source": ["a", "b"], "inner": {"n": 1}, "many": [{"n": 2, "x": 3}], "named": {"k": {"n": 4}},
+    "rest": [{}],
+}  # fmt: skip
+
+
+def test_a_record_is_read_as_it_is_typed() -> None:
+    found = from_table(Record, {**FULL, "later": 1, "inner": {"n": 1, "later": 2}}, record="x.json")
+    assert found == Record(
+        source=("a", "b"), inner=Inner(n=1), many=(Inner(n=2, x=3.0),), named={"k": Inner(n=4)},
+        rest=[{}],
+    )  # fmt: skip
+    assert type(found.many[0].x) is float
+    assert from_table(Record, to_table(found), record="x.json") == found
+    assert to_table(found)["named"] == {"k": {"n": 4, "x": None}}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"inner": {}}, r"inner\.n is missing"),
+        ({"inner": None}, "inner must be a table, got None"),
+        ({"source": 3}, "source must be a string or a list, got 3"),
+        ({"source": ["a", 3]}, "source must be a string or a list"),
+        ({"many": {}}, "many must be a list"),
+        ({"many": [{"n": 1}, {"n": True}]}, r"many\[1\]\.n must be a whole number, got True"),
+        ({"named": {"k": {"n": 1.5}}}, r"named\.k\.n must be a whole number"),
+        ({"inner": {"n": 1, "x": "3"}}, r"inner\.x must be a number"),
+        ({"inner": {"n": 1, "x": math.inf}}, r"inner\.x must be finite"),
+        ({"inner": {"n": 10**400}}, r"inner\.n must be finite"),
+    ],
+)
+def test_a_record_of_other_types_is_refused_by_its_field(
+    change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(WakefulError, match=rf"^x\.json: {message}") as caught:
+        from_table(Record, FULL | change, record="x.json")
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 200
+
+
+def test_what_a_user_writes_has_no_fields_but_the_known() -> None:
+    with pytest.raises(WakefulError, match=r"unknown key 'inner\.later'"):
+        from_table(Record, {**FULL, "inner": {"n": 1, "later": 2}})
 
 
 def test_merging_keeps_what_is_not_named() -> None:

@@ -18,7 +18,7 @@ from wakeful.config.tables import merged, presets, read_table
 from wakeful.model.decoder import Decoder
 from wakeful.optim.build import BUILDERS
 from wakeful.pages.comparison.published import published, published_names
-from wakeful.training.watched import FIGURES
+from wakeful.training.measures import FIGURES
 
 MILLIONS = {
     # Value Residual Learning, Table 4: the sizes the paper's names round.

@@ -19,10 +19,10 @@ from wakeful.errors import WakefulError
 from wakeful.loading.load import load
 from wakeful.model.decoder import Decoder
 from wakeful.runs.run import Run
-from wakeful.training.facts import data_facts
 from wakeful.training.loop import train
+from wakeful.training.measures import evaluate, optimal
+from wakeful.training.records import DataFacts, data_facts
 from wakeful.training.setup import load_data, make_batches, make_windows
-from wakeful.training.validate import evaluate, optimal
 from wakeful.variants import build, variants
 from wakeful.world import ALONE
 
@@ -274,7 +274,7 @@ def test_a_run_on_a_task_resumes_to_the_bit(file: str, tmp_path: Path) -> None:
     assert facts["source"] == [f"backcopy(triggers=2, text={file!r})"]
     task = task_of(config.data.source)
     assert task is not None
-    assert facts == data_facts(TaskData(task))
+    assert run.read(DataFacts, "data.json") == data_facts(TaskData(task))
     # A run that is stopped on the way goes on as if it had not been.
     copy = tmp_path / "copy"
     shutil.copytree(run.path, copy)

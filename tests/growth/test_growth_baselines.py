@@ -7,7 +7,7 @@ from helpers import some_tokens, tiny_decoder
 from wakeful.errors import WakefulError
 from wakeful.growth.baselines import BASELINES, Setting, check_names, half_width
 from wakeful.growth.inherit import inherit
-from wakeful.growth.layermap import first, last
+from wakeful.growth.layers import first, last
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import initialize
 

@@ -8,7 +8,7 @@ import torch
 from helpers import EXAMPLES, FIELD, some_tokens, tiny_config, tiny_decoder
 from wakeful.errors import WakefulError
 from wakeful.growth.inherit import departures, grow, inherit, target_config
-from wakeful.growth.layermap import LayerMap, chosen, first, last, stacked
+from wakeful.growth.layers import LayerMap, chosen, first, last, stacked
 from wakeful.model.decoder import Decoder
 
 TOKENS = some_tokens(2, 13)

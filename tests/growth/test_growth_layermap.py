@@ -3,7 +3,7 @@
 import pytest
 
 from wakeful.errors import WakefulError
-from wakeful.growth.layermap import (
+from wakeful.growth.layers import (
     RANGES,
     LayerMap,
     alternate,

@@ -19,10 +19,9 @@ from wakeful.data.preparing import prepared
 from wakeful.display import Display, Silent
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.growth.baselines import BASELINES
-from wakeful.growth.budget import Cost, measure_costs, steps_within
-from wakeful.growth.outcome import arms, curve, figures, outlook
+from wakeful.growth.outcome import Outlook, Point, arms, compared, curve, measure, outlook
+from wakeful.growth.plan import Cost, measure_costs, steps_within
 from wakeful.growth.recipe import Outcome, Recipe, carry_out, check_stages, half_way
-from wakeful.growth.savings import measure
 from wakeful.loading.load import read_decoder
 from wakeful.loading.model import Model
 from wakeful.runs import checkpoint
@@ -120,8 +119,8 @@ def test_a_round_restarts_from_the_reference_or_goes_on_from_the_student(
     assert on.rounds[1].stage.offset == 4
     assert [arm for arm, _ in arms(on)] == ["heir"]
     points = curve(on.rounds)
-    assert [point["step"] for point in points] == [0, 2, 4, 4, 6, 8]
-    assert [point["tokens"] for point in points] == [0, 64, 128, 128, 192, 256]
+    assert [point.step for point in points] == [0, 2, 4, 4, 6, 8]
+    assert [point.tokens for point in points] == [0, 64, 128, 128, 192, 256]
 
 
 def test_baselines_take_the_same_steps_and_tokens(
@@ -133,13 +132,13 @@ def test_baselines_take_the_same_steps_and_tokens(
     found = dict(arms(outcome))
     assert list(found) == ["heir-2", *names]
     for stages in found.values():
-        assert sum(finished.summary["tokens"] for finished in stages) == 4 * 2 * 16
-        assert [finished.run.header["status"] for finished in stages] == ["done"] * len(stages)
+        assert sum(finished.summary.tokens for finished in stages) == 4 * 2 * 16
+        assert [finished.run.header.status for finished in stages] == ["done"] * len(stages)
     assert [finished.stage.steps for finished in found["stacking"]] == [2, 2]
     first, second = found["stacking"]
     assert first.run.config.model.num_layers == 1
     assert second.run.config.model.num_layers == 2
-    assert second.run.header["initial"]["offset"] == 2
+    assert second.run.header.initial["offset"] == 2
     teacher = found["distillation"][0].run.config.train.distill
     assert (teacher.teacher, teacher.over) == (str(reference.path), "sum")
     assert found["half_width"][0].run.config.model.num_layers == 4
@@ -147,12 +146,13 @@ def test_baselines_take_the_same_steps_and_tokens(
     assert set(batches.values()) == {0}
     # Every model was evaluated on the same windows.
     windows = pl.read_parquet(outcome.rounds[0].run.path / "validation.parquet")
-    losses = figures(outcome, windows, IMPOSSIBLE)
-    assert losses["final"] == "heir-2"
-    assert {arm["arm"] for arm in losses["arms"]} == set(found)
-    random = next(arm for arm in losses["arms"] if arm["arm"] == "random")
-    assert random["minus_heir"] == pytest.approx(random["loss"] - outcome.rounds[0].loss, abs=1e-6)
-    assert random["behind"]["evaluations"] == 2
+    lines = {arm.arm: arm for arm in compared(outcome, windows, IMPOSSIBLE)}
+    assert set(lines) == set(found)
+    random = lines["random"]
+    assert random.minus_heir == pytest.approx(random.loss - outcome.rounds[0].loss, abs=1e-6)
+    assert random.behind is not None
+    assert random.behind.evaluations == 2
+    assert lines["heir-2"].behind is None
 
 
 class Killed(BaseException):
@@ -266,19 +266,19 @@ def test_savings_are_counted_on_live_tensors(known: Model, reference: Run) -> No
 
 
 def test_the_outlook_is_a_straight_line_in_doublings() -> None:
-    def point(tokens: int, loss: float) -> dict:
-        return {"tokens": tokens, "loss": loss}
+    def point(tokens: int, loss: float) -> Point:
+        return Point(run="x", step=tokens, tokens=tokens, loss=loss)
 
     # 0.5 nats a doubling, 1 nat to go: four times the tokens.
     found = outlook([point(0, 9.0), point(100, 4.0), point(200, 3.5)], 2.5)
-    assert found == {"gap": 1.0, "nats_per_doubling": 0.5, "times_the_tokens": 4.0}
-    assert outlook([point(0, 9.0), point(100, 4.0)], 2.5)["times_the_tokens"] is None
+    assert found == Outlook(gap=1.0, nats_per_doubling=0.5, times_the_tokens=4.0)
+    assert outlook([point(0, 9.0), point(100, 4.0)], 2.5).times_the_tokens is None
     endless = outlook([point(0, 9.0), point(100, 4.0), point(200, 3.9)], 1.0)
-    assert endless["times_the_tokens"] is None
-    assert endless["nats_per_doubling"] == pytest.approx(0.1)
+    assert endless.times_the_tokens is None
+    assert endless.nats_per_doubling == pytest.approx(0.1)
     rising = outlook([point(0, 9.0), point(100, 4.0), point(200, 4.5)], 2.5)
-    assert rising["times_the_tokens"] is None
-    assert outlook([point(100, 2.0), point(200, 1.5)], 2.5)["times_the_tokens"] is None
+    assert rising.times_the_tokens is None
+    assert outlook([point(100, 2.0), point(200, 1.5)], 2.5).times_the_tokens is None
 
 
 @pytest.mark.parametrize("name", BASELINES)

@@ -57,8 +57,8 @@ def advance(model: Tied, optimizer: torch.optim.Optimizer, step: int) -> None:
 
 
 def save(folder: Path, step: int, *, keep: int = 2, name: str = "adamw") -> Path:
-    progress = {"step": step, "tokens": 10 * step, "seconds": 0.5}
-    return checkpoint.save(folder, step, *trained(step, name=name), progress, keep=keep)
+    progress = checkpoint.Progress(step, 10 * step, 0.5)
+    return checkpoint.save(folder, *trained(step, name=name), progress, keep=keep)
 
 
 def assert_whole(folder: Path, step: int) -> None:
@@ -70,7 +70,7 @@ def assert_whole(folder: Path, step: int) -> None:
     for name, tensor in trained(step)[0].state_dict().items():
         assert torch.equal(model.state_dict()[name], tensor), name
     optimizer = build_optimizer("adamw", model.named_parameters(), lr=0.01, weight_decay=0.1)
-    assert checkpoint.load_optimizer(newest, optimizer)["step"] == step
+    assert checkpoint.load_optimizer(newest, optimizer).step == step
 
 
 # OrthoAdam wants the names of a decoder's weights; it resumes in test_loop.py.
@@ -80,7 +80,7 @@ def test_a_restored_optimizer_goes_on_to_the_bit(tmp_path: Path, name: str) -> N
     found = save(tmp_path, 3, name=name)
     again, other = trained(1, seed=1, name=name)
     checkpoint.load_model(found, again)
-    assert checkpoint.load_optimizer(found, other) == {"step": 3, "tokens": 30, "seconds": 0.5}
+    assert checkpoint.load_optimizer(found, other) == checkpoint.Progress(3, 30, 0.5)
     assert again.head.weight is again.embed.weight
     for step in (3, 4):
         advance(model, optimizer, step)

@@ -1,7 +1,6 @@
 """The run directory: whole or not there, and nothing in it lost."""
 
 import errno
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -15,8 +14,9 @@ from hypothesis import strategies as st
 
 from damage import largest_file
 from wakeful.config.schema import Config, config_to_toml
+from wakeful.config.tables import from_table, to_table
 from wakeful.errors import WakefulError
-from wakeful.runs.run import Run, environment
+from wakeful.runs.run import Environment, Run, environment
 
 
 def made(path: Path, **fields: object) -> Run:
@@ -38,7 +38,7 @@ def test_a_new_run_is_not_there_before_it_is_whole(tmp_path: Path) -> None:
     assert entries(path) == {"run.json", "config.toml"}
     assert entries(path.parent) == {"run"}
     header = Run.open(path).header
-    assert (header["kind"], header["name"], header["status"]) == ("train", "x", "running")
+    assert (header.kind, header.name, header.status) == ("train", "x", "running")
     assert Run.open(path).config.name == "x"
 
 
@@ -75,7 +75,7 @@ def test_what_exists_is_never_overwritten(tmp_path: Path) -> None:
         made(tmp_path / ("x" * 300))
     assert run.header == before
     (tmp_path / "empty").mkdir()
-    assert made(tmp_path / "empty").header["status"] == "running"
+    assert made(tmp_path / "empty").header.status == "running"
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_of_two_that_create_at_once_one_is_refused(tmp_path: Path) -> None:
     (tmp_path / "fast").rename(path)
     with pytest.raises(WakefulError, match="exists already"):
         slow.__exit__(None, None, None)
-    assert Run.open(path).header["name"] == "fast"
+    assert Run.open(path).header.name == "fast"
     assert entries(tmp_path) == {"run"}
 
 
@@ -295,7 +295,7 @@ def test_an_error_that_is_not_the_systems_is_a_bug(
 
 def test_the_environment_names_versions_and_machine() -> None:
     found = environment(torch.device("cpu"))
-    assert found["torch"] == torch.__version__
-    assert found["threads"] == torch.get_num_threads()
-    assert found["device_name"]
-    assert json.loads(json.dumps(found)) == found
+    assert found.torch == torch.__version__
+    assert found.threads == torch.get_num_threads()
+    assert found.device_name
+    assert from_table(Environment, to_table(found)) == found

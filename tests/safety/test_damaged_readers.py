@@ -27,7 +27,7 @@ from wakeful.data.sources import read_documents
 from wakeful.errors import WakefulError
 from wakeful.evaluation.examples import read_choices, read_lambada
 from wakeful.growth.recipe import Recipe
-from wakeful.runs import records
+from wakeful.runs.run import read_windows
 
 TRIALS = [pytest.param(40, id="few"), pytest.param(4000, id="many", marks=pytest.mark.slow)]
 TEXTS = [{"text": f"some words {n} here"} for n in range(6)]
@@ -84,10 +84,6 @@ def read_comparison_table(path: Path) -> None:
     layouts_of(table)
     for entry in variants_of("x", table).values():
         config_from_table(entry)
-
-
-def read_windows(path: Path) -> None:
-    records.check_windows(path, records.read_frame(path, records.VALIDATION))
 
 
 CONFIG = config_to_table(Config())

@@ -29,8 +29,8 @@ from wakeful.pages.comparison.page import render_terminal, write_report
 from wakeful.pages.comparison.reading import read_comparison
 from wakeful.runs import checkpoint
 from wakeful.training.comparison import compare
-from wakeful.training.facts import data_facts
 from wakeful.training.loop import train
+from wakeful.training.records import data_facts
 from wakeful.training.setup import load_data
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
@@ -202,7 +202,7 @@ def test_seeds_of_a_comparison_are_no_paths(tmp_path: Path, seed: object) -> Non
     folder = make_comparison(tmp_path / "c", {"a": 0.0, "b": -0.5}, [0])
     header = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps(header | {"seeds": [0, seed]}))
-    with pytest.raises(WakefulError, match="seeds cannot hold"):
+    with pytest.raises(WakefulError, match=r"seeds\[1\] must be a whole number"):
         read_comparison(folder)
 
 

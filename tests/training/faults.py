@@ -78,7 +78,7 @@ def left_by(run: Run) -> dict[str, Any]:
         "rows": [{k: v for k, v in row.items() if k not in times} for row in run.metrics()],
         "weights": {name: tensor.tolist() for name, tensor in weights(run).items()},
         "summary": {k: v for k, v in summary.items() if k not in (*times, "data")},
-        "status": run.header["status"],
+        "status": run.header.status,
         "files": sorted(entry.name for entry in run.path.iterdir()),
         "checkpoints": checkpoint.steps(run.checkpoints),
     }

@@ -42,8 +42,8 @@ def files(folder: Path) -> dict[Path, bytes]:
 def test_twins_are_paired_window_by_window(text: Path, tmp_path: Path) -> None:
     run = compare(two(text), tmp_path / "cmp", seeds=[3, 1], shown=silent)
     header = run.header
-    assert (header["kind"], header["status"], header["baseline"]) == ("compare", "done", "plain")
-    assert (header["variants"], header["seeds"]) == (["plain", "cured"], [3, 1])
+    assert (header.kind, header.status, header.baseline) == ("compare", "done", "plain")
+    assert (header.variants, header.seeds) == (("plain", "cured"), (3, 1))
     first = {}
     for seed in (3, 1):
         frames = []
@@ -69,9 +69,9 @@ def test_a_signal_ends_it_with_the_way_to_go_on(text: Path, tmp_path: Path) -> N
     message = r"plain, seed 4: stopped by SIGTERM after step 1, which is saved; continue with the "
     with pytest.raises(Interrupted, match=message + "same command and --resume"):
         compare(two(text), tmp_path / "cmp", seeds=[4], shown=ending)
-    assert Run.open(tmp_path / "cmp").header["status"] == "stopped"
+    assert Run.open(tmp_path / "cmp").header.status == "stopped"
     run = compare(two(text), tmp_path / "cmp", seeds=[4], shown=silent, resume=True)
-    assert run.header["status"] == "done"
+    assert run.header.status == "done"
 
 
 def test_a_comparison_that_fails_goes_on_where_it_was(
@@ -89,12 +89,12 @@ def test_a_comparison_that_fails_goes_on_where_it_was(
     monkeypatch.setattr(comparison, "train", fails_second)
     with pytest.raises(WakefulError, match="power"):
         compare(two(text), tmp_path / "cut", seeds=[0], shown=silent)
-    assert Run.open(tmp_path / "cut").header["status"] == "stopped"
+    assert Run.open(tmp_path / "cut").header.status == "stopped"
     before = files(tmp_path / "cut" / "plain")
     with pytest.raises(WakefulError, match="exists already"):
         compare(two(text), tmp_path / "cut", seeds=[0], shown=silent)
     run = compare(two(text), tmp_path / "cut", seeds=[0], shown=silent, resume=True)
-    assert run.header["status"] == "done"
+    assert run.header.status == "done"
     assert [place.parent.name for place in begun] == ["plain", "cured", "cured"]
     assert files(tmp_path / "cut" / "plain") == before
     for name in ("plain", "cured"):
@@ -120,7 +120,7 @@ def test_a_half_trained_twin_is_continued_not_begun_again(
         patch.setattr(torch.nn.utils, "clip_grad_norm_", clip)
         with pytest.raises(KeyboardInterrupt):
             compare(two(text), tmp_path / "cut", seeds=[0], shown=silent)
-    assert Run.open(tmp_path / "cut" / "plain" / "seed-0").header["status"] == "stopped"
+    assert Run.open(tmp_path / "cut" / "plain" / "seed-0").header.status == "stopped"
     resumed: list[bool] = []
 
     def recorded(config: Config, place: Path, *, resume: bool, show: Display) -> Run:

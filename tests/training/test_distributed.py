@@ -63,7 +63,7 @@ def test_two_processes_compute_what_one_does(
     folder: Path, two: Path, name: str, parallel: str
 ) -> None:
     run, one = Run.open(two / f"{name}-{parallel}"), alone(folder, name)
-    assert run.header["status"] == "done"
+    assert run.header.status == "done"
     dtype = one.config.train.dtype
     assert_alike(run, one, SUMS[dtype])
     mine, theirs = weights(run), weights(one)
@@ -149,7 +149,7 @@ def test_a_description_of_shares_that_cannot_be_is_refused(
     digest = hashlib.sha256(content).hexdigest()
     manifest["state.json"] = {"bytes": len(content), "sha256": digest}
     (copy / "manifest.json").write_text(json.dumps(manifest))
-    said = r"cannot be read|of another model|how tensors are cut"
+    said = r"cannot be read|of another model|state\.json: (cut must be|cut\.model|a tensor is cut)"
     with pytest.raises(WakefulError, match=said) as caught:
         checkpoint.load_model(copy, Decoder(run.config.model))
     assert "\n" not in str(caught.value)
@@ -169,7 +169,7 @@ def test_a_resumed_run_of_as_many_processes_is_the_same_to_the_bit(two: Path) ->
 def test_a_run_goes_on_with_another_number_of_processes(folder: Path, two: Path) -> None:
     one = alone(folder, "haar")
     fewer = two / "two-then-one"
-    assert Run.open(fewer).header["status"] == "stopped"
+    assert Run.open(fewer).header.status == "stopped"
     assert (
         checkpoint.newest(fewer / "checkpoints") / "optimizer-00001-of-00002.safetensors"
     ).exists()
@@ -194,7 +194,7 @@ def test_a_batch_that_is_no_number_on_one_process_stops_all(folder: Path, two: P
     config = run.config
     batches = Batches(load_data(config.data).train, length=16, batch_size=4, seed=config.train.seed)
     assert ", ".join(str(start) for start in batches.starts(4)) in error
-    assert run.header["status"] == "stopped"
+    assert run.header.status == "stopped"
     assert [row["step"] for row in run.metrics() if row["kind"] == "train"] == [1, 2, 3, 4]
     resumed = train(Config(), run.path, resume=True)
     assert losses(resumed) == pytest.approx(losses(alone(folder, "own")), rel=1e-6)
@@ -209,4 +209,4 @@ def test_a_run_that_another_process_works_in_is_refused_once(two: Path, tmp_path
     (line,) = processes.said(errors)
     assert "another process is working in" in line
     assert sorted(file.name for file in run.path.iterdir()) == sorted({*before, ".lock"})
-    assert run.header["status"] == "done"
+    assert run.header.status == "done"

@@ -83,7 +83,7 @@ def test_a_clock_that_jumps_in_a_run_changes_nothing(
         run = train(tiny(text), tmp_path / "run")
     assert left_by(run) == uncut
     assert_time_goes_on(run)
-    assert datetime.fromisoformat(run.header["created"]).tzinfo is not None
+    assert datetime.fromisoformat(run.header.created).tzinfo is not None
 
 
 @pytest.mark.parametrize("when", DATES)

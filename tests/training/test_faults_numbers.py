@@ -34,7 +34,7 @@ def test_a_loss_that_is_no_number_stops_the_run(
     with pytest.raises(WakefulError, match=r"loss is nan at step 5.*training tokens \d+.*step 3"):
         train(tiny(text), tmp_path / "run")
     run = Run.open(tmp_path / "run")
-    assert run.header["status"] == "stopped"
+    assert run.header.status == "stopped"
     assert checkpoint.steps(run.checkpoints) == [3]
     checkpoint.verify(checkpoint.newest(run.checkpoints))
     assert all(torch.isfinite(tensor).all() for tensor in weights(run).values())
@@ -102,7 +102,7 @@ def test_a_validation_loss_that_is_no_number_stops_the_run(
     monkeypatch.setattr(Decoder, "loss", loss)
     with pytest.raises(WakefulError, match="the validation loss is nan after step 3"):
         train(tiny(text), tmp_path / "run")
-    assert Run.open(tmp_path / "run").header["status"] == "stopped"
+    assert Run.open(tmp_path / "run").header.status == "stopped"
 
 
 def test_an_absurd_learning_rate_ends_in_one_line_or_a_finite_run(

@@ -54,7 +54,7 @@ def test_resuming_on_another_validation_set_is_refused(text: Path, tmp_path: Pat
     with pytest.raises(WakefulError, match=r"other data than data\.source gives now"):
         train(Config(), tmp_path / "run", resume=True)
     (held / "001.txt").write_text(before)
-    assert train(Config(), tmp_path / "run", resume=True).header["status"] == "done"
+    assert train(Config(), tmp_path / "run", resume=True).header.status == "done"
 
 
 def test_resuming_on_another_split_of_prepared_data_is_refused(text: Path, tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_lengthened_run_goes_on_as_one_planned_that_long(text: Path, tmp_path:
     assert [row["lr"] for row in rows[8:]] == rates[8:]
     assert rows[8]["lr"] > rows[7]["lr"]
     assert run.read_json("summary.json")["steps"] == 14
-    assert run.header["status"] == "done"
+    assert run.header.status == "done"
 
 
 def test_a_lengthened_run_that_is_cut_off_resumes_to_the_bit(

@@ -30,7 +30,7 @@ def test_sigterm_saves_the_step_under_way_and_others_keep_out(text: Path, tmp_pa
         r"wakeful train: stopped by SIGTERM after step \d+, .*--resume .*", errors.strip()
     )
     run = Run.open(tmp_path / "run")
-    assert run.header["status"] == "stopped"
+    assert run.header.status == "stopped"
     assert checkpoint.steps(run.checkpoints) == [run.metrics()[-1]["step"]]
     checkpoint.verify(checkpoint.newest(run.checkpoints))
 
@@ -43,7 +43,7 @@ def test_a_signal_ends_the_run_after_its_step_and_loses_nothing(
     path = tmp_path / "run"
     with pytest.raises(WakefulError, match=rf"stopped by {number.name} after step 4, .*--resume"):
         train(tiny(text), path, show=Signalling(number, 4))
-    assert Run.open(path).header["status"] == "stopped"
+    assert Run.open(path).header.status == "stopped"
     assert checkpoint.steps(Run.open(path).checkpoints) == [3, 4]
     assert [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)] == handlers
     assert left_by(train(Config(), path, resume=True)) == uncut
@@ -53,7 +53,7 @@ def test_a_second_signal_does_not_wait(text: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         train(tiny(text), tmp_path / "run", show=Signalling(signal.SIGINT, 4, times=2))
     run = Run.open(tmp_path / "run")
-    assert run.header["status"] == "stopped"
+    assert run.header.status == "stopped"
     assert checkpoint.steps(run.checkpoints) == [3]
 
 

@@ -86,7 +86,7 @@ def test_a_comparison_keeps_the_layouts_its_table_asks_for(
     out = tmp_path / "out"
     assert main(["compare", str(file), "--out", str(out)]) == 0
     assert "Table 2 of From Attention to Activation" in capsys.readouterr().out
-    assert Run.open(out).header["layouts"] == ["activation-table2"]
+    assert Run.open(out).header.layouts == ("activation-table2",)
     page = (out / "report.html").read_text()
     assert "0 are confirmed here, 0 reversed and\n6 not resolved" in page
     assert "softmax-1, OrthoAdam" in page  # a row that was not trained

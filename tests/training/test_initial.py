@@ -15,16 +15,16 @@ from wakeful.config.schema import Config
 from wakeful.data.order import Batches, ValidationWindows
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.growth.inherit import inherit
-from wakeful.growth.layermap import first
+from wakeful.growth.layers import first
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
 from wakeful.training import loop
-from wakeful.training.distill import distillation_loss
 from wakeful.training.loop import Initial, train
+from wakeful.training.measures import evaluate, mean_loss
+from wakeful.training.objective import distillation_loss
 from wakeful.training.setup import autocast, load_data
-from wakeful.training.validate import evaluate, mean_loss
 
 ORIGIN = {"reference": "a run", "layers": [0]}
 
@@ -67,7 +67,7 @@ def test_a_run_starts_from_the_weights_it_is_given(
     kept = {name: tensor.clone() for name, tensor in start.state_dict().items()}
     config = config_for(text, start, steps=4, keep_checkpoints=9)
     run = train(config, tmp_path / "heir", initial=Initial(start, ORIGIN))
-    assert run.header["initial"] == ORIGIN
+    assert run.header.initial == ORIGIN
     assert run.config.model.num_layers == 1
     stored = load_file(run.checkpoints / "step-00000000" / "model.safetensors")
     for name, tensor in stored.items():
@@ -129,7 +129,7 @@ def test_a_larger_vocabulary_is_kept_and_a_smaller_refused(text: Path, tmp_path:
             continue
         run = train(given, out, initial=Initial(Decoder(model), ORIGIN))
         assert run.config.model.vocab_size == data.vocab_size + 7
-        assert train(given, out, resume=True).header["status"] == "done"
+        assert train(given, out, resume=True).header.status == "done"
 
 
 def test_a_teacher_is_in_the_loss(text: Path, tmp_path: Path, reference: Run) -> None:

@@ -41,7 +41,7 @@ def test_a_killed_process_ends_all_and_the_run_goes_on(folder: Path) -> None:
         f"0 is kept; continue with: torchrun [as before] -m wakeful train --resume {path}" in line
     )
     run = Run.open(path)
-    assert run.header["status"] == "stopped"
+    assert run.header.status == "stopped"
     assert checkpoint.steps(run.checkpoints)[-1] >= 10
     one = train(config, folder / "one" / "long")
     assert_alike(train(Config(), path, resume=True), one, 1e-5)  # 60 steps of rounding

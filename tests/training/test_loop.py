@@ -30,8 +30,8 @@ from wakeful.loading.load import read_decoder
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
 from wakeful.training.comparison import compare
-from wakeful.training.figures import forget_peak
 from wakeful.training.loop import train
+from wakeful.training.measures import evaluate, forget_peak, mean_loss
 from wakeful.training.setup import (
     autocast,
     load_data,
@@ -39,7 +39,6 @@ from wakeful.training.setup import (
     make_optimizer,
     resolved,
 )
-from wakeful.training.validate import evaluate, mean_loss
 
 
 @contextlib.contextmanager
@@ -58,7 +57,7 @@ def weights(run: Run) -> dict[str, torch.Tensor]:
 def test_a_run_directory_describes_itself(text: Path, tmp_path: Path) -> None:
     config = tiny(text)
     run = train(config, tmp_path / "run")
-    assert run.header["status"] == "done"
+    assert run.header.status == "done"
     written = config_from_table(tomllib.loads((run.path / "config.toml").read_text()))
     assert written == resolved(config, load_data(config.data))
     metrics = pl.read_parquet(run.path / "metrics.parquet")
@@ -303,7 +302,7 @@ def test_prompts_that_cannot_be_continued_do_not_keep_a_run_from_ending(
         sample={"prompts": prompts, "num_tokens": 9, "temperature": 5.0, "top_k": 0},
     )
     run = train(config, tmp_path / "run")
-    assert run.header["status"] == "done"
+    assert run.header.status == "done"
     samples = run.read_json("summary.json")["samples"]
     assert [sample["prompt"] for sample in samples] == prompts
     assert [not sample["text"] for sample in samples] == empty

@@ -15,8 +15,8 @@ from wakeful.probes.base import AttentionEvent, Event, HiddenEvent, Probe
 from wakeful.probes.streaming import head_weights
 from wakeful.probes.watch import watch
 from wakeful.training.loop import train
+from wakeful.training.measures import FIGURES, watched
 from wakeful.training.setup import load_data
-from wakeful.training.watched import FIGURES, measure
 
 
 class Weights(Probe):
@@ -64,7 +64,7 @@ def test_the_figures_are_means_over_layers_of_the_definitions(text: Path, tmp_pa
     config = tiny(text)
     trained = read_decoder(train(config, tmp_path / "run").path, dtype="auto")
     windows = ValidationWindows(load_data(config.data).validation, length=16, batch_size=2)
-    found = measure(trained.decoder(), windows, 3)
+    found = watched(trained.decoder(), windows, 3)
     probe, hidden = Weights(), Hiddens()
     inputs = torch.cat([batch[0] for batch in windows])[:3]
     with torch.no_grad(), watch(trained.decoder(), probe, hidden):

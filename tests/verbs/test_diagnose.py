@@ -82,7 +82,7 @@ def test_two_models_make_one_table_and_one_page(
     assert [model["model"] for model in summary["models"]] == ["llama", "vanilla"]
     page = (out / "report.html").read_text()
     assert len(re.findall('class="spec"', page)) > 20
-    assert Run.open(out).header["status"] == "done"
+    assert Run.open(out).header.status == "done"
     assert "exists already" in fails(capsys, str(llama), "--text", str(text), "--out", str(out))
 
 
@@ -197,7 +197,7 @@ def test_a_full_disk_leaves_nothing_behind(
         assert [path.name for path in place.rglob("*")] == (["out"] if empty else [])
     monkeypatch.setattr(os, "fsync", flush)
     assert main(["diagnose", str(llama), "--text", str(text), *SMALL[:4], "--out", str(out)]) == 0
-    assert Run.open(out).header["status"] == "done"
+    assert Run.open(out).header.status == "done"
 
 
 def test_an_encoder_is_refused(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

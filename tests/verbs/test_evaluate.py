@@ -86,7 +86,7 @@ def test_models_stand_side_by_side(
     assert len(re.findall('class="spec"', page)) == 6
     assert "bits per byte" in page
     header = Run.open(out).header
-    assert (header["kind"], header["status"]) == ("evaluate", "done")
+    assert (header.kind, header.status) == ("evaluate", "done")
     assert "exists already" in fails(capsys, *command[1:])
 
 

@@ -31,7 +31,7 @@ from wakeful.pages.inheritance.page import write_inheritance
 from wakeful.pages.inheritance.reading import read_inheritance, verdicts
 from wakeful.runs.run import Run
 from wakeful.training.loop import train
-from wakeful.training.validate import mean_loss
+from wakeful.training.measures import mean_loss
 from wakeful.verbs.inherit import recorded
 
 __all__ = ["reference", "text", "trained"]
@@ -61,12 +61,12 @@ def done(trained: tuple[Path, Run], tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def test_it_leaves_ordinary_runs_and_one_page(done: Path, reference: Run, text: Path) -> None:
-    assert Run.open(done).header["status"] == "done"
+    assert Run.open(done).header.status == "done"
     fingerprint = read_decoder(reference.path, dtype="auto").tokenizer.fingerprint
     names = ["heir-2", "heir-3", "random", "stacking-1", "stacking", "lazy"]
     for name in names:
         run = Run.open(done / name)
-        assert run.header["status"] == "done"
+        assert run.header.status == "done"
         assert run.config.model.route == 'resformer(mode="learnable")'
         assert read_decoder(run.path, dtype="auto").tokenizer.fingerprint == fingerprint
     summary = json.loads((done / "summary.json").read_text())
@@ -138,7 +138,7 @@ def test_all_layers_and_no_training_to_speak_of_is_the_reference(
     assert heir["start_loss"] == summary["reference"]["loss"] == heir["loss"]
     assert heir["parity"] is True
     assert summary["outlook"]["times_the_tokens"] is None
-    assert "parity is reached" in verdicts(summary)[0]
+    assert "parity is reached" in verdicts(read_inheritance(tmp_path / "out")[0])[0]
 
 
 def test_minutes_are_turned_into_steps(
@@ -170,12 +170,12 @@ def test_it_goes_on_where_it_was_stopped(
     for one, other in zip(whole["arms"], again["arms"], strict=True):
         assert one["loss"] == other["loss"]
         assert [point["loss"] for point in one["curve"]] == [p["loss"] for p in other["curve"]]
-    assert Run.open(out).header["status"] == "done"
+    assert Run.open(out).header.status == "done"
     capsys.readouterr()
     assert "no other option" in fails(capsys, "inherit", "--resume", str(out), "--layers", "3")
     assert "exists already" in fails(capsys, *command)
     wrong = fails(capsys, "inherit", "--resume", str(out / "random"))
-    assert "not an inheritance but 'train'" in wrong
+    assert "is not an inheritance: run.json calls it 'train'" in wrong
 
 
 def test_bad_input_is_one_line_and_changes_nothing(
@@ -344,17 +344,17 @@ def test_a_damaged_summary_is_named(done: Path, tmp_path: Path) -> None:
     copy.mkdir()
     for name in ("run.json", "summary.json", "environment.json"):
         shutil.copy(done / name, copy / name)
-    assert read_inheritance(copy)[0]["final"] == "heir-3"
+    assert read_inheritance(copy)[0].final == "heir-3"
     summary = json.loads((copy / "summary.json").read_text())
     summary["arms"][0]["arm"] = "<script>alert(1)</script>"
     summary["arms"][0]["loss"] = 3
     (copy / "summary.json").write_text(json.dumps(summary))
     assert "<script>alert" not in write_inheritance(copy).read_text()
     for place, value, message in (
-        (("arms", 0, "loss"), "low", "loss cannot be"),
-        (("arms", 0, "curve", 0, "step"), None, "step cannot be"),
-        (("outlook", "gap"), None, "outlook.gap cannot be"),
-        (("final",), "nobody", "final names no arm"),
+        (("arms", 0, "loss"), "low", r"arms\[0\]\.loss must be a number"),
+        (("arms", 0, "curve", 0, "step"), None, r"arms\[0\]\.curve\[0\]\.step must be"),
+        (("outlook", "gap"), None, r"outlook\.gap must be"),
+        (("final",), "nobody", "final = 'nobody' names no arm"),
     ):
         damaged = json.loads(json.dumps(summary))
         below = damaged

@@ -73,8 +73,8 @@ def test_all_schemes_make_one_table_and_one_page(
     page = (out / "report.html").read_text()
     assert len(re.findall('class="spec"', page)) == 5 + 6
     assert "head</th>" in page
-    assert Run.open(out).header["status"] == "done"
-    assert Run.open(out).header["kind"] == "quantize"
+    assert Run.open(out).header.status == "done"
+    assert Run.open(out).header.kind == "quantize"
     assert "exists already" in fails(capsys, *command)
 
 

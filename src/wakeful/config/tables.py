@@ -1,17 +1,26 @@
-"""Dataclasses as tables: what TOML holds, field by field, each value of its declared type."""
+"""Dataclasses as tables: what TOML and JSON hold, each value of its field's declared type."""
 
+import contextlib
 import dataclasses
+import functools
+import re
+import tomllib
 import types
 import typing
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from wakeful.config.toml_text import parse_toml
 from wakeful.errors import WakefulError, nearest
 
 Table = dict[str, Any]
+_LARGEST = 2**18
+"""Bytes of a TOML file; a configuration has some thousand."""
+_MOST_DOTS = 200
+"""Of a line without an equals sign: a name of n parts takes the parser n² of everything."""
+_LARGEST_NUMBER = 2**1000
+"""A whole number past it is not a float any more."""
 
 
 def presets() -> list[str]:
@@ -57,9 +66,32 @@ def on_preset(table: Mapping[str, Any], name: str) -> Table:
     return merged(read_table(base), rest)
 
 
-def from_table(kind: type, table: Mapping[str, Any]) -> Any:
-    """Return the dataclass of this kind that a table describes; see `config_from_table`."""
-    return _read(kind, table, "")
+def parse_toml(content: bytes, name: str) -> Table:
+    """Return the table of a TOML text that is called `name`, in bounded time and memory.
+
+    Raises:
+        WakefulError: it is not TOML, or larger than any configuration is.
+    """
+    if len(content) > _LARGEST:
+        raise WakefulError(f"{name} has {len(content):,} bytes, and at most {_LARGEST:,} are read")
+    if max(part.count(b".") for part in re.split(rb"[=\n]", content)) > _MOST_DOTS:
+        raise WakefulError(f"{name} has a line with more than {_MOST_DOTS} dots in a row of names")
+    try:
+        return tomllib.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:  # a ValueError too: a number of 5,000 digits
+        raise WakefulError(f"{name} is not TOML: {error}") from None
+
+
+def from_table(kind: Any, table: object, *, record: str = "") -> Any:
+    """Return the value of this type, a dataclass as a rule, that a table describes.
+
+    `record` is the file that the table was read from where a program wrote it: fields that are not
+    known, of a later version, are ignored there, and numbers must be finite.
+
+    Raises:
+        WakefulError: a field is missing, unknown or of another type.
+    """
+    return _Reader(record).value(kind, table, "")
 
 
 def to_table(value: object) -> Table:
@@ -86,55 +118,98 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _read(kind: type, table: object, place: str) -> Any:
-    if not isinstance(table, Mapping):
-        raise WakefulError(f"{place} must be a table, got {table!r}")
-    hints = typing.get_type_hints(kind)
-    fields = {entry.name for entry in dataclasses.fields(kind)}
-    values: Table = {}
-    for key, value in table.items():
-        where = f"{place}.{key}" if place else str(key)
-        if key not in fields:
-            raise WakefulError(
-                f"unknown key {where!r}{nearest(str(key), fields)}; "
-                f"{place or 'the top level'} has {', '.join(sorted(fields))}"
+class _Reader(NamedTuple):
+    record: str
+
+    def value(self, expected: Any, value: Any, where: str) -> Any:
+        origin, arguments = typing.get_origin(expected), typing.get_args(expected)
+        if expected is Any or (origin is Literal and value in arguments):
+            return value
+        if dataclasses.is_dataclass(expected):
+            return self._dataclass(typing.cast(type, expected), value, where)
+        if origin is tuple and isinstance(value, list | tuple):
+            return tuple(
+                self.value(arguments[0], item, f"{where}[{n}]") for n, item in enumerate(value)
             )
-        expected = hints[key]
-        if dataclasses.is_dataclass(expected) and isinstance(expected, type):
-            values[key] = _read(expected, value, where)
-        else:
-            values[key] = _typed(expected, value, where)
-    for entry in dataclasses.fields(kind):
-        required = entry.default is dataclasses.MISSING is entry.default_factory
-        if required and entry.name not in values:
-            raise WakefulError(f"{place or 'the top level'} has no {entry.name}")
-    return kind(**values)
-
-
-def _typed(expected: Any, value: Any, where: str) -> Any:
-    origin, arguments = typing.get_origin(expected), typing.get_args(expected)
-    if origin is Literal:
-        if value not in arguments:
-            allowed = ", ".join(map(str, arguments))
-            raise WakefulError(f"{where} must be one of {allowed}, got {value!r}")
+        if origin in (dict, Mapping) and isinstance(value, Mapping):
+            return {
+                key: self.value(arguments[1], item, _join(where, key))
+                for key, item in value.items()
+            }
+        if origin in (typing.Union, types.UnionType):
+            return self._one_of(arguments, expected, value, where)
+        if expected in (int, float) and type(value) in (int, float):
+            value = float(value) if expected is float and abs(value) < _LARGEST_NUMBER else value
+            if self.record and not abs(value) < _LARGEST_NUMBER:
+                raise self._refused(f"{where} must be finite, got {_shown(value)}")
+        if expected is types.NoneType or type(value) is not expected:
+            raise self._refused(f"{where} must be {_words(expected)}, got {_shown(value)}")
         return value
-    if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise WakefulError(f"{where} must be a list, got {value!r}")
-        return tuple(_typed(arguments[0], item, f"{where}[{n}]") for n, item in enumerate(value))
+
+    def _dataclass(self, kind: type, table: object, place: str) -> Any:
+        if not isinstance(table, Mapping):
+            raise self._refused(f"{place or 'it'} must be a table, got {_shown(table)}")
+        fields, hints = dataclasses.fields(kind), _hints(kind)
+        unknown = [key for key in table if key not in hints]
+        if unknown and not self.record:
+            raise WakefulError(
+                f"unknown key {_join(place, unknown[0])!r}{nearest(str(unknown[0]), hints)}; "
+                f"{place or 'the top level'} has {', '.join(sorted(hints))}"
+            )
+        values = {
+            entry.name: self.value(hints[entry.name], table[entry.name], _join(place, entry.name))
+            for entry in fields
+            if entry.name in table
+        }
+        for entry in fields:
+            required = entry.default is dataclasses.MISSING is entry.default_factory
+            if required and entry.name not in values:
+                raise self._refused(f"{_join(place, entry.name)} is missing")
+        try:
+            return kind(**values)
+        except WakefulError as error:
+            raise self._refused(str(error)) from None
+
+    def _one_of(self, arms: tuple[Any, ...], expected: Any, value: Any, where: str) -> Any:
+        if value is None and types.NoneType in arms:
+            return None
+        arms = tuple(arm for arm in arms if arm is not types.NoneType)
+        if len(arms) == 1:
+            return self.value(arms[0], value, where)
+        for arm in arms:
+            with contextlib.suppress(WakefulError):
+                return self.value(arm, value, where)
+        raise self._refused(f"{where} must be {_words(expected)}, got {_shown(value)}")
+
+    def _refused(self, what: str) -> WakefulError:
+        return WakefulError(f"{self.record}: {what}" if self.record else what)
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    return {entry.name: hints[entry.name] for entry in dataclasses.fields(kind)}
+
+
+def _join(place: str, key: object) -> str:
+    return f"{place}.{key}" if place else str(key)
+
+
+def _words(kind: Any) -> str:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Literal:
+        return f"one of {', '.join(map(str, arguments))}"
     if origin in (typing.Union, types.UnionType):
-        raise TypeError(f"{where}: the schema uses no unions")
-    if expected is float and type(value) is int and abs(value) < 2**1000:  # as floats are
-        return float(value)
-    if type(value) is not expected:
-        raise WakefulError(f"{where} must be {_words(expected)}, got {value!r}")
-    return value
-
-
-def _words(kind: type) -> str:
+        return " or ".join(map(_words, arguments))
     return {
-        int: "a whole number", float: "a number", str: "a string", bool: "true or false"
-    }[kind]  # fmt: skip
+        int: "a whole number", float: "a number", str: "a string", bool: "true or false",
+        tuple: "a list", dict: "a table", Mapping: "a table", types.NoneType: "null",
+    }[origin or kind]  # fmt: skip
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _plain(value: Any) -> Any:
@@ -142,4 +217,6 @@ def _plain(value: Any) -> Any:
         return {
             entry.name: _plain(getattr(value, entry.name)) for entry in dataclasses.fields(value)
         }
-    return list(value) if isinstance(value, tuple) else value
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -2,6 +2,6 @@
 
 from wakeful.growth.baselines import BASELINES
 from wakeful.growth.inherit import grow, inherit
-from wakeful.growth.layermap import LayerMap
+from wakeful.growth.layers import LayerMap
 
 __all__ = ["BASELINES", "LayerMap", "grow", "inherit"]

@@ -13,7 +13,7 @@ import torch
 from wakeful.config.verbs import Copy
 from wakeful.errors import WakefulError
 from wakeful.growth.inherit import inherit, target_config
-from wakeful.growth.layermap import LayerMap, alternate, first, last, middle, stacked
+from wakeful.growth.layers import LayerMap, alternate, first, last, middle, stacked
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import initialize
 from wakeful.variants import nearest

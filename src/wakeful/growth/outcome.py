@@ -1,23 +1,170 @@
-"""What a recipe came to, as the figures of summary.json."""
+"""What a recipe came to: losses beside each other, size and speed, as summary.json has them."""
 
 import math
+import statistics
+import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
 
 import polars as pl
 
+from wakeful.errors import WakefulError
 from wakeful.estimates import finite, paired_ratio
 from wakeful.growth.baselines import BASELINES
-from wakeful.growth.layermap import written
-from wakeful.growth.recipe import Finished, Outcome
-from wakeful.runs import records
+from wakeful.growth.layers import written
+from wakeful.growth.recipe import Finished, Outcome, Recipe
+from wakeful.model.decoder import Decoder
+from wakeful.model.generate import generate
+from wakeful.runs.run import read_windows
+from wakeful.training.records import Evaluation, Step, rows
 
-_ROWS: Mapping[str, records.Fields] = {
-    "train": {"tokens": int},
-    "validation": {"loss": (int, float), "standard_error": (int, float, type(None))},
-}
 _MOST_DOUBLINGS = 10.0
 """A straight line that is longer than this says nothing."""
+_ROUNDS = 3
+"""Of generation, to take its speed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """An evaluation of an arm; steps and tokens count from the arm's beginning."""
+
+    run: str
+    step: int
+    tokens: int
+    loss: float
+    standard_error: float | None = None
+
+
+@dataclass(frozen=True)
+class Behind:
+    """How many of an arm's evaluations, at steps of the heir's too, have a higher loss than it."""
+
+    evaluations: int
+    behind: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """A line of the comparison: an heir or a baseline."""
+
+    arm: str
+    heir: bool
+    summary: str
+    runs: tuple[str, ...]
+    """The folders of its stages."""
+    depth: int
+    layers: tuple[int, ...]
+    steps: int
+    tokens: int
+    seconds: float
+    parameters: int
+    loss: float
+    standard_error: float | None
+    start_loss: float
+    minus_heir: float
+    minus_heir_error: float | None
+    minus_reference: float
+    minus_reference_error: float | None
+    parity: bool
+    behind: Behind | None = None
+    """None of the last heir."""
+    curve: tuple[Point, ...]
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """The gap to the reference, and how many times the tokens a straight line would take."""
+
+    gap: float
+    nats_per_doubling: float | None = None
+    times_the_tokens: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """What was inherited from; its own training's cost where it is known."""
+
+    name: str
+    source: str = ""
+    layers: int
+    loss: float
+    standard_error: float | None = None
+    tokens: int | None
+    seconds: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """How the first heir's layers were chosen."""
+
+    rule: str
+    layers: tuple[int, ...]
+    order: tuple[int, ...] = ()
+    figures: dict[str, tuple[float, ...]]
+    """Those of every layer that were looked at."""
+    pinned: int = 0
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Size and speed of one model."""
+
+    parameters: int
+    weight_bytes: int
+    """Bytes of the live parameters, a tied one once."""
+    cache_bytes_per_token: int
+    cache_bytes: int
+    """Bytes of a live cache of `context` tokens."""
+    context: int
+    tokens_per_second: float
+    """Greedy generation after a short prompt, one sequence: the median of the rounds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """What a smaller model saves."""
+
+    reference: Footprint
+    heir: Footprint
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """The text that everything was trained and measured on."""
+
+    source: str | tuple[str, ...]
+    corpus_sha256: str = ""
+    train_tokens: int
+    validation_tokens: int
+    dropped_documents: int
+    dropped_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """summary.json of an inheritance."""
+
+    reference: Reference
+    final: str
+    """The arm of the last heir."""
+    arms: tuple[Arm, ...]
+    outlook: Outlook
+    choice: Choice
+    recipe: Recipe
+    planned_by_time: bool
+    departures: tuple[str, ...] = field(default=())
+    """What kept the heir from computing what the inherited blocks did, before any training."""
+    sizes: Sizes
+    data: Text
+
+    def __post_init__(self) -> None:
+        if self.final not in {arm.arm for arm in self.arms}:
+            raise WakefulError(f"final = {self.final!r} names no arm")
+
+    @property
+    def heir(self) -> Arm:
+        """The arm of the last heir."""
+        return next(arm for arm in self.arms if arm.arm == self.final)
 
 
 def arms(outcome: Outcome) -> list[tuple[str, list[Finished]]]:
@@ -28,117 +175,100 @@ def arms(outcome: Outcome) -> list[tuple[str, list[Finished]]]:
     return list(found.items())
 
 
-def curve(stages: Sequence[Finished]) -> list[dict[str, Any]]:
-    """Return an arm's evaluations: step, tokens and loss, counted from the arm's beginning.
+def curve(stages: Sequence[Finished]) -> tuple[Point, ...]:
+    """Return an arm's evaluations, counted from the arm's beginning.
 
-    Where one stage ends and the next begins there are two rows of one step, before and after.
+    Where one stage ends and the next begins there are two points of one step, before and after.
     """
-    rows: list[dict[str, Any]] = []
+    points: list[Point] = []
     tokens = 0
     for finished in stages:
-        metrics = finished.run.metrics()
-        for row in metrics:
-            fields = _ROWS.get(row["kind"], {})
-            records.check_fields(finished.run.path / "metrics.jsonl", row, fields)
-        seen = {row["step"]: row["tokens"] for row in metrics if row["kind"] == "train"}
-        rows += [
-            {
-                "run": finished.stage.name,
-                "step": finished.stage.offset + row["step"],
-                "tokens": tokens + seen.get(row["step"], 0),
-                "loss": row["loss"],
-                "standard_error": row["standard_error"],
-            }
-            for row in metrics
-            if row["kind"] == "validation"
+        seen = {row.step: row.tokens for row in rows(finished.run, Step)}
+        points += [
+            Point(
+                run=finished.stage.name,
+                step=finished.stage.offset + row.step,
+                tokens=tokens + seen.get(row.step, 0),
+                loss=row.loss,
+                standard_error=row.standard_error,
+            )
+            for row in rows(finished.run, Evaluation)
         ]
         tokens += max(seen.values(), default=0)
-    return rows
+    return tuple(points)
 
 
-def figures(outcome: Outcome, reference: pl.DataFrame, reference_loss: float) -> dict[str, Any]:
-    """Return rounds, baselines and how they compare with each other and with the reference."""
+def compared(outcome: Outcome, reference: pl.DataFrame, reference_loss: float) -> tuple[Arm, ...]:
+    """Return rounds and baselines, and how they compare with the last heir and the reference.
+
+    `reference` has the reference's loss in every validation window.
+    """
     last = outcome.rounds[-1]
-    heir_arm = next(stages for arm, stages in arms(outcome) if arm == last.stage.arm)
-    heir_curve = curve(heir_arm)
+    heirs_curve = curve(dict(arms(outcome))[last.stage.arm])
     lines = []
     for arm, stages in arms(outcome):
         final, points = stages[-1], curve(stages)
-        summary = final.summary
-        to_heir, to_heir_error = _difference(final, last)
+        validation = final.summary.validation
+        to_heir, to_heir_error = (0.0, None) if final is last else _against(final, _windows(last))
         to_reference, to_reference_error = _against(final, reference)
         lines.append(
-            {
-                "arm": arm,
-                "heir": any(stage is finished for stage in stages for finished in outcome.rounds),
-                "summary": BASELINES[arm].summary if arm in BASELINES else _described(final),
-                "runs": [finished.stage.name for finished in stages],
-                "depth": final.run.config.model.num_layers,
-                "layers": list(final.stage.layers),
-                "steps": final.stage.offset + final.stage.steps,
-                "tokens": sum(finished.summary["tokens"] for finished in stages),
-                "seconds": sum(finished.summary["seconds"] for finished in stages),
-                "parameters": summary["parameters"]["total"],
-                "loss": summary["validation"]["loss"],
-                "standard_error": summary["validation"]["standard_error"],
-                "start_loss": points[0]["loss"],
-                "minus_heir": to_heir,
-                "minus_heir_error": to_heir_error,
-                "minus_reference": to_reference,
-                "minus_reference_error": to_reference_error,
-                "parity": summary["validation"]["loss"] <= reference_loss,
-                "behind": _behind(points, heir_curve) if final is not last else None,
-                "curve": points,
-            }
+            Arm(
+                arm=arm,
+                heir=any(stage is finished for stage in stages for finished in outcome.rounds),
+                summary=BASELINES[arm].summary if arm in BASELINES else _described(final),
+                runs=tuple(finished.stage.name for finished in stages),
+                depth=final.run.config.model.num_layers,
+                layers=final.stage.layers,
+                steps=final.stage.offset + final.stage.steps,
+                tokens=sum(finished.summary.tokens for finished in stages),
+                seconds=sum(finished.summary.seconds for finished in stages),
+                parameters=final.summary.parameters.total,
+                loss=validation.loss,
+                standard_error=validation.standard_error,
+                start_loss=points[0].loss,
+                minus_heir=to_heir,
+                minus_heir_error=to_heir_error,
+                minus_reference=to_reference,
+                minus_reference_error=to_reference_error,
+                parity=validation.loss <= reference_loss,
+                behind=_behind(points, heirs_curve) if final is not last else None,
+                curve=points,
+            )
         )
-    return {"final": last.stage.arm, "arms": lines, "outlook": outlook(heir_curve, reference_loss)}
+    return tuple(lines)
 
 
-def outlook(points: Sequence[dict[str, Any]], target: float) -> dict[str, Any]:
+def outlook(points: Sequence[Point], target: float) -> Outlook:
     """Return the gap to the reference and how many times the tokens a straight line would take.
 
     The line goes through the last two evaluations, loss over the logarithm of tokens: a crude
     guess, for it is drawn where the learning rate has fallen, and curves flatten.
     """
-    gap = points[-1]["loss"] - target
-    trained = [row for row in points if row["tokens"] > 0]
-    found: dict[str, Any] = {"gap": gap, "nats_per_doubling": None, "times_the_tokens": None}
-    if len(trained) < 2 or trained[-1]["tokens"] <= trained[-2]["tokens"]:
-        return found
+    gap = points[-1].loss - target
+    trained = [point for point in points if point.tokens > 0]
+    if len(trained) < 2 or trained[-1].tokens <= trained[-2].tokens:
+        return Outlook(gap)
     before, now = trained[-2:]
-    doublings = math.log2(now["tokens"] / before["tokens"])
-    slope = (before["loss"] - now["loss"]) / doublings
-    found["nats_per_doubling"] = slope
+    slope = (before.loss - now.loss) / math.log2(now.tokens / before.tokens)
     if gap > 0 and slope > 0 and gap / slope < _MOST_DOUBLINGS:
-        found["times_the_tokens"] = 2.0 ** (gap / slope)
-    return found
+        return Outlook(gap, slope, 2.0 ** (gap / slope))
+    return Outlook(gap, slope)
 
 
-def _behind(points: Sequence[dict[str, Any]], heir: Sequence[dict[str, Any]]) -> dict[str, int]:
-    """Count the evaluations, at steps that both have, where an arm's loss is above the heir's.
-
-    Those before the first step are left out: nothing has been trained yet.
-    """
-    best = {row["step"]: row["loss"] for row in heir if row["step"] > 0}
-    shared = [row for row in points if row["step"] in best]
-    behind = [row for row in shared if row["loss"] > best[row["step"]]]
-    return {"evaluations": len(shared), "behind": len(behind)}
+def _behind(points: Sequence[Point], heir: Sequence[Point]) -> Behind:
+    """Leave out those before the first step: nothing has been trained yet."""
+    best = {point.step: point.loss for point in heir if point.step > 0}
+    shared = [point for point in points if point.step in best]
+    return Behind(len(shared), sum(point.loss > best[point.step] for point in shared))
 
 
 def _described(finished: Finished) -> str:
     return f"the reference's layers {written(finished.stage.layers)}"
 
 
-def _difference(one: Finished, other: Finished) -> tuple[float, float | None]:
-    if one is other:
-        return 0.0, None
-    return _against(one, _windows(other))
-
-
 def _against(finished: Finished, other: pl.DataFrame) -> tuple[float, float | None]:
     """Return the loss minus another's over the same windows, with its paired standard error."""
-    ours = _windows(finished)
-    both = ours.select("window", "tokens", "loss").join(
+    both = _windows(finished).join(
         other.select("window", theirs="loss"), on="window", maintain_order="left"
     )
     loss, error = paired_ratio(both["loss"], both["theirs"], both["tokens"])
@@ -146,7 +276,37 @@ def _against(finished: Finished, other: pl.DataFrame) -> tuple[float, float | No
 
 
 def _windows(finished: Finished) -> pl.DataFrame:
-    place = finished.run.path / "validation.parquet"
-    frame = records.read_frame(place, records.VALIDATION)
-    records.check_windows(place, frame)
-    return frame
+    return read_windows(finished.run.path / "validation.parquet")
+
+
+def measure(
+    decoders: Mapping[str, Decoder], prompt: Sequence[int], *, num_tokens: int, context: int
+) -> dict[str, Footprint]:
+    """Return each model's footprint; they generate by turns, so that a busy machine slows all."""
+    speeds: dict[str, list[float]] = {name: [] for name in decoders}
+    for decoder in decoders.values():
+        decoder.eval()
+        list(generate(decoder, list(prompt), num_tokens=2, temperature=0.0))
+    for _ in range(_ROUNDS):
+        for name, decoder in decoders.items():
+            began = time.perf_counter()
+            text = list(generate(decoder, list(prompt), num_tokens=num_tokens, temperature=0.0))
+            speeds[name].append(len(text) / (time.perf_counter() - began))
+    return {
+        name: _footprint(decoder, context, statistics.median(speeds[name]))
+        for name, decoder in decoders.items()
+    }
+
+
+def _footprint(decoder: Decoder, context: int, speed: float) -> Footprint:
+    context = min(context, decoder.config.max_length)
+    storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes()
+                for p in decoder.parameters()}  # fmt: skip
+    return Footprint(
+        parameters=decoder.num_parameters()["total"],
+        weight_bytes=sum(storages.values()),
+        cache_bytes_per_token=decoder.cache_bytes_per_token,
+        cache_bytes=decoder.new_cache(1, context).num_bytes,
+        context=context,
+        tokens_per_second=speed,
+    )

@@ -1,15 +1,30 @@
-"""From what a user asks to a recipe: which layers, how many rounds, what training."""
+"""From what a user asks to a recipe: which layers, how many rounds, what training, how many steps.
+
+The steps that fit into so many minutes follow from a step of each model that is to be trained.
+"""
 
 import dataclasses
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from wakeful.config.schema import DataConfig, DistillConfig
 from wakeful.config.verbs import InheritOptions
+from wakeful.data.order import ValidationWindows
 from wakeful.data.tokens import PreparedData
+from wakeful.device import choose_device
 from wakeful.errors import WakefulError
-from wakeful.growth.choose import By, Diagnosed, ordered
-from wakeful.growth.layermap import RANGES, LayerMap, chosen
-from wakeful.growth.recipe import Recipe
+from wakeful.growth.baselines import BASELINES, Distil
+from wakeful.growth.layers import RANGES, By, Diagnosed, LayerMap, chosen, ordered
+from wakeful.growth.recipe import Recipe, Stage, setting_of, stage_config
+from wakeful.model.decoder import Decoder
+from wakeful.training.objective import make_loss
+from wakeful.training.setup import autocast, make_batches, make_optimizer, make_windows
+from wakeful.world import ALONE
 
 _GROWS = ("first", "rank", "mass", "influence", "angle")
 """Choices that say which layer comes next."""
@@ -97,3 +112,104 @@ def _by(options: InheritOptions) -> By:
 def _lasting(source: str) -> str:
     """Return a path that holds from any folder, and a name as it is."""
     return str(Path(source).resolve()) if Path(source).exists() else source
+
+
+_RESERVED = 0.06
+"""Share of the time for checkpoints, samples and the page."""
+_EVALUATIONS = 5
+"""Evaluations of a run, besides that of its start."""
+_FEWEST = 5
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one arm costs, in seconds."""
+
+    name: str
+    step: float
+    evaluation: float
+    share: float
+    """Its steps over those of a round."""
+
+
+def steps_within(costs: Sequence[Cost], seconds: float) -> int:
+    """Return the steps S of a round such that all arms' steps and evaluations take `seconds`.
+
+    Σ share · (S · step + 6 · evaluation) = seconds, a twentieth of them kept back.
+
+    Raises:
+        WakefulError: not even a few steps fit.
+    """
+    fixed = sum(cost.evaluation * (_EVALUATIONS + 1) * max(1, cost.share) for cost in costs)
+    steps = int((seconds * (1 - _RESERVED) - fixed) / sum(cost.share * cost.step for cost in costs))
+    if steps < _FEWEST:
+        parts = ", ".join(f"{c.name} {c.step:.1f} s a step" for c in costs)
+        raise WakefulError(
+            f"{max(0.0, seconds) / 60:.3g} minutes are enough for {max(0, steps)} steps ({parts}; "
+            f"{fixed:.0f} s of evaluations): give more --minutes, fewer --baseline, a smaller "
+            "--batch_size or less validation text"
+        )
+    return steps
+
+
+def measure_costs(recipe: Recipe, reference: Decoder, data: PreparedData) -> list[Cost]:
+    """Take two steps with a model of each arm, the first not counted, and evaluate one batch.
+
+    Later rounds are counted at the first's cost a layer, and all the rounds that may be needed.
+    """
+    depth = len(recipe.layers)
+    grown = [1 + number * recipe.grow / depth for number in range(recipe.rounds)]
+    setting = setting_of(recipe, reference, recipe.layer_map(0))
+    heir = setting.inherit(recipe.layer_map(0), copy=recipe.copy)
+    costs = [_cost(recipe, "heir", heir, data, sum(grown), "")]
+    # A student that grows goes through every round, and its baselines take as many steps.
+    rounds = len(grown) if recipe.grow_from == "student" else 1
+    for name in recipe.baselines:
+        baseline = BASELINES[name]
+        start = baseline.start(setting)
+        cost = _cost(recipe, name, start, data, rounds * grown[-1], baseline.distil)
+        costs.append(cost)
+        if baseline.second is not None:
+            second = baseline.second(setting, start)
+            full = _cost(recipe, name, second, data, 0.0, "")
+            costs[-1] = Cost(name, (cost.step + full.step) / 2, full.evaluation, cost.share)
+    return costs
+
+
+def _cost(
+    recipe: Recipe, name: str, decoder: Decoder, data: PreparedData, share: float, distil: Distil
+) -> Cost:
+    stage = Stage(name, name, 2, 0, lambda: decoder, distil=distil)
+    config = stage_config(recipe, stage, decoder)
+    device = choose_device(config.train.device)
+    decoder = decoder.to(device).requires_grad_(True).train()
+    optimizer = make_optimizer(config, decoder)
+    loss_of = make_loss(config, decoder, device, end_of_text=data.train.end_of_text)
+    batches, windows = make_batches(config, data, ALONE), make_windows(config, data)
+    taken = 0.0
+    for step in range(2):
+        began = time.perf_counter()
+        batch = batches.batch(step).to(device)
+        for part in batch.split(config.train.micro_batch_size or len(batch)):
+            with autocast(config, device):
+                loss = loss_of(part[:, :-1], part[:, 1:])
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        decoder.head.weight[0, 0].item()  # a GPU has then done what it was asked
+        taken = time.perf_counter() - began
+    return Cost(name, taken, _evaluation(decoder, windows, autocast(config, device)), share)
+
+
+@torch.no_grad()
+def _evaluation(
+    decoder: Decoder, windows: ValidationWindows, mixed: AbstractContextManager[object]
+) -> float:
+    """Return the seconds that the whole validation set takes, by its first batch."""
+    device = decoder.head.weight.device
+    decoder.eval()
+    inputs, targets = (part.to(device) for part in windows.batch(0))
+    began = time.perf_counter()
+    with mixed:
+        decoder.loss(inputs, targets).item()
+    return (time.perf_counter() - began) * windows.num_windows / len(inputs)

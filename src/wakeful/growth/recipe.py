@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -26,20 +25,14 @@ from wakeful.config.verbs import Copy, GrowFrom, Until
 from wakeful.display import Shown
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.growth.baselines import BASELINES, Baseline, Distil, Setting, check_names
-from wakeful.growth.choose import from_order, laziest
 from wakeful.growth.inherit import grow, inherit
-from wakeful.growth.layermap import LayerMap
+from wakeful.growth.layers import LayerMap, from_order, laziest
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
-from wakeful.runs import records
 from wakeful.runs.run import Run, refuse_link
 from wakeful.training.loop import Initial, train
+from wakeful.training.records import Summary
 from wakeful.training.setup import check_parts
-
-_SUMMARY: records.Fields = {
-    "tokens": int, "seconds": (int, float), "parameters.total": int,
-    "validation.loss": (int, float), "validation.standard_error": (int, float, type(None)),
-}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,15 +148,13 @@ class Finished:
     run: Run
 
     @property
-    def summary(self) -> dict[str, Any]:
-        summary = self.run.read_json("summary.json")
-        records.check_fields(self.run.path / "summary.json", summary, _SUMMARY)
-        return summary
+    def summary(self) -> Summary:
+        return self.run.read(Summary, "summary.json")
 
     @property
     def loss(self) -> float:
         """Final loss on the full validation set, nats a token."""
-        return self.summary["validation"]["loss"]
+        return self.summary.validation.loss
 
 
 @dataclass(frozen=True)
@@ -214,7 +205,7 @@ def _rounds(
         )
         before = _finished(recipe, stage, out, shown)
         yield before
-        spent += before.summary["seconds"]
+        spent += before.summary.seconds
         if recipe.until == "parity" and before.loss <= loss:
             return
         if recipe.minutes and spent >= 60 * recipe.minutes:
@@ -280,7 +271,7 @@ def _finished(recipe: Recipe, stage: Stage, out: Path, shown: Shown) -> Finished
     refuse_link(place)
     if (place / "run.json").is_file():
         run = Run.open(place)
-        if run.header.get("status") != "done":
+        if run.header.status != "done":
             with shown(stage.name) as show:
                 run = train(run.config, place, resume=True, show=show)
         return Finished(stage, run)

@@ -172,7 +172,7 @@ def _read(
 
 def _run(place: Place, device: torch.device, dtype: torch.dtype | None, step: int) -> dict:
     run = Run.open(place.path)
-    kind = run.header.get("kind")
+    kind = run.header.kind
     if kind == "compare":
         raise WakefulError(
             f"{run.path} is a comparison; name one of its runs, e.g. {run.path}/VARIANT/seed-0"

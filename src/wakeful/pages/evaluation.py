@@ -15,7 +15,7 @@ from wakeful.estimates import finite
 from wakeful.evaluation.scores import Score, difference
 from wakeful.pages.charts import Drawing, colored, colors, tip
 from wakeful.pages.page import write_page
-from wakeful.runs.run import machine_line
+from wakeful.runs.run import Environment
 
 _MANY = 1e7
 """Larger figures are written with a power of ten."""
@@ -168,7 +168,7 @@ def method_of(
     names: Mapping[str, str],
     scores: Sequence[Score],
     options: EvaluateOptions,
-    machine: Mapping[str, Any],
+    machine: Environment,
     *,
     bos: str,
     dtype: str,
@@ -205,5 +205,5 @@ def method_of(
         "one standard error over windows or examples; differences are paired where both models "
         "had the same ones"
     )
-    method["Machine"] = machine_line(machine)
+    method["Machine"] = str(machine)
     return method

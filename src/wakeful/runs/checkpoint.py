@@ -17,6 +17,8 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,29 +27,78 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from wakeful.config.model import ModelConfig
+from wakeful.config.tables import to_table
 from wakeful.errors import WakefulError
 from wakeful.model.skeleton import check_shapes, skeleton
-from wakeful.runs.run import disk_errors, save_tensors
-from wakeful.runs.shards import Stored, cut_of, is_complete, local, part_name, share_of
-from wakeful.runs.stored_state import check_optimizer_state, read_state
+from wakeful.runs.run import disk_errors, read_record, save_tensors
+from wakeful.runs.shards import Along, Stored, cut_of, is_complete, local, part_name, share_of
 from wakeful.world import ALONE, World
 
 _NAME = re.compile(r"step-(\d{8,})")
 _FILE = re.compile(r"(model|optimizer)(-\d{5}-of-\d{5})?\.safetensors|state\.json")
+_ADAM = {"step", "exp_avg", "exp_avg_sq"}
+_NEEDED: Mapping[str, set[str]] = {
+    "AdamW": _ADAM, "OrthoAdam": _ADAM, "RMSprop": {"step", "square_avg"},
+    "SGD": set(), "MuonAdamW": set(),
+}  # fmt: skip
+"""What each optimizer of ours expects of a parameter's state, once there is any."""
+_OWN_SHAPE = "rotation_"
+"""How the names of tensors begin whose shape differs from their parameter's."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    """Of training alone."""
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.step < 2**63 and 0 <= self.tokens < 2**63 and 0 <= self.seconds < 2**53):
+            raise WakefulError(f"a checkpoint does not say how far the run had come: {self}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbers:
+    """What an optimizer's state holds besides tensors."""
+
+    state: dict[str, dict[str, Any]]
+    param_groups: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """state.json: what a checkpoint says besides its tensors."""
+
+    progress: Progress
+    kind: str
+    """The optimizer's class."""
+    optimizer: Numbers
+    cut: dict[str, dict[str, Along]] = field(default_factory=dict)
+    """How the tensors of "model" and "optimizer" are cut, of those that are in parts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """What manifest.json says of a file."""
+
+    bytes: int
+    sha256: str
 
 
 def save(
     folder: Path,
-    step: int,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    progress: dict[str, Any],
+    progress: Progress,
     *,
     keep: int,
     world: World = ALONE,
     whole: bool = False,
 ) -> Path:
-    """Write the checkpoint of a step, then remove all but the `keep` newest.
+    """Write a checkpoint, called after its step, then remove all but the `keep` newest.
 
     All processes of `world` call it. `whole` has the first write model.safetensors, gathered, so
     that other tools find it.
@@ -55,15 +106,12 @@ def save(
     Raises:
         WakefulError: the disk is full; the older checkpoints are untouched.
     """
-    final = folder / f"step-{step:08d}"
+    final = folder / f"step-{progress.step:08d}"
     part = folder / f".{final.name}.{world.gather(os.getpid())[0]}.part"
     weights = _unique(model)
     tensors, numbers = _pack(optimizer)
     cut = {"model": {} if whole else _cuts(weights), "optimizer": _cuts(tensors)}
-    state = {"step": step, "progress": progress, "kind": type(optimizer).__name__,
-             "optimizer": numbers}  # fmt: skip
-    if any(cut.values()):
-        state["cut"] = cut
+    state = State(progress=progress, kind=type(optimizer).__name__, optimizer=numbers, cut=cut)
     try:
         with disk_errors(final):
             if world.first:
@@ -76,7 +124,7 @@ def save(
                 **_write(tensors, part, "optimizer", cut["optimizer"], world),
             }
             if world.first:
-                (part / "state.json").write_text(json.dumps(state))
+                (part / "state.json").write_text(json.dumps(to_table(state)))
                 manifest["state.json"] = _entry(part / "state.json")
             written = world.gather(manifest)
             if world.first:
@@ -98,8 +146,8 @@ def save(
 
 
 def _write(
-    tensors: dict[str, Tensor], folder: Path, what: str, cut: dict[str, Any], world: World
-) -> dict[str, Any]:
+    tensors: dict[str, Tensor], folder: Path, what: str, cut: dict[str, Along], world: World
+) -> dict[str, dict[str, Any]]:
     """Write this process's file of these tensors; return its entry in the manifest."""
     name = f"{what}.safetensors"
     writes = world.first
@@ -122,10 +170,10 @@ def _gathered(tensor: Tensor, *, keep: bool) -> Tensor:
     return full.cpu() if keep else full.new_empty(0)
 
 
-def _cuts(tensors: dict[str, Tensor]) -> dict[str, Any]:
+def _cuts(tensors: dict[str, Tensor]) -> dict[str, Along]:
     """Return the dimension that each tensor is cut along, of those that are."""
     cuts = {name: cut_of(tensor) for name, tensor in tensors.items()}
-    return {name: {"dim": cut.dim} for name, cut in cuts.items() if cut is not None}
+    return {name: Along(cut.dim) for name, cut in cuts.items() if cut is not None}
 
 
 def prune(folder: Path, *, keep: int) -> None:
@@ -162,7 +210,7 @@ def load_model(path: Path, model: nn.Module, world: World = ALONE) -> None:
     verify(path, world)
     world.gather("the files are whole")
     own = _unique(model)
-    stored = Stored(path, "model", read_state(path).get("cut", {}))
+    stored = Stored(path, "model", read_state(path).cut)
     check_shapes(own, stored.shapes, path)
     with torch.no_grad():
         for name, tensor in own.items():
@@ -176,45 +224,100 @@ def check_description(path: Path, config: ModelConfig) -> None:
     """
     verify(path, digests=False)
     try:
-        shapes = Stored(path, "model", read_state(path).get("cut", {})).shapes
+        shapes = Stored(path, "model", read_state(path).cut).shapes
         check_shapes(_unique(skeleton(config, len(shapes), path)), shapes, path)
     except WakefulError:
         verify(path)  # a file that has changed is the better explanation
         raise
 
 
-def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def read_state(path: Path) -> State:
+    """Return what a checkpoint's state.json says.
+
+    Raises:
+        WakefulError: it cannot be read, or a field is missing or cannot be.
+    """
+    state = read_record(State, path / "state.json")
+    if path.name != f"step-{state.progress.step:08d}":
+        raise WakefulError(
+            f"{path} is the checkpoint of step {state.progress.step} by its state.json: give the "
+            "folder its own name back"
+        )
+    return state
+
+
+def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> Progress:
     """Fill an optimizer from a (verified) checkpoint; return the progress stored with it."""
     state = read_state(path)
-    if state["kind"] != type(optimizer).__name__:
+    if state.kind != type(optimizer).__name__:
         raise WakefulError(
-            f"{path} was written with the optimizer {state['kind']}, not "
+            f"{path} was written with the optimizer {state.kind}, not "
             f"{type(optimizer).__name__}: optimizer.name has changed; start a new run"
         )
-    numbers = state["optimizer"]
-    stored = Stored(path, "optimizer", state.get("cut", {}))
+    stored = Stored(path, "optimizer", state.cut)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     try:
-        entries: dict[int, dict[str, Any]] = {
-            int(index): dict(values) for index, values in numbers.pop("state").items()
-        }
+        entries = {int(index): values for index, values in state.optimizer.state.items()}
         for name, shape in stored.shapes.items():
             index, key = name.split(".", 1)
             owner = parameters[int(index)]
             alike = isinstance(owner, DTensor) and owner.shape == shape
             value = _like(owner, stored.read(name, cut_of(owner))) if alike else stored.read(name)
             entries.setdefault(int(index), {})[key] = value
-        packed = {**numbers, "state": entries}
-        check_optimizer_state(path, packed, optimizer)
-        optimizer.load_state_dict(packed)
+        groups = _same_groups(path, state.optimizer.param_groups, optimizer)
+        for index, entry in entries.items():
+            if not 0 <= index < len(parameters):
+                raise WakefulError(f"{path} has the state of a parameter {index} that is not there")
+            _check_entry(f"{path}: parameter {index}", entry, parameters[index], state.kind)
+        optimizer.load_state_dict({"state": entries, "param_groups": groups})
     except WakefulError:
         raise
     except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         line = (str(error) or type(error).__name__).splitlines()[0]
         raise WakefulError(
-            f"{path} holds no state that {state['kind']} can go on from: {line}"
+            f"{path} holds no state that {state.kind} can go on from: {line}"
         ) from None
-    return state["progress"]
+    return state.progress
+
+
+def _same_groups(
+    path: Path, saved: tuple[dict[str, Any], ...], optimizer: torch.optim.Optimizer
+) -> list[dict[str, Any]]:
+    """Return saved groups of parameters, whose options must be the optimizer's own.
+
+    All but the learning rate, which every step sets; those that they do not name are added.
+    """
+    fresh = json.loads(json.dumps(optimizer.state_dict()["param_groups"]))
+    if len(saved) != len(fresh):
+        raise WakefulError(f"{path} is of an optimizer with other groups of parameters")
+    for theirs, ours in zip(saved, fresh, strict=True):
+        for key in ours.keys() & theirs.keys() - {"lr", "initial_lr", "rotations"}:
+            if theirs[key] != ours[key]:
+                raise WakefulError(
+                    f"{path} is of an optimizer whose {key} is {theirs[key]!r}, and the "
+                    f"configuration's is {ours[key]!r}"
+                )
+    return [ours | theirs for ours, theirs in zip(fresh, saved, strict=True)]
+
+
+def _check_entry(title: str, state: dict[str, Any], parameter: Tensor, kind: str) -> None:
+    """Raise `WakefulError` unless an optimizer of this kind could have saved this state."""
+    if kind not in _NEEDED:  # a user's own, which alone knows its state
+        return
+    needed = _NEEDED[kind]
+    if kind == "MuonAdamW" and "momentum_buffer" not in state:
+        needed = _ADAM
+    missing = sorted(needed - state.keys())
+    if missing:
+        raise WakefulError(f"{title} has no {missing[0]} in the optimizer's state")
+    for key, value in state.items():
+        if not isinstance(value, Tensor) or key.startswith(_OWN_SHAPE):
+            continue
+        if value.shape != parameter.shape and not (key == "step" and value.numel() == 1):
+            raise WakefulError(
+                f"{title}: {key} has shape {tuple(value.shape)}, and the parameter "
+                f"{tuple(parameter.shape)}"
+            )
 
 
 def _like(owner: DTensor, part: Tensor) -> DTensor:
@@ -234,29 +337,28 @@ def verify(path: Path, world: World = ALONE, *, digests: bool = True) -> None:
         WakefulError: a file is missing, cut short or changed.
     """
     cure = f"delete {path} to resume from the checkpoint before it"
-    try:
-        manifest = json.loads((path / "manifest.json").read_text("utf-8"))
-        expected = {name: (facts["bytes"], facts["sha256"]) for name, facts in manifest.items()}
-        whole = "state.json" in expected and all(
-            is_complete(set(expected), what) for what in ("model", "optimizer")
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        whole, expected = False, {}
-    if not whole or not all(_FILE.fullmatch(name) for name in expected):
+    manifest: dict[str, Entry] = {}
+    with contextlib.suppress(WakefulError):
+        manifest = read_record(dict[str, Entry], path / "manifest.json")
+    whole = "state.json" in manifest and all(
+        is_complete(set(manifest), what) for what in ("model", "optimizer")
+    )
+    if not whole or not all(_FILE.fullmatch(name) for name in manifest):
         raise WakefulError(f"{path} has no readable manifest.json; {cure}")
-    for number, (name, (size, digest)) in enumerate(expected.items()):
+    for number, (name, entry) in enumerate(manifest.items()):
         file = path / name
         if not file.is_file():
             raise WakefulError(f"{file} is missing; {cure}")
-        if file.stat().st_size != size:
+        if file.stat().st_size != entry.bytes:
             raise WakefulError(
-                f"{file} has {file.stat().st_size} bytes instead of {size}: it is cut short; {cure}"
+                f"{file} has {file.stat().st_size} bytes instead of {entry.bytes}: it is cut "
+                f"short; {cure}"
             )
-        if digests and number % world.size == world.rank and _digest(file) != digest:
+        if digests and number % world.size == world.rank and _digest(file) != entry.sha256:
             raise WakefulError(f"{file} is corrupt: its SHA-256 is not the manifest's; {cure}")
 
 
-def _pack(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _pack(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], Numbers]:
     packed = optimizer.state_dict()
     tensors: dict[str, Tensor] = {}
     others: dict[str, dict[str, Any]] = {}
@@ -266,7 +368,7 @@ def _pack(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str
                 tensors[f"{index}.{key}"] = value.detach()
             else:
                 others.setdefault(str(index), {})[key] = value
-    return tensors, {**packed, "state": others}
+    return tensors, Numbers(state=others, param_groups=tuple(packed["param_groups"]))
 
 
 def _unique(model: nn.Module) -> dict[str, Tensor]:
@@ -281,7 +383,7 @@ def _unique(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _entry(path: Path) -> dict[str, Any]:
-    return {"bytes": path.stat().st_size, "sha256": _digest(path)}
+    return to_table(Entry(bytes=path.stat().st_size, sha256=_digest(path)))
 
 
 def _digest(path: Path) -> str:

@@ -1,13 +1,15 @@
 """A run directory: the one place where the verbs meet.
 
-run.json          format, kind ("train" or "compare"), name, status ("running", "stopped", "done")
+run.json          `Header`
 config.toml       every field of the configuration, resolved
-environment.json  versions, machine, threads
+environment.json  `Environment`
 metrics.jsonl     one row a step or evaluation, as they happen; metrics.parquet at the end
 validation.parquet  the loss of every validation window at the end
 summary.json      the run's figures
 tokenizer.json
 checkpoints/step-00000200/
+
+Every file is a dataclass of the room that writes it, read by `Run.read`.
 """
 
 import contextlib
@@ -18,10 +20,11 @@ import platform
 import re
 import shutil
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import polars as pl
 import torch
@@ -31,7 +34,8 @@ from torch import Tensor
 
 import wakeful
 from wakeful.config.schema import Config, config_from_table
-from wakeful.config.tables import read_table
+from wakeful.config.tables import from_table, read_table, to_table
+from wakeful.data.parquet_header import fault_in_parquet
 from wakeful.errors import WakefulError
 
 try:
@@ -39,9 +43,66 @@ try:
 except ImportError:  # Windows has no flock; there a run directory is not guarded.
     fcntl = None
 
+T = TypeVar("T")
 FORMAT = 1
 RESUMED = ("train", "compare", "inherit")
 """The kinds of run that can be gone on with."""
+Columns = Mapping[str, type]
+"""The polars type of each column."""
+METRICS: Columns = {"kind": pl.String, "step": pl.Int64, "loss": pl.Float64, "tokens": pl.Int64}
+VALIDATION: Columns = {"window": pl.Int64, "loss": pl.Float64, "tokens": pl.Int64}
+_LARGEST_LOSS = 1e100
+"""Nats a token; the squares of larger ones are not finite."""
+_MOST_ROWS = 2**24
+"""Of a table; a small file can announce any number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """run.json: what a run directory is. What only one kind of run says is empty in the others."""
+
+    format: int = FORMAT
+    kind: str = ""
+    """train, compare, inherit, diagnose, evaluate, quantize or quantized."""
+    created: str = ""
+    status: str = ""
+    """running, stopped or done."""
+    wakeful: str = ""
+    name: str = ""
+    initial: dict[str, Any] | None = None
+    """Where the weights come from that a training run began with, if it was given any."""
+    baseline: str = ""
+    """Of a comparison, as the next three: the variant that differences are taken from."""
+    variants: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+    layouts: tuple[str, ...] = ()
+    """The published tables that the report sets the figures beside."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """environment.json: the versions, the machine and the number of processes a run used."""
+
+    wakeful: str
+    python: str
+    torch: str
+    transformers: str = ""
+    tokenizers: str = ""
+    safetensors: str = ""
+    numpy: str = ""
+    polars: str = ""
+    platform: str = ""
+    device: str = ""
+    device_name: str
+    threads: int
+    processes: int = 1
+
+    def __str__(self) -> str:
+        processes = "" if self.processes == 1 else f"{self.processes} processes of "
+        return (
+            f"{self.device_name}, {processes}{self.threads} threads; torch {self.torch}, "
+            f"Transformers {self.transformers}, wakeful {self.wakeful}"
+        )
 
 
 class Run:
@@ -88,10 +149,9 @@ class Run:
     def open(cls, path: str | Path) -> "Run":
         """Open an existing run directory."""
         run = cls(path)
-        header = run.header
-        if header.get("format") != FORMAT:
+        if run.header.format != FORMAT:
             raise WakefulError(
-                f"{path} has run format {header.get('format')!r}; this wakeful reads {FORMAT}"
+                f"{path} has run format {run.header.format}; this wakeful reads {FORMAT}"
             )
         return run
 
@@ -107,30 +167,26 @@ class Run:
                 return
         there = ""
         with contextlib.suppress(WakefulError):
-            there = self.header.get("kind", "")
+            there = self.header.kind
         resume = ", or go on with what is there by --resume" if there == kind in RESUMED else ""
         raise WakefulError(f"{self.path} exists already; choose another folder{resume}")
 
     @property
-    def header(self) -> dict[str, Any]:
+    def header(self) -> Header:
         """What run.json says."""
         if not os.path.isfile(self.path / "run.json"):  # which a name too long is not
             raise WakefulError(f"{self.path} is not a run directory: it has no run.json")
-        header = self.read_json("run.json")
-        try:
-            json.dumps(header, allow_nan=False)
-        except ValueError:
-            raise WakefulError(
-                f"{self.path / 'run.json'} is not JSON: it has a number that is not finite"
-            ) from None
-        return header
+        return self.read(Header, "run.json")
+
+    def check_kind(self, kind: str, what: str) -> None:
+        """Raise `WakefulError` unless the run is of this kind, which messages call `what`."""
+        if self.header.kind != kind:
+            raise WakefulError(f"{self.path} {what}: run.json calls it {self.header.kind!r}")
 
     @property
     def config(self) -> Config:
         """The configuration the run was made with."""
-        kind = self.header.get("kind")
-        if kind != "train":
-            raise WakefulError(f"{self.path} holds no trained model: run.json calls it {kind!r}")
+        self.check_kind("train", "holds no trained model")
         return config_from_table(read_table(self.path / "config.toml"))
 
     @property
@@ -140,7 +196,7 @@ class Run:
 
     def set_status(self, status: str) -> None:
         """Record that the run is running, stopped or done."""
-        self.write_json("run.json", {**self.header, "status": status})
+        self.write_json("run.json", self.read_json("run.json") | {"status": status})
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -219,25 +275,15 @@ class Run:
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Return a JSON file of the run."""
-        path = self.path / name
-        if path.exists() and not _is_plain(path):  # a pipe would be waited for
-            raise WakefulError(f"{path} is not a file")
-        try:
-            value = json.loads(path.read_text("utf-8"))
-            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is not text
-        except FileNotFoundError:
-            raise WakefulError(f"{path} is missing; is the run finished?") from None
-        except OSError as error:
-            raise WakefulError(f"{path} cannot be read: {error.strerror or error}") from None
-        except (ValueError, RecursionError) as error:
-            raise WakefulError(f"{path} is not JSON: {error}") from None
-        if not isinstance(value, dict):
-            raise WakefulError(f"{path} holds no JSON object")
-        return value
+        return read_json(self.path / name)
 
-    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
-        """Write a JSON file of the run, whole or not at all."""
-        self.write_text(name, json.dumps(value, indent=2, allow_nan=False) + "\n")
+    def read(self, kind: type[T], name: str) -> T:
+        """Return what a JSON file of the run says, every field of its type."""
+        return read_record(kind, self.path / name)
+
+    def write_json(self, name: str, value: object) -> None:
+        """Write a JSON file of the run, a table or a dataclass, whole or not at all."""
+        self.write_text(name, json.dumps(to_table(value), indent=2, allow_nan=False) + "\n")
 
     def write_text(self, name: str, text: str) -> None:
         """Write a text file of the run, whole or not at all."""
@@ -253,6 +299,84 @@ class Run:
         """Write a parquet file of the run, whole or not at all."""
         with replaced(self.path / name) as temporary:
             frame.write_parquet(temporary)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the table that a JSON file holds.
+
+    Raises:
+        WakefulError: it is missing, not a file, or not a JSON object of numbers that are finite.
+    """
+    if path.exists() and not _is_plain(path):  # a pipe would be waited for
+        raise WakefulError(f"{path} is not a file")
+    try:
+        value = json.loads(path.read_text("utf-8"))
+        # Half a surrogate pair is not text, and NaN not a number.
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except FileNotFoundError:
+        raise WakefulError(f"{path} is missing; is the run finished?") from None
+    except OSError as error:
+        raise WakefulError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise WakefulError(f"{path} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise WakefulError(f"{path} holds no JSON object")
+    return value
+
+
+def read_record(kind: Any, path: Path) -> Any:
+    """Return what a JSON file says as this type, which older versions' files fit too.
+
+    Raises:
+        WakefulError: what `read_json` raises, or a field is missing or of another type.
+    """
+    return from_table(kind, read_json(path), record=str(path))
+
+
+def read_frame(path: Path, columns: Columns) -> pl.DataFrame:
+    """Return a parquet file's frame, whose `columns` have these types.
+
+    Raises:
+        WakefulError: it is missing, damaged, or without one of the columns.
+    """
+    if not path.is_file():
+        raise WakefulError(f"{path} is missing: is the run finished?")
+    try:
+        fault = fault_in_parquet(path, most_rows=_MOST_ROWS)
+        if fault:
+            raise WakefulError(f"{path} cannot be read: {fault}")
+        table = pl.scan_parquet(path, glob=False, hive_partitioning=False)
+        schema = table.collect_schema()
+        for name in columns:
+            if name not in schema:
+                raise WakefulError(f"{path} has no column {name!r}")
+            if schema[name].is_nested():
+                raise WakefulError(f"{path} holds other types: {name} is {schema[name]}")
+        frame = table.select(*columns).collect()
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
+        raise WakefulError(f"{path} cannot be read: {_first_line(error)}") from None
+    try:
+        return frame.with_columns(pl.col(name).cast(kind) for name, kind in columns.items())
+    except pl.exceptions.PolarsError as error:
+        raise WakefulError(f"{path} holds other types: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def read_windows(path: Path) -> pl.DataFrame:
+    """Return the losses of validation windows, each finite and of at least one token."""
+    frame = read_frame(path, VALIDATION)
+    if frame.is_empty():
+        raise WakefulError(f"{path} has no validation windows")
+    sound = pl.col("loss").is_finite() & (pl.col("loss").abs() < _LARGEST_LOSS)
+    good = frame.select(sound & (pl.col("tokens") > 0)).to_series()
+    if frame.null_count().sum_horizontal().item() or not good.all():
+        raise WakefulError(f"{path}: a validation window has no finite loss or no tokens")
+    if frame["window"].is_duplicated().any():
+        raise WakefulError(f"{path} has a validation window twice")
+    return frame
 
 
 class SharedRun(Run):
@@ -363,30 +487,19 @@ def _metrics_row(line: bytes) -> dict[str, Any] | None:
     return row if type(step) is int and 0 <= step < 2**63 else None
 
 
-def environment(device: torch.device, processes: int = 1) -> dict[str, Any]:
-    """Describe the machine, the versions and the number of processes a run used."""
+def environment(device: torch.device, processes: int = 1) -> Environment:
+    """Describe the machine, the versions and the number of processes a run uses."""
     on_gpu = device.type == "cuda"
     packages = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "polars")
-    return {
-        "wakeful": wakeful.__version__,
-        "python": platform.python_version(),
+    return Environment(
+        wakeful=wakeful.__version__,
+        python=platform.python_version(),
         **{package: metadata.version(package) for package in packages},
-        "platform": platform.platform(),
-        "device": str(device),
-        "device_name": torch.cuda.get_device_name(device) if on_gpu else _processor_name(),
-        "threads": torch.get_num_threads(),
-        "processes": processes,
-    }
-
-
-def machine_line(machine: Mapping[str, Any]) -> str:
-    """Return what a page says of an `environment`."""
-    processes = machine["processes"]
-    return (
-        f"{machine['device_name']}, "
-        + ("" if processes == 1 else f"{processes} processes of ")
-        + f"{machine['threads']} threads; torch {machine['torch']}, Transformers "
-        f"{machine['transformers']}, wakeful {machine['wakeful']}"
+        platform=platform.platform(),
+        device=str(device),
+        device_name=torch.cuda.get_device_name(device) if on_gpu else _processor_name(),
+        threads=torch.get_num_threads(),
+        processes=processes,
     )
 
 

@@ -6,8 +6,10 @@ A tensor is cut along one dimension into as many parts as there are processes, t
 
 import contextlib
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -25,6 +27,17 @@ class Cut(NamedTuple):
     dim: int
     start: int
     stop: int
+
+
+@dataclass(frozen=True)
+class Along:
+    """Along which dimension a stored tensor is cut."""
+
+    dim: int
+
+    def __post_init__(self) -> None:
+        if self.dim < 0:
+            raise WakefulError(f"a tensor is cut along dimension {self.dim}")
 
 
 class Share(NamedTuple):
@@ -77,8 +90,8 @@ def is_complete(names: "set[str]", what: str) -> bool:
 class Stored:
     """The tensors of one checkpoint, "model" or "optimizer", however many files they are in."""
 
-    def __init__(self, folder: Path, what: str, cut: Any) -> None:
-        """`cut` is what state.json says of tensors in parts: {what: {name: {"dim": ...}}}.
+    def __init__(self, folder: Path, what: str, cut: Mapping[str, Mapping[str, Along]]) -> None:
+        """`cut` is what state.json says of tensors in parts.
 
         Raises:
             WakefulError: it or a file says what cannot be.
@@ -87,9 +100,7 @@ class Stored:
         paths = [whole] if whole.is_file() else sorted(folder.glob(f"{what}-*-of-*.safetensors"))
         self.folder = folder
         with self._reading():
-            self._cut = {name: int(entry["dim"]) for name, entry in dict(cut).get(what, {}).items()}
-            if min(self._cut.values(), default=0) < 0:
-                raise ValueError("a tensor is cut along a negative dimension")
+            self._cut = {name: along.dim for name, along in cut.get(what, {}).items()}
             self._files = [safe_open(path, framework="pt") for path in paths]
             self._names = [set(file.keys()) for file in self._files]
             self.shapes = {name: self._shape(name) for name in sorted(set().union(*self._names))}

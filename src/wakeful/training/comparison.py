@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from wakeful.config.schema import Config
+from wakeful.config.tables import to_table
 from wakeful.display import Shown
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.runs.run import Run, refuse_link
-from wakeful.training.facts import data_facts
 from wakeful.training.loop import train
+from wakeful.training.records import data_facts
 from wakeful.training.setup import check_run
 
 PAIRED = ("corpus_sha256", "tokenizer", "validation_sha256", "train.length")
@@ -42,11 +43,10 @@ def compare(
              "seeds": list(seeds), "layouts": list(layouts)}  # fmt: skip
     if resume:
         header = Run.open(path).header
-        odd = [key for key in ("variants", "seeds") if header.get(key) != facts[key]]
-        if odd:
-            raise WakefulError(
-                f"{path} compares other {odd[0]}: {header.get(odd[0])}, not {facts[odd[0]]}"
-            )
+        for key in ("variants", "seeds"):
+            there = list(getattr(header, key))
+            if there != facts[key]:
+                raise WakefulError(f"{path} compares other {key}: {there}, not {facts[key]}")
     else:
         comparison.refuse_existing("compare")
     variants = _checked(variants, shown)
@@ -70,7 +70,7 @@ def compare(
     try:
         for (name, seed), config in runs.items():
             place, resume = places[name, seed], (name, seed) in begun
-            if resume and Run.open(place).header.get("status") == "done":
+            if resume and Run.open(place).header.status == "done":
                 continue
             try:
                 with shown(name if len(seeds) == 1 else f"{name}, seed {seed}") as show:
@@ -100,7 +100,7 @@ def _checked(variants: Mapping[str, Config], shown: Shown) -> dict[str, Config]:
                 found[name], data = check_run(config, show.stage)
             except WakefulError as error:
                 raise WakefulError(f"{name}: {error}") from error
-        told = {**data_facts(data), "train.length": config.train.length, "source": ""}
+        told = {**to_table(data_facts(data)), "train.length": config.train.length}
         first = first or (name, told)
         odd = [key for key in PAIRED if told[key] != first[1][key]]
         if odd:

@@ -59,7 +59,7 @@ def _to_tensorboard(run: Run, first: int) -> Write:
 
 
 def _to_wandb(config: Config, run: Run, stack: contextlib.ExitStack) -> Write:
-    born = f"{run.header.get('created')} {config.name} {config.train.seed}"
+    born = f"{run.header.created} {config.name} {config.train.seed}"
     session = _wandb().init(
         project=os.environ.get("WANDB_PROJECT", "wakeful"),
         name=config.name,

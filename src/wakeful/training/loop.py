@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from wakeful.config.schema import Config, config_to_toml
+from wakeful.config.tables import to_table
 from wakeful.data.order import Batches, ValidationWindows
 from wakeful.data.tokens import Data
 from wakeful.device import choose_device, rough_seconds
@@ -24,14 +25,13 @@ from wakeful.optim.schedules import warmup_cosine
 from wakeful.optim.sharding import whole
 from wakeful.probes.decoder import check_one_matrix
 from wakeful.runs import checkpoint
-from wakeful.runs.run import Run, SharedRun, environment
+from wakeful.runs.run import Environment, Run, SharedRun, environment
 from wakeful.runs.shards import local
 from wakeful.training.events import Write, event_writer
-from wakeful.training.facts import check_rows, check_same_data, data_facts
-from wakeful.training.figures import forget_peak
-from wakeful.training.finish import diagnose, excess, finish, validate
+from wakeful.training.measures import diagnose, excess, finish, forget_peak, validate
 from wakeful.training.objective import Loss, make_loss
 from wakeful.training.parallel import Parallel, spread
+from wakeful.training.records import Step, check_rows, check_same_data, data_facts, record
 from wakeful.training.setup import (
     admit_parts,
     autocast,
@@ -99,7 +99,7 @@ def _train(
     device = choose_device(config.train.device, world, field="train.device")
     check_parts(config, world)
     data = world.leader_first(lambda: load_data(config.data, show.stage, imports=not resume))
-    facts = {**data_facts(data), "source": ""}
+    facts = to_table(data_facts(data).anywhere)
     if any(theirs != facts for theirs in world.gather(facts)):
         raise WakefulError("the processes read different data: give each machine the same files")
     config = config if resume else _new(config, data, initial, show)
@@ -128,18 +128,19 @@ def _train(
         forget_peak(device)
         if steps:
             _lengthen(run, config)
-        first, tokens, seconds = 0, 0, 0.0
+        progress = checkpoint.Progress()
         if resume and checkpoint.steps(run.checkpoints):
-            first, tokens, seconds = _continued(config, run, parallel, optimizer)
+            progress = _continued(config, run, parallel, optimizer)
+        first = progress.step
         run.keep_metrics(first or -1)
         check_rows(run, done=first == config.train.steps)
         try:
             with event_writer(config, run, enabled=world.first, first=first + 1) as write_scalars:
-                if first == 0 and "initial" in run.header:
+                if first == 0 and run.header.initial is not None:
                     validate(config, run, parallel, windows, 0, write_scalars)
                 _steps(
                     config, run, parallel, optimizer, loss, batches, windows, show, write_scalars,
-                    stopped, first=first, tokens=tokens, seconds=seconds,
+                    stopped, progress,
                 )  # fmt: skip
                 finish(config, run, parallel, optimizer, data, windows, write_scalars)
         except BaseException:
@@ -200,7 +201,7 @@ def _create(
     decoder: Decoder,
     optimizer: torch.optim.Optimizer,
     initial: Initial | None,
-    machine: Mapping[str, Any],
+    machine: Environment,
 ) -> None:
     """Make the run directory, with the weights it starts from where they are given."""
     origin = {"initial": dict(initial.origin)} if initial is not None else {}
@@ -211,14 +212,13 @@ def _create(
         tokenizer = data.tokenizer
         (tokenizer.beginning() if config.data.bos else tokenizer).save(new.path)
         if initial is not None:
-            start = {"step": 0, "tokens": 0, "seconds": 0.0}
-            checkpoint.save(new.checkpoints, 0, decoder, optimizer, start, keep=1)
+            checkpoint.save(new.checkpoints, decoder, optimizer, checkpoint.Progress(), keep=1)
 
 
 def _continued(
     config: Config, run: Run, parallel: Parallel, optimizer: torch.optim.Optimizer
-) -> tuple[int, int, float]:
-    """Load the newest checkpoint; return its step, and the tokens and seconds so far."""
+) -> checkpoint.Progress:
+    """Load the newest checkpoint; return how far it had come."""
     world = parallel.world
     newest = checkpoint.newest(run.checkpoints)
     checkpoint.load_model(newest, parallel.decoder, world)
@@ -226,7 +226,7 @@ def _continued(
     world.gather("loaded")
     if world.first:
         checkpoint.prune(run.checkpoints, keep=config.train.keep_checkpoints)
-    return progress["step"], progress["tokens"], progress["seconds"]
+    return progress
 
 
 def _steps(
@@ -240,12 +240,10 @@ def _steps(
     show: Display,
     write_scalars: Write,
     stopped: list[int],
-    *,
-    first: int,
-    tokens: int,
-    seconds: float,
+    progress: checkpoint.Progress,
 ) -> None:
     settings, optim = config.train, config.optimizer
+    first, tokens, seconds = progress.step, progress.tokens, progress.seconds
     decoder, world = parallel.decoder, parallel.world
     device = decoder.head.weight.device
     share = settings.batch_size // world.size
@@ -291,20 +289,18 @@ def _steps(
         tokens += world.size * batch.shape[0] * (batch.shape[1] - 1)
         seconds += elapsed
         done = step + 1
-        row = {
-            "kind": "train",
-            "step": done,
-            "loss": loss,
-            "lr": lr,
-            "grad_norm": norm,
-            "tokens": tokens,
-            "seconds": round(seconds, 4),
-            "tokens_per_second": round(settings.batch_size * settings.length / elapsed, 1),
-            **excess(config, world, batches, batch, loss),
-        }
-        run.append(row)
-        write_scalars(row)
-        show.step(done, settings.steps, loss, row["tokens_per_second"])
+        row = Step(
+            step=done,
+            loss=loss,
+            lr=lr,
+            grad_norm=norm,
+            tokens=tokens,
+            seconds=round(seconds, 4),
+            tokens_per_second=round(settings.batch_size * settings.length / elapsed, 1),
+            excess_loss=excess(config, world, batches, batch, loss),
+        )
+        write_scalars(record(run, row))
+        show.step(done, settings.steps, loss, row.tokens_per_second)
 
         last = done == settings.steps
         if not last and settings.eval_every and done % settings.eval_every == 0:
@@ -315,9 +311,8 @@ def _steps(
         stop = _stop_asked(world, stopped)
         if last or due or stop:
             _check_weights(run, world, batches, step, parameters)
-            state = {"step": done, "tokens": tokens, "seconds": seconds}
             checkpoint.save(
-                run.checkpoints, done, decoder, optimizer, state,
+                run.checkpoints, decoder, optimizer, checkpoint.Progress(done, tokens, seconds),
                 keep=settings.keep_checkpoints, world=world, whole=last,
             )  # fmt: skip
         if stop and not last:

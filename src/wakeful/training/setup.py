@@ -21,9 +21,9 @@ from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder, admit
 from wakeful.model.initialize import initialize
 from wakeful.optim.build import BUILDERS, build_optimizer, optimizer_of, options_of
-from wakeful.training.distill import check_same_vocabulary
+from wakeful.quant.schemes import parse_scheme
 from wakeful.training.events import check_installed
-from wakeful.training.figures import check_schemes
+from wakeful.training.objective import check_same_vocabulary
 from wakeful.training.parallel import check_shares
 from wakeful.world import ALONE, World
 
@@ -38,7 +38,16 @@ def admit_parts(config: Config) -> None:
     """
     admit(config.model)
     optimizer_of(config.optimizer.name, imports=True)
-    check_schemes(config, imports=True)
+    _check_schemes(config, imports=True)
+
+
+def _check_schemes(config: Config, *, imports: bool = False) -> None:
+    for expression in config.train.quantize.schemes:
+        if parse_scheme(expression, imports=imports).scales == "static":
+            raise WakefulError(
+                f"train.quantize.schemes has {expression!r}: training calibrates no static scales; "
+                "use wakeful quantize on the finished run"
+            )
 
 
 def check_parts(config: Config, world: World = ALONE) -> None:
@@ -47,7 +56,7 @@ def check_parts(config: Config, world: World = ALONE) -> None:
     The model is made on the meta device, where weights take no memory.
     """
     check_installed(config)
-    check_schemes(config)
+    _check_schemes(config)
     check_shares(config, world)
     with _memory_errors(), torch.device("meta"):
         make_optimizer(config, Decoder(config.model))

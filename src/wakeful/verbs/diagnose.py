@@ -31,7 +31,7 @@ from wakeful.pages.diagnosis import (
     top_importance,
     write_diagnosis,
 )
-from wakeful.runs.run import Run, environment, machine_line
+from wakeful.runs.run import Environment, Run, environment
 from wakeful.verbs.result import (
     Result,
     Source,
@@ -51,7 +51,7 @@ class Diagnosis(Result):
 
     models: tuple[Diagnosed, ...]
     method: Mapping[str, str]
-    machine: Mapping[str, Any]
+    machine: Environment
     sources: tuple[str, ...]
     figures: tuple[str, ...] = ()
     """Formats of charts that are saved beside the page."""
@@ -159,7 +159,7 @@ def diagnose(
             "Kurtosis": "not excess (a Gaussian has 3), over channels, of block outputs before the "
             "final norm",
             "First-token share": "row 0, which sees only key 0, left out unless a title says so",
-            "Machine": machine_line(machine),
+            "Machine": str(machine),
         }
         result = Diagnosis(
             models=tuple(found), method=method, machine=machine,

@@ -24,7 +24,7 @@ from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.pages.charts import Drawing
 from wakeful.pages.evaluation import method_of, score_charts, summary, write_evaluation
 from wakeful.pages.evaluation import shown as rows_of
-from wakeful.runs.run import Run, environment
+from wakeful.runs.run import Environment, Run, environment
 from wakeful.verbs.diagnose import bos_words
 from wakeful.verbs.result import (
     Result,
@@ -52,7 +52,7 @@ class Evaluation(Result):
     """Each model's architecture."""
     scores: tuple[Score, ...]
     method: Mapping[str, str]
-    machine: Mapping[str, Any]
+    machine: Environment
     sources: tuple[str, ...]
 
     @property

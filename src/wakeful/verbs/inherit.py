@@ -21,35 +21,60 @@ from wakeful.display import Display, Shown, usual
 from wakeful.errors import WakefulError
 from wakeful.estimates import finite
 from wakeful.growth.baselines import check_names
-from wakeful.growth.budget import Cost, measure_costs, steps_within
-from wakeful.growth.choose import By, Diagnosed, diagnose_layers
 from wakeful.growth.inherit import departures
-from wakeful.growth.layermap import LayerMap
-from wakeful.growth.outcome import figures
-from wakeful.growth.plan import make_recipe, plan_layers, with_steps
+from wakeful.growth.layers import By, Diagnosed, LayerMap, diagnose_layers
+from wakeful.growth.outcome import (
+    Choice,
+    Reference,
+    Sizes,
+    Summary,
+    arms,
+    compared,
+    curve,
+    measure,
+    outlook,
+)
+from wakeful.growth.outcome import Text as TrainingText
+from wakeful.growth.plan import (
+    Cost,
+    make_recipe,
+    measure_costs,
+    plan_layers,
+    steps_within,
+    with_steps,
+)
 from wakeful.growth.recipe import Outcome, Recipe, carry_out, check_stages
-from wakeful.growth.savings import measure
 from wakeful.hf.weights_out import export
 from wakeful.loading.load import load, read_decoder
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.optim.build import optimizer_of
 from wakeful.pages.charts import Drawing
 from wakeful.pages.inheritance.page import loss_curves, write_inheritance
-from wakeful.pages.inheritance.reading import check_figures, read_inheritance, verdicts
-from wakeful.runs import records
-from wakeful.runs.run import Run, environment
-from wakeful.training.facts import check_rows
+from wakeful.pages.inheritance.reading import read_inheritance, verdicts
+from wakeful.runs.run import Run, environment, read_windows
+from wakeful.training.measures import evaluate, mean_loss
+from wakeful.training.records import Step, data_facts, rows
 from wakeful.training.setup import autocast, make_windows
-from wakeful.training.validate import evaluate, mean_loss
 from wakeful.variants import build
 from wakeful.verbs.result import Source, Stored, asked, name_of, out_of
 
 _DEFAULT_MINUTES = 30.0
 _REFERENCE = "reference"
 """The folder that a reference in memory is exported to."""
-_PLAN: records.Fields = {
-    "wishes": dict, "costs": list, "figures": dict, "dropped_documents": int, "dropped_tokens": int,
-}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """plan.json: what a recipe was made of."""
+
+    wishes: dict[str, Any]
+    """The options; of older versions by their short names."""
+    costs: tuple[Cost, ...]
+    """What was timed; empty where the number of steps was given."""
+    figures: dict[str, tuple[float, ...]]
+    """Those of every layer that were looked at."""
+    dropped_documents: int
+    dropped_tokens: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,30 +88,32 @@ class Inheritance(Stored):
     @property
     def model(self) -> Model:
         """The last heir."""
-        arm = self.summary["final"]
-        runs = next(each["runs"] for each in self.summary["arms"] if each["arm"] == arm)
-        return load(self.path / runs[-1])
+        return load(self.path / self._read.heir.runs[-1])
 
     @property
     def frame(self) -> pl.DataFrame:
         """A row an arm and evaluation: run, step, tokens, loss, standard_error."""
         return pl.DataFrame(
-            [{"arm": arm["arm"], **point} for arm in self.summary["arms"] for point in arm["curve"]]
+            [{"arm": arm.arm, **to_table(point)} for arm in self._read.arms for point in arm.curve]
         )
 
     @property
     def summary(self) -> dict[str, Any]:
-        return read_inheritance(self.path)[0]
+        return to_table(self._read)
 
     @property
     def verdicts(self) -> list[str]:
-        return verdicts(self.summary)
+        return verdicts(self._read)
 
     def picture(self) -> Drawing | None:
-        return loss_curves(self.summary)
+        return loss_curves(self._read)
 
     def __rich__(self) -> Text:
         return Text("\n".join(self.verdicts))
+
+    @property
+    def _read(self) -> Summary:
+        return read_inheritance(self.path)[0]
 
 
 def inherit(
@@ -199,21 +226,14 @@ def _fitted(options: InheritOptions, reference: Model) -> InheritOptions:
 def _resumed(out: Path, shown: Shown) -> Run:
     """Go on with an interrupted inheritance where it was cut off."""
     run = Run.open(out)
-    if run.header.get("kind") != "inherit":
-        raise WakefulError(
-            f"{out} is not an inheritance but {run.header.get('kind')!r}: continue it with the "
-            "verb that began it"
-        )
-    recipe = from_table(Recipe, read_table(run.path / "recipe.toml"))
-    assert isinstance(recipe, Recipe)
-    plan = run.read_json("plan.json")
-    records.check_fields(run.path / "plan.json", plan, _PLAN)
-    check_figures(run.path / "plan.json", plan["figures"])
+    run.check_kind("inherit", "is not an inheritance")
+    recipe: Recipe = from_table(Recipe, read_table(run.path / "recipe.toml"))
+    plan = run.read(Plan, "plan.json")
     with shown("inherit") as show:
         show.note(f"loading {recipe.reference}")
         reference = read_decoder(recipe.reference)
         recipe.check(reference.decoder().config.num_layers)
-        options = recorded(plan["wishes"])
+        options = recorded(plan.wishes)
         data = _data(options, reference, show)
     if str(data.folder) != recipe.data.source:
         # The cache may name the same text anew; what the runs were begun on counts.
@@ -226,8 +246,7 @@ def _resumed(out: Path, shown: Shown) -> Run:
             f"{out} was begun on other text than {options.data.source} holds now: restore it, or "
             "start anew"
         )
-    frame = records.read_frame(run.path / "reference.parquet", records.VALIDATION)
-    records.check_windows(run.path / "reference.parquet", frame)
+    frame = read_windows(run.path / "reference.parquet")
     return _work(run, recipe, reference, data, frame, shown)
 
 
@@ -354,24 +373,23 @@ def _evaluated(config: Config, reference: Model, data: PreparedData, show: Displ
 
 def _plan(
     options: InheritOptions, data: PreparedData, diagnosed: Diagnosed | None, costs: list[Cost]
-) -> dict[str, Any]:
-    return {
-        "wishes": to_table(options),
-        "costs": [dataclasses.asdict(cost) for cost in costs],
-        "figures": diagnosed.figures if diagnosed else {},
-        "dropped_documents": data.info["overlap"]["documents"],
-        "dropped_tokens": data.info["overlap"]["tokens"],
-    }
+) -> Plan:
+    figures = diagnosed.figures if diagnosed else {}
+    return Plan(
+        wishes=to_table(options),
+        costs=tuple(costs),
+        figures={name: tuple(values) for name, values in figures.items()},
+        dropped_documents=data.info["overlap"]["documents"],
+        dropped_tokens=data.info["overlap"]["tokens"],
+    )
 
 
 def training_cost(source: str) -> tuple[int | None, float | None]:
     """Return the tokens that a run was trained on and its seconds; None of other models."""
     if not (Path(source) / "run.json").is_file():
         return None, None
-    run = Run.open(source)
-    check_rows(run)
-    rows = [row for row in run.metrics() if row["kind"] == "train"]
-    return (rows[-1]["tokens"], rows[-1]["seconds"]) if rows else (None, None)
+    steps = rows(Run.open(source), Step)
+    return (steps[-1].tokens, steps[-1].seconds) if steps else (None, None)
 
 
 def _summary(
@@ -381,8 +399,8 @@ def _summary(
     data: PreparedData,
     windows: pl.DataFrame,
     outcome: Outcome,
-) -> dict[str, Any]:
-    plan = run.read_json("plan.json")
+) -> Summary:
+    plan = run.read(Plan, "plan.json")
     loss, error = mean_loss(windows)
     tokens, seconds = training_cost(recipe.reference)
     last = outcome.rounds[-1]
@@ -393,37 +411,43 @@ def _summary(
         {"reference": reference.decoder(), "heir": heir}, prompt,
         num_tokens=min(64, context // 4), context=context,
     )  # fmt: skip
-    layers = LayerMap(last.stage.layers, recipe.rule)
-    return {
-        "reference": {
-            "name": reference.name,
-            "source": recipe.reference,
-            "layers": reference.decoder().config.num_layers,
-            "loss": loss,
-            "standard_error": finite(error),
-            "tokens": tokens,
-            "seconds": seconds,
-        },
-        **figures(outcome, windows, loss),
-        "choice": {
-            "rule": recipe.rule,
-            "layers": list(recipe.layers),
-            "order": list(recipe.order),
-            "figures": plan["figures"],
-            "pinned": plan["wishes"]["pinned"],
-        },
-        "recipe": to_table(recipe),
-        "planned_by_time": bool(plan["costs"]),
-        "departures": departures(
-            reference.decoder(), layers, route=recipe.route, normalizer=recipe.normalizer
+    facts = data_facts(data)
+    heirs = dict(arms(outcome))[last.stage.arm]
+    return Summary(
+        reference=Reference(
+            name=reference.name,
+            source=recipe.reference,
+            layers=reference.decoder().config.num_layers,
+            loss=loss,
+            standard_error=finite(error),
+            tokens=tokens,
+            seconds=seconds,
         ),
-        "sizes": {name: dataclasses.asdict(size) for name, size in sizes.items()},
-        "data": {
-            "source": data.info["source"],
-            "corpus_sha256": data.corpus_sha256,
-            "train_tokens": data.train.num_tokens,
-            "validation_tokens": data.validation.num_tokens,
-            "dropped_documents": plan["dropped_documents"],
-            "dropped_tokens": plan["dropped_tokens"],
-        },
-    }
+        final=last.stage.arm,
+        arms=compared(outcome, windows, loss),
+        outlook=outlook(curve(heirs), loss),
+        choice=Choice(
+            rule=recipe.rule,
+            layers=recipe.layers,
+            order=recipe.order,
+            figures=plan.figures,
+            pinned=recorded(plan.wishes).pinned,
+        ),
+        recipe=recipe,
+        planned_by_time=bool(plan.costs),
+        departures=tuple(
+            departures(
+                reference.decoder(), LayerMap(last.stage.layers, recipe.rule), route=recipe.route,
+                normalizer=recipe.normalizer,
+            )
+        ),
+        sizes=Sizes(**sizes),
+        data=TrainingText(
+            source=facts.source,
+            corpus_sha256=facts.corpus_sha256,
+            train_tokens=facts.train_tokens,
+            validation_tokens=facts.validation_tokens,
+            dropped_documents=plan.dropped_documents,
+            dropped_tokens=plan.dropped_tokens,
+        ),
+    )  # fmt: skip

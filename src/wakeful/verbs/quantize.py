@@ -35,7 +35,7 @@ from wakeful.quant.convert import linear_layers
 from wakeful.quant.convert import quantize as quantize_module
 from wakeful.quant.measure import measure
 from wakeful.quant.schemes import ScaleKind, Scheme, parse_scheme
-from wakeful.runs.run import Run, environment
+from wakeful.runs.run import Environment, Run, environment
 from wakeful.verbs.diagnose import bos_words
 from wakeful.verbs.result import Result, Source, asked, dtype_of, each_model, name_of, showing
 from wakeful.world import ALONE
@@ -52,7 +52,7 @@ class Quantization(Result):
     damage: Damage | None
     method: Mapping[str, str]
     layers: tuple[str, ...]
-    machine: Mapping[str, Any]
+    machine: Environment
     figures: tuple[str, ...] = ()
     """Formats of charts that are saved beside the page."""
 
@@ -300,7 +300,7 @@ def _method(
     layers: int,
     length: int,
     calibration: int,
-    machine: Mapping[str, Any],
+    machine: Environment,
 ) -> dict[str, str]:
     skipped = f", and what matches {', '.join(wanted.skip)}" if wanted.skip else ""
     return {
@@ -322,6 +322,5 @@ def _method(
         "Scales": "dynamic: of the tensor at hand, one sequence at a time"
         + (f"; static: the largest of {calibration} further sequences" if calibration else ""),
         "Arithmetic": f"{wanted.arithmetic}; grids in float32",
-        "Machine": f"{machine['device_name']}, {machine['threads']} threads; torch "
-        f"{machine['torch']}, Transformers {machine['transformers']}, wakeful {machine['wakeful']}",
+        "Machine": str(machine),
     }

@@ -31,7 +31,7 @@ def report(*folders: str | Path, out: str | Path = "", title: str = "") -> Compa
     if not folders:
         raise WakefulError("name a comparison, or one or more run directories")
     places = [Path(folder) for folder in folders]
-    kinds = [str(Run.open(place).header.get("kind")) for place in places]
+    kinds = [Run.open(place).header.kind for place in places]
     page = Path(out or places[0] / "report.html")
     if kinds == ["inherit"]:
         if title:

@@ -174,5 +174,5 @@ def write_report(comparison: Comparison, path: str | Path, *, title: str) -> Pat
         same_batches=same_batches(comparison),
         machines=machines(comparison),
         configs={variant: config_to_toml(run.config) for variant, run in firsts.items()},
-        samples={variant: run.summary["samples"] for variant, run in firsts.items()},
+        samples={variant: run.summary.samples for variant, run in firsts.items()},
     )

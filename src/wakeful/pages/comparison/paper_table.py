@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from wakeful.estimates import Estimate, mean_and_error, perplexity, reach, weighted_mean
 from wakeful.pages.comparison.published import Column, Direction, PublishedTable, published
@@ -157,16 +157,14 @@ def figure(run: TrainedRun, name: str) -> float | None:
     if name == "perplexity":
         return perplexity(weighted_mean(run.validation["loss"], run.validation["tokens"])[0])
     if name.startswith(_INCREASE):
-        return _read(run.summary, "quantization", name.removeprefix(_INCREASE), "increase")
+        return run.summary.quantization.get(name.removeprefix(_INCREASE), {}).get("increase")
     if name == "steps_per_second":
         tokens_a_step = run.config.train.batch_size * run.config.train.length
-        return run.summary["tokens_per_second"] / tokens_a_step
+        return run.summary.tokens_per_second / tokens_a_step
     if name == "training_megabytes":
-        return _megabytes(run.summary)
-    found = _read(run.summary, "diagnosis", name)
-    if found is None and name in _FORMER_NAMES:
-        return _read(run.summary, "diagnosis", _FORMER_NAMES[name])
-    return found
+        return _megabytes(run.summary.bytes)
+    found = run.summary.diagnosis.get(name)
+    return run.summary.diagnosis.get(_FORMER_NAMES.get(name, "")) if found is None else found
 
 
 def counting_the_embedding(comparison: Comparison) -> list[str]:
@@ -175,25 +173,15 @@ def counting_the_embedding(comparison: Comparison) -> list[str]:
     found = (
         run.variant
         for run in comparison.runs
-        if any(_read(run.summary, "diagnosis", name) is not None for name in former)
+        if any(run.summary.diagnosis.get(name) is not None for name in former)
     )
     return list(dict.fromkeys(found))
 
 
-def _megabytes(summary: Mapping[str, Any]) -> float | None:
-    peak = _read(summary, "bytes", "peak")
-    if peak is not None:
-        return peak / 1e6
-    weights, state = (_read(summary, "bytes", part) for part in ("weights", "optimizer"))
+def _megabytes(sizes: Mapping[str, int]) -> float | None:
+    if "peak" in sizes:
+        return sizes["peak"] / 1e6
+    if not {"weights", "optimizer"} <= sizes.keys():
+        return None
     # A gradient takes what its weight does.
-    return None if weights is None or state is None else (2 * weights + state) / 1e6
-
-
-def _read(table: Mapping[str, Any], *keys: str) -> float | None:
-    """Return the finite number at the end of a path of keys, if there is one."""
-    value: object = table
-    for key in keys:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf:
-        return float(value)
-    return None
+    return (2 * sizes["weights"] + sizes["optimizer"]) / 1e6

@@ -5,15 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 
 from wakeful.config.schema import Config
 from wakeful.errors import WakefulError
 from wakeful.pages.comparison.published import published_names
-from wakeful.runs import records
-from wakeful.runs.run import Run
+from wakeful.runs.run import METRICS, VALIDATION, Environment, Header, Run, read_frame, read_windows
+from wakeful.training.records import DataFacts, Summary
 
 
 @dataclass(frozen=True)
@@ -24,12 +23,19 @@ class TrainedRun:
     variant: str
     seed: int
     config: Config
-    header: dict[str, Any]
-    environment: dict[str, Any]
-    summary: dict[str, Any]
+    environment: Environment
+    data: DataFacts
+    done: Summary | None
+    """None of a run under way."""
     metrics: pl.DataFrame
     validation: pl.DataFrame
     """One row a validation window: window, loss (mean nats a token), tokens."""
+
+    @property
+    def summary(self) -> Summary:
+        """The figures of a finished run."""
+        assert self.done is not None
+        return self.done
 
 
 Pairs = list[tuple[TrainedRun, TrainedRun]]
@@ -120,16 +126,9 @@ def read_run(path: str | Path, variant: str = "") -> TrainedRun:
         WakefulError: a file of it is missing, damaged or without what reports read.
     """
     run = Run.open(path)
-    summary = run.read_json("summary.json")
-    place = run.path / "summary.json"
-    records.check_fields(place, summary, records.SUMMARY)
-    records.check_fields(
-        place, summary, {f"data.{key}": kind for key, kind in records.DATA.items()}
-    )
-    records.check_samples(place, summary["samples"])
-    validation = records.read_frame(run.path / "validation.parquet", records.VALIDATION)
-    records.check_windows(run.path / "validation.parquet", validation)
-    return _read(run, variant, summary, validation.sort("window"))
+    summary = run.read(Summary, "summary.json")
+    windows = read_windows(run.path / "validation.parquet").sort("window")
+    return _read(run, variant, summary.data, windows, summary)
 
 
 def read_comparison(source: str | Path | Sequence[str | Path]) -> Comparison:
@@ -144,7 +143,7 @@ def read_comparison(source: str | Path | Sequence[str | Path]) -> Comparison:
     """
     if isinstance(source, str | Path):
         header = Run.open(source).header
-        if header.get("kind") == "compare":
+        if header.kind == "compare":
             return _comparison_folder(Path(source), header)
         source = [source]
     runs: list[TrainedRun] = []
@@ -170,21 +169,19 @@ def read_comparison(source: str | Path | Sequence[str | Path]) -> Comparison:
     )
 
 
-def _comparison_folder(path: Path, header: dict[str, Any]) -> Comparison:
-    records.check_fields(path / "run.json", header, records.COMPARISON)
-    for name in header["variants"]:
-        if not isinstance(name, str) or not _is_folder_name(name):
+def _comparison_folder(path: Path, header: Header) -> Comparison:
+    for name in header.variants:
+        if not _is_folder_name(name):
             raise WakefulError(f"{path / 'run.json'}: variants cannot hold {name!r}")
-    for seed in header["seeds"]:
-        if type(seed) is not int or not 0 <= seed < 2**63:
+    for seed in header.seeds:
+        if not 0 <= seed < 2**63:
             raise WakefulError(f"{path / 'run.json'}: seeds cannot hold {seed!r}")
-    layouts = header.get("layouts", [])
-    if not isinstance(layouts, list) or set(map(str, layouts)) - set(published_names()):
-        raise WakefulError(f"{path / 'run.json'}: layouts cannot be {layouts!r}")
+    if set(header.layouts) - set(published_names()):
+        raise WakefulError(f"{path / 'run.json'}: layouts cannot be {header.layouts!r}")
     runs: list[TrainedRun] = []
     partial: list[TrainedRun] = []
     unfinished: list[str] = []
-    for variant, seed in itertools.product(header["variants"], header["seeds"]):
+    for variant, seed in itertools.product(header.variants, header.seeds):
         place = path / variant / f"seed-{seed}"
         if (place / "run.json").is_file() and _is_done(place):
             runs.append(read_run(place, variant))
@@ -193,18 +190,18 @@ def _comparison_folder(path: Path, header: dict[str, Any]) -> Comparison:
         if (place / "data.json").is_file():
             partial.append(_read_partial(place, variant))
     finished = {run.variant for run in runs}
-    if header["baseline"] not in finished:
+    if header.baseline not in finished:
         raise WakefulError(
-            f"{path} has no finished run of its baseline {header['baseline']!r}; continue the "
+            f"{path} has no finished run of its baseline {header.baseline!r}; continue the "
             "comparison with --resume"
         )
-    names = (header["baseline"], *(v for v in header["variants"] if v != header["baseline"]))
+    names = (header.baseline, *(v for v in header.variants if v != header.baseline))
     return _checked(
         Comparison(
-            header["name"], tuple(name for name in names if name in finished), tuple(runs),
+            header.name, tuple(name for name in names if name in finished), tuple(runs),
             unfinished=tuple(unfinished),
             partial=tuple(run for run in partial if not run.metrics.is_empty()),
-            declared=names, layouts=tuple(layouts),
+            declared=names, layouts=header.layouts,
         )
     )  # fmt: skip
 
@@ -214,29 +211,31 @@ def _is_folder_name(name: str) -> bool:
 
 
 def _is_done(path: str | Path) -> bool:
-    return Run.open(path).header.get("status") == "done"
+    return Run.open(path).header.status == "done"
 
 
 def _read_partial(path: str | Path, variant: str = "") -> TrainedRun:
     """Read a run that has begun: of its summary there is only the data it reads."""
     run = Run.open(path)
-    data = run.read_json("data.json")
-    records.check_fields(run.path / "data.json", data, records.DATA)
-    return _read(run, variant, {"data": data}, pl.DataFrame(schema=records.VALIDATION))
+    return _read(run, variant, run.read(DataFacts, "data.json"), pl.DataFrame(schema=VALIDATION))
 
 
-def _read(run: Run, variant: str, summary: dict[str, Any], validation: pl.DataFrame) -> TrainedRun:
+def _read(
+    run: Run,
+    variant: str,
+    data: DataFacts,
+    validation: pl.DataFrame,
+    summary: Summary | None = None,
+) -> TrainedRun:
     config = run.config
-    environment = run.read_json("environment.json")
-    records.check_fields(run.path / "environment.json", environment, records.ENVIRONMENT)
     return TrainedRun(
         path=run.path,
         variant=variant or config.name,
         seed=config.train.seed,
         config=config,
-        header=run.header,
-        environment=environment,
-        summary=summary,
+        environment=run.read(Environment, "environment.json"),
+        data=data,
+        done=summary,
         metrics=_metrics(run),
         validation=validation,
     )
@@ -245,11 +244,11 @@ def _read(run: Run, variant: str, summary: dict[str, Any], validation: pl.DataFr
 def _metrics(run: Run) -> pl.DataFrame:
     """Return metrics.parquet, or the rows so far of metrics.jsonl."""
     if (run.path / "metrics.parquet").is_file():
-        return records.read_frame(run.path / "metrics.parquet", records.METRICS)
+        return read_frame(run.path / "metrics.parquet", METRICS)
     path = run.path / "metrics.jsonl"
-    rows = [{name: row.get(name) for name in records.METRICS} for row in run.metrics()]
+    rows = [{name: row.get(name) for name in METRICS} for row in run.metrics()]
     try:
-        return pl.DataFrame(rows, schema=records.METRICS)
+        return pl.DataFrame(rows, schema=METRICS)
     except (pl.exceptions.PolarsError, TypeError, OverflowError):
         raise WakefulError(f"{path}: a row's kind, step, loss or tokens has another type") from None
 
@@ -260,7 +259,7 @@ def _checked(comparison: Comparison) -> Comparison:
     windows = first.validation.select("window", "tokens")
     for run in (*comparison.runs[1:], *comparison.partial):
         for key in ("corpus_sha256", "tokenizer", "validation_tokens"):
-            if run.summary["data"][key] != first.summary["data"][key]:
+            if getattr(run.data, key) != getattr(first.data, key):
                 raise WakefulError(
                     f"{run.path} and {first.path} cannot be compared: their {key} differs; train "
                     "both on the same data"

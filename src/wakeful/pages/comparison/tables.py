@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 
 from wakeful.config.schema import config_to_table
+from wakeful.config.tables import to_table
 from wakeful.estimates import (
     Estimate,
     mean_and_error,
@@ -56,10 +57,10 @@ def summary_table(comparison: Comparison) -> pl.DataFrame:
                 "difference_error": difference_error,
                 "paired_over": comparison.paired_over(variant),
                 "perplexity": perplexity(loss),
-                "parameters": summaries[0]["parameters"]["total"],
-                "cache_bytes": summaries[0]["kv_cache_bytes_per_token"],
-                "tokens_per_second": float(np.median([s["tokens_per_second"] for s in summaries])),
-                "seconds": float(np.mean([s["seconds"] for s in summaries])),
+                "parameters": summaries[0].parameters.total,
+                "cache_bytes": summaries[0].kv_cache_bytes_per_token,
+                "tokens_per_second": float(np.median([s.tokens_per_second for s in summaries])),
+                "seconds": float(np.mean([s.seconds for s in summaries])),
             }
         )
     return pl.DataFrame(rows).with_columns(
@@ -191,7 +192,7 @@ def same_batches(comparison: Comparison) -> bool:
     The order is a function of the seed, the training tokens, the length and the batch size.
     """
     orders = {
-        (run.config.train.length, run.config.train.batch_size, run.summary["data"]["train_tokens"])
+        (run.config.train.length, run.config.train.batch_size, run.data.train_tokens)
         for run in (*comparison.runs, *comparison.partial)
     }
     return len(orders) == 1
@@ -200,7 +201,9 @@ def same_batches(comparison: Comparison) -> bool:
 def machines(comparison: Comparison) -> list[str]:
     """Describe each different machine and version that finished runs were trained on."""
     words = "{device_name}, {threads} threads; torch {torch}, Python {python}, wakeful {wakeful}"
-    return list(dict.fromkeys(words.format(**run.environment) for run in comparison.runs))
+    return list(
+        dict.fromkeys(words.format_map(to_table(run.environment)) for run in comparison.runs)
+    )
 
 
 def _flat(table: Mapping[str, Any], place: str = "") -> list[tuple[str, Any]]:

@@ -1,18 +1,17 @@
 """An inheritance's charts, and the offline HTML page about it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import altair as alt
 import polars as pl
 
-from wakeful.growth.layermap import written
+from wakeful.growth.layers import written
+from wakeful.growth.outcome import Sizes, Summary
 from wakeful.pages.charts import DASHES, PALETTE, Drawing, colored, colors, dashed, tip
 from wakeful.pages.inheritance.reading import (
     choice,
     cost_of_reference,
-    final_heir,
     read_inheritance,
     verdicts,
 )
@@ -37,36 +36,36 @@ _SIZES = (
 def write_inheritance(path: str | Path, page: str | Path = "") -> Path:
     """Write the page about an inheritance's folder; an old page stays until the new is whole."""
     summary, environment = read_inheritance(path)
-    kept = set(summary["choice"]["layers"])
+    kept = set(summary.choice.layers)
     return write_page(
         page or Path(path) / "report.html",
         "inheritance",
-        title=f"Inherited from {summary['reference']['name']}",
+        title=f"Inherited from {summary.reference.name}",
         summary=summary,
         environment=environment,
-        heir=final_heir(summary),
+        heir=summary.heir,
         verdicts=verdicts(summary),
-        cost=cost_of_reference(summary["reference"]),
+        cost=cost_of_reference(summary.reference),
         choice=choice(summary),
         curves=loss_curves(summary),
         figures=[
             (_FIGURES[name], _bars(values, kept, _FIGURES[name]))
-            for name, values in summary["choice"]["figures"].items()
+            for name, values in summary.choice.figures.items()
             if name in _FIGURES
         ],
-        colors=colors(summary["arms"]),
-        sizes=[_size(summary["sizes"], *size) for size in _SIZES],
+        colors=colors(summary.arms),
+        sizes=[_size(summary.sizes, *size) for size in _SIZES],
         written=written,
     )
 
 
-def loss_curves(summary: Mapping[str, Any]) -> Drawing:
+def loss_curves(summary: Summary) -> Drawing:
     """Draw validation losses over steps, the reference's as a line across (fig. 5)."""
-    names = [arm["arm"] for arm in summary["arms"]]
+    names = [arm.arm for arm in summary.arms]
     rows = [
-        {"arm": arm["arm"], "run": point["run"], "step": point["step"], "loss": point["loss"]}
-        for arm in summary["arms"]
-        for point in arm["curve"]
+        {"arm": arm.arm, "run": point.run, "step": point.step, "loss": point.loss}
+        for arm in summary.arms
+        for point in arm.curve
     ]
     stroke = alt.Legend(symbolType="stroke")
     base = alt.Chart(pl.DataFrame(rows)).encode(
@@ -80,8 +79,8 @@ def loss_curves(summary: Mapping[str, Any]) -> Drawing:
     dash = dashed("arm", names, dashes, legend=stroke)
     lines = base.mark_line(strokeWidth=2).encode(detail="run:N", strokeDash=dash)
     points = base.mark_point(filled=True, size=36, opacity=1)
-    reference = summary["reference"]
-    across = alt.Chart(pl.DataFrame({"loss": [reference["loss"]], "name": [reference["name"]]}))
+    reference = summary.reference
+    across = alt.Chart(pl.DataFrame({"loss": [reference.loss], "name": [reference.name]}))
     rule = across.mark_rule(strokeWidth=1.5, strokeDash=[5, 4]).encode(y="loss:Q")
     label = across.mark_text(align="right", baseline="bottom", dy=-3)
     label = label.encode(y="loss:Q", x=alt.value("width"), text="name:N")
@@ -110,9 +109,7 @@ def _bars(values: Sequence[float], kept: set[int], title: str) -> Drawing:
     return chart.properties(height=150, width="container")
 
 
-def _size(
-    sizes: Mapping[str, Any], key: str, title: str, style: str, unit: float
-) -> tuple[str, list[str]]:
-    ours, theirs = sizes["heir"][key], sizes["reference"][key]
+def _size(sizes: Sizes, key: str, title: str, style: str, unit: float) -> tuple[str, list[str]]:
+    ours, theirs = getattr(sizes.heir, key), getattr(sizes.reference, key)
     ratio = f"{ours / theirs:.3f}" if theirs else "–"
     return title, [style.format(theirs * unit), style.format(ours * unit), ratio]

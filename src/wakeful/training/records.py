@@ -1,0 +1,202 @@
+"""What a training run writes of its data, its steps and its end."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
+
+from wakeful.config.tables import from_table, to_table
+from wakeful.data.tokens import Data
+from wakeful.errors import WakefulError
+from wakeful.runs.run import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dropped:
+    """Held-out documents that stand in the training text in part and were left out."""
+
+    documents: int = 0
+    tokens: int = 0
+    passage: int = 0
+    """Tokens of the passages that were looked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFacts:
+    """data.json: what names the text, its split and its tokenizer."""
+
+    source: str | tuple[str, ...]
+    corpus_sha256: str
+    tokenizer: str
+    """Its fingerprint."""
+    train_tokens: int
+    """0 where they are drawn without end."""
+    validation_tokens: int
+    vocab_size: int
+    overlap: Dropped | None = None
+    """None where what overlaps was kept."""
+    train_sha256: str = ""
+    validation_sha256: str = ""
+
+    @property
+    def text(self) -> str:
+        """The source in words."""
+        return self.source if isinstance(self.source, str) else ", ".join(self.source)
+
+    @property
+    def anywhere(self) -> "DataFacts":
+        """What is the same wherever the text lies."""
+        return dataclasses.replace(self, source="")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A row of metrics.jsonl: one step of the optimizer."""
+
+    kind: ClassVar = "train"
+    step: int
+    loss: float
+    """Nats a token of the batch, before the step."""
+    lr: float | None = None
+    grad_norm: float | None = None
+    """Before clipping."""
+    tokens: int
+    """Trained on so far."""
+    seconds: float
+    """Of training so far."""
+    tokens_per_second: float
+    excess_loss: float | None = None
+    """Of a task: the loss above the task's own on the same tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validated:
+    """A loss on the validation set, in nats a token."""
+
+    loss: float
+    standard_error: float | None
+    num_windows: int = 0
+    num_tokens: int = 0
+    optimal_loss: float | None = None
+    """Of a task, as the next two: its own loss on the same targets."""
+    excess_loss: float | None = None
+    excess_standard_error: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(Validated):
+    """A row of metrics.jsonl: the loss on the validation set after a step."""
+
+    kind: ClassVar = "validation"
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameters:
+    """Numbers of parameters."""
+
+    total: int
+    embedding: int = 0
+    non_embedding: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AtTheEnd(Validated):
+    """A run's loss on the validation set when it ends."""
+
+    perplexity: float = 0.0
+    length: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """A prompt and what the model wrote after it."""
+
+    prompt: str
+    text: str
+    temperature: float = 0.0
+    top_k: int = 0
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """summary.json: the figures of a finished run."""
+
+    steps: int = 0
+    tokens: int = 0
+    seconds: float
+    tokens_per_second: float
+    """The median of all steps."""
+    parameters: Parameters
+    kv_cache_bytes_per_token: int | float
+    kv_cache_dtype: str = "float32"
+    validation: AtTheEnd
+    diagnosis: Mapping[str, float | None] = field(default_factory=dict)
+    quantization: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    bytes: Mapping[str, int] = field(default_factory=dict)
+    """Of weights and optimizer, and on a GPU the peak of all."""
+    samples: tuple[Sample, ...]
+    data: DataFacts
+
+
+Row = TypeVar("Row", Step, Evaluation)
+
+
+def data_facts(data: Data) -> DataFacts:
+    """Return what names the text, its split and its tokenizer."""
+    facts = {
+        "source": data.info["source"],
+        "corpus_sha256": data.corpus_sha256,
+        "tokenizer": data.tokenizer.fingerprint,
+        "train_tokens": data.info["splits"]["train"]["tokens"],
+        "validation_tokens": data.validation.num_tokens,
+        "vocab_size": data.vocab_size,
+        "overlap": data.info.get("overlap"),
+        "train_sha256": data.info["splits"]["train"]["sha256"],
+        "validation_sha256": data.info["splits"]["validation"]["sha256"],
+    }
+    return from_table(DataFacts, facts, record="the data")
+
+
+def check_same_data(run: Run, data: Data) -> None:
+    """Raise `WakefulError` unless the data is what the run was begun with."""
+    if run.read(DataFacts, "data.json").anywhere != data_facts(data).anywhere:
+        raise WakefulError(
+            f"{run.path} was trained on other data than data.source gives now: the text, what is "
+            "held out of it or the tokenizer has changed; restore it, or start a new run"
+        )
+
+
+def record(run: Run, row: Step | Evaluation) -> dict[str, Any]:
+    """Add a row to metrics.jsonl, without what it may leave out; return it as a table."""
+    table = {"kind": row.kind, **to_table(row)}
+    for entry in dataclasses.fields(row):
+        if entry.default is None and table[entry.name] is None:
+            del table[entry.name]
+    run.append(table)
+    return table
+
+
+def rows(run: Run, kind: type[Row]) -> list[Row]:
+    """Return the rows of one kind of metrics.jsonl.
+
+    Raises:
+        WakefulError: a row has not all of its figures.
+    """
+    place = str(run.path / "metrics.jsonl")
+    return [
+        from_table(kind, row, record=place) for row in run.metrics() if row["kind"] == kind.kind
+    ]
+
+
+def check_rows(run: Run, *, done: bool = False) -> None:
+    """Raise `WakefulError` unless every step that metrics.jsonl tells of has its figures.
+
+    Of a run whose last step is `done` it must tell of one at least.
+    """
+    if not rows(run, Step) and done:
+        raise WakefulError(
+            f"{run.path / 'metrics.jsonl'} does not tell of a single step, and all are done: "
+            "restore it"
+        )
