@@ -2,7 +2,6 @@
 
 import contextlib
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
@@ -20,53 +19,35 @@ from rich.progress import (
 _SECONDS_BETWEEN_LINES = 10.0
 
 
-class Display(ABC):
-    """What is told while a verb works."""
+class Display:
+    """What is told while a verb works; this one says nothing."""
 
-    @abstractmethod
     def begin(self, done: int, total: int, what: str) -> None:
         """Announce `total` training steps, `done` of which are there, before the next begins."""
 
-    @abstractmethod
     def step(self, done: int, total: int, loss: float, tokens_per_second: float) -> None:
         """Report a finished training step."""
 
-    @abstractmethod
     def note(self, text: str) -> None:
         """Say one line."""
 
-    @abstractmethod
     def stage(self, name: str, done: int, total: int | None) -> None:
         """Report work on bytes of text, such as preparing data."""
 
-    @abstractmethod
     def count(self, name: str, done: int, total: int) -> None:
         """Report work on things that are counted, such as sequences; `total` 0 is unknown."""
 
 
+Silent = Display
 Shown = Callable[[str], AbstractContextManager[Display]]
 """Gives the display for the work that is called so."""
-
-
-class Silent(Display):
-    """Says nothing."""
-
-    def begin(self, done: int, total: int, what: str) -> None: ...
-
-    def step(self, done: int, total: int, loss: float, tokens_per_second: float) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-    def stage(self, name: str, done: int, total: int | None) -> None: ...
-
-    def count(self, name: str, done: int, total: int) -> None: ...
 
 
 class Bars(Display):
     """A rich progress bar a kind of work, each with its figures and the time left."""
 
-    def __init__(self, console: Console, progress: Progress, name: str) -> None:
-        self._console, self._progress, self._name = console, progress, name
+    def __init__(self, progress: Progress, name: str) -> None:
+        self._progress, self._name = progress, name
         self._tasks: dict[str, TaskID] = {}
 
     def begin(self, done: int, total: int, what: str) -> None:
@@ -175,7 +156,7 @@ def display(console: Console, name: str) -> Iterator[Display]:
         TimeRemainingColumn(),
     ]
     with Progress(*columns, console=console) as progress:
-        yield Bars(console, progress, name)
+        yield Bars(progress, name)
 
 
 @contextlib.contextmanager

@@ -35,6 +35,7 @@ from wakeful.pages.comparison.tables import (
     smoothing_window,
     summary_table,
 )
+from wakeful.verbs.report import report
 
 STEPS, WINDOWS = 40, 12
 
@@ -160,6 +161,13 @@ def test_runs_on_other_data_are_not_compared(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / "x", "x"), make_run(tmp_path / "y", "y", corpus="other")]
     with pytest.raises(WakefulError, match="corpus_sha256 differs"):
         read_comparison(runs)
+
+
+def test_the_summary_of_a_comparison_is_json(tmp_path: Path) -> None:
+    folder = make_comparison(tmp_path / "c", {"a": 0.0, "b": -0.5}, [0, 1])
+    shutil.rmtree(folder / "b" / "seed-1")
+    summary = report(folder, out=tmp_path / "r.html").summary
+    assert json.loads(json.dumps(summary))["paired_over"] == {"a": "seeds", "b": "windows"}
 
 
 def test_an_unfinished_run_is_left_out_and_named(tmp_path: Path) -> None:

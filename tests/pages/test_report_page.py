@@ -1,4 +1,7 @@
-"""The page: what it may run, what it says of odd comparisons, and charts on their own."""
+"""The page: what it may run, what it says of odd comparisons, and charts on their own.
+
+The script that draws charts is bundled once and kept, and never taken damaged.
+"""
 
 import base64
 import hashlib
@@ -9,6 +12,7 @@ import re
 from pathlib import Path
 
 import pytest
+import vl_convert
 from rich.console import Console
 from test_report import make_comparison, make_run
 from test_report_reading import interrupt
@@ -18,6 +22,7 @@ from wakeful.pages.charts import save_chart, specification
 from wakeful.pages.comparison.charts import cost_charts, training_loss_chart
 from wakeful.pages.comparison.page import render_terminal, write_report
 from wakeful.pages.comparison.reading import read_comparison
+from wakeful.pages.page import vega_bundle
 
 
 def written(path: Path, folder: Path) -> str:
@@ -117,3 +122,46 @@ def test_a_chart_is_written_as_one_html_file(tmp_path: Path) -> None:
     assert not re.search(r"""<(script|link)[^>]*(src|href)\s*=""", page)
     with pytest.raises(WakefulError, match=r"\.html, \.svg, \.png or \.pdf"):
         save_chart(chart, tmp_path / "chart.gif")
+
+
+@pytest.fixture
+def bundles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
+    made: list[int] = []
+
+    def bundle() -> str:
+        made.append(1)
+        return "let a = 'é';\r\nlet b;\n"
+
+    monkeypatch.setattr(vl_convert, "javascript_bundle", bundle)
+    monkeypatch.setenv("WAKEFUL_CACHE", str(tmp_path / "cache"))
+    vega_bundle.cache_clear()
+    yield made
+    vega_bundle.cache_clear()
+
+
+def again() -> str:
+    """As another process would ask."""
+    vega_bundle.cache_clear()
+    return vega_bundle()
+
+
+def test_it_is_bundled_once(bundles: list[int]) -> None:
+    assert again() == again() == again() == "let a = 'é';\r\nlet b;\n"
+    assert len(bundles) == 1
+
+
+@pytest.mark.parametrize("damage", [b"", b"let a;", b"\xff", b"// sha256 00\nlet evil;"])
+def test_a_damaged_script_is_bundled_anew(
+    bundles: list[int], tmp_path: Path, damage: bytes
+) -> None:
+    script = again()
+    (file,) = (tmp_path / "cache" / "vega").iterdir()
+    file.write_bytes(damage)
+    assert again() == again() == script
+    assert len(bundles) == 2
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(bundles: list[int], tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file where a folder should be")
+    assert again() == again()
+    assert len(bundles) == 2

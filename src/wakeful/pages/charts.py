@@ -99,7 +99,8 @@ def save_chart(chart: Drawing, path: str | Path) -> Path:
 
 def fixed(chart: Drawing) -> dict[str, Any]:
     """Return a chart as Vega-Lite with a width and colors of its own, to stand outside a page."""
-    return _fixed_width(specification(chart) | {"config": theme()})
+    spec = specification(chart) | {"config": theme()}
+    return spec | {"width": 640} if spec.get("width") == "container" else spec
 
 
 def specification(chart: Drawing) -> dict[str, Any]:
@@ -139,10 +140,6 @@ def theme(*, dark: bool = False) -> dict[str, Any]:
         "header": {"labelColor": ink, "labelAnchor": "start", "labelFontWeight": 600,
                    "labelOrient": "top"},
     }  # fmt: skip
-
-
-def _fixed_width(spec: dict[str, Any]) -> dict[str, Any]:
-    return {**spec, "width": 640} if spec.get("width") == "container" else spec
 
 
 def _finite(value: Any) -> Any:

@@ -15,10 +15,6 @@ from wakeful.pages.charts import Drawing, colored, colors, heatmap, tip, wide
 from wakeful.pages.page import write_page
 from wakeful.probes.base import block_outputs, mean_over_layers
 
-FIRST_KEY = tuple(
-    f"first_key_{part}_{rows}_row_0" for part in ("share", "mass") for rows in ("with", "without")
-)
-"""The first token's share and mass, each with row 0, which sees nothing else, and without it."""
 _COMPARED = (
     ("loss", "loss (nats)", "{:.4f}"),
     ("first_key_share_without_row_0", "first-token share, without row 0", "{:.3f}"),
@@ -89,6 +85,10 @@ def head_values(diagnosis: Diagnosis, metric: str) -> pl.DataFrame:
 
 def summary(diagnosis: Diagnosis) -> dict[str, Any]:
     """Return the figures that papers print, each a mean over layers unless its name says more."""
+
+    def mean(metric: str, **where: str) -> float | None:
+        return mean_over_layers(layer_values(diagnosis, metric, **where))
+
     ranks = head_values(diagnosis, "rank")
     drain = layer_values(diagnosis, "value_drain", position="first")
     return {
@@ -99,8 +99,13 @@ def summary(diagnosis: Diagnosis) -> dict[str, Any]:
         "sequences": diagnosis.num_sequences,
         "loss": diagnosis.loss,
         "loss_standard_error": finite(diagnosis.loss_error),
-        **{name: mean_over_layers(layer_values(diagnosis, name)) for name in FIRST_KEY},
-        "entropy": mean_over_layers(layer_values(diagnosis, "entropy", variant="code")),
+        # The first token's, each with row 0, which sees nothing else, and without it.
+        **{
+            name: mean(name)
+            for part in ("share", "mass")
+            for name in (f"first_key_{part}_with_row_0", f"first_key_{part}_without_row_0")
+        },
+        "entropy": mean("entropy", variant="code"),
         "value_drain_lowest": drain["value"].min(),
         "lazy_layers": lazy_layers(diagnosis),
         "heads_near_rank_1": int(layer_values(diagnosis, "near_rank_1")["value"].sum()),
@@ -109,9 +114,7 @@ def summary(diagnosis: Diagnosis) -> dict[str, Any]:
         "ranks_that_are_bounds": int((ranks["kind"] == "bound").sum()),
         "suggested_depth": suggested_depth(diagnosis),
         **{
-            f"{metric}_{position}": mean_over_layers(
-                layer_values(diagnosis, metric, position=position)
-            )
+            f"{metric}_{position}": mean(metric, position=position)
             for metric in ("kurtosis", "max_activation")
             for position in ("first", "rest")
         },

@@ -40,23 +40,20 @@ class Row:
 
 def shown(scores: Sequence[Score]) -> tuple[list[str], list[Row]]:
     """Return the models and, for each task and metric, what to show of each model."""
-    names = _names(scores)
+    names = list(dict.fromkeys(score.model for score in scores))
     rows: list[Row] = []
     for title, found in _measures(scores).items():
-        first = found.get(names[0])
-        cells: list[Cell] = []
-        for name in names:
-            score = found.get(name)
-            if score is None:
-                cells.append(Cell("–"))
-                continue
-            paired = difference(score, first) if first and score is not first else None
-            cells.append(
-                Cell(written(score.figure, score.error), written(*paired, "+") if paired else "")
-            )
         higher = any(score.higher_is_better for score in found.values())
+        cells = [_cell(found.get(name), found.get(names[0])) for name in names]
         rows.append(Row(title, f"{'higher' if higher else 'lower'} is better", cells))
     return names, rows
+
+
+def _cell(score: Score | None, first: Score | None) -> Cell:
+    if score is None:
+        return Cell("–")
+    paired = difference(score, first) if first and score is not first else None
+    return Cell(written(score.figure, score.error), written(*paired, "+") if paired else "")
 
 
 def written(figure: float, error: float, sign: str = "") -> str:
@@ -85,10 +82,6 @@ def score_charts(scores: Sequence[Score]) -> list[tuple[str, Drawing]]:
         if drawn:
             charts.append((f"{row.title}, {row.better}", _dots(pl.DataFrame(drawn), names)))
     return charts
-
-
-def _names(scores: Sequence[Score]) -> list[str]:
-    return list(dict.fromkeys(score.model for score in scores))
 
 
 def _measures(scores: Sequence[Score]) -> dict[str, dict[str, Score]]:

@@ -92,10 +92,6 @@ def summary(damage: Damage) -> dict[str, Any]:
     """Return the figures of every scheme; an error that one sequence cannot give is null."""
     measurement = damage.measurement
     perplexity, error = measurement.perplexity()
-    kurtosis = {
-        f"kurtosis_{position}": block_values(damage, "kurtosis", "", position)["value"].mean()
-        for position in ("first", "rest")
-    }
     return {
         "model": measurement.name,
         "sequences": len(measurement.counts),
@@ -103,7 +99,10 @@ def summary(damage: Damage) -> dict[str, Any]:
         "perplexity": perplexity,
         "perplexity_standard_error": finite(error),
         "bytes": damage.full_bytes,
-        **kurtosis,
+        **{
+            f"kurtosis_{position}": block_values(damage, "kurtosis", "", position)["value"].mean()
+            for position in ("first", "rest")
+        },
         "schemes": [scheme_figures(damage, name) for name in damage.schemes],
     }
 

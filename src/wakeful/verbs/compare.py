@@ -48,7 +48,7 @@ class Comparison(Stored):
         return {
             "variants": self.frame.to_dicts(),
             "baseline": self.found.baseline,
-            "paired_over": self.found.paired_over,
+            "paired_over": {name: self.found.paired_over(name) for name in self.found.variants},
             "unfinished": list(self.found.unfinished),
         }
 

@@ -64,7 +64,9 @@ def caveat(comparison: Comparison) -> str:
         return f"Differences are paired over seeds. {rule}"
     whose = "Differences are"
     if len(single) < len(compared):
-        whose = f"Differences are paired over seeds. That of {_listed(single)} is"
+        these = "Those" if len(single) > 1 else "That"
+        verb = "are" if len(single) > 1 else "is"
+        whose = f"Differences are paired over seeds. {these} of {_listed(single)} {verb}"
     return (
         f"{whose} paired over the validation windows of one seed: they say how sure the "
         f"measurement is, not how much another seed would differ. {rule}"
