@@ -5,9 +5,16 @@ import torch
 
 from helpers import some_tokens, tiny_decoder
 from wakeful.errors import WakefulError
-from wakeful.growth.baselines import BASELINES, Setting, check_names, half_width
+from wakeful.growth.baselines import (
+    BASELINES,
+    Baseline,
+    Setting,
+    baseline_of,
+    check_baselines,
+    half_width,
+)
 from wakeful.growth.inherit import inherit
-from wakeful.growth.layers import first, last
+from wakeful.growth.layers import LayerMap, first, last
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import initialize
 
@@ -116,8 +123,36 @@ def test_half_width_of_every_kind(options: dict, residual: bool) -> None:
 
 
 def test_unknown_and_doubled_names() -> None:
-    check_names(["random", "stacking"])
-    with pytest.raises(WakefulError, match=r"unknown baseline 'randon' \(did you mean 'random'"):
-        check_names(["randon"])
-    with pytest.raises(WakefulError, match="named twice"):
-        check_names(["random", "random"])
+    check_baselines(["random", "stacking", "half_heads()"])
+    for wrong, message in (
+        (["randon"], r"baseline='randon' is not one of .*\(did you mean 'random'"),
+        (["random(k=1)"], "random has no option 'k'; it has no options"),
+        (["random", "random()"], "named twice"),
+        (["nowhere_to_be:found"], "nowhere_to_be is not part|no module is imported"),
+    ):
+        with pytest.raises(WakefulError, match=message):
+            check_baselines(wrong)
+
+
+def evenly(setting: Setting, *, every: int = 2) -> Decoder:
+    """Every so many layers.
+
+    As far as they go.
+    """
+    total = setting.reference.config.num_layers
+    return setting.inherit(LayerMap(tuple(range(0, total, every)), "evenly"))
+
+
+TWICE = Baseline("half, then all", lambda s: s.inherit(first(1, of=4)), lambda s, _: s.everything())
+
+
+def test_a_users_own_baseline_is_as_good_as_ours() -> None:
+    given, here = setting(tiny_decoder()), __name__
+    found = baseline_of(f"{here}:evenly(every=3)")
+    assert found.summary == "Every so many layers."
+    ours = found.start(given).blocks[1]
+    for name, tensor in given.reference.blocks[3].named_parameters():
+        assert torch.equal(ours.get_parameter(name), tensor)
+    assert baseline_of(f"{here}:TWICE") is TWICE
+    with pytest.raises(WakefulError, match=r"has no option 'evry' \(did you mean 'every'"):
+        baseline_of(f"{here}:evenly(evry=3)")

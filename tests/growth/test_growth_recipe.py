@@ -212,7 +212,7 @@ def test_recipes_that_cannot_be(reference: Run, text: Path) -> None:
     refused("without growing", rounds=2)
     refused("has no next layer", grow=1, rounds=2, order=(), rule="named")
     refused("rounds = 0 at least 1", rounds=0)
-    refused("unknown baseline 'none'", baselines=("none",))
+    refused("baseline='none' is not one of", baselines=("none",))
     refused("wants layer 4", layers=(0, 4))
     refused("at least 2 steps", baselines=("stacking",), train=TrainConfig(steps=1))
 

@@ -155,6 +155,25 @@ def test_minutes_are_turned_into_steps(
     assert not (tmp_path / "short").exists()
 
 
+def test_a_baseline_of_the_users_own_module(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_start.py").write_text(
+        "from wakeful.growth.layers import LayerMap\n\n\n"
+        "def backwards(setting, *, last=3):\n"
+        '    """The last layers, turned around."""\n'
+        "    return setting.inherit(LayerMap((last, last - 1), 'backwards'))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert main([*command, "--steps", "1", "--baseline", "own_start:backwards(last=2)"]) == 0
+    summary = json.loads((tmp_path / "out/summary.json").read_text())
+    own = summary["arms"][-1]
+    assert (own["arm"], own["summary"]) == (
+        "own_start:backwards(last=2)", "The last layers, turned around.",
+    )  # fmt: skip
+    assert Run.open(tmp_path / "out" / own["runs"][0]).header.status == "done"
+
+
 def test_it_goes_on_where_it_was_stopped(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -195,7 +214,7 @@ def test_bad_input_is_one_line_and_changes_nothing(
                                                          "--rounds", "3")  # fmt: skip
     assert "has no next layer" in refused("--choose", "middle", "--grow", "1")
     assert "are for growing" in refused("--until", "budget")
-    assert "unknown baseline 'rand'" in refused("--baseline", "rand")
+    assert "baseline='rand' is not one of" in refused("--baseline", "rand")
     assert "unknown routes variant" in refused("--route", "resformers")
     assert "alpha must be between 0 and 1" in refused("--alpha", "2")
     assert "temperature positive" in refused("--temperature", "0", "--baseline", "distillation")

@@ -4,6 +4,8 @@ N layers in the reference, n in the target.
 """
 
 import dataclasses
+import inspect
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -16,7 +18,7 @@ from wakeful.growth.inherit import inherit, target_config
 from wakeful.growth.layers import LayerMap, alternate, first, last, middle, stacked
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import initialize
-from wakeful.variants import nearest
+from wakeful.variants import build_call
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,9 @@ class Baseline:
     """The model of the second half of its training, from the trained first."""
     distil: Distil = ""
     """The form of KL in its loss; empty for cross-entropy alone."""
+
+    def __call__(self, setting: Setting) -> Decoder:
+        return self.start(setting)
 
 
 def at_random(setting: Setting, num_layers: int) -> Decoder:
@@ -176,13 +181,29 @@ BASELINES: dict[str, Baseline] = {
 """By name, in the order that reports list them."""
 
 
-def check_names(names: Sequence[str]) -> None:
-    """Raise `WakefulError` for a baseline that does not exist or is named twice."""
-    for name in names:
-        if name not in BASELINES:
-            raise WakefulError(
-                f"unknown baseline {name!r}{nearest(name, BASELINES)}; there are "
-                f"{', '.join(BASELINES)}"
-            )
-    if len(set(names)) < len(names):
-        raise WakefulError(f"a baseline is named twice: {', '.join(names)}")
+def baseline_of(expression: str, *, imports: bool = False) -> Baseline:
+    """Return the baseline that an expression names: one of ours, or a user's own.
+
+    `my_module:start(k=2)` is a function of a `Setting` and its options, `my_module:MINE` a
+    `Baseline`. `imports` lets the module be imported: only for what the user wrote.
+
+    Raises:
+        WakefulError: see `wakeful.variants.build_call`.
+    """
+    call = build_call("baseline", BASELINES, expression, folder="growth", imports=imports)
+    if isinstance(call.func, Baseline):
+        return call.func
+    return Baseline((inspect.getdoc(call.func) or expression).split("\n", 1)[0], call)
+
+
+def folder_of(expression: str) -> str:
+    """Return what the folder of a baseline's run is called."""
+    return re.sub(r"[^\w.=-]+", "-", expression).strip("-.")
+
+
+def check_baselines(expressions: Sequence[str], *, imports: bool = False) -> None:
+    """Raise `WakefulError` for a baseline that does not exist, or two that are alike."""
+    for expression in expressions:
+        baseline_of(expression, imports=imports)
+    if len({folder_of(expression) for expression in expressions}) < len(expressions):
+        raise WakefulError(f"a baseline is named twice: {', '.join(expressions)}")

@@ -10,7 +10,7 @@ import polars as pl
 
 from wakeful.errors import WakefulError
 from wakeful.estimates import finite, paired_ratio
-from wakeful.growth.baselines import BASELINES
+from wakeful.growth.baselines import baseline_of
 from wakeful.growth.layers import written
 from wakeful.growth.recipe import Finished, Outcome, Recipe
 from wakeful.model.decoder import Decoder
@@ -214,8 +214,8 @@ def compared(outcome: Outcome, reference: pl.DataFrame, reference_loss: float) -
         lines.append(
             Arm(
                 arm=arm,
-                heir=any(stage is finished for stage in stages for finished in outcome.rounds),
-                summary=BASELINES[arm].summary if arm in BASELINES else _described(final),
+                heir=final in outcome.rounds,
+                summary=_described(final) if final in outcome.rounds else baseline_of(arm).summary,
                 runs=tuple(finished.stage.name for finished in stages),
                 depth=final.run.config.model.num_layers,
                 layers=final.stage.layers,

@@ -18,7 +18,7 @@ from wakeful.data.order import ValidationWindows
 from wakeful.data.tokens import PreparedData
 from wakeful.device import choose_device
 from wakeful.errors import WakefulError
-from wakeful.growth.baselines import BASELINES, Distil
+from wakeful.growth.baselines import Distil, baseline_of
 from wakeful.growth.layers import RANGES, By, Diagnosed, LayerMap, chosen, ordered
 from wakeful.growth.recipe import Recipe, Stage, setting_of, stage_config
 from wakeful.model.decoder import Decoder
@@ -165,7 +165,7 @@ def measure_costs(recipe: Recipe, reference: Decoder, data: PreparedData) -> lis
     # A student that grows goes through every round, and its baselines take as many steps.
     rounds = len(grown) if recipe.grow_from == "student" else 1
     for name in recipe.baselines:
-        baseline = BASELINES[name]
+        baseline = baseline_of(name)
         start = baseline.start(setting)
         cost = _cost(recipe, name, start, data, rounds * grown[-1], baseline.distil)
         costs.append(cost)

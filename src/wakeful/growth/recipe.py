@@ -24,7 +24,14 @@ from wakeful.config.schema import (
 from wakeful.config.verbs import Copy, GrowFrom, Until
 from wakeful.display import Shown
 from wakeful.errors import Interrupted, WakefulError
-from wakeful.growth.baselines import BASELINES, Baseline, Distil, Setting, check_names
+from wakeful.growth.baselines import (
+    Baseline,
+    Distil,
+    Setting,
+    baseline_of,
+    check_baselines,
+    folder_of,
+)
 from wakeful.growth.inherit import grow, inherit
 from wakeful.growth.layers import LayerMap, from_order, laziest
 from wakeful.loading.load import read_decoder
@@ -71,7 +78,7 @@ class Recipe:
     def check(self, num_layers: int) -> None:
         """Raise `WakefulError` where the recipe cannot be carried out on so many layers."""
         LayerMap(self.layers, self.rule).check(num_layers)
-        check_names(self.baselines)
+        check_baselines(self.baselines)
         if self.grow < 0 or self.rounds < 1:
             raise WakefulError(
                 f"grow = {self.grow} must not be negative and rounds = {self.rounds} at least 1"
@@ -109,7 +116,7 @@ def check_stages(recipe: Recipe, reference: Decoder) -> Config:
     layers = recipe.layer_map(recipe.rounds - 1)
     setting = setting_of(recipe, blank, layers)
     arms = {"heir": Baseline("", lambda s: s.inherit(layers, copy=recipe.copy), distil="sum")}
-    arms |= {name: BASELINES[name] for name in recipe.baselines}
+    arms |= {name: baseline_of(name) for name in recipe.baselines}
     for name, arm in arms.items():
         stage = Stage(
             name, name, recipe.train.steps, 0, partial(arm.start, setting), distil=arm.distil
@@ -247,14 +254,15 @@ def setting_of(recipe: Recipe, reference: Decoder, layers: LayerMap) -> Setting:
 
 
 def _baseline(name: str, setting: Setting, steps: int, half: int, out: Path) -> Iterator[Stage]:
-    baseline, then = BASELINES[name], BASELINES[name].second
+    baseline, folder = baseline_of(name), folder_of(name)
+    start, then = partial(baseline.start, setting), baseline.second
     if then is None:
-        yield Stage(name, name, steps, 0, lambda: baseline.start(setting), distil=baseline.distil)
+        yield Stage(folder, name, steps, 0, start, distil=baseline.distil)
         return
-    before = out / f"{name}-1"
-    yield Stage(before.name, name, half, 0, lambda: baseline.start(setting))
+    before = out / f"{folder}-1"
+    yield Stage(before.name, name, half, 0, start)
     yield Stage(
-        name, name, steps - half, half,
+        folder, name, steps - half, half,
         lambda: then(setting, read_decoder(before, dtype="auto").decoder()),
     )  # fmt: skip
 

@@ -20,7 +20,7 @@ from wakeful.device import choose_device
 from wakeful.display import Display, Shown, usual
 from wakeful.errors import WakefulError
 from wakeful.estimates import finite
-from wakeful.growth.baselines import check_names
+from wakeful.growth.baselines import check_baselines
 from wakeful.growth.inherit import departures
 from wakeful.growth.layers import By, Diagnosed, LayerMap, diagnose_layers
 from wakeful.growth.outcome import (
@@ -165,7 +165,7 @@ def _begun(
     out = out_of("inherit", source, options.out)
     run = Run(out)
     run.refuse_existing("inherit")
-    check_names(options.baseline)
+    check_baselines(options.baseline, imports=True)
     for folder, expression in (("routes", options.route), ("normalizers", options.normalizer)):
         if expression:
             build(folder, expression, imports=True)
