@@ -14,7 +14,6 @@ from rich.text import Text
 
 from wakeful.config.verbs import LENGTH, DiagnoseOptions
 from wakeful.data.sources import Beginning, beginning_of
-from wakeful.device import choose_device
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
 from wakeful.evaluation.diagnosis import Diagnosis as Diagnosed
@@ -31,18 +30,16 @@ from wakeful.pages.diagnosis import (
     top_importance,
     write_diagnosis,
 )
-from wakeful.runs.run import Environment, Run, environment
+from wakeful.runs.run import Environment, Run
 from wakeful.verbs.result import (
     Result,
     Source,
     asked,
-    dtype_of,
-    each_model,
     name_of,
     same_or_each,
-    showing,
 )
-from wakeful.world import World, joined
+from wakeful.verbs.session import session
+from wakeful.world import World
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -125,33 +122,22 @@ def diagnose(
         WakefulError: see its message; nothing is written.
     """
     wanted = asked(DiagnoseOptions, options, given)
-    with joined() as world, showing(shown, "diagnose", world) as show:
-        if wanted.out and world.first:
-            Run(wanted.out).refuse_existing("diagnose")
-        place = choose_device(wanted.device, world)
-        longest = wanted.length or LENGTH
+    with session("diagnose", wanted, shown) as at:
+        world, longest = at.world, wanted.length or LENGTH
         words = world.leader_first(
             lambda: beginning_of(wanted.source, longest * wanted.num_sequences)
         )
         found: list[Diagnosed] = []
-        bos: dict[str, str] = {}
-        dtypes: dict[str, str] = {}
-        for model in each_model(
-            models, tokenizer=tokenizer, device=wanted.device, dtype=wanted.dtype,
-            trust_remote_code=wanted.trust_remote_code, show=show, world=world,
-        ):  # fmt: skip
-            bos[model.name] = bos_words(model, wanted.bos)
-            dtypes[model.name] = dtype_of(model)
-            found.append(_diagnosed(model, words, wanted, show, world))
+        for model in at.each(models, tokenizer):
+            found.append(_diagnosed(model, words, wanted, at.show, world))
             del model
-        machine = environment(place, world.size)
         lengths = {each.name: f"{each.length} tokens" for each in found}
         method = {
             "Models": ", ".join(f"{each.name} ({each.architecture})" for each in found),
             "Text": f"{wanted.source}, {wanted.num_sequences} sequences of "
             f"{same_or_each(lengths)} from its beginning",
-            "BOS": same_or_each(bos),
-            "Arithmetic": f"model in {same_or_each(dtypes)}, metrics in float32 or better",
+            "BOS": at.bos,
+            "Arithmetic": f"model in {at.dtype}, metrics in float32 or better",
             "Rank": f"τ = {wanted.tau:g}, mean over sequences, then the largest over heads; lazy "
             f"at or under {wanted.lazy_rank:g}; exact up to {wanted.rank_tokens} tokens and "
             f"{wanted.rank_seconds:g} s" + ("" if world.size == 1 else " a process"),
@@ -159,21 +145,14 @@ def diagnose(
             "Kurtosis": "not excess (a Gaussian has 3), over channels, of block outputs before the "
             "final norm",
             "First-token share": "row 0, which sees only key 0, left out unless a title says so",
-            "Machine": str(machine),
+            "Machine": str(at.machine),
         }
         result = Diagnosis(
-            models=tuple(found), method=method, machine=machine,
+            models=tuple(found), method=method, machine=at.machine,
             sources=tuple(name_of(source) for source in models), figures=wanted.figures,
         )  # fmt: skip
-        if wanted.out and world.first:
-            result.save(wanted.out)
+        at.keep(result)
     return result
-
-
-def bos_words(model: Model, bos: str) -> str:
-    """Return what a page says of BOS for one model."""
-    own = ", as its tokenizer does" if bos == "auto" else ""
-    return ("before every sequence" if model.begin(bos) else "none") + own  # pyright: ignore
 
 
 def _diagnosed(

@@ -13,7 +13,6 @@ from rich.table import Table as Grid
 
 from wakeful.config.verbs import LENGTH, EvaluateOptions
 from wakeful.data.sources import Beginning, beginning_of
-from wakeful.device import choose_device
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
 from wakeful.evaluation.examples import Choice, Completion, read_choices, read_lambada
@@ -24,19 +23,16 @@ from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.pages.charts import Drawing
 from wakeful.pages.evaluation import method_of, score_charts, summary, write_evaluation
 from wakeful.pages.evaluation import shown as rows_of
-from wakeful.runs.run import Environment, Run, environment
-from wakeful.verbs.diagnose import bos_words
+from wakeful.runs.run import Environment, Run
 from wakeful.verbs.result import (
     Result,
     Source,
     asked,
-    dtype_of,
-    each_model,
     name_of,
     same_or_each,
-    showing,
 )
-from wakeful.world import World, joined
+from wakeful.verbs.session import session
+from wakeful.world import World
 
 if TYPE_CHECKING:
     from lm_eval.api.task import Task
@@ -134,38 +130,26 @@ def evaluate(
         WakefulError: see its message; nothing is written.
     """
     wanted = asked(EvaluateOptions, options, given)
-    with joined() as world, showing(shown, "evaluate", world) as show:
-        if wanted.out and world.first:
-            Run(wanted.out).refuse_existing("evaluate")
-        place = choose_device(wanted.device, world)
-        material = world.leader_first(lambda: _read(wanted, show))
+    with session("evaluate", wanted, shown) as at:
+        material = at.world.leader_first(lambda: _read(wanted, at.show))
         scores: list[Score] = []
         names: dict[str, str] = {}
-        bos: dict[str, str] = {}
-        dtypes: dict[str, str] = {}
         lengths: dict[str, str] = {}
-        for model in each_model(
-            models, tokenizer=tokenizer, device=wanted.device, dtype=wanted.dtype,
-            trust_remote_code=wanted.trust_remote_code, show=show, world=world,
-        ):  # fmt: skip
+        for model in at.each(models, tokenizer):
             names[model.name] = model.architecture
-            bos[model.name] = bos_words(model, wanted.bos)
-            dtypes[model.name] = dtype_of(model)
             length = wanted.length_for(model.context)
             lengths[model.name] = f"{length} tokens every {wanted.stride or length}"
-            scores += _measure(model, wanted, material, show, world)
+            scores += _measure(model, wanted, material, at.show, at.world)
             del model
-        machine = environment(place, world.size)
         method = method_of(
-            names, scores, wanted, machine, bos=same_or_each(bos), dtype=same_or_each(dtypes),
+            names, scores, wanted, at.machine, bos=at.bos, dtype=at.dtype,
             windows=same_or_each(lengths),
         )  # fmt: skip
         result = Evaluation(
-            names=names, scores=tuple(scores), method=method, machine=machine,
+            names=names, scores=tuple(scores), method=method, machine=at.machine,
             sources=tuple(name_of(source) for source in models),
         )  # fmt: skip
-        if wanted.out and world.first:
-            result.save(wanted.out)
+        at.keep(result)
     return result
 
 

@@ -36,8 +36,8 @@ from wakeful.quant.convert import quantize as quantize_module
 from wakeful.quant.measure import measure
 from wakeful.quant.schemes import ScaleKind, Scheme, parse_scheme
 from wakeful.runs.run import Environment, Run, environment
-from wakeful.verbs.diagnose import bos_words
 from wakeful.verbs.result import Result, Source, asked, dtype_of, each_model, name_of, showing
+from wakeful.verbs.session import bos_words
 from wakeful.world import ALONE
 
 

@@ -1,0 +1,80 @@
+"""How a verb that measures models begins and ends: processes, display, models in turn, a folder."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from wakeful.config.verbs import DiagnoseOptions, EvaluateOptions
+from wakeful.device import choose_device
+from wakeful.display import Display, Shown
+from wakeful.loading.model import AnyTokenizer, Model
+from wakeful.runs.run import Environment, Run, environment
+from wakeful.verbs.result import (
+    Result,
+    Source,
+    dtype_of,
+    each_model,
+    same_or_each,
+    showing,
+)
+from wakeful.world import World, joined
+
+
+@dataclass
+class Session:
+    """One call of a verb, on every process that takes part."""
+
+    wanted: DiagnoseOptions | EvaluateOptions
+    world: World
+    show: Display
+    machine: Environment
+    _bos: dict[str, str] = field(default_factory=dict)
+    _dtypes: dict[str, str] = field(default_factory=dict)
+
+    def each(
+        self, sources: Sequence[Source], tokenizer: AnyTokenizer | str | Path | None
+    ) -> Iterator[Model]:
+        """Load models in turn; who takes one must let go of it before asking for the next."""
+        wanted = self.wanted
+        for model in each_model(
+            sources, tokenizer=tokenizer, device=wanted.device, dtype=wanted.dtype,
+            trust_remote_code=wanted.trust_remote_code, show=self.show, world=self.world,
+        ):  # fmt: skip
+            self._bos[model.name] = bos_words(model, wanted.bos)
+            self._dtypes[model.name] = dtype_of(model)
+            yield model
+            del model
+
+    @property
+    def bos(self) -> str:
+        """What the page says of BOS."""
+        return same_or_each(self._bos)
+
+    @property
+    def dtype(self) -> str:
+        """The arithmetic that models computed in."""
+        return same_or_each(self._dtypes)
+
+    def keep(self, result: Result) -> None:
+        """Write the folder that was asked for, if any; of several processes the first does."""
+        if self.wanted.out and self.world.first:
+            result.save(self.wanted.out)
+
+
+@contextlib.contextmanager
+def session(
+    verb: str, wanted: DiagnoseOptions | EvaluateOptions, shown: Shown | None
+) -> Iterator[Session]:
+    """Give the session of a verb, whose folder must not exist and whose device must."""
+    with joined() as world, showing(shown, verb, world) as show:
+        if wanted.out and world.first:
+            Run(wanted.out).refuse_existing(verb)
+        machine = environment(choose_device(wanted.device, world), world.size)
+        yield Session(wanted, world, show, machine)
+
+
+def bos_words(model: Model, bos: str) -> str:
+    """Return what a page says of BOS for one model."""
+    own = ", as its tokenizer does" if bos == "auto" else ""
+    return ("before every sequence" if model.begin(bos) else "none") + own  # pyright: ignore
