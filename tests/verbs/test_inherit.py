@@ -27,8 +27,7 @@ from wakeful.config.tables import to_table
 from wakeful.config.verbs import InheritOptions, options_from
 from wakeful.errors import WakefulError
 from wakeful.loading.load import read_decoder
-from wakeful.pages.inheritance.page import write_inheritance
-from wakeful.pages.inheritance.reading import read_inheritance, verdicts
+from wakeful.pages.inheritance import read_inheritance, verdicts, write_inheritance
 from wakeful.runs.run import Run
 from wakeful.training.loop import train
 from wakeful.training.measures import mean_loss

@@ -49,8 +49,12 @@ from wakeful.loading.load import load, read_decoder
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.optim.build import optimizer_of
 from wakeful.pages.charts import Drawing
-from wakeful.pages.inheritance.page import loss_curves, write_inheritance
-from wakeful.pages.inheritance.reading import read_inheritance, verdicts
+from wakeful.pages.inheritance import (
+    loss_curves,
+    read_inheritance,
+    verdicts,
+    write_inheritance,
+)
 from wakeful.runs.run import Run, environment, read_windows
 from wakeful.training.measures import evaluate, mean_loss
 from wakeful.training.records import Step, data_facts, rows

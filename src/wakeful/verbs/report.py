@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from wakeful.errors import WakefulError
-from wakeful.pages.inheritance.page import write_inheritance
+from wakeful.pages.inheritance import write_inheritance
 from wakeful.runs.run import Run
 from wakeful.verbs.compare import Comparison, reported
 from wakeful.verbs.inherit import Inheritance

@@ -1,0 +1,223 @@
+"""What an inheritance says: plain words, charts, and one offline HTML page."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import altair as alt
+import polars as pl
+
+from wakeful.estimates import with_error
+from wakeful.growth.layers import written
+from wakeful.growth.outcome import Arm, Behind, Reference, Sizes, Summary
+from wakeful.pages.charts import DASHES, PALETTE, Drawing, colored, colors, dashed, tip
+from wakeful.pages.page import write_page
+from wakeful.runs.run import Environment, Run
+
+_FIGURES = {
+    "rank": "largest head rank",
+    "mass": "columns holding the mass",
+    "influence": "block influence",
+    "angle": "angular distance (of π)",
+}
+"""Figures that layers are chosen by, and their axis titles."""
+_SIZES = (
+    ("parameters", "parameters", "{:,.0f}", 1.0),
+    ("weight_bytes", "weights, MB", "{:,.1f}", 1e-6),
+    ("cache_bytes_per_token", "key/value cache, B a token", "{:,.0f}", 1.0),
+    ("cache_bytes", "key/value cache of a whole context, MB", "{:,.2f}", 1e-6),
+    ("tokens_per_second", "generation, tokens a second", "{:,.1f}", 1.0),
+)
+
+
+def read_inheritance(path: str | Path) -> tuple[Summary, Environment]:
+    """Return an inheritance's summary and its environment.
+
+    Raises:
+        WakefulError: it is none, is not finished, or a field is missing or of another kind.
+    """
+    run = Run.open(path)
+    run.check_kind("inherit", "is not an inheritance")
+    return run.read(Summary, "summary.json"), run.read(Environment, "environment.json")
+
+
+def verdicts(summary: Summary) -> list[str]:
+    """Return the outcome in sentences: parity, the baselines, what it saved."""
+    heir, reference = summary.heir, summary.reference
+    return [
+        _parity(summary, heir, reference),
+        *_against_baselines(summary, heir),
+        _saved(summary.sizes),
+    ]
+
+
+def _cost(reference: Reference) -> str:
+    """Say what the reference's own training took, which no baseline here pays."""
+    if reference.tokens is None:
+        return (
+            f"What training {reference.name} cost is not known: its files do not say. An heir "
+            "builds on that cost; a model trained from random does not."
+        )
+    seconds = reference.seconds or 0.0
+    return (
+        f"{reference.name} itself was trained on {reference.tokens:,} tokens in "
+        f"{seconds:,.0f} s, on which an heir builds and a model trained from random does not."
+    )
+
+
+def _choice(summary: Summary) -> str:
+    """Say which layers were taken first, and why those."""
+    chosen, total = summary.choice, summary.reference.layers
+    why = {
+        "first": "the first layers, as the paper does by default",
+        "middle": "layers around the middle",
+        "last": "the last layers",
+        "alternate": "every second layer, as DistilBERT does",
+        "stacked": "the first layers, twice",
+        "named": "the layers that were named",
+        "rank": "the layers whose heads have the highest rank",
+        "mass": "the layers whose attention is spread over the most columns",
+        "influence": "the layers that change the stream most, 1 − cos(x_in, x_out)",
+        "angle": "all but the neighboring layers over which the stream turns least",
+        "lazy": "the neighboring layers of the lowest mean rank",
+    }.get(chosen.rule, chosen.rule)
+    layers = written(chosen.layers)
+    return f"{len(chosen.layers)} of {total} layers ({layers}): {why}."
+
+
+def _parity(summary: Summary, heir: Arm, reference: Reference) -> str:
+    gap = _told(abs(heir.minus_reference), heir.minus_reference_error)
+    begins = (
+        f"{heir.arm}, {heir.depth} of {reference.layers} layers, ends at "
+        f"{heir.loss:.4f} nats a token after {heir.tokens:,} tokens; {reference.name} "
+        f"itself has {reference.loss:.4f} on the same text"
+    )
+    if heir.parity:
+        return f"{begins}: parity is reached, {gap} under it."
+    outlook = summary.outlook
+    times, slope = outlook.times_the_tokens, outlook.nats_per_doubling
+    if times is not None:
+        rest = (
+            f" At the pace of its last evaluations ({slope:.3f} nats a doubling of the tokens) a "
+            f"straight line reaches it at {times:,.1f} times the tokens; curves flatten, so more."
+        )
+    elif slope is not None and slope > 0:
+        rest = (
+            f" Its last evaluations gain {slope:.3f} nats a doubling of the tokens: at that pace "
+            "more than a thousand times the tokens."
+        )
+    else:
+        rest = " Its last evaluations do not say what more training would bring."
+    return f"{begins}: it is {gap} short of parity.{rest}"
+
+
+def _against_baselines(summary: Summary, heir: Arm) -> list[str]:
+    said = []
+    for arm in summary.arms:
+        if arm.heir:
+            continue
+        difference = _told(arm.minus_heir, arm.minus_heir_error, "+")
+        behind = arm.behind or Behind(0, 0)
+        every = behind.behind == behind.evaluations
+        place = "every one" if every else f"{behind.behind}"
+        said.append(
+            f"{arm.arm}: {difference} nats against {heir.arm}, behind it at {place} of "
+            f"{behind.evaluations} evaluations after the first step."
+        )
+    return said
+
+
+def _saved(sizes: Sizes) -> str:
+    ours, theirs = sizes.heir, sizes.reference
+    return (
+        f"It has {ours.parameters / theirs.parameters:.1%} of the reference's parameters, "
+        f"{ours.cache_bytes_per_token / theirs.cache_bytes_per_token:.1%} of its key/value "
+        f"cache, and writes {ours.tokens_per_second / theirs.tokens_per_second:.2f} times as "
+        "fast."
+    )
+
+
+def _told(value: float, error: float | None, sign: str = "") -> str:
+    return with_error(value, math.nan if error is None else error, sign)
+
+
+def write_inheritance(path: str | Path, page: str | Path = "") -> Path:
+    """Write the page about an inheritance's folder; an old page stays until the new is whole."""
+    summary, environment = read_inheritance(path)
+    kept = set(summary.choice.layers)
+    return write_page(
+        page or Path(path) / "report.html",
+        "inheritance",
+        title=f"Inherited from {summary.reference.name}",
+        summary=summary,
+        environment=environment,
+        heir=summary.heir,
+        verdicts=verdicts(summary),
+        cost=_cost(summary.reference),
+        choice=_choice(summary),
+        curves=loss_curves(summary),
+        figures=[
+            (_FIGURES[name], _bars(values, kept, _FIGURES[name]))
+            for name, values in summary.choice.figures.items()
+            if name in _FIGURES
+        ],
+        colors=colors(summary.arms),
+        sizes=[_size(summary.sizes, *size) for size in _SIZES],
+        written=written,
+    )
+
+
+def loss_curves(summary: Summary) -> Drawing:
+    """Draw validation losses over steps, the reference's as a line across (fig. 5)."""
+    names = [arm.arm for arm in summary.arms]
+    rows = [
+        {"arm": arm.arm, "run": point.run, "step": point.step, "loss": point.loss}
+        for arm in summary.arms
+        for point in arm.curve
+    ]
+    stroke = alt.Legend(symbolType="stroke")
+    base = alt.Chart(pl.DataFrame(rows)).encode(
+        x=alt.X("step:Q", title="training step", axis=alt.Axis(tickCount=8)),
+        y=alt.Y("loss:Q", title="validation loss (nats a token)", scale=alt.Scale(zero=False)),
+        color=colored("arm", names, legend=stroke),
+        tooltip=["arm:N", "run:N", "step:Q", tip("loss", ".4f")],
+    )
+    # Past the palette's length colors come again, and dashes distinguish them.
+    dashes = [DASHES[n // len(PALETTE) % 4] for n in range(len(names))]
+    dash = dashed("arm", names, dashes, legend=stroke)
+    lines = base.mark_line(strokeWidth=2).encode(detail="run:N", strokeDash=dash)
+    points = base.mark_point(filled=True, size=36, opacity=1)
+    reference = summary.reference
+    across = alt.Chart(pl.DataFrame({"loss": [reference.loss], "name": [reference.name]}))
+    rule = across.mark_rule(strokeWidth=1.5, strokeDash=[5, 4]).encode(y="loss:Q")
+    label = across.mark_text(align="right", baseline="bottom", dy=-3)
+    label = label.encode(y="loss:Q", x=alt.value("width"), text="name:N")
+    return alt.layer(rule, label, lines, points).properties(height=360, width="container")
+
+
+def _bars(values: Sequence[float], kept: set[int], title: str) -> Drawing:
+    """Draw a figure that every layer had before the choice; kept layers are marked."""
+    layers = range(len(values))
+    frame = pl.DataFrame(
+        {
+            "layer": layers,
+            "value": [float(value) for value in values],
+            "layers": ["kept" if layer in kept else "left out" for layer in layers],
+        }
+    )
+    colors = alt.Scale(domain=["kept", "left out"], range=[PALETTE[0], PALETTE[7]])
+    axis = alt.Axis(labelAngle=0, values=list(layers[::5]))
+    chart = alt.Chart(frame).mark_bar()
+    chart = chart.encode(
+        x=alt.X("layer:O", title="layer", axis=axis),
+        y=alt.Y("value:Q", title=title),
+        color=alt.Color("layers:N", scale=colors),
+        tooltip=["layer:O", tip("value", ".4~g"), "layers:N"],
+    )
+    return chart.properties(height=150, width="container")
+
+
+def _size(sizes: Sizes, key: str, title: str, style: str, unit: float) -> tuple[str, list[str]]:
+    ours, theirs = getattr(sizes.heir, key), getattr(sizes.reference, key)
+    ratio = f"{ours / theirs:.3f}" if theirs else "–"
+    return title, [style.format(theirs * unit), style.format(ours * unit), ratio]
