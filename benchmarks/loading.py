@@ -13,8 +13,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.resident import resident
 from benchmarks.timing import Ratio, compare
-from wakeful.hf.smollm2 import smollm2_folder
 from wakeful.hf.weights_out import export
+from wakeful.hf.whole import smollm2_folder
 from wakeful.loading.load import read_decoder
 
 TOKENS = torch.arange(64).unsqueeze(0)

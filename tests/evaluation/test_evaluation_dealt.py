@@ -26,8 +26,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 
 from wakeful.evaluation.adapter import Adapter
-from wakeful.evaluation.dealt import Dealt, places
-from wakeful.evaluation.harness import run_tasks
+from wakeful.evaluation.harness import Dealt, places, run_tasks
 from wakeful.evaluation.tasks import choices_task, lambada_task
 
 SIZE = 3

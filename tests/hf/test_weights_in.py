@@ -27,8 +27,8 @@ from helpers import some_tokens
 from wakeful.errors import WakefulError
 from wakeful.hf.families import FAMILIES
 from wakeful.hf.families.base import canonical
-from wakeful.hf.smollm2 import smollm2_folder
 from wakeful.hf.weights_out import describe
+from wakeful.hf.whole import smollm2_folder
 from wakeful.loading.load import read_decoder
 from wakeful.optim import OrthoAdam
 from wakeful.probes.decoder import DecoderSource

@@ -1,6 +1,8 @@
-"""One name for every optimizer, and the groups that decay."""
+"""One expression for every optimizer, the groups that decay, and the learning rate over a run."""
 
 import copy
+import itertools
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from wakeful.config.model import ModelConfig
@@ -15,7 +19,7 @@ from wakeful.errors import WakefulError
 from wakeful.families import role_outside_layers
 from wakeful.model.decoder import Decoder
 from wakeful.optim import OrthoAdam, build_optimizer, decay_groups
-from wakeful.optim.build import BUILDERS, optimizer_of
+from wakeful.optim.build import BUILDERS, optimizer_of, warmup_cosine
 from wakeful.roles import HEAD, TABLE, Role
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -179,8 +183,8 @@ def test_a_class_or_function_of_ones_own_is_an_optimizer() -> None:
         optimizer_of("own_optimizers:Signs")
     kind = optimizer_of("own_optimizers:Signs", imports=True).func
     model = Tiny()
-    for given in ("own_optimizers:Signs", kind):
-        assert type(build_optimizer(given, model.named_parameters(), lr=1e-2)) is kind
+    for one in ("own_optimizers:Signs", kind):
+        assert type(build_optimizer(one, model.named_parameters(), lr=1e-2)) is kind
     signs = build_optimizer("own_optimizers:Signs(k=2.0)", model.named_parameters(), lr=1e-2)
     before = model.loss().item()
     assert step(model, signs, 5) < before
@@ -240,3 +244,65 @@ def test_names_of_embeddings_and_heads() -> None:
     for name in ("lm_head.weight", "decoder.head.weight"):
         assert role_outside_layers(name) == HEAD
     assert role_outside_layers("blocks.0.attention.heads.weight") is None
+
+
+PAPER = {"steps": 10_000, "warmup_steps": 120, "initial": 1e-7, "peak": 6e-4, "final": 6e-5}
+
+
+def test_the_schedule_of_value_residual_learning() -> None:
+    assert warmup_cosine(0, **PAPER) == pytest.approx(1e-7)
+    assert warmup_cosine(60, **PAPER) == pytest.approx((1e-7 + 6e-4) / 2)
+    assert warmup_cosine(120, **PAPER) == pytest.approx(6e-4)
+    assert warmup_cosine(9_999, **PAPER) == pytest.approx(6e-5)
+    middle = 120 + (9_999 - 120) // 2
+    assert warmup_cosine(middle, **PAPER) == pytest.approx(3.3e-4, rel=1e-3)
+    quarter = 120 + (9_999 - 120) / 4
+    expected = 6e-5 + 5.4e-4 * 0.5 * (1 + math.cos(math.pi / 4))
+    assert warmup_cosine(round(quarter), **PAPER) == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_run_may_have_no_warmup_or_nothing_else() -> None:
+    one = {"steps": 1, "initial": 0.0, "peak": 1.0, "final": 0.1}
+    assert warmup_cosine(0, warmup_steps=0, **one) == 1.0
+    assert warmup_cosine(0, warmup_steps=1, **one) == 0.0
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> dict:
+    steps = draw(st.integers(1, 500))
+    peak = draw(st.floats(1e-6, 1.0))
+    return {
+        "steps": steps,
+        "warmup_steps": draw(st.integers(0, steps)),
+        "initial": draw(st.floats(0.0, peak)),
+        "peak": peak,
+        "final": draw(st.floats(0.0, peak)),
+    }
+
+
+@given(schedules())
+def test_the_rate_rises_to_the_peak_and_falls_to_the_floor(schedule: dict) -> None:
+    rates = [warmup_cosine(step, **schedule) for step in range(schedule["steps"])]
+    rising, falling = rates[: schedule["warmup_steps"]], rates[schedule["warmup_steps"] :]
+    tiny = 1e-12 * schedule["peak"]
+    assert all(a <= b + tiny for a, b in itertools.pairwise(rising))
+    assert all(a >= b - tiny for a, b in itertools.pairwise(falling))
+    if rising:
+        assert rising[0] == pytest.approx(schedule["initial"])
+        # Each step of a straight line is as long as the next.
+        rise = (schedule["peak"] - schedule["initial"]) / schedule["warmup_steps"]
+        assert all(b - a == pytest.approx(rise, abs=1e-9) for a, b in itertools.pairwise(rising))
+    if falling:
+        assert falling[0] == pytest.approx(schedule["peak"])
+    if len(falling) > 1:
+        assert falling[-1] == pytest.approx(schedule["final"], abs=tiny)
+        # A cosine is at half height half way down, and symmetric about it.
+        ends = schedule["peak"] + schedule["final"]
+        assert all(
+            a + b == pytest.approx(ends, abs=1e-9)
+            for a, b in zip(falling, reversed(falling), strict=True)
+        )
+
+
+def test_past_its_end_a_run_stays_at_the_floor() -> None:
+    assert warmup_cosine(20_000, **PAPER) == pytest.approx(6e-5)

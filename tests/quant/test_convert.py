@@ -20,7 +20,7 @@ from transformers import (
 
 from helpers import EXAMPLES, FIELD, some_tokens, tiny_decoder
 from wakeful.errors import WakefulError
-from wakeful.evaluation.likelihood import check_causal as likelihood_check
+from wakeful.evaluation.perplexity import check_causal as likelihood_check
 from wakeful.probes.running import logits_of
 from wakeful.quant import SCHEMES, parse_scheme, quantize, quantized_layers
 from wakeful.quant.linear import quantized

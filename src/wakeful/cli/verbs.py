@@ -82,7 +82,7 @@ def demo(arguments: list[str]) -> None:
     """Train four small twins, compare and diagnose them, and diagnose SmolLM2."""
     options = parse(DemoOptions, arguments, "demo")
 
-    from wakeful.hf.smollm2 import INSTALL_SMOLLM2
+    from wakeful.hf.whole import INSTALL_SMOLLM2
     from wakeful.verbs.compare import compare
     from wakeful.verbs.diagnose import diagnose
 

@@ -2,13 +2,11 @@
 
 diagnosis.py   every metric of docs/metrics.md on a text
 scores.py      one figure from many examples, its standard error and paired differences
-likelihood.py  log-likelihoods of given tokens under any model that gives logits
-perplexity.py  a text in windows
+perplexity.py  log-likelihoods under any model that gives logits, and a text in windows
 examples.py    the user's JSON lines, read and checked
 tasks.py       those examples as lm-eval tasks, and lm-eval's own tasks by name
 adapter.py     our decoder as a model that lm-eval can ask
-dealt.py       its questions, shared out among processes
-harness.py     lm-eval run on a model, its answers as scores
+harness.py     lm-eval run on a model, over processes too, its answers as scores
 """
 
 from wakeful.evaluation.diagnosis import Diagnosis, diagnose

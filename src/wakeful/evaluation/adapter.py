@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
-from wakeful.evaluation.likelihood import check_numbers, log_likelihoods
+from wakeful.evaluation.perplexity import check_numbers, log_likelihoods
 from wakeful.evaluation.tasks import quiet
 from wakeful.loading.model import Model
 from wakeful.model.loss import IGNORED

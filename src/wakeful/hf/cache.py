@@ -1,8 +1,10 @@
-"""Our cache as Transformers' `Cache`: `generate()` grows, crops, reorders and copies it."""
+"""What Transformers hands to a model: its cache, and who sees whom by mask and positions."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Int
 from torch import Tensor
 from transformers import Cache as TransformersCache
 
@@ -11,7 +13,10 @@ from wakeful.model.cache import Cache
 
 
 class WakefulCache(TransformersCache):
-    """Wraps a `Cache`, which has a slot for each key or value that a layer owns and no others."""
+    """Our cache as Transformers' `Cache`, which `generate()` grows, crops, reorders and copies.
+
+    It wraps a `Cache`, which has a slot for each key or value that a layer owns and no others.
+    """
 
     def __init__(self, slots: Cache) -> None:
         super().__init__(layers=[])
@@ -74,3 +79,46 @@ class WakefulCache(TransformersCache):
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         self.slots.reorder(torch.arange(self.batch_size).repeat_interleave(repeats))
+
+
+@dataclass(frozen=True)
+class Visibility:
+    """What `Decoder.stream` takes; all None where causality and the tokens' numbers say it all."""
+
+    valid: Bool[Tensor, "B S"] | None
+    places: Int[Tensor, "B L"] | None
+    documents: Int[Tensor, "B L"] | None
+
+    @classmethod
+    def read(
+        cls, mask: Tensor | None, positions: Tensor | None, start: int, x: Tensor
+    ) -> "Visibility":
+        """Read the mask (B, S) and the positions (1 or B, L) of the new tokens x (B, L, D).
+
+        Raises:
+            WakefulError: the mask has another shape.
+        """
+        batch, length = x.shape[:2]
+        end = start + length
+        if mask is not None and mask.shape != (batch, end):
+            raise WakefulError(
+                f"attention_mask must mark the real ones of {end} tokens, shape {(batch, end)}, "
+                f"and has shape {tuple(mask.shape)}"
+            )
+        valid = None if mask is None or bool((mask != 0).all()) else mask != 0
+        if positions is None:
+            return cls(valid, None, None)
+        counted = torch.arange(start, end, device=x.device).expand(batch, length)
+        positions = positions.expand(batch, length)
+        if valid is None and torch.equal(positions, counted):
+            return cls(None, None, None)
+        if mask is not None or start:
+            return cls(valid, positions, None)
+        return cls(None, positions, _packed(positions))
+
+
+def _packed(positions: Int[Tensor, "B L"]) -> Int[Tensor, "B L"] | None:
+    """Number the texts of rows that hold several, each of which begins its positions anew."""
+    anew = positions.diff(dim=1, prepend=positions[:, :1] - 1) != 1
+    text = anew.long().cumsum(1)
+    return text if bool(text.any()) else None

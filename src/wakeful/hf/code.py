@@ -11,7 +11,7 @@ import importlib
 import importlib.util
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -32,6 +32,28 @@ AUTO_MAP = {
     "AutoModelForCausalLM": "modeling_wakeful.WakefulForCausalLM",
 }
 _DISCOVERY = "wakeful.discovery"
+_DISCOVERED = '''"""The variants that this model is made of."""
+
+
+def classes(folder):
+    """Return those of one kind."""
+    match folder:
+{cases}
+
+
+def _foreign():
+{foreign}
+
+
+def foreign(name, *, imports):
+    """Return the class that `module:Name` stood for where the model was made."""
+    return _foreign().get(name)
+
+
+def qualified(kind):
+    """Return `module:Name` of a class that was not part of the package, else ""."""
+    return next((name for name, each in _foreign().items() if each is kind), "")
+'''
 _FROM = re.compile(r"from\s+[\w.]+\s+import")
 _SHAPES = {"Bool", "Float", "Int"}
 _JAXTYPING = '''"""Shapes in annotations, which say what they mean and are not checked here."""
@@ -165,44 +187,28 @@ def _variants(decoder: Decoder) -> list[type[Variant]]:
     return sorted(kinds | bases, key=lambda kind: (kind.__module__, kind.__name__))
 
 
-def _discovery(decoder: Decoder, used: Iterable[type[Variant]]) -> str:
-    lines = [
-        '"""The variants that this model is made of."""',
-        "",
-        "",
-        "def classes(folder):",
-        '    """Return those of one kind."""',
-        "    match folder:",
-    ]
+def _discovery(decoder: Decoder, used: Sequence[type[Variant]]) -> str:
+    cases: list[str] = []
     for folder in VARIANTS.values():
         kinds = [kind for kind in used if f"{kind.__module__}.".startswith(f"wakeful.{folder}.")]
-        lines.append(f'        case "{folder}":')
-        lines += [
-            f"            from .{_flat(kind.__module__)} import {kind.__name__}" for kind in kinds
+        names = ", ".join(kind.__name__ for kind in kinds)
+        cases += [
+            f'        case "{folder}":',
+            *_imports(kinds, 12),
+            f"            return [{names}]",
         ]
-        lines.append(f"            return [{', '.join(kind.__name__ for kind in kinds)}]")
-    written = [name for field in VARIANTS for name in foreign_names(getattr(decoder.config, field))]
-    named = {name: foreign(name, imports=False) for name in written}
-    lines += ["", "", "def _foreign():"]
-    lines += [
-        f"    from .{_flat(kind.__module__)} import {kind.__name__}"
-        for kind in used
-        if qualified(kind)
-    ]
-    table = {qualified(kind): kind.__name__ for kind in used if qualified(kind)}
-    table |= {name: kind.__name__ for name, kind in named.items() if isinstance(kind, type)}
+    own = [kind for kind in used if qualified(kind)]
+    table = {qualified(kind): kind.__name__ for kind in own}
+    for field in VARIANTS:
+        for name in foreign_names(getattr(decoder.config, field)):
+            kind = foreign(name, imports=False)
+            table |= {name: kind.__name__} if isinstance(kind, type) else {}
     entries = ", ".join(f'"{name}": {kind}' for name, kind in table.items())
-    lines += [
-        f"    return {{{entries}}}",
-        "",
-        "",
-        "def foreign(name, *, imports):",
-        '    """Return the class that `module:Name` stood for where the model was made."""',
-        "    return _foreign().get(name)",
-        "",
-        "",
-        "def qualified(kind):",
-        '    """Return `module:Name` of a class that was not part of the package, else ""."""',
-        '    return next((name for name, each in _foreign().items() if each is kind), "")',
+    lines = [*_imports(own, 4), f"    return {{{entries}}}"]
+    return _DISCOVERED.format(cases="\n".join(cases), foreign="\n".join(lines))
+
+
+def _imports(kinds: Iterable[type[Variant]], indent: int) -> list[str]:
+    return [
+        f"{' ' * indent}from .{_flat(kind.__module__)} import {kind.__name__}" for kind in kinds
     ]
-    return "\n".join(lines) + "\n"

@@ -10,6 +10,15 @@ from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError
 
 
+def _part(name: str, *, settable: bool = False) -> Any:
+    """Return a property that is an entry of `parts`."""
+
+    def put(self: "WakefulConfig", value: Any) -> None:
+        self.parts[name] = value
+
+    return property(lambda self: self.parts[name], put if settable else None)
+
+
 class WakefulConfig(PreTrainedConfig):
     """A `ModelConfig` under `parts`; the names other tools ask for are read from it."""
 
@@ -49,41 +58,15 @@ class WakefulConfig(PreTrainedConfig):
         """The decoder's description."""
         return ModelConfig(**self.parts)
 
-    @property
-    def vocab_size(self) -> int:
-        return self.parts["vocab_size"]
-
-    @vocab_size.setter
-    def vocab_size(self, value: int) -> None:  # a resized embedding sets it
-        self.parts["vocab_size"] = value
-
-    @property
-    def tie_word_embeddings(self) -> bool:
-        return self.parts["tied"]
-
-    @tie_word_embeddings.setter
-    def tie_word_embeddings(self, value: bool) -> None:
-        self.parts["tied"] = value
-
-    @property
-    def max_position_embeddings(self) -> int:
-        return self.parts["max_length"]
-
-    @property
-    def num_hidden_layers(self) -> int:
-        return self.parts["num_layers"]
-
-    @property
-    def hidden_size(self) -> int:
-        return self.parts["width"]
-
-    @property
-    def intermediate_size(self) -> int:
-        return self.parts["mlp_width"]
-
-    @property
-    def num_attention_heads(self) -> int:
-        return self.parts["num_heads"]
+    # A resized embedding sets the vocabulary, and Transformers ties or unties the head.
+    vocab_size = _part("vocab_size", settable=True)
+    tie_word_embeddings = _part("tied", settable=True)
+    max_position_embeddings = _part("max_length")
+    num_hidden_layers = _part("num_layers")
+    hidden_size = _part("width")
+    intermediate_size = _part("mlp_width")
+    num_attention_heads = _part("num_heads")
+    initializer_range = _part("init_std")
 
     @property
     def num_key_value_heads(self) -> int:
@@ -92,7 +75,3 @@ class WakefulConfig(PreTrainedConfig):
     @property
     def head_dim(self) -> int:
         return self.model.shape.head_width
-
-    @property
-    def initializer_range(self) -> float:
-        return self.parts["init_std"]

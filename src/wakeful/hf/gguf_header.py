@@ -7,9 +7,9 @@ whose array announces 2⁶⁰ numbers keeps `GGUFReader` (gguf 0.19.0) in a loop
 `feed_forward_length` of 2³¹ asks for terabytes.
 """
 
+import math
 import mmap
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,34 +100,28 @@ def _header(reader: _Reader) -> GGUFHeader:
     if version not in _VERSIONS:
         raise reader.fail(f"its version is {version}, and 2 and 3 can be read")
     num_tensors, num_values = reader.count("Q"), reader.count("Q")
-    values: dict[str, int | float | bool | str] = {}
-    lengths: dict[str, int] = {}
+    header = GGUFHeader({}, {}, {})
     for _ in range(num_values):
         key = reader.text()
-        if key in values or key in lengths:
+        if key in header.values or key in header.array_lengths:
             raise reader.fail(f"it has {key!r} twice")
         kind = reader.count("I")
         if kind == _ARRAY:
-            lengths[key] = _skip_array(reader, key)
+            header.array_lengths[key] = _skip_array(reader, key)
+        elif kind == _STRING:
+            header.values[key] = reader.text()
+        elif kind in _SCALARS:
+            header.values[key] = reader.number(_SCALARS[kind])
         else:
-            values[key] = _value(reader, key, kind)
-    tensors: dict[str, GGUFTensor] = {}
+            raise reader.fail(f"{key!r} has the unknown type {kind}")
     for _ in range(num_tensors):
         name = reader.text()
-        if name in tensors:
+        if name in header.tensors:
             raise reader.fail(f"it has the tensor {name!r} twice")
-        tensors[name] = _tensor(reader, name)
-    _check_data(reader, values, tensors)
-    _check_sizes(reader, values, tensors)
-    return GGUFHeader(values, lengths, tensors)
-
-
-def _value(reader: _Reader, key: str, kind: int) -> int | float | bool | str:
-    if kind == _STRING:
-        return reader.text()
-    if kind not in _SCALARS:
-        raise reader.fail(f"{key!r} has the unknown type {kind}")
-    return reader.number(_SCALARS[kind])
+        header.tensors[name] = _tensor(reader, name)
+    _check_data(reader, header)
+    _check_sizes(reader, header)
+    return header
 
 
 def _skip_array(reader: _Reader, key: str) -> int:
@@ -152,43 +146,31 @@ def _tensor(reader: _Reader, name: str) -> GGUFTensor:
         block, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
     except ValueError:
         raise reader.fail(f"the tensor {name!r} has the unknown type {kind}") from None
-    numbers = 1
-    for width in shape:
-        numbers *= width
+    numbers = math.prod(shape)
     if numbers == 0 or shape[0] % block:
         raise reader.fail(f"the tensor {name!r} cannot have the shape {shape}")
     return GGUFTensor(shape, offset, numbers // block * size)
 
 
-def _check_data(
-    reader: _Reader,
-    values: dict[str, int | float | bool | str],
-    tensors: dict[str, GGUFTensor],
-) -> None:
-    alignment = values.get("general.alignment", 32)
+def _check_data(reader: _Reader, header: GGUFHeader) -> None:
+    alignment = header.values.get("general.alignment", 32)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         raise reader.fail(f"general.alignment is {alignment!r} and must be a power of two")
     begin = -(-reader.place // alignment) * alignment
-    for name, tensor in tensors.items():
-        if begin + tensor.offset + tensor.num_bytes > len(reader.data):
+    for name, tensor in header.tensors.items():
+        end = begin + tensor.offset + tensor.num_bytes
+        if end > len(reader.data):
             raise reader.fail(
-                f"the tensor {name!r} ends {begin + tensor.offset + tensor.num_bytes:,} bytes into "
-                f"a file of {len(reader.data):,}: it is cut off or damaged"
+                f"the tensor {name!r} ends {end:,} bytes into a file of {len(reader.data):,}: it "
+                "is cut off or damaged"
             )
 
 
-def _check_sizes(
-    reader: _Reader,
-    values: dict[str, int | float | bool | str],
-    tensors: dict[str, GGUFTensor],
-) -> None:
+def _check_sizes(reader: _Reader, header: GGUFHeader) -> None:
     """Hold what a model's shapes come from to the shapes that are there."""
-    widths = {width for tensor in tensors.values() for width in tensor.shape}
-    allowed: dict[str, Callable[[int], bool]] = {
-        "block_count": lambda value: 0 < value <= len(tensors),
-        **{name: (lambda value: value in widths) for name in _SIZES},
-    }
-    for key, value in values.items():
-        fits = allowed.get(key.rsplit(".", 1)[-1])
-        if fits is not None and not (type(value) is int and fits(value)):
+    widths = {width for tensor in header.tensors.values() for width in tensor.shape}
+    allowed = dict.fromkeys(_SIZES, widths) | {"block_count": range(1, len(header.tensors) + 1)}
+    for key, value in header.values.items():
+        fit = allowed.get(key.rsplit(".", 1)[-1])
+        if fit is not None and not (type(value) is int and value in fit):
             raise reader.fail(f"{key!r} = {value!r} does not fit its tensors")

@@ -18,16 +18,20 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
+from wakeful.depth import DepthMix
 from wakeful.errors import WakefulError
-from wakeful.hf.cache import WakefulCache
+from wakeful.hf.cache import Visibility, WakefulCache
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.projections import name_projections, named
-from wakeful.hf.starts import defined_starts
-from wakeful.hf.visibility import Visibility
-from wakeful.model.decoder import Decoder
+from wakeful.model.decoder import Decoder, drawn_alike
 from wakeful.model.initialize import deviation
 from wakeful.model.loss import IGNORED
+from wakeful.model.positions import Rotary
+from wakeful.normalizers import Normalizer
+from wakeful.norms import Norm
 from wakeful.roles import HEAD, HasRoles, Marked, Role, mark, role_of
+from wakeful.routes.base import ValueRoute
+from wakeful.variants import build
 
 _logger = logging.get_logger(__name__)
 _ROOM = 256
@@ -316,3 +320,38 @@ def as_transformers(decoder: Decoder, *, end_of_text: int | None = None) -> Wake
     model.load_state_dict(state, assign=True)
     model.to(decoder.embed.weight.device)  # pyright: ignore[reportArgumentType]  only buffers move
     return model.train(decoder.training)
+
+
+def defined_starts(decoder: Decoder, module: nn.Module) -> Mapping[str, Tensor] | None:
+    """Return the starts that a module's definition gives its tensors, None where it gives none."""
+    if isinstance(module, Rotary):
+        cos, sin = module.table()
+        return {"cos": cos, "sin": sin}
+    for variant in decoder.modules():
+        if not isinstance(variant, ValueRoute | DepthMix | Normalizer | Norm):
+            continue
+        name = next((name for name, part in variant.named_modules() if part is module), None)
+        if name is not None:
+            fresh = _twin(decoder, variant).get_submodule(name)
+            return dict(fresh.named_parameters()) | dict(fresh.named_buffers())
+    return None
+
+
+def _twin(decoder: Decoder, variant: ValueRoute | DepthMix | Normalizer | Norm) -> nn.Module:
+    """Return a variant as its definition starts it."""
+    shape = decoder.config.shape
+    with drawn_alike():
+        match variant:
+            case ValueRoute():
+                twin = build("routes", str(variant))
+                twin.attach(shape, range(shape.num_layers))
+            case DepthMix():
+                twin = build("depth", str(variant))
+                twin.attach(shape)
+            case Normalizer():
+                twin = build("normalizers", str(variant))
+                twin.attach(shape)
+            case Norm():
+                twin = build("norms", str(variant))
+                twin.attach(variant.place)
+    return twin

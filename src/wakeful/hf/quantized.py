@@ -25,7 +25,7 @@ import wakeful
 from wakeful.config.schema import config_from_table
 from wakeful.errors import WakefulError
 from wakeful.hf.weights_out import read_generation
-from wakeful.hf.whole import check_bounds, read_config
+from wakeful.hf.whole import check_bounds, first_line, read_config
 from wakeful.model.decoder import Decoder
 from wakeful.model.skeleton import skeleton
 from wakeful.probes.running import as_decoder
@@ -60,8 +60,9 @@ class QuantizedConfig(PreTrainedConfig):
         try:
             return AutoConfig.for_model(**self.inner)
         except Exception as error:  # Transformers raises nothing narrower
-            reason = str(error).split("\n", 1)[0]
-            raise WakefulError(f"{folder / 'config.json'}: inner is damaged: {reason}") from None
+            raise WakefulError(
+                f"{folder / 'config.json'}: inner is damaged: {first_line(error)}"
+            ) from None
 
 
 class QuantizedForCausalLM:
@@ -238,8 +239,7 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (SafetensorError, OSError) as error:
-        reason = str(error).split("\n", 1)[0]
-        raise WakefulError(f"{path} cannot be read: {reason}") from None
+        raise WakefulError(f"{path} cannot be read: {first_line(error)}") from None
 
 
 @torch.no_grad()

@@ -11,8 +11,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError
 from wakeful.hf.families import FAMILIES, Family
-from wakeful.hf.shards import Shards, read_floats
-from wakeful.hf.whole import read_config, whole_model
+from wakeful.hf.whole import Shards, first_line, read_config, read_floats, whole_model
 from wakeful.model.decoder import Decoder
 from wakeful.model.skeleton import skeleton
 
@@ -57,7 +56,7 @@ def decoder_from_gguf(
     except WakefulError:
         raise
     except Exception as error:  # Transformers raises nothing narrower
-        raise WakefulError(f"{path} cannot be read: {_first_line(error)}") from None
+        raise WakefulError(f"{path} cannot be read: {first_line(error)}") from None
     family, description = _described(model.config, max_length)
     return _filled(description, family, model.state_dict(), path, dtype, device)
 
@@ -74,7 +73,7 @@ def _described(config: PreTrainedConfig, max_length: int) -> tuple[Family, Model
         raise
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
         raise WakefulError(
-            f"the configuration is not that of a {kind}: {_first_line(error)}"
+            f"the configuration is not that of a {kind}: {first_line(error)}"
         ) from None
 
 
@@ -133,7 +132,3 @@ def _stored(
             "configuration needs"
         )
     return stored
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n", 1)[0] or type(error).__name__

@@ -20,7 +20,7 @@ from wakeful.hf.code import AUTO_MAP, write_code
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.families import FAMILIES
 from wakeful.hf.families.base import Link, canonical
-from wakeful.hf.shards import INDEX, ONE
+from wakeful.hf.whole import INDEX, ONE, first_line
 from wakeful.model.decoder import Decoder
 from wakeful.runs.run import disk_errors, save_tensors
 
@@ -152,8 +152,7 @@ def read_generation(folder: Path) -> GenerationConfig | None:
 
 
 def _damaged(folder: Path, error: Exception) -> WakefulError:
-    reason = str(error).strip().split("\n", 1)[0]
-    return WakefulError(f"{folder / GENERATION} is damaged: {reason}")
+    return WakefulError(f"{folder / GENERATION} is damaged: {first_line(error)}")
 
 
 def refuse_existing(folder: Path) -> None:

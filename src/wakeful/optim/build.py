@@ -4,17 +4,58 @@ From Attention to Activation, Table 5, compares Adam with RMSProp and SGD with a
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 
 from wakeful.errors import WakefulError
-from wakeful.optim.groups import NamedParameters, decay_groups
+from wakeful.families import role_outside_layers
 from wakeful.optim.muon import MuonAdamW, can_fuse
 from wakeful.optim.orthoadam import OrthoAdam
+from wakeful.roles import role_of
 from wakeful.variants import build_call
+
+NamedParameters = Iterable[tuple[str, torch.nn.Parameter]]
+
+
+def decay_groups(
+    named_parameters: NamedParameters, *, weight_decay: float, decay_embeddings: bool = True
+) -> list[dict[str, Any]]:
+    """Return parameter groups for any torch optimizer, names kept: what decays, then the rest.
+
+    Tensors with two or more dimensions decay by `weight_decay`, unless their module declares that
+    they do not; others have weight decay 0, and so have embeddings (tokens and positions; a tied
+    head with them) if `decay_embeddings` is False. An empty group is left out. Frozen parameters
+    stay in: without a gradient they never move.
+
+    Raises:
+        WakefulError: there is no parameter, or one parameter comes twice.
+    """
+    decayed: list[tuple[str, torch.nn.Parameter]] = []
+    kept: list[tuple[str, torch.nn.Parameter]] = []
+    seen: dict[int, str] = {}
+    for name, parameter in named_parameters:
+        if id(parameter) in seen:
+            raise WakefulError(
+                f"{seen[id(parameter)]} and {name} are one parameter; pass it once, as "
+                "model.named_parameters() does"
+            )
+        seen[id(parameter)] = name
+        role = role_of(parameter) or role_outside_layers(name)
+        spared = role is not None and not (role.decays and (decay_embeddings or not role.embedding))
+        decays = parameter.dim() >= 2 and not spared
+        (decayed if decays else kept).append((name, parameter))
+    if not seen:
+        raise WakefulError("there is no parameter to optimize")
+    groups = (
+        {"params": decayed, "weight_decay": weight_decay},
+        {"params": kept, "weight_decay": 0.0},
+    )
+    return [group for group in groups if group["params"]]
+
 
 Groups = list[dict[str, Any]]
 Builder = Callable[..., torch.optim.Optimizer]
@@ -144,3 +185,17 @@ BUILDERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     "muon": muon,
 }
 """By name. The class of OrthoAdam is its own builder."""
+
+
+def warmup_cosine(
+    step: int, *, steps: int, warmup_steps: int, initial: float, peak: float, final: float
+) -> float:
+    """Return the learning rate of a step, counted from 0.
+
+    A straight line from `initial` to `peak` over `warmup_steps`, then half a cosine down to
+    `final`, which the last step reaches.
+    """
+    if step < warmup_steps:
+        return initial + (peak - initial) * step / warmup_steps
+    progress = (step - warmup_steps) / max(1, steps - 1 - warmup_steps)
+    return final + (peak - final) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress)))

@@ -28,35 +28,29 @@ class MuonAdamW(torch.optim.Optimizer):
         betas: tuple[float, float],
         eps: float,
     ) -> None:
-        hidden: list[dict[str, Any]] = []
-        rest: list[dict[str, Any]] = []
-        for group in groups:
-            for chosen, wanted in ((hidden, True), (rest, False)):
-                some = [(n, p) for n, p in group["params"] if _is_hidden(n, p) == wanted]
-                if some:
-                    chosen.append({**group, "params": some})
+        hidden, rest = (
+            [{**group, "params": some} for group in groups if (some := _chosen(group, wanted))]
+            for wanted in (True, False)
+        )
         if not hidden:
             raise WakefulError("muon found no hidden matrix to optimize; use adamw")
-        self._muon = torch.optim.Muon(
-            hidden, lr=lr, momentum=momentum, ns_steps=ns_steps, adjust_lr_fn="match_rms_adamw"
-        )
-        self._adamw = (
-            torch.optim.AdamW(rest, lr=lr, betas=betas, eps=eps, fused=can_fuse(rest))
-            if rest
-            else None
-        )
-        parts = (self._muon, self._adamw) if self._adamw is not None else (self._muon,)
-        super().__init__([group for part in parts for group in part.param_groups], {"lr": lr})
+        self._parts: list[torch.optim.Optimizer] = [
+            torch.optim.Muon(
+                hidden, lr=lr, momentum=momentum, ns_steps=ns_steps, adjust_lr_fn="match_rms_adamw"
+            )
+        ]
+        if rest:
+            adamw = torch.optim.AdamW(rest, lr=lr, betas=betas, eps=eps, fused=can_fuse(rest))
+            self._parts.append(adamw)
+        super().__init__([group for part in self._parts for group in part.param_groups], {"lr": lr})
         self._link()
 
     def _link(self) -> None:
         """Let the two parts work on this optimizer's own groups and state."""
-        count = len(self._muon.param_groups)
-        self._muon.param_groups = self.param_groups[:count]
-        self._muon.state = self.state
-        if self._adamw is not None:
-            self._adamw.param_groups = self.param_groups[count:]
-            self._adamw.state = self.state
+        groups = iter(self.param_groups)
+        for part in self._parts:
+            part.param_groups = [next(groups) for _ in part.param_groups]
+            part.state = self.state
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -65,9 +59,8 @@ class MuonAdamW(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._muon.step()
-        if self._adamw is not None:
-            self._adamw.step()
+        for part in self._parts:
+            part.step()
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -80,6 +73,10 @@ def can_fuse(groups: list[dict[str, Any]]) -> bool:
     """Tell whether the devices of all parameters have AdamW's fused step."""
     parameters = [parameter for group in groups for _, parameter in group["params"]]
     return all(p.device.type in {"cpu", "cuda"} and p.is_floating_point() for p in parameters)
+
+
+def _chosen(group: dict[str, Any], hidden: bool) -> list[tuple[str, Tensor]]:
+    return [(name, p) for name, p in group["params"] if _is_hidden(name, p) == hidden]
 
 
 def _is_hidden(name: str, parameter: Tensor) -> bool:

@@ -49,14 +49,7 @@ def local_part(tensor: Tensor, layout: Layout) -> Tensor:
 def write_back(parameter: Tensor, part: Tensor, layout: Layout) -> None:
     """Write a part computed in `layout` into the parameter, where that is another layout."""
     if isinstance(parameter, DTensor) and parameter.placements != layout:
-        moved = DTensor.from_local(
-            part.contiguous(),
-            parameter.device_mesh,
-            layout,
-            run_check=False,
-            shape=parameter.shape,
-            stride=parameter.stride(),
-        )
+        moved = _assembled(part.contiguous(), parameter, layout)
         parameter.to_local().copy_(moved.redistribute(placements=parameter.placements).to_local())
 
 
@@ -66,15 +59,13 @@ def zeros(parameter: Tensor, layout: Layout, dtype: torch.dtype, turned: bool) -
     shape = part.shape[::-1] if turned else part.shape
     made = torch.zeros(shape, dtype=dtype, device=part.device)
     made = made.mT if turned else made
-    if not isinstance(parameter, DTensor):
-        return made
+    return _assembled(made, parameter, layout) if isinstance(parameter, DTensor) else made
+
+
+def _assembled(part: Tensor, like: DTensor, layout: Layout) -> DTensor:
+    """Return the tensor of `like`'s shape of which this rank has that part in that layout."""
     return DTensor.from_local(
-        made,
-        parameter.device_mesh,
-        layout,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
+        part, like.device_mesh, layout, run_check=False, shape=like.shape, stride=like.stride()
     )
 
 

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from contextlib import ExitStack
 from fnmatch import fnmatchcase
 
 import torch
@@ -124,19 +125,16 @@ def largest_activations(
         def hook(layer: nn.Module, args: tuple, _output: object) -> None:
             x = args[0]
             y = plain_linear(layer, x)
-            before = found[name]
             now = float(x.abs().max()), float(y.abs().max())
-            found[name] = max(before[0], now[0]), max(before[1], now[1])
+            found[name] = max(found[name][0], now[0]), max(found[name][1], now[1])
 
         return hook
 
-    handles = [layer.register_forward_hook(see(name)) for name, layer in layers.items()]
-    try:
+    with ExitStack() as hooks:
+        for name, layer in layers.items():
+            hooks.callback(layer.register_forward_hook(see(name)).remove)
         for tokens in calibration:
             logits_of(model, tokens)
-    finally:
-        for handle in handles:
-            handle.remove()
     return found
 
 

@@ -6,7 +6,7 @@ sequence, K input channels, N output channels, V vocabulary.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -194,12 +194,10 @@ def _see_layers(model: nn.Module, quantized: dict[str, nn.Module], rows: _Rows) 
 
         return hook
 
-    handles = [named[name].register_forward_pre_hook(see(name)) for name in seen]
-    try:
+    with ExitStack() as hooks:
+        for name in seen:
+            hooks.callback(named[name].register_forward_pre_hook(see(name)).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager
@@ -214,12 +212,10 @@ def _hiddens(model: nn.Module) -> Iterator[dict[str, Tensor]]:
 
         return hook
 
-    handles = [b.register_forward_hook(see(names[id(b)])) for b in blocks_of(model)]
-    try:
+    with ExitStack() as hooks:
+        for block in blocks_of(model):
+            hooks.callback(block.register_forward_hook(see(names[id(block)])).remove)
         yield found
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _nll(logits: Float[Tensor, "L V"], targets: Int[Tensor, "L"]) -> float:

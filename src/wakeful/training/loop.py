@@ -21,7 +21,7 @@ from wakeful.device import choose_device, rough_seconds
 from wakeful.display import Display, Silent, duration
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.model.decoder import Decoder
-from wakeful.optim.schedules import warmup_cosine
+from wakeful.optim.build import warmup_cosine
 from wakeful.optim.sharding import whole
 from wakeful.probes.decoder import check_one_matrix
 from wakeful.runs import checkpoint

@@ -16,8 +16,7 @@ from wakeful.data.sources import Beginning, beginning_of
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
 from wakeful.evaluation.examples import Choice, Completion, read_choices, read_lambada
-from wakeful.evaluation.likelihood import check_causal
-from wakeful.evaluation.perplexity import perplexity
+from wakeful.evaluation.perplexity import check_causal, perplexity
 from wakeful.evaluation.scores import Score, tidy
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.pages.charts import Drawing
@@ -213,8 +212,7 @@ def _measure(
         )
     if material.tasks:
         from wakeful.evaluation.adapter import asked as as_asked  # noqa: PLC0415 - needs lm-eval
-        from wakeful.evaluation.dealt import Dealt  # noqa: PLC0415
-        from wakeful.evaluation.harness import run_tasks  # noqa: PLC0415
+        from wakeful.evaluation.harness import Dealt, run_tasks  # noqa: PLC0415
 
         answers = as_asked(
             model,
