@@ -73,6 +73,19 @@ def assert_whole(folder: Path, step: int) -> None:
     assert checkpoint.load_optimizer(newest, optimizer).step == step
 
 
+def test_a_checkpoint_of_an_older_version_is_read(tmp_path: Path) -> None:
+    found = save(tmp_path, 3)
+    state = json.loads((found / "state.json").read_text())
+    del state["cut"]
+    (found / "state.json").write_text(json.dumps({"step": 3, **state}))
+    optimizer = trained(1, seed=1)[1]
+    assert checkpoint.load_optimizer(found, optimizer) == checkpoint.Progress(3, 30, 0.5)
+    state["progress"]["tokens"] = -1
+    (found / "state.json").write_text(json.dumps(state))
+    with pytest.raises(WakefulError, match=r"state\.json: .*how far .*tokens=-1"):
+        checkpoint.load_optimizer(found, optimizer)
+
+
 # OrthoAdam wants the names of a decoder's weights; it resumes in test_loop.py.
 @pytest.mark.parametrize("name", [name for name in BUILDERS if name != "orthoadam"])
 def test_a_restored_optimizer_goes_on_to_the_bit(tmp_path: Path, name: str) -> None:

@@ -9,7 +9,15 @@ from typing import Any, Literal
 import tomli_w
 
 from wakeful.config.model import ModelConfig
-from wakeful.config.tables import Table, from_table, merged, on_preset, read_table, to_table
+from wakeful.config.tables import (
+    Table,
+    at_least,
+    from_table,
+    merged,
+    on_preset,
+    read_table,
+    to_table,
+)
 from wakeful.errors import WakefulError
 
 _MOST_LAYERS = 2**14
@@ -208,12 +216,17 @@ class Config:
         train, model, optimizer = self.train, self.model, self.optimizer
         _check_values(self)
         _check_sizes(self)
-        for name in ("steps", "batch_size", "length", "eval_batch_size", "keep_checkpoints"):
-            if getattr(train, name) < 1:
-                raise WakefulError(f"train.{name} must be at least 1, got {getattr(train, name)}")
-        for name in ("micro_batch_size", "eval_every", "checkpoint_every"):
-            if getattr(train, name) < 0:
-                raise WakefulError(f"train.{name} must not be negative, got {getattr(train, name)}")
+        at_least(
+            1, self, "train.steps", "train.batch_size", "train.length", "train.eval_batch_size",
+            "train.keep_checkpoints", "train.diagnose.num_sequences",
+            "train.quantize.num_sequences",
+        )  # fmt: skip
+        at_least(
+            0, self, "train.micro_batch_size", "train.eval_every", "train.checkpoint_every",
+            "train.diagnose.every", "optimizer.lr", "optimizer.final_lr", "optimizer.initial_lr",
+            "optimizer.eps", "optimizer.weight_decay", "optimizer.clip", "optimizer.warmup_steps",
+            "sample.num_tokens", "sample.temperature", "sample.top_k",
+        )  # fmt: skip
         if train.length > model.max_length:
             raise WakefulError(
                 f"train.length = {train.length} is longer than the model's context, "
@@ -224,11 +237,6 @@ class Config:
                 f"train.micro_batch_size = {train.micro_batch_size} does not divide "
                 f"train.batch_size = {train.batch_size}"
             )
-        for name in ("lr", "final_lr", "initial_lr", "eps", "weight_decay", "clip", "warmup_steps"):
-            if not getattr(optimizer, name) >= 0:
-                raise WakefulError(
-                    f"optimizer.{name} must not be negative, got {getattr(optimizer, name)}"
-                )
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(optimizer, name) < 1:
                 raise WakefulError(
@@ -315,23 +323,7 @@ def _check_values(config: Config) -> None:
                 raise WakefulError(f"{section}.{name} must be finite, got {value}")
             if name == "seed" and not 0 <= value < 2**63:
                 raise WakefulError(f"{section}.seed must be in [0, 2**63), got {value}")
-    for name in ("num_tokens", "temperature", "top_k"):
-        if getattr(config.sample, name) < 0:
-            raise WakefulError(
-                f"sample.{name} must not be negative, got {getattr(config.sample, name)}"
-            )
     _check_prefix(config)
-    diagnose = config.train.diagnose
-    if diagnose.every < 0 or diagnose.num_sequences < 1:
-        raise WakefulError(
-            "train.diagnose.every must not be negative and train.diagnose.num_sequences at least "
-            f"1, got {diagnose.every} and {diagnose.num_sequences}"
-        )
-    if config.train.quantize.num_sequences < 1:
-        raise WakefulError(
-            "train.quantize.num_sequences must be at least 1, got "
-            f"{config.train.quantize.num_sequences}"
-        )
     distill = config.train.distill
     if not 0 <= distill.alpha <= 1 or not 0 < distill.temperature < math.inf:
         raise WakefulError(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from wakeful.config.schema import DataConfig, OptimizerConfig, SampleConfig, TextConfig, TrainConfig
-from wakeful.config.tables import from_table, merged, to_table
+from wakeful.config.tables import at_least, from_table, merged, to_table
 from wakeful.errors import WakefulError, nearest
 
 Bos = Literal["auto", "on", "off"]
@@ -96,7 +96,7 @@ class DiagnoseOptions(_Reading):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _at_least(self, 1, "num_sequences")
+        at_least(1, self, "num_sequences")
         if not 0 < self.tau <= 1:
             raise WakefulError(f"tau = {self.tau} is a share, above 0 and at most 1")
 
@@ -125,8 +125,8 @@ class EvaluateOptions(_Reading):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _at_least(self, 1, "batch_size")
-        _at_least(self, 0, "stride", "num_sequences", "limit")
+        at_least(1, self, "batch_size")
+        at_least(0, self, "stride", "num_sequences", "limit")
         for name in ("length", "stride", "num_sequences"):
             if not self.source and getattr(self, name):
                 raise WakefulError(f"{name} is for a text, and none is given; add --text or --data")
@@ -178,7 +178,7 @@ class QuantizeOptions(_Reading):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _at_least(self, 1, "num_sequences", "calibration_sequences")
+        at_least(1, self, "num_sequences", "calibration_sequences")
         if not self.scheme or not self.scales:
             raise WakefulError("name at least one scheme and one kind of scales")
 
@@ -300,12 +300,10 @@ class InheritOptions:
             raise WakefulError(f"--blocks names the layers, so --choose {self.choose} does nothing")
         if not 0 <= self.keep <= 1:
             raise WakefulError(f"keep = {self.keep} is a share of the layers, between 0 and 1")
-        _at_least(self, 0, "layers", "grow", "rounds", "minutes", "pinned")
-        for name in ("steps", "length", "eval_every", "checkpoint_every"):
-            if getattr(self.train, name) < 0:
-                raise WakefulError(
-                    f"train.{name} must not be negative, got {getattr(self.train, name)}"
-                )
+        at_least(
+            0, self, "layers", "grow", "rounds", "minutes", "pinned", "train.steps",
+            "train.length", "train.eval_every", "train.checkpoint_every",
+        )  # fmt: skip
         if not 0 <= self.warmup <= 1:
             raise WakefulError(f"warmup = {self.warmup} is a share of the steps, between 0 and 1")
         if not self.grow and (self.rounds > 1 or self.until != "parity"
@@ -438,13 +436,3 @@ def _plain(kind: type, name: str, value: Any) -> Any:
     if hasattr(value, "__fspath__"):
         return str(value)
     return list(value) if isinstance(value, range) else value
-
-
-def _at_least(options: object, least: int, *names: str) -> None:
-    for name in names:
-        if getattr(options, name) < least:
-            raise WakefulError(
-                f"{name} must be at least {least}, got {getattr(options, name)}"
-                if least
-                else f"{name} must not be negative, got {getattr(options, name)}"
-            )
