@@ -51,7 +51,7 @@ class Backcopy(Task):
         """
         return self._table[1]
 
-    @cached_property
+    @property
     def sha256(self) -> str:
         parts = (str(self.triggers), self.characters, self.counts.tobytes())
         whole = hashlib.sha256(b"backcopy")
