@@ -219,6 +219,47 @@ def test_what_names_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         task_of("somewhere:Else")
 
 
+COIN = """
+import numpy as np
+
+from wakeful.data.tasks import Task
+
+
+class Coin(Task):
+    examples = ("coin:Coin",)
+    characters, sha256 = "ht", "of a coin"
+
+    def __init__(self, *, heads: float = 0.5) -> None:
+        self.heads = heads
+
+    def draw(self, numbers):
+        rows = np.where(numbers < np.uint64(self.heads * 2**64), 1, 2)
+        rows[:, 0] = 0
+        return rows
+
+    def losses(self, rows):
+        return -np.log(np.where(rows[:, 1:] == 1, self.heads, 1 - self.heads))
+
+    def entropies(self, rows):
+        return np.full(rows.shape, np.log(2.0))
+
+    def is_trigger(self, rows):
+        return np.zeros(rows.shape, bool)
+"""
+
+
+def test_a_task_of_ones_own_is_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "coin.py").write_text(COIN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = tiny(Path(), data={"source": "coin:Coin(heads=0.25)", "vocab_size": 4096})
+    run = train(config, tmp_path / "run")
+    assert run.read_json("data.json")["source"] == ["coin:Coin(heads=0.25)"]
+    assert run.config.model.vocab_size == 3
+    rows = [row for row in run.metrics() if row["kind"] == "validation"]
+    assert rows[-1]["optimal_loss"] == pytest.approx(0.5623, abs=0.01)  # H(1/4)
+    assert rows[-1]["excess_loss"] < rows[0]["excess_loss"]
+
+
 def test_texts_that_give_no_table(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_text("abab")

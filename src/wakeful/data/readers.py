@@ -5,8 +5,9 @@ by file and place.
 """
 
 import hashlib
+import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,23 +74,17 @@ def read_file(name: str, path: Path, *, text_field: str) -> Iterator[Document]:
         WakefulError: the file cannot be read, is not UTF-8, or a row has no text.
     """
     ending = path.suffix.lower()
-    reader: Callable[..., Iterator[Document]]
-    if ending in JSON_LINES_ENDINGS:
-        reader = _read_json_lines
-    elif ending in PARQUET_ENDINGS:
-        reader = _read_parquet
-    else:
-        reader = _read_text
     try:
-        yield from reader(name, path, text_field)
+        if ending in JSON_LINES_ENDINGS:
+            yield from _read_json_lines(name, path, text_field)
+        elif ending in PARQUET_ENDINGS:
+            yield from _read_parquet(name, path, text_field)
+        else:
+            yield Document(name, _decode(path.read_bytes(), path, offset=0))
     except OSError as error:
         raise WakefulError(
             f"cannot read {path}: {error.strerror or error}: check the path and its permissions"
         ) from error
-
-
-def _read_text(name: str, path: Path, _text_field: str) -> Iterator[Document]:
-    yield Document(name, _decode(path.read_bytes(), path, offset=0))
 
 
 def _read_json_lines(name: str, path: Path, text_field: str) -> Iterator[Document]:
@@ -122,11 +117,16 @@ def _json_text(line: str, place: str, text_field: str) -> str:
             f'{place}: a JSON {type(row).__name__}, not an object: write {{"{text_field}": ...}}'
         )
     if text_field not in row:
-        fields = ", ".join(sorted(map(repr, row))[:8]) or "none"
-        raise WakefulError(
-            f"{place}: no field {text_field!r} (fields: {fields[:200]}): name the one with the text"
-        )
+        raise without(text_field, place, sorted(row), "field")
     return checked_text(row[text_field], place, text_field)
+
+
+def without(name: str, place: str, there: Iterable[str], kind: str = "column") -> WakefulError:
+    """Return the error that rows have no such field, and which they have."""
+    names = ", ".join(map(repr, itertools.islice(there, 8))) or "none"
+    return WakefulError(
+        f"{place}: no {kind} {name!r} ({kind}s: {names[:200]}): name the one with the text"
+    )
 
 
 def checked_text(value: object, place: str, text_field: str) -> str:
@@ -160,11 +160,7 @@ def _read_parquet(name: str, path: Path, text_field: str) -> Iterator[Document]:
         table = polars.scan_parquet(path, glob=False, hive_partitioning=False)
         schema = table.collect_schema()
         if text_field not in schema:
-            columns = ", ".join(map(repr, schema.names()[:8])) or "none"
-            raise WakefulError(
-                f"{path}: no column {text_field!r} (columns: {columns[:200]}): "
-                "name the one with the text"
-            )
+            raise without(text_field, str(path), schema.names())
         if schema[text_field] != polars.String:
             raise WakefulError(
                 f"{path}: column {text_field!r} holds {schema[text_field]}, not text: "

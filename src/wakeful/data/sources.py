@@ -24,6 +24,7 @@ from wakeful.data.readers import (
     Document,
     checked_text,
     read_file,
+    without,
 )
 from wakeful.errors import WakefulError
 
@@ -254,12 +255,8 @@ def read_hub(source: str, *, text_field: str) -> Iterator[Document]:
     label = ":".join([name, config or "", split])
     try:
         for number, row in enumerate(load_dataset(name, config, split=split, streaming=True)):
-            if not isinstance(row, dict) or text_field not in row:
-                columns = ", ".join(map(repr, list(row)[:8])) if isinstance(row, dict) else "none"
-                raise WakefulError(
-                    f"{source}: no column {text_field!r} (columns: {columns}): "
-                    "name the one with the text"
-                )
+            if text_field not in row:
+                raise without(text_field, source, row)
             value = "" if row[text_field] is None else row[text_field]
             text = checked_text(value, f"{source}, row {number}", text_field)
             yield Document(f"{label}:{number}", text)
