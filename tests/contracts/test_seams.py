@@ -22,10 +22,9 @@ from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.hf.weights_out import export
 from wakeful.loading.load import read_decoder
-from wakeful.model.attention import DotProduct
+from wakeful.model.attention import DotProduct, Flow
 from wakeful.model.block import Block, ParallelBlock
 from wakeful.model.decoder import Decoder
-from wakeful.model.flow import Flow
 from wakeful.norms import Norm
 from wakeful.probes.attention import Sinks
 from wakeful.probes.hidden import Outliers

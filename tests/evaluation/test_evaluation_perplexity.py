@@ -16,7 +16,7 @@ from wakeful.errors import WakefulError
 from wakeful.evaluation.perplexity import log_likelihoods, perplexity, tokenize, windows
 from wakeful.loading.load import load
 from wakeful.loading.model import Model
-from wakeful.model.loss import IGNORED
+from wakeful.model.decoder import IGNORED
 from wakeful.training.loop import train
 
 __all__ = ["text"]

@@ -120,7 +120,7 @@ def test_hidden_states_are_what_the_blocks_receive() -> None:
 
 
 def _flow(model: WakefulForCausalLM, tokens: torch.Tensor):
-    from wakeful.model.flow import Flow
+    from wakeful.model.attention import Flow
 
     rotation = model.model.decoder.rotary(slice(0, tokens.shape[1]))
     return Flow(memory={}, cache=None, rotation=rotation, keep=None)

@@ -31,7 +31,7 @@ from wakeful.hf.weights_out import describe
 from wakeful.hf.whole import smollm2_folder
 from wakeful.loading.load import read_decoder
 from wakeful.optim import OrthoAdam
-from wakeful.probes.decoder import DecoderSource
+from wakeful.probes.watch import DecoderSource
 
 COMMON: dict[str, Any] = {
     "vocab_size": 29,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from helpers import exact_loss, some_tokens, tiny_decoder
-from wakeful.model.loss import IGNORED, cross_entropy
+from wakeful.model.decoder import IGNORED, cross_entropy
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])

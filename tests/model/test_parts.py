@@ -12,9 +12,9 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 from helpers import some_tokens, tiny_config, tiny_decoder
 from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError
+from wakeful.model.block import make_mlp
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import initialize, seed_of
-from wakeful.model.mlps import make_mlp
 from wakeful.model.positions import Rotary, rotate
 from wakeful.norms import Norm, Place
 from wakeful.variants import build, variants

@@ -13,12 +13,14 @@ from wakeful.probes.base import AttentionEvent
 from wakeful.probes.certificates import (
     RankBounds,
     column_bounds,
+    exact_rank,
+    krylov_bounds,
     mass_columns,
+    matrix_rank,
     ritz_bounds,
     subspace_bounds,
+    top_columns_bounds,
 )
-from wakeful.probes.gram import exact_rank, matrix_rank, top_columns_bounds
-from wakeful.probes.krylov import krylov_bounds
 from wakeful.probes.rank import Ranks
 from wakeful.probes.streaming import Attended, tile_statistics
 

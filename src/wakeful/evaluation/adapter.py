@@ -20,7 +20,7 @@ from wakeful.errors import WakefulError
 from wakeful.evaluation.perplexity import check_numbers, log_likelihoods
 from wakeful.evaluation.tasks import quiet
 from wakeful.loading.model import Model
-from wakeful.model.loss import IGNORED
+from wakeful.model.decoder import IGNORED
 from wakeful.probes.running import as_decoder
 from wakeful.quant import quantized_layers
 

@@ -30,7 +30,7 @@ from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.evaluation.scores import Score
 from wakeful.loading.model import Model
-from wakeful.model.loss import IGNORED
+from wakeful.model.decoder import IGNORED
 from wakeful.probes import running
 from wakeful.probes.running import first_target, states_of
 from wakeful.quant.linear import QuantizedLinear

@@ -23,9 +23,8 @@ from wakeful.errors import WakefulError
 from wakeful.hf.cache import Visibility, WakefulCache
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.projections import name_projections, named
-from wakeful.model.decoder import Decoder, drawn_alike
+from wakeful.model.decoder import IGNORED, Decoder, drawn_alike
 from wakeful.model.initialize import deviation
-from wakeful.model.loss import IGNORED
 from wakeful.model.positions import Rotary
 from wakeful.normalizers import Normalizer
 from wakeful.norms import Norm

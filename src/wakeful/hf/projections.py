@@ -5,9 +5,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from wakeful.model.attention import Heads, into_heads
+from wakeful.model.attention import Flow, Heads, into_heads
 from wakeful.model.decoder import Decoder
-from wakeful.model.flow import Flow
 from wakeful.roles import BIAS, HasRoles, Role, roles_of
 
 NAMES = {

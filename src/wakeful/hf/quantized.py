@@ -27,7 +27,7 @@ from wakeful.errors import WakefulError
 from wakeful.hf.weights_out import read_generation
 from wakeful.hf.whole import check_bounds, first_line, read_config
 from wakeful.model.decoder import Decoder
-from wakeful.model.skeleton import skeleton
+from wakeful.model.initialize import skeleton
 from wakeful.probes.running import as_decoder
 from wakeful.quant.arithmetic import Arithmetic
 from wakeful.quant.convert import exchange, is_linear, quantized_layers

@@ -13,7 +13,7 @@ from wakeful.errors import WakefulError
 from wakeful.hf.families import FAMILIES, Family
 from wakeful.hf.whole import Shards, first_line, read_config, read_floats, whole_model
 from wakeful.model.decoder import Decoder
-from wakeful.model.skeleton import skeleton
+from wakeful.model.initialize import skeleton
 
 
 def decoder_of(model: nn.Module, name: str) -> Decoder:

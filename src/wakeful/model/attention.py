@@ -4,19 +4,36 @@ Shapes: B batch, L new tokens, S all tokens so far, H query heads, G key/value h
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from wakeful.model.attend import attend, attend_by_definition
-from wakeful.model.flow import Flow
-from wakeful.model.positions import rotate
+from wakeful.model.cache import Cache
+from wakeful.model.positions import Rotation, rotate
 from wakeful.normalizers import Normalizer
 from wakeful.norms import Part
 from wakeful.roles import BIAS, READS, WRITES, HasRoles, Role
 from wakeful.routes.base import QKV, Read, RoutePlan, ValueRoute
 from wakeful.shape import Shape
+
+
+@dataclass(frozen=True)
+class Flow:
+    """The pass's memory of earlier layers, its cache, the tokens' rotation and who sees whom.
+
+    `memory` fills as layers run: each leaves the tensors that later layers read (V_1 above all).
+    It is an argument of every block, never a side effect of one, so recomputing a block under
+    activation checkpointing, compiling it or sharding it changes nothing.
+    """
+
+    memory: dict[Read, Tensor]
+    cache: Cache | None
+    rotation: Rotation | None
+    keep: Tensor | None
+    """Boolean (B, L, S): the pairs that see each other, where causality alone does not say."""
 
 
 class Heads(HasRoles, nn.Linear):

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -19,12 +20,9 @@ from wakeful.config.model import VARIANTS, ModelConfig
 from wakeful.depth import DepthMix, SublayerMix
 from wakeful.errors import WakefulError
 from wakeful.model.attend import causal_mask
-from wakeful.model.attention import Attention
-from wakeful.model.block import BLOCKS, Block, ParallelBlock, SublayerBlock
+from wakeful.model.attention import Attention, Flow
+from wakeful.model.block import BLOCKS, Block, ParallelBlock, SublayerBlock, make_mlp
 from wakeful.model.cache import Cache, Slot
-from wakeful.model.flow import Flow
-from wakeful.model.loss import IGNORED, cross_entropy
-from wakeful.model.mlps import make_mlp
 from wakeful.model.positions import Rotary, Rotation
 from wakeful.normalizers import Normalizer
 from wakeful.norms import Norm, Part, Place
@@ -33,6 +31,9 @@ from wakeful.roles import HEAD, TABLE, HasRoles, Marked, Role, role_of
 from wakeful.ropes import RopeScaling
 from wakeful.routes.base import EMBEDDED, TOKENS, Read, RoutePlan, ValueRoute
 from wakeful.variants import build, written
+
+IGNORED = -100
+"""The target that marks a position not to be counted."""
 
 
 def admit(config: ModelConfig) -> None:
@@ -405,3 +406,15 @@ def _places_from(begins: Bool[Tensor, "B L"]) -> Int[Tensor, "B L"]:
     """Return each token's number in its own document, given which tokens begin one."""
     number = torch.arange(begins.shape[1], device=begins.device)
     return number - torch.where(begins, number, 0).cummax(1).values
+
+
+def cross_entropy(
+    logits: Float[Tensor, "B L V"], targets: Int[Tensor, "B L"], *, reduction: str = "mean"
+) -> Tensor:
+    """Return −log softmax(logits)_target in nats: mean or sum over counted targets, or (B, L)."""
+    if logits.dtype != torch.float64:
+        logits = logits.float()
+    loss = F.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction=reduction
+    )
+    return loss.view_as(targets) if reduction == "none" else loss

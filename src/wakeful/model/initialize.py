@@ -1,12 +1,19 @@
-"""All initialization, in one function."""
+"""How a decoder begins: with all its weights drawn, or without any.
+
+What is built from a description that somebody else wrote takes time and memory by the numbers in
+it. Here they are held to what the weights' own files can be before anything is built.
+"""
 
 import hashlib
 import math
+from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from torch import nn
 
 from wakeful.config.model import ModelConfig
+from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.roles import Start, role_of
 
@@ -48,3 +55,40 @@ def seed_of(seed: int, name: str) -> int:
     """Return the 63-bit seed of a named random stream."""
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
+
+
+def skeleton(config: ModelConfig, num_tensors: int, place: Path) -> Decoder:
+    """Return the decoder on the meta device, where weights take no memory.
+
+    Raises:
+        WakefulError: `place`, with so many tensors, cannot hold a model of so many layers, or no
+            tensor can have the sizes described.
+    """
+    if config.num_layers > num_tensors:
+        raise WakefulError(
+            f"{place} is of another model: it has {num_tensors} tensors, and the configuration "
+            f"{config.num_layers} layers"
+        )
+    try:
+        with torch.device("meta"):
+            return Decoder(config)
+    except (RuntimeError, TypeError, OverflowError) as error:
+        line = str(error).split("\n", 1)[0]
+        raise WakefulError(
+            f"{place} is of another model: no tensor has the sizes in the configuration ({line})"
+        ) from None
+
+
+def check_shapes(
+    described: Mapping[str, torch.Tensor], stored: Mapping[str, tuple[int, ...]], place: Path
+) -> None:
+    """Raise `WakefulError` unless the stored tensors are those of the model described."""
+    if stored.keys() != described.keys():
+        odd = sorted(stored.keys() ^ described.keys())
+        raise WakefulError(f"{place} is of another model: {odd[0]!r} is in only one of the two")
+    for name, tensor in described.items():
+        if stored[name] != tensor.shape:
+            raise WakefulError(
+                f"{place} is of another model: {name!r} has shape {stored[name]} there and "
+                f"{tuple(tensor.shape)} here"
+            )

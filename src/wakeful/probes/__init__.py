@@ -5,8 +5,8 @@
     seen.frame
 
 `wakeful.watch` shows a model's forward passes to probes; each probe file holds one family of
-metrics (attention, rank, hidden, patterns). `exact` is the law; `streaming`, `certificates`,
-`krylov` and `gram` are the fast paths that agree with it.
+metrics (attention, rank, hidden, patterns). `exact` is the law; `streaming`
+and `certificates` are the fast paths that agree with it.
 """
 
 from typing import TYPE_CHECKING

@@ -5,7 +5,8 @@ Shapes: B batch, L tokens, H query heads, G key/value heads, d head width, D mod
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -264,3 +265,48 @@ def mean_over_layers(rows: Frame) -> float | None:
 def gather(probes: Iterable[Probe]) -> Frame:
     """Return the rows of several probes in one frame."""
     return pl.concat([pl.DataFrame(schema=SCHEMA), *(probe.rows() for probe in probes)])
+
+
+Emit = Callable[[Event], None]
+
+
+class EventSource(ABC):
+    """Makes events of a model's forward passes while it is open."""
+
+    reason_for_silence: str = "no layer of it reached its attention"
+
+    @abstractmethod
+    def open(self, emit: Emit) -> AbstractContextManager[None]:
+        """Attach to the model; detached again when the context ends, whatever happens in it."""
+
+
+@dataclass(frozen=True)
+class Visibility:
+    """Who sees whom: causal, within a window, or by explicit pairs."""
+
+    window: int | None = None
+    keep: Bool[Tensor, "#B L L"] | None = None
+
+
+def visibility(
+    keep: Bool[Tensor, "#B L L"], valid: Bool[Tensor, "B L"] | None, window: int | None
+) -> Visibility:
+    """Return the simplest description of a mask that is right for every real query.
+
+    Rows of padding queries are free: nobody looks at them.
+    """
+    length = keep.shape[-1]
+    key = torch.arange(length, device=keep.device)
+    query = key.unsqueeze(1)
+    causal = (key <= query).unsqueeze(0)
+    if valid is not None:
+        causal = causal & valid.unsqueeze(1)
+        keep = torch.where(valid.unsqueeze(2), keep, causal)
+    if bool((keep == causal).all()):
+        return Visibility()
+    if window is not None:
+        near = causal & (key > query - window)
+        given = keep if valid is None else torch.where(valid.unsqueeze(2), keep, near)
+        if bool((given == near).all()):
+            return Visibility(window=window)
+    return Visibility(keep=keep)

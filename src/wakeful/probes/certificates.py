@@ -1,4 +1,4 @@
-"""Bounds on rank_τ that are proved, not estimated.
+"""Ranks of heads that are proved, not estimated: bounds, and the spectra that close them.
 
 A is one head's L × L weights, σ_i its singular values, F = ‖A‖_F² = Σ σ_i², and
 S_k = Σ_{i≤k} σ_i². rank_τ is the least k with S_k ≥ τF; a pair (low, high) brackets it.
@@ -11,14 +11,37 @@ What is used, with G = AᵀA (eigenvalues σ_i²), c1 and c2 the column sums and
     S_k(G) ≤ S_k(QᵀGQ) + F − tr(QᵀGQ)             and from below: AAᵀ = (AQ)(AQ)ᵀ + A(I−QQᵀ)Aᵀ
 
 and, when the residuals of the Ritz pairs are known, the sharper bound of `ritz_bounds`.
+
+The eigenvalues of G cost a third of `svdvals`. Three things make them cheaper: causality leaves a
+sixth of the products of G; columns that together hold less energy than any step near the threshold
+are left out, and what they might add is part of the bounds; and the arithmetic is float32, repeated
+in float64 where a bound is too near. For ranks that are small beside L a block Krylov space of G
+grows until its Ritz pairs close the bracket of `ritz_bounds` or it is so large that the whole
+spectrum is cheaper. What it cannot prove it does not claim.
+
+Shapes: L tokens, m columns of A that are kept, p block width, b = dimension of the Krylov space.
 """
 
 import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
+
+from wakeful.probes.streaming import Attended, tiles
+
+_BLOCK = 128
+"""Columns of G computed at once."""
+
+_DROP = 0.1
+"""Energy that may be left out, as a fraction of the energy of the column at the mass-columns
+threshold, a stand-in for σ_k². About one head in thirty then has to be computed again in full."""
+
+_KRYLOV = 12
+"""A Krylov space is tried where the mass columns are at most L over this."""
+
+_NO_BOUND = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -111,10 +134,179 @@ def ritz_bounds(
     return plain.meet(RankBounds(low, plain.high))
 
 
-_NO_BOUND = 1 << 62
-
-
 def _first(reached: Tensor, otherwise: int) -> int:
     """Return the first k, counted from 0, that reaches the target."""
     found = reached.nonzero()
     return int(found[0]) if len(found) else otherwise
+
+
+def krylov_bounds(
+    G: Float[Tensor, "m m"],
+    energy: float,
+    tau: float,
+    *,
+    slack: float,
+    dropped: float,
+    width: int = 64,
+    limit: int | None = None,
+) -> RankBounds:
+    """Bracket rank_τ by Ritz pairs of G, whose upper triangle is read.
+
+    Args:
+        energy: F of the whole matrix.
+        slack: rounding error as a fraction of F.
+        dropped: energy of the columns that G leaves out.
+        width: p; the first block is the p columns with the most energy.
+        limit: the largest b; a quarter of m where not given.
+    """
+    size = G.shape[0]
+    limit = size // 4 if limit is None else limit
+    width = min(width, size)
+    G = G.triu() + G.triu(1).T
+    leading = G.diagonal().topk(width).indices
+    # The columns themselves span A's best coordinates; one product is already made: G's columns.
+    block = torch.linalg.qr(G[:, leading]).Q
+    space, image = block, G @ block
+    bounds = RankBounds(1, _NO_BOUND)
+    while True:
+        bounds = bounds.meet(_bracket(G, space, image, energy, tau, slack, dropped))
+        if bounds.closed or space.shape[1] + width > limit:
+            return bounds
+        fresh = image[:, -width:]
+        for _ in range(2):  # twice is enough (Kahan): the second pass restores orthogonality
+            fresh = fresh - space @ (space.T @ fresh)
+        block = torch.linalg.qr(fresh).Q
+        block = block - space @ (space.T @ block)
+        block = torch.linalg.qr(block).Q
+        space = torch.cat([space, block], dim=1)
+        image = torch.cat([image, G @ block], dim=1)
+
+
+def with_trace(eigenvalues: Float[Tensor, "m"], G: Float[Tensor, "m m"]) -> Float[Tensor, "m"]:
+    """Return a matrix's eigenvalues in float64, scaled so that their sum is its trace.
+
+    The solver's error is mostly one factor for all of them, and the trace is known far better: on
+    a trained model's heads this leaves a seventh of the error of their partial sums.
+    """
+    eigenvalues = eigenvalues.double()
+    trace = G.diagonal().sum(dtype=torch.float64)
+    return (eigenvalues * (trace / eigenvalues.sum())).clamp_min(0)
+
+
+def _bracket(
+    G: Tensor,
+    space: Tensor,
+    image: Tensor,
+    energy: float,
+    tau: float,
+    slack: float,
+    dropped: float,
+) -> RankBounds:
+    small = space.T @ image
+    theta, rotation = torch.linalg.eigh((small + small.T) / 2)
+    theta, rotation = with_trace(theta.flip(0), small).to(small.dtype), rotation.flip(1)
+    captured = float(theta.sum(dtype=torch.float64))
+    if captured < (tau - slack) * energy:
+        return RankBounds(1, _NO_BOUND)  # too little of the energy is in the space to say anything
+    Y = space @ rotation
+    residual = torch.linalg.vector_norm(image @ rotation - Y * theta, dim=0)
+    outside = float(torch.linalg.vector_norm(torch.addmm(G, Y * theta, Y.T, alpha=-1)))
+    return ritz_bounds(theta, residual, outside, energy, tau, slack, dropped)
+
+
+def matrix_rank(A: Float[Tensor, "L L"], tau: float, *, causal: bool = True) -> int:
+    """Return min k: Σ_{i≤k} σ_i² ≥ τ Σ σ_i², certified by the cheapest way that can.
+
+    `causal` says that A is lower triangular.
+    """
+    column_energy = A.square().sum(0).double()
+    energy = float(column_energy.sum())
+    # The sums may be float32: the certificate allows for it.
+    high = int(mass_columns(column_energy, min(1.0, tau * (1 + 1e-5))))
+    bounds = RankBounds(1, high)
+    if bounds.closed:
+        return 1
+    kept = kept_columns(column_energy, high)
+    part = A if len(kept) == A.shape[1] else A.index_select(1, kept)
+    G = gram(part, kept if causal else None)
+    slack = rounding(A.dtype, A.shape[0])
+    if high <= A.shape[0] // _KRYLOV:
+        dropped = max(0.0, energy - float(G.diagonal().sum(dtype=torch.float64)))
+        bounds = bounds.meet(krylov_bounds(G, energy, tau, slack=slack, dropped=dropped))
+        if bounds.closed:
+            return bounds.high
+    bounds = bounds.meet(_spectrum_bounds(G, energy, tau, slack))
+    if bounds.closed:
+        return bounds.high
+    return exact_rank(A, tau, causal=causal)
+
+
+def exact_rank(A: Float[Tensor, "L L"], tau: float, *, causal: bool = True) -> int:
+    """Return the rank from the whole Gram matrix in float64."""
+    everything = torch.arange(A.shape[1], device=A.device)
+    G = gram(A.double(), everything if causal else None)
+    captured = torch.linalg.eigvalsh(G, UPLO="U").flip(0).clamp_min(0).cumsum(0)
+    return int((captured < tau * captured[-1]).sum()) + 1
+
+
+def top_columns_bounds(
+    heads: Attended, head: int, column_energy: Float[Tensor, "L"], tau: float, *, width: int = 512
+) -> RankBounds:
+    """Bracket one head's rank by the Gram matrix of its `width` columns with the most energy.
+
+    One pass over tiles and O(width²) memory, for sequences whose L × L matrix is too large.
+    """
+    columns = column_energy.topk(min(width, heads.length)).indices.sort().values
+    G: Tensor | None = None
+    for tile in tiles(heads, range(head, head + 1)):
+        low, high = torch.searchsorted(
+            columns, columns.new_tensor([tile.first, tile.last])
+        ).tolist()
+        if G is None:
+            G = tile.weights.new_zeros(len(columns), len(columns))
+        part = tile.weights[0].index_select(1, columns[low:high] - tile.first)
+        G[low:high, low:high].addmm_(part.T, part)
+    assert G is not None
+    energy = float(column_energy.sum())
+    return _spectrum_bounds(G, energy, tau, rounding(G.dtype, heads.length))
+
+
+def kept_columns(column_energy: Float[Tensor, "L"], at: int) -> Int[Tensor, "m"]:
+    """Return the columns to keep, in order; the `at` largest columns reach the threshold."""
+    ordered, order = column_energy.sort(descending=True)
+    left = ordered.flip(0).cumsum(0).flip(0)  # energy from this column on
+    drop = _DROP * ordered[min(at, len(ordered)) - 1]
+    count = int((left > drop).sum())
+    if count > 0.97 * len(ordered):
+        return torch.arange(len(ordered), device=column_energy.device)
+    return order[:count].sort().values
+
+
+def gram(A: Float[Tensor, "L m"], columns: Int[Tensor, "m"] | None) -> Float[Tensor, "m m"]:
+    """Return the upper triangle of AᵀA; below the diagonal blocks it is zero.
+
+    `columns` says where in a lower triangular matrix A's columns were: column j is zero above
+    row j. None where nothing is known to be zero.
+    """
+    m = A.shape[1]
+    G = A.new_zeros(m, m)
+    starts = [0] * m if columns is None else columns[::_BLOCK].tolist()
+    for number, first in enumerate(range(0, m, _BLOCK)):
+        last = min(first + _BLOCK, m)
+        rows = A[0 if columns is None else starts[number] :]
+        torch.mm(rows[:, :last].T, rows[:, first:last], out=G[:last, first:last])
+    return G
+
+
+def rounding(dtype: torch.dtype, size: int) -> float:
+    """Return the error of S_k, as a fraction of F, that float arithmetic may leave.
+
+    ε √L: rounding errors add like a random walk over L. On a trained model's 1,024-token heads
+    the worst S_k of any k was a quarter of it from its float64 value.
+    """
+    return torch.finfo(dtype).eps * size**0.5
+
+
+def _spectrum_bounds(G: Tensor, energy: float, tau: float, slack: float) -> RankBounds:
+    eigenvalues = with_trace(torch.linalg.eigvalsh(G, UPLO="U").flip(0), G)
+    return subspace_bounds(eigenvalues, energy, tau, slack)

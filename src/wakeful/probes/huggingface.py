@@ -20,8 +20,14 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import AttentionInterface
 
 from wakeful.errors import WakefulError
-from wakeful.probes.base import AttentionEvent, HiddenEvent
-from wakeful.probes.sources import Emit, EventSource, Visibility, visibility
+from wakeful.probes.base import (
+    AttentionEvent,
+    Emit,
+    EventSource,
+    HiddenEvent,
+    Visibility,
+    visibility,
+)
 
 _IMPLEMENTATIONS = ("sdpa", "eager")
 

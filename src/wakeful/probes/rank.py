@@ -9,8 +9,13 @@ import torch
 
 from wakeful.errors import WakefulError
 from wakeful.probes.base import SCHEMA, AttentionEvent, Event, Frame, Key, Means, MergeableProbe
-from wakeful.probes.certificates import RankBounds, column_bounds, mass_columns
-from wakeful.probes.gram import matrix_rank, top_columns_bounds
+from wakeful.probes.certificates import (
+    RankBounds,
+    column_bounds,
+    mass_columns,
+    matrix_rank,
+    top_columns_bounds,
+)
 from wakeful.probes.streaming import Attended, TileStatistics, head_weights
 
 

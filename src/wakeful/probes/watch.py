@@ -1,19 +1,164 @@
 """`watch`: let probes see a model run, and leave the model as it was."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
+from wakeful.model.attend import causal_mask
+from wakeful.model.attention import DotProduct, Flow
+from wakeful.model.block import Block
 from wakeful.model.decoder import Decoder
-from wakeful.probes.base import AttentionEvent, Event, Frame, Probe, gather
-from wakeful.probes.decoder import DecoderSource
+from wakeful.probes.base import (
+    AttentionEvent,
+    Emit,
+    Event,
+    EventSource,
+    Frame,
+    HiddenEvent,
+    Probe,
+    Visibility,
+    gather,
+    visibility,
+)
 from wakeful.probes.huggingface import HuggingFaceSource
 from wakeful.probes.running import as_decoder
-from wakeful.probes.sources import EventSource
+
+_UNSEEN = (
+    "layer {} attends to more than its own tokens' keys and values once: its weights are not one "
+    "L × L matrix, so probes of attention do not apply (those of hidden states do)"
+)
+
+
+class DecoderSource(EventSource):
+    """Hooks a `Decoder`; its keys and values are what the value route made of them.
+
+    A layer whose route attends several times is one event, its weights mixed as the route says.
+    """
+
+    def __init__(self, model: Decoder) -> None:
+        self.model = model
+        self.valid: Tensor | None = None
+        self.calls: list[AttentionEvent] = []
+
+    @contextmanager
+    def open(self, emit: Emit) -> Iterator[None]:
+        with ExitStack() as hooks:
+            for layer, block in enumerate(self.model.blocks):
+                assert isinstance(block, Block)
+                self._hook(layer, block, hooks, emit)
+            yield
+
+    def _hook(self, layer: int, block: Block, hooks: ExitStack, emit: Emit) -> None:
+        received: list[Tensor] = []
+        shares, unseen = shares_of(layer, block)
+
+        def before(_block: nn.Module, args: tuple) -> None:
+            received[:] = [args[0].detach()]
+            self.calls = []
+            if layer == 0:
+                self.valid = whole_sequences(next(arg for arg in args if isinstance(arg, Flow)))
+                emit(HiddenEvent(-1, received[0], self.valid))
+
+        def attention(dot: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+            assert isinstance(dot, DotProduct)
+            self.calls.append(self._call(layer, dot, args, kwargs, unseen))
+            if len(self.calls) == len(shares):
+                emit(mixed(self.calls, shares))
+
+        def after(_block: nn.Module, _args: tuple, output: tuple) -> None:
+            if len(self.calls) != len(shares):
+                raise WakefulError(
+                    f"layer {layer} attended {len(self.calls)} times, and its route gives shares "
+                    f"for {len(shares)}: how its weights are mixed is unknown"
+                )
+            emit(HiddenEvent(layer, output[0].detach(), self.valid, received.pop()))
+
+        hooks.callback(block.register_forward_pre_hook(before).remove)
+        dot = block.attention.dot
+        hooks.callback(dot.register_forward_pre_hook(attention, with_kwargs=True).remove)
+        hooks.callback(block.register_forward_hook(after).remove)
+
+    def _call(
+        self, layer: int, dot: DotProduct, args: tuple, kwargs: dict[str, Any], unseen: str
+    ) -> AttentionEvent:
+        q, k, v = (heads.detach().transpose(1, 2) for heads in args)
+        length = q.shape[2]
+        if k.shape[2] != length:
+            unseen = unseen or _UNSEEN.format(layer)
+            k, v = k[:, :, :length], v[:, :, :length]
+        keep = kwargs.get("keep")
+        if keep is None and dot.prefix > 1:
+            keep = causal_mask(length, length, dot.prefix, q.device)
+        seen = Visibility() if keep is None else visibility(keep, self.valid, None)
+        if dot.normalizer.fused:
+            sink = kwargs.get("sink", dot.normalizer.log_sink())
+        else:
+            sink = None
+            unseen = (
+                f"model.normalizer = {dot.normalizer} is not a softmax with a constant in its "
+                "denominator, so probes of attention do not apply (those of hidden states do)"
+            )
+        return AttentionEvent(
+            layer, q, k, v, kwargs.get("scale", dot.scale), keep=seen.keep, valid=self.valid,
+            sink=None if sink is None else sink.detach(), unseen=unseen,
+        )  # fmt: skip
+
+
+def whole_sequences(flow: Flow) -> Tensor | None:
+    """Return which tokens of a forward pass are real, None where all are.
+
+    A real token sees itself, and padding is not seen at all.
+
+    Raises:
+        WakefulError: the pass continues sequences that are in a cache.
+    """
+    if flow.cache is not None and flow.cache.length:
+        raise WakefulError("a watched forward takes whole sequences: leave out the filled cache")
+    if flow.keep is None:
+        return None
+    valid = flow.keep.diagonal(dim1=1, dim2=2)
+    return None if bool(valid.all()) else valid
+
+
+def shares_of(layer: int, block: Block) -> tuple[tuple[float, ...], str]:
+    """Return what each attention call of a layer weighs in its weights, and what forbids a sum."""
+    attenders = block.attention.attenders
+    shares = attenders[0].shares(layer) if attenders else (1.0,)
+    if not shares:
+        return (1.0,), _UNSEEN.format(layer)
+    if min(shares) < 0:
+        return shares, (
+            f"layer {layer} subtracts attention weights from others (shares "
+            f"{', '.join(f'{share:g}' for share in shares)}): probes of attention do not apply"
+        )
+    return shares, ""
+
+
+def check_one_matrix(model: Decoder) -> None:
+    """Raise `WakefulError` where a layer's weights are not one matrix that probes can see."""
+    for layer, block in enumerate(model.blocks):
+        assert isinstance(block, Block)
+        _, unseen = shares_of(layer, block)
+        if unseen:
+            raise WakefulError(unseen)
+
+
+def mixed(calls: list[AttentionEvent], shares: tuple[float, ...]) -> AttentionEvent:
+    """Return the one event of a layer that attended several times to the same values."""
+    *others, own = (
+        replace(call, share=float(share)) for call, share in zip(calls, shares, strict=True)
+    )
+    if not others:
+        return own
+    unseen = own.unseen
+    if any(call.v.data_ptr() != own.v.data_ptr() for call in others):
+        unseen = _UNSEEN.format(own.layer)
+    return replace(own, others=tuple(others), unseen=unseen)
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from wakeful.errors import WakefulError
-from wakeful.model.attention import Heads, into_heads
-from wakeful.model.flow import Flow
+from wakeful.model.attention import Flow, Heads, into_heads
 from wakeful.quant.arithmetic import LINEARS, Arithmetic, Operands, pack
 from wakeful.quant.schemes import Scales, Scheme
 

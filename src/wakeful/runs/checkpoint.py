@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor
 from wakeful.config.model import ModelConfig
 from wakeful.config.tables import to_table
 from wakeful.errors import WakefulError
-from wakeful.model.skeleton import check_shapes, skeleton
+from wakeful.model.initialize import check_shapes, skeleton
 from wakeful.runs.run import disk_errors, read_record, save_tensors
 from wakeful.runs.shards import Along, Stored, cut_of, is_complete, local, part_name, share_of
 from wakeful.world import ALONE, World

@@ -23,7 +23,7 @@ from wakeful.errors import Interrupted, WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.optim.build import warmup_cosine
 from wakeful.optim.sharding import whole
-from wakeful.probes.decoder import check_one_matrix
+from wakeful.probes.watch import check_one_matrix
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Environment, Run, SharedRun, environment
 from wakeful.runs.shards import local

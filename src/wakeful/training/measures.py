@@ -17,9 +17,8 @@ from wakeful.data.order import Batches, ValidationWindows, documents_of
 from wakeful.data.tokens import Data, Tokens
 from wakeful.errors import WakefulError
 from wakeful.estimates import Estimate, finite, weighted_mean
-from wakeful.model.decoder import Decoder
+from wakeful.model.decoder import IGNORED, Decoder
 from wakeful.model.generate import generate
-from wakeful.model.loss import IGNORED
 from wakeful.probes.attention import Entropy, Sinks, Values
 from wakeful.probes.base import Event, Frame, Probe, mean_over_layers
 from wakeful.probes.hidden import Outliers

@@ -16,8 +16,7 @@ from wakeful.config.schema import Config
 from wakeful.data.order import documents_of
 from wakeful.errors import WakefulError
 from wakeful.loading.load import read_decoder
-from wakeful.model.decoder import Decoder
-from wakeful.model.loss import IGNORED
+from wakeful.model.decoder import IGNORED, Decoder
 from wakeful.world import ALONE, World
 
 Over = Literal["sum", "mean"]
