@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wakeful.errors import WakefulError
-from wakeful.probes import exact, gram
+from wakeful.probes import certificates, exact
 from wakeful.probes.base import AttentionEvent
 from wakeful.probes.certificates import (
     RankBounds,
@@ -127,14 +127,16 @@ def test_triangular_gram_is_the_gram():
     columns = torch.arange(400)[torch.rand(400, generator=torch.Generator().manual_seed(0)) > 0.3]
     for kept in (torch.arange(400), columns):
         part = A[:, kept]
-        torch.testing.assert_close(gram.gram(part, kept).triu(), (part.T @ part).triu())
-        torch.testing.assert_close(gram.gram(part, None).triu(), (part.T @ part).triu())
+        torch.testing.assert_close(certificates.gram(part, kept).triu(), (part.T @ part).triu())
+        torch.testing.assert_close(certificates.gram(part, None).triu(), (part.T @ part).triu())
 
 
 def test_ties_are_decided_in_double_precision(monkeypatch):
     calls = []
-    real = gram.exact_rank
-    monkeypatch.setattr(gram, "exact_rank", lambda *a, **k: calls.append(1) or real(*a, **k))
+    real = certificates.exact_rank
+    monkeypatch.setattr(
+        certificates, "exact_rank", lambda *a, **k: calls.append(1) or real(*a, **k)
+    )
     A = torch.diag(torch.tensor([3.0, 1.0, 1.0]))  # 9 / 11 of the energy in the first
     assert matrix_rank(A, 10 / 11 - 1e-9) == 2
     assert matrix_rank(A, 10 / 11 + 1e-9) == 3
