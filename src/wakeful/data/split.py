@@ -69,11 +69,10 @@ class Spool:
                     progress(self.num_bytes)
                 if full:
                     break
-        except BaseException:
+            self._file.flush()
+        finally:
             with contextlib.suppress(OSError):  # a full disk is told of once
                 self._file.close()
-            raise
-        self._file.close()
 
     def _add(self, document: Document, max_bytes: int | None) -> bool:
         """Take one document, and say whether `max_bytes` are there now.

@@ -127,7 +127,7 @@ class Tokenizer:
                 f"{file} is not a tokenizer.json ({reason}): fetch it again"
             ) from error
         beside = _beside(file.parent)
-        end_of_text = _named_end(beside)
+        end_of_text = _named(beside, "eos_token") or END_OF_TEXT
         if inner.token_to_id(end_of_text) is None:
             raise WakefulError(
                 f"{file} has no token {end_of_text!r} to end a text: name its eos_token in a "
@@ -258,8 +258,7 @@ class Tokenizer:
 
     def _id_of(self, role: str) -> int | None:
         """Return the id of the special token that the files beside name so."""
-        tables = (self.table, json.loads(self.beside.get(SPECIAL, "{}")))
-        named = next(filter(None, (_spelling(table.get(role)) for table in tables)), "")
+        named = _named(self.beside, role)
         return self.inner.token_to_id(named) if named else None
 
     def _json(self) -> str:
@@ -359,15 +358,11 @@ def _beside(folder: Path) -> dict[str, str]:
     return found
 
 
-def _named_end(beside: Mapping[str, str]) -> str:
+def _named(beside: Mapping[str, str], role: str) -> str:
+    """Return how the token of a role is written that the files name, "" where they name none."""
     for name in (CONFIG, SPECIAL):
-        token = _spelling(json.loads(beside.get(name, "{}")).get("eos_token"))
-        if token:
+        token = json.loads(beside.get(name, "{}")).get(role)
+        token = token.get("content") if isinstance(token, dict) else token
+        if token and isinstance(token, str):
             return token
-    return END_OF_TEXT
-
-
-def _spelling(token: object) -> str:
-    """Return how a token is written that a table names, "" where it names none."""
-    token = token.get("content") if isinstance(token, dict) else token
-    return token if isinstance(token, str) else ""
+    return ""

@@ -212,8 +212,7 @@ class PreparedData(Data):
         for name, digest in expected.items():
             if file_sha256(self.folder / name) != digest:
                 raise _damaged(self.folder / name, "its SHA-256 is not the one in data.json")
-        for split in SPLITS:
-            found = self.split(split)
+        for found in (self.train, self.validation):
             found.check(found.tokens)
 
 
