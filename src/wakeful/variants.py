@@ -250,7 +250,7 @@ class _Reading:
         name = self._shown(call.func)
         keywords: dict[str, Any] = {}
         for keyword in call.keywords:
-            if keyword.arg not in options:
+            if keyword.arg is None or keyword.arg not in options:
                 allowed = (
                     f"its options are {', '.join(options)}" if options else "it has no options"
                 )

@@ -167,11 +167,11 @@ def _without_zero(q: Tensor, sums: Tensor, zero: Tensor | None) -> Tensor:
 def torchao_kernels() -> tuple[Any, Any]:
     """Return torchao's scaled int8 product and its weight-only tensor, or say how to install it."""
     try:
-        from torchao.kernel.intmm import (  # noqa: PLC0415
-            int_scaled_matmul,  # pyright: ignore[reportMissingImports]
+        from torchao.kernel.intmm import (  # noqa: PLC0415  # pyright: ignore[reportMissingImports]
+            int_scaled_matmul,
         )
-        from torchao.quantization import (  # noqa: PLC0415
-            IntxUnpackedToInt8Tensor,  # pyright: ignore[reportMissingImports]
+        from torchao.quantization import (  # noqa: PLC0415  # pyright: ignore[reportMissingImports]
+            IntxUnpackedToInt8Tensor,
         )
     except ImportError as error:
         raise WakefulError(
