@@ -321,11 +321,14 @@ def test_a_text_with_another_tokenizer_is_refused(
 
 
 def test_prepared_data_of_the_same_tokenizer_is_taken(
-    command: list[str], reference: Run, text: Path, tmp_path: Path
-) -> None:
+    command: list[str], reference: Run, text: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     data = tmp_path / "data"
     assert main(["data", "prepare", str(text), "--out", str(data), "--tokenizer",
                  str(reference.path)]) == 0  # fmt: skip
+    wrong = fails(capsys, *command, "--text", str(data), "--max_bytes", "999")
+    assert "data.max_bytes = 999 does nothing" in wrong
     assert main([*command, "--text", str(data), "--layers", "1"]) == 0
 
 

@@ -58,7 +58,7 @@ from wakeful.pages.inheritance import (
 from wakeful.runs.run import Run, environment, read_windows
 from wakeful.training.measures import evaluate, mean_loss
 from wakeful.training.records import Step, data_facts, rows
-from wakeful.training.setup import autocast, make_windows
+from wakeful.training.setup import autocast, check_prepared, make_windows
 from wakeful.variants import build
 from wakeful.verbs.result import Source, Stored, asked, name_of, out_of
 
@@ -293,13 +293,7 @@ def _data(options: InheritOptions, reference: Model, show: Display) -> PreparedD
     source = options.data.source
     if is_prepared(Path(source)):
         data = PreparedData.open(source)
-        if options.data.validation_source:
-            raise WakefulError(f"{source} is prepared and has its own validation text")
-        if options.data.max_bytes:
-            raise WakefulError(
-                f"data.max_bytes = {options.data.max_bytes} does nothing: {source} is prepared "
-                "already"
-            )
+        check_prepared(options.data, data)
     else:
         data = prepared(
             source,
