@@ -17,7 +17,7 @@ FLOORS = (
     ("model",),
     ("probes",),
     ("quant",),
-    ("runs",),
+    ("surgery", "runs"),
     ("hf",),
     ("loading",),
     ("training",),

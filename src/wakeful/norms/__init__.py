@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from wakeful.errors import WakefulError
 from wakeful.variants import Variant
 
 Part = Literal["attention", "attention_output", "mlp", "mlp_output", "final", "query", "key"]
@@ -37,6 +38,10 @@ class Norm(Variant, nn.Module, ABC):
     """A normalization over the channels, one module a place."""
 
     place: Place
+    centers: ClassVar[bool] = False
+    """Whether it takes the mean over the channels out."""
+    scales_channels: ClassVar[bool] = False
+    """Whether channels have scales or biases of their own, which a rotation would mix."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,6 +49,16 @@ class Norm(Variant, nn.Module, ABC):
     def attach(self, place: Place) -> None:
         """Make the parameters for one place."""
         self.place = place
+
+    def take_scale(self) -> tuple[Tensor | None, Tensor | None]:
+        """Take the channels' scales γ and biases β out of the norm, and return them.
+
+        What is left commutes with rotations (of vectors without a mean, where it `centers`).
+
+        Raises:
+            WakefulError: it does more with channels than that.
+        """
+        raise WakefulError(f"model.norm = {self} has no scale that could be taken out of it")
 
     @abstractmethod
     def forward(self, x: Float[Tensor, "*B D"]) -> Float[Tensor, "*B D"]:
@@ -102,10 +117,17 @@ class RMSNorm(Norm):
 
     examples = ("rmsnorm",)
     neutral = "rmsnorm"
+    scales_channels = True
 
     def attach(self, place: Place) -> None:
         super().attach(place)
         self.weight = nn.Parameter(torch.ones(place.width))
+
+    @torch.no_grad()
+    def take_scale(self) -> tuple[Tensor | None, Tensor | None]:
+        scale = self.weight.detach().clone()
+        self.weight.fill_(1.0)
+        return scale, None
 
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.place.eps)
@@ -124,6 +146,9 @@ class RMSNormSingle(Norm):
         super().attach(place)
         self.weight = nn.Parameter(torch.ones(1))
 
+    def take_scale(self) -> tuple[Tensor | None, Tensor | None]:
+        return None, None  # one number commutes with everything
+
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.place.eps)
 
@@ -132,11 +157,22 @@ class LayerNorm(Norm):
     """(x − mean x) / √(var x + ε) · γ + β; β where the model has biases (Ba et al. 2016)."""
 
     examples = ("layernorm",)
+    centers = True
+    scales_channels = True
 
     def attach(self, place: Place) -> None:
         super().attach(place)
         self.weight = nn.Parameter(torch.ones(place.width))
         self.bias = nn.Parameter(torch.zeros(place.width)) if place.bias else None
+
+    @torch.no_grad()
+    def take_scale(self) -> tuple[Tensor | None, Tensor | None]:
+        scale = self.weight.detach().clone()
+        bias = None if self.bias is None else self.bias.detach().clone()
+        self.weight.fill_(1.0)
+        if self.bias is not None:
+            self.bias.zero_()
+        return scale, bias
 
     def forward(self, x: Tensor) -> Tensor:
         return F.layer_norm(x, (self.place.width,), self.weight, self.bias, self.place.eps)

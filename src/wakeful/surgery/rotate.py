@@ -1,0 +1,217 @@
+"""`rotate`: the same function in another basis of the residual stream, where no channel stands out.
+
+With Q orthogonal of the model's width, every matrix that reads the stream becomes W Qᵀ, every one
+that writes to it Q W, every embedding's row e Qᵀ: each state x is then x Qᵀ, and an RMSNorm without
+a scale a channel commutes with that (SliceGPT, 2401.15024, section 3; QuaRot, 2404.00456). Scales
+are first multiplied into what reads the norm. A LayerNorm also takes the mean out, so the states
+are made free of their mean (the same function: nothing else reads it) and Q keeps the direction
+(1, …, 1): the mean stays zero, and the LayerNorm does what an RMSNorm does.
+
+Values turn too: V R and W_o Rᵀ with one R of the heads' width, under the attention's weights, which
+mix tokens and no channels. All products are in float64 and rounded once.
+"""
+
+import copy
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from wakeful.errors import WakefulError
+from wakeful.model.attention import Heads
+from wakeful.model.decoder import Decoder
+from wakeful.norms import Norm
+from wakeful.optim.rotations.base import Learned, Rotation, generator_for, rotation_of
+from wakeful.roles import Role, roles_of
+
+Turn = Callable[[Tensor], Tensor]
+_OF_HEADS = ("query", "key")
+_AT_ONCE = 2**24
+"""Elements that are turned at once: a float64 copy of a large vocabulary would fill the memory."""
+_CLOSE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
+"""Largest difference of the logits, over their deviation, that rounding explains."""
+
+
+@torch.no_grad()
+def rotate(
+    decoder: Decoder,
+    rotation: Rotation | str = "hadamard",
+    *,
+    values: bool = True,
+    seed: int = 0,
+) -> Decoder:
+    """Return a decoder with the same logits whose residual stream lies in a random basis.
+
+    Args:
+        decoder: stays as it is; the result shares no weights with it.
+        rotation: of the residual stream and, where `values`, of every head's values.
+        values: whether the heads' values turn too.
+        seed: gives the rotation.
+
+    Raises:
+        WakefulError: a part of the model does not commute with a rotation; it is named.
+    """
+    kind = rotation_of(rotation)
+    if isinstance(kind, Learned):
+        raise WakefulError(f"{kind} follows gradients, and here there are none: use another one")
+    _check(decoder)
+    turned = copy.deepcopy(decoder).eval()
+    stream = [m for m in turned.modules() if isinstance(m, Norm) and m.place.part not in _OF_HEADS]
+    centered = any(norm.centers for norm in stream)
+    _untie(turned)
+    for norm, readers in _readers(turned):
+        _fold(norm, readers)
+    turn = _turn(kind, turned.config.width, centered=centered, seed=seed)
+    for name, role in roles_of(turned).items():
+        if role.residual is not None:
+            _turn_matrix(turned, name, role, turn, centered=centered)
+    for norm in stream:
+        bias = getattr(norm, "bias", None)
+        if bias is not None:
+            bias.copy_(turn(bias.double().unsqueeze(0)).squeeze(0))
+    if values:
+        _turn_values(turned, kind, seed)
+    _compare(decoder, turned, kind)
+    return turned
+
+
+def _check(decoder: Decoder) -> None:
+    """Refuse what is known to keep a rotation from being exact."""
+    config = decoder.config
+    if str(decoder.placement) != "pre":
+        raise WakefulError(
+            f"model.placement = {config.placement}: a norm after a sublayer scales channels of the "
+            "residual stream itself, so no other basis gives the same function"
+        )
+    for field, part in (("route", decoder.route), ("depth", decoder.depth)):
+        if any(role.residual is not None for role in roles_of(part).values()):
+            raise WakefulError(
+                f"model.{field} = {getattr(config, field)} reads the residual stream with matrices "
+                "of its own, which `rotate` does not turn yet"
+            )
+
+
+def _untie(decoder: Decoder) -> None:
+    """Give the head a matrix of its own where the final norm's scale goes into one of the two."""
+    if not decoder.config.tied or not decoder.norm.scales_channels:
+        return
+    decoder.head.weight = nn.Parameter(decoder.embed.weight.detach().clone(), requires_grad=False)
+    decoder.config = dataclasses.replace(decoder.config, tied=False)
+
+
+def _readers(decoder: Decoder) -> Iterator[tuple[Norm, list[nn.Linear]]]:
+    """Yield each norm of the stream with the linear layers that read what it gives."""
+    for block in decoder.blocks:
+        for norm, half in ((block.attention_norm, block.attention), (block.mlp_norm, block.mlp)):
+            yield norm, list(_linear(half, residual=1))
+    yield decoder.norm, [decoder.head]
+
+
+def _linear(part: nn.Module, *, residual: int) -> Iterator[nn.Linear]:
+    for name, role in roles_of(part).items():
+        if role.residual == residual:
+            yield part.get_submodule(name.rpartition(".")[0])  # pyright: ignore[reportReturnType]
+
+
+def _fold(norm: Norm, readers: list[nn.Linear]) -> None:
+    """Take a norm's scale γ and bias β out of it: W (γ n + β) + b = W γ n + (W β + b)."""
+    scale, bias = norm.take_scale()
+    if bias is not None:
+        if all(reader.bias is not None for reader in readers):
+            for reader in readers:
+                reader.bias.copy_(reader.bias.double() + reader.weight.double() @ bias.double())
+        else:  # W γ (n + β / γ)
+            assert scale is not None
+            if not scale.all():
+                raise WakefulError(
+                    f"the norm before {type(readers[0]).__name__} has a scale of zero in a "
+                    "channel, and what reads it has no bias that could take over the norm's"
+                )
+            norm.bias.copy_(bias.double() / scale.double())  # pyright: ignore
+    if scale is not None:
+        for reader in readers:
+            for rows in reader.weight.split(_rows(reader.weight)):
+                rows.copy_(rows.double() * scale.double())
+
+
+def _turn(kind: Rotation, width: int, *, centered: bool, seed: int) -> Turn:
+    """Return x -> x Qᵀ on rows; with `centered`, of a Q that keeps (1, …, 1).
+
+    That Q is U diag(1, R) U with R drawn one narrower and U the reflection that exchanges
+    (1, …, 1) / √n and the first axis.
+    """
+    generator = generator_for(seed, "stream", width)
+    if not centered:
+        return kind.drawn(width, generator=generator, dtype=torch.float64).into
+    inner = kind.drawn(width - 1, generator=generator, dtype=torch.float64)
+    normal = torch.full((width,), -1 / math.sqrt(width), dtype=torch.float64)
+    normal[0] += 1
+    normal /= normal.norm()
+
+    def reflected(rows: Tensor) -> Tensor:
+        return rows - 2 * (rows @ normal).unsqueeze(1) * normal
+
+    def turn(rows: Tensor) -> Tensor:
+        rows = reflected(rows)
+        return reflected(torch.cat([rows[:, :1], inner.into(rows[:, 1:].contiguous())], dim=1))
+
+    return turn
+
+
+def _turn_matrix(
+    decoder: Decoder, name: str, role: Role, turn: Turn, *, centered: bool
+) -> None:
+    """Turn the axis of a matrix that lies in the stream, and the bias of one that writes to it."""
+    weight = decoder.get_parameter(name)
+    writes = role.residual == 0
+    rows = weight.T if writes else weight
+    removes = centered and (writes or role.embedding)
+    for part in rows.split(_rows(rows)):
+        part.copy_(turn(_centered(part.double(), removes)))
+    bias = getattr(decoder.get_submodule(name.rpartition(".")[0]), "bias", None) if writes else None
+    if bias is not None:
+        bias.copy_(turn(_centered(bias.double().unsqueeze(0), removes)).squeeze(0))
+
+
+def _centered(rows: Tensor, removes: bool) -> Tensor:
+    return rows - rows.mean(1, keepdim=True) if removes else rows
+
+
+def _rows(matrix: Tensor) -> int:
+    return max(1, _AT_ONCE // matrix.shape[1])
+
+
+def _turn_values(decoder: Decoder, kind: Rotation, seed: int) -> None:
+    """Turn every head's values by one R, and the output projection's columns back."""
+    width = decoder.config.shape.head_width
+    generator = generator_for(seed, "values", width)
+    inner = kind.drawn(width, generator=generator, dtype=torch.float64)
+    for block in decoder.blocks:
+        value, out = block.attention.value, block.attention.out
+        if isinstance(value, Heads):
+            rows = value.weight.double().unflatten(0, (-1, width)).transpose(1, 2)
+            turned = inner.into(rows.reshape(-1, width)).reshape(rows.shape).transpose(1, 2)
+            value.weight.copy_(turned.flatten(0, 1))
+            if value.bias is not None:
+                value.bias.copy_(inner.into(value.bias.double().reshape(-1, width)).flatten())
+        columns = out.weight.double().reshape(-1, width)
+        out.weight.copy_(inner.into(columns).reshape(out.weight.shape))
+
+
+def _compare(before: Decoder, after: Decoder, kind: Rotation) -> None:
+    """Refuse a result that is another function: a user's own part may not commute."""
+    config = before.config
+    length = min(64, config.max_length)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(config.vocab_size, (1, length), generator=generator)
+    tokens = tokens.to(before.embed.weight.device)
+    expected, found = before(tokens).float(), after(tokens).float()
+    error = ((found - expected).square().mean() / expected.var()).sqrt().item()
+    if not error <= _CLOSE[before.embed.weight.dtype]:
+        raise WakefulError(
+            f"the logits change by {error:.1e} of their deviation under {kind}: model.route = "
+            f"{config.route}, model.depth = {config.depth} or model.norm = {config.norm} does not "
+            "commute with a rotation"
+        )

@@ -1,0 +1,149 @@
+"""A rotated decoder is the same function, and no channel of it stands out."""
+
+import pytest
+import torch
+
+from wakeful.config.model import ModelConfig
+from wakeful.errors import WakefulError
+from wakeful.hf.weights_out import describe
+from wakeful.model.decoder import Decoder
+from wakeful.surgery import rotate
+
+SMALL = ModelConfig(
+    vocab_size=61, max_length=32, num_layers=3, num_heads=4, num_kv_heads=2, width=24, head_width=6,
+    mlp_width=40,
+)  # fmt: skip
+GPT2 = {"norm": "layernorm", "mlp": "gelu", "bias": True, "positions": "learned", "tied": True}
+NEOX = {"norm": "layernorm", "mlp": "gelu_exact", "bias": True, "parallel": True}
+SHAPES = {
+    "llama": {},
+    "tied": {"tied": True},
+    "qwen2": {"attention_bias": "qkv"},
+    "qwen3": {"qk_norm": True},
+    "gpt2": GPT2,
+    "gpt_neox": NEOX,
+    "layernorm without biases": {"norm": "layernorm"},
+    "one scale, tied": {"norm": "rmsnorm_single", "tied": True},
+    "sink": {"normalizer": "softmax1(learned=True)"},
+    "resformer": {"route": 'resformer(mode="learnable")'},
+    "svformer": {"route": "svformer"},
+    "neutreno": {"route": "neutreno"},
+    "crosslayer": {"route": "crosslayer"},
+    "denseformer": {"depth": "denseformer"},
+    "embedding residual": {"depth": "embedding_residual"},
+}
+ROTATIONS = ("hadamard", "haar", "block_diagonal(size=8)", "signed_permutation", "identity")
+
+
+def decoder(**changes: object) -> Decoder:
+    """Return a decoder whose parameters are all away from their start, in float64."""
+    torch.manual_seed(0)
+    config = ModelConfig(**{**vars(SMALL), **changes})  # pyright: ignore[reportArgumentType]
+    made = Decoder(config).double().eval()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    return made
+
+
+@torch.no_grad()
+def logits(model: Decoder) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(model.config.vocab_size, (2, 17), generator=generator)
+    return model(tokens)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_logits_stay(shape: str) -> None:
+    plain = decoder(**SHAPES[shape])
+    before = {name: tensor.clone() for name, tensor in plain.state_dict().items()}
+    expected = logits(plain)
+    turned = rotate(plain)
+    torch.testing.assert_close(logits(turned), expected, rtol=1e-9, atol=1e-9)
+    assert all(torch.equal(before[name], now) for name, now in plain.state_dict().items())
+    assert not torch.equal(turned.embed.weight, plain.embed.weight)
+
+
+@pytest.mark.parametrize("rotation", ROTATIONS)
+@pytest.mark.parametrize("shape", ["llama", "gpt2"])
+def test_every_rotation(shape: str, rotation: str) -> None:
+    plain = decoder(**SHAPES[shape])
+    torch.testing.assert_close(logits(rotate(plain, rotation)), logits(plain), rtol=1e-9, atol=1e-9)
+
+
+def test_states_turn_by_one_orthogonal_matrix() -> None:
+    plain = decoder()
+    turned = rotate(plain, values=False)
+    q = torch.linalg.lstsq(plain.embed.weight, turned.embed.weight).solution
+    torch.testing.assert_close(q @ q.T, torch.eye(24).double(), rtol=0, atol=1e-9)
+    for before, after in zip(plain.blocks, turned.blocks, strict=True):
+        torch.testing.assert_close(after.mlp.down.weight, q.T @ before.mlp.down.weight)
+        assert (after.mlp_norm.weight == 1).all()
+
+
+def test_an_outlier_channel_is_spread() -> None:
+    plain = decoder(width=256, num_heads=4, head_width=64)
+    with torch.no_grad():
+        plain.embed.weight[:, 7] += 500.0
+    turned = rotate(plain)
+    assert plain.embed.weight.abs().amax() > 400
+    assert turned.embed.weight.abs().amax() < 120  # 500 / 16 a channel, were it spread evenly
+    torch.testing.assert_close(logits(turned), logits(plain), rtol=1e-8, atol=1e-8)
+
+
+def test_values_turn_within_their_heads() -> None:
+    plain = decoder()
+    turned, kept = rotate(plain), rotate(plain, values=False)
+    for one, other in zip(turned.blocks, kept.blocks, strict=True):
+        by_head = one.attention.value.weight.unflatten(0, (-1, 6))
+        theirs = other.attention.value.weight.unflatten(0, (-1, 6))
+        assert not torch.allclose(by_head, theirs)
+        torch.testing.assert_close(by_head.norm(dim=1), theirs.norm(dim=1))
+
+
+def test_seeds_give_rotations() -> None:
+    plain = decoder()
+    one, same, other = (rotate(plain, seed=seed).embed.weight for seed in (0, 0, 1))
+    assert torch.equal(one, same)
+    assert not torch.allclose(one, other)
+
+
+@pytest.mark.parametrize("shape", ["llama", "qwen2", "qwen3", "gpt2", "gpt_neox"])
+def test_a_stock_architecture_stays_stock(shape: str) -> None:
+    plain = decoder(**SHAPES[shape], num_kv_heads=4)
+    assert describe(rotate(plain).config)[0] == describe(plain.config)[0] != "wakeful"
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"placement": "peri"}, "placement"),
+        ({"placement": "post"}, "placement"),
+        ({"route": "gated"}, "route"),
+    ],
+)
+def test_what_cannot_be_exact_is_refused(changes: dict[str, str], word: str) -> None:
+    with pytest.raises(WakefulError, match=rf"model\.{word}"):
+        rotate(decoder(**changes))
+
+
+def test_a_rotation_that_learns_is_refused() -> None:
+    with pytest.raises(WakefulError, match="eigenbasis"):
+        rotate(decoder(), "eigenbasis")
+
+
+def test_a_norm_that_is_silent_in_a_channel_before_a_head_without_bias() -> None:
+    plain = decoder(**GPT2)
+    with torch.no_grad():
+        plain.norm.weight[3] = 0.0
+    with pytest.raises(WakefulError, match="scale of zero"):
+        rotate(plain)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_lower_precision(dtype: torch.dtype) -> None:
+    plain = decoder(width=64, num_heads=4, head_width=16).to(dtype)
+    turned = rotate(plain)
+    assert turned.embed.weight.dtype == dtype
+    error = (logits(turned).float() - logits(plain).float()).std() / logits(plain).float().std()
+    assert error < (1e-4 if dtype == torch.float32 else 0.1)
