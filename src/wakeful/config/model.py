@@ -68,6 +68,8 @@ class ModelConfig:
     """Divide attention logits by (layer index + 1) besides the square root of head_width."""
     relaxed_prefix: int = 0
     """The first so many tokens see each other both ways; their losses are left out."""
+    stored_prefix: int = 0
+    """Tokens before every sequence whose keys and values are stored with the weights."""
     normalizer: str = "softmax"
     """How logits become weights, e.g. softmax, softmax1, softmax1(learned=True)."""
     route: str = "own"
@@ -83,7 +85,9 @@ class ModelConfig:
         for name in ("vocab_size", "max_length", "num_layers", "num_heads", "width", "mlp_width"):
             if getattr(self, name) < 1:
                 raise WakefulError(f"model.{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("num_kv_heads", "head_width", "relaxed_prefix", "rotary_width"):
+        for name in (
+            "num_kv_heads", "head_width", "relaxed_prefix", "rotary_width", "stored_prefix",
+        ):  # fmt: skip
             if getattr(self, name) < 0:
                 raise WakefulError(f"model.{name} must not be negative, got {getattr(self, name)}")
         if self.head_width == 0 and self.width % self.num_heads:
@@ -112,6 +116,16 @@ class ModelConfig:
                 f"model.relaxed_prefix = {self.relaxed_prefix} is longer than model.max_length = "
                 f"{self.max_length}"
             )
+        if self.stored_prefix >= self.max_length:
+            raise WakefulError(
+                f"model.stored_prefix = {self.stored_prefix} leaves no room for text within "
+                f"model.max_length = {self.max_length}"
+            )
+        if self.stored_prefix and self.relaxed_prefix > 1:
+            raise WakefulError(
+                "model.stored_prefix and model.relaxed_prefix both stand at the beginning of a "
+                "sequence: keep one of them"
+            )
         if self.norm_eps <= 0 or self.init_std < 0 or self.rope_theta <= 0:
             raise WakefulError("model.norm_eps and rope_theta must be positive, init_std not less")
 
@@ -136,6 +150,11 @@ class ModelConfig:
                 f"model.rotary_width = {self.rotary_width} and model.rope = {self.rope!r} are for "
                 f"rotary positions, and model.positions = {self.positions!r}"
             )
+
+    @property
+    def context(self) -> int:
+        """Most tokens of text: what the stored prefix leaves of `max_length`."""
+        return self.max_length - self.stored_prefix
 
     @property
     def qkv_bias(self) -> bool:

@@ -299,7 +299,7 @@ def measure(
 
 
 def _footprint(decoder: Decoder, context: int, speed: float) -> Footprint:
-    context = min(context, decoder.config.max_length)
+    context = min(context, decoder.config.context)
     storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes()
                 for p in decoder.parameters()}  # fmt: skip
     return Footprint(

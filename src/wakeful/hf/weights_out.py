@@ -54,7 +54,7 @@ def export(
     tensors = _tensors(decoder, links, prefix, FAMILIES[kind].head, dtype)
     config.dtype = dtype
     with _created(Path(folder)) as part:
-        ids = _write_tokenizer(tokenizer, part, decoder.config.max_length)
+        ids = _write_tokenizer(tokenizer, part, decoder.config.context)
         for name, token in ids.items():
             setattr(config, name, token)
         _generation(part, ids).save_pretrained(part)

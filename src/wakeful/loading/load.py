@@ -209,7 +209,7 @@ def _own(decoder: Decoder, name: str, path: Path) -> dict[str, Any]:
     return {
         "name": name,
         "module": decoder.eval().requires_grad_(False),
-        "context": decoder.config.max_length,
+        "context": decoder.config.context,
         "architecture": "wakeful decoder",
         "path": path,
         "read": partial(Tokenizer.load, path),
@@ -270,7 +270,7 @@ def _in_memory(module: nn.Module, tokenizer: AnyTokenizer | None, max_length: in
         return tokenizer
 
     own = as_decoder(module)
-    context = _context(module) if own is None else own.config.max_length
+    context = _context(module) if own is None else own.config.context
     named = getattr(getattr(module, "config", None), "name_or_path", "")
     return Model(
         name=Path(named).name if named else type(module).__name__,

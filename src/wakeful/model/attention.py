@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -78,18 +79,45 @@ class Borrowed(nn.Module):
         return flow.memory[self.read]
 
 
+class StoredPrefix(nn.Module):
+    """Keys and values (P, G, d) of P tokens that stand before every sequence.
+
+    They are in the form in which they are cached: keys with their positions, values mixed. A layer
+    that borrows either finds the other layer's in what it borrows.
+    """
+
+    def __init__(self, num_tokens: int, shape: Shape, *, keys: bool, values: bool) -> None:
+        super().__init__()
+        size = (num_tokens, shape.num_kv_heads, shape.head_width)
+        self.keys = nn.Parameter(torch.zeros(size)) if keys else None
+        self.values = nn.Parameter(torch.zeros(size)) if values else None
+
+    def forward(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values (B, S, G, d) with the stored ones before them."""
+        return self._before(self.keys, keys), self._before(self.values, values)
+
+    def _before(self, stored: Tensor | None, heads: Tensor) -> Tensor:
+        if stored is None:
+            return heads
+        first = stored.to(heads.dtype).expand(heads.shape[0], *stored.shape)
+        return torch.cat([first, heads], dim=1)
+
+
 class DotProduct(nn.Module):
     """Masked attention of one layer over given heads; a hook on it sees every q, k and v.
 
     It attends as another layer does where it is given that one's `scale` and, if its normalizer has
-    one, `sink`.
+    one, `sink`. `stored` is the number of keys before the text's own.
     """
 
-    def __init__(self, normalizer: Normalizer, *, scale: float, prefix: int) -> None:
+    def __init__(
+        self, normalizer: Normalizer, *, scale: float, prefix: int, stored: int = 0
+    ) -> None:
         super().__init__()
         self.normalizer = normalizer
         self.scale = scale
         self.prefix = prefix
+        self.stored = stored
 
     def forward(
         self,
@@ -108,7 +136,12 @@ class DotProduct(nn.Module):
             weigh = self.normalizer.weights
             rest = {"scale": self.scale, "prefix": self.prefix, "keep": keep, "copies": copies}
             return attend_by_definition(q, k, v, weigh, **rest)
-        return attend(
+        # Queries of no meaning before the text's make the mask a plain triangle, which is what
+        # fused kernels are fast at.
+        lead = self.stored if keep is None and k.shape[1] == self.stored + q.shape[1] else 0
+        if lead:
+            q = torch.cat([q.new_zeros(q.shape[0], lead, *q.shape[2:]), q], dim=1)
+        out = attend(
             q,
             k,
             v,
@@ -118,6 +151,7 @@ class DotProduct(nn.Module):
             keep=keep,
             copies=copies,
         )
+        return out[:, lead:] if lead else out
 
 
 class Attention(HasRoles, nn.Module):
@@ -136,6 +170,7 @@ class Attention(HasRoles, nn.Module):
         head_norm: Callable[[Part], nn.Module],
         scales: Sequence[float],
         prefix: int,
+        stored: int = 0,
     ) -> None:
         super().__init__()
         width, head_width = shape.width, shape.head_width
@@ -159,9 +194,11 @@ class Attention(HasRoles, nn.Module):
             else Borrowed(Read("values", source.value))
         )
         self.scales = tuple(scales)
-        self.dot = DotProduct(normalizer, scale=scales[layer], prefix=prefix)
+        self.dot = DotProduct(normalizer, scale=scales[layer], prefix=prefix, stored=stored)
         self.out = nn.Linear(shape.num_heads * head_width, width, bias=out_bias)
         self.owns_key, self.owns_value = plan.owns("key", layer), plan.owns("value", layer)
+        if stored:
+            self.stored = StoredPrefix(stored, shape, keys=self.owns_key, values=self.owns_value)
         self.leaves = tuple(sorted(plan.leaves[layer]))
         # Plain lists: the decoder owns the routes and their parameters.
         routes = plan.routes[layer]
@@ -189,6 +226,8 @@ class Attention(HasRoles, nn.Module):
                 keys = flow.cache.extend(("keys", self.layer), keys)
             if self.owns_value:
                 values = flow.cache.extend(("values", self.layer), values)
+        if self.dot.stored:
+            keys, values = self.stored(keys, values)
         if self.attenders:
             dot = partial(self._attend, flow)
             u = self.attenders[0].attend(self.layer, dot, mixed.q, keys, values, flow.memory)

@@ -56,6 +56,10 @@ class Cache:
         tensor[:, :, self.length : end] = new.transpose(1, 2)
         return tensor[:, :, :end].transpose(1, 2)
 
+    def read(self, slot: Slot) -> Float[Tensor, "B S G d"]:
+        """Return all heads stored so far."""
+        return self._tensors[slot][:, :, : self.length].transpose(1, 2)
+
     def reserve(self, capacity: int) -> None:
         """Make room for at least `capacity` tokens; room doubles, so that it is seldom made."""
         if capacity <= self.capacity:

@@ -232,7 +232,11 @@ class Decoder(HasRoles, Marked, nn.Module):
             raise WakefulError(
                 "a model with model.relaxed_prefix takes neither padded batches nor documents"
             )
-        spots = slice(start, end) if places is None else places
+        stored = self.config.stored_prefix
+        if stored:
+            keep = None if keep is None else F.pad(keep, (stored, 0), value=True)
+            places = None if places is None else places + stored
+        spots = slice(start + stored, end + stored) if places is None else places
         if self.config.positions == "learned":
             x = x + self.positions.weight[spots]
         memory = self._before_layers(tokens, x) if self.plan.before else {}
@@ -306,6 +310,7 @@ class Decoder(HasRoles, Marked, nn.Module):
             head_norm=norm,
             scales=scales,
             prefix=config.relaxed_prefix,
+            stored=config.stored_prefix,
         )
         mlp = make_mlp(config.mlp, config.width, config.mlp_width, bias=config.bias)
         where = self.placement.at(layer, shape.num_layers)
@@ -387,9 +392,9 @@ class Decoder(HasRoles, Marked, nn.Module):
         return causal_mask(end - start, end, 0, valid.device) & valid.unsqueeze(1)
 
     def _check(self, start: int, end: int) -> None:
-        if end > self.config.max_length:
+        if end > self.config.context:
             raise WakefulError(
-                f"{end} tokens do not fit the model's context of {self.config.max_length}"
+                f"{end} tokens do not fit the model's context of {self.config.context}"
             )
         if start == 0 and end < self.config.relaxed_prefix:
             raise WakefulError(

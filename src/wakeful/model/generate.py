@@ -46,7 +46,7 @@ def generate(
         step,
         prompt,
         device=decoder.embed.weight.device,
-        context=decoder.config.max_length,
+        context=decoder.config.context,
         num_tokens=num_tokens,
         temperature=temperature,
         top_k=top_k,

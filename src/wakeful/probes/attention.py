@@ -14,8 +14,9 @@ class Sinks(MeanProbe):
 
     `first_key_share_…` is the fraction of (query, head) pairs whose largest weight is key 0,
     `first_key_mass_…` the mean weight on key 0. Row 0 sees key 0 alone, so it always counts: the
-    names end in `with_row_0` (over all rows) or `without_row_0`. Rows for each head, and for the
-    layer the mean over heads.
+    names end in `with_row_0` (over all rows) or `without_row_0`. `stored_prefix_mass` is the mean
+    weight on a stored prefix's keys, where a model has one. Rows for each head, and for the layer
+    the mean over heads.
     """
 
     def see(self, event: Event) -> None:
@@ -24,6 +25,10 @@ class Sinks(MeanProbe):
         for statistics in event.statistics:
             length = statistics.column_sums.shape[-1]
             first = statistics.column_sums[:, 0]
+            stored = statistics.stored_mass
+            if stored is not None:
+                self.put(event.layer, "stored_prefix_mass", stored / length)
+                self.put(event.layer, "stored_prefix_mass", float(stored.mean()) / length)
             pairs = [
                 ("first_key_share", statistics.first_key_rows, statistics.row_0_dominated),
                 ("first_key_mass", first, statistics.row_0_mass),

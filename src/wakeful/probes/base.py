@@ -42,7 +42,8 @@ class AttentionEvent:
     `valid` says which tokens are real (None: all); `window` = W lets a query see itself and the
     W − 1 tokens before it; `keep` (B or 1, L, L) replaces causality and window by explicit pairs;
     `softcap` = c replaces a logit x by c·tanh(x / c); `sink` is s for each head, the logarithm of
-    what softmax-1 adds to the denominator.
+    what softmax-1 adds to the denominator. `before` are keys of a stored prefix, which all queries
+    see: what they take is missing from the weights' rows, as what a sink takes is.
 
     Where a layer attends several times to the same values, its weights are the sum of this event's
     and of those in `others`, each times its `share`. `unseen` says why the weights are not one
@@ -57,6 +58,7 @@ class AttentionEvent:
     window: int | None = None
     softcap: float | None = None
     sink: Float[Tensor, "H"] | None = None
+    before: Float[Tensor, "G P d"] | None = None
     valid: Bool[Tensor, "B L"] | None = None
     keep: Bool[Tensor, "#B L L"] | None = None
     share: float = 1.0
@@ -95,7 +97,7 @@ class AttentionEvent:
             window = None
         return Attended(
             q=q, k=k, v=v, scale=self.scale, window=window,
-            softcap=self.softcap, sink=self.sink, keep=keep, share=self.share,
+            softcap=self.softcap, sink=self.sink, before=self.before, keep=keep, share=self.share,
             others=tuple(other._sequence(b) for other in self.others),
         )  # fmt: skip
 

@@ -31,6 +31,7 @@ class Attended:
     window: int | None = None
     softcap: float | None = None
     sink: Float[Tensor, "H"] | None = None
+    before: Float[Tensor, "G P d"] | None = None
     keep: Bool[Tensor, "L L"] | None = None
     share: float = 1.0
     others: "tuple[Attended, ...]" = ()
@@ -55,6 +56,8 @@ class Tile:
     first: int
     last: int
     weights: Float[Tensor, "R r n"]
+    stored: Float[Tensor, "R r P"] | None = None
+    """Weights of the same queries on a stored prefix's keys."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +76,11 @@ class TileStatistics:
     row_0_mass: Float[Tensor, "H"]
     """p_00: 1 without a sink."""
     first_key_rows: Float[Tensor, "H"]
-    """The number of queries whose largest weight is key 0."""
+    """The number of queries whose largest weight, a stored prefix included, is key 0."""
     row_0_dominated: Float[Tensor, "H"]
     """Whether query 0 is among them (0 or 1)."""
+    stored_mass: Float[Tensor, "H"] | None
+    """Σ of the weights on a stored prefix's keys, None where there is none."""
 
     @property
     def energy(self) -> Float[Tensor, "H"]:
@@ -93,11 +98,13 @@ def tile_statistics(heads: Attended) -> TileStatistics:
     num_heads, length = heads.num_heads, heads.length
     repeats = num_heads // heads.k.shape[0]
     device = heads.q.device
-    sums_to_1 = heads.sink is None and heads.keep is None and not heads.others
+    sums_to_1 = not heads.others and all(
+        each is None for each in (heads.sink, heads.before, heads.keep)
+    )
     c1 = torch.zeros(num_heads, length, dtype=torch.float64, device=device)
     c2 = torch.zeros_like(c1)
-    largest, corner, rows, row_0 = (
-        torch.zeros(num_heads, dtype=torch.float64, device=device) for _ in range(4)
+    largest, corner, rows, row_0, stored = (
+        torch.zeros(num_heads, dtype=torch.float64, device=device) for _ in range(5)
     )
     for group in range(heads.k.shape[0]):
         own = slice(group * repeats, (group + 1) * repeats)
@@ -105,6 +112,8 @@ def tile_statistics(heads: Attended) -> TileStatistics:
             p = tile.weights
             if tile.first == 0:
                 top = p.amax(-1)
+                if tile.stored is not None:
+                    top = torch.maximum(top, tile.stored.amax(-1))
                 dominated = (p[..., 0] >= top) & (top > 0)
                 rows[own] += dominated.sum(-1)
                 if tile.start == 0:
@@ -112,6 +121,8 @@ def tile_statistics(heads: Attended) -> TileStatistics:
                     row_0[own] = dominated[:, 0].double()
             if not sums_to_1:
                 largest[own] = torch.maximum(largest[own], p.sum(-1).amax(-1).double())
+            if tile.stored is not None:
+                stored[own] += tile.stored.sum((1, 2))
             c1[own, tile.first : tile.last] += p.sum(1)
             c2[own, tile.first : tile.last] += p.square_().sum(1)
     if sums_to_1:
@@ -123,6 +134,7 @@ def tile_statistics(heads: Attended) -> TileStatistics:
         row_0_mass=corner,
         first_key_rows=rows,
         row_0_dominated=row_0,
+        stored_mass=None if heads.before is None else stored,
     )
 
 
@@ -146,8 +158,12 @@ def tiles(heads: Attended, chosen: range) -> Iterator[Tile]:
     parts = (heads, *heads.others)
     for tile, *more in zip(*(_tiles(part, chosen) for part in parts), strict=True):
         tile.weights.mul_(heads.share)
+        if tile.stored is not None:
+            tile.stored.mul_(heads.share)
         for part, other in zip(heads.others, more, strict=True):
             tile.weights.add_(other.weights, alpha=part.share)
+            if tile.stored is not None and other.stored is not None:
+                tile.stored.add_(other.stored, alpha=part.share)
         yield tile
 
 
@@ -157,8 +173,10 @@ def _tiles(heads: Attended, chosen: range) -> Iterator[Tile]:
     group = chosen.start // (heads.num_heads // heads.k.shape[0])
     q = heads.q[chosen.start : chosen.stop].to(dtype) * heads.scale
     k = heads.k[group].to(dtype).T.contiguous()
+    before = None if heads.before is None else heads.before[group].to(dtype).T
     sink = None if heads.sink is None else heads.sink[chosen.start : chosen.stop].to(dtype)
-    extra = 0 if sink is None else 1
+    stored = 0 if heads.before is None else heads.before.shape[1]
+    extra = stored + (0 if sink is None else 1)
     widest = length if heads.window is None else min(length, heads.window + 128)
     height = max(32, min(128, _TILE_ELEMENTS // (len(chosen) * widest)))
     height = -(-height // 16) * 16
@@ -169,18 +187,21 @@ def _tiles(heads: Attended, chosen: range) -> Iterator[Tile]:
         first, last = _span(heads, start, stop)
         r, n = stop - start, last - first
         x = buffer[: len(chosen) * r * (n + extra)].view(len(chosen) * r, n + extra)
-        torch.mm(q[:, start:stop].reshape(len(chosen) * r, -1), k[:, first:last], out=x[:, :n])
+        queries = q[:, start:stop].reshape(len(chosen) * r, -1)
+        torch.mm(queries, k[:, first:last], out=x[:, :n])
+        if before is not None:
+            torch.mm(queries, before, out=x[:, n : n + stored])
         x = x.view(len(chosen), r, n + extra)
         logits = x[..., :n]
         if heads.softcap is not None:
             logits.div_(heads.softcap).tanh_().mul_(heads.softcap)
         _mask(logits, heads, start, stop, first, last, late)
         if sink is not None:
-            x[..., n] = sink.view(-1, 1)
+            x[..., -1] = sink.view(-1, 1)
         torch.softmax(x, -1, out=x)
-        if heads.keep is not None and sink is None:
+        if heads.keep is not None and not extra:
             logits.nan_to_num_(nan=0.0)  # a query that sees nothing has zero weights
-        yield Tile(start, stop, first, last, logits)
+        yield Tile(start, stop, first, last, logits, x[..., n : n + stored] if stored else None)
 
 
 def _span(heads: Attended, start: int, stop: int) -> tuple[int, int]:

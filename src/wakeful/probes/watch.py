@@ -88,10 +88,15 @@ class DecoderSource(EventSource):
     ) -> AttentionEvent:
         q, k, v = (heads.detach().transpose(1, 2) for heads in args)
         length = q.shape[2]
+        before = None
+        if dot.stored:
+            before, k, v = k[0, :, : dot.stored], k[:, :, dot.stored :], v[:, :, dot.stored :]
         if k.shape[2] != length:
             unseen = unseen or _UNSEEN.format(layer)
             k, v = k[:, :, :length], v[:, :, :length]
         keep = kwargs.get("keep")
+        if keep is not None and dot.stored:
+            keep = keep[..., dot.stored :]
         if keep is None and dot.prefix > 1:
             keep = causal_mask(length, length, dot.prefix, q.device)
         seen = Visibility() if keep is None else visibility(keep, self.valid, None)
@@ -105,7 +110,7 @@ class DecoderSource(EventSource):
             )
         return AttentionEvent(
             layer, q, k, v, kwargs.get("scale", dot.scale), keep=seen.keep, valid=self.valid,
-            sink=None if sink is None else sink.detach(), unseen=unseen,
+            sink=None if sink is None else sink.detach(), before=before, unseen=unseen,
         )  # fmt: skip
 
 
@@ -121,7 +126,8 @@ def whole_sequences(flow: Flow) -> Tensor | None:
         raise WakefulError("a watched forward takes whole sequences: leave out the filled cache")
     if flow.keep is None:
         return None
-    valid = flow.keep.diagonal(dim1=1, dim2=2)
+    own = flow.keep[..., flow.keep.shape[2] - flow.keep.shape[1] :]  # past a stored prefix
+    valid = own.diagonal(dim1=1, dim2=2)
     return None if bool(valid.all()) else valid
 
 

@@ -160,9 +160,7 @@ def _turn(kind: Rotation, width: int, *, centered: bool, seed: int) -> Turn:
     return turn
 
 
-def _turn_matrix(
-    decoder: Decoder, name: str, role: Role, turn: Turn, *, centered: bool
-) -> None:
+def _turn_matrix(decoder: Decoder, name: str, role: Role, turn: Turn, *, centered: bool) -> None:
     """Turn the axis of a matrix that lies in the stream, and the bias of one that writes to it."""
     weight = decoder.get_parameter(name)
     writes = role.residual == 0

@@ -393,7 +393,7 @@ def _samples(config: Config, decoder: Decoder, data: Data) -> Iterator[Sample]:
     for prompt in settings.prompts:
         # A document begins with the end of the one before; an empty prompt begins one.
         ids = [*before, *data.tokenizer.encode(prompt)] or [data.tokenizer.end_of_text]
-        room = config.model.max_length - len(ids)
+        room = config.model.context - len(ids)
         readable = room >= 0 and len(ids) >= config.model.relaxed_prefix
         new = generate(
             decoder,

@@ -221,7 +221,7 @@ def _reference(
 
 def _fitted(options: InheritOptions, reference: Model) -> InheritOptions:
     """Return the options with the lengths that the reference's context allows."""
-    context = reference.decoder().config.max_length
+    context = reference.decoder().config.context
     train = dataclasses.replace(options.train, length=options.train.length or min(256, context))
     length = options.diagnose_length or min(LENGTH, context)
     return dataclasses.replace(options, train=train, diagnose_length=length)
@@ -341,7 +341,7 @@ def _diagnosed(
         return None
     show.note(f"diagnosing {reference.name}")
     length, count = options.diagnose_length, options.diagnose_sequences
-    context = reference.decoder().config.max_length
+    context = reference.decoder().config.context
     if length > context:
         raise WakefulError(
             f"diagnose_length = {length} is past {reference.name}'s context of {context} tokens"
@@ -403,7 +403,7 @@ def _summary(
     tokens, seconds = training_cost(recipe.reference)
     last = outcome.rounds[-1]
     heir = read_decoder(last.run.path, dtype="auto").decoder()
-    context = min(1024, reference.decoder().config.max_length)
+    context = min(1024, reference.decoder().config.context)
     prompt = data.train.tokens[: min(16, context // 4)].tolist()
     sizes = measure(
         {"reference": reference.decoder(), "heir": heir}, prompt,

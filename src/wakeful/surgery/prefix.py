@@ -1,0 +1,98 @@
+"""`store_prefix`: tokens whose keys and values stand before every sequence, computed once.
+
+The first token of a sequence is where attention parks and where outliers stand. Where BOS, or the
+tokens that a model likes best for it, stand there already as stored keys and values in full
+precision, no token of the text takes that place: its outliers never occur in what is quantized
+(PrefixQuant, 2410.05265; CushionCache, 2406.12016). No weight changes, and the function is the
+model's own on texts that begin with these tokens.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from wakeful.errors import WakefulError
+from wakeful.model.block import Block
+from wakeful.model.decoder import Decoder
+
+
+@torch.no_grad()
+def store_prefix(decoder: Decoder, tokens: Sequence[int]) -> Decoder:
+    """Return a decoder that reads every sequence as if these tokens stood before it.
+
+    It shares its weights with `decoder`, which stays as it is.
+
+    Raises:
+        WakefulError: no tokens, ids past the vocabulary, more than the context holds, or a model
+            that has a stored prefix already.
+    """
+    config = decoder.config
+    if config.stored_prefix:
+        raise WakefulError(
+            f"the model has a stored prefix of {config.stored_prefix} tokens already"
+        )
+    if not tokens:
+        raise WakefulError("a stored prefix needs at least one token")
+    wrong = [token for token in tokens if not 0 <= token < config.vocab_size]
+    if wrong:
+        raise WakefulError(f"token {wrong[0]} is not in the vocabulary of {config.vocab_size}")
+    described = dataclasses.replace(config, stored_prefix=len(tokens))
+    ids = torch.tensor([list(tokens)], device=decoder.embed.weight.device)
+    cache = decoder.new_cache(1, len(tokens))
+    decoder.hidden(ids, cache=cache)
+    state = decoder.state_dict(keep_vars=True)
+    for kind, layer in decoder.cache_slots:
+        state[f"blocks.{layer}.attention.stored.{kind}"] = torch.nn.Parameter(
+            cache.read((kind, layer))[0].clone(), requires_grad=False
+        )
+    with torch.device("meta"):
+        made = Decoder(described)
+    made.load_state_dict(state, assign=True)
+    if config.tied:
+        made.head.weight = made.embed.weight
+    return made.to(ids.device).train(decoder.training)
+
+
+@torch.no_grad()
+def choose_prefix(
+    decoder: Decoder,
+    text: Int[Tensor, "B L"],
+    candidates: Sequence[int],
+    *,
+    num_tokens: int = 1,
+) -> list[int]:
+    """Return the tokens that, stored, leave the text without outliers, one added at a time.
+
+    Each is the candidate with the least mean over blocks of log max |x|, x the block's output over
+    the whole text.
+    """
+    chosen: list[int] = []
+    for _ in range(num_tokens):
+        heights = {
+            token: _height(store_prefix(decoder, [*chosen, token]), text)
+            for token in dict.fromkeys(candidates)
+        }
+        chosen.append(min(heights, key=heights.__getitem__))
+    return chosen
+
+
+def _height(decoder: Decoder, text: Tensor) -> float:
+    """Return the mean over blocks of log max |x|."""
+    found: list[float] = []
+
+    def see(_block: torch.nn.Module, _args: tuple, output: tuple) -> None:
+        found.append(math.log(float(output[0].abs().max())))
+
+    hooks = [
+        block.register_forward_hook(see) for block in decoder.blocks if isinstance(block, Block)
+    ]
+    try:
+        decoder.hidden(text)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return sum(found) / len(found)
