@@ -71,6 +71,24 @@ def test_every_rotation(shape: str, rotation: str) -> None:
     torch.testing.assert_close(logits(rotate(plain, rotation)), logits(plain), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("shape", ["llama", "gpt2", "gpt_neox", "tied"])
+def test_what_the_last_projection_reads_turns(shape: str) -> None:
+    plain = decoder(**SHAPES[shape])
+    turned = rotate(plain, inner=True)
+    torch.testing.assert_close(logits(turned), logits(plain), rtol=1e-9, atol=1e-9)
+    assert turned.config.mlp_rotation
+    assert describe(turned.config)[0] == "wakeful"
+    seen = {}
+    for name, model in (("plain", rotate(plain)), ("turned", turned)):
+        hook = model.blocks[1].mlp.down.register_forward_pre_hook(
+            lambda _, args, name=name: seen.update({name: args[0]})
+        )
+        logits(model)
+        hook.remove()
+    torch.testing.assert_close(seen["turned"].norm(dim=-1), seen["plain"].norm(dim=-1))
+    assert not torch.allclose(seen["turned"], seen["plain"])
+
+
 def test_states_turn_by_one_orthogonal_matrix() -> None:
     plain = decoder()
     turned = rotate(plain, values=False)

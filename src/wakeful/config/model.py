@@ -54,6 +54,8 @@ class ModelConfig:
     """How RoPE's frequencies are scaled, e.g. linear(factor=2.0)."""
     mlp: MLPName = "swiglu"
     """SwiGLU (Llama), tanh-GELU (GPT-2) or exact GELU (GPT-NeoX)."""
+    mlp_rotation: bool = False
+    """Turn the hidden channels by a Walsh-Hadamard transform before the last projection."""
     bias: bool = False
     """Biases in linear layers and LayerNorm."""
     attention_bias: AttentionBias = "same"

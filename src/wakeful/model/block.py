@@ -10,13 +10,21 @@ from wakeful.config.model import MLPName
 from wakeful.depth import State, SublayerMix
 from wakeful.model.attention import Attention, Flow
 from wakeful.norms import Part
+from wakeful.optim.rotations.hadamard import transform, transform_factors
 from wakeful.placements import Where
 from wakeful.roles import BIAS, READS, WRITES, HasRoles, Role
 from wakeful.routes.base import Read
 
 
 class MLP(HasRoles, nn.Module):
-    """Linear layers into hidden channels, and `down` back from them."""
+    """Linear layers into hidden channels, and `down` back from them.
+
+    `turn` acts on the hidden channels before `down`: nothing, or F of `Turned`.
+    """
+
+    def __init__(self, *, turned: bool = False) -> None:
+        super().__init__()
+        self.turn = Turned() if turned else nn.Identity()
 
     def roles(self) -> Mapping[str, Role]:
         into = dict.fromkeys(("gate.weight", "up.weight"), READS)
@@ -24,41 +32,58 @@ class MLP(HasRoles, nn.Module):
         return {"down.weight": WRITES, **into, **biases}
 
 
+class Turned(nn.Module):
+    """h F, F the Walsh–Hadamard transform (⊗ Hartley) of `wakeful.optim.rotations.hadamard`.
+
+    F F = I, so that W_down F in the place of W_down gives the same function; what `down` reads then
+    has no channel that stands out (QuaRot, 2404.00456, section 4).
+    """
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        width = hidden.shape[-1]
+        factors = transform_factors(width, hidden.device, hidden.dtype)
+        return transform(hidden.reshape(-1, width), factors).view(hidden.shape)
+
+
 class GELU(MLP):
     """down(gelu(up(x))): GELU by its tanh form as in GPT-2, or by the error function (`exact`)."""
 
-    def __init__(self, width: int, hidden: int, *, bias: bool, exact: bool = False) -> None:
-        super().__init__()
+    def __init__(
+        self, width: int, hidden: int, *, bias: bool, exact: bool = False, turned: bool = False
+    ) -> None:
+        super().__init__(turned=turned)
         self.approximate = "none" if exact else "tanh"
         self.up = nn.Linear(width, hidden, bias=bias)
         self.down = nn.Linear(hidden, width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.gelu(self.up(x), approximate=self.approximate))
+        return self.down(self.turn(F.gelu(self.up(x), approximate=self.approximate)))
 
 
 class SwiGLU(MLP):
     """down(silu(gate(x)) · up(x)), as in Llama (Shazeer 2020)."""
 
-    def __init__(self, width: int, hidden: int, *, bias: bool) -> None:
-        super().__init__()
+    def __init__(self, width: int, hidden: int, *, bias: bool, turned: bool = False) -> None:
+        super().__init__(turned=turned)
         self.gate = nn.Linear(width, hidden, bias=bias)
         self.up = nn.Linear(width, hidden, bias=bias)
         self.down = nn.Linear(hidden, width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+        return self.down(self.turn(F.silu(self.gate(x)) * self.up(x)))
 
 
-def make_mlp(name: MLPName, width: int, hidden: int, *, bias: bool) -> MLP:
+def make_mlp(
+    name: MLPName, width: int, hidden: int, *, bias: bool, turned: bool = False
+) -> MLP:
     """Return a feed-forward network from `width` through `hidden` channels and back."""
     match name:
         case "gelu":
-            return GELU(width, hidden, bias=bias)
+            return GELU(width, hidden, bias=bias, turned=turned)
         case "gelu_exact":
-            return GELU(width, hidden, bias=bias, exact=True)
+            return GELU(width, hidden, bias=bias, exact=True, turned=turned)
         case "swiglu":
-            return SwiGLU(width, hidden, bias=bias)
+            return SwiGLU(width, hidden, bias=bias, turned=turned)
     assert_never(name)
 
 

@@ -312,7 +312,9 @@ class Decoder(HasRoles, Marked, nn.Module):
             prefix=config.relaxed_prefix,
             stored=config.stored_prefix,
         )
-        mlp = make_mlp(config.mlp, config.width, config.mlp_width, bias=config.bias)
+        mlp = make_mlp(
+            config.mlp, config.width, config.mlp_width, bias=config.bias, turned=config.mlp_rotation
+        )
         where = self.placement.at(layer, shape.num_layers)
         if isinstance(self.depth, SublayerMix):
             if where == "over" or config.parallel:

@@ -7,7 +7,6 @@ precision, no token of the text takes that place: its outliers never occur in wh
 model's own on texts that begin with these tokens.
 """
 
-import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -18,6 +17,7 @@ from torch import Tensor
 from wakeful.errors import WakefulError
 from wakeful.model.block import Block
 from wakeful.model.decoder import Decoder
+from wakeful.surgery.rebuild import rebuilt
 
 
 @torch.no_grad()
@@ -40,21 +40,14 @@ def store_prefix(decoder: Decoder, tokens: Sequence[int]) -> Decoder:
     wrong = [token for token in tokens if not 0 <= token < config.vocab_size]
     if wrong:
         raise WakefulError(f"token {wrong[0]} is not in the vocabulary of {config.vocab_size}")
-    described = dataclasses.replace(config, stored_prefix=len(tokens))
     ids = torch.tensor([list(tokens)], device=decoder.embed.weight.device)
     cache = decoder.new_cache(1, len(tokens))
     decoder.hidden(ids, cache=cache)
-    state = decoder.state_dict(keep_vars=True)
-    for kind, layer in decoder.cache_slots:
-        state[f"blocks.{layer}.attention.stored.{kind}"] = torch.nn.Parameter(
-            cache.read((kind, layer))[0].clone(), requires_grad=False
-        )
-    with torch.device("meta"):
-        made = Decoder(described)
-    made.load_state_dict(state, assign=True)
-    if config.tied:
-        made.head.weight = made.embed.weight
-    return made.to(ids.device).train(decoder.training)
+    stored = {
+        f"blocks.{layer}.attention.stored.{kind}": cache.read((kind, layer))[0].clone()
+        for kind, layer in decoder.cache_slots
+    }
+    return rebuilt(decoder, stored, stored_prefix=len(tokens))
 
 
 @torch.no_grad()

@@ -24,7 +24,9 @@ from wakeful.model.attention import Heads
 from wakeful.model.decoder import Decoder
 from wakeful.norms import Norm
 from wakeful.optim.rotations.base import Learned, Rotation, generator_for, rotation_of
+from wakeful.optim.rotations.hadamard import transform, transform_factors
 from wakeful.roles import Role, roles_of
+from wakeful.surgery.rebuild import rebuilt
 
 Turn = Callable[[Tensor], Tensor]
 _OF_HEADS = ("query", "key")
@@ -40,6 +42,7 @@ def rotate(
     rotation: Rotation | str = "hadamard",
     *,
     values: bool = True,
+    inner: bool = False,
     seed: int = 0,
 ) -> Decoder:
     """Return a decoder with the same logits whose residual stream lies in a random basis.
@@ -48,6 +51,8 @@ def rotate(
         decoder: stays as it is; the result shares no weights with it.
         rotation: of the residual stream and, where `values`, of every head's values.
         values: whether the heads' values turn too.
+        inner: whether what the feed-forward networks' last projections read turns too. That is done
+            as the model runs, so the result is of no stock architecture.
         seed: gives the rotation.
 
     Raises:
@@ -73,6 +78,8 @@ def rotate(
             bias.copy_(turn(bias.double().unsqueeze(0)).squeeze(0))
     if values:
         _turn_values(turned, kind, seed)
+    if inner and not turned.config.mlp_rotation:
+        turned = _turn_inner(turned)
     _compare(decoder, turned, kind)
     return turned
 
@@ -196,6 +203,18 @@ def _turn_values(decoder: Decoder, kind: Rotation, seed: int) -> None:
                 value.bias.copy_(inner.into(value.bias.double().reshape(-1, width)).flatten())
         columns = out.weight.double().reshape(-1, width)
         out.weight.copy_(inner.into(columns).reshape(out.weight.shape))
+
+
+def _turn_inner(decoder: Decoder) -> Decoder:
+    width = decoder.config.mlp_width
+    factors = transform_factors(width, decoder.embed.weight.device, torch.float64)
+    down = {
+        f"blocks.{layer}.mlp.down.weight": transform(block.mlp.down.weight.double(), factors).to(
+            block.mlp.down.weight.dtype
+        )
+        for layer, block in enumerate(decoder.blocks)
+    }
+    return rebuilt(decoder, down, mlp_rotation=True)
 
 
 def _compare(before: Decoder, after: Decoder, kind: Rotation) -> None:

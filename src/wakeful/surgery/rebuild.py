@@ -1,0 +1,27 @@
+"""A decoder of another description around the weights of one that exists."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wakeful.model.decoder import Decoder
+
+
+def rebuilt(decoder: Decoder, new: Mapping[str, Tensor] | None = None, **changes: Any) -> Decoder:
+    """Return a decoder whose configuration has `changes`; it shares weights with `decoder`.
+
+    `new` are parameters that the changed one has besides, or in the place of the old ones.
+    """
+    state = decoder.state_dict(keep_vars=True)
+    given = {
+        name: nn.Parameter(tensor, requires_grad=False) for name, tensor in (new or {}).items()
+    }
+    with torch.device("meta"):
+        made = Decoder(dataclasses.replace(decoder.config, **changes))
+    made.load_state_dict(state | given, assign=True)
+    if made.config.tied:
+        made.head.weight = made.embed.weight
+    return made.to(decoder.embed.weight.device).train(decoder.training)
