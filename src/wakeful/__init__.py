@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from wakeful.loading.load import load
     from wakeful.probes.watch import watch
     from wakeful.verbs.compare import compare
+    from wakeful.verbs.cure import cure
     from wakeful.verbs.diagnose import diagnose
     from wakeful.verbs.evaluate import evaluate
     from wakeful.verbs.export import export
@@ -27,11 +28,11 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "WakefulError", "__version__", "compare", "diagnose", "evaluate", "export", "generate",
+    "WakefulError", "__version__", "compare", "cure", "diagnose", "evaluate", "export", "generate",
     "inherit", "load", "quantize", "report", "train", "watch",
 ]  # fmt: skip
 
-_VERBS = ("compare", "diagnose", "evaluate", "export", "generate", "inherit", "quantize", "report",
+_VERBS = ("compare", "cure", "diagnose", "evaluate", "export", "generate", "inherit", "quantize", "report",
           "train")  # fmt: skip
 __getattr__, __dir__ = lazily(
     __name__,

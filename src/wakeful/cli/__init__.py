@@ -22,6 +22,7 @@ VERBS = {
     "generate": "Continue a prompt with a trained, pretrained or quantized model.",
     "diagnose": "Measure where a model wastes its attention and channels.",
     "inherit": "Turn a pretrained model into a smaller one that matches it.",
+    "cure": "Take a model's outliers and sinks away without training.",
     "evaluate": "Measure how well a model predicts: perplexity, LAMBADA, multiple choice.",
     "quantize": "Quantize a model's linear layers; measure the damage; save it smaller.",
     "data": "Prepare text as memory-mapped tokens.",

@@ -184,6 +184,32 @@ class QuantizeOptions(_Reading):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CureOptions(_Reading):
+    """What to do to a model, and what text to verify it on."""
+
+    rotate: str = ""
+    """Rotate the residual stream: hadamard, haar, block_diagonal(size=64). Empty: leave it."""
+    rotate_inner: bool = False
+    """Rotate what the feed-forward networks' last projections read too, as the model runs."""
+    prefix: str = ""
+    """Store a prefix: bos, or a number of tokens to choose (1, 2 ...). Empty: none."""
+    seed: int = 0
+    """Seed of the rotation."""
+    num_sequences: int = 4
+    """Sequences to verify on, one after another from the text's beginning."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _at_least(self, 1, "num_sequences")
+        if not (self.rotate or self.rotate_inner or self.prefix):
+            raise WakefulError("name a cure: --rotate hadamard, --rotate_inner, --prefix bos")
+        if self.prefix not in ("", "bos") and not (self.prefix.isdecimal() and int(self.prefix)):
+            raise WakefulError(
+                f"prefix = {self.prefix!r}: must be bos, or a number of tokens to choose"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class GenerateOptions:
     """How to continue a prompt."""
 

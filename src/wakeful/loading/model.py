@@ -81,7 +81,13 @@ class Model:
 
     @cached_property
     def adds_bos(self) -> bool:
-        """Whether its tokenizer, left to itself, begins a text with BOS."""
+        """Whether its tokenizer, left to itself, begins a text with BOS.
+
+        Never where a prefix is stored: what a text begins with stands there already.
+        """
+        own = as_decoder(self.module)
+        if own is not None and own.config.stored_prefix:
+            return False
         tokenizer = self.tokenizer
         if isinstance(tokenizer, Tokenizer):
             return tokenizer.adds_bos

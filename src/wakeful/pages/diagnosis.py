@@ -365,15 +365,24 @@ def _placed(
 
 
 def write_diagnosis(
-    diagnoses: Sequence[Diagnosis], path: str | Path, *, title: str, method: Mapping[str, Any]
+    diagnoses: Sequence[Diagnosis],
+    path: str | Path,
+    *,
+    title: str,
+    method: Mapping[str, Any],
+    done: Sequence[tuple[str, str]] = (),
 ) -> Path:
-    """Write the page; an old page stays until the new one is whole."""
+    """Write the page; an old page stays until the new one is whole.
+
+    `done` are words and what they say of what was done to the last of several models.
+    """
     figures = [summary(each) for each in diagnoses]
     return write_page(
         path,
         "diagnosis",
         title=title,
         method=method,
+        done=done,
         models=[
             {
                 "name": each.name,

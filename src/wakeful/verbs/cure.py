@@ -1,0 +1,304 @@
+"""The verb cure: a model in; the same function without outliers, verified and diagnosed, out."""
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import torch
+from rich.table import Table as Grid
+from rich.text import Text
+from torch import Tensor
+
+from wakeful.config.verbs import LENGTH, CureOptions, DiagnoseOptions
+from wakeful.data.sources import Beginning, beginning_of
+from wakeful.device import choose_device
+from wakeful.display import Display, Shown
+from wakeful.errors import WakefulError
+from wakeful.evaluation.diagnosis import sequences_of
+from wakeful.hf.weights_out import describe, export, refuse_existing
+from wakeful.loading.model import AnyTokenizer, Model
+from wakeful.model.decoder import Decoder
+from wakeful.optim.rotations.base import rotation_of
+from wakeful.pages.charts import Drawing
+from wakeful.pages.diagnosis import write_diagnosis
+from wakeful.runs.run import disk_errors, replaced
+from wakeful.surgery import choose_prefix, rotate, store_prefix
+from wakeful.verbs.diagnose import Diagnosis, diagnose
+from wakeful.verbs.result import Result, Source, asked, each_model, showing
+from wakeful.world import ALONE
+
+CANDIDATES = 16
+"""Most frequent tokens of the text that a chosen prefix may begin with, besides BOS."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """How far two models' predictions are apart on a text."""
+
+    largest: float
+    """Largest difference of a logit."""
+    relative: float
+    """Root mean square of the differences, over the logits' own deviation."""
+    kl: float
+    """KL of the second's next-token distribution from the first's, in nats a token."""
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Cure(Result):
+    """A cured model, and how it compares with the one it was made of."""
+
+    model: Model
+    """The cured model: it runs, generates and is measured as any other."""
+    diagnosis: Diagnosis
+    """Of the model before and after."""
+    prefix: tuple[int, ...]
+    """The stored tokens."""
+    stock: str
+    """The architecture it is written as: one of Transformers' own, or "wakeful"."""
+    done: tuple[tuple[str, str], ...]
+    differences: Mapping[str, Difference]
+    """By arithmetic: of the cured model from the one before, given the same tokens to read, and of
+    rounding that one alone."""
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        """The diagnosis' rows, of the model before and after."""
+        return self.diagnosis.frame
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        figures = self.diagnosis.summary | {
+            "prefix": list(self.prefix), "architecture": self.stock, "done": dict(self.done),
+            "differences": {name: vars(each) for name, each in self.differences.items()},
+        }  # fmt: skip
+        return json.loads(json.dumps(figures))
+
+    @property
+    def verdicts(self) -> list[str]:
+        return [*(f"{what}: {said}" for what, said in self.done), *self.diagnosis.verdicts]
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the model to a folder that Transformers loads, with the page beside it."""
+        decoder = self.model.decoder()
+        dtype = decoder.embed.weight.dtype
+        kind = torch.float32 if dtype == torch.float64 else dtype
+        export(decoder, folder, tokenizer=self.model.own_tokenizer, dtype=kind)
+        path = Path(folder)
+        title = "Cure of " + self.diagnosis.models[0].name
+        with disk_errors(path):
+            with replaced(path / "cure.json") as part:
+                part.write_text(json.dumps(self.summary, indent=2) + "\n", "utf-8")
+            self.frame.write_parquet(path / "diagnosis.parquet")
+        write_diagnosis(
+            self.diagnosis.models, path / "report.html", title=title,
+            method=self.diagnosis.method, done=self.done,
+        )  # fmt: skip
+        return path
+
+    def picture(self) -> Drawing | None:
+        return self.diagnosis.picture()
+
+    def __rich__(self) -> Grid:
+        grid = Grid.grid(padding=(0, 2))
+        for what, said in self.done:
+            grid.add_row(what, Text(said))
+        before, after = self.diagnosis.summary["models"]
+        for name, label in _SHOWN.items():
+            if before[name] is not None and after[name] is not None:
+                grid.add_row(label, Text(f"{before[name]:,.4g} → {after[name]:,.4g}"))
+        return grid
+
+
+_SHOWN = {
+    "loss": "loss, nats a token",
+    "first_key_share_without_row_0": "first-token share",
+    "kurtosis_first": "kurtosis, first token",
+    "kurtosis_rest": "kurtosis, the rest",
+    "max_activation_first": "largest |x|, first token",
+    "max_activation_rest": "largest |x|, the rest",
+}
+
+
+def cure(
+    model: Source,
+    *,
+    tokenizer: AnyTokenizer | str | Path | None = None,
+    shown: Shown | None = None,
+    options: CureOptions | None = None,
+    **given: Any,
+) -> Cure:
+    """Take a model's outliers and sinks away without training.
+
+        cured = wakeful.cure("smollm2", rotate="hadamard", prefix="bos").model
+
+    The model itself stays as it is.
+
+    Args:
+        model: a name, a path, what `wakeful.load` returned, or a module in memory.
+        tokenizer: of a module in memory.
+        shown: how to show progress; None is a bar where there is a terminal.
+        options: `CureOptions`, whose fields are keyword arguments too.
+        given: those fields.
+
+    With `out` the cured model is written to a folder that Transformers loads, which must not exist.
+
+    Raises:
+        WakefulError: our decoder cannot be the model, or a cure cannot be exact (the part that
+            forbids it is named); nothing is written.
+    """
+    wanted = asked(CureOptions, options, given)
+    if wanted.rotate:
+        rotation_of(wanted.rotate)
+    if wanted.out:
+        refuse_existing(Path(wanted.out))
+    place = choose_device(wanted.device)
+    with showing(shown, "cure", ALONE) as show:
+        words = beginning_of(wanted.source, (wanted.length or LENGTH) * wanted.num_sequences)
+        loaded = next(
+            each_model(
+                [model], tokenizer=tokenizer, device=str(place), dtype=wanted.dtype,
+                trust_remote_code=wanted.trust_remote_code, show=show, world=ALONE,
+            )
+        )  # fmt: skip
+        plain = loaded.decoder()
+        text = _text(loaded, words, wanted)
+        cured, prefix, done = _cured(loaded, plain, text, wanted, show)
+        result = replace(
+            loaded, name=f"{loaded.name} cured", module=cured, path=None,
+            context=min(loaded.context, cured.config.context), architecture=_words(loaded, wanted),
+        )  # fmt: skip
+        show.note("comparing logits")
+        found = differences(plain, cured, text, prefix)
+        for kind, each in found.items():
+            done.append((f"Logits in {kind}", _said(each, prefix)))
+        seen = diagnose(
+            loaded, result, shown=shown, options=_diagnosing(wanted, len(text[0]))
+        )  # fmt: skip
+        cure = Cure(
+            model=result, diagnosis=seen, prefix=tuple(prefix), done=tuple(done),
+            stock=describe(cured.config)[0], differences=found,
+        )  # fmt: skip
+        if wanted.out:
+            cure.save(wanted.out)
+    return cure
+
+
+def _text(loaded: Model, words: Beginning, wanted: CureOptions) -> Tensor:
+    """Return the sequences (B, L) to verify on, with room for a prefix before them."""
+    room = int(wanted.prefix) if wanted.prefix.isdecimal() else int(bool(wanted.prefix))
+    length = min(wanted.length_for(loaded.context), loaded.context - room)
+    found = sequences_of(
+        loaded, words, length=length, num_sequences=wanted.num_sequences, bos=False
+    )
+    return torch.tensor(found, device=loaded.device)
+
+
+def _cured(
+    loaded: Model, plain: Decoder, text: Tensor, wanted: CureOptions, show: Display
+) -> tuple[Decoder, list[int], list[tuple[str, str]]]:
+    """Return the cured decoder, the stored tokens, and what was done in words."""
+    cured, prefix = plain, list[int]()
+    done: list[tuple[str, str]] = []
+    if wanted.rotate or wanted.rotate_inner:
+        show.note("rotating")
+        cured = rotate(
+            plain, wanted.rotate or "identity", inner=wanted.rotate_inner, seed=wanted.seed
+        )
+    if wanted.rotate:
+        done.append(
+            (
+                "Rotation",
+                f"residual stream and every head's values, {wanted.rotate}, seed {wanted.seed}; "
+                "scales of norms multiplied into what reads them",
+            )
+        )
+        if plain.config.tied and not cured.config.tied:
+            done.append(("Head", "a matrix of its own: the final norm's scale went into it"))
+    if wanted.rotate_inner:
+        done.append(
+            ("Inner rotation", "hidden channels of feed-forward networks, as the model runs")
+        )
+    if wanted.prefix:
+        show.note("storing a prefix")
+        prefix = _chosen(loaded, cured, text, wanted)
+        cured = store_prefix(cured, prefix)
+        shown = " ".join(repr(_piece(loaded, token)) for token in prefix)
+        done.append(("Prefix", f"keys and values of {shown} (ids {prefix}) before every text"))
+    return cured, prefix, done
+
+
+def _chosen(loaded: Model, decoder: Decoder, text: Tensor, wanted: CureOptions) -> list[int]:
+    if wanted.prefix == "bos":
+        if loaded.bos is None:
+            raise WakefulError(
+                f"{loaded.name} has no BOS token; choose a prefix by --prefix 1 instead"
+            )
+        return [loaded.bos]
+    counts = torch.bincount(text.flatten())
+    frequent = counts.argsort(descending=True)[:CANDIDATES].tolist()
+    special = [] if loaded.bos is None else [loaded.bos]
+    return choose_prefix(decoder, text, [*special, *frequent], num_tokens=int(wanted.prefix))
+
+
+def _piece(loaded: Model, token: int) -> str:
+    """Return a token as it is written in the vocabulary, special ones too."""
+    return loaded.own_tokenizer.inner.id_to_token(token) or str(token)
+
+
+@torch.inference_mode()
+def differences(
+    plain: Decoder, cured: Decoder, text: Tensor, prefix: Sequence[int]
+) -> dict[str, Difference]:
+    """Return how far the cured model is from the one before, which reads the prefix as text.
+
+    In the model's own arithmetic, and in bfloat16 both the cured and the plain model from the plain
+    one in its own.
+    """
+    first = torch.tensor([list(prefix)], dtype=text.dtype, device=text.device)
+    expected = [plain(torch.cat([first, row[None]], dim=1))[:, len(prefix) :] for row in text]
+    kind = str(plain.embed.weight.dtype).removeprefix("torch.")
+    found = {kind: _difference(expected, [cured(row[None]) for row in text])}
+    if plain.embed.weight.dtype != torch.bfloat16:
+        half = copy.deepcopy(cured).bfloat16()
+        found["bfloat16, cured"] = _difference(expected, [half(row[None]) for row in text])
+        half = copy.deepcopy(plain).bfloat16()
+        rounded = [half(torch.cat([first, row[None]], dim=1))[:, len(prefix) :] for row in text]
+        found["bfloat16, not cured"] = _difference(expected, rounded)
+    return found
+
+
+def _difference(expected: Sequence[Tensor], found: Sequence[Tensor]) -> Difference:
+    largest = square = variance = kl = 0.0
+    for one, other in zip(expected, found, strict=True):
+        apart = other.float() - one.float()
+        largest = max(largest, float(apart.abs().max()))
+        square += float(apart.square().mean())
+        variance += float(one.float().var())
+        p, q = one.float().log_softmax(-1), other.float().log_softmax(-1)
+        kl += float((p.exp() * (p - q)).sum(-1).mean())
+    return Difference(largest=largest, relative=(square / variance) ** 0.5, kl=kl / len(expected))
+
+
+def _said(each: Difference, prefix: Sequence[int]) -> str:
+    read = ", which reads the prefix as text" if prefix else ""
+    return (
+        f"at most {each.largest:.1e} from the model before{read}, in root mean square "
+        f"{each.relative:.1e} of their deviation; KL {each.kl:.1e} nats a token"
+    )
+
+
+def _words(loaded: Model, wanted: CureOptions) -> str:
+    parts = [wanted.rotate, "inner" if wanted.rotate_inner else "", wanted.prefix and "prefix"]
+    return f"{loaded.architecture}, cured ({', '.join(filter(None, parts))})"
+
+
+def _diagnosing(wanted: CureOptions, length: int) -> DiagnoseOptions:
+    shared = {
+        name: getattr(wanted, name)
+        for name in ("text", "data", "bos", "device", "dtype", "num_sequences")
+    }
+    return DiagnoseOptions(**shared, length=length)
