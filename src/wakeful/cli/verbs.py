@@ -24,6 +24,7 @@ from wakeful.config.schema import (
 )
 from wakeful.config.tables import presets, read_table
 from wakeful.config.verbs import (
+    CureOptions,
     DiagnoseOptions,
     EvaluateOptions,
     ExportOptions,
@@ -214,6 +215,18 @@ def inherit(arguments: list[str]) -> None:
 
     done = inherit(*sources, options=options, shown=display)
     finish(done, done.page)
+
+
+def cure(arguments: list[str]) -> None:
+    """MODEL [options]."""
+    models, options = read(CureOptions, arguments, "cure MODEL")
+    options = with_out("cure", [_one(models)], options)
+
+    from wakeful.verbs.cure import cure
+
+    done = cure(*models, options=options, shown=display)
+    tell(f"cured model ({done.stock}): {options.out}")
+    finish(done, Path(options.out) / "report.html")
 
 
 def evaluate(arguments: list[str]) -> None:
