@@ -79,12 +79,14 @@ class Borrowed(nn.Module):
         return flow.memory[self.read]
 
 
-class StoredPrefix(nn.Module):
+class StoredPrefix(HasRoles, nn.Module):
     """Keys and values (P, G, d) of P tokens that stand before every sequence.
 
     They are in the form in which they are cached: keys with their positions, values mixed. A layer
     that borrows either finds the other layer's in what it borrows.
     """
+
+    others = Role()
 
     def __init__(self, num_tokens: int, shape: Shape, *, keys: bool, values: bool) -> None:
         super().__init__()

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from wakeful.config.verbs import LENGTH, CureOptions, DiagnoseOptions
 from wakeful.data.sources import Beginning, beginning_of
+from wakeful.data.tokenizer import Tokenizer
 from wakeful.device import choose_device
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
@@ -51,6 +52,7 @@ class Difference:
 class Cure(Result):
     """A cured model, and how it compares with the one it was made of."""
 
+    before: Model
     model: Model
     """The cured model: it runs, generates and is measured as any other."""
     diagnosis: Diagnosis
@@ -86,7 +88,9 @@ class Cure(Result):
         decoder = self.model.decoder()
         dtype = decoder.embed.weight.dtype
         kind = torch.float32 if dtype == torch.float64 else dtype
-        export(decoder, folder, tokenizer=self.model.own_tokenizer, dtype=kind)
+        source = self.before.path
+        beside = source if source is not None and (source / "config.json").is_file() else None
+        export(decoder, folder, tokenizer=beside or self.before.own_tokenizer, dtype=kind)
         path = Path(folder)
         title = "Cure of " + self.diagnosis.models[0].name
         with disk_errors(path):
@@ -165,6 +169,8 @@ def cure(
             )
         )  # fmt: skip
         plain = loaded.decoder()
+        if wanted.out and (wanted.rotate_inner or wanted.prefix):
+            _ = loaded.own_tokenizer  # which our class' folder needs
         text = _text(loaded, words, wanted)
         cured, prefix, done = _cured(loaded, plain, text, wanted, show)
         result = replace(
@@ -179,7 +185,7 @@ def cure(
             loaded, result, shown=shown, options=_diagnosing(wanted, len(text[0]))
         )  # fmt: skip
         cure = Cure(
-            model=result, diagnosis=seen, prefix=tuple(prefix), done=tuple(done),
+            before=loaded, model=result, diagnosis=seen, prefix=tuple(prefix), done=tuple(done),
             stock=describe(cured.config)[0], differences=found,
         )  # fmt: skip
         if wanted.out:
@@ -190,6 +196,11 @@ def cure(
 def _text(loaded: Model, words: Beginning, wanted: CureOptions) -> Tensor:
     """Return the sequences (B, L) to verify on, with room for a prefix before them."""
     room = int(wanted.prefix) if wanted.prefix.isdecimal() else int(bool(wanted.prefix))
+    if room > loaded.context - 2:
+        raise WakefulError(
+            f"prefix = {wanted.prefix} leaves no text in {loaded.name}'s context of "
+            f"{loaded.context} tokens"
+        )
     length = min(wanted.length_for(loaded.context), loaded.context - room)
     found = sequences_of(
         loaded, words, length=length, num_sequences=wanted.num_sequences, bos=False
@@ -246,7 +257,10 @@ def _chosen(loaded: Model, decoder: Decoder, text: Tensor, wanted: CureOptions) 
 
 def _piece(loaded: Model, token: int) -> str:
     """Return a token as it is written in the vocabulary, special ones too."""
-    return loaded.own_tokenizer.inner.id_to_token(token) or str(token)
+    tokenizer = loaded.tokenizer
+    if isinstance(tokenizer, Tokenizer):
+        return tokenizer.inner.id_to_token(token) or str(token)
+    return str(tokenizer.convert_ids_to_tokens(token))
 
 
 @torch.inference_mode()

@@ -1,0 +1,155 @@
+"""The verb cure: a model in, the same function without outliers out; and what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import wakeful
+from verbs.test_diagnose import llama  # noqa: F401
+from wakeful.cli import main
+from wakeful.errors import WakefulError
+
+READ = ["--length", "16", "--num_sequences", "2"]
+TEXT = "The quick brown fox jumps over the lazy dog; the dog sleeps on. " * 20
+
+
+@pytest.fixture
+def ended(llama: Path) -> Path:  # noqa: F811
+    """Give the same folder with a tokenizer that has an end of text."""
+    tokenizer = AutoTokenizer.from_pretrained(llama)
+    tokenizer.eos_token = "<bos>"
+    tokenizer.save_pretrained(llama)
+    return llama
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> str:
+    path = tmp_path / "words.txt"
+    path.write_text(TEXT, "utf-8")
+    return str(path)
+
+
+def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    capsys.readouterr()
+    assert main(["cure", *arguments]) == 1
+    errors = capsys.readouterr().err.strip()
+    assert "\n" not in errors
+    return errors
+
+
+def test_a_rotated_model_is_a_stock_one(llama: Path, words: str, tmp_path: Path) -> None:  # noqa: F811
+    out = tmp_path / "cured"
+    arguments = [str(llama), "--text", words, "--rotate", "hadamard", "--out", str(out), *READ]
+    assert main(["cure", *arguments]) == 0
+    plain, cured = (AutoModelForCausalLM.from_pretrained(folder) for folder in (llama, out))
+    assert type(plain) is type(cured)
+    tokens = torch.arange(40).view(2, 20)
+    with torch.no_grad():
+        torch.testing.assert_close(cured(tokens).logits, plain(tokens).logits, atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(cured.model.embed_tokens.weight, plain.model.embed_tokens.weight)
+    text = "a fox"
+    assert AutoTokenizer.from_pretrained(out).encode(text) == (
+        AutoTokenizer.from_pretrained(llama).encode(text)
+    )
+    page = (out / "report.html").read_text("utf-8")
+    assert "What was done" in page
+    assert "hadamard" in page
+    assert json.loads((out / "cure.json").read_text("utf-8"))["architecture"] == "llama"
+    again = wakeful.load(out)
+    assert again.logits(tokens).shape == (2, 20, 257)
+
+
+def test_a_prefix_goes_along(ended: Path, words: str, tmp_path: Path) -> None:
+    out = tmp_path / "cured"
+    found = wakeful.cure(
+        ended, rotate="haar", rotate_inner=True, prefix="bos", text=words, length=16,
+        num_sequences=2, out=out,
+    )  # fmt: skip
+    assert found.prefix == (256,)
+    assert found.stock == "wakeful"
+    plain, read = wakeful.load(ended), wakeful.load(out)
+    assert read.context == plain.context - 1
+    tokens = torch.arange(20).view(1, 20)
+    first = torch.tensor([[256]])
+    with torch.no_grad():
+        expected = plain.logits(torch.cat([first, tokens], 1))[:, 1:]
+        torch.testing.assert_close(read.logits(tokens), expected, atol=1e-4, rtol=1e-4)
+    theirs = AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True)
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(tokens).logits, expected, atol=1e-4, rtol=1e-4)
+        said = theirs.generate(tokens, max_new_tokens=5, do_sample=False)
+        longer = plain.module.generate(
+            torch.cat([first, tokens], 1), max_new_tokens=5, do_sample=False
+        )
+    assert said[0, 20:].tolist() == longer[0, 21:].tolist()
+    assert not read.adds_bos
+    small = wakeful.quantize(read, "fine", text=words, length=16, num_sequences=2)
+    assert small.model.context == read.context
+    wakeful.evaluate(read, text=words, length=16, num_sequences=2)
+
+
+def test_the_result_says_what_was_found(llama: Path, words: str) -> None:  # noqa: F811
+    found = wakeful.cure(llama, prefix="2", text=words, length=16, num_sequences=2)
+    assert len(found.prefix) == 2
+    assert found.diagnosis.models[1].name == "llama cured"
+    assert found.differences["float32"].relative < 1e-5
+    assert found.differences["bfloat16, cured"].kl < 0.1
+    assert {"model", "layer", "metric", "value"} <= set(found.frame.columns)
+    assert any(line.startswith("Prefix: ") for line in found.verdicts)
+
+
+def test_the_model_given_stays(llama: Path, words: str) -> None:  # noqa: F811
+    model = wakeful.load(llama)
+    before = {name: tensor.clone() for name, tensor in model.module.state_dict().items()}
+    wakeful.cure(model, rotate="hadamard", prefix="bos", text=words, length=16, num_sequences=2)
+    assert all(torch.equal(before[n], now) for n, now in model.module.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ([], "cure"),
+        (["--rotate", "spiral"], "spiral"),
+        (["--rotate", "eigenbasis"], "eigenbasis"),
+        (["--prefix", "0"], "prefix"),
+        (["--prefix", "many"], "prefix"),
+        (["--prefix", "80"], "prefix"),
+    ],
+)
+def test_bad_options(
+    ended: Path,
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    word: str,
+) -> None:
+    out = tmp_path / "cured"
+    line = fails(capsys, str(ended), "--text", words, "--out", str(out), *READ, *options)
+    assert word in line
+    assert not out.exists()
+
+
+def test_our_class_needs_an_end_of_text(llama: Path, words: str, tmp_path: Path) -> None:  # noqa: F811
+    out = tmp_path / "cured"
+    with pytest.raises(WakefulError, match="end-of-text"):
+        wakeful.cure(llama, prefix="bos", text=words, length=16, num_sequences=2, out=out)
+    assert not out.exists()
+
+
+def test_a_folder_that_exists(
+    llama: Path,  # noqa: F811
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    line = fails(capsys, str(llama), "--text", words, "--prefix", "bos", "--out", str(llama))
+    assert "exists" in line
+
+
+def test_a_quantized_model(llama: Path, words: str, tmp_path: Path) -> None:  # noqa: F811
+    wakeful.quantize(llama, "fine", save=str(tmp_path / "small"))
+    with pytest.raises(WakefulError):
+        wakeful.cure(tmp_path / "small", rotate="hadamard", text=words, length=16, num_sequences=2)
