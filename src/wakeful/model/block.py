@@ -73,9 +73,7 @@ class SwiGLU(MLP):
         return self.down(self.turn(F.silu(self.gate(x)) * self.up(x)))
 
 
-def make_mlp(
-    name: MLPName, width: int, hidden: int, *, bias: bool, turned: bool = False
-) -> MLP:
+def make_mlp(name: MLPName, width: int, hidden: int, *, bias: bool, turned: bool = False) -> MLP:
     """Return a feed-forward network from `width` through `hidden` channels and back."""
     match name:
         case "gelu":
