@@ -200,7 +200,7 @@ class CureOptions(_Reading):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _at_least(self, 1, "num_sequences")
+        at_least(1, self, "num_sequences")
         if not (self.rotate or self.rotate_inner or self.prefix):
             raise WakefulError("name a cure: --rotate hadamard, --rotate_inner, --prefix bos")
         if self.prefix not in ("", "bos") and not (self.prefix.isdecimal() and int(self.prefix)):
