@@ -4,7 +4,6 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +37,11 @@ from wakeful.verbs.result import (
     name_of,
     same_or_each,
 )
-from wakeful.verbs.session import session
+from wakeful.verbs.session import counting, session
 from wakeful.world import World
+
+_PASSES = 3.0
+"""Plain forwards that a diagnosis takes about as long as, most of it for ranks."""
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -183,7 +185,7 @@ def _diagnosed(
         rank_seconds=wanted.rank_seconds,
         picture_layers=wanted.layers,
         picture_heads=wanted.heads or range(min(4, heads)),
-        progress=partial(show.count, f"{model.name}: sequences"),
+        progress=counting(show, f"{model.name}: sequences", model, tokens=length, passes=_PASSES),
         world=world,
     )
 

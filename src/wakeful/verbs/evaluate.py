@@ -30,7 +30,7 @@ from wakeful.verbs.result import (
     name_of,
     same_or_each,
 )
-from wakeful.verbs.session import session
+from wakeful.verbs.session import counting, session
 from wakeful.world import World
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ def _measure(
             num_sequences=wanted.windows,
             bos=bos,
             batch_size=wanted.batch_size,
-            progress=partial(show.count, f"{model.name}: windows"),
+            progress=counting(show, f"{model.name}: windows", model, tokens=length),
             world=world,
         )
     if material.tasks:

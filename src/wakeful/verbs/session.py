@@ -1,13 +1,13 @@
 """How a verb that measures models begins and ends: processes, display, models in turn, a folder."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from wakeful.config.verbs import DiagnoseOptions, EvaluateOptions
-from wakeful.device import choose_device
-from wakeful.display import Display, Shown
+from wakeful.device import choose_device, rough_seconds
+from wakeful.display import Display, Shown, duration
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.runs.run import Environment, Run, environment
 from wakeful.verbs.result import (
@@ -19,6 +19,9 @@ from wakeful.verbs.result import (
     showing,
 )
 from wakeful.world import World, joined
+
+_LONG = 30.0
+"""Seconds of work before which it is said how long it may take."""
 
 
 @dataclass
@@ -72,6 +75,30 @@ def session(
             Run(wanted.out).refuse_existing(verb)
         machine = environment(choose_device(wanted.device, world), world.size)
         yield Session(wanted, world, show, machine)
+
+
+def counting(
+    show: Display, name: str, model: Model, *, tokens: int, passes: float = 1.0
+) -> Callable[[int, int], None]:
+    """Return what shows the progress of work whose every unit is `passes` forwards of `tokens`.
+
+    Before the first unit it says how long all of them may take, where that is half a minute or
+    more.
+    """
+
+    def tell(done: int, total: int) -> None:
+        if done == 0:
+            size = sum(parameter.numel() for parameter in model.module.parameters())
+            # A forward pass takes about two operations a parameter and token.
+            seconds = rough_seconds(2 * size * tokens * total * passes, model.device)
+            if seconds >= _LONG:
+                show.note(
+                    f"{name}: {total:,} of {tokens:,} tokens, {size / 1e6:,.1f}M parameters; very "
+                    f"roughly {duration(seconds)} on this machine"
+                )
+        show.count(name, done, total)
+
+    return tell
 
 
 def bos_words(model: Model, bos: str) -> str:
