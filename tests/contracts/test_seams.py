@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import polars as pl
 import pytest
 import torch
 import torch.nn.functional as F
@@ -26,10 +27,15 @@ from wakeful.model.attention import DotProduct, Flow
 from wakeful.model.block import Block, ParallelBlock
 from wakeful.model.decoder import Decoder
 from wakeful.norms import Norm
-from wakeful.probes.attention import Sinks
+from wakeful.probes import streaming
+from wakeful.probes.attention import Entropy, Sinks, Values
+from wakeful.probes.base import SCHEMA, AttentionEvent, Probe
 from wakeful.probes.hidden import Outliers
-from wakeful.probes.watch import watch
+from wakeful.probes.rank import Ranks
+from wakeful.probes.streaming import head_weights
+from wakeful.probes.watch import check_one_matrix, watch
 from wakeful.quant import quantize, quantized_layers
+from wakeful.surgery import store_prefix
 from wakeful.variants import build
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -46,7 +52,6 @@ RIVALS = [
     ("depth", "dynamic_dense"),
     ("depth", "hyper_connections(streams=3)"),
     ("normalizers", "sigmoid"),
-    ("normalizers", "relu"),
     ("normalizers", "softpick(eps=4.0)"),
     ("normalizers", "clipped"),
 ]
@@ -504,15 +509,87 @@ def test_logits_of_a_normalizer_of_its_own_form_are_float32():
     assert seen == [torch.float32, torch.float32, torch.float64]
 
 
-def test_a_normalizer_says_that_it_is_slow_and_probes_that_they_cannot_see_it():
+def test_a_normalizer_says_that_it_is_slow():
     decoder = tiny_decoder(normalizer="softpick").eval()
     assert "softpick runs at reference speed" in decoder.blocks[0].attention.dot.normalizer.note
     assert tiny_decoder(normalizer="softmax1").blocks[0].attention.dot.normalizer.note == ""
-    with (
-        watch(decoder, Sinks()),
-        pytest.raises(WakefulError, match=r"model.normalizer = softpick is not a softmax"),
-    ):
-        decoder(some_tokens(2, 5))
+
+
+class Events(Probe):
+    def __init__(self):
+        self.events = []
+
+    def see(self, event):
+        if isinstance(event, AttentionEvent):
+            self.events.append(event)
+
+    def rows(self):
+        return pl.DataFrame(schema=SCHEMA)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_probes_see_weights_of_any_form(name):
+    """What a layer's attention puts out is the weights that probes see times its values."""
+    decoder = tiny_decoder(normalizer=name).eval()
+    outputs: list[torch.Tensor] = []
+    recorder = Events()
+    for block in decoder.blocks:
+        block.attention.dot.register_forward_hook(lambda _m, _a, out: outputs.append(out))
+    tokens = some_tokens(2, 9)
+    valid = torch.arange(9) >= torch.tensor([[0], [4]])
+    with watch(decoder, recorder, Sinks(), Entropy(), Ranks(), Values()) as seen:
+        decoder(tokens, valid=valid)
+    assert seen.frame["value"].is_finite().all()
+    for event, out in zip(recorder.events, outputs, strict=True):
+        for row, sequence, statistics in zip(
+            (0, 1), event.sequences, event.statistics, strict=True
+        ):
+            A = torch.stack([head_weights(sequence, head) for head in range(4)])
+            expected = (A @ sequence.v.repeat_interleave(2, 0)).transpose(0, 1)
+            torch.testing.assert_close(out[row, 4 * row :], expected, rtol=0, atol=1e-12)
+            torch.testing.assert_close(statistics.column_sums, A.sum(1))
+            torch.testing.assert_close(statistics.largest_row_sum, A.sum(2).amax(1))
+
+
+@torch.no_grad()
+def test_what_a_stored_prefix_takes_of_weights_of_any_form_is_seen():
+    plain = tiny_decoder(normalizer="sigmoid").eval()
+    tokens = some_tokens(1, 9)
+    prefixed = store_prefix(plain, tokens[0, :3].tolist())
+    whole, rest = Events(), Events()
+    with watch(plain, whole):
+        plain(tokens)
+    with watch(prefixed, rest):
+        prefixed(tokens[:, 3:])
+    for one, other in zip(whole.events, rest.events, strict=True):
+        A = torch.stack([head_weights(one.sequences[0], head) for head in range(4)])[:, 3:]
+        torch.testing.assert_close(other.statistics[0].stored_mass, A[..., :3].sum((1, 2)))
+        torch.testing.assert_close(other.statistics[0].column_sums, A[..., 3:].sum(1))
+
+
+def test_weights_of_any_form_are_seen_in_short_sequences(monkeypatch):
+    monkeypatch.setattr(streaming, "LONGEST_BY_DEFINITION", 5)
+    decoder = tiny_decoder(normalizer="softpick").eval()
+    check_one_matrix(decoder, 5)
+    check_one_matrix(tiny_decoder(), 6)
+    with pytest.raises(WakefulError, match="up to 5 tokens, and this one has 6"):
+        check_one_matrix(decoder, 6)
+    with watch(decoder, Sinks()), pytest.raises(WakefulError, match="this one has 6"):
+        decoder(some_tokens(2, 6))
     with watch(decoder, Outliers()) as seen:
-        decoder(some_tokens(2, 5))
+        decoder(some_tokens(2, 6))
     assert set(seen.frame["layer"]) == {-1, 0, 1, 2, 3}
+
+
+@torch.no_grad()
+def test_heads_that_attend_to_nothing_have_figures():
+    decoder = tiny_decoder(normalizer="relu").eval()
+    for block in decoder.blocks:
+        for part in (block.attention.query, block.attention.key):
+            part.weight.zero_()
+    with watch(decoder, Sinks(), Entropy(), Ranks(), Values()) as seen:
+        decoder(some_tokens(2, 5))
+    assert seen.frame["value"].is_finite().all()
+    mass = seen.frame.filter(seen.frame["metric"].is_in(["first_key_mass_with_row_0", "entropy"]))
+    assert set(mass["value"]) == {0.0}

@@ -79,6 +79,15 @@ def test_a_table_by_hand(tmp_path: Path) -> None:
     assert task.losses(np.array([[0, 2, 1, 3], [0, 3, 2, 2]]))[:, -1].tolist() == [np.inf, np.inf]
 
 
+def test_rare_characters_are_taken_out_before_pairs_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("abxabyab€cb")  # b 4, a 3; of x, y, c and the sign one each
+    task = Backcopy(triggers=1, alphabet=3, text=str(path))
+    assert task.characters == "abc"  # of equals the first
+    assert task.counts.tolist() == [[0, 3, 0], [3, 0, 1], [0, 1, 0]]  # of ababab, then cb
+    assert len(Backcopy().characters) == 96
+
+
 def test_a_trigger_after_a_trigger_repeats_the_one_before(task: Backcopy) -> None:
     """No window holds the like, and what is known of rows holds for them too."""
     first, second = task.trigger_ids
@@ -265,9 +274,9 @@ def test_texts_that_give_no_table(tmp_path: Path) -> None:
     path.write_text("abab")
     with pytest.raises(WakefulError, match="has 2 characters, and triggers = 2 must be fewer"):
         _ = Backcopy(triggers=2, text=str(path)).characters
-    path.write_text("".join(map(chr, range(0x4E00, 0x4E00 + 2049))))
-    with pytest.raises(WakefulError, match="2049 characters, more than the 2048"):
-        _ = Backcopy(text=str(path)).characters
+    for alphabet in (3, 2049):
+        with pytest.raises(WakefulError, match=f"alphabet = {alphabet} must be more than triggers"):
+            Backcopy(alphabet=alphabet)
     with pytest.raises(WakefulError, match="no such file"):
         _ = Backcopy(text=str(tmp_path / "missing.txt")).characters
 

@@ -25,6 +25,7 @@ class Model:
         self.G = decoder.config.shape.num_kv_heads
         self.d = decoder.config.shape.head_width
         self.tokens = tokens
+        self.relu = decoder.config.normalizer == "relu"
         self.log_sink: Callable[[int], Tensor | None] = lambda n: None
         # Lists counted from 1; entry 0 of X is the embedding, of the others nothing.
         self.X: list[Tensor] = [self.w["embed.weight"][tokens]]
@@ -81,6 +82,8 @@ class Model:
 
     def softmax(self, logits: Tensor, n: int) -> Tensor:
         """e^{x_i} / (e^s + Σ_j e^{x_j}), literally; −∞ for what is masked."""
+        if self.relu:
+            return logits.clamp_min(0) / logits.isfinite().sum(-1, keepdim=True)
         e = torch.exp(logits)
         s = self.log_sink(n)
         extra = 0.0 if s is None else torch.exp(s)[None, :, None, None]
@@ -302,6 +305,7 @@ DEPTHS: dict[str, Callable] = {
 # ------------------------------------------------------------------------- normalizers
 
 SINKS: dict[str, Callable] = {
+    "relu": lambda m: lambda n: None,
     "softmax": lambda m: lambda n: None,
     "softmax1": lambda m: lambda n: torch.zeros(m.H, dtype=torch.float64),
     "softmax1(start=0.7)": lambda m: lambda n: torch.full((m.H,), 0.7).double(),

@@ -23,7 +23,7 @@ class Normalizer(Variant, nn.Module, ABC):
     """
 
     fused: bool = True
-    """Whether the weights have that form, which fused kernels and the probes know."""
+    """Whether the weights have that form, which fused kernels know."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,6 +34,8 @@ class Normalizer(Variant, nn.Module, ABC):
 
     def start_plain(self) -> str:
         """Set the parameters as near the softmax as can be; return what is changed, or ""."""
+        if not self.fused:
+            return f"{self} makes other weights of the same logits"
         return "" if str(self) == self.neutral else f"{self} takes a share from every weight"
 
     @property
@@ -57,7 +59,7 @@ class Normalizer(Variant, nn.Module, ABC):
     def weights(self, logits: Float[Tensor, "B H L S"]) -> Float[Tensor, "B H L S"]:
         """Return the attention weights by their definition; masked logits are −∞.
 
-        Logits come in float32 or float64, whatever the model computes in.
+        Logits come in float32 or float64, whatever the model computes in. No weight is negative.
         """
         return sink_softmax(logits, self.log_sink())
 
@@ -134,3 +136,13 @@ class Softmax1(Normalizer):
 
     def log_sink(self) -> Tensor:
         return self.log_sinks
+
+
+class ReLU(Normalizer):
+    """p_i = relu(x_i) / n, n the keys that the query sees (arXiv 2309.08586): all may be zero."""
+
+    examples = ("relu",)
+    fused = False
+
+    def weights(self, logits: Tensor) -> Tensor:
+        return logits.relu() / (logits > -torch.inf).sum(-1, keepdim=True).clamp_min(1)

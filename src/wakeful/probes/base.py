@@ -18,7 +18,7 @@ from torch import Tensor
 
 from wakeful.errors import WakefulError
 from wakeful.estimates import error_of_mean
-from wakeful.probes.streaming import Attended, TileStatistics, tile_statistics
+from wakeful.probes.streaming import Attended, TileStatistics, Weigh, tile_statistics
 
 Frame: TypeAlias = pl.DataFrame
 """Tidy rows with the columns of `SCHEMA`."""
@@ -44,6 +44,7 @@ class AttentionEvent:
     `softcap` = c replaces a logit x by c·tanh(x / c); `sink` is s for each head, the logarithm of
     what softmax-1 adds to the denominator. `before` are keys of a stored prefix, which all queries
     see: what they take is missing from the weights' rows, as what a sink takes is.
+    `weigh` makes the weights of logits where they are not a softmax with such a sink.
 
     Where a layer attends several times to the same values, its weights are the sum of this event's
     and of those in `others`, each times its `share`. `unseen` says why the weights are not one
@@ -59,6 +60,7 @@ class AttentionEvent:
     softcap: float | None = None
     sink: Float[Tensor, "H"] | None = None
     before: Float[Tensor, "G P d"] | None = None
+    weigh: Weigh | None = None
     valid: Bool[Tensor, "B L"] | None = None
     keep: Bool[Tensor, "#B L L"] | None = None
     share: float = 1.0
@@ -97,7 +99,8 @@ class AttentionEvent:
             window = None
         return Attended(
             q=q, k=k, v=v, scale=self.scale, window=window,
-            softcap=self.softcap, sink=self.sink, before=self.before, keep=keep, share=self.share,
+            softcap=self.softcap, sink=self.sink, before=self.before, weigh=self.weigh,
+            keep=keep, share=self.share,
             others=tuple(other._sequence(b) for other in self.others),
         )  # fmt: skip
 

@@ -4,8 +4,10 @@ Every function takes one sequence without padding, in the precision given. Shape
 tokens, d head width, D model width; A[i, j] is the weight query i gives key j.
 """
 
+from collections.abc import Callable
+
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from wakeful.normalizers import sink_softmax
@@ -13,28 +15,34 @@ from wakeful.normalizers import sink_softmax
 
 def attention_weights(
     q: Float[Tensor, "H L d"],
-    k: Float[Tensor, "G L d"],
+    k: Float[Tensor, "G S d"],
     *,
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
     sink: Float[Tensor, "H"] | None = None,
     keep: Tensor | None = None,
-) -> Float[Tensor, "H L L"]:
+    weigh: Callable[[Tensor], Tensor] | None = None,
+) -> Float[Tensor, "H L S"]:
     """Return A by its definition: causal, or over the pairs of `keep`; rows sum to 1 or, with a
-    sink s, to less: A_ij = e^{x_ij} / (e^s + Σ_j e^{x_ij}).
+    sink s, to less: A_ij = e^{x_ij} / (e^s + Σ_j e^{x_ij}), or are what `weigh` makes of them.
     """
     heads, length, _ = q.shape
     k = k.repeat_interleave(heads // k.shape[0], dim=0)
     logits = torch.einsum("hld,hsd->hls", q, k) * scale
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
-    if keep is None:
-        position = torch.arange(length, device=q.device)
-        distance = position.unsqueeze(1) - position
-        keep = (distance >= 0) & (distance < (length if window is None else window))
+    keep = causal(length, window, q.device) if keep is None else keep
     logits = logits.masked_fill(~keep, -torch.inf)
-    return sink_softmax(logits.unsqueeze(0), sink)[0]
+    logits = logits.unsqueeze(0)
+    return (sink_softmax(logits, sink) if weigh is None else weigh(logits))[0]
+
+
+def causal(length: int, window: int | None, device: torch.device) -> Bool[Tensor, "L L"]:
+    """Return who sees whom: a query itself and the tokens before it, `window` in all if given."""
+    position = torch.arange(length, device=device)
+    distance = position.unsqueeze(1) - position
+    return (distance >= 0) & (distance < (length if window is None else window))
 
 
 def token_importance(A: Float[Tensor, "*H L L"]) -> Float[Tensor, "*H L"]:
@@ -48,9 +56,11 @@ def token_importance(A: Float[Tensor, "*H L L"]) -> Float[Tensor, "*H L"]:
 def entropy(importance: Float[Tensor, "*H L"]) -> Float[Tensor, "*H"]:
     """e = −Σ_j a'_j ln a'_j in nats, a' = a / Σ a (eq. 11). LOW means concentrated.
 
-    The official code averages A over heads first: pass the mean importance over heads.
+    The official code averages A over heads first: pass the mean importance over heads. It is 0
+    where nothing is attended to.
     """
-    share = importance / importance.sum(-1, keepdim=True)
+    total = importance.sum(-1, keepdim=True)
+    share = importance / total.clamp_min(torch.finfo(total.dtype).tiny)
     return -torch.xlogy(share, share).sum(-1)
 
 

@@ -1,5 +1,7 @@
 """Statistics of attention weights, a tile of queries at a time: never an L × L matrix for a head.
 
+Weights that are not a softmax are the exception: they are made whole, by their definition.
+
 Shapes: H query heads, G key/value heads, R = H / G queries heads a key head, L tokens, d head
 width, r queries of a tile, n keys that a tile sees.
 
@@ -9,13 +11,21 @@ three over a tile in cache, and running that kernel again to get it costs more t
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from wakeful.errors import WakefulError
+from wakeful.probes import exact
+
+Weigh = Callable[[Tensor], Tensor]
+"""Makes weights (1, H, L, L) of logits, those masked −∞."""
+LONGEST_BY_DEFINITION = 4096
+"""Tokens of a sequence whose weights are made whole: a gigabyte for 16 heads."""
 _TILE_ELEMENTS = 1 << 17
 """Weights a tile holds at most: half a megabyte in float32, which stays in a core's cache."""
 
@@ -32,6 +42,7 @@ class Attended:
     softcap: float | None = None
     sink: Float[Tensor, "H"] | None = None
     before: Float[Tensor, "G P d"] | None = None
+    weigh: Weigh | None = None
     keep: Bool[Tensor, "L L"] | None = None
     share: float = 1.0
     others: "tuple[Attended, ...]" = ()
@@ -45,6 +56,34 @@ class Attended:
     def num_heads(self) -> int:
         """H, the query heads."""
         return self.q.shape[0]
+
+    @cached_property
+    def by_definition(self) -> Float[Tensor, "H L S"]:
+        """Every head's weights on the keys, a stored prefix's first, where `weigh` makes them.
+
+        Raises:
+            WakefulError: the sequence has more than `LONGEST_BY_DEFINITION` tokens.
+        """
+        check_length(self.length)
+        dtype, k, keep = _precision(self.q), self.k, self.keep
+        if keep is None:
+            keep = exact.causal(self.length, self.window, self.q.device)
+        if self.before is not None:
+            k = torch.cat([self.before, k], 1)
+            keep = torch.cat([keep.new_ones(len(keep), self.before.shape[1]), keep], 1)
+        return exact.attention_weights(
+            self.q.to(dtype), k.to(dtype), scale=self.scale, softcap=self.softcap, keep=keep,
+            weigh=self.weigh,
+        )  # fmt: skip
+
+
+def check_length(length: int) -> None:
+    """Raise `WakefulError` where weights of so many tokens are not made whole."""
+    if length > LONGEST_BY_DEFINITION:
+        raise WakefulError(
+            f"attention weights that are not a softmax are seen whole, in sequences of up to "
+            f"{LONGEST_BY_DEFINITION} tokens, and this one has {length}: take shorter ones"
+        )
 
 
 @dataclass(frozen=True)
@@ -99,7 +138,7 @@ def tile_statistics(heads: Attended) -> TileStatistics:
     repeats = num_heads // heads.k.shape[0]
     device = heads.q.device
     sums_to_1 = not heads.others and all(
-        each is None for each in (heads.sink, heads.before, heads.keep)
+        each is None for each in (heads.sink, heads.before, heads.weigh, heads.keep)
     )
     c1 = torch.zeros(num_heads, length, dtype=torch.float64, device=device)
     c2 = torch.zeros_like(c1)
@@ -168,6 +207,12 @@ def tiles(heads: Attended, chosen: range) -> Iterator[Tile]:
 
 
 def _tiles(heads: Attended, chosen: range) -> Iterator[Tile]:
+    if heads.weigh is not None:
+        all_keys = heads.by_definition[chosen.start : chosen.stop].clone()
+        stored = all_keys.shape[-1] - heads.length
+        own, before = all_keys[..., stored:], all_keys[..., :stored] if stored else None
+        yield Tile(0, heads.length, 0, heads.length, own, before)
+        return
     dtype = _precision(heads.q)
     length, device = heads.length, heads.q.device
     group = chosen.start // (heads.num_heads // heads.k.shape[0])

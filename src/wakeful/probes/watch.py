@@ -27,6 +27,7 @@ from wakeful.probes.base import (
 )
 from wakeful.probes.huggingface import HuggingFaceSource
 from wakeful.probes.running import as_decoder
+from wakeful.probes.streaming import check_length
 
 _UNSEEN = (
     "layer {} attends to more than its own tokens' keys and values once: its weights are not one "
@@ -100,17 +101,12 @@ class DecoderSource(EventSource):
         if keep is None and dot.prefix > 1:
             keep = causal_mask(length, length, dot.prefix, q.device)
         seen = Visibility() if keep is None else visibility(keep, self.valid, None)
+        sink, weigh = None, dot.normalizer.weights
         if dot.normalizer.fused:
-            sink = kwargs.get("sink", dot.normalizer.log_sink())
-        else:
-            sink = None
-            unseen = (
-                f"model.normalizer = {dot.normalizer} is not a softmax with a constant in its "
-                "denominator, so probes of attention do not apply (those of hidden states do)"
-            )
+            sink, weigh = kwargs.get("sink", dot.normalizer.log_sink()), None
         return AttentionEvent(
             layer, q, k, v, kwargs.get("scale", dot.scale), keep=seen.keep, valid=self.valid,
-            sink=None if sink is None else sink.detach(), before=before, unseen=unseen,
+            sink=None if sink is None else sink.detach(), before=before, weigh=weigh, unseen=unseen,
         )  # fmt: skip
 
 
@@ -145,13 +141,17 @@ def shares_of(layer: int, block: Block) -> tuple[tuple[float, ...], str]:
     return shares, ""
 
 
-def check_one_matrix(model: Decoder) -> None:
-    """Raise `WakefulError` where a layer's weights are not one matrix that probes can see."""
+def check_one_matrix(model: Decoder, length: int) -> None:
+    """Raise `WakefulError` where a layer's weights on sequences of so many tokens are not one
+    matrix that probes can see.
+    """
     for layer, block in enumerate(model.blocks):
         assert isinstance(block, Block)
         _, unseen = shares_of(layer, block)
         if unseen:
             raise WakefulError(unseen)
+        if not block.attention.dot.normalizer.fused:
+            check_length(length)
 
 
 def mixed(calls: list[AttentionEvent], shares: tuple[float, ...]) -> AttentionEvent:

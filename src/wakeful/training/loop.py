@@ -108,7 +108,7 @@ def _train(
     given = None if resume or initial is None else initial.decoder
     decoder = make_decoder(config, device if world.size == 1 else torch.device("cpu"), given)
     if config.train.diagnose.every:
-        check_one_matrix(decoder)
+        check_one_matrix(decoder, config.train.length)
     optimizer = make_optimizer(config, decoder)
     loss = make_loss(config, decoder, device, world, end_of_text=data.train.end_of_text)
     if resume:

@@ -13,6 +13,8 @@ from wakeful.errors import WakefulError
 
 _MOST_CHARACTERS = 2048
 """In a table, which has an entry for each pair of them."""
+_CODES = 0x110000
+"""Of Unicode."""
 _BITS = 40
 """Of a random number that decides on a token; probabilities are multiples of 2⁻⁴⁰."""
 
@@ -27,15 +29,22 @@ class Backcopy(Task):
     trigger ever follows another, and BOS does not come back.
 
     The head that copies is needed at triggers alone. `text` is a file, a folder or a folder of
-    prepared tokens; without it the table is that of the standard library.
+    prepared tokens; without it the table is that of the standard library. Of its characters the
+    `alphabet` most frequent are in the table, and the rest are taken out before pairs are counted.
     """
 
-    examples = ("backcopy", "backcopy(triggers=1)")
+    examples = ("backcopy", "backcopy(triggers=1)", "backcopy(alphabet=32)")
 
-    def __init__(self, *, triggers: int = 3, text: str = "") -> None:
+    def __init__(self, *, triggers: int = 3, alphabet: int = 96, text: str = "") -> None:
         if triggers < 0:
             raise WakefulError(f"backcopy: triggers = {triggers} must not be negative")
+        if not triggers < alphabet <= _MOST_CHARACTERS:
+            raise WakefulError(
+                f"backcopy: alphabet = {alphabet} must be more than triggers = {triggers}, because "
+                f"what copies needs something to copy, and at most {_MOST_CHARACTERS}"
+            )
         self.triggers = triggers
+        self.alphabet = alphabet
         self.text = text
 
     @property
@@ -131,22 +140,23 @@ class Backcopy(Task):
     def _table(self) -> tuple[str, np.ndarray]:
         texts = _texts(self.text)
         codes = [np.frombuffer(text.encode("utf-32-le"), "<u4").astype(np.int64) for text in texts]
-        seen = np.zeros(0x110000, bool)
+        often = np.zeros(_CODES, np.int64)
         for each in codes:
-            seen[each] = True
-        found = np.flatnonzero(seen)
-        what = f"backcopy: the text {self.text or PYTHON_STDLIB} has {len(found)} characters"
-        if len(found) > _MOST_CHARACTERS:
-            raise WakefulError(f"{what}, more than the {_MOST_CHARACTERS} that a table can have")
+            found = np.bincount(each)
+            often[: len(found)] += found
+        kept = np.zeros(_CODES, bool)
+        kept[np.argsort(-often, kind="stable")[: self.alphabet]] = True
+        kept &= often > 0
+        found = np.flatnonzero(kept)
         if len(found) <= self.triggers:
             raise WakefulError(
-                f"{what}, and triggers = {self.triggers} must be fewer: what copies needs "
-                "something to copy"
+                f"backcopy: the text {self.text or PYTHON_STDLIB} has {len(found)} characters, and "
+                f"triggers = {self.triggers} must be fewer: what copies needs something to copy"
             )
-        place = np.cumsum(seen) - 1
+        place = np.cumsum(kept) - 1
         counts = np.zeros(len(found) ** 2, np.int64)
         for each in codes:
-            first = place[each]
+            first = place[each[kept[each]]]
             counts += np.bincount(first * len(found) + np.roll(first, -1), minlength=len(counts))
         return "".join(map(chr, found)), counts.reshape(len(found), len(found))
 
