@@ -1,22 +1,30 @@
 """Metrics logged while training."""
 
+import json
+import math
+import shutil
 from pathlib import Path
 
+import polars as pl
 import pytest
 import torch
 
+from helpers import some_tokens, tiny_decoder
 from training.runs import tiny
 from training.test_loop import losses
+from wakeful.config.schema import Config
 from wakeful.data.order import ValidationWindows
 from wakeful.errors import WakefulError
 from wakeful.loading.load import read_decoder
 from wakeful.probes import exact
+from wakeful.probes.attention import BosMass
 from wakeful.probes.base import AttentionEvent, Event, HiddenEvent, Probe
 from wakeful.probes.streaming import head_weights
 from wakeful.probes.watch import watch
+from wakeful.runs.run import Run
 from wakeful.training.loop import train
-from wakeful.training.measures import FIGURES, watched
-from wakeful.training.setup import load_data
+from wakeful.training.measures import FIGURES, FOLLOWED, watched, whole_windows
+from wakeful.training.setup import load_data, make_windows
 
 
 class Weights(Probe):
@@ -56,7 +64,9 @@ def test_a_run_logs_its_diagnosis_and_trains_as_without(text: Path, tmp_path: Pa
     assert losses(seen) == losses(plain)
     rows = [row for row in seen.metrics() if row["kind"] == "diagnosis"]
     assert [row["step"] for row in rows] == [4, 8]
-    assert set(rows[0]) == {"kind", "step", *FIGURES}
+    assert set(rows[0]) == {"kind", "step", *FIGURES} - {"bos_mass_trigger"}
+    assert seen.trajectories().is_empty()
+    assert not (seen.path / "trajectories.jsonl").exists()
     assert rows[0] != rows[1]
 
 
@@ -77,12 +87,93 @@ def test_the_figures_are_means_over_layers_of_the_definitions(text: Path, tmp_pa
     share = torch.stack([exact.first_key_share(A, with_row_0=False) for A in heads]).mean()
     assert found["first_key_share_without_row_0"] == pytest.approx(float(share), rel=1e-5)
     assert found["rank"] == pytest.approx(float(ranks.mean(1).amax(1).mean()))
+    assert found["bos_mass_other"] == pytest.approx(float(heads[:, :, 1:, 0].mean()), rel=1e-5)
     assert (len(hidden.blocks), len(hidden.embedding)) == (2 * 3, 3)
+    peaks = torch.stack([exact.residual_peak(h) for h in hidden.blocks])
+    assert found["residual_peak"] == pytest.approx(float(peaks.mean()), rel=1e-5)
     kurtosis = torch.stack([exact.kurtosis(h) for h in hidden.blocks])
     assert found["kurtosis_first"] == pytest.approx(float(kurtosis[:, 0].mean()), rel=1e-5)
     assert found["kurtosis_rest"] == pytest.approx(float(kurtosis[:, 1:].mean()), rel=1e-5)
     largest = torch.stack([h.abs().amax(-1) for h in hidden.blocks])
     assert found["max_activation_first"] == pytest.approx(float(largest[:, 0].mean()), rel=1e-5)
+
+
+def test_every_head_is_followed_over_steps(text: Path, tmp_path: Path) -> None:
+    asked = {"diagnose": {"every": 4, "heads": True, "num_sequences": 3}}
+    config = tiny(text, train=asked)
+    plain, run = train(tiny(text), tmp_path / "plain"), train(config, tmp_path / "run")
+    assert losses(run) == losses(plain)
+    frame = run.trajectories()
+    assert frame["step"].unique().sort().to_list() == [0, 4, 8]
+    assert set(frame["metric"]) == set(FOLLOWED)
+    heads = frame.filter(pl.col("metric") == "bos_mass", pl.col("head").is_not_null())
+    assert set(heads["position"]) == {"other"}  # text has no triggers
+    assert heads.select("step", "layer", "head").rows() == [
+        (step, layer, head) for step in (0, 4, 8) for layer in (0, 1) for head in (0, 1)
+    ]
+    # The last rows are of the final model, and the layer's are the means of its heads.
+    windows = make_windows(config, load_data(config.data))
+    trained = read_decoder(run.path, dtype="auto").decoder()
+    probe = BosMass()
+    with torch.no_grad(), watch(trained, probe):
+        trained(torch.cat(whole_windows(windows, 3)))
+    last = frame.filter(pl.col("step") == 8, pl.col("metric") == "bos_mass")
+    assert last["value"].to_list() == pytest.approx(probe.rows()["value"].to_list(), rel=1e-5)
+    whole = frame.filter(pl.col("metric") == "bos_mass", pl.col("head").is_null())
+    means = heads.group_by("step", "layer", maintain_order=True).agg(pl.col("value").mean())
+    assert whole["value"].to_list() == pytest.approx(means["value"].to_list())
+    figures = [row for row in run.metrics() if row["kind"] == "diagnosis"]
+    assert [row["step"] for row in figures] == [4, 8]
+    of_run = whole.group_by("step", maintain_order=True).agg(pl.col("value").mean())
+    assert [row["bos_mass_other"] for row in figures] == pytest.approx(
+        of_run["value"].to_list()[1:]
+    )
+
+    # A run that is stopped on the way goes on as if it had not been.
+    for kept in (3, 6):
+        copy = tmp_path / f"from-{kept}"
+        shutil.copytree(run.path, copy)
+        for place in (copy / "checkpoints").iterdir():
+            if int(place.name.removeprefix("step-")) > kept:
+                shutil.rmtree(place)
+        again = train(Config(), copy, resume=True)
+        assert (copy / "trajectories.jsonl").read_bytes() == (
+            run.path / "trajectories.jsonl"
+        ).read_bytes()
+        assert again.trajectories().equals(frame)
+
+
+def test_a_damaged_trajectory_is_told_of(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    row = {"kind": "figure", "step": 0, "layer": 0, "head": None, "position": "other"}
+    row |= {"metric": "bos_mass", "variant": "paper", "value": 0.5, "standard_error": None}
+    run.append(row, log="trajectories.jsonl")
+    assert run.trajectories()["value"].to_list() == [0.5]
+    for field, value in (("value", None), ("value", "x"), ("value", math.inf), ("layer", 2**70)):
+        (tmp_path / "trajectories.jsonl").write_text(json.dumps(row | {field: value}) + "\n")
+        with pytest.raises(WakefulError, match=r"not all of its fields|not finite"):
+            run.trajectories()
+
+
+def test_sinks_at_triggers_are_told_apart() -> None:
+    decoder = tiny_decoder(dtype=torch.float32).eval()
+    tokens, triggers = some_tokens(3, 9), some_tokens(3, 9, vocab_size=2).bool()
+    triggers[2] = False  # and one that has none
+    weights, probe = Weights(), BosMass(triggers)
+    valid = torch.arange(9) >= torch.tensor([[0], [2], [0]])
+    with torch.no_grad(), watch(decoder, weights, probe):
+        decoder(tokens, valid=valid)
+    rows = probe.rows()
+    for position, wanted in (("trigger", triggers), ("other", ~triggers)):
+        means = []
+        for b in range(3 if position == "other" else 2):
+            chosen = wanted[b, valid[b]][1:]
+            means.append(weights.layers[b][:, 1:, 0][:, chosen].mean(1))
+        found = rows.filter(
+            pl.col("position") == position, pl.col("layer") == 0, pl.col("head").is_not_null()
+        )
+        expected = torch.stack(means).mean(0).tolist()
+        assert found["value"].to_list() == pytest.approx(expected, rel=1e-5)
 
 
 def test_weights_that_cannot_be_seen_are_refused_before_the_run(text: Path, tmp_path: Path) -> None:

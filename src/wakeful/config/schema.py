@@ -117,6 +117,8 @@ class DiagnoseConfig:
     """Steps between diagnoses. 0 means none."""
     num_sequences: int = 4
     """Validation windows to look at, the first ones."""
+    heads: bool = False
+    """Log sinks, drains and peaks of every layer and head too, from before the first step on."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,6 +52,13 @@ class Tokens:
         """
         return None
 
+    def is_trigger(self, rows: np.ndarray) -> np.ndarray | None:
+        """Return where a head is needed, because the next token hangs on more than the last.
+
+        Bool, as `rows`; None for text, of which nobody knows it.
+        """
+        return None
+
 
 @dataclass(frozen=True)
 class TokenFile(Tokens):

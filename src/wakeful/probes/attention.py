@@ -3,9 +3,12 @@
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Bool
+from torch import Tensor
 
 from wakeful.probes import exact
 from wakeful.probes.base import AttentionEvent, Event, MeanProbe
+from wakeful.probes.streaming import first_column
 
 
 class Sinks(MeanProbe):
@@ -40,6 +43,35 @@ class Sinks(MeanProbe):
                 for name, each in values.items():
                     self.put(event.layer, name, each)
                     self.put(event.layer, name, float(each.mean()))
+
+
+class BosMass(MeanProbe):
+    """`bos_mass`, the mean weight on key 0 of queries where a head is needed, `position` "trigger",
+    and of all others, "other" (Guo et al. 2024, arXiv 2410.13835): a head is active at the first
+    and dormant at the second. Row 0, which sees key 0 alone, is left out.
+
+    `triggers` says where heads are needed in the batch that is watched; without it, of ordinary
+    text, all are "other". Rows for each head, and for the layer the mean over heads.
+    """
+
+    def __init__(self, triggers: Bool[Tensor, "B L"] | None = None) -> None:
+        super().__init__()
+        self.triggers = triggers
+
+    def see(self, event: Event) -> None:
+        if not isinstance(event, AttentionEvent):
+            return
+        for b, sequence in enumerate(event.sequences):
+            mass = first_column(sequence)[:, 1:]
+            needed = torch.zeros(sequence.length, dtype=torch.bool, device=mass.device)
+            if self.triggers is not None:
+                needed = self.triggers[b].to(mass.device)
+                needed = needed if event.valid is None else needed[event.valid[b]]
+            for position, rows in (("trigger", needed[1:]), ("other", ~needed[1:])):
+                if bool(rows.any()):
+                    each = mass[:, rows].mean(1)
+                    self.put(event.layer, "bos_mass", each, position=position)
+                    self.put(event.layer, "bos_mass", float(each.mean()), position=position)
 
 
 class Entropy(MeanProbe):

@@ -186,6 +186,17 @@ def head_weights(heads: Attended, head: int) -> Float[Tensor, "L L"]:
     return A
 
 
+def first_column(heads: Attended) -> Float[Tensor, "H L"]:
+    """Return every head's and query's weight on key 0, in float64."""
+    repeats = heads.num_heads // heads.k.shape[0]
+    column = torch.zeros(heads.num_heads, heads.length, dtype=torch.float64, device=heads.q.device)
+    for start in range(0, heads.num_heads, repeats):
+        for tile in tiles(heads, range(start, start + repeats)):
+            if tile.first == 0:
+                column[start : start + repeats, tile.start : tile.stop] = tile.weights[..., 0]
+    return column
+
+
 def tiles(heads: Attended, chosen: range) -> Iterator[Tile]:
     """Yield the weights of consecutive query heads that share one key head, tile by tile.
 

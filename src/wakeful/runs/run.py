@@ -4,6 +4,7 @@ run.json          `Header`
 config.toml       every field of the configuration, resolved
 environment.json  `Environment`
 metrics.jsonl     one row a step or evaluation, as they happen; metrics.parquet at the end
+trajectories.jsonl  one row a figure of a layer or head at each diagnosis, where it is asked for
 validation.parquet  the loss of every validation window at the end
 summary.json      the run's figures
 tokenizer.json
@@ -45,11 +46,18 @@ except ImportError:  # Windows has no flock; there a run directory is not guarde
 
 T = TypeVar("T")
 FORMAT = 1
+LOGS = ("metrics.jsonl", "trajectories.jsonl")
+"""Files that grow by a row."""
 RESUMED = ("train", "compare", "inherit")
 """The kinds of run that can be gone on with."""
 Columns = Mapping[str, type]
 """The polars type of each column."""
 METRICS: Columns = {"kind": pl.String, "step": pl.Int64, "loss": pl.Float64, "tokens": pl.Int64}
+TRAJECTORIES: Columns = {
+    "step": pl.Int64, "layer": pl.Int64, "head": pl.Int64, "position": pl.String,
+    "metric": pl.String, "variant": pl.String, "value": pl.Float64, "standard_error": pl.Float64,
+}  # fmt: skip
+"""`head` is null in the rows of a layer; errors are over sequences."""
 VALIDATION: Columns = {"window": pl.Int64, "loss": pl.Float64, "tokens": pl.Int64}
 _LARGEST_LOSS = 1e100
 """Nats a token; the squares of larger ones are not finite."""
@@ -218,22 +226,42 @@ class Run:
 
     def _refuse_links(self) -> None:
         """Raise `WakefulError` where writing here would change a file that lies elsewhere."""
-        for name in (".lock", "metrics.jsonl", "checkpoints", "tensorboard", "wandb"):
+        for name in (".lock", *LOGS, "checkpoints", "tensorboard", "wandb"):
             refuse_link(self.path / name)
             if (self.path / name).exists() and not _is_plain(self.path / name):
                 raise WakefulError(f"{self.path / name} is neither a file nor a folder")
         for entry in self.checkpoints.iterdir() if self.checkpoints.is_dir() else ():
             refuse_link(entry)
 
-    def append(self, row: Mapping[str, Any]) -> None:
-        """Add one row to metrics.jsonl."""
-        line = json.dumps(row, allow_nan=False) + "\n"
-        with disk_errors(self.path), (self.path / "metrics.jsonl").open("a") as file:
-            file.write(line)
+    def append(self, *rows: Mapping[str, Any], log: str = "metrics.jsonl") -> None:
+        """Add rows to a file that grows by them."""
+        lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+        with disk_errors(self.path), (self.path / log).open("a") as file:
+            file.write(lines)
 
-    def metrics(self) -> list[dict[str, Any]]:
-        """Return the rows of metrics.jsonl; a last line cut off by a crash is left out."""
-        path = self.path / "metrics.jsonl"
+    def trajectories(self) -> pl.DataFrame:
+        """Return what each layer and head came to at each diagnosis, with `[train.diagnose] heads`.
+
+        The columns are `TRAJECTORIES`; a run that did not log it has no rows.
+
+        Raises:
+            WakefulError: a row is damaged.
+        """
+        rows = [{name: row.get(name) for name in TRAJECTORIES} for row in self.metrics(LOGS[1])]
+        try:
+            frame = pl.DataFrame(rows, schema=TRAJECTORIES)
+        except (pl.exceptions.PolarsError, TypeError, OverflowError):
+            frame = None
+        names = ("layer", "position", "metric", "variant", "value")
+        if frame is None or not all(frame[name].is_not_null().all() for name in names):
+            raise WakefulError(f"{self.path / LOGS[1]}: a row has not all of its fields")
+        if not frame["value"].is_finite().all():
+            raise WakefulError(f"{self.path / LOGS[1]}: a figure is not finite")
+        return frame
+
+    def metrics(self, log: str = "metrics.jsonl") -> list[dict[str, Any]]:
+        """Return the rows of such a file; a last line cut off by a crash is left out."""
+        path = self.path / log
         if not path.is_file():
             return []
         lines = path.read_bytes().split(b"\n")
@@ -250,7 +278,9 @@ class Run:
 
     def keep_metrics(self, last_step: int) -> None:
         """Drop the rows after a step, which a resumed run is about to write again."""
-        self._rewrite([row for row in self.metrics() if row["step"] <= last_step])
+        for log in LOGS:
+            if (self.path / log).is_file():
+                self._rewrite([row for row in self.metrics(log) if row["step"] <= last_step], log)
 
     def keep_metrics_before_final(self, last_step: int) -> None:
         """Drop an evaluation at the last step, left by a run that ended while finishing."""
@@ -270,8 +300,8 @@ class Run:
             ) from None
         self.write_frame("metrics.parquet", frame)
 
-    def _rewrite(self, rows: list[dict[str, Any]]) -> None:
-        self.write_text("metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    def _rewrite(self, rows: list[dict[str, Any]], log: str = "metrics.jsonl") -> None:
+        self.write_text(log, "".join(json.dumps(row) + "\n" for row in rows))
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Return a JSON file of the run."""
@@ -388,7 +418,7 @@ class SharedRun(Run):
     def lock(self) -> Iterator[None]:
         yield
 
-    def append(self, row: Mapping[str, Any]) -> None: ...
+    def append(self, *rows: Mapping[str, Any], log: str = "metrics.jsonl") -> None: ...
 
     def keep_metrics(self, last_step: int) -> None: ...
 

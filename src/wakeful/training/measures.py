@@ -19,15 +19,15 @@ from wakeful.errors import WakefulError
 from wakeful.estimates import Estimate, finite, weighted_mean
 from wakeful.model.decoder import IGNORED, Decoder
 from wakeful.model.generate import generate
-from wakeful.probes.attention import Entropy, Sinks, Values
+from wakeful.probes.attention import BosMass, Entropy, Sinks, Values
 from wakeful.probes.base import Event, Frame, Probe, mean_over_layers
-from wakeful.probes.hidden import Outliers
+from wakeful.probes.hidden import Outliers, Smoothing
 from wakeful.probes.rank import Ranks
 from wakeful.probes.watch import watch
 from wakeful.quant.convert import quantize
 from wakeful.quant.measure import measure
 from wakeful.runs import checkpoint
-from wakeful.runs.run import Run
+from wakeful.runs.run import TRAJECTORIES, Run
 from wakeful.training.events import Write
 from wakeful.training.parallel import Alone, Parallel
 from wakeful.training.records import (
@@ -130,13 +130,18 @@ FIGURES = {
     "entropy": ("entropy", "code", "all"),
     "rank": ("rank", "paper", "all"),
     "near_rank_1": ("near_rank_1", "paper", "all"),
+    "bos_mass_trigger": ("bos_mass", "paper", "trigger"),
+    "bos_mass_other": ("bos_mass", "paper", "other"),
     "value_drain": ("value_drain", "paper", "first"),
+    "residual_peak": ("residual_peak", "paper", "first"),
     "kurtosis_first": ("kurtosis", "paper", "first"),
     "kurtosis_rest": ("kurtosis", "paper", "rest"),
     "max_activation_first": ("max_activation", "paper", "first"),
     "max_activation_rest": ("max_activation", "paper", "rest"),
 }
 """Metric, variant and position of each figure that a run logs, as docs/metrics.md defines them."""
+FOLLOWED = ("bos_mass", "value_drain", "residual_peak")
+"""Metrics that a run logs of each layer and head where it is asked to."""
 
 
 class _Layers(Probe):
@@ -154,7 +159,6 @@ class _Layers(Probe):
         return self.probe.rows()
 
 
-@torch.no_grad()
 def watched(
     model: Decoder | Parallel, windows: ValidationWindows, num_sequences: int
 ) -> dict[str, float]:
@@ -162,21 +166,30 @@ def watched(
 
     Every process calls it, and each looks at its share of the layers.
     """
+    return _figures(observed(model, windows, num_sequences))
+
+
+@torch.no_grad()
+def observed(model: Decoder | Parallel, windows: ValidationWindows, num_sequences: int) -> Frame:
+    """Return what the probes of `FIGURES` saw of each layer and head, as `watched`."""
     parallel = model if isinstance(model, Parallel) else Alone(model, ALONE)
     decoder, world = parallel.decoder, parallel.world
     device = decoder.head.weight.device
-    sequences = whole_windows(windows, num_sequences)
+    sequences = torch.cat(whole_windows(windows, num_sequences))
+    triggers = windows.token_file.is_trigger(sequences.numpy())
+    bos = BosMass(None if triggers is None else torch.from_numpy(triggers))
     training = decoder.training
     decoder.eval()
-    probes = Sinks(), Entropy(), Ranks(), Values(curve=1), Outliers()
+    probes = Sinks(), bos, Entropy(), Ranks(), Values(curve=1), Outliers(), Smoothing()
     with watch(decoder, *(_Layers(probe, world) for probe in probes)) as seen:
-        parallel.call(decoder.hidden, torch.cat(sequences).to(device))
+        parallel.call(decoder.hidden, sequences.to(device))
     parallel.settle()
     decoder.train(training)
     rows = seen.frame
-    of_layers = rows.filter(rows["head"].is_null()).rows()
-    everywhere = [tuple(row) for part in world.gather(of_layers) for row in part]
-    return _figures(pl.DataFrame(everywhere, schema=rows.schema, orient="row").sort("layer"))
+    everywhere = [tuple(row) for part in world.gather(rows.rows()) for row in part]
+    return pl.DataFrame(everywhere, schema=rows.schema, orient="row").sort(
+        "layer", maintain_order=True
+    )
 
 
 def whole_windows(windows: ValidationWindows, number: int) -> list[Int[Tensor, "1 L"]]:
@@ -194,7 +207,8 @@ def _figures(rows: Frame) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, (metric, variant, position) in FIGURES.items():
         chosen = rows.filter(
-            (rows["metric"] == metric)
+            rows["head"].is_null()
+            & (rows["metric"] == metric)
             & (rows["variant"] == variant)
             & (rows["position"] == position)
         )
@@ -268,11 +282,20 @@ def diagnose(
     step: int,
     write_scalars: Write,
 ) -> None:
-    """Measure the chosen figures and record them."""
-    figures = watched(parallel, windows, config.train.diagnose.num_sequences)
-    row = {"kind": "diagnosis", "step": step, **figures}
-    run.append(row)
-    write_scalars(row)
+    """Measure the chosen figures and record them; before the first step those of heads alone."""
+    seen = observed(parallel, windows, config.train.diagnose.num_sequences)
+    if config.train.diagnose.heads:
+        run.append(*_followed(seen, step), log="trajectories.jsonl")
+    if step:
+        row = {"kind": "diagnosis", "step": step, **_figures(seen)}
+        run.append(row)
+        write_scalars(row)
+
+
+def _followed(seen: Frame, step: int) -> list[dict[str, Any]]:
+    """Return the rows of trajectories.jsonl."""
+    rows = seen.filter(seen["metric"].is_in(FOLLOWED)).select(*list(TRAJECTORIES)[1:])
+    return [{"kind": "figure", "step": step, **row} for row in rows.iter_rows(named=True)]
 
 
 def validate(

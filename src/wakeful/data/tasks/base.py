@@ -96,6 +96,9 @@ class Stream(Tokens):
     def optimal(self, rows: np.ndarray) -> np.ndarray:
         return self.task.losses(rows)
 
+    def is_trigger(self, rows: np.ndarray) -> np.ndarray:
+        return self.task.is_trigger(rows)
+
 
 class TaskData(Data):
     """A task in the place of prepared text; nothing of it lies on the disk."""
