@@ -10,10 +10,14 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from wakeful.hf import softmax1
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.modeling import WakefulForCausalLM, WakefulModel, as_transformers
+from wakeful.hf.prefix import prefix_cache
 from wakeful.hf.quantized import QuantizedConfig, QuantizedForCausalLM
 from wakeful.hf.weights_out import export
 
-__all__ = ["WakefulConfig", "WakefulForCausalLM", "WakefulModel", "as_transformers", "export"]
+__all__ = [
+    "WakefulConfig", "WakefulForCausalLM", "WakefulModel", "as_transformers", "export",
+    "prefix_cache",
+]  # fmt: skip
 
 softmax1.register()
 AutoConfig.register(WakefulConfig.model_type, WakefulConfig, exist_ok=True)
