@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from wakeful.config.model import MLPName
 from wakeful.depth import State, SublayerMix
 from wakeful.model.attention import Attention, Flow
-from wakeful.norms import Part
+from wakeful.norms import Norm, Part
 from wakeful.optim.rotations.hadamard import transform, transform_factors
 from wakeful.placements import Where
 from wakeful.roles import BIAS, READS, WRITES, HasRoles, Role
@@ -21,6 +21,8 @@ class MLP(HasRoles, nn.Module):
 
     `turn` acts on the hidden channels before `down`: nothing, or F of `Turned`.
     """
+
+    down: nn.Linear
 
     def __init__(self, *, turned: bool = False) -> None:
         super().__init__()
@@ -85,7 +87,7 @@ def make_mlp(name: MLPName, width: int, hidden: int, *, bias: bool, turned: bool
     assert_never(name)
 
 
-MakeNorm = Callable[[Part], nn.Module]
+MakeNorm = Callable[[Part], Norm]
 Left = dict[Read, Tensor]
 
 
@@ -96,7 +98,7 @@ class Block(nn.Module):
     returns is its output, both (B, L, D); the second is what later layers will read of it.
     """
 
-    def __init__(self, norm: MakeNorm, attention: Attention, mlp: nn.Module) -> None:
+    def __init__(self, norm: MakeNorm, attention: Attention, mlp: MLP) -> None:
         super().__init__()
         self.attention_norm = norm("attention")
         self.attention = attention
@@ -129,7 +131,7 @@ class PostBlock(Block):
 class PeriBlock(Block):
     """x + norm'(attention(norm(x))), then x + norm'(mlp(norm(x)))."""
 
-    def __init__(self, norm: MakeNorm, attention: Attention, mlp: nn.Module) -> None:
+    def __init__(self, norm: MakeNorm, attention: Attention, mlp: MLP) -> None:
         super().__init__(norm, attention, mlp)
         self.attention_output_norm = norm("attention_output")
         self.mlp_output_norm = norm("mlp_output")
@@ -150,7 +152,7 @@ class SublayerBlock(Block):
         self,
         norm: MakeNorm,
         attention: Attention,
-        mlp: nn.Module,
+        mlp: MLP,
         *,
         layer: int,
         depth: SublayerMix,

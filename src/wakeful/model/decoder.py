@@ -307,7 +307,7 @@ class Decoder(HasRoles, Marked, nn.Module):
             qkv_bias=config.qkv_bias,
             out_bias=config.out_bias,
             rotary=config.positions == "rotary",
-            head_norm=norm,
+            head_norm=norm if config.qk_norm else lambda _: nn.Identity(),
             scales=scales,
             prefix=config.relaxed_prefix,
             stored=config.stored_prefix,
@@ -333,11 +333,9 @@ class Decoder(HasRoles, Marked, nn.Module):
             )
         return (ParallelBlock if config.parallel else BLOCKS[where])(norm, attention, mlp)
 
-    def _norm(self, part: Part, layer: int) -> nn.Module:
+    def _norm(self, part: Part, layer: int) -> Norm:
         config = self.config
         of_heads = part in ("query", "key")
-        if of_heads and not config.qk_norm:
-            return nn.Identity()
         norm: Norm = build("norms", "rmsnorm" if of_heads else config.norm)
         place = Place(
             part=part,

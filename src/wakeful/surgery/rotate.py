@@ -14,13 +14,15 @@ mix tokens and no channels. All products are in float64 and rounded once.
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
 from wakeful.model.attention import Heads
+from wakeful.model.block import Block
 from wakeful.model.decoder import Decoder
 from wakeful.norms import Norm
 from wakeful.optim.rotations.base import Learned, Rotation, generator_for, rotation_of
@@ -108,9 +110,13 @@ def _untie(decoder: Decoder) -> None:
     decoder.config = dataclasses.replace(decoder.config, tied=False)
 
 
+def _blocks(decoder: Decoder) -> Iterable[Block]:
+    return cast(Iterable[Block], decoder.blocks)
+
+
 def _readers(decoder: Decoder) -> Iterator[tuple[Norm, list[nn.Linear]]]:
     """Yield each norm of the stream with the linear layers that read what it gives."""
-    for block in decoder.blocks:
+    for block in _blocks(decoder):
         for norm, half in ((block.attention_norm, block.attention), (block.mlp_norm, block.mlp)):
             yield norm, list(_linear(half, residual=1))
     yield decoder.norm, [decoder.head]
@@ -193,7 +199,7 @@ def _turn_values(decoder: Decoder, kind: Rotation, seed: int) -> None:
     width = decoder.config.shape.head_width
     generator = generator_for(seed, "values", width)
     inner = kind.drawn(width, generator=generator, dtype=torch.float64)
-    for block in decoder.blocks:
+    for block in _blocks(decoder):
         value, out = block.attention.value, block.attention.out
         if isinstance(value, Heads):
             rows = value.weight.double().unflatten(0, (-1, width)).transpose(1, 2)
@@ -212,7 +218,7 @@ def _turn_inner(decoder: Decoder) -> Decoder:
         f"blocks.{layer}.mlp.down.weight": transform(block.mlp.down.weight.double(), factors).to(
             block.mlp.down.weight.dtype
         )
-        for layer, block in enumerate(decoder.blocks)
+        for layer, block in enumerate(_blocks(decoder))
     }
     return rebuilt(decoder, down, mlp_rotation=True)
 
