@@ -23,7 +23,7 @@ __all__ = ["llama", "text"]
 SOURCE = Path(wakeful.__file__).parent
 ROOMS = ["wakeful", *(f"wakeful.{room}" for room in (
     "config", "data", "depth", "evaluation", "growth", "hf", "loading", "model", "normalizers",
-    "norms", "optim", "placements", "probes", "quant", "routes",
+    "norms", "optim", "placements", "probes", "quant", "ropes", "routes", "surgery",
 ))]  # fmt: skip
 
 
@@ -58,14 +58,22 @@ def test_every_public_name_is_there_and_not_a_module(room: str) -> None:
 def test_the_names_editors_see_are_those_there_are(room: str) -> None:
     package = importlib.import_module(room)
     tree = ast.parse(Path(package.__file__ or "").read_text("utf-8"))
-    seen = {
+    imported = {
         alias.asname or alias.name
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    own = {name for name in package.__all__ if name.startswith("__")}
-    assert set(package.__all__) - own <= seen | {"SCHEMES"}
+    classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+    others = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    others |= {
+        ast.unparse(target)
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+    }
+    assert set(package.__all__) <= imported | classes | others
+    assert {name for name in classes if not name.startswith("_")} <= set(package.__all__)
 
 
 def test_a_name_that_is_a_submodules_too_is_the_function_in_any_order() -> None:

@@ -10,6 +10,8 @@ from wakeful.errors import WakefulError
 from wakeful.shape import Shape
 from wakeful.variants import Variant
 
+__all__ = ["DenseFormer", "DepthMix", "EmbeddingResidual", "Residual", "State", "SublayerMix"]
+
 
 class DepthMix(Variant, nn.Module, ABC):
     """The stream x_n after block n, made of the embedding X_0 and the blocks' outputs X_1 … X_n.

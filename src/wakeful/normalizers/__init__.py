@@ -15,6 +15,8 @@ from wakeful.errors import WakefulError
 from wakeful.shape import Shape
 from wakeful.variants import Variant
 
+__all__ = ["Normalizer", "Softmax", "Softmax1", "sink_softmax"]
+
 
 class Normalizer(Variant, nn.Module, ABC):
     """The weights of one layer: p_i = e^{x_i} / (e^s + Σ_j e^{x_j}) where `log_sink` gives s.

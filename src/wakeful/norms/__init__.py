@@ -13,6 +13,8 @@ from torch.autograd.function import once_differentiable
 from wakeful.errors import WakefulError
 from wakeful.variants import Variant
 
+__all__ = ["LayerNorm", "Norm", "Part", "Place", "RMSNorm", "RMSNormSingle", "rms_norm"]
+
 Part = Literal["attention", "attention_output", "mlp", "mlp_output", "final", "query", "key"]
 """Before a layer's attention or feed-forward network (or over its sum with the stream, where the
 placement says so), after one of them, before the head, or of the query or key heads."""

@@ -7,6 +7,8 @@ from typing import Literal
 from wakeful.errors import WakefulError
 from wakeful.variants import Variant
 
+__all__ = ["Mixed", "Peri", "Placement", "Post", "Pre", "Where"]
+
 Where = Literal["before", "over", "both"]
 """x + F(Norm x), Norm(x + F x), or x + Norm(F(Norm x)), F the attention or the feed-forward
 network."""

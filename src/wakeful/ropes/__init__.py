@@ -9,6 +9,8 @@ from torch import Tensor
 from wakeful.errors import WakefulError
 from wakeful.variants import Variant
 
+__all__ = ["Linear", "Llama3", "Plain", "RopeScaling"]
+
 
 class RopeScaling(Variant, ABC):
     """A map of RoPE's frequencies, in radians a token, that holds for every length of text."""
