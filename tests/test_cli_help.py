@@ -15,9 +15,11 @@ from training.runs import tiny
 from wakeful.cli import VERBS, main
 from wakeful.cli.parsing import baselines, catalog
 from wakeful.cli.verbs import CompareOptions, DemoOptions, PromptOptions, TrainOptions
+from wakeful.config.model import VARIANTS
 from wakeful.config.schema import Config, config_to_toml
 from wakeful.config.verbs import (
     SHORT,
+    CureOptions,
     DiagnoseOptions,
     EvaluateOptions,
     ExportOptions,
@@ -35,7 +37,7 @@ OPTIONS = {
     "train": TrainOptions, "compare": CompareOptions, "generate": PromptOptions,
     "data prepare": PrepareOptions, "report": ReportOptions, "diagnose": DiagnoseOptions,
     "demo": DemoOptions, "inherit": InheritOptions, "evaluate": EvaluateOptions,
-    "quantize": QuantizeOptions, "export": ExportOptions,
+    "quantize": QuantizeOptions, "export": ExportOptions, "cure": CureOptions,
 }  # fmt: skip
 
 
@@ -99,7 +101,8 @@ def test_help_shows_every_option_with_its_description_and_default(
 def test_help_names_presets_and_variants(capsys: pytest.CaptureFixture[str]) -> None:
     for verb in ("train", "compare"):
         shown = help_of(capsys, verb)
-        for words in ("value-residual-82m", "svformer(anchors", "--model.norm: layernorm"):
+        for words in ("value-residual-82m", "svformer(anchors", "--model.norm: rmsnorm",
+                      "--model.rope: plain, linear(factor)"):  # fmt: skip
             assert words in shown
     assert "--out" in help_of(capsys, "data")
 
@@ -127,6 +130,8 @@ def test_every_field_of_the_configuration_is_an_option(
     expected: dict[str, Any] = {}
     arguments: list[str] = []
     for name, _, default in options_of(Config):
+        if name == "model.stored_prefix":
+            continue
         value: object
         if name == "sample.prompts":
             value = ("a b", "")
@@ -135,7 +140,7 @@ def test_every_field_of_the_configuration_is_an_option(
             value = ("text",)
             arguments += [f"--{name}", *value]
         elif isinstance(default, bool):
-            if default:  # a relaxed prefix goes with whole sequences only
+            if default:
                 assert name == "data.cross_documents"
                 continue
             value = True
@@ -156,9 +161,11 @@ def test_every_field_of_the_configuration_is_an_option(
         for part in name.split("."):
             found = getattr(found, part)
         assert found == value, name
-    alone = ["--data.no_cross_documents"]
+    # A relaxed prefix goes with neither of these.
+    alone = ["--data.no_cross_documents", "--model.stored_prefix", "2"]
     assert main(["train", str(config), "--out", str(tmp_path / "r"), *alone]) == 1
     assert taken[1].data.cross_documents is False
+    assert taken[1].model.stored_prefix == 2
 
 
 def test_the_overview_lists_the_verbs(capsys: pytest.CaptureFixture) -> None:
@@ -186,7 +193,7 @@ def test_help_imports_nothing_heavy(verb: str) -> None:
     assert "wakeful" in ended.stdout
 
 
-@pytest.mark.parametrize("folder", ["routes", "normalizers", "depth", "norms", "placements"])
+@pytest.mark.parametrize("folder", VARIANTS.values())
 def test_what_help_reads_from_source_is_what_can_be_written(folder: str) -> None:
     assert sorted(catalog(folder)) == sorted(
         f"{entry.name}({entry.signature})".removesuffix("()") for entry in imported_catalog(folder)

@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import inspect
 import io
-import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -17,17 +16,10 @@ from typing import Any
 import tyro
 
 from wakeful.cli.console import LET_IT_SPEAK, another_speaks
+from wakeful.config.model import VARIANTS
 from wakeful.config.tables import presets
 from wakeful.config.verbs import SHORT, SOURCES, InheritOptions, short_value
 from wakeful.errors import WakefulError
-
-_CHOICES = (
-    ("routes", "route"),
-    ("normalizers", "normalizer"),
-    ("depth", "depth"),
-    ("norms", "norm"),
-    ("placements", "placement"),
-)
 
 
 def leading(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -127,10 +119,8 @@ def catalog(folder: str) -> Iterator[str]:
                 bodies[node.name] = node
                 said = dict(_assigned(node))
                 if "examples" in said:
-                    stem = file.name.removesuffix(".py")
-                    snake = re.sub(r"(?<!^)(?=[A-Z])", "_", node.name).lower()
-                    usual = snake if stem == "base" else stem
-                    names[node.name] = ast.literal_eval(said["name"]) if "name" in said else usual
+                    name = said.get("name")
+                    names[node.name] = node.name.lower() if name is None else ast.literal_eval(name)
     for kind, name in names.items():
         options = ", ".join(_options(kind, bodies))
         yield f"{name}({options})" if options else name
@@ -180,7 +170,7 @@ def _described(prog: str) -> str:
     text = VERBS[verb]
     if verb in ("train", "compare"):
         text += f"\n\nPresets: {', '.join(presets())}."
-        for folder, option in _CHOICES:
+        for option, folder in VARIANTS.items():
             text += f"\n\n--model.{option}: {', '.join(catalog(folder))}."
     if verb == "inherit":
         text += "\n\n" + inspect.cleandoc(InheritOptions.__doc__ or "").split("\n\n", 1)[1]
