@@ -97,6 +97,24 @@ def test_the_file_is_smaller_by_what_the_grids_save(tmp_path: Path) -> None:
     assert state_bytes(tiny_decoder(tied=True)) < state_bytes(tiny_decoder())
 
 
+@pytest.mark.parametrize("scheme", ["w4g128", "fp8", "mxfp4", "nvfp4"])
+def test_groups_and_floats_are_saved_to_the_bit(scheme: str, tmp_path: Path) -> None:
+    for name in ("bfloat16", "gpt2"):
+        small = quantize(MODELS[name](), scheme, arithmetic="integer")
+        folder = saved(small, tmp_path / name)
+        again, _ = load_quantized(folder, device=CPU)
+        assert torch.equal(logits(again), logits(small))
+    if scheme == "w4g128":
+        return
+    path = folder / WEIGHTS
+    good = load_file(path)
+    layer = next(name for name in good if name.endswith(".scale")).removesuffix(".scale")
+    code = "integers" if scheme == "fp8" else "scale"
+    for byte in (127,) if scheme == "fp8" else (0, 255):  # NaN; nothing, infinite or NaN
+        save_file(good | {f"{layer}.{code}": torch.full_like(good[f"{layer}.{code}"], byte)}, path)
+        assert "is damaged" in refused(folder)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return saved(quantize(tiny_decoder(dtype=torch.float32).eval(), "fine"), tmp_path / "q")

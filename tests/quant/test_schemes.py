@@ -222,7 +222,7 @@ def test_a_scheme_and_a_grid_of_ones_own() -> None:
     assert parse_scheme(given.definition) == given
     _, w, b = tensors()
     assert quantized(linear_of(w, b), given, "integer").operands.integers.abs().max() == 5
-    with pytest.raises(WakefulError, match="Path must be a subclass of Grid or Scheme"):
+    with pytest.raises(WakefulError, match="Path must be a subclass of Scheme or Grid"):
         parse_scheme("pathlib:Path")
 
 

@@ -160,7 +160,8 @@ class QuantizeOptions(_Reading):
     """How to quantize, and what text to measure the damage on."""
 
     scheme: tuple[str, ...] = ("fine", "moderate", "coarse", "w4")
-    """fine, moderate, coarse, w4, or e.g. scheme(weights=absmax(bits=6, per="channel"))."""
+    """fine, moderate, coarse, w4, w4g128, w8a8, fp8, mxfp4, nvfp4, or e.g.
+    scheme(weights=absmax(bits=6, per="channel"))."""
     scales: tuple[ScaleKind, ...] = ("dynamic",)
     """Activation scales: of the text at hand, or calibrated once; both measure each that can be."""
     num_sequences: int = 8

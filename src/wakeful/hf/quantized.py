@@ -140,6 +140,7 @@ def load_quantized(
         replaced[id(layer)] = empty(layer, scheme, arithmetic)
     model = exchange(model, replaced)
     _fill(model, folder / WEIGHTS)
+    _check_codes(model, folder / WEIGHTS)
     if isinstance(model, PreTrainedModel):
         model.generation_config = read_generation(folder) or model.generation_config
     model.to(device)  # pyright: ignore[reportArgumentType]
@@ -271,7 +272,16 @@ def _check_values(path: Path, name: str, tensor: Tensor) -> None:
     if tensor.is_floating_point() and not torch.isfinite(tensor).all():
         raise WakefulError(f"{path} is damaged: {name} has a NaN or an infinity")
     if (
-        name.rsplit(".", 1)[-1] in ("scale", "input_scale", "output_scale")
+        name.rsplit(".", 1)[-1] in ("scale", "outer", "input_scale", "output_scale")
         and not (tensor > 0).all()
     ):
         raise WakefulError(f"{path} is damaged: {name} has a scale that is not positive")
+
+
+def _check_codes(model: nn.Module, path: Path) -> None:
+    """Raise `WakefulError` where a code of a floating point format stands for no number."""
+    for name, layer in quantized_layers(model).items():
+        if layer.scheme.weights.emulated:
+            scales = layer.operands.scales.scale
+            if not (scales > 0).all() or not torch.isfinite(layer.dequantized()).all():
+                raise WakefulError(f"{path} is damaged: {name} has a code that is not a number")

@@ -177,12 +177,13 @@ def _judged(damage: Damage, name: str) -> tuple[str, str]:
 
 def describe(scheme: Scheme) -> str:
     """Return a scheme in plain words."""
-    weights = scheme.weights
-    per = "output channel" if weights.per == "channel" else weights.per
-    parts = [f"{weights.bits}-bit weights per {per}"]
-    parts += [f"{grid.bits}-bit {part} per {grid.per}" for part, grid in scheme.activations]
-    rest = f"{scheme.scales} activation scales"
-    return f"{', '.join(parts)}; {rest if scheme.activations else 'activations in full precision'}."
+    weights = scheme.weights.words.format("weights").replace("per channel", "per output channel")
+    parts = [weights, *(grid.words.format(part) for part, grid in scheme.activations)]
+    rest = "activations in full precision"
+    if scheme.activations:
+        rest = f"{scheme.scales} activation scales"
+    emulated = ", emulated" if scheme.emulated else ""
+    return f"{', '.join(parts)}; {rest}{emulated}."
 
 
 def damage_grid(damage: Damage) -> Grid:

@@ -5,9 +5,10 @@ small = quantize(model, "fine", arithmetic="integer")
 """
 
 from wakeful.quant.convert import quantize, quantized_layers
-from wakeful.quant.schemes import SCHEMES, Absmax, Grid, Scheme, Zeropoint, parse_scheme
+from wakeful.quant.schemes import NAMED, SCHEMES, Absmax, Grid, Scheme, Zeropoint, parse_scheme
 
 __all__ = [
+    "NAMED",
     "SCHEMES",
     "Absmax",
     "Grid",

@@ -32,7 +32,8 @@ INSTALL_TORCHAO = "pip install 'wakeful[torchao]'"
 class Operands:
     """A layer's weights on their grid.
 
-    `stored` is (N, K) int8, or (N, ⌈K/2⌉) uint8 with two numbers a byte (see `pack`).
+    `stored` is (N, K) int8, or (N, ⌈K/2⌉) uint8 with two numbers a byte (see `pack`): whole
+    numbers, or the codes of other formats.
     """
 
     grid: Grid
@@ -47,7 +48,7 @@ class Operands:
 
     @functools.cached_property
     def integers(self) -> Int8[Tensor, "N K"]:
-        """The whole numbers, one a byte."""
+        """The whole numbers or codes, one a byte."""
         return unpack(self.stored, self.width) if self.packed else self.stored
 
     def dequantized(self, dtype: torch.dtype = torch.float32) -> Float[Tensor, "N K"]:
@@ -61,8 +62,17 @@ def reference(
     """Return x̂ Ŵᵀ from dequantized numbers."""
     if inputs is None or scales is None:
         return F.linear(x, weights.dequantized())
-    x = inputs.dequantize(inputs.levels(x, scales), scales, torch.float64)
+    x = inputs.fake_quantize(x, scales, torch.float64)
     return F.linear(x, weights.dequantized(torch.float64)).float()
+
+
+def emulated(
+    x: Float[Tensor, "M K"], inputs: Grid | None, scales: Scales | None, weights: Operands
+) -> Float[Tensor, "M N"]:
+    """Return x̂ Ŵᵀ in float32, where there is no other path to agree with to the bit."""
+    if inputs is not None and scales is not None:
+        x = inputs.fake_quantize(x, scales)
+    return F.linear(x, weights.dequantized())
 
 
 def integer(
@@ -72,7 +82,7 @@ def integer(
     in float32.
     """
     if inputs is None or scales is None:
-        return _weight_only(x, weights)
+        return emulated(x, None, None, weights) if weights.grid.group else _weight_only(x, weights)
     q = inputs.quantize(x, scales)
     sums = _without_zero(q, integer_matmul(q, weights.integers), weights.scales.zero)
     return _scaled(sums.double(), scales, weights)

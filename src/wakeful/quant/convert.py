@@ -34,8 +34,9 @@ def quantize(
 
     Args:
         model: a `Decoder` or a Transformers model, in evaluation mode.
-        scheme: a `Scheme`, its name ("fine", "moderate", "coarse", "w4") or its expression.
-        arithmetic: how the layers compute: "reference" (dequantized), "integer" or "torchao".
+        scheme: a `Scheme`, its name ("fine", "w4g128", "nvfp4" ...) or its expression.
+        arithmetic: how the layers compute: "reference" (dequantized), "integer" or "torchao"; an
+            emulated scheme computes one way.
         calibration: token ids (B, L) to set static activation scales from.
         skip: patterns ("lm_head", "*.down_proj") of layers to leave in full precision.
 
@@ -48,6 +49,11 @@ def quantize(
         raise WakefulError(f"arithmetic must be one of {', '.join(LINEARS)}, got {arithmetic!r}")
     if arithmetic == "torchao":
         torchao_kernels()
+        if scheme.emulated or scheme.weights.group:
+            raise WakefulError(
+                f"torchao has no kernel here for {scheme}, which has groups or floats: use the "
+                "arithmetic reference or integer"
+            )
         if scheme.inputs is not None and not scheme.weights.symmetric:
             raise WakefulError(
                 f"torchao multiplies int8 inputs by weights without a zero point, and {scheme} has "

@@ -12,20 +12,23 @@ from transformers.pytorch_utils import Conv1D
 
 from wakeful.errors import WakefulError
 from wakeful.model.attention import Flow, Heads, into_heads
-from wakeful.quant.arithmetic import LINEARS, Arithmetic, Operands, pack
+from wakeful.quant.arithmetic import LINEARS, Arithmetic, Operands, emulated, pack
 from wakeful.quant.schemes import Scales, Scheme
 
 _PACKED_BITS = 4
 """Up to so many bits, two numbers share a byte."""
+_SCALES = ("scale", "outer", "input_scale", "output_scale")
 
 
 class QuantizedLinear(nn.Module):
     """ŷ = Q_out(Q_in(x) Ŵᵀ + b), with what of it the scheme quantizes.
 
-    Buffers: `integers` (N, K) int8, or (N, ⌈K/2⌉) uint8 with two 4-bit numbers a byte; `scale`
-    and, where the grid has one, `zero`, both (N, 1) or (1, 1); `bias` (N,) as it was; and
-    `input_scale`, `output_scale` where they are static. Scales stay float32 whatever the model is
-    converted to. The arithmetic is float32; the output has the dtype of the input.
+    Buffers: `integers` (N, K) int8, or (N, ⌈K/2⌉) uint8 with two 4-bit numbers a byte, which are
+    the codes of a format that is not whole numbers; `scale` and, where the grid has one, `zero`,
+    both (N, 1) or (1, 1), of groups (N, G); `outer` (N, 1) or (1, 1) where scales have two levels;
+    `bias` (N,) as it was; and `input_scale`, `output_scale` where they are static. Scales stay
+    as they are whatever the model is converted to. The arithmetic is float32; the output has the
+    dtype of the input.
     """
 
     def __init__(
@@ -47,10 +50,13 @@ class QuantizedLinear(nn.Module):
         self.packed = grid.bits <= _PACKED_BITS
         columns = (in_features + 1) // 2 if self.packed else in_features
         kind = torch.uint8 if self.packed else torch.int8
-        scales = (out_features if grid.per == "channel" else 1, 1)
+        one = shared = (out_features if grid.per == "channel" else 1, 1)
+        if grid.group:
+            one = (out_features, -(-in_features // grid.group))
         self._put("integers", torch.zeros(out_features, columns, dtype=kind))
-        self._put("scale", torch.ones(scales))
-        self._put("zero", None if grid.symmetric else torch.zeros(scales, dtype=torch.int32))
+        self._put("scale", torch.ones(one, dtype=grid.scale_type))
+        self._put("zero", None if grid.symmetric else torch.zeros(one, dtype=torch.int32))
+        self._put("outer", torch.ones(shared) if grid.two_scales else None)
         self._put("bias", torch.zeros(out_features, dtype=dtype) if bias else None)
         for part, kind in (("input_scale", scheme.inputs), ("output_scale", scheme.outputs)):
             static = kind is not None and scheme.scales == "static"
@@ -59,6 +65,7 @@ class QuantizedLinear(nn.Module):
     integers: Tensor
     scale: Tensor
     zero: Tensor | None
+    outer: Tensor | None
     bias: Tensor | None
     input_scale: Tensor | None
     output_scale: Tensor | None
@@ -73,7 +80,8 @@ class QuantizedLinear(nn.Module):
         scales = grid.scales_of(weight)
         integers = grid.quantize(weight, scales)
         self.integers = pack(integers) if self.packed else integers
-        self.scale, self.zero = scales.scale, scales.zero
+        self.scale, self.zero = grid.encode_scale(scales.scale), scales.zero
+        self.outer = scales.outer
         if bias is not None:
             self.bias = bias.detach().clone()
 
@@ -91,8 +99,9 @@ class QuantizedLinear(nn.Module):
     @property
     def operands(self) -> Operands:
         """The weights as they are stored, with their scales."""
-        scales = Scales(self.scale, self.zero)
-        return Operands(self.scheme.weights, self.integers, scales, self.in_features)
+        grid = self.scheme.weights
+        scales = Scales(grid.decode_scale(self.scale), self.zero, self.outer, grid.group)
+        return Operands(grid, self.integers, scales, self.in_features)
 
     @property
     def sees_padding(self) -> bool:
@@ -119,7 +128,8 @@ class QuantizedLinear(nn.Module):
         arithmetic = self.arithmetic
         if arithmetic == "integer" and inputs is None and outputs is not None:
             arithmetic = "reference"  # an output that is rounded needs the definition's last bit
-        y = LINEARS[arithmetic](rows, inputs, scales, self.operands)
+        multiply = emulated if self.scheme.emulated else LINEARS[arithmetic]
+        y = multiply(rows, inputs, scales, self.operands)
         if self.bias is not None:
             y = y + self.bias.float()
         if outputs is not None:
@@ -136,7 +146,7 @@ class QuantizedLinear(nn.Module):
         )
 
     def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> "QuantizedLinear":
-        kept = {name: self._buffers[name] for name in ("scale", "input_scale", "output_scale")}
+        kept = {name: self._buffers[name] for name in _SCALES}
         super()._apply(fn, recurse)
         for name, scale in kept.items():
             if scale is not None:

@@ -1,163 +1,26 @@
-"""Schemes: which grid of whole numbers each tensor of a linear layer is laid on.
-
-A grid says how real numbers become whole ones and who shares a scale:
-x̂ = (q − z)·s with a scale s, a zero point z (0 where there is none) and q a whole number between
-`low` and `high` (From Attention to Activation, section 5.2). All arithmetic is in float32.
-
-Shapes: M tokens (or output channels, of weights), K input channels.
-"""
+"""Schemes: which grid each tensor of a linear layer is laid on."""
 
 import copy
 import re
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal, final, get_args
-
-import torch
-from torch import Tensor
+from typing import Literal, get_args
 
 from wakeful.errors import WakefulError
+from wakeful.quant.schemes.grids import E4M3, Absmax, Grid, MxE2M1, NvE2M1, Per, Scales, Zeropoint
 from wakeful.variants import Variant, build, variant_name
 
-Per = Literal["channel", "token", "tensor"]
+__all__ = ["NAMED", "SCHEMES", "Absmax", "Grid", "Scales", "Scheme", "Zeropoint", "parse_scheme"]
+
 ScaleKind = Literal["dynamic", "static"]
 _ALLOWED: dict[str, tuple[Per, ...]] = {
     "weights": ("channel", "tensor"),
     "inputs": ("token", "tensor"),
     "outputs": ("token", "tensor"),
 }
-_SMALLEST = torch.finfo(torch.float32).tiny
 _FIRST = re.compile(r"(weights|inputs|outputs)\s*=")
 _FIRST_GRID = re.compile(r"([a-z]+)(\d)/([a-z]+)")
 _AS_NOW = r"\1(bits=\2, per='\3')"
 """Grids as earlier versions wrote them, weights=absmax6/channel,inputs=…, and as a call."""
-
-
-@dataclass(frozen=True)
-class Scales:
-    """The step of a grid and the whole number that means zero; both broadcast against x."""
-
-    scale: Tensor
-    zero: Tensor | None = None
-    """int32, or None for a grid that is symmetric about zero."""
-
-
-@dataclass(kw_only=True, eq=False)
-class Grid(Variant, ABC):
-    """The whole numbers from `low` to `high`, how a range is laid on them, and who shares a scale.
-
-    `per` is an output channel of weights, a token of activations, or the whole tensor.
-    """
-
-    symmetric: ClassVar[bool] = True
-    """Whether zero means zero, so that there is no zero point."""
-    bits: int
-    per: Per
-
-    def __post_init__(self) -> None:
-        if not 2 <= self.bits <= 8:
-            raise WakefulError(f"a grid has 2 to 8 bits, got {self.bits}")
-
-    @property
-    @abstractmethod
-    def low(self) -> int:
-        """The smallest whole number."""
-
-    @property
-    def high(self) -> int:
-        """The largest whole number."""
-        return 2 ** (self.bits - 1) - 1
-
-    @abstractmethod
-    def fit(self, smallest: Tensor, largest: Tensor) -> Scales:
-        """Return the scales for values between `smallest` and `largest` (tensors of one shape).
-
-        A range that is one point is represented exactly.
-        """
-
-    @final
-    def scales_of(self, x: Tensor, sequences: int = 1) -> Scales:
-        """Return the scales of x (M, K): (M, 1) for a scale a row, (1, 1) for one per tensor.
-
-        Of several equally long `sequences` each has its own per tensor, repeated for its rows.
-        """
-        x = x.float()
-        if self.per != "tensor":
-            return self.fit(*x.aminmax(dim=1, keepdim=True))
-        if sequences == 1 or not x.numel():
-            smallest, largest = x.aminmax()
-            return self.fit(smallest.reshape(1, 1), largest.reshape(1, 1))
-        smallest, largest = x.reshape(sequences, -1).aminmax(dim=1, keepdim=True)
-        rows = x.shape[0] // sequences
-        return self.fit(smallest.repeat_interleave(rows, 0), largest.repeat_interleave(rows, 0))
-
-    @final
-    def levels(self, x: Tensor, scales: Scales) -> Tensor:
-        """Return q = clip(round(x / s) + z, low, high) as float32; halves round to even."""
-        q = torch.round(x.float() / scales.scale)
-        if scales.zero is not None:
-            q = q + scales.zero
-        return q.clamp(self.low, self.high)
-
-    @final
-    def quantize(self, x: Tensor, scales: Scales) -> Tensor:
-        """Return q as int8."""
-        return self.levels(x, scales).to(torch.int8)
-
-    @final
-    def dequantize(self, q: Tensor, scales: Scales, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return x̂ = (q − z)·s."""
-        q = q.to(dtype)
-        return (q if scales.zero is None else q - scales.zero) * scales.scale.to(dtype)
-
-    @final
-    def fake_quantize(self, x: Tensor, scales: Scales) -> Tensor:
-        """Return x̂ of x: float32 numbers that lie on the grid; a NaN stays one."""
-        return self.dequantize(self.levels(x, scales), scales)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Grid) and str(self) == str(other)
-
-    def __hash__(self) -> int:
-        return hash(str(self))
-
-
-class Absmax(Grid):
-    """Symmetric about zero: s = max|x| / (2^(b−1) − 1), z = 0; for 8 bits q is −127 to 127."""
-
-    examples = ("absmax(bits=8, per='token')",)
-
-    @property
-    def low(self) -> int:
-        return -self.high
-
-    def fit(self, smallest: Tensor, largest: Tensor) -> Scales:
-        return Scales(_step(torch.maximum(smallest.abs(), largest.abs()).float(), self.high))
-
-
-class Zeropoint(Grid):
-    """From the smallest to the largest: s = (max − min) / (2^b − 1), z = low − round(min / s)."""
-
-    examples = ("zeropoint(bits=4, per='channel')",)
-    symmetric = False
-
-    @property
-    def low(self) -> int:
-        return -self.high - 1
-
-    def fit(self, smallest: Tensor, largest: Tensor) -> Scales:
-        smallest, largest = smallest.float(), largest.float()
-        # A constant c has no range to divide: with the step |c|, the level next to zero is c.
-        span = torch.where(largest == smallest, largest.abs() * (2**self.bits - 1),
-                           largest - smallest)  # fmt: skip
-        scale = _step(span, 2**self.bits - 1)
-        return Scales(scale, (self.low - torch.round(smallest / scale)).to(torch.int32))
-
-
-def _step(size: Tensor, levels: int) -> Tensor:
-    """Return size / levels, or 1 where that is not a normal number: all of it then rounds to 0."""
-    step = size / levels
-    return torch.where(step < _SMALLEST, torch.ones_like(step), step)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -199,7 +62,18 @@ class Scheme(Variant):
     @property
     def can_be_static(self) -> bool:
         """Whether it has activation scales and all of them are per tensor."""
-        return bool(self.activations) and all(grid.per == "tensor" for _, grid in self.activations)
+        return bool(self.activations) and all(
+            grid.per == "tensor" and not grid.group for _, grid in self.activations
+        )
+
+    @property
+    def emulated(self) -> bool:
+        """Whether products are those of the dequantized numbers, for want of a kernel: of floating
+        point formats, and of groups where inputs are quantized too.
+        """
+        grids = [self.weights, *(grid for _, grid in self.activations)]
+        grouped = bool(self.activations) and any(grid.group for grid in grids)
+        return grouped or any(grid.emulated for grid in grids)
 
     @property
     def expression(self) -> str:
@@ -220,8 +94,9 @@ class Scheme(Variant):
 
     def __str__(self) -> str:
         dynamic = self.with_scales("dynamic")
-        named = (name for name, scheme in SCHEMES.items() if scheme == dynamic)
-        name = next(named, dynamic.expression)
+        own = dynamic.expression
+        named = (name for name, scheme in NAMED.items() if scheme == dynamic)
+        name = own if own in NAMED else next(named, own)
         return name if self.scales == "dynamic" else f"{name} {self.scales}"
 
     def __eq__(self, other: object) -> bool:
@@ -237,6 +112,10 @@ class Scheme(Variant):
 
 _CHANNEL, _TOKEN, _TENSOR = (Absmax(bits=8, per=per) for per in get_args(Per))
 _FOUR = Zeropoint(bits=4, per="channel")
+_FOUR_128 = Zeropoint(bits=4, per="channel", group=128)
+_FP8_CHANNEL, _FP8_TOKEN = E4M3(per="channel"), E4M3(per="token")
+_MX_CHANNEL, _MX_TOKEN = MxE2M1(per="channel"), MxE2M1(per="token")
+_NV = NvE2M1(per="tensor")
 
 
 class Stated(Scheme):
@@ -280,8 +159,53 @@ class W4(Scheme):
     weights: Grid = _FOUR
 
 
+@dataclass(kw_only=True, eq=False)
+class W4G128(Scheme):
+    """Weights zeropoint 4-bit in groups of 128 input channels; activations untouched."""
+
+    examples = ("w4g128",)
+    weights: Grid = _FOUR_128
+
+
+class W8A8(Fine):
+    """What other tools call W8A8: the same as fine."""
+
+    examples = ("w8a8",)
+
+
+@dataclass(kw_only=True, eq=False)
+class FP8(Scheme):
+    """Weights fp8 (e4m3) per output channel, inputs fp8 per token; emulated."""
+
+    examples = ("fp8",)
+    weights: Grid = _FP8_CHANNEL
+    inputs: Grid | None = _FP8_TOKEN
+
+
+@dataclass(kw_only=True, eq=False)
+class MXFP4(Scheme):
+    """Weights and inputs 4-bit floats in groups of 32 under powers of two; emulated."""
+
+    examples = ("mxfp4",)
+    weights: Grid = _MX_CHANNEL
+    inputs: Grid | None = _MX_TOKEN
+
+
+@dataclass(kw_only=True, eq=False)
+class NVFP4(Scheme):
+    """Weights and inputs 4-bit floats in groups of 16 under fp8 scales; emulated."""
+
+    examples = ("nvfp4",)
+    weights: Grid = _NV
+    inputs: Grid | None = _NV
+
+
 SCHEMES: dict[str, Scheme] = {variant_name(kind): kind() for kind in (Fine, Moderate, Coarse, W4)}
 """The schemes of From Attention to Activation, section 5.2, by name."""
+NAMED: dict[str, Scheme] = SCHEMES | {
+    variant_name(kind): kind() for kind in (W4G128, W8A8, FP8, MXFP4, NVFP4)
+}
+"""All schemes that have a name."""
 
 
 def parse_scheme(

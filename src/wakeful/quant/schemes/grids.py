@@ -1,0 +1,393 @@
+"""Grids: the numbers that real ones are rounded to, and who shares a scale.
+
+x̂ = (q − z)·s with a scale s, a zero point z (0 where there is none) and q a whole number between
+`low` and `high` (From Attention to Activation, section 5.2), or a number of an 8- or 4-bit floating
+point format (OCP Microscaling Formats, version 1.0). All arithmetic is in float32.
+
+Shapes: M tokens (or output channels, of weights), K input channels, G groups of them.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from wakeful.errors import WakefulError
+from wakeful.variants import Variant
+
+Per = Literal["channel", "token", "tensor"]
+_SMALLEST = torch.finfo(torch.float32).tiny
+
+
+@dataclass(frozen=True)
+class Scales:
+    """The step of a grid and the number that means zero.
+
+    Both are (M, 1) or (1, 1), or of `group` channels each (M, G); the last group may be shorter.
+    """
+
+    scale: Tensor
+    zero: Tensor | None = None
+    """int32, or None for a grid that is symmetric about zero."""
+    outer: Tensor | None = None
+    """A second factor of the step, (M, 1) or (1, 1), where the format has two levels of scales."""
+    group: int = 0
+
+    def over(self, width: int) -> tuple[Tensor, Tensor | None]:
+        """Return the step and the zero point, to broadcast against x (M, `width`)."""
+        step = self.scale if self.outer is None else self.scale * self.outer
+        if not self.group:
+            return step, self.zero
+        return self._spread(step, width), None if self.zero is None else self._spread(
+            self.zero, width
+        )
+
+    def _spread(self, each: Tensor, width: int) -> Tensor:
+        rows, groups = each.shape
+        return each[:, :, None].expand(rows, groups, self.group).flatten(1)[:, :width]
+
+    def at(self, channel: int) -> "Scales":
+        """Return the scales of one channel of x, (M, 1)."""
+        if not self.group:
+            return self
+        place = slice(channel // self.group, channel // self.group + 1)
+        zero = None if self.zero is None else self.zero[:, place]
+        return Scales(self.scale[:, place], zero, self.outer)
+
+
+@dataclass(kw_only=True, eq=False)
+class Grid(Variant, ABC):
+    """The whole numbers from `low` to `high`, how a range is laid on them, and who shares a scale.
+
+    `per` is an output channel of weights, a token of activations, or the whole tensor. Within a
+    channel or a token, each `group` of input channels may have a scale of its own.
+    """
+
+    symmetric: ClassVar[bool] = True
+    """Whether zero means zero, so that there is no zero point."""
+    emulated: ClassVar[bool] = False
+    """Whether products are those of the dequantized numbers, for want of a kernel."""
+    scale_type: ClassVar[torch.dtype] = torch.float32
+    """What a scale is stored as."""
+    two_scales: ClassVar[bool] = False
+    """Whether a group's scale is a multiple of that which `per` shares."""
+    bits: int
+    per: Per
+    group: int = 0
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.bits <= 8:
+            raise WakefulError(f"a grid has 2 to 8 bits, got {self.bits}")
+        if self.group and (self.group < 2 or (self.per == "tensor" and not self.two_scales)):
+            raise WakefulError(
+                f"a group is of 2 or more input channels of a channel or a token, not {self.group} "
+                f"per {self.per}"
+            )
+
+    @property
+    @abstractmethod
+    def low(self) -> float:
+        """The smallest number."""
+
+    @property
+    def high(self) -> float:
+        """The largest number."""
+        return 2 ** (self.bits - 1) - 1
+
+    @property
+    def words(self) -> str:
+        """Say what it is: "4-bit {} per channel in groups of 128", where {} is what it is of."""
+        return f"{self.bits}-bit {{}}{self._shared}"
+
+    @property
+    def _shared(self) -> str:
+        groups = f" in groups of {self.group}" if self.group else ""
+        return f" per {self.per}{groups}"
+
+    @abstractmethod
+    def fit(self, smallest: Tensor, largest: Tensor) -> Scales:
+        """Return the scales for values between `smallest` and `largest` (tensors of one shape).
+
+        A range that is one point is represented exactly.
+        """
+
+    def scales_of(self, x: Tensor, sequences: int = 1) -> Scales:
+        """Return the scales of x (M, K): (M, 1) for a scale a row, (1, 1) for one per tensor.
+
+        Of several equally long `sequences` each has its own per tensor, repeated for its rows.
+        """
+        x = x.float()
+        if self.group:
+            return self._fit_groups(*self._ranges(x), sequences)
+        if self.per != "tensor":
+            return self.fit(*x.aminmax(dim=1, keepdim=True))
+        if sequences == 1 or not x.numel():
+            smallest, largest = x.aminmax()
+            return self.fit(smallest.reshape(1, 1), largest.reshape(1, 1))
+        smallest, largest = x.reshape(sequences, -1).aminmax(dim=1, keepdim=True)
+        rows = x.shape[0] // sequences
+        return self.fit(smallest.repeat_interleave(rows, 0), largest.repeat_interleave(rows, 0))
+
+    def refit(self, x: Tensor, scales: Scales) -> Scales:
+        """Return the scales of x (M, k), one whole group, under the outer scale of `scales`."""
+        return self._fit_groups(*self._ranges(x.float()), 1, scales.outer)
+
+    def _ranges(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the smallest and the largest of each row's groups, (M, G)."""
+        short = -x.shape[1] % self.group
+        if short:
+            x = torch.cat((x, x[:, -1:].expand(-1, short)), dim=1)
+        found = x.unflatten(1, (-1, self.group)).aminmax(dim=2)
+        return found.min, found.max
+
+    def _fit_groups(
+        self, smallest: Tensor, largest: Tensor, sequences: int, outer: Tensor | None = None
+    ) -> Scales:
+        return replace(self.fit(smallest, largest), group=self.group)
+
+    def levels(self, x: Tensor, scales: Scales) -> Tensor:
+        """Return q = clip(round(x / s) + z, low, high) as float32; halves round to even."""
+        step, zero = scales.over(x.shape[-1])
+        q = torch.round(x.float() / step)
+        if zero is not None:
+            q = q + zero
+        return q.clamp(self.low, self.high)
+
+    def encode(self, levels: Tensor) -> Tensor:
+        """Return what stands for q in memory, int8; of up to 4 bits from −8 to 7."""
+        return levels.to(torch.int8)
+
+    def decode(self, codes: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return q of its codes."""
+        return codes.to(dtype)
+
+    def encode_scale(self, scale: Tensor) -> Tensor:
+        """Return what stands for a scale in memory, of `scale_type`."""
+        return scale
+
+    def decode_scale(self, codes: Tensor) -> Tensor:
+        """Return the scale of its codes, float32."""
+        return codes
+
+    def quantize(self, x: Tensor, scales: Scales) -> Tensor:
+        """Return the codes of q, int8."""
+        return self.encode(self.levels(x, scales))
+
+    def dequantize(
+        self, codes: Tensor, scales: Scales, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        """Return x̂ = (q − z)·s."""
+        return _values(self.decode(codes, dtype), scales, dtype)
+
+    def fake_quantize(
+        self, x: Tensor, scales: Scales, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        """Return x̂ of x: numbers that lie on the grid; a NaN stays one."""
+        return _values(self.levels(x, scales).to(dtype), scales, dtype)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Grid) and str(self) == str(other)
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+
+def _values(q: Tensor, scales: Scales, dtype: torch.dtype) -> Tensor:
+    step, zero = scales.over(q.shape[-1])
+    return (q if zero is None else q - zero) * step.to(dtype)
+
+
+class Absmax(Grid):
+    """Symmetric about zero: s = max|x| / (2^(b−1) − 1), z = 0; for 8 bits q is −127 to 127."""
+
+    examples = (
+        "absmax(bits=8, per='token')",
+        "absmax(bits=4, per='channel', group=32)",
+    )
+
+    @property
+    def low(self) -> float:
+        return -self.high
+
+    def fit(self, smallest: Tensor, largest: Tensor) -> Scales:
+        return Scales(_step(_largest(smallest, largest), self.high))
+
+
+class Zeropoint(Grid):
+    """From the smallest to the largest: s = (max − min) / (2^b − 1), z = low − round(min / s)."""
+
+    examples = (
+        "zeropoint(bits=4, per='channel')",
+        "zeropoint(bits=4, per='channel', group=128)",
+    )
+    symmetric = False
+
+    @property
+    def low(self) -> float:
+        return -self.high - 1
+
+    def fit(self, smallest: Tensor, largest: Tensor) -> Scales:
+        smallest, largest = smallest.float(), largest.float()
+        # A constant c has no range to divide: with the step |c|, the level next to zero is c.
+        span = torch.where(largest == smallest, largest.abs() * (2**self.bits - 1),
+                           largest - smallest)  # fmt: skip
+        scale = _step(span, 2**self.bits - 1)
+        return Scales(scale, (self.low - torch.round(smallest / scale)).to(torch.int32))
+
+
+@dataclass(kw_only=True, eq=False)
+class _Float(Grid, ABC):
+    """Numbers of a floating point format, symmetric about zero; no kernel of ours multiplies them,
+    so they are emulated in float32.
+    """
+
+    emulated = True
+    name_of_format: ClassVar[str]
+    largest: ClassVar[float]
+    bits: int = field(init=False)
+
+    @property
+    def low(self) -> float:
+        return -self.largest
+
+    @property
+    def high(self) -> float:
+        return self.largest
+
+    @property
+    def words(self) -> str:
+        return f"{self.name_of_format} {{}}{self._shared}"
+
+    @abstractmethod
+    def nearest(self, x: Tensor) -> Tensor:
+        """Return the number of the format next to each of x; halves to even, NaN to NaN."""
+
+    def fit(self, smallest: Tensor, largest: Tensor) -> Scales:
+        return Scales(_step(_largest(smallest, largest), self.largest))
+
+    def levels(self, x: Tensor, scales: Scales) -> Tensor:
+        step, _ = scales.over(x.shape[-1])
+        return self.nearest((x.float() / step).clamp(self.low, self.high))
+
+
+@dataclass(kw_only=True, eq=False)
+class E4M3(_Float):
+    """8-bit floats of 4 exponent and 3 mantissa bits up to 448 (FP8 Formats for Deep Learning,
+    2209.05433): s = max|x| / 448.
+    """
+
+    examples = ("e4m3(per='token')", "e4m3(per='channel', group=128)")
+    name_of_format = "fp8 (e4m3)"
+    largest = 448.0
+    bits: int = field(init=False, default=8)
+
+    def nearest(self, x: Tensor) -> Tensor:
+        return x.to(torch.float8_e4m3fn).float()
+
+    def encode(self, levels: Tensor) -> Tensor:
+        return levels.to(torch.float8_e4m3fn).view(torch.int8)
+
+    def decode(self, codes: Tensor, dtype: torch.dtype) -> Tensor:
+        return codes.view(torch.float8_e4m3fn).to(dtype)
+
+
+@dataclass(kw_only=True, eq=False)
+class _E2M1(_Float):
+    """4-bit floats ±{0, ½, 1, 1½, 2, 3, 4, 6} in groups with a scale each."""
+
+    largest = 6.0
+    bits: int = field(init=False, default=4)
+
+    def nearest(self, x: Tensor) -> Tensor:
+        size = x.abs()
+        unit = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
+        return torch.round(x / unit) * unit
+
+    def encode(self, levels: Tensor) -> Tensor:
+        table = torch.tensor(_E2M1_NUMBERS, device=levels.device)
+        code = torch.searchsorted(table, levels.abs().contiguous())
+        return torch.where(levels < 0, code - 8, code).to(torch.int8)  # the sign is the top bit
+
+    def decode(self, codes: Tensor, dtype: torch.dtype) -> Tensor:
+        numbers = (*_E2M1_NUMBERS, *(-number for number in _E2M1_NUMBERS))
+        return torch.tensor(numbers, dtype=dtype, device=codes.device)[(codes & 15).long()]
+
+
+_E2M1_NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""By code; the sign's bit comes before the three of the code."""
+
+
+@dataclass(kw_only=True, eq=False)
+class MxE2M1(_E2M1):
+    """MXFP4: groups of 32 share s = 2^(⌊log₂ max|x|⌋ − 2), a power of two (OCP Microscaling
+    Formats 1.0, sections 5.3 and 6.3).
+    """
+
+    name = "mx_e2m1"
+    examples = ("mx_e2m1(per='channel')",)
+    name_of_format = "MXFP4"
+    scale_type = torch.uint8
+    group: int = field(init=False, default=32)
+
+    def fit(self, smallest: Tensor, largest: Tensor) -> Scales:
+        size = _largest(smallest, largest)
+        exponent = torch.frexp(size).exponent - 3  # of a fraction from ½ to 1
+        one = torch.ones_like(size)
+        scale = torch.ldexp(one, exponent.clamp(-126, 127))
+        return Scales(torch.where(size > 0, scale, one))
+
+    def encode_scale(self, scale: Tensor) -> Tensor:
+        return (torch.frexp(scale).exponent - 1 + 127).to(torch.uint8)  # E8M0, bias 127
+
+    def decode_scale(self, codes: Tensor) -> Tensor:
+        return torch.ldexp(torch.ones_like(codes, dtype=torch.float32), codes.int() - 127)
+
+
+@dataclass(kw_only=True, eq=False)
+class NvE2M1(_E2M1):
+    """NVFP4: groups of 16 share a scale s of e4m3 under one t in float32 that `per` shares (the
+    tensor's, in NVIDIA's): t = max|x| / (6 · 448), s = e4m3(max|group| / 6t), x̂ = q·s·t.
+    """
+
+    name = "nv_e2m1"
+    examples = ("nv_e2m1(per='tensor')", "nv_e2m1(per='channel')")
+    name_of_format = "NVFP4"
+    scale_type = torch.uint8
+    two_scales = True
+    group: int = field(init=False, default=16)
+
+    def _fit_groups(
+        self, smallest: Tensor, largest: Tensor, sequences: int, outer: Tensor | None = None
+    ) -> Scales:
+        size = _largest(smallest, largest)
+        if outer is None:
+            top = size
+            if self.per == "tensor":
+                top = size.reshape(sequences if size.numel() else 1, -1)
+            top = top.amax(1, keepdim=True) if top.numel() else size.new_zeros(1, 1)
+            outer = _step(top, self.largest * E4M3.largest)
+            if 1 < outer.shape[0] < size.shape[0]:
+                outer = outer.repeat_interleave(size.shape[0] // outer.shape[0], 0)
+        scale = (size / self.largest / outer).clamp(_LEAST_E4M3, E4M3.largest)
+        return Scales(scale.to(torch.float8_e4m3fn).float(), None, outer, self.group)
+
+    def encode_scale(self, scale: Tensor) -> Tensor:
+        return scale.to(torch.float8_e4m3fn).view(torch.uint8)
+
+    def decode_scale(self, codes: Tensor) -> Tensor:
+        return codes.view(torch.float8_e4m3fn).float()
+
+
+_LEAST_E4M3 = 2.0**-9
+
+
+def _largest(smallest: Tensor, largest: Tensor) -> Tensor:
+    return torch.maximum(smallest.abs(), largest.abs()).float()
+
+
+def _step(size: Tensor, levels: float) -> Tensor:
+    """Return size / levels, or 1 where that is not a normal number: all of it then rounds to 0."""
+    step = size / levels
+    return torch.where(step < _SMALLEST, torch.ones_like(step), step)
