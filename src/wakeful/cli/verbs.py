@@ -289,11 +289,17 @@ def export(arguments: list[str]) -> None:
     """RUN DIR [options]."""
     paths, options = read(ExportOptions, arguments, "export RUN DIR")
     if len(paths) != 2:
-        raise WakefulError("name a model to export and a folder to write: wakeful export RUN DIR")
+        raise WakefulError(
+            "name a model to export and a folder or a file NAME.gguf to write: wakeful export "
+            "RUN DIR"
+        )
 
     from wakeful.verbs.export import export
 
     kind = export(paths[0], paths[1], options=options)
+    if paths[1].endswith(".gguf"):
+        tell(f"{kind}: {paths[1]}")
+        return
     own = ", trust_remote_code=True" if kind == "wakeful" else ""
     tell(f'{kind}: AutoModelForCausalLM.from_pretrained("{paths[1]}"{own})')
 

@@ -237,7 +237,9 @@ class ExportOptions:
     """How to write a model for Transformers."""
 
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Type of the weights written."""
+    """Type of the weights written to a folder."""
+    gguf: Literal["f32", "f16", "q8_0", "q4_0"] = "f16"
+    """What a file NAME.gguf stores matrices as."""
     step: int = 0
     """Checkpoint of the run to write, by its step. 0 means the newest."""
 

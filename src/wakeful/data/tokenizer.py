@@ -158,6 +158,12 @@ class Tokenizer:
             file.with_name(name).write_text(text, encoding="utf-8")
 
     @property
+    def chat_template(self) -> str:
+        """The template of conversations that lies beside it; "" where there is none."""
+        named = self.table.get("chat_template")
+        return self.beside.get("chat_template.jinja", named if isinstance(named, str) else "")
+
+    @property
     def adds_bos(self) -> bool:
         """Return whether Transformers, left to itself, begins a text with BOS here."""
         if self.bos is None:

@@ -19,7 +19,7 @@ from wakeful.errors import WakefulError
 from wakeful.hf.code import AUTO_MAP, write_code
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.families import FAMILIES
-from wakeful.hf.families.base import Link, canonical
+from wakeful.hf.families.base import Family, canonical
 from wakeful.hf.whole import INDEX, ONE, first_line
 from wakeful.model.decoder import Decoder
 from wakeful.runs.run import disk_errors, save_tensors
@@ -49,9 +49,7 @@ def export(
         WakefulError: the folder exists, or it cannot be written.
     """
     kind, config = describe(decoder.config)
-    links = {link.theirs: link for link in FAMILIES[kind].links(decoder.config)}
-    prefix = FAMILIES[kind].prefix
-    tensors = _tensors(decoder, links, prefix, FAMILIES[kind].head, dtype)
+    tensors = tensors_of(decoder, FAMILIES[kind], dtype)
     config.dtype = dtype
     with _created(Path(folder)) as part:
         ids = _write_tokenizer(tokenizer, part, decoder.config.context)
@@ -78,16 +76,15 @@ def describe(config: ModelConfig) -> tuple[str, PreTrainedConfig]:
     return WakefulConfig.model_type, WakefulConfig.of(config, architectures=["WakefulForCausalLM"])
 
 
-def _tensors(
-    decoder: Decoder, links: dict[str, Link], prefix: str, head: str, dtype: torch.dtype
-) -> dict[str, Tensor]:
+def tensors_of(decoder: Decoder, family: Family, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return a decoder's weights as the family's checkpoints name them."""
     ours = dict(decoder.named_parameters())
-    return {
-        name if name == head else prefix + name: link.join(
-            [ours[part].detach() for part in link.ours]
-        ).to(dtype).contiguous()
-        for name, link in links.items()
-    }  # fmt: skip
+    found: dict[str, Tensor] = {}
+    for link in family.links(decoder.config):
+        name = link.theirs if link.theirs == family.head else family.prefix + link.theirs
+        joined = link.join([ours[part].detach() for part in link.ours])
+        found[name] = joined.to(dtype).contiguous()
+    return found
 
 
 def _write_tensors(tensors: dict[str, Tensor], folder: Path, shard: str) -> None:

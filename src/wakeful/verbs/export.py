@@ -7,6 +7,7 @@ import torch
 
 from wakeful.config.verbs import ExportOptions
 from wakeful.errors import WakefulError
+from wakeful.hf.gguf_out import export_gguf
 from wakeful.hf.weights_out import export as write
 from wakeful.hf.weights_out import refuse_existing
 from wakeful.loading.load import load, read_decoder
@@ -25,10 +26,12 @@ def export(
     """Write a model and its tokenizer to a folder that Transformers loads; return its model type.
 
         wakeful.export("runs/first", "first-for-everybody")
+        wakeful.export("smollm2", "smollm2.gguf", gguf="q8_0")
 
     Args:
         model: a name, a path, what `wakeful.load` returned, or a module in memory.
-        folder: must not exist.
+        folder: must not exist. A name that ends in .gguf is a file for llama.cpp, which holds stock
+            architectures.
         tokenizer: of a module in memory.
         options: `ExportOptions`, whose fields are keyword arguments too.
         given: those fields.
@@ -45,4 +48,9 @@ def export(
         raise WakefulError(f"step = {wanted.step} is for a run, and this model is in memory")
     else:
         found = model if isinstance(model, Model) else load(model, tokenizer=tokenizer)
+    if Path(folder).suffix == ".gguf":
+        return export_gguf(
+            found.decoder(), folder, tokenizer=found.own_tokenizer, storage=wanted.gguf,
+            name=found.name,
+        )  # fmt: skip
     return write(found.decoder(), folder, tokenizer=found.own_tokenizer, dtype=dtype)
