@@ -56,6 +56,7 @@ def num_parameters(config: Config) -> int:
 def test_there_are_the_presets_of_the_papers_and_small_ones() -> None:
     tables = {f"activation-table{table}" for table in ("2", "2-llama", "3", "4", "5", "6")}
     small = {"cpu-tiny", "cpu-small", "activation-small", "combination", "demo"}
+    small |= {"patient", "patient-rotary", "patient-deep"}
     assert set(presets()) == {*MILLIONS, *tables, *small}
 
 
@@ -84,7 +85,7 @@ def test_a_comparison_is_of_whole_configurations(name: str) -> None:
         figures = {column.figure for column in layout.columns}
         for config in configs.values():
             schemes = {f"increase_{scheme}" for scheme in config.train.quantize.schemes}
-            known = {"perplexity", "steps_per_second", "training_megabytes"}
+            known = {"perplexity", "excess_loss", "steps_per_second", "training_megabytes"}
             diagnosed = set(FIGURES) if config.train.diagnose.every else set()
             assert figures <= schemes | known | diagnosed
 

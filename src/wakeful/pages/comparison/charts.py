@@ -8,13 +8,26 @@ import polars as pl
 
 from wakeful.pages.charts import DASHES, Drawing, colored, dashed, line_at, rounded, tip
 from wakeful.pages.comparison.reading import Comparison
-from wakeful.pages.comparison.tables import relative_training_loss, summary_table, training_loss
+from wakeful.pages.comparison.tables import (
+    followed,
+    relative_training_loss,
+    summary_table,
+    training_loss,
+)
 
 _MEASURES = (
     ("parameters", "parameters_ratio"),
     ("KV cache a token", "cache_ratio"),
     ("tokens a second", "speed_ratio"),
 )
+_FOLLOWED = {
+    "bos_mass_other": "attention on BOS, no copy due",
+    "bos_mass_trigger": "attention on BOS at triggers",
+    "value_drain_first": "BOS's value norm over the others'",
+    "residual_peak_first": "BOS's residual norm over the others'",
+    "excess_loss": "loss over the task's own (nats)",
+}
+"""The axis of each figure that is followed over steps."""
 _STEPS = alt.X("step:Q", title="training step", axis=alt.Axis(tickCount=8))
 
 
@@ -44,6 +57,36 @@ def training_loss_chart(comparison: Comparison, window: int) -> Drawing:
     y = alt.Y("loss:Q", title="training loss (nats a token)", scale=alt.Scale(zero=False))
     lines = _curves(comparison, frame, y, ".4f", comparison.drawn)
     return lines.properties(height=280, width="container")
+
+
+def followed_charts(comparison: Comparison) -> list[tuple[str, Drawing]]:
+    """Draw what the variants' heads came to over steps, a title and a chart a figure.
+
+    Each line is the mean over seeds, its band ± one standard error.
+    """
+    table = followed(comparison)
+    charts: list[tuple[str, Drawing]] = []
+    for name, title in _FOLLOWED.items():
+        frame = table.filter(pl.col("figure") == name)
+        if frame.is_empty():
+            continue
+        value, error = pl.col("value"), pl.col("error")
+        y = alt.Y("value:Q", title=title)
+        lines = _curves(
+            comparison, frame.select("variant", "step", "value"), y, ".4f", comparison.drawn
+        )
+        band = frame.filter(error.is_finite()).select(
+            "variant", "step", low=value - error, high=value + error
+        )
+        layers: list[Any] = [lines]
+        if not band.is_empty():
+            area = alt.Chart(rounded(band)).mark_area(opacity=0.18)
+            layers.insert(
+                0, area.encode(x=_STEPS, y="low:Q", y2="high:Q", color=_color(comparison))
+            )
+        chart = alt.layer(*layers).properties(height=260, width="container")
+        charts.append((title, chart.resolve_legend(color="independent", strokeDash="independent")))
+    return charts
 
 
 def difference_chart(comparison: Comparison) -> Drawing | None:

@@ -14,6 +14,7 @@ from wakeful.estimates import reach, with_error
 from wakeful.pages.comparison.charts import (
     cost_charts,
     difference_chart,
+    followed_charts,
     relative_loss_chart,
     training_loss_chart,
 )
@@ -25,6 +26,7 @@ from wakeful.pages.comparison.tables import (
     paired_difference,
     pairs_counted,
     same_batches,
+    sink_growth,
     smoothing_window,
     summary_table,
 )
@@ -141,7 +143,13 @@ def render_terminal(comparison: Comparison) -> RenderableType:
             counts = ", ".join(f"{paper.outcomes[name]} {name}" for name in get_args(Outcome))
             said = (f"  {line}" for line in paper.sentences)
             papers += [f"{paper.published.title}: {counts}.", *said, ""]
-    return Group(Text(), *lines, *dim, Text(), table, Text(), *map(Text, papers))
+    grown = [
+        f"{each.variant}: attention on BOS {with_error(*each.before)} before training, "
+        f"{with_error(*each.after)} after: {each.outcome}."
+        for each in sink_growth(comparison)
+    ]
+    more = [_plain(line) for line in [*grown, *([""] if grown else []), *papers]]
+    return Group(Text(), *lines, *dim, Text(), table, Text(), *map(Text, more))
 
 
 def _plain(text: str) -> str:
@@ -168,6 +176,8 @@ def write_report(comparison: Comparison, path: str | Path, *, title: str) -> Pat
             "training": training_loss_chart(comparison, window),
         },
         papers=paper_tables(comparison),
+        followed=followed_charts(comparison),
+        growth=sink_growth(comparison),
         older=counting_the_embedding(comparison),
         costs=cost_charts(comparison),
         window=window,

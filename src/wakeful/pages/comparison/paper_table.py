@@ -150,12 +150,15 @@ def _says(cell: Cell) -> str:
 def figure(run: TrainedRun, name: str) -> float | None:
     """Return one figure of a run; None where the run did not measure it.
 
-    `perplexity` of the whole validation set; `increase_SCHEME`, its increase by quantization;
-    `steps_per_second`; `training_megabytes`, a GPU's peak, or else the weights, their gradients
-    and the optimizer's state; and whatever `[train.diagnose]` logs, such as `kurtosis_rest`.
+    `perplexity` of the whole validation set, and of a task `excess_loss`; `increase_SCHEME`, its
+    increase by quantization; `steps_per_second`; `training_megabytes`, a GPU's peak, or else the
+    weights, their gradients and the optimizer's state; and whatever `[train.diagnose]` logs, such
+    as `kurtosis_rest`.
     """
     if name == "perplexity":
         return perplexity(weighted_mean(run.validation["loss"], run.validation["tokens"])[0])
+    if name == "excess_loss":
+        return run.summary.validation.excess_loss
     if name.startswith(_INCREASE):
         return run.summary.quantization.get(name.removeprefix(_INCREASE), {}).get("increase")
     if name == "steps_per_second":

@@ -11,8 +11,9 @@ import polars as pl
 from wakeful.config.schema import Config
 from wakeful.errors import WakefulError
 from wakeful.pages.comparison.published import published_names
+from wakeful.probes.base import block_outputs
 from wakeful.runs.run import METRICS, VALIDATION, Environment, Header, Run, read_frame, read_windows
-from wakeful.training.records import DataFacts, Summary
+from wakeful.training.records import DataFacts, Evaluation, Summary, rows
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,9 @@ class TrainedRun:
     metrics: pl.DataFrame
     validation: pl.DataFrame
     """One row a validation window: window, loss (mean nats a token), tokens."""
+    followed: pl.DataFrame
+    """What was followed over steps, `step`, `figure` and `value`: means over layers, and a task's
+    excess loss; no rows where nothing was asked for."""
 
     @property
     def summary(self) -> Summary:
@@ -238,7 +242,24 @@ def _read(
         done=summary,
         metrics=_metrics(run),
         validation=validation,
+        followed=_followed(run),
     )
+
+
+def _followed(run: Run) -> pl.DataFrame:
+    rows_of_layers = block_outputs(run.trajectories()).filter(
+        pl.col("head").is_null(), pl.col("variant") == "paper"
+    )
+    figure = pl.concat_str("metric", "position", separator="_").alias("figure")
+    frame = rows_of_layers.group_by("step", figure).agg(pl.col("value").mean()).sort("step")
+    if frame.is_empty():
+        return frame
+    excess = [
+        (row.step, "excess_loss", row.excess_loss)
+        for row in rows(run, Evaluation)
+        if row.excess_loss is not None
+    ]
+    return frame.extend(pl.DataFrame(excess, schema=frame.schema, orient="row"))
 
 
 def _metrics(run: Run) -> pl.DataFrame:

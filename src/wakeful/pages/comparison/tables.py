@@ -7,6 +7,7 @@ out of the means it would be in.
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from wakeful.estimates import (
     mean_and_error,
     paired_ratio,
     perplexity,
+    reach,
     running_mean,
     weighted_mean,
 )
@@ -167,6 +169,62 @@ def _thinned(frame: pl.DataFrame) -> pl.DataFrame:
     """Return a curve with at most so many of its points, the last among them."""
     every = max(1, -(-len(frame) // _MOST_POINTS))
     return frame[(len(frame) - 1) % every :: every]
+
+
+def followed(comparison: Comparison) -> pl.DataFrame:
+    """Return what variants followed over steps: a row a `figure`, `variant` and `step`.
+
+    `value` is the mean over the seeds (`seeds` of them) and `error` its standard error, NaN of one.
+    """
+    parts = [
+        run.followed.with_columns(variant=pl.lit(variant))
+        for variant in comparison.drawn
+        for run in comparison.curves(variant)
+    ]
+    cells: dict[tuple[str, str, int], list[float]] = {}
+    for part in parts:
+        for figure, variant, step, value in part.select(
+            "figure", "variant", "step", "value"
+        ).iter_rows():
+            cells.setdefault((figure, variant, step), []).append(value)
+    schema = {"figure": pl.String, "variant": pl.String, "step": pl.Int64, "value": pl.Float64,
+              "error": pl.Float64, "seeds": pl.Int64}  # fmt: skip
+    found = [(*key, *mean_and_error(values), len(values)) for key, values in cells.items()]
+    return pl.DataFrame(found, schema=schema, orient="row").sort(
+        "figure", "variant", "step", maintain_order=True
+    )
+
+
+@dataclass(frozen=True)
+class Growth:
+    """A variant's attention on BOS before the first step and at the end, over seeds."""
+
+    variant: str
+    before: Estimate
+    after: Estimate
+    change: Estimate
+    outcome: str
+    """It grows, shrinks, or neither is resolved: by the 95% interval of the paired change."""
+
+
+def sink_growth(comparison: Comparison) -> list[Growth]:
+    """Return how each variant's attention on BOS changed in training, where it was followed."""
+    found: list[Growth] = []
+    for variant in comparison.variants:
+        ends: list[tuple[float, float]] = []
+        for run in comparison.of(variant):
+            mass = run.followed.filter(pl.col("figure") == "bos_mass_other")["value"]
+            if len(mass) > 1:
+                ends.append((mass[0], mass[-1]))
+        if not ends:
+            continue
+        change = mean_and_error([after - before for before, after in ends])
+        outcome = "not resolved"
+        if abs(change[0]) > reach(change[1], len(ends)):
+            outcome = "grows" if change[0] > 0 else "shrinks"
+        before, after = (mean_and_error([*values]) for values in zip(*ends, strict=True))
+        found.append(Growth(variant, before, after, change, outcome))
+    return found
 
 
 def smoothing_window(comparison: Comparison) -> int:

@@ -1,0 +1,104 @@
+"""What heads came to over training steps, on the page of a comparison."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from pages.test_report import make_comparison
+from wakeful.errors import WakefulError
+from wakeful.pages.charts import specification
+from wakeful.pages.comparison.charts import followed_charts
+from wakeful.pages.comparison.page import render_terminal, write_report
+from wakeful.pages.comparison.reading import read_comparison
+from wakeful.pages.comparison.tables import followed, sink_growth
+from wakeful.runs.run import Run
+
+# Attention on BOS of two heads at steps 0, 10 and 20, a third of it for the second head.
+MASSES = {
+    ("ill", 0): (0.02, 0.3, 0.60), ("ill", 1): (0.02, 0.4, 0.62), ("ill", 2): (0.02, 0.5, 0.64),
+    ("well", 0): (0.02, 0.02, 0.03), ("well", 1): (0.02, 0.02, 0.01),
+    ("well", 2): (0.02, 0.02, 0.02),
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = make_comparison(tmp_path / "c", {"ill": 0.0, "well": 0.0, "quiet": 0.0}, [0, 1, 2])
+    for (variant, seed), masses in MASSES.items():
+        run = Run(path / variant / f"seed-{seed}")
+        for step, mass in zip((0, 10, 20), masses, strict=True):
+            row = {"kind": "figure", "step": step, "position": "other", "metric": "bos_mass",
+                   "variant": "paper", "standard_error": 0.01}  # fmt: skip
+            for layer, share in ((0, 1.5), (1, 0.5)):
+                for head, of_head in ((None, 1.0), (0, 1.5), (1, 0.5)):
+                    value = mass * share * of_head
+                    run.append(
+                        row | {"layer": layer, "head": head, "value": value},
+                        log="trajectories.jsonl",
+                    )
+            peak = {"metric": "residual_peak", "position": "first", "head": None}
+            for layer, value in ((-1, 99.0), (0, 2.0), (1, 4.0)):  # the embedding is left out
+                run.append(row | peak | {"layer": layer, "value": value}, log="trajectories.jsonl")
+            run.append({"kind": "validation", "step": step, "loss": 2.0, "standard_error": 0.1,
+                        "excess_loss": 0.5 - step / 100})  # fmt: skip
+    return path
+
+
+def test_figures_over_steps_are_means_over_layers_then_seeds(folder: Path) -> None:
+    table = followed(read_comparison(folder))
+    rows = {(r["figure"], r["variant"], r["step"]): r for r in table.iter_rows(named=True)}
+    assert len(rows) == len(table) == 3 * 2 * 3
+    assert rows["bos_mass_other", "ill", 10]["value"] == pytest.approx(0.4)
+    assert rows["bos_mass_other", "ill", 10]["error"] == pytest.approx(0.1 / 3**0.5)
+    assert rows["residual_peak_first", "well", 20]["value"] == 3.0
+    assert rows["excess_loss", "ill", 20]["value"] == pytest.approx(0.3)
+    assert {row["seeds"] for row in rows.values()} == {3}
+    assert [title for title, _ in followed_charts(read_comparison(folder))] == [
+        "attention on BOS, no copy due",
+        "BOS's residual norm over the others'",
+        "loss over the task's own (nats)",
+    ]
+    chart = specification(followed_charts(read_comparison(folder))[0][1])
+    assert [layer["mark"]["type"] for layer in chart["layer"]] == ["area", "line"]
+
+
+def test_growth_is_judged_by_its_interval_over_seeds(folder: Path, tmp_path: Path) -> None:
+    comparison = read_comparison(folder)
+    ill, well = sink_growth(comparison)
+    assert (ill.variant, ill.outcome, well.outcome) == ("ill", "grows", "not resolved")
+    assert ill.change == pytest.approx((0.60, 0.02 / 3**0.5))
+    assert ill.after == pytest.approx((0.62, 0.02 / 3**0.5))
+    page = write_report(comparison, tmp_path / "r.html", title="t").read_text()
+    assert "Heads over training steps" in page
+    assert "loss over the task&#39;s own (nats) of each variant over steps" in page
+    terminal = io.StringIO()
+    Console(file=terminal, width=200).print(render_terminal(comparison))
+    said = "ill: attention on BOS 0.0200 ± 0.0000 before training, 0.6200 ± 0.0115 after: grows."
+    assert said in terminal.getvalue()
+
+
+def test_one_seed_shows_curves_and_resolves_nothing(folder: Path) -> None:
+    header = json.loads((folder / "run.json").read_text()) | {"seeds": [1]}
+    (folder / "run.json").write_text(json.dumps(header))
+    comparison = read_comparison(folder)
+    assert {each.outcome for each in sink_growth(comparison)} == {"not resolved"}
+    chart = specification(followed_charts(comparison)[0][1])
+    assert [layer["mark"]["type"] for layer in chart["layer"]] == ["line"]
+
+
+def test_runs_that_followed_nothing_have_no_curves(tmp_path: Path) -> None:
+    comparison = read_comparison(make_comparison(tmp_path / "c", {"a": 0.0, "b": 0.1}, [0, 1]))
+    assert followed(comparison).is_empty()
+    assert followed_charts(comparison) == []
+    page = write_report(comparison, tmp_path / "r.html", title="t").read_text()
+    assert "Heads over training steps" not in page
+
+
+def test_a_damaged_trajectory_is_refused_by_the_page(folder: Path) -> None:
+    file = folder / "well" / "seed-1" / "trajectories.jsonl"
+    file.write_text(file.read_text().replace('"value": ', '"valve": ', 1))
+    with pytest.raises(WakefulError, match=r"trajectories\.jsonl"):
+        read_comparison(folder)

@@ -1,0 +1,56 @@
+"""The preset `patient` at a tenth of its steps: the disease grows, and a cure that works holds."""
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from wakeful.config.schema import Config, config_from_table, seeds_of, variants_of
+from wakeful.config.tables import merged, read_table
+from wakeful.runs.run import Run
+from wakeful.training.loop import train
+
+TABLE = read_table("patient")
+SHORT = {"train": {"steps": 120, "eval_every": 0, "diagnose": {"every": 40}, "device": "cpu"}}
+
+
+def variant(name: str) -> Config:
+    return config_from_table(merged(variants_of("patient", TABLE)[name], SHORT))
+
+
+def masses(run: Run, position: str) -> dict[int, float]:
+    """Return the head's attention on BOS by step."""
+    rows = run.trajectories().filter(
+        pl.col("metric") == "bos_mass", pl.col("position") == position, pl.col("head") == 0
+    )
+    return dict(rows.select("step", "value").iter_rows())
+
+
+def test_the_patient_falls_ill_and_relu_keeps_it_well(tmp_path: Path) -> None:
+    ill, well = (train(variant(name), tmp_path / name) for name in ("vanilla", "relu"))
+    dormant, active = masses(ill, "other"), masses(ill, "trigger")
+    assert list(dormant) == [0, 40, 80, 120]
+    assert dormant[0] < 0.05
+    assert dormant[120] > 0.2  # 0.7 in the end
+    assert active[120] < 0.01  # where it copies, the head has no need of BOS
+    drain = ill.read_json("summary.json")["diagnosis"]["value_drain"]
+    assert drain < 0.8
+    assert max([*masses(well, "other").values()]) < 0.01
+    # Both have begun to copy: who knows the pairs alone loses 0.65 nats more than the task.
+    for run in (ill, well):
+        summary = run.read_json("summary.json")
+        assert summary["validation"]["excess_loss"] < 0.55
+
+
+def test_every_patient_has_three_seeds_and_follows_its_heads() -> None:
+    for name in ("patient", "patient-rotary", "patient-deep"):
+        table = read_table(name)
+        assert seeds_of(table) == [0, 1, 2]
+        configs = {key: config_from_table(entry) for key, entry in variants_of(name, table).items()}
+        assert all(config.train.diagnose.heads for config in configs.values())
+        layers = {config.model.num_layers for config in configs.values()}
+        assert layers == {3 if name == "patient-deep" else 1}
+        # A value from the first layer is the layer's own where there is one layer.
+        assert ("resformer" in configs) == (name == "patient-deep")
+    assert configs["all"].optimizer.name == "orthoadam"
+    assert pytest.approx(3e-3) == configs["vanilla"].optimizer.lr
