@@ -115,6 +115,21 @@ def test_groups_and_floats_are_saved_to_the_bit(scheme: str, tmp_path: Path) -> 
         assert "is damaged" in refused(folder)
 
 
+@pytest.mark.parametrize("scheme", ["w4g128_gptq", "smoothquant(scales='static')", "kv4",
+                                    "fine(cache=zeropoint(bits=4, per='token'))"])  # fmt: skip
+def test_methods_and_caches_are_saved_to_the_bit(scheme: str, tmp_path: Path) -> None:
+    asked = parse_scheme(scheme)
+    given = [some_tokens(1, 12)] if asked.calibrated else []
+    small = quantize(MODELS["svformer"](), asked, arithmetic="integer", calibration=given)
+    folder = saved(small, tmp_path / "q")
+    again, header = load_quantized(folder, device=CPU)
+    assert torch.equal(logits(again), logits(small))
+    assert parse_scheme(header["scheme"], header["scales"]) == asked
+    path = folder / HEADER
+    path.write_text(json.dumps(header | {"layers": [] if header["layers"] else ["head"]}))
+    assert "layers must be a list of names" in refused(folder)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return saved(quantize(tiny_decoder(dtype=torch.float32).eval(), "fine"), tmp_path / "q")

@@ -66,7 +66,7 @@ def test_a_scheme_that_cannot_be_stops_a_run_before_it_begins(text: Path, tmp_pa
     with pytest.raises(WakefulError, match="coarse"):
         train(tiny(text, train={"quantize": {"schemes": ["corse"]}}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    with pytest.raises(WakefulError, match="calibrates no static scales"):
+    with pytest.raises(WakefulError, match="calibrates nothing"):
         train(
             tiny(text, train={"quantize": {"schemes": ["coarse(scales='static')"]}}),
             tmp_path / "run",

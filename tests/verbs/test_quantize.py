@@ -177,6 +177,26 @@ def test_figures_are_saved_for_papers(text: Path, run: Path, tmp_path: Path) -> 
     assert all((out / "figures" / name).read_bytes().startswith(b"<svg") for name in files)
 
 
+def test_methods_formats_and_caches_make_a_page(text: Path, run: Path, tmp_path: Path) -> None:
+    schemes = ["kv4", "w4g128", "w4g128_gptq", "smoothquant", "nvfp4"]
+    given = {"text": str(text), "length": 16, "num_sequences": 2, "calibration_sequences": 1}
+    found = wakeful.quantize(str(run), *schemes, **given, out=str(tmp_path / "out"))
+    assert [each["scheme"] for each in found.summary["schemes"]] == schemes
+    cache, *others = found.summary["schemes"]
+    assert cache["layer_error_worst"] is None
+    assert cache["kl"] > 0
+    assert all(0 < each["layer_error_median"] < 0.6 for each in others)
+    assert found.method["Calibration"].startswith("1 further sequences")
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "No layer&#39;s weights change." in page
+    alone = wakeful.quantize(str(run), "kv8", text=str(text), length=16, out=str(tmp_path / "kv"))
+    assert alone.summary["schemes"][0]["worst_layer"] is None
+    small = wakeful.quantize(str(run), "kv8", save=str(tmp_path / "small")).model
+    again = wakeful.load(str(tmp_path / "small"))
+    tokens = torch.arange(12)[None]
+    assert torch.equal(again.logits(tokens), small.logits(tokens))
+
+
 def test_which_schemes() -> None:
     def names(schemes: list[str], scales: list[str]) -> list[str]:
         return [str(each) for each in chosen_schemes(schemes, scales)]

@@ -160,14 +160,14 @@ class QuantizeOptions(_Reading):
     """How to quantize, and what text to measure the damage on."""
 
     scheme: tuple[str, ...] = ("fine", "moderate", "coarse", "w4")
-    """fine, moderate, coarse, w4, w4g128, w8a8, fp8, mxfp4, nvfp4, or e.g.
-    scheme(weights=absmax(bits=6, per="channel"))."""
+    """fine, moderate, coarse, w4, w4g128, w4g128_gptq, w8a8, smoothquant, fp8, mxfp4, nvfp4, kv8,
+    kv4, or e.g. scheme(weights=absmax(bits=6, per="channel"))."""
     scales: tuple[ScaleKind, ...] = ("dynamic",)
     """Activation scales: of the text at hand, or calibrated once; both measure each that can be."""
     num_sequences: int = 8
     """Sequences to measure on, one after another from the text's beginning."""
     calibration_sequences: int = 4
-    """Sequences for static scales, the next ones of the text."""
+    """Sequences for static scales, gptq and smoothquant, the next ones of the text."""
     save: str = ""
     """Folder to create with the quantized model, to load and generate from. Takes one scheme."""
     arithmetic: Arithmetic = "integer"

@@ -30,7 +30,14 @@ from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import skeleton
 from wakeful.probes.running import as_decoder
 from wakeful.quant.arithmetic import Arithmetic
-from wakeful.quant.convert import exchange, is_linear, quantized_layers
+from wakeful.quant.convert import (
+    check_cache,
+    exchange,
+    is_linear,
+    quantized_layers,
+    scheme_of,
+    with_cache,
+)
 from wakeful.quant.linear import QuantizedLinear, empty
 from wakeful.quant.schemes import parse_scheme
 from wakeful.runs.run import disk_errors, save_tensors
@@ -87,20 +94,19 @@ def save_quantized(
     model: nn.Module, folder: Path, *, name: str, context: int, bos: int | None
 ) -> None:
     """Write a quantized model into `folder`, which exists; the tokenizer is the caller's."""
-    layers = quantized_layers(model)
-    if not layers:
+    scheme = scheme_of(model)
+    if scheme is None:
         raise WakefulError("the model is not quantized: nothing to save")
-    first = next(iter(layers.values()))
     header: dict[str, Any] = {
         "format": FORMAT,
         "wakeful": wakeful.__version__,
         "name": name,
-        "scheme": first.scheme.definition,
-        "scales": first.scheme.scales,
+        "scheme": scheme.definition,
+        "scales": scheme.scales,
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
         "context": context,
         "bos": bos,
-        "layers": list(layers),
+        "layers": list(quantized_layers(model)),
     }
     decoder = as_decoder(model)
     if decoder is not None:
@@ -129,6 +135,8 @@ def load_quantized(
     """
     header = read_header(folder)
     scheme = parse_scheme(header["scheme"], header["scales"])
+    if bool(header["layers"]) != (scheme.weights is not None):
+        raise WakefulError(f"{folder / HEADER}: layers must be a list of names")
     dtype = getattr(torch, header["dtype"])
     model = _architecture(folder, header).to(dtype)
     modules = dict(model.named_modules())
@@ -138,7 +146,9 @@ def load_quantized(
         if layer is None or not is_linear(layer):
             raise WakefulError(f"{folder / HEADER}: the model has no linear layer {name!r}")
         replaced[id(layer)] = empty(layer, scheme, arithmetic)
-    model = exchange(model, replaced)
+    if scheme.cache is not None:
+        check_cache(model)
+    model = with_cache(exchange(model, replaced), scheme)
     _fill(model, folder / WEIGHTS)
     _check_codes(model, folder / WEIGHTS)
     if isinstance(model, PreTrainedModel):
@@ -170,7 +180,7 @@ def read_header(folder: Path) -> dict[str, Any]:
     for key, values in allowed.items():
         if header[key] not in values:
             raise WakefulError(f"{path}: {key} is one of {', '.join(values)}, not {header[key]!r}")
-    if not all(isinstance(name, str) for name in header["layers"]) or not header["layers"]:
+    if not all(isinstance(name, str) for name in header["layers"]):
         raise WakefulError(f"{path}: layers must be a list of names")
     return header
 
@@ -272,7 +282,7 @@ def _check_values(path: Path, name: str, tensor: Tensor) -> None:
     if tensor.is_floating_point() and not torch.isfinite(tensor).all():
         raise WakefulError(f"{path} is damaged: {name} has a NaN or an infinity")
     if (
-        name.rsplit(".", 1)[-1] in ("scale", "outer", "input_scale", "output_scale")
+        name.rsplit(".", 1)[-1] in ("scale", "outer", "input_scale", "output_scale", "divisor")
         and not (tensor > 0).all()
     ):
         raise WakefulError(f"{path} is damaged: {name} has a scale that is not positive")
@@ -281,7 +291,7 @@ def _check_values(path: Path, name: str, tensor: Tensor) -> None:
 def _check_codes(model: nn.Module, path: Path) -> None:
     """Raise `WakefulError` where a code of a floating point format stands for no number."""
     for name, layer in quantized_layers(model).items():
-        if layer.scheme.weights.emulated:
+        if layer.grid.emulated:
             scales = layer.operands.scales.scale
             if not (scales > 0).all() or not torch.isfinite(layer.dequantized()).all():
                 raise WakefulError(f"{path} is damaged: {name} has a code that is not a number")

@@ -198,6 +198,8 @@ class Attention(HasRoles, nn.Module):
         self.scales = tuple(scales)
         self.dot = DotProduct(normalizer, scale=scales[layer], prefix=prefix, stored=stored)
         self.out = nn.Linear(shape.num_heads * head_width, width, bias=out_bias)
+        self.quantized: nn.Module | None = None
+        """What keys and values go through before they are cached, in a quantized model."""
         self.owns_key, self.owns_value = plan.owns("key", layer), plan.owns("value", layer)
         if stored:
             self.stored = StoredPrefix(stored, shape, keys=self.owns_key, values=self.owns_value)
@@ -223,6 +225,9 @@ class Attention(HasRoles, nn.Module):
         for route in self.mixers:
             mixed = route.mix(self.layer, x, mixed, flow.memory)
         keys, values = mixed.k, mixed.v
+        if self.quantized is not None:
+            keys = self.quantized(keys) if self.owns_key else keys
+            values = self.quantized(values) if self.owns_value else values
         if flow.cache is not None:
             if self.owns_key:
                 keys = flow.cache.extend(("keys", self.layer), keys)

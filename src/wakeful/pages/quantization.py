@@ -122,7 +122,8 @@ def scheme_figures(damage: Damage, name: str) -> dict[str, Any]:
         figures[key] = finite(value)
         figures[f"{key}_standard_error"] = finite(error)
     errors = layer_errors(damage, name)
-    worst = errors.sort("value", descending=True, nulls_last=True).row(0, named=True)
+    found = errors.sort("value", descending=True, nulls_last=True).to_dicts()
+    worst = found[0] if found else dict.fromkeys(errors.columns)  # of a cache alone, no layer is
     return figures | {
         "ratio": finite(measurement.perplexity(name)[0] / measurement.perplexity()[0]),
         "bytes": damage.bytes[name],
@@ -169,21 +170,33 @@ def _judged(damage: Damage, name: str) -> tuple[str, str]:
     return (
         "good" if ratio <= _FREE else "bad" if ratio >= _HEAVY else "mixed",
         f"Perplexity goes from {_rounded(before, 4)} to {_rounded(after, 4)}{sure}. "
-        f"Its worst layer, {figures['worst_layer']}, is off by {figures['layer_error_worst']:.1%}; "
-        f"the median layer by {figures['layer_error_median']:.1%}. "
-        f"Weights take {figures['bytes_ratio']:.0%} of what they did.",
+        + (
+            f"Its worst layer, {figures['worst_layer']}, is off by "
+            f"{figures['layer_error_worst']:.1%}; the median layer by "
+            f"{figures['layer_error_median']:.1%}. "
+            f"Weights take {figures['bytes_ratio']:.0%} of what they did."
+            if figures["worst_layer"]
+            else "No layer's weights change."
+        ),
     )
 
 
 def describe(scheme: Scheme) -> str:
     """Return a scheme in plain words."""
-    weights = scheme.weights.words.format("weights").replace("per channel", "per output channel")
-    parts = [weights, *(grid.words.format(part) for part, grid in scheme.activations)]
+    parts = [(part, grid) for part, grid in scheme.activations]
+    if scheme.weights is not None:
+        parts.insert(0, ("weights", scheme.weights))
+    told = [grid.words.format(part) for part, grid in parts]
+    told = [each.replace("per channel", "per output channel") for each in told]
+    if scheme.cache is not None:
+        told.append(scheme.cache.words.format("keys and values") + " and head")
+    if scheme.method is not None:
+        told.append(f"by {scheme.method}")
     rest = "activations in full precision"
     if scheme.activations:
         rest = f"{scheme.scales} activation scales"
-    emulated = ", emulated" if scheme.emulated else ""
-    return f"{', '.join(parts)}; {rest}{emulated}."
+    emulated = ", emulated" if scheme.emulated or scheme.cache else ""
+    return f"{', '.join(told)}; {rest}{emulated}."
 
 
 def damage_grid(damage: Damage) -> Grid:
@@ -240,7 +253,11 @@ def _rounded(value: float, digits: int) -> str:
 
 def charts(damage: Damage) -> list[tuple[str, Drawing]]:
     """Return every chart with a name fit for a file."""
-    names = [(f"layers-{n}", name) for n, name in enumerate(damage.schemes)]
+    names = [
+        (f"layers-{n}", name)
+        for n, (name, scheme) in enumerate(damage.schemes.items())
+        if scheme.weights is not None
+    ]
     return [
         ("layer-error", layer_error(damage)),
         ("input-kurtosis", _input_kurtosis(damage)),
@@ -275,7 +292,7 @@ def _block_error(damage: Damage) -> Drawing:
 
 def _input_kurtosis(damage: Damage) -> Drawing:
     """Draw the kurtosis of the inputs of each block's layers, first token and the rest."""
-    errors = layer_errors(damage, next(iter(damage.schemes)))
+    errors = max((layer_errors(damage, name) for name in damage.schemes), key=len)
     frames = {
         position: _over_blocks(errors, pl.col(f"kurtosis_{position}"), squared=False)
         for position in _POSITIONS

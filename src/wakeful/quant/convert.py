@@ -1,7 +1,7 @@
 """`quantize`: a model's linear layers in whole numbers, the model itself unchanged."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
 
@@ -10,12 +10,15 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from wakeful.errors import WakefulError
-from wakeful.model.attention import Heads
+from wakeful.model.attention import Attention, Heads
 from wakeful.probes.running import logits_of
 from wakeful.quant.arithmetic import LINEARS, Arithmetic, torchao_kernels
-from wakeful.quant.linear import QuantizedLinear, matrix, quantized
+from wakeful.quant.linear import QuantizedCache, QuantizedLinear, Seen, check, matrix, quantized
 from wakeful.quant.schemes import Scheme, parse_scheme
 from wakeful.roles import role_of
+
+_PRODUCTS = 2**30
+"""Bytes that the products of inputs may take at a time, or one layer's."""
 
 
 def quantize(
@@ -37,48 +40,81 @@ def quantize(
         scheme: a `Scheme`, its name ("fine", "w4g128", "nvfp4" ...) or its expression.
         arithmetic: how the layers compute: "reference" (dequantized), "integer" or "torchao"; an
             emulated scheme computes one way.
-        calibration: token ids (B, L) to set static activation scales from.
+        calibration: token ids (B, L) that static activation scales and methods look at.
         skip: patterns ("lm_head", "*.down_proj") of layers to leave in full precision.
 
     Raises:
         WakefulError: a layer cannot be quantized (it is named), calibration is missing or
-            superfluous, or a pattern matches nothing. The model is unchanged.
+            superfluous, a pattern matches nothing, or the cache of a Transformers model is asked
+            for. The model is unchanged.
     """
     scheme = parse_scheme(scheme)
+    weights = scheme.weights
     if arithmetic not in LINEARS:
         raise WakefulError(f"arithmetic must be one of {', '.join(LINEARS)}, got {arithmetic!r}")
     if arithmetic == "torchao":
         torchao_kernels()
-        if scheme.emulated or scheme.weights.group:
+        if scheme.emulated or (weights is not None and weights.group):
             raise WakefulError(
                 f"torchao has no kernel here for {scheme}, which has groups or floats: use the "
                 "arithmetic reference or integer"
             )
-        if scheme.inputs is not None and not scheme.weights.symmetric:
+        if scheme.inputs is not None and weights is not None and not weights.symmetric:
             raise WakefulError(
                 f"torchao multiplies int8 inputs by weights without a zero point, and {scheme} has "
-                f"{scheme.weights}: use the arithmetic reference or integer"
+                f"{weights}: use the arithmetic reference or integer"
             )
-    if (scheme.scales == "static") != bool(calibration):
+    if scheme.calibrated != bool(calibration):
+        what = f"{scheme.method}" if scheme.method else "static scales"
         raise WakefulError(
-            "static scales need calibration text"
-            if scheme.scales == "static"
+            f"{what}: calibration text is needed"
+            if scheme.calibrated
             else f"{scheme} has dynamic scales: calibration text would be ignored"
         )
+    if scheme.cache is not None:
+        check_cache(model)
     layers = linear_layers(model, skip)
+    if weights is None:
+        return with_cache(exchange(model, {}), scheme)
     replaced: dict[int, QuantizedLinear] = {}
     for name, layer in layers.items():
         try:
-            replaced[id(layer)] = quantized(layer, scheme, arithmetic)
+            check(layer)
         except WakefulError as error:
             raise WakefulError(
                 f"{name} cannot be quantized: {error}; leave it as it is with --skip {name}"
             ) from None
-    if scheme.scales == "static":
-        found = largest_activations(model, layers, calibration)
-        for name, layer in layers.items():
-            replaced[id(layer)].calibrate(*found[name])
-    return exchange(model, replaced)
+    products = scheme.method is not None and scheme.method.needs_products
+    for part in _portions(layers) if products else [layers]:
+        seen = observe(model, part, calibration, products=products) if calibration else {}
+        for name, layer in part.items():
+            replaced[id(layer)] = quantized(layer, scheme, arithmetic, seen.get(name))
+    return with_cache(exchange(model, replaced), scheme)
+
+
+def check_cache(model: nn.Module) -> None:
+    """Raise `WakefulError` where a model's keys and values are out of our reach."""
+    if not any(isinstance(module, Attention) for module in model.modules()):
+        raise WakefulError(
+            "a key/value cache is quantized in wakeful's own decoders, and this is a "
+            f"{type(model).__name__} of Transformers: leave cache out of the scheme"
+        )
+
+
+def with_cache(model: nn.Module, scheme: Scheme) -> nn.Module:
+    """Let the attention of a model, changed in place, read keys and values on a scheme's grid."""
+    if scheme.cache is not None:
+        for module in [each for each in model.modules() if isinstance(each, Attention)]:
+            module.quantized = QuantizedCache(scheme)
+    return model
+
+
+def scheme_of(model: nn.Module) -> Scheme | None:
+    """Return the scheme of a quantized model, and None for another."""
+    for module in model.modules():
+        if isinstance(module, QuantizedLinear | QuantizedCache):
+            return module.scheme
+    return None
 
 
 def quantized_layers(model: nn.Module) -> dict[str, QuantizedLinear]:
@@ -101,7 +137,7 @@ def linear_layers(model: nn.Module, skip: Sequence[str] = ()) -> dict[str, nn.Mo
     layers: dict[str, nn.Module] = {}
     used: set[str] = set()
     for name, module in model.named_modules():
-        if isinstance(module, QuantizedLinear):
+        if isinstance(module, QuantizedLinear | QuantizedCache):
             raise WakefulError(f"the model is quantized already: {name} is {module.scheme}")
         patterns = [pattern for pattern in skip if name and fnmatchcase(name, pattern)]
         used.update(patterns)
@@ -120,19 +156,49 @@ def linear_layers(model: nn.Module, skip: Sequence[str] = ()) -> dict[str, nn.Mo
     return layers
 
 
-@torch.inference_mode()
-def largest_activations(
-    model: nn.Module, layers: dict[str, nn.Module], calibration: Sequence[Tensor]
-) -> dict[str, tuple[float, float]]:
-    """Return the largest |x| of each layer's input and output over calibration tokens."""
-    found = dict.fromkeys(layers, (0.0, 0.0))
+def _portions(layers: dict[str, nn.Module]) -> Iterator[dict[str, nn.Module]]:
+    """Yield the layers by parts whose XᵀX fit into `_PRODUCTS` bytes together."""
+    part: dict[str, nn.Module] = {}
+    size = 0
+    for name, layer in layers.items():
+        more = 4 * matrix(layer)[0].shape[1] ** 2
+        if part and size + more > _PRODUCTS:
+            yield part
+            part, size = {}, 0
+        part[name] = layer
+        size += more
+    yield part
+
+
+@torch.no_grad()
+def observe(
+    model: nn.Module,
+    layers: dict[str, nn.Module],
+    calibration: Sequence[Tensor],
+    *,
+    products: bool = False,
+) -> dict[str, Seen]:
+    """Return what calibration tokens show of each layer in the full-precision model.
+
+    Layers that read the same tensor one after another share what is seen of it.
+    """
+    found: dict[str, Seen] = {}
+    last: list[tuple[Tensor, Seen]] = []
 
     def see(name: str):
         def hook(layer: nn.Module, args: tuple, _output: object) -> None:
             x = args[0]
-            y = plain_linear(layer, x)
-            now = float(x.abs().max()), float(y.abs().max())
-            found[name] = max(found[name][0], now[0]), max(found[name][1], now[1])
+            seen = found.get(name)
+            if seen is None:
+                seen = _unseen(layer, x, last, products=products)
+            if not last or last[0][0] is not x or last[0][1].channels is not seen.channels:
+                rows = x.reshape(-1, x.shape[-1]).float()
+                torch.maximum(seen.channels, rows.abs().amax(0), out=seen.channels)
+                if seen.products is not None:
+                    seen.products += rows.T @ rows
+            seen.outputs = max(seen.outputs, float(plain_linear(layer, x).abs().max()))
+            found[name] = seen
+            last[:] = [(x, seen)]
 
         return hook
 
@@ -140,8 +206,29 @@ def largest_activations(
         for name, layer in layers.items():
             hooks.callback(layer.register_forward_hook(see(name)).remove)
         for tokens in calibration:
+            last.clear()
             logits_of(model, tokens)
+    unread = [name for name in layers if name not in found]
+    if unread:
+        raise WakefulError(f"calibration text never reaches {unread[0]}: skip it with --skip")
     return found
+
+
+def _unseen(
+    layer: nn.Module, x: Tensor, last: list[tuple[Tensor, Seen]], *, products: bool
+) -> Seen:
+    """Return what a layer's first input is noted in: the last layer's notes where it read it too.
+
+    The tensors are then the same objects.
+    """
+    weights = matrix(layer)[0].detach().float().abs().amax(0)
+    if last and last[0][0] is x:
+        shared = last[0][1]
+        torch.maximum(shared.weights, weights, out=shared.weights)
+        return Seen(shared.channels, shared.weights, 0.0, shared.products)
+    width = weights.shape[0]
+    gram = weights.new_zeros(width, width) if products else None
+    return Seen(torch.zeros_like(weights), weights, 0.0, gram)
 
 
 def plain_linear(layer: nn.Module, x: Tensor) -> Tensor:

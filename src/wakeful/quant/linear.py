@@ -4,6 +4,7 @@ Shapes: M tokens, K input channels, N output channels.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +18,21 @@ from wakeful.quant.schemes import Scales, Scheme
 
 _PACKED_BITS = 4
 """Up to so many bits, two numbers share a byte."""
-_SCALES = ("scale", "outer", "input_scale", "output_scale")
+_SCALES = ("scale", "outer", "input_scale", "output_scale", "divisor")
+
+
+@dataclass
+class Seen:
+    """What calibration text shows of a layer."""
+
+    channels: Tensor
+    """(K,), the largest |x| of each input channel."""
+    weights: Tensor
+    """(K,), the largest |W| of each, over all layers that read the same tensor."""
+    outputs: float
+    """The largest |y|."""
+    products: Tensor | None
+    """(K, K), XᵀX in float32, where it was asked for."""
 
 
 class QuantizedLinear(nn.Module):
@@ -26,9 +41,9 @@ class QuantizedLinear(nn.Module):
     Buffers: `integers` (N, K) int8, or (N, ⌈K/2⌉) uint8 with two 4-bit numbers a byte, which are
     the codes of a format that is not whole numbers; `scale` and, where the grid has one, `zero`,
     both (N, 1) or (1, 1), of groups (N, G); `outer` (N, 1) or (1, 1) where scales have two levels;
-    `bias` (N,) as it was; and `input_scale`, `output_scale` where they are static. Scales stay
-    as they are whatever the model is converted to. The arithmetic is float32; the output has the
-    dtype of the input.
+    `bias` (N,) as it was; `input_scale`, `output_scale` where they are static; and `divisor` (K,)
+    of the inputs, where the scheme's method has one. Scales stay as they are whatever the model is
+    converted to. The arithmetic is float32; the output has the dtype of the input.
     """
 
     def __init__(
@@ -46,7 +61,9 @@ class QuantizedLinear(nn.Module):
         self.out_features = out_features
         self.scheme = scheme
         self.arithmetic: Arithmetic = arithmetic
-        grid = scheme.weights
+        assert scheme.weights is not None
+        self.grid = scheme.weights
+        grid = self.grid
         self.packed = grid.bits <= _PACKED_BITS
         columns = (in_features + 1) // 2 if self.packed else in_features
         kind = torch.uint8 if self.packed else torch.int8
@@ -61,6 +78,7 @@ class QuantizedLinear(nn.Module):
         for part, kind in (("input_scale", scheme.inputs), ("output_scale", scheme.outputs)):
             static = kind is not None and scheme.scales == "static"
             self._put(part, torch.ones(1, 1) if static else None)
+        self._put("divisor", torch.ones(in_features) if _divides(scheme) else None)
 
     integers: Tensor
     scale: Tensor
@@ -69,28 +87,39 @@ class QuantizedLinear(nn.Module):
     bias: Tensor | None
     input_scale: Tensor | None
     output_scale: Tensor | None
+    divisor: Tensor | None
 
     def _put(self, name: str, value: Tensor | None) -> None:
         self.register_buffer(name, value)
 
     @torch.no_grad()
-    def fit(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Take over a full-precision matrix (N, K) and its bias."""
-        grid = self.scheme.weights
-        scales = grid.scales_of(weight)
-        integers = grid.quantize(weight, scales)
+    def fit(self, weight: Tensor, bias: Tensor | None, seen: Seen | None) -> None:
+        """Take over a full-precision matrix (N, K) and its bias, by what calibration showed."""
+        grid, method = self.grid, self.scheme.method
+        if method is None:
+            scales = grid.scales_of(weight)
+            integers = grid.quantize(weight, scales)
+        else:
+            assert seen is not None
+            self.divisor = method.divisor(seen.channels, seen.weights)
+            if self.divisor is not None:
+                weight = weight.float() * self.divisor
+            integers, scales = method.round(weight, grid, seen.products)
         self.integers = pack(integers) if self.packed else integers
         self.scale, self.zero = grid.encode_scale(scales.scale), scales.zero
         self.outer = scales.outer
         if bias is not None:
             self.bias = bias.detach().clone()
+        if self.scheme.scales == "static":
+            assert seen is not None
+            self._calibrate(seen)
 
-    @torch.no_grad()
-    def calibrate(self, inputs: float, outputs: float) -> None:
+    def _calibrate(self, seen: Seen) -> None:
         """Set the static scales from the largest |x| of inputs and outputs on calibration text."""
+        channels = seen.channels if self.divisor is None else seen.channels / self.divisor
         for name, grid, largest in (
-            ("input_scale", self.scheme.inputs, inputs),
-            ("output_scale", self.scheme.outputs, outputs),
+            ("input_scale", self.scheme.inputs, float(channels.max())),
+            ("output_scale", self.scheme.outputs, seen.outputs),
         ):
             if grid is not None:
                 bound = torch.full((1, 1), largest, device=self.scale.device)
@@ -99,7 +128,7 @@ class QuantizedLinear(nn.Module):
     @property
     def operands(self) -> Operands:
         """The weights as they are stored, with their scales."""
-        grid = self.scheme.weights
+        grid = self.grid
         scales = Scales(grid.decode_scale(self.scale), self.zero, self.outer, grid.group)
         return Operands(grid, self.integers, scales, self.in_features)
 
@@ -120,6 +149,8 @@ class QuantizedLinear(nn.Module):
         does not depend on those beside it.
         """
         rows = x.reshape(-1, self.in_features).float()
+        if self.divisor is not None:
+            rows = rows / self.divisor
         each = x.shape[0] if x.ndim > 2 else 1  # sequences
         inputs, outputs = self.scheme.inputs, self.scheme.outputs
         scales = None
@@ -177,16 +208,17 @@ def matrix(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
     return layer.weight, layer.bias
 
 
-def quantized(layer: nn.Module, scheme: Scheme, arithmetic: Arithmetic) -> QuantizedLinear:
-    """Return the quantized form of a linear layer.
+def quantized(
+    layer: nn.Module, scheme: Scheme, arithmetic: Arithmetic, seen: Seen | None = None
+) -> QuantizedLinear:
+    """Return the quantized form of a linear layer, by what calibration showed of it.
 
     Raises:
         WakefulError: its weight is all zero, constant, or not finite.
     """
-    weight, bias = matrix(layer)
-    _check(weight.detach())
+    check(layer)
     result = empty(layer, scheme, arithmetic)
-    result.fit(weight, bias)
+    result.fit(*matrix(layer), seen)
     return result
 
 
@@ -214,10 +246,32 @@ def _scales(static: Tensor | None) -> Scales | None:
     return None if static is None else Scales(static)
 
 
-def _check(weight: Tensor) -> None:
+def _divides(scheme: Scheme) -> bool:
+    """Whether a scheme's method divides inputs."""
+    one = torch.ones(1)
+    return scheme.method is not None and scheme.method.divisor(one, one) is not None
+
+
+def check(layer: nn.Module) -> None:
+    """Raise `WakefulError` where a layer's weight is all zero, constant, or not finite."""
+    weight = matrix(layer)[0].detach()
     if not torch.isfinite(weight).all():
         raise WakefulError("its weight has a NaN or an infinity")
     smallest, largest = weight.aminmax()
     if smallest == largest:
         what = "all zero" if smallest == 0 else f"constant, {float(smallest):g} everywhere"
         raise WakefulError(f"its weight is {what}: a grid has no range to span")
+
+
+class QuantizedCache(nn.Module):
+    """Keys or values (B, L, G, d) on the grid of each head and token, emulated."""
+
+    def __init__(self, scheme: Scheme) -> None:
+        super().__init__()
+        self.scheme = scheme
+
+    def forward(self, heads: Tensor) -> Tensor:
+        grid = self.scheme.cache
+        assert grid is not None
+        rows = heads.flatten(0, -2)
+        return grid.fake_quantize(rows, grid.scales_of(rows)).to(heads.dtype).view_as(heads)

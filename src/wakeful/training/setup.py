@@ -43,9 +43,9 @@ def admit_parts(config: Config) -> None:
 
 def _check_schemes(config: Config, *, imports: bool = False) -> None:
     for expression in config.train.quantize.schemes:
-        if parse_scheme(expression, imports=imports).scales == "static":
+        if parse_scheme(expression, imports=imports).calibrated:
             raise WakefulError(
-                f"train.quantize.schemes has {expression!r}: training calibrates no static scales; "
+                f"train.quantize.schemes has {expression!r}: training calibrates nothing; "
                 "use wakeful quantize on the finished run"
             )
 

@@ -168,9 +168,9 @@ def quantize(
     found = chosen_schemes(wanted.scheme, wanted.scales)
     _check(wanted, found)
     measures = bool(wanted.text or wanted.data or wanted.out)
-    static = any(each.scales == "static" for each in found)
+    calibrated = any(each.calibrated for each in found)
     place = choose_device(wanted.device)
-    extra = wanted.calibration_sequences if static else 0
+    extra = wanted.calibration_sequences if calibrated else 0
     count = wanted.num_sequences if measures else 0
     with showing(shown, "quantize", ALONE) as show:
         words = Beginning("")
@@ -259,7 +259,7 @@ def _quantized(
     loaded: Model, scheme: Scheme, wanted: QuantizeOptions, calibration: list[Tensor], show: Display
 ) -> Model:
     show.note(f"quantizing {loaded.name}: {scheme}")
-    given = calibration if scheme.scales == "static" else ()
+    given = calibration if scheme.calibrated else ()
     module = quantize_module(
         loaded.module, scheme, arithmetic=wanted.arithmetic, calibration=given, skip=wanted.skip
     )
@@ -320,7 +320,12 @@ def _method(
         "all errors before it",
         "Kurtosis": "not excess (a Gaussian has 3), over channels, of the full-precision model",
         "Scales": "dynamic: of the tensor at hand, one sequence at a time"
-        + (f"; static: the largest of {calibration} further sequences" if calibration else ""),
-        "Arithmetic": f"{wanted.arithmetic}; grids in float32",
+        + ("; static: the largest of calibration text" if calibration else ""),
+        **(
+            {"Calibration": f"{calibration} further sequences, for static scales and methods"}
+            if calibration
+            else {}
+        ),
+        "Arithmetic": f"{wanted.arithmetic}; grids in float32; emulated schemes in float32",
         "Machine": str(machine),
     }

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 from wakeful.errors import WakefulError
 from wakeful.quant.schemes.grids import E4M3, Absmax, Grid, MxE2M1, NvE2M1, Per, Scales, Zeropoint
+from wakeful.quant.schemes.methods import Gptq, Method, Smooth
 from wakeful.variants import Variant, build, variant_name
 
 __all__ = ["NAMED", "SCHEMES", "Absmax", "Grid", "Scales", "Scheme", "Zeropoint", "parse_scheme"]
@@ -16,6 +17,7 @@ _ALLOWED: dict[str, tuple[Per, ...]] = {
     "weights": ("channel", "tensor"),
     "inputs": ("token", "tensor"),
     "outputs": ("token", "tensor"),
+    "cache": ("token",),
 }
 _FIRST = re.compile(r"(weights|inputs|outputs)\s*=")
 _FIRST_GRID = re.compile(r"([a-z]+)(\d)/([a-z]+)")
@@ -27,18 +29,24 @@ _AS_NOW = r"\1(bits=\2, per='\3')"
 class Scheme(Variant):
     """What a quantized linear layer does: ŷ of x̂ Ŵᵀ + b; None leaves a tensor as it is.
 
-    Activation scales are `dynamic` (of the tensor at hand) or `static` (of calibration text).
-    Two schemes are equal where they state the same; `str` prefers the short name of one.
+    Activation scales are `dynamic` (of the tensor at hand) or `static` (of calibration text). A
+    `method` looks at calibration text too. `cache` is the grid of the keys and values that
+    attention reads, of each head and token. Two schemes are equal where they state the same; `str`
+    prefers the short name of one.
     """
 
-    weights: Grid
+    weights: Grid | None = None
     inputs: Grid | None = None
     outputs: Grid | None = None
     scales: ScaleKind = "dynamic"
+    method: Method | None = None
+    cache: Grid | None = None
 
     def __post_init__(self) -> None:
-        for part, grid in (("weights", self.weights), *self.activations):
-            if grid.per not in _ALLOWED[part]:
+        if self.weights is None and (self.cache is None or self.activations or self.method):
+            raise WakefulError("a scheme has weights, or a cache and nothing else")
+        for part, grid in (("weights", self.weights), *self.activations, ("cache", self.cache)):
+            if grid is not None and grid.per not in _ALLOWED[part]:
                 raise WakefulError(
                     f"{part} share a scale per {' or '.join(_ALLOWED[part])}, not per {grid.per}"
                 )
@@ -67,11 +75,16 @@ class Scheme(Variant):
         )
 
     @property
+    def calibrated(self) -> bool:
+        """Whether it needs calibration text."""
+        return self.scales == "static" or self.method is not None
+
+    @property
     def emulated(self) -> bool:
         """Whether products are those of the dequantized numbers, for want of a kernel: of floating
         point formats, and of groups where inputs are quantized too.
         """
-        grids = [self.weights, *(grid for _, grid in self.activations)]
+        grids = [grid for grid in (self.weights, self.inputs, self.outputs) if grid is not None]
         grouped = bool(self.activations) and any(grid.group for grid in grids)
         return grouped or any(grid.emulated for grid in grids)
 
@@ -83,7 +96,10 @@ class Scheme(Variant):
     @property
     def definition(self) -> str:
         """The expression that spells out each grid, without the kind of scales."""
-        return Scheme(weights=self.weights, inputs=self.inputs, outputs=self.outputs).expression
+        return Scheme(
+            weights=self.weights, inputs=self.inputs, outputs=self.outputs, method=self.method,
+            cache=self.cache,
+        ).expression  # fmt: skip
 
     def with_scales(self, scales: ScaleKind) -> "Scheme":
         """Return the same scheme with `dynamic` or `static` activation scales."""
@@ -116,6 +132,8 @@ _FOUR_128 = Zeropoint(bits=4, per="channel", group=128)
 _FP8_CHANNEL, _FP8_TOKEN = E4M3(per="channel"), E4M3(per="token")
 _MX_CHANNEL, _MX_TOKEN = MxE2M1(per="channel"), MxE2M1(per="token")
 _NV = NvE2M1(per="tensor")
+_GPTQ, _SMOOTH = Gptq(), Smooth()
+_FOUR_TOKEN = Absmax(bits=4, per="token")
 
 
 class Stated(Scheme):
@@ -130,7 +148,7 @@ class Fine(Scheme):
     """Weights absmax 8-bit per output channel, inputs absmax 8-bit per token."""
 
     examples = ("fine",)
-    weights: Grid = _CHANNEL
+    weights: Grid | None = _CHANNEL
     inputs: Grid | None = _TOKEN
 
 
@@ -139,7 +157,7 @@ class Moderate(Scheme):
     """Weights and inputs absmax 8-bit per tensor."""
 
     examples = ("moderate",)
-    weights: Grid = _TENSOR
+    weights: Grid | None = _TENSOR
     inputs: Grid | None = _TENSOR
 
 
@@ -156,7 +174,7 @@ class W4(Scheme):
     """Weights zeropoint 4-bit per output channel; activations untouched."""
 
     examples = ("w4",)
-    weights: Grid = _FOUR
+    weights: Grid | None = _FOUR
 
 
 @dataclass(kw_only=True, eq=False)
@@ -164,7 +182,24 @@ class W4G128(Scheme):
     """Weights zeropoint 4-bit in groups of 128 input channels; activations untouched."""
 
     examples = ("w4g128",)
-    weights: Grid = _FOUR_128
+    weights: Grid | None = _FOUR_128
+
+
+@dataclass(kw_only=True, eq=False)
+class W4G128GPTQ(W4G128):
+    """The same with GPTQ, by calibration text."""
+
+    name = "w4g128_gptq"
+    examples = ("w4g128_gptq",)
+    method: Method | None = _GPTQ
+
+
+@dataclass(kw_only=True, eq=False)
+class SmoothQuant(Moderate):
+    """Moderate, with SmoothQuant's division of inputs, by calibration text (its setting O2)."""
+
+    examples = ("smoothquant", "smoothquant(scales='static')")
+    method: Method | None = _SMOOTH
 
 
 class W8A8(Fine):
@@ -178,7 +213,7 @@ class FP8(Scheme):
     """Weights fp8 (e4m3) per output channel, inputs fp8 per token; emulated."""
 
     examples = ("fp8",)
-    weights: Grid = _FP8_CHANNEL
+    weights: Grid | None = _FP8_CHANNEL
     inputs: Grid | None = _FP8_TOKEN
 
 
@@ -187,7 +222,7 @@ class MXFP4(Scheme):
     """Weights and inputs 4-bit floats in groups of 32 under powers of two; emulated."""
 
     examples = ("mxfp4",)
-    weights: Grid = _MX_CHANNEL
+    weights: Grid | None = _MX_CHANNEL
     inputs: Grid | None = _MX_TOKEN
 
 
@@ -196,14 +231,31 @@ class NVFP4(Scheme):
     """Weights and inputs 4-bit floats in groups of 16 under fp8 scales; emulated."""
 
     examples = ("nvfp4",)
-    weights: Grid = _NV
+    weights: Grid | None = _NV
     inputs: Grid | None = _NV
+
+
+@dataclass(kw_only=True, eq=False)
+class KV8(Scheme):
+    """Keys and values absmax 8-bit per head and token; all else untouched; emulated."""
+
+    examples = ("kv8",)
+    cache: Grid | None = _TOKEN
+
+
+@dataclass(kw_only=True, eq=False)
+class KV4(Scheme):
+    """Keys and values absmax 4-bit per head and token; all else untouched; emulated."""
+
+    examples = ("kv4",)
+    cache: Grid | None = _FOUR_TOKEN
 
 
 SCHEMES: dict[str, Scheme] = {variant_name(kind): kind() for kind in (Fine, Moderate, Coarse, W4)}
 """The schemes of From Attention to Activation, section 5.2, by name."""
 NAMED: dict[str, Scheme] = SCHEMES | {
-    variant_name(kind): kind() for kind in (W4G128, W8A8, FP8, MXFP4, NVFP4)
+    variant_name(kind): kind()
+    for kind in (W4G128, W4G128GPTQ, W8A8, SmoothQuant, FP8, MXFP4, NVFP4, KV8, KV4)
 }
 """All schemes that have a name."""
 

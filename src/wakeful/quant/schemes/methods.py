@@ -1,0 +1,124 @@
+"""Methods: what is done to a layer before it is rounded, by what calibration text shows of it.
+
+Shapes: N output channels, K input channels.
+"""
+
+from abc import ABC
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from wakeful.errors import WakefulError
+from wakeful.quant.schemes.grids import Grid, Scales
+from wakeful.variants import Variant
+
+_COLUMNS = 128
+"""About so many columns are rounded before the rest hears of their errors at once."""
+
+
+@dataclass(kw_only=True, eq=False)
+class Method(Variant, ABC):
+    """A way to round a layer's weights, and a division of its inputs that they make up for."""
+
+    needs_products: ClassVar[bool] = False
+    """Whether `round` asks for XᵀX."""
+
+    def divisor(
+        self, inputs: Float[Tensor, "K"], weights: Float[Tensor, "K"]
+    ) -> Float[Tensor, "K"] | None:
+        """Return what to divide inputs and multiply weights by, from the largest |x| and |W| of
+        each input channel; None is 1.
+        """
+        return None
+
+    def round(
+        self, weight: Float[Tensor, "N K"], grid: Grid, products: Float[Tensor, "K K"] | None
+    ) -> tuple[Tensor, Scales]:
+        """Return the codes of W and their scales, to nearest here; `products` is XᵀX."""
+        scales = grid.scales_of(weight)
+        return grid.quantize(weight, scales), scales
+
+
+@dataclass(kw_only=True, eq=False)
+class Gptq(Method):
+    """GPTQ (2210.17323, algorithm 1): columns are rounded in order, and each one's error is made up
+    for by those after it, as far as the text shows them together.
+
+    H = XᵀX + `damping` · mean(diag XᵀX) · I and H⁻¹ = UᵀU; with e = (w_i − ŵ_i) / U_ii the columns
+    j > i become w_j − e·U_ij. A group's scale is set when its first column's turn comes.
+    """
+
+    examples = ("gptq", "gptq(damping=0.05)")
+    needs_products = True
+    damping: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not self.damping > 0:
+            raise WakefulError(f"gptq: damping must be above 0, got {self.damping}")
+
+    def round(
+        self, weight: Float[Tensor, "N K"], grid: Grid, products: Float[Tensor, "K K"] | None
+    ) -> tuple[Tensor, Scales]:
+        assert products is not None
+        factor = self.factor(products)
+        w = weight.detach().double().clone()
+        width = w.shape[1]
+        codes = torch.empty(w.shape, dtype=torch.int8, device=w.device)
+        scales = grid.scales_of(weight)
+        group = grid.group or 1
+        step = group * max(1, _COLUMNS // group)
+        for first in range(0, width, step):
+            last = min(first + step, width)
+            block, errors = w[:, first:last], []
+            for column in range(first, last):
+                here = column - first
+                if grid.group and column % group == 0:
+                    _put(scales, column // group, grid.refit(block[:, here : here + group], scales))
+                one, each = block[:, here : here + 1], scales.at(column)
+                codes[:, column : column + 1] = grid.quantize(one, each)
+                rounded = grid.dequantize(codes[:, column : column + 1], each)
+                error = (one - rounded) / factor[column, column]
+                block[:, here + 1 :] -= error * factor[column, column + 1 : last]
+                errors.append(error)
+            w[:, last:] -= torch.cat(errors, 1) @ factor[first:last, last:]
+        return codes, scales
+
+    def factor(self, products: Float[Tensor, "K K"]) -> Float[Tensor, "K K"]:
+        """Return U in float64, upper triangular, of (XᵀX + damping)⁻¹ = UᵀU."""
+        hessian = products.double().clone()
+        diagonal = hessian.diagonal()
+        mean = float(diagonal.mean())
+        diagonal += self.damping * mean if mean > 0 else 1.0  # nothing came in: all are alike
+        lower = torch.linalg.cholesky(hessian)
+        return torch.linalg.cholesky(torch.cholesky_inverse(lower), upper=True)
+
+
+@dataclass(kw_only=True, eq=False)
+class Smooth(Method):
+    """SmoothQuant (2211.10438, equation 4): input channels are divided by
+    s = max|x|^α / max|W|^(1−α), and weights multiplied by it.
+
+    Layers that read the same tensor share s.
+    """
+
+    examples = ("smooth", "smooth(alpha=0.75)")
+    alpha: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1:
+            raise WakefulError(f"smooth: alpha must be from 0 to 1, got {self.alpha}")
+
+    def divisor(
+        self, inputs: Float[Tensor, "K"], weights: Float[Tensor, "K"]
+    ) -> Float[Tensor, "K"]:
+        s = inputs.float() ** self.alpha / weights.float() ** (1 - self.alpha)
+        return torch.where((inputs > 0) & (weights > 0), s, torch.ones_like(s))
+
+
+def _put(scales: Scales, group: int, fresh: Scales) -> None:
+    scales.scale[:, group : group + 1] = fresh.scale
+    if scales.zero is not None and fresh.zero is not None:
+        scales.zero[:, group : group + 1] = fresh.zero

@@ -1,0 +1,207 @@
+"""GPTQ and SmoothQuant against their definitions, and quantized keys and values."""
+
+import pytest
+import torch
+from test_convert import gpt2, llama, logits
+from torch import Tensor, nn
+
+from helpers import some_tokens, tiny_decoder
+from wakeful.errors import WakefulError
+from wakeful.quant import parse_scheme, quantize, quantized_layers
+from wakeful.quant.convert import linear_layers, observe
+from wakeful.quant.schemes.grids import E4M3, Absmax, Grid, MxE2M1, NvE2M1, Zeropoint
+from wakeful.quant.schemes.methods import Gptq, Smooth
+
+GRIDS: list[Grid] = [
+    Zeropoint(bits=4, per="channel"), Absmax(bits=3, per="tensor"),
+    Zeropoint(bits=4, per="channel", group=5), Absmax(bits=4, per="channel", group=64),
+    E4M3(per="channel"), MxE2M1(per="channel"), NvE2M1(per="tensor"),
+]  # fmt: skip
+
+
+def inputs(width: int, rows: int = 200) -> Tensor:
+    """Rows whose channels go together."""
+    generator = torch.Generator().manual_seed(width)
+    mixing = torch.randn(width, width, generator=generator)
+    return torch.randn(rows, width, generator=generator) @ (mixing + torch.eye(width))
+
+
+def by_definition(weight: Tensor, products: Tensor, grid: Grid, damping: float) -> Tensor:
+    """Round one column at a time; the rest takes its best answer, of an inverse computed anew."""
+    w = weight.double().clone()
+    hessian = products.double() + damping * products.double().diagonal().mean() * torch.eye(
+        len(products), dtype=torch.float64
+    )
+    rounded = torch.zeros_like(w)
+    whole = grid.scales_of(weight)
+    for i in range(w.shape[1]):
+        if grid.group and i % grid.group == 0:
+            now = grid.refit(w[:, i : i + grid.group], whole)
+        elif not grid.group:
+            now = whole
+        column = w[:, i : i + 1]
+        rounded[:, i : i + 1] = grid.fake_quantize(column, now.at(0))
+        inverse = torch.linalg.inv(hessian[i:, i:])
+        error = (column - rounded[:, i : i + 1]) / inverse[0, 0]
+        w[:, i:] -= error * inverse[:1]
+    return rounded
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (7, 13), (5, 131), (3, 193)])
+def test_gptq_is_its_definition(grid: Grid, rows: int, width: int) -> None:
+    x = inputs(width)
+    weight = torch.randn(rows, width)
+    products = x.T @ x
+    codes, scales = Gptq().round(weight, grid, products)
+    found = grid.dequantize(codes, scales)
+    expected = by_definition(weight, products, grid, 0.01).float()
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("grid", GRIDS[:4], ids=str)
+def test_gptq_makes_the_output_better(grid: Grid) -> None:
+    x, weight = inputs(96), torch.randn(24, 96)
+    plain = grid.fake_quantize(weight, grid.scales_of(weight))
+    found = grid.dequantize(*Gptq().round(weight, grid, x.T @ x))
+    before, after = ((x @ (each - weight).T).norm() for each in (plain, found))
+    assert after < 0.8 * before
+    assert (found - weight).norm() > (plain - weight).norm()  # the weights themselves pay
+
+
+def test_gptq_of_nothing_is_plain_rounding() -> None:
+    weight, grid = torch.randn(4, 9), GRIDS[0]
+    found = grid.dequantize(*Gptq().round(weight, grid, torch.zeros(9, 9)))
+    assert torch.equal(found, grid.fake_quantize(weight, grid.scales_of(weight)))
+
+
+@pytest.mark.parametrize("make", [lambda: tiny_decoder(dtype=torch.float32).eval(), llama, gpt2])
+def test_calibration_sees_what_layers_read(make) -> None:
+    model = make()
+    tokens = [some_tokens(1, 12, seed=n) for n in range(3)]
+    layers = linear_layers(model)
+    seen = observe(model, layers, tokens, products=True)
+    read: dict[str, list[Tensor]] = {name: [] for name in layers}
+    for name, layer in layers.items():
+        layer.register_forward_pre_hook(lambda _m, args, n=name: read[n].append(args[0][0]))
+    for each in tokens:
+        logits(model) if each is None else model(each)
+    for name, xs in read.items():
+        x = torch.cat(xs)
+        torch.testing.assert_close(seen[name].products, x.T @ x, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(seen[name].channels, x.abs().amax(0))
+    shared = [name for name in seen if seen[name].weights is next(iter(seen.values())).weights]
+    assert len(shared) == (1 if isinstance(model, type(gpt2())) else 3)  # query, key, value
+
+
+def test_gptq_in_portions_is_gptq_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_decoder(dtype=torch.float32).eval()
+    given = [some_tokens(1, 12)]
+    whole = quantize(model, "w4g128_gptq", calibration=given)
+    monkeypatch.setattr("wakeful.quant.convert._PRODUCTS", 1)
+    parts = quantize(model, "w4g128_gptq", calibration=given)
+    assert torch.equal(logits(whole), logits(parts))
+    plain = quantize(model, "w4g128")
+    full = logits(model)
+    assert not torch.equal(logits(plain), logits(whole))
+    assert (logits(whole) - full).norm() < 0.5 * full.norm()
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
+def test_smoothing_moves_ranges_and_not_the_function(alpha: float) -> None:
+    x, w = torch.rand(11) + 0.1, torch.rand(11) + 0.1
+    x[3], w[5] = 0.0, 0.0  # a dead channel stays as it is
+    s = Smooth(alpha=alpha).divisor(x, w)
+    expected = x**alpha / w ** (1 - alpha)
+    expected[[3, 5]] = 1.0
+    torch.testing.assert_close(s, expected)
+    if alpha == 0.5:
+        live = [n for n in range(11) if n not in (3, 5)]
+        torch.testing.assert_close((x / s)[live], (w * s)[live])
+
+
+def test_a_smoothed_layer_is_its_formula() -> None:
+    torch.manual_seed(0)
+    model = llama()
+    model.model.embed_tokens.weight.data[:, 3] *= 100  # a channel that stands out
+    model.model.layers[0].input_layernorm.weight.data[3] = 30.0
+    given = [some_tokens(1, 12)]
+    scheme = parse_scheme("smoothquant")
+    small = quantize(model, scheme, calibration=given)
+    attention = model.model.layers[0].self_attn
+    projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+    found: list[Tensor] = []
+    attention.q_proj.register_forward_pre_hook(lambda _m, args: found.append(args[0]))
+    with torch.no_grad():
+        model(given[0])
+    x = found[0]
+    top = torch.cat([each.weight.detach() for each in projections]).abs().amax(0)
+    s = (x[0].abs().amax(0) / top).sqrt()
+    weight = attention.k_proj.weight.detach() * s
+    grid = Absmax(bits=8, per="tensor")
+    w_hat = grid.fake_quantize(weight, grid.scales_of(weight))
+    x_hat = grid.fake_quantize(x[0] / s, grid.scales_of(x[0] / s))
+    layer = quantized_layers(small)["model.layers.0.self_attn.k_proj"]
+    torch.testing.assert_close(layer(x)[0], x_hat @ w_hat.T, rtol=1e-4, atol=1e-5)
+    y = attention.k_proj(x)
+    rough = quantized_layers(quantize(model, "moderate"))["model.layers.0.self_attn.k_proj"]
+    assert (layer(x) - y).norm() < 0.7 * (rough(x) - y).norm()
+
+
+CACHED = ["own", "resformer", "svformer"]
+
+
+@pytest.mark.parametrize("route", CACHED)
+@pytest.mark.parametrize("scheme", ["kv8", "scheme(cache=zeropoint(bits=4, per='token'))"])
+def test_attention_reads_quantized_keys_and_values(route: str, scheme: str) -> None:
+    model = tiny_decoder(dtype=torch.float32, route=route).eval()
+    small = quantize(model, scheme)
+    grid = parse_scheme(scheme).cache
+    assert grid is not None
+    read: list[tuple[Tensor, Tensor]] = []
+    small.blocks[0].attention.dot.register_forward_pre_hook(lambda _m, args: read.append(args[1:3]))
+    plain: list[tuple[Tensor, Tensor]] = []
+    hook = model.blocks[0].attention.dot.register_forward_pre_hook(
+        lambda _m, args: plain.append(args[1:3])
+    )
+    tokens = some_tokens(2, 9)
+    with torch.inference_mode():
+        whole, full = small(tokens), model(tokens)
+        hook.remove()
+        for got, exact in zip(read[0], plain[0], strict=True):
+            for head, before in zip(
+                got.unflatten(0, (-1,)).flatten(0, 2), exact.flatten(0, 2), strict=True
+            ):
+                row = before[None]
+                torch.testing.assert_close(head[None], grid.fake_quantize(row, grid.scales_of(row)))
+        far = 0.05 if scheme == "kv8" else 0.4
+        assert 0 < (whole - full).norm() < far * full.norm()
+        cache = small.new_cache(2, 9)
+        parts = [small(tokens[:, n : n + 1], cache=cache) for n in range(9)]
+        torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=2e-2, atol=5e-2)
+    assert not any(hasattr(block.attention.quantized, "scheme") for block in model.blocks)
+
+
+def test_what_methods_and_caches_refuse() -> None:
+    decoder = tiny_decoder(dtype=torch.float32).eval()
+    for model in (llama(), gpt2()):
+        with pytest.raises(WakefulError, match="of Transformers: leave cache out of the scheme"):
+            quantize(model, "kv8")
+    with pytest.raises(WakefulError, match="gptq: calibration text is needed"):
+        quantize(decoder, "w4g128_gptq")
+    with pytest.raises(WakefulError, match=r"quantized already: .* is kv4"):
+        quantize(quantize(decoder, "kv4"), "fine")
+    for text, message in (
+        ("scheme(inputs=absmax(bits=8, per='token'))", "weights, or a cache and nothing else"),
+        ("scheme(cache=absmax(bits=8, per='tensor'))", "cache share a scale per token"),
+        ("w4(method=gptq(damping=0))", "damping must be above 0"),
+        ("fine(method=smooth(alpha=2))", "alpha must be from 0 to 1"),
+        ("kv8(method=gptq)", "weights, or a cache and nothing else"),
+    ):
+        with pytest.raises(WakefulError, match=message):
+            parse_scheme(text)
+
+
+def test_smoothing_counts_readers_of_one_tensor_once() -> None:
+    layer = nn.Linear(4, 3)
+    assert Smooth().divisor(torch.zeros(4), layer.weight.detach().abs().amax(0)).tolist() == [1] * 4
