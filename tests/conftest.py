@@ -2,11 +2,30 @@
 
 import os
 from collections.abc import Iterator
+from functools import partial
+from types import ModuleType
+from unittest.mock import patch
 
 import jaxtyping
+from jaxtyping import _import_hook as hook
+
+
+def run_module(loader: hook._JaxtypingLoader, module: ModuleType) -> None:
+    """Find a checked module's bytecode by a name of its own, and then only run it.
+
+    jaxtyping's way has the other name while the module runs too, and with it everything that the
+    module imports: half of Transformers would be compiled anew in every process.
+    """
+    other_name = partial(hook._optimized_cache_from_source, loader._typechecker.get_hash())
+    with patch("importlib._bootstrap_external.cache_from_source", other_name):
+        code = loader.get_code(module.__name__)
+    assert code is not None
+    exec(code, vars(module))
+
 
 # Before anything imports `wakeful`: every annotated function checks its shapes and types. Dynamo
 # cannot trace the checks, so tests of compiled models run those in a process of their own.
+hook._JaxtypingLoader.exec_module = run_module
 jaxtyping.install_import_hook("wakeful", "typechecker.check")
 
 import pytest  # noqa: E402

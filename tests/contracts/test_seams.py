@@ -155,7 +155,7 @@ def test_a_model_of_rivals_is_quantized():
 
 def test_ours_and_models_of_rivals_compile_whole():
     """All in one process, whose start takes as long as a compilation."""
-    options = [ALL, ALL | {"depth": "attention_over_depth", "norm": "layernorm"}]
+    options = [ALL, {"depth": "attention_over_depth", "norm": "layernorm"}]
     contract.check_compiled([contract.COMPILED, *map(json.dumps, options)])
 
 

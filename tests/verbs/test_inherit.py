@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from wakeful.config.schema import TrainConfig
 from wakeful.config.tables import to_table
 from wakeful.config.verbs import InheritOptions, options_from
 from wakeful.errors import WakefulError
+from wakeful.growth.plan import Cost, measure_costs
 from wakeful.loading.load import read_decoder
 from wakeful.pages.inheritance import read_inheritance, verdicts, write_inheritance
 from wakeful.runs.run import Run
@@ -141,14 +143,23 @@ def test_all_layers_and_no_training_to_speak_of_is_the_reference(
 
 
 def test_minutes_are_turned_into_steps(
-    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    timed = [*command, "--steps", "0", "--minutes", "0.1", "--baseline", "random",
-             "--batch_size", "32"]  # fmt: skip
-    assert main(timed) == 0
-    assert "steps a round fit into the time" in capsys.readouterr().out
-    run = Run.open(tmp_path / "out/heir-2")
-    assert run.config.train.steps == Run.open(tmp_path / "out/random").config.train.steps >= 5
+    def slow_steps(*given: Any) -> list[Cost]:
+        costs = measure_costs(*given)
+        assert all(0 < cost.step < 60 and 0 < cost.evaluation < 60 for cost in costs)
+        return [replace(cost, step=37, evaluation=0) for cost in costs]
+
+    with monkeypatch.context() as patch:
+        patch.setattr("wakeful.verbs.inherit.measure_costs", slow_steps)
+        timed = [*command, "--steps", "0", "--minutes", "10", "--baseline", "random"]
+        assert main(timed) == 0
+    assert "7 steps a round fit into the time" in capsys.readouterr().out
+    for name in ("heir-2", "random"):
+        assert Run.open(tmp_path / "out" / name).config.train.steps == 7
     too_short = [*command, "--out", str(tmp_path / "short"), "--steps", "0", "--minutes", "1e-6"]
     assert "are enough for 0 steps" in fails(capsys, *too_short)
     assert not (tmp_path / "short").exists()
