@@ -112,7 +112,7 @@ def test_layer_errors_are_of_the_full_precision_input(kind: str) -> None:
             model(tokens)
         handle.remove()
         weight = layer.weight if kind == "decoder" else layer.weight.T
-        errors, kurtosis = [], []
+        errors, kurtosis, peaks = [], [], []
         for x in inputs:
             y = x @ weight.T + (0 if layer.bias is None else layer.bias)
             s, t = x.abs().max() / 127, weight.abs().max() / 127
@@ -120,6 +120,7 @@ def test_layer_errors_are_of_the_full_precision_input(kind: str) -> None:
             y_q = y_q + (0 if layer.bias is None else layer.bias)
             errors.append(((y_q - y)[1:].norm() / y[1:].norm()).item())
             kurtosis.append(exact.kurtosis(x[1:]).mean().item())
+            peaks.append((x[1:].abs().amax(1) / x[1:].abs().mean(1)).mean().item())
     mean = sum(errors) / 4
     assert value(
         found, module=inner, metric="relative_error", position="rest", scheme="moderate"
@@ -127,6 +128,9 @@ def test_layer_errors_are_of_the_full_precision_input(kind: str) -> None:
     assert value(found, module=inner, metric="input_kurtosis", position="rest") == pytest.approx(
         sum(kurtosis) / 4, rel=1e-4
     )
+    assert value(
+        found, module=inner, metric="input_max_over_mean", position="rest"
+    ) == pytest.approx(sum(peaks) / 4, rel=1e-4)
     row = found.filter(pl.col("module") == inner).row(0, named=True)
     assert row["layer"] == (2 if kind == "decoder" else 1)
     assert row["kind"] == ("attention.value" if kind == "decoder" else "mlp.c_fc")

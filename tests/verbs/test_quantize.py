@@ -18,9 +18,11 @@ from wakeful.cli import main
 from wakeful.errors import WakefulError
 from wakeful.evaluation.diagnosis import sequences_of
 from wakeful.loading.load import load
-from wakeful.pages.quantization import with_digits
+from wakeful.pages.quantization import Damage, predicts, with_digits
+from wakeful.pages.quantization_matrix import correlations
 from wakeful.probes.running import logits_of
-from wakeful.quant import Absmax, Scheme, quantize, quantized_layers
+from wakeful.quant import Absmax, Scheme, parse_scheme, quantize, quantized_layers
+from wakeful.quant.measure import LAYER_SCHEMA, Measurement, Totals
 from wakeful.runs.run import Run
 from wakeful.training.loop import train
 from wakeful.verbs.quantize import chosen_schemes
@@ -68,7 +70,8 @@ def test_all_schemes_make_one_table_and_one_page(
         loss = rows["nll"].sum() / rows["tokens"].sum()
         assert perplexity == pytest.approx(math.exp(loss))
     table = pl.read_parquet(out / "quantization.parquet")
-    assert set(table["metric"]) == {"relative_error", "input_kurtosis", "block_error", "kurtosis"}
+    assert set(table["metric"]) == {"relative_error", "input_kurtosis", "input_max_over_mean",
+                                    "block_error", "kurtosis"}  # fmt: skip
     assert set(table["model"]) == {"vanilla"}
     page = (out / "report.html").read_text()
     assert len(re.findall('class="spec"', page)) == 5 + 6
@@ -197,6 +200,84 @@ def test_methods_formats_and_caches_make_a_page(text: Path, run: Path, tmp_path:
     assert torch.equal(again.logits(tokens), small.logits(tokens))
 
 
+def test_several_models_make_one_matrix(
+    text: Path, run: Path, llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    out, schemes = tmp_path / "out", ["coarse", "w4g128_gptq"]
+    where = ["--text", str(text), *SMALL, "--calibration_sequences", "1", "--figures", "svg"]
+    command = ["quantize", str(run), str(llama), *where, "--scheme", *schemes]
+    assert main([*command, "--out", str(out)]) == 0
+    shown = capsys.readouterr().out
+    for name in ("vanilla", "llama"):
+        assert re.search(rf"^{name} .*±", shown, re.MULTILINE), name
+    summary = json.loads((out / "summary.json").read_text())
+    assert [each["model"] for each in summary["models"]] == ["vanilla", "llama"]
+    for each, alone in zip(summary["models"], (run, llama), strict=True):
+        given = {"text": str(text), "length": 16, "num_sequences": 3, "calibration_sequences": 1}
+        same = wakeful.quantize(str(alone), *schemes, **given).summary
+        assert same.keys() == each.keys()
+        for one, other in zip(each["schemes"], same["schemes"], strict=True):
+            timeless = {key: value for key, value in one.items() if not key.endswith("seconds")}
+            assert timeless == {key: other[key] for key in timeless}
+            assert one["quantize_seconds"] > 0
+            assert one["read_seconds"] > 0
+    assert [each["scheme"] for each in summary["correlations"]] == schemes
+    assert summary["correlations"][0]["layers"] == 2 * 15
+    assert summary["correlations"][0]["models_kurtosis"] is None
+    assert "2 models are too few to tell" in summary["kurtosis_predicts"]
+    assert set(pl.read_parquet(out / "quantization.parquet")["model"]) == {"vanilla", "llama"}
+    assert len(pl.read_parquet(out / "sequences.parquet")) == 2 * 3 * 3
+    page = (out / "report.html").read_text()
+    assert len(re.findall('class="spec"', page)) == 2
+    assert page.count(" nats<br>") == 4
+    assert Run.open(out).header.kind == "quantize"
+    assert len(list((out / "figures").iterdir())) == 2
+
+
+def invented(rows: list[tuple[float, float]], losses: list[tuple[float, float]]) -> list[Damage]:
+    """Models whose layers have these errors and kurtosis, and which lose so much at theirs."""
+    found = []
+    for n, (loss, kurtosis) in enumerate(losses):
+        table = [
+            (scheme, f"m{i}", i, "mlp", position, metric, value, None)
+            for i, (error, shape) in enumerate(rows)
+            for scheme, position, metric, value in (
+                ("fine", "all", "relative_error", error),
+                ("", "rest", "input_kurtosis", shape),
+            )
+        ]
+        table.append(("", "b", 0, "block", "rest", "kurtosis", kurtosis, None))
+        layers = pl.DataFrame(table, schema=LAYER_SCHEMA, orient="row")
+        totals = {"fine": Totals([1.0 + loss], [0.0])}
+        measurement = Measurement(f"model {n}", [1], Totals([1.0]), totals, layers)
+        found.append(Damage(measurement, {"fine": parse_scheme("fine")}, 8, {"fine": 2}, {}))
+    return found
+
+
+def test_a_sentence_says_whether_kurtosis_predicts() -> None:
+    up = [(0.1 * n, float(n * n)) for n in range(1, 9)]
+    down = [(0.1 * n, 1.0 / n) for n in range(1, 9)]
+    mixed = [(0.1 * n, float(m)) for n, m in enumerate([3, 1, 4, 8, 2, 6, 5, 7], start=1)]
+    one = [(0.1, 3.0)]
+    assert "predicts its error under fine (ρ = +1.00)." in predicts(invented(up, one))
+    assert "does not predict its error under fine (ρ = −1.00)" in predicts(invented(down, one))
+    # ρ = 1 − 6·36 / (8·63) = 0.571, t = 1.7 < 2.447
+    assert "does not predict its error under fine (ρ = +0.57)" in predicts(invented(mixed, one))
+    many = [(0.01 * (n + 40 * (n % 3)), float(n)) for n in range(60)]
+    assert "weakly predicts its error" in predicts(invented(many, one))
+    losses = [(0.1 * n, 3.0 + n) for n in range(6)]
+    assert predicts(invented(up, losses)).endswith(
+        "Over 6 models, the mean kurtosis of blocks' outputs predicts the loss increase under fine "
+        "(ρ = +1.00)."
+    )
+    assert "4 models are too few to tell: it takes 5." in predicts(invented(up, losses[:4]))
+    row = correlations(invented(up, losses))[0]
+    assert (row["layers"], row["models"]) == (48, 6)
+    assert row["layers_kurtosis"] == pytest.approx(1)
+    assert row["models_kurtosis"] == pytest.approx(1)
+    assert row["layers_max_over_mean"] is None
+
+
 def test_which_schemes() -> None:
     def names(schemes: list[str], scales: list[str]) -> list[str]:
         return [str(each) for each in chosen_schemes(schemes, scales)]
@@ -251,8 +332,13 @@ def test_bad_input_is_one_line_and_writes_nothing(
     def wrong(*more: str, model: Path = run) -> str:
         return fails(capsys, "quantize", str(model), *where, *more)
 
-    assert "name one model" in fails(capsys, "quantize", *where)
-    assert "name one model" in fails(capsys, "quantize", str(run), str(llama), *where)
+    assert "name a model" in fails(capsys, "quantize", *where)
+    two = ["quantize", str(run), str(llama), *where]
+    assert "--save writes one model, and 2 are named" in fails(capsys, *two, "--save", str(small))
+    assert "two models are called 'vanilla'" in fails(
+        capsys, "quantize", str(run), str(run), *where
+    )
+    assert "LlamaForCausalLM of Transformers: leave cache" in fails(capsys, *two, "--scheme", "kv8")
     assert "did you mean 'coarse'" in wrong("--scheme", "coarser")
     assert "named twice" in wrong("--scheme", "fine", "fine")
     assert "nothing to calibrate" in wrong("--scales", "static")

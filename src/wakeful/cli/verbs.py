@@ -241,13 +241,14 @@ def evaluate(arguments: list[str]) -> None:
 
 
 def quantize(arguments: list[str]) -> None:
-    """MODEL [options]."""
-    models, options = read(QuantizeOptions, arguments, "quantize MODEL")
-    options = with_out("quantize", [_one(models)], options)
+    """MODEL... [options]."""
+    models, options = read(QuantizeOptions, arguments, "quantize MODEL...")
+    options = with_out("quantize", models, options)
 
     from wakeful.verbs.quantize import quantize
 
-    done = quantize(*models, options=options, shown=display)
+    given = models if len(models) > 1 else models[0]
+    done = quantize(given, options=options, shown=display)
     if options.save:
         tell(f"quantized model: {options.save}")
     finish(done, Path(options.out) / "report.html")

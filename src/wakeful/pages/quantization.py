@@ -1,7 +1,7 @@
 """What quantization did: figures for a summary, plain words, charts, and one offline HTML page."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import polars as pl
 from rich.table import Table as Grid
 from rich.text import Text
 
-from wakeful.estimates import Estimate, finite, reach
+from wakeful.estimates import Estimate, finite, reach, student_quantile
 from wakeful.pages.charts import (
     Drawing,
     colored,
@@ -33,6 +33,10 @@ _FREE, _HEAVY = 1.02, 1.2
 _WORST = 8
 """How many of the worst layers the page lists."""
 _POSITIONS = ("rest", "first")
+_STRONG = 0.5
+"""From this rank correlation on, kurtosis is said to predict the damage."""
+_FEW = 5
+"""Fewer models than these cannot show a rank correlation: four in order may be chance (1 in 12)."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,8 @@ class Damage:
     schemes: dict[str, Scheme]
     full_bytes: int
     bytes: dict[str, int]
+    seconds: dict[str, float]
+    """What quantizing took, calibration included."""
 
 
 def scheme_rows(damage: Damage) -> pl.DataFrame:
@@ -69,15 +75,17 @@ def scheme_rows(damage: Damage) -> pl.DataFrame:
 def layer_errors(damage: Damage, scheme: str, position: str = "all") -> pl.DataFrame:
     """Return every layer's relative error under a scheme, beside its input's kurtosis.
 
-    Columns: module, layer, kind, value, standard_error, kurtosis_first, kurtosis_rest.
+    Columns: module, layer, kind, value, standard_error, kurtosis_first, kurtosis_rest,
+    max_over_mean_first, max_over_mean_rest.
     """
     rows = damage.measurement.layers
     found = rows.filter(scheme=scheme, metric="relative_error", position=position)
     found = found.select("module", "layer", "kind", "value", "standard_error")
-    for part in ("first", "rest"):
-        kurtosis = rows.filter(metric="input_kurtosis", position=part)
-        kurtosis = kurtosis.select("module", pl.col("value").alias(f"kurtosis_{part}"))
-        found = found.join(kurtosis, on="module", how="left", maintain_order="left")
+    for metric in ("kurtosis", "max_over_mean"):
+        for part in ("first", "rest"):
+            shape = rows.filter(metric=f"input_{metric}", position=part)
+            shape = shape.select("module", pl.col("value").alias(f"{metric}_{part}"))
+            found = found.join(shape, on="module", how="left", maintain_order="left")
     return found
 
 
@@ -104,6 +112,7 @@ def summary(damage: Damage) -> dict[str, Any]:
             for position in ("first", "rest")
         },
         "schemes": [scheme_figures(damage, name) for name in damage.schemes],
+        "kurtosis_predicts": predicts([damage]),
     }
 
 
@@ -133,17 +142,83 @@ def scheme_figures(damage: Damage, name: str) -> dict[str, Any]:
         "worst_layer": worst["module"],
         "worst_layer_kurtosis_first": worst["kurtosis_first"],
         "worst_layer_kurtosis_rest": worst["kurtosis_rest"],
-        "error_follows_kurtosis": follows_kurtosis(errors),
+        "error_follows_kurtosis": follows(errors, "kurtosis_rest"),
+        "error_follows_max_over_mean": follows(errors, "max_over_mean_rest"),
+        "quantize_seconds": damage.seconds[name],
+        "read_seconds": measurement.schemes[name].seconds,
     }
 
 
-def follows_kurtosis(errors: pl.DataFrame) -> float | None:
-    """Return Spearman's ρ between layers' errors and their inputs' kurtosis at the rest."""
-    known = errors.filter(pl.col("value").is_finite() & pl.col("kurtosis_rest").is_finite())
+def follows(errors: pl.DataFrame, shape: str) -> float | None:
+    """Return Spearman's ρ between `value` and a column; None for fewer than three rows."""
+    known = errors.filter(pl.col("value").is_finite() & pl.col(shape).is_finite())
     if len(known) < 3:
         return None
-    found = known.select(pl.corr("value", "kurtosis_rest", method="spearman")).item()
-    return finite(found)
+    return finite(known.select(pl.corr("value", shape, method="spearman")).item())
+
+
+def over_layers(damages: Sequence[Damage], scheme: str) -> pl.DataFrame:
+    """Return `layer_errors` of several models one after another."""
+    return pl.concat(
+        layer_errors(damage, scheme).with_columns(model=pl.lit(damage.measurement.name))
+        for damage in damages
+    )
+
+
+def over_models(damages: Sequence[Damage], scheme: str) -> pl.DataFrame:
+    """Return each model's loss increase as `value`, and its `kurtosis_rest`: of all but the first
+    token, the mean over blocks.
+    """
+    return pl.DataFrame(
+        {
+            "value": [damage.measurement.loss_increase(scheme)[0] for damage in damages],
+            "kurtosis_rest": [
+                block_values(damage, "kurtosis", "", "rest")["value"].mean() for damage in damages
+            ],
+        },
+        schema={"value": pl.Float64, "kurtosis_rest": pl.Float64},
+    )
+
+
+def predicts(damages: Sequence[Damage]) -> str:
+    """Say whether kurtosis predicts the damage: over all layers, and over models.
+
+    It does where Spearman's ρ is at least 0.5 and its t, ρ√((n − 2)/(1 − ρ²)), beyond the 95%
+    quantile; weakly where the latter alone holds.
+    """
+    schemes = list(damages[0].schemes)
+    layers = {name: over_layers(damages, name) for name in schemes}
+    text = _sentence("Over layers, the kurtosis of a layer's input", "its error", layers)
+    if len(damages) == 1:
+        return text
+    if len(damages) < _FEW:
+        return f"{text} {len(damages)} models are too few to tell: it takes {_FEW}."
+    models = {name: over_models(damages, name) for name in schemes}
+    more = _sentence(
+        f"Over {len(damages)} models, the mean kurtosis of blocks' outputs",
+        "the loss increase",
+        models,
+    )
+    return f"{text} {more}"
+
+
+def _sentence(what: str, damage: str, frames: Mapping[str, pl.DataFrame]) -> str:
+    groups: dict[str, list[str]] = {"predicts": [], "weakly predicts": [], "does not predict": []}
+    for name, frame in frames.items():
+        rho = follows(frame, "kurtosis_rest")
+        if rho is not None:
+            groups[_strength(rho, len(frame))].append(f"{name} (ρ = {rho:+.2f})")
+    told = [f"{verb} {damage} under {', '.join(names)}" for verb, names in groups.items() if names]
+    if not told:
+        return f"{what} cannot be set against {damage}."
+    return f"{what} {'; it '.join(told)}.".replace("-", "−")
+
+
+def _strength(rho: float, count: int) -> str:
+    away = abs(rho) * math.sqrt((count - 2) / max(1e-12, 1 - rho**2))
+    if rho <= 0 or away < student_quantile(count - 2):
+        return "does not predict"
+    return "predicts" if rho >= _STRONG else "weakly predicts"
 
 
 def findings(damage: Damage) -> list[Finding]:
@@ -209,7 +284,7 @@ def damage_grid(damage: Damage) -> Grid:
     before = with_digits(full["perplexity"], full["perplexity_standard_error"], least=4)
     grid.add_row("full", before, "", "", "", "", f"{damage.full_bytes / 1e6:,.2f}")
     for figures in full["schemes"]:
-        told = _with_errors(figures)
+        told = with_errors(figures)
         shares = (figures["layer_error_median"], figures["layer_error_worst"])
         grid.add_row(
             Text(figures["scheme"]),
@@ -220,7 +295,7 @@ def damage_grid(damage: Damage) -> Grid:
     return grid
 
 
-def _with_errors(figures: Mapping[str, Any]) -> dict[str, str]:
+def with_errors(figures: Mapping[str, Any]) -> dict[str, str]:
     """Return a scheme's estimates as they are shown."""
     return {
         key: with_digits(figures[key], figures[f"{key}_standard_error"], least=least)
@@ -416,15 +491,16 @@ def write_quantization(
         saved=saved,
         full=full,
         findings=findings(damage),
-        rows=[figures | _with_errors(figures) for figures in full["schemes"]],
+        rows=[figures | with_errors(figures) for figures in full["schemes"]],
         before=with_digits(full["perplexity"], full["perplexity_standard_error"], least=4),
         colors=colors(damage.schemes),
         drawn=dict(charts(damage)),
-        worst=[_worst(damage, name) for name in damage.schemes],
+        worst=[worst_layers(damage, name) for name in damage.schemes],
     )
 
 
-def _worst(damage: Damage, name: str) -> list[dict[str, Any]]:
+def worst_layers(damage: Damage, name: str) -> list[dict[str, Any]]:
+    """Return the layers whose error is the largest, with it at the first token and at the rest."""
     errors = layer_errors(damage, name)
     for position in ("first", "rest"):
         alone = layer_errors(damage, name, position).select("module", **{position: "value"})

@@ -5,6 +5,7 @@ sequence, K input channels, N output channels, V vocabulary.
 """
 
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -43,6 +44,8 @@ class Totals:
     nll: list[float] = field(default_factory=list)
     divergence: list[float] = field(default_factory=list)
     """KL to the full-precision model."""
+    seconds: float = 0.0
+    """What reading took; the full-precision model's, which is looked at inside, is not kept."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +120,8 @@ def measure(
 
     `layers` holds, first token and the rest apart: `relative_error` ‖ŷ − y‖ / ‖y‖ of every
     quantized layer, given the full-precision input; `block_error`, the same of each block's output
-    with the errors of all layers before it; `input_kurtosis` of every layer's input and `kurtosis`
-    of every block's output, both of the full-precision model.
+    with the errors of all layers before it; `input_kurtosis` and `input_max_over_mean` of every
+    layer's input and `kurtosis` of every block's output, all of the full-precision model.
     """
     check_causal(name, model)
     # Modules exist once under one name, even if they are called from several places.
@@ -142,8 +145,10 @@ def measure(
         reference = reference[start - 1 : -1]
         full.nll.append(_nll(reference, targets))
         for scheme, other in quantized.items():
+            before = time.perf_counter()
             with _hiddens(other) as found:
                 logits = logits_of(other, tokens)[0, start - 1 : -1]
+            totals[scheme].seconds += time.perf_counter() - before
             totals[scheme].nll.append(_nll(logits, targets))
             totals[scheme].divergence.append(_divergence(reference, logits))
             for label, h in states.items():
@@ -174,6 +179,13 @@ def _mean_kurtosis(h: Tensor) -> float:
     return float(exact.kurtosis(h if h.dtype == torch.float64 else h.float()).mean())
 
 
+def _mean_peak(x: Tensor) -> float:
+    """Return max |x| / mean |x| over a token's channels, the mean over tokens that are not zero."""
+    size = x.abs().float()
+    mean = size.mean(1)
+    return float((size.amax(1) / mean)[mean > 0].mean())
+
+
 @contextmanager
 def _see_layers(model: nn.Module, quantized: dict[str, nn.Module], rows: _Rows) -> Iterator[None]:
     """Compare every layer with its quantized forms on what it gets in the full-precision model."""
@@ -185,6 +197,7 @@ def _see_layers(model: nn.Module, quantized: dict[str, nn.Module], rows: _Rows) 
         def hook(layer: nn.Module, args: tuple) -> None:
             x = args[0].reshape(-1, args[0].shape[-1])
             rows.put("", name, "input_kurtosis", _by_position(x, _mean_kurtosis))
+            rows.put("", name, "input_max_over_mean", _by_position(x, _mean_peak))
             y = plain_linear(layer, x)
             for scheme, layers in forms.items():
                 if name in layers:

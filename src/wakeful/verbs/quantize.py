@@ -1,11 +1,12 @@
-"""The verb quantize: a model and schemes in; smaller models, and the damage done to a text, out."""
+"""The verb quantize: models and schemes in; smaller ones, and the damage done to a text, out."""
 
 import json
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import polars as pl
 import torch
@@ -27,16 +28,32 @@ from wakeful.pages.quantization import (
     damage_grid,
     findings,
     layer_error,
+    predicts,
     scheme_rows,
     summary,
     write_quantization,
 )
-from wakeful.quant.convert import linear_layers
+from wakeful.pages.quantization_matrix import (
+    matrix_charts,
+    matrix_grid,
+    matrix_summary,
+    write_matrix,
+)
+from wakeful.quant.convert import check_cache, linear_layers
 from wakeful.quant.convert import quantize as quantize_module
 from wakeful.quant.measure import measure
 from wakeful.quant.schemes import ScaleKind, Scheme, parse_scheme
 from wakeful.runs.run import Environment, Run, environment
-from wakeful.verbs.result import Result, Source, asked, dtype_of, each_model, name_of, showing
+from wakeful.verbs.result import (
+    Result,
+    Source,
+    asked,
+    dtype_of,
+    each_model,
+    name_of,
+    same_or_each,
+    showing,
+)
 from wakeful.verbs.session import bos_words
 from wakeful.world import ALONE
 
@@ -90,8 +107,7 @@ class Quantization(Result):
         with Run.create(folder, "quantize", fields) as run:
             run.write_json("environment.json", self.machine)
             run.write_frame("quantization.parquet", self.frame)
-            named = pl.lit(damage.measurement.name).alias("model")
-            run.write_frame("sequences.parquet", scheme_rows(damage).select(named, pl.all()))
+            run.write_frame("sequences.parquet", sequence_rows(damage))
             run.write_json("summary.json", self.summary | {"saved": saved})
             title = f"Quantization of {damage.measurement.name}"
             page = run.path / "report.html"
@@ -130,23 +146,92 @@ class Quantization(Result):
         return self.damage
 
 
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class QuantizationMatrix(Result):
+    """What several schemes did to several models; the quantized models themselves are let go of."""
+
+    each: Mapping[str, Quantization]
+    """Every model's own result, by its name, without models."""
+    figures: tuple[str, ...] = ()
+    """Formats of charts that are saved beside the page."""
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        return pl.concat(one.frame for one in self.each.values())
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """`models` with each one's summary as alone, `correlations`, `kurtosis_predicts`."""
+        models = [one.summary for one in self.each.values()]
+        return json.loads(json.dumps(matrix_summary(self._damages) | {"models": models}))
+
+    @property
+    def verdicts(self) -> list[str]:
+        sentences = [
+            f"{name}, {sentence}" for name, one in self.each.items() for sentence in one.verdicts
+        ]
+        return [*sentences, predicts(self._damages)]
+
+    def save(self, folder: str | Path) -> Path:
+        first = next(iter(self.each.values()))
+        fields = {
+            "models": [one.source for one in self.each.values()],
+            "schemes": list(self._damages[0].schemes),
+            "status": "done",
+        }
+        keys = list(dict.fromkeys(key for one in self.each.values() for key in one.method))
+        method = {
+            key: same_or_each({n: one.method[key] for n, one in self.each.items()
+                               if key in one.method})
+            for key in keys
+        }  # fmt: skip
+        with Run.create(folder, "quantize", fields) as run:
+            run.write_json("environment.json", first.machine)
+            run.write_frame("quantization.parquet", self.frame)
+            run.write_frame("sequences.parquet", pl.concat(map(sequence_rows, self._damages)))
+            run.write_json("summary.json", self.summary)
+            title = "Quantization of " + ", ".join(self.each)
+            write_matrix(self._damages, run.path / "report.html", title=title, method=method)
+            if self.figures:
+                (run.path / "figures").mkdir()
+                for n, (_, chart) in enumerate(matrix_charts(self._damages)):
+                    for suffix in self.figures:
+                        save_chart(chart, run.path / "figures" / f"layers-{n}.{suffix}")
+        return Path(folder)
+
+    def __rich__(self) -> Grid:
+        return matrix_grid(self._damages)
+
+    @property
+    def _damages(self) -> list[Damage]:
+        return [one._measured for one in self.each.values()]
+
+
+@overload
+def quantize(model: Source, *schemes: str | Scheme, **given: Any) -> Quantization: ...
+@overload
 def quantize(
-    model: Source,
+    model: list[Any] | tuple[Any, ...], *schemes: str | Scheme, **given: Any
+) -> QuantizationMatrix: ...
+def quantize(
+    model: Source | list[Any] | tuple[Any, ...],
     *schemes: str | Scheme,
     tokenizer: AnyTokenizer | str | Path | None = None,
     shown: Shown | None = None,
     options: QuantizeOptions | None = None,
     **given: Any,
-) -> Quantization:
-    """Quantize a model's linear layers, and measure on a text what that costs.
+) -> Quantization | QuantizationMatrix:
+    """Quantize models' linear layers and caches, and measure on a text what that costs.
 
         small = wakeful.quantize("smollm2", "coarse").model
         wakeful.quantize("smollm2", "fine", "w4", text="book.txt")
+        wakeful.quantize(["smollm2", "cured"], "coarse", "w4g128_gptq", "nvfp4", text="book.txt")
 
-    The model itself stays as it is. Without `text`, `data` or `out` nothing is measured.
+    The models themselves stay as they are. One without `text`, `data` or `out` is not measured.
 
     Args:
-        model: a name, a path, what `wakeful.load` returned, or a module in memory.
+        model: a name, a path, what `wakeful.load` returned, or a module in memory; or several of
+            them in a list, which are measured one after another and make one matrix.
         schemes: as `QuantizeOptions.scheme`, or schemes themselves.
         tokenizer: of a module in memory.
         shown: how to show progress; None is a bar where there is a terminal.
@@ -164,43 +249,74 @@ def quantize(
         given["scheme"] = tuple(
             each.expression if isinstance(each, Scheme) else each for each in schemes
         )
+    several = isinstance(model, list | tuple)
+    models = list(model) if isinstance(model, list | tuple) else [model]
     wanted = asked(QuantizeOptions, options, given)
     found = chosen_schemes(wanted.scheme, wanted.scales)
-    _check(wanted, found)
-    measures = bool(wanted.text or wanted.data or wanted.out)
-    calibrated = any(each.calibrated for each in found)
-    place = choose_device(wanted.device)
-    extra = wanted.calibration_sequences if calibrated else 0
+    _check(wanted, found, len(models))
+    measures = bool(wanted.text or wanted.data or wanted.out or several)
+    choose_device(wanted.device)
+    extra = wanted.calibration_sequences if any(each.calibrated for each in found) else 0
     count = wanted.num_sequences if measures else 0
     with showing(shown, "quantize", ALONE) as show:
         words = Beginning("")
         if count + extra:
             words = beginning_of(wanted.source, (wanted.length or LENGTH) * (count + extra))
-        loaded = next(
-            each_model(
-                [model], tokenizer=tokenizer, device=wanted.device, dtype=wanted.dtype,
-                trust_remote_code=wanted.trust_remote_code, show=show, world=ALONE,
-            )
+        loading = each_model(
+            models, tokenizer=tokenizer, device=wanted.device, dtype=wanted.dtype,
+            trust_remote_code=wanted.trust_remote_code, show=show, world=ALONE,
         )  # fmt: skip
-        layers = linear_layers(loaded.module, wanted.skip)
-        length = wanted.length_for(loaded.context)
-        tokens = _tokens(loaded, words, wanted, length, count + extra)
-        forms = {
-            str(each): _quantized(loaded, each, wanted, tokens[count:], show) for each in found
-        }
-        damage = None
-        if measures:
-            damage = _damage(loaded, forms, found, tokens[:count], show)
-        machine = environment(place)
-        result = Quantization(
-            models=forms, bos=loaded.bos, source=name_of(model), damage=damage,
-            method=_method(loaded, wanted, len(layers), length, extra, machine),
-            layers=tuple(layers), machine=machine, figures=wanted.figures,
-        )  # fmt: skip
+        results: dict[str, Quantization] = {}
+        for source in models or [""]:
+            result = _of_one(loading, source, words, wanted, found, count, extra, show)
+            if several:
+                results[result._measured.measurement.name] = replace(result, models={})
+            else:
+                results[""] = result
+        if several:
+            matrix = QuantizationMatrix(each=results, figures=wanted.figures)
+            if wanted.out:
+                matrix.save(wanted.out)
+            return matrix
+        result = results[""]
         saved = result.save_model(wanted.save) if wanted.save else None
         if wanted.out:
             result.save(wanted.out, saved=saved)
     return result
+
+
+def _of_one(
+    loading: Iterator[Model],
+    source: Source,
+    words: Beginning,
+    wanted: QuantizeOptions,
+    schemes: Sequence[Scheme],
+    count: int,
+    extra: int,
+    show: Display,
+) -> Quantization:
+    """Load the next model, quantize it, and measure it on `count` sequences; let go of it."""
+    loaded = next(loading)
+    layers = linear_layers(loaded.module, wanted.skip)
+    if any(each.cache is not None for each in schemes):
+        check_cache(loaded.module)
+    length = wanted.length_for(loaded.context)
+    tokens = _tokens(loaded, words, wanted, length, count + extra)
+    forms: dict[str, Model] = {}
+    seconds: dict[str, float] = {}
+    for each in schemes:
+        begun = time.perf_counter()
+        forms[str(each)] = _quantized(loaded, each, wanted, tokens[count:], show)
+        seconds[str(each)] = time.perf_counter() - begun
+    damage = None
+    if count:
+        damage = _damage(loaded, forms, schemes, seconds, tokens[:count], show)
+    machine = environment(choose_device(wanted.device))
+    return Quantization(
+        models=forms, bos=loaded.bos, source=name_of(source), damage=damage,
+        method=_method(loaded, wanted, len(layers), length, extra, machine),
+        layers=tuple(layers), machine=machine, figures=wanted.figures,
+    )  # fmt: skip
 
 
 def chosen_schemes(names: Sequence[str], scales: Sequence[ScaleKind]) -> list[Scheme]:
@@ -226,11 +342,18 @@ def chosen_schemes(names: Sequence[str], scales: Sequence[ScaleKind]) -> list[Sc
     return found
 
 
-def _check(wanted: QuantizeOptions, schemes: Sequence[Scheme]) -> None:
+def sequence_rows(damage: Damage) -> pl.DataFrame:
+    """Return `scheme_rows` with the model's name before them."""
+    return scheme_rows(damage).select(pl.lit(damage.measurement.name).alias("model"), pl.all())
+
+
+def _check(wanted: QuantizeOptions, schemes: Sequence[Scheme], models: int) -> None:
     if wanted.out:
         Run(wanted.out).refuse_existing("quantize")
     if not wanted.save:
         return
+    if models > 1:
+        raise WakefulError(f"--save writes one model, and {models} are named")
     if len(schemes) > 1:
         raise WakefulError(
             f"--save writes one model, and {len(schemes)} schemes are asked for: name one with "
@@ -273,6 +396,7 @@ def _damage(
     loaded: Model,
     forms: Mapping[str, Model],
     schemes: Sequence[Scheme],
+    seconds: dict[str, float],
     sequences: list[Tensor],
     show: Display,
 ) -> Damage:
@@ -287,7 +411,7 @@ def _damage(
     )
     full = state_bytes(loaded.module)
     sizes = {scheme: state_bytes(form.module) for scheme, form in forms.items()}
-    return Damage(measurement, {str(each): each for each in schemes}, full, sizes)
+    return Damage(measurement, {str(each): each for each in schemes}, full, sizes, seconds)
 
 
 def _tell(show: Display, name: str, total: int, done: int) -> None:
@@ -318,7 +442,8 @@ def _method(
         "nats a token",
         "Layer error": "‖ŷ − y‖ / ‖y‖ of a layer given the full-precision input; of a block with "
         "all errors before it",
-        "Kurtosis": "not excess (a Gaussian has 3), over channels, of the full-precision model",
+        "Kurtosis": "not excess (a Gaussian has 3), over channels, of the full-precision model; "
+        "max / mean: the largest |x| of a token over its mean |x|, the mean over tokens",
         "Scales": "dynamic: of the tensor at hand, one sequence at a time"
         + ("; static: the largest of calibration text" if calibration else ""),
         **(

@@ -1,0 +1,130 @@
+"""Several models under several schemes: one matrix of damage, and whether kurtosis foretells it."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import polars as pl
+from rich.table import Table as Grid
+from rich.text import Text
+
+from wakeful.pages.charts import Drawing, colored, colors, rounded, tip, wide
+from wakeful.pages.page import write_page
+from wakeful.pages.quantization import (
+    Damage,
+    follows,
+    over_layers,
+    over_models,
+    predicts,
+    summary,
+    with_digits,
+    with_errors,
+    worst_layers,
+)
+
+
+def matrix_summary(damages: Sequence[Damage]) -> dict[str, Any]:
+    """Return each model's figures as alone, the rank correlations, and the sentence on them."""
+    return {
+        "models": [summary(damage) for damage in damages],
+        "correlations": correlations(damages),
+        "kurtosis_predicts": predicts(damages),
+    }
+
+
+def correlations(damages: Sequence[Damage]) -> list[dict[str, Any]]:
+    """Return Spearman's ρ of each scheme: over all layers, with kurtosis and with max over mean,
+    and over models; None where there are fewer than three.
+    """
+    rows = []
+    for name in damages[0].schemes:
+        layers = over_layers(damages, name)
+        rows.append(
+            {
+                "scheme": name,
+                "layers": len(layers),
+                "layers_kurtosis": follows(layers, "kurtosis_rest"),
+                "layers_max_over_mean": follows(layers, "max_over_mean_rest"),
+                "models": len(damages),
+                "models_kurtosis": follows(over_models(damages, name), "kurtosis_rest"),
+            }
+        )
+    return rows
+
+
+def matrix_grid(damages: Sequence[Damage]) -> Grid:
+    """Return one row a model: what each scheme adds to its loss, in nats a token."""
+    grid = Grid(box=None, pad_edge=False, header_style="bold")
+    grid.add_column("loss increase", no_wrap=True)
+    for name in damages[0].schemes:
+        grid.add_column(Text(name), justify="right")
+    for damage in damages:
+        cells = [with_errors(each)["loss_increase"] for each in summary(damage)["schemes"]]
+        grid.add_row(Text(damage.measurement.name), *cells)
+    return grid
+
+
+def matrix_charts(damages: Sequence[Damage]) -> list[tuple[str, Drawing]]:
+    """Return each scheme's layers of all models, error against kurtosis, by the scheme's name."""
+    return [
+        (name, _scatter(damages, name))
+        for name, scheme in damages[0].schemes.items()
+        if scheme.weights is not None
+    ]
+
+
+def _scatter(damages: Sequence[Damage], scheme: str) -> Drawing:
+    frame = over_layers(damages, scheme).select(
+        "model", "module", "value", kurtosis="kurtosis_rest", peak="max_over_mean_rest"
+    )
+    frame = frame.filter((pl.col("value") > 0) & (pl.col("kurtosis") > 0))
+    chart = alt.Chart(rounded(frame)).mark_point(filled=True, size=26, opacity=0.65)
+    chart = chart.encode(
+        x=alt.X(
+            "kurtosis:Q",
+            title="kurtosis of the layer's input (all but the first token)",
+            scale=alt.Scale(type="log", nice=False, padding=8),
+            axis=alt.Axis(format="~g", tickCount=5),
+        ),
+        y=alt.Y(
+            "value:Q",
+            title="relative error",
+            scale=alt.Scale(type="log", padding=8),
+            axis=alt.Axis(format="~p", tickCount=5),
+        ),
+        color=colored("model", [damage.measurement.name for damage in damages], legend=None),
+        tooltip=["model:N", "module:N", tip("kurtosis", ".4~g"),
+                 tip("peak", ".4~g", title="max / mean"),
+                 tip("value", ".3~%", title="relative error")],
+    )  # fmt: skip
+    return wide(chart, 260)
+
+
+def write_matrix(
+    damages: Sequence[Damage], path: str | Path, *, title: str, method: Mapping[str, Any]
+) -> Path:
+    """Write the page; an old page stays until the new one is whole."""
+    full = [summary(damage) for damage in damages]
+    rows = [
+        {
+            "name": each["model"],
+            "before": with_digits(each["perplexity"], each["perplexity_standard_error"], least=4),
+            "full": each,
+            "cells": [figures | with_errors(figures) for figures in each["schemes"]],
+            "worst": [(name, worst_layers(damage, name)) for name in damage.schemes],
+        }
+        for damage, each in zip(damages, full, strict=True)
+    ]
+    return write_page(
+        path,
+        "quantization_matrix",
+        title=title,
+        method=method,
+        schemes=list(damages[0].schemes),
+        rows=rows,
+        colors=colors([damage.measurement.name for damage in damages]),
+        sentence=predicts(damages),
+        correlations=correlations(damages),
+        charts=matrix_charts(damages),
+    )
