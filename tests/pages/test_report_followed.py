@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ from rich.console import Console
 from pages.test_report import make_comparison
 from wakeful.errors import WakefulError
 from wakeful.pages.charts import specification
+from wakeful.pages.comparison import paper_table
 from wakeful.pages.comparison.charts import followed_charts
 from wakeful.pages.comparison.page import render_terminal, write_report
+from wakeful.pages.comparison.published import published
 from wakeful.pages.comparison.reading import read_comparison
 from wakeful.pages.comparison.tables import followed, sink_growth
 from wakeful.runs.run import Run
@@ -20,7 +23,7 @@ from wakeful.runs.run import Run
 MASSES = {
     ("ill", 0): (0.02, 0.3, 0.60), ("ill", 1): (0.02, 0.4, 0.62), ("ill", 2): (0.02, 0.5, 0.64),
     ("well", 0): (0.02, 0.02, 0.03), ("well", 1): (0.02, 0.02, 0.01),
-    ("well", 2): (0.02, 0.02, 0.02),
+    ("well", 2): (0.02, 0.02, 0.017),
 }  # fmt: skip
 
 
@@ -78,6 +81,20 @@ def test_growth_is_judged_by_its_interval_over_seeds(folder: Path, tmp_path: Pat
     Console(file=terminal, width=200).print(render_terminal(comparison))
     said = "ill: attention on BOS 0.0200 ± 0.0000 before training, 0.6200 ± 0.0115 after: grows."
     assert said in terminal.getvalue()
+
+
+def test_a_sink_that_a_paper_saw_grow_is_judged(folder: Path, monkeypatch) -> None:
+    layout = replace(published("backcopy"), baseline="ill", grows=("ill", "well"))
+    layout = replace(layout, labels={"ill": "softmax", "well": "other"}, cells={})
+    monkeypatch.setattr(paper_table, "published", lambda _: layout)
+    header = json.loads((folder / "run.json").read_text()) | {"layouts": ["backcopy"]}
+    (folder / "run.json").write_text(json.dumps(header))
+    (table,) = paper_table.paper_tables(read_comparison(folder))
+    assert table.sentences == [
+        "softmax: a sink grows in the paper, attention on BOS +0.6 ± 0.0115 here: confirmed.",
+        "other: a sink grows in the paper, attention on BOS -0.001 ± 0.00586 here: not resolved.",
+    ]
+    assert table.outcomes == {"confirmed": 1, "not resolved": 1}
 
 
 def test_one_seed_shows_curves_and_resolves_nothing(folder: Path) -> None:

@@ -9,8 +9,14 @@ from typing import Literal
 from wakeful.estimates import Estimate, mean_and_error, perplexity, reach, weighted_mean
 from wakeful.pages.comparison.published import Column, Direction, PublishedTable, published
 from wakeful.pages.comparison.reading import Comparison, TrainedRun
+from wakeful.pages.comparison.tables import Growth, sink_growth
 
 Outcome = Literal["confirmed", "reversed", "not resolved"]
+_GROWN: dict[str, Outcome] = {
+    "grows": "confirmed",
+    "shrinks": "reversed",
+    "not resolved": "not resolved",
+}
 _INCREASE = "increase_"
 _FORMER_NAMES = {
     "first_key_share_without_row_0": "first_key_share",
@@ -52,18 +58,25 @@ class PaperTable:
     rows: tuple[Row, ...]
     missing: tuple[str, ...]
     """Rows of the paper that the comparison does not have."""
+    growth: tuple[Growth, ...] = ()
+    """Of the variants in which the paper saw a sink grow."""
 
     @property
     def outcomes(self) -> Counter[Outcome]:
         """How many of the paper's directions are confirmed, reversed and not resolved."""
-        return Counter(
-            cell.outcome for row in self.rows for cell in row.cells if cell.outcome is not None
-        )
+        cells = (cell.outcome for row in self.rows for cell in row.cells)
+        grown = (_GROWN[each.outcome] for each in self.growth)
+        return Counter(outcome for outcome in (*grown, *cells) if outcome is not None)
 
     @property
     def sentences(self) -> list[str]:
         """One sentence for every cell that the paper gives a direction."""
-        return [
+        grown = [
+            f"{self.published.labels[each.variant]}: a sink grows in the paper, attention on BOS "
+            f"{each.change[0]:+.3g}{_spread(each.change[1])} here: {_GROWN[each.outcome]}."
+            for each in self.growth
+        ]
+        return grown + [
             f"{row.label}: {column.title} {_says(cell)}"
             for row in self.rows
             for column, cell in zip(self.published.columns, row.cells, strict=True)
@@ -92,7 +105,8 @@ def _table(comparison: Comparison, layout: PublishedTable) -> PaperTable:
             rows.append(Row(variant, label, tuple(cells)))
         else:
             missing.append(label)
-    return PaperTable(layout, tuple(rows), tuple(missing))
+    growth = (each for each in sink_growth(comparison) if each.variant in layout.grows)
+    return PaperTable(layout, tuple(rows), tuple(missing), tuple(growth))
 
 
 def _cell(comparison: Comparison, layout: PublishedTable, variant: str, column: Column) -> Cell:
@@ -143,8 +157,11 @@ def _says(cell: Cell) -> str:
     if cell.difference is None:
         return f"{expected} in the paper, not measured here: not resolved."
     difference, error = cell.difference
-    spread = "" if math.isnan(error) else f" ± {error:.3g}"
-    return f"{expected} in the paper, {difference:+.3g}{spread} here: {cell.outcome}."
+    return f"{expected} in the paper, {difference:+.3g}{_spread(error)} here: {cell.outcome}."
+
+
+def _spread(error: float) -> str:
+    return "" if math.isnan(error) else f" ± {error:.3g}"
 
 
 def figure(run: TrainedRun, name: str) -> float | None:

@@ -39,6 +39,8 @@ class PublishedTable:
     """Each row's words, by variant, in the paper's order."""
     cells: dict[tuple[str, str], float | Direction]
     """By variant and figure."""
+    grows: tuple[str, ...] = ()
+    """Variants whose attention on BOS the paper saw grow in training."""
 
     def direction(self, variant: str, column: Column) -> Direction | None:
         """Return how the paper's row differs from its baseline; None where it does not say."""
@@ -83,4 +85,5 @@ def published(name: str) -> PublishedTable:
         if column.figure in row
     }
     head = (table["title"], table["note"], table["baseline"])
-    return PublishedTable(*head, columns=columns, labels=labels, cells=cells)
+    grows = tuple(table.get("grows", ()))
+    return PublishedTable(*head, columns=columns, labels=labels, cells=cells, grows=grows)
