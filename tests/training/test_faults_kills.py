@@ -18,30 +18,19 @@ from wakeful.runs.run import Run
 from wakeful.training.loop import train
 from wakeful.training.setup import load_data
 
-KILLED = {
-    # While checkpoints are written as often as can be, and again when the run goes on.
-    "often": (
-        {
-            "train": {"checkpoint_every": 1, "keep_checkpoints": 1, "dtype": "bfloat16"},
-            "model": {"route": 'resformer(mode="learnable")'},
-        },
-        [9, 24],
-    ),
-    # In the last evaluation, or while the figures are written.
-    "late": (
-        {"optimizer": {"name": "orthoadam"}, "train": {"micro_batch_size": 2}},
-        [LONG_ROWS - 1],
-    ),
-}
 
-
-@pytest.mark.parametrize("case", KILLED)
-def test_a_killed_run_continues_to_the_bit(text: Path, tmp_path: Path, case: str) -> None:
-    over, kills = KILLED[case]
-    config = tiny(text, **{**over, "train": LONG | over.get("train", {})})
+def test_a_killed_run_continues_to_the_bit(text: Path, tmp_path: Path) -> None:
+    """Once while it writes checkpoints as often as can be, and again in its last evaluation."""
+    config = tiny(
+        text,
+        model={"route": 'resformer(mode="learnable")'},
+        optimizer={"name": "orthoadam"},
+        train=LONG | {"checkpoint_every": 1, "keep_checkpoints": 1, "dtype": "bfloat16",
+                      "micro_batch_size": 2},
+    )  # fmt: skip
     whole = train(config, tmp_path / "whole")
     (tmp_path / "cut").mkdir()
-    assert_same(kill_and_resume(config, tmp_path / "cut", kills), whole)
+    assert_same(kill_and_resume(config, tmp_path / "cut", [9, LONG_ROWS - 1]), whole)
 
 
 class Dead(BaseException):
