@@ -187,7 +187,7 @@ def test_what_methods_and_caches_refuse() -> None:
     for model in (llama(), gpt2()):
         with pytest.raises(WakefulError, match="of Transformers: leave cache out of the scheme"):
             quantize(model, "kv8")
-    with pytest.raises(WakefulError, match="gptq: calibration text is needed"):
+    with pytest.raises(WakefulError, match="gptq needs calibration text"):
         quantize(decoder, "w4g128_gptq")
     with pytest.raises(WakefulError, match=r"quantized already: .* is kv4"):
         quantize(quantize(decoder, "kv4"), "fine")

@@ -65,9 +65,9 @@ def quantize(
                 f"{weights}: use the arithmetic reference or integer"
             )
     if scheme.calibrated != bool(calibration):
-        what = f"{scheme.method}" if scheme.method else "static scales"
+        what = f"{scheme.method} needs" if scheme.method else "static scales need"
         raise WakefulError(
-            f"{what}: calibration text is needed"
+            f"{what} calibration text"
             if scheme.calibrated
             else f"{scheme} has dynamic scales: calibration text would be ignored"
         )
