@@ -12,7 +12,7 @@ from pages.test_report import make_comparison
 from wakeful.errors import WakefulError
 from wakeful.pages.charts import specification
 from wakeful.pages.comparison import paper_table
-from wakeful.pages.comparison.charts import followed_charts
+from wakeful.pages.comparison.charts import followed_charts, training_loss_chart
 from wakeful.pages.comparison.page import render_terminal, write_report
 from wakeful.pages.comparison.published import published
 from wakeful.pages.comparison.reading import read_comparison
@@ -104,6 +104,15 @@ def test_one_seed_shows_curves_and_resolves_nothing(folder: Path) -> None:
     assert {each.outcome for each in sink_growth(comparison)} == {"not resolved"}
     chart = specification(followed_charts(comparison)[0][1])
     assert [layer["mark"]["type"] for layer in chart["layer"]] == ["line"]
+
+
+def test_every_line_has_a_color_and_dash_of_its_own(tmp_path: Path) -> None:
+    names = [f"v{n}" for n in range(12)]
+    comparison = read_comparison(make_comparison(tmp_path / "c", dict.fromkeys(names, 0.0), [0]))
+    encoding = specification(training_loss_chart(comparison, 5))["encoding"]
+    color, dash = (encoding[name]["scale"] for name in ("color", "strokeDash"))
+    assert color["domain"] == dash["domain"] == names
+    assert len(set(zip(color["range"], map(tuple, dash["range"]), strict=True))) == 12
 
 
 def test_runs_that_followed_nothing_have_no_curves(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from wakeful.pages.charts import DASHES, Drawing, colored, dashed, line_at, rounded, tip
+from wakeful.pages.charts import DASHES, PALETTE, Drawing, colored, dashed, line_at, rounded, tip
 from wakeful.pages.comparison.reading import Comparison
 from wakeful.pages.comparison.tables import (
     followed,
@@ -161,7 +161,8 @@ def _curves(
 ) -> alt.Chart:
     """Draw a line over steps for each variant, with a legend of those `shown`."""
     names = list(comparison.names)
-    dashes = [DASHES[n % len(DASHES)] for n in range(len(names))]
+    # Colors come again after the palette's length, then with other dashes.
+    dashes = [DASHES[(n + n // len(PALETTE)) % len(DASHES)] for n in range(len(names))]
     legend = alt.Legend(values=list(shown))
     return (
         alt.Chart(rounded(frame))
