@@ -209,7 +209,7 @@ def test_the_command_line(
     assert load_file(Path(second) / "model.safetensors")["lm_head.weight"].dtype == torch.float16
     for arguments, words in (
         ([first, second], "exists already"),
-        ([first], "name a model to export and a folder to write"),
+        ([first], "name a model to export and a folder or a file NAME.gguf"),
         ([first, str(tmp_path / "x"), "--step", "3"], "step = 3"),
         ([str(tmp_path), str(tmp_path / "x")], "has no config.json"),
     ):

@@ -64,9 +64,9 @@ class PaperTable:
     @property
     def outcomes(self) -> Counter[Outcome]:
         """How many of the paper's directions are confirmed, reversed and not resolved."""
-        cells = (cell.outcome for row in self.rows for cell in row.cells)
-        grown = (_GROWN[each.outcome] for each in self.growth)
-        return Counter(outcome for outcome in (*grown, *cells) if outcome is not None)
+        found: list[Outcome | None] = [_GROWN[each.outcome] for each in self.growth]
+        found += [cell.outcome for row in self.rows for cell in row.cells]
+        return Counter(outcome for outcome in found if outcome is not None)
 
     @property
     def sentences(self) -> list[str]:
