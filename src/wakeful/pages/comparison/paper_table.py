@@ -64,9 +64,14 @@ class PaperTable:
     @property
     def outcomes(self) -> Counter[Outcome]:
         """How many of the paper's directions are confirmed, reversed and not resolved."""
-        found: list[Outcome | None] = [_GROWN[each.outcome] for each in self.growth]
-        found += [cell.outcome for row in self.rows for cell in row.cells]
-        return Counter(outcome for outcome in found if outcome is not None)
+        found: Counter[Outcome] = Counter()
+        for growth in self.growth:
+            found[_GROWN[growth.outcome]] += 1
+        for row in self.rows:
+            for cell in row.cells:
+                if cell.outcome is not None:
+                    found[cell.outcome] += 1
+        return found
 
     @property
     def sentences(self) -> list[str]:
