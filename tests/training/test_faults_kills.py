@@ -4,6 +4,7 @@ import errno
 import random
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from training.faults import LONG, LONG_ROWS, assert_same, kill_and_resume, left_
 from training.runs import tiny
 from wakeful.errors import WakefulError
 from wakeful.runs import checkpoint
-from wakeful.runs.run import Run
+from wakeful.runs.run import Run, disk_errors
 from wakeful.training.loop import train
 from wakeful.training.setup import load_data
 
@@ -48,7 +49,10 @@ def stop_writing(patch: pytest.MonkeyPatch, number: int, kind: str) -> list[str]
         def call(*arguments: Any, **options: Any) -> Any:
             reached.append(name)
             if len(reached) == number + 1 and kind == "full":
-                raise OSError(errno.ENOSPC, "No space left on device")
+                # `append` is replaced with the `disk_errors` that stands inside it.
+                inside = disk_errors(arguments[0].path) if name == "append" else nullcontext()
+                with inside:
+                    raise OSError(errno.ENOSPC, "No space left on device")
             if len(reached) > number and kind == "kill":
                 raise Dead
             return real(*arguments, **options)

@@ -15,7 +15,7 @@ from wakeful.errors import WakefulError
 from wakeful.shape import Shape
 from wakeful.variants import Variant
 
-__all__ = ["Normalizer", "Softmax", "Softmax1", "sink_softmax"]
+__all__ = ["Normalizer", "ReLU", "Softmax", "Softmax1", "sink_softmax"]
 
 
 class Normalizer(Variant, nn.Module, ABC):
