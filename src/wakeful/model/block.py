@@ -19,14 +19,14 @@ from wakeful.routes.base import Read
 class MLP(HasRoles, nn.Module):
     """Linear layers into hidden channels, and `down` back from them.
 
-    `turn` acts on the hidden channels before `down`: nothing, or F of `Turned`.
+    `turn` acts on the hidden channels before `down`, where there is one.
     """
 
     down: nn.Linear
 
     def __init__(self, *, turned: bool = False) -> None:
         super().__init__()
-        self.turn = Turned() if turned else nn.Identity()
+        self.turn = Turned() if turned else None
 
     def roles(self) -> Mapping[str, Role]:
         into = dict.fromkeys(("gate.weight", "up.weight"), READS)
@@ -59,7 +59,8 @@ class GELU(MLP):
         self.down = nn.Linear(hidden, width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.turn(F.gelu(self.up(x), approximate=self.approximate)))
+        hidden = F.gelu(self.up(x), approximate=self.approximate)
+        return self.down(hidden if self.turn is None else self.turn(hidden))
 
 
 class SwiGLU(MLP):
@@ -72,7 +73,8 @@ class SwiGLU(MLP):
         self.down = nn.Linear(hidden, width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.turn(F.silu(self.gate(x)) * self.up(x)))
+        hidden = F.silu(self.gate(x)) * self.up(x)
+        return self.down(hidden if self.turn is None else self.turn(hidden))
 
 
 def make_mlp(name: MLPName, width: int, hidden: int, *, bias: bool, turned: bool = False) -> MLP:

@@ -70,7 +70,8 @@ def rotate(
     _untie(turned)
     for norm, readers in _readers(turned):
         _fold(norm, readers)
-    turn = _turn(kind, turned.config.width, centered=centered, seed=seed)
+    device = turned.embed.weight.device
+    turn = _turn(kind, turned.config.width, device, centered=centered, seed=seed)
     for name, role in roles_of(turned).items():
         if role.residual is not None:
             _turn_matrix(turned, name, role, turn, centered=centered)
@@ -118,13 +119,13 @@ def _readers(decoder: Decoder) -> Iterator[tuple[Norm, list[nn.Linear]]]:
     """Yield each norm of the stream with the linear layers that read what it gives."""
     for block in _blocks(decoder):
         for norm, half in ((block.attention_norm, block.attention), (block.mlp_norm, block.mlp)):
-            yield norm, list(_linear(half, residual=1))
+            yield norm, list(_reading(half))
     yield decoder.norm, [decoder.head]
 
 
-def _linear(part: nn.Module, *, residual: int) -> Iterator[nn.Linear]:
+def _reading(part: nn.Module) -> Iterator[nn.Linear]:
     for name, role in roles_of(part).items():
-        if role.residual == residual:
+        if role.residual == 1:
             yield part.get_submodule(name.rpartition(".")[0])  # pyright: ignore[reportReturnType]
 
 
@@ -149,7 +150,7 @@ def _fold(norm: Norm, readers: list[nn.Linear]) -> None:
                 rows.copy_(rows.double() * scale.double())
 
 
-def _turn(kind: Rotation, width: int, *, centered: bool, seed: int) -> Turn:
+def _turn(kind: Rotation, width: int, device: torch.device, *, centered: bool, seed: int) -> Turn:
     """Return x -> x Qᵀ on rows; with `centered`, of a Q that keeps (1, …, 1).
 
     That Q is U diag(1, R) U with R drawn one narrower and U the reflection that exchanges
@@ -157,9 +158,9 @@ def _turn(kind: Rotation, width: int, *, centered: bool, seed: int) -> Turn:
     """
     generator = generator_for(seed, "stream", width)
     if not centered:
-        return kind.drawn(width, generator=generator, dtype=torch.float64).into
-    inner = kind.drawn(width - 1, generator=generator, dtype=torch.float64)
-    normal = torch.full((width,), -1 / math.sqrt(width), dtype=torch.float64)
+        return kind.drawn(width, generator=generator, device=device, dtype=torch.float64).into
+    inner = kind.drawn(width - 1, generator=generator, device=device, dtype=torch.float64)
+    normal = torch.full((width,), -1 / math.sqrt(width), dtype=torch.float64, device=device)
     normal[0] += 1
     normal /= normal.norm()
 
@@ -198,7 +199,8 @@ def _turn_values(decoder: Decoder, kind: Rotation, seed: int) -> None:
     """Turn every head's values by one R, and the output projection's columns back."""
     width = decoder.config.shape.head_width
     generator = generator_for(seed, "values", width)
-    inner = kind.drawn(width, generator=generator, dtype=torch.float64)
+    device = decoder.embed.weight.device
+    inner = kind.drawn(width, generator=generator, device=device, dtype=torch.float64)
     for block in _blocks(decoder):
         value, out = block.attention.value, block.attention.out
         if isinstance(value, Heads):

@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -181,15 +181,15 @@ def cure(
         found = differences(plain, cured, text, prefix)
         for kind, each in found.items():
             done.append((f"Logits in {kind}", _said(each, prefix)))
-        seen = diagnose(
-            loaded, result, shown=shown, options=_diagnosing(wanted, len(text[0]))
-        )  # fmt: skip
-        cure = Cure(
-            before=loaded, model=result, diagnosis=seen, prefix=tuple(prefix), done=tuple(done),
-            stock=describe(cured.config)[0], differences=found,
-        )  # fmt: skip
-        if wanted.out:
-            cure.save(wanted.out)
+    seen = diagnose(
+        loaded, result, shown=shown, options=_diagnosing(wanted, len(text[0]))
+    )  # fmt: skip
+    cure = Cure(
+        before=loaded, model=result, diagnosis=seen, prefix=tuple(prefix), done=tuple(done),
+        stock=describe(cured.config)[0], differences=found,
+    )  # fmt: skip
+    if wanted.out:
+        cure.save(wanted.out)
     return cure
 
 
@@ -275,17 +275,17 @@ def differences(
     first = torch.tensor([list(prefix)], dtype=text.dtype, device=text.device)
     expected = [plain(torch.cat([first, row[None]], dim=1))[:, len(prefix) :] for row in text]
     kind = str(plain.embed.weight.dtype).removeprefix("torch.")
-    found = {kind: _difference(expected, [cured(row[None]) for row in text])}
+    found = {kind: _difference(expected, (cured(row[None]) for row in text))}
     if plain.embed.weight.dtype != torch.bfloat16:
         half = copy.deepcopy(cured).bfloat16()
-        found["bfloat16, cured"] = _difference(expected, [half(row[None]) for row in text])
+        found["bfloat16, cured"] = _difference(expected, (half(row[None]) for row in text))
         half = copy.deepcopy(plain).bfloat16()
-        rounded = [half(torch.cat([first, row[None]], dim=1))[:, len(prefix) :] for row in text]
+        rounded = (half(torch.cat([first, row[None]], dim=1))[:, len(prefix) :] for row in text)
         found["bfloat16, not cured"] = _difference(expected, rounded)
     return found
 
 
-def _difference(expected: Sequence[Tensor], found: Sequence[Tensor]) -> Difference:
+def _difference(expected: Sequence[Tensor], found: Iterable[Tensor]) -> Difference:
     largest = square = variance = kl = 0.0
     for one, other in zip(expected, found, strict=True):
         apart = other.float() - one.float()
