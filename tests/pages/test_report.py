@@ -274,8 +274,8 @@ def test_what_is_shown_of_other_seeds_is_what_was_compared(tmp_path: Path) -> No
     assert table["d"]["seeds_used"] == "1, 2"
     said = seeds_missing(comparison)
     assert said == (
-        "b has not finished seeds 0 and 2; its figures come from seed 1. "
-        "d has not finished seed 0; its figures come from seeds 1 and 2. "
+        "b lacks seeds 0 and 2; its figures come from seed 1. "
+        "d lacks seed 0; its figures come from seeds 1 and 2. "
         "Losses of different seeds cannot be compared; the differences can."
     )
     assert "That of b is paired over the validation windows of one seed" in caveat(comparison)
@@ -285,5 +285,5 @@ def test_what_is_shown_of_other_seeds_is_what_was_compared(tmp_path: Path) -> No
     console = Console(file=io.StringIO(), width=200)
     console.print(render_terminal(comparison))
     shown = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
-    assert "b has not finished seeds 0 and 2; its figures" in shown
+    assert "b lacks seeds 0 and 2; its figures" in shown
     assert "seeds" in shown

@@ -151,7 +151,7 @@ def test_a_damaged_trajectory_is_told_of(tmp_path: Path) -> None:
     assert run.trajectories()["value"].to_list() == [0.5]
     for field, value in (("value", None), ("value", "x"), ("value", math.inf), ("layer", 2**70)):
         (tmp_path / "trajectories.jsonl").write_text(json.dumps(row | {field: value}) + "\n")
-        with pytest.raises(WakefulError, match=r"not all of its fields|not finite"):
+        with pytest.raises(WakefulError, match=r"lacks a field|not finite"):
             run.trajectories()
 
 

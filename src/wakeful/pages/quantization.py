@@ -389,9 +389,20 @@ def _scatter(damage: Damage) -> Drawing:
         )
         for name in damage.schemes
     ]
-    frame = pl.concat(frames).filter((pl.col("value") > 0) & (pl.col("kurtosis") > 0))
+    color = colored("scheme", [*damage.schemes], legend=alt.Legend())
+    return wide(error_over_kurtosis(pl.concat(frames), "scheme", color), 300)
+
+
+def error_over_kurtosis(
+    frame: pl.DataFrame, of: str, color: alt.Color, *more: alt.Tooltip
+) -> alt.Chart:
+    """Draw a point a layer: its relative error, `value`, over the `kurtosis` of its input.
+
+    `of` is the column that points are colored by.
+    """
+    frame = frame.filter((pl.col("value") > 0) & (pl.col("kurtosis") > 0))
     chart = alt.Chart(rounded(frame)).mark_point(filled=True, size=26, opacity=0.65)
-    chart = chart.encode(
+    return chart.encode(
         x=alt.X(
             "kurtosis:Q",
             title="kurtosis of the layer's input (all but the first token)",
@@ -399,10 +410,9 @@ def _scatter(damage: Damage) -> Drawing:
             axis=alt.Axis(format="~g", tickCount=5),
         ),
         y=_log("relative error", "~p", padding=8),
-        color=colored("scheme", [*damage.schemes], legend=alt.Legend()),
-        tooltip=["scheme:N", "module:N", tip("kurtosis", ".4~g"), _ERROR],
+        color=color,
+        tooltip=[f"{of}:N", "module:N", tip("kurtosis", ".4~g"), *more, _ERROR],
     )
-    return wide(chart, 300)
 
 
 def _layer_map(damage: Damage, scheme: str) -> Drawing:

@@ -4,15 +4,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import altair as alt
-import polars as pl
 from rich.table import Table as Grid
 from rich.text import Text
 
-from wakeful.pages.charts import Drawing, colored, colors, rounded, tip, wide
+from wakeful.pages.charts import Drawing, colored, colors, tip, wide
 from wakeful.pages.page import write_page
 from wakeful.pages.quantization import (
     Damage,
+    error_over_kurtosis,
     follows,
     over_layers,
     over_models,
@@ -78,27 +77,9 @@ def _scatter(damages: Sequence[Damage], scheme: str) -> Drawing:
     frame = over_layers(damages, scheme).select(
         "model", "module", "value", kurtosis="kurtosis_rest", peak="max_over_mean_rest"
     )
-    frame = frame.filter((pl.col("value") > 0) & (pl.col("kurtosis") > 0))
-    chart = alt.Chart(rounded(frame)).mark_point(filled=True, size=26, opacity=0.65)
-    chart = chart.encode(
-        x=alt.X(
-            "kurtosis:Q",
-            title="kurtosis of the layer's input (all but the first token)",
-            scale=alt.Scale(type="log", nice=False, padding=8),
-            axis=alt.Axis(format="~g", tickCount=5),
-        ),
-        y=alt.Y(
-            "value:Q",
-            title="relative error",
-            scale=alt.Scale(type="log", padding=8),
-            axis=alt.Axis(format="~p", tickCount=5),
-        ),
-        color=colored("model", [damage.measurement.name for damage in damages], legend=None),
-        tooltip=["model:N", "module:N", tip("kurtosis", ".4~g"),
-                 tip("peak", ".4~g", title="max / mean"),
-                 tip("value", ".3~%", title="relative error")],
-    )  # fmt: skip
-    return wide(chart, 260)
+    color = colored("model", [damage.measurement.name for damage in damages], legend=None)
+    peak = tip("peak", ".4~g", title="max / mean")
+    return wide(error_over_kurtosis(frame, "model", color, peak), 260)
 
 
 def write_matrix(

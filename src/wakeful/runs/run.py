@@ -254,7 +254,7 @@ class Run:
             frame = None
         names = ("layer", "position", "metric", "variant", "value")
         if frame is None or not all(frame[name].is_not_null().all() for name in names):
-            raise WakefulError(f"{self.path / LOGS[1]}: a row has not all of its fields")
+            raise WakefulError(f"{self.path / LOGS[1]}: a row lacks a field")
         if not frame["value"].is_finite().all():
             raise WakefulError(f"{self.path / LOGS[1]}: a figure is not finite")
         return frame

@@ -182,7 +182,7 @@ def rows(run: Run, kind: type[Row]) -> list[Row]:
     """Return the rows of one kind of metrics.jsonl.
 
     Raises:
-        WakefulError: a row has not all of its figures.
+        WakefulError: a row lacks a figure.
     """
     place = str(run.path / "metrics.jsonl")
     return [

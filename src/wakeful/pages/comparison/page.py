@@ -84,16 +84,13 @@ def notes(comparison: Comparison) -> list[str]:
 
 
 def seeds_missing(comparison: Comparison) -> str:
-    """Say which seeds a variant has not finished that another has; "" where all have the same."""
+    """Say which finished seeds of others a variant lacks; "" where all have the same."""
     said = []
     for variant in comparison.variants:
         missing = comparison.missing(variant)
         if missing:
             used = [run.seed for run in comparison.compared(variant)]
-            said.append(
-                f"{variant} has not finished {_seeds(missing)}; its figures come from "
-                f"{_seeds(used)}."
-            )
+            said.append(f"{variant} lacks {_seeds(missing)}; its figures come from {_seeds(used)}.")
     if said:
         said.append("Losses of different seeds cannot be compared; the differences can.")
     return " ".join(said)
