@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError
+from wakeful.model.attention import StoredPrefix
 from wakeful.model.decoder import Decoder
 from wakeful.model.generate import generate
 from wakeful.probes.base import AttentionEvent, Event, Frame, Probe
@@ -50,6 +51,27 @@ def test_every_variant_reads_on_from_the_prefix(folder: str, expression: str) ->
     cache = stored.new_cache(2, 11)
     parts = [stored(part, cache=cache) for part in text().split([4, 1, 1, 5], dim=1)]
     torch.testing.assert_close(torch.cat(parts, dim=1), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_the_prefix_is_put_into_a_cache_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = store_prefix(decoder(), TOKENS)
+    expected = stored(text())
+    cache = stored.new_cache(2, 3)  # with less room than is needed
+    monkeypatch.setattr(StoredPrefix, "forward", None)  # which joins the prefix to keys and values
+    parts = []
+    for part in text().split(1, dim=1):
+        cache.reserve(cache.length + 1)
+        parts.append(stored(part, cache=cache))
+        if cache.length == 4:
+            kept = {slot: cache.read(slot)[:, :2].clone() for slot in stored.cache_slots}
+            cache.crop(2)
+            assert all(torch.equal(cache.read(slot), kept[slot]) for slot in kept)
+            stored(text()[:, 2:4], cache=cache)
+    torch.testing.assert_close(torch.cat(parts, dim=1), expected, rtol=1e-10, atol=1e-10)
+    cache.crop(0)
+    cache.reorder(torch.tensor([1, 1, 0]))
+    found = stored(text()[[1, 1, 0]], cache=cache)
+    torch.testing.assert_close(found, expected[[1, 1, 0]], rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("positions", ["rotary", "learned", "none"])

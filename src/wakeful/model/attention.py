@@ -228,13 +228,16 @@ class Attention(HasRoles, nn.Module):
         if self.quantized is not None:
             keys = self.quantized(keys) if self.owns_key else keys
             values = self.quantized(values) if self.owns_value else values
+        stored = self.stored if self.dot.stored else None
         if flow.cache is not None:
             if self.owns_key:
-                keys = flow.cache.extend(("keys", self.layer), keys)
+                prefix = None if stored is None else stored.keys
+                keys = flow.cache.extend(("keys", self.layer), keys, prefix)
             if self.owns_value:
-                values = flow.cache.extend(("values", self.layer), values)
-        if self.dot.stored:
-            keys, values = self.stored(keys, values)
+                prefix = None if stored is None else stored.values
+                values = flow.cache.extend(("values", self.layer), values, prefix)
+        elif stored is not None:
+            keys, values = stored(keys, values)
         if self.attenders:
             dot = partial(self._attend, flow)
             u = self.attenders[0].attend(self.layer, dot, mixed.q, keys, values, flow.memory)

@@ -13,9 +13,9 @@ Slot = tuple[Literal["keys", "values"], int]
 
 
 class Cache:
-    """Keys and values of the tokens so far, (B, G, capacity, d) a slot, allocated at once.
+    """Keys and values of the tokens so far, (B, G, before + capacity, d) a slot, allocated at once.
 
-    What is stored is what attention reads: rotated keys, and values after the route's mixing. A
+    `before` is how many tokens of a stored prefix stand before the text. What is stored is what attention reads: rotated keys, and values after the route's mixing. A
     layer that borrows another's values has no slot, so SVFormer's cache is (N+1)/2N of vanilla's.
     """
 
@@ -28,12 +28,15 @@ class Cache:
         capacity: int,
         dtype: torch.dtype,
         device: torch.device,
+        before: int = 0,
     ) -> None:
-        size = (batch_size, shape.num_kv_heads, capacity, shape.head_width)
+        size = (batch_size, shape.num_kv_heads, before + capacity, shape.head_width)
         self._tensors = {slot: torch.empty(size, dtype=dtype, device=device) for slot in slots}
         self.capacity = capacity
+        """Tokens of text that there is room for."""
         self.length = 0
-        """Tokens stored."""
+        """Tokens of text stored."""
+        self.before = before
 
     @property
     def batch_size(self) -> int:
@@ -45,20 +48,31 @@ class Cache:
         """Bytes allocated, all slots together."""
         return sum(tensor.untyped_storage().nbytes() for tensor in self._tensors.values())
 
-    def extend(self, slot: Slot, new: Float[Tensor, "B L G d"]) -> Float[Tensor, "B S G d"]:
-        """Store the new tokens' heads and return all heads so far; `advance` ends the step."""
+    def extend(
+        self,
+        slot: Slot,
+        new: Float[Tensor, "B L G d"],
+        prefix: Float[Tensor, "P G d"] | None = None,
+    ) -> Float[Tensor, "B S G d"]:
+        """Store the new tokens' heads and return all heads so far; `advance` ends the step.
+
+        Those of the stored `prefix` are put before the text's when it begins, and stay there.
+        """
         end = self.length + new.shape[1]
         if end > self.capacity:
             raise WakefulError(
                 f"the cache holds {self.capacity} tokens, and {end} are needed; make it longer"
             )
         tensor = self._tensors[slot]
-        tensor[:, :, self.length : end] = new.transpose(1, 2)
-        return tensor[:, :, :end].transpose(1, 2)
+        if prefix is not None and self.length == 0:
+            tensor[:, :, : self.before] = prefix.transpose(0, 1)
+        tensor[:, :, self.before + self.length : self.before + end] = new.transpose(1, 2)
+        return tensor[:, :, : self.before + end].transpose(1, 2)
 
     def read(self, slot: Slot) -> Float[Tensor, "B S G d"]:
-        """Return all heads stored so far."""
-        return self._tensors[slot][:, :, : self.length].transpose(1, 2)
+        """Return the heads of the text so far."""
+        end = self.before + self.length
+        return self._tensors[slot][:, :, self.before : end].transpose(1, 2)
 
     def reserve(self, capacity: int) -> None:
         """Make room for at least `capacity` tokens; room doubles, so that it is seldom made."""
@@ -67,8 +81,9 @@ class Cache:
         self.capacity = max(capacity, 2 * self.capacity)
         for slot, tensor in self._tensors.items():
             batch, heads, _, width = tensor.shape
-            larger = tensor.new_empty((batch, heads, self.capacity, width))
-            larger[:, :, : self.length] = tensor[:, :, : self.length]
+            end = self.before + self.length
+            larger = tensor.new_empty((batch, heads, self.before + self.capacity, width))
+            larger[:, :, :end] = tensor[:, :, :end]
             self._tensors[slot] = larger
 
     def advance(self, num_tokens: int) -> None:

@@ -256,6 +256,7 @@ class Decoder(HasRoles, Marked, nn.Module):
             capacity=capacity,
             dtype=weight.dtype,
             device=weight.device,
+            before=self.config.stored_prefix,
         )
 
     @property
