@@ -11,6 +11,7 @@ import wakeful
 from verbs.test_diagnose import llama  # noqa: F401
 from wakeful.cli import main
 from wakeful.errors import WakefulError
+from wakeful.verbs import session
 
 READ = ["--length", "16", "--num_sequences", "2"]
 TEXT = "The quick brown fox jumps over the lazy dog; the dog sleeps on. " * 20
@@ -89,6 +90,26 @@ def test_a_prefix_goes_along(ended: Path, words: str, tmp_path: Path) -> None:
     small = wakeful.quantize(read, "fine", text=words, length=16, num_sequences=2)
     assert small.model.context == read.context
     wakeful.evaluate(read, text=words, length=16, num_sequences=2)
+
+
+def test_an_estimate_stands_before_long_work(
+    llama: Path,  # noqa: F811
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked: list[float] = []
+
+    def rough(operations: float, device: torch.device) -> float:
+        asked.append(operations)
+        return 31.0
+
+    monkeypatch.setattr(session, "rough_seconds", rough)
+    assert main(["cure", str(llama), "--text", words, "--rotate", "hadamard", *READ]) == 0
+    shown = "".join(capsys.readouterr())
+    assert shown.index("very roughly 31 s") < shown.index("rotating")
+    size = sum(parameter.numel() for parameter in wakeful.load(str(llama)).module.parameters())
+    assert asked[0] == 2 * size * 16 * 2 * 10.0
 
 
 def test_the_result_says_what_was_found(llama: Path, words: str) -> None:  # noqa: F811

@@ -25,6 +25,7 @@ from wakeful.quant import Absmax, Scheme, parse_scheme, quantize, quantized_laye
 from wakeful.quant.measure import LAYER_SCHEMA, Measurement, Totals
 from wakeful.runs.run import Run
 from wakeful.training.loop import train
+from wakeful.verbs import session
 from wakeful.verbs.quantize import chosen_schemes
 
 __all__ = ["llama", "text"]
@@ -166,6 +167,25 @@ def test_a_saved_transformers_model_loads_and_generates(
     assert "more than the model's context of 64" in fails(
         capsys, "generate", small, "--prompt", "abc", "--num_tokens", "99"
     )
+
+
+def test_an_estimate_stands_before_long_work(
+    text: Path, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    asked: list[float] = []
+
+    def rough(operations: float, device: torch.device) -> float:
+        asked.append(operations)
+        return 31.0
+
+    monkeypatch.setattr(session, "rough_seconds", rough)
+    schemes = ["--scheme", "fine", "w4g128_gptq", "--calibration_sequences", "3"]
+    assert main(["quantize", str(run), "--text", str(text), *SMALL, *schemes]) == 0
+    shown = "".join(capsys.readouterr())
+    assert "3 of 16 tokens" in shown
+    assert shown.index("very roughly 31 s") < shown.index("quantizing vanilla: fine")
+    size = sum(parameter.numel() for parameter in wakeful.load(str(run)).module.parameters())
+    assert asked == [2 * size * 16 * (3 * 6 + 3)]
 
 
 def test_figures_are_saved_for_papers(text: Path, run: Path, tmp_path: Path) -> None:

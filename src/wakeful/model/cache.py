@@ -13,10 +13,11 @@ Slot = tuple[Literal["keys", "values"], int]
 
 
 class Cache:
-    """Keys and values of the tokens so far, (B, G, before + capacity, d) a slot, allocated at once.
+    """Keys and values of the tokens so far, (B, G, before + capacity, d) a slot, made at once.
 
-    `before` is how many tokens of a stored prefix stand before the text. What is stored is what attention reads: rotated keys, and values after the route's mixing. A
-    layer that borrows another's values has no slot, so SVFormer's cache is (N+1)/2N of vanilla's.
+    The first `before` of them are a stored prefix. What is stored is what attention reads: rotated
+    keys, and values after the route's mixing. A layer that borrows another's values has no slot, so
+    SVFormer's cache is (N+1)/2N of vanilla's.
     """
 
     def __init__(

@@ -28,12 +28,15 @@ from wakeful.pages.charts import Drawing
 from wakeful.pages.diagnosis import write_diagnosis
 from wakeful.runs.run import disk_errors, replaced
 from wakeful.surgery import choose_prefix, rotate, store_prefix
-from wakeful.verbs.diagnose import Diagnosis, diagnose
+from wakeful.verbs.diagnose import PASSES, Diagnosis, diagnose
 from wakeful.verbs.result import Result, Source, asked, each_model, showing
+from wakeful.verbs.session import foretell
 from wakeful.world import ALONE
 
 CANDIDATES = 16
 """Most frequent tokens of the text that a chosen prefix may begin with, besides BOS."""
+_COMPARED = 4.0
+"""Forwards of the text that verifying takes: of both models, in two kinds of arithmetic."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +175,11 @@ def cure(
         if wanted.out and (wanted.rotate_inner or wanted.prefix):
             _ = loaded.own_tokenizer  # which our class' folder needs
         text = _text(loaded, words, wanted)
+        choosing = int(wanted.prefix) * (CANDIDATES + 1) if wanted.prefix.isdecimal() else 0
+        foretell(
+            show, f"{loaded.name}: sequences", loaded, tokens=text.shape[1], total=len(text),
+            passes=choosing + _COMPARED + 2 * PASSES,
+        )  # fmt: skip
         cured, prefix, done = _cured(loaded, plain, text, wanted, show)
         result = replace(
             loaded, name=f"{loaded.name} cured", module=cured, path=None,

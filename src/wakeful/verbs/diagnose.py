@@ -40,7 +40,7 @@ from wakeful.verbs.result import (
 from wakeful.verbs.session import counting, session
 from wakeful.world import World
 
-_PASSES = 3.0
+PASSES = 3.0
 """Plain forwards that a diagnosis takes about as long as, most of it for ranks."""
 
 
@@ -185,7 +185,7 @@ def _diagnosed(
         rank_seconds=wanted.rank_seconds,
         picture_layers=wanted.layers,
         picture_heads=wanted.heads or range(min(4, heads)),
-        progress=counting(show, f"{model.name}: sequences", model, tokens=length, passes=_PASSES),
+        progress=counting(show, f"{model.name}: sequences", model, tokens=length, passes=PASSES),
         world=world,
     )
 

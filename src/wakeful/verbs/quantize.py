@@ -54,7 +54,7 @@ from wakeful.verbs.result import (
     same_or_each,
     showing,
 )
-from wakeful.verbs.session import bos_words
+from wakeful.verbs.session import bos_words, foretell
 from wakeful.world import ALONE
 
 
@@ -302,6 +302,14 @@ def _of_one(
         check_cache(loaded.module)
     length = wanted.length_for(loaded.context)
     tokens = _tokens(loaded, words, wanted, length, count + extra)
+    if count:
+        # The model's own pass, each scheme's, and every layer alone beside its quantized forms; and
+        # one pass over calibration text for each scheme that wants it.
+        looks = sum(each.calibrated for each in schemes) * extra / count
+        foretell(
+            show, f"{loaded.name}: sequences", loaded, tokens=length, total=count,
+            passes=2 * (1 + len(schemes)) + looks,
+        )  # fmt: skip
     forms: dict[str, Model] = {}
     seconds: dict[str, float] = {}
     for each in schemes:

@@ -82,23 +82,31 @@ def counting(
 ) -> Callable[[int, int], None]:
     """Return what shows the progress of work whose every unit is `passes` forwards of `tokens`.
 
-    Before the first unit it says how long all of them may take, where that is half a minute or
-    more.
+    Before the first unit it says how long all of them may take, as `foretell` does.
     """
 
     def tell(done: int, total: int) -> None:
         if done == 0:
-            size = sum(parameter.numel() for parameter in model.module.parameters())
-            # A forward pass takes about two operations a parameter and token.
-            seconds = rough_seconds(2 * size * tokens * total * passes, model.device)
-            if seconds >= _LONG:
-                show.note(
-                    f"{name}: {total:,} of {tokens:,} tokens, {size / 1e6:,.1f}M parameters; very "
-                    f"roughly {duration(seconds)} on this machine"
-                )
+            foretell(show, name, model, tokens=tokens, total=total, passes=passes)
         show.count(name, done, total)
 
     return tell
+
+
+def foretell(
+    show: Display, name: str, model: Model, *, tokens: int, total: int, passes: float
+) -> None:
+    """Say how long `total` units of `passes` forwards of `tokens` may take, where that is half a
+    minute or more.
+    """
+    size = sum(parameter.numel() for parameter in model.module.parameters())
+    # A forward pass takes about two operations a parameter and token.
+    seconds = rough_seconds(2 * size * tokens * total * passes, model.device)
+    if seconds >= _LONG:
+        show.note(
+            f"{name}: {total:,} of {tokens:,} tokens, {size / 1e6:,.1f}M parameters; very "
+            f"roughly {duration(seconds)} on this machine"
+        )
 
 
 def bos_words(model: Model, bos: str) -> str:
