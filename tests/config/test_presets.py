@@ -131,6 +131,8 @@ def test_value_residual_learning_trains_on_two_million_tokens_a_step(name: str) 
     rates = config.optimizer
     assert (rates.lr, rates.final_lr, rates.initial_lr) == (6e-4, 6e-5, 1e-7)
     assert (rates.beta1, rates.beta2, rates.weight_decay, rates.clip) == (0.9, 0.95, 0.1, 1.0)
+    # 1e-5 is RMSNorm's.
+    assert (rates.eps, config.model.norm_eps) == (1e-8, 1e-5)
     assert (config.model.norm, config.model.mlp) == ("rmsnorm", "swiglu")
 
 
@@ -143,12 +145,43 @@ def test_the_gpt2_presets_are_gpt2_without_biases(name: str) -> None:
     assert not model.bias
 
 
+def test_gpt2_trains_as_each_size_does_in_when_attention_collapses() -> None:
+    rates = {"gpt2-medium": 3e-4, "gpt2-large": 2e-4, "gpt2-xl": 1.5e-4}
+    for name, rate in rates.items():
+        config = preset(name)
+        assert (config.optimizer.lr, config.optimizer.final_lr) == (rate, 1e-5)
+        tokens = 50_000 if name == "gpt2-medium" else 16_000
+        assert config.train.batch_size * config.train.length == pytest.approx(tokens, rel=0.03)
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_paper_sizes_name_the_papers_text_and_tokenizer(name: str) -> None:
+    data = preset(name).data
+    data.check()
+    assert data.source.startswith("hf:")
+    assert data.tokenizer.startswith("hf:")
+
+
+@pytest.mark.parametrize("name", ["table2", "table2-llama", "table3", "table4", "table6"])
+def test_rows_of_the_activation_tables_differ_in_softmax_and_optimizer_alone(name: str) -> None:
+    table = read_table(f"activation-{name}")
+    rows = {key: config_from_table(entry) for key, entry in variants_of("", table).items()}
+    base = rows["vanilla"]
+    for config in rows.values():
+        assert (config.model.norm, config.model.bias) == ("rmsnorm_single", False)
+        model = dataclasses.replace(config.model, normalizer=base.model.normalizer)
+        optimizer = dataclasses.replace(config.optimizer, name=base.optimizer.name)
+        same = dataclasses.replace(config, name="vanilla", model=model, optimizer=optimizer)
+        assert same == base
+
+
 @pytest.mark.parametrize("name", [name for name in PAPERS if name.startswith("activation")])
 def test_from_attention_to_activation_has_its_batch_and_context(name: str) -> None:
     config = preset(name)
     assert (config.train.batch_size, config.train.length, config.model.max_length) == (512,) * 3
     assert config.model.normalizer == "softmax"
     assert config.optimizer.name == "adamw"
+    assert (config.model.norm, config.model.bias) == ("rmsnorm_single", False)
 
 
 def test_the_demonstration_compares_twins() -> None:

@@ -252,3 +252,22 @@ def test_what_lies_beside_a_tokenizer_goes_where_it_goes(tmp_path: Path) -> None
     (tmp_path / "ours" / "special_tokens_map.json").write_text("[]")
     with pytest.raises(WakefulError, match="must hold a JSON object"):
         Tokenizer.load(tmp_path / "ours")
+
+
+def test_a_tokenizer_of_the_hub_is_fetched_or_says_how_to_do_without(
+    tokenizer, tmp_path, monkeypatch
+):
+    tokenizer.save(tmp_path)
+    asked = []
+
+    def fetch(name, *, allow_patterns):
+        asked.append((name, "tokenizer.json" in allow_patterns))
+        if name == "none/such":
+            raise OSError("no connection")
+        return str(tmp_path)
+
+    monkeypatch.setattr(tokenizer_module.huggingface_hub, "snapshot_download", fetch)
+    assert Tokenizer.load("hf:some/tokenizer").fingerprint == tokenizer.fingerprint
+    assert asked == [("some/tokenizer", True)]
+    with pytest.raises(WakefulError, match=r"hf:none/such cannot be fetched.*data\.tokenizer"):
+        Tokenizer.load("hf:none/such")

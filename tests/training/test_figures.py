@@ -98,3 +98,22 @@ def test_a_comparison_keeps_the_layouts_its_table_asks_for(
     file.write_text("layouts = 3\n" + body + variants)
     assert main(["compare", str(file), "--out", str(tmp_path / "other")]) == 1
     assert "layouts must be a list of names" in capsys.readouterr().err
+
+
+def test_flags_scale_rows_that_differ_and_name_single_rows(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.toml"
+    body = config_to_toml(tiny(text, train={"steps": 4})).split("\n", 1)[1]
+    file.write_text(
+        body + "[variants.vanilla]\n[variants.sgd]\noptimizer.name = 'sgd'\ntrain.steps = 8\n"
+    )
+    out = tmp_path / "out"
+    asked = ["compare", str(file), "--out", str(out), "--train.steps", "2"]
+    assert main([*asked, "--variants.sgd.optimizer.lr", "0.5"]) == 0
+    sgd, vanilla = (Run.open(out / name / "seed-0").config for name in ("sgd", "vanilla"))
+    assert (vanilla.train.steps, sgd.train.steps) == (2, 4)
+    assert (vanilla.optimizer.lr, sgd.optimizer.lr) == (tiny(text).optimizer.lr, 0.5)
+    assert main([*asked, "--optimizer.name", "muon", "--out", str(tmp_path / "no")]) == 1
+    assert "optimizer.name differs between the rows" in capsys.readouterr().err
+    assert not (tmp_path / "no").exists()

@@ -21,6 +21,9 @@ from wakeful.config.tables import presets
 from wakeful.config.verbs import SHORT, SOURCES, InheritOptions, short_value
 from wakeful.errors import WakefulError
 
+_ROW = "--variants."
+"""What an option for one row of a comparison begins with."""
+
 
 def leading(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Split the names before the first option from the rest."""
@@ -70,6 +73,33 @@ def parse(kind: type, arguments: list[str], prog: str, default: Any = None) -> A
         elif ended.code:
             time.sleep(LET_IT_SPEAK)
         raise
+
+
+def named_rows(arguments: list[str], rows: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
+    """Split the options for all rows from those of one, `--variants.NAME.FIELD value`.
+
+    Raises:
+        WakefulError: there is no row of that name.
+    """
+    shared: list[str] = []
+    own: dict[str, list[str]] = {name: [] for name in rows}
+    into = shared
+    for given in arguments:
+        argument = given
+        if argument.startswith("--"):
+            into = shared
+        if argument.startswith(_ROW):
+            rest = argument.removeprefix(_ROW)
+            fitting = [name for name in rows if rest.startswith(f"{name}.")]
+            if not fitting:
+                raise WakefulError(
+                    f"{argument.partition('=')[0]} names no row; there are {', '.join(rows)}"
+                )
+            name = max(fitting, key=len)
+            into = own[name]
+            argument = f"--{rest.removeprefix(f'{name}.')}"
+        into.append(argument)
+    return shared, own
 
 
 def spelled_out(verb: str, arguments: list[str]) -> list[str]:

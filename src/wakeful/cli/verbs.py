@@ -13,7 +13,16 @@ from typing import Annotated
 import tyro
 
 from wakeful.cli.console import OUT, display, finish, standard_input, tell
-from wakeful.cli.parsing import SOURCES, asks_for_help, leading, parse, read, with_out
+from wakeful.cli.parsing import (
+    SOURCES,
+    asks_for_help,
+    leading,
+    named_rows,
+    parse,
+    read,
+    with_out,
+)
+from wakeful.config.rows import rescaled
 from wakeful.config.schema import (
     Config,
     config_from,
@@ -60,7 +69,8 @@ class TrainOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions:
-    """Where the comparison goes; every field of the configuration sets all variants alike."""
+    """Where the comparison goes; a field of the configuration is every variant's, where numbers in
+    which variants differ keep their ratios, and --variants.NAME.FIELD is one variant's."""
 
     out: str = ""
     """Folder to create. Empty: runs/compare-NAME."""
@@ -146,28 +156,34 @@ def compare(arguments: list[str]) -> None:
         if asks_for_help(rest):
             parse(CompareOptions, ["--help"], "compare CONFIG...", options)
         raise WakefulError("name one configuration with a [variants] table, or several")
-    variants: dict[str, Config] = {}
+    rows: dict[str, Config] = {}
     asked: set[tuple[int, ...]] = set()
     layouts: list[str] = []
     for source in sources:
         table = read_table(source)
-        seeds = tuple(seeds_of(table))
+        asked.add(tuple(seeds_of(table)))
         layouts += [name for name in layouts_of(table) if name not in layouts]
         for name, entry in variants_of(Path(source).stem, table).items():
-            default = CompareOptions(seeds=seeds, config=config_from_table(entry))
-            options = parse(CompareOptions, rest, "compare CONFIG...", default)
-            if name in variants:
+            if name in rows:
                 raise WakefulError(f"two variants are called {name!r}; rename one")
-            variants[name] = options.config
-            asked.add(options.seeds)
-    if len(asked) > 1:
+            rows[name] = config_from_table(entry)
+    shared, own = named_rows(rest, list(rows))
+    prog = "compare CONFIG..."
+    base = next(iter(rows.values()))
+    options = parse(CompareOptions, shared, prog, CompareOptions(config=base))
+    if len(asked) > 1 and not options.seeds:
         raise WakefulError("the configurations ask for different seeds: use --seeds")
+    variants = rescaled(rows, base, options.config, strict=True)
+    for name, asked_of_one in own.items():
+        default = CompareOptions(config=variants[name])
+        variants[name] = parse(CompareOptions, asked_of_one, prog, default).config
+    seeds = options.seeds or next(iter(asked))
 
     from wakeful.verbs.compare import compare_variants
 
     out = Path(options.out or f"runs/compare-{Path(sources[0]).stem}")
     done = compare_variants(
-        variants, options.seeds, out, layouts=layouts, resume=options.resume, shown=display
+        variants, seeds, out, layouts=layouts, resume=options.resume, shown=display
     )
     finish(done, done.page)
 

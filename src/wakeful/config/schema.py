@@ -41,7 +41,7 @@ class TextConfig:
     keep_overlap: bool = False
     """Validate even on documents that stand in the training text in part."""
     tokenizer: str = ""
-    """A tokenizer.json or a folder with one. Empty: a byte-level BPE is trained on the text."""
+    """A tokenizer.json, a folder with one, or hf:NAME. Empty: a byte-level BPE is trained."""
     vocab_size: int = 4096
     """Tokens in a tokenizer that is trained."""
     text_field: str = "text"

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
@@ -18,6 +19,8 @@ CONFIG, SPECIAL = "tokenizer_config.json", "special_tokens_map.json"
 GENERATION = "generation_config.json"
 BESIDE = (CONFIG, SPECIAL, "chat_template.jinja", GENERATION)
 """What lies beside a tokenizer.json and goes where it goes."""
+HUB = "hf:"
+"""What the name of a tokenizer on the Hugging Face hub begins with."""
 PIECE_CHARACTERS = 2**18  # of a long text, encoded at a time
 
 
@@ -107,15 +110,16 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
-        """Read a `tokenizer.json`, or the folder of one, ours or any from Hugging Face.
+        """Read a `tokenizer.json`, the folder of one, ours or any from Hugging Face, or `hf:NAME`.
 
         Its end of text is the `eos_token` of `tokenizer_config.json` or `special_tokens_map.json`
         beside it, or "<|endoftext|>" where neither says.
 
         Raises:
-            WakefulError: the file is missing, is not a tokenizer or has no end of text.
+            WakefulError: the file is missing, is not a tokenizer or has no end of text, or the hub
+                cannot be reached.
         """
-        file = Path(path)
+        file = _fetched(str(path)) if str(path).startswith(HUB) else Path(path)
         file = file / "tokenizer.json" if file.is_dir() else file
         if not file.is_file():
             raise WakefulError(f"no tokenizer at {path}: pass a tokenizer.json or its folder")
@@ -312,6 +316,24 @@ class StreamDecoder:
 
     def _text(self) -> str:
         return self._tokenizer.decode(self._held, special=self._special)
+
+
+def _fetched(name: str) -> Path:
+    """Return the folder of the hub's cache with the tokenizer `hf:NAME`."""
+    repository = name.removeprefix(HUB)
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(
+                repository, allow_patterns=["tokenizer.json", *BESIDE]
+            )
+        )
+    except Exception as error:  # no connection, no such name, not allowed in: each its own
+        reason = " ".join(str(error).split())[:200]
+        raise WakefulError(
+            f"the tokenizer {name} cannot be fetched ({type(error).__name__}: {reason}): check the "
+            f"connection, or whether {repository} asks for a login; or put its tokenizer.json and "
+            "tokenizer_config.json into a folder and name that as the tokenizer (data.tokenizer)"
+        ) from error
 
 
 def _pieces(text: str) -> Iterator[str]:

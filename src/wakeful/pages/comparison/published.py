@@ -41,12 +41,14 @@ class PublishedTable:
     """By variant and figure."""
     grows: tuple[str, ...] = ()
     """Variants whose attention on BOS the paper saw grow in training."""
+    unjudged: tuple[str, ...] = ()
+    """Variants that are shown and not judged; the note says why."""
 
     def direction(self, variant: str, column: Column) -> Direction | None:
         """Return how the paper's row differs from its baseline; None where it does not say."""
         cell = self.cells.get((variant, column.figure))
         base = self.cells.get((self.baseline, column.figure))
-        if variant == self.baseline or cell is None:
+        if variant in (self.baseline, *self.unjudged) or cell is None:
             return None
         if isinstance(cell, str):
             return cell
@@ -85,5 +87,5 @@ def published(name: str) -> PublishedTable:
         if column.figure in row
     }
     head = (table["title"], table["note"], table["baseline"])
-    grows = tuple(table.get("grows", ()))
-    return PublishedTable(*head, columns=columns, labels=labels, cells=cells, grows=grows)
+    names = {key: tuple(table.get(key, ())) for key in ("grows", "unjudged")}
+    return PublishedTable(*head, columns=columns, labels=labels, cells=cells, **names)

@@ -1,0 +1,64 @@
+"""Changes meant for all rows of a table, where rows differ on purpose."""
+
+import pytest
+
+from wakeful.cli.parsing import named_rows
+from wakeful.config.rows import flat, rescaled
+from wakeful.config.schema import Config, config_from_table
+from wakeful.config.tables import merged
+from wakeful.errors import WakefulError
+
+BASE = {"optimizer": {"lr": 1e-2}, "train": {"steps": 2500}}
+
+
+def rows(**entries: dict) -> dict[str, Config]:
+    tables = {name: merged(BASE, {"name": name, **entry}) for name, entry in entries.items()}
+    return {name: config_from_table(table) for name, table in tables.items()}
+
+
+def changed(**entry: dict) -> Config:
+    return config_from_table(merged(merged(BASE, {"name": "a"}), entry))
+
+
+def test_numbers_keep_their_ratios_and_the_rest_follows() -> None:
+    found = rows(a={}, sgd={"optimizer": {"lr": 1.0, "name": "sgd"}, "train": {"steps": 20_000}})
+    to = changed(train={"steps": 100, "length": 64}, optimizer={"lr": 2e-2})
+    again = rescaled(found, found["a"], to, strict=True)
+    assert again["a"] == to
+    sgd = again["sgd"]
+    assert (sgd.name, sgd.optimizer.name) == ("sgd", "sgd")
+    assert (sgd.train.steps, sgd.train.length, sgd.optimizer.lr) == (800, 64, 2.0)
+
+
+def test_nothing_asked_changes_nothing_and_whole_numbers_stay_whole() -> None:
+    found = rows(a={}, b={"train": {"steps": 3000}})
+    assert rescaled(found, found["a"], found["a"], strict=True) == found
+    assert rescaled(found, found["a"], changed(train={"steps": 1}))["b"].train.steps == 1
+
+
+def test_words_in_which_rows_differ_have_no_ratio() -> None:
+    found = rows(a={}, b={"optimizer": {"name": "sgd"}}, c={"model": {"bias": True}})
+    to = changed(optimizer={"name": "muon"})
+    assert rescaled(found, found["a"], to)["b"].optimizer.name == "sgd"
+    with pytest.raises(WakefulError, match=r"'sgd' in b.*--variants.NAME.optimizer.name"):
+        rescaled(found, found["a"], to, strict=True)
+    # A flag has no ratio either, though true / true would be one.
+    with pytest.raises(WakefulError, match=r"model\.bias differs"):
+        rescaled(found, found["c"], found["a"], strict=True)
+
+
+def test_options_for_one_row_are_taken_by_its_name() -> None:
+    shared, own = named_rows(
+        ["--train.steps", "5", "--variants.a.b.train.steps", "7", "--variants.a.x=3", "--seeds",
+         "0", "1"], ["a", "a.b"],
+    )  # fmt: skip
+    assert shared == ["--train.steps", "5", "--seeds", "0", "1"]
+    assert own == {"a": ["--x=3"], "a.b": ["--train.steps", "7"]}
+    with pytest.raises(WakefulError, match=r"--variants.c.x names no row; there are a, a.b"):
+        named_rows(["--variants.c.x=1"], ["a", "a.b"])
+
+
+def test_the_fields_are_all_there() -> None:
+    fields = flat(Config())
+    assert fields["train.distill.alpha"] == 0.6
+    assert "name" not in fields
