@@ -30,13 +30,12 @@ from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import skeleton
 from wakeful.probes.running import as_decoder
 from wakeful.quant.arithmetic import Arithmetic
+from wakeful.quant.cache import check_cache, with_cache
 from wakeful.quant.convert import (
-    check_cache,
     exchange,
     is_linear,
     quantized_layers,
     scheme_of,
-    with_cache,
 )
 from wakeful.quant.linear import QuantizedLinear, empty
 from wakeful.quant.schemes import parse_scheme

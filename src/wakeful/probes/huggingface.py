@@ -30,6 +30,19 @@ from wakeful.probes.base import (
 )
 
 _IMPLEMENTATIONS = ("sdpa", "eager")
+BEHIND = "wakeful_before_"
+"""What an attention of ours is called that does something to keys and values and then calls the
+implementation whose name follows.
+"""
+
+
+def implementation_of(model: PreTrainedModel) -> str | None:
+    """Return the name of a model's attention implementation, the inner one where one is before it.
+
+    Where keys and values are rounded for a quantized cache, what is watched are the rounded ones.
+    """
+    name = model.config.get_text_config(decoder=True)._attn_implementation
+    return name.removeprefix(BEHIND).split("_")[0] if name and name.startswith(BEHIND) else name
 
 
 class HuggingFaceSource(EventSource):
@@ -56,7 +69,7 @@ class HuggingFaceSource(EventSource):
         self.interfaces: list[AttentionInterface] = list(
             {id(item): item for item in found if isinstance(item, AttentionInterface)}.values()
         )
-        self.implementation: str | None = config._attn_implementation
+        self.implementation = implementation_of(model)
         # Falcon's own SDPA calls predate the interface.
         self.calls_sdpa = not self.interfaces and any(
             "scaled_dot_product_attention" in _source_of(block) for block in self.blocks[:1]

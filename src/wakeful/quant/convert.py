@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from wakeful.errors import WakefulError
-from wakeful.model.attention import Attention, Heads
+from wakeful.model.attention import Heads
 from wakeful.probes.running import logits_of
 from wakeful.quant.arithmetic import LINEARS, Arithmetic, torchao_kernels
-from wakeful.quant.linear import QuantizedCache, QuantizedLinear, Seen, check, matrix, quantized
+from wakeful.quant.cache import QuantizedCache, check_cache, with_cache
+from wakeful.quant.linear import QuantizedLinear, Seen, check, matrix, quantized
 from wakeful.quant.schemes import Scheme, parse_scheme
 from wakeful.roles import role_of
 
@@ -45,8 +46,8 @@ def quantize(
 
     Raises:
         WakefulError: a layer cannot be quantized (it is named), calibration is missing or
-            superfluous, a pattern matches nothing, or the cache of a Transformers model is asked
-            for. The model is unchanged.
+            superfluous, a pattern matches nothing, or keys and values are out of reach. The model
+            is unchanged.
     """
     scheme = parse_scheme(scheme)
     weights = scheme.weights
@@ -90,23 +91,6 @@ def quantize(
         for name, layer in part.items():
             replaced[id(layer)] = quantized(layer, scheme, arithmetic, seen.get(name))
     return with_cache(exchange(model, replaced), scheme)
-
-
-def check_cache(model: nn.Module) -> None:
-    """Raise `WakefulError` where a model's keys and values are out of our reach."""
-    if not any(isinstance(module, Attention) for module in model.modules()):
-        raise WakefulError(
-            "a key/value cache is quantized in wakeful's own decoders, and this is a "
-            f"{type(model).__name__} of Transformers: leave cache out of the scheme"
-        )
-
-
-def with_cache(model: nn.Module, scheme: Scheme) -> nn.Module:
-    """Let the attention of a model, changed in place, read keys and values on a scheme's grid."""
-    if scheme.cache is not None:
-        for module in [each for each in model.modules() if isinstance(each, Attention)]:
-            module.quantized = QuantizedCache(scheme)
-    return model
 
 
 def scheme_of(model: nn.Module) -> Scheme | None:

@@ -261,17 +261,3 @@ def check(layer: nn.Module) -> None:
     if smallest == largest:
         what = "all zero" if smallest == 0 else f"constant, {float(smallest):g} everywhere"
         raise WakefulError(f"its weight is {what}: a grid has no range to span")
-
-
-class QuantizedCache(nn.Module):
-    """Keys or values (B, L, G, d) on the grid of each head and token, emulated."""
-
-    def __init__(self, scheme: Scheme) -> None:
-        super().__init__()
-        self.scheme = scheme
-
-    def forward(self, heads: Tensor) -> Tensor:
-        grid = self.scheme.cache
-        assert grid is not None
-        rows = heads.flatten(0, -2)
-        return grid.fake_quantize(rows, grid.scales_of(rows)).to(heads.dtype).view_as(heads)

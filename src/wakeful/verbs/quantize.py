@@ -39,7 +39,8 @@ from wakeful.pages.quantization_matrix import (
     matrix_summary,
     write_matrix,
 )
-from wakeful.quant.convert import check_cache, linear_layers
+from wakeful.quant.cache import check_cache
+from wakeful.quant.convert import linear_layers
 from wakeful.quant.convert import quantize as quantize_module
 from wakeful.quant.measure import measure
 from wakeful.quant.schemes import ScaleKind, Scheme, parse_scheme

@@ -1,0 +1,129 @@
+"""Keys and values of Transformers' models on a grid: read, watched, saved and refused."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from test_convert import gpt2, llama
+from torch import Tensor
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    PreTrainedModel,
+)
+
+from wakeful.errors import WakefulError
+from wakeful.hf.quantized import load_quantized, save_quantized
+from wakeful.hf.weights_in import decoder_of
+from wakeful.probes.base import AttentionEvent, Event, Probe
+from wakeful.probes.watch import watch
+from wakeful.quant import parse_scheme, quantize
+
+TOKENS = torch.arange(18).view(2, 9) * 3 % 29
+CPU = torch.device("cpu")
+
+
+def logits(model: torch.nn.Module, tokens: Tensor = TOKENS) -> Tensor:
+    with torch.inference_mode():
+        return model(input_ids=tokens, use_cache=False).logits
+
+
+@pytest.mark.parametrize("scheme", ["kv8", "kv4", "scheme(cache=zeropoint(bits=4, per='token'))"])
+@pytest.mark.parametrize("make", [llama, gpt2])
+def test_the_same_numbers_as_in_our_decoder(
+    make: Callable[[], PreTrainedModel], scheme: str
+) -> None:
+    model = make()
+    before = logits(model)
+    small = quantize(model, scheme)
+    with torch.inference_mode():
+        expected = quantize(decoder_of(model, "it"), scheme)(TOKENS)
+    torch.testing.assert_close(logits(small), expected, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(expected, before, atol=1e-4)
+    assert model.config._attn_implementation == "sdpa"
+    assert torch.equal(logits(model), before)
+    assert small.get_parameter("lm_head.weight") is model.get_parameter("lm_head.weight")
+
+
+def test_eager_attention_and_a_mask() -> None:
+    model = llama()
+    small = quantize(model, "kv4")
+    model.set_attn_implementation("eager")
+    eager = quantize(model, "kv4")
+    mask = torch.ones_like(TOKENS)
+    mask[0, :4] = 0
+    with torch.inference_mode():
+        one, other = (each(input_ids=TOKENS, attention_mask=mask).logits for each in (small, eager))
+    torch.testing.assert_close(one[0, 4:], other[0, 4:], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(one[1], logits(small)[1], rtol=1e-4, atol=1e-5)
+
+
+def test_reading_token_by_token_is_reading_at_once() -> None:
+    small = quantize(llama(), "kv4")
+    past, parts = None, []
+    with torch.inference_mode():
+        for n in range(9):
+            output = small(input_ids=TOKENS[:, n : n + 1], past_key_values=past, use_cache=True)
+            past = output.past_key_values
+            parts.append(output.logits)
+    torch.testing.assert_close(torch.cat(parts, 1), logits(small), rtol=1e-4, atol=1e-5)
+
+
+def test_probes_see_what_attention_reads() -> None:
+    class Recorder(Probe):
+        keys: list[Tensor]
+
+        def see(self, event: Event) -> None:
+            if isinstance(event, AttentionEvent):
+                self.keys.append(event.k.clone())
+
+        def rows(self):
+            raise NotImplementedError
+
+    model, seen = llama(), []
+    for each in (model, quantize(model, "kv4")):
+        probe = Recorder()
+        probe.keys = []
+        with watch(each, probe):
+            logits(each)
+        seen.append(probe.keys[0])
+    plain, rounded = seen
+    grid = parse_scheme("kv4").cache
+    assert grid is not None
+    assert rounded.shape == plain.shape
+    rows = plain.reshape(-1, plain.shape[-1])
+    expected = grid.fake_quantize(rows, grid.scales_of(rows)).view_as(plain)
+    torch.testing.assert_close(rounded, expected)
+
+
+@pytest.mark.parametrize("scheme", ["kv8", "fine(cache=absmax(bits=4, per='token'))"])
+def test_a_saved_model_has_it_still(scheme: str, tmp_path: Path) -> None:
+    small = quantize(llama(), scheme)
+    save_quantized(small, tmp_path, name="it", context=32, bos=None)
+    again, header = load_quantized(tmp_path, device=CPU)
+    assert torch.equal(logits(again), logits(small))
+    assert parse_scheme(header["scheme"]) == parse_scheme(scheme)
+    assert "wakeful_before" not in (tmp_path / "config.json").read_text("utf-8")
+    with pytest.raises(WakefulError, match="quantized already"):
+        quantize(again, "fine")
+
+
+def test_models_out_of_reach_are_refused() -> None:
+    torch.manual_seed(0)
+    bloom = BloomForCausalLM(BloomConfig(vocab_size=29, hidden_size=16, n_layer=1, n_head=2)).eval()
+    with pytest.raises(WakefulError, match="goes past Transformers' AttentionInterface"):
+        quantize(bloom, "kv8")
+    narrow = DeepseekV3Config(
+        vocab_size=29, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+        first_k_dense_replace=1, num_attention_heads=2, num_key_value_heads=2, q_lora_rank=8,
+        kv_lora_rank=8, qk_rope_head_dim=4, qk_nope_head_dim=4, v_head_dim=4,
+    )  # fmt: skip
+    with pytest.raises(WakefulError, match="keys 8 and values 4 wide"):
+        quantize(DeepseekV3ForCausalLM(narrow).eval(), "kv8")
+    flexible = llama()
+    flexible.config._attn_implementation = "flex_attention"
+    with pytest.raises(WakefulError, match="has 'flex_attention'"):
+        quantize(flexible, "kv8")
