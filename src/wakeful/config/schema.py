@@ -146,6 +146,23 @@ class DistillConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BridgeConfig:
+    """The closed-form map that stands for layers left out (ReplaceMe, arXiv 2505.02819)."""
+
+    map: Literal["none", "output", "down"] = "down"
+    """Nothing; the paper's matrix on the feed-forward network's output; or W_down anew."""
+    tokens: int = 24576
+    """Tokens of the training text's beginning that it is solved on, in sequences of train.length"""
+    ridge: float = 1e-6
+    """λ of the penalty on the map, over the mean square of what it reads."""
+    weigh: Literal["relative", "equal"] = "relative"
+    """Each token's squared error over its squared length, or as it is."""
+    first: Literal["apart", "out", "in"] = "apart"
+    """The first token of a sequence: turned as the reference's is under a constraint of its own,
+    left out, or counted as any other."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """The loop."""
 

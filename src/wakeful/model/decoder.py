@@ -210,6 +210,29 @@ class Decoder(HasRoles, Marked, nn.Module):
             WakefulError: more tokens than the context, masks that do not go together, or a route
                 that reads token ids, which are not given.
         """
+        x, flow = self.before_blocks(
+            x, tokens=tokens, cache=cache, valid=valid, places=places, documents=documents
+        )
+        x = self._through(x, flow)
+        if cache is not None:
+            cache.advance(x.shape[1])
+        return self.norm(x)
+
+    def before_blocks(
+        self,
+        x: Float[Tensor, "B L D"],
+        *,
+        tokens: Int[Tensor, "B L"] | None = None,
+        cache: Cache | None = None,
+        valid: Bool[Tensor, "B S"] | None = None,
+        places: Int[Tensor, "B L"] | None = None,
+        documents: Int[Tensor, "B L"] | None = None,
+    ) -> tuple[Float[Tensor, "B L D"], Flow]:
+        """Return what the first block receives of token embeddings, and what all blocks share.
+
+        Raises:
+            WakefulError: see `stream`.
+        """
         start = 0 if cache is None else cache.length
         end = start + x.shape[1]
         self._check(start, end)
@@ -240,11 +263,7 @@ class Decoder(HasRoles, Marked, nn.Module):
         if self.config.positions == "learned":
             x = x + self.positions.weight[spots]
         memory = self._before_layers(tokens, x) if self.plan.before else {}
-        flow = Flow(memory=memory, cache=cache, rotation=self._rotation(spots), keep=keep)
-        x = self._through(x, flow)
-        if cache is not None:
-            cache.advance(end - start)
-        return self.norm(x)
+        return x, Flow(memory=memory, cache=cache, rotation=self._rotation(spots), keep=keep)
 
     def new_cache(self, batch_size: int, capacity: int) -> Cache:
         """Return an empty cache for `batch_size` sequences of up to `capacity` tokens."""

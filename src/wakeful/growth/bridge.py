@@ -1,0 +1,262 @@
+"""`bridge`: a closed-form map in the place of the layers that an heir leaves out; no training.
+
+Where the heir's layer t is the reference's layer s and its next one a later layer than s + 1, with
+h the hidden channels of t's feed-forward network, m = W_down h its output, r the rest of the stream
+after it, and y the reference's stream after the last layer that is left out,
+
+| map | solved for | W_down becomes |
+|---|---|---|
+| output | T = argmin Σ w ‖T m + r − y‖² + λ ‖T‖² (ReplaceMe, 2505.02819, eq. 5) | T W_down |
+| down | W = argmin Σ w ‖W h + r − y‖² + λ ‖W‖² | W |
+
+over tokens of text, w = 1 or 1 / ‖y‖². The architecture stays. A bias of `down` is solved for too,
+without a penalty. λ is `ridge` times the mean of w m², or of w h².
+
+**The first token** of a sequence parks attention and is unlike all others: its stream is hundreds
+of times as long, in few channels, from early layers on. Counted as any other it would decide the
+solution; left out, it comes out with any direction, and the sink of later layers is lost. `apart`
+solves on the others under the constraint that the mean first token comes out as
+y₁ √(‖x₁‖ / ‖y₁‖), x₁ the mean that the layer puts out without a bridge: in the reference's
+direction, at a length between the heir's and the reference's. Norms do not see the length, and
+the whole of it would cost the other tokens more than it is worth (docs/findings.md).
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from wakeful.config.schema import BridgeConfig
+from wakeful.errors import WakefulError
+from wakeful.growth.layers import LayerMap
+from wakeful.model.block import Block
+from wakeful.model.decoder import Decoder
+
+_AT_ONCE = 2048
+"""Tokens that go through a layer together."""
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Layers that an heir leaves out, from `first` to `last`, after its own layer `after`."""
+
+    after: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Bridged:
+    """A gap and how far the heir's stream was from the reference's behind it.
+
+    Errors are Σ w ‖x − y‖² / Σ w ‖y‖² over the tokens that were solved on.
+    """
+
+    after: int
+    first: int
+    last: int
+    plain: float
+    """Without a bridge."""
+    error: float
+
+
+def gaps(layers: LayerMap, total: int) -> list[Gap]:
+    """Return the gaps of a map, in order of depth.
+
+    Layers before the map's first have nothing before them that could carry a bridge, and a map
+    that goes back or repeats layers leaves no gap.
+    """
+    sources = layers.sources
+    if any(later <= earlier for earlier, later in itertools.pairwise(sources)):
+        return []
+    ends = [*sources[1:], total]
+    return [
+        Gap(after, source + 1, end - 1)
+        for after, (source, end) in enumerate(zip(sources, ends, strict=True))
+        if end > source + 1
+    ]
+
+
+def check_bridge(decoder: Decoder) -> None:
+    """Raise `WakefulError` where no matrix of a model can carry a bridge."""
+    for field, part, plain in (("placement", decoder.placement, "pre"),
+                               ("depth", decoder.depth, "residual")):  # fmt: skip
+        if str(part) != plain:
+            raise WakefulError(
+                f"model.{field} = {part}: a bridge is folded into a matrix whose output is added "
+                f"to the stream as it is, which {plain} alone does; give --bridge.map none"
+            )
+
+
+@torch.no_grad()
+def bridge(
+    heir: Decoder,
+    reference: Decoder,
+    layers: LayerMap,
+    tokens: Int[Tensor, "B L"],
+    options: BridgeConfig | None = None,
+    *,
+    only: Sequence[Gap] | None = None,
+) -> list[Bridged]:
+    """Give the heir a bridge over each gap of its layers, in place; return what each came to.
+
+    Gaps are bridged in order of depth, each on the stream of the heir with those before it. Both
+    models go through all of the text layer by layer, so that the activations of one layer of each
+    are held, and the normal equations are summed in float64.
+
+    Args:
+        heir: a decoder whose block t was the reference's block `layers.sources[t]`.
+        reference: stays as it is.
+        layers: the heir's.
+        tokens: sequences to solve on.
+        options: how; by default as `BridgeConfig` says.
+        only: the gaps to bridge; by default all.
+
+    Raises:
+        WakefulError: the stream is not a plain sum, or the text has too few tokens to solve on.
+    """
+    options = options or BridgeConfig()
+    check_bridge(heir)
+    if options.map == "none":
+        return []
+    wanted = gaps(layers, reference.config.num_layers) if only is None else only
+    ours, theirs = _Stream(heir, tokens), _Stream(reference, tokens)
+    found = []
+    for gap in wanted:
+        ours.through(gap.after)
+        theirs.through(gap.last + 1)
+        found.append(_bridged(ours, theirs, gap, options))
+    return found
+
+
+class _Stream:
+    """A decoder's stream over all of a text, as far as its first layers take it."""
+
+    def __init__(self, decoder: Decoder, tokens: Int[Tensor, "B L"]) -> None:
+        self.blocks = [block for block in decoder.blocks if isinstance(block, Block)]
+        self.layer = 0
+        rows = max(1, _AT_ONCE // tokens.shape[1])
+        tokens = tokens.to(decoder.embed.weight.device)
+        self.parts = [
+            decoder.before_blocks(decoder.embed(part), tokens=part) for part in tokens.split(rows)
+        ]
+
+    def through(self, layer: int) -> None:
+        """Go on to what the layer of this number receives."""
+        while self.layer < layer:
+            for number, (x, flow) in enumerate(self.parts):
+                out, left = self.blocks[self.layer](x, flow)
+                flow.memory.update(left)
+                self.parts[number] = out, flow
+            self.layer += 1
+
+    def states(self) -> Iterator[Float[Tensor, "B L D"]]:
+        """Yield the stream, part by part."""
+        return (x for x, _ in self.parts)
+
+    def seen(self) -> Iterator[tuple[Float[Tensor, "B L H"], Float[Tensor, "B L D"]]]:
+        """Yield what the next layer's `down` reads, and what the layer puts out, part by part."""
+        block, read = self.blocks[self.layer], []
+        handle = block.mlp.down.register_forward_pre_hook(lambda _, args: read.append(args[0]))
+        try:
+            for x, flow in self.parts:
+                out, _ = block(x, flow)
+                yield read.pop(), out
+        finally:
+            handle.remove()
+
+
+class _Equations:
+    """Σ w f fᵀ, Σ w f zᵀ and Σ w ‖z‖² of features f and targets z, in float64."""
+
+    def __init__(self, features: int, width: int, device: torch.device) -> None:
+        self.ff = torch.zeros(features, features, dtype=torch.float64, device=device)
+        self.fz = torch.zeros(features, width, dtype=torch.float64, device=device)
+        self.zz = 0.0
+
+    def add(self, f: Tensor, z: Tensor, weights: Tensor) -> None:
+        weighted = f * weights.unsqueeze(1)
+        self.ff.addmm_(weighted.T, f)
+        self.fz.addmm_(weighted.T, z)
+        self.zz += float((z.square().sum(1) * weights).sum())
+
+    def error(self, solution: Tensor) -> float:
+        """Return Σ w ‖S f − z‖², of a solution Sᵀ."""
+        return self.zz + float((solution * (self.ff @ solution - 2 * self.fz)).sum())
+
+
+def _bridged(ours: _Stream, theirs: _Stream, gap: Gap, options: BridgeConfig) -> Bridged:
+    """Solve for one bridge and fold it into the layer before the gap."""
+    down = ours.blocks[gap.after].mlp.down
+    weight, bias = down.weight.double(), down.bias
+    width, hidden = weight.shape
+    through = options.map == "output"
+    size = width if through else hidden
+    equations = _Equations(size + (bias is not None), width, weight.device)
+    total, first = 0.0, _Mean()
+    for (read, put_out), state in zip(ours.seen(), theirs.states(), strict=True):
+        f, out, y = read.double(), put_out.double(), state.double().to(weight.device)
+        made = f @ weight.T if bias is None else f @ weight.T + bias.double()
+        f = made if through else f
+        if bias is not None:
+            f = torch.cat([f, torch.ones_like(f[..., :1])], -1)
+        first.add(f[:, 0], out[:, 0], y[:, 0], (out - made)[:, 0])
+        start = 0 if options.first == "in" else 1
+        f, z, y = (part[:, start:].flatten(0, 1) for part in (f, y - (out - made), y))
+        lengths = y.square().sum(1)
+        weights = 1 / lengths if options.weigh == "relative" else torch.ones_like(lengths)
+        total += float((weights * lengths).sum())
+        equations.add(f, z, weights)
+    if through:
+        old = torch.eye(len(equations.ff), width, dtype=weight.dtype, device=weight.device)
+    else:
+        old = torch.cat([weight.T, *([] if bias is None else [bias.double().unsqueeze(0)])])
+    solution = _solved(equations, size, options, first)
+    new = solution[:size].T
+    down.weight.copy_(new @ weight if through else new)
+    if bias is not None:
+        bias.copy_(solution[size] + (new @ bias.double() if through else 0))
+    return Bridged(
+        gap.after, gap.first, gap.last,
+        plain=equations.error(old) / total, error=equations.error(solution) / total,
+    )  # fmt: skip
+
+
+class _Mean:
+    """Means over sequences of what belongs to their first tokens."""
+
+    def __init__(self) -> None:
+        self.sums: list[Tensor] = []
+        self.count = 0
+
+    def add(self, *parts: Float[Tensor, "B _"]) -> None:
+        sums = [part.sum(0) for part in parts]
+        self.sums = [a + b for a, b in zip(self.sums, sums, strict=True)] if self.sums else sums
+        self.count += len(parts[0])
+
+    @property
+    def means(self) -> list[Tensor]:
+        return [total / self.count for total in self.sums]
+
+
+def _solved(equations: _Equations, size: int, options: BridgeConfig, first: _Mean) -> Tensor:
+    """Return Sᵀ with the least Σ w ‖S f − z‖² + λ ‖S‖², and S f₁ = z₁ where first is apart."""
+    damped = equations.ff.clone()
+    ridge = damped.diagonal()[:size]
+    ridge += options.ridge * ridge.mean()
+    factor, failed = torch.linalg.cholesky_ex(damped)
+    if failed:
+        raise WakefulError(
+            f"the text cannot decide a bridge's {size} columns: give more --bridge.tokens, or a "
+            f"larger --bridge.ridge than {options.ridge:g}"
+        )
+    solution = torch.cholesky_solve(equations.fz, factor)
+    if options.first == "apart":
+        f, x, y, rest = first.means
+        wanted = y * (x.norm() / y.norm()).sqrt() - rest
+        lever = torch.cholesky_solve(f.unsqueeze(1), factor).squeeze(1)
+        solution += torch.outer(lever, wanted - f @ solution) / (f @ lever)
+    return solution

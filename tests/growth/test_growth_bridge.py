@@ -1,0 +1,205 @@
+"""Bridges over layers left out, against least squares by their definition."""
+
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from helpers import EXAMPLES, some_tokens, tiny_decoder
+from wakeful.config.schema import BridgeConfig
+from wakeful.errors import WakefulError
+from wakeful.growth.bridge import Gap, bridge, gaps
+from wakeful.growth.inherit import inherit
+from wakeful.growth.layers import LayerMap
+from wakeful.model.decoder import Decoder
+
+LAYERS = LayerMap((0, 3), "named")
+TOKENS = some_tokens(9, 11)
+SHAPES: list[dict[str, Any]] = [
+    {"mlp": "swiglu"},
+    {"mlp": "gelu", "bias": True, "norm": "layernorm", "positions": "learned"},
+    {"mlp": "swiglu", "bias": True, "num_kv_heads": 4},
+    {"mlp": "gelu_exact", "tied": True, "parallel": True},
+    {"mlp": "swiglu", "route": 'resformer(mode="learnable")'},
+]
+
+
+def seen(decoder: Decoder, layer: int, tokens: Tensor = TOKENS) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what a layer's `down` reads and gives, and what the layer puts out."""
+    found: list[Tensor] = []
+    block = decoder.blocks[layer]
+    down = block.get_submodule("mlp.down")
+    handles = [
+        down.register_forward_pre_hook(lambda _, args: found.append(args[0])),
+        down.register_forward_hook(lambda _m, _args, out: found.append(out)),
+        block.register_forward_hook(lambda _m, _args, out: found.append(out[0])),
+    ]
+    with torch.no_grad():
+        decoder.hidden(tokens)
+    for handle in handles:
+        handle.remove()
+    hidden, made, out = found
+    return hidden, made, out
+
+
+def problem(
+    heir: Decoder, reference: Decoder, options: BridgeConfig, after: int = 0, last: int = 2
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return features, targets, token weights and the first token's equation, by definition."""
+    hidden, made, out = seen(heir, after)
+    y = seen(reference, last)[2]
+    f = made if options.map == "output" else hidden
+    if heir.config.bias:
+        f = torch.cat([f, torch.ones_like(f[..., :1])], -1)
+    x1, y1 = out[:, 0].mean(0), y[:, 0].mean(0)
+    first = y1 * (x1.norm() / y1.norm()).sqrt() - (out - made)[:, 0].mean(0)
+    start = 0 if options.first == "in" else 1
+    z = y - (out - made)
+    rows = y[:, start:].flatten(0, 1).norm(dim=1)
+    weights = 1 / rows if options.weigh == "relative" else torch.ones_like(rows)
+    return (
+        f[:, start:].flatten(0, 1), z[:, start:].flatten(0, 1), weights, f[:, 0].mean(0), first,
+    )  # fmt: skip
+
+
+def least(heir: Decoder, reference: Decoder, options: BridgeConfig) -> tuple[Tensor, Tensor | None]:
+    """Return W_down and its bias by `torch.linalg.lstsq`, without a normal equation."""
+    f, z, w, f1, z1 = problem(heir, reference, options)
+    f, z = f * w.unsqueeze(1), z * w.unsqueeze(1)
+    size = f.shape[1] - heir.config.bias
+    rows = torch.eye(f.shape[1], dtype=f.dtype)[:size]
+    rows *= (options.ridge * f.square().sum(0)[:size].mean()).sqrt()
+    f, z = torch.cat([f, rows]), torch.cat([z, z.new_zeros(size, z.shape[1])])
+    if options.first == "apart":
+        # S = S₀ + N Z, with S₀ a solution of the constraint and N a basis of what it leaves free.
+        start = torch.outer(f1, z1) / (f1 @ f1)
+        free = torch.linalg.svd(f1.unsqueeze(0)).Vh[1:].T
+        solution = start + free @ torch.linalg.lstsq(f @ free, z - f @ start).solution
+    else:
+        solution = torch.linalg.lstsq(f, z).solution
+    new = solution[:size].T
+    down = heir.blocks[0].get_submodule("mlp.down")
+    weight, bias = down.get_parameter("weight"), None
+    if heir.config.bias:
+        old = down.get_parameter("bias") if options.map == "output" else torch.zeros(16)
+        bias = solution[size] + (new @ old if options.map == "output" else 0)
+    return (new @ weight if options.map == "output" else new), bias
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("solve", ["output", "down"])
+@pytest.mark.parametrize("first", ["apart", "out", "in"])
+@pytest.mark.parametrize("weigh", ["relative", "equal"])
+def test_a_bridge_is_the_least_squares_solution(
+    shape: dict[str, Any],
+    solve: Literal["output", "down"],
+    first: Literal["apart", "out", "in"],
+    weigh: Literal["relative", "equal"],
+) -> None:
+    options = BridgeConfig(map=solve, first=first, weigh=weigh, ridge=1e-4)
+    reference = tiny_decoder(**shape)
+    heir = inherit(reference, LAYERS)
+    with torch.no_grad():
+        weight, bias = least(heir, reference, options)
+    before = {name: p.clone() for name, p in heir.named_parameters()}
+    kept = {name: p.clone() for name, p in reference.named_parameters()}
+    (found,) = bridge(heir, reference, LAYERS, TOKENS, options)
+    down = heir.blocks[0].get_submodule("mlp.down")
+    torch.testing.assert_close(down.get_parameter("weight"), weight, rtol=1e-7, atol=1e-8)
+    if bias is not None:
+        torch.testing.assert_close(down.get_parameter("bias"), bias, rtol=1e-7, atol=1e-8)
+    changed = {name for name, p in heir.named_parameters() if not torch.equal(p, before[name])}
+    assert changed == {"blocks.0.mlp.down.weight"} | (
+        {"blocks.0.mlp.down.bias"} if bias is not None else set()
+    )
+    for name, parameter in reference.named_parameters():
+        assert torch.equal(parameter, kept[name])
+    assert all(parameter.requires_grad for parameter in heir.parameters())
+    assert (found.after, found.first, found.last) == (0, 1, 2)
+    assert found.error < found.plain
+    # What is said of it is what the heir does on the same text.
+    start = 0 if first == "in" else 1
+    y = seen(reference, 2)[2][:, start:]
+    x = seen(heir, 0)[2][:, start:]
+    w = 1 / y.square().sum(-1) if weigh == "relative" else torch.ones(y.shape[:2])
+    error = (w * (x - y).square().sum(-1)).sum() / (w * y.square().sum(-1)).sum()
+    assert found.error == pytest.approx(error.item())
+
+
+def test_gaps_lie_between_neighbors_and_behind_the_last() -> None:
+    assert gaps(LayerMap((0, 1, 4, 5), "x"), 8) == [Gap(1, 2, 3), Gap(3, 6, 7)]
+    assert gaps(LayerMap((2, 3), "x"), 4) == []
+    assert gaps(LayerMap((0, 1, 0, 1), "stacked"), 4) == []
+    assert gaps(LayerMap((3, 1), "x"), 4) == []
+
+
+def test_layers_that_do_nothing_are_left_out_without_a_trace() -> None:
+    reference = tiny_decoder(bias=True)
+    with torch.no_grad():
+        for layer in (1, 2):
+            for name in ("attention.out", "mlp.down"):
+                for parameter in reference.blocks[layer].get_submodule(name).parameters():
+                    parameter.zero_()
+    for solve in ("output", "down"):
+        heir = inherit(reference, LAYERS)
+        options = BridgeConfig(map=solve, ridge=0.0, first="in")
+        (found,) = bridge(heir, reference, LAYERS, some_tokens(40, 11), options)
+        assert found.plain == pytest.approx(0, abs=1e-12)
+        assert found.error == pytest.approx(0, abs=1e-12)
+        torch.testing.assert_close(heir(TOKENS), reference(TOKENS), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("first", ["apart", "out"])
+def test_a_later_bridge_stands_on_the_stream_of_the_earlier(
+    first: Literal["apart", "out"],
+) -> None:
+    reference = tiny_decoder(num_layers=6)
+    layers = LayerMap((0, 2, 4), "alternate")
+    options = BridgeConfig(first=first, ridge=1e-4)
+    whole = inherit(reference, layers)
+    found = bridge(whole, reference, layers, TOKENS, options)
+    assert [(b.after, b.first, b.last) for b in found] == [(0, 1, 1), (1, 3, 3), (2, 5, 5)]
+    steps = inherit(reference, layers)
+    for gap, one in zip(gaps(layers, 6), found, strict=True):
+        assert bridge(steps, reference, layers, TOKENS, options, only=[gap]) == [one]
+    for name, parameter in whole.named_parameters():
+        assert torch.equal(parameter, steps.get_parameter(name)), name
+    # In another order the last is solved on a stream that it does not have later.
+    wrong = inherit(reference, layers)
+    for gap in reversed(gaps(layers, 6)):
+        bridge(wrong, reference, layers, TOKENS, options, only=[gap])
+    assert not torch.allclose(wrong(TOKENS), whole(TOKENS))
+
+
+def test_how_the_text_is_split_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    reference = tiny_decoder()
+    one, other = inherit(reference, LAYERS), inherit(reference, LAYERS)
+    bridge(one, reference, LAYERS, TOKENS)
+    monkeypatch.setattr("wakeful.growth.bridge._AT_ONCE", 25)
+    bridge(other, reference, LAYERS, TOKENS)
+    torch.testing.assert_close(one(TOKENS), other(TOKENS), rtol=1e-6, atol=1e-6)
+
+
+def test_no_bridge_changes_nothing() -> None:
+    reference = tiny_decoder()
+    heir, plain = inherit(reference, LAYERS), inherit(reference, LAYERS)
+    assert bridge(heir, reference, LAYERS, TOKENS, BridgeConfig(map="none")) == []
+    assert torch.equal(heir(TOKENS), plain(TOKENS))
+
+
+@pytest.mark.parametrize(
+    "shape", [{"placement": "post"}, {"placement": "peri"}, {"depth": ""}], ids=str
+)
+def test_a_stream_that_is_no_plain_sum_is_refused(shape: dict[str, Any]) -> None:
+    if "depth" in shape:  # any that is not the plain one
+        shape = {"depth": next(e for f, e in EXAMPLES if f == "depth" and e != "residual")}
+    reference = tiny_decoder(**shape)
+    with pytest.raises(WakefulError, match=rf"model.{next(iter(shape))} = .* --bridge.map none"):
+        bridge(inherit(reference, LayerMap((0, 1), "x")), reference, LAYERS, TOKENS)
+
+
+def test_too_few_tokens_are_refused() -> None:
+    reference = tiny_decoder()
+    with pytest.raises(WakefulError, match=r"give more --bridge\.tokens"):
+        bridge(inherit(reference, LAYERS), reference, LAYERS, TOKENS[:1], BridgeConfig(ridge=0.0))
