@@ -24,6 +24,7 @@ from wakeful.probes.watch import watch
 from wakeful.runs.run import Run
 from wakeful.training.loop import train
 from wakeful.training.measures import FIGURES, FOLLOWED, watched, whole_windows
+from wakeful.training.records import HeadWeights, rows
 from wakeful.training.setup import load_data, make_windows
 
 
@@ -141,6 +142,39 @@ def test_every_head_is_followed_over_steps(text: Path, tmp_path: Path) -> None:
             run.path / "trajectories.jsonl"
         ).read_bytes()
         assert again.trajectories().equals(frame)
+
+
+def test_every_heads_weights_are_logged_over_steps(text: Path, tmp_path: Path) -> None:
+    config = tiny(text, train={"diagnose": {"every": 4, "attention": 5}})
+    run = train(config, tmp_path / "run")
+    assert losses(run) == losses(train(tiny(text), tmp_path / "plain"))
+    found = rows(run, HeadWeights)
+    assert [(row.step, row.layer, row.head) for row in found] == [
+        (step, layer, head) for step in (0, 4, 8) for layer in (0, 1) for head in (0, 1)
+    ]
+    # The last are of the final model, on a whole window of which they are the first five.
+    window = whole_windows(make_windows(config, load_data(config.data)), 1)[0]
+    assert {row.tokens for row in found} == {tuple(window[0, :5].tolist())}
+    probe = Weights()
+    decoder = read_decoder(run.path, dtype="auto").decoder()
+    with torch.no_grad(), watch(decoder, probe):
+        decoder(window)
+    expected = torch.stack(probe.layers)[:, :, :5, :5].flatten(0, 1)
+    torch.testing.assert_close(
+        torch.tensor([row.weights for row in found[-4:]]), expected, atol=1e-4, rtol=0
+    )
+
+    # A run that is stopped on the way goes on as if it had not been.
+    whole = (run.path / "attention.jsonl").read_bytes()
+    shutil.rmtree(run.checkpoints / "step-00000008")
+    train(Config(), run.path, resume=True)
+    assert (run.path / "attention.jsonl").read_bytes() == whole
+
+
+@pytest.mark.parametrize("asked", [-1, 1, 17])
+def test_attention_is_logged_of_tokens_that_a_window_has(asked: int, text: Path) -> None:
+    with pytest.raises(WakefulError, match=r"diagnose\.attention must be 0, or between 2 and"):
+        tiny(text, train={"diagnose": {"every": 4, "attention": asked}})
 
 
 def test_a_damaged_trajectory_is_told_of(tmp_path: Path) -> None:

@@ -119,6 +119,13 @@ class DiagnoseConfig:
     """Validation windows to look at, the first ones."""
     heads: bool = False
     """Log sinks, drains and peaks of every layer and head too, from before the first step on."""
+    attention: int = 0
+    """Log every head's weights among so many first tokens of the first window too. 0: none."""
+
+    @property
+    def from_the_start(self) -> bool:
+        """Whether heads are looked at before the first step too."""
+        return bool(self.every and (self.heads or self.attention))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -343,6 +350,7 @@ def _check_values(config: Config) -> None:
             if name == "seed" and not 0 <= value < 2**63:
                 raise WakefulError(f"{section}.seed must be in [0, 2**63), got {value}")
     _check_prefix(config)
+    _check_attention(config)
     distill = config.train.distill
     if not 0 <= distill.alpha <= 1 or not 0 < distill.temperature < math.inf:
         raise WakefulError(
@@ -351,6 +359,15 @@ def _check_values(config: Config) -> None:
         )
     if not config.name or "\0" in config.name:
         raise WakefulError(f"name must be fit for a folder, got {config.name!r}")
+
+
+def _check_attention(config: Config) -> None:
+    asked, prefix = config.train.diagnose.attention, config.model.relaxed_prefix
+    if asked and not max(2, prefix) <= asked <= config.train.length:
+        raise WakefulError(
+            f"train.diagnose.attention must be 0, or between {max(2, prefix)} and train.length = "
+            f"{config.train.length} tokens, got {asked}"
+        )
 
 
 def _check_sizes(config: Config) -> None:

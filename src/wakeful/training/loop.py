@@ -138,7 +138,7 @@ def _train(
             with event_writer(config, run, enabled=world.first, first=first + 1) as write_scalars:
                 if first == 0 and run.header.initial is not None:
                     validate(config, run, parallel, windows, 0, write_scalars)
-                if first == 0 and config.train.diagnose.every and config.train.diagnose.heads:
+                if first == 0 and config.train.diagnose.from_the_start:
                     diagnose(config, run, parallel, windows, 0, write_scalars)
                 _steps(
                     config, run, parallel, optimizer, loss, batches, windows, show, write_scalars,

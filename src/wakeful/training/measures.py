@@ -13,6 +13,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from wakeful.config.schema import Config
+from wakeful.config.tables import to_table
 from wakeful.data.order import Batches, ValidationWindows, documents_of
 from wakeful.data.tokens import Data, Tokens
 from wakeful.errors import WakefulError
@@ -22,6 +23,7 @@ from wakeful.model.generate import generate
 from wakeful.probes.attention import BosMass, Entropy, Sinks, Values
 from wakeful.probes.base import Event, Frame, Probe, mean_over_layers
 from wakeful.probes.hidden import Outliers, Smoothing
+from wakeful.probes.patterns import AttentionPictures
 from wakeful.probes.rank import Ranks
 from wakeful.probes.watch import watch
 from wakeful.quant.convert import quantize
@@ -33,6 +35,7 @@ from wakeful.training.parallel import Alone, Parallel
 from wakeful.training.records import (
     AtTheEnd,
     Evaluation,
+    HeadWeights,
     Parameters,
     Sample,
     Step,
@@ -192,6 +195,36 @@ def observed(model: Decoder | Parallel, windows: ValidationWindows, num_sequence
     )
 
 
+@torch.no_grad()
+def head_weights(
+    parallel: Parallel, windows: ValidationWindows, size: int, step: int
+) -> list[HeadWeights]:
+    """Return every head's weights among the first `size` tokens of the first window.
+
+    Every process calls it. A causal model's weights do not hang on the tokens after them.
+    """
+    decoder = parallel.decoder
+    tokens = whole_windows(windows, 1)[0][:, :size]
+    config = decoder.config
+    probe = AttentionPictures(
+        layers=range(config.num_layers), heads=range(config.num_heads), size=size
+    )
+    training = decoder.training
+    decoder.eval()
+    with watch(decoder, probe):
+        parallel.call(decoder.hidden, tokens.to(decoder.head.weight.device))
+    parallel.settle()
+    decoder.train(training)
+    ids = tuple(tokens[0].tolist())
+    return [
+        HeadWeights(
+            step=step, layer=layer, head=head, tokens=ids,
+            weights=tuple(tuple(round(each, 4) for each in row) for row in picture.tolist()),
+        )
+        for (layer, head), picture in sorted(probe.pictures().items())
+    ]  # fmt: skip
+
+
 def whole_windows(windows: ValidationWindows, number: int) -> list[Int[Tensor, "1 L"]]:
     """Return the inputs of the first `number` windows that no end of text fills up, or of all."""
     wanted = min(number, max(1, windows.num_predicted // windows.length))
@@ -283,8 +316,12 @@ def diagnose(
     write_scalars: Write,
 ) -> None:
     """Measure the chosen figures and record them; before the first step those of heads alone."""
-    seen = observed(parallel, windows, config.train.diagnose.num_sequences)
-    if config.train.diagnose.heads:
+    settings = config.train.diagnose
+    if settings.attention:
+        for weights in head_weights(parallel, windows, settings.attention, step):
+            run.append({"kind": weights.kind, **to_table(weights)}, log=weights.log)
+    seen = observed(parallel, windows, settings.num_sequences)
+    if settings.heads:
         run.append(*_followed(seen, step), log="trajectories.jsonl")
     if step:
         row = {"kind": "diagnosis", "step": step, **_figures(seen)}

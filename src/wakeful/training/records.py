@@ -54,6 +54,7 @@ class Step:
     """A row of metrics.jsonl: one step of the optimizer."""
 
     kind: ClassVar = "train"
+    log: ClassVar = "metrics.jsonl"
     step: int
     loss: float
     """Nats a token of the batch, before the step."""
@@ -88,7 +89,22 @@ class Evaluation(Validated):
     """A row of metrics.jsonl: the loss on the validation set after a step."""
 
     kind: ClassVar = "validation"
+    log: ClassVar = "metrics.jsonl"
     step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadWeights:
+    """A row of attention.jsonl: one head's weights after a step, among a window's first tokens."""
+
+    kind: ClassVar = "attention"
+    log: ClassVar = "attention.jsonl"
+    step: int
+    layer: int
+    head: int
+    tokens: tuple[int, ...]
+    weights: tuple[tuple[float, ...], ...]
+    """A row a query, a column a key."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +156,7 @@ class Summary:
     data: DataFacts
 
 
-Row = TypeVar("Row", Step, Evaluation)
+Row = TypeVar("Row", Step, Evaluation, HeadWeights)
 
 
 def data_facts(data: Data) -> DataFacts:
@@ -179,15 +195,14 @@ def record(run: Run, row: Step | Evaluation) -> dict[str, Any]:
 
 
 def rows(run: Run, kind: type[Row]) -> list[Row]:
-    """Return the rows of one kind of metrics.jsonl.
+    """Return the rows of one kind that a run has logged.
 
     Raises:
         WakefulError: a row lacks a figure.
     """
-    place = str(run.path / "metrics.jsonl")
-    return [
-        from_table(kind, row, record=place) for row in run.metrics() if row["kind"] == kind.kind
-    ]
+    place = str(run.path / kind.log)
+    logged = run.metrics(kind.log)
+    return [from_table(kind, row, record=place) for row in logged if row["kind"] == kind.kind]
 
 
 def check_rows(run: Run, *, done: bool = False) -> None:
