@@ -159,9 +159,12 @@ class EvaluateOptions(_Reading):
 class QuantizeOptions(_Reading):
     """How to quantize, and what text to measure the damage on."""
 
-    scheme: tuple[str, ...] = ("fine", "moderate", "coarse", "w4")
+    scheme: tuple[str, ...] = ()
     """fine, moderate, coarse, w4, w4g128, w4g128_gptq, w8a8, smoothquant, fp8, mxfp4, nvfp4, kv8,
-    kv4, or e.g. scheme(weights=absmax(bits=6, per="channel"))."""
+    kv4, or e.g. scheme(weights=absmax(bits=6, per="channel")). None: the first four, or the
+    layout's."""
+    layout: str = ""
+    """Set the models beside a published table of pretrained ones: activation-table1."""
     scales: tuple[ScaleKind, ...] = ("dynamic",)
     """Activation scales: of the text at hand, or calibrated once; both measure each that can be."""
     num_sequences: int = 8
@@ -180,8 +183,12 @@ class QuantizeOptions(_Reading):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(1, self, "num_sequences", "calibration_sequences")
-        if not self.scheme or not self.scales:
-            raise WakefulError("name at least one scheme and one kind of scales")
+        if not self.scales:
+            raise WakefulError("name at least one kind of scales")
+        if self.layout and self.save:
+            raise WakefulError(
+                "--save writes one model, and --layout measures a table: name one of them"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,7 @@ from wakeful.pages.charts import (
 )
 from wakeful.pages.diagnosis import Finding
 from wakeful.pages.page import write_page
+from wakeful.pages.pretrained import PrintedRow
 from wakeful.quant.measure import Measurement
 from wakeful.quant.schemes import Scheme
 
@@ -49,6 +50,10 @@ class Damage:
     bytes: dict[str, int]
     seconds: dict[str, float]
     """What quantizing took, calibration included."""
+    parameters: int = 0
+    """Of the model before, each counted once."""
+    printed: PrintedRow | None = None
+    """The model's row in a published table."""
 
 
 def scheme_rows(damage: Damage) -> pl.DataFrame:
@@ -106,6 +111,7 @@ def summary(damage: Damage) -> dict[str, Any]:
         "tokens": sum(measurement.counts),
         "perplexity": perplexity,
         "perplexity_standard_error": finite(error),
+        "parameters": damage.parameters,
         "bytes": damage.full_bytes,
         **{
             f"kurtosis_{position}": block_values(damage, "kurtosis", "", position)["value"].mean()

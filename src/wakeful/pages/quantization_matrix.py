@@ -9,6 +9,7 @@ from rich.text import Text
 
 from wakeful.pages.charts import Drawing, colored, colors, tip, wide
 from wakeful.pages.page import write_page
+from wakeful.pages.pretrained import PretrainedTable
 from wakeful.pages.quantization import (
     Damage,
     error_over_kurtosis,
@@ -30,6 +31,68 @@ def matrix_summary(damages: Sequence[Damage]) -> dict[str, Any]:
         "correlations": correlations(damages),
         "kurtosis_predicts": predicts(damages),
     }
+
+
+def beside(damages: Sequence[Damage], table: PretrainedTable) -> list[dict[str, Any]]:
+    """Return every model's perplexities beside a published table's, then the rows nobody measured.
+
+    `ratios` are perplexities over the full-precision one's, ours and the paper's, by scheme.
+    """
+    rows = []
+    for damage in damages:
+        each, printed = summary(damage), damage.printed
+        found = {figures["scheme"]: figures for figures in each["schemes"]}
+        rows.append(
+            {
+                "model": each["model"],
+                "label": printed and printed.label,
+                "parameters": f"{damage.parameters / 1e6:,.4g}M",
+                "perplexity": each["perplexity"],
+                "perplexity_standard_error": each["perplexity_standard_error"],
+                "printed": printed and printed.full,
+                "kurtosis_first": each["kurtosis_first"],
+                "kurtosis_rest": each["kurtosis_rest"],
+                "schemes": [
+                    {
+                        key: found[name][key]
+                        for key in ("scheme", "perplexity", "perplexity_standard_error", "ratio")
+                    }
+                    | {
+                        "printed": printed and printed.quantized[name],
+                        "printed_ratio": printed and printed.ratio(name),
+                    }
+                    for name in table.schemes
+                ],
+            }
+        )
+    measured = [damage.printed for damage in damages]
+    for row in table.rows:
+        if row not in measured:
+            schemes = [
+                {"scheme": name, "printed": row.quantized[name], "printed_ratio": row.ratio(name)}
+                for name in table.schemes
+            ]
+            rows.append({"model": None, "label": row.label, "parameters": row.parameters,
+                         "printed": row.full, "schemes": schemes})  # fmt: skip
+    return rows
+
+
+def told(damages: Sequence[Damage], table: PretrainedTable) -> list[str]:
+    """Say of each model by how much a scheme multiplies its perplexity, and the paper's word."""
+    sentences = []
+    for row in beside(damages, table):
+        for each in row["schemes"] if row["model"] else ():
+            ours = "no finite number"
+            if each["ratio"] is not None:
+                ours = f"{with_digits(each['ratio'], None)} times"
+            theirs = "the paper does not have it"
+            if row["label"]:
+                theirs = f"{with_digits(each['printed_ratio'], None)} times in the paper"
+            sentences.append(
+                f"{row['model']}: {each['scheme']} makes the perplexity {ours} what it was, "
+                f"{theirs}."
+            )
+    return sentences
 
 
 def correlations(damages: Sequence[Damage]) -> list[dict[str, Any]]:
@@ -83,9 +146,14 @@ def _scatter(damages: Sequence[Damage], scheme: str) -> Drawing:
 
 
 def write_matrix(
-    damages: Sequence[Damage], path: str | Path, *, title: str, method: Mapping[str, Any]
+    damages: Sequence[Damage],
+    path: str | Path,
+    *,
+    title: str,
+    method: Mapping[str, Any],
+    table: PretrainedTable | None = None,
 ) -> Path:
-    """Write the page; an old page stays until the new one is whole."""
+    """Write the page, a published `table` first; an old page stays until the new one is whole."""
     full = [summary(damage) for damage in damages]
     rows = [
         {
@@ -102,6 +170,9 @@ def write_matrix(
         "quantization_matrix",
         title=title,
         method=method,
+        paper=table,
+        printed=[] if table is None else _cells(damages, table),
+        told=[] if table is None else told(damages, table),
         schemes=list(damages[0].schemes),
         rows=rows,
         colors=colors([damage.measurement.name for damage in damages]),
@@ -109,3 +180,15 @@ def write_matrix(
         correlations=correlations(damages),
         charts=matrix_charts(damages),
     )
+
+
+def _cells(damages: Sequence[Damage], table: PretrainedTable) -> list[dict[str, Any]]:
+    """Return the rows of `beside` with perplexities as they are shown."""
+    rows = beside(damages, table)
+    for row in rows:
+        for each in (row, *row["schemes"]):
+            each["shown"] = "–"
+            if "perplexity" in each:
+                error = each["perplexity_standard_error"]
+                each["shown"] = with_digits(each["perplexity"], error, least=4)
+    return rows

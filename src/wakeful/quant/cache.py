@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from wakeful.errors import WakefulError
 from wakeful.model.attention import Attention
@@ -78,6 +79,7 @@ def _ours(model: nn.Module) -> list[Attention]:
 def _behind(model: PreTrainedModel, grid: Grid) -> None:
     """Give a model the attention that rounds, and see that it calls it."""
     own = implementation_of(model)
+    assert own is not None
     name = f"{BEHIND}{own}_{zlib.crc32(str(grid).encode()):08x}"
     widths: list[tuple[int, int]] = []
 
@@ -116,7 +118,8 @@ def _attend(
     """Attend as a model's own implementation does, to keys and values (B, G, S, d) on a grid."""
     file = vars(sys.modules[type(module).__module__])
     interface = file.get("ALL_ATTENTION_FUNCTIONS") or AttentionInterface()
-    function = interface.get_interface(own, file.get("eager_attention_forward"))
+    eager: Callable[..., Any] = file.get("eager_attention_forward", sdpa_attention_forward)
+    function = interface.get_interface(own, eager)
     return function(module, query, _rounded(grid, key), _rounded(grid, value), *rest, **more)
 
 

@@ -19,9 +19,12 @@ from wakeful.device import choose_device
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
 from wakeful.evaluation.diagnosis import sequences_of
+from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.quantized import file_bytes, save_quantized, state_bytes
+from wakeful.hf.weights_out import describe
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.pages.charts import Drawing, save_chart
+from wakeful.pages.pretrained import Description, PretrainedTable, pretrained_table
 from wakeful.pages.quantization import (
     Damage,
     charts,
@@ -34,16 +37,19 @@ from wakeful.pages.quantization import (
     write_quantization,
 )
 from wakeful.pages.quantization_matrix import (
+    beside,
     matrix_charts,
     matrix_grid,
     matrix_summary,
+    told,
     write_matrix,
 )
+from wakeful.probes.running import as_decoder
 from wakeful.quant.cache import check_cache
 from wakeful.quant.convert import linear_layers
 from wakeful.quant.convert import quantize as quantize_module
 from wakeful.quant.measure import measure
-from wakeful.quant.schemes import ScaleKind, Scheme, parse_scheme
+from wakeful.quant.schemes import SCHEMES, ScaleKind, Scheme, parse_scheme
 from wakeful.runs.run import Environment, Run, environment
 from wakeful.verbs.result import (
     Result,
@@ -153,6 +159,8 @@ class QuantizationMatrix(Result):
 
     each: Mapping[str, Quantization]
     """Every model's own result, by its name, without models."""
+    table: PretrainedTable | None = None
+    """The published table that the models are set beside."""
     figures: tuple[str, ...] = ()
     """Formats of charts that are saved beside the page."""
 
@@ -162,16 +170,23 @@ class QuantizationMatrix(Result):
 
     @property
     def summary(self) -> dict[str, Any]:
-        """`models` with each one's summary as alone, `correlations`, `kurtosis_predicts`."""
-        models = [one.summary for one in self.each.values()]
-        return json.loads(json.dumps(matrix_summary(self._damages) | {"models": models}))
+        """`models` with each one's summary as alone, `correlations`, `kurtosis_predicts`; and
+        `published`, the rows of the table that the models are set beside.
+        """
+        found = matrix_summary(self._damages)
+        found["models"] = [one.summary for one in self.each.values()]
+        if self.table is not None:
+            rows = beside(self._damages, self.table)
+            found["published"] = {"title": self.table.title, "rows": rows}
+        return json.loads(json.dumps(found))
 
     @property
     def verdicts(self) -> list[str]:
         sentences = [
             f"{name}, {sentence}" for name, one in self.each.items() for sentence in one.verdicts
         ]
-        return [*sentences, predicts(self._damages)]
+        paper = [] if self.table is None else told(self._damages, self.table)
+        return [*paper, *sentences, predicts(self._damages)]
 
     def save(self, folder: str | Path) -> Path:
         first = next(iter(self.each.values()))
@@ -192,7 +207,8 @@ class QuantizationMatrix(Result):
             run.write_frame("sequences.parquet", pl.concat(map(sequence_rows, self._damages)))
             run.write_json("summary.json", self.summary)
             title = "Quantization of " + ", ".join(self.each)
-            write_matrix(self._damages, run.path / "report.html", title=title, method=method)
+            page = run.path / "report.html"
+            write_matrix(self._damages, page, title=title, method=method, table=self.table)
             if self.figures:
                 (run.path / "figures").mkdir()
                 for n, (_, chart) in enumerate(matrix_charts(self._damages)):
@@ -233,7 +249,8 @@ def quantize(
     Args:
         model: a name, a path, what `wakeful.load` returned, or a module in memory; or several of
             them in a list, which are measured one after another and make one matrix.
-        schemes: as `QuantizeOptions.scheme`, or schemes themselves.
+        schemes: as `QuantizeOptions.scheme`, or schemes themselves. With `layout` the result is a
+            matrix for a single model, too.
         tokenizer: of a module in memory.
         shown: how to show progress; None is a bar where there is a terminal.
         options: `QuantizeOptions`, whose fields are keyword arguments too.
@@ -250,10 +267,11 @@ def quantize(
         given["scheme"] = tuple(
             each.expression if isinstance(each, Scheme) else each for each in schemes
         )
-    several = isinstance(model, list | tuple)
     models = list(model) if isinstance(model, list | tuple) else [model]
     wanted = asked(QuantizeOptions, options, given)
-    found = chosen_schemes(wanted.scheme, wanted.scales)
+    table = pretrained_table(wanted.layout) if wanted.layout else None
+    several = isinstance(model, list | tuple) or table is not None
+    found = chosen_schemes(_names(wanted, table), wanted.scales)
     _check(wanted, found, len(models))
     measures = bool(wanted.text or wanted.data or wanted.out or several)
     choose_device(wanted.device)
@@ -269,13 +287,13 @@ def quantize(
         )  # fmt: skip
         results: dict[str, Quantization] = {}
         for source in models or [""]:
-            result = _of_one(loading, source, words, wanted, found, count, extra, show)
+            result = _of_one(loading, source, words, wanted, found, count, extra, show, table)
             if several:
                 results[result._measured.measurement.name] = replace(result, models={})
             else:
                 results[""] = result
         if several:
-            matrix = QuantizationMatrix(each=results, figures=wanted.figures)
+            matrix = QuantizationMatrix(each=results, table=table, figures=wanted.figures)
             if wanted.out:
                 matrix.save(wanted.out)
             return matrix
@@ -295,6 +313,7 @@ def _of_one(
     count: int,
     extra: int,
     show: Display,
+    table: PretrainedTable | None = None,
 ) -> Quantization:
     """Load the next model, quantize it, and measure it on `count` sequences; let go of it."""
     loaded = next(loading)
@@ -320,11 +339,37 @@ def _of_one(
     damage = None
     if count:
         damage = _damage(loaded, forms, schemes, seconds, tokens[:count], show)
+        if table is not None:
+            damage = replace(damage, printed=table.row_of(_description(loaded)))
     machine = environment(choose_device(wanted.device))
     return Quantization(
         models=forms, bos=loaded.bos, source=name_of(source), damage=damage,
         method=_method(loaded, wanted, len(layers), length, extra, machine),
         layers=tuple(layers), machine=machine, figures=wanted.figures,
+    )  # fmt: skip
+
+
+def _names(wanted: QuantizeOptions, table: PretrainedTable | None) -> list[str]:
+    """Return the schemes asked for, and those that the table to be set beside has."""
+    if table is None:
+        return list(wanted.scheme or SCHEMES)
+    known = [parse_scheme(name, imports=True) for name in wanted.scheme]
+    missing = [name for name in table.schemes if parse_scheme(name) not in known]
+    return [*missing, *wanted.scheme]
+
+
+def _description(loaded: Model) -> Description | None:
+    """Return what a model is known by in a published table; None for our own architecture."""
+    own = as_decoder(loaded.module)
+    if own is None:
+        config: Any = loaded.module.config.get_text_config(decoder=True)  # pyright: ignore
+    else:
+        config = describe(own.config)[1]
+        if config.model_type == WakefulConfig.model_type:
+            return None
+    return Description(
+        config.model_type, config.num_hidden_layers, config.hidden_size, config.vocab_size,
+        loaded.context,
     )  # fmt: skip
 
 
@@ -420,7 +465,9 @@ def _damage(
     )
     full = state_bytes(loaded.module)
     sizes = {scheme: state_bytes(form.module) for scheme, form in forms.items()}
-    return Damage(measurement, {str(each): each for each in schemes}, full, sizes, seconds)
+    count = sum(parameter.numel() for parameter in loaded.module.parameters())
+    named = {str(each): each for each in schemes}
+    return Damage(measurement, named, full, sizes, seconds, count)
 
 
 def _tell(show: Display, name: str, total: int, done: int) -> None:
