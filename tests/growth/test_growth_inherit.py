@@ -111,7 +111,11 @@ def test_the_learned_weights_start_at_zero_and_one() -> None:
 
 @pytest.mark.parametrize(
     ("options", "far"),
-    [({"route": "gated"}, 0.05), ({"normalizer": "softmax1(learned=True)"}, 0.05)],
+    [
+        ({"route": "gated"}, 0.05),
+        ({"route": "output_gate"}, 0.05),
+        ({"normalizer": "softmax1(learned=True)"}, 0.05),
+    ],
 )
 def test_variants_without_a_plain_point_start_near_it_and_say_so(options: dict, far: float) -> None:
     reference = tiny_decoder(init_std=0.2, noise=0.05)

@@ -148,6 +148,12 @@ def gated(m: Model, n: int) -> Tensor:
     return m.A(n) @ (m.V[n] + gate(m, n, "route") * m.V[1]) if n >= 2 else own(m, n)
 
 
+def output_gate(m: Model, n: int) -> Tensor:
+    z = m.h[n] @ m.w[f"route.gates.{n - 1}.weight"].T + m.w[f"route.gates.{n - 1}.bias"]
+    g = (1 / (1 + torch.exp(-z))).unflatten(-1, (m.H, -1))  # (B, L, H, 1 or d)
+    return own(m, n) * g.transpose(1, 2)
+
+
 def neutreno(m: Model, n: int) -> Tensor:
     return m.A(n) @ m.V[n] + 0.4 * (m.V[1] - m.V[n])
 
@@ -237,6 +243,8 @@ ROUTES: dict[str, Callable] = {
     "dense": dense(lambda m, n: m.w[f"route.weights.{n - 1}"]),
     "dense(learned=False)": dense(lambda m, n: [1 / n] * n),
     "gated": gated,
+    "output_gate": output_gate,
+    'output_gate(per="channel")': output_gate,
     "neutreno": neutreno,
     "then(resformer, neutreno(lam=0.2))": resformer_neutreno,
     "then(neutreno(lam=0.2), resformer)": neutreno_resformer,

@@ -87,6 +87,10 @@ def test_learned_weights_start_where_their_definition_says():
     gated = weights("gated(start=0.5)")
     assert gated["gates.1.bias"] == [0.5, 0.5]
     assert gated["gates.1.weight"] == [[0.0] * 16] * 2
+    gates = weights("output_gate(start=2.0)")
+    assert gates["gates.0.bias"] == [2.0] * 4
+    assert gates["gates.0.weight"] == [[0.0] * 16] * 4
+    assert len(weights('output_gate(per="channel")')["gates.3.bias"]) == 4 * 8
     for plain in ("own", "resformer", "dense(learned=False)", "neutreno", "svformer", "cla"):
         assert weights(plain) == {}
 
@@ -248,6 +252,7 @@ REFUSED = {
     "on_layers([1], 3)": r"takes a route",
     "svformer(anchors=[0, 4])": r"anchor 4 is past the last layer 3",
     "svformer(anchors=[1, 2])": r"ascending layer numbers starting at 0",
+    'output_gate(per="layer")': r"per must be 'head' or 'channel'",
     "svformer(anchors=[])": r"ascending",
     "svformer(anchors=[0, 2, 1])": r"ascending",
     "svformer(anchors=[0, True])": r"anchors must be",

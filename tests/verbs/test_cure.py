@@ -174,3 +174,89 @@ def test_a_quantized_model(llama: Path, words: str, tmp_path: Path) -> None:  # 
     wakeful.quantize(llama, "fine", save=str(tmp_path / "small"))
     with pytest.raises(WakefulError):
         wakeful.cure(tmp_path / "small", rotate="hadamard", text=words, length=16, num_sequences=2)
+
+
+SHORT = {"steps": 3, "batch_size": 2, "train_length": 16, "length": 16, "num_sequences": 2}
+
+
+@pytest.mark.parametrize(
+    "given", [{"sinks": True}, {"gates": True}, {"sinks": True, "gates": True},
+              {"sinks": True, "rotate": "hadamard"}]
+)  # fmt: skip
+def test_sinks_and_gates_are_written_and_read(
+    given: dict, ended: Path, words: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "cured"
+    found = wakeful.cure(ended, text=words, out=out, **given, **SHORT)
+    assert found.stock == "wakeful"
+    tokens = torch.arange(40).view(2, 20)
+    theirs = AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True)
+    with torch.no_grad():
+        expected = found.model.logits(tokens)
+        for one in (wakeful.load(out).logits(tokens), theirs(tokens).logits):
+            torch.testing.assert_close(one, expected, rtol=1e-5, atol=1e-5)
+        said = theirs.generate(tokens[:1], max_new_tokens=5, do_sample=False)  # with a cache
+        read = found.model.logits(said[:, :-1])[0, 19:]
+    assert said[0, 20:].tolist() == read.argmax(-1).tolist()
+    done = dict(found.done)
+    assert ("Learned sinks" in done) == given.get("sinks", False)
+    assert ("Gates" in done) == given.get("gates", False)
+    assert "→" in done["Training"]
+    assert found.prefix == ()
+    page = (out / "report.html").read_text("utf-8")
+    assert "Training" in page
+    assert found.diagnosis.summary["models"][1]["loss"]
+
+
+def test_sinks_take_the_same_way_twice_and_leave_the_model(ended: Path, words: str) -> None:
+    model = wakeful.load(ended)
+    before = {name: tensor.clone() for name, tensor in model.module.state_dict().items()}
+    one, two = (wakeful.cure(model, sinks=True, text=words, **SHORT).model for _ in range(2))
+    assert all(torch.equal(before[n], now) for n, now in model.module.state_dict().items())
+    for (name, left), right in zip(
+        one.module.state_dict().items(), two.module.state_dict().values(), strict=True
+    ):
+        assert torch.equal(left, right), name
+
+
+def test_an_interrupted_training_writes_nothing(
+    ended: Path, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_args: object, **_given: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("wakeful.training.matching.warmup_cosine", stop)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(KeyboardInterrupt):
+        wakeful.cure(ended, sinks=True, text=words, out=tmp_path / "cured", **SHORT)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (["--sinks", "--prefix", "bos"], "prefix"),
+        (["--gates", "--rotate", "hadamard"], "rotate"),
+        (["--gates", "--steps", "0"], "steps"),
+        (["--sinks", "--steps", "-1"], "steps"),
+        (["--sinks", "--lr", "0"], "lr"),
+        (["--sinks", "--train_length", "1"], "train_length"),
+        (["--sinks", "--dtype", "bfloat16"], "bfloat16"),
+        (["--sinks", "--rotate", "eigenbasis"], "eigenbasis"),
+        (["--sinks", "--num_sequences", "79"], "to verify on"),
+    ],
+)
+def test_bad_training(
+    ended: Path, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    options: list[str], word: str,
+) -> None:  # fmt: skip
+    out = tmp_path / "cured"
+    line = fails(capsys, str(ended), "--text", words, "--out", str(out), *READ, *options)
+    assert word in line
+    assert not out.exists()
+
+
+def test_a_cured_model_gets_no_sinks_again(ended: Path, words: str) -> None:
+    cured = wakeful.cure(ended, sinks=True, text=words, **SHORT).model
+    with pytest.raises(WakefulError, match="normalizer"):
+        wakeful.cure(cured, sinks=True, text=words, **SHORT)

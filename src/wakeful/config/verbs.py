@@ -4,6 +4,7 @@ Nothing here imports torch, so that `--help` is quick.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
@@ -201,20 +202,58 @@ class CureOptions(_Reading):
     """Rotate what the feed-forward networks' last projections read too, as the model runs."""
     prefix: str = ""
     """Store a prefix: bos, or a number of tokens to choose (1, 2 ...). Empty: none."""
+    sinks: bool = False
+    """Put a learned sink into every head, started from the model's own statistics and trained."""
+    gates: bool = False
+    """Put a gate on every head's output, open at the start and trained."""
+    steps: int = 60
+    """Training steps of sinks and gates. 0: none, sinks as their statistics start them."""
+    batch_size: int = 4
+    """Sequences a training step."""
+    train_length: int = 256
+    """Tokens of a training sequence, or the model's context where that is shorter."""
+    lr: float = 1e-4
+    """Largest learning rate of that training."""
     seed: int = 0
-    """Seed of the rotation."""
+    """Seed of the rotation and of the order of training."""
     num_sequences: int = 4
     """Sequences to verify on, one after another from the text's beginning."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(1, self, "num_sequences")
-        if not (self.rotate or self.rotate_inner or self.prefix):
-            raise WakefulError("name a cure: --rotate hadamard, --rotate_inner, --prefix bos")
+        if not (self.rotate or self.rotate_inner or self.prefix or self.trains):
+            raise WakefulError(
+                "name a cure: --rotate hadamard, --rotate_inner, --prefix bos, --sinks, --gates"
+            )
+        if self.prefix and self.trains:
+            raise WakefulError(
+                f"prefix = {self.prefix!r} keeps the token that sinks and gates do without: choose "
+                "one of them"
+            )
+        if self.trains and self.dtype == "bfloat16":
+            raise WakefulError("dtype = bfloat16 is too coarse to train sinks and gates: float32")
+        if self.gates and self.rotate:
+            raise WakefulError(
+                f"rotate = {self.rotate!r} does not turn the gates' own matrices: rotate without "
+                "--gates, or use --sinks"
+            )
+        if self.gates and not self.steps:
+            raise WakefulError("steps = 0 leaves gates that do nothing: train them")
+        at_least(1, self, "batch_size")
+        at_least(2, self, "train_length")
+        at_least(0, self, "steps")
+        if not 0 < self.lr < math.inf:
+            raise WakefulError(f"lr = {self.lr}: must be positive")
         if self.prefix not in ("", "bos") and not (self.prefix.isdecimal() and int(self.prefix)):
             raise WakefulError(
                 f"prefix = {self.prefix!r}: must be bos, or a number of tokens to choose"
             )
+
+    @property
+    def trains(self) -> bool:
+        """Whether sinks or gates are put in, which are trained."""
+        return self.sinks or self.gates
 
 
 @dataclass(frozen=True, kw_only=True)

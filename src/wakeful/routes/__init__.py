@@ -14,6 +14,7 @@ from wakeful.routes.base import (
     Then,
     ValueRoute,
 )
+from wakeful.routes.gates import OutputGate
 from wakeful.routes.references import (
     AttentionResidual,
     CrossLayer,
@@ -40,6 +41,7 @@ __all__ = [
     "Memory",
     "NeuTRENO",
     "OnLayers",
+    "OutputGate",
     "Own",
     "QueryResidual",
     "Read",

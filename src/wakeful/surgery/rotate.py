@@ -60,10 +60,7 @@ def rotate(
     Raises:
         WakefulError: a part of the model does not commute with a rotation; it is named.
     """
-    kind = rotation_of(rotation)
-    if isinstance(kind, Learned):
-        raise WakefulError(f"{kind} follows gradients, and here there are none: use another one")
-    _check(decoder)
+    kind = check_rotates(decoder, rotation)
     turned = copy.deepcopy(decoder).eval()
     stream = [m for m in turned.modules() if isinstance(m, Norm) and m.place.part not in _OF_HEADS]
     centered = any(norm.centers for norm in stream)
@@ -87,8 +84,11 @@ def rotate(
     return turned
 
 
-def _check(decoder: Decoder) -> None:
-    """Refuse what is known to keep a rotation from being exact."""
+def check_rotates(decoder: Decoder, rotation: Rotation | str) -> Rotation:
+    """Return the rotation; raise `WakefulError` for what is known to keep it from being exact."""
+    kind = rotation_of(rotation)
+    if isinstance(kind, Learned):
+        raise WakefulError(f"{kind} follows gradients, and here there are none: use another one")
     config = decoder.config
     if str(decoder.placement) != "pre":
         raise WakefulError(
@@ -101,6 +101,7 @@ def _check(decoder: Decoder) -> None:
                 f"model.{field} = {getattr(config, field)} reads the residual stream with matrices "
                 "of its own, which `rotate` does not turn yet"
             )
+    return kind
 
 
 def _untie(decoder: Decoder) -> None:

@@ -27,9 +27,10 @@ from wakeful.optim.rotations.base import rotation_of
 from wakeful.pages.charts import Drawing
 from wakeful.pages.diagnosis import write_diagnosis
 from wakeful.runs.run import disk_errors, replaced
-from wakeful.surgery import choose_prefix, rotate, store_prefix
+from wakeful.surgery import check_rotates, choose_prefix, rotate, store_prefix
 from wakeful.verbs.diagnose import PASSES, Diagnosis, diagnose
 from wakeful.verbs.result import Result, Source, asked, each_model, showing
+from wakeful.verbs.retraining import check_retrains, retrained
 from wakeful.verbs.session import foretell
 from wakeful.world import ALONE
 
@@ -138,7 +139,7 @@ def cure(
     options: CureOptions | None = None,
     **given: Any,
 ) -> Cure:
-    """Take a model's outliers and sinks away without training.
+    """Take a model's outliers and sinks away: without training, but for learned sinks and gates.
 
         cured = wakeful.cure("smollm2", rotate="hadamard", prefix="bos").model
 
@@ -164,7 +165,10 @@ def cure(
         refuse_existing(Path(wanted.out))
     place = choose_device(wanted.device)
     with showing(shown, "cure", ALONE) as show:
-        words = beginning_of(wanted.source, (wanted.length or LENGTH) * wanted.num_sequences)
+        learned = wanted.steps * wanted.batch_size * wanted.train_length if wanted.trains else 0
+        words = beginning_of(
+            wanted.source, (wanted.length or LENGTH) * wanted.num_sequences + learned
+        )
         loaded = next(
             each_model(
                 [model], tokenizer=tokenizer, device=str(place), dtype=wanted.dtype,
@@ -172,23 +176,34 @@ def cure(
             )
         )  # fmt: skip
         plain = loaded.decoder()
-        if wanted.out and (wanted.rotate_inner or wanted.prefix):
+        if wanted.out and (wanted.rotate_inner or wanted.prefix or wanted.trains):
             _ = loaded.own_tokenizer  # which our class' folder needs
+        if wanted.rotate or wanted.rotate_inner:
+            check_rotates(plain, wanted.rotate or "identity")
         text = _text(loaded, words, wanted)
         choosing = int(wanted.prefix) * (CANDIDATES + 1) if wanted.prefix.isdecimal() else 0
         foretell(
             show, f"{loaded.name}: sequences", loaded, tokens=text.shape[1], total=len(text),
             passes=choosing + _COMPARED + 2 * PASSES,
         )  # fmt: skip
-        cured, prefix, done = _cured(loaded, plain, text, wanted, show)
+        stands, done = list[int](), list[tuple[str, str]]()
+        base = plain
+        if wanted.trains:
+            check_retrains(plain, wanted)
+            rest = _rest(loaded, words, text.numel(), learned, wanted)
+            stands = [loaded.bos] if loaded.bos is not None else _best(loaded, plain, text, 1)
+            base, done = retrained(loaded, stands[0], text, rest, wanted, show)
+        cured, prefix, more = _cured(loaded, base, text, wanted, show)
+        done += more
         result = replace(
             loaded, name=f"{loaded.name} cured", module=cured, path=None,
             context=min(loaded.context, cured.config.context), architecture=_words(loaded, wanted),
         )  # fmt: skip
         show.note("comparing logits")
-        found = differences(plain, cured, text, prefix)
+        stands = prefix or stands
+        found = differences(plain, cured, text, stands)
         for kind, each in found.items():
-            done.append((f"Logits in {kind}", _said(each, prefix)))
+            done.append((f"Logits in {kind}", _said(each, stands)))
     seen = diagnose(
         loaded, result, shown=shown, options=_diagnosing(wanted, len(text[0]))
     )  # fmt: skip
@@ -203,7 +218,8 @@ def cure(
 
 def _text(loaded: Model, words: Beginning, wanted: CureOptions) -> Tensor:
     """Return the sequences (B, L) to verify on, with room for a prefix before them."""
-    room = int(wanted.prefix) if wanted.prefix.isdecimal() else int(bool(wanted.prefix))
+    stands = bool(wanted.prefix) or wanted.trains
+    room = int(wanted.prefix) if wanted.prefix.isdecimal() else int(stands)
     if room > loaded.context - 2:
         raise WakefulError(
             f"prefix = {wanted.prefix} leaves no text in {loaded.name}'s context of "
@@ -213,6 +229,18 @@ def _text(loaded: Model, words: Beginning, wanted: CureOptions) -> Tensor:
     found = sequences_of(
         loaded, words, length=length, num_sequences=wanted.num_sequences, bos=False
     )
+    return torch.tensor(found, device=loaded.device)
+
+
+def _rest(loaded: Model, words: Beginning, skip: int, count: int, wanted: CureOptions) -> Tensor:
+    """Return the tokens (N,) to train on: those after the ones to verify on."""
+    least = min(wanted.train_length, loaded.context - 1)
+    found = words.tokens(loaded.plain, skip + max(count, 8 * least))[skip:]
+    if len(found) < least:
+        raise WakefulError(
+            f"the text has {skip + len(found):,} tokens, and {skip:,} of them are to verify on: "
+            f"training needs at least {least} more (num_sequences and length make it less)"
+        )
     return torch.tensor(found, device=loaded.device)
 
 
@@ -257,10 +285,14 @@ def _chosen(loaded: Model, decoder: Decoder, text: Tensor, wanted: CureOptions) 
                 f"{loaded.name} has no BOS token; choose a prefix by --prefix 1 instead"
             )
         return [loaded.bos]
+    return _best(loaded, decoder, text, int(wanted.prefix))
+
+
+def _best(loaded: Model, decoder: Decoder, text: Tensor, num_tokens: int) -> list[int]:
     counts = torch.bincount(text.flatten())
     frequent = counts.argsort(descending=True)[:CANDIDATES].tolist()
     special = [] if loaded.bos is None else [loaded.bos]
-    return choose_prefix(decoder, text, [*special, *frequent], num_tokens=int(wanted.prefix))
+    return choose_prefix(decoder, text, [*special, *frequent], num_tokens=num_tokens)
 
 
 def _piece(loaded: Model, token: int) -> str:
@@ -306,7 +338,7 @@ def _difference(expected: Sequence[Tensor], found: Iterable[Tensor]) -> Differen
 
 
 def _said(each: Difference, prefix: Sequence[int]) -> str:
-    read = ", which reads the prefix as text" if prefix else ""
+    read = f", which reads ids {list(prefix)} before it" if prefix else ""
     return (
         f"at most {each.largest:.1e} from the model before{read}, in root mean square "
         f"{each.relative:.1e} of their deviation; KL {each.kl:.1e} nats a token"
@@ -314,7 +346,9 @@ def _said(each: Difference, prefix: Sequence[int]) -> str:
 
 
 def _words(loaded: Model, wanted: CureOptions) -> str:
-    parts = [wanted.rotate, "inner" if wanted.rotate_inner else "", wanted.prefix and "prefix"]
+    named = {"inner": wanted.rotate_inner, "prefix": wanted.prefix}
+    named |= {"sinks": wanted.sinks, "gates": wanted.gates}
+    parts = [wanted.rotate, *(name for name, there in named.items() if there)]
     return f"{loaded.architecture}, cured ({', '.join(filter(None, parts))})"
 
 

@@ -1,0 +1,83 @@
+"""What `cure` trains: sinks and gates, until the model does what it did after one stored token."""
+
+import copy
+
+from torch import Tensor
+
+from wakeful.config.verbs import CureOptions
+from wakeful.display import Display
+from wakeful.errors import WakefulError
+from wakeful.loading.model import Model
+from wakeful.model.decoder import Decoder
+from wakeful.surgery import check_gates, check_sinks, learned_sinks, open_gates, store_prefix
+from wakeful.training.matching import PASSES, Matching, divergence, match
+from wakeful.verbs.session import counting
+
+SPEED = 30.0
+"""How much faster than matrices sinks, gates and the attention's biases learn, which are few."""
+_FAST = (".log_sinks", ".key.bias", ".value.bias", ".out.bias")
+
+
+def check_retrains(plain: Decoder, wanted: CureOptions) -> None:
+    """Raise `WakefulError` where sinks or gates cannot be put into a model."""
+    if wanted.sinks:
+        check_sinks(plain)
+    if wanted.gates:
+        check_gates(plain)
+    if plain.config.stored_prefix:
+        raise WakefulError("the model has a stored prefix, which sinks and gates do without")
+
+
+def retrained(
+    loaded: Model, token: int, text: Tensor, rest: Tensor, wanted: CureOptions, show: Display
+) -> tuple[Decoder, list[tuple[str, str]]]:
+    """Return the trained decoder and what was done in words.
+
+    It learns on `rest` (N,); its divergence is measured on `text` (B, L).
+    """
+    plain = loaded.decoder()
+    teacher = store_prefix(plain, [token])
+    length = min(wanted.train_length, loaded.context - 1, len(rest))
+    student = plain
+    if wanted.sinks:
+        show.note("starting sinks")
+        rows = min(8, len(rest) // length)
+        student = learned_sinks(student, token, rest[: rows * length].view(rows, length))
+    if wanted.gates:
+        student = open_gates(student)
+    student = copy.deepcopy(student)
+    before = divergence(student, teacher, text)
+    plan = Matching(
+        steps=wanted.steps, batch_size=wanted.batch_size, length=length, lr=wanted.lr,
+        seed=wanted.seed,
+    )  # fmt: skip
+    if wanted.steps:
+        fast = [
+            parameter for name, parameter in student.named_parameters()
+            if name.endswith(_FAST) or name.startswith("route.")
+        ]  # fmt: skip
+        tokens = wanted.batch_size * length
+        told = counting(show, "training steps", loaded, tokens=tokens, passes=PASSES)
+        match(student, teacher, rest, plan, fast=fast, speed=SPEED, progress=told)
+    after = divergence(student, teacher, text)
+    return student, _said(wanted, plan, token, before, after)
+
+
+def _said(
+    wanted: CureOptions, plan: Matching, token: int, before: float, after: float
+) -> list[tuple[str, str]]:
+    done = []
+    if wanted.sinks:
+        words = f"softmax-1 with one a head, made of id {token} stored before the text"
+        done.append(("Learned sinks", words))
+    if wanted.gates:
+        done.append(("Gates", "one a head on the attention's output, half open, W_o doubled"))
+    done.append(
+        (
+            "Training",
+            f"{plan.steps} steps of {plan.batch_size} × {plan.length} tokens, learning rate "
+            f"{plan.lr:g}, seed {plan.seed}; KL from the model after id {token}, on text it was "
+            f"not trained on: {before:.4f} → {after:.4f} nats a token",
+        )
+    )
+    return done
