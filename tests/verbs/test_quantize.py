@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 import torch
 from test_diagnose import llama, save_tokenizer
-from transformers import AutoModelForCausalLM, GPT2Config
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config
 
 import wakeful
 from training.runs import text, tiny
@@ -169,6 +169,30 @@ def test_a_saved_transformers_model_loads_and_generates(
     assert "more than the model's context of 64" in fails(
         capsys, "generate", small, "--prompt", "abc", "--num_tokens", "99"
     )
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_model_is_saved_for_stock_loaders(llama: Path, tmp_path: Path, ours: bool) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(llama)
+    tokenizer.eos_token = "<bos>"
+    tokenizer.save_pretrained(llama)
+    model = wakeful.load(str(llama))
+    if ours:
+        model = replace(model, module=model.decoder())
+    folder = tmp_path / "small"
+    small = wakeful.quantize(model, "fp8", save=str(folder), save_as="compressed-tensors").model
+    table = json.loads((folder / "config.json").read_text())
+    assert table["architectures"] == ["LlamaForCausalLM"]
+    assert table["quantization_config"]["quant_method"] == "compressed-tensors"
+    assert table["eos_token_id"] == model.tokenizer.convert_tokens_to_ids("<bos>") or not ours
+    assert AutoTokenizer.from_pretrained(folder).encode("a fox") == tokenizer.encode("a fox")
+    pytest.importorskip("compressed_tensors")
+    tokens = torch.arange(12)[None]
+    with torch.inference_mode():
+        found = AutoModelForCausalLM.from_pretrained(folder)(tokens).logits
+        again = wakeful.load(str(folder)).logits(tokens)
+        torch.testing.assert_close(found, small.logits(tokens), rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(again, small.logits(tokens), rtol=1e-3, atol=1e-3)
 
 
 def test_an_estimate_stands_before_long_work(
@@ -431,6 +455,9 @@ def test_bad_input_is_one_line_and_writes_nothing(
     for same in (out, out / "model", tmp_path):
         assert "one inside the other: name two" in wrong(*one, str(same))
     assert "exists already" in wrong(*one, str(run))
+    stock = ["--save", str(small), "--save_as", "compressed-tensors", "--scheme"]
+    assert "coarse cannot be saved as compressed-tensors" in wrong(*stock, "coarse")
+    assert "says what --save writes" in wrong("--save_as", "compressed-tensors")
     few = tmp_path / "few.txt"
     few.write_text("one short line\n" * 6)
     short = ["--scheme", "coarse", "--scales", "static", "--text", str(few)]

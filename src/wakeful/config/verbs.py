@@ -18,6 +18,7 @@ Dtype = Literal["float32", "float64", "bfloat16"]
 Figure = Literal["svg", "png", "pdf"]
 ScaleKind = Literal["dynamic", "static"]
 Arithmetic = Literal["reference", "integer", "torchao"]
+SavedAs = Literal["wakeful", "compressed-tensors"]
 Choose = Literal["first", "middle", "last", "alternate", "stacked",
                  "rank", "mass", "influence", "angle", "lazy"]  # fmt: skip
 Copy = Literal["all", "attention", "mlp", "without_norms"]
@@ -161,8 +162,8 @@ class QuantizeOptions(_Reading):
     """How to quantize, and what text to measure the damage on."""
 
     scheme: tuple[str, ...] = ()
-    """fine, moderate, coarse, w4, w4g128, w4g128_gptq, w8a8, smoothquant, fp8, mxfp4, nvfp4, kv8,
-    kv4, or e.g. scheme(weights=absmax(bits=6, per="channel")). None: the first four, or the
+    """fine, moderate, coarse, w4, w4g128, w4g128_gptq, w4a16, w8a8, smoothquant, fp8, mxfp4, nvfp4,
+    kv8, kv4, or e.g. scheme(weights=absmax(bits=6, per="channel")). None: the first four, or the
     layout's."""
     layout: str = ""
     """Set the models beside a published table of pretrained ones: activation-table1."""
@@ -174,6 +175,9 @@ class QuantizeOptions(_Reading):
     """Sequences for static scales, gptq and smoothquant, the next ones of the text."""
     save: str = ""
     """Folder to create with the quantized model, to load and generate from. Takes one scheme."""
+    save_as: SavedAs = "wakeful"
+    """What --save writes: our own format, or compressed-tensors, which stock Transformers and vLLM
+    load."""
     arithmetic: Arithmetic = "integer"
     """Dequantized numbers, int8 products, or torchao's kernels; the same to rounding."""
     skip: tuple[str, ...] = ()
@@ -186,6 +190,8 @@ class QuantizeOptions(_Reading):
         at_least(1, self, "num_sequences", "calibration_sequences")
         if not self.scales:
             raise WakefulError("name at least one kind of scales")
+        if self.save_as != "wakeful" and not self.save:
+            raise WakefulError(f"save_as = {self.save_as!r} says what --save writes: name a folder")
         if self.layout and self.save:
             raise WakefulError(
                 "--save writes one model, and --layout measures a table: name one of them"

@@ -190,8 +190,8 @@ def quantized_as(header: dict[str, Any]) -> str:
 
 
 def file_bytes(folder: Path) -> int:
-    """Return the size of the weights that `save_quantized` wrote."""
-    return (folder / WEIGHTS).stat().st_size
+    """Return the size of a folder's weights."""
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
 def state_bytes(model: nn.Module) -> int:

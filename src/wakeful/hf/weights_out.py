@@ -51,16 +51,16 @@ def export(
     kind, config = describe(decoder.config)
     tensors = tensors_of(decoder, FAMILIES[kind], dtype)
     config.dtype = dtype
-    with _created(Path(folder)) as part:
-        ids = _write_tokenizer(tokenizer, part, decoder.config.context)
+    with created(Path(folder)) as part:
+        ids = write_tokenizer(tokenizer, part, decoder.config.context)
         for name, token in ids.items():
             setattr(config, name, token)
-        _generation(part, ids).save_pretrained(part)
+        generation_of(part, ids).save_pretrained(part)
         if kind == WakefulConfig.model_type:
             config.auto_map = AUTO_MAP  # pyright: ignore[reportAttributeAccessIssue]
             write_code(decoder, part)
         config.save_pretrained(part)
-        _write_tensors(tensors, part, shard)
+        write_tensors(tensors, part, shard)
     return kind
 
 
@@ -87,7 +87,8 @@ def tensors_of(decoder: Decoder, family: Family, dtype: torch.dtype) -> dict[str
     return found
 
 
-def _write_tensors(tensors: dict[str, Tensor], folder: Path, shard: str) -> None:
+def write_tensors(tensors: dict[str, Tensor], folder: Path, shard: str = SHARD) -> None:
+    """Write tensors as one file, or as several of at most `shard` with their index."""
     pattern = ONE.replace(".safetensors", "{suffix}.safetensors")
     split = split_torch_state_dict_into_shards(
         tensors, filename_pattern=pattern, max_shard_size=shard
@@ -100,7 +101,7 @@ def _write_tensors(tensors: dict[str, Tensor], folder: Path, shard: str) -> None
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", "utf-8")
 
 
-def _write_tokenizer(
+def write_tokenizer(
     tokenizer: Tokenizer | Path, folder: Path, max_length: int
 ) -> dict[str, int | list[int] | None]:
     """Write the tokenizer's files; return the ids of special tokens that a configuration names."""
@@ -119,7 +120,7 @@ def _write_tokenizer(
     return {name: table.get(name) for name in _IDS}
 
 
-def _generation(folder: Path, ids: dict[str, int | list[int] | None]) -> GenerationConfig:
+def generation_of(folder: Path, ids: dict[str, int | list[int] | None]) -> GenerationConfig:
     """Return how to generate: as the file that went along with the tokenizer says, if one did."""
     found = read_generation(folder)
     if found is None:
@@ -160,7 +161,7 @@ def refuse_existing(folder: Path) -> None:
 
 
 @contextmanager
-def _created(folder: Path) -> Iterator[Path]:
+def created(folder: Path) -> Iterator[Path]:
     """Give a folder beside `folder` to fill; it takes its place when that is done."""
     refuse_existing(folder)
     part = folder.with_name(f".{folder.name}.{os.getpid()}.part")

@@ -14,6 +14,7 @@ from wakeful.model.attention import Heads
 from wakeful.probes.running import logits_of
 from wakeful.quant.arithmetic import LINEARS, Arithmetic, torchao_kernels
 from wakeful.quant.cache import QuantizedCache, check_cache, with_cache
+from wakeful.quant.feeding import readers_of_norms
 from wakeful.quant.linear import QuantizedLinear, Seen, check, matrix, quantized
 from wakeful.quant.schemes import Scheme, parse_scheme
 from wakeful.roles import role_of
@@ -51,20 +52,7 @@ def quantize(
     """
     scheme = parse_scheme(scheme)
     weights = scheme.weights
-    if arithmetic not in LINEARS:
-        raise WakefulError(f"arithmetic must be one of {', '.join(LINEARS)}, got {arithmetic!r}")
-    if arithmetic == "torchao":
-        torchao_kernels()
-        if scheme.emulated or (weights is not None and weights.group):
-            raise WakefulError(
-                f"torchao has no kernel here for {scheme}, which has groups or floats: use the "
-                "arithmetic reference or integer"
-            )
-        if scheme.inputs is not None and weights is not None and not weights.symmetric:
-            raise WakefulError(
-                f"torchao multiplies int8 inputs by weights without a zero point, and {scheme} has "
-                f"{weights}: use the arithmetic reference or integer"
-            )
+    _check_arithmetic(scheme, arithmetic)
     if scheme.calibrated != bool(calibration):
         what = f"{scheme.method} needs" if scheme.method else "static scales need"
         raise WakefulError(
@@ -86,11 +74,35 @@ def quantize(
                 f"{name} cannot be quantized: {error}; leave it as it is with --skip {name}"
             ) from None
     products = scheme.method is not None and scheme.method.needs_products
+    fed = set(layers)
+    if scheme.method is not None and scheme.method.only_after_norms:
+        fed = {name for readers in readers_of_norms(model).values() for name in readers}
     for part in _portions(layers) if products else [layers]:
         seen = observe(model, part, calibration, products=products) if calibration else {}
         for name, layer in part.items():
-            replaced[id(layer)] = quantized(layer, scheme, arithmetic, seen.get(name))
+            shown = seen.get(name)
+            if shown is not None:
+                shown.of_norm = name in fed
+            replaced[id(layer)] = quantized(layer, scheme, arithmetic, shown)
     return with_cache(exchange(model, replaced), scheme)
+
+
+def _check_arithmetic(scheme: Scheme, arithmetic: Arithmetic) -> None:
+    weights = scheme.weights
+    if arithmetic not in LINEARS:
+        raise WakefulError(f"arithmetic must be one of {', '.join(LINEARS)}, got {arithmetic!r}")
+    if arithmetic == "torchao":
+        torchao_kernels()
+        if scheme.emulated or (weights is not None and weights.group):
+            raise WakefulError(
+                f"torchao has no kernel here for {scheme}, which has groups or floats: use the "
+                "arithmetic reference or integer"
+            )
+        if scheme.inputs is not None and weights is not None and not weights.symmetric:
+            raise WakefulError(
+                f"torchao multiplies int8 inputs by weights without a zero point, and {scheme} has "
+                f"{weights}: use the arithmetic reference or integer"
+            )
 
 
 def scheme_of(model: nn.Module) -> Scheme | None:

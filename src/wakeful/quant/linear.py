@@ -33,6 +33,8 @@ class Seen:
     """The largest |y|."""
     products: Tensor | None
     """(K, K), XᵀX in float32, where it was asked for."""
+    of_norm: bool = True
+    """Whether a norm put out what the layer reads; looked at for a method that asks."""
 
 
 class QuantizedLinear(nn.Module):
@@ -101,7 +103,10 @@ class QuantizedLinear(nn.Module):
             integers = grid.quantize(weight, scales)
         else:
             assert seen is not None
-            self.divisor = method.divisor(seen.channels, seen.weights)
+            divisor = method.divisor(seen.channels, seen.weights)
+            if divisor is not None and method.only_after_norms and not seen.of_norm:
+                divisor = torch.ones_like(divisor)
+            self.divisor = divisor
             if self.divisor is not None:
                 weight = weight.float() * self.divisor
             integers, scales = method.round(weight, grid, seen.products)

@@ -13,12 +13,13 @@ import torch
 from rich.table import Table as Grid
 from torch import Tensor
 
-from wakeful.config.verbs import LENGTH, QuantizeOptions
+from wakeful.config.verbs import LENGTH, QuantizeOptions, SavedAs
 from wakeful.data.sources import Beginning, beginning_of
 from wakeful.device import choose_device
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
 from wakeful.evaluation.diagnosis import sequences_of
+from wakeful.hf.compressed import compressed_config, save_compressed
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.quantized import file_bytes, save_quantized, state_bytes
 from wakeful.hf.weights_out import describe
@@ -126,9 +127,18 @@ class Quantization(Result):
                         save_chart(chart, run.path / "figures" / f"{name}.{suffix}")
         return Path(folder)
 
-    def save_model(self, folder: str | Path) -> dict[str, Any]:
-        """Write the quantized model to a folder that `wakeful.load` reads; return its size."""
+    def save_model(self, folder: str | Path, *, save_as: SavedAs = "wakeful") -> dict[str, Any]:
+        """Write the quantized model to a folder that `wakeful.load` reads; return its size.
+
+        As "compressed-tensors" it is one that Transformers and vLLM read without us.
+        """
         model, path = self.model, Path(folder)
+        if save_as == "compressed-tensors":
+            ours = as_decoder(model.module) is not None
+            save_compressed(
+                model.module, path, model.own_tokenizer if ours else model.save_tokenizer
+            )
+            return {"folder": str(folder), "bytes": file_bytes(path)}
         scheme = next(iter(self.models))
         name = model.name.removesuffix(f" {scheme}")
         fields = {"source": self.source, "scheme": scheme, "status": "done"}
@@ -298,7 +308,9 @@ def quantize(
                 matrix.save(wanted.out)
             return matrix
         result = results[""]
-        saved = result.save_model(wanted.save) if wanted.save else None
+        saved = None
+        if wanted.save:
+            saved = result.save_model(wanted.save, save_as=wanted.save_as)
         if wanted.out:
             result.save(wanted.out, saved=saved)
     return result
@@ -413,6 +425,8 @@ def _check(wanted: QuantizeOptions, schemes: Sequence[Scheme], models: int) -> N
             f"--save writes one model, and {len(schemes)} schemes are asked for: name one with "
             "--scheme"
         )
+    if wanted.save_as == "compressed-tensors":
+        compressed_config(schemes[0])
     one, other = Path(wanted.save).resolve(), Path(wanted.out).resolve()
     if wanted.out and (one.is_relative_to(other) or other.is_relative_to(one)):
         raise WakefulError(

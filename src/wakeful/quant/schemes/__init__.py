@@ -129,6 +129,7 @@ class Scheme(Variant):
 _CHANNEL, _TOKEN, _TENSOR = (Absmax(bits=8, per=per) for per in get_args(Per))
 _FOUR = Zeropoint(bits=4, per="channel")
 _FOUR_128 = Zeropoint(bits=4, per="channel", group=128)
+_ABSMAX_FOUR_128 = Absmax(bits=4, per="channel", group=128)
 _FP8_CHANNEL, _FP8_TOKEN = E4M3(per="channel"), E4M3(per="token")
 _MX_CHANNEL, _MX_TOKEN = MxE2M1(per="channel"), MxE2M1(per="token")
 _NV = NvE2M1(per="tensor")
@@ -209,6 +210,14 @@ class W8A8(Fine):
 
 
 @dataclass(kw_only=True, eq=False)
+class W4A16(Scheme):
+    """What other tools call W4A16: weights absmax 4-bit in groups of 128; activations untouched."""
+
+    examples = ("w4a16", "w4a16(method=gptq)")
+    weights: Grid | None = _ABSMAX_FOUR_128
+
+
+@dataclass(kw_only=True, eq=False)
 class FP8(Scheme):
     """Weights fp8 (e4m3) per output channel, inputs fp8 per token; emulated."""
 
@@ -255,7 +264,7 @@ SCHEMES: dict[str, Scheme] = {variant_name(kind): kind() for kind in (Fine, Mode
 """The schemes of From Attention to Activation, section 5.2, by name."""
 NAMED: dict[str, Scheme] = SCHEMES | {
     variant_name(kind): kind()
-    for kind in (W4G128, W4G128GPTQ, W8A8, SmoothQuant, FP8, MXFP4, NVFP4, KV8, KV4)
+    for kind in (W4G128, W4G128GPTQ, W8A8, W4A16, SmoothQuant, FP8, MXFP4, NVFP4, KV8, KV4)
 }
 """All schemes that have a name."""
 

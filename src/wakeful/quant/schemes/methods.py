@@ -26,6 +26,11 @@ class Method(Variant, ABC):
     needs_products: ClassVar[bool] = False
     """Whether `round` asks for XᵀX."""
 
+    @property
+    def only_after_norms(self) -> bool:
+        """Whether layers that no norm comes before keep their inputs undivided."""
+        return False
+
     def divisor(
         self, inputs: Float[Tensor, "K"], weights: Float[Tensor, "K"]
     ) -> Float[Tensor, "K"] | None:
@@ -101,15 +106,21 @@ class Smooth(Method):
     """SmoothQuant (2211.10438, equation 4): input channels are divided by
     s = max|x|^α / max|W|^(1−α), and weights multiplied by it.
 
-    Layers that read the same tensor share s.
+    Layers that read the same tensor share s. With `norms` only those divide that read a norm's
+    output, whose scale can take s up (as the authors' code does).
     """
 
-    examples = ("smooth", "smooth(alpha=0.75)")
+    examples = ("smooth", "smooth(alpha=0.75)", "smooth(norms=True)")
     alpha: float = 0.5
+    norms: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:
             raise WakefulError(f"smooth: alpha must be from 0 to 1, got {self.alpha}")
+
+    @property
+    def only_after_norms(self) -> bool:
+        return self.norms
 
     def divisor(
         self, inputs: Float[Tensor, "K"], weights: Float[Tensor, "K"]

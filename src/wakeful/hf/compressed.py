@@ -1,0 +1,257 @@
+"""Quantized models in the format of compressed-tensors, which stock Transformers and vLLM load.
+
+Stock architectures only, and schemes that the format has: the numbers and scales are those of the
+quantized model, and nothing of ours is needed to read them. A division of inputs (SmoothQuant) goes
+into the norm before, so that the model has no layer of another kind.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from wakeful.data.tokenizer import Tokenizer
+from wakeful.errors import WakefulError
+from wakeful.hf.configuration import WakefulConfig
+from wakeful.hf.families import FAMILIES
+from wakeful.hf.weights_out import created, describe, generation_of, write_tensors, write_tokenizer
+from wakeful.model.decoder import Decoder
+from wakeful.probes.running import as_decoder
+from wakeful.quant.arithmetic import unpack
+from wakeful.quant.convert import quantized_layers, scheme_of
+from wakeful.quant.feeding import readers_of_norms
+from wakeful.quant.linear import QuantizedLinear
+from wakeful.quant.schemes import Absmax, Grid, Scheme, Zeropoint
+from wakeful.quant.schemes.grids import E4M3
+
+NAME = "compressed-tensors"
+
+
+def compressed_config(scheme: Scheme) -> dict[str, Any]:
+    """Return a scheme as the `quantization_config` of a configuration.
+
+    Raises:
+        WakefulError: the format lacks it.
+    """
+    weights, inputs = scheme.weights, scheme.inputs
+    if weights is None or scheme.outputs is not None or scheme.cache is not None:
+        raise _lacks(scheme, "outputs or keys and values of ours")
+    whole = isinstance(weights, Absmax | Zeropoint)
+    if inputs is None:
+        if not whole or weights.bits not in (4, 8) or weights.per != "channel":
+            raise _lacks(scheme, "weights alone but in 4 or 8 bits per channel or group")
+        if not weights.symmetric:
+            # Its package 0.20 packs zero points when it writes and expects them unpacked when it
+            # reads (`PackedQuantizationCompressor.compress` on the meta device).
+            raise _lacks(scheme, "zero points that Transformers can read: use absmax")
+        form = "pack-quantized"
+    else:
+        kinds = [kind for kind in (Absmax, E4M3) if type(weights) is type(inputs) is kind]
+        if not kinds or weights.bits != 8 or inputs.bits != 8 or weights.group or inputs.group:
+            raise _lacks(scheme, "weights and inputs but both by absmax in 8 bits, or in fp8")
+        if inputs.per == "tensor" and scheme.scales == "dynamic":
+            raise _lacks(scheme, "a dynamic scale of a whole tensor of inputs that is a sequence's")
+        form = "int-quantized" if whole else "float-quantized"
+    group: dict[str, Any] = {
+        "targets": ["Linear"],
+        "weights": _arguments(weights, dynamic=False),
+        "input_activations": None,
+        "output_activations": None,
+        "format": form,
+    }
+    if inputs is not None:
+        group["input_activations"] = _arguments(inputs, dynamic=scheme.scales == "dynamic")
+    return {
+        "quant_method": NAME,
+        "format": form,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "kv_cache_scheme": None,
+        "global_compression_ratio": None,
+    }
+
+
+def save_compressed(model: nn.Module, folder: Path, tokenizer: Tokenizer | Callable[[Path], None]):
+    """Write a quantized model as a folder that Transformers loads where compressed-tensors is
+    installed, whole or not at all; return the architecture.
+
+    Weights that stayed and scales are of the model's own type. `tokenizer` is ours, or what writes
+    one into a folder.
+
+    Raises:
+        WakefulError: the folder exists; or the format has no place for the scheme, the architecture
+            or a layer, which is named.
+    """
+    scheme = scheme_of(model)
+    if scheme is None:
+        raise WakefulError("the model is not quantized: nothing to save")
+    table = compressed_config(scheme)
+    config, tensors, layers, names = _stock(model)
+    linears = _linears(config)
+    for name, layer in layers.items():
+        if linears.get(name) != (layer.out_features, layer.in_features):
+            raise WakefulError(
+                f"{NAME} holds what is an nn.Linear in Transformers, and {name} of a "
+                f"{config.model_type} is not: use the format wakeful"
+            )
+    dtype = next(model.parameters()).dtype
+    _fold(model, tensors, names)
+    for name, layer in layers.items():
+        tensors |= {f"{name}.{part}": each for part, each in _stored(name, layer, dtype).items()}
+    table["ignore"] = [name for name in linears if name not in layers]
+    config.quantization_config = table  # pyright: ignore[reportAttributeAccessIssue]
+    config.dtype = dtype
+    with created(folder) as part:
+        if isinstance(tokenizer, Tokenizer):
+            ids = write_tokenizer(tokenizer, part, config.max_position_embeddings)
+            for name, token in ids.items():
+                setattr(config, name, token)
+            generation_of(part, ids).save_pretrained(part)
+        else:
+            tokenizer(part)
+        config.save_pretrained(part)
+        write_tensors(tensors, part)
+    return config.model_type
+
+
+def _arguments(grid: Grid, *, dynamic: bool) -> dict[str, Any]:
+    strategy = "group" if grid.group else grid.per
+    return {
+        "num_bits": grid.bits,
+        "type": "float" if isinstance(grid, E4M3) else "int",
+        "symmetric": grid.symmetric,
+        "strategy": strategy,
+        "group_size": grid.group or None,
+        "dynamic": dynamic,
+    }
+
+
+def _stock(
+    model: nn.Module,
+) -> tuple[PreTrainedConfig, dict[str, Tensor], dict[str, QuantizedLinear], dict[str, str]]:
+    """Return a model's stock configuration, what stayed in full precision and the quantized layers
+    by their names in Transformers, and those names by ours.
+    """
+    found = quantized_layers(model)
+    parameters = dict(model.named_parameters())
+    decoder = as_decoder(model)
+    if decoder is None:
+        assert isinstance(model, PreTrainedModel)
+        config = copy.deepcopy(model.config)
+        names = {name: name for name in (*parameters, *found)}
+        return config, _detached(parameters), found, names
+    assert isinstance(model, Decoder)
+    kind, config = describe(model.config)
+    if kind == WakefulConfig.model_type:
+        raise WakefulError(
+            f"{NAME} is for stock architectures, and this decoder is of none: use the format "
+            "wakeful"
+        )
+    family = FAMILIES[kind]
+    layers: dict[str, QuantizedLinear] = {}
+    tensors: dict[str, Tensor] = {}
+    names: dict[str, str] = {}
+    for link in family.links(model.config):
+        theirs = link.theirs if link.theirs == family.head else family.prefix + link.theirs
+        owners = [part.rpartition(".")[0] for part in link.ours]
+        if not any(owner in found for owner in owners):
+            tensors[theirs] = link.join([parameters[part].detach() for part in link.ours])
+            names |= dict.fromkeys(link.ours, theirs)
+        elif len(owners) > 1:
+            raise WakefulError(
+                f"{NAME} has one grid a matrix, and {theirs} of a {kind} holds several of ours: "
+                "use the format wakeful"
+            )
+        else:
+            layers[theirs.rpartition(".")[0]] = found[owners[0]]
+    return config, _detached(tensors), layers, names
+
+
+def _detached(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def _linears(config: PreTrainedConfig) -> dict[str, tuple[int, int]]:
+    """Return the shape (N, K) of every `nn.Linear` of the stock model, by name."""
+    with torch.device("meta"):
+        skeleton = AutoModelForCausalLM.from_config(config)
+    return {
+        name: (module.out_features, module.in_features)
+        for name, module in skeleton.named_modules()
+        if isinstance(module, nn.Linear)
+    }
+
+
+def _fold(model: nn.Module, tensors: dict[str, Tensor], names: Mapping[str, str]) -> None:
+    """Divide each norm's scale (and shift) by what the layers that read it divide inputs by."""
+    divided = {
+        name: layer.divisor
+        for name, layer in quantized_layers(model).items()
+        if layer.divisor is not None and not bool((layer.divisor == 1).all())
+    }
+    if not divided:
+        return
+    for norm, readers in readers_of_norms(model).items():
+        here = [divided.pop(reader) for reader in readers if reader in divided]
+        if not here:
+            continue
+        if len(here) < len(readers) or any(not torch.equal(each, here[0]) for each in here):
+            raise WakefulError(
+                f"{', '.join(readers)} read one norm and divide it differently: they cannot be "
+                f"saved as {NAME}"
+            )
+        for part in ("weight", "bias"):
+            place = names.get(f"{norm}.{part}")
+            if place is not None:
+                tensors[place] = (tensors[place].float() / here[0]).to(tensors[place].dtype)
+    if divided:
+        raise WakefulError(
+            f"{next(iter(divided))} divides its inputs and no norm comes before it to do that: "
+            "write method=smooth(norms=True)"
+        )
+
+
+def _stored(name: str, layer: QuantizedLinear, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return a layer's tensors as the format has them."""
+    grid, scales = layer.grid, layer.operands.scales
+    codes = unpack(layer.integers, layer.in_features) if layer.packed else layer.integers
+    found = {"weight_scale": scales.scale.to(dtype)}
+    if grid.per == "tensor":
+        found["weight_scale"] = found["weight_scale"].reshape(1)
+    if layer.scheme.inputs is not None:
+        kind = torch.float8_e4m3fn if isinstance(grid, E4M3) else torch.int8
+        found["weight"] = codes.view(kind)
+        if layer.input_scale is not None:
+            found["input_scale"] = layer.input_scale.to(dtype).reshape(1)
+    else:
+        if grid.group and layer.in_features % grid.group:
+            raise WakefulError(
+                f"{name} reads {layer.in_features} channels, which are not whole groups of "
+                f"{grid.group}: {NAME} has no shorter group"
+            )
+        found["weight_packed"] = packed(codes, grid.bits)
+        found["weight_shape"] = torch.tensor([layer.out_features, layer.in_features])
+    if layer.bias is not None:
+        found["bias"] = layer.bias
+    return found
+
+
+def packed(codes: Tensor, bits: int) -> Tensor:
+    """Return whole numbers (N, K) of 4 or 8 bits in words (N, ⌈K·bits/32⌉) of 32, the first lowest.
+
+    2^(bits − 1) is added to each.
+    """
+    each = 32 // bits
+    words = F.pad(codes.long() + 2 ** (bits - 1), (0, -codes.shape[1] % each))
+    shifts = torch.arange(each, device=codes.device) * bits
+    whole = (words.unflatten(1, (-1, each)) << shifts).sum(-1)
+    return torch.where(whole >= 2**31, whole - 2**32, whole).to(torch.int32)
+
+
+def _lacks(scheme: Scheme, what: str) -> WakefulError:
+    return WakefulError(f"{scheme} cannot be saved as {NAME}, which does not have {what}")
