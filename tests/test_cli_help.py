@@ -27,6 +27,7 @@ from wakeful.config.verbs import (
     PrepareOptions,
     QuantizeOptions,
     ReportOptions,
+    ReproduceOptions,
 )
 from wakeful.errors import WakefulError
 from wakeful.growth.baselines import BASELINES
@@ -38,6 +39,7 @@ OPTIONS = {
     "data prepare": PrepareOptions, "report": ReportOptions, "diagnose": DiagnoseOptions,
     "demo": DemoOptions, "inherit": InheritOptions, "evaluate": EvaluateOptions,
     "quantize": QuantizeOptions, "export": ExportOptions, "cure": CureOptions,
+    "reproduce": ReproduceOptions,
 }  # fmt: skip
 
 

@@ -22,6 +22,8 @@ FLOORS = (
     ("loading",),
     ("training",),
     ("evaluation", "growth"),
+    ("comparison",),
+    ("exhibits",),
     ("pages",),
     ("verbs",),
     ("cli",),

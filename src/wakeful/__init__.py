@@ -24,16 +24,18 @@ if TYPE_CHECKING:
     from wakeful.verbs.inherit import inherit
     from wakeful.verbs.quantize import quantize
     from wakeful.verbs.report import report
+    from wakeful.verbs.reproduce import reproduce
     from wakeful.verbs.train import train
 
 __version__ = "0.1.0"
 __all__ = [
     "WakefulError", "__version__", "compare", "cure", "diagnose", "evaluate", "export", "generate",
-    "inherit", "load", "quantize", "report", "train", "watch",
+    "inherit", "load", "quantize", "report", "reproduce", "train",
+    "watch",
 ]  # fmt: skip
 
 _VERBS = ("compare", "cure", "diagnose", "evaluate", "export", "generate", "inherit",
-          "quantize", "report", "train")  # fmt: skip
+          "quantize", "report", "reproduce", "train")  # fmt: skip
 __getattr__, __dir__ = lazily(
     __name__,
     {name: f"wakeful.verbs.{name}" for name in _VERBS}

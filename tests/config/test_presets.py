@@ -15,9 +15,9 @@ from wakeful.config.schema import (
     variants_of,
 )
 from wakeful.config.tables import merged, presets, read_table
+from wakeful.exhibits.exhibit import exhibit, exhibit_names, published
 from wakeful.model.decoder import Decoder
 from wakeful.optim.build import BUILDERS
-from wakeful.pages.comparison.published import published, published_names
 from wakeful.training.measures import FIGURES
 
 MILLIONS = {
@@ -61,11 +61,9 @@ def test_there_are_the_presets_of_the_papers_and_small_ones() -> None:
 
 
 def test_every_published_table_has_a_preset_with_all_its_rows() -> None:
-    tables = [read_table(name) for name in COMPARISONS]
-    for name in published_names():
-        rows = set(published(name).labels)
-        asking = [table for table in tables if name in layouts_of(table)]
-        assert any(rows <= set(table["variants"]) for table in asking), name
+    for found in map(exhibit, exhibit_names()):
+        if isinstance(found.compare, str) and found.compare:
+            assert set(found.table.labels) <= set(read_table(found.compare)["variants"]), found.name
 
 
 @pytest.mark.parametrize("name", COMPARISONS)

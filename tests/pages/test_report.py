@@ -12,6 +12,13 @@ import polars as pl
 import pytest
 from rich.console import Console
 
+from wakeful.comparison.reading import read_comparison
+from wakeful.comparison.tables import (
+    paired_difference,
+    relative_training_loss,
+    smoothing_window,
+    summary_table,
+)
 from wakeful.config.schema import Config, config_to_toml
 from wakeful.errors import WakefulError
 from wakeful.pages.charts import save_chart
@@ -27,13 +34,6 @@ from wakeful.pages.comparison.page import (
     seeds_missing,
     verdicts,
     write_report,
-)
-from wakeful.pages.comparison.reading import read_comparison
-from wakeful.pages.comparison.tables import (
-    paired_difference,
-    relative_training_loss,
-    smoothing_window,
-    summary_table,
 )
 from wakeful.verbs.report import report
 

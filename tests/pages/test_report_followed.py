@@ -9,14 +9,14 @@ import pytest
 from rich.console import Console
 
 from pages.test_report import make_comparison
+from wakeful.comparison.reading import read_comparison
+from wakeful.comparison.tables import followed, sink_growth
 from wakeful.errors import WakefulError
+from wakeful.exhibits import paper_table
+from wakeful.exhibits.exhibit import published
 from wakeful.pages.charts import specification
-from wakeful.pages.comparison import paper_table
 from wakeful.pages.comparison.charts import followed_charts, training_loss_chart
 from wakeful.pages.comparison.page import render_terminal, write_report
-from wakeful.pages.comparison.published import published
-from wakeful.pages.comparison.reading import read_comparison
-from wakeful.pages.comparison.tables import followed, sink_growth
 from wakeful.runs.run import Run
 
 # Attention on BOS of two heads at steps 0, 10 and 20, a third of it for the second head.

@@ -17,11 +17,11 @@ from rich.console import Console
 from test_report import make_comparison, make_run
 from test_report_reading import interrupt
 
+from wakeful.comparison.reading import read_comparison
 from wakeful.errors import WakefulError
 from wakeful.pages.charts import save_chart, specification
 from wakeful.pages.comparison.charts import cost_charts, training_loss_chart
 from wakeful.pages.comparison.page import render_terminal, write_report
-from wakeful.pages.comparison.reading import read_comparison
 from wakeful.pages.page import vega_bundle
 
 

@@ -11,17 +11,16 @@ import pytest
 from rich.console import Console
 
 from pages.test_report import make_comparison
+from wakeful.comparison.reading import TrainedRun, read_comparison, read_run
 from wakeful.errors import WakefulError
-from wakeful.pages.comparison.page import render_terminal, write_report
-from wakeful.pages.comparison.paper_table import (
+from wakeful.exhibits.exhibit import Column, PublishedTable, layout_names, published
+from wakeful.exhibits.figures import counting_the_embedding, figure
+from wakeful.exhibits.paper_table import (
     Cell,
     PaperTable,
-    counting_the_embedding,
-    figure,
     paper_tables,
 )
-from wakeful.pages.comparison.published import Column, PublishedTable, published, published_names
-from wakeful.pages.comparison.reading import TrainedRun, read_comparison, read_run
+from wakeful.pages.comparison.page import render_terminal, write_report
 
 ROWS = ("vanilla", "softmax1", "orthoadam", "softmax1-orthoadam")
 SEEDS = [0, 1, 2]
@@ -171,7 +170,7 @@ def test_the_page_says_which_runs_counted_the_embedding(tmp_path: Path) -> None:
     older: Figures = {("vanilla", seed): {share: 0.5, "kurtosis_rest": 9.0} for seed in SEEDS}
     newer: Figures = {("softmax1", seed): {f"{share}_without_row_0": 0.1} for seed in SEEDS}
     comparison = read_comparison(measured(tmp_path / "c", ["activation-table2"], older | newer))
-    assert counting_the_embedding(comparison) == ["vanilla"]
+    assert counting_the_embedding(comparison.runs) == ["vanilla"]
     page = write_report(comparison, tmp_path / "page.html", title="t").read_text()
     assert "the embedding left out; the runs of vanilla are older" in page
     (table,) = paper_tables(comparison)
@@ -202,18 +201,18 @@ def test_the_page_and_the_terminal_show_the_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize("layouts", ["activation-table2", ["no-such"], [["x"]], {"a": 1}])
 def test_a_run_json_that_names_no_table_is_refused(tmp_path: Path, layouts: Any) -> None:
     with pytest.raises(WakefulError, match="layouts"):
-        read_comparison(measured(tmp_path / "c", layouts, {}))
+        paper_tables(read_comparison(measured(tmp_path / "c", layouts, {})))
 
 
 def test_published_tables_hold_what_their_directions_need() -> None:
-    for name in published_names():
+    for name in layout_names():
         table = published(name)
-        assert table.baseline == next(iter(table.labels))
+        assert not table.cells or table.baseline in table.labels
         for variant in table.labels:
             for column in table.columns:
                 table.direction(variant, column)
     with pytest.raises(WakefulError, match="activation-table2"):
-        published("activation-table-2")
+        published("activation-table-2.")
 
 
 def test_a_direction_is_the_papers_difference_beyond_its_share() -> None:

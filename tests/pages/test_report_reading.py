@@ -11,11 +11,8 @@ import polars as pl
 import pytest
 from test_report import STEPS, make_comparison, make_run
 
-from wakeful.errors import WakefulError
-from wakeful.pages.charts import specification
-from wakeful.pages.comparison.charts import difference_chart, relative_loss_chart
-from wakeful.pages.comparison.reading import Comparison, read_comparison, read_run
-from wakeful.pages.comparison.tables import (
+from wakeful.comparison.reading import Comparison, read_comparison, read_run
+from wakeful.comparison.tables import (
     differing_fields,
     machines,
     relative_training_loss,
@@ -23,6 +20,9 @@ from wakeful.pages.comparison.tables import (
     summary_table,
     training_loss,
 )
+from wakeful.errors import WakefulError
+from wakeful.pages.charts import specification
+from wakeful.pages.comparison.charts import difference_chart, relative_loss_chart
 
 
 def change_json(path: Path, change: dict[str, Any]) -> None:

@@ -214,6 +214,10 @@ def residual_on(what: str) -> Callable:
     return U
 
 
+def weighted_previous(m: Model, n: int) -> Tensor:
+    return m.A(n) @ (0.5 * m.V[n] + 0.5 * m.V[n - 1]) if n > 1 else own(m, n)
+
+
 def attention_residual(m: Model, n: int) -> Tensor:
     return (0.5 * m.A(n) + 0.5 * m.A(1)) @ m.V[n]
 
@@ -258,6 +262,7 @@ ROUTES: dict[str, Callable] = {
     "cla": cla(2),
     "cla(group=3)": cla(3),
     "then(cla(group=2), on_layers([2], resformer))": cla_resformer,
+    "previous_value": weighted_previous,
     "query_residual": residual_on("Q"),
     "key_residual": residual_on("K"),
     "attention_residual": attention_residual,

@@ -17,6 +17,7 @@ from pages.test_report import make_comparison
 from safety.folders import TRIALS, damage_one, sign
 from training.runs import tiny, write_text
 from wakeful.cli import main
+from wakeful.comparison.reading import read_comparison
 from wakeful.config.schema import Config, DataConfig, config_to_toml
 from wakeful.data.order import Batches, ValidationWindows
 from wakeful.data.preparing import prepare
@@ -26,7 +27,6 @@ from wakeful.loading.load import read_decoder
 from wakeful.model.generate import generate
 from wakeful.pages import page
 from wakeful.pages.comparison.page import render_terminal, write_report
-from wakeful.pages.comparison.reading import read_comparison
 from wakeful.runs import checkpoint
 from wakeful.training.comparison import compare
 from wakeful.training.loop import train

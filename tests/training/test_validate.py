@@ -13,12 +13,12 @@ import torch.nn.functional as F
 
 from training.runs import tiny, write_text
 from training.test_loop import stop_after
+from wakeful.comparison.reading import read_comparison
 from wakeful.config.schema import Config
 from wakeful.data.order import ValidationWindows
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.pages.comparison.page import write_report
-from wakeful.pages.comparison.reading import read_comparison
 from wakeful.training.loop import train
 from wakeful.training.measures import evaluate, mean_loss
 from wakeful.training.objective import make_loss

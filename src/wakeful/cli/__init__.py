@@ -25,6 +25,7 @@ VERBS = {
     "cure": "Take a model's outliers and sinks away without training.",
     "evaluate": "Measure how well a model predicts: perplexity, LAMBADA, multiple choice.",
     "quantize": "Quantize a model's linear layers; measure the damage; save it smaller.",
+    "reproduce": "Run a paper's figure or table and judge its claims; list them all.",
     "data": "Prepare text as memory-mapped tokens.",
     "report": "Write one offline HTML page about runs.",
     "export": "Write a model as a folder that Transformers loads.",

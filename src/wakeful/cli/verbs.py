@@ -42,6 +42,7 @@ from wakeful.config.verbs import (
     PrepareOptions,
     QuantizeOptions,
     ReportOptions,
+    ReproduceOptions,
 )
 from wakeful.errors import WakefulError
 
@@ -268,6 +269,21 @@ def quantize(arguments: list[str]) -> None:
     if options.save:
         tell(f"quantized model: {options.save}")
     finish(done, Path(options.out) / "report.html")
+
+
+def reproduce(arguments: list[str]) -> None:
+    """[PAPER/EXHIBIT...] [options]."""
+    names, options = read(ReproduceOptions, arguments, "reproduce [PAPER/EXHIBIT...]")
+
+    from wakeful.verbs.reproduce import listing, reproduce
+
+    if not names and not options.all:
+        OUT.print(listing(options))
+        return
+    if names and options.all:
+        raise WakefulError(f"--all runs every exhibit: leave out {', '.join(names)}")
+    done = reproduce(*names, options=options, shown=display)
+    finish(done, done.page)
 
 
 def data(arguments: list[str]) -> None:

@@ -46,14 +46,20 @@ def read_table(source: str | Path) -> Table:
             raise WakefulError(f"{path} cannot be read: {error.strerror or error}") from None
         table = parse_toml(content, str(path))
     elif str(source) in presets():
-        text = (resources.files("wakeful") / "presets" / f"{source}.toml").read_bytes()
-        table = parse_toml(text, f"preset {source}")
+        table = own_table(str(source))
     else:
         raise WakefulError(
             f"no configuration {str(source)[:200]!r}: it is neither a file nor a preset"
             f"{nearest(str(source), presets())}; presets are {', '.join(presets())}"
         )
     return on_preset(table, str(source))
+
+
+def own_table(name: str) -> Table:
+    """Return what a preset says itself, not what the preset that it starts from does."""
+    return parse_toml(
+        (resources.files("wakeful") / "presets" / f"{name}.toml").read_bytes(), f"preset {name}"
+    )
 
 
 def on_preset(table: Mapping[str, Any], name: str) -> Table:

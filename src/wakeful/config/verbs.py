@@ -307,6 +307,41 @@ class ReportOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReproduceOptions:
+    """At which scale, and where; without an exhibit's name, all are listed."""
+
+    scale: Literal["tiny", "small", "paper"] = "tiny"
+    """Minutes on two cores, an hour or so, or the paper's own models and tokens."""
+    all: bool = False
+    """Run every exhibit that can be run."""
+    out: str = ""
+    """Folder of the exhibit. Empty: runs/reproduce/SCALE/PAPER-EXHIBIT. The same one goes on."""
+    runs: str = ""
+    """Folder of the training runs, which exhibits share. Empty: runs, beside the exhibit's."""
+    seeds: tuple[int, ...] = ()
+    """Seeds of every row. Empty: the scale's."""
+    steps: int = 0
+    """Steps of the baseline instead of the scale's; rows that train longer do so in proportion."""
+    text: str = ""
+    """Text instead of the scale's: a file, folder, glob, prepared data or hf:NAME."""
+    validation_text: str = ""
+    """Text to validate on. Empty: a part of the text."""
+    tokenizer: str = ""
+    """Tokenizer instead of the scale's, or "train" for one of the text. Empty: the scale's."""
+    device: str = ""
+    """auto, cpu, cuda ... Empty: the scale's."""
+    dtype: str = ""
+    """float32, bfloat16 ... Empty: the scale's."""
+
+    def __post_init__(self) -> None:
+        at_least(0, self, "steps")
+        if self.validation_text and not self.text:
+            raise WakefulError("--validation_text is for a text of one's own: give --text too")
+        if self.all and self.out:
+            raise WakefulError("--out is one exhibit's folder: leave it out with --all")
+
+
+@dataclass(frozen=True, kw_only=True)
 class PrepareOptions(TextConfig):
     """How to turn text into memory-mapped tokens."""
 

@@ -20,6 +20,7 @@ from wakeful.routes.references import (
     CrossLayer,
     IdentityMapping,
     KeyResidual,
+    PreviousValue,
     QueryResidual,
 )
 from wakeful.routes.residuals import Dense, Gated, NeuTRENO, ResFormer
@@ -43,6 +44,7 @@ __all__ = [
     "OnLayers",
     "OutputGate",
     "Own",
+    "PreviousValue",
     "QueryResidual",
     "Read",
     "ResFormer",

@@ -60,6 +60,22 @@ class KeyResidual(_Residual):
         return qkv._replace(k=torch.lerp(qkv.k, memory[FIRST_KEY], self.weight))
 
 
+class PreviousValue(_Residual):
+    """V'_n = (1 − w) V_n + w V_{n−1}, w = ½ (Value Residual Learning, fig. 9: worse than V_1)."""
+
+    name = "previous_value"
+    examples = ("previous_value",)
+    neutral = "previous_value(weight=0.0)"
+    mixes = frozenset({"value"})
+
+    def reads(self, layer: int) -> frozenset[Read]:
+        return frozenset({Read("value", layer - 1)})
+
+    def mix(self, layer: int, x: Tensor, qkv: QKV, memory: Memory) -> QKV:
+        earlier = memory[Read("value", layer - 1)]
+        return qkv._replace(v=torch.lerp(qkv.v, earlier, self.weight))
+
+
 class AttentionResidual(_Residual):
     """U_n = ((1 − w) A_n + w A_1) V_n, w = ½ (Value Residual Learning, fig. 7: no gain).
 

@@ -72,7 +72,7 @@ class Header:
 
     format: int = FORMAT
     kind: str = ""
-    """train, compare, inherit, diagnose, evaluate, quantize or quantized."""
+    """train, compare, inherit, diagnose, evaluate, quantize, quantized or reproduce."""
     created: str = ""
     status: str = ""
     """running, stopped or done."""
@@ -86,6 +86,8 @@ class Header:
     seeds: tuple[int, ...] = ()
     layouts: tuple[str, ...] = ()
     """The published tables that the report sets the figures beside."""
+    scale: str = ""
+    """Of an exhibit: tiny, small or paper."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import polars as pl
@@ -173,8 +173,13 @@ def watched(
 
 
 @torch.no_grad()
-def observed(model: Decoder | Parallel, windows: ValidationWindows, num_sequences: int) -> Frame:
-    """Return what the probes of `FIGURES` saw of each layer and head, as `watched`."""
+def observed(
+    model: Decoder | Parallel,
+    windows: ValidationWindows,
+    num_sequences: int,
+    more: Sequence[Probe] = (),
+) -> Frame:
+    """Return what the probes of `FIGURES`, and `more`, saw of each layer and head, as `watched`."""
     parallel = model if isinstance(model, Parallel) else Alone(model, ALONE)
     decoder, world = parallel.decoder, parallel.world
     device = decoder.head.weight.device
@@ -183,7 +188,7 @@ def observed(model: Decoder | Parallel, windows: ValidationWindows, num_sequence
     bos = BosMass(None if triggers is None else torch.from_numpy(triggers))
     training = decoder.training
     decoder.eval()
-    probes = Sinks(), bos, Entropy(), Ranks(), Values(curve=1), Outliers(), Smoothing()
+    probes = Sinks(), bos, Entropy(), Ranks(), Values(curve=1), Outliers(), Smoothing(), *more
     with watch(decoder, *(_Layers(probe, world) for probe in probes)) as seen:
         parallel.call(decoder.hidden, sequences.to(device))
     parallel.settle()

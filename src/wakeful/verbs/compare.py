@@ -8,6 +8,9 @@ from typing import Any
 import polars as pl
 from rich.console import RenderableType
 
+from wakeful.comparison.reading import Comparison as Compared
+from wakeful.comparison.reading import read_comparison
+from wakeful.comparison.tables import summary_table
 from wakeful.config.schema import (
     Config,
     config_from_table,
@@ -18,13 +21,10 @@ from wakeful.config.schema import (
 )
 from wakeful.display import Shown, usual
 from wakeful.errors import WakefulError
+from wakeful.exhibits.exhibit import published
 from wakeful.pages.charts import Drawing
 from wakeful.pages.comparison.charts import difference_chart
 from wakeful.pages.comparison.page import caveat, render_terminal, verdicts, write_report
-from wakeful.pages.comparison.published import published
-from wakeful.pages.comparison.reading import Comparison as Compared
-from wakeful.pages.comparison.reading import read_comparison
-from wakeful.pages.comparison.tables import summary_table
 from wakeful.training.comparison import compare as compare_into
 from wakeful.verbs.result import Stored
 

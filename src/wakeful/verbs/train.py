@@ -8,6 +8,8 @@ from typing import Any
 import polars as pl
 from rich.text import Text
 
+from wakeful.comparison.reading import read_comparison
+from wakeful.comparison.tables import smoothing_window
 from wakeful.config.schema import Config, config_from
 from wakeful.display import Shown
 from wakeful.errors import WakefulError
@@ -15,8 +17,6 @@ from wakeful.loading.load import load
 from wakeful.loading.model import Model
 from wakeful.pages.charts import Drawing
 from wakeful.pages.comparison.charts import training_loss_chart
-from wakeful.pages.comparison.reading import read_comparison
-from wakeful.pages.comparison.tables import smoothing_window
 from wakeful.runs.run import Run as Directory
 from wakeful.training.loop import train as train_into
 from wakeful.verbs.result import Stored, showing

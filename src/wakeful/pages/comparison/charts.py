@@ -6,14 +6,14 @@ from typing import Any
 import altair as alt
 import polars as pl
 
-from wakeful.pages.charts import DASHES, PALETTE, Drawing, colored, dashed, line_at, rounded, tip
-from wakeful.pages.comparison.reading import Comparison
-from wakeful.pages.comparison.tables import (
+from wakeful.comparison.reading import Comparison
+from wakeful.comparison.tables import (
     followed,
     relative_training_loss,
     summary_table,
     training_loss,
 )
+from wakeful.pages.charts import DASHES, PALETTE, Drawing, colored, dashed, line_at, rounded, tip
 
 _MEASURES = (
     ("parameters", "parameters_ratio"),

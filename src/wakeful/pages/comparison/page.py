@@ -9,18 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from wakeful.config.schema import config_to_toml
-from wakeful.estimates import reach, with_error
-from wakeful.pages.comparison.charts import (
-    cost_charts,
-    difference_chart,
-    followed_charts,
-    relative_loss_chart,
-    training_loss_chart,
-)
-from wakeful.pages.comparison.paper_table import Outcome, counting_the_embedding, paper_tables
-from wakeful.pages.comparison.reading import Comparison
-from wakeful.pages.comparison.tables import (
+from wakeful.comparison.reading import Comparison
+from wakeful.comparison.tables import (
     differing_fields,
     machines,
     paired_difference,
@@ -29,6 +19,18 @@ from wakeful.pages.comparison.tables import (
     sink_growth,
     smoothing_window,
     summary_table,
+)
+from wakeful.config.schema import config_to_toml
+from wakeful.estimates import reach, with_error
+from wakeful.exhibits.figures import counting_the_embedding
+from wakeful.exhibits.judge import Outcome
+from wakeful.exhibits.paper_table import paper_tables
+from wakeful.pages.comparison.charts import (
+    cost_charts,
+    difference_chart,
+    followed_charts,
+    relative_loss_chart,
+    training_loss_chart,
 )
 from wakeful.pages.page import write_page
 
@@ -175,7 +177,7 @@ def write_report(comparison: Comparison, path: str | Path, *, title: str) -> Pat
         papers=paper_tables(comparison),
         followed=followed_charts(comparison),
         growth=sink_growth(comparison),
-        older=counting_the_embedding(comparison),
+        older=counting_the_embedding(comparison.runs),
         costs=cost_charts(comparison),
         window=window,
         first=comparison.runs[0],

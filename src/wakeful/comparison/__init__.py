@@ -1,0 +1,1 @@
+"""Runs set beside each other: read with suspicion, and as tidy tables."""

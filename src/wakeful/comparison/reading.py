@@ -1,0 +1,291 @@
+"""Run directories, read with suspicion: JSON, TOML and parquet only, every field checked."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import polars as pl
+
+from wakeful.config.schema import Config
+from wakeful.errors import WakefulError
+from wakeful.probes.base import block_outputs
+from wakeful.runs.run import METRICS, VALIDATION, Environment, Header, Run, read_frame, read_windows
+from wakeful.training.records import DataFacts, Evaluation, Summary, rows
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """What a run left behind; an unfinished one has no summary and no validation windows."""
+
+    path: Path
+    variant: str
+    seed: int
+    config: Config
+    environment: Environment
+    data: DataFacts
+    done: Summary | None
+    """None of a run under way."""
+    metrics: pl.DataFrame
+    validation: pl.DataFrame
+    """One row a validation window: window, loss (mean nats a token), tokens."""
+    followed: pl.DataFrame
+    """What was followed over steps, `step`, `figure` and `value`: means over layers, and a task's
+    excess loss; no rows where nothing was asked for."""
+
+    @property
+    def summary(self) -> Summary:
+        """The figures of a finished run."""
+        assert self.done is not None
+        return self.done
+
+
+Pairs = list[tuple[TrainedRun, TrainedRun]]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Finished runs of several variants, the first of which is the baseline."""
+
+    name: str
+    variants: tuple[str, ...]
+    runs: tuple[TrainedRun, ...]
+    unfinished: tuple[str, ...] = field(default=())
+    """Runs that are not in the tables, by name."""
+    partial: tuple[TrainedRun, ...] = field(default=())
+    """Those of them that have begun: what they have logged is in the training curves."""
+    declared: tuple[str, ...] = field(default=())
+    """Every variant there is to be, in order; empty if those of `variants` are all."""
+    layouts: tuple[str, ...] = field(default=())
+    """The published tables to set the figures beside, by name."""
+
+    @property
+    def baseline(self) -> str:
+        """The variant that differences are taken from."""
+        return self.variants[0]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every variant there is to be, in an order that does not change as runs finish."""
+        return self.declared or self.variants
+
+    @property
+    def drawn(self) -> tuple[str, ...]:
+        """The variants that have a training curve."""
+        begun = {*self.variants, *(run.variant for run in self.partial)}
+        return tuple(name for name in self.names if name in begun)
+
+    def of(self, variant: str) -> list[TrainedRun]:
+        """Return a variant's finished runs by seed."""
+        return _by_seed(variant, self.runs)
+
+    def curves(self, variant: str) -> list[TrainedRun]:
+        """Return the runs to draw: the finished ones, or else those under way, by seed."""
+        return self.of(variant) or _by_seed(variant, self.partial)
+
+    def paired_over(self, variant: str) -> str:
+        """What a variant's figures are means over: "seeds" where two or more are compared."""
+        return "seeds" if len(self.compared(variant)) > 1 else "windows"
+
+    def compared(self, variant: str) -> list[TrainedRun]:
+        """Return the runs that a variant's figures are of: those with a baseline's of their seed.
+
+        A variant that shares no seed with the baseline is shown by all that it has.
+        """
+        return [run for run, _ in self.pairs(variant)] or self.of(variant)
+
+    @cached_property
+    def seeds(self) -> tuple[int, ...]:
+        """Every seed that some variant has finished."""
+        return tuple(sorted({run.seed for run in self.runs}))
+
+    def missing(self, variant: str) -> list[int]:
+        """Return the seeds that another variant has finished and this one has not."""
+        there = {run.seed for run in self.of(variant)}
+        return [seed for seed in self.seeds if seed not in there]
+
+    def pairs(self, variant: str) -> Pairs:
+        """Return (run, baseline run) for each seed that both have finished."""
+        return self._paired(self.of(variant))
+
+    def curve_pairs(self, variant: str) -> Pairs:
+        """Return (run to draw, finished baseline run) for each seed that both have."""
+        return self._paired(self.curves(variant))
+
+    def _paired(self, runs: Sequence[TrainedRun]) -> Pairs:
+        base = {run.seed: run for run in self.of(self.baseline)}
+        return [(run, base[run.seed]) for run in runs if run.seed in base]
+
+
+def _by_seed(variant: str, runs: Sequence[TrainedRun]) -> list[TrainedRun]:
+    return sorted((run for run in runs if run.variant == variant), key=lambda run: run.seed)
+
+
+def read_run(path: str | Path, variant: str = "") -> TrainedRun:
+    """Read one finished training run.
+
+    Raises:
+        WakefulError: a file of it is missing, damaged or without what reports read.
+    """
+    run = Run.open(path)
+    summary = run.read(Summary, "summary.json")
+    windows = read_windows(run.path / "validation.parquet").sort("window")
+    return _read(run, variant, summary.data, windows, summary)
+
+
+def read_comparison(source: str | Path | Sequence[str | Path]) -> Comparison:
+    """Read a comparison folder, one run, or several runs of which the first is the baseline.
+
+    Runs that are not finished are named in `unfinished` and stay out of every table; those that
+    have begun are in `partial`, for the training curves. The baseline must have finished.
+
+    Raises:
+        WakefulError: a run is damaged, or two cannot be compared: other text, another tokenizer,
+            other validation windows.
+    """
+    if isinstance(source, str | Path):
+        header = Run.open(source).header
+        if header.kind == "compare":
+            return _comparison_folder(Path(source), header)
+        source = [source]
+    runs: list[TrainedRun] = []
+    partial: list[TrainedRun] = []
+    for path in source:
+        # A finished baseline is what all else is measured by; without it the error says so.
+        done = not runs or _is_done(path)
+        (runs if done else partial).append(read_run(path) if done else _read_partial(path))
+    named = [(run.variant, run.seed) for run in (*runs, *partial)]
+    if len(set(named)) < len(named):
+        raise WakefulError(
+            "two of the runs have the same name and seed; give them different names with --name"
+        )
+    return _checked(
+        Comparison(
+            Path(source[0]).name,
+            tuple(dict.fromkeys(run.variant for run in runs)),
+            tuple(runs),
+            unfinished=tuple(f"{run.variant}, seed {run.seed}" for run in partial),
+            partial=tuple(partial),
+            declared=tuple(dict.fromkeys(name for name, _ in named)),
+        )
+    )
+
+
+def _comparison_folder(path: Path, header: Header) -> Comparison:
+    for name in header.variants:
+        if not _is_folder_name(name):
+            raise WakefulError(f"{path / 'run.json'}: variants cannot hold {name!r}")
+    for seed in header.seeds:
+        if not 0 <= seed < 2**63:
+            raise WakefulError(f"{path / 'run.json'}: seeds cannot hold {seed!r}")
+    runs: list[TrainedRun] = []
+    partial: list[TrainedRun] = []
+    unfinished: list[str] = []
+    for variant, seed in itertools.product(header.variants, header.seeds):
+        place = path / variant / f"seed-{seed}"
+        if (place / "run.json").is_file() and _is_done(place):
+            runs.append(read_run(place, variant))
+            continue
+        unfinished.append(f"{variant}, seed {seed}")
+        if (place / "data.json").is_file():
+            partial.append(_read_partial(place, variant))
+    finished = {run.variant for run in runs}
+    if header.baseline not in finished:
+        raise WakefulError(
+            f"{path} has no finished run of its baseline {header.baseline!r}; continue the "
+            "comparison with --resume"
+        )
+    names = (header.baseline, *(v for v in header.variants if v != header.baseline))
+    return _checked(
+        Comparison(
+            header.name, tuple(name for name in names if name in finished), tuple(runs),
+            unfinished=tuple(unfinished),
+            partial=tuple(run for run in partial if not run.metrics.is_empty()),
+            declared=names, layouts=header.layouts,
+        )
+    )  # fmt: skip
+
+
+def _is_folder_name(name: str) -> bool:
+    return 0 < len(name.encode()) < 256 and name not in (".", "..") and not set(name) & set("/\0")
+
+
+def _is_done(path: str | Path) -> bool:
+    return Run.open(path).header.status == "done"
+
+
+def _read_partial(path: str | Path, variant: str = "") -> TrainedRun:
+    """Read a run that has begun: of its summary there is only the data it reads."""
+    run = Run.open(path)
+    return _read(run, variant, run.read(DataFacts, "data.json"), pl.DataFrame(schema=VALIDATION))
+
+
+def _read(
+    run: Run,
+    variant: str,
+    data: DataFacts,
+    validation: pl.DataFrame,
+    summary: Summary | None = None,
+) -> TrainedRun:
+    config = run.config
+    return TrainedRun(
+        path=run.path,
+        variant=variant or config.name,
+        seed=config.train.seed,
+        config=config,
+        environment=run.read(Environment, "environment.json"),
+        data=data,
+        done=summary,
+        metrics=_metrics(run),
+        validation=validation,
+        followed=_followed(run),
+    )
+
+
+def _followed(run: Run) -> pl.DataFrame:
+    rows_of_layers = block_outputs(run.trajectories()).filter(
+        pl.col("head").is_null(), pl.col("variant") == "paper"
+    )
+    figure = pl.concat_str("metric", "position", separator="_").alias("figure")
+    frame = rows_of_layers.group_by("step", figure).agg(pl.col("value").mean()).sort("step")
+    if frame.is_empty():
+        return frame
+    excess = [
+        (row.step, "excess_loss", row.excess_loss)
+        for row in rows(run, Evaluation)
+        if row.excess_loss is not None
+    ]
+    return frame.extend(pl.DataFrame(excess, schema=frame.schema, orient="row"))
+
+
+def _metrics(run: Run) -> pl.DataFrame:
+    """Return metrics.parquet, or the rows so far of metrics.jsonl."""
+    if (run.path / "metrics.parquet").is_file():
+        return read_frame(run.path / "metrics.parquet", METRICS)
+    path = run.path / "metrics.jsonl"
+    rows = [{name: row.get(name) for name in METRICS} for row in run.metrics()]
+    try:
+        return pl.DataFrame(rows, schema=METRICS)
+    except (pl.exceptions.PolarsError, TypeError, OverflowError):
+        raise WakefulError(f"{path}: a row's kind, step, loss or tokens has another type") from None
+
+
+def _checked(comparison: Comparison) -> Comparison:
+    """Refuse runs whose losses cannot be paired."""
+    first = comparison.runs[0]
+    windows = first.validation.select("window", "tokens")
+    for run in (*comparison.runs[1:], *comparison.partial):
+        for key in ("corpus_sha256", "tokenizer", "validation_tokens"):
+            if getattr(run.data, key) != getattr(first.data, key):
+                raise WakefulError(
+                    f"{run.path} and {first.path} cannot be compared: their {key} differs; train "
+                    "both on the same data"
+                )
+    for run in comparison.runs[1:]:
+        if not run.validation.select("window", "tokens").equals(windows):
+            raise WakefulError(
+                f"{run.path} and {first.path} cannot be compared: their validation windows differ "
+                "(train.length must be the same)"
+            )
+    return comparison

@@ -1,0 +1,278 @@
+"""A comparison as tidy tables: final figures, training curves, and what configurations differ in.
+
+Curves are smoothed by a trailing mean: a point is the mean of its own step and the `window` − 1
+steps before it, as the paper's curves over 10 or 100 steps. A loss that is not a number is left
+out of the means it would be in.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from wakeful.comparison.reading import Comparison, Pairs, TrainedRun
+from wakeful.config.schema import config_to_table
+from wakeful.config.tables import to_table
+from wakeful.estimates import (
+    Estimate,
+    mean_and_error,
+    paired_ratio,
+    perplexity,
+    reach,
+    running_mean,
+    weighted_mean,
+)
+
+_MOST_POINTS = 500
+_EXPECTED = ("name", "train.seed")
+"""Fields that differ between any two variants or seeds."""
+
+
+def summary_table(comparison: Comparison) -> pl.DataFrame:
+    """Return one row a variant: losses, paired differences, size, cache and speed.
+
+    Losses are in nats a token, over the seeds that the difference is over too: those that the
+    variant shares with the baseline (`seeds` of them, named in `seeds_used`). Of several seeds a
+    loss is the mean, and its error and the difference's are over seeds; of one they are over
+    validation windows: `paired_over` says which. Perplexity is e to the loss, so with several seeds
+    their geometric mean. Columns that end in `_ratio` are ratios to the baseline, null where the
+    baseline's figure is zero.
+    """
+    rows: list[dict[str, Any]] = []
+    for variant in comparison.variants:
+        runs = comparison.compared(variant)
+        losses = [_run_loss(run) for run in runs]
+        loss, error = mean_and_error([mean for mean, _ in losses]) if len(runs) > 1 else losses[0]
+        difference, difference_error = paired_difference(comparison, variant)
+        summaries = [run.summary for run in runs]
+        rows.append(
+            {
+                "variant": variant,
+                "seeds": len(runs),
+                "seeds_used": ", ".join(str(run.seed) for run in runs),
+                "loss": loss,
+                "loss_error": error,
+                "difference": difference,
+                "difference_error": difference_error,
+                "paired_over": comparison.paired_over(variant),
+                "perplexity": perplexity(loss),
+                "parameters": summaries[0].parameters.total,
+                "cache_bytes": summaries[0].kv_cache_bytes_per_token,
+                "tokens_per_second": float(np.median([s.tokens_per_second for s in summaries])),
+                "seconds": float(np.mean([s.seconds for s in summaries])),
+            }
+        )
+    return pl.DataFrame(rows).with_columns(
+        parameters_ratio=_ratio("parameters"),
+        cache_ratio=_ratio("cache_bytes"),
+        speed_ratio=_ratio("tokens_per_second"),
+    )
+
+
+def paired_difference(comparison: Comparison, variant: str) -> Estimate:
+    """Return the variant's final validation loss minus the baseline's, paired, with its error.
+
+    Over seeds, d_s = loss of the variant − loss of the baseline with seed s: mean and s / √n of the
+    d_s (`mean_and_error`). Over the windows of one seed: `paired_ratio`. NaN if they share no seed.
+    """
+    if variant == comparison.baseline:
+        return 0.0, 0.0
+    pairs = comparison.pairs(variant)
+    if not pairs:
+        return math.nan, math.nan
+    if len(pairs) > 1:
+        return mean_and_error([_run_loss(run)[0] - _run_loss(base)[0] for run, base in pairs])
+    run, base = (one.validation for one in pairs[0])
+    return paired_ratio(run["loss"], base["loss"], run["tokens"])
+
+
+def pairs_counted(comparison: Comparison, variant: str) -> int:
+    """Return how many pairs a variant's difference is the mean of: seeds, or windows of one."""
+    pairs = comparison.pairs(variant)
+    return len(pairs[0][0].validation) if len(pairs) == 1 else len(pairs)
+
+
+def _run_loss(run: TrainedRun) -> Estimate:
+    return weighted_mean(run.validation["loss"], run.validation["tokens"])
+
+
+def _ratio(column: str) -> pl.Expr:
+    first = pl.col(column).first()
+    return pl.when(first > 0).then(pl.col(column) / first)
+
+
+def relative_training_loss(comparison: Comparison, window: int) -> pl.DataFrame:
+    """Return the smoothed training loss minus the baseline's at each step (fig. 1 of the paper).
+
+    Columns: variant, step, tokens, difference, low, high (nats a token). Runs are paired by seed
+    and by step; with several seeds the difference is their mean and low to high is ± one standard
+    error over seeds, at the steps that all of them have; with one seed low and high are null.
+    """
+    frames = [
+        _relative(pairs, window).select(pl.lit(variant).alias("variant"), pl.all())
+        for variant in comparison.drawn
+        if variant != comparison.baseline and (pairs := comparison.curve_pairs(variant))
+    ]
+    return pl.concat(frames) if frames else pl.DataFrame()
+
+
+def training_loss(comparison: Comparison, window: int) -> pl.DataFrame:
+    """Return the smoothed training loss of each variant's first seed: variant, step, loss."""
+    frames: list[pl.DataFrame] = []
+    for variant in comparison.drawn:
+        rows = training_rows(comparison.curves(variant)[0])
+        curve = rows.select("step", loss=_smooth(rows["loss"], window))
+        frames.append(_thinned(curve).select(pl.lit(variant).alias("variant"), pl.all()))
+    return pl.concat(frames)
+
+
+def training_rows(run: TrainedRun) -> pl.DataFrame:
+    """Return a run's training steps in order, each once, as it was last written."""
+    rows = run.metrics.filter(pl.col("kind") == "train", pl.col("step").is_not_null())
+    return rows.unique("step", keep="last", maintain_order=True).sort("step")
+
+
+def _relative(pairs: Pairs, window: int) -> pl.DataFrame:
+    curves: list[pl.DataFrame] = []
+    for run, base in pairs:
+        theirs = training_rows(base).select("step", base="loss")
+        both = training_rows(run).join(theirs, on="step", maintain_order="left")
+        gap = both.select(pl.col("loss") - pl.col("base")).to_series()
+        curves.append(both.select("step", "tokens", difference=_smooth(gap, window)))
+    gathered = (
+        pl.concat(curves)
+        .group_by("step", maintain_order=True)
+        .agg(pl.col("tokens").first(), pl.col("difference"), seeds=pl.len())
+        .filter(pl.col("seeds") == len(pairs))
+        .sort("step")
+    )
+    curve = _thinned(gathered)
+    found = [mean_and_error(values) for values in curve["difference"].to_list()]
+    mean = pl.Series([mean for mean, _ in found], dtype=pl.Float64)
+    error = pl.Series([error if len(pairs) > 1 else None for _, error in found], dtype=pl.Float64)
+    return curve.select("step", "tokens", difference=mean, low=mean - error, high=mean + error)
+
+
+def _smooth(losses: pl.Series, window: int) -> np.ndarray:
+    """Return the trailing mean of the losses that are numbers; NaN where a window has none."""
+    values = losses.fill_null(float("nan")).to_numpy()
+    counted = np.isfinite(values)
+    share = running_mean(counted, window)
+    total = running_mean(np.where(counted, values, 0.0), window)
+    return np.divide(total, share, out=np.full(len(values), np.nan), where=share > 0)
+
+
+def _thinned(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return a curve with at most so many of its points, the last among them."""
+    every = max(1, -(-len(frame) // _MOST_POINTS))
+    return frame[(len(frame) - 1) % every :: every]
+
+
+def followed(comparison: Comparison) -> pl.DataFrame:
+    """Return what variants followed over steps: a row a `figure`, `variant` and `step`.
+
+    `value` is the mean over the seeds (`seeds` of them) and `error` its standard error, NaN of one.
+    """
+    parts = [
+        run.followed.with_columns(variant=pl.lit(variant))
+        for variant in comparison.drawn
+        for run in comparison.curves(variant)
+    ]
+    cells: dict[tuple[str, str, int], list[float]] = {}
+    for part in parts:
+        for figure, variant, step, value in part.select(
+            "figure", "variant", "step", "value"
+        ).iter_rows():
+            cells.setdefault((figure, variant, step), []).append(value)
+    schema = {"figure": pl.String, "variant": pl.String, "step": pl.Int64, "value": pl.Float64,
+              "error": pl.Float64, "seeds": pl.Int64}  # fmt: skip
+    found = [(*key, *mean_and_error(values), len(values)) for key, values in cells.items()]
+    return pl.DataFrame(found, schema=schema, orient="row").sort(
+        "figure", "variant", "step", maintain_order=True
+    )
+
+
+@dataclass(frozen=True)
+class Growth:
+    """A variant's attention on BOS before the first step and at the end, over seeds."""
+
+    variant: str
+    before: Estimate
+    after: Estimate
+    change: Estimate
+    outcome: str
+    """It grows, shrinks, or neither is resolved: by the 95% interval of the paired change."""
+
+
+def sink_growth(comparison: Comparison) -> list[Growth]:
+    """Return how each variant's attention on BOS changed in training, where it was followed."""
+    found: list[Growth] = []
+    for variant in comparison.variants:
+        ends: list[tuple[float, float]] = []
+        for run in comparison.of(variant):
+            mass = run.followed.filter(pl.col("figure") == "bos_mass_other")["value"]
+            if len(mass) > 1:
+                ends.append((mass[0], mass[-1]))
+        if not ends:
+            continue
+        change = mean_and_error([after - before for before, after in ends])
+        outcome = "not resolved"
+        if abs(change[0]) > reach(change[1], len(ends)):
+            outcome = "grows" if change[0] > 0 else "shrinks"
+        before, after = (mean_and_error([*values]) for values in zip(*ends, strict=True))
+        found.append(Growth(variant, before, after, change, outcome))
+    return found
+
+
+def smoothing_window(comparison: Comparison) -> int:
+    """Return the steps to smooth over: the paper's 100, or a tenth of a shorter run."""
+    steps = min(run.config.train.steps for run in comparison.runs)
+    return max(1, min(100, steps // 10))
+
+
+def differing_fields(comparison: Comparison) -> list[tuple[str, list[str]]]:
+    """Return each configuration field that differs between variants, with each variant's value."""
+    runs = [comparison.of(variant)[0] for variant in comparison.variants]
+    tables = [dict(_flat(config_to_table(run.config))) for run in runs]
+    return [
+        (field, [_shown(table[field]) for table in tables])
+        for field in tables[0]
+        if field not in _EXPECTED and any(table[field] != tables[0][field] for table in tables)
+    ]
+
+
+def same_batches(comparison: Comparison) -> bool:
+    """Say whether runs of one seed saw the same tokens at the same step.
+
+    The order is a function of the seed, the training tokens, the length and the batch size.
+    """
+    orders = {
+        (run.config.train.length, run.config.train.batch_size, run.data.train_tokens)
+        for run in (*comparison.runs, *comparison.partial)
+    }
+    return len(orders) == 1
+
+
+def machines(comparison: Comparison) -> list[str]:
+    """Describe each different machine and version that finished runs were trained on."""
+    words = "{device_name}, {threads} threads; torch {torch}, Python {python}, wakeful {wakeful}"
+    return list(
+        dict.fromkeys(words.format_map(to_table(run.environment)) for run in comparison.runs)
+    )
+
+
+def _flat(table: Mapping[str, Any], place: str = "") -> list[tuple[str, Any]]:
+    rows: list[tuple[str, Any]] = []
+    for key, value in table.items():
+        where = f"{place}{key}"
+        rows += _flat(value, f"{where}.") if isinstance(value, Mapping) else [(where, value)]
+    return rows
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value:g}" if isinstance(value, float) else str(value)

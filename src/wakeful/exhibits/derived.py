@@ -1,0 +1,236 @@
+"""Measures that several exhibits need: of a run, of a run and its baseline, of all groups."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from wakeful.errors import WakefulError
+from wakeful.estimates import running_mean
+from wakeful.exhibits.figures import Curve, Seen
+from wakeful.variants import build_call
+
+Key = tuple[str, str, int]
+"""Group, row and seed."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """All that an exhibit's runs came to."""
+
+    baseline: str
+    places: Mapping[str, float]
+    """Where each group stands on the axis of groups, for those that stand anywhere."""
+    seen: Mapping[Key, Seen]
+
+    @cached_property
+    def groups(self) -> tuple[str, ...]:
+        """The groups that have runs, in order."""
+        return tuple(dict.fromkeys(group for group, _, _ in self.seen))
+
+    @cached_property
+    def rows(self) -> tuple[str, ...]:
+        """The rows that have runs, in order."""
+        return tuple(dict.fromkeys(row for _, row, _ in self.seen))
+
+    @cached_property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds, in order."""
+        return tuple(sorted({seed for _, _, seed in self.seen}))
+
+
+@dataclass(frozen=True)
+class At:
+    """One row of the results, with one seed."""
+
+    results: Results
+    group: str
+    row: str
+    seed: int
+
+    @property
+    def seen(self) -> Seen:
+        """What it came to."""
+        return self.results.seen[self.group, self.row, self.seed]
+
+    def curve(self, name: str) -> Curve | None:
+        """Return one of its curves, if it was measured."""
+        return self.seen.curves.get(name)
+
+    def of(self, *, group: str | None = None, row: str | None = None) -> "At | None":
+        """Return another row or group with the same seed, if it has been run."""
+        other = At(self.results, self.group if group is None else group, row or self.row, self.seed)
+        return other if (other.group, other.row, other.seed) in self.results.seen else None
+
+    @property
+    def base(self) -> "At | None":
+        """The baseline of the same group."""
+        return self.of(row=self.results.baseline)
+
+
+Measure = Callable[..., float | None]
+
+
+def figure_of(results: Results, group: str, row: str, seed: int, expression: str) -> float | None:
+    """Return a figure of one row with one seed: a plain one, or one of `DERIVED` with its options.
+
+    None where it was not run or not measured.
+
+    Raises:
+        WakefulError: the expression is neither a name nor a derived measure.
+    """
+    at = At(results, group, row, seed)
+    if (group, row, seed) not in results.seen:
+        return None
+    if expression.isidentifier() and expression not in DERIVED:
+        return at.seen.figures.get(expression)
+    return build_call("figure", DERIVED, expression, folder="routes")(at)
+
+
+def check_figure(expression: str) -> None:
+    """Raise `WakefulError` where an expression is neither a name nor a derived measure."""
+    if not expression.isidentifier() or expression in DERIVED:
+        build_call("figure", DERIVED, expression, folder="routes")
+
+
+def smoothed(values: np.ndarray) -> np.ndarray:
+    """Return the trailing mean over the paper's 100 steps, or a tenth of a shorter run."""
+    return running_mean(values, max(1, min(100, len(values) // 10)))
+
+
+def relative(at: At) -> Curve | None:
+    """Return the smoothed training loss minus the baseline's, at the steps both have."""
+    ours, base = at.curve("train_loss"), at.base
+    theirs = base.curve("train_loss") if base else None
+    if ours is None or theirs is None:
+        return None
+    steps, mine, other = np.intersect1d(ours[0], theirs[0], return_indices=True)
+    return (steps, smoothed(ours[1][mine] - theirs[1][other])) if len(steps) else None
+
+
+def train_loss(at: At, *, last: int = 50) -> float | None:
+    """Return the mean training loss of the last steps (fig. 5 of Value Residual Learning: 50)."""
+    curve = at.curve("train_loss")
+    return float(curve[1][-last:].mean()) if curve and len(curve[1]) else None
+
+
+def crossing(at: At) -> float | None:
+    """Return the step from which the smoothed training loss is never below the baseline's again.
+
+    The critical point of Value Residual Learning, fig. 14. A row that ends below the baseline has
+    not been surpassed: its crossing is the run's last step, a lower bound.
+    """
+    curve = relative(at)
+    if curve is None:
+        return None
+    below = np.flatnonzero(curve[1] < 0)
+    if not len(below):
+        return float(curve[0][0])
+    return float(curve[0][min(below[-1] + 1, len(curve[0]) - 1)])
+
+
+def data_saving(at: At) -> float | None:
+    """Return the share of the steps saved: 1 − the first step that ends the baseline's loss / all.
+
+    Both curves are smoothed training losses; negative, by extrapolation, it never is: a row that
+    does not reach the baseline's last loss saves nothing.
+    """
+    base = at.base
+    ours, theirs = at.curve("train_loss"), base.curve("train_loss") if base else None
+    if ours is None or theirs is None or not len(ours[1]) or not len(theirs[1]):
+        return None
+    target = smoothed(theirs[1])[-1]
+    reached = np.flatnonzero(smoothed(ours[1]) <= target)
+    return 1.0 - float(ours[0][reached[0]]) / float(ours[0][-1]) if len(reached) else 0.0
+
+
+def parameter_saving(at: At, *, figure: str = "loss") -> float | None:
+    """Return the share of parameters saved at equal loss, by a fit over the groups' sizes.
+
+    With L = a − b ln N through the baseline's runs of this seed, N' = exp((a − L_row) / b) is the
+    baseline's size of the row's loss, and 1 − N / N' what is saved. It needs two sizes.
+    """
+    sizes: list[float] = []
+    losses: list[float] = []
+    for group in at.results.groups:
+        base = at.of(group=group, row=at.results.baseline)
+        loss = base and figure_of(at.results, group, at.results.baseline, at.seed, figure)
+        if base and loss is not None:
+            sizes.append(base.seen.figures["parameters"])
+            losses.append(loss)
+    own = figure_of(at.results, at.group, at.row, at.seed, figure)
+    if len(set(sizes)) < 2 or own is None:
+        return None
+    slope, start = np.polyfit(np.log(sizes), losses, 1)
+    if slope >= 0:  # no more parameters, no lower loss: there is nothing to read a size from
+        return None
+    equal = math.exp(min(700.0, (own - start) / slope))
+    return 1.0 - at.seen.figures["parameters"] / equal
+
+
+def layers(
+    at: At, *, metric: str, variant: str = "paper", position: str = "all", part: str = "all"
+) -> float | None:
+    """Return the mean of a metric over layers: all of them, the first half or the last ("late")."""
+    curve = at.curve(f"{metric}/{variant}/{position}")
+    if curve is None or not len(curve[1]):
+        return None
+    half = len(curve[1]) // 2
+    if part not in ("all", "early", "late"):
+        raise WakefulError(f"part must be all, early or late, got {part!r}")
+    chosen = {"all": curve[1], "early": curve[1][:half], "late": curve[1][half:]}[part]
+    return float(chosen.mean()) if len(chosen) else None
+
+
+def deepening(
+    at: At, *, metric: str, variant: str = "paper", position: str = "all"
+) -> float | None:
+    """Return a metric's mean over the last half of the layers minus that over the first half."""
+    found = [
+        layers(at, metric=metric, variant=variant, position=position, part=part)
+        for part in ("late", "early")
+    ]
+    late, early = found
+    return None if late is None or early is None else late - early
+
+
+def lazy_layers(at: At, *, rank: float = 2.0) -> float | None:
+    """Return the share of layers in which no head's rank is above `rank`."""
+    curve = at.curve("rank/paper/all")
+    return float((curve[1] <= rank).mean()) if curve is not None and len(curve[1]) else None
+
+
+def extreme(
+    at: At, *, metric: str, variant: str = "paper", position: str = "first", least: bool = False
+) -> float | None:
+    """Return the largest of a metric over layers, or the least."""
+    curve = at.curve(f"{metric}/{variant}/{position}")
+    if curve is None or not len(curve[1]):
+        return None
+    return float(curve[1].min() if least else curve[1].max())
+
+
+DERIVED: dict[str, Measure] = {
+    "train_loss": train_loss,
+    "crossing": crossing,
+    "data_saving": data_saving,
+    "parameter_saving": parameter_saving,
+    "layers": layers,
+    "deepening": deepening,
+    "lazy_layers": lazy_layers,
+    "extreme": extreme,
+}
+"""By the name that exhibits write."""
+
+
+def tidy(results: Results, expressions: list[str]) -> list[dict[str, Any]]:
+    """Return a row a group, row, seed and figure that was measured."""
+    return [
+        {"group": group, "row": row, "seed": seed, "figure": name, "value": value}
+        for group, row, seed in results.seen
+        for name in expressions
+        if (value := figure_of(results, group, row, seed, name)) is not None
+    ]

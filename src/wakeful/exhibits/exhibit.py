@@ -1,0 +1,282 @@
+"""Papers' exhibits as data: what is compared, what is measured, claimed and published.
+
+A folder of `papers` is a paper, with `paper.toml` for what its exhibits share, and a TOML file an
+exhibit, called "paper/file": `value-residual/fig6`. Figures are the papers' own. A row is a
+variant, by the name that it is trained under; a column is a figure of a run (`figures`), whose
+paper values count as equal where they differ by no more than the share `same`. A direction
+("lower", "higher", "same") stands where no figure is at hand. An exhibit without claims of its own
+claims every direction of its table.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from importlib.resources.abc import Traversable
+from typing import Any, Literal
+
+from wakeful.config.tables import Table, from_table, merged, parse_toml
+from wakeful.errors import WakefulError, nearest
+
+Direction = Literal["lower", "higher", "same"]
+Claimed = Literal["lower", "higher", "same", "not higher"]
+Scale = Literal["tiny", "small", "paper"]
+_PAPERS = resources.files("wakeful.exhibits") / "papers"
+_SHARED = "paper.toml"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A figure, its heading, and how far apart equal ones may be, as a share."""
+
+    figure: str
+    title: str
+    same: float
+
+
+@dataclass(frozen=True)
+class PublishedTable:
+    """A table of a paper; cells it leaves empty are not in `cells`."""
+
+    title: str
+    note: str
+    baseline: str
+    columns: tuple[Column, ...]
+    labels: dict[str, str]
+    """Each row's words, by variant, in the paper's order."""
+    cells: dict[tuple[str, str], float | Direction]
+    """By variant and figure."""
+    grows: tuple[str, ...] = ()
+    """Variants whose attention on BOS the paper saw grow in training."""
+    unjudged: tuple[str, ...] = ()
+    """Variants that are shown and not judged; the note says why."""
+
+    def direction(self, variant: str, column: Column) -> Direction | None:
+        """Return how the paper's row differs from its baseline; None where it does not say."""
+        cell = self.cells.get((variant, column.figure))
+        base = self.cells.get((self.baseline, column.figure))
+        if variant in (self.baseline, *self.unjudged) or cell is None:
+            return None
+        if isinstance(cell, str):
+            return cell
+        if not isinstance(base, int | float):
+            return None
+        if abs(cell / base - 1) <= column.same:
+            return "same"
+        return "lower" if cell < base else "higher"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A sentence of the paper's, as a comparison of two figures of the same seed.
+
+    It is of `figure` of `row` in `group` minus that of `than` in `than_group`, or minus `least`.
+    """
+
+    says: str
+    row: str
+    direction: Claimed
+    figure: str = "loss"
+    group: str = ""
+    """Empty: every group, each by itself."""
+    than: str = ""
+    """The other row. Empty: the baseline, or the same row where another group is named."""
+    than_group: str = ""
+    """The other group. Empty: the same."""
+    than_value: float | None = None
+    """A number to compare with instead of a row."""
+    published: float | None = None
+    """The paper's difference, where it prints one."""
+    same: float = 0.05
+    """For the directions "same" and "not higher": the share of the other figure that is no
+    difference."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Rows that are compared among themselves: of one size, length or learning rate."""
+
+    label: str
+    at: float | None = None
+    """Where the group stands on the axis of groups."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """What its runs have in place of the others' configuration."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heirs:
+    """An inheritance: arms that start from blocks of a trained reference."""
+
+    keep: float = 0.5
+    """Share of the reference's layers that the arms have."""
+    baseline: tuple[str, ...] = ()
+    """The arms beside the heir."""
+    steps: float = 1.0
+    """Steps of an arm, as a share of the reference's."""
+    grow: float = 0.0
+    """Share of the reference's layers that each round adds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Spec:
+    """An exhibit's file."""
+
+    title: str
+    claim: str
+    note: str = ""
+    needs: str = ""
+    formerly: str = ""
+    baseline: str = "vanilla"
+    columns: Mapping[str, Mapping[str, str | float]] = field(default_factory=dict)
+    rows: Mapping[str, Mapping[str, str | float]] = field(default_factory=dict)
+    grows: tuple[str, ...] = ()
+    unjudged: tuple[str, ...] = ()
+    draw: tuple[str, ...] = ()
+    compare: str | dict[str, Any] = ""
+    groups: Mapping[str, Group] = field(default_factory=dict)
+    inherit: Heirs | None = None
+    looks: int = 0
+    scales: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    claims: tuple[Claim, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exhibit:
+    """A figure or table of a paper."""
+
+    name: str
+    """PAPER/EXHIBIT."""
+    paper: str
+    """The paper's title."""
+    claim: str
+    """What the paper says it shows, in a sentence."""
+    needs: str
+    """What is missing here to run it; empty where nothing is."""
+    formerly: str
+    """What its published table was called in older runs."""
+    table: PublishedTable
+    draw: tuple[str, ...]
+    """The drawings of its page, by `pages.reproduction.DRAWINGS`."""
+    compare: str | dict[str, Any]
+    """A preset with variants, or a table like one: what is trained, in the paper's own numbers."""
+    groups: Mapping[str, Group]
+    inherit: Heirs | None
+    looks: int
+    """Validation windows on which the trained models' layers are looked at; 0: none."""
+    scales: Mapping[str, Table]
+    """Fields in place of the paper's, by the scale's name."""
+    claims: tuple[Claim, ...]
+
+    @property
+    def title(self) -> str:
+        """What the exhibit is called."""
+        return self.table.title
+
+
+def exhibit_names() -> tuple[str, ...]:
+    """Return every exhibit's name, paper by paper in the order of the exhibits' numbers."""
+    found = (
+        f"{paper.name}/{entry.name.removesuffix('.toml')}"
+        for paper in _PAPERS.iterdir()
+        if paper.is_dir()
+        for entry in paper.iterdir()
+        if entry.name.endswith(".toml") and entry.name != _SHARED
+    )
+    return tuple(sorted(found, key=_natural))
+
+
+def exhibit(name: str) -> Exhibit:
+    """Return an exhibit by its name.
+
+    Raises:
+        WakefulError: there is none of that name.
+    """
+    if name not in exhibit_names():
+        raise WakefulError(
+            f"there is no exhibit {name[:80]!r}{nearest(name, exhibit_names())}; wakeful reproduce "
+            "lists them"
+        )
+    return _read(name)
+
+
+def layout_names() -> tuple[str, ...]:
+    """Return the names by which a comparison asks for a published table, older ones too."""
+    names = exhibit_names()
+    return (*names, *(found for name in names if (found := _read(name).formerly)))
+
+
+def published(name: str) -> PublishedTable:
+    """Return an exhibit's table, by the exhibit's name or the one that older runs have.
+
+    Raises:
+        WakefulError: there is none of that name.
+    """
+    for known in exhibit_names():
+        if name in (known, _read(known).formerly):
+            return _read(known).table
+    raise WakefulError(
+        f"no published table {name[:80]!r}{nearest(name, layout_names())}; wakeful reproduce lists "
+        "them"
+    )
+
+
+@cache
+def _read(name: str) -> Exhibit:
+    paper, _, file = name.partition("/")
+    shared = _toml(_PAPERS / paper / _SHARED)
+    spec: _Spec = from_table(_Spec, _toml(_PAPERS / paper / f"{file}.toml"))
+    columns = tuple(
+        Column(figure, str(entry["title"]), float(entry["same"]))
+        for figure, entry in spec.columns.items()
+    )
+    cells: dict[tuple[str, str], Any] = {
+        (variant, key): cell
+        for variant, row in spec.rows.items()
+        for key, cell in row.items()
+        if key != "label"
+    }
+    table = PublishedTable(
+        spec.title, spec.note, spec.baseline, columns,
+        {variant: str(row["label"]) for variant, row in spec.rows.items()}, cells,
+        grows=spec.grows, unjudged=spec.unjudged,
+    )  # fmt: skip
+    scales = {
+        scale: merged(shared.get("scales", {}).get(scale, {}), spec.scales.get(scale, {}))
+        for scale in ("tiny", "small", "paper")
+    }
+    return Exhibit(
+        name=name, paper=shared["title"], claim=spec.claim, needs=spec.needs,
+        formerly=spec.formerly, table=table, draw=spec.draw, compare=spec.compare,
+        groups=spec.groups, inherit=spec.inherit, looks=spec.looks, scales=scales,
+        claims=spec.claims or tuple(_claims(table)),
+    )  # fmt: skip
+
+
+def _claims(table: PublishedTable) -> Iterator[Claim]:
+    """Yield each direction of a table as a claim."""
+    for row, label in table.labels.items():
+        for column in table.columns:
+            direction = table.direction(row, column)
+            if direction is None:
+                continue
+            cell, base = (table.cells.get((name, column.figure)) for name in (row, table.baseline))
+            published = None
+            if isinstance(cell, int | float) and isinstance(base, int | float):
+                published = cell - base
+            yield Claim(
+                says=f"{label}: {column.title}", row=row, direction=direction,
+                figure=column.figure, published=published, same=column.same,
+            )  # fmt: skip
+
+
+def _toml(file: Traversable) -> Table:
+    return parse_toml(file.read_bytes(), file.name)
+
+
+def _natural(name: str) -> tuple[str, str, int, str]:
+    """Order fig2 before fig10, and figures before tables."""
+    paper, _, file = name.partition("/")
+    word = file.rstrip("-abcdefghijklmnopqrstuvwxyz")
+    letters = word.rstrip("0123456789")
+    number = word[len(letters) :]
+    return paper, letters, int(number or 0), file

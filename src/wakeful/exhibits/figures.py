@@ -1,0 +1,132 @@
+"""What a run came to, as plain figures and as curves, whatever kind of run it was."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import polars as pl
+
+from wakeful.comparison.reading import TrainedRun
+from wakeful.comparison.tables import training_rows
+from wakeful.estimates import perplexity, weighted_mean
+from wakeful.growth.outcome import Arm
+from wakeful.probes.base import Frame, block_outputs
+
+Curve = tuple[np.ndarray, np.ndarray]
+"""Where it was measured, and what."""
+_INCREASE = "increase_"
+_FORMER_NAMES = {
+    "first_key_share_without_row_0": "first_key_share",
+    "first_key_mass_with_row_0": "first_key_mass",
+}
+"""What older runs logged these figures as. Their means over layers count the embedding too."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One row of an exhibit with one seed."""
+
+    figures: Mapping[str, float]
+    curves: Mapping[str, Curve] = field(default_factory=dict)
+    """`train_loss` and `validation_loss` by step, and `METRIC/VARIANT/POSITION` by layer."""
+
+
+def figure(run: TrainedRun, name: str) -> float | None:
+    """Return one figure of a run; None where the run did not measure it.
+
+    `loss` and `perplexity` of the whole validation set, and of a task `excess_loss`;
+    `increase_SCHEME`, its increase by quantization; `parameters`; `cache_bytes` a token;
+    `steps_per_second`; `training_megabytes`, a GPU's peak, or else the weights, their gradients and
+    the optimizer's state; and whatever `[train.diagnose]` logs, such as `kurtosis_rest`.
+    """
+    summary = run.summary
+    if name.startswith(_INCREASE):
+        return summary.quantization.get(name.removeprefix(_INCREASE), {}).get("increase")
+    if name in _PLAIN:
+        return _PLAIN[name](run)
+    found = summary.diagnosis.get(name)
+    return summary.diagnosis.get(_FORMER_NAMES.get(name, "")) if found is None else found
+
+
+def counting_the_embedding(runs: tuple[TrainedRun, ...]) -> list[str]:
+    """Return the variants with runs that logged means over layers with the embedding among them."""
+    former = _FORMER_NAMES.values()
+    found = (
+        run.variant
+        for run in runs
+        if any(run.summary.diagnosis.get(name) is not None for name in former)
+    )
+    return list(dict.fromkeys(found))
+
+
+def seen_of_run(run: TrainedRun, layers: Frame | None = None) -> Seen:
+    """Return a finished training run's figures and curves, those of its layers if looked at."""
+    schemes = (f"{_INCREASE}{scheme}" for scheme in run.summary.quantization)
+    names = [*_PLAIN, *run.summary.diagnosis, *schemes]
+    figures = {name: value for name in names if (value := figure(run, name)) is not None}
+    figures |= {"tokens": float(run.summary.tokens), "seconds": run.summary.seconds}
+    rows = training_rows(run).drop_nulls("loss")
+    tests = run.metrics.filter(pl.col("kind") == "validation").unique("step", keep="last")
+    tests = tests.sort("step").drop_nulls("loss")
+    curves = {
+        "train_loss": (rows["step"].to_numpy(), rows["loss"].to_numpy()),
+        "validation_loss": (tests["step"].to_numpy(), tests["loss"].to_numpy()),
+    }
+    return Seen(figures, curves | ({} if layers is None else of_layers(layers)))
+
+
+def seen_of_arm(arm: Arm, layers: Frame | None = None) -> Seen:
+    """Return the figures and curves of an heir or a baseline, those of its layers if looked at."""
+    figures = {
+        "loss": arm.loss,
+        "start_loss": arm.start_loss,
+        "parameters": float(arm.parameters),
+        "tokens": float(arm.tokens),
+        "seconds": arm.seconds,
+        "minus_reference": arm.minus_reference,
+    }
+    last = {point.step: point.loss for point in arm.curve}
+    steps = np.array(sorted(last), dtype=np.float64)
+    curve = np.array([last[step] for step in sorted(last)])
+    curves = {"validation_loss": (steps, curve)}
+    return Seen(figures, curves | ({} if layers is None else of_layers(layers)))
+
+
+def of_layers(frame: Frame) -> dict[str, Curve]:
+    """Return each metric of layers, `METRIC/VARIANT/POSITION`, by the layer's number from 1."""
+    rows = block_outputs(frame).filter(pl.col("head").is_null())
+    found: dict[str, Curve] = {}
+    for key, part in rows.group_by("metric", "variant", "position", maintain_order=True):
+        measured = part.drop_nulls("value").sort("layer")
+        layers = measured["layer"].to_numpy() + 1
+        found["/".join(map(str, key))] = (layers, measured["value"].to_numpy())
+    return found
+
+
+def _loss(run: TrainedRun) -> float:
+    return weighted_mean(run.validation["loss"], run.validation["tokens"])[0]
+
+
+def _steps_per_second(run: TrainedRun) -> float:
+    tokens_a_step = run.config.train.batch_size * run.config.train.length
+    return run.summary.tokens_per_second / tokens_a_step
+
+
+def _megabytes(sizes: Mapping[str, int]) -> float | None:
+    if "peak" in sizes:
+        return sizes["peak"] / 1e6
+    if not {"weights", "optimizer"} <= sizes.keys():
+        return None
+    # A gradient takes what its weight does.
+    return (2 * sizes["weights"] + sizes["optimizer"]) / 1e6
+
+
+_PLAIN: dict[str, Callable[[TrainedRun], float | None]] = {
+    "loss": _loss,
+    "perplexity": lambda run: perplexity(_loss(run)),
+    "excess_loss": lambda run: run.summary.validation.excess_loss,
+    "parameters": lambda run: float(run.summary.parameters.total),
+    "cache_bytes": lambda run: float(run.summary.kv_cache_bytes_per_token),
+    "steps_per_second": _steps_per_second,
+    "training_megabytes": lambda run: _megabytes(run.summary.bytes),
+}

@@ -1,0 +1,159 @@
+"""A comparison laid out as a paper's table, with what it says of the paper's directions."""
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+from wakeful.comparison.reading import Comparison
+from wakeful.comparison.tables import Growth, sink_growth
+from wakeful.errors import WakefulError
+from wakeful.estimates import Estimate, mean_and_error
+from wakeful.exhibits.exhibit import (
+    Column,
+    Direction,
+    PublishedTable,
+    layout_names,
+    published,
+)
+from wakeful.exhibits.figures import figure
+from wakeful.exhibits.judge import Outcome, outcome_of
+
+_GROWN: dict[str, Outcome] = {
+    "grows": "confirmed",
+    "shrinks": "reversed",
+    "not resolved": "not resolved",
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A figure's mean over seeds, its difference to the baseline's, and the paper's word on it."""
+
+    value: Estimate | None
+    """None where no run measured it."""
+    difference: Estimate | None
+    """Paired over seeds; None for the baseline and where there is none to pair with."""
+    printed: float | None
+    """The paper's figure."""
+    direction: Direction | None
+    """How the paper's differs from its baseline."""
+    outcome: Outcome | None
+    """None where the paper has no direction."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A variant's cells, in the order of the table's columns."""
+
+    variant: str
+    label: str
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """A published table with measured figures in its place."""
+
+    published: PublishedTable
+    rows: tuple[Row, ...]
+    missing: tuple[str, ...]
+    """Rows of the paper that the comparison does not have."""
+    growth: tuple[Growth, ...] = ()
+    """Of the variants in which the paper saw a sink grow."""
+
+    @property
+    def outcomes(self) -> Counter[Outcome]:
+        """How many of the paper's directions are confirmed, reversed and not resolved."""
+        found: Counter[Outcome] = Counter()
+        for growth in self.growth:
+            found[_GROWN[growth.outcome]] += 1
+        for row in self.rows:
+            for cell in row.cells:
+                if cell.outcome is not None:
+                    found[cell.outcome] += 1
+        return found
+
+    @property
+    def sentences(self) -> list[str]:
+        """One sentence for every cell that the paper gives a direction."""
+        grown = [
+            f"{self.published.labels[each.variant]}: a sink grows in the paper, attention on BOS "
+            f"{each.change[0]:+.3g}{_spread(each.change[1])} here: {_GROWN[each.outcome]}."
+            for each in self.growth
+        ]
+        return grown + [
+            f"{row.label}: {column.title} {_says(cell)}"
+            for row in self.rows
+            for column, cell in zip(self.published.columns, row.cells, strict=True)
+            if cell.outcome is not None
+        ]
+
+
+def paper_tables(comparison: Comparison) -> list[PaperTable]:
+    """Return a comparison as each published table that it names.
+
+    A direction is judged by the paired difference over seeds, as `judge.outcome_of` does; `same` is
+    within the share that the table calls the same.
+
+    Raises:
+        WakefulError: the comparison names a table that does not exist.
+    """
+    known = layout_names()
+    for name in comparison.layouts:
+        if name not in known:
+            raise WakefulError(f"{comparison.name}: layouts in run.json cannot hold {name!r}")
+    return [_table(comparison, published(name)) for name in comparison.layouts]
+
+
+def _table(comparison: Comparison, layout: PublishedTable) -> PaperTable:
+    rows: list[Row] = []
+    missing: list[str] = []
+    for variant, label in layout.labels.items():
+        if variant in comparison.variants:
+            cells = (_cell(comparison, layout, variant, column) for column in layout.columns)
+            rows.append(Row(variant, label, tuple(cells)))
+        else:
+            missing.append(label)
+    growth = (each for each in sink_growth(comparison) if each.variant in layout.grows)
+    return PaperTable(layout, tuple(rows), tuple(missing), tuple(growth))
+
+
+def _cell(comparison: Comparison, layout: PublishedTable, variant: str, column: Column) -> Cell:
+    printed = layout.cells.get((variant, column.figure))
+    direction = layout.direction(variant, column)
+    values = _by_seed(comparison, variant, column.figure)
+    base = _by_seed(comparison, layout.baseline, column.figure)
+    both = [seed for seed in values if seed in base]
+    difference = None
+    if variant != layout.baseline and both:
+        difference = mean_and_error([values[seed] - base[seed] for seed in both])
+    outcome: Outcome | None = None
+    if direction is not None:
+        margin = column.same * abs(mean_and_error([*base.values()])[0]) if base else 0.0
+        outcome = outcome_of(direction, difference, len(both), margin)
+    return Cell(
+        value=mean_and_error([*values.values()]) if values else None,
+        difference=difference,
+        printed=printed if isinstance(printed, int | float) else None,
+        direction=direction,
+        outcome=outcome,
+    )
+
+
+def _by_seed(comparison: Comparison, variant: str, name: str) -> dict[int, float]:
+    if variant not in comparison.variants:
+        return {}
+    found = {run.seed: figure(run, name) for run in comparison.of(variant)}
+    return {seed: value for seed, value in found.items() if value is not None}
+
+
+def _says(cell: Cell) -> str:
+    expected = "the same" if cell.direction == "same" else cell.direction
+    if cell.difference is None:
+        return f"{expected} in the paper, not measured here: not resolved."
+    difference, error = cell.difference
+    return f"{expected} in the paper, {difference:+.3g}{_spread(error)} here: {cell.outcome}."
+
+
+def _spread(error: float) -> str:
+    return "" if math.isnan(error) else f" ± {error:.3g}"

@@ -1,0 +1,369 @@
+"""The page of a reproduced exhibit: drawn as the paper draws it, ours beside the published."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import numpy as np
+import polars as pl
+
+from wakeful.comparison.reading import TrainedRun
+from wakeful.config.schema import config_to_toml
+from wakeful.display import duration
+from wakeful.estimates import mean_and_error, with_error
+from wakeful.exhibits.derived import At, Results, figure_of, relative
+from wakeful.exhibits.exhibit import Exhibit
+from wakeful.exhibits.figures import Curve
+from wakeful.exhibits.judge import Verdict
+from wakeful.exhibits.plan import H100, Plan
+from wakeful.pages.charts import DASHES, PALETTE, Drawing, colored, dashed, line_at, rounded, tip
+from wakeful.pages.page import write_page
+from wakeful.variants import build_call
+
+_MOST_POINTS = 400
+_BAND = 0.16
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the first run says of all: text, machine, arithmetic."""
+
+    text: str
+    train_tokens: int
+    validation_tokens: int
+    vocab_size: int
+    machine: str
+    dtype: str
+
+    @classmethod
+    def of(cls, run: TrainedRun) -> "Facts":
+        """Return the facts of a finished run."""
+        return cls(
+            run.data.text, run.data.train_tokens, run.data.validation_tokens, run.data.vocab_size,
+            f"{run.environment.device_name}, {run.environment.threads} threads; torch "
+            f"{run.environment.torch}, wakeful {run.environment.wakeful}",
+            run.config.train.dtype,
+        )  # fmt: skip
+
+
+def headline(plan: Plan, facts: Facts) -> str:
+    """Return the scale in words: a verdict never speaks for another."""
+    return (
+        f"{plan.scale} scale: {plan.parameters / 1e6:,.2f}M parameters, {plan.tokens:,} tokens of "
+        f"{facts.text}, {len(plan.seeds)} seed{'s' if len(plan.seeds) > 1 else ''}"
+    )
+
+
+def sentence(verdict: Verdict) -> str:
+    """Return a claim, what was found and the verdict, in a line."""
+    where = f" ({verdict.group})" if verdict.group else ""
+    return f"{verdict.says}{where}: {_found(verdict)}: {verdict.outcome}."
+
+
+def _found(verdict: Verdict) -> str:
+    if verdict.difference is None:
+        return "not measured"
+    error = math.nan if verdict.error is None else verdict.error
+    found = with_error(verdict.difference, error, "+").replace("-", "−")
+    return found if verdict.error is not None else f"{found}, one seed"
+
+
+def write_reproduction(
+    path: Path, plan: Plan, results: Results, verdicts: Sequence[Verdict], facts: Facts
+) -> Path:
+    """Write the page of an exhibit; an old page stays until the new one is whole."""
+    exhibit = plan.exhibit
+    configs = {
+        " ".join(filter(None, (job.group, job.row))): config_to_toml(job.config)
+        for job in plan.jobs
+    }
+    counts = {
+        name: sum(each.outcome == name for each in verdicts)
+        for name in ("confirmed", "reversed", "not resolved")
+    }
+    return write_page(
+        path,
+        "reproduction",
+        title=f"{exhibit.paper}: {exhibit.title}",
+        exhibit=exhibit,
+        headline=headline(plan, facts),
+        counts=counts,
+        verdicts=verdicts,
+        found=[_found(each) for each in verdicts],
+        words={"loss": "validation loss"}
+        | {column.figure: column.title for column in exhibit.table.columns},
+        charts=drawings(exhibit, results),
+        tables=_tables(exhibit, results),
+        facts=facts,
+        plan=plan,
+        here=duration(sum(seen.figures.get("seconds", 0.0) for seen in results.seen.values())),
+        hours=plan.operations / H100 / 3600,
+        configs=configs,
+    )
+
+
+def _tables(exhibit: Exhibit, results: Results) -> list[tuple[str, list[str], list[Any]]]:
+    """Return a table a group: its heading, the columns and the rows with ours and the paper's."""
+    columns = [(column.figure, column.title) for column in exhibit.table.columns]
+    if "loss" not in [name for name, _ in columns]:
+        columns.insert(0, ("loss", "validation loss"))
+    found = []
+    for group in results.groups:
+        rows = []
+        for row in results.rows:
+            if not any((group, row, seed) in results.seen for seed in results.seeds):
+                continue
+            cells = []
+            for name, _ in columns:
+                values = _values(results, group, row, name)
+                printed = exhibit.table.cells.get((_named(exhibit, group, row), name))
+                cells.append((
+                    mean_and_error(values) if values else None,
+                    printed if isinstance(printed, int | float) else None,
+                ))  # fmt: skip
+            rows.append((exhibit.table.labels.get(row, row), cells))
+        label = exhibit.groups[group].label if group in exhibit.groups else ""
+        found.append((label, [title for _, title in columns], rows))
+    return found
+
+
+def _named(exhibit: Exhibit, group: str, row: str) -> str:
+    """Return what the published cells of a row are called: GROUP.ROW where there are groups."""
+    named = f"{group}.{row}"
+    return named if any(key == named for key, _ in exhibit.table.cells) else row
+
+
+def _values(results: Results, group: str, row: str, figure: str) -> list[float]:
+    found = (figure_of(results, group, row, seed, figure) for seed in results.seeds)
+    return [value for value in found if value is not None]
+
+
+def drawings(exhibit: Exhibit, results: Results) -> list[tuple[str, Drawing]]:
+    """Return the exhibit's charts, a title and a drawing each, of what was measured."""
+    found: list[tuple[str, Drawing]] = []
+    for expression in exhibit.draw:
+        draw = build_call("draw", DRAWINGS, expression, folder="routes")
+        found += draw(_Names(exhibit, results))
+    return found
+
+
+@dataclass(frozen=True)
+class _Names:
+    """An exhibit's results with the words and colors of its rows."""
+
+    exhibit: Exhibit
+    results: Results
+
+    def label(self, row: str) -> str:
+        return self.exhibit.table.labels.get(row, row)
+
+    def group(self, group: str) -> str:
+        return self.exhibit.groups[group].label if group in self.exhibit.groups else group
+
+    @property
+    def labels(self) -> list[str]:
+        return [self.label(row) for row in self.results.rows]
+
+    def color(self, **more: Any) -> alt.Color:
+        return colored("row", self.labels, **more)
+
+    def dash(self) -> Any:
+        labels = self.labels
+        dashes = [DASHES[(n + n // len(PALETTE)) % len(DASHES)] for n in range(len(labels))]
+        return dashed("row", labels, dashes)
+
+
+Draw = Callable[..., list[tuple[str, Drawing]]]
+
+
+def relative_loss(names: _Names) -> list[tuple[str, Drawing]]:
+    """Draw the smoothed training loss minus the baseline's over steps, a chart a group."""
+    base = names.results.baseline
+    return _curves(
+        names, lambda at: None if at.row == base else relative(at), "step",
+        f"training loss minus {names.label(base)} (nats)", zero=True,
+    )  # fmt: skip
+
+
+def losses(names: _Names, *, curve: str = "validation_loss") -> list[tuple[str, Drawing]]:
+    """Draw a loss over steps, a chart a group."""
+    title = curve.replace("_", " ") + " (nats a token)"
+    return _curves(names, lambda at: at.curve(curve), "step", title)
+
+
+def over_layers(
+    names: _Names, *, metric: str, variant: str = "paper", position: str = "all", title: str = ""
+) -> list[tuple[str, Drawing]]:
+    """Draw a metric over the layers of the trained models."""
+    name = f"{metric}/{variant}/{position}"
+    return _curves(names, lambda at: at.curve(name), "layer", title or metric.replace("_", " "))
+
+
+def over_groups(
+    names: _Names, *, figure: str = "loss", title: str = "", log: bool = False
+) -> list[tuple[str, Drawing]]:
+    """Draw a figure over the place of the groups, such as length or size, ± one standard error."""
+    results = names.results
+    rows = [
+        {"row": names.label(row), "x": place, **_spread(_values(results, group, row, figure))}
+        for group, place in results.places.items()
+        for row in results.rows
+        if _values(results, group, row, figure)
+    ]
+    if not rows:
+        return []
+    scale = alt.Scale(type="log") if log else alt.Scale(zero=False)
+    x = alt.X("x:Q", title=None, scale=alt.Scale(type="log"))
+    y = alt.Y("y:Q", title=title or figure, scale=scale)
+    frame = rounded(pl.DataFrame(rows))
+    base = alt.Chart(frame).encode(x=x, color=names.color())
+    lines = base.mark_line(point=True).encode(
+        y=y, strokeDash=names.dash(), tooltip=["row:N", "x:Q", tip("y", ".4f")]
+    )
+    bars = base.mark_rule().encode(y=alt.Y("low:Q"), y2="high:Q")
+    chart = alt.layer(bars, lines).properties(height=280, width="container")
+    chart = chart.resolve_legend(color="independent", strokeDash="independent")
+    return [(title or figure, chart)]
+
+
+def bars(
+    names: _Names, *, figure: str = "loss", title: str = "", against: bool = True
+) -> list[tuple[str, Drawing]]:
+    """Draw a figure of each row ± one standard error, paired differences to the baseline's.
+
+    The paper's own stand beside them as open diamonds, where it prints them.
+    """
+    results, base = names.results, names.results.baseline
+    found: list[tuple[str, Drawing]] = []
+    for group in results.groups:
+        rows = []
+        for row in results.rows:
+            values = _paired(results, group, row, figure) if against else None
+            values = _values(results, group, row, figure) if values is None else values
+            if not values or (against and row == base):
+                continue
+            rows.append({"row": names.label(row), **_spread(values),
+                         "paper": _printed(names, group, row, figure, against)})  # fmt: skip
+        if not rows:
+            continue
+        axis = title or figure
+        axis = f"{axis} minus {names.label(base)}" if against else axis
+        frame = rounded(pl.DataFrame(rows, schema_overrides={"paper": pl.Float64}))
+        y = alt.Y("row:N", title=None, sort=names.labels)
+        shown = alt.Chart(frame).encode(y=y)
+        points = shown.mark_point(filled=True, size=90, opacity=1).encode(
+            x=alt.X(
+                "y:Q", title=axis, scale=alt.Scale(zero=against), axis=alt.Axis(tickCount=8)
+            ),
+            color=names.color(legend=None),
+            tooltip=["row:N", tip("y", "+.4f"), tip("paper", "+.4f")],
+        )  # fmt: skip
+        rules = shown.mark_rule(strokeWidth=2).encode(
+            x=alt.X("low:Q"), x2="high:Q", color=names.color(legend=None)
+        )
+        layers: list[Any] = [line_at("x", 0.0, "zero")] if against else []
+        layers += [rules, points]
+        if frame["paper"].drop_nulls().len():
+            layers.append(
+                shown.transform_filter("datum.paper !== null")
+                .mark_point(shape="diamond", filled=False, size=110, color="#7F7F7F")
+                .encode(x="paper:Q")
+            )
+        chart = alt.layer(*layers).properties(height=34 * len(rows), width="container")
+        found.append((" ".join(filter(None, (names.group(group), axis))), chart))
+    return found
+
+
+DRAWINGS: dict[str, Draw] = {
+    "relative_loss": relative_loss,
+    "losses": losses,
+    "over_layers": over_layers,
+    "over_groups": over_groups,
+    "bars": bars,
+}
+"""By the name that exhibits write."""
+
+
+def _curves(
+    names: _Names, curve: Callable[[At], Curve | None], x: str, title: str, *, zero: bool = False
+) -> list[tuple[str, Drawing]]:
+    found: list[tuple[str, Drawing]] = []
+    results = names.results
+    for group in results.groups:
+        frames = []
+        for row in results.rows:
+            curves = [
+                drawn
+                for seed in results.seeds
+                if (group, row, seed) in results.seen
+                and (drawn := curve(At(results, group, row, seed))) is not None
+                and len(drawn[0])
+            ]
+            if curves:
+                frames.append(_mean(curves).with_columns(row=pl.lit(names.label(row))))
+        if not frames:
+            continue
+        frame = rounded(pl.concat(frames))
+        axis = alt.X("x:Q", title=x, axis=alt.Axis(tickMinStep=1, tickCount=8))
+        color = names.color()
+        lines = alt.Chart(frame).mark_line(strokeWidth=2, point=x == "layer").encode(
+            x=axis, y=alt.Y("y:Q", title=title, scale=alt.Scale(zero=False)), color=color,
+            strokeDash=names.dash(), tooltip=["row:N", "x:Q", tip("y", ".4f")],
+        )  # fmt: skip
+        band = alt.Chart(frame.drop_nulls("low")).mark_area(opacity=_BAND)
+        layers: list[Any] = [line_at("y", 0.0, "zero")] if zero else []
+        layers += [
+            band.encode(x=axis, y="low:Q", y2="high:Q", color=names.color(legend=None)),
+            lines,
+        ]
+        chart = alt.layer(*layers).properties(height=300, width="container")
+        chart = chart.resolve_legend(color="independent", strokeDash="independent")
+        found.append((" ".join(filter(None, (names.group(group), title))), chart))
+    return found
+
+
+def _mean(curves: Sequence[Curve]) -> pl.DataFrame:
+    """Return the mean over seeds at the places that all have, ± one standard error."""
+    shared = curves[0][0]
+    for place, _ in curves[1:]:
+        shared = np.intersect1d(shared, place)
+    every = max(1, -(-len(shared) // _MOST_POINTS))
+    shared = shared[(len(shared) - 1) % every :: every]
+    values = np.array([y[np.searchsorted(x, shared)] for x, y in curves])
+    spread = [_spread(list(column)) for column in values.T]
+    return pl.DataFrame(
+        {"x": shared.astype(float)}
+        | {key: [each[key] for each in spread] for key in ("y", "low", "high")},
+        schema_overrides={"low": pl.Float64, "high": pl.Float64},
+    )  # fmt: skip
+
+
+def _spread(values: list[float]) -> dict[str, float | None]:
+    mean, error = mean_and_error(values)
+    several = len(values) > 1
+    return {
+        "y": mean,
+        "low": mean - error if several else None,
+        "high": mean + error if several else None,
+    }
+
+
+def _paired(results: Results, group: str, row: str, figure: str) -> list[float]:
+    pairs = (
+        (figure_of(results, group, row, seed, figure),
+         figure_of(results, group, results.baseline, seed, figure))
+        for seed in results.seeds
+    )  # fmt: skip
+    return [ours - base for ours, base in pairs if ours is not None and base is not None]
+
+
+def _printed(names: _Names, group: str, row: str, figure: str, against: bool) -> float | None:
+    cells, base = names.exhibit.table.cells, names.results.baseline
+    own = cells.get((_named(names.exhibit, group, row), figure))
+    other = cells.get((_named(names.exhibit, group, base), figure)) if against else 0.0
+    if isinstance(own, int | float) and isinstance(other, int | float):
+        return float(own - other)
+    return None

@@ -1,0 +1,382 @@
+"""The verb reproduce: a paper's figure or table in, its claims judged and a page out."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import torch
+from rich.console import Group, RenderableType
+from rich.table import Table as Grid
+from rich.text import Text
+
+from wakeful.comparison.reading import read_run
+from wakeful.config.tables import to_table
+from wakeful.config.verbs import ReproduceOptions, inherit_options
+from wakeful.device import choose_device, rough_seconds
+from wakeful.display import Shown, duration, usual
+from wakeful.errors import Interrupted, WakefulError
+from wakeful.exhibits.derived import Key, Results, check_figure, tidy
+from wakeful.exhibits.exhibit import Exhibit, exhibit, exhibit_names
+from wakeful.exhibits.figures import Seen, seen_of_arm, seen_of_run
+from wakeful.exhibits.judge import Verdict
+from wakeful.exhibits.judge import verdicts as judged
+from wakeful.exhibits.plan import H100, Job, Plan, heirs_table, plan_of
+from wakeful.loading.load import read_decoder
+from wakeful.pages.charts import Drawing
+from wakeful.pages.inheritance import read_inheritance
+from wakeful.pages.reproduction import Facts, drawings, headline, sentence, write_reproduction
+from wakeful.probes.attention import Importance
+from wakeful.probes.base import SCHEMA
+from wakeful.runs.run import Run, read_frame
+from wakeful.training.loop import train
+from wakeful.training.measures import observed
+from wakeful.training.setup import check_run, load_data, make_windows
+from wakeful.verbs.inherit import inherit
+from wakeful.verbs.result import Stored, asked
+
+FIGURES = {"group": pl.String, "row": pl.String, "seed": pl.Int64, "figure": pl.String,
+           "value": pl.Float64}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """summary.json of an exhibit."""
+
+    exhibit: str
+    paper: str
+    title: str
+    scale: str
+    headline: str
+    verdicts: tuple[Verdict, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Reproduction(Stored):
+    """Exhibits that were run: the figures, and what became of their claims."""
+
+    path: Path
+    """The last exhibit's folder."""
+    page: Path
+    """Its page."""
+    found: tuple[Judged, ...]
+    _drawing: Drawing | None = None
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        """A row a group, row, seed and figure of the last exhibit."""
+        return read_frame(self.path / "figures.parquet", FIGURES)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return to_table(self.found[-1])
+
+    @property
+    def verdicts(self) -> list[str]:
+        return [sentence(each) for judged in self.found for each in judged.verdicts]
+
+    def picture(self) -> Drawing | None:
+        return self._drawing
+
+    def __rich__(self) -> RenderableType:
+        lines: list[Text] = []
+        for one in self.found:
+            lines += [Text(), Text(f"{one.exhibit}: {one.headline}", style="bold")]
+            lines += [Text(f"  {sentence(each)}") for each in one.verdicts]
+        return Group(*lines)
+
+
+def reproduce(
+    *names: str,
+    shown: Shown | None = None,
+    options: ReproduceOptions | None = None,
+    **given: Any,
+) -> Reproduction:
+    """Run exhibits of the papers at a scale and judge their claims by 95% intervals over seeds.
+
+        wakeful.reproduce("value-residual/fig6", scale="tiny")
+
+    The same call goes on with what was interrupted. Training runs are shared: what another exhibit
+    beside this one has trained alike is not trained again.
+
+    Args:
+        names: exhibits, PAPER/EXHIBIT; none with `all=True`.
+        shown: how to show progress; None is a bar where there is a terminal.
+        options: `ReproduceOptions`, whose fields are keyword arguments too.
+        given: those fields.
+
+    Raises:
+        WakefulError: see its message; what can be checked is checked before anything is written.
+    """
+    wanted = asked(ReproduceOptions, options, given)
+    if wanted.all:
+        names = tuple(name for name in exhibit_names() if not exhibit(name).needs)
+    if not names:
+        raise WakefulError("name an exhibit, PAPER/EXHIBIT; wakeful reproduce lists them")
+    if len(names) > 1 and wanted.out:
+        raise WakefulError(f"--out is one exhibit's folder, and {len(names)} are named")
+    plans = [planned(exhibit(name), wanted) for name in names]
+    places = [place_of(plan, wanted) for plan in plans]
+    for plan, place in zip(plans, places, strict=True):
+        _check_folder(plan, place)
+        check_fits(plan, place)
+    done: list[Judged] = []
+    picture = None
+    for plan, place in zip(plans, places, strict=True):
+        judged_one, picture = _work(plan, place, wanted, shown or usual)
+        done.append(judged_one)
+    return Reproduction(places[-1], places[-1] / "report.html", tuple(done), picture)
+
+
+def planned(found: Exhibit, wanted: ReproduceOptions) -> Plan:
+    """Return what an exhibit takes with these options."""
+    changes: dict[str, Any] = {}
+    if wanted.steps:
+        changes["train.steps"] = wanted.steps
+    if wanted.text:
+        changes |= {"data.source": wanted.text, "data.validation_source": wanted.validation_text}
+    if wanted.tokenizer:
+        trains = wanted.tokenizer == "train"
+        changes["data.tokenizer"] = "" if trains else wanted.tokenizer
+    for name in ("device", "dtype"):
+        if getattr(wanted, name):
+            changes[f"train.{name}"] = getattr(wanted, name)
+    plan = plan_of(found, wanted.scale, seeds=wanted.seeds, changes=changes)
+    for expression in _expressions(found):
+        check_figure(expression)
+    return plan
+
+
+def place_of(plan: Plan, wanted: ReproduceOptions) -> Path:
+    """Return an exhibit's folder."""
+    name = plan.exhibit.name.replace("/", "-")
+    return Path(wanted.out or f"runs/reproduce/{wanted.scale}/{name}")
+
+
+def _check_folder(plan: Plan, place: Path) -> None:
+    """Raise `WakefulError` where another exhibit, or anything else, is in the folder."""
+    if not place.exists() or (place.is_dir() and not any(place.iterdir())):
+        return
+    header = Run.open(place).header
+    if header.kind != "reproduce":
+        raise WakefulError(f"{place} is no exhibit's folder; choose another with --out")
+    there = (header.name, header.scale, header.seeds)
+    if there != (plan.exhibit.name, plan.scale, plan.seeds):
+        raise WakefulError(
+            f"{place} is of {header.name} at the {header.scale} scale with seeds "
+            f"{', '.join(map(str, header.seeds))}; choose another folder with --out"
+        )
+
+
+def check_fits(plan: Plan, place: Path) -> None:
+    """Raise `WakefulError` where memory or disk cannot hold the largest run, with the figure."""
+    room = free_memory(plan.jobs[0].config.train.device)
+    if plan.memory > room:
+        raise WakefulError(
+            f"{plan.exhibit.name} at the {plan.scale} scale takes about {_size(plan.memory)} of "
+            f"memory ({plan.parameters / 1e6:,.1f}M parameters in training), and there are "
+            f"{_size(room)} free: choose a smaller --scale or another --device"
+        )
+    above = place.absolute()
+    while not above.exists():
+        above = above.parent
+    free = shutil.disk_usage(above).free
+    if plan.disk > free:
+        raise WakefulError(
+            f"{plan.exhibit.name} at the {plan.scale} scale takes about {_size(plan.disk)} of "
+            f"disk, and {above} has {_size(free)} free: choose a smaller --scale or another --out"
+        )
+
+
+def free_memory(device: str) -> int:
+    """Return the bytes that are free on a device: a GPU's, or else the machine's."""
+    place = choose_device(device or "auto")
+    if place.type == "cuda":
+        return torch.cuda.mem_get_info(place)[0]
+    pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
+    except OSError:
+        return pages
+    known = dict(line.split(":", 1) for line in lines)
+    return 1024 * int(known["MemAvailable"].split()[0]) if "MemAvailable" in known else pages
+
+
+def _work(
+    plan: Plan, place: Path, wanted: ReproduceOptions, shown: Shown
+) -> tuple[Judged, Drawing | None]:
+    """Run what is missing of an exhibit, judge it and write its page."""
+    runs = Path(wanted.runs or place.absolute().parent / "runs")
+    with shown(plan.exhibit.name) as show:
+        for config in {job.folder: job.config for job in plan.jobs}.values():
+            check_run(config, show.stage)
+        seconds = rough_seconds(plan.operations, choose_device(plan.jobs[0].config.train.device))
+        count = len({job.folder for job in plan.jobs}) * len(plan.seeds)
+        show.note(
+            f"{plan.exhibit.name}: {count} runs, "
+            f"{plan.all_tokens:,.0f} tokens; very roughly {duration(seconds)} on this machine"
+        )
+    run = Run(place)
+    if not (place / "run.json").is_file():
+        facts = {"name": plan.exhibit.name, "scale": plan.scale, "seeds": list(plan.seeds)}
+        run.make("reproduce", facts)
+    with run.lock():
+        run.set_status("running")
+        try:
+            results, facts = _carried_out(plan, runs, place, shown)
+            verdicts = judged(plan.exhibit, results)
+            expressions = list(_expressions(plan.exhibit))
+            run.write_frame(
+                "figures.parquet", pl.DataFrame(tidy(results, expressions), schema=FIGURES)
+            )
+            told = headline(plan, facts)
+            one = Judged(
+                exhibit=plan.exhibit.name, paper=plan.exhibit.paper, title=plan.exhibit.title,
+                scale=plan.scale, headline=told, verdicts=verdicts,
+            )  # fmt: skip
+            run.write_json("summary.json", one)
+            write_reproduction(place / "report.html", plan, results, verdicts, facts)
+        except BaseException:
+            run.set_status("stopped")
+            raise
+        run.set_status("done")
+    pictures = drawings(plan.exhibit, results)
+    return one, pictures[0][1] if pictures else None
+
+
+def _carried_out(plan: Plan, runs: Path, place: Path, shown: Shown) -> tuple[Results, Facts]:
+    """Train, or take, every run; return what they came to."""
+    seen: dict[Key, Seen] = {}
+    facts: Facts | None = None
+    for seed in plan.seeds:
+        for job in plan.jobs:
+            path = _trained(job, seed, runs, shown)
+            read = read_run(path, job.row)
+            facts = facts or Facts.of(read)
+            layers = _looked_at(path, f"{job.folder}-{seed}", job.row, plan, place, shown)
+            seen[job.group, job.row, seed] = seen_of_run(read, layers)
+            if plan.heirs is not None:
+                seen |= _inherited(plan, job, seed, path, runs, place, shown)
+    places = {key: group.at for key, group in plan.exhibit.groups.items() if group.at is not None}
+    assert facts is not None
+    return Results(plan.exhibit.table.baseline, places, seen), facts
+
+
+def _trained(job: Job, seed: int, runs: Path, shown: Shown) -> Path:
+    """Return a finished run of the job, training what is missing of it."""
+    path = runs / job.folder / f"seed-{seed}"
+    begun = (path / "run.json").is_file()
+    if begun and Run.open(path).header.status == "done":
+        return path
+    try:
+        with shown(f"{job.group} {job.row}, seed {seed}".strip()) as show:
+            train(job.seeded(seed), path, resume=begun, show=show)
+    except Interrupted as stopped:
+        after = str(stopped).split("; continue", 1)[0]
+        raise Interrupted(f"{job.row}, seed {seed}: {after}; the same command goes on") from None
+    return path
+
+
+def _inherited(
+    plan: Plan, job: Job, seed: int, reference: Path, runs: Path, place: Path, shown: Shown
+) -> dict[Key, Seen]:
+    """Return what heirs of a reference came to, doing what is missing."""
+    table = heirs_table(plan, job, seed)
+    digest = hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:12]
+    path = runs / f"{job.folder}-heirs-{digest}" / f"seed-{seed}"
+    if not (path / "run.json").is_file():
+        inherit(str(reference), options=inherit_options({**table, "out": str(path)}), shown=shown)
+    elif Run.open(path).header.status != "done":
+        inherit(options=inherit_options({"resume": str(path)}), shown=shown)
+    summary, _ = read_inheritance(path)
+    found: dict[Key, Seen] = {}
+    for arm in summary.arms:
+        row = "heir" if arm.arm == summary.final else arm.arm
+        last = path / arm.runs[-1]
+        layers = _looked_at(last, f"{path.parent.name}-{row}-{seed}", row, plan, place, shown)
+        found[job.group, row, seed] = seen_of_arm(arm, layers)
+    return found
+
+
+def _looked_at(
+    path: Path, name: str, row: str, plan: Plan, place: Path, shown: Shown
+) -> pl.DataFrame | None:
+    """Return what probes see in the layers of a trained model, kept in the exhibit's folder."""
+    windows = plan.exhibit.looks
+    if not windows:
+        return None
+    file = place / "layers" / f"{name}.parquet"
+    if not file.is_file():
+        with shown(row) as show:
+            show.note(f"looking at the layers of {row}")
+            config = Run.open(path).config
+            tests = make_windows(config, load_data(config.data))
+            decoder = read_decoder(path, device=choose_device(config.train.device)).decoder()
+            frame = observed(decoder, tests, windows, [Importance()])
+        file.parent.mkdir(exist_ok=True)
+        Run(file.parent).write_frame(file.name, frame)
+    return read_frame(file, SCHEMA)
+
+
+def _expressions(found: Exhibit) -> Iterator[str]:
+    """Yield every figure that an exhibit shows or judges, each once."""
+    names = [column.figure for column in found.table.columns]
+    names += [claim.figure for claim in found.claims]
+    yield from dict.fromkeys(["loss", *names])
+
+
+def listing(options: ReproduceOptions | None = None) -> RenderableType:
+    """Return a table of every exhibit: its claim, and what it takes here and at full size."""
+    wanted = options or ReproduceOptions()
+    full = dataclasses.replace(wanted, scale="paper", steps=0, device="", dtype="")
+    speed = rough_seconds(1.0, choose_device("auto"))
+    grid = Grid(box=None, pad_edge=False, header_style="bold")
+    for column in ("exhibit", "claim"):
+        grid.add_column(column)
+    for column in ("tokens", "here", "paper's tokens", "H100 hours", "on eight", "memory"):
+        grid.add_column(column, justify="right", no_wrap=True)
+    for paper, names in _by_paper().items():
+        grid.add_row(Text(paper, style="bold"))
+        for name in names:
+            found = exhibit(name)
+            if found.needs:
+                needs = Text(f"{found.claim} Needs {found.needs}.", style="dim")
+                grid.add_row(Text(name, style="dim"), needs)
+                continue
+            here, there = planned(found, wanted), planned(found, full)
+            hours = there.operations / H100 / 3600
+            grid.add_row(
+                name, found.claim, _count(here.all_tokens), duration(here.operations * speed),
+                _count(there.all_tokens), _hours(hours), _hours(hours / 8), _size(there.memory),
+            )  # fmt: skip
+    told = (
+        f"Tokens and time here are at the {wanted.scale} scale, the rest at the paper's with "
+        "one seed and bfloat16 at two fifths of an H100's peak; times are very rough. Run one by "
+        "wakeful reproduce PAPER/EXHIBIT --scale tiny|small|paper."
+    )
+    return Group(grid, Text(), Text(told, style="dim"))
+
+
+def _by_paper() -> Mapping[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name in exhibit_names():
+        found.setdefault(exhibit(name).paper, []).append(name)
+    return found
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{max(1, round(count / 1e6)):,} MB"
+
+
+def _count(tokens: float) -> str:
+    return f"{tokens / 1e9:,.1f}B" if tokens >= 1e9 else f"{tokens / 1e6:,.1f}M"
+
+
+def _hours(count: float) -> str:
+    return f"{count:,.0f}" if count >= 10 else f"{count:.2g}"

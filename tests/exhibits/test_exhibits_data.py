@@ -1,0 +1,104 @@
+"""Every exhibit's data: whole configurations at every scale, claims about rows that exist."""
+
+import pytest
+
+from wakeful.errors import WakefulError
+from wakeful.exhibits.derived import DERIVED, check_figure
+from wakeful.exhibits.exhibit import exhibit, exhibit_names
+from wakeful.exhibits.plan import heirs_table, plan_of, size_of
+from wakeful.pages.reproduction import DRAWINGS
+from wakeful.training.measures import FIGURES
+from wakeful.variants import build_call
+
+SCALES = ("tiny", "small", "paper")
+RUNNABLE = [name for name in exhibit_names() if not exhibit(name).needs]
+PLAIN = {"loss", "perplexity", "excess_loss", "parameters", "cache_bytes", "steps_per_second",
+         "training_megabytes"}  # fmt: skip
+
+
+def test_every_number_of_the_papers_is_listed() -> None:
+    short = [name.replace("value-residual", "vr") for name in exhibit_names()]
+    numbers = {name.split("-")[0].rstrip("abcd") for name in short}
+    assert {f"vr/fig{n}" for n in (1, *range(3, 22))} <= numbers
+    assert {f"vr/table{n}" for n in range(1, 6)} <= numbers
+    assert {f"lazy/fig{n}" for n in range(1, 23)} <= numbers
+    assert {f"lazy/table{n}" for n in (1, 2, 3, 4, 5, 6, 9, 10)} <= numbers
+    assert {f"activation/fig{n}" for n in (1, 2, 3)} <= numbers
+    assert {f"activation/table{n}" for n in range(1, 7)} <= numbers
+
+
+def test_exhibits_stand_in_the_order_of_their_numbers() -> None:
+    figures = [name for name in exhibit_names() if name.startswith("value-residual/fig")]
+    assert figures[:4] == [f"value-residual/fig{n}" for n in ("1", "3", "4", "5-lengths")]
+    assert figures[-1] == "value-residual/fig21"
+
+
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_an_exhibit_is_whole_at_every_scale(name: str) -> None:
+    found = exhibit(name)
+    measured = set()
+    for scale in SCALES:
+        plan = plan_of(found, scale)
+        groups, rows = {job.group for job in plan.jobs}, {job.row for job in plan.jobs}
+        assert groups == (set(found.groups) or {""})
+        assert len({job.folder for job in plan.jobs}) == len(plan.jobs)
+        if plan.heirs is not None:
+            table = heirs_table(plan, plan.jobs[0], 3)
+            assert 1 <= table["layers"] < plan.jobs[0].config.model.num_layers
+            assert table["train"]["seed"] == 3
+            rows |= {"heir", *plan.heirs.baseline}
+            assert not {"tokenizer", "vocab_size"} & set(table["data"])
+        assert found.table.baseline in rows
+        for claim in found.claims:
+            check_figure(claim.figure)
+            assert {claim.row, claim.than or claim.row} <= rows
+            assert {claim.group, claim.than_group} - {""} <= groups
+        assert found.claims, "an exhibit that claims nothing cannot be judged"
+        config = plan.jobs[0].config
+        measured = PLAIN | {f"increase_{scheme}" for scheme in config.train.quantize.schemes}
+        measured |= set(FIGURES) if config.train.diagnose.every else set()
+        for figure in [c.figure for c in found.table.columns] + [c.figure for c in found.claims]:
+            assert not figure.isidentifier() or figure in measured | set(DERIVED), figure
+    for expression in found.draw:
+        build_call("draw", DRAWINGS, expression, folder="routes")
+    labels = {key.rpartition(".")[2] for key in found.table.labels}
+    assert labels <= rows | set(found.table.labels)
+
+
+def test_the_paper_scale_is_the_papers() -> None:
+    plan = plan_of(exhibit("value-residual/fig5-lengths"), "paper")
+    for job in plan.jobs:
+        train = job.config.train
+        assert train.length * train.batch_size == pytest.approx(2**21, rel=0.03)
+        assert job.config.model.max_length == train.length
+        assert job.config.data.source == "hf:cerebras/SlimPajama-627B"
+    assert plan.jobs[-1].config.train.length == 64_000
+    sizes = plan_of(exhibit("value-residual/table5"), "paper")
+    millions = {
+        job.group: round(size_of(job.config).parameters / 1e6)
+        for job in sizes.jobs
+        if job.row == "vanilla"
+    }
+    assert millions == {"m82": 82, "m180": 180, "m468": 468}
+    rows = {job.row: job.config for job in plan_of(exhibit("activation/table5"), "paper").jobs}
+    assert (rows["vanilla"].model.norm, rows["vanilla"].model.bias) == ("layernorm", True)
+    assert rows["sgd"].train.steps == 8 * rows["vanilla"].train.steps == 320_000
+
+
+def test_rows_keep_their_ratios_at_a_smaller_scale() -> None:
+    rows = {job.row: job.config for job in plan_of(exhibit("activation/table5"), "tiny").jobs}
+    assert (rows["vanilla"].train.steps, rows["sgd"].train.steps) == (100, 800)
+    plan = plan_of(exhibit("value-residual/fig14"), "tiny", changes={"train.steps": 7}, seeds=[4])
+    assert plan.seeds == (4,)
+    assert {job.config.train.length for job in plan.jobs} == {16, 64, 256, 1000, 2000}
+    assert {job.config.train.steps for job in plan.jobs} == {7}
+    assert {job.config.data.source for job in plan.jobs} == {"python-stdlib"}
+
+
+def test_an_exhibit_that_does_not_exist_or_waits_is_refused() -> None:
+    with pytest.raises(WakefulError, match="did you mean 'value-residual/fig6'"):
+        exhibit("value-residual/figure6")
+    with pytest.raises(WakefulError, match="cannot be run yet: it needs"):
+        plan_of(exhibit("lazy/table9"), "tiny")
+    with pytest.raises(WakefulError, match=r"layersx"):
+        check_figure("layersx(metric='rank')")

@@ -1,0 +1,129 @@
+"""What exhibits derive from runs, and how their claims are judged."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from wakeful.exhibits.derived import Results, figure_of, tidy
+from wakeful.exhibits.exhibit import Claim, exhibit
+from wakeful.exhibits.figures import Seen
+from wakeful.exhibits.judge import outcome_of, verdicts
+
+STEPS = np.arange(1.0, 101.0)
+
+
+def results(rows: dict[tuple[str, str, int], Seen], baseline: str = "vanilla") -> Results:
+    return Results(baseline, {}, rows)
+
+
+def trained(loss: np.ndarray, **figures: float) -> Seen:
+    return Seen({"loss": float(loss[-1]), **figures}, {"train_loss": (STEPS, loss)})
+
+
+def test_the_crossing_is_the_last_time_that_a_row_falls_behind() -> None:
+    base = 10.0 - 0.05 * STEPS
+    ahead_until = np.where(STEPS <= 40, -1.0, 1.0)
+    found = results({
+        ("", "vanilla", 0): trained(base),
+        ("", "early", 0): trained(base + ahead_until),
+        ("", "ahead", 0): trained(base - 1),
+        ("", "behind", 0): trained(base + 1),
+    })  # fmt: skip
+    # Smoothed over ten steps, the tenth mean of −1 and +1 that is not below zero comes five later.
+    assert figure_of(found, "", "early", 0, "crossing") == 45
+    assert figure_of(found, "", "ahead", 0, "crossing") == 100
+    assert figure_of(found, "", "behind", 0, "crossing") == 1
+    assert figure_of(found, "", "absent", 0, "crossing") is None
+
+
+def test_savings_of_data_and_parameters() -> None:
+    base = 10.0 - 0.05 * STEPS
+    quicker = 10.0 - 0.1 * STEPS
+    found = results({("", "vanilla", 0): trained(base), ("", "quick", 0): trained(quicker),
+                     ("", "slow", 0): trained(base + 1)})  # fmt: skip
+    # The mean of ten steps reaches the baseline's last mean after 52.25 of 100 steps.
+    assert figure_of(found, "", "quick", 0, "data_saving") == pytest.approx(0.47, abs=0.01)
+    assert figure_of(found, "", "slow", 0, "data_saving") == 0.0
+    assert figure_of(found, "", "vanilla", 0, "data_saving") == pytest.approx(0.0, abs=0.01)
+
+    def size(loss: float, parameters: float) -> Seen:
+        return Seen({"loss": loss, "parameters": parameters})
+
+    sizes = {("a", "vanilla", 0): size(4.0, 1e6), ("b", "vanilla", 0): size(3.0, 1e7),
+             ("b", "res", 0): size(3.0 - math.log10(1.25), 1e7)}  # fmt: skip
+    found = results(sizes)
+    # A nat a decade: what gains log10 1.25 nats is worth 1.25 times the parameters.
+    saved = figure_of(found, "b", "res", 0, "parameter_saving")
+    assert saved == pytest.approx(1 - 1 / 1.25)
+    alone = results({key: value for key, value in sizes.items() if key[0] == "b"})
+    assert figure_of(alone, "b", "res", 0, "parameter_saving") is None
+
+
+def test_figures_of_layers() -> None:
+    ranks = (np.arange(1, 5), np.array([40.0, 20.0, 2.0, 1.0]))
+    found = results({("", "r", 0): Seen({}, {"rank/paper/all": ranks})}, "r")
+    expected = {"layers(metric='rank')": 15.75, "layers(metric='rank', part='late')": 1.5,
+                "deepening(metric='rank')": -28.5, "lazy_layers": 0.5,
+                "extreme(metric='rank', position='all')": 40.0,
+                "extreme(metric='rank', position='all', least=True)": 1.0}  # fmt: skip
+    for expression, value in expected.items():
+        assert figure_of(found, "", "r", 0, expression) == value
+    assert figure_of(found, "", "r", 0, "layers(metric='entropy')") is None
+    assert [row["value"] for row in tidy(found, list(expected))] == list(expected.values())
+
+
+@pytest.mark.parametrize(
+    ("direction", "difference", "expected"),
+    [
+        ("lower", -1.0, "confirmed"), ("lower", 1.0, "reversed"), ("higher", 0.1, "not resolved"),
+        ("same", 0.1, "confirmed"), ("same", 2.0, "reversed"), ("same", 0.6, "not resolved"),
+        ("not higher", -3.0, "confirmed"), ("not higher", 0.1, "confirmed"),
+        ("not higher", 2.0, "reversed"), ("not higher", 0.9, "not resolved"),
+    ],
+)  # fmt: skip
+def test_directions_are_judged_by_the_interval(direction, difference, expected) -> None:
+    # Three seeds: the interval reaches 4.303 · 0.1 to both sides; the margin is 1.
+    assert outcome_of(direction, (difference, 0.1), 3, 1.0 if direction != "higher" else 0.0) == (
+        expected
+    )
+    assert outcome_of(direction, (difference, math.nan), 1, 1.0) == "not resolved"
+    assert outcome_of(direction, None, 0, 1.0) == "not resolved"
+
+
+def test_claims_are_paired_over_seeds_and_say_whether_the_size_fits() -> None:
+    fig6 = exhibit("value-residual/fig6")
+    rows = {}
+    for seed, level in enumerate((3.0, 5.0, 4.0)):
+        rows["", "vanilla", seed] = Seen({"loss": level})
+        rows["", "two", seed] = Seen({"loss": level - 0.04 - 0.001 * seed})
+    found = {each.says: each for each in verdicts(fig6, results(rows))}
+    two = found["λ = 2 is below vanilla"]
+    assert (two.outcome, two.seeds, two.published) == ("confirmed", 3, -0.039)
+    assert two.difference == pytest.approx(-0.041)
+    assert two.size is True
+    assert found["λ = 1 is below vanilla"].outcome == "not resolved"
+    assert found["λ = 1 is below vanilla"].difference is None
+
+
+def test_a_claim_without_a_group_is_judged_in_each_and_groups_can_be_compared() -> None:
+    fig14 = exhibit("value-residual/fig14")
+    later = Claim(says="later", row="s", figure="n", direction="higher", group="l8192",
+                  than_group="l512")  # fmt: skip
+    each = Claim(says="each", row="s", figure="n", direction="higher")
+    number = Claim(says="a number", row="s", figure="n", direction="lower", than_value=7.0)
+    found = dataclasses.replace(fig14, claims=(later, each, number))
+    rows = {
+        (group, row, seed): Seen({"n": value + 0.1 * seed})
+        for group, row, value in (("l512", "s", 5.0), ("l512", "vanilla", 1.0), ("l8192", "s", 9.0),
+                                  ("l8192", "vanilla", 1.0))
+        for seed in (0, 1)
+    }  # fmt: skip
+    told = verdicts(found, results(rows))
+    assert [(one.says, one.group) for one in told] == [
+        ("later", ""), ("each", "512 tokens"), ("each", "8,192 tokens"),
+        ("a number", "512 tokens"), ("a number", "8,192 tokens"),
+    ]  # fmt: skip
+    assert [one.difference for one in told] == pytest.approx([4.0, 4.0, 8.0, -1.95, 2.05])
+    assert told[0].outcome == "confirmed"

@@ -1,0 +1,144 @@
+"""The verb reproduce: an exhibit run as a user would, gone on with, refused where it must be."""
+
+import random
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import wakeful
+from wakeful.cli import main
+from wakeful.exhibits.exhibit import exhibit_names
+from wakeful.runs.run import Run
+from wakeful.verbs import reproduce as verb
+
+WORDS = [
+    "the",
+    "quick",
+    "brown",
+    "fox",
+    "jumps",
+    "over",
+    "lazy",
+    "dogs",
+    "and",
+    "many",
+    "more",
+    "of",
+    "them",
+    "do",
+    "so",
+    "again",
+    "today",
+]
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for number in range(60):
+        words = random.Random(number).choices(WORDS, k=400)
+        (folder / f"{number}.txt").write_text(" ".join(words))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WAKEFUL_CACHE", str(tmp_path / "cache"))
+
+
+def test_an_exhibit_is_run_judged_and_gone_on_with(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = {"steps": 2, "seeds": (0, 1), "text": str(text)}
+    trained: list[str] = []
+
+    def train(config, path, **options):
+        trained.append(config.name)
+        if len(trained) == 3:
+            raise KeyboardInterrupt
+        return real(config, path, **options)
+
+    real = verb.train
+    monkeypatch.setattr(verb, "train", train)
+    with pytest.raises(KeyboardInterrupt):
+        wakeful.reproduce("value-residual/fig10", **asked)
+    place = tmp_path / "runs/reproduce/tiny/value-residual-fig10"
+    assert Run.open(place).header.status == "stopped"
+    done = wakeful.reproduce("value-residual/fig10", **asked)
+    assert trained == ["vanilla", "resformer", "vanilla", "vanilla", "resformer"]
+    assert done.path.resolve() == place
+    assert Run.open(place).header.status == "done"
+    assert len(done.verdicts) == 3
+    page = done.page.read_text("utf-8")
+    assert "tiny scale: 0.2" in page
+    assert "less attention on the first token" in page
+    assert "value norm of the first token over the others" in page
+    figures = done.frame
+    assert set(figures["row"]) == {"vanilla", "resformer"}
+    assert set(figures["seed"]) == {0, 1}
+    mass = figures.filter(figures["figure"].str.contains("first_key_mass"))["value"]
+    assert len(mass) == 4
+    assert mass.is_between(0, 1).all()
+    assert done.summary["scale"] == "tiny"
+    # Another exhibit takes the runs that are there; so does the same one again.
+    again = wakeful.reproduce("value-residual/fig12", **asked)
+    assert len(trained) == 5
+    assert again.path.name == "value-residual-fig12"
+    wakeful.reproduce("value-residual/fig10", **asked)
+    assert len(trained) == 5
+    # A folder of another exhibit, or of other seeds, is left as it is.
+    for other, seeds in (("value-residual/fig12", ["0", "1"]), ("value-residual/fig10", ["5"])):
+        told = ["reproduce", other, "--out", str(place), "--seeds", *seeds, "--text", str(text)]
+        assert main(told) == 1
+        assert "is of value-residual/fig10 at the tiny scale" in capsys.readouterr().err
+
+
+def test_heirs_are_compared_with_their_reference(text: Path, tmp_path: Path) -> None:
+    done = wakeful.reproduce(
+        "lazy/fig17", steps=2, seeds=[0], text=str(text), out=str(tmp_path / "o")
+    )
+    assert set(done.frame["row"]) == {"reference", "heir"}
+    assert "a smaller share of lazy layers" in done.verdicts[0]
+    assert "not resolved" in done.verdicts[0]
+
+
+def test_what_cannot_be_run_is_said_in_one_line_before_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cases = {
+        ("value-residual/fig66",): "did you mean 'value-residual/fig6'",
+        ("lazy/table9",): "it needs few-shot evaluation",
+        ("value-residual/fig6", "--all"): "leave out value-residual/fig6",
+        ("value-residual/fig6", "value-residual/fig7", "--out", "x"): "one exhibit's folder",
+        ("value-residual/fig6", "--seeds", "-1"): "seed",
+    }
+    for arguments, words in cases.items():
+        assert main(["reproduce", *arguments]) == 1
+        assert words in " ".join(capsys.readouterr().err.split())
+    monkeypatch.setattr(verb, "free_memory", lambda device: 10**6)
+    assert main(["reproduce", "value-residual/fig6", "--scale", "paper"]) == 1
+    told = " ".join(capsys.readouterr().err.split())
+    assert "of memory (81.9M parameters in training), and there are 1 MB free" in told
+    monkeypatch.setattr(verb, "free_memory", lambda device: 10**15)
+    monkeypatch.setattr(verb.shutil, "disk_usage", lambda path: SimpleNamespace(free=10**6))
+    assert main(["reproduce", "value-residual/fig6", "--scale", "paper"]) == 1
+    assert "of disk, and" in " ".join(capsys.readouterr().err.split())
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("x")
+    assert main(["reproduce", "value-residual/fig6", "--out", "mine"]) == 1
+    assert [entry.name for entry in tmp_path.iterdir()] == ["mine"]
+
+
+def test_every_exhibit_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in exhibit_names())
+    assert "H100 hours" in shown
+
+
+def test_free_memory_is_the_machines() -> None:
+    assert 2**26 < verb.free_memory("cpu") < 2**46
