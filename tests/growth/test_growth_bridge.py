@@ -9,8 +9,8 @@ from torch import Tensor
 from helpers import EXAMPLES, some_tokens, tiny_decoder
 from wakeful.config.schema import BridgeConfig
 from wakeful.errors import WakefulError
-from wakeful.growth.bridge import Gap, bridge, gaps
-from wakeful.growth.inherit import inherit
+from wakeful.growth.bridge import Gap, bridge, gaps, rebridge
+from wakeful.growth.inherit import grow, inherit
 from wakeful.growth.layers import LayerMap
 from wakeful.model.decoder import Decoder
 
@@ -31,8 +31,8 @@ def seen(decoder: Decoder, layer: int, tokens: Tensor = TOKENS) -> tuple[Tensor,
     block = decoder.blocks[layer]
     down = block.get_submodule("mlp.down")
     handles = [
-        down.register_forward_pre_hook(lambda _, args: found.append(args[0])),
-        down.register_forward_hook(lambda _m, _args, out: found.append(out)),
+        down.register_forward_pre_hook(lambda _, args: found.extend(args)),
+        down.register_forward_hook(lambda _m, _args, out: found.extend([out])),
         block.register_forward_hook(lambda _m, _args, out: found.append(out[0])),
     ]
     with torch.no_grad():
@@ -170,6 +170,47 @@ def test_a_later_bridge_stands_on_the_stream_of_the_earlier(
     for gap in reversed(gaps(layers, 6)):
         bridge(wrong, reference, layers, TOKENS, options, only=[gap])
     assert not torch.allclose(wrong(TOKENS), whole(TOKENS))
+
+
+def test_a_layer_taken_back_replaces_its_bridge() -> None:
+    reference = tiny_decoder(num_layers=8, bias=True)
+    before = LayerMap((0, 3, 7), "angle")  # gaps 1–2 and 4–6
+    student = inherit(reference, before)
+    bridge(student, reference, before, TOKENS)
+    with torch.no_grad():  # and some training
+        for parameter in student.parameters():
+            parameter.add_(0.01)
+
+    def matrix(heir: Decoder, layer: int) -> Tensor:
+        return heir.get_parameter(f"blocks.{layer}.mlp.down.weight")
+
+    # Both gaps shrink at their beginning: layers 1 and 4 carry what is left of them.
+    later = LayerMap((0, 1, 3, 4, 7), "angle")
+    heir = grow(student, before, reference, later)
+    found = rebridge(heir, reference, later, before, TOKENS)
+    assert [(b.after, b.first, b.last) for b in found] == [(1, 2, 2), (3, 5, 6)]
+    assert torch.equal(matrix(heir, 0), matrix(reference, 0))
+    assert torch.equal(matrix(heir, 2), matrix(reference, 3))
+    assert not torch.equal(matrix(heir, 1), matrix(reference, 1))
+    # One gap closes and the other stays: nothing is solved anew, and training is kept.
+    closed = LayerMap((0, 1, 2, 3, 7), "angle")
+    heir = grow(student, before, reference, closed)
+    assert rebridge(heir, reference, closed, before, TOKENS) == []
+    assert torch.equal(matrix(heir, 0), matrix(reference, 0))
+    assert torch.equal(matrix(heir, 3), matrix(student, 1))
+    # One gap shrinks at its end: its matrix is solved anew for the layer that now follows.
+    shrunk = LayerMap((0, 3, 6, 7), "angle")
+    heir, other = (grow(student, before, reference, shrunk) for _ in range(2))
+    (one,) = rebridge(heir, reference, shrunk, before, TOKENS)
+    assert (one.after, one.first, one.last) == (1, 4, 5)
+    other.blocks[1].get_submodule("mlp.down").load_state_dict(
+        reference.blocks[3].get_submodule("mlp.down").state_dict()
+    )
+    bridge(other, reference, shrunk, TOKENS, only=[Gap(1, 4, 5)])
+    for name, parameter in heir.named_parameters():
+        assert torch.equal(parameter, other.get_parameter(name)), name
+    none = BridgeConfig(map="none")
+    assert rebridge(heir, reference, shrunk, before, TOKENS, none) == []
 
 
 def test_how_the_text_is_split_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:

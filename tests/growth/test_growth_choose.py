@@ -1,6 +1,8 @@
 """Choosing layers: every figure by its definition, every rule by hand."""
 
+import itertools
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -96,16 +98,59 @@ def test_the_highest_figures_are_kept_in_their_order() -> None:
 def test_the_run_over_which_the_stream_turns_least_is_dropped() -> None:
     # Angles of single blocks, added up along the depth: the least run of two is blocks 2 and 3.
     steps = [0.30, 0.10, 0.02, 0.05, 0.09]
-    angles = [
-        [sum(steps[low:high]) if high > low else 0.0 for high in range(6)] for low in range(6)
-    ]
-    facts = diagnosed([0.0] * 5, angles)
+    facts = diagnosed([0.0] * 5, added(steps))
     assert choose(facts, "angle", 3).sources == (0, 1, 4)
     # Growing back, block 3 (0.05) goes in before block 2 (0.02).
     assert ordered(facts, "angle", 3) == [0, 1, 4, 3, 2]
     assert choose(facts, "angle", 5).sources == (0, 1, 2, 3, 4)
     assert choose(facts, "angle", 1).sources == (0,)
     assert choose(facts, "angle", 3, pinned=3).sources == (0, 1, 2)
+    # The last layer stays, though the run without it would turn less.
+    falling = [0.30, 0.20, 0.10, 0.05, 0.02]
+    facts = diagnosed([0.0] * 5, added(falling))
+    assert choose(facts, "angle", 3).sources == (0, 1, 4)
+
+
+def added(steps: list[float]) -> list[list[float]]:
+    """Return the angles between layers where those of single ones add up."""
+    ends = range(len(steps) + 1)
+    return [[sum(steps[low:high]) for high in ends] for low in ends]
+
+
+def test_several_runs_are_those_with_the_least_sum() -> None:
+    torch.manual_seed(0)
+    points = torch.randn(10, 4, dtype=torch.float64).cumsum(0)
+    angles = torch.cdist(points, points).tolist()
+    facts = diagnosed([0.0] * 9, angles)
+    for gaps in (1, 2, 3):
+        for kept in range(2, 10):
+            # By definition: every way to leave so many of the layers 1 to 7 out.
+            sums = {
+                left_out: sum(angles[start][stop] for start, stop in runs)
+                for left_out in itertools.combinations(range(1, 8), 9 - kept)
+                if len(runs := runs_of(left_out)) <= gaps
+            }
+            least = min(sums, key=lambda layers: sums[layers])
+            found = choose(facts, "angle", kept, gaps=gaps).sources
+            assert sorted({*range(9)} - {*least}) == list(found)
+            order = ordered(facts, "angle", kept, gaps=gaps)
+            assert sorted(order) == list(range(9))
+            # Each layer that grows back is the end of a run, the one that leaves the least turn.
+            for number in range(kept, 9):
+                sums = {}
+                missing = sorted(order[number:])
+                for start, stop in runs_of(missing):
+                    for layer in {start, stop - 1}:
+                        rest = runs_of([other for other in missing if other != layer])
+                        sums[layer] = sum(angles[low][high] for low, high in rest)
+                assert sums[order[number]] == pytest.approx(min(sums.values()))
+
+
+def runs_of(layers: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the runs of neighbors that layers make, each with its end."""
+    starts = [layer for layer in layers if layer - 1 not in layers]
+    stops = [layer + 1 for layer in layers if layer + 1 not in layers]
+    return list(zip(starts, stops, strict=True))
 
 
 def test_the_laziest_run_is_contiguous() -> None:

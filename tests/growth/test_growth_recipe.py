@@ -20,7 +20,7 @@ from wakeful.display import Display, Silent
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.growth.baselines import BASELINES
 from wakeful.growth.outcome import Outlook, Point, arms, compared, curve, measure, outlook
-from wakeful.growth.plan import Cost, measure_costs, steps_within
+from wakeful.growth.plan import Cost, doubts, measure_costs, steps_within
 from wakeful.growth.recipe import Outcome, Recipe, carry_out, check_stages, half_way
 from wakeful.loading.load import read_decoder
 from wakeful.loading.model import Model
@@ -244,6 +244,27 @@ def test_steps_are_what_fits_into_the_time() -> None:
     assert steps * 5.0 + 6 * 10.0 <= 600.0 * 0.94 < (steps + 1) * 5.0 + 6 * 10.0
     with pytest.raises(WakefulError, match="minutes are enough for 0 steps"):
         steps_within(costs, 20.0)
+
+
+def test_a_budget_that_cannot_tell_heirs_from_noise_is_named(reference: Run, text: Path) -> None:
+    def windows(*losses: float) -> pl.DataFrame:
+        return pl.DataFrame({"loss": losses, "tokens": [100] * len(losses)})
+
+    recipe = recipe_for(reference, text)
+    few, many = (
+        recipe,
+        dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, steps=20)),
+    )
+    assert doubts(many, windows(3.0, 3.1, 2.9), []) == []
+    (said,) = doubts(many, windows(3.0), [])
+    assert "100 tokens in 1 windows, which gives no error" in said
+    # s = 1 over 4 windows: an error of 0.5, and 25 times the tokens for a fifth of it.
+    (said,) = doubts(many, windows(3 - 0.75**0.5, 3 + 0.75**0.5, 3 - 0.75**0.5, 3 + 0.75**0.5), [])
+    assert "± 0.50 nats" in said
+    assert "10,000 tokens would tell 0.1 nats" in said
+    (said,) = doubts(few, windows(3.0, 3.1, 2.9), [Cost("heir", 12.0, 1.0, 1.0)])
+    assert "after 4 steps" in said
+    assert "20, some 4 minutes here, are the fewest" in said
 
 
 def test_costs_are_measured_for_every_arm(reference: Run, text: Path, known: Model) -> None:

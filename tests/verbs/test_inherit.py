@@ -10,6 +10,7 @@ from typing import Any
 import polars as pl
 import pytest
 import torch
+import yaml
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -33,7 +34,7 @@ from wakeful.pages.inheritance import read_inheritance, verdicts, write_inherita
 from wakeful.runs.run import Run
 from wakeful.training.loop import train
 from wakeful.training.measures import mean_loss
-from wakeful.verbs.inherit import recorded
+from wakeful.verbs.inherit import inherit, recorded
 
 __all__ = ["reference", "text", "trained"]
 
@@ -142,6 +143,72 @@ def test_all_layers_and_no_training_to_speak_of_is_the_reference(
     assert "parity is reached" in verdicts(read_inheritance(tmp_path / "out")[0])[0]
 
 
+def test_an_heir_is_bridged_and_learns_from_its_reference_by_default(
+    command: list[str], reference: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, "--baseline", "first"]) == 0
+    out = tmp_path / "out"
+    said = capsys.readouterr().out
+    assert "warning: the validation text has" in said or "warning: after 4 steps" in said
+    heir, first = Run.open(out / "heir-2"), Run.open(out / "first")
+    assert heir.config.train.distill.teacher == str(reference.path)
+    assert heir.config.train.distill.alpha == 0
+    assert first.config.train.distill.teacher == ""
+    summary = read_inheritance(out)[0]
+    (one,) = summary.choice.bridges
+    assert summary.choice.rule == "angle"
+    assert (one.after, one.first, one.last) == (0, 1, 2)
+    assert one.error < one.plain
+    page = (out / "report.html").read_text()
+    assert "Layers 1–2 are bridged by the layer before them" in page
+    assert "heirs learn from the reference" in page
+    # Its export's card says where it comes from and what it reached.
+    assert main(["export", str(heir.path), str(tmp_path / "model"), "--dtype", "bfloat16"]) == 0
+    card = (tmp_path / "model/README.md").read_text()
+    facts = yaml.safe_load(card.split("---\n")[1])
+    assert facts["library_name"] == "transformers"
+    assert "base_model" not in facts  # the reference is a folder here
+    loss = heir.read_json("summary.json")["validation"]["loss"]
+    for words in (
+        f"Started from {reference.path}, its layers 0, 3", "Layers 1–2 are left out and bridged",
+        f"Trained on {reference.path}'s predictions: 0 CE + 1 KL", f"Loss {loss:.4f} ± ",
+        f"wakeful inherit {reference.path} --baseline first", "--train.steps 4",
+        f"wakeful export {heir.path} {tmp_path / 'model'} --dtype bfloat16",
+        str(summary.data.corpus_sha256),
+    ):  # fmt: skip
+        assert words in card, words
+    # The same layers without a bridge start from the reference's own matrix.
+    plain = [
+        *command,
+        "--out",
+        str(tmp_path / "plain"),
+        "--bridge.map",
+        "none",
+        "--heal.by",
+        "text",
+    ]
+    assert main(plain) == 0
+    without = read_inheritance(tmp_path / "plain")[0]
+    assert without.choice.bridges == ()
+    assert without.heir.layers == summary.heir.layers
+    assert without.heir.start_loss != summary.heir.start_loss
+    assert Run.open(tmp_path / "plain/heir-2").config.train.distill.teacher == ""
+    assert "heirs learn from the text alone" in (tmp_path / "plain/report.html").read_text()
+
+
+def test_a_reference_in_memory_teaches_before_it_is_written(
+    reference: Run, text: Path, tmp_path: Path
+) -> None:
+    model = read_decoder(reference.path)
+    found = inherit(
+        model.decoder(), tokenizer=model.own_tokenizer, text=str(text), out=str(tmp_path / "out"),
+        minutes=0.2, length=16, batch_size=4, validation_fraction=0.02, device="cpu",
+        diagnose_length=16,
+    )  # fmt: skip
+    teacher = Run.open(found.path / "heir-2").config.train.distill.teacher
+    assert teacher == str(tmp_path / "out/reference")
+
+
 def test_minutes_are_turned_into_steps(
     command: list[str],
     tmp_path: Path,
@@ -163,6 +230,42 @@ def test_minutes_are_turned_into_steps(
     too_short = [*command, "--out", str(tmp_path / "short"), "--steps", "0", "--minutes", "1e-6"]
     assert "are enough for 0 steps" in fails(capsys, *too_short)
     assert not (tmp_path / "short").exists()
+
+
+def test_every_seed_trains_everything_and_errors_are_over_seeds(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    short = [*command, "--baseline", "random", "--seeds", "3", "0"]
+    assert main(short) == 0
+    assert Run.open(out / "heir-2").config.train.seed == 3
+    assert Run.open(out / "seed-0/random").config.train.seed == 0
+    summary = read_inheritance(out)[0]
+    heir, random = summary.over_seeds
+    assert (heir.arm, random.arm) == ("heir-2", "random")
+    for line in (heir, random):
+        for loss, folder in zip(line.losses, (out, out / "seed-0"), strict=True):
+            run = Run.open(folder / line.arm)
+            assert loss == run.read_json("summary.json")["validation"]["loss"]
+        assert line.minus_reference == pytest.approx(line.loss - summary.reference.loss)
+    assert (heir.minus_heir, heir.minus_heir_error) == (0, 0)
+    gaps = [ours - theirs for ours, theirs in zip(random.losses, heir.losses, strict=True)]
+    assert random.minus_heir == pytest.approx(sum(gaps) / 2)
+    assert random.minus_heir_error == pytest.approx(abs(gaps[0] - gaps[1]) / 2)
+    assert "Over seeds" in (out / "report.html").read_text()
+    # It goes on where a later seed was cut off.
+    shutil.rmtree(out / "seed-0/random")
+    (out / "summary.json").unlink()
+    Run(out).set_status("stopped")
+    assert main(["inherit", "--resume", str(out)]) == 0
+    assert read_inheritance(out)[0].over_seeds == summary.over_seeds
+    capsys.readouterr()
+    assert "name the seed: give one" in fails(
+        capsys, *command, "--seed", "1", "--seeds", "0", "--out", str(tmp_path / "b")
+    )
+    assert "named once" in fails(
+        capsys, *command, "--seeds", "1", "1", "--out", str(tmp_path / "b")
+    )
 
 
 def test_a_baseline_of_the_users_own_module(
@@ -235,6 +338,9 @@ def test_bad_input_is_one_line_and_changes_nothing(
                                                 "--diagnose_sequences", "9999")  # fmt: skip
     assert "no such" in refused("--text", str(tmp_path / "nothing")).lower()
     assert "does nothing" in refused("--blocks", "0", "--choose", "rank")
+    assert "give --bridge.map none too" in refused("--copy", "mlp")
+    assert "--gaps is for --choose angle" in refused("--gaps", "2", "--choose", "rank")
+    assert "inherit from an export" in refused("--recipe")
     assert "name one reference" in fails(capsys, "inherit", "--layers", "2")
     nowhere = fails(capsys, "inherit", str(tmp_path / "none"), *command[2:])
     assert "not a folder, GGUF file or run directory" in nowhere
@@ -275,6 +381,17 @@ def test_a_transformers_folder_is_inherited_from(
     summary = json.loads((tmp_path / "out/summary.json").read_text())
     assert summary["reference"]["tokens"] is None
     assert "is not known" in (tmp_path / "out/report.html").read_text()
+
+
+def test_a_recipe_for_mergekit_has_the_heirs_layers(
+    command: list[str], llama: Path, tmp_path: Path
+) -> None:
+    short = [*command[2:], "--layers", "2", "--steps", "1", "--recipe"]
+    assert main(["inherit", str(llama), *short]) == 0
+    recipe = yaml.safe_load((tmp_path / "out/mergekit.yaml").read_text())
+    ranges = [source["layer_range"] for part in recipe["slices"] for source in part["sources"]]
+    assert [layer for low, high in ranges for layer in range(low, high)] == [0, 2]
+    assert recipe["slices"][0]["sources"][0]["model"] == str(llama.resolve())
 
 
 def test_an_heirs_export_keeps_what_lies_beside_the_references_tokenizer(
@@ -454,6 +571,10 @@ def test_plans_of_older_versions_are_read() -> None:
     assert options.baseline == ("random",)
     assert recorded(older | {"text": ""}).data.source == "python-stdlib"
     assert recorded(to_table(options)) == options
+    # What came later is as if it had been left out.
+    assert (options.bridge.map, options.heal.by) == ("none", "text")
+    named = recorded(older | {"layers": 0, "choose": "first", "blocks": [0, 2], "copy": "mlp"})
+    assert (named.blocks, named.copy) == ((0, 2), "mlp")
 
 
 def test_a_reference_that_is_not_a_run_has_a_cost_nobody_knows(done: Path, tmp_path: Path) -> None:

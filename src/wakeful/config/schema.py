@@ -160,13 +160,25 @@ class BridgeConfig:
     """Nothing; the paper's matrix on the feed-forward network's output; or W_down anew."""
     tokens: int = 24576
     """Tokens of the training text's beginning that it is solved on, in sequences of train.length"""
-    ridge: float = 1e-6
+    ridge: float = 0.05
     """λ of the penalty on the map, over the mean square of what it reads."""
     weigh: Literal["relative", "equal"] = "relative"
     """Each token's squared error over its squared length, or as it is."""
     first: Literal["apart", "out", "in"] = "apart"
     """The first token of a sequence: turned as the reference's is under a constraint of its own,
     left out, or counted as any other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HealConfig:
+    """What an heir is trained on: α CE + (1 − α) T² KL(reference ‖ heir), or CE alone."""
+
+    by: Literal["reference", "text"] = "reference"
+    """Learn from the reference's predictions and the text, or from the text alone."""
+    alpha: float = 0.0
+    """Share of the ordinary cross-entropy, between 0 and 1; 0 is plain KL."""
+    temperature: float = 1.0
+    """Divides both models' logits in the divergence KL."""
 
 
 @dataclass(frozen=True, kw_only=True)

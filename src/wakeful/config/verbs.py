@@ -9,7 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from wakeful.config.schema import DataConfig, OptimizerConfig, SampleConfig, TextConfig, TrainConfig
+from wakeful.config.schema import (
+    BridgeConfig,
+    DataConfig,
+    HealConfig,
+    OptimizerConfig,
+    SampleConfig,
+    TextConfig,
+    TrainConfig,
+)
 from wakeful.config.tables import at_least, from_table, merged, to_table
 from wakeful.errors import WakefulError, nearest
 
@@ -20,7 +28,7 @@ ScaleKind = Literal["dynamic", "static"]
 Arithmetic = Literal["reference", "integer", "torchao"]
 SavedAs = Literal["wakeful", "compressed-tensors"]
 Choose = Literal["first", "middle", "last", "alternate", "stacked",
-                 "rank", "mass", "influence", "angle", "lazy"]  # fmt: skip
+                 "rank", "mass", "influence", "angle", "bridge", "lazy"]  # fmt: skip
 Copy = Literal["all", "attention", "mlp", "without_norms"]
 """What of a block is inherited: everything; the attention or the feed-forward network, each with
 the norm before it; or both without their norms (table 2). The rest starts at random."""
@@ -366,14 +374,20 @@ class InheritOptions:
     """Layers of the heir. 0: as many as keep says, or half of the reference's."""
     keep: float = 0.0
     """Share of the reference's layers to keep, instead of layers."""
-    choose: Choose = "first"
-    """Which layers: a range, or those with the highest rank, mass, influence or turn (angle)."""
+    choose: Choose = "angle"
+    """Which layers: all but the neighbors over which the stream turns least (angle), or without
+    which, bridged, the loss is least (bridge); those with the highest rank, mass or influence; or
+    a range: first is the paper's."""
+    gaps: int = 1
+    """Runs of neighbors that angle may leave out."""
     blocks: tuple[int, ...] = ()
     """The layers themselves, counted from 0, instead of layers, keep and choose."""
     pinned: int = 1
     """First layers that stay whatever a diagnosis says of them."""
     copy: Copy = "all"
     """What of a block is inherited; the rest starts at random."""
+    bridge: BridgeConfig = field(default_factory=BridgeConfig)
+    heal: HealConfig = field(default_factory=HealConfig)
     route: str = ""
     """Value route to switch on, e.g. resformer(mode="learnable"). Empty: the reference's."""
     normalizer: str = ""
@@ -388,6 +402,10 @@ class InheritOptions:
     """A round begins from the reference's blocks, or keeps the student's and adds to them."""
     baseline: tuple[str, ...] = ()
     """Other starts to train alike, by name: random, stacking, half_width ... (listed above)."""
+    seeds: tuple[int, ...] = ()
+    """Train everything with each of these seeds, for errors over seeds. Empty: with seed alone."""
+    recipe: bool = False
+    """Write mergekit.yaml too: a passthrough recipe of the last heir's layers."""
     minutes: float = 0.0
     """Time for everything; with steps, no new round begins after it. 0 without steps: 30."""
     warmup: float = 0.05
@@ -397,7 +415,9 @@ class InheritOptions:
     diagnose_sequences: int = 4
     """Sequences of that diagnosis, from the training text's beginning."""
     data: DataConfig = field(default_factory=lambda: DataConfig(validation_fraction=0.005))
-    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(warmup_steps=0))
+    optimizer: OptimizerConfig = field(
+        default_factory=lambda: OptimizerConfig(lr=3e-4, final_lr=3e-5, warmup_steps=0)
+    )
     train: TrainConfig = field(
         default_factory=lambda: TrainConfig(
             steps=0, length=0, batch_size=4, eval_batch_size=4, eval_every=0, checkpoint_every=0,
@@ -412,14 +432,15 @@ class InheritOptions:
         depth = [name for name in ("layers", "keep", "blocks") if getattr(self, name)]
         if len(depth) > 1:
             raise WakefulError(f"--{depth[0]} and --{depth[1]} both say which layers: give one")
-        if self.blocks and self.choose != "first":
+        if self.blocks and self.choose != InheritOptions.choose:
             raise WakefulError(f"--blocks names the layers, so --choose {self.choose} does nothing")
         if not 0 <= self.keep <= 1:
             raise WakefulError(f"keep = {self.keep} is a share of the layers, between 0 and 1")
         at_least(
             0, self, "layers", "grow", "rounds", "minutes", "pinned", "train.steps",
-            "train.length", "train.eval_every", "train.checkpoint_every",
+            "train.length", "train.eval_every", "train.checkpoint_every", "bridge.ridge",
         )  # fmt: skip
+        self._check_heir()
         if not 0 <= self.warmup <= 1:
             raise WakefulError(f"warmup = {self.warmup} is a share of the steps, between 0 and 1")
         if not self.grow and (self.rounds > 1 or self.until != "parity"
@@ -444,6 +465,22 @@ class InheritOptions:
             raise WakefulError(
                 f"train.distill.teacher = {self.train.distill.teacher!r}: an inheritance's teacher "
                 "is its reference, for the baselines that learn from one"
+            )
+
+    def _check_heir(self) -> None:
+        at_least(1, self, "gaps", "bridge.tokens")
+        if self.gaps > 1 and (self.blocks or self.choose != "angle"):
+            raise WakefulError("--gaps is for --choose angle, which decides what is left out")
+        if self.choose == "bridge" and self.bridge.map == "none":
+            raise WakefulError("--choose bridge tries runs of layers with a bridge: --bridge.map")
+        if len(set(self.seeds)) < len(self.seeds) or min(self.seeds, default=0) < 0:
+            raise WakefulError(f"seeds = {list(self.seeds)}: each is a whole number, named once")
+        if self.seeds and self.train.seed:
+            raise WakefulError("--seed and --seeds both name the seed: give one")
+        if self.copy != "all" and self.bridge.map != "none":
+            raise WakefulError(
+                f"--copy {self.copy} starts parts of every block at random, and a bridge is solved "
+                "on what the blocks compute: give --bridge.map none too"
             )
 
 

@@ -119,20 +119,54 @@ def bridge(
         WakefulError: the stream is not a plain sum, or the text has too few tokens to solve on.
     """
     options = options or BridgeConfig()
-    check_bridge(heir)
-    if options.map == "none":
-        return []
     wanted = gaps(layers, reference.config.num_layers) if only is None else only
-    ours, theirs = _Stream(heir, tokens), _Stream(reference, tokens)
+    if options.map == "none" or not wanted:
+        return []
+    check_bridge(heir)
+    ours, theirs = Stream(heir, tokens), Stream(reference, tokens)
     found = []
     for gap in wanted:
         ours.through(gap.after)
         theirs.through(gap.last + 1)
-        found.append(_bridged(ours, theirs, gap, options))
+        found.append(solve(ours, theirs, gap, options))
     return found
 
 
-class _Stream:
+@torch.no_grad()
+def rebridge(
+    heir: Decoder,
+    reference: Decoder,
+    layers: LayerMap,
+    before: LayerMap,
+    tokens: Int[Tensor, "B L"],
+    options: BridgeConfig | None = None,
+) -> list[Bridged]:
+    """Bridge the gaps that an heir did not have when its layers were `before`, in place.
+
+    A gap that layers were taken back into loses its bridge: the matrix that carried it is the
+    reference's again. Gaps that stayed keep theirs, with what it has learned.
+
+    Raises:
+        WakefulError: see `bridge`.
+    """
+    options = options or BridgeConfig()
+    if options.map == "none":
+        return []
+
+    def placed(layers: LayerMap) -> dict[tuple[int, int, int], Gap]:
+        found = gaps(layers, reference.config.num_layers)
+        return {(layers.sources[gap.after], gap.first, gap.last): gap for gap in found}
+
+    old, new = placed(before), placed(layers)
+    for source, _, _ in old.keys() - new.keys():
+        name = f"blocks.{layers.sources.index(source)}.mlp.down"
+        theirs = reference.get_submodule(f"blocks.{source}.mlp.down")
+        heir.get_submodule(name).load_state_dict(theirs.state_dict())
+    only = [gap for place, gap in new.items() if place not in old]
+    return bridge(heir, reference, layers, tokens, options, only=only)
+
+
+class Stream:
     """A decoder's stream over all of a text, as far as its first layers take it."""
 
     def __init__(self, decoder: Decoder, tokens: Int[Tensor, "B L"]) -> None:
@@ -188,7 +222,7 @@ class _Equations:
         return self.zz + float((solution * (self.ff @ solution - 2 * self.fz)).sum())
 
 
-def _bridged(ours: _Stream, theirs: _Stream, gap: Gap, options: BridgeConfig) -> Bridged:
+def solve(ours: Stream, theirs: Stream, gap: Gap, options: BridgeConfig) -> Bridged:
     """Solve for one bridge and fold it into the layer before the gap."""
     down = ours.blocks[gap.after].mlp.down
     weight, bias = down.weight.double(), down.bias

@@ -7,15 +7,17 @@ N layers in the reference, n in the target, both counted from 0 as in code. A di
 | rank | largest rank of its heads, mean over sequences | the highest |
 | mass | columns that hold the attention's mass, mean over heads | the highest |
 | influence | 1 − cos(x_in, x_out), mean over tokens | the highest |
-| angle | arccos cos(x_l, x_{l+m}) / π at the last token | all but the run of m with the least |
+| angle | arccos cos(x_l, x_{l+m}) / π at the last token | all but the runs with the least sum |
+| bridge | loss without a run of m layers, once it is bridged | all but the run with the least |
 | lazy | as rank | the run of n layers with the lowest mean: what not to inherit (fig. 3) |
 
-Layers keep their order. With `pinned` = p the first p layers stay whatever their figures say.
+Layers keep their order. With `pinned` = p the first p layers stay whatever their figures say, and
+by angle and bridge the last layer too, which turns a state into a prediction.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import polars as pl
@@ -132,7 +134,7 @@ def _check_depth(num_layers: int, of: int) -> None:
         raise WakefulError(f"layers = {num_layers} is more than the reference's {of}")
 
 
-By = Literal["rank", "mass", "influence", "angle", "lazy"]
+By = Literal["rank", "mass", "influence", "angle", "bridge", "lazy"]
 _ROWS = {
     "rank": ("rank", "all"),
     "mass": ("mass_columns", "all"),
@@ -151,6 +153,8 @@ class Diagnosed:
     angles: list[list[float]]
     """`angles[l][k]`: angular distance of what layers l and k receive, k > l; for k the number of
     layers, of what the last one puts out."""
+    losses: Mapping[int, float] = field(default_factory=dict)
+    """Nats a token without the run that begins at each layer, for `bridge` (growth/choice.py)."""
 
     @property
     def num_layers(self) -> int:
@@ -200,10 +204,13 @@ def diagnose_layers(decoder: Decoder, sequences: Sequence[Sequence[int]]) -> Dia
     return Diagnosed(figures, angles.matrix().tolist())
 
 
-def ordered(diagnosed: Diagnosed, by: By, num_layers: int, *, pinned: int = 1) -> list[int]:
+def ordered(
+    diagnosed: Diagnosed, by: By, num_layers: int, *, pinned: int = 1, gaps: int = 1
+) -> list[int]:
     """Return all layers in the order in which targets of growing depth take them in.
 
     The first `num_layers` of the list are the target's of that depth; each growth takes the next.
+    `gaps` are the runs of neighbors that `angle` may leave out.
     """
     total = diagnosed.num_layers
     if by not in get_args(By):
@@ -213,7 +220,15 @@ def ordered(diagnosed: Diagnosed, by: By, num_layers: int, *, pinned: int = 1) -
     if not 0 <= pinned <= num_layers:
         raise WakefulError(f"pinned = {pinned} must be between 0 and the {num_layers} layers kept")
     if by == "angle":
-        return _by_angle(diagnosed.angles, num_layers, pinned)
+        kept = total if num_layers <= pinned else total - 1  # the last, where one is left for it
+        layers = range(pinned, kept)
+        return _regrown(
+            diagnosed.angles, _least_turn(diagnosed.angles, layers, total - num_layers, gaps)
+        )
+    if by == "bridge":
+        losses = diagnosed.losses
+        start = min(losses, key=lambda start: losses[start])
+        return _regrown(diagnosed.angles, [(start, start + total - num_layers)])
     if by == "lazy":
         run = laziest(diagnosed.figures["rank"], num_layers).sources
         return [*run, *(layer for layer in range(total) if layer not in run)]
@@ -222,9 +237,11 @@ def ordered(diagnosed: Diagnosed, by: By, num_layers: int, *, pinned: int = 1) -
     return [*range(pinned), *free]
 
 
-def choose(diagnosed: Diagnosed, by: By, num_layers: int, *, pinned: int = 1) -> LayerMap:
+def choose(
+    diagnosed: Diagnosed, by: By, num_layers: int, *, pinned: int = 1, gaps: int = 1
+) -> LayerMap:
     """Return the layers to keep, in the reference's order."""
-    order = ordered(diagnosed, by, num_layers, pinned=pinned)
+    order = ordered(diagnosed, by, num_layers, pinned=pinned, gaps=gaps)
     return from_order(order, num_layers, by)
 
 
@@ -235,22 +252,57 @@ def from_order(order: Sequence[int], num_layers: int, rule: str) -> LayerMap:
     return LayerMap(tuple(sorted(order[:num_layers])), rule)
 
 
-def _by_angle(angles: Sequence[Sequence[float]], num_layers: int, pinned: int) -> list[int]:
-    """Drop the contiguous run over which the stream turns least (Gromov et al. 2024)."""
+def _regrown(angles: Sequence[Sequence[float]], runs: list[tuple[int, int]]) -> list[int]:
+    """Return all layers, those of the runs last and in the order in which they grow back."""
     total = len(angles) - 1
-    dropped = total - num_layers
-    start = min(range(pinned, num_layers + 1), key=lambda l: (angles[l][l + dropped], l))
-    stop = start + dropped
-    order = [*range(start), *range(stop, total)]
-    while start < stop:
-        # What grows back is the end of the run without which the rest of it turns least.
-        if angles[start + 1][stop] <= angles[start][stop - 1]:
-            order.append(start)
-            start += 1
-        else:
-            stop -= 1
-            order.append(stop)
+    left_out = {layer for start, stop in runs for layer in range(start, stop)}
+    order = [layer for layer in range(total) if layer not in left_out]
+    while runs:
+        # What grows back is the end of a run without which the rest turns least.
+        ends = [(start, stop, layer) for start, stop in runs for layer in (start, stop - 1)]
+        start, stop, layer = min(
+            ends, key=lambda end: _without(angles, *end) - angles[end[0]][end[1]]
+        )
+        order.append(layer)
+        rest = (start + 1, stop) if layer == start else (start, stop - 1)
+        runs = [run for run in runs if run != (start, stop)]
+        runs += [rest] if rest[0] < rest[1] else []
     return order
+
+
+def _without(angles: Sequence[Sequence[float]], start: int, stop: int, layer: int) -> float:
+    """Return the angle of a run without its first or last layer."""
+    if stop - start == 1:
+        return 0.0
+    return angles[start + 1][stop] if layer == start else angles[start][stop - 1]
+
+
+def _least_turn(
+    angles: Sequence[Sequence[float]], layers: range, dropped: int, gaps: int
+) -> list[tuple[int, int]]:
+    """Return at most `gaps` runs of so many layers in all with the least sum of angles.
+
+    Over each the stream turns least (Gromov et al. 2024).
+    A layer at least is kept between two runs. Of equal sums the earlier run is taken.
+    """
+    # By layers dropped and runs so far: the least sum and its runs; `ended[s]`: all before layer s.
+    best: dict[tuple[int, int], tuple[float, list[tuple[int, int]]]] = {(0, 0): (0.0, [])}
+    ended = {}
+    for stop in range(layers.start, layers.stop + 1):
+        ended[stop] = dict(best)
+        for start in range(layers.start, stop):
+            for (count, runs), (turn, found) in ended[start].items():
+                place, turned = (count + stop - start, runs + 1), turn + angles[start][stop]
+                if place[0] > dropped or place[1] > gaps:
+                    continue
+                if place not in best or turned < best[place][0]:
+                    best[place] = turned, [*found, (start, stop)]
+    reached = [best[dropped, runs] for runs in range(gaps + 1) if (dropped, runs) in best]
+    if not reached:
+        raise WakefulError(
+            f"{dropped} of the layers {written(layers)} cannot be left out in {gaps} runs"
+        )
+    return min(reached, key=lambda one: one[0])[1]
 
 
 def laziest(ranks: Sequence[float], num_layers: int) -> LayerMap:

@@ -6,11 +6,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import polars as pl
 
 from wakeful.errors import WakefulError
-from wakeful.estimates import finite, paired_ratio
+from wakeful.estimates import finite, mean_and_error, paired_ratio
 from wakeful.growth.baselines import baseline_of
+from wakeful.growth.bridge import Bridged
 from wakeful.growth.layers import written
 from wakeful.growth.recipe import Finished, Outcome, Recipe
 from wakeful.model.decoder import Decoder
@@ -71,6 +73,20 @@ class Arm:
     curve: tuple[Point, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class OverSeeds:
+    """An arm over several seeds; errors are standard errors over them, differences paired."""
+
+    arm: str
+    losses: tuple[float, ...]
+    """At the end, in the order of the recipe's seeds."""
+    loss: float
+    standard_error: float
+    minus_heir: float
+    minus_heir_error: float
+    minus_reference: float
+
+
 @dataclass(frozen=True)
 class Outlook:
     """The gap to the reference, and how many times the tokens a straight line would take."""
@@ -103,6 +119,9 @@ class Choice:
     figures: dict[str, tuple[float, ...]]
     """Those of every layer that were looked at."""
     pinned: int = 0
+    gaps: int = 1
+    bridges: tuple[Bridged, ...] = ()
+    """Over the layers that the last heir leaves out."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +175,8 @@ class Summary:
     """What kept the heir from computing what the inherited blocks did, before any training."""
     sizes: Sizes
     data: Text
+    over_seeds: tuple[OverSeeds, ...] = ()
+    """Where there are several; everything else is of the first."""
 
     def __post_init__(self) -> None:
         if self.final not in {arm.arm for arm in self.arms}:
@@ -235,6 +256,28 @@ def compared(outcome: Outcome, reference: pl.DataFrame, reference_loss: float) -
                 curve=points,
             )
         )
+    return tuple(lines)
+
+
+def over_seeds(outcomes: Sequence[Outcome], reference_loss: float) -> tuple[OverSeeds, ...]:
+    """Return the arms that every seed came to; the heir is the last that all seeds have."""
+    if len(outcomes) < 2:
+        return ()
+    found = [{arm: stages[-1].loss for arm, stages in arms(outcome)} for outcome in outcomes]
+    shared = [arm for arm in found[0] if all(arm in losses for losses in found)]
+    heirs = {finished.stage.arm for finished in outcomes[0].rounds}
+    (*_, heir) = (arm for arm in shared if arm in heirs)
+    lines = []
+    for arm in shared:
+        losses = tuple(seed[arm] for seed in found)
+        loss, error = mean_and_error(np.array(losses))
+        gap, gap_error = mean_and_error(np.array([seed[arm] - seed[heir] for seed in found]))
+        lines.append(
+            OverSeeds(
+                arm=arm, losses=losses, loss=loss, standard_error=error, minus_heir=gap,
+                minus_heir_error=gap_error, minus_reference=loss - reference_loss,
+            )
+        )  # fmt: skip
     return tuple(lines)
 
 

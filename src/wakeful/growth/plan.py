@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
+import polars as pl
 import torch
 
 from wakeful.config.schema import DataConfig, DistillConfig
@@ -18,15 +20,16 @@ from wakeful.data.order import ValidationWindows
 from wakeful.data.tokens import PreparedData
 from wakeful.device import choose_device
 from wakeful.errors import WakefulError
-from wakeful.growth.baselines import Distil, baseline_of
+from wakeful.growth.baselines import baseline_of
 from wakeful.growth.layers import RANGES, By, Diagnosed, LayerMap, chosen, ordered
 from wakeful.growth.recipe import Recipe, Stage, setting_of, stage_config
 from wakeful.model.decoder import Decoder
+from wakeful.training.measures import mean_loss
 from wakeful.training.objective import make_loss
 from wakeful.training.setup import autocast, make_batches, make_optimizer, make_windows
 from wakeful.world import ALONE
 
-_GROWS = ("first", "rank", "mass", "influence", "angle")
+_GROWS = ("first", "rank", "mass", "influence", "angle", "bridge")
 """Choices that say which layer comes next."""
 
 
@@ -34,13 +37,18 @@ def plan_layers(options: InheritOptions, total: int, diagnosed: Diagnosed | None
     """Return the first heir's layers; without a diagnosis one that is as deep."""
     if options.blocks:
         return chosen(options.blocks, of=total)
-    depth = options.layers or max(1, round((options.keep or 0.5) * total))
+    depth = depth_of(options, total)
     if options.choose in RANGES:
         return RANGES[options.choose](depth, of=total)
     if diagnosed is None:
         return RANGES["first"](depth, of=total)
-    order = ordered(diagnosed, _by(options), depth, pinned=options.pinned)
+    order = _ordered(diagnosed, options, depth)
     return LayerMap(tuple(sorted(order[:depth])), options.choose)
+
+
+def depth_of(options: InheritOptions, total: int) -> int:
+    """Return the layers of the first heir, where they are chosen."""
+    return options.layers or max(1, round((options.keep or 0.5) * total))
 
 
 def make_recipe(
@@ -56,7 +64,7 @@ def make_recipe(
     if not options.blocks and options.choose in _GROWS:
         order = tuple(range(total))
         if diagnosed is not None and options.choose != "first":
-            order = tuple(ordered(diagnosed, _by(options), len(layers), pinned=options.pinned))
+            order = tuple(_ordered(diagnosed, options, len(layers)))
     room = (total - len(layers)) // options.grow if options.grow else 0
     if options.grow and not room:
         raise WakefulError(
@@ -76,9 +84,12 @@ def make_recipe(
         until=options.until,
         grow_from=options.grow_from,
         minutes=options.minutes,
+        seeds=options.seeds,
         baselines=options.baseline,
         alpha=options.train.distill.alpha,
         temperature=options.train.distill.temperature,
+        bridge=options.bridge,
+        heal=options.heal,
         data=DataConfig(
             source=str(data.folder),
             cross_documents=options.data.cross_documents,
@@ -103,10 +114,10 @@ def with_steps(recipe: Recipe, options: InheritOptions, steps: int) -> Recipe:
     return dataclasses.replace(recipe, train=train, optimizer=optimizer)
 
 
-def _by(options: InheritOptions) -> By:
-    choose = options.choose
-    assert choose in ("rank", "mass", "influence", "angle", "lazy")
-    return choose
+def _ordered(diagnosed: Diagnosed, options: InheritOptions, num_layers: int) -> list[int]:
+    by = options.choose
+    assert by in get_args(By)
+    return ordered(diagnosed, by, num_layers, pinned=options.pinned, gaps=options.gaps)
 
 
 def _lasting(source: str) -> str:
@@ -152,6 +163,42 @@ def steps_within(costs: Sequence[Cost], seconds: float) -> int:
     return steps
 
 
+_TELLING = 0.1
+"""Nats: the difference between two heirs that a budget should be able to tell."""
+_MOVING = 20
+"""Steps: half of SmolLM2 with a bridge moves by a third of a nat in so many (docs/findings.md)."""
+
+
+def doubts(recipe: Recipe, reference: pl.DataFrame, costs: Sequence[Cost]) -> list[str]:
+    """Return why a budget cannot tell heirs from noise, and which could; empty where it can.
+
+    `reference` has the reference's loss in every validation window. Its standard error over n
+    windows stands for those of differences, which are smaller, and falls with √n.
+    """
+    found = []
+    _, error = mean_loss(reference)
+    windows, tokens = len(reference), int(reference["tokens"].sum())
+    said = f"the validation text has {tokens:,} tokens in {windows} windows"
+    if windows < 2:
+        found.append(f"{said}, which gives no error at all: hold out more (--validation_fraction)")
+    elif error > _TELLING:
+        enough = tokens * (error / _TELLING) ** 2
+        found.append(
+            f"{said}, over which the reference's own loss is known to ± {error:.2f} nats: smaller "
+            f"differences between heirs may be noise; {enough:,.0f} tokens would tell "
+            f"{_TELLING:g} nats (--validation_fraction)"
+        )
+    steps = recipe.train.steps
+    if steps < _MOVING:
+        seconds = _MOVING * sum(cost.step * cost.share for cost in costs)
+        time = f", some {seconds / 60:.0f} minutes here," if costs else ""
+        found.append(
+            f"after {steps} steps a model is about what it started as: {_MOVING}{time} are the "
+            "fewest that tell what training brings (--steps, --minutes)"
+        )
+    return found
+
+
 def measure_costs(recipe: Recipe, reference: Decoder, data: PreparedData) -> list[Cost]:
     """Take two steps with a model of each arm, the first not counted, and evaluate one batch.
 
@@ -161,30 +208,40 @@ def measure_costs(recipe: Recipe, reference: Decoder, data: PreparedData) -> lis
     grown = [1 + number * recipe.grow / depth for number in range(recipe.rounds)]
     setting = setting_of(recipe, reference, recipe.layer_map(0))
     heir = setting.inherit(recipe.layer_map(0), copy=recipe.copy)
-    costs = [_cost(recipe, "heir", heir, data, sum(grown), "")]
+    costs = [_cost(recipe, reference, "heir", heir, data, sum(grown), recipe.healing)]
     # A student that grows goes through every round, and its baselines take as many steps.
     rounds = len(grown) if recipe.grow_from == "student" else 1
     for name in recipe.baselines:
         baseline = baseline_of(name)
         start = baseline.start(setting)
-        cost = _cost(recipe, name, start, data, rounds * grown[-1], baseline.distil)
+        lesson = recipe.lesson(baseline.distil)
+        cost = _cost(recipe, reference, name, start, data, rounds * grown[-1], lesson)
         costs.append(cost)
         if baseline.second is not None:
             second = baseline.second(setting, start)
-            full = _cost(recipe, name, second, data, 0.0, "")
+            full = _cost(recipe, reference, name, second, data, 0.0, DistillConfig())
             costs[-1] = Cost(name, (cost.step + full.step) / 2, full.evaluation, cost.share)
+    reference.to("cpu")
     return costs
 
 
 def _cost(
-    recipe: Recipe, name: str, decoder: Decoder, data: PreparedData, share: float, distil: Distil
+    recipe: Recipe,
+    reference: Decoder,
+    name: str,
+    decoder: Decoder,
+    data: PreparedData,
+    share: float,
+    distill: DistillConfig,
 ) -> Cost:
-    stage = Stage(name, name, 2, 0, lambda: decoder, distil=distil)
+    stage = Stage(name, name, 2, 0, lambda: decoder, distill=distill)
     config = stage_config(recipe, stage, decoder)
     device = choose_device(config.train.device)
     decoder = decoder.to(device).requires_grad_(True).train()
     optimizer = make_optimizer(config, decoder)
-    loss_of = make_loss(config, decoder, device, end_of_text=data.train.end_of_text)
+    loss_of = make_loss(
+        config, decoder, device, end_of_text=data.train.end_of_text, teacher=reference.to(device)
+    )
     batches, windows = make_batches(config, data, ALONE), make_windows(config, data)
     taken = 0.0
     for step in range(2):

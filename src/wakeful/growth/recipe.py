@@ -14,14 +14,19 @@ from pathlib import Path
 import torch
 
 from wakeful.config.schema import (
+    BridgeConfig,
     Config,
     DataConfig,
     DistillConfig,
+    HealConfig,
     OptimizerConfig,
     SampleConfig,
     TrainConfig,
 )
+from wakeful.config.tables import to_table
 from wakeful.config.verbs import Copy, GrowFrom, Until
+from wakeful.data.tokens import PreparedData
+from wakeful.device import choose_device
 from wakeful.display import Shown
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.growth.baselines import (
@@ -32,6 +37,7 @@ from wakeful.growth.baselines import (
     check_baselines,
     folder_of,
 )
+from wakeful.growth.bridge import Bridged, bridge, check_bridge, gaps, rebridge
 from wakeful.growth.inherit import grow, inherit
 from wakeful.growth.layers import LayerMap, from_order, laziest
 from wakeful.loading.load import read_decoder
@@ -67,8 +73,15 @@ class Recipe:
     grow_from: GrowFrom = "reference"
     minutes: float = 0.0
     """No round begins after so many minutes of training. 0: no limit."""
+    seeds: tuple[int, ...] = ()
+    """Everything is trained with each; empty: with train.seed alone."""
     baselines: tuple[str, ...] = ()
+    bridge: BridgeConfig = field(default_factory=lambda: BridgeConfig(map="none"))
+    """Of the heirs; older recipes have none."""
+    heal: HealConfig = field(default_factory=lambda: HealConfig(by="text"))
+    """What the heirs learn from; in older recipes the text alone."""
     alpha: float = 0.6
+    """Of the baselines that learn from the reference, as the temperature."""
     temperature: float = 1.0
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -88,7 +101,7 @@ class Recipe:
         if self.rounds > 1 and not self.order:
             raise WakefulError(
                 f"an heir whose layers are {self.rule!r} has no next layer to grow by: choose "
-                "first, rank, mass, influence or angle"
+                "first, rank, mass, influence, angle or bridge"
             )
         largest = len(self.layers) + self.grow * (self.rounds - 1)
         if largest > num_layers:
@@ -98,6 +111,32 @@ class Recipe:
             )
         if "stacking" in self.baselines and self.train.steps < 2:
             raise WakefulError("stacking trains in two halves: give at least 2 steps")
+
+    def of_seeds(self) -> "list[tuple[str, Recipe]]":
+        """Return the recipe with each seed and the folder of its runs, the first's here."""
+        first, *others = self.seeds or (self.train.seed,)
+        named = [("", first), *((f"seed-{seed}", seed) for seed in others)]
+        return [
+            (name, dataclasses.replace(self, train=dataclasses.replace(self.train, seed=seed)))
+            for name, seed in named
+        ]
+
+    @property
+    def healing(self) -> DistillConfig:
+        """What an heir is trained on."""
+        if self.heal.by == "text":
+            return DistillConfig()
+        return DistillConfig(
+            teacher=self.reference, alpha=self.heal.alpha, temperature=self.heal.temperature
+        )
+
+    def lesson(self, distil: Distil) -> DistillConfig:
+        """What a baseline is trained on."""
+        if not distil:
+            return DistillConfig()
+        return DistillConfig(
+            teacher=self.reference, alpha=self.alpha, temperature=self.temperature, over=distil
+        )
 
     def layer_map(self, number: int) -> LayerMap:
         """Return the layers of round `number`, from 0."""
@@ -115,11 +154,15 @@ def check_stages(recipe: Recipe, reference: Decoder) -> Config:
         blank = Decoder(reference.config)
     layers = recipe.layer_map(recipe.rounds - 1)
     setting = setting_of(recipe, blank, layers)
-    arms = {"heir": Baseline("", lambda s: s.inherit(layers, copy=recipe.copy), distil="sum")}
-    arms |= {name: baseline_of(name) for name in recipe.baselines}
-    for name, arm in arms.items():
+    if recipe.bridge.map != "none" and gaps(recipe.layer_map(0), blank.config.num_layers):
+        check_bridge(blank)
+    heir = Baseline("", lambda s: s.inherit(layers, copy=recipe.copy))
+    arms = [("heir", heir, recipe.healing), ("heir", heir, recipe.lesson("sum"))]
+    baselines = [(name, baseline_of(name)) for name in recipe.baselines]
+    arms += [(name, arm, recipe.lesson(arm.distil)) for name, arm in baselines]
+    for name, arm, lesson in arms:
         stage = Stage(
-            name, name, recipe.train.steps, 0, partial(arm.start, setting), distil=arm.distil
+            name, name, recipe.train.steps, 0, partial(arm.start, setting), distill=lesson
         )
         with torch.device("meta"):
             decoder = stage.start()
@@ -144,7 +187,9 @@ class Stage:
     start: Callable[[], Decoder]
     layers: tuple[int, ...] = ()
     """The reference's layers that it took, where it took any by number."""
-    distil: Distil = ""
+    distill: DistillConfig = field(default_factory=DistillConfig)
+    bridge: Callable[[Decoder], list[Bridged]] | None = None
+    """Bridges the layers that it leaves out, once it has started."""
 
 
 @dataclass(frozen=True)
@@ -173,11 +218,18 @@ class Outcome:
 
 
 def carry_out(
-    recipe: Recipe, reference: Decoder, *, loss: float, out: Path, shown: Shown
+    recipe: Recipe,
+    reference: Decoder,
+    *,
+    loss: float,
+    out: Path,
+    shown: Shown,
+    resume: Path | None = None,
 ) -> Outcome:
     """Train the heirs and the baselines below `out`, going on with what is there.
 
     `loss` is the reference's on the same validation set: parity is a final loss at or under it.
+    `resume` is the inheritance's folder, where it is not `out`.
 
     Raises:
         Interrupted: a signal ended a run, which is saved.
@@ -188,7 +240,8 @@ def carry_out(
         baselines = [_finished(recipe, stage, out, shown) for stage in stages]
     except Interrupted:
         raise Interrupted(
-            f"stopped, and what was trained is saved; continue with: wakeful inherit --resume {out}"
+            f"stopped, and what was trained is saved; continue with: wakeful inherit --resume "
+            f"{resume or out}"
         ) from None
     return Outcome(tuple(rounds), tuple(baselines))
 
@@ -209,6 +262,8 @@ def _rounds(
             offset=number * steps if grown else 0,
             start=lambda grown=grown, layers=layers: _heir(recipe, reference, layers, grown),
             layers=layers.sources,
+            distill=recipe.healing,
+            bridge=partial(_bridges, recipe, reference, layers, grown),
         )
         before = _finished(recipe, stage, out, shown)
         yield before
@@ -230,6 +285,28 @@ def _heir(recipe: Recipe, reference: Decoder, layers: LayerMap, grown: Finished 
     )  # fmt: skip
 
 
+def _bridges(
+    recipe: Recipe, reference: Decoder, layers: LayerMap, grown: Finished | None, heir: Decoder
+) -> list[Bridged]:
+    """Bridge an heir's gaps on the beginning of the training text."""
+    if recipe.bridge.map == "none":
+        return []
+    length, text = recipe.train.length, PreparedData.open(recipe.data.source).train
+    rows = max(1, min(recipe.bridge.tokens, text.num_tokens) // length)
+    tokens = torch.from_numpy(text.tokens[: rows * length].astype("int64")).view(rows, length)
+    device = choose_device(recipe.train.device)
+    reference.to(device)
+    heir.to(device)
+    if grown is None:
+        found = bridge(heir, reference, layers, tokens, recipe.bridge)
+    else:
+        before = LayerMap(grown.stage.layers, recipe.rule)
+        found = rebridge(heir, reference, layers, before, tokens, recipe.bridge)
+    reference.to("cpu")
+    heir.to("cpu")
+    return found
+
+
 def _stages(
     recipe: Recipe, reference: Decoder, rounds: list[Finished], out: Path
 ) -> Iterator[Stage]:
@@ -238,7 +315,7 @@ def _stages(
     steps = last.offset + last.steps
     setting = setting_of(recipe, reference, LayerMap(last.layers, recipe.rule))
     for name in recipe.baselines:
-        yield from _baseline(name, setting, steps, half_way(recipe, steps), out)
+        yield from _baseline(recipe, name, setting, steps, out)
 
 
 def setting_of(recipe: Recipe, reference: Decoder, layers: LayerMap) -> Setting:
@@ -253,13 +330,15 @@ def setting_of(recipe: Recipe, reference: Decoder, layers: LayerMap) -> Setting:
     )
 
 
-def _baseline(name: str, setting: Setting, steps: int, half: int, out: Path) -> Iterator[Stage]:
+def _baseline(
+    recipe: Recipe, name: str, setting: Setting, steps: int, out: Path
+) -> Iterator[Stage]:
     baseline, folder = baseline_of(name), folder_of(name)
     start, then = partial(baseline.start, setting), baseline.second
     if then is None:
-        yield Stage(folder, name, steps, 0, start, distil=baseline.distil)
+        yield Stage(folder, name, steps, 0, start, distill=recipe.lesson(baseline.distil))
         return
-    before = out / f"{folder}-1"
+    before, half = out / f"{folder}-1", half_way(recipe, steps)
     yield Stage(before.name, name, half, 0, start)
     yield Stage(
         folder, name, steps - half, half,
@@ -290,6 +369,10 @@ def _finished(recipe: Recipe, stage: Stage, out: Path, shown: Shown) -> Finished
         "offset": stage.offset,
         "layers": list(stage.layers),
     }
+    if stage.bridge is not None:
+        with shown(stage.name) as show:
+            show.note("bridging the layers left out")
+            origin["bridges"] = [to_table(found) for found in stage.bridge(decoder)]
     config = stage_config(recipe, stage, decoder)
     with shown(stage.name) as show:
         run = train(config, place, initial=Initial(decoder, origin), show=show)
@@ -298,20 +381,12 @@ def _finished(recipe: Recipe, stage: Stage, out: Path, shown: Shown) -> Finished
 
 def stage_config(recipe: Recipe, stage: Stage, decoder: Decoder) -> Config:
     """Return the configuration of a stage's run."""
-    distill = DistillConfig()
-    if stage.distil:
-        distill = DistillConfig(
-            teacher=recipe.reference,
-            alpha=recipe.alpha,
-            temperature=recipe.temperature,
-            over=stage.distil,
-        )
     warmup = min(recipe.optimizer.warmup_steps, stage.steps)
     return Config(
         name=stage.name,
         model=decoder.config,
         data=recipe.data,
         optimizer=dataclasses.replace(recipe.optimizer, warmup_steps=warmup),
-        train=dataclasses.replace(recipe.train, steps=stage.steps, distill=distill),
+        train=dataclasses.replace(recipe.train, steps=stage.steps, distill=stage.distill),
         sample=recipe.sample,
     )

@@ -38,12 +38,13 @@ def export(
     tokenizer: Tokenizer | Path,
     dtype: torch.dtype = torch.float32,
     shard: str = SHARD,
+    card: str = "",
 ) -> str:
     """Write a decoder as a Transformers folder, whole or not at all; return its `model_type`.
 
     It is a stock architecture where the decoder is exactly one, else our own class with its code,
     for `trust_remote_code=True`. `tokenizer` is ours, or a Transformers folder whose files and
-    special ids are copied. A file of weights holds at most `shard`.
+    special ids are copied. A file of weights holds at most `shard`. `card` becomes README.md.
 
     Raises:
         WakefulError: the folder exists, or it cannot be written.
@@ -56,6 +57,8 @@ def export(
         for name, token in ids.items():
             setattr(config, name, token)
         generation_of(part, ids).save_pretrained(part)
+        if card:
+            (part / "README.md").write_text(card, "utf-8")
         if kind == WakefulConfig.model_type:
             config.auto_map = AUTO_MAP  # pyright: ignore[reportAttributeAccessIssue]
             write_code(decoder, part)

@@ -69,7 +69,7 @@ def _choice(summary: Summary) -> str:
     """Say which layers were taken first, and why those."""
     chosen, total = summary.choice, summary.reference.layers
     why = {
-        "first": "the first layers, as the paper does by default",
+        "first": "the first layers, as the paper does",
         "middle": "layers around the middle",
         "last": "the last layers",
         "alternate": "every second layer, as DistilBERT does",
@@ -78,11 +78,39 @@ def _choice(summary: Summary) -> str:
         "rank": "the layers whose heads have the highest rank",
         "mass": "the layers whose attention is spread over the most columns",
         "influence": "the layers that change the stream most, 1 − cos(x_in, x_out)",
-        "angle": "all but the neighboring layers over which the stream turns least",
+        "angle": "all but the neighboring layers over which the stream turns least, ends kept",
+        "bridge": "all but the neighboring layers without which, bridged, the loss was least",
         "lazy": "the neighboring layers of the lowest mean rank",
     }.get(chosen.rule, chosen.rule)
     layers = written(chosen.layers)
     return f"{len(chosen.layers)} of {total} layers ({layers}): {why}."
+
+
+def _bridges(summary: Summary) -> list[str]:
+    """Say what stands for the layers left out, and how near it comes to them."""
+    solved = {
+        "output": "a matrix on its feed-forward network's output, folded into W_down (ReplaceMe)",
+        "down": "its W_down, solved anew",
+    }.get(summary.recipe.bridge.map, "")
+    return [
+        f"Layers {written(range(one.first, one.last + 1))} are bridged by the layer before them: "
+        f"{solved}. On the text it was solved on, the stream behind them is off by "
+        f"{one.error:.1%} of its square, and by {one.plain:.1%} without a bridge."
+        for one in summary.choice.bridges
+    ]
+
+
+def _lesson(summary: Summary) -> str:
+    """Say what the heirs learn from."""
+    heal = summary.recipe.heal
+    if heal.by == "text":
+        return "heirs learn from the text alone, by cross-entropy"
+    share = f"{heal.alpha:g} CE + {1 - heal.alpha:g} · " if heal.alpha else ""
+    heat = f" at temperature {heal.temperature:g}" if heal.temperature != 1 else ""
+    return (
+        f"heirs learn from the reference's predictions, {share}KL(reference ‖ heir){heat}; "
+        "baselines as their names say, by cross-entropy unless they distil"
+    )
 
 
 def _parity(summary: Summary, heir: Arm, reference: Reference) -> str:
@@ -155,6 +183,8 @@ def write_inheritance(path: str | Path, page: str | Path = "") -> Path:
         verdicts=verdicts(summary),
         cost=_cost(summary.reference),
         choice=_choice(summary),
+        bridges=_bridges(summary),
+        lesson=_lesson(summary),
         curves=loss_curves(summary),
         figures=[
             (_FIGURES[name], _bars(values, kept, _FIGURES[name]))

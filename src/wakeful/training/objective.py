@@ -117,18 +117,21 @@ def make_loss(
     world: World = ALONE,
     *,
     end_of_text: int,
+    teacher: Decoder | None = None,
 ) -> Loss:
     """Return the loss that a configuration asks for, chosen once and compiled if asked.
 
+    `teacher` is the one that the configuration names, where it is at hand already.
     Where attention must not cross from a document into the next, `end_of_text` tells them apart.
     Of several processes each has the whole teacher, and compiles its blocks one by one instead.
     """
     distill = config.train.distill
     loss: Callable[..., Tensor] = decoder.loss
     if distill.teacher:
+        dtype = decoder.head.weight.dtype
         loss = Distillation(
             decoder,
-            read_decoder(distill.teacher, dtype=decoder.head.weight.dtype, device=device).decoder(),
+            teacher or read_decoder(distill.teacher, dtype=dtype, device=device).decoder(),
             alpha=distill.alpha,
             temperature=distill.temperature,
             over=distill.over,

@@ -1,5 +1,6 @@
 """The verb export: any model that our decoder can be, as a folder for Transformers."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,12 @@ import torch
 from wakeful.config.verbs import ExportOptions
 from wakeful.errors import WakefulError
 from wakeful.hf.gguf_out import export_gguf
+from wakeful.hf.weights_out import describe, refuse_existing
 from wakeful.hf.weights_out import export as write
-from wakeful.hf.weights_out import refuse_existing
 from wakeful.loading.load import load, read_decoder
 from wakeful.loading.model import AnyTokenizer, Model
-from wakeful.verbs.result import Source, asked
+from wakeful.pages.card import model_card
+from wakeful.verbs.result import Source, asked, name_of
 
 
 def export(
@@ -53,4 +55,13 @@ def export(
             found.decoder(), folder, tokenizer=found.own_tokenizer, storage=wanted.gguf,
             name=found.name,
         )  # fmt: skip
-    return write(found.decoder(), folder, tokenizer=found.own_tokenizer, dtype=dtype)
+    flags = "".join(f" --{name} {value}" for name, value in _said(wanted).items())
+    command = f"wakeful export {shlex.quote(name_of(model))} {shlex.quote(str(folder))}{flags}"
+    card = model_card(found, describe(found.decoder().config)[0], command)
+    return write(found.decoder(), folder, tokenizer=found.own_tokenizer, dtype=dtype, card=card)
+
+
+def _said(options: ExportOptions) -> dict[str, object]:
+    """Return the options of a folder that are not as usual."""
+    given = {"dtype": options.dtype, "step": options.step}
+    return {name: value for name, value in given.items() if value != getattr(ExportOptions, name)}

@@ -21,8 +21,11 @@ from wakeful.display import Display, Shown, usual
 from wakeful.errors import WakefulError
 from wakeful.estimates import finite
 from wakeful.growth.baselines import check_baselines
+from wakeful.growth.bridge import Bridged
+from wakeful.growth.choice import bridged_losses
 from wakeful.growth.inherit import departures
 from wakeful.growth.layers import By, Diagnosed, LayerMap, diagnose_layers
+from wakeful.growth.mergekit import FILE, merged_from, passthrough
 from wakeful.growth.outcome import (
     Choice,
     Reference,
@@ -33,10 +36,13 @@ from wakeful.growth.outcome import (
     curve,
     measure,
     outlook,
+    over_seeds,
 )
 from wakeful.growth.outcome import Text as TrainingText
 from wakeful.growth.plan import (
     Cost,
+    depth_of,
+    doubts,
     make_recipe,
     measure_costs,
     plan_layers,
@@ -63,6 +69,8 @@ from wakeful.variants import build
 from wakeful.verbs.result import Source, Stored, asked, name_of, out_of
 
 _DEFAULT_MINUTES = 30.0
+_TRIED = 20
+"""Sequences that runs of layers are tried on."""
 _REFERENCE = "reference"
 """The folder that a reference in memory is exported to."""
 
@@ -174,6 +182,8 @@ def _begun(
         if expression:
             build(folder, expression, imports=True)
     optimizer_of(options.optimizer.name, imports=True)
+    if options.recipe and isinstance(source, str | Path):
+        merged_from(str(source))
     with shown("inherit") as show:
         show.note(f"loading {name_of(source)}")
         reference, place = _reference(source, tokenizer, out)
@@ -190,8 +200,11 @@ def _begun(
             show.note("timing a step of every model")
             costs = measure_costs(recipe, reference.decoder(), data)
             left = 60 * (options.minutes or _DEFAULT_MINUTES) - (time.monotonic() - began)
-            recipe = with_steps(recipe, options, steps_within(costs, left))
+            seeds = len(recipe.of_seeds())
+            recipe = with_steps(recipe, options, steps_within(costs, left / seeds))
             show.note(f"{recipe.train.steps} steps a round fit into the time")
+        for doubt in doubts(recipe, windows, costs):
+            show.note(f"warning: {doubt}")
     device = choose_device(options.train.device)
     with Run.create(out, "inherit", {"reference": name_of(source), "name": out.name}) as new:
         new.write_text("recipe.toml", tomli_w.dumps(to_table(recipe)))
@@ -255,10 +268,17 @@ def _resumed(out: Path, shown: Shown) -> Run:
 
 
 def recorded(table: dict[str, Any]) -> InheritOptions:
-    """Return the options that a plan was made of; one of old has short names and empty texts."""
-    unsaid = "data" if table.get("text") else "text"
+    """Return the options that a plan was made of; older ones lack what came later.
+
+    One of old has short names and empty texts.
+    """
     older = isinstance(table.get("data"), str)
-    return inherit_options({k: v for k, v in table.items() if not older or k != unsaid})
+    unsaid = {"data" if table.get("text") else "text"} if older else set()
+    before = {}
+    if "bridge" not in table:
+        before = {"bridge": {"map": "none"}, "heal": {"by": "text"}}
+        unsaid |= {"choose"} if table.get("blocks") else set()  # "first", and nothing by it
+    return inherit_options(before | {k: v for k, v in table.items() if k not in unsaid})
 
 
 def _work(
@@ -274,12 +294,22 @@ def _work(
     with run.lock():
         run.set_status("running")
         try:
-            outcome = carry_out(recipe, reference.decoder(), loss=loss, out=run.path, shown=shown)
+            outcomes = [
+                carry_out(
+                    seeded, reference.decoder(), loss=loss, out=run.path / name, shown=shown,
+                    resume=run.path,
+                )
+                for name, seeded in recipe.of_seeds()
+            ]  # fmt: skip
             with shown("inherit") as show:
                 show.note("measuring size and speed")
                 run.write_json(
-                    "summary.json", _summary(run, recipe, reference, data, windows, outcome)
+                    "summary.json", _summary(run, recipe, reference, data, windows, outcomes)
                 )
+            if recorded(run.read(Plan, "plan.json").wishes).recipe:
+                layers, bridged = outcomes[0].rounds[-1].stage.layers, recipe.bridge.map != "none"
+                text = passthrough(merged_from(recipe.reference), layers, bridged=bridged)
+                run.write_text(FILE, text)
             write_inheritance(run.path)
         except BaseException:
             run.set_status("stopped")
@@ -352,7 +382,23 @@ def _diagnosed(
             f"the training text has {data.train.num_tokens}: lower --diagnose_length"
         )
     tokens = torch.from_numpy(data.train.tokens[: length * count].astype("int64"))
-    return diagnose_layers(reference.decoder(), tokens.view(count, length).tolist())
+    found = diagnose_layers(reference.decoder(), tokens.view(count, length).tolist())
+    if options.blocks or options.choose != "bridge":
+        return found
+    total = reference.decoder().config.num_layers
+    dropped = total - depth_of(options, total)
+    if not dropped:
+        return dataclasses.replace(found, losses={total: 0.0})
+    show.note(f"trying runs of {dropped} layers")
+    length = options.train.length
+    rows = min(_TRIED, data.train.num_tokens // length)
+    tokens = torch.from_numpy(data.train.tokens[: rows * length].astype("int64"))
+    decoder = reference.decoder().to(choose_device(options.train.device))
+    losses = bridged_losses(
+        decoder, tokens.view(rows, length), dropped, options.bridge, pinned=options.pinned
+    )
+    decoder.to("cpu")
+    return dataclasses.replace(found, losses=losses)
 
 
 def _evaluated(config: Config, reference: Model, data: PreparedData, show: Display) -> pl.DataFrame:
@@ -396,8 +442,9 @@ def _summary(
     reference: Model,
     data: PreparedData,
     windows: pl.DataFrame,
-    outcome: Outcome,
+    outcomes: list[Outcome],
 ) -> Summary:
+    outcome = outcomes[0]
     plan = run.read(Plan, "plan.json")
     loss, error = mean_loss(windows)
     tokens, seconds = training_cost(recipe.reference)
@@ -430,6 +477,11 @@ def _summary(
             order=recipe.order,
             figures=plan.figures,
             pinned=recorded(plan.wishes).pinned,
+            gaps=recorded(plan.wishes).gaps,
+            bridges=from_table(
+                tuple[Bridged, ...], (last.run.header.initial or {}).get("bridges", []),
+                record="run.json",
+            ),
         ),
         recipe=recipe,
         planned_by_time=bool(plan.costs),
@@ -448,4 +500,5 @@ def _summary(
             dropped_documents=plan.dropped_documents,
             dropped_tokens=plan.dropped_tokens,
         ),
+        over_seeds=over_seeds(outcomes, loss),
     )  # fmt: skip

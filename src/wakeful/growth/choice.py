@@ -1,0 +1,123 @@
+"""`bridged_losses`: which run of layers a model loses least by, once it is bridged.
+
+An angle tells how far a run turns the stream, not how much of the turn one linear map can stand
+for, nor what later layers make of the rest. Here each run is left out and bridged on some tokens,
+and the loss is measured on others: the reference goes through both once and keeps every layer's
+stream, so a run costs one least squares and the layers behind it.
+"""
+
+import copy
+import dataclasses
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from wakeful.config.schema import BridgeConfig
+from wakeful.errors import WakefulError
+from wakeful.growth.bridge import Gap, Stream, check_bridge, solve
+from wakeful.model.decoder import Decoder
+
+_STRIDE = 2
+"""Runs are first tried at every second start, then beside the best."""
+
+
+@torch.no_grad()
+def bridged_losses(
+    reference: Decoder,
+    tokens: Int[Tensor, "B L"],
+    dropped: int,
+    options: BridgeConfig,
+    *,
+    pinned: int = 1,
+    held_out: int = 4,
+) -> dict[int, float]:
+    """Return the loss, in nats a token, without the run of layers from each start that was tried.
+
+    The first `pinned` layers stay, at least one, and so does the last. The last `held_out`
+    sequences are measured on, the others are solved on, with a matrix on the output, which needs
+    fewer tokens than W_down anew. The reference is as it was when this returns.
+
+    Raises:
+        WakefulError: the stream is not a plain sum, the layers share more than the stream, no run
+            fits between the ends, or there are too few sequences.
+    """
+    check_bridge(reference)
+    if str(reference.route) != "own":
+        raise WakefulError(
+            f"model.route = {reference.config.route}: its layers read of each other, so none can "
+            "be tried without the others; choose by angle"
+        )
+    if len(tokens) <= held_out:
+        raise WakefulError(f"{len(tokens)} sequences to choose by leave none to solve on")
+    total = reference.config.num_layers
+    starts = range(max(1, pinned), total - dropped)
+    if not starts:
+        raise WakefulError(f"no run of {dropped} layers lies between the ends of {total} layers")
+    trial = _Trial(reference, tokens, held_out, dataclasses.replace(options, map="output"))
+    losses = {start: trial.loss(start, dropped) for start in starts[::_STRIDE]}
+    best = min(losses, key=lambda start: losses[start])
+    for start in (best - 1, best + 1):
+        if start in starts:
+            losses[start] = trial.loss(start, dropped)
+    return losses
+
+
+class _Trial:
+    """A model, its stream at every layer over a text, and runs of it left out in turn."""
+
+    def __init__(
+        self, reference: Decoder, tokens: Tensor, held_out: int, options: BridgeConfig
+    ) -> None:
+        self.reference, self.options = reference, options
+        self.targets = tokens[-held_out:, 1:].to(reference.embed.weight.device)
+        self.fitted = _Layers(reference, tokens[:-held_out])
+        self.measured = _Layers(reference, tokens[-held_out:, :-1])
+
+    def loss(self, start: int, dropped: int) -> float:
+        """Return the loss without the layers from `start` on, bridged by the one before them."""
+        before, stop = start - 1, start + dropped
+        block = self.fitted.stream.blocks[before]
+        parameters = list(block.mlp.down.parameters())
+        kept = [parameter.clone() for parameter in parameters]
+        try:
+            gap = Gap(before, start, stop - 1)
+            solve(self.fitted.at(before), self.fitted.at(stop), gap, self.options)
+            stream = self.measured.at(before)
+            stream.through(start)
+            stream.layer = stop
+            stream.through(len(stream.blocks))
+            return self._loss(stream.states())
+        finally:
+            for parameter, old in zip(parameters, kept, strict=True):
+                parameter.copy_(old)
+
+    def _loss(self, states: Iterator[Float[Tensor, "B L D"]]) -> float:
+        total, done = 0.0, 0
+        for state in states:
+            targets = self.targets[done : done + len(state)]
+            logits = self.reference.head(self.reference.norm(state)).float()
+            total += float(
+                F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+            )
+            done += len(state)
+        return total / self.targets.numel()
+
+
+class _Layers:
+    """A decoder's stream over a text, as each of its layers receives it."""
+
+    def __init__(self, decoder: Decoder, tokens: Tensor) -> None:
+        self.stream = Stream(decoder, tokens)
+        self.parts = [list(self.stream.parts)]
+        for layer in range(len(self.stream.blocks)):
+            self.stream.through(layer + 1)
+            self.parts.append(list(self.stream.parts))
+
+    def at(self, layer: int) -> Stream:
+        """Return the stream as that layer receives it, to go on with."""
+        found = copy.copy(self.stream)
+        found.layer, found.parts = layer, list(self.parts[layer])
+        return found

@@ -1,0 +1,50 @@
+"""`passthrough`: the layers of an heir as a recipe for mergekit, which writes a model of them.
+
+mergekit copies blocks and knows no bridge: what its recipe gives is the heir before one.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from wakeful.errors import WakefulError
+from wakeful.loading.load import place_of
+
+FILE = "mergekit.yaml"
+
+
+def passthrough(model: str, layers: Sequence[int], *, bridged: bool = False) -> str:
+    """Return a passthrough recipe (YAML) of the layers of a model that mergekit can read.
+
+    A slice is a run of neighbors, from its first layer to the one after its last.
+    """
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and layer == runs[-1][1]:
+            runs[-1][1] += 1
+        else:
+            runs.append([layer, layer + 1])
+    note = "# The heir's blocks alone: its bridges lie in its weights.\n" if bridged else ""
+    name = json.dumps(model)  # a YAML string too, whatever the name
+    slices = "".join(
+        f"  - sources:\n      - model: {name}\n        layer_range: [{start}, {stop}]\n"
+        for start, stop in runs
+    )
+    return f"{note}slices:\n{slices}merge_method: passthrough\ndtype: float32\n"
+
+
+def merged_from(source: str) -> str:
+    """Return what mergekit calls a model: a folder's path or a hub's name.
+
+    Raises:
+        WakefulError: it can read no such model.
+    """
+    place = place_of(source)
+    if place.kind == "folder":
+        return str(Path(place.path).resolve())
+    if place.kind == "hub":
+        return source
+    raise WakefulError(
+        f"--recipe is for a Transformers folder or a hub name, which mergekit reads, and {source} "
+        f"is a {place.kind}: inherit from an export of it (wakeful export)"
+    )

@@ -1,0 +1,72 @@
+"""Runs of layers tried with a bridge, against heirs that are built without them."""
+
+import pytest
+import torch
+
+from helpers import some_tokens, tiny_decoder
+from wakeful.config.schema import BridgeConfig
+from wakeful.errors import WakefulError
+from wakeful.growth import choice
+from wakeful.growth.bridge import bridge
+from wakeful.growth.choice import bridged_losses
+from wakeful.growth.inherit import inherit
+from wakeful.growth.layers import Diagnosed, LayerMap, choose, ordered
+
+TEXT = some_tokens(9, 13)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [{}, {"bias": True, "scale_logits_by_layer": True, "mlp": "gelu", "tied": True}],
+    ids=str,
+)
+@pytest.mark.parametrize("pinned", [0, 2])
+def test_a_tried_run_has_the_loss_of_the_heir_without_it(
+    shape: dict, pinned: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "_STRIDE", 1)
+    reference = tiny_decoder(num_layers=7, **shape)
+    before = {name: p.clone() for name, p in reference.named_parameters()}
+    options = BridgeConfig(ridge=1e-3)
+    found = bridged_losses(reference, TEXT, 3, options, pinned=pinned)
+    assert list(found) == list(range(max(1, pinned), 4))
+    for name, parameter in reference.named_parameters():
+        assert torch.equal(parameter, before[name]), name
+    for start, loss in found.items():
+        layers = LayerMap((*range(start), *range(start + 3, 7)), "named")
+        heir = inherit(reference, layers)
+        output = BridgeConfig(ridge=1e-3, map="output")
+        bridge(heir, reference, layers, TEXT[:5], output)
+        with torch.no_grad():
+            wanted = heir.loss(TEXT[5:, :-1], TEXT[5:, 1:])
+        assert loss == pytest.approx(wanted.item(), rel=1e-5)
+
+
+def test_every_second_start_is_tried_and_the_neighbors_of_the_best() -> None:
+    reference = tiny_decoder(num_layers=10)
+    found = bridged_losses(reference, TEXT, 2, BridgeConfig())
+    assert set(range(1, 8, 2)) <= found.keys()
+    best = min((start for start in found if start % 2), key=lambda start: found[start])
+    assert set(found) == set(range(1, 8, 2)) | {best - 1, best + 1} & set(range(1, 8))
+
+
+def test_the_run_of_the_least_loss_is_left_out_and_grows_back_by_angle() -> None:
+    steps = [0.3, 0.1, 0.5, 0.2, 0.4, 0.1]
+    angles = [[sum(steps[low:high]) for high in range(7)] for low in range(7)]
+    names: tuple[str, ...] = ("rank", "mass", "influence", "angle")
+    figures = dict.fromkeys(names, steps)
+    facts = Diagnosed(figures, angles, {1: 3.0, 3: 2.0, 2: 2.5})
+    assert choose(facts, "bridge", 4).sources == (0, 1, 2, 5)
+    assert ordered(facts, "bridge", 4) == [0, 1, 2, 5, 4, 3]
+
+
+def test_what_cannot_be_tried_is_refused() -> None:
+    reference = tiny_decoder()
+    with pytest.raises(WakefulError, match="no run of 3 layers lies between the ends of 4"):
+        bridged_losses(reference, TEXT, 3, BridgeConfig())
+    with pytest.raises(WakefulError, match="leave none to solve on"):
+        bridged_losses(reference, TEXT[:4], 2, BridgeConfig())
+    with pytest.raises(WakefulError, match="its layers read of each other"):
+        bridged_losses(tiny_decoder(route="resformer"), TEXT, 2, BridgeConfig())
+    with pytest.raises(WakefulError, match=r"model\.placement = post"):
+        bridged_losses(tiny_decoder(placement="post"), TEXT, 2, BridgeConfig())
