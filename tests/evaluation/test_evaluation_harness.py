@@ -264,6 +264,29 @@ def test_tasks_that_cannot_be_had_are_one_line(monkeypatch: pytest.MonkeyPatch) 
         named_tasks(["pica"])
 
 
+def test_solved_examples_stand_before_a_question(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Found(Index):
+        def load(self, names: list[str]) -> dict[str, Any]:
+            return {"tasks": {"piqa": local_tasks(tmp_path)["choices"]}}
+
+    monkeypatch.setattr(tasks_module, "TaskManager", lambda: Found(OSError()))
+    asked_of: list[str] = []
+
+    class Listening(Adapter):
+        def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
+            asked_of.extend(str(request.args[0]) for request in requests)
+            return super().loglikelihood(requests)
+
+    for shots in (0, 2):
+        asked_of.clear()
+        run_tasks("m", Listening(model), named_tasks(["piqa"], shots=shots), limit=1)
+        # The question itself, and as many solved ones before it.
+        assert len({text.count("\n\n") for text in asked_of}) == 1
+        assert asked_of[0].count("\n\n") == shots
+
+
 def test_a_figure_that_is_no_mean_stands_alone(model: Model, tmp_path: Path) -> None:
     task = local_tasks(tmp_path)["choices"]
     task._aggregation_list["acc"] = max  # a median, a BLEU: no ratio over examples

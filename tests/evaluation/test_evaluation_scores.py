@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wakeful.estimates import mean_and_error, ratio_and_error
-from wakeful.evaluation.scores import Score, difference, tidy
+from wakeful.evaluation.scores import Score, averages, difference, tidy
 from wakeful.pages.evaluation import written
 
 
@@ -81,3 +81,22 @@ def test_figures_show_two_digits_of_their_error() -> None:
     assert written(0.0, 0.0, "+") == "+0.0000"
     assert written(math.inf, math.nan) == "inf"
     assert written(663_835_693_724, 2_677_920_560_709) == "6.64e+11 ± 2.7e+12"
+
+
+def test_an_average_counts_tasks_alike_and_pairs_between_models() -> None:
+    first, second = [1.0, 0.0, 1.0, 1.0], [0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0]
+    tasks = [score(first, metric="acc"), score(second, metric="acc", task="u"),
+             score([2.0, 4.0], metric="loss")]  # fmt: skip
+    (average,) = averages(tasks)
+    assert (average.task, average.metric) == ("average of 2 tasks", "acc")
+    assert average.figure == pytest.approx((0.75 + 0.25) / 2)
+    variances = [np.var(first) / 4, np.var(second) / 8]
+    assert average.error == pytest.approx(math.sqrt(12 / 11 * sum(variances)) / 2)
+    better = [score([1.0, 1.0, 1.0, 1.0], metric="acc"), score(second, metric="acc", task="u")]
+    (other,) = averages(better)
+    gain, error = difference(other, average)
+    assert gain == pytest.approx(0.125)
+    assert 0 < error < other.error + average.error
+    # Of one task, or of perplexities, there is no average.
+    assert averages(tasks[:1]) == []
+    assert averages([score([1.0, 2.0], exponential=True, task=name) for name in "ab"]) == []

@@ -8,7 +8,8 @@ import pytest
 
 import wakeful
 from wakeful.cli import main
-from wakeful.exhibits.exhibit import exhibit_names
+from wakeful.exhibits.exhibit import exhibit, exhibit_names
+from wakeful.exhibits.plan import plan_of
 from wakeful.runs.run import Run
 from wakeful.verbs import reproduce as verb
 
@@ -142,3 +143,14 @@ def test_every_exhibit_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_free_memory_is_the_machines() -> None:
     assert 2**26 < verb.free_memory("cpu") < 2**46
+
+
+@pytest.mark.slow
+def test_a_tenth_of_all_exhibits_at_a_tenth_of_the_steps(tmp_path: Path) -> None:
+    runnable = [name for name in exhibit_names() if not exhibit(name).needs]
+    for name in runnable[::10]:
+        steps = plan_of(exhibit(name), "tiny").jobs[0].config.train.steps // 10
+        out = tmp_path / name.replace("/", "-")
+        done = wakeful.reproduce(name, steps=steps, seeds=[0, 1], out=str(out))
+        assert all(verdict.difference is not None for verdict in done.found[-1].verdicts), name
+        assert done.page.is_file()

@@ -128,6 +128,8 @@ class EvaluateOptions(_Reading):
     """The answers to choices, one number a line from 0, where they are in a file of their own."""
     tasks: tuple[str, ...] = ()
     """Tasks of lm-eval by name; their data comes from the Hugging Face hub."""
+    shots: int = 0
+    """Solved examples before each question of tasks."""
     limit: int = 0
     """Examples at most of each task. 0: all."""
     batch_size: int = 4
@@ -136,7 +138,7 @@ class EvaluateOptions(_Reading):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(1, self, "batch_size")
-        at_least(0, self, "stride", "num_sequences", "limit")
+        at_least(0, self, "stride", "num_sequences", "limit", "shots")
         for name in ("length", "stride", "num_sequences"):
             if not self.source and getattr(self, name):
                 raise WakefulError(f"{name} is for a text, and none is given; add --text or --data")
@@ -146,6 +148,8 @@ class EvaluateOptions(_Reading):
             )
         if self.labels and not self.choices:
             raise WakefulError("labels are for --choices, and none are given")
+        if self.shots and not self.tasks:
+            raise WakefulError("shots are for tasks, which bring solved examples; add --tasks")
         if self.limit and not self.asks:
             raise WakefulError("limit is for examples; a text is shortened by --num_sequences")
 

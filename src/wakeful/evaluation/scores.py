@@ -4,6 +4,7 @@ Every figure is an `estimates.Figure` over examples: an accuracy has weights 1; 
 nats as values and tokens as weights.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -49,6 +50,36 @@ def difference(score: Score, baseline: Score) -> Estimate | None:
     if score.keys != baseline.keys:
         return None
     return score.over_examples.minus(baseline.over_examples)
+
+
+def averages(scores: Sequence[Score]) -> list[Score]:
+    """Return the mean over tasks of each metric that two or more tasks have, for one model.
+
+    Tasks count alike, however many examples they have: with n_t examples of mean m_t and variance
+    σ_t² in task t the average is Σ m_t / T and its error √(n/(n−1) Σ_t σ_t² / n_t) / T, where n is
+    all examples: they scatter around their own task's mean. Perplexities are not averaged.
+    """
+    found: list[Score] = []
+    plain = [score for score in scores if not score.exponential and len(score.keys) > 1]
+    for metric in dict.fromkeys(score.metric for score in plain):
+        tasks = [score for score in plain if score.metric == metric]
+        if len(tasks) < 2:
+            continue
+        mean = float(np.mean([score.figure for score in tasks]))
+        # Values around their task's mean, moved to the average: their ratio and spread are as said.
+        weights = [score.weights / score.weights.sum() for score in tasks]
+        values = [
+            (score.values - score.figure * score.weights) / score.weights.sum() + mean * weight
+            for score, weight in zip(tasks, weights, strict=True)
+        ]
+        found.append(
+            dataclasses.replace(
+                tasks[0], task=f"average of {len(tasks)} tasks",
+                keys=tuple(f"{score.task}/{key}" for score in tasks for key in score.keys),
+                values=np.concatenate(values), weights=np.concatenate(weights),
+            )
+        )  # fmt: skip
+    return found
 
 
 def tidy(scores: Sequence[Score]) -> pl.DataFrame:

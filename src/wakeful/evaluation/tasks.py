@@ -50,8 +50,10 @@ def choices_task(examples: Sequence[Choice]) -> Task:
     )
 
 
-def named_tasks(names: Sequence[str]) -> dict[str, Task]:
+def named_tasks(names: Sequence[str], *, shots: int = 0) -> dict[str, Task]:
     """Return lm-eval's own tasks by name, groups and tags with all that is in them.
+
+    `shots` solved examples stand before each question; 0 leaves it to the task, mostly none.
 
     Raises:
         WakefulError: no such task, or its data cannot be had.
@@ -76,6 +78,8 @@ def named_tasks(names: Sequence[str]) -> dict[str, Task]:
             ) from error
         for task in loaded.values():
             task.set_fewshot_seed(_SEED)
+            if shots:
+                task.set_config(key="num_fewshot", value=shots)
         found |= loaded
     return found
 

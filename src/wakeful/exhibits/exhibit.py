@@ -8,6 +8,7 @@ paper values count as equal where they differ by no more than the share `same`. 
 claims every direction of its table.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -273,10 +274,7 @@ def _toml(file: Traversable) -> Table:
     return parse_toml(file.read_bytes(), file.name)
 
 
-def _natural(name: str) -> tuple[str, str, int, str]:
+def _natural(name: str) -> list[str | int]:
     """Order fig2 before fig10, and figures before tables."""
-    paper, _, file = name.partition("/")
-    word = file.rstrip("-abcdefghijklmnopqrstuvwxyz")
-    letters = word.rstrip("0123456789")
-    number = word[len(letters) :]
-    return paper, letters, int(number or 0), file
+    parts = re.split(r"(\d+)", name)
+    return [int(part) if part.isdecimal() else part for part in parts]

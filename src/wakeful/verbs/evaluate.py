@@ -17,7 +17,7 @@ from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
 from wakeful.evaluation.examples import Choice, Completion, read_choices, read_lambada
 from wakeful.evaluation.perplexity import check_causal, perplexity
-from wakeful.evaluation.scores import Score, tidy
+from wakeful.evaluation.scores import Score, averages, tidy
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.pages.charts import Drawing
 from wakeful.pages.evaluation import method_of, score_charts, summary, write_evaluation
@@ -161,12 +161,12 @@ def _read(wanted: EvaluateOptions, show: Display) -> _Material:
     tasks: dict[str, Task] = {}
     if wanted.asks:
         show.note("preparing lm-eval's tasks")
-        tasks = _tasks(completions, choices, wanted.tasks)
+        tasks = _tasks(completions, choices, wanted)
     return _Material(text, tasks)
 
 
 def _tasks(
-    completions: Sequence[Completion], choices: Sequence[Choice], named: Sequence[str]
+    completions: Sequence[Completion], choices: Sequence[Choice], wanted: EvaluateOptions
 ) -> dict[str, "Task"]:
     if importlib.util.find_spec("lm_eval") is None:
         raise WakefulError(
@@ -183,7 +183,7 @@ def _tasks(
         raise WakefulError(
             f"lm-eval cannot be imported ({error}); install all of it with: {INSTALL_LM_EVAL}"
         ) from error
-    tasks = named_tasks(named) if named else {}
+    tasks = named_tasks(wanted.tasks, shots=wanted.shots) if wanted.tasks else {}
     if completions:
         tasks["lambada"] = lambada_task(completions)
     if choices:
@@ -222,5 +222,6 @@ def _measure(
         )
         if world.size > 1:
             answers = Dealt(model.name, answers, world)
-        scores += run_tasks(model.name, answers, material.tasks, limit=wanted.limit)
+        answered = run_tasks(model.name, answers, material.tasks, limit=wanted.limit)
+        scores += [*answered, *averages(answered)]
     return scores
