@@ -5,6 +5,7 @@ import pytest
 from wakeful.errors import WakefulError
 from wakeful.exhibits.derived import DERIVED, check_figure
 from wakeful.exhibits.exhibit import exhibit, exhibit_names
+from wakeful.exhibits.figures import answer_name
 from wakeful.exhibits.plan import heirs_table, plan_of, size_of
 from wakeful.pages.reproduction import DRAWINGS
 from wakeful.training.measures import FIGURES
@@ -57,12 +58,19 @@ def test_an_exhibit_is_whole_at_every_scale(name: str) -> None:
         config = plan.jobs[0].config
         measured = PLAIN | {f"increase_{scheme}" for scheme in config.train.quantize.schemes}
         measured |= set(FIGURES) if config.train.diagnose.every else set()
+        measured |= {answer_name(task, "acc") for task in (*found.tasks, "average of 2")}
         for figure in [c.figure for c in found.table.columns] + [c.figure for c in found.claims]:
             assert not figure.isidentifier() or figure in measured | set(DERIVED), figure
     for expression in found.draw:
         build_call("draw", DRAWINGS, expression, folder="routes")
     labels = {key.rpartition(".")[2] for key in found.table.labels}
     assert labels <= rows | set(found.table.labels)
+
+
+def test_a_heading_names_the_paper_once() -> None:
+    assert exhibit("activation/table2").heading.count("From Attention to Activation") == 1
+    assert exhibit("value-residual/fig6").heading.startswith("Value Residual Learning: Figure 6")
+    assert exhibit("own/combination").heading == exhibit("own/combination").title
 
 
 def test_the_paper_scale_is_the_papers() -> None:

@@ -1,14 +1,19 @@
 """The verb reproduce: an exhibit run as a user would, gone on with, refused where it must be."""
 
+import dataclasses
 import random
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import wakeful
 from wakeful.cli import main
-from wakeful.exhibits.exhibit import exhibit, exhibit_names
+from wakeful.errors import WakefulError
+from wakeful.evaluation.scores import Score
+from wakeful.exhibits.exhibit import Claim, exhibit, exhibit_names
 from wakeful.exhibits.plan import plan_of
 from wakeful.runs.run import Run
 from wakeful.verbs import reproduce as verb
@@ -112,7 +117,7 @@ def test_what_cannot_be_run_is_said_in_one_line_before_it_begins(
     monkeypatch.chdir(tmp_path)
     cases = {
         ("value-residual/fig66",): "did you mean 'value-residual/fig6'",
-        ("lazy/table9",): "it needs few-shot evaluation",
+        ("lazy/table9",): "it needs the weights of OpenLLaMA 7B",
         ("value-residual/fig6", "--all"): "leave out value-residual/fig6",
         ("value-residual/fig6", "value-residual/fig7", "--out", "x"): "one exhibit's folder",
         ("value-residual/fig6", "--seeds", "-1"): "seed",
@@ -143,6 +148,49 @@ def test_every_exhibit_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_free_memory_is_the_machines() -> None:
     assert 2**26 < verb.free_memory("cpu") < 2**46
+
+
+def test_trained_models_are_asked_tasks_once(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def score(model: str, task: str, value: float) -> Score:
+        examples = {"keys": ("a", "b"), "values": np.array([value, value]), "weights": np.ones(2)}
+        return Score(model=model, task=task, metric="acc", **examples)
+
+    def answers(model: str, *, tasks: tuple[str, ...], shown: object) -> SimpleNamespace:
+        asked.append(model)
+        value = len(asked) / 10
+        scores = [score(model, "piqa", value), score(model, "average of 2 tasks", value / 2)]
+        return SimpleNamespace(scores=scores)
+
+    def unreachable(options: object) -> None:
+        raise WakefulError(f"task {options.tasks[0]} cannot be loaded")
+
+    claims = tuple(Claim(says=name, row="resformer", direction="higher", figure=f"acc_{name}")
+                   for name in ("piqa", "average"))  # fmt: skip
+    table1 = dataclasses.replace(
+        exhibit("value-residual/fig10"), tasks=("piqa", "sciq"), looks=0, claims=claims
+    )
+    monkeypatch.setattr(verb, "exhibit", lambda name: table1)
+    monkeypatch.setattr(verb, "evaluate", answers)
+    monkeypatch.setattr(verb, "read_tasks", unreachable)
+    run = partial(wakeful.reproduce, "value-residual/fig10", steps=2, seeds=[0], text=str(text),
+                  out=str(tmp_path / "o"))  # fmt: skip
+    with pytest.raises(WakefulError, match="task piqa cannot be loaded"):
+        run()
+    assert not (tmp_path / "o").exists()
+    monkeypatch.setattr(verb, "exhibit_names", lambda: ("value-residual/fig10",))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(WakefulError, match="no exhibit could be run; value-residual/fig10: task"):
+        wakeful.reproduce(all=True, steps=2, seeds=[0], text=str(text))
+    monkeypatch.setattr(verb, "read_tasks", lambda options: {})
+    for _ in range(2):
+        piqa, average = run().found[-1].verdicts
+        assert piqa.difference == pytest.approx(0.1)
+        assert average.difference == pytest.approx(0.05)
+    assert len(asked) == 2
 
 
 @pytest.mark.slow

@@ -137,6 +137,7 @@ class _Spec:
     groups: Mapping[str, Group] = field(default_factory=dict)
     inherit: Heirs | None = None
     looks: int = 0
+    tasks: tuple[str, ...] = ()
     scales: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     claims: tuple[Claim, ...] = ()
 
@@ -164,14 +165,22 @@ class Exhibit:
     inherit: Heirs | None
     looks: int
     """Validation windows on which the trained models' layers are looked at; 0: none."""
+    tasks: tuple[str, ...]
+    """lm-eval's tasks that the trained models are asked, whose data comes from the hub."""
     scales: Mapping[str, Table]
     """Fields in place of the paper's, by the scale's name."""
     claims: tuple[Claim, ...]
 
     @property
     def title(self) -> str:
-        """What the exhibit is called."""
+        """What the exhibit is called in its paper."""
         return self.table.title
+
+    @property
+    def heading(self) -> str:
+        """The title with the paper's, where it does not hold it already."""
+        named = self.paper in self.title or self.name.startswith("own/")
+        return self.title if named else f"{self.paper}: {self.title}"
 
 
 def exhibit_names() -> tuple[str, ...]:
@@ -236,8 +245,9 @@ def _read(name: str) -> Exhibit:
         for key, cell in row.items()
         if key != "label"
     }
+    claim, note, needs = (" ".join(words.split()) for words in (spec.claim, spec.note, spec.needs))
     table = PublishedTable(
-        spec.title, spec.note, spec.baseline, columns,
+        spec.title, note, spec.baseline, columns,
         {variant: str(row["label"]) for variant, row in spec.rows.items()}, cells,
         grows=spec.grows, unjudged=spec.unjudged,
     )  # fmt: skip
@@ -246,9 +256,9 @@ def _read(name: str) -> Exhibit:
         for scale in ("tiny", "small", "paper")
     }
     return Exhibit(
-        name=name, paper=shared["title"], claim=spec.claim, needs=spec.needs,
+        name=name, paper=shared["title"], claim=claim, needs=needs,
         formerly=spec.formerly, table=table, draw=spec.draw, compare=spec.compare,
-        groups=spec.groups, inherit=spec.inherit, looks=spec.looks, scales=scales,
+        groups=spec.groups, inherit=spec.inherit, looks=spec.looks, tasks=spec.tasks, scales=scales,
         claims=spec.claims or tuple(_claims(table)),
     )  # fmt: skip
 

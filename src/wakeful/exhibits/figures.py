@@ -59,8 +59,13 @@ def counting_the_embedding(runs: tuple[TrainedRun, ...]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def seen_of_run(run: TrainedRun, layers: Frame | None = None) -> Seen:
-    """Return a finished training run's figures and curves, those of its layers if looked at."""
+def seen_of_run(
+    run: TrainedRun, layers: Frame | None = None, answers: Mapping[str, float] | None = None
+) -> Seen:
+    """Return a finished training run's figures and curves, those of its layers if looked at.
+
+    `answers` are its figures on tasks, by `answer_name`.
+    """
     schemes = (f"{_INCREASE}{scheme}" for scheme in run.summary.quantization)
     names = [*_PLAIN, *run.summary.diagnosis, *schemes]
     figures = {name: value for name in names if (value := figure(run, name)) is not None}
@@ -72,11 +77,19 @@ def seen_of_run(run: TrainedRun, layers: Frame | None = None) -> Seen:
         "train_loss": (rows["step"].to_numpy(), rows["loss"].to_numpy()),
         "validation_loss": (tests["step"].to_numpy(), tests["loss"].to_numpy()),
     }
-    return Seen(figures, curves | ({} if layers is None else of_layers(layers)))
+    layered = {} if layers is None else of_layers(layers)
+    return Seen(figures | dict(answers or {}), curves | layered)
 
 
-def seen_of_arm(arm: Arm, layers: Frame | None = None) -> Seen:
-    """Return the figures and curves of an heir or a baseline, those of its layers if looked at."""
+def answer_name(task: str, metric: str) -> str:
+    """Return what a task's figure is called: `acc_piqa`, or `acc_average` of the average."""
+    return f"{metric}_{'average' if task.startswith('average of ') else task}"
+
+
+def seen_of_arm(
+    arm: Arm, layers: Frame | None = None, answers: Mapping[str, float] | None = None
+) -> Seen:
+    """Return the figures and curves of an heir or a baseline, as `seen_of_run`."""
     figures = {
         "loss": arm.loss,
         "start_loss": arm.start_loss,
@@ -89,7 +102,8 @@ def seen_of_arm(arm: Arm, layers: Frame | None = None) -> Seen:
     steps = np.array(sorted(last), dtype=np.float64)
     curve = np.array([last[step] for step in sorted(last)])
     curves = {"validation_loss": (steps, curve)}
-    return Seen(figures, curves | ({} if layers is None else of_layers(layers)))
+    layered = {} if layers is None else of_layers(layers)
+    return Seen(figures | dict(answers or {}), curves | layered)
 
 
 def of_layers(frame: Frame) -> dict[str, Curve]:

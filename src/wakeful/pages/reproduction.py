@@ -87,7 +87,7 @@ def write_reproduction(
     return write_page(
         path,
         "reproduction",
-        title=f"{exhibit.paper}: {exhibit.title}",
+        title=exhibit.heading,
         exhibit=exhibit,
         headline=headline(plan, facts),
         counts=counts,

@@ -161,13 +161,18 @@ def _read(wanted: EvaluateOptions, show: Display) -> _Material:
     tasks: dict[str, Task] = {}
     if wanted.asks:
         show.note("preparing lm-eval's tasks")
-        tasks = _tasks(completions, choices, wanted)
+        tasks = read_tasks(wanted, completions, choices)
     return _Material(text, tasks)
 
 
-def _tasks(
-    completions: Sequence[Completion], choices: Sequence[Choice], wanted: EvaluateOptions
+def read_tasks(
+    wanted: EvaluateOptions, completions: Sequence[Completion] = (), choices: Sequence[Choice] = ()
 ) -> dict[str, "Task"]:
+    """Return the tasks that are asked for, lm-eval's own and those of the user's examples.
+
+    Raises:
+        WakefulError: lm-eval is not installed, there is no such task, or its data cannot be had.
+    """
     if importlib.util.find_spec("lm_eval") is None:
         raise WakefulError(
             f"lm-eval, which runs these tasks, is not installed; install it with: {INSTALL_LM_EVAL}"

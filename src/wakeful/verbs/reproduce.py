@@ -18,13 +18,13 @@ from rich.text import Text
 
 from wakeful.comparison.reading import read_run
 from wakeful.config.tables import to_table
-from wakeful.config.verbs import ReproduceOptions, inherit_options
+from wakeful.config.verbs import EvaluateOptions, ReproduceOptions, inherit_options
 from wakeful.device import choose_device, rough_seconds
 from wakeful.display import Shown, duration, usual
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.exhibits.derived import Key, Results, check_figure, tidy
 from wakeful.exhibits.exhibit import Exhibit, exhibit, exhibit_names
-from wakeful.exhibits.figures import Seen, seen_of_arm, seen_of_run
+from wakeful.exhibits.figures import Seen, answer_name, seen_of_arm, seen_of_run
 from wakeful.exhibits.judge import Verdict
 from wakeful.exhibits.judge import verdicts as judged
 from wakeful.exhibits.plan import H100, Job, Plan, heirs_table, plan_of
@@ -34,10 +34,11 @@ from wakeful.pages.inheritance import read_inheritance
 from wakeful.pages.reproduction import Facts, drawings, headline, sentence, write_reproduction
 from wakeful.probes.attention import Importance
 from wakeful.probes.base import SCHEMA
-from wakeful.runs.run import Run, read_frame
+from wakeful.runs.run import Run, read_frame, read_record
 from wakeful.training.loop import train
 from wakeful.training.measures import observed
 from wakeful.training.setup import check_run, load_data, make_windows
+from wakeful.verbs.evaluate import evaluate, read_tasks
 from wakeful.verbs.inherit import inherit
 from wakeful.verbs.result import Stored, asked
 
@@ -57,6 +58,13 @@ class Judged:
     verdicts: tuple[Verdict, ...]
 
 
+@dataclass(frozen=True)
+class _Answers:
+    """What a model came to on tasks."""
+
+    figures: dict[str, float]
+
+
 @dataclass(frozen=True, eq=False)
 class Reproduction(Stored):
     """Exhibits that were run: the figures, and what became of their claims."""
@@ -66,6 +74,8 @@ class Reproduction(Stored):
     page: Path
     """Its page."""
     found: tuple[Judged, ...]
+    left_out: tuple[str, ...] = ()
+    """Of all exhibits those that could not be run, and why."""
     _drawing: Drawing | None = None
 
     @property
@@ -89,6 +99,7 @@ class Reproduction(Stored):
         for one in self.found:
             lines += [Text(), Text(f"{one.exhibit}: {one.headline}", style="bold")]
             lines += [Text(f"  {sentence(each)}") for each in one.verdicts]
+        lines += [Text(f"left out: {line}", style="dim") for line in self.left_out]
         return Group(*lines)
 
 
@@ -126,12 +137,20 @@ def reproduce(
     for plan, place in zip(plans, places, strict=True):
         _check_folder(plan, place)
         check_fits(plan, place)
-    done: list[Judged] = []
-    picture = None
+    done: list[tuple[Path, Judged, Drawing | None]] = []
+    left_out: list[str] = []
     for plan, place in zip(plans, places, strict=True):
-        judged_one, picture = _work(plan, place, wanted, shown or usual)
-        done.append(judged_one)
-    return Reproduction(places[-1], places[-1] / "report.html", tuple(done), picture)
+        try:
+            done.append((place, *_work(plan, place, wanted, shown or usual)))
+        except WakefulError as error:
+            if not wanted.all or isinstance(error, Interrupted):
+                raise
+            left_out.append(f"{plan.exhibit.name}: {error}")
+    if not done:
+        raise WakefulError(f"no exhibit could be run; {left_out[0]}")
+    last, _, picture = done[-1]
+    found = tuple(one for _, one, _ in done)
+    return Reproduction(last, last / "report.html", found, tuple(left_out), picture)
 
 
 def planned(found: Exhibit, wanted: ReproduceOptions) -> Plan:
@@ -214,6 +233,9 @@ def _work(
     """Run what is missing of an exhibit, judge it and write its page."""
     runs = Path(wanted.runs or place.absolute().parent / "runs")
     with shown(plan.exhibit.name) as show:
+        if plan.exhibit.tasks:
+            show.note(f"preparing {', '.join(plan.exhibit.tasks)}")
+            read_tasks(EvaluateOptions(tasks=plan.exhibit.tasks))
         for config in {job.folder: job.config for job in plan.jobs}.values():
             check_run(config, show.stage)
         seconds = rough_seconds(plan.operations, choose_device(plan.jobs[0].config.train.device))
@@ -260,7 +282,8 @@ def _carried_out(plan: Plan, runs: Path, place: Path, shown: Shown) -> tuple[Res
             read = read_run(path, job.row)
             facts = facts or Facts.of(read)
             layers = _looked_at(path, f"{job.folder}-{seed}", job.row, plan, place, shown)
-            seen[job.group, job.row, seed] = seen_of_run(read, layers)
+            answers = _asked(path, f"{job.folder}-{seed}", plan, place, shown)
+            seen[job.group, job.row, seed] = seen_of_run(read, layers, answers)
             if plan.heirs is not None:
                 seen |= _inherited(plan, job, seed, path, runs, place, shown)
     places = {key: group.at for key, group in plan.exhibit.groups.items() if group.at is not None}
@@ -299,8 +322,10 @@ def _inherited(
     for arm in summary.arms:
         row = "heir" if arm.arm == summary.final else arm.arm
         last = path / arm.runs[-1]
-        layers = _looked_at(last, f"{path.parent.name}-{row}-{seed}", row, plan, place, shown)
-        found[job.group, row, seed] = seen_of_arm(arm, layers)
+        name = f"{path.parent.name}-{row}-{seed}"
+        layers = _looked_at(last, name, row, plan, place, shown)
+        answers = _asked(last, name, plan, place, shown)
+        found[job.group, row, seed] = seen_of_arm(arm, layers, answers)
     return found
 
 
@@ -322,6 +347,19 @@ def _looked_at(
         file.parent.mkdir(exist_ok=True)
         Run(file.parent).write_frame(file.name, frame)
     return read_frame(file, SCHEMA)
+
+
+def _asked(path: Path, name: str, plan: Plan, place: Path, shown: Shown) -> dict[str, float]:
+    """Return a trained model's figures on the exhibit's tasks, kept in the exhibit's folder."""
+    if not plan.exhibit.tasks:
+        return {}
+    file = place / "answers" / f"{name}.json"
+    if not file.is_file():
+        found = evaluate(str(path), tasks=plan.exhibit.tasks, shown=shown)
+        figures = {answer_name(score.task, score.metric): score.figure for score in found.scores}
+        file.parent.mkdir(exist_ok=True)
+        Run(file.parent).write_json(file.name, {"figures": figures})
+    return read_record(_Answers, file).figures
 
 
 def _expressions(found: Exhibit) -> Iterator[str]:
