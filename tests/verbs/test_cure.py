@@ -237,7 +237,7 @@ def test_an_interrupted_training_writes_nothing(
     [
         (["--sinks", "--prefix", "bos"], "prefix"),
         (["--gates", "--rotate", "hadamard"], "rotate"),
-        (["--gates", "--steps", "0"], "steps"),
+        (["--sinks", "--gates", "--steps", "0"], "steps"),
         (["--sinks", "--steps", "-1"], "steps"),
         (["--sinks", "--lr", "0"], "lr"),
         (["--sinks", "--train_length", "1"], "train_length"),

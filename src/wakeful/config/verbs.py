@@ -221,11 +221,11 @@ class CureOptions(_Reading):
     prefix: str = ""
     """Store a prefix: bos, or a number of tokens to choose (1, 2 ...). Empty: none."""
     sinks: bool = False
-    """Put a learned sink into every head, started from the model's own statistics and trained."""
+    """Put a learned sink into every head, fitted to the model's own statistics and trained."""
     gates: bool = False
-    """Put a gate on every head's output, open at the start and trained."""
+    """Put a gate on every head's output, fitted likewise; beside sinks open at first. Trained."""
     steps: int = 60
-    """Training steps of sinks and gates. 0: none, sinks as their statistics start them."""
+    """Training steps of sinks and gates. 0: none, they stay as they were fitted."""
     batch_size: int = 4
     """Sequences a training step."""
     train_length: int = 256
@@ -256,8 +256,10 @@ class CureOptions(_Reading):
                 f"rotate = {self.rotate!r} does not turn the gates' own matrices: rotate without "
                 "--gates, or use --sinks"
             )
-        if self.gates and not self.steps:
-            raise WakefulError("steps = 0 leaves gates that do nothing: train them")
+        if self.sinks and self.gates and not self.steps:
+            raise WakefulError(
+                "steps = 0 leaves gates beside sinks that do nothing: train them, or choose one"
+            )
         at_least(1, self, "batch_size")
         at_least(2, self, "train_length")
         at_least(0, self, "steps")

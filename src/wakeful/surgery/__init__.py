@@ -1,15 +1,16 @@
 """What is done to a model that exists, without training: the same function in other weights."""
 
-from wakeful.surgery.gates import check_gates, open_gates
+from wakeful.surgery.absorb import check_absorbs
+from wakeful.surgery.gates import learned_gates, open_gates
 from wakeful.surgery.prefix import choose_prefix, store_prefix
 from wakeful.surgery.rotate import check_rotates, rotate
-from wakeful.surgery.sinks import check_sinks, learned_sinks
+from wakeful.surgery.sinks import learned_sinks
 
 __all__ = [
-    "check_gates",
+    "check_absorbs",
     "check_rotates",
-    "check_sinks",
     "choose_prefix",
+    "learned_gates",
     "learned_sinks",
     "open_gates",
     "rotate",

@@ -1,24 +1,66 @@
-"""`open_gates`: a gate on every head's output, which at first changes nothing."""
+"""`learned_gates` and `open_gates`: a gate on every head's output.
+
+What `absorb` leaves of a stored token z is its weight. With p̂ the softmax over the text alone,
+p_ij = (1 − p_iz) p̂_ij, so a gate g_i = 1 − p_iz does what z did:
+
+    u_i = v_z + g_i Σ_j p̂_ij (v_j − v_z),   ln g_i / (1 − g_i) = ln Σ_j e^{q_i · k_j} − q_i · k_z.
+
+The log-odds are nearly a linear function of the attention's input, which the gate's weights are
+fitted to by ridge regression over a text; its bias gives it the mean that it should have. Shifts of
+keys change nothing in p̂, so rotary positions are no hindrance.
+"""
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
+from wakeful.surgery.absorb import Seen, absorb, check_absorbs, level
 from wakeful.surgery.rebuild import rebuilt
 
+ROUTE = "output_gate"
+_RIDGE = 0.1
+"""Added to the inputs' covariance, in its mean diagonal."""
+_FURTHEST = 8.0
+"""Log-odds past this are not followed further: a gate is open or shut there."""
 
-def check_gates(decoder: Decoder) -> None:
-    """Raise `WakefulError` where a model cannot have gates put in."""
-    if decoder.config.route != "own":
-        raise WakefulError(
-            f"model.route = {decoder.config.route}: gates are put into models whose route is own"
-        )
+
+@torch.no_grad()
+def learned_gates(decoder: Decoder, token: int, text: Int[Tensor, "B L"]) -> Decoder:
+    """Return a decoder with gates that reads a text nearly as `decoder` after `token`.
+
+    All weights but those of the attention's biases are shared with `decoder`, which stays as it is.
+
+    Args:
+        decoder: with the ordinary softmax over each layer's own keys and values.
+        token: stands before every sequence in what the gates are made of.
+        text: sequences to fit the gates on.
+
+    Raises:
+        WakefulError: another normalizer or route, a stored prefix, or a token that is none.
+    """
+    check_absorbs(decoder, "gates")
+
+    def learn(seen: Seen) -> tuple[float, dict[str, Tensor]]:
+        first, rest = seen.ends()
+        odds = rest - first  # (H, N)
+        x = seen.x.flatten(0, 1).double()
+        aim = odds.clamp(-_FURTHEST, _FURTHEST).T
+        centered = x - x.mean(0)
+        covariance = centered.T @ centered
+        covariance.diagonal().add_(_RIDGE * covariance.diagonal().mean())
+        weight = torch.linalg.solve(covariance, centered.T @ (aim - aim.mean(0))).T
+        bias = level(-(weight @ x.T), odds.sigmoid())
+        name = f"route.gates.{seen.layer}"
+        return 0.0, {f"{name}.weight": weight, f"{name}.bias": bias}
+
+    return absorb(decoder, token, text, learn, route=ROUTE)
 
 
 @torch.no_grad()
 def open_gates(decoder: Decoder) -> Decoder:
-    """Return a decoder with the route `output_gate` and the same logits, to the bit.
+    """Return a decoder with gates and the same logits, to the bit.
 
     Every gate is sigmoid(0) = ½, where it learns fastest, and the output projection twice what it
     was. All other weights are shared with `decoder`, which stays as it is.
@@ -26,8 +68,11 @@ def open_gates(decoder: Decoder) -> Decoder:
     Raises:
         WakefulError: the model has a route already.
     """
-    check_gates(decoder)
     config = decoder.config
+    if config.route != "own":
+        raise WakefulError(
+            f"model.route = {config.route}: gates are put into models whose route is own"
+        )
     heads, width = config.shape.num_heads, config.width
     like = decoder.embed.weight
     new: dict[str, Tensor] = {}
@@ -36,4 +81,4 @@ def open_gates(decoder: Decoder) -> Decoder:
         new[f"route.gates.{layer}.bias"] = like.new_zeros(heads)
         out = f"blocks.{layer}.attention.out.weight"
         new[out] = 2 * decoder.get_parameter(out).detach()
-    return rebuilt(decoder, new, route="output_gate")
+    return rebuilt(decoder, new, route=ROUTE)

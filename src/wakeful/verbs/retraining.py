@@ -6,26 +6,28 @@ from torch import Tensor
 
 from wakeful.config.verbs import CureOptions
 from wakeful.display import Display
-from wakeful.errors import WakefulError
 from wakeful.loading.model import Model
 from wakeful.model.decoder import Decoder
-from wakeful.surgery import check_gates, check_sinks, learned_sinks, open_gates, store_prefix
+from wakeful.surgery import (
+    check_absorbs,
+    learned_gates,
+    learned_sinks,
+    open_gates,
+    store_prefix,
+)
 from wakeful.training.matching import PASSES, Matching, divergence, match
 from wakeful.verbs.session import counting
 
 SPEED = 30.0
 """How much faster than matrices sinks, gates and the attention's biases learn, which are few."""
+_FITTED = 16
+"""Training sequences that sinks and gates are fitted on before they are trained."""
 _FAST = (".log_sinks", ".key.bias", ".value.bias", ".out.bias")
 
 
 def check_retrains(plain: Decoder, wanted: CureOptions) -> None:
     """Raise `WakefulError` where sinks or gates cannot be put into a model."""
-    if wanted.sinks:
-        check_sinks(plain)
-    if wanted.gates:
-        check_gates(plain)
-    if plain.config.stored_prefix:
-        raise WakefulError("the model has a stored prefix, which sinks and gates do without")
+    check_absorbs(plain, "sinks" if wanted.sinks else "gates")
 
 
 def retrained(
@@ -38,12 +40,11 @@ def retrained(
     plain = loaded.decoder()
     teacher = store_prefix(plain, [token])
     length = min(wanted.train_length, loaded.context - 1, len(rest))
-    student = plain
-    if wanted.sinks:
-        show.note("starting sinks")
-        rows = min(8, len(rest) // length)
-        student = learned_sinks(student, token, rest[: rows * length].view(rows, length))
-    if wanted.gates:
+    show.note("fitting sinks" if wanted.sinks else "fitting gates")
+    rows = min(_FITTED, len(rest) // length)
+    start = learned_sinks if wanted.sinks else learned_gates
+    student = start(plain, token, rest[: rows * length].view(rows, length))
+    if wanted.sinks and wanted.gates:
         student = open_gates(student)
     student = copy.deepcopy(student)
     before = divergence(student, teacher, text)
@@ -68,10 +69,11 @@ def _said(
 ) -> list[tuple[str, str]]:
     done = []
     if wanted.sinks:
-        words = f"softmax-1 with one a head, made of id {token} stored before the text"
+        words = f"softmax-1 with one a head, fitted to id {token} stored before the text"
         done.append(("Learned sinks", words))
     if wanted.gates:
-        done.append(("Gates", "one a head on the attention's output, half open, W_o doubled"))
+        start = "half open" if wanted.sinks else f"fitted to id {token} stored before the text"
+        done.append(("Gates", f"one a head on the attention's output, {start}"))
     done.append(
         (
             "Training",

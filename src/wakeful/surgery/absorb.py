@@ -1,0 +1,140 @@
+"""`absorb`: a stored token's value goes into biases, and its weight to what may learn it.
+
+With a token z stored before the text, keys k_z and values v_z, a head of an ordinary softmax gives
+
+    u_i = Σ_j p_ij v_j + p_iz v_z = v_z + Σ_j p_ij (v_j − v_z),
+    p_ij = e^{q_i · k_j} / (e^{q_i · k_z} + Σ_j e^{q_i · k_j}).
+
+A shift of all values is a bias of their projection, and v_z, turned by the output projection, is a
+bias of that. What is left of z is the weight p_iz that it takes from all others.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from wakeful.errors import WakefulError
+from wakeful.model.attend import causal_mask
+from wakeful.model.attention import DotProduct
+from wakeful.model.block import Block
+from wakeful.model.decoder import Decoder
+from wakeful.surgery.prefix import store_prefix
+from wakeful.surgery.rebuild import rebuilt
+
+_SMALLEST = 1e-6
+"""The least mean weight: that of none has no logarithm."""
+
+
+class Seen(NamedTuple):
+    """One layer's attention over a text with the stored token as its first key."""
+
+    layer: int
+    x: Float[Tensor, "B L D"]
+    """The normalized input of its queries."""
+    q: Float[Tensor, "B L H d"]
+    k: Float[Tensor, "B P G d"]
+    scale: float
+
+    def ends(
+        self, shift: "Float[Tensor, '#1 L G d'] | None" = None
+    ) -> tuple[Float[Tensor, "H N"], Float[Tensor, "H N"]]:
+        """Return of every query the first key's logit, and the log-sum-exp of all others it sees.
+
+        The others are less `shift`. Both are float64, N = B · L queries.
+        """
+        repeats = self.q.shape[2] // self.k.shape[2]
+        length = self.q.shape[1]
+        hidden = ~causal_mask(length, length, 0, self.q.device)
+        first, rest = [], []
+        for queries, keys in zip(self.q.double(), self.k.double(), strict=True):
+            less = keys if shift is None else torch.cat([keys[:1], keys[1:] - shift[0]])
+            spread = less.repeat_interleave(repeats, dim=1)
+            logits = torch.einsum("lhd,shd->hls", queries, spread) * self.scale
+            first.append(logits[..., 0])
+            rest.append(logits[..., 1:].masked_fill(hidden, -torch.inf).logsumexp(-1))
+        return torch.cat(first, 1), torch.cat(rest, 1)
+
+
+Learn = Callable[[Seen], tuple[Tensor | float, dict[str, Tensor]]]
+"""Given what a layer saw: what is added to its keys' bias, and further parameters by name."""
+
+
+def check_absorbs(decoder: Decoder, what: str) -> None:
+    """Raise `WakefulError` where a model cannot have `what` put in the place of a token."""
+    config = decoder.config
+    for field, wanted in (("normalizer", "softmax"), ("route", "own")):
+        found = getattr(config, field)
+        if found != wanted:
+            raise WakefulError(
+                f"model.{field} = {found}: {what} are put into models whose {field} is {wanted}"
+            )
+    for field, least in (("relaxed_prefix", 1), ("stored_prefix", 0)):
+        if getattr(config, field) > least:
+            raise WakefulError(
+                f"model.{field} = {getattr(config, field)}: {what} stand for one token before a "
+                "text of which no token sees a later one"
+            )
+
+
+@torch.no_grad()
+def absorb(
+    decoder: Decoder, token: int, text: Int[Tensor, "B L"], learn: Learn, **changes: str
+) -> Decoder:
+    """Return a decoder with `changes` and a stored token's values in the attention's biases.
+
+    All other weights are shared with `decoder`, which stays as it is.
+    """
+    prefixed = store_prefix(decoder, [token])
+    shape = decoder.config.shape
+    inputs: dict[int, Tensor] = {}
+    new: dict[str, Tensor] = {}
+
+    def note(layer: int, _query: nn.Module, given: tuple) -> None:
+        inputs[layer] = given[0]
+
+    def see(layer: int, dot: DotProduct, heads: tuple[Tensor, Tensor, Tensor]) -> None:
+        q, k, v = heads
+        key, more = learn(Seen(layer, inputs.pop(layer), q, k, dot.scale))
+        value = v[0, 0]
+        repeated = value.repeat_interleave(shape.num_heads // shape.num_kv_heads, 0).flatten()
+        attention = cast(Block, decoder.blocks[layer]).attention
+        added = {"query": 0.0, "key": key, "value": -value.flatten()}
+        added["out"] = attention.out.weight @ repeated
+        for part, bias in added.items():
+            linear = cast(nn.Linear, attention.get_submodule(part))
+            old = linear.bias
+            old = linear.weight.new_zeros(len(linear.weight)) if old is None else old
+            new[f"blocks.{layer}.attention.{part}.bias"] = old.detach() + bias
+        new.update({name: tensor.to(q.dtype) for name, tensor in more.items()})
+
+    hooks = []
+    for layer, block in enumerate(prefixed.blocks):
+        attention = cast(Block, block).attention
+        hooks.append(attention.query.register_forward_pre_hook(partial(note, layer)))
+        hooks.append(attention.dot.register_forward_pre_hook(partial(see, layer)))
+    try:
+        prefixed.hidden(text)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if decoder.config.positions == "learned":
+        new["positions.weight"] = decoder.positions.weight.detach()[1:].clone()
+    return rebuilt(
+        decoder, new, attention_bias="all", max_length=decoder.config.max_length - 1, **changes
+    )
+
+
+def level(ends: Float[Tensor, "H N"], weights: Float[Tensor, "H N"]) -> Float[Tensor, "H"]:
+    """Return s with mean σ(s − ends) = mean weights, for each head."""
+    mean = weights.mean(1, keepdim=True).clamp(_SMALLEST, 1 - _SMALLEST)
+    # Where all ends were equal, s would be that plus the weight's log-odds: it lies in between.
+    low, high = (bound + mean.logit() for bound in ends.aminmax(dim=1, keepdim=True))
+    for _ in range(60):
+        middle = (low + high) / 2
+        less = (middle - ends).sigmoid().mean(1, keepdim=True) < mean
+        low, high = torch.where(less, middle, low), torch.where(less, high, middle)
+    return ((low + high) / 2).squeeze(1)
