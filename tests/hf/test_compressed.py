@@ -45,7 +45,10 @@ EXACT = [
     "fp8(method=smooth(norms=True))",
 ]
 """What both compute alike to rounding."""
-CLOSE = ["w8a8", "fine(method=smooth(norms=True))", "moderate(scales='static')"]
+CLOSE = [
+    "w8a8", "fine(method=smooth(norms=True))", "moderate(scales='static')",
+    "moderate(scales='static', method=smooth(norms=True))",
+]  # fmt: skip
 """Whose int8 inputs are rounded there from −128 to 127, here from −127 to 127."""
 
 
