@@ -7,7 +7,7 @@ STAMP = $(VENV)/.installed
 .PHONY: help setup demo test test-slow lint format bench clean
 
 help:
-	@echo "make demo       train four small twins, compare them, diagnose them and SmolLM2"
+	@echo "make demo       make a small model ill and cure it, compare four twins, diagnose SmolLM2"
 	@echo "make test       run the test suite"
 	@echo "make test-slow  run the tests that take minutes"
 	@echo "make lint       check style and types"

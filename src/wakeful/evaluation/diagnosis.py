@@ -3,22 +3,27 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import polars as pl
 import torch
 import torch.nn.functional as F
 
+from wakeful.config.tables import from_table
 from wakeful.data.sources import Beginning
+from wakeful.data.tasks import TaskData
 from wakeful.errors import WakefulError
 from wakeful.estimates import mean_and_error
+from wakeful.evaluation.reading import Words, task_rows
 from wakeful.loading.model import Model
 from wakeful.probes.attention import Entropy, Importance, Sinks, Values
-from wakeful.probes.base import Frame, MergeableProbe, gather
+from wakeful.probes.base import SCHEMA, Frame, MergeableProbe, gather
 from wakeful.probes.hidden import BlockInfluence, OutlierChannels, Outliers, Smoothing
 from wakeful.probes.patterns import AttentionPictures, HiddenPicture, MeanAttention
 from wakeful.probes.rank import Ranks
 from wakeful.probes.running import num_layers_of
 from wakeful.probes.watch import watch
+from wakeful.runs.run import Run, read_frame
 from wakeful.world import ALONE, World
 
 
@@ -39,13 +44,20 @@ class Diagnosis:
 
 
 def sequences_of(
-    loaded: Model, text: str | Beginning, *, length: int, num_sequences: int, bos: bool
+    loaded: Model, text: str | Words, *, length: int, num_sequences: int, bos: bool
 ) -> list[list[int]]:
     """Cut a text's first tokens into sequences of `length`, each begun with BOS if asked.
 
+    Of a task they are its validation windows.
+
     Raises:
-        WakefulError: the text is too short, or the length is past the model's context.
+        WakefulError: the text is too short, the length is past the model's context, or the model
+            has other tokens than the task.
     """
+    if isinstance(text, TaskData):
+        return task_rows(
+            loaded, text, length=length, num_sequences=num_sequences, bos=bos
+        ).tolist()  # fmt: skip
     if length < 2:
         raise WakefulError(f"length = {length}: a sequence needs at least 2 tokens")
     if length > loaded.context:
@@ -137,6 +149,41 @@ def diagnose(
         loss_error=error,
         rows=gather(probes),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Said:
+    """What summary.json says of a model besides its figures."""
+
+    model: str
+    architecture: str
+    layers: int
+    length: int
+    sequences: int
+    loss: float
+    loss_standard_error: float | None
+
+
+def read_diagnosis(path: str | Path) -> list[Diagnosis]:
+    """Return what a diagnosis found, from its folder.
+
+    Raises:
+        WakefulError: a file of it is missing or damaged.
+    """
+    run = Run.open(path)
+    run.check_kind("diagnose", "holds no diagnosis")
+    rows = read_frame(run.path / "diagnosis.parquet", {"model": pl.String, **SCHEMA})
+    record = str(run.path / "summary.json")
+    said = from_table(tuple[_Said, ...], run.read_json("summary.json").get("models"), record=record)
+    return [
+        Diagnosis(
+            name=each.model, architecture=each.architecture, num_layers=each.layers,
+            length=each.length, num_sequences=each.sequences, loss=each.loss,
+            loss_error=math.nan if each.loss_standard_error is None else each.loss_standard_error,
+            rows=rows.filter(pl.col("model") == each.model).select(*SCHEMA),
+        )
+        for each in said
+    ]  # fmt: skip
 
 
 def share(sequences: Sequence[Sequence[int]], world: World) -> Sequence[Sequence[int]]:

@@ -26,8 +26,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from wakeful.data.tasks import TaskData
+from wakeful.data.tasks.base import VALIDATION_TOKENS
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
+from wakeful.evaluation.reading import task_rows
 from wakeful.evaluation.scores import Score
 from wakeful.loading.model import Model
 from wakeful.model.decoder import IGNORED
@@ -60,7 +63,7 @@ class TokenizedText:
 
 def perplexity(
     loaded: Model,
-    text: str,
+    text: str | TaskData,
     *,
     length: int,
     stride: int,
@@ -76,22 +79,23 @@ def perplexity(
 
     `stride` is at most `length`; `num_sequences` windows at most are taken from the text's
     beginning, 0 for all. Bits per byte are left out where the tokenizer does not say which part of
-    the text a token stands for.
+    the text a token stands for. A task's text is its validation windows, each of which stands
+    alone; their loss over the task's own takes the place of bits per byte.
 
     Raises:
         WakefulError: a text of fewer than 2 tokens, a window past the model's context, no BOS
             where one is asked for, or a model whose likelihoods mean nothing.
     """
     check_windows(loaded, length=length, stride=stride, bos=bos)
-    tokenized = tokenize(loaded, text)
-    if len(tokenized.tokens) < 2:
-        raise WakefulError(
-            f"the text has {len(tokenized.tokens)} of {loaded.name}'s tokens; at least 2 are needed"
+    tokenized = None
+    if isinstance(text, TaskData):
+        cut = _task_windows(
+            loaded, text, length=length, stride=stride, num_sequences=num_sequences, bos=bos
         )
-    stream = [loaded.bos, *tokenized.tokens] if bos and loaded.bos is not None else tokenized.tokens
-    cut = windows(stream, length=length, stride=stride, bos=bos)
-    whole = num_sequences == 0 or num_sequences >= len(cut)
-    cut = cut if whole else cut[:num_sequences]
+    else:
+        tokenized = tokenize(loaded, text)
+        cut = _text_windows(loaded, tokenized, length=length, stride=stride, bos=bos)
+        cut = cut[:num_sequences] if num_sequences else cut
     keys = tuple(_key(window) for window in cut)
     world.check_same(
         [loaded.name, *keys],
@@ -113,7 +117,16 @@ def perplexity(
             weights=counts, exponential=True, higher_is_better=False,
         )
     ]  # fmt: skip
-    sizes = _sizes(tokenized, cut, counts, bos=bos)
+    if isinstance(text, TaskData):
+        rows = np.array([[*window.inputs, window.targets[-1]] for window in cut])
+        scores.append(
+            Score(
+                model=loaded.name, task="text", metric="loss over the task's own", keys=keys,
+                values=nats - text.task.losses(rows).sum(1), weights=counts,
+                higher_is_better=False,
+            )
+        )  # fmt: skip
+    sizes = tokenized and _sizes(tokenized, cut, counts, bos=bos)
     if sizes is not None:
         scores.append(
             Score(
@@ -122,6 +135,32 @@ def perplexity(
             )
         )  # fmt: skip
     return scores
+
+
+def _text_windows(
+    loaded: Model, text: TokenizedText, *, length: int, stride: int, bos: bool
+) -> list[Window]:
+    if len(text.tokens) < 2:
+        raise WakefulError(
+            f"the text has {len(text.tokens)} of {loaded.name}'s tokens; at least 2 are needed"
+        )
+    stream = [loaded.bos, *text.tokens] if bos and loaded.bos is not None else text.tokens
+    return windows(stream, length=length, stride=stride, bos=bos)
+
+
+def _task_windows(
+    loaded: Model, data: TaskData, *, length: int, stride: int, num_sequences: int, bos: bool
+) -> list[Window]:
+    if stride != length:
+        raise WakefulError(
+            f"stride = {stride}: the windows of {data.task} stand alone; leave it out"
+        )
+    most = VALIDATION_TOKENS // length
+    number = min(num_sequences or most, most)
+    rows = task_rows(
+        loaded, data, length=length, num_sequences=number, bos=bos, targets=1
+    ).tolist()  # fmt: skip
+    return [Window(row[:-1], row[1:], 1) for row in rows]
 
 
 def check_windows(loaded: Model, *, length: int, stride: int, bos: bool) -> None:

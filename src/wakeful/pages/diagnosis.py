@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import altair as alt
 import polars as pl
@@ -55,6 +55,7 @@ _LAYERS = alt.X(
 )  # fmt: skip
 """From the first layer, the embedding's −1 or 0, to the last."""
 _BARE = alt.Axis(labels=False, ticks=False)
+Level = Literal["good", "mixed", "bad"]
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,7 @@ class Finding:
     """One statement of the verdict: what was measured, what it means, what others have."""
 
     title: str
-    level: str
-    """"good", "mixed" or "bad"."""
+    level: Level
     text: str
     band: str
     """Published figures to compare with."""
@@ -152,7 +152,7 @@ def findings(diagnosis: Diagnosis) -> list[Finding]:
     return [
         Finding(
             "Attention sinks",
-            _level(share or 0.0, 0.05, 0.3),
+            sink_level(share or 0.0),
             f"The first token is the most attended key of {share:.1%} of (query, head) pairs and "
             f"takes {mass:.1%} of all attention, its own row left out.",
             "GPT-2 medium 76% and 52%; softmax-1 models about 2% (From Attention to Activation).",
@@ -186,7 +186,12 @@ def findings(diagnosis: Diagnosis) -> list[Finding]:
     ]
 
 
-def _level(value: float, good: float, bad: float) -> str:
+def sink_level(share: float) -> Level:
+    """Return what a first token's share of attention means."""
+    return _level(share, 0.05, 0.3)
+
+
+def _level(value: float, good: float, bad: float) -> Level:
     return "good" if value <= good else "bad" if value >= bad else "mixed"
 
 
@@ -313,6 +318,11 @@ def _heads(diagnosis: Diagnosis, metric: str, title: str) -> Drawing:
     return wide(alt.layer(cells, marks), alt.Step(14))
 
 
+def first_token_heads(diagnosis: Diagnosis) -> Drawing:
+    """Draw the first-token share of every layer and head."""
+    return _heads(diagnosis, "first_key_share_without_row_0", "first-token share")
+
+
 def _pictures(diagnosis: Diagnosis) -> Drawing | None:
     """Draw the attention of the chosen layers and heads as small squares."""
     cells = _placed(diagnosis, "attention_picture", "query", "key", "layer", "head")
@@ -389,7 +399,7 @@ def write_diagnosis(
                 "lazy_layers": lazy_layers(each),
                 "findings": findings(each),
                 "rank": _heads(each, "rank", "rank"),
-                "share": _heads(each, "first_key_share_without_row_0", "first-token share"),
+                "share": first_token_heads(each),
                 "pictures": _pictures(each),
                 "mean": _mean_attention(each),
                 "hidden": _hidden(each),

@@ -165,6 +165,7 @@ def method_of(
     *,
     bos: str,
     dtype: str,
+    text: str,
     windows: str,
 ) -> dict[str, str]:
     """Return what a reader needs to judge and repeat the figures."""
@@ -181,7 +182,7 @@ def method_of(
         )
         part = f"at most {options.windows} windows" if options.windows else "all of it"
         method["Text"] = (
-            f"{options.source}, {part}, windows of {windows}, each token (but the first where "
+            f"{text}, {part}, windows of {windows}, each token (but the first where "
             f"there is no BOS) counted once: {counts}"
         )
     for task in dict.fromkeys(score.task for score in scores if score.task != "text"):

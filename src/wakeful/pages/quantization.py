@@ -23,7 +23,7 @@ from wakeful.pages.charts import (
     tip,
     wide,
 )
-from wakeful.pages.diagnosis import Finding
+from wakeful.pages.diagnosis import Finding, Level
 from wakeful.pages.page import write_page
 from wakeful.pages.pretrained import PrintedRow
 from wakeful.quant.measure import Measurement
@@ -235,7 +235,7 @@ def findings(damage: Damage) -> list[Finding]:
     ]
 
 
-def _judged(damage: Damage, name: str) -> tuple[str, str]:
+def _judged(damage: Damage, name: str) -> tuple[Level, str]:
     """Return the level and the words of a scheme's finding."""
     figures = scheme_figures(damage, name)
     before = damage.measurement.perplexity()[0]

@@ -49,7 +49,7 @@ T = TypeVar("T")
 FORMAT = 1
 LOGS = ("metrics.jsonl", "trajectories.jsonl", "attention.jsonl")
 """Files that grow by a row."""
-RESUMED = ("train", "compare", "inherit")
+RESUMED = ("train", "compare", "inherit", "demo")
 """The kinds of run that can be gone on with."""
 Columns = Mapping[str, type]
 """The polars type of each column."""
@@ -72,7 +72,7 @@ class Header:
 
     format: int = FORMAT
     kind: str = ""
-    """train, compare, inherit, diagnose, evaluate, quantize, quantized or reproduce."""
+    """train, compare, inherit, demo, diagnose, evaluate, quantize, quantized or reproduce."""
     created: str = ""
     status: str = ""
     """running, stopped or done."""

@@ -12,12 +12,12 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from wakeful.config.verbs import LENGTH, DiagnoseOptions
-from wakeful.data.sources import Beginning, beginning_of
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
 from wakeful.evaluation.diagnosis import Diagnosis as Diagnosed
 from wakeful.evaluation.diagnosis import diagnose as diagnose_model
 from wakeful.evaluation.diagnosis import sequences_of, tidy
+from wakeful.evaluation.reading import Words, words_of
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.pages.charts import Drawing, save_chart
 from wakeful.pages.diagnosis import (
@@ -37,7 +37,7 @@ from wakeful.verbs.result import (
     name_of,
     same_or_each,
 )
-from wakeful.verbs.session import counting, session
+from wakeful.verbs.session import counting, own_words, session, text_words
 from wakeful.world import World
 
 PASSES = 3.0
@@ -126,17 +126,18 @@ def diagnose(
     wanted = asked(DiagnoseOptions, options, given)
     with session("diagnose", wanted, shown) as at:
         world, longest = at.world, wanted.length or LENGTH
-        words = world.leader_first(
-            lambda: beginning_of(wanted.source, longest * wanted.num_sequences)
-        )
+        words = world.leader_first(lambda: words_of(wanted.source, longest * wanted.num_sequences))
         found: list[Diagnosed] = []
+        texts: dict[str, str] = {}
         for model in at.each(models, tokenizer):
-            found.append(_diagnosed(model, words, wanted, at.show, world))
+            own = own_words(model, wanted, words)
+            texts[model.name] = text_words(own, wanted)
+            found.append(_diagnosed(model, own, wanted, at.show, world))
             del model
         lengths = {each.name: f"{each.length} tokens" for each in found}
         method = {
             "Models": ", ".join(f"{each.name} ({each.architecture})" for each in found),
-            "Text": f"{wanted.source}, {wanted.num_sequences} sequences of "
+            "Text": f"{same_or_each(texts)}, {wanted.num_sequences} sequences of "
             f"{same_or_each(lengths)} from its beginning",
             "BOS": at.bos,
             "Arithmetic": f"model in {at.dtype}, metrics in float32 or better",
@@ -158,7 +159,7 @@ def diagnose(
 
 
 def _diagnosed(
-    model: Model, words: Beginning, wanted: DiagnoseOptions, show: Display, world: World
+    model: Model, words: Words, wanted: DiagnoseOptions, show: Display, world: World
 ) -> Diagnosed:
     heads = _heads(model)
     outside = [head for head in wanted.heads if not 0 <= head < heads]

@@ -12,11 +12,13 @@ from rich.markup import escape
 from rich.table import Table as Grid
 
 from wakeful.config.verbs import LENGTH, EvaluateOptions
-from wakeful.data.sources import Beginning, beginning_of
+from wakeful.data.sources import Beginning
+from wakeful.data.tasks import TaskData
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
 from wakeful.evaluation.examples import Choice, Completion, read_choices, read_lambada
 from wakeful.evaluation.perplexity import check_causal, perplexity
+from wakeful.evaluation.reading import Words, words_of
 from wakeful.evaluation.scores import Score, averages, tidy
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.pages.charts import Drawing
@@ -30,7 +32,7 @@ from wakeful.verbs.result import (
     name_of,
     same_or_each,
 )
-from wakeful.verbs.session import counting, session
+from wakeful.verbs.session import counting, own_words, session, text_words
 from wakeful.world import World
 
 if TYPE_CHECKING:
@@ -100,7 +102,7 @@ class Evaluation(Result):
 class _Material:
     """What was read before any model was loaded."""
 
-    text: Beginning
+    text: Words
     tasks: Mapping[str, "Task"]
 
 
@@ -134,15 +136,18 @@ def evaluate(
         scores: list[Score] = []
         names: dict[str, str] = {}
         lengths: dict[str, str] = {}
+        texts: dict[str, str] = {}
         for model in at.each(models, tokenizer):
             names[model.name] = model.architecture
             length = wanted.length_for(model.context)
             lengths[model.name] = f"{length} tokens every {wanted.stride or length}"
-            scores += _measure(model, wanted, material, at.show, at.world)
+            words = own_words(model, wanted, material.text)
+            texts[model.name] = text_words(words, wanted)
+            scores += _measure(model, wanted, words, material.tasks, at.show, at.world)
             del model
         method = method_of(
             names, scores, wanted, at.machine, bos=at.bos, dtype=at.dtype,
-            windows=same_or_each(lengths),
+            text=same_or_each(texts), windows=same_or_each(lengths),
         )  # fmt: skip
         result = Evaluation(
             names=names, scores=tuple(scores), method=method, machine=at.machine,
@@ -155,7 +160,7 @@ def evaluate(
 def _read(wanted: EvaluateOptions, show: Display) -> _Material:
     """Read the text and the examples; what is wrong with them is said before a model is loaded."""
     enough = (wanted.length or LENGTH) * wanted.windows
-    text = beginning_of(wanted.source, enough) if wanted.source else Beginning("")
+    text = words_of(wanted.source, enough) if wanted.source else Beginning("")
     completions = read_lambada(wanted.lambada) if wanted.lambada else []
     choices = read_choices(wanted.choices, wanted.labels) if wanted.choices else []
     tasks: dict[str, Task] = {}
@@ -197,16 +202,22 @@ def read_tasks(
 
 
 def _measure(
-    model: Model, wanted: EvaluateOptions, material: _Material, show: Display, world: World
+    model: Model,
+    wanted: EvaluateOptions,
+    words: Words,
+    tasks: Mapping[str, "Task"],
+    show: Display,
+    world: World,
 ) -> list[Score]:
     check_causal(model.name, model.module)
     bos = bool(model.begin(wanted.bos))
     scores: list[Score] = []
     if wanted.source:
         length = wanted.length_for(model.context)
+        count = length * wanted.windows
         scores += perplexity(
             model,
-            material.text.text_of(model.plain, length * wanted.windows),
+            words if isinstance(words, TaskData) else words.text_of(model.plain, count),
             length=length,
             stride=wanted.stride or length,
             num_sequences=wanted.windows,
@@ -215,7 +226,7 @@ def _measure(
             progress=counting(show, f"{model.name}: windows", model, tokens=length),
             world=world,
         )
-    if material.tasks:
+    if tasks:
         from wakeful.evaluation.adapter import asked as as_asked  # noqa: PLC0415 - needs lm-eval
         from wakeful.evaluation.harness import Dealt, run_tasks  # noqa: PLC0415
 
@@ -227,6 +238,6 @@ def _measure(
         )
         if world.size > 1:
             answers = Dealt(model.name, answers, world)
-        answered = run_tasks(model.name, answers, material.tasks, limit=wanted.limit)
+        answered = run_tasks(model.name, answers, tasks, limit=wanted.limit)
         scores += [*answered, *averages(answered)]
     return scores

@@ -14,11 +14,12 @@ from rich.table import Table as Grid
 from torch import Tensor
 
 from wakeful.config.verbs import LENGTH, QuantizeOptions, SavedAs
-from wakeful.data.sources import Beginning, beginning_of
+from wakeful.data.sources import Beginning
 from wakeful.device import choose_device
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
 from wakeful.evaluation.diagnosis import sequences_of
+from wakeful.evaluation.reading import Words, words_of
 from wakeful.hf.compressed import compressed_config, save_compressed
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.quantized import file_bytes, save_quantized, state_bytes
@@ -62,7 +63,7 @@ from wakeful.verbs.result import (
     same_or_each,
     showing,
 )
-from wakeful.verbs.session import bos_words, foretell
+from wakeful.verbs.session import bos_words, foretell, own_words, text_words
 from wakeful.world import ALONE
 
 
@@ -288,9 +289,9 @@ def quantize(
     extra = wanted.calibration_sequences if any(each.calibrated for each in found) else 0
     count = wanted.num_sequences if measures else 0
     with showing(shown, "quantize", ALONE) as show:
-        words = Beginning("")
+        words: Words = Beginning("")
         if count + extra:
-            words = beginning_of(wanted.source, (wanted.length or LENGTH) * (count + extra))
+            words = words_of(wanted.source, (wanted.length or LENGTH) * (count + extra))
         loading = each_model(
             models, tokenizer=tokenizer, device=wanted.device, dtype=wanted.dtype,
             trust_remote_code=wanted.trust_remote_code, show=show, world=ALONE,
@@ -319,7 +320,7 @@ def quantize(
 def _of_one(
     loading: Iterator[Model],
     source: Source,
-    words: Beginning,
+    words: Words,
     wanted: QuantizeOptions,
     schemes: Sequence[Scheme],
     count: int,
@@ -333,6 +334,7 @@ def _of_one(
     if any(each.cache is not None for each in schemes):
         check_cache(loaded.module)
     length = wanted.length_for(loaded.context)
+    words = own_words(loaded, wanted, words)
     tokens = _tokens(loaded, words, wanted, length, count + extra)
     if count:
         # The model's own pass, each scheme's, and every layer alone beside its quantized forms; and
@@ -354,9 +356,10 @@ def _of_one(
         if table is not None:
             damage = replace(damage, printed=table.row_of(_description(loaded)))
     machine = environment(choose_device(wanted.device))
+    text = text_words(words, wanted)
     return Quantization(
         models=forms, bos=loaded.bos, source=name_of(source), damage=damage,
-        method=_method(loaded, wanted, len(layers), length, extra, machine),
+        method=_method(loaded, wanted, text, len(layers), length, extra, machine),
         layers=tuple(layers), machine=machine, figures=wanted.figures,
     )  # fmt: skip
 
@@ -437,7 +440,7 @@ def _check(wanted: QuantizeOptions, schemes: Sequence[Scheme], models: int) -> N
 
 
 def _tokens(
-    loaded: Model, words: Beginning, wanted: QuantizeOptions, length: int, count: int
+    loaded: Model, words: Words, wanted: QuantizeOptions, length: int, count: int
 ) -> list[Tensor]:
     if not count:
         return []
@@ -491,6 +494,7 @@ def _tell(show: Display, name: str, total: int, done: int) -> None:
 def _method(
     loaded: Model,
     wanted: QuantizeOptions,
+    text: str,
     layers: int,
     length: int,
     calibration: int,
@@ -501,7 +505,7 @@ def _method(
         "Model": f"{loaded.name} ({loaded.architecture})",
         "Layers": f"{layers} linear layers; embeddings, norms and a head tied to an embedding stay"
         + skipped,
-        "Text": f"{wanted.source}, {wanted.num_sequences} sequences of {length} tokens from its "
+        "Text": f"{text}, {wanted.num_sequences} sequences of {length} tokens from its "
         "beginning, the same for every scheme",
         "BOS": bos_words(loaded, wanted.bos),
         "Perplexity": f"exp(Σ nll / Σ tokens); window {length}, stride {length}; full-precision "

@@ -11,7 +11,7 @@ from wakeful.verbs.inherit import Inheritance
 _KINDS = {
     "train": "a training run", "compare": "a comparison", "inherit": "an inheritance",
     "diagnose": "a diagnosis", "evaluate": "an evaluation", "quantize": "a damage report",
-    "quantized": "a quantized model", "reproduce": "an exhibit",
+    "quantized": "a quantized model", "reproduce": "an exhibit", "demo": "a demonstration",
 }  # fmt: skip
 
 

@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from wakeful.config.verbs import DiagnoseOptions, EvaluateOptions
+from wakeful.config.verbs import DiagnoseOptions, EvaluateOptions, QuantizeOptions
+from wakeful.data.tasks import TaskData
 from wakeful.device import choose_device, rough_seconds
 from wakeful.display import Display, Shown, duration
+from wakeful.evaluation.reading import Words, own_task
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.runs.run import Environment, Run, environment
 from wakeful.verbs.result import (
@@ -107,6 +109,20 @@ def foretell(
             f"{name}: {total:,} of {tokens:,} tokens, {size / 1e6:,.1f}M parameters; very "
             f"roughly {duration(seconds)} on this machine"
         )
+
+
+def own_words(
+    model: Model, wanted: DiagnoseOptions | EvaluateOptions | QuantizeOptions, words: Words
+) -> Words:
+    """Return what a model reads: the task that it was trained on, if any, where none is named."""
+    if wanted.text or wanted.data or not wanted.source:
+        return words
+    return own_task(model) or words
+
+
+def text_words(words: Words, wanted: DiagnoseOptions | EvaluateOptions | QuantizeOptions) -> str:
+    """Return what a page calls the text that was read."""
+    return f"{words.task}, validation" if isinstance(words, TaskData) else wanted.source
 
 
 def bos_words(model: Model, bos: str) -> str:

