@@ -23,7 +23,7 @@ def write_text(folder: Path, *, documents: int = 60, words: int = 80) -> Path:
     return folder
 
 
-def tiny(text: Path, **over: Table) -> Config:
+def tiny(text: Path, **over: Table | str) -> Config:
     """Return the configuration of a run that takes about a second."""
     base: Table = {
         "model": {"num_layers": 2, "num_heads": 2, "width": 16, "mlp_width": 24, "max_length": 32},
