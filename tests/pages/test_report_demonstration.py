@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from pages.test_report import make_comparison
+from wakeful.comparison.reading import read_comparison
 from wakeful.config.schema import Config, config_to_toml
 from wakeful.data.tasks import TaskData, task_of
 from wakeful.errors import WakefulError
-from wakeful.pages.comparison.reading import read_comparison
 from wakeful.pages.demonstration import Story
 from wakeful.pages.film import film_of
 from wakeful.runs.run import Run

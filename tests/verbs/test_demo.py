@@ -8,11 +8,11 @@ import pytest
 
 from training.runs import text, tiny
 from wakeful.cli import main
+from wakeful.comparison.reading import read_comparison
 from wakeful.config.schema import config_from_table
 from wakeful.config.tables import merged, to_table
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.evaluation.diagnosis import read_diagnosis
-from wakeful.pages.comparison.reading import read_comparison
 from wakeful.pages.demonstration import Story
 from wakeful.runs.run import Run
 from wakeful.verbs import demo

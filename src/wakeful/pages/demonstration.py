@@ -7,12 +7,12 @@ from pathlib import Path
 
 import polars as pl
 
+from wakeful.comparison.reading import Comparison, TrainedRun
+from wakeful.comparison.tables import machines, smoothing_window
 from wakeful.evaluation.diagnosis import Diagnosis
 from wakeful.pages.charts import colors
 from wakeful.pages.comparison.charts import difference_chart, relative_loss_chart
 from wakeful.pages.comparison.page import caveat, verdicts
-from wakeful.pages.comparison.reading import Comparison, TrainedRun
-from wakeful.pages.comparison.tables import machines, smoothing_window
 from wakeful.pages.diagnosis import Level, findings, first_token_heads, sink_level
 from wakeful.pages.film import film_of
 from wakeful.pages.page import write_page

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from wakeful.comparison.reading import TrainedRun
 from wakeful.data.tasks.base import task_of
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
-from wakeful.pages.comparison.reading import TrainedRun
 from wakeful.runs.run import Run
 from wakeful.training.records import HeadWeights, rows
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from wakeful.comparison.reading import Comparison
 from wakeful.config.schema import Config, config_from_table, variants_of
 from wakeful.config.tables import merged, read_table
 from wakeful.data.preparing import Progress
@@ -15,7 +16,6 @@ from wakeful.display import Shown, duration, usual
 from wakeful.evaluation.diagnosis import Diagnosis, read_diagnosis
 from wakeful.hf.whole import INSTALL_SMOLLM2
 from wakeful.model.decoder import Decoder
-from wakeful.pages.comparison.reading import Comparison
 from wakeful.pages.demonstration import Story, write_demonstration
 from wakeful.runs.run import Run
 from wakeful.training.setup import check_run
