@@ -194,13 +194,18 @@ def _begun(
         diagnosed = _diagnosed(options, reference, data, show)
         recipe = make_recipe(place, options, total, data, diagnosed)
         recipe.check(total)
-        windows = _evaluated(check_stages(recipe, reference.decoder()), reference, data, show)
+        config, started = check_stages(recipe, reference.decoder()), time.monotonic()
+        windows = _evaluated(config, reference, data, show)
+        per_token = (time.monotonic() - started) / windows["tokens"].sum()
         costs: list[Cost] = []
         if not options.train.steps:
             show.note("timing a step of every model")
             costs = measure_costs(recipe, reference.decoder(), data)
             left = 60 * (options.minutes or _DEFAULT_MINUTES) - (time.monotonic() - began)
             seeds = len(recipe.of_seeds())
+            if recipe.bridge.map != "none":  # as long as the reference takes for its tokens
+                tokens = min(recipe.bridge.tokens, data.train.num_tokens)
+                left -= seeds * recipe.rounds * tokens * per_token
             recipe = with_steps(recipe, options, steps_within(costs, left / seeds))
             show.note(f"{recipe.train.steps} steps a round fit into the time")
         for doubt in doubts(recipe, windows, costs):
