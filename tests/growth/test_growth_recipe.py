@@ -282,6 +282,11 @@ def test_costs_are_measured_for_every_arm(reference: Run, text: Path, known: Mod
     for name, parameter in known.decoder().named_parameters():
         assert torch.equal(parameter, before[name])
         assert not parameter.requires_grad
+    # A user's own module, which is trained elsewhere, is left as it was.
+    module = known.decoder().requires_grad_(True).train()
+    measure_costs(dataclasses.replace(recipe, baselines=("distillation",)), module, data)
+    assert module.training
+    assert all(parameter.requires_grad for parameter in module.parameters())
 
 
 def test_savings_are_counted_on_live_tensors(known: Model, reference: Run) -> None:

@@ -205,6 +205,8 @@ def measure_costs(recipe: Recipe, reference: Decoder, data: PreparedData) -> lis
     Later rounds are counted at the first's cost a layer, and all the rounds that may be needed.
     """
     depth = len(recipe.layers)
+    learning = {name for name, p in reference.named_parameters() if p.requires_grad}
+    training = reference.training
     grown = [1 + number * recipe.grow / depth for number in range(recipe.rounds)]
     setting = setting_of(recipe, reference, recipe.layer_map(0))
     heir = setting.inherit(recipe.layer_map(0), copy=recipe.copy)
@@ -221,7 +223,10 @@ def measure_costs(recipe: Recipe, reference: Decoder, data: PreparedData) -> lis
             second = baseline.second(setting, start)
             full = _cost(recipe, reference, name, second, data, 0.0, DistillConfig())
             costs[-1] = Cost(name, (cost.step + full.step) / 2, full.evaluation, cost.share)
-    reference.to("cpu")
+    # A teacher is frozen, and this one may be a user's own module.
+    reference.to("cpu").train(training)
+    for name, parameter in reference.named_parameters():
+        parameter.requires_grad_(name in learning)
     return costs
 
 
