@@ -58,6 +58,7 @@ def test_the_run_of_the_least_loss_is_left_out_and_grows_back_by_angle() -> None
     facts = Diagnosed(figures, angles, {1: 3.0, 3: 2.0, 2: 2.5})
     assert choose(facts, "bridge", 4).sources == (0, 1, 2, 5)
     assert ordered(facts, "bridge", 4) == [0, 1, 2, 5, 4, 3]
+    assert choose(Diagnosed(figures, angles), "bridge", 6).sources == tuple(range(6))
 
 
 def test_what_cannot_be_tried_is_refused() -> None:

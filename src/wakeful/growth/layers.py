@@ -227,8 +227,8 @@ def ordered(
         )
     if by == "bridge":
         losses = diagnosed.losses
-        start = min(losses, key=lambda start: losses[start])
-        return _regrown(diagnosed.angles, [(start, start + total - num_layers)])
+        starts = sorted(losses, key=lambda start: losses[start])[:1]  # none of a whole model
+        return _regrown(diagnosed.angles, [(start, start + total - num_layers) for start in starts])
     if by == "lazy":
         run = laziest(diagnosed.figures["rank"], num_layers).sources
         return [*run, *(layer for layer in range(total) if layer not in run)]

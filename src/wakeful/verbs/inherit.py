@@ -388,12 +388,10 @@ def _diagnosed(
         )
     tokens = torch.from_numpy(data.train.tokens[: length * count].astype("int64"))
     found = diagnose_layers(reference.decoder(), tokens.view(count, length).tolist())
-    if options.blocks or options.choose != "bridge":
-        return found
     total = reference.decoder().config.num_layers
     dropped = total - depth_of(options, total)
-    if not dropped:
-        return dataclasses.replace(found, losses={total: 0.0})
+    if options.blocks or options.choose != "bridge" or not dropped:
+        return found
     show.note(f"trying runs of {dropped} layers")
     length = options.train.length
     rows = min(_TRIED, data.train.num_tokens // length)
