@@ -10,7 +10,7 @@ from transformers.pytorch_utils import Conv1D
 
 from wakeful.errors import WakefulError
 from wakeful.quant import SCHEMES, Absmax, Scheme, Zeropoint, parse_scheme
-from wakeful.quant.arithmetic import Arithmetic, integer_matmul
+from wakeful.quant.arithmetic import Arithmetic, _by_floats, integer_matmul
 from wakeful.quant.linear import QuantizedLinear, quantized
 from wakeful.variants import Variant, build, variants
 
@@ -122,6 +122,14 @@ def test_integer_products_are_exact_at_their_largest(shape: tuple[int, int, int]
     assert (integer_matmul(a, b) == -127 * 127 * k).all()
     a, b = (torch.randint(-127, 128, s, dtype=torch.int8) for s in ((m, k), (n, k)))
     assert torch.equal(integer_matmul(a, b).long(), a.long() @ b.long().T)
+
+
+@pytest.mark.parametrize("k", [1, 1024, 4099])
+def test_float_kernels_add_up_integers_without_rounding(k: int) -> None:
+    a = torch.full((3, k), -128, dtype=torch.int8)
+    assert (_by_floats(a, a) == 128 * 128 * k).all()
+    a, b = (torch.randint(-128, 128, (rows, k), dtype=torch.int8) for rows in (3, 5))
+    assert torch.equal(_by_floats(a, b).long(), a.long() @ b.long().T)
 
 
 def test_4_bits_are_packed() -> None:
