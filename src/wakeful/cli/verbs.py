@@ -11,7 +11,7 @@ from typing import Annotated
 
 import tyro
 
-from wakeful.cli.console import display, finish, standard_input, tell
+from wakeful.cli.console import OUT, display, finish, standard_input, tell
 from wakeful.cli.parsing import (
     SOURCES,
     asks_for_help,

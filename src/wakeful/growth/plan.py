@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import cast, get_args
 
 import polars as pl
 import torch
@@ -115,7 +115,7 @@ def with_steps(recipe: Recipe, options: InheritOptions, steps: int) -> Recipe:
 
 
 def _ordered(diagnosed: Diagnosed, options: InheritOptions, num_layers: int) -> list[int]:
-    by = options.choose
+    by = cast(By, options.choose)
     assert by in get_args(By)
     return ordered(diagnosed, by, num_layers, pinned=options.pinned, gaps=options.gaps)
 

@@ -196,7 +196,7 @@ def _begun(
         recipe.check(total)
         config, started = check_stages(recipe, reference.decoder()), time.monotonic()
         windows = _evaluated(config, reference, data, show)
-        per_token = (time.monotonic() - started) / windows["tokens"].sum()
+        per_token = (time.monotonic() - started) / int(windows["tokens"].sum())
         costs: list[Cost] = []
         if not options.train.steps:
             show.note("timing a step of every model")
