@@ -16,7 +16,7 @@ from wakeful.exhibits import paper_table
 from wakeful.exhibits.exhibit import published
 from wakeful.pages.charts import specification
 from wakeful.pages.comparison.charts import followed_charts, training_loss_chart
-from wakeful.pages.comparison.page import render_terminal, write_report
+from wakeful.pages.comparison.page import render_terminal, verdicts, write_report
 from wakeful.runs.run import Run
 
 # Attention on BOS of two heads at steps 0, 10 and 20, a third of it for the second head.
@@ -76,6 +76,10 @@ def test_growth_is_judged_by_its_interval_over_seeds(folder: Path, tmp_path: Pat
     assert ill.after == pytest.approx((0.62, 0.02 / 3**0.5))
     page = write_report(comparison, tmp_path / "r.html", title="t").read_text()
     assert "Heads over training steps" in page
+    assert verdicts(comparison)[0] == (
+        "A sink grows in ill (0.6200 ± 0.0115). Whether one grows is not resolved in "
+        "well (0.0190 ± 0.0059). In brackets: attention on BOS at the end."
+    )
     assert "loss over the task&#39;s own (nats) of each variant over steps" in page
     terminal = io.StringIO()
     Console(file=terminal, width=200).print(render_terminal(comparison))

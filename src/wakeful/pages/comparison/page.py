@@ -1,7 +1,7 @@
 """What a comparison found: in plain words, on the terminal, and as one offline HTML page."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -11,6 +11,7 @@ from rich.text import Text
 
 from wakeful.comparison.reading import Comparison
 from wakeful.comparison.tables import (
+    Growth,
     differing_fields,
     machines,
     paired_difference,
@@ -36,8 +37,21 @@ from wakeful.pages.page import write_page
 
 
 def verdicts(comparison: Comparison) -> list[str]:
-    """Return one sentence for each variant but the baseline."""
-    return [_verdict(comparison, variant) for variant in comparison.variants[1:]]
+    """Return what became of sinks that training followed, and a sentence for each variant but the
+    baseline."""
+    losses = [_verdict(comparison, variant) for variant in comparison.variants[1:]]
+    return [*_sinks(sink_growth(comparison)), *losses]
+
+
+def _sinks(growth: Sequence[Growth]) -> list[str]:
+    """Say where attention on BOS grows, shrinks or does neither surely, and how much there is."""
+    begin = {"grows": "A sink grows in", "shrinks": "Attention on BOS shrinks in"}
+    ends: dict[str, list[str]] = {}
+    for each in growth:
+        words = begin.get(each.outcome, "Whether one grows is not resolved in")
+        ends.setdefault(words, []).append(f"{each.variant} ({with_error(*each.after)})")
+    said = [f"{words} {', '.join(names)}." for words, names in ends.items()]
+    return [" ".join([*said, "In brackets: attention on BOS at the end."])] if growth else []
 
 
 def _verdict(comparison: Comparison, variant: str) -> str:
