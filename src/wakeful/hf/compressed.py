@@ -179,7 +179,7 @@ def _detached(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _linears(config: PreTrainedConfig) -> dict[str, tuple[int, int]]:
     """Return the shape (N, K) of every `nn.Linear` of the stock model, by name."""
     with torch.device("meta"):
-        skeleton = AutoModelForCausalLM.from_config(config)
+        skeleton = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     return {
         name: (module.out_features, module.in_features)
         for name, module in skeleton.named_modules()
