@@ -106,6 +106,7 @@ def test_one_seed_shows_curves_and_resolves_nothing(folder: Path) -> None:
     (folder / "run.json").write_text(json.dumps(header))
     comparison = read_comparison(folder)
     assert {each.outcome for each in sink_growth(comparison)} == {"not resolved"}
+    assert not any("BOS" in sentence for sentence in verdicts(comparison))
     chart = specification(followed_charts(comparison)[0][1])
     assert [layer["mark"]["type"] for layer in chart["layer"]] == ["line"]
 

@@ -44,14 +44,18 @@ def verdicts(comparison: Comparison) -> list[str]:
 
 
 def _sinks(growth: Sequence[Growth]) -> list[str]:
-    """Say where attention on BOS grows, shrinks or does neither surely, and how much there is."""
+    """Say where attention on BOS grows, shrinks or does neither surely, and how much there is.
+
+    Nothing where no interval resolves a change, as those of one seed cannot.
+    """
     begin = {"grows": "A sink grows in", "shrinks": "Attention on BOS shrinks in"}
     ends: dict[str, list[str]] = {}
     for each in growth:
         words = begin.get(each.outcome, "Whether one grows is not resolved in")
         ends.setdefault(words, []).append(f"{each.variant} ({with_error(*each.after)})")
     said = [f"{words} {', '.join(names)}." for words, names in ends.items()]
-    return [" ".join([*said, "In brackets: attention on BOS at the end."])] if growth else []
+    resolved = any(words in begin.values() for words in ends)
+    return [" ".join([*said, "In brackets: attention on BOS at the end."])] if resolved else []
 
 
 def _verdict(comparison: Comparison, variant: str) -> str:
