@@ -352,7 +352,7 @@ def test_compiling_the_whole_graph_changes_nothing():
 
 
 BASES = {
-    "routes": ["ValueRoute", "_Residual", "_Sharing"],
+    "routes": ["ValueRoute", "Gates", "_Residual", "_Sharing"],
     "depth": ["DepthMix", "SublayerMix"],
     "normalizers": ["Normalizer"],
     "norms": ["Norm"],

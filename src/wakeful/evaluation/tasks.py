@@ -56,7 +56,7 @@ def named_tasks(names: Sequence[str], *, shots: int = 0) -> dict[str, Task]:
     `shots` solved examples stand before each question; 0 leaves it to the task, mostly none.
 
     Raises:
-        WakefulError: no such task, or its data cannot be had.
+        WakefulError: no such task, or its data cannot be fetched.
     """
     manager = TaskManager()
     known = set(manager.all_tasks)

@@ -1,5 +1,6 @@
-"""`output_gate`: what the layer's input lets through of a head's output."""
+"""Gates of a layer's input; `output_gate`, which lets through so much of a head's output."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, get_args
 
@@ -13,35 +14,30 @@ from wakeful.shape import Shape
 
 Per = Literal["head", "channel"]
 
-_NEARLY_OPEN = 8.0
-"""A gate's bias that lets 99.97% through: a gate that is wide open has no slope to learn by."""
 
+class Gates(ValueRoute):
+    """What routes share that have sigmoid(W h_n + b) of the normalized input h_n a layer.
 
-class OutputGate(ValueRoute):
-    """U'_n = U_n ⊙ sigmoid(W h_n + b) before the output projection (Qiu et al., 2505.06708, G1).
-
-    h_n is the normalized input of layer n's attention; W is (H, D), a gate a head, or (H d, D) with
-    `per="channel"`. W starts at zero and b at `start`, so every gate starts at sigmoid(`start`), ½
-    by default.
+    W starts at zero and b at `start`, so every gate starts at sigmoid(`start`).
     """
 
-    name = "output_gate"
-    examples = ("output_gate", 'output_gate(per="channel")')
-    neutral = "output_gate(start=40.0)"
+    nearly: float
+    """The bias that all but opens or shuts a gate: one that is wide open or shut has no slope to
+    learn by."""
 
-    def __init__(self, *, per: Per = "head", start: float = 0.0) -> None:
+    def __init__(self, *, start: float) -> None:
         super().__init__()
-        if per not in get_args(Per):
-            raise WakefulError(f"output_gate: per must be one of {get_args(Per)}, got {per!r}")
-        self.per: Per = per
         self.start = start
+
+    def width(self, shape: Shape) -> int:
+        """Return the gates of a layer."""
+        raise NotImplementedError
 
     def attach(self, shape: Shape, layers: Iterable[int]) -> None:
         super().attach(shape, layers)
         self.gates = nn.ModuleDict()
         for layer in self.layers:
-            channels = shape.head_width if self.per == "channel" else 1
-            gate = nn.Linear(shape.width, shape.num_heads * channels)
+            gate = nn.Linear(shape.width, self.width(shape))
             nn.init.zeros_(gate.weight)
             nn.init.constant_(gate.bias, self.start)
             self.gates[str(layer)] = gate
@@ -52,24 +48,49 @@ class OutputGate(ValueRoute):
 
     @torch.no_grad()
     def start_plain(self) -> str:
-        if self.start >= _NEARLY_OPEN:
+        if self.start / self.nearly >= 1:
             return super().start_plain()
-        for gate in self._gates():
+        for gate in self.gates.values():
+            assert isinstance(gate, nn.Linear)
             gate.weight.zero_()
-            gate.bias.fill_(_NEARLY_OPEN)
-        return f"{self} starts with gates of 0.9997, for a gate that is wide open cannot learn"
+            gate.bias.fill_(self.nearly)
+        share, end = 1 / (1 + math.exp(-self.nearly)), "wide open" if self.nearly > 0 else "shut"
+        return f"{self} starts with gates of {share:.4f}, for a gate that is {end} cannot learn"
 
     @torch.no_grad()
     def take_over(self, reference: ValueRoute, sources: Sequence[int]) -> None:
-        assert isinstance(reference, OutputGate)
+        assert isinstance(reference, type(self))
         for layer in self.layers:
             if str(sources[layer]) in reference.gates:
                 theirs = reference.gates[str(sources[layer])]
                 self.gates[str(layer)].load_state_dict(theirs.state_dict())
 
-    def _gates(self) -> list[nn.Linear]:
-        return [gate for gate in self.gates.values() if isinstance(gate, nn.Linear)]
+    def gate(self, layer: int, x: Tensor) -> Tensor:
+        """Return a layer's gates (B, L, width) for its normalized input x (B, L, D)."""
+        return torch.sigmoid(self.gates[str(layer)](x))
+
+
+class OutputGate(Gates):
+    """U'_n = U_n ⊙ sigmoid(W h_n + b) before the output projection (Qiu et al., 2505.06708, G1).
+
+    h_n is the normalized input of layer n's attention; W is (H, D), a gate a head, or (H d, D) with
+    `per="channel"`. W starts at zero and b at `start`, so every gate starts at sigmoid(`start`), ½
+    by default.
+    """
+
+    name = "output_gate"
+    examples = ("output_gate", 'output_gate(per="channel")')
+    neutral = "output_gate(start=40.0)"
+    nearly = 8.0
+
+    def __init__(self, *, per: Per = "head", start: float = 0.0) -> None:
+        super().__init__(start=start)
+        if per not in get_args(Per):
+            raise WakefulError(f"output_gate: per must be one of {get_args(Per)}, got {per!r}")
+        self.per: Per = per
+
+    def width(self, shape: Shape) -> int:
+        return shape.num_heads * (shape.head_width if self.per == "channel" else 1)
 
     def correct(self, layer: int, x: Tensor, u: Tensor, v: Tensor, memory: Memory) -> Tensor:
-        gate = torch.sigmoid(self.gates[str(layer)](x))
-        return u * gate.unflatten(-1, (u.shape[2], -1))
+        return u * self.gate(layer, x).unflatten(-1, (u.shape[2], -1))

@@ -176,7 +176,7 @@ def read_tasks(
     """Return the tasks that are asked for, lm-eval's own and those of the user's examples.
 
     Raises:
-        WakefulError: lm-eval is not installed, there is no such task, or its data cannot be had.
+        WakefulError: lm-eval is missing, it knows no such task, or a task's data cannot be fetched.
     """
     if importlib.util.find_spec("lm_eval") is None:
         raise WakefulError(
