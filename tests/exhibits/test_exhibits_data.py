@@ -1,12 +1,14 @@
 """Every exhibit's data: whole configurations at every scale, claims about rows that exist."""
 
 import pytest
+import torch
 
 from wakeful.errors import WakefulError
 from wakeful.exhibits.derived import DERIVED, check_figure
 from wakeful.exhibits.exhibit import exhibit, exhibit_names
 from wakeful.exhibits.figures import answer_name
-from wakeful.exhibits.plan import heirs_table, plan_of, size_of
+from wakeful.exhibits.plan import heirs_table, parameters_of, plan_of, size_of
+from wakeful.model.decoder import Decoder
 from wakeful.pages.reproduction import DRAWINGS
 from wakeful.training.measures import FIGURES
 from wakeful.variants import build_call
@@ -91,6 +93,19 @@ def test_the_paper_scale_is_the_papers() -> None:
     rows = {job.row: job.config for job in plan_of(exhibit("activation/table5"), "paper").jobs}
     assert (rows["vanilla"].model.norm, rows["vanilla"].model.bias) == ("layernorm", True)
     assert rows["sgd"].train.steps == 8 * rows["vanilla"].train.steps == 320_000
+
+
+@pytest.mark.parametrize(
+    ("name", "within"),
+    [("value-residual/table5", 0.001), ("lazy/table1-medium", 0.002), ("activation/table5", 0.01),
+     ("value-residual/fig15c", 0.04)],
+)  # fmt: skip
+def test_a_size_is_that_of_the_model_which_is_not_made(name: str, within: float) -> None:
+    """Norms and biases are left out, and SVFormer's keys and values counted though it has fewer."""
+    for model in {job.config.model for job in plan_of(exhibit(name), "tiny").jobs}:
+        with torch.device("meta"):
+            made = Decoder(model).num_parameters()["total"]
+        assert parameters_of(model) == pytest.approx(made, rel=within)
 
 
 def test_rows_keep_their_ratios_at_a_smaller_scale() -> None:

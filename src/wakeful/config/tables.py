@@ -20,6 +20,7 @@ _LARGEST = 2**18
 """Bytes of a TOML file; a configuration has some thousand."""
 _MOST_DOTS = 200
 """Of a line without an equals sign: a name of n parts takes the parser n² of everything."""
+_LEAVES = frozenset({str, int, float, bool, types.NoneType})
 _LARGEST_NUMBER = 2**1000
 """A whole number past it is not a float any more."""
 
@@ -229,10 +230,11 @@ def _shown(value: object) -> str:
 
 
 def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {
-            entry.name: _plain(getattr(value, entry.name)) for entry in dataclasses.fields(value)
-        }
+    kind = type(value)
+    if kind in _LEAVES:  # most are, and a list of many exhibits asks half a million times
+        return value
+    if dataclasses.is_dataclass(kind):
+        return {name: _plain(getattr(value, name)) for name in _hints(kind)}
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

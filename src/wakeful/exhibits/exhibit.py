@@ -183,6 +183,7 @@ class Exhibit:
         return self.title if named else f"{self.paper}: {self.title}"
 
 
+@cache
 def exhibit_names() -> tuple[str, ...]:
     """Return every exhibit's name, paper by paper in the order of the exhibits' numbers."""
     found = (

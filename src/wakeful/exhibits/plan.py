@@ -5,10 +5,8 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
-
-import torch
 
 from wakeful.config.model import ModelConfig
 from wakeful.config.rows import nested, rescaled
@@ -23,7 +21,6 @@ from wakeful.config.schema import (
 from wakeful.config.tables import Table, merged, on_preset, own_table
 from wakeful.errors import WakefulError
 from wakeful.exhibits.exhibit import Exhibit, Heirs, Scale
-from wakeful.model.decoder import Decoder
 
 H100 = 989e12 * 0.4
 """Operations a second of one H100 in bfloat16, at two fifths of its peak."""
@@ -39,7 +36,7 @@ class Job:
     row: str
     config: Config
 
-    @property
+    @cached_property
     def folder(self) -> str:
         """What the run is called among others: equal configurations share one folder."""
         table = config_to_table(self.config)
@@ -135,7 +132,7 @@ def size_of(config: Config) -> Size:
     model, train, data = config.model, config.train, config.data
     if not data.tokenizer:  # then a tokenizer of this size is trained, and gives the model its own
         model = dataclasses.replace(model, vocab_size=data.vocab_size)
-    parameters = _parameters(model)
+    parameters = parameters_of(model)
     sequences = train.micro_batch_size or train.batch_size
     short = 2 if train.dtype == "bfloat16" else 4
     # What a block keeps for its backward pass: about 17 numbers a channel; and the logits twice.
@@ -144,10 +141,18 @@ def size_of(config: Config) -> Size:
     return Size(parameters, _BYTES_A_PARAMETER * parameters + activations)
 
 
-@cache
-def _parameters(model: ModelConfig) -> int:
-    with torch.device("meta"):
-        return Decoder(model).num_parameters()["total"]
+def parameters_of(model: ModelConfig) -> int:
+    """Return a model's parameters to some percent, from its description alone.
+
+    The embedding and a head of its own, learned positions, and each layer's matrices; norms,
+    biases and what routes add or leave out are not counted.
+    """
+    shape = model.shape
+    projections = 2 * (shape.num_heads + shape.num_kv_heads) * shape.head_width
+    network = (3 if model.mlp == "swiglu" else 2) * model.mlp_width
+    table = model.vocab_size * (1 if model.tied else 2)
+    table += model.max_length if model.positions == "learned" else 0
+    return model.width * (table + model.num_layers * (projections + network))
 
 
 def plan_of(
@@ -191,7 +196,9 @@ def plan_of(
         configs = {name: config_from_table(entry) for name, entry in rows.items()}
         for name, config in rescaled(configs, native, to).items():
             over = merged(by_group.get(group, {}), by_row.get(name, {}))
-            whole = config_from_table(merged(config_to_table(config), over))
+            whole = config
+            if over:
+                whole = config_from_table(merged(config_to_table(config), over))
             whole.data.check()
             jobs.append(Job(group, name, whole))
     return Plan(exhibit, scale, asked, tuple(jobs), exhibit.inherit)
