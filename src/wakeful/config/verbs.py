@@ -234,7 +234,7 @@ class CureOptions(_Reading):
     """Largest learning rate of that training."""
     seed: int = 0
     """Seed of the rotation and of the order of training."""
-    num_sequences: int = 4
+    num_sequences: int = 2
     """Sequences to verify on, one after another from the text's beginning."""
 
     def __post_init__(self) -> None:

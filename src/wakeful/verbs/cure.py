@@ -1,8 +1,8 @@
 """The verb cure: a model in; the same function without outliers, verified and diagnosed, out."""
 
-import copy
+import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from rich.table import Table as Grid
 from rich.text import Text
 from torch import Tensor
+from torch.func import functional_call
 
 from wakeful.config.verbs import LENGTH, CureOptions, DiagnoseOptions
 from wakeful.data.sources import Beginning, beginning_of
@@ -36,8 +37,10 @@ from wakeful.world import ALONE
 
 CANDIDATES = 16
 """Most frequent tokens of the text that a chosen prefix may begin with, besides BOS."""
-_COMPARED = 4.0
-"""Forwards of the text that verifying takes: of both models, in two kinds of arithmetic."""
+COMPARED_TOKENS = 64
+"""Tokens of a sequence whose logits are compared: processors are slow in bfloat16."""
+_COMPARING = 4.0
+"""Forwards of those that comparing takes: of both models, in two kinds of arithmetic."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +187,7 @@ def cure(
         choosing = int(wanted.prefix) * (CANDIDATES + 1) if wanted.prefix.isdecimal() else 0
         foretell(
             show, f"{loaded.name}: sequences", loaded, tokens=text.shape[1], total=len(text),
-            passes=choosing + _COMPARED + 2 * PASSES,
+            passes=choosing + _COMPARING * min(1.0, COMPARED_TOKENS / text.shape[1]) + 2 * PASSES,
         )  # fmt: skip
         stands, done = list[int](), list[tuple[str, str]]()
         base = plain
@@ -201,7 +204,7 @@ def cure(
         )  # fmt: skip
         show.note("comparing logits")
         stands = prefix or stands
-        found = differences(plain, cured, text, stands)
+        found = differences(plain, cured, text[:, :COMPARED_TOKENS], stands)
         for kind, each in found.items():
             done.append((f"Logits in {kind}", _said(each, stands)))
     seen = diagnose(
@@ -313,16 +316,28 @@ def differences(
     one in its own.
     """
     first = torch.tensor([list(prefix)], dtype=text.dtype, device=text.device)
-    expected = [plain(torch.cat([first, row[None]], dim=1))[:, len(prefix) :] for row in text]
-    kind = str(plain.embed.weight.dtype).removeprefix("torch.")
+    after = [torch.cat([first, row[None]], dim=1) for row in text]
+    expected = [plain(row)[:, len(prefix) :] for row in after]
+    own = plain.embed.weight.dtype
+    kind = str(own).removeprefix("torch.")
     found = {kind: _difference(expected, (cured(row[None]) for row in text))}
-    if plain.embed.weight.dtype != torch.bfloat16:
-        half = copy.deepcopy(cured).bfloat16()
-        found["bfloat16, cured"] = _difference(expected, (half(row[None]) for row in text))
-        half = copy.deepcopy(plain).bfloat16()
-        rounded = (half(torch.cat([first, row[None]], dim=1))[:, len(prefix) :] for row in text)
-        found["bfloat16, not cured"] = _difference(expected, rounded)
+    if own != torch.bfloat16:
+        rounded = _bfloat16(cured)
+        found["bfloat16, cured"] = _difference(expected, (rounded(row[None]) for row in text))
+        rounded = _bfloat16(plain)
+        found["bfloat16, not cured"] = _difference(
+            expected, (rounded(row)[:, len(prefix) :] for row in after)
+        )
     return found
+
+
+def _bfloat16(decoder: Decoder) -> Callable[[Tensor], Tensor]:
+    """Return the decoder's forward in bfloat16, without a second copy in its own arithmetic."""
+    tensors = itertools.chain(decoder.named_parameters(), decoder.named_buffers())
+    rounded = {
+        name: tensor.bfloat16() for name, tensor in tensors if tensor.is_floating_point()
+    }  # fmt: skip
+    return lambda ids: functional_call(decoder, rounded, (ids,))
 
 
 def _difference(expected: Sequence[Tensor], found: Iterable[Tensor]) -> Difference:
