@@ -11,6 +11,7 @@ import wakeful
 from verbs.test_diagnose import llama  # noqa: F401
 from wakeful.cli import main
 from wakeful.errors import WakefulError
+from wakeful.pages.diagnosis import findings, summary
 from wakeful.verbs import session
 
 READ = ["--length", "16", "--num_sequences", "2"]
@@ -59,6 +60,12 @@ def test_a_rotated_model_is_a_stock_one(llama: Path, words: str, tmp_path: Path)
     assert "What was done" in page
     assert "hadamard" in page
     assert json.loads((out / "cure.json").read_text("utf-8"))["architecture"] == "llama"
+    card = (out / "README.md").read_text("utf-8")
+    assert f"Made of {llama.name}" in card
+    assert "- Rotation: residual stream" in card
+    assert "| loss, nats a token | 6." in card
+    assert f"wakeful cure {llama} --text" in card
+    assert "--rotate hadamard" in card
     again = wakeful.load(out)
     assert again.logits(tokens).shape == (2, 20, 257)
 
@@ -82,11 +89,20 @@ def test_a_prefix_goes_along(ended: Path, words: str, tmp_path: Path) -> None:
     with torch.no_grad():
         torch.testing.assert_close(theirs(tokens).logits, expected, atol=1e-4, rtol=1e-4)
         said = theirs.generate(tokens, max_new_tokens=5, do_sample=False)
-        longer = plain.module.generate(
+        same = plain.module.generate(
             torch.cat([first, tokens], 1), max_new_tokens=5, do_sample=False
         )
-    assert said[0, 20:].tolist() == longer[0, 21:].tolist()
+    assert said[0, 20:].tolist() == same[0, 21:].tolist()
     assert not read.adds_bos
+    # What the uncured model gives BOS as text, the cured one gives it where it is stored.
+    shorter, longer = (
+        wakeful.diagnose(model, text=words, length=length, num_sequences=1, bos=bos).models[0]
+        for model, length, bos in ((read, 16, "off"), (plain, 17, "on"))
+    )
+    kept = summary(shorter)["stored_prefix_mass"]
+    assert kept == pytest.approx(summary(longer)["first_key_mass_without_row_0"], rel=1e-4)
+    assert f"the stored prefix holds {kept:.1%}" in findings(shorter)[0].text
+    assert "stored prefix" not in findings(longer)[0].text
     small = wakeful.quantize(read, "fine", text=words, length=16, num_sequences=2)
     assert small.model.context == read.context
     wakeful.evaluate(read, text=words, length=16, num_sequences=2)

@@ -1,7 +1,8 @@
 """The model card of an export (README.md): lineage, data, figures, and the commands behind it."""
 
+import dataclasses
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,25 @@ from wakeful.runs.run import Run
 from wakeful.training.records import Summary
 
 
-def model_card(model: Model, kind: str, command: str) -> str:
-    """Return the card of a model that is exported as Transformers' `kind` by this command."""
-    run = _run(model)
+def model_card(
+    model: Model,
+    kind: str,
+    command: str,
+    *,
+    source: Model | None = None,
+    done: Iterable[str] = (),
+    figures: Iterable[str] = (),
+) -> str:
+    """Return the card of a model that is exported as Transformers' `kind` by this command.
+
+    Where it was made of another model, that is the `source`, what was `done` to it is said a line
+    each, and `figures` are rows of a table: the name, before and after.
+    """
+    source = source or model
+    run = _run(source)
     lineage = _lineage(run) if run is not None else []
-    origin = _origin(run)
+    lineage += _made(source, done) if source is not model else []
+    origin = _origin(run) or (source.name if source is not model else "")
     data = ModelCardData(
         library_name="transformers",
         pipeline_tag="text-generation",
@@ -46,10 +61,30 @@ def model_card(model: Model, kind: str, command: str) -> str:
         "## Lineage\n",
         *(lineage or [f"Written from {model.name}; nothing was trained.\n"]),
         *(_figures(run) if run is not None else []),
+        *_beside(figures),
         "## Commands\n",
         "\n".join(f"    {line}" for line in [*_commands(run), command]) + "\n",
     ]
     return "\n".join(parts)
+
+
+def _made(source: Model, done: Iterable[str]) -> list[str]:
+    said = "\n".join(f"- {line}" for line in done)
+    return [f"Made of {source.name}, whose license holds here too:\n\n{said}\n"]
+
+
+def _beside(rows: Iterable[str]) -> list[str]:
+    table = "\n".join(rows)
+    return (
+        [f"## Before and after\n\n| | before | after |\n|---|---|---|\n{table}\n"] if table else []
+    )
+
+
+def command_of(verb: str, name: str, options: object) -> str:
+    """Return the command line of a verb with the options that are not as usual."""
+    usual = {field.name: field.default for field in dataclasses.fields(options)}  # pyright: ignore[reportArgumentType]
+    flags = _flags(to_table(options), usual)
+    return " ".join(["wakeful", verb, shlex.quote(name), *flags])
 
 
 def _run(model: Model) -> Run | None:

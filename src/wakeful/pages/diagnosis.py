@@ -21,6 +21,7 @@ _COMPARED = (
     ("first_key_share_with_row_0", "first-token share, with row 0", "{:.3f}"),
     ("first_key_mass_without_row_0", "first-token mass, without row 0", "{:.3f}"),
     ("first_key_mass_with_row_0", "first-token mass, with row 0", "{:.3f}"),
+    ("stored_prefix_mass", "mass on the stored prefix", "{:.3f}"),
     ("entropy", "entropy (nats)", "{:.3f}"),
     ("median_head_rank", "median head rank", "{:.0f}"),
     ("heads_near_rank_1", "heads near rank 1", "{:.0f}"),
@@ -105,6 +106,7 @@ def summary(diagnosis: Diagnosis) -> dict[str, Any]:
             for part in ("share", "mass")
             for name in (f"first_key_{part}_with_row_0", f"first_key_{part}_without_row_0")
         },
+        "stored_prefix_mass": mean("stored_prefix_mass"),
         "entropy": mean("entropy", variant="code"),
         "value_drain_lowest": drain["value"].min(),
         "lazy_layers": lazy_layers(diagnosis),
@@ -146,6 +148,8 @@ def findings(diagnosis: Diagnosis) -> list[Finding]:
     drained = len(drain.filter(pl.col("value") < 0.5))
     first, rest = figures["kurtosis_first"], figures["kurtosis_rest"]
     bounds = figures["ranks_that_are_bounds"]
+    kept = figures["stored_prefix_mass"]
+    stored = "" if kept is None else f"; the stored prefix holds {kept:.1%}"
     whole = "No layer is lazy as a whole"
     if lazy:
         whole = f"{len(lazy)} of {layers} layers are lazy ({', '.join(map(str, lazy))})"
@@ -154,7 +158,7 @@ def findings(diagnosis: Diagnosis) -> list[Finding]:
             "Attention sinks",
             sink_level(share or 0.0),
             f"The first token is the most attended key of {share:.1%} of (query, head) pairs and "
-            f"takes {mass:.1%} of all attention, its own row left out.",
+            f"takes {mass:.1%} of all attention, its own row left out{stored}.",
             "GPT-2 medium 76% and 52%; softmax-1 models about 2% (From Attention to Activation).",
         ),
         Finding(
@@ -410,6 +414,7 @@ def write_diagnosis(
         compared=[
             (label, [_compared(figure[key], figures[0][key], style) for figure in figures])
             for key, label, style in _COMPARED
+            if any(figure[key] is not None for figure in figures)
         ],
         colors=colors(diagnoses),
         curves=layer_charts(diagnoses),

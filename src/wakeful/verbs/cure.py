@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,13 @@ from wakeful.hf.weights_out import describe, export, refuse_existing
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.model.decoder import Decoder
 from wakeful.optim.rotations.base import rotation_of
+from wakeful.pages.card import command_of, model_card
 from wakeful.pages.charts import Drawing
 from wakeful.pages.diagnosis import write_diagnosis
 from wakeful.runs.run import disk_errors, replaced
 from wakeful.surgery import check_rotates, choose_prefix, rotate, store_prefix
 from wakeful.verbs.diagnose import PASSES, Diagnosis, diagnose
-from wakeful.verbs.result import Result, Source, asked, each_model, showing
+from wakeful.verbs.result import Result, Source, asked, each_model, name_of, showing
 from wakeful.verbs.retraining import check_retrains, retrained
 from wakeful.verbs.session import foretell
 from wakeful.world import ALONE
@@ -69,6 +70,8 @@ class Cure(Result):
     stock: str
     """The architecture it is written as: one of Transformers' own, or "wakeful"."""
     done: tuple[tuple[str, str], ...]
+    command: str
+    """The command line that does the same."""
     differences: Mapping[str, Difference]
     """By arithmetic: of the cured model from the one before, given the same tokens to read, and of
     rounding that one alone."""
@@ -97,7 +100,14 @@ class Cure(Result):
         kind = torch.float32 if dtype == torch.float64 else dtype
         source = self.before.path
         beside = source if source is not None and (source / "config.json").is_file() else None
-        export(decoder, folder, tokenizer=beside or self.before.own_tokenizer, dtype=kind)
+        card = model_card(
+            self.model, self.stock, self.command, source=self.before,
+            done=[f"{what}: {said}" for what, said in self.done],
+            figures=[f"| {label} | {old} | {new} |" for label, old, new in self._figures()],
+        )  # fmt: skip
+        export(
+            decoder, folder, tokenizer=beside or self.before.own_tokenizer, dtype=kind, card=card
+        )
         path = Path(folder)
         title = "Cure of " + self.diagnosis.models[0].name
         with disk_errors(path):
@@ -117,11 +127,16 @@ class Cure(Result):
         grid = Grid.grid(padding=(0, 2))
         for what, said in self.done:
             grid.add_row(what, Text(said))
+        for label, before, after in self._figures():
+            grid.add_row(label, Text(f"{before} → {after}"))
+        return grid
+
+    def _figures(self) -> Iterator[tuple[str, str, str]]:
+        """Yield what was measured before and after: its name, and both figures."""
         before, after = self.diagnosis.summary["models"]
         for name, label in _SHOWN.items():
             if before[name] is not None and after[name] is not None:
-                grid.add_row(label, Text(f"{before[name]:,.4g} → {after[name]:,.4g}"))
-        return grid
+                yield label, f"{before[name]:,.4g}", f"{after[name]:,.4g}"
 
 
 _SHOWN = {
@@ -213,6 +228,7 @@ def cure(
     cure = Cure(
         before=loaded, model=result, diagnosis=seen, prefix=tuple(prefix), done=tuple(done),
         stock=describe(cured.config)[0], differences=found,
+        command=command_of("cure", name_of(model), wanted),
     )  # fmt: skip
     if wanted.out:
         cure.save(wanted.out)
