@@ -41,27 +41,32 @@ from wakeful.variants import build
 pytestmark = pytest.mark.filterwarnings("error")
 RIVALS = [
     ("routes", "gated_attention"),
-    ("routes", "xsa"),
     ("routes", "value_embeddings"),
     ("routes", "value_embeddings(stream=True)"),
-    ("routes", "then(resformer, xsa)"),
     ("norms", "scaled_by_layer"),
     ("norms", "gated_norm(rank=3)"),
     ("depth", "stream_lambdas"),
     ("depth", "attention_over_depth"),
     ("depth", "dynamic_dense"),
     ("depth", "hyper_connections(streams=3)"),
-    ("normalizers", "sigmoid"),
-    ("normalizers", "softpick(eps=4.0)"),
     ("normalizers", "clipped"),
 ]
+EXPORTED = [
+    *RIVALS,
+    ("routes", "then(resformer, xsa)"),
+    ("normalizers", "sigmoid(length=16)"),
+    ("normalizers", "softpick"),
+    ("normalizers", "clipped_softmax"),
+]
 NEUTRALS = [
-    ("routes", "xsa"),
     ("depth", "stream_lambdas"),
     ("depth", "dynamic_dense"),
     ("depth", "hyper_connections"),
 ]
 every_rival = pytest.mark.parametrize(("folder", "expression"), RIVALS, ids=[e for _, e in RIVALS])
+every_export = pytest.mark.parametrize(
+    ("folder", "expression"), EXPORTED, ids=[e for _, e in EXPORTED]
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -98,7 +103,7 @@ def test_a_rival_that_changes_nothing_at_the_start_is_vanilla(folder, expression
     contract.test_the_neutral_form_is_the_vanilla_transformer(folder, expression, 2)
 
 
-@every_rival
+@every_export
 @torch.no_grad()
 def test_a_rival_runs_in_transformers(folder, expression):
     decoder, model = pair(**{FIELD[folder]: expression})
@@ -470,7 +475,17 @@ def clipped(x):
     return (1.06 * torch.exp(x) / torch.exp(x).sum(-1, keepdim=True) - 0.03).clamp(0, 1)
 
 
-WEIGHTS = {"sigmoid": sigmoid, "relu": relu, "softpick": softpick, "clipped": clipped}
+def clipped_softmax(x):
+    return (1.03 * torch.exp(x) / torch.exp(x).sum(-1, keepdim=True) - 0.03).clamp(0, 1)
+
+
+WEIGHTS = {
+    "sigmoid": sigmoid,
+    "relu": relu,
+    "softpick": softpick,
+    "clipped_softmax": clipped_softmax,
+    "clipped": clipped,
+}
 
 
 @pytest.mark.parametrize("copies", [1, 2])

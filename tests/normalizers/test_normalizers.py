@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import some_tokens, tiny_config, tiny_decoder
-from routes.reference import ROUTES, SINKS, Model
+from routes.reference import ROUTES, SINKS, WEIGHTS, Model
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.normalizers import Normalizer, sink_softmax
@@ -78,6 +78,35 @@ def test_a_query_that_sees_nothing_attends_to_nothing():
         assert weights.isfinite().all()
 
 
+@pytest.mark.parametrize("expression", WEIGHTS)
+def test_weights_of_any_form_are_finite_shares(expression):
+    """However large or small the logits are, and where a query sees nothing."""
+    rows = [[1e4, -1e4, 0.0], [-1e4] * 3, [1e4] * 3, [-math.inf] * 3, [-math.inf, 2e3, -2e3]]
+    logits = torch.tensor(rows).expand(1, 4, 5, 3).clone().requires_grad_()
+    normalizer = attached(expression)
+    weights = normalizer.weights(logits)
+    assert (weights[logits == -math.inf] == 0).all()
+    assert (weights >= 0).all()
+    if expression != "relu":
+        assert (weights <= 1).all()
+    weights.square().sum().backward()
+    assert logits.grad.isfinite().all()
+
+
+def test_weights_reach_zero_where_their_definition_says():
+    exact = {"dtype": torch.float64}
+    logits = torch.tensor([0.5, 0.3, 0.17, 0.03], **exact).log().expand(1, 4, 1, 4)
+    clipped = attached("clipped_softmax(gamma=-0.05, eta=2.1)").weights(logits)[0, 0, 0]
+    expected = torch.tensor([1.0, 0.595, 0.3155, 0.0145], **exact)
+    torch.testing.assert_close(clipped, expected, rtol=0, atol=1e-12)
+    assert attached("clipped_softmax(gamma=-0.07)").weights(logits)[0, 0, 0, 3] == 0
+    assert (attached("softpick").weights(logits) == 0).all()  # every logit is below zero
+    logits = torch.tensor([3.0, 1.0, 0.5], **exact).log().expand(1, 4, 1, 3)
+    picked = attached("softpick(eps=1e-12)").weights(logits)[0, 0, 0]
+    expected = torch.tensor([0.8, 0.0, 0.0], **exact)
+    torch.testing.assert_close(picked, expected, rtol=0, atol=1e-9)
+
+
 def test_a_constant_sink_is_no_parameter_and_is_not_saved():
     assert not [n for n in Decoder(tiny_config(normalizer="softmax1")).state_dict() if "sink" in n]
     names = Decoder(tiny_config(normalizer="softmax1(learned=True)")).state_dict()
@@ -103,6 +132,10 @@ def test_a_learned_sink_starts_where_it_is_told():
         ("softmax1(start=True)", "start must be float"),
         ("softmax(learned=True)", "softmax has no option 'learned'"),
         ("softmax1(0.5)", "softmax1"),
+        ("clipped_softmax(gamma=0.1)", "gamma must be at most 0 .*, got gamma=0.1, eta=1"),
+        ("clipped_softmax(eta=0.9)", "eta at least 1, got gamma=-0.03, eta=0.9"),
+        ("softpick(eps=0.0)", "softpick: eps must be positive, got 0"),
+        ("sigmoid(length=-4)", "sigmoid: length must be a number of tokens, .* got -4"),
     ],
 )
 def test_what_makes_no_sense_is_refused(expression, message):

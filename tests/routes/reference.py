@@ -25,7 +25,7 @@ class Model:
         self.G = decoder.config.shape.num_kv_heads
         self.d = decoder.config.shape.head_width
         self.tokens = tokens
-        self.relu = decoder.config.normalizer == "relu"
+        self.weigh = WEIGHTS.get(decoder.config.normalizer)
         self.log_sink: Callable[[int], Tensor | None] = lambda n: None
         # Lists counted from 1; entry 0 of X is the embedding, of the others nothing.
         self.X: list[Tensor] = [self.w["embed.weight"][tokens]]
@@ -81,9 +81,9 @@ class Model:
         return torch.cat([z.real, z.imag], dim=-1)
 
     def softmax(self, logits: Tensor, n: int) -> Tensor:
-        """e^{x_i} / (e^s + Σ_j e^{x_j}), literally; −∞ for what is masked."""
-        if self.relu:
-            return logits.clamp_min(0) / logits.isfinite().sum(-1, keepdim=True)
+        """e^{x_i} / (e^s + Σ_j e^{x_j}), literally; −∞ for what is masked. Or as `WEIGHTS` says."""
+        if self.weigh:
+            return self.weigh(logits)
         e = torch.exp(logits)
         s = self.log_sink(n)
         extra = 0.0 if s is None else torch.exp(s)[None, :, None, None]
@@ -152,6 +152,20 @@ def output_gate(m: Model, n: int) -> Tensor:
     z = m.h[n] @ m.w[f"route.gates.{n - 1}.weight"].T + m.w[f"route.gates.{n - 1}.bias"]
     g = (1 / (1 + torch.exp(-z))).unflatten(-1, (m.H, -1))  # (B, L, H, 1 or d)
     return own(m, n) * g.transpose(1, 2)
+
+
+def xsa(m: Model, n: int) -> Tensor:
+    u, v = own(m, n), m.V[n]
+    a = m.w["route.strengths"][n - 1] if "route.strengths" in m.w else torch.tensor([torch.inf])
+    inner = (u * v).sum(-1, keepdim=True) / (v * v).sum(-1, keepdim=True)
+    return u - torch.tanh(a)[:, None, None] * inner * v
+
+
+def resformer_xsa(m: Model, n: int) -> Tensor:
+    """What is taken out is the value in use, which ResFormer has mixed."""
+    v = 0.5 * m.V[n] + 0.5 * m.V[1]
+    u = m.A(n) @ v
+    return u - (u * v).sum(-1, keepdim=True) / (v * v).sum(-1, keepdim=True) * v
 
 
 def neutreno(m: Model, n: int) -> Tensor:
@@ -249,6 +263,9 @@ ROUTES: dict[str, Callable] = {
     "gated": gated,
     "output_gate": output_gate,
     'output_gate(per="channel")': output_gate,
+    "xsa": xsa,
+    "xsa(learned=False)": xsa,
+    "then(resformer, xsa(learned=False))": resformer_xsa,
     "neutreno": neutreno,
     "then(resformer, neutreno(lam=0.2))": resformer_neutreno,
     "then(neutreno(lam=0.2), resformer)": neutreno_resformer,
@@ -317,8 +334,36 @@ DEPTHS: dict[str, Callable] = {
 
 # ------------------------------------------------------------------------- normalizers
 
+
+def clipped(gamma: float, eta: float) -> Callable:
+    def weigh(x: Tensor) -> Tensor:
+        p = torch.exp(x) / torch.exp(x).sum(-1, keepdim=True)
+        return torch.minimum(torch.relu((eta - gamma) * p + gamma), torch.ones_like(p))
+
+    return weigh
+
+
+def softpick(eps: float) -> Callable:
+    def weigh(x: Tensor) -> Tensor:
+        above = torch.exp(x) - 1
+        total = torch.where(x.isfinite(), above.abs(), 0).sum(-1, keepdim=True)
+        return torch.relu(above) / (total + eps * torch.exp(x).amax(-1, keepdim=True).clamp_min(1))
+
+    return weigh
+
+
+WEIGHTS: dict[str, Callable] = {
+    "relu": lambda x: x.clamp_min(0) / x.isfinite().sum(-1, keepdim=True),
+    "clipped_softmax": clipped(-0.03, 1.0),
+    "clipped_softmax(gamma=-0.2, eta=1.4)": clipped(-0.2, 1.4),
+    "softpick": softpick(1e-6),
+    "softpick(eps=4.0)": softpick(4.0),
+    "sigmoid": lambda x: 1 / (1 + x.isfinite().sum(-1, keepdim=True) * torch.exp(-x)),
+    "sigmoid(length=16)": lambda x: 1 / (1 + 16 * torch.exp(-x)),
+}
+"""What makes weights of logits, −∞ for what is masked, where they are not a softmax's."""
 SINKS: dict[str, Callable] = {
-    "relu": lambda m: lambda n: None,
+    **dict.fromkeys(WEIGHTS, lambda m: lambda n: None),
     "softmax": lambda m: lambda n: None,
     "softmax1": lambda m: lambda n: torch.zeros(m.H, dtype=torch.float64),
     "softmax1(start=0.7)": lambda m: lambda n: torch.full((m.H,), 0.7).double(),

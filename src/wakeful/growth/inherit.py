@@ -18,7 +18,7 @@ from wakeful.growth.layers import LayerMap, written
 from wakeful.model.attention import Attention
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import initialize
-from wakeful.normalizers import Normalizer
+from wakeful.normalizers.base import Normalizer
 
 _PROJECTIONS = ("query", "key", "value")
 _ENDS = ("embed", "positions", "norm", "head")

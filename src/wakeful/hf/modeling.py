@@ -26,7 +26,7 @@ from wakeful.hf.projections import name_projections, named
 from wakeful.model.decoder import IGNORED, Decoder, drawn_alike
 from wakeful.model.initialize import deviation
 from wakeful.model.positions import Rotary
-from wakeful.normalizers import Normalizer
+from wakeful.normalizers.base import Normalizer
 from wakeful.norms import Norm
 from wakeful.roles import HEAD, HasRoles, Marked, Role, mark, role_of
 from wakeful.routes.base import ValueRoute

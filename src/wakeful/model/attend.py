@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from wakeful.errors import WakefulError
-from wakeful.normalizers import sink_softmax
+from wakeful.normalizers.base import sink_softmax
 
 _aten = torch.ops.aten
 Weigh = Callable[[Tensor], Tensor]

@@ -24,7 +24,7 @@ from wakeful.model.attention import Attention, Flow
 from wakeful.model.block import BLOCKS, Block, ParallelBlock, SublayerBlock, make_mlp
 from wakeful.model.cache import Cache, Slot
 from wakeful.model.positions import Rotary, Rotation
-from wakeful.normalizers import Normalizer
+from wakeful.normalizers.base import Normalizer
 from wakeful.norms import Norm, Part, Place
 from wakeful.placements import Placement
 from wakeful.roles import HEAD, TABLE, HasRoles, Marked, Role, role_of

@@ -1,150 +1,20 @@
-"""Normalizers: what turns attention logits into weights.
+"""Normalizers: what turns attention logits into weights."""
 
-A fused normalizer is a softmax with a constant e^s added to its denominator, for each head; s = −∞
-is the ordinary softmax. That form is what lets any fused kernel serve it: see
-`wakeful.model.attend`. Any other weights are computed by their definition, at reference speed.
-"""
+from wakeful.normalizers.base import Normalizer, sink_softmax
+from wakeful.normalizers.clipped_softmax import ClippedSoftmax
+from wakeful.normalizers.relu import ReLU
+from wakeful.normalizers.sigmoid import Sigmoid
+from wakeful.normalizers.softmax import Softmax
+from wakeful.normalizers.softmax1 import Softmax1
+from wakeful.normalizers.softpick import Softpick
 
-from abc import ABC
-
-import torch
-from jaxtyping import Float
-from torch import Tensor, nn
-
-from wakeful.errors import WakefulError
-from wakeful.shape import Shape
-from wakeful.variants import Variant
-
-__all__ = ["Normalizer", "ReLU", "Softmax", "Softmax1", "sink_softmax"]
-
-
-class Normalizer(Variant, nn.Module, ABC):
-    """The weights of one layer: p_i = e^{x_i} / (e^s + Σ_j e^{x_j}) where `log_sink` gives s.
-
-    A subclass that sets `fused = False` gives `weights` instead, and has no sink.
-    """
-
-    fused: bool = True
-    """Whether the weights have that form, which fused kernels know."""
-
-    def __init__(self) -> None:
-        super().__init__()
-
-    def attach(self, shape: Shape) -> None:
-        """Make the parameters of one layer with this shape."""
-        self.num_heads = shape.num_heads
-
-    def start_plain(self) -> str:
-        """Set the parameters as near the softmax as can be; return what is changed, or ""."""
-        if not self.fused:
-            return f"{self} makes other weights of the same logits"
-        return "" if str(self) == self.neutral else f"{self} takes a share from every weight"
-
-    @property
-    def note(self) -> str:
-        """What a reader of its speed and memory must know; "" if nothing."""
-        if self.fused:
-            return ""
-        return f"{self} runs at reference speed: every head's L × S matrix is made"
-
-    def log_sink(self) -> Float[Tensor, "heads"] | None:
-        """Return s for each head, or None for s = −∞ (nothing added).
-
-        Raises:
-            WakefulError: the weights do not have that form.
-        """
-        raise WakefulError(
-            f"model.normalizer = {self} is not a softmax with a constant in its denominator: what "
-            "needs a log-sum-exp does not apply"
-        )
-
-    def weights(self, logits: Float[Tensor, "B H L S"]) -> Float[Tensor, "B H L S"]:
-        """Return the attention weights by their definition; masked logits are −∞.
-
-        Logits come in float32 or float64, whatever the model computes in. No weight is negative.
-        """
-        return sink_softmax(logits, self.log_sink())
-
-
-def sink_softmax(
-    logits: Float[Tensor, "B H L S"], sink: Float[Tensor, "H"] | None
-) -> Float[Tensor, "B H L S"]:
-    """Return e^{x_i} / (e^s + Σ_j e^{x_j}) over the last axis, by the definition.
-
-    Stable: with m = max(s, max x) it is e^{x_i − m} / (e^{s − m} + Σ_j e^{x_j − m}). The precision
-    is the logits'. A query whose logits are all −∞ gets zero weights.
-    """
-    top = logits.amax(-1, keepdim=True).clamp_min(torch.finfo(logits.dtype).min)
-    extra = torch.zeros_like(top)
-    if sink is not None:
-        column = sink.to(logits.dtype).view(1, -1, 1, 1)
-        top = torch.maximum(top, column)
-        extra = torch.exp(column - top)
-    exponentials = torch.exp(logits - top)
-    total = extra + exponentials.sum(-1, keepdim=True)
-    return exponentials / total.clamp_min(torch.finfo(logits.dtype).tiny)
-
-
-class Softmax(Normalizer):
-    """p_i = e^{x_i} / Σ_j e^{x_j}: the weights of a query always sum to one."""
-
-    examples = ("softmax",)
-    neutral = "softmax"
-
-    def log_sink(self) -> Tensor | None:
-        return None
-
-
-_NEARLY_SOFTMAX = -8.0
-"""A sink's logarithm that adds 0.0003 to the denominator."""
-_NO_SINK = -1000.0
-"""Below this a sink adds nothing in any precision, and never learns."""
-
-
-class Softmax1(Normalizer):
-    """p_i = e^{x_i} / (e^s + Σ_j e^{x_j}) with s = 0 (From Attention to Activation, eq. 1).
-
-    `learned=True` makes s a parameter for each head, started at `start`: a learned sink.
-    """
-
-    examples = ("softmax1", "softmax1(learned=True)")
-    neutral = "softmax1(learned=True, start=-1e9)"
-
-    log_sinks: Tensor
-
-    def __init__(self, *, learned: bool = False, start: float = 0.0) -> None:
-        super().__init__()
-        self.learned = learned
-        self.start = start
-
-    def attach(self, shape: Shape) -> None:
-        super().attach(shape)
-        size = (shape.num_heads,)
-        if self.learned:
-            self.log_sinks = nn.Parameter(torch.full(size, self.start))
-        else:
-            # A constant, made on the CPU even where a default device is set (see `Rotary.table`).
-            log_sinks = torch.full(size, self.start, device="cpu")
-            self.register_buffer("log_sinks", log_sinks, persistent=False)
-
-    @torch.no_grad()
-    def start_plain(self) -> str:
-        if self.learned and self.start < _NO_SINK:
-            return ""
-        if not self.learned or self.start <= _NEARLY_SOFTMAX:
-            return super().start_plain()
-        self.log_sinks.fill_(_NEARLY_SOFTMAX)
-        return f"{self} starts with sinks of e^{_NEARLY_SOFTMAX:g}, for a sink of zero cannot learn"
-
-    def log_sink(self) -> Tensor:
-        return self.log_sinks
-
-
-class ReLU(Normalizer):
-    """p_i = relu(x_i) / n, n the keys that the query sees (arXiv 2309.08586): all may be zero."""
-
-    examples = ("relu",)
-    fused = False
-
-    def weights(self, logits: Tensor) -> Tensor:
-        return logits.relu() / (logits > -torch.inf).sum(-1, keepdim=True).clamp_min(1)
+__all__ = [
+    "ClippedSoftmax",
+    "Normalizer",
+    "ReLU",
+    "Sigmoid",
+    "Softmax",
+    "Softmax1",
+    "Softpick",
+    "sink_softmax",
+]

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from wakeful.normalizers import sink_softmax
+from wakeful.normalizers.base import sink_softmax
 
 
 def attention_weights(

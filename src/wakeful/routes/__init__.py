@@ -25,6 +25,7 @@ from wakeful.routes.references import (
 )
 from wakeful.routes.residuals import Dense, Gated, NeuTRENO, ResFormer
 from wakeful.routes.sharing import CLA, SharedKeys, SharedQueries, SVFormer
+from wakeful.routes.xsa import XSA
 
 __all__ = [
     "CLA",
@@ -32,6 +33,7 @@ __all__ = [
     "FIRST_VALUE",
     "QKV",
     "TOKENS",
+    "XSA",
     "Attend",
     "AttentionResidual",
     "CrossLayer",

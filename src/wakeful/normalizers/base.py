@@ -1,0 +1,85 @@
+"""What a normalizer is, and the softmax with a constant in its denominator.
+
+A fused normalizer is a softmax with a constant e^s added to its denominator, for each head; s = −∞
+is the ordinary softmax. That form is what lets any fused kernel serve it: see
+`wakeful.model.attend`. Any other weights are computed by their definition, at reference speed.
+"""
+
+from abc import ABC
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from wakeful.errors import WakefulError
+from wakeful.shape import Shape
+from wakeful.variants import Variant
+
+
+class Normalizer(Variant, nn.Module, ABC):
+    """The weights of one layer: p_i = e^{x_i} / (e^s + Σ_j e^{x_j}) where `log_sink` gives s.
+
+    A subclass that sets `fused = False` gives `weights` instead, and has no sink.
+    """
+
+    fused: bool = True
+    """Whether the weights have that form, which fused kernels know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def attach(self, shape: Shape) -> None:
+        """Make the parameters of one layer with this shape."""
+        self.num_heads = shape.num_heads
+
+    def start_plain(self) -> str:
+        """Set the parameters as near the softmax as can be; return what is changed, or ""."""
+        if str(self) == self.neutral:
+            return ""
+        if not self.fused:
+            return f"{self} makes other weights of the same logits"
+        return f"{self} takes a share from every weight"
+
+    @property
+    def note(self) -> str:
+        """What a reader of its speed and memory must know; "" if nothing."""
+        if self.fused:
+            return ""
+        return f"{self} runs at reference speed: every head's L × S matrix is made"
+
+    def log_sink(self) -> Float[Tensor, "heads"] | None:
+        """Return s for each head, or None for s = −∞ (nothing added).
+
+        Raises:
+            WakefulError: the weights do not have that form.
+        """
+        raise WakefulError(
+            f"model.normalizer = {self} is not a softmax with a constant in its denominator: what "
+            "needs a log-sum-exp does not apply"
+        )
+
+    def weights(self, logits: Float[Tensor, "B H L S"]) -> Float[Tensor, "B H L S"]:
+        """Return the attention weights by their definition; masked logits are −∞.
+
+        Logits come in float32 or float64, whatever the model computes in. No weight is negative.
+        """
+        return sink_softmax(logits, self.log_sink())
+
+
+def sink_softmax(
+    logits: Float[Tensor, "B H L S"], sink: Float[Tensor, "H"] | None
+) -> Float[Tensor, "B H L S"]:
+    """Return e^{x_i} / (e^s + Σ_j e^{x_j}) over the last axis, by the definition.
+
+    Stable: with m = max(s, max x) it is e^{x_i − m} / (e^{s − m} + Σ_j e^{x_j − m}). The precision
+    is the logits'. A query whose logits are all −∞ gets zero weights.
+    """
+    top = logits.amax(-1, keepdim=True).clamp_min(torch.finfo(logits.dtype).min)
+    extra = torch.zeros_like(top)
+    if sink is not None:
+        column = sink.to(logits.dtype).view(1, -1, 1, 1)
+        top = torch.maximum(top, column)
+        extra = torch.exp(column - top)
+    exponentials = torch.exp(logits - top)
+    total = extra + exponentials.sum(-1, keepdim=True)
+    return exponentials / total.clamp_min(torch.finfo(logits.dtype).tiny)

@@ -1,0 +1,35 @@
+"""Softpick: a rectified softmax."""
+
+import torch
+from torch import Tensor
+
+from wakeful.errors import WakefulError
+from wakeful.normalizers.base import Normalizer
+
+
+class Softpick(Normalizer):
+    """p_i = relu(e^{x_i} − 1) / (Σ_j |e^{x_j} − 1| + ε) (Zuhri et al., 2504.20966, eq. 2).
+
+    Keys with x ≤ 0 get nothing, and a query whose logits are all below zero attends to nothing.
+    As in the authors' code every term is divided by e^m and ε stands beside the divided sum; m is
+    max(x, 0) here, for theirs, max x, overflows where all logits are far below zero.
+
+    Near x = 0 the weights are relu(x_i) / (Σ_j |x_j| + ε), whose slope grows to 1 / ε: in half
+    precision the gradients of a model whose logits are small carry large errors.
+    """
+
+    # A large ε, as tests compare gradients of small logits in bfloat16.
+    examples = ("softpick(eps=4.0)",)
+    fused = False
+
+    def __init__(self, *, eps: float = 1e-6) -> None:
+        super().__init__()
+        if eps <= 0:
+            raise WakefulError(f"softpick: eps must be positive, got {eps:g}")
+        self.eps = eps
+
+    def weights(self, logits: Tensor) -> Tensor:
+        top = logits.amax(-1, keepdim=True).clamp_min(0)
+        above = torch.exp(logits - top) - torch.exp(-top)
+        total = above.abs().masked_fill(logits == -torch.inf, 0).sum(-1, keepdim=True)
+        return above.relu() / (total + self.eps)

@@ -1,0 +1,57 @@
+"""XSA: a head's output without what it says of its own token's value."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from wakeful.routes.base import Memory, ValueRoute
+from wakeful.shape import Shape
+
+
+class XSA(ValueRoute):
+    """u'_i = u_i − α (u_i · v̂_i) v̂_i with v̂_i = v_i / ‖v_i‖ (Exclusive Self Attention, 2603.09078).
+
+    v_i is the value that the token itself offers to the head. The paper's α is 1, which is
+    `learned=False`; otherwise α = tanh(a) with a learned a for each head, zero at the start.
+    """
+
+    examples = ("xsa", "xsa(learned=False)")
+    neutral = "xsa"
+
+    def __init__(self, *, learned: bool = True) -> None:
+        super().__init__()
+        self.learned = learned
+
+    def attach(self, shape: Shape, layers: Iterable[int]) -> None:
+        super().attach(shape, layers)
+        self._row = {layer: row for row, layer in enumerate(self.layers)}
+        if self.learned:
+            self.strengths = nn.Parameter(torch.zeros(len(self.layers), shape.num_heads))
+
+    @torch.no_grad()
+    def start_plain(self) -> str:
+        if not self.learned:
+            return super().start_plain()
+        self.strengths.zero_()
+        return ""
+
+    @torch.no_grad()
+    def take_over(self, reference: ValueRoute, sources: Sequence[int]) -> None:
+        assert isinstance(reference, XSA)
+        for layer in self.layers if self.learned else ():
+            if sources[layer] in reference._row:
+                theirs = reference.strengths[reference._row[sources[layer]]]
+                self.strengths[self._row[layer]] = theirs
+
+    def correct(self, layer: int, x: Tensor, u: Tensor, v: Tensor, memory: Memory) -> Tensor:
+        # The heads of a group are taken together, so that no value is repeated.
+        groups = v.shape[2]
+        length = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
+        own = (v / length.clamp_min(torch.finfo(v.dtype).tiny)).unsqueeze(3)
+        grouped = u.unflatten(2, (groups, -1))
+        share = (grouped * own).sum(-1, keepdim=True)
+        if self.learned:
+            strength = self.strengths[self._row[layer]].tanh().to(u.dtype)
+            share = share * strength.view(groups, -1, 1)
+        return torch.addcmul(grouped, share, own, value=-1).flatten(2, 3)
