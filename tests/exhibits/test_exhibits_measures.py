@@ -74,6 +74,29 @@ def test_figures_of_layers() -> None:
     assert [row["value"] for row in tidy(found, list(expected))] == list(expected.values())
 
 
+def test_figures_that_compare_metrics_and_positions() -> None:
+    places = np.arange(1, 3)
+    seen = Seen({}, {
+        "c/eq3/all": (places, np.array([0.9, 0.7])), "c/eq6/all": (places, np.array([0.5, 0.1])),
+        "e/code/all": (places, np.array([2.0, 4.0])),
+        "e@0.5/code/all": (places, np.array([1.0, 1.0])),
+        "i/code/first": (places, np.array([8.0, 6.0])),
+        "i/code/rest": (places, np.array([2.0, 1.0])),
+    })  # fmt: skip
+    found = results({("", "r", 0): seen}, "r")
+    expected = {
+        "between(metric='c', variant='eq3', than_variant='eq6')": 0.5,
+        "between(metric='e@0.5', than_metric='e', variant='code')": -2.0,
+        "between(metric='i', variant='code', position='first', than_position='rest')": 5.5,
+        "largest_ratio(metric='i', variant='code')": 6.0,
+    }
+    for expression, value in expected.items():
+        assert figure_of(found, "", "r", 0, expression) == pytest.approx(value)
+    for absent in ("between(metric='c', variant='eq3', than_variant='eq9')",
+                   "largest_ratio(metric='c', variant='eq3')"):  # fmt: skip
+        assert figure_of(found, "", "r", 0, absent) is None
+
+
 @pytest.mark.parametrize(
     ("direction", "difference", "expected"),
     [

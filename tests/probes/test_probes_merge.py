@@ -16,10 +16,11 @@ from polars.testing import assert_frame_equal
 
 from helpers import some_tokens, tiny_decoder
 from wakeful.evaluation.diagnosis import share
-from wakeful.probes.attention import Entropy, Importance, Sinks, Values
+from wakeful.probes.attention import Entropy, Importance, Leading, Sinks, Values
 from wakeful.probes.base import Key, Means, MergeableProbe
-from wakeful.probes.hidden import BlockInfluence, OutlierChannels, Outliers, Smoothing
+from wakeful.probes.hidden import BlockInfluence, OutlierChannels, Outliers, Smoothing, Turned
 from wakeful.probes.patterns import AttentionPictures, HiddenPicture, MeanAttention
+from wakeful.probes.positions import Positions
 from wakeful.probes.rank import Ranks
 from wakeful.probes.watch import watch
 from wakeful.world import World
@@ -28,6 +29,9 @@ PROBES: dict[str, Callable[[], MergeableProbe]] = {
     "first token": Sinks,
     "entropy": Entropy,
     "importance": Importance,
+    "leading": Leading,
+    "positions": lambda: Positions(tokens=8),
+    "turned": Turned,
     "rank": Ranks,
     "bounds": lambda: Ranks(seconds=0),  # some ranks are bounds
     "values": Values,

@@ -111,6 +111,25 @@ def test_heirs_are_compared_with_their_reference(text: Path, tmp_path: Path) -> 
     assert "not resolved" in done.verdicts[0]
 
 
+def test_exhibits_look_closer_by_probes_of_their_own(text: Path, tmp_path: Path) -> None:
+    """Mappings, positions, other lengths, leading keys, rotated states and gradients."""
+    (tmp_path / "here").mkdir()
+    asked = {"steps": 2, "seeds": [0], "text": str(text), "runs": str(tmp_path / "runs")}
+    measured: dict[str, set[str]] = {}
+    for name in ("value-residual/fig3", "value-residual/fig19", "value-residual/fig20",
+                 "activation/fig2", "activation/fig3", "lazy/fig19"):  # fmt: skip
+        done = wakeful.reproduce(name, out=str(tmp_path / "here" / name.replace("/", "-")), **asked)
+        columns = {column.figure for column in exhibit(name).table.columns}
+        assert columns <= set(done.frame["figure"]), name
+        assert all("not measured" not in sentence for sentence in done.verdicts), done.verdicts
+        drawn = done.page.read_text("utf-8")
+        for expression in exhibit(name).draw:
+            assert expression.rpartition("title='")[2].rstrip("')").split("’")[0] in drawn
+        measured[name] = set(done.frame["figure"])
+    cosine = "layers(metric='mapping_cosine', variant='identity')"
+    assert cosine in measured["value-residual/fig3"]
+
+
 def test_what_cannot_be_run_is_said_in_one_line_before_it_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,7 +16,7 @@ from wakeful.errors import WakefulError
 from wakeful.estimates import mean_and_error
 from wakeful.evaluation.reading import Words, task_rows
 from wakeful.loading.model import Model
-from wakeful.probes.attention import Entropy, Importance, Sinks, Values
+from wakeful.probes.attention import Entropy, Importance, Leading, Sinks, Values
 from wakeful.probes.base import SCHEMA, Frame, MergeableProbe, gather
 from wakeful.probes.hidden import BlockInfluence, OutlierChannels, Outliers, Smoothing
 from wakeful.probes.patterns import AttentionPictures, HiddenPicture, MeanAttention
@@ -109,6 +109,7 @@ def diagnose(
             Sinks(),
             Entropy(),
             Importance(),
+            Leading(),
             Ranks(tau=tau, lazy_rank=lazy_rank, max_tokens=rank_tokens, seconds=rank_seconds),
             Values(),
             Outliers(),

@@ -213,6 +213,36 @@ def extreme(
     return float(curve[1].min() if least else curve[1].max())
 
 
+def between(
+    at: At,
+    *,
+    metric: str,
+    variant: str = "paper",
+    position: str = "all",
+    than_metric: str = "",
+    than_variant: str = "",
+    than_position: str = "",
+) -> float | None:
+    """Return a metric's mean over layers minus another's; what is not named is the same in both."""
+    one = layers(at, metric=metric, variant=variant, position=position)
+    other = layers(
+        at, metric=than_metric or metric, variant=than_variant or variant,
+        position=than_position or position,
+    )  # fmt: skip
+    return None if one is None or other is None else one - other
+
+
+def largest_ratio(
+    at: At, *, metric: str, variant: str = "paper", position: str = "first", to: str = "rest"
+) -> float | None:
+    """Return the largest over layers of a metric at one position over that at another."""
+    curves = [at.curve(f"{metric}/{variant}/{name}") for name in (position, to)]
+    one, other = curves
+    if one is None or other is None or not len(one[1]):
+        return None
+    return float((one[1] / other[1]).max())
+
+
 DERIVED: dict[str, Measure] = {
     "train_loss": train_loss,
     "crossing": crossing,
@@ -222,6 +252,8 @@ DERIVED: dict[str, Measure] = {
     "deepening": deepening,
     "lazy_layers": lazy_layers,
     "extreme": extreme,
+    "between": between,
+    "largest_ratio": largest_ratio,
 }
 """By the name that exhibits write."""
 

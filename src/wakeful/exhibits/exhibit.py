@@ -137,6 +137,8 @@ class _Spec:
     groups: Mapping[str, Group] = field(default_factory=dict)
     inherit: Heirs | None = None
     looks: int = 0
+    probes: tuple[str, ...] = ()
+    lengths: tuple[float, ...] = ()
     tasks: tuple[str, ...] = ()
     scales: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     claims: tuple[Claim, ...] = ()
@@ -165,6 +167,10 @@ class Exhibit:
     inherit: Heirs | None
     looks: int
     """Validation windows on which the trained models' layers are looked at; 0: none."""
+    probes: tuple[str, ...]
+    """What looks at them besides what a run logs anyway, by `verbs.reproduce.PROBES`."""
+    lengths: tuple[float, ...]
+    """Other lengths at which they are looked at, as shares of the training length."""
     tasks: tuple[str, ...]
     """lm-eval's tasks that the trained models are asked, whose data comes from the hub."""
     scales: Mapping[str, Table]
@@ -259,7 +265,8 @@ def _read(name: str) -> Exhibit:
     return Exhibit(
         name=name, paper=shared["title"], claim=claim, needs=needs,
         formerly=spec.formerly, table=table, draw=spec.draw, compare=spec.compare,
-        groups=spec.groups, inherit=spec.inherit, looks=spec.looks, tasks=spec.tasks, scales=scales,
+        groups=spec.groups, inherit=spec.inherit, looks=spec.looks, probes=spec.probes,
+        lengths=spec.lengths, tasks=spec.tasks, scales=scales,
         claims=spec.claims or tuple(_claims(table)),
     )  # fmt: skip
 

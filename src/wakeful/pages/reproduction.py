@@ -202,6 +202,20 @@ def over_layers(
     return _curves(names, lambda at: at.curve(name), "layer", title or metric.replace("_", " "))
 
 
+def over_positions(names: _Names, *, metric: str, title: str = "") -> list[tuple[str, Drawing]]:
+    """Draw a metric over positions from 1, the mean over the layers of the trained models."""
+
+    def curve(at: At) -> Curve | None:
+        places: list[int] = []
+        means: list[float] = []
+        while (found := at.curve(f"{metric}/paper/{len(places)}")) is not None:
+            places.append(len(places) + 1)
+            means.append(float(found[1].mean()))
+        return (np.array(places, dtype=np.float64), np.array(means)) if places else None
+
+    return _curves(names, curve, "position", title or metric.replace("_", " "))
+
+
 def over_groups(
     names: _Names, *, figure: str = "loss", title: str = "", log: bool = False
 ) -> list[tuple[str, Drawing]]:
@@ -281,6 +295,7 @@ DRAWINGS: dict[str, Draw] = {
     "relative_loss": relative_loss,
     "losses": losses,
     "over_layers": over_layers,
+    "over_positions": over_positions,
     "over_groups": over_groups,
     "bars": bars,
 }

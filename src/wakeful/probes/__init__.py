@@ -14,23 +14,28 @@ from typing import TYPE_CHECKING
 from wakeful.lazy import lazily
 
 if TYPE_CHECKING:
-    from wakeful.probes.attention import Entropy, Importance, Sinks, Values
+    from wakeful.probes.attention import Entropy, Importance, Leading, Sinks, Values
     from wakeful.probes.base import AttentionEvent, HiddenEvent, MeanProbe, MergeableProbe, Probe
-    from wakeful.probes.hidden import BlockInfluence, OutlierChannels, Outliers, Smoothing
+    from wakeful.probes.hidden import BlockInfluence, OutlierChannels, Outliers, Smoothing, Turned
+    from wakeful.probes.mappings import Mappings
     from wakeful.probes.patterns import AttentionPictures, HiddenPicture, MeanAttention
+    from wakeful.probes.positions import Positions
     from wakeful.probes.rank import Ranks
     from wakeful.probes.watch import Watch
 
 __all__ = [
     "AttentionEvent", "AttentionPictures", "BlockInfluence", "Entropy", "HiddenEvent",
-    "HiddenPicture", "Importance", "MeanAttention", "MeanProbe", "MergeableProbe",
-    "OutlierChannels", "Outliers", "Probe", "Ranks", "Sinks", "Smoothing", "Values", "Watch",
+    "HiddenPicture", "Importance", "Leading", "Mappings", "MeanAttention", "MeanProbe",
+    "MergeableProbe", "OutlierChannels", "Outliers", "Positions", "Probe", "Ranks", "Sinks",
+    "Smoothing", "Turned", "Values", "Watch",
 ]  # fmt: skip
 _HOMES = {
-    "attention": ("Entropy", "Importance", "Sinks", "Values"),
+    "attention": ("Entropy", "Importance", "Leading", "Sinks", "Values"),
     "base": ("AttentionEvent", "HiddenEvent", "MeanProbe", "MergeableProbe", "Probe"),
-    "hidden": ("BlockInfluence", "OutlierChannels", "Outliers", "Smoothing"),
+    "hidden": ("BlockInfluence", "OutlierChannels", "Outliers", "Smoothing", "Turned"),
+    "mappings": ("Mappings",),
     "patterns": ("AttentionPictures", "HiddenPicture", "MeanAttention"),
+    "positions": ("Positions",),
     "rank": ("Ranks",),
     "watch": ("Watch",),
 }

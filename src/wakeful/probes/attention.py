@@ -123,6 +123,24 @@ class Importance(MeanProbe):
                     self.put(event.layer, metric, value, variant=variant, position=position)
 
 
+class Leading(MeanProbe):
+    """`leading_key`, the place of the most important token, counted from 0, and
+    `leading_importance`, its a_j (From Attention to Activation, section 3.2 and figure 2).
+
+    Variant `code` averages heads first (the layer's row); `per_head` gives each head's.
+    """
+
+    def see(self, event: Event) -> None:
+        if not isinstance(event, AttentionEvent):
+            return
+        for statistics in event.statistics:
+            each = statistics.importance
+            for variant, a in (("code", each.mean(0)), ("per_head", each)):
+                largest, place = a.max(-1)
+                self.put(event.layer, "leading_key", place.double(), variant=variant)
+                self.put(event.layer, "leading_importance", largest, variant=variant)
+
+
 class Values(MeanProbe):
     """`value_eigenvalue`, `value_spectrum` and `value_drain` of the values attention mixes.
 

@@ -143,6 +143,12 @@ def kurtosis(h: Float[Tensor, "*L D"]) -> Float[Tensor, "*L"]:
     return centered.pow(4).mean(-1) / variance.square()
 
 
+def norm_ratio(h: Float[Tensor, "*L D"]) -> Float[Tensor, "*L"]:
+    """‖x‖∞² / ‖x‖₂² over channels (ibid., section 4): 1/D where all are equal, 1 for one alone."""
+    square = h.square()
+    return square.amax(-1) / square.sum(-1)
+
+
 def max_activation(h: Float[Tensor, "L D"]) -> Tensor:
     """max |x| over tokens and channels (ibid., section 5), in the residual stream's own units."""
     return h.abs().amax()

@@ -15,8 +15,8 @@ from wakeful.probes.base import SCHEMA, Event, Frame, HiddenEvent, MeanProbe, Me
 
 
 class Outliers(MeanProbe):
-    """`kurtosis` and `max_activation`, of the first token and of the rest (From Attention to
-    Activation, sections 2.2 and 5): the two have different causes.
+    """`kurtosis`, `norm_ratio` ‖x‖∞²/‖x‖₂² and `max_activation`, of the first token and of the rest
+    (From Attention to Activation, sections 2.2, 4 and 5): the two have different causes.
 
     `max_activation` of the rest is the mean over tokens of each one's max |x| in variant `paper`
     (table 2: "mean max absolute activation value of all other tokens") and the largest of them
@@ -27,16 +27,51 @@ class Outliers(MeanProbe):
         if not isinstance(event, HiddenEvent):
             return
         for h in event.sequences:
-            kurtosis = exact.kurtosis(h)
+            each = {"kurtosis": exact.kurtosis(h), "norm_ratio": exact.norm_ratio(h)}
             parts = [("first", slice(0, 1))] + [("rest", slice(1, None))] * (len(h) > 1)
             for position, part in parts:
-                self.put(event.layer, "kurtosis", kurtosis[part].mean(), position=position)
+                for metric, values in each.items():
+                    self.put(event.layer, metric, values[part].mean(), position=position)
                 largest = exact.token_max_activation(h[part])
                 values = {"paper": largest.mean(), "largest": largest.max()}
                 for variant, value in values.items():
                     self.put(
                         event.layer, "max_activation", value, variant=variant, position=position
                     )
+
+
+class Turned(MeanProbe):
+    """`kurtosis` and `norm_ratio` of hidden states after a random rotation, variant `rotated` (From
+    Attention to Activation, section 4 and figure 3).
+
+    Q is drawn from the Haar measure by `seed`, one a width. A state that one channel carries has a
+    kurtosis near 3 after it, and a norm ratio near (2 ln D) / D.
+    """
+
+    def __init__(self, *, seed: int = 0) -> None:
+        super().__init__()
+        self.seed = seed
+        self._rotations: dict[int, Tensor] = {}
+
+    def see(self, event: Event) -> None:
+        if not isinstance(event, HiddenEvent):
+            return
+        for h in event.sequences:
+            turned = h @ self._rotation(h.shape[-1]).to(h)
+            parts = [("first", slice(0, 1))] + [("rest", slice(1, None))] * (len(h) > 1)
+            each = {"kurtosis": exact.kurtosis(turned), "norm_ratio": exact.norm_ratio(turned)}
+            for position, part in parts:
+                for metric, values in each.items():
+                    mean = values[part].mean()
+                    self.put(event.layer, metric, mean, variant="rotated", position=position)
+
+    def _rotation(self, width: int) -> Tensor:
+        if width not in self._rotations:
+            generator = torch.Generator().manual_seed(self.seed)
+            drawn = torch.randn(width, width, dtype=torch.float64, generator=generator)
+            q, r = torch.linalg.qr(drawn)
+            self._rotations[width] = q * r.diagonal().sign()
+        return self._rotations[width]
 
 
 class Smoothing(MeanProbe):

@@ -241,6 +241,16 @@ def whole_windows(windows: ValidationWindows, number: int) -> list[Int[Tensor, "
     return rows
 
 
+def rows_of(windows: ValidationWindows, number: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield inputs and targets of the first `number` windows, one row each."""
+    for inputs, targets in windows:
+        for row in range(min(number, len(inputs))):
+            yield inputs[row : row + 1], targets[row : row + 1]
+        number -= len(inputs)
+        if number <= 0:
+            return
+
+
 def _figures(rows: Frame) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, (metric, variant, position) in FIGURES.items():

@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from wakeful.config.tables import to_table
 from wakeful.config.verbs import EvaluateOptions, ReproduceOptions, inherit_options
 from wakeful.device import choose_device, rough_seconds
 from wakeful.display import Shown, duration, usual
-from wakeful.errors import Interrupted, WakefulError
+from wakeful.errors import Interrupted, WakefulError, nearest
 from wakeful.exhibits.derived import Key, Results, check_figure, tidy
 from wakeful.exhibits.exhibit import Exhibit, exhibit, exhibit_names
 from wakeful.exhibits.figures import Seen, answer_name, seen_of_arm, seen_of_run
@@ -32,16 +32,29 @@ from wakeful.loading.load import read_decoder
 from wakeful.pages.charts import Drawing
 from wakeful.pages.inheritance import read_inheritance
 from wakeful.pages.reproduction import Facts, drawings, headline, sentence, write_reproduction
-from wakeful.probes.attention import Importance
-from wakeful.probes.base import SCHEMA
+from wakeful.probes.attention import Importance, Leading
+from wakeful.probes.base import SCHEMA, Probe
+from wakeful.probes.gradients import query_key_gradients
+from wakeful.probes.hidden import Turned
+from wakeful.probes.mappings import Mappings
+from wakeful.probes.positions import Positions
 from wakeful.runs.run import Run, read_frame, read_record
 from wakeful.training.loop import train
-from wakeful.training.measures import observed
+from wakeful.training.measures import observed, rows_of
 from wakeful.training.setup import check_run, load_data, make_windows
 from wakeful.verbs.evaluate import evaluate, read_tasks
 from wakeful.verbs.inherit import inherit
 from wakeful.verbs.result import Stored, asked
 
+GRADIENTS = "gradients"
+"""The probe of an exhibit that needs a backward pass."""
+PROBES: dict[str, Callable[[], Probe]] = {
+    "leading": Leading,
+    "mappings": Mappings,
+    "positions": Positions,
+    "turned": Turned,
+}
+"""By the name that exhibits write."""
 FIGURES = {"group": pl.String, "row": pl.String, "seed": pl.Int64, "figure": pl.String,
            "value": pl.Float64}  # fmt: skip
 
@@ -167,6 +180,9 @@ def planned(found: Exhibit, wanted: ReproduceOptions) -> Plan:
         if getattr(wanted, name):
             changes[f"train.{name}"] = getattr(wanted, name)
     plan = plan_of(found, wanted.scale, seeds=wanted.seeds, changes=changes)
+    for name in found.probes:
+        if name != GRADIENTS and name not in PROBES:
+            raise WakefulError(f"{found.name}: no probe {name!r}{nearest(name, PROBES)}")
     for expression in _expressions(found):
         check_figure(expression)
     return plan
@@ -333,7 +349,7 @@ def _looked_at(
     path: Path, name: str, row: str, plan: Plan, place: Path, shown: Shown
 ) -> pl.DataFrame | None:
     """Return what probes see in the layers of a trained model, kept in the exhibit's folder."""
-    windows = plan.exhibit.looks
+    looked, windows = plan.exhibit, plan.exhibit.looks
     if not windows:
         return None
     file = place / "layers" / f"{name}.parquet"
@@ -341,9 +357,22 @@ def _looked_at(
         with shown(row) as show:
             show.note(f"looking at the layers of {row}")
             config = Run.open(path).config
-            tests = make_windows(config, load_data(config.data))
+            data = load_data(config.data)
+            tests = make_windows(config, data)
             decoder = read_decoder(path, device=choose_device(config.train.device)).decoder()
-            frame = observed(decoder, tests, windows, [Importance()])
+            more = [PROBES[each]() for each in looked.probes if each != GRADIENTS]
+            frames = [observed(decoder, tests, windows, [Importance(), *more])]
+            if GRADIENTS in looked.probes:
+                frames.append(query_key_gradients(decoder, rows_of(tests, windows)))
+            for share in looked.lengths:
+                length = max(2, round(share * config.train.length))
+                train = dataclasses.replace(config.train, length=length)
+                shorter = make_windows(dataclasses.replace(config, train=train), data)
+                found = observed(decoder, shorter, windows)
+                frames.append(
+                    found.with_columns(metric=pl.format("{}@{}", "metric", pl.lit(f"{share:g}")))
+                )
+            frame = pl.concat(frames)
         file.parent.mkdir(exist_ok=True)
         Run(file.parent).write_frame(file.name, frame)
     return read_frame(file, SCHEMA)

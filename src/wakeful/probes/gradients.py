@@ -1,0 +1,45 @@
+"""How much a loss still moves the projections of queries and keys."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from wakeful.errors import WakefulError
+from wakeful.model.block import Block
+from wakeful.model.decoder import Decoder
+from wakeful.probes.base import Frame, Key, Means
+
+
+def query_key_gradients(decoder: Decoder, batches: Iterable[tuple[Tensor, Tensor]]) -> Frame:
+    """Return `query_gradient` and `key_gradient` of each layer that has such a projection.
+
+    ‖∂L/∂W‖_F of the mean loss L over all `batches` of inputs and targets, (B, L) each (When
+    Attention Collapses, fig. 19), in nats a unit of weight. The model's own gradients are left
+    alone.
+
+    Raises:
+        WakefulError: there are no batches.
+    """
+    weights: dict[Key, torch.nn.Parameter] = {}
+    for layer, block in enumerate(decoder.blocks):
+        assert isinstance(block, Block)
+        for metric, heads in (("query_gradient", block.attention.query),
+                              ("key_gradient", block.attention.key)):  # fmt: skip
+            for parameter in heads.parameters():
+                if parameter.ndim == 2:
+                    weights[Key(layer, None, "all", metric, "paper")] = parameter
+    chosen = list(weights.values())
+    sums = [torch.zeros_like(weight, dtype=torch.float64) for weight in chosen]
+    device, count = decoder.head.weight.device, 0
+    for inputs, targets in batches:
+        loss = decoder.loss(inputs.to(device), targets.to(device), reduction="sum")
+        for total, gradient in zip(sums, torch.autograd.grad(loss, chosen), strict=True):
+            total.add_(gradient)
+        count += int((decoder.counted(targets) >= 0).sum())
+    if not count:
+        raise WakefulError("gradients need at least one target")
+    means = Means()
+    for key, total in zip(weights, sums, strict=True):
+        means.add(key, float(torch.linalg.vector_norm(total / count)))
+    return means.rows()

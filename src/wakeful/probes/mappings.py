@@ -1,0 +1,81 @@
+"""What approximates attention to an earlier layer: eqs. 3 and 6 against eq. 2.
+
+Shapes: H query heads, G key/value heads, L tokens, d head width.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from wakeful.errors import WakefulError
+from wakeful.probes import exact
+from wakeful.probes.base import AttentionEvent, Event, MeanProbe
+from wakeful.probes.streaming import Attended, check_length
+
+Outputs = dict[str, Float[Tensor, "L Hd"]]
+
+
+class Mappings(MeanProbe):
+    """`mapping_cosine`: how near two mappings of the previous layer's values come to attending to
+    it (Value Residual Learning, section 3.2 and fig. 3), the mean over tokens of cos(U, U_2).
+
+    With n the layer and m = n − 1, U_2 = softmax(Q_n [K_n; K_m]ᵀ / √d) [V_n; V_m] (eq. 2). Variant
+    `current_attention` is of softmax(Q_n [K_n; K_n]ᵀ / √d) [V_n; V_m] (eq. 3), and `identity` of
+    A_n V_n + V_m (eq. 6). Heads are joined; the first layer has no row.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: AttentionEvent | None = None
+
+    def see(self, event: Event) -> None:
+        if not isinstance(event, AttentionEvent):
+            return
+        before, self._last = self._last, event
+        if event.layer == 0:
+            return
+        if before is None or before.layer != event.layer - 1:
+            raise WakefulError("the probe Mappings looks at every layer of a model, in order")
+        for one, earlier in zip(event.sequences, before.sequences, strict=True):
+            found = mapping_outputs(one, earlier)
+            gold = found.pop("cross_layer")
+            for variant, output in found.items():
+                cosine = torch.nn.functional.cosine_similarity(output, gold, dim=-1).mean()
+                self.put(event.layer, "mapping_cosine", cosine, variant=variant)
+
+
+def mapping_outputs(one: Attended, before: Attended) -> Outputs:
+    """Return U of eqs. 2 (`cross_layer`), 3 (`current_attention`) and 6 (`identity`), heads joined.
+
+    Raises:
+        WakefulError: weights are no softmax of the sequence's own keys, heads differ between the
+            layers, or the sequence is too long for whole weights.
+    """
+    if one.weigh is not None or one.before is not None or one.others:
+        raise WakefulError("the probe Mappings is of softmax attention to a sequence's own tokens")
+    if one.k.shape != before.k.shape or one.v.shape != before.v.shape:
+        raise WakefulError("the probe Mappings needs layers with equally many heads of one width")
+    check_length(one.length)
+    keep = exact.causal(one.length, one.window, one.q.device) if one.keep is None else one.keep
+    both = torch.cat([keep, keep], 1)
+    repeats = one.num_heads // one.k.shape[0]
+    parts: dict[str, list[Tensor]] = {"cross_layer": [], "current_attention": [], "identity": []}
+
+    def weights(head: slice, k: Tensor, keep: Tensor) -> Tensor:
+        sink = None if one.sink is None else one.sink[head].to(k)
+        return exact.attention_weights(
+            one.q[head].to(k), k.unsqueeze(0), scale=one.scale, softcap=one.softcap, sink=sink,
+            keep=keep,
+        )  # fmt: skip
+
+    for group in range(one.k.shape[0]):
+        head = slice(group * repeats, (group + 1) * repeats)
+        k, v, k_m, v_m = (
+            x[group] if x.dtype == torch.float64 else x[group].float()
+            for x in (one.k, one.v, before.k, before.v)
+        )
+        values = torch.cat([v, v_m])
+        parts["cross_layer"] += weights(head, torch.cat([k, k_m]), both) @ values
+        parts["current_attention"] += weights(head, torch.cat([k, k]), both) @ values
+        parts["identity"] += weights(head, k, keep) @ v + v_m
+    return {name: torch.cat(heads, -1) for name, heads in parts.items()}

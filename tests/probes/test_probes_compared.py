@@ -1,0 +1,176 @@
+"""Probes that compare: leading keys, positions, mappings, rotated states, gradients."""
+
+import polars as pl
+import pytest
+import torch
+
+from helpers import some_tokens, tiny_decoder
+from wakeful.config.model import ModelConfig
+from wakeful.errors import WakefulError
+from wakeful.model.decoder import Decoder
+from wakeful.probes import exact
+from wakeful.probes.attention import Leading
+from wakeful.probes.base import AttentionEvent, HiddenEvent, Probe, gather
+from wakeful.probes.gradients import query_key_gradients
+from wakeful.probes.hidden import Outliers, Turned
+from wakeful.probes.mappings import Mappings
+from wakeful.probes.positions import Positions
+from wakeful.probes.watch import watch
+
+GROUPED = ModelConfig(
+    vocab_size=61, max_length=64, num_layers=3, num_heads=4, num_kv_heads=2, width=32,
+    mlp_width=48, init_std=0.3,
+)  # fmt: skip
+
+
+def value(rows: pl.DataFrame, **wanted: object) -> float:
+    chosen = rows.filter(**wanted).filter(pl.col("head").is_null())
+    assert len(chosen) == 1, chosen
+    return chosen["value"][0]
+
+
+class Events(Probe):
+    def __init__(self) -> None:
+        self.seen = []
+
+    def see(self, event) -> None:
+        self.seen.append(event)
+
+    def rows(self):
+        return gather([])
+
+
+def test_the_leading_key_and_each_position_are_those_of_the_weights() -> None:
+    model = Decoder(GROUPED).double().eval()
+    tokens = torch.randint(0, 61, (1, 21), generator=torch.Generator().manual_seed(0))
+    events = Events()
+    with torch.inference_mode(), watch(model, Leading(), Positions(tokens=7), events) as seen:
+        model(tokens)
+    for event in events.seen:
+        if isinstance(event, AttentionEvent):
+            A = exact.attention_weights(event.q[0], event.k[0], scale=event.scale)
+            a = exact.token_importance(A).mean(0)
+            at = {"layer": event.layer, "variant": "code"}
+            assert value(seen.frame, metric="leading_key", **at) == int(a.argmax())
+            assert value(seen.frame, metric="leading_importance", **at) == pytest.approx(
+                float(a.max())
+            )
+            norms = event.v[0].transpose(0, 1).flatten(1).norm(dim=-1)
+            for metric, expected in (("importance_at", a), ("value_norm_at", norms)):
+                found = [
+                    value(seen.frame, layer=event.layer, metric=metric, position=str(place))
+                    for place in range(7)
+                ]
+                assert found == pytest.approx(expected[:7].tolist())
+        elif isinstance(event, HiddenEvent):
+            found = value(seen.frame, layer=event.layer, metric="hidden_norm_at", position="3")
+            assert found == pytest.approx(float(event.h[0, 3].norm()))
+    assert "7" not in set(seen.frame["position"])
+
+
+@pytest.mark.parametrize("normalizer", ["softmax", "softmax1"])
+def test_mappings_are_compared_as_the_equations_have_them(normalizer: str) -> None:
+    config = ModelConfig(**{**vars(GROUPED), "normalizer": normalizer})
+    model = Decoder(config).double().eval()
+    tokens = torch.randint(0, 61, (2, 13), generator=torch.Generator().manual_seed(1))
+    events = Events()
+    with torch.inference_mode(), watch(model, Mappings(), events) as seen:
+        model(tokens)
+    layers = [event for event in events.seen if isinstance(event, AttentionEvent)]
+    keep = exact.causal(13, None, tokens.device)
+    for n in (1, 2):
+        cosines: dict[str, list[float]] = {"current_attention": [], "identity": []}
+        for b in range(2):
+            one, m = layers[n], layers[n - 1]
+            parts: dict[str, list[torch.Tensor]] = {
+                "gold": [],
+                "current_attention": [],
+                "identity": [],
+            }
+            for head in range(4):
+                q, k, v = one.q[b, head], one.k[b, head // 2], one.v[b, head // 2]
+                k_m, v_m = m.k[b, head // 2], m.v[b, head // 2]
+
+                def weights(keys: torch.Tensor, seen: torch.Tensor, q=q) -> torch.Tensor:
+                    x = (q @ keys.T / 8**0.5).masked_fill(~seen, -torch.inf).exp()
+                    return x / (x.sum(-1, keepdim=True) + (normalizer == "softmax1"))
+
+                both = torch.cat([keep, keep], 1)
+                values = torch.cat([v, v_m])
+                parts["gold"].append(weights(torch.cat([k, k_m]), both) @ values)
+                parts["current_attention"].append(weights(torch.cat([k, k]), both) @ values)
+                parts["identity"].append(weights(k, keep) @ v + v_m)
+            joined = {name: torch.cat(each, -1) for name, each in parts.items()}
+            for name, found in cosines.items():
+                cosine = torch.cosine_similarity(joined[name], joined["gold"], dim=-1)
+                found.append(float(cosine.mean()))
+        for name, found in cosines.items():
+            measured = value(seen.frame, layer=n, metric="mapping_cosine", variant=name)
+            assert measured == pytest.approx(sum(found) / 2)
+    assert set(seen.frame["layer"]) == {1, 2}
+
+
+def test_mappings_refuse_what_is_no_softmax_of_the_text() -> None:
+    config = ModelConfig(**{**vars(GROUPED), "stored_prefix": 2})
+    tokens = torch.randint(0, 61, (1, 9))
+    model = Decoder(config).eval()
+    with pytest.raises(WakefulError, match="own tokens"), watch(model, Mappings()):  # noqa: SIM117
+        with torch.inference_mode():
+            model(tokens)
+
+
+def test_a_rotation_spreads_what_one_channel_carries() -> None:
+    h = torch.randn(1, 9, 256, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    h[..., 5] += 500.0
+    turned, plain = Turned(seed=3), Outliers()
+    for probe in (turned, plain):
+        probe.see(HiddenEvent(0, h))
+    before, after = plain.rows(), turned.rows()
+    rest = {"layer": 0, "position": "rest"}
+    assert value(before, metric="norm_ratio", **rest) > 0.99
+    assert value(before, metric="kurtosis", **rest) > 200
+    ratio = value(after, metric="norm_ratio", variant="rotated", **rest)
+    assert 1 / 256 < ratio < 0.08
+    assert value(after, metric="kurtosis", variant="rotated", **rest) == pytest.approx(3.0, abs=0.9)
+    # Lengths stay, as do those of other probes of the same seed.
+    again = Turned(seed=3)
+    again.see(HiddenEvent(0, h))
+    assert again.rows().equals(after)
+
+
+def test_gradients_of_queries_and_keys_are_those_of_the_mean_loss() -> None:
+    model = tiny_decoder(dtype=torch.float64)
+    tokens = some_tokens(3, 12)
+    inputs, targets = tokens[:, :-1], tokens[:, 1:].clone()
+    targets[0, 4:] = -100
+    model.loss(inputs, targets).backward()
+    expected = {
+        (metric, layer): float(heads.weight_gradient.norm())
+        for layer, block in enumerate(model.blocks)
+        for metric, heads in (
+            ("query_gradient", Weight(block.attention.query)),
+            ("key_gradient", Weight(block.attention.key)),
+        )
+    }
+    kept = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+    rows = query_key_gradients(
+        model, [(inputs[i : i + 1], targets[i : i + 1]) for i in range(len(inputs))]
+    )
+    assert len(rows) == len(expected)
+    for (metric, layer), norm in expected.items():
+        assert value(rows, layer=layer, metric=metric) == pytest.approx(norm)
+    for parameter, before in zip(model.parameters(), kept, strict=True):
+        assert before is None or torch.equal(parameter.grad, before)
+    with pytest.raises(WakefulError, match="at least one target"):
+        query_key_gradients(model, [])
+
+
+class Weight:
+    """The matrix of a projection into heads."""
+
+    def __init__(self, heads: torch.nn.Module) -> None:
+        matrices = [each for each in heads.parameters() if each.ndim == 2]
+        assert len(matrices) == 1
+        gradient = matrices[0].grad
+        assert gradient is not None
+        self.weight_gradient = gradient
