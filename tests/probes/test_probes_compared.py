@@ -153,9 +153,11 @@ def test_gradients_of_queries_and_keys_are_those_of_the_mean_loss() -> None:
         )
     }
     kept = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+    model.requires_grad_(False)  # as a model is that was loaded
     rows = query_key_gradients(
         model, [(inputs[i : i + 1], targets[i : i + 1]) for i in range(len(inputs))]
     )
+    assert not any(parameter.requires_grad for parameter in model.parameters())
     assert len(rows) == len(expected)
     for (metric, layer), norm in expected.items():
         assert value(rows, layer=layer, metric=metric) == pytest.approx(norm)

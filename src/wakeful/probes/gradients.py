@@ -1,6 +1,7 @@
 """How much a loss still moves the projections of queries and keys."""
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -9,6 +10,19 @@ from wakeful.errors import WakefulError
 from wakeful.model.block import Block
 from wakeful.model.decoder import Decoder
 from wakeful.probes.base import Frame, Key, Means
+
+
+@contextlib.contextmanager
+def _following(weights: list[torch.nn.Parameter]) -> Iterator[None]:
+    """Let gradients reach weights, those of a model too that was loaded to be looked at."""
+    before = [weight.requires_grad for weight in weights]
+    try:
+        for weight in weights:
+            weight.requires_grad_(True)
+        yield
+    finally:
+        for weight, followed in zip(weights, before, strict=True):
+            weight.requires_grad_(followed)
 
 
 def query_key_gradients(decoder: Decoder, batches: Iterable[tuple[Tensor, Tensor]]) -> Frame:
@@ -32,11 +46,12 @@ def query_key_gradients(decoder: Decoder, batches: Iterable[tuple[Tensor, Tensor
     chosen = list(weights.values())
     sums = [torch.zeros_like(weight, dtype=torch.float64) for weight in chosen]
     device, count = decoder.head.weight.device, 0
-    for inputs, targets in batches:
-        loss = decoder.loss(inputs.to(device), targets.to(device), reduction="sum")
-        for total, gradient in zip(sums, torch.autograd.grad(loss, chosen), strict=True):
-            total.add_(gradient)
-        count += int((decoder.counted(targets) >= 0).sum())
+    with torch.enable_grad(), _following(chosen):
+        for inputs, targets in batches:
+            loss = decoder.loss(inputs.to(device), targets.to(device), reduction="sum")
+            for total, gradient in zip(sums, torch.autograd.grad(loss, chosen), strict=True):
+                total.add_(gradient)
+            count += int((decoder.counted(targets) >= 0).sum())
     if not count:
         raise WakefulError("gradients need at least one target")
     means = Means()
