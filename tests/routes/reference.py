@@ -138,19 +138,82 @@ def dense(weights: Callable[[Model, int], list]) -> Callable:
     return U
 
 
-def gate(m: Model, n: int, name: str) -> Tensor:
-    z = m.h[n] @ m.w[f"{name}.gates.{n - 1}.weight"].T + m.w[f"{name}.gates.{n - 1}.bias"]
-    g = 1 / (1 + torch.exp(-z))  # (B, L, G)
+def sigmoid(z: Tensor) -> Tensor:
+    return 1 / (1 + torch.exp(-z))
+
+
+def opening(m: Model, n: int, name: str) -> Tensor:
+    """W h + b of the first channels of h that W reads."""
+    W = m.w[f"{name}.gates.{n - 1}.weight"]
+    return m.h[n][..., : W.shape[1]] @ W.T + m.w.get(f"{name}.gates.{n - 1}.bias", 0)
+
+
+def for_queries(m: Model, g: Tensor) -> Tensor:
+    """(B, L, G) to (B, H, L, 1)."""
     return torch.stack([g[..., head * m.G // m.H] for head in range(m.H)], 1).unsqueeze(-1)
+
+
+def gate(m: Model, n: int, name: str) -> Tensor:
+    return for_queries(m, sigmoid(opening(m, n, name)))
 
 
 def gated(m: Model, n: int) -> Tensor:
     return m.A(n) @ (m.V[n] + gate(m, n, "route") * m.V[1]) if n >= 2 else own(m, n)
 
 
+def gated_relu(m: Model, n: int) -> Tensor:
+    if n == 1:
+        return own(m, n)
+    g = opening(m, n, "route")
+    return m.A(n) @ (m.V[n] + for_queries(m, torch.where(g > 0, g, 0)) * m.V[1])
+
+
+def gated_mix(m: Model, n: int) -> Tensor:
+    g = gate(m, n, "route") if n >= 2 else 1.0
+    return m.A(n) @ (g * m.V[n] + (1 - g) * m.V[1])
+
+
+def value_embedding(every: int, peak: float) -> Callable:
+    def U(m: Model, n: int) -> Tensor:
+        if (m.N - n) % every:
+            return own(m, n)
+        E = m.w[f"route.tables.{n - 1}.weight"][m.tokens].unflatten(-1, (m.G, m.d))
+        E = torch.stack([E[:, :, head * m.G // m.H] for head in range(m.H)], dim=1)
+        return m.A(n) @ (m.V[n] + peak * gate(m, n, "route") * E)
+
+    return U
+
+
+def differential(name: str, V: Callable) -> Callable:
+    """Queries' heads (p, m, j): pair p, softmax m, one of r; values' (p, i): half i of the pair."""
+
+    def U(m: Model, n: int) -> Tensor:
+        r = m.H // m.G
+        A, v = m.A(n), V(m, n)
+        q1, k1, q2, k2 = m.w[f"{name}.vectors"][n - 1]
+        start = 0.8 - 0.6 * torch.e ** (-0.3 * (n - 1))
+        share = torch.exp((q1 * k1).sum()) - torch.exp((q2 * k2).sum()) + start
+        out: list[Tensor | None] = [None] * m.H
+        for p in range(m.G // 2):
+            both = torch.cat([v[:, 2 * p * r], v[:, (2 * p + 1) * r]], dim=-1)
+            for j in range(r):
+                u = (A[:, 2 * p * r + j] - share * A[:, (2 * p + 1) * r + j]) @ both
+                size = torch.sqrt((u * u).mean(-1, keepdim=True) + 1e-5)
+                u = (1 - start) * u / size * m.w[f"{name}.scales"][n - 1]
+                out[2 * p * r + j], out[(2 * p + 1) * r + j] = u[..., : m.d], u[..., m.d :]
+        return torch.stack(out, dim=1)
+
+    return U
+
+
+def resformer_differential_xsa(m: Model, n: int) -> Tensor:
+    mixed = 0.5 * m.V[n] + 0.5 * m.V[1]
+    u = differential("route.parts.1", lambda m, n: mixed)(m, n)
+    return u - (u * mixed).sum(-1, keepdim=True) / (mixed * mixed).sum(-1, keepdim=True) * mixed
+
+
 def output_gate(m: Model, n: int) -> Tensor:
-    z = m.h[n] @ m.w[f"route.gates.{n - 1}.weight"].T + m.w[f"route.gates.{n - 1}.bias"]
-    g = (1 / (1 + torch.exp(-z))).unflatten(-1, (m.H, -1))  # (B, L, H, 1 or d)
+    g = sigmoid(opening(m, n, "route")).unflatten(-1, (m.H, -1))  # (B, L, H, 1 or d)
     return own(m, n) * g.transpose(1, 2)
 
 
@@ -261,6 +324,16 @@ ROUTES: dict[str, Callable] = {
     "dense": dense(lambda m, n: m.w[f"route.weights.{n - 1}"]),
     "dense(learned=False)": dense(lambda m, n: [1 / n] * n),
     "gated": gated,
+    'gated(gate="relu")': gated_relu,
+    'gated(gate="mix")': gated_mix,
+    "gated(channels=12)": gated,
+    'gated(gate="relu", channels=5)': gated_relu,
+    "value_embedding": value_embedding(2, 3.0),
+    "value_embedding(every=1, peak=2.0, channels=0)": value_embedding(1, 2.0),
+    "value_embedding(every=3)": value_embedding(3, 3.0),
+    "differential": differential("route", lambda m, n: m.V[n]),
+    "then(resformer, differential, xsa(learned=False))": resformer_differential_xsa,
+    "output_gate(channels=12)": output_gate,
     "output_gate": output_gate,
     'output_gate(per="channel")': output_gate,
     "xsa": xsa,

@@ -7,6 +7,9 @@ from helpers import gradients, some_tokens, tiny_config, tiny_decoder
 from routes.reference import ROUTES, SINKS, Model
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
+from wakeful.probes.attention import Sinks, Values
+from wakeful.probes.rank import Ranks
+from wakeful.probes.watch import watch
 from wakeful.routes.base import Read
 from wakeful.variants import build, variants
 
@@ -14,13 +17,19 @@ from wakeful.variants import build, variants
 @pytest.mark.parametrize("kv_heads", [1, 2, 4], ids=["mqa", "gqa", "mha"])
 @pytest.mark.parametrize("expression", ROUTES)
 def test_a_route_is_its_definition(expression, kv_heads):
+    if "differential" in expression and kv_heads == 1:
+        with pytest.raises(WakefulError, match=r"model.num_kv_heads must be even, got 1"):
+            tiny_decoder(route=expression, num_kv_heads=1)
+        return
     decoder = tiny_decoder(route=expression, num_kv_heads=kv_heads)
     tokens = some_tokens(2, 9)
     expected = Model(decoder, tokens).logits(ROUTES[expression])
     torch.testing.assert_close(decoder(tokens), expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("expression", ["then(resformer, neutreno(lam=0.2))", "crosslayer"])
+@pytest.mark.parametrize(
+    "expression", ["then(resformer, neutreno(lam=0.2))", "crosslayer", "differential"]
+)
 def test_a_route_is_its_definition_under_softmax1(expression):
     decoder = tiny_decoder(route=expression, normalizer="softmax1(learned=True)")
     tokens = some_tokens(2, 9)
@@ -91,8 +100,49 @@ def test_learned_weights_start_where_their_definition_says():
     assert gates["gates.0.bias"] == [2.0] * 4
     assert gates["gates.0.weight"] == [[0.0] * 16] * 4
     assert len(weights('output_gate(per="channel")')["gates.3.bias"]) == 4 * 8
+    relu = Decoder(tiny_config(route='gated(gate="relu")')).route.gates["1"]
+    assert relu.bias is None
+    assert 0.01 < relu.weight.std() < 0.03
+    assert weights("xsa") == {"strengths": [[0.0] * 4] * 4}
+    embedded = Decoder(tiny_config(route="value_embedding")).route
+    names = [f"{part}.{n}.weight" for part in ("gates", "tables") for n in (1, 3)]
+    assert list(dict(embedded.named_parameters())) == names
+    vectors = Decoder(tiny_config(route="differential")).route.vectors
+    assert 0.05 < vectors.std() < 0.15
     for plain in ("own", "resformer", "dense(learned=False)", "neutreno", "svformer", "cla"):
         assert weights(plain) == {}
+
+
+def test_what_is_exclusive_says_nothing_of_the_own_value():
+    """The paper's α = 1; the first token attends to itself alone and gets nothing."""
+    route = build("routes", "xsa(learned=False)")
+    decoder = Decoder(tiny_config(), route=route).double()
+    kept: list[torch.Tensor] = []
+    for block in decoder.blocks:
+        block.attention.out.register_forward_pre_hook(lambda _, args: kept.append(args[0]))
+    decoder(some_tokens(2, 7))
+    for block, u in zip(decoder.blocks, kept, strict=True):
+        assert u[:, 1:].norm() > 1e-3 * block.attention.out.weight.norm()
+        assert u[:, 0].abs().max() < 1e-15
+    # Half precision, where ‖v‖² overflows or vanishes.
+    for size in (1e4, 6e-5, 0.0):
+        v = torch.full((1, 1, 2, 8), size, dtype=torch.float16)
+        u = torch.ones(1, 1, 4, 8, dtype=torch.float16)
+        left = decoder.route.correct(0, u, u, v, {})
+        torch.testing.assert_close(left, u if not size else torch.zeros_like(u), rtol=0, atol=2e-3)
+
+
+def test_a_differential_layer_s_probes_see_each_softmax():
+    decoder = tiny_decoder(route="differential").eval()
+    tokens = some_tokens(2, 9)
+    with watch(decoder, Sinks(), Ranks(), Values()) as seen, torch.no_grad():
+        decoder(tokens)
+    assert seen.frame["value"].is_finite().all()
+    model = Model(decoder, tokens)
+    model.logits(ROUTES["differential"])
+    shown = seen.frame.filter(layer=2, metric="first_key_mass_without_row_0")["value"].to_list()
+    first = model.A(3)[:, :, 1:, 0].mean((0, 2))
+    torch.testing.assert_close(shown[:4], first.tolist(), rtol=0, atol=1e-6)
 
 
 def test_a_pull_on_borrowed_values_decodes_like_the_full_forward():
@@ -217,6 +267,7 @@ REFUSED = {
     "then(shared_keys, key_residual)": r"key_residual mixes the key of layer 1",
     "then(shared_queries, query_residual)": r"query_residual mixes the query of layer 1",
     "then(cla, resformer)": r"resformer mixes the value of layer 1",
+    "then(svformer, value_embedding(every=1))": r"value_embedding.* mixes the value of layer 1",
     # Two owners for one projection.
     "then(cla, svformer)": r"(?s)cla.*svformer.*both decide.*layer 3's value",
     "then(cla, shared_keys)": r"(?s)cla.*shared_keys.*layer 3's key",
@@ -227,6 +278,7 @@ REFUSED = {
     "then(cla, neutreno)": r"neutreno would add nothing at layer 1",
     # One attention a layer.
     "then(crosslayer, attention_residual)": r"crosslayer and attention_residual both replace",
+    "then(crosslayer, differential)": r"crosslayer and differential both replace",
     "then(crosslayer, crosslayer)": r"both replace the attention of layer 1",
     # A chain of borrowers, or a reading of what is not there.
     "then(cla(group=2), cla(group=3))": r"layer 3 would borrow its key from layer 2, which has",
@@ -253,6 +305,12 @@ REFUSED = {
     "svformer(anchors=[0, 4])": r"anchor 4 is past the last layer 3",
     "svformer(anchors=[1, 2])": r"ascending layer numbers starting at 0",
     'output_gate(per="layer")': r"per must be 'head' or 'channel'",
+    'gated(gate="tanh")': r"gate must be 'sigmoid' or 'relu' or 'mix', got 'tanh'",
+    'gated(gate="relu", start=1.0)': r'start is used by gate="sigmoid" and "mix" only',
+    "gated(channels=17)": r"gated: channels must be at most the width 16.*, got 17",
+    "output_gate(channels=-1)": r"output_gate: channels must be at most the width 16.*, got -1",
+    "value_embedding(every=0)": r"every must be at least 1 layer, got 0",
+    "on_layers([0], value_embedding)": r"changes nothing",
     "svformer(anchors=[])": r"ascending",
     "svformer(anchors=[0, 2, 1])": r"ascending",
     "svformer(anchors=[0, True])": r"anchors must be",

@@ -14,6 +14,8 @@ from wakeful.routes.base import (
     Then,
     ValueRoute,
 )
+from wakeful.routes.differential import Differential
+from wakeful.routes.gated import Gated
 from wakeful.routes.gates import OutputGate
 from wakeful.routes.references import (
     AttentionResidual,
@@ -23,8 +25,9 @@ from wakeful.routes.references import (
     PreviousValue,
     QueryResidual,
 )
-from wakeful.routes.residuals import Dense, Gated, NeuTRENO, ResFormer
+from wakeful.routes.residuals import Dense, NeuTRENO, ResFormer
 from wakeful.routes.sharing import CLA, SharedKeys, SharedQueries, SVFormer
+from wakeful.routes.value_embedding import ValueEmbedding
 from wakeful.routes.xsa import XSA
 
 __all__ = [
@@ -38,6 +41,7 @@ __all__ = [
     "AttentionResidual",
     "CrossLayer",
     "Dense",
+    "Differential",
     "Gated",
     "IdentityMapping",
     "KeyResidual",
@@ -55,5 +59,6 @@ __all__ = [
     "SharedQueries",
     "Source",
     "Then",
+    "ValueEmbedding",
     "ValueRoute",
 ]

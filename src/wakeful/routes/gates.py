@@ -1,4 +1,4 @@
-"""Gates of a layer's input; `output_gate`, which lets through so much of a head's output."""
+"""Gates that a layer opens; `output_gate`, which lets through so much of a head's output."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,23 +11,30 @@ from wakeful.errors import WakefulError
 from wakeful.roles import Role
 from wakeful.routes.base import Memory, ValueRoute
 from wakeful.shape import Shape
+from wakeful.variants import variant_name
 
 Per = Literal["head", "channel"]
 
 
 class Gates(ValueRoute):
-    """What routes share that have sigmoid(W h_n + b) of the normalized input h_n a layer.
+    """What routes share that have W h_n + b of the normalized input h_n a layer, as gates.
 
-    W starts at zero and b at `start`, so every gate starts at sigmoid(`start`).
+    W starts at zero and b at `start`; with `channels` W reads so many first channels of h_n alone.
     """
+
+    biased = True
+    """Whether there is a b."""
+    deviation = 0.0
+    """Of what W is drawn with, where zero would never learn."""
 
     nearly: float
     """The bias that all but opens or shuts a gate: one that is wide open or shut has no slope to
     learn by."""
 
-    def __init__(self, *, start: float) -> None:
+    def __init__(self, *, start: float, channels: int) -> None:
         super().__init__()
         self.start = start
+        self.channels = channels
 
     def width(self, shape: Shape) -> int:
         """Return the gates of a layer."""
@@ -35,15 +42,23 @@ class Gates(ValueRoute):
 
     def attach(self, shape: Shape, layers: Iterable[int]) -> None:
         super().attach(shape, layers)
+        if not 0 <= self.channels <= shape.width:
+            raise WakefulError(
+                f"{variant_name(type(self))}: channels must be at most the width {shape.width}, or "
+                f"0 for all of them, got {self.channels}"
+            )
         self.gates = nn.ModuleDict()
         for layer in self.layers:
-            gate = nn.Linear(shape.width, self.width(shape))
-            nn.init.zeros_(gate.weight)
-            nn.init.constant_(gate.bias, self.start)
+            read = self.channels or shape.width
+            gate = nn.Linear(read, self.width(shape), bias=self.biased)
+            nn.init.normal_(gate.weight, std=self.deviation)
+            if self.biased:
+                nn.init.constant_(gate.bias, self.start)
             self.gates[str(layer)] = gate
 
     def roles(self) -> Mapping[str, Role]:
-        matrix = Role(residual=1, decays=True, quantized=True)
+        # Some channels of the stream are not the stream: another basis would mix in the others.
+        matrix = Role(residual=None if self.channels else 1, decays=True, quantized=True)
         return {f"gates.{layer}.weight": matrix for layer in self.layers}
 
     @torch.no_grad()
@@ -65,9 +80,9 @@ class Gates(ValueRoute):
                 theirs = reference.gates[str(sources[layer])]
                 self.gates[str(layer)].load_state_dict(theirs.state_dict())
 
-    def gate(self, layer: int, x: Tensor) -> Tensor:
-        """Return a layer's gates (B, L, width) for its normalized input x (B, L, D)."""
-        return torch.sigmoid(self.gates[str(layer)](x))
+    def opening(self, layer: int, x: Tensor) -> Tensor:
+        """Return W h_n + b (B, L, width) for a layer's normalized input x (B, L, D)."""
+        return self.gates[str(layer)](x[..., : self.channels] if self.channels else x)
 
 
 class OutputGate(Gates):
@@ -75,16 +90,16 @@ class OutputGate(Gates):
 
     h_n is the normalized input of layer n's attention; W is (H, D), a gate a head, or (H d, D) with
     `per="channel"`. W starts at zero and b at `start`, so every gate starts at sigmoid(`start`), ½
-    by default.
+    by default. With `channels` W reads so many first channels of h_n (modded-nanogpt: 12).
     """
 
     name = "output_gate"
-    examples = ("output_gate", 'output_gate(per="channel")')
+    examples = ("output_gate", 'output_gate(per="channel")', "output_gate(channels=12)")
     neutral = "output_gate(start=40.0)"
     nearly = 8.0
 
-    def __init__(self, *, per: Per = "head", start: float = 0.0) -> None:
-        super().__init__(start=start)
+    def __init__(self, *, per: Per = "head", start: float = 0.0, channels: int = 0) -> None:
+        super().__init__(start=start, channels=channels)
         if per not in get_args(Per):
             raise WakefulError(f"output_gate: per must be one of {get_args(Per)}, got {per!r}")
         self.per: Per = per
@@ -93,4 +108,4 @@ class OutputGate(Gates):
         return shape.num_heads * (shape.head_width if self.per == "channel" else 1)
 
     def correct(self, layer: int, x: Tensor, u: Tensor, v: Tensor, memory: Memory) -> Tensor:
-        return u * self.gate(layer, x).unflatten(-1, (u.shape[2], -1))
+        return u * self.opening(layer, x).sigmoid().unflatten(-1, (u.shape[2], -1))

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
 from wakeful.routes.base import FIRST_VALUE, QKV, Memory, Read, Source, ValueRoute
-from wakeful.routes.gates import Gates
 from wakeful.shape import Shape
 
 Mode = Literal["identity", "constant", "learnable", "plus"]
@@ -183,33 +182,6 @@ class Dense(ValueRoute):
         weights = self.weights[str(layer)].to(qkv.v.dtype).unbind()
         terms = [weight * value for weight, value in zip(weights, values, strict=True)]
         return qkv._replace(v=sum(terms[1:], start=terms[0]))
-
-
-class Gated(Gates):
-    """V'_n = V_n + g(h_n) V_1 with g = sigmoid(W h_n + b), one gate a key/value head and token.
-
-    h_n is the normalized input of layer n's attention. W starts at zero and b at `start`, so every
-    gate starts at sigmoid(`start`), ½ by default.
-    """
-
-    examples = ("gated",)
-    neutral = "gated(start=-40.0)"
-    nearly = -8.0
-    mixes = frozenset({"value"})
-    from_second = True
-
-    def __init__(self, *, start: float = 0.0) -> None:
-        super().__init__(start=start)
-
-    def width(self, shape: Shape) -> int:
-        return shape.num_kv_heads
-
-    def reads(self, layer: int) -> frozenset[Read]:
-        return frozenset({FIRST_VALUE})
-
-    def mix(self, layer: int, x: Tensor, qkv: QKV, memory: Memory) -> QKV:
-        gate = self.gate(layer, x).unsqueeze(-1)
-        return qkv._replace(v=qkv.v + gate * memory[FIRST_VALUE])
 
 
 class NeuTRENO(ValueRoute):

@@ -1,0 +1,80 @@
+"""The Differential Transformer's attention: one softmax less a share of another."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from wakeful.errors import WakefulError
+from wakeful.routes.base import Attend, Memory, ValueRoute
+from wakeful.shape import Shape
+
+_EPS = 1e-5
+"""Of the norm of a head's output, as the authors set it."""
+
+
+class Differential(ValueRoute):
+    """U = (1 − λ_0) RMSNorm((A_1 − λ A_2) V) for each pair of heads (2410.05258, eqs. 1 to 3).
+
+    λ = e^{λ_q1 · λ_k1} − e^{λ_q2 · λ_k2} + λ_0 with four learned vectors (d) a layer, drawn with
+    deviation 0.1, and λ_0 = 0.8 − 0.6 e^{−0.3 (n − 1)} in layer n from 1. Heads are those of the
+    plain model, taken in pairs: key/value heads 2p and 2p + 1, and the query heads that they serve,
+    make the two A, and both values together are the pair's V (2d channels). RMSNorm is over those,
+    with one learned scale (2d) a layer.
+
+    Each head attends over twice its channels, so attention costs twice what it did; what looks at
+    attention sees each A as it is before the subtraction.
+    """
+
+    examples = ("differential",)
+
+    def attach(self, shape: Shape, layers: Iterable[int]) -> None:
+        super().attach(shape, layers)
+        if shape.num_kv_heads % 2:
+            raise WakefulError(
+                "model.route = differential takes key/value heads in pairs: model.num_kv_heads "
+                f"must be even, got {shape.num_kv_heads}"
+            )
+        self._row = {layer: row for row, layer in enumerate(self.layers)}
+        vectors = torch.empty(len(self.layers), 4, shape.head_width)
+        self.vectors = nn.Parameter(nn.init.normal_(vectors, std=0.1))
+        self.scales = nn.Parameter(torch.ones(len(self.layers), 2 * shape.head_width))
+
+    @torch.no_grad()
+    def take_over(self, reference: ValueRoute, sources: Sequence[int]) -> None:
+        assert isinstance(reference, Differential)
+        for layer in self.layers:
+            source = sources[layer]
+            if source not in reference._row:
+                continue
+            if source != layer:
+                raise WakefulError(
+                    f"{self} has constants by the layer's number: layer {layer} cannot inherit "
+                    f"what layer {source} has learned"
+                )
+            self.vectors[self._row[layer]] = reference.vectors[reference._row[source]]
+            self.scales[self._row[layer]] = reference.scales[reference._row[source]]
+
+    def attend(
+        self, layer: int, attend: Attend, q: Tensor, keys: Tensor, values: Tensor, memory: Memory
+    ) -> Tensor:
+        width, pairs = q.shape[-1], values.shape[2] // 2
+        # Each head gets its pair's values, and zeros that make queries and keys as wide: one call
+        # of any kernel then gives A_1 V and A_2 V.
+        both = values.unflatten(2, (pairs, 2)).flatten(3).repeat_interleave(2, dim=2)
+        u = attend(F.pad(q, (0, width)), F.pad(keys, (0, width)), both)
+        first, second = u.unflatten(2, (pairs, 2, -1)).unbind(3)  # (B, L, pairs, H / G, 2d)
+        share, start = self._share(layer)
+        row = self.scales[self._row[layer]] * (1 - start)
+        less = first - share.to(u.dtype) * second
+        normed = F.rms_norm(less, row.shape, row.to(u.dtype), _EPS).to(u.dtype)
+        # Output heads stand where the plain model has those of the same values.
+        return normed.unflatten(-1, (2, width)).transpose(3, 4).flatten(2, 4)
+
+    def _share(self, layer: int) -> tuple[Tensor, float]:
+        """Return λ and λ_0."""
+        start = 0.8 - 0.6 * math.exp(-0.3 * layer)
+        query_1, key_1, query_2, key_2 = self.vectors[self._row[layer]].unbind()
+        return (query_1 @ key_1).exp() - (query_2 @ key_2).exp() + start, start

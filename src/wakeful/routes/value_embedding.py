@@ -1,0 +1,80 @@
+"""Value embeddings: what a token's id alone says goes straight into its value."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from wakeful.errors import WakefulError
+from wakeful.roles import Role
+from wakeful.routes.base import QKV, TOKENS, Memory, Read, ValueRoute
+from wakeful.routes.gates import Gates
+from wakeful.shape import Shape
+
+
+class ValueEmbedding(Gates):
+    """V'_n = V_n + g(h_n) E_n[token], g = c sigmoid(W_n h_n), a gate a key/value head and token.
+
+    As in nanochat, which took it from modded-nanogpt: each layer has a table E_n (V, G d) of its
+    own, W_n reads the first `channels` channels of the attention's normalized input, and c is
+    `peak`. W starts at zero, E as other tables do. Of every `every` layers the last has one, the
+    decoder's last layer among them.
+    """
+
+    name = "value_embedding"
+    examples = ("value_embedding", "value_embedding(every=1, peak=2.0, channels=0)")
+    neutral = "value_embedding(peak=0.0)"
+    mixes = frozenset({"value"})
+    biased = False
+
+    def __init__(self, *, every: int = 2, channels: int = 12, peak: float = 3.0) -> None:
+        super().__init__(start=0.0, channels=channels)
+        if every < 1:
+            raise WakefulError(f"value_embedding: every must be at least 1 layer, got {every}")
+        self.every = every
+        self.peak = peak
+
+    def width(self, shape: Shape) -> int:
+        return shape.num_kv_heads
+
+    def attach(self, shape: Shape, layers: Iterable[int]) -> None:
+        last = shape.num_layers - 1
+        super().attach(shape, [layer for layer in layers if (last - layer) % self.every == 0])
+        wide = shape.num_kv_heads * shape.head_width
+        self.tables = nn.ModuleDict(
+            {str(layer): nn.Embedding(shape.vocab_size, wide) for layer in self.layers}
+        )
+
+    def roles(self) -> Mapping[str, Role]:
+        table = Role(vocabulary=True, embedding=True, decays=True, start="normal")
+        tables = {f"tables.{layer}.weight": table for layer in self.layers}
+        return {**super().roles(), **tables}
+
+    @torch.no_grad()
+    def start_plain(self) -> str:
+        for table in self.tables.parameters():
+            table.zero_()
+        return ""
+
+    @torch.no_grad()
+    def take_over(self, reference: ValueRoute, sources: Sequence[int]) -> None:
+        assert isinstance(reference, ValueEmbedding)
+        for layer, source in enumerate(sources):
+            if str(source) not in reference.tables:
+                continue
+            if str(layer) not in self.tables:
+                raise WakefulError(
+                    f"{self} gives layer {layer} no table, and the layer {source} that it inherits "
+                    "has one: keep a number of layers that leaves tables where they are"
+                )
+            self.tables[str(layer)].load_state_dict(reference.tables[str(source)].state_dict())
+        super().take_over(reference, sources)
+
+    def reads(self, layer: int) -> frozenset[Read]:
+        return frozenset({TOKENS})
+
+    def mix(self, layer: int, x: Tensor, qkv: QKV, memory: Memory) -> QKV:
+        rows = self.tables[str(layer)](memory[TOKENS]).to(qkv.v.dtype)
+        gate = self.opening(layer, x).sigmoid().unsqueeze(-1)
+        embedded = rows.unflatten(-1, qkv.v.shape[2:])
+        return qkv._replace(v=torch.addcmul(qkv.v, gate, embedded, value=self.peak))
