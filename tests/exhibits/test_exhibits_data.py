@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from wakeful.data.mixture import mixture_of
 from wakeful.errors import WakefulError
 from wakeful.exhibits.derived import DERIVED, check_figure
 from wakeful.exhibits.exhibit import exhibit, exhibit_names
@@ -60,6 +61,8 @@ def test_an_exhibit_is_whole_at_every_scale(name: str) -> None:
         config = plan.jobs[0].config
         measured = PLAIN | {f"increase_{scheme}" for scheme in config.train.quantize.schemes}
         measured |= set(FIGURES) if config.train.diagnose.every else set()
+        domains = mixture_of(config.data.source) or ()
+        measured |= {f"loss_{domain.name}" for domain in domains}
         measured |= {answer_name(task, "acc") for task in (*found.tasks, "average of 2")}
         for figure in [c.figure for c in found.table.columns] + [c.figure for c in found.claims]:
             assert not figure.isidentifier() or figure in measured | set(DERIVED), figure

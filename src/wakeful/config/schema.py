@@ -66,8 +66,8 @@ class DataConfig(TextConfig):
     """What text to train on."""
 
     source: str = "python-stdlib"
-    """python-stdlib, a file, folder or glob (text, JSONL, parquet), hf:NAME, prepared data, or a
-    task: backcopy(triggers=3)."""
+    """python-stdlib, a file, folder or glob (text, JSONL, parquet), hf:NAME, prepared data, a
+    task: backcopy(triggers=3), or mixture(parts=[("NAME", "SOURCE", WEIGHT), ...])."""
     bos: bool = False
     """Begin every window with BOS, or with the end of the text where the tokenizer has no BOS."""
     cross_documents: bool = True

@@ -63,6 +63,25 @@ class Permutation:
         return (left << self._shift) | right
 
 
+class WindowOrder:
+    """The order of a row of tokens' windows: each once an epoch, anew in each; see `Batches`."""
+
+    def __init__(self, num_tokens: int, length: int, seed: int) -> None:
+        self.num_tokens, self.length, self.seed = num_tokens, length, seed
+        self.num_windows = num_tokens // length
+
+    def __call__(self, numbers: np.ndarray) -> np.ndarray:
+        """Return where the windows begin that come as the `numbers`-th, counted from 0."""
+        epochs, places = np.divmod(numbers, self.num_windows)
+        starts = np.empty_like(places)
+        for epoch in np.unique(epochs):
+            here = epochs == epoch
+            order = Permutation(self.num_windows, key64("epoch", self.seed, epoch))
+            offset = key64("offset", self.seed, epoch) % self.num_tokens
+            starts[here] = order(places[here]) * self.length + offset
+        return starts % self.num_tokens
+
+
 class Batches:
     """The training batches: windows of `length` + 1 tokens, each window once an epoch.
 
@@ -109,7 +128,8 @@ class Batches:
         self.batch_size = batch_size
         self.seed = seed
         self.bos = bos
-        self.num_windows = token_file.num_tokens // length
+        self._order = WindowOrder(token_file.num_tokens, length, seed)
+        self.num_windows = self._order.num_windows
         share = batch_size // world_size
         self._rows = np.arange(rank * share, (rank + 1) * share)
 
@@ -124,14 +144,11 @@ class Batches:
         """Return the position in the file where each row of `batch(step)` begins."""
         if step < 0:
             raise ValueError(f"step is {step}: it must not be negative")
-        epochs, places = np.divmod(step * self.batch_size + self._rows, self.num_windows)
-        starts = np.empty_like(places)
-        for epoch in np.unique(epochs):
-            here = epochs == epoch
-            order = Permutation(self.num_windows, key64("epoch", self.seed, epoch))
-            offset = key64("offset", self.seed, epoch) % self.token_file.num_tokens
-            starts[here] = order(places[here]) * self.length + offset
-        return starts % self.token_file.num_tokens
+        return self.starts_of(step * self.batch_size + self._rows)
+
+    def starts_of(self, numbers: np.ndarray) -> np.ndarray:
+        """Return where the windows begin that are read as the `numbers`-th of the run."""
+        return self._order(numbers)
 
 
 class ValidationWindows:
@@ -165,6 +182,15 @@ class ValidationWindows:
         """Targets in all the batches together."""
         self.num_windows = 1 + (self.num_predicted - 1) // length
 
+    def places(self, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return where windows begin, and how many targets there are from there on."""
+        starts = windows * self.length
+        return starts, self.num_predicted - starts
+
+    def domains(self) -> list[str] | None:
+        """Return the domain of each window; None where the text is not of several."""
+        return None
+
     def __len__(self) -> int:
         """Return how many batches there are; the last may have fewer rows."""
         return 1 + (self.num_windows - 1) // self.batch_size
@@ -178,9 +204,9 @@ class ValidationWindows:
             raise IndexError(f"batch {number} of {len(self)}")
         first = number * self.batch_size
         windows = np.arange(first, min(first + self.batch_size, self.num_windows))
-        rows = self.token_file.read(windows * self.length, self.length + 1)
-        places = windows[:, None] * self.length + np.arange(self.length)
-        inside = places < self.num_predicted  # the last window may go past the end
+        starts, left = self.places(windows)
+        rows = self.token_file.read(starts, self.length + 1)
+        inside = np.arange(self.length) < left[:, None]  # the last window may go past the end
         inputs = np.where(inside, rows[:, :-1], self.token_file.end_of_text)
         targets = np.where(inside, rows[:, 1:], IGNORED)
         if self.bos is not None:

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from wakeful.config.schema import TextConfig
+from wakeful.data.mixture import Domain, MixedData, mixture_of
 from wakeful.data.overlap import drop_overlap
-from wakeful.data.sources import PYTHON_STDLIB, listed, read_documents, source_manifest
+from wakeful.data.sources import MIXTURE, PYTHON_STDLIB, listed, read_documents, source_manifest
 from wakeful.data.split import Side, Spool, split_by_hash, split_from_source
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.data.tokens import (
@@ -27,6 +28,7 @@ from wakeful.data.tokens import (
     building_beside,
     documents_path,
     existing_data,
+    is_prepared,
     move_in,
     split_facts,
     token_dtype,
@@ -198,6 +200,70 @@ def prepared(
     label = re.sub(r"[^A-Za-z0-9]+", "-", Path(listed(source)[0]).stem).strip("-")[:40] or "text"
     root = default_cache_dir() if cache_dir is None else Path(cache_dir)
     return prepare(source, root / "data" / f"{label}-{digest}", **options)
+
+
+def mixed(config: TextConfig, source: str, progress: Progress | None = None) -> MixedData | None:
+    """Return the prepared domains of a mixture; None where the source is not one.
+
+    `max_bytes` and `validation_fraction` are of each domain. A tokenizer that is trained is trained
+    on the training documents of all.
+
+    Raises:
+        WakefulError: as `prepare` does, or a domain is no text of its own.
+    """
+    domains = mixture_of(source)
+    if domains is None:
+        return None
+    if config.validation_source:
+        raise WakefulError(
+            f"data.validation_source = {config.validation_source!r} does nothing: each part of a "
+            "mixture is validated on what is held out of it; leave it out"
+        )
+    for each in domains:
+        if is_prepared(Path(each.source)):
+            raise WakefulError(f"{each.name}, {each.source}, is prepared: give its text instead")
+    options = preparation(config) | {"progress": progress}
+    if options["tokenizer"] is None:
+        options["tokenizer"] = _shared_tokenizer(domains, config, progress or _no_progress)
+        options["vocab_size"] = None
+    return MixedData(source, domains, [prepared(each.source, **options) for each in domains])
+
+
+def _shared_tokenizer(
+    domains: Sequence[Domain], config: TextConfig, progress: Progress
+) -> Tokenizer:
+    """Return a tokenizer trained on what the domains will train on, kept in the cache."""
+    key = {
+        "version": VERSION,
+        "manifests": [source_manifest(each.source) for each in domains],
+        **{
+            name: getattr(config, name)
+            for name in ("vocab_size", "validation_fraction", "max_bytes", "text_field")
+        },
+    }
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+    folder = default_cache_dir() / "data" / f"{MIXTURE}-{digest}"
+    if not (folder / "tokenizer.json").is_file():
+        with building_beside(folder) as building:
+            sides: list[Side] = []
+            for number, each in enumerate(domains):
+                scratch = building / f"part-{number}"
+                scratch.mkdir()
+                spool = _spool(
+                    each.source, scratch / "source", config.max_bytes or None, config.text_field,
+                    progress,
+                )  # fmt: skip
+                fraction = config.validation_fraction
+                split = split_by_hash(spool, fraction=fraction, seed=0, scratch=scratch / "parts")
+                sides.append(split.train)
+            texts = (text for side in sides for text in _texts(side, "tokenizer", progress))
+            tokenizer = Tokenizer.train(texts, config.vocab_size)
+            for number in range(len(domains)):
+                shutil.rmtree(building / f"part-{number}")
+            tokenizer.save(building)
+            if not folder.exists():
+                building.rename(folder)
+    return Tokenizer.load(folder)
 
 
 def data_manifest(

@@ -3,10 +3,13 @@
 A source is one string, or a list of them read one after another:
 
     "python-stdlib"                   the running Python's own library (the default corpus)
+    "python-stdlib:email/*"           those of its files whose path matches
     "notes.txt", "texts/", "d/*.md"   a file, a folder with all below it, a glob
     "hf:owner/name[:config][:split]"  a dataset on the Hugging Face hub
+    "hf:...?meta.set=Books"           those of its rows in which a field has this value
 """
 
+import fnmatch
 import glob
 import hashlib
 import io
@@ -15,7 +18,7 @@ import math
 import os
 import sysconfig
 import tokenize
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from wakeful.data.readers import (
@@ -29,6 +32,8 @@ from wakeful.data.readers import (
 from wakeful.errors import WakefulError
 
 PYTHON_STDLIB = "python-stdlib"
+MIXTURE = "mixture"
+"""What an expression of several sources begins with; see `data.mixture`."""
 HUB_PREFIX = "hf:"
 HUB_SPLITS = frozenset({"train", "validation", "valid", "dev", "test"})
 
@@ -114,7 +119,7 @@ def _read_one(source: str, text_field: str) -> Iterator[Document]:
         yield from read_hub(source, text_field=text_field)
         return
     for name, path in _files(source):
-        if source == PYTHON_STDLIB:
+        if _is_stdlib(source):
             yield Document(name, read_python(path) or "")
         else:
             yield from read_file(name, path, text_field=text_field)
@@ -123,9 +128,19 @@ def _read_one(source: str, text_field: str) -> Iterator[Document]:
 def _files(source: str) -> list[tuple[str, Path]]:
     """Return the files of a local source as (name relative to the source, path), sorted by name."""
     try:
-        return stdlib_files() if source == PYTHON_STDLIB else _find(source)
+        if not _is_stdlib(source):
+            return _find(source)
+        pattern = source.partition(":")[2] or "*"
+        found = [each for each in stdlib_files() if fnmatch.fnmatchcase(each[0], pattern)]
+        if not found:
+            raise WakefulError(f"no file of the standard library matches {pattern}")
+        return found
     except OSError as error:  # a folder that may not be entered, a path that is too long
         raise _unreadable(source[:200], error) from error
+
+
+def _is_stdlib(source: str) -> bool:
+    return source.partition(":")[0] == PYTHON_STDLIB
 
 
 def _find(source: str) -> list[tuple[str, Path]]:
@@ -238,6 +253,23 @@ def parse_hub(source: str) -> tuple[str, str | None, str]:
     return name, config or None, split or "train"
 
 
+def _parse_filter(source: str) -> tuple[str, str, str]:
+    """Return a dataset without its filter, and the filter's field and value, empty without one."""
+    plain, mark, filtering = source.partition("?")
+    field, equals, value = filtering.partition("=")
+    if mark and not (field and equals):
+        raise WakefulError(f"{source!r} does not filter: write hf:owner/name?FIELD=VALUE")
+    return plain, field, value
+
+
+def _field(row: Mapping[str, object], name: str) -> object:
+    """Return a field of a row, one of a table in it by its dotted name; None where it is not."""
+    value: object = row
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
 def read_hub(source: str, *, text_field: str) -> Iterator[Document]:
     """Return the documents of a dataset, streamed.
 
@@ -245,6 +277,7 @@ def read_hub(source: str, *, text_field: str) -> Iterator[Document]:
         WakefulError: the optional package `datasets` is not installed, or the dataset, its text
             column or the hub cannot be reached.
     """
+    source, field, wanted = _parse_filter(source)
     name, config, split = parse_hub(source)
     try:
         from datasets import load_dataset  # noqa: PLC0415 - optional, and slow to import
@@ -255,6 +288,8 @@ def read_hub(source: str, *, text_field: str) -> Iterator[Document]:
     label = ":".join([name, config or "", split])
     try:
         for number, row in enumerate(load_dataset(name, config, split=split, streaming=True)):
+            if field and str(_field(row, field)) != wanted:
+                continue
             if text_field not in row:
                 raise without(text_field, source, row)
             value = "" if row[text_field] is None else row[text_field]

@@ -15,6 +15,7 @@ from wakeful.probes.base import Frame, block_outputs
 Curve = tuple[np.ndarray, np.ndarray]
 """Where it was measured, and what."""
 _INCREASE = "increase_"
+_DOMAIN = "loss_"
 _FORMER_NAMES = {
     "first_key_share_without_row_0": "first_key_share",
     "first_key_mass_with_row_0": "first_key_mass",
@@ -34,7 +35,8 @@ class Seen:
 def figure(run: TrainedRun, name: str) -> float | None:
     """Return one figure of a run; None where the run did not measure it.
 
-    `loss` and `perplexity` of the whole validation set, and of a task `excess_loss`;
+    `loss` and `perplexity` of the whole validation set, of a task `excess_loss`, and `loss_DOMAIN`
+    of a part of a mixture;
     `increase_SCHEME`, its increase by quantization; `parameters`; `cache_bytes` a token;
     `steps_per_second`; `training_megabytes`, a GPU's peak, or else the weights, their gradients and
     the optimizer's state; and whatever `[train.diagnose]` logs, such as `kurtosis_rest`.
@@ -42,6 +44,9 @@ def figure(run: TrainedRun, name: str) -> float | None:
     summary = run.summary
     if name.startswith(_INCREASE):
         return summary.quantization.get(name.removeprefix(_INCREASE), {}).get("increase")
+    domains = summary.validation.domains or {}
+    if name.startswith(_DOMAIN) and name.removeprefix(_DOMAIN) in domains:
+        return domains[name.removeprefix(_DOMAIN)]
     if name in _PLAIN:
         return _PLAIN[name](run)
     found = summary.diagnosis.get(name)
@@ -67,7 +72,8 @@ def seen_of_run(
     `answers` are its figures on tasks, by `answer_name`.
     """
     schemes = (f"{_INCREASE}{scheme}" for scheme in run.summary.quantization)
-    names = [*_PLAIN, *run.summary.diagnosis, *schemes]
+    domains = (f"{_DOMAIN}{name}" for name in run.summary.validation.domains or {})
+    names = [*_PLAIN, *run.summary.diagnosis, *schemes, *domains]
     figures = {name: value for name in names if (value := figure(run, name)) is not None}
     figures |= {"tokens": float(run.summary.tokens), "seconds": run.summary.seconds}
     rows = training_rows(run).drop_nulls("loss")

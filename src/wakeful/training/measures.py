@@ -59,7 +59,8 @@ def evaluate(
 ) -> pl.DataFrame:
     """Return one row a validation window: `window`, `loss` (mean nats a token), `tokens`.
 
-    Of a task also `optimal`, the loss of the task itself on the same targets.
+    Of a task also `optimal`, the loss of the task itself on the same targets; of a mixture
+    `domain`.
 
     The whole set, in its order, each token but the first predicted once, from what its window holds
     before it: of its own document alone unless `cross_documents`. Where the first `relaxed_prefix`
@@ -109,6 +110,9 @@ def evaluate(
     if known:
         best = world.sum(torch.zeros_like(losses) if best is None else best)
         frame = frame.with_columns(optimal=pl.Series(best.tolist()))
+    domains = windows.domains()
+    if domains is not None:
+        frame = frame.with_columns(domain=pl.Series(domains))
     return frame.filter(pl.col("tokens") > 0)
 
 
@@ -232,13 +236,13 @@ def head_weights(
 
 def whole_windows(windows: ValidationWindows, number: int) -> list[Int[Tensor, "1 L"]]:
     """Return the inputs of the first `number` windows that no end of text fills up, or of all."""
-    wanted = min(number, max(1, windows.num_predicted // windows.length))
     rows: list[Tensor] = []
-    for inputs, _ in windows:
-        rows += inputs[: wanted - len(rows)].split(1)
-        if len(rows) == wanted:
+    for inputs, targets in windows:
+        whole = inputs[targets[:, -1] != IGNORED][: number - len(rows)]
+        rows += whole.split(1) if len(whole) else ()
+        if len(rows) == number:
             break
-    return rows
+    return rows or [windows.batch(0)[0][:1]]
 
 
 def rows_of(windows: ValidationWindows, number: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -373,6 +377,10 @@ def validate(
     if "optimal" in frame.columns:
         best, _ = weighted_mean(frame["optimal"], frame["tokens"])
         over, over_error = weighted_mean(frame["loss"] - frame["optimal"], frame["tokens"])
+    domains = None
+    if "domain" in frame.columns:
+        parts = frame.partition_by("domain", as_dict=True, maintain_order=True)
+        domains = {str(name): mean_loss(part)[0] for (name,), part in parts.items()}
     row = Evaluation(
         step=step,
         loss=loss,
@@ -382,6 +390,7 @@ def validate(
         optimal_loss=best,
         excess_loss=over,
         excess_standard_error=None if over_error is None else finite(over_error),
+        domains=domains,
     )
     write_scalars(record(run, row))
     return frame, row

@@ -82,6 +82,8 @@ class Validated:
     """Of a task, as the next two: its own loss on the same targets."""
     excess_loss: float | None = None
     excess_standard_error: float | None = None
+    domains: Mapping[str, float] | None = None
+    """Of a mixture: the loss on what is held out of each part."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,8 +189,10 @@ def check_same_data(run: Run, data: Data) -> None:
 def record(run: Run, row: Step | Evaluation) -> dict[str, Any]:
     """Add a row to metrics.jsonl, without what it may leave out; return it as a table."""
     table = {"kind": row.kind, **to_table(row)}
+    # Rows are flat: a part of a mixture is a figure like any other.
+    table |= {f"loss_{name}": loss for name, loss in (table.pop("domains", None) or {}).items()}
     for entry in dataclasses.fields(row):
-        if entry.default is None and table[entry.name] is None:
+        if entry.default is None and table.get(entry.name, 0) is None:
             del table[entry.name]
     run.append(table)
     return table

@@ -4,14 +4,16 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from wakeful.config.model import ModelConfig
 from wakeful.config.schema import Config, DataConfig
 from wakeful.config.tables import from_table, to_table
+from wakeful.data.mixture import MixedBatches, MixedData, MixedWindows
 from wakeful.data.order import Batches, ValidationWindows
-from wakeful.data.preparing import Progress, preparation, prepared
+from wakeful.data.preparing import Progress, mixed, preparation, prepared
 from wakeful.data.tasks.base import TaskData, task_of
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.data.tokens import Data, PreparedData, is_prepared
@@ -81,25 +83,29 @@ def check_run(config: Config, progress: Progress | None = None) -> tuple[Config,
 
 def make_batches(config: Config, data: Data, world: World) -> Batches:
     """Return this process's training batches."""
-    return Batches(
-        data.train,
-        length=config.train.length,
-        batch_size=config.train.batch_size,
-        seed=config.train.seed,
-        rank=world.rank,
-        world_size=world.size,
-        bos=bos_of(config, data),
-    )
+    options: dict[str, Any] = {
+        "length": config.train.length,
+        "batch_size": config.train.batch_size,
+        "seed": config.train.seed,
+        "rank": world.rank,
+        "world_size": world.size,
+        "bos": bos_of(config, data),
+    }
+    if isinstance(data, MixedData):
+        return MixedBatches(data.train, **options)
+    return Batches(data.train, **options)
 
 
 def make_windows(config: Config, data: Data) -> ValidationWindows:
     """Return the validation set as the run evaluates it."""
-    return ValidationWindows(
-        data.validation,
-        length=config.train.length,
-        batch_size=config.train.eval_batch_size,
-        bos=bos_of(config, data),
-    )
+    options: dict[str, Any] = {
+        "length": config.train.length,
+        "batch_size": config.train.eval_batch_size,
+        "bos": bos_of(config, data),
+    }
+    if isinstance(data, MixedData):
+        return MixedWindows(data.validation, **options)
+    return ValidationWindows(data.validation, **options)
 
 
 def bos_of(config: Config, data: Data) -> int | None:
@@ -118,6 +124,9 @@ def load_data(
     task = task_of(config.source, imports=imports)
     if task is not None:
         return TaskData(task)
+    mixture = mixed(config, config.source, progress)
+    if mixture is not None:
+        return mixture
     if is_prepared(Path(config.source)):
         return PreparedData.open(config.source)
     return prepared(

@@ -14,6 +14,7 @@ from rich.text import Text
 from wakeful.config.schema import Config
 from wakeful.config.tables import from_table, read_table, to_table
 from wakeful.config.verbs import LENGTH, SOURCES, InheritOptions, inherit_options
+from wakeful.data.mixture import mixture_of
 from wakeful.data.preparing import prepared
 from wakeful.data.tokens import PreparedData, is_prepared
 from wakeful.device import choose_device
@@ -326,6 +327,10 @@ def _work(
 def _data(options: InheritOptions, reference: Model, show: Display) -> PreparedData:
     """Return the text as the reference's tokens, with a validation set that is not in it."""
     source = options.data.source
+    if mixture_of(source) is not None:
+        raise WakefulError(
+            "data.source is a mixture, and an heir is trained on one text: name its source"
+        )
     if is_prepared(Path(source)):
         data = PreparedData.open(source)
         check_prepared(options.data, data)

@@ -11,7 +11,7 @@ import tokenizers
 from tokenizers import decoders, models
 
 from wakeful.data.order import key64, mix64
-from wakeful.data.sources import HUB_PREFIX
+from wakeful.data.sources import HUB_PREFIX, MIXTURE
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.data.tokens import SPLITS, Data, SplitName, Tokens
 from wakeful.variants import Variant, build, variants
@@ -130,7 +130,7 @@ def task_of(source: str, *, imports: bool = False) -> Task | None:
         WakefulError: the expression names no task or no option, or a value is out of its range.
     """
     found = _EXPRESSION.fullmatch(source)
-    if found is None or source.startswith(HUB_PREFIX):
+    if found is None or source.startswith(HUB_PREFIX) or found[1] == MIXTURE:
         return None
     known = found[1] in variants("data.tasks")
     if not known and (_exists(source) or (not found[2] and ":" not in found[1])):

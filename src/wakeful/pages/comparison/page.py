@@ -22,7 +22,7 @@ from wakeful.comparison.tables import (
     summary_table,
 )
 from wakeful.config.schema import config_to_toml
-from wakeful.estimates import reach, with_error
+from wakeful.estimates import Estimate, mean_and_error, reach, with_error
 from wakeful.exhibits.figures import counting_the_embedding
 from wakeful.exhibits.judge import Outcome
 from wakeful.exhibits.paper_table import paper_tables
@@ -174,6 +174,16 @@ def _plain(text: str) -> str:
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
 
 
+def _domains(comparison: Comparison) -> tuple[list[str], list[tuple[str, list[Estimate]]]]:
+    """Return the parts of a mixture, and each variant's mean loss on them over seeds."""
+    names = list(comparison.runs[0].summary.validation.domains or {})
+    rows: list[tuple[str, list[Estimate]]] = []
+    for variant in comparison.variants if names else ():
+        found = [run.summary.validation.domains or {} for run in comparison.of(variant)]
+        rows.append((variant, [mean_and_error([each[name] for each in found]) for name in names]))
+    return names, rows
+
+
 def write_report(comparison: Comparison, path: str | Path, *, title: str) -> Path:
     """Write the page about a comparison; an old page stays until the new one is whole."""
     window = smoothing_window(comparison)
@@ -192,6 +202,7 @@ def write_report(comparison: Comparison, path: str | Path, *, title: str) -> Pat
             "difference": difference_chart(comparison),
             "training": training_loss_chart(comparison, window),
         },
+        domains=_domains(comparison),
         papers=paper_tables(comparison),
         followed=followed_charts(comparison),
         growth=sink_growth(comparison),

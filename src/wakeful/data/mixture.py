@@ -1,0 +1,204 @@
+"""Weighted mixtures of sources: `mixture(parts=[("code", "python-stdlib", 0.7), ...])`.
+
+Each part, a domain, is prepared and split by itself, with one tokenizer for all. Training takes
+windows of the domains in the proportion of their weights, whatever their sizes; validation is all
+that was held out of each, one domain after another.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from wakeful.data.order import Batches, Permutation, ValidationWindows, WindowOrder, key64
+from wakeful.data.sources import MIXTURE
+from wakeful.data.tokenizer import Tokenizer
+from wakeful.data.tokens import SPLITS, Data, PreparedData, SplitName, TokenFile, Tokens
+from wakeful.errors import WakefulError
+from wakeful.variants import build_call
+
+BLOCK = 10_000
+"""Windows of a training run in which the shares are exact."""
+
+
+@dataclass(frozen=True)
+class Domain:
+    """A source in a mixture."""
+
+    name: str
+    source: str
+    share: float
+    """Of the training windows; the shares of a mixture sum to 1."""
+
+
+def mixture_of(source: str) -> tuple[Domain, ...] | None:
+    """Return the domains of a mixture's expression; None where a source is not one.
+
+    Raises:
+        WakefulError: the expression does not parse, or names, sources and weights are not fit.
+    """
+    if not source.lstrip().startswith(f"{MIXTURE}("):
+        return None
+    return build_call("data.source", {MIXTURE: _mixture}, source, folder="routes")(source)
+
+
+def _mixture(written: str, *, parts: list[tuple[str, str, float]]) -> tuple[Domain, ...]:
+    names = [name for name, _, _ in parts]
+    if len(parts) < 2 or len(set(names)) < len(names):
+        raise WakefulError(f"a mixture has two parts or more, each of its own name: {written}")
+    for name, source, weight in parts:
+        if not name.isidentifier():
+            raise WakefulError(f"{name!r} in a mixture must be a name of letters and digits")
+        if mixture_of(source) is not None:
+            raise WakefulError(f"{name} is a mixture itself: name its parts in the outer one")
+        if not 0 < weight < 1e9:
+            raise WakefulError(f"the weight of {name} must be positive, got {weight}")
+    total = sum(weight for _, _, weight in parts)
+    return tuple(Domain(name, source, weight / total) for name, source, weight in parts)
+
+
+class MixedTokens(Tokens):
+    """The tokens of several domains, one after another; no row reaches from one into the next."""
+
+    def __init__(self, domains: tuple[Domain, ...], parts: list[TokenFile]) -> None:
+        self.domains, self.parts = domains, parts
+        self.sizes = np.array([part.num_tokens for part in parts], np.int64)
+        self.offsets = np.cumsum(self.sizes) - self.sizes
+        self.num_tokens = int(self.sizes.sum())
+        self.vocab_size = parts[0].vocab_size
+        self.end_of_text = parts[0].end_of_text
+
+    def read(self, starts: np.ndarray, count: int) -> np.ndarray:
+        """Return rows of tokens, each of the domain in which it starts, closed to a circle."""
+        starts = np.asarray(starts)
+        owners = np.searchsorted(self.offsets, starts, side="right") - 1
+        rows = np.empty((len(starts), count), np.int64)
+        for owner in np.unique(owners):
+            mine = owners == owner
+            rows[mine] = self.parts[owner].read(starts[mine] - self.offsets[owner], count)
+        return rows
+
+
+class MixedData(Data):
+    """Prepared domains in the place of one prepared text."""
+
+    def __init__(self, source: str, domains: tuple[Domain, ...], parts: list[PreparedData]) -> None:
+        self.domains, self.parts = domains, parts
+        self.tokenizer: Tokenizer = parts[0].tokenizer
+        self.train = MixedTokens(domains, [part.train for part in parts])
+        self.validation = MixedTokens(domains, [part.validation for part in parts])
+        overlaps = [part.info.get("overlap") for part in parts]
+        self.info = {
+            "source": [source],
+            "corpora_sha256": [_sha256(
+                *(f"{each.name}:{each.share!r}" for each in domains),
+                *(part.corpus_sha256 for part in parts),
+            )],
+            "tokenizer": parts[0].info["tokenizer"],
+            "splits": {split: self._split(split) for split in SPLITS},
+            "overlap": None if None in overlaps else {
+                "passage": overlaps[0]["passage"],
+                **{name: sum(each[name] for each in overlaps) for name in ("documents", "tokens")},
+            },
+        }  # fmt: skip
+
+    def _split(self, split: SplitName) -> dict[str, Any]:
+        facts = [part.info["splits"][split] for part in self.parts]
+        return {
+            "tokens": sum(each["tokens"] for each in facts),
+            "sha256": _sha256(*(each["sha256"] for each in facts)),
+        }
+
+
+class MixedBatches(Batches):
+    """Training batches of a mixture, by the number of the window: seeded, and sought in O(1).
+
+    Of each `BLOCK` windows on end every domain has its share, rounded, in an order of its own; and
+    each domain goes through its windows as `Batches` does, each once an epoch of the domain.
+    """
+
+    token_file: MixedTokens
+
+    def __init__(self, token_file: MixedTokens, *, length: int, seed: int, **options: Any) -> None:
+        super().__init__(token_file, length=length, seed=seed, **options)
+        self._orders: list[WindowOrder] = []
+        for number, (domain, part) in enumerate(
+            zip(token_file.domains, token_file.parts, strict=True)
+        ):
+            if part.num_tokens < length + 1:
+                raise WakefulError(
+                    f"{domain.name} has {part.num_tokens} training tokens, and one sequence of "
+                    f"{length} needs {length + 1}: give it more text, or a shorter length"
+                )
+            own = key64("domain", seed, number)
+            self._orders.append(WindowOrder(part.num_tokens, length, own))
+        self._counts = _dealt(np.array([each.share for each in token_file.domains]))
+
+    def starts_of(self, numbers: np.ndarray) -> np.ndarray:
+        owners, places = self.dealt(numbers)
+        starts = np.empty_like(places)
+        for owner, order in enumerate(self._orders):
+            mine = owners == owner
+            if mine.any():
+                starts[mine] = order(places[mine]) + self.token_file.offsets[owner]
+        return starts
+
+    def dealt(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the domain of each window of the run, and how many of its own come before."""
+        blocks, places = np.divmod(numbers, BLOCK)
+        shuffled = np.empty_like(places)
+        for block in np.unique(blocks):
+            here = blocks == block
+            shuffled[here] = Permutation(BLOCK, key64("mixture", self.seed, block))(places[here])
+        ends = np.cumsum(self._counts)
+        owners = np.searchsorted(ends, shuffled, side="right")
+        return owners, blocks * self._counts[owners] + shuffled - (ends - self._counts)[owners]
+
+
+class MixedWindows(ValidationWindows):
+    """The validation set of a mixture: every domain's windows, one domain after another."""
+
+    token_file: MixedTokens
+
+    def __init__(
+        self, token_file: MixedTokens, *, length: int, batch_size: int, bos: int | None = None
+    ) -> None:
+        super().__init__(token_file, length=length, batch_size=batch_size, bos=bos)
+        for domain, size in zip(token_file.domains, token_file.sizes, strict=True):
+            if size < 2:
+                raise WakefulError(
+                    f"{domain.name} has {size} validation tokens and needs 2: give it more text, "
+                    "or a larger data.validation_fraction"
+                )
+        self._windows = 1 + (token_file.sizes - 2) // length
+        self.num_predicted = int((token_file.sizes - 1).sum())
+        self.num_windows = int(self._windows.sum())
+
+    def places(self, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        ends = np.cumsum(self._windows)
+        owners = np.searchsorted(ends, windows, side="right")
+        starts = (windows - (ends - self._windows)[owners]) * self.length
+        left = self.token_file.sizes[owners] - 1 - starts
+        return starts + self.token_file.offsets[owners], left
+
+    def domains(self) -> list[str]:
+        names = [each.name for each in self.token_file.domains]
+        return [names[owner] for owner in np.repeat(np.arange(len(names)), self._windows)]
+
+
+def _dealt(shares: np.ndarray) -> np.ndarray:
+    """Return how many of `BLOCK` windows each share comes to, by the largest remainders."""
+    exact = shares * BLOCK
+    counts = np.floor(exact).astype(np.int64)
+    for place in np.argsort(counts - exact, kind="stable")[: BLOCK - int(counts.sum())]:
+        counts[place] += 1
+    if not counts.all():
+        raise WakefulError(
+            f"a part of a mixture has less than one in {BLOCK} windows: leave it out"
+        )
+    return counts
+
+
+def _sha256(*parts: str) -> str:
+    return hashlib.sha256(":".join(parts).encode()).hexdigest()
