@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
-.PHONY: help setup demo test test-slow lint format bench clean
+.PHONY: help setup demo test test-slow lint format bench gpu clean
 
 help:
 	@echo "make demo       make a small model ill and cure it, compare four twins, diagnose SmolLM2"
@@ -13,6 +13,7 @@ help:
 	@echo "make lint       check style and types"
 	@echo "make format     format the code"
 	@echo "make bench      measure speed and memory as ratios against the field"
+	@echo "make gpu        what one GPU shows in 25 minutes: speed, tests, exhibits; into runs/gpu"
 	@echo "make clean      remove the virtual environment and caches"
 
 setup: $(STAMP)
@@ -44,6 +45,9 @@ format: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --requirement benchmarks/requirements.txt
 	$(BIN)/python -m benchmarks
+
+gpu: $(STAMP)
+	$(BIN)/python -m benchmarks.on_gpu
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

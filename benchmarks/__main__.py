@@ -13,7 +13,7 @@ from wakeful.runs.run import environment
 
 NAMES = (
     "softmax1", "memory", "training", "growth", "optimizer", "diagnose", "inspectors", "loading",
-    "generation", "quantize", "gpu",
+    "generation", "quantize", "speed", "gpu",
 )  # fmt: skip
 
 
@@ -30,8 +30,8 @@ def main(names: Iterable[str]) -> None:
             console.print(
                 f"{name}: {row.name} / {row.peer} = {row.ratio:.3f} {spread}", highlight=False
             )
-        if name == "gpu" and not torch.cuda.is_available():
-            console.print("gpu: torch sees none, so nothing was measured on one")
+        if name in ("speed", "gpu") and not torch.cuda.is_available():
+            console.print(f"{name}: torch sees no GPU, so nothing was measured on one")
     table = Table("benchmark", "what", "against", "ratio", "quartiles", "seconds", "target")
     for name, row in rows:
         spread = f"{row.low:.3f} to {row.high:.3f}"

@@ -41,6 +41,8 @@ def test_a_mixture_is_trained_on_validated_by_domain_and_gone_on_with(
     domains = read_run(whole.path, "r").summary.validation.domains
     assert domains is not None
     assert set(domains) == {"words", "numbers"}
+    facts = read_run(whole.path, "r").data
+    assert facts.text == "a mixture of words (0.75), numbers (0.25)"
     seen = seen_of_run(read_run(whole.path, "r")).figures
     assert seen["loss_words"] == domains["words"]
     assert min(domains.values()) < seen["loss"] < max(domains.values())

@@ -78,6 +78,8 @@ class CompareOptions:
     """Seeds to train each variant with. Empty: those of the file, or 0."""
     resume: bool = False
     """Go on with an interrupted comparison in the same folder."""
+    cluster: str = ""
+    """Deal rows and seeds out: "local(workers=2)", "slurm(workers=8, partition='a')" ..."""
     config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
 
 
@@ -173,8 +175,9 @@ def compare(arguments: list[str]) -> None:
 
     out = Path(options.out or f"runs/compare-{Path(sources[0]).stem}")
     done = compare_variants(
-        variants, seeds, out, layouts=layouts, resume=options.resume, shown=display
-    )
+        variants, seeds, out, layouts=layouts, resume=options.resume, cluster=options.cluster,
+        shown=display,
+    )  # fmt: skip
     finish(done, done.page)
 
 

@@ -346,6 +346,8 @@ class ReproduceOptions:
     """auto, cpu, cuda ... Empty: the scale's."""
     dtype: str = ""
     """float32, bfloat16 ... Empty: the scale's."""
+    cluster: str = ""
+    """Deal rows and seeds out: "local(workers=2)", "slurm(workers=8, partition='a')" ..."""
 
     def __post_init__(self) -> None:
         at_least(0, self, "steps")

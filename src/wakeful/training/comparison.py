@@ -6,9 +6,10 @@ from pathlib import Path
 
 from wakeful.config.schema import Config
 from wakeful.config.tables import to_table
-from wakeful.display import Shown
+from wakeful.display import Display, Shown
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.runs.run import Run, refuse_link
+from wakeful.training.cluster import Row, cluster_of, deal
 from wakeful.training.loop import train
 from wakeful.training.records import data_facts
 from wakeful.training.setup import check_run
@@ -25,6 +26,7 @@ def compare(
     shown: Shown,
     layouts: Sequence[str] = (),
     resume: bool = False,
+    cluster: str = "",
 ) -> Run:
     """Train every variant with every seed below `path`; the first variant is the baseline.
 
@@ -33,8 +35,10 @@ def compare(
     The seed sets the initial weights, equal wherever names and shapes agree, and the data order,
     so that differences between variants are paired. `resume` goes on with a comparison that was
     interrupted: finished runs stay, unfinished ones continue. What can be wrong with any variant's
-    model, optimizer, text or teacher is found before anything is written.
+    model, optimizer, text or teacher is found before anything is written. `cluster` deals the runs
+    out (`training.cluster`); empty trains one after another here.
     """
+    dealt = cluster_of(cluster) if cluster else None
     if len(set(seeds)) != len(seeds):
         raise WakefulError(f"seeds names one twice: {list(seeds)!r}")
     comparison = Run(path)
@@ -68,23 +72,36 @@ def compare(
         _check_same_config(places[key], runs[key])
     comparison.set_status("running")
     try:
-        for (name, seed), config in runs.items():
-            place, resume = places[name, seed], (name, seed) in begun
-            if resume and Run.open(place).header.status == "done":
-                continue
-            try:
+        if dealt is not None:
+            rows = [
+                Row(f"{name}, seed {seed}", config, places[name, seed].absolute())
+                for (name, seed), config in runs.items()
+            ]
+            with shown("compare") as show:
+                deal(rows, dealt, comparison.path.absolute(), show)
+        else:
+            for (name, seed), config in runs.items():
                 with shown(name if len(seeds) == 1 else f"{name}, seed {seed}") as show:
-                    train(config, place, resume=resume, show=show)
-            except Interrupted as stopped:
-                after = str(stopped).split("; continue", 1)[0]
-                raise Interrupted(
-                    f"{name}, seed {seed}: {after}; continue with the same command and --resume"
-                ) from None
+                    _train(f"{name}, seed {seed}", config, places[name, seed], show)
     except BaseException:
         comparison.set_status("stopped")
         raise
     comparison.set_status("done")
     return comparison
+
+
+def _train(label: str, config: Config, place: Path, show: Display) -> None:
+    """Train a run that is not finished, or go on with it."""
+    begun = (place / "run.json").is_file()
+    if begun and Run.open(place).header.status == "done":
+        return
+    try:
+        train(config, place, resume=begun, show=show)
+    except Interrupted as stopped:
+        after = str(stopped).split("; continue", 1)[0]
+        raise Interrupted(
+            f"{label}: {after}; continue with the same command and --resume"
+        ) from None
 
 
 def _checked(variants: Mapping[str, Config], shown: Shown) -> dict[str, Config]:

@@ -70,6 +70,7 @@ def compare(
     title: str = "",
     layouts: Sequence[str] = (),
     resume: bool = False,
+    cluster: str = "",
     shown: Shown | None = None,
 ) -> Comparison:
     """Train variants with several seeds and report their paired differences.
@@ -85,6 +86,8 @@ def compare(
         title: of the page.
         layouts: published tables that the page sets the figures beside.
         resume: go on with what was interrupted there.
+        cluster: where each row and seed is trained, such as "local(workers=2)" or "slurm(...)";
+            empty is here, one after another.
         shown: how to show progress; None is a bar where there is a terminal.
 
     Raises:
@@ -108,7 +111,7 @@ def compare(
     place = Path(out or f"runs/compare-{first}")
     return compare_variants(
         variants, next(iter(asked), ()), place, title=title, layouts=named, resume=resume,
-        shown=shown,
+        cluster=cluster, shown=shown,
     )  # fmt: skip
 
 
@@ -127,6 +130,7 @@ def compare_variants(
     title: str = "",
     layouts: Sequence[str] = (),
     resume: bool = False,
+    cluster: str = "",
     shown: Shown | None = None,
 ) -> Comparison:
     """Do what `compare` does with every variant's configuration at hand."""
@@ -146,8 +150,9 @@ def compare_variants(
                 "itself: use seeds = [...] or --seeds"
             )
     run = compare_into(
-        variants, out, seeds=seeds, shown=shown or usual, layouts=layouts, resume=resume
-    )
+        variants, out, seeds=seeds, shown=shown or usual, layouts=layouts, resume=resume,
+        cluster=cluster,
+    )  # fmt: skip
     return reported([run.path], run.path / "report.html", title)
 
 

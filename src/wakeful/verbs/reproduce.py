@@ -39,6 +39,7 @@ from wakeful.probes.hidden import Turned
 from wakeful.probes.mappings import Mappings
 from wakeful.probes.positions import Positions
 from wakeful.runs.run import Run, read_frame, read_record
+from wakeful.training.cluster import Row, cluster_of, deal
 from wakeful.training.loop import train
 from wakeful.training.measures import observed, rows_of
 from wakeful.training.setup import check_run, load_data, make_windows
@@ -145,6 +146,8 @@ def reproduce(
         raise WakefulError("name an exhibit, PAPER/EXHIBIT; wakeful reproduce lists them")
     if len(names) > 1 and wanted.out:
         raise WakefulError(f"--out is one exhibit's folder, and {len(names)} are named")
+    if wanted.cluster:
+        cluster_of(wanted.cluster)
     plans = [planned(exhibit(name), wanted) for name in names]
     places = [place_of(plan, wanted) for plan in plans]
     for plan, place in zip(plans, places, strict=True):
@@ -267,6 +270,8 @@ def _work(
     with run.lock():
         run.set_status("running")
         try:
+            if wanted.cluster:
+                _dealt_out(plan, runs, place, wanted.cluster, shown)
             results, facts = _carried_out(plan, runs, place, shown)
             verdicts = judged(plan.exhibit, results)
             expressions = list(_expressions(plan.exhibit))
@@ -286,6 +291,20 @@ def _work(
         run.set_status("done")
     pictures = drawings(plan.exhibit, results)
     return one, pictures[0][1] if pictures else None
+
+
+def _dealt_out(plan: Plan, runs: Path, place: Path, cluster: str, shown: Shown) -> None:
+    """Train what is missing of every row and seed on a cluster."""
+    rows = {
+        (job.folder, seed): Row(
+            f"{job.group} {job.row}, seed {seed}".strip(), job.seeded(seed),
+            (runs / job.folder / f"seed-{seed}").absolute(),
+        )
+        for seed in plan.seeds
+        for job in plan.jobs
+    }  # fmt: skip
+    with shown(plan.exhibit.name) as show:
+        deal([*rows.values()], cluster_of(cluster), place.absolute(), show)
 
 
 def _carried_out(plan: Plan, runs: Path, place: Path, shown: Shown) -> tuple[Results, Facts]:

@@ -1,0 +1,186 @@
+"""Training runs dealt out over processes or machines by submitit, each an ordinary run.
+
+"local(workers=2)"                            processes of this machine
+"slurm(workers=16, hours=12, partition='a')"  SLURM's jobs
+"""
+
+import collections
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wakeful.config.schema import Config, config_from_table, config_to_table
+from wakeful.config.tables import at_least
+from wakeful.display import Display
+from wakeful.errors import Interrupted, WakefulError
+from wakeful.runs.run import Run
+from wakeful.training.loop import train
+from wakeful.variants import build_call
+
+TRIES = 3
+"""Jobs that may end for one run before it has moved on."""
+_PAUSE = {"local": 0.2, "slurm": 10.0}
+"""Seconds between two looks at the jobs."""
+_LOGS = "jobs"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Where runs are trained, and how many at a time."""
+
+    engine: str
+    workers: int
+    gpus: int
+    """Of each."""
+    parameters: Mapping[str, Any]
+    """Of submitit's executor."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A run to be trained."""
+
+    label: str
+    config: Config
+    place: Path
+
+    @property
+    def done(self) -> bool:
+        """Whether it is finished."""
+        return self.begun and Run.open(self.place).header.status == "done"
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is anything of it."""
+        return (self.place / "run.json").is_file()
+
+
+def cluster_of(expression: str) -> Cluster:
+    """Return the cluster that an expression names.
+
+    Raises:
+        WakefulError: it names none, an option is out of its range, or submitit is not installed.
+    """
+    known = {"local": _local, "slurm": _slurm}
+    found: Cluster = build_call("cluster", known, expression, folder="routes")(expression)
+    at_least(1, found, "workers")
+    at_least(0, found, "gpus")
+    _submitit()
+    return found
+
+
+def deal(rows: Sequence[Row], cluster: Cluster, folder: Path, show: Display) -> None:
+    """Train the rows that are not finished, each in a job of its own, `workers` at a time.
+
+    A run whose job ended before it goes on in another job from its newest checkpoint. Jobs write
+    what they say into `folder`/jobs, which all machines must see, as they must the rows' folders.
+
+    Raises:
+        WakefulError: a row's training refused to begin or to go on, or its jobs kept ending.
+    """
+    submitit = _submitit()
+    executor = submitit.AutoExecutor(folder=folder / _LOGS, cluster=cluster.engine)
+    executor.update_parameters(**cluster.parameters)
+    waiting = collections.deque(row for row in rows if not row.done)
+    ended: collections.Counter[str] = collections.Counter()
+    total, running = len(waiting), dict[int, tuple[Row, Any]]()
+    try:
+        while waiting or running:
+            for slot in range(cluster.workers):
+                if waiting and slot not in running:
+                    row = waiting.popleft()
+                    running[slot] = row, _submitted(executor, cluster, slot, row)
+            for slot, (row, job) in list(running.items()):
+                if not job.done():
+                    continue
+                del running[slot]
+                fault = _fault(submitit, job, row)
+                if not fault:
+                    left = len(waiting) + len(running)
+                    show.note(f"{row.label} is trained ({total - left} of {total})")
+                    continue
+                ended[row.label] += 1
+                if ended[row.label] == TRIES:
+                    raise WakefulError(
+                        f"{row.label}: {TRIES} jobs ended before it was trained, the last with "
+                        f"{fault}; see {folder / _LOGS}, then give the same command again"
+                    )
+                show.note(f"{row.label}: its job ended ({fault}); it goes on in another")
+                waiting.append(row)
+            time.sleep(_PAUSE[cluster.engine] if running else 0)
+    finally:
+        for _, job in running.values():
+            job.cancel()
+
+
+def train_row(table: Mapping[str, Any], place: str) -> str:
+    """Train a run or go on with it; return what was wrong with it, empty where nothing was."""
+    begun = (Path(place) / "run.json").is_file()
+    try:
+        train(config_from_table(table), place, resume=begun)
+    except Interrupted:  # it is not finished, which whoever dealt it out sees
+        return ""
+    except WakefulError as error:
+        return str(error)
+    return ""
+
+
+def _submitted(executor: Any, cluster: Cluster, slot: int, row: Row) -> Any:
+    if cluster.engine == "local" and cluster.gpus:
+        own = range(slot * cluster.gpus, (slot + 1) * cluster.gpus)
+        executor.update_parameters(visible_gpus=list(own))
+    return executor.submit(train_row, config_to_table(row.config), str(row.place))
+
+
+def _fault(submitit: Any, job: Any, row: Row) -> str:
+    """Return why an ended job's run is unfinished; empty where it is finished."""
+    try:
+        refused = job.result()
+    except (submitit.core.utils.FailedJobError, submitit.core.utils.UncompletedJobError) as error:
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        return lines[-1].strip()[:200] if lines else type(error).__name__
+    if refused:
+        raise WakefulError(f"{row.label}: {refused}")
+    return "" if row.done else "it was stopped"
+
+
+def _submitit() -> Any:
+    try:
+        import submitit  # noqa: PLC0415 # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise WakefulError(
+            "several machines need the package submitit: pip install 'wakeful[cluster]'"
+        ) from None
+    return submitit
+
+
+def _local(_written: str, *, workers: int = 2, gpus: int = 0, hours: float = 720.0) -> Cluster:
+    """Return processes of this machine, each with `gpus` GPUs of its own."""
+    parameters: dict[str, Any] = {"timeout_min": round(60 * hours), "gpus_per_node": gpus}
+    return Cluster("local", workers, gpus, parameters)
+
+
+def _slurm(
+    _written: str,
+    *,
+    workers: int = 8,
+    hours: float = 24.0,
+    gpus: int = 1,
+    cpus: int = 8,
+    memory_gb: int = 0,
+    partition: str = "",
+    account: str = "",
+    qos: str = "",
+    constraint: str = "",
+) -> Cluster:
+    """Return SLURM's jobs, each of one machine's `gpus` GPUs and `cpus` cores."""
+    named = {"partition": partition, "account": account, "qos": qos, "constraint": constraint}
+    parameters: dict[str, Any] = {
+        "name": "wakeful", "timeout_min": round(60 * hours), "gpus_per_node": gpus,
+        "cpus_per_task": cpus,
+    }  # fmt: skip
+    parameters |= {"mem_gb": memory_gb} if memory_gb else {}
+    parameters |= {f"slurm_{name}": value for name, value in named.items() if value}
+    return Cluster("slurm", workers, gpus, parameters)

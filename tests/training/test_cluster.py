@@ -1,0 +1,217 @@
+"""Rows dealt out over workers: each an ordinary run, gone on with where its worker was killed."""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from training.runs import tiny
+from wakeful.config.schema import Config
+from wakeful.display import Display
+from wakeful.errors import WakefulError
+from wakeful.runs import checkpoint
+from wakeful.runs.run import Run
+from wakeful.training import cluster
+from wakeful.training.cluster import Row, cluster_of, deal, train_row
+from wakeful.training.comparison import compare
+from wakeful.training.loop import train
+
+SHORT = {"steps": 2, "eval_every": 0, "checkpoint_every": 1, "batch_size": 2}
+
+
+class Notes(Display):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.lines.append(text)
+
+
+class Job:
+    """A job of the stand-in: done at the second look, with what its worker left."""
+
+    def __init__(self, work: Any) -> None:
+        self.work, self.looks, self.cancelled = work, 0, False
+
+    def done(self) -> bool:
+        self.looks += 1
+        return self.looks > 1
+
+    def result(self) -> str:
+        return self.work()
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Submitit:
+    """Stands in for submitit: runs what is submitted when its result is asked for."""
+
+    def __init__(self, fails: dict[str, int]) -> None:
+        self.fails, self.jobs, self.most = fails, list[Job](), 0
+        self.parameters: list[dict[str, Any]] = []
+        errors = {"FailedJobError": RuntimeError, "UncompletedJobError": OSError}
+        self.core = SimpleNamespace(utils=SimpleNamespace(**errors))
+
+    def AutoExecutor(self, folder: Path, cluster: str) -> "Submitit":
+        self.folder, self.engine = folder, cluster
+        return self
+
+    def update_parameters(self, **given: Any) -> None:
+        self.parameters.append(given)
+
+    def submit(self, work: Any, table: Any, place: str) -> Job:
+        under_way = sum(job.looks < 2 for job in self.jobs)
+        self.most = max(self.most, under_way + 1)
+
+        def worked() -> str:
+            if self.fails.get(place, 0):
+                self.fails[place] -= 1
+                raise OSError("Job not requeued because: the machine is gone")
+            return work(table, place)
+
+        self.jobs.append(Job(worked))
+        return self.jobs[-1]
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "_PAUSE", {"local": 0.02, "slurm": 0.0})
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, fails: dict[str, int]) -> Submitit:
+    made = Submitit(fails)
+    monkeypatch.setitem(sys.modules, "submitit", made)  # pyright: ignore[reportArgumentType]
+    return made
+
+
+def rows(text: Path, tmp_path: Path, count: int) -> list[Row]:
+    config = tiny(text, train=SHORT, sample={"prompts": []})
+    return [Row(f"row {n}", config, tmp_path / "out" / str(n)) for n in range(count)]
+
+
+def test_rows_are_dealt_out_so_many_at_a_time_and_moved_on(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three = rows(text, tmp_path, 3)
+    made = stand_in(monkeypatch, {str(three[0].place): 1})
+    train(three[2].config, three[2].place)  # is there already
+    notes = Notes()
+    deal(three, cluster_of("local(workers=2, gpus=2)"), tmp_path / "out", notes)
+    assert all(row.done for row in three)
+    assert made.engine == "local"
+    assert made.folder == tmp_path / "out" / "jobs"
+    assert made.most == 2
+    assert len(made.jobs) == 3  # two rows, and one again
+    given = [each["visible_gpus"] for each in made.parameters if "visible_gpus" in each]
+    assert given[:2] == [[0, 1], [2, 3]]
+    assert "row 0: its job ended (Job not requeued because: the machine is gone)" in notes.lines[0]
+    assert sum("is trained" in line for line in notes.lines) == 2
+
+
+def test_what_cannot_be_trained_is_said_once_and_the_others_are_cancelled(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = rows(text, tmp_path, 2)
+    (one.place).mkdir(parents=True)
+    (one.place / "mine.txt").write_text("mine")
+    made = stand_in(monkeypatch, {})
+    with pytest.raises(WakefulError, match=r"row 0: .*exists"):
+        deal([one, other], cluster_of("slurm(workers=2)"), tmp_path / "out", Notes())
+    assert made.jobs[1].cancelled
+    made = stand_in(monkeypatch, {str(other.place): 9})
+    with pytest.raises(WakefulError, match="row 1: 3 jobs ended before it was trained"):
+        deal([other], cluster_of("slurm(workers=2)"), tmp_path / "out", Notes())
+
+
+def test_a_cluster_is_an_expression(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, {})
+    found = cluster_of("slurm(workers=3, hours=1.5, gpus=4, partition='a')")
+    assert (found.engine, found.workers, found.gpus) == ("slurm", 3, 4)
+    assert found.parameters["timeout_min"] == 90
+    assert found.parameters["slurm_partition"] == "a"
+    assert not {"mem_gb", "slurm_account"} & set(found.parameters)
+    for wrong, message in (("ray", "is not one of local, slurm"),
+                           ("local(workers=0)", "workers must be at least 1"),
+                           ("local(nodes=2)", "no option 'nodes'")):  # fmt: skip
+        with pytest.raises(WakefulError, match=message):
+            cluster_of(wrong)
+    monkeypatch.setitem(sys.modules, "submitit", None)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(WakefulError, match=r"pip install 'wakeful\[cluster\]'"):
+        cluster_of("local")
+
+
+def test_a_row_says_what_was_wrong_with_it(text: Path, tmp_path: Path) -> None:
+    from wakeful.config.schema import config_to_table
+
+    table = config_to_table(tiny(text, train=SHORT))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").write_text("x")
+    assert "exists" in train_row(table, str(tmp_path / "full"))
+
+
+def workers_of(folder: Path) -> list[int]:
+    """Return the processes that train rows of a folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit():
+                words = (entry / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+                if "submitit.core._submit" in words and str(folder / "jobs") in words:
+                    found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds workers in /proc")
+def test_two_workers_one_killed(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("submitit")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    changes = {"train": {**SHORT, "steps": 400, "checkpoint_every": 5}, "sample": {"prompts": []}}
+    variants: dict[str, Config] = {
+        "plain": tiny(text, **changes),
+        "cured": tiny(text, **changes, model={"route": "svformer"}),
+    }
+    folder = tmp_path / "cmp"
+    notes, killed = Notes(), []
+
+    def kill() -> None:
+        until = time.monotonic() + 300
+        while time.monotonic() < until and not killed:
+            begun = list(folder.glob("*/seed-*/checkpoints/*"))
+            if begun:
+                for process in workers_of(folder)[:1]:
+                    os.kill(process, signal.SIGKILL)
+                    killed.append(process)
+            time.sleep(0.02)
+
+    @contextlib.contextmanager
+    def shown(_: str) -> Iterator[Display]:
+        yield notes
+
+    thread = threading.Thread(target=kill, daemon=True)
+    thread.start()
+    run = compare(variants, folder, seeds=[1], shown=shown, cluster="local(workers=2)")
+    thread.join()
+    assert killed
+    assert any("it goes on in another" in line for line in notes.lines), notes.lines
+    assert run.header.status == "done"
+    alone = {name: train(Run.open(folder / name / "seed-1").config, tmp_path / name)
+             for name in variants}  # fmt: skip
+    for name, whole in alone.items():
+        ours, theirs = (
+            load_file(checkpoint.newest(each.checkpoints) / "model.safetensors")
+            for each in (Run.open(folder / name / "seed-1"), whole)
+        )
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
