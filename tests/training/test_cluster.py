@@ -172,13 +172,14 @@ def workers_of(folder: Path) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds workers in /proc")
 def test_two_workers_one_killed(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("submitit")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    changes = {"train": {**SHORT, "steps": 400, "checkpoint_every": 5}, "sample": {"prompts": []}}
+    changes = {"train": {**SHORT, "steps": 100, "checkpoint_every": 5}, "sample": {"prompts": []}}
     variants: dict[str, Config] = {
         "plain": tiny(text, **changes),
         "cured": tiny(text, **changes, model={"route": "svformer"}),
