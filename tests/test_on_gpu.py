@@ -29,10 +29,10 @@ def test_the_plan_is_of_25_minutes_and_runs_what_is_worth_most_first() -> None:
 
 def test_an_exhibit_takes_the_largest_scale_that_fits() -> None:
     name = "value-residual/table5"
-    scale, steps = fitting(name, 1e9, 80 * 10**9)
+    scale, steps = fitting(name, 1e9, 100 * 10**9)
     assert (scale, steps) == ("paper", 10_000)
     assert fitting(name, 1e9, 10**9)[0] == "small"  # not into this memory
-    assert fitting(name, 1.0, 80 * 10**9) == ("tiny", 2)  # nor into this time
+    assert fitting(name, 1.0, 100 * 10**9) == ("tiny", 2)  # nor into this time
     with pytest.raises(WakefulError, match=r"does not fit into 0\.0 GB at any scale"):
         fitting(name, 1e9, 1000)
 

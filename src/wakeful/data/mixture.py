@@ -83,12 +83,16 @@ class MixedTokens(Tokens):
 class MixedData(Data):
     """Prepared domains in the place of one prepared text."""
 
+    train: MixedTokens  # pyright: ignore[reportIncompatibleVariableOverride]
+    validation: MixedTokens  # pyright: ignore[reportIncompatibleVariableOverride]
+
     def __init__(self, source: str, domains: tuple[Domain, ...], parts: list[PreparedData]) -> None:
         self.domains, self.parts = domains, parts
         self.tokenizer: Tokenizer = parts[0].tokenizer
         self.train = MixedTokens(domains, [part.train for part in parts])
         self.validation = MixedTokens(domains, [part.validation for part in parts])
-        overlaps = [part.info.get("overlap") for part in parts]
+        dropped = [part.info.get("overlap") for part in parts]
+        overlaps = [each for each in dropped if each is not None]
         self.info = {
             "source": [source],
             "corpora_sha256": [_sha256(
@@ -97,7 +101,7 @@ class MixedData(Data):
             )],
             "tokenizer": parts[0].info["tokenizer"],
             "splits": {split: self._split(split) for split in SPLITS},
-            "overlap": None if None in overlaps else {
+            "overlap": None if len(overlaps) < len(parts) else {
                 "passage": overlaps[0]["passage"],
                 **{name: sum(each[name] for each in overlaps) for name in ("documents", "tokens")},
             },

@@ -222,11 +222,13 @@ def mixed(config: TextConfig, source: str, progress: Progress | None = None) -> 
     for each in domains:
         if is_prepared(Path(each.source)):
             raise WakefulError(f"{each.name}, {each.source}, is prepared: give its text instead")
-    options = preparation(config) | {"progress": progress}
+    options = preparation(config)
     if options["tokenizer"] is None:
         options["tokenizer"] = _shared_tokenizer(domains, config, progress or _no_progress)
         options["vocab_size"] = None
-    return MixedData(source, domains, [prepared(each.source, **options) for each in domains])
+    return MixedData(
+        source, domains, [prepared(each.source, progress=progress, **options) for each in domains]
+    )
 
 
 def _shared_tokenizer(
