@@ -83,14 +83,16 @@ class MixedTokens(Tokens):
 class MixedData(Data):
     """Prepared domains in the place of one prepared text."""
 
-    train: MixedTokens  # pyright: ignore[reportIncompatibleVariableOverride]
-    validation: MixedTokens  # pyright: ignore[reportIncompatibleVariableOverride]
+    train: MixedTokens
+    validation: MixedTokens
 
     def __init__(self, source: str, domains: tuple[Domain, ...], parts: list[PreparedData]) -> None:
         self.domains, self.parts = domains, parts
         self.tokenizer: Tokenizer = parts[0].tokenizer
-        self.train = MixedTokens(domains, [part.train for part in parts])
-        self.validation = MixedTokens(domains, [part.validation for part in parts])
+        train = MixedTokens(domains, [part.train for part in parts])
+        validation = MixedTokens(domains, [part.validation for part in parts])
+        self.train = train  # pyright: ignore[reportIncompatibleVariableOverride]
+        self.validation = validation  # pyright: ignore[reportIncompatibleVariableOverride]
         dropped = [part.info.get("overlap") for part in parts]
         overlaps = [each for each in dropped if each is not None]
         self.info = {
