@@ -163,7 +163,9 @@ def test_a_model_of_rivals_is_quantized():
 
 def test_ours_and_models_of_rivals_compile_whole():
     """All in one process, whose start takes as long as a compilation."""
-    options = [ALL, {"depth": "attention_over_depth", "norm": "layernorm"}]
+    route = 'then(value_embedding, gated(gate="relu", channels=5), differential, xsa)'
+    ours = {"route": route, "normalizer": "clipped_softmax"}
+    options = [ALL, {"depth": "attention_over_depth", "norm": "layernorm"}, ours]
     contract.check_compiled([contract.COMPILED, *map(json.dumps, options)])
 
 
