@@ -56,7 +56,7 @@ def num_parameters(config: Config) -> int:
 def test_there_are_the_presets_of_the_papers_and_small_ones() -> None:
     tables = {f"activation-table{table}" for table in ("2", "2-llama", "3", "4", "5", "6")}
     small = {"cpu-tiny", "cpu-small", "activation-small", "combination", "demo"}
-    small |= {"patient", "patient-rotary", "patient-deep"}
+    small |= {"patient", "patient-rotary", "patient-deep", "small-sinks"}
     assert set(presets()) == {*MILLIONS, *tables, *small}
 
 
