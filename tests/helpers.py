@@ -22,6 +22,7 @@ FIELD = {
     "normalizers": "normalizer",
     "norms": "norm",
     "placements": "placement",
+    "embeddings": "embedding",
 }
 """The field of `ModelConfig` that names a variant of each folder."""
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 if TYPE_CHECKING:  # options of the command line are read without torch
     from torch import Tensor, nn
 
-Start = Literal["normal", "residual", "zeros", "defined"]
+Start = Literal["normal", "residual", "orthogonal", "zeros", "defined"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Role:
     """Whether weight decay applies."""
     start: Start = "defined"
     """Normal with the model's deviation; the same, scaled where the model asks for it, for what
-    writes to the residual stream; zeros; or as its module makes it."""
+    writes to the residual stream; an orthogonal matrix; zeros; or as its module makes it."""
     quantized: bool = False
     """Whether quantization of linear layers covers it."""
 

@@ -44,11 +44,9 @@ RIVALS = [
     ("routes", "value_embeddings"),
     ("routes", "value_embeddings(stream=True)"),
     ("norms", "scaled_by_layer"),
-    ("norms", "gated_norm(rank=3)"),
     ("depth", "stream_lambdas"),
     ("depth", "attention_over_depth"),
     ("depth", "dynamic_dense"),
-    ("depth", "hyper_connections(streams=3)"),
     ("normalizers", "clipped"),
 ]
 EXPORTED = [
@@ -60,11 +58,16 @@ EXPORTED = [
     ("normalizers", "sigmoid(length=16)"),
     ("normalizers", "softpick"),
     ("normalizers", "clipped_softmax"),
+    ("norms", "layernorm_scaling"),
+    ("norms", "gated_norm"),
+    ("depth", "x0_lambdas"),
+    ("depth", "attention_residuals(layers=3)"),
+    ("depth", "hyper_connections"),
+    ("depth", "mudd"),
 ]
 NEUTRALS = [
     ("depth", "stream_lambdas"),
     ("depth", "dynamic_dense"),
-    ("depth", "hyper_connections"),
 ]
 every_rival = pytest.mark.parametrize(("folder", "expression"), RIVALS, ids=[e for _, e in RIVALS])
 every_export = pytest.mark.parametrize(
@@ -164,8 +167,13 @@ def test_a_model_of_rivals_is_quantized():
 def test_ours_and_models_of_rivals_compile_whole():
     """All in one process, whose start takes as long as a compilation."""
     route = 'then(value_embedding, gated(gate="relu", channels=5), differential, xsa)'
-    ours = {"route": route, "normalizer": "clipped_softmax"}
-    options = [ALL, {"depth": "attention_over_depth", "norm": "layernorm"}, ours]
+    options = [
+        ALL,
+        {"depth": "attention_residuals", "norm": "layernorm"},
+        {"depth": "hyper_connections", "norm": "pre_affine"},
+        {"depth": "mudd", "norm": "layernorm_scaling"},
+        {"route": route, "normalizer": "clipped_softmax"},
+    ]
     contract.check_compiled([contract.COMPILED, *map(json.dumps, options)])
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from depth.mixes import READS
 from helpers import some_tokens, tiny_config, tiny_decoder
 from routes.reference import DEPTHS, ROUTES, Model
 from wakeful.errors import WakefulError
@@ -21,6 +22,15 @@ def test_a_depth_mix_is_its_definition(expression, layers):
     torch.testing.assert_close(decoder(tokens), expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("layers", [1, 4, 5])
+@pytest.mark.parametrize("expression", READS)
+def test_what_each_sublayer_reads_is_as_defined(expression, layers):
+    decoder = tiny_decoder(depth=expression, num_layers=layers)
+    tokens = some_tokens(2, 9)
+    expected = Model(decoder, tokens).logits(ROUTES["own"], reads=READS[expression])
+    torch.testing.assert_close(decoder(tokens), expected, rtol=1e-12, atol=1e-12)
+
+
 def test_a_depth_mix_and_a_route_do_not_meet():
     decoder = tiny_decoder(depth="denseformer", route="resformer")
     tokens = some_tokens(2, 9)
@@ -30,7 +40,7 @@ def test_a_depth_mix_and_a_route_do_not_meet():
 
 @pytest.mark.parametrize("name", variants("depth"))
 def test_every_depth_mix_has_a_definition(name):
-    assert any(expression.split("(")[0] == name for expression in DEPTHS)
+    assert any(expression.split("(")[0] == name for expression in (*DEPTHS, *READS))
 
 
 def test_denseformer_keeps_the_weights_its_sparser_forms_need():

@@ -1,14 +1,19 @@
 """Every exhibit's data: whole configurations at every scale, claims about rows that exist."""
 
+import dataclasses
+import hashlib
+import json
+
 import pytest
 import torch
 
+from wakeful.config.schema import Config, config_to_table
 from wakeful.data.mixture import mixture_of
 from wakeful.errors import WakefulError
 from wakeful.exhibits.derived import DERIVED, check_figure
 from wakeful.exhibits.exhibit import exhibit, exhibit_names
 from wakeful.exhibits.figures import answer_name
-from wakeful.exhibits.plan import heirs_table, parameters_of, plan_of, size_of
+from wakeful.exhibits.plan import Job, heirs_table, parameters_of, plan_of, size_of
 from wakeful.model.decoder import Decoder
 from wakeful.pages.reproduction import DRAWINGS
 from wakeful.training.measures import FIGURES
@@ -35,6 +40,17 @@ def test_exhibits_stand_in_the_order_of_their_numbers() -> None:
     figures = [name for name in exhibit_names() if name.startswith("value-residual/fig")]
     assert figures[:4] == [f"value-residual/fig{n}" for n in ("1", "3", "4", "5-lengths")]
     assert figures[-1] == "value-residual/fig21"
+
+
+def test_a_field_of_later_changes_the_name_of_no_older_run() -> None:
+    job = Job(group="", row="", config=Config())
+    table = config_to_table(job.config)
+    del table["name"], table["model"]["embedding"]
+    digest = hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
+    assert job.folder.endswith(digest[:12])
+    projected = dataclasses.replace(job.config.model, embedding="projected")
+    other = dataclasses.replace(job, config=dataclasses.replace(job.config, model=projected))
+    assert other.folder != job.folder
 
 
 @pytest.mark.parametrize("name", RUNNABLE)

@@ -50,6 +50,15 @@ def test_any_blocks_in_any_order(sources: tuple[int, ...]) -> None:
     assert torch.equal(heir(TOKENS), moved(TOKENS))
 
 
+@pytest.mark.parametrize("sources", [(1, 3), (0, 1, 0, 1)])
+def test_norms_divided_by_the_layer_number_are_compensated(sources: tuple[int, ...]) -> None:
+    reference = tiny_decoder(norm="layernorm_scaling")
+    heir = inherit(reference, LayerMap(sources, "named"))
+    moved = tiny_decoder(norm="layernorm_scaling")
+    moved.blocks = torch.nn.ModuleList(reference.blocks[source] for source in sources)
+    torch.testing.assert_close(heir(TOKENS), moved(TOKENS), rtol=0, atol=1e-11)
+
+
 @pytest.mark.parametrize("sources", [(1, 3), (3, 1), (0, 1, 0, 1)])
 @pytest.mark.parametrize("bias", [False, True])
 def test_logits_divided_by_the_layer_number_are_compensated(

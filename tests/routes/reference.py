@@ -34,26 +34,41 @@ class Model:
         self.K: list[Tensor | None] = [None]
         self.V: list[Tensor | None] = [None]
         self.Vmixed: list[Tensor | None] = [None]
+        # Of sublayers: block n's attention is 2n − 1, its feed-forward network 2n.
+        self.f: list[Tensor] = [self.X[0]]
 
-    def logits(self, U: Callable, x_after: Callable | None = None) -> Tensor:
-        """Run the layers, with route `U(m, n)` and depth mix `x_after(m, n)`."""
-        x = self.X[0]
+    def logits(
+        self, U: Callable, x_after: Callable | None = None, reads: Callable | None = None
+    ) -> Tensor:
+        """Run the layers, with route `U(m, n)` and depth mix `x_after(m, n)`.
+
+        `reads(m, s)` says instead what sublayer s reads (the final norm is s = 2N + 1): one stream,
+        or those of query, key and value.
+        """
+        x = reads(self, 1) if reads else self.X[0]
         for n in range(1, self.N + 1):
             block = f"blocks.{n - 1}."
-            h = self.norm(x, self.w[block + "attention_norm.weight"])
+            three = x if isinstance(x, tuple) else (x, x, x)
+            h, hk, hv = (self.norm(y, self.w[block + "attention_norm.weight"]) for y in three)
             self.h.append(h)
             self.Q.append(self.project(n, "query", h, self.H, turned=True))
-            self.K.append(self.project(n, "key", h, self.G, turned=True))
-            self.V.append(self.project(n, "value", h, self.G, turned=False))
+            self.K.append(self.project(n, "key", hk, self.G, turned=True))
+            self.V.append(self.project(n, "value", hv, self.G, turned=False))
             self.Vmixed.append(None)
             u = U(self, n).transpose(1, 2).flatten(2)
-            y = x + u @ self.w[block + "attention.out.weight"].T
+            self.f.append(u @ self.w[block + "attention.out.weight"].T)
+            y = reads(self, 2 * n) if reads else x + self.f[-1]
             g = self.norm(y, self.w[block + "mlp_norm.weight"])
             gate = g @ self.w[block + "mlp.gate.weight"].T
             up = g @ self.w[block + "mlp.up.weight"].T
-            y = y + (gate / (1 + torch.exp(-gate)) * up) @ self.w[block + "mlp.down.weight"].T
-            self.X.append(y)
-            x = x_after(self, n) if x_after else y
+            out = (gate / (1 + torch.exp(-gate)) * up) @ self.w[block + "mlp.down.weight"].T
+            self.f.append(out)
+            self.X.append(y + out)
+            x = self.X[n]
+            if reads:
+                x = reads(self, 2 * n + 1)
+            elif x_after:
+                x = x_after(self, n)
         return self.norm(x, self.w["norm.weight"]) @ self.w["head.weight"].T
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:

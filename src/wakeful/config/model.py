@@ -13,7 +13,7 @@ PositionName = Literal["rotary", "learned", "none"]
 AttentionBias = Literal["same", "none", "qkv", "all"]
 VARIANTS = {
     "route": "routes", "depth": "depth", "normalizer": "normalizers", "norm": "norms",
-    "placement": "placements", "rope": "ropes",
+    "placement": "placements", "rope": "ropes", "embedding": "embeddings",
 }  # fmt: skip
 """The fields that hold the expression of a variant, and the folder each is found in."""
 
@@ -39,7 +39,8 @@ class ModelConfig:
     mlp_width: int = 344
     """Hidden channels of the feed-forward network."""
     norm: str = "rmsnorm"
-    """layernorm, rmsnorm (a scale a channel, M), rmsnorm_single (one scale, S)."""
+    """layernorm, rmsnorm (a scale a channel, M), rmsnorm_single (one scale, S), or e.g.
+    layernorm_scaling."""
     placement: str = "pre"
     """Where norms stand: pre, post, peri, or e.g. mixed(share=0.25), post-norm in the first."""
     norm_eps: float = 1e-5
@@ -66,6 +67,8 @@ class ModelConfig:
     """Attention and feed-forward network both read the block's input (GPT-NeoX)."""
     tied: bool = False
     """One matrix for the embedding and the head."""
+    embedding: str = "plain"
+    """The way into the stream and to the head: plain, or projected, by a square matrix each."""
     scale_logits_by_layer: bool = False
     """Divide attention logits by (layer index + 1) besides the square root of head_width."""
     relaxed_prefix: int = 0

@@ -24,6 +24,8 @@ from wakeful.exhibits.exhibit import Exhibit, Heirs, Scale
 
 H100 = 989e12 * 0.4
 """Operations a second of one H100 in bfloat16, at two fifths of its peak."""
+_LATER = {"embedding": "plain"}
+"""Fields of `[model]` that older runs lack, and what they had."""
 _BYTES_A_PARAMETER = 16
 """In training: weight, gradient and two moments in float32."""
 
@@ -41,6 +43,9 @@ class Job:
         """What the run is called among others: equal configurations share one folder."""
         table = config_to_table(self.config)
         del table["name"]
+        for field, usual in _LATER.items():  # runs from before the field was there keep their name
+            if table["model"].get(field) == usual:
+                del table["model"][field]
         digest = hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:12]
         return f"{self.config.model.num_layers}x{self.config.model.width}-{digest}"
 

@@ -19,9 +19,10 @@ from wakeful.model.attention import Attention
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import initialize
 from wakeful.normalizers.base import Normalizer
+from wakeful.norms.base import Norm
 
 _PROJECTIONS = ("query", "key", "value")
-_ENDS = ("embed", "positions", "norm", "head")
+_ENDS = ("embed", "positions", "embedding", "norm", "head")
 """What stands before and after the blocks."""
 
 
@@ -178,6 +179,8 @@ def _copy_block(target: Decoder, layer: int, donor: Donor, copy: Copy) -> None:
         else:
             theirs = donor.decoder.blocks[donor.layer].get_submodule(name)
             part.load_state_dict(theirs.state_dict())
+            if isinstance(part, Norm) and isinstance(theirs, Norm):
+                part.take_over(theirs)
 
 
 def _copy_attention(target: Decoder, layer: int, donor: Donor) -> None:

@@ -18,9 +18,9 @@ import wakeful
 from wakeful.config.model import ModelConfig
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
-from wakeful.hf.families import FAMILIES
 from wakeful.hf.weights_out import describe, refuse_existing, tensors_of
 from wakeful.model.decoder import Decoder
+from wakeful.model.fold import folded
 from wakeful.runs.run import disk_errors, replaced
 
 Storage = Literal["f32", "f16", "q8_0", "q4_0"]
@@ -68,6 +68,7 @@ def export_gguf(
         raise WakefulError(f"gguf must be one of {', '.join(get_args(Storage))}, got {storage!r}")
     path = Path(path)
     refuse_existing(path)
+    decoder = folded(decoder)
     kind = describe(decoder.config)[0]
     _check(kind, decoder.config)
     vocabulary = _vocabulary(tokenizer, decoder.config.vocab_size)
@@ -132,7 +133,7 @@ def _write(
 ) -> None:
     config, shape = decoder.config, decoder.config.shape
     names = gguf.get_tensor_name_map(architecture, config.num_layers)
-    for theirs, tensor in tensors_of(decoder, FAMILIES[kind], torch.float32).items():
+    for theirs, tensor in tensors_of(decoder, kind, torch.float32).items():
         found = names.get_name(theirs, try_suffixes=(".weight", ".bias"))
         assert found is not None, theirs
         array = tensor.numpy()

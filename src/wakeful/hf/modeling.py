@@ -18,7 +18,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
-from wakeful.depth import DepthMix
+from wakeful.depth.base import DepthMix
 from wakeful.errors import WakefulError
 from wakeful.hf.cache import Visibility, WakefulCache
 from wakeful.hf.configuration import WakefulConfig
@@ -27,7 +27,7 @@ from wakeful.model.decoder import IGNORED, Decoder, drawn_alike
 from wakeful.model.initialize import deviation
 from wakeful.model.positions import Rotary
 from wakeful.normalizers.base import Normalizer
-from wakeful.norms import Norm
+from wakeful.norms.base import Norm
 from wakeful.roles import HEAD, HasRoles, Marked, Role, mark, role_of
 from wakeful.routes.base import ValueRoute
 from wakeful.variants import build

@@ -19,9 +19,10 @@ from wakeful.errors import WakefulError
 from wakeful.hf.code import AUTO_MAP, write_code
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.families import FAMILIES
-from wakeful.hf.families.base import Family, canonical
+from wakeful.hf.families.base import canonical
 from wakeful.hf.whole import INDEX, ONE, first_line
 from wakeful.model.decoder import Decoder
+from wakeful.model.fold import folded, folded_config
 from wakeful.runs.run import disk_errors, save_tensors
 
 STOCK = ("llama", "gpt2", "gpt_neox")
@@ -42,15 +43,16 @@ def export(
 ) -> str:
     """Write a decoder as a Transformers folder, whole or not at all; return its `model_type`.
 
-    It is a stock architecture where the decoder is exactly one, else our own class with its code,
-    for `trust_remote_code=True`. `tokenizer` is ours, or a Transformers folder whose files and
-    special ids are copied. A file of weights holds at most `shard`. `card` becomes README.md.
+    It is a stock architecture where the decoder is exactly one once it is folded, else our own
+    class with its code, for `trust_remote_code=True`. `tokenizer` is ours, or a Transformers folder
+    whose files and special ids are copied. A file of weights holds at most `shard`. `card` becomes
+    README.md.
 
     Raises:
         WakefulError: the folder exists, or it cannot be written.
     """
     kind, config = describe(decoder.config)
-    tensors = tensors_of(decoder, FAMILIES[kind], dtype)
+    tensors = tensors_of(decoder, kind, dtype)
     config.dtype = dtype
     with created(Path(folder)) as part:
         ids = write_tokenizer(tokenizer, part, decoder.config.context)
@@ -68,19 +70,23 @@ def export(
 
 
 def describe(config: ModelConfig) -> tuple[str, PreTrainedConfig]:
-    """Return the stock architecture that the decoder is exactly, or our own, and its name."""
+    """Return the stock architecture that the decoder is once folded, or our own, and its name."""
+    plain = folded_config(config)
     for kind in STOCK:
         family = FAMILIES[kind]
-        theirs = family.compose(config)
-        if canonical(family.describe(theirs, 0)) == canonical(config):
+        theirs = family.compose(plain)
+        if canonical(family.describe(theirs, 0)) == canonical(plain):
             name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[theirs.model_type]
             theirs.architectures = [name if isinstance(name, str) else name[0]]
             return theirs.model_type, theirs
     return WakefulConfig.model_type, WakefulConfig.of(config, architectures=["WakefulForCausalLM"])
 
 
-def tensors_of(decoder: Decoder, family: Family, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return a decoder's weights as the family's checkpoints name them."""
+def tensors_of(decoder: Decoder, kind: str, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return a decoder's weights as checkpoints of the architecture `kind` name them."""
+    family = FAMILIES[kind]
+    if kind != WakefulConfig.model_type:
+        decoder = folded(decoder)
     ours = dict(decoder.named_parameters())
     found: dict[str, Tensor] = {}
     for link in family.links(decoder.config):

@@ -15,7 +15,7 @@ from wakeful.model.attend import attend, attend_by_definition
 from wakeful.model.cache import Cache
 from wakeful.model.positions import Rotation, rotate
 from wakeful.normalizers.base import Normalizer
-from wakeful.norms import Part
+from wakeful.norms.base import Part
 from wakeful.roles import BIAS, READS, WRITES, HasRoles, Role
 from wakeful.routes.base import QKV, Read, RoutePlan, ValueRoute
 from wakeful.shape import Shape

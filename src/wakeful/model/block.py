@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wakeful.config.model import MLPName
-from wakeful.depth import State, SublayerMix
+from wakeful.depth.base import State, SublayerMix
 from wakeful.model.attention import Attention, Flow
-from wakeful.norms import Norm, Part
+from wakeful.norms.base import Norm, Part
 from wakeful.optim.rotations.hadamard import transform, transform_factors
 from wakeful.placements import Where
 from wakeful.roles import BIAS, READS, WRITES, HasRoles, Role

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from wakeful.config.model import VARIANTS, ModelConfig
-from wakeful.depth import DepthMix, SublayerMix
+from wakeful.depth.base import DepthMix, SublayerMix
+from wakeful.embeddings.base import Embedding
 from wakeful.errors import WakefulError
 from wakeful.model.attend import causal_mask
 from wakeful.model.attention import Attention, Flow
@@ -25,7 +26,7 @@ from wakeful.model.block import BLOCKS, Block, ParallelBlock, SublayerBlock, mak
 from wakeful.model.cache import Cache, Slot
 from wakeful.model.positions import Rotary, Rotation
 from wakeful.normalizers.base import Normalizer
-from wakeful.norms import Norm, Part, Place
+from wakeful.norms.base import Norm, Part, Place
 from wakeful.placements import Placement
 from wakeful.roles import HEAD, TABLE, HasRoles, Marked, Role, role_of
 from wakeful.ropes import RopeScaling
@@ -85,6 +86,7 @@ class Decoder(HasRoles, Marked, nn.Module):
         norm: Norm | str | None = None,
         placement: Placement | str | None = None,
         rope: RopeScaling | str | None = None,
+        embedding: Embedding | str | None = None,
     ) -> None:
         super().__init__()
         given = {
@@ -94,6 +96,7 @@ class Decoder(HasRoles, Marked, nn.Module):
             "norm": norm,
             "placement": placement,
             "rope": rope,
+            "embedding": embedding,
         }
         config = dataclasses.replace(
             config,
@@ -117,7 +120,9 @@ class Decoder(HasRoles, Marked, nn.Module):
             )
         self.route: ValueRoute = build("routes", config.route)
         self.depth: DepthMix = build("depth", config.depth)
+        self.embedding: Embedding = build("embeddings", config.embedding)
         with drawn_alike():
+            self.embedding.attach(shape)
             self.plan = RoutePlan(self.route, shape)
             self.depth.attach(shape)
         self.placement: Placement = build("placements", config.placement)
@@ -187,7 +192,7 @@ class Decoder(HasRoles, Marked, nn.Module):
         valid: Bool[Tensor, "B S"] | None = None,
         documents: Int[Tensor, "B L"] | None = None,
     ) -> Float[Tensor, "B L D"]:
-        """Return the final normalized hidden states."""
+        """Return the final normalized hidden states, as the head reads them."""
         x = self.embed(tokens)
         return self.stream(x, tokens=tokens, cache=cache, valid=valid, documents=documents)
 
@@ -201,7 +206,7 @@ class Decoder(HasRoles, Marked, nn.Module):
         places: Int[Tensor, "B L"] | None = None,
         documents: Int[Tensor, "B L"] | None = None,
     ) -> Float[Tensor, "B L D"]:
-        """Return the final normalized hidden states of token embeddings.
+        """Return the final normalized hidden states of tokens' rows in the embedding's table.
 
         `tokens` are the ids that were embedded, for routes that read them. `places` are positions
         where they are not the tokens' numbers (among the `valid` ones, or in their document).
@@ -216,7 +221,11 @@ class Decoder(HasRoles, Marked, nn.Module):
         x = self._through(x, flow)
         if cache is not None:
             cache.advance(x.shape[1])
-        return self.norm(x)
+        return self.after_blocks(x)
+
+    def after_blocks(self, x: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
+        """Return what the head reads, given what leaves the last block."""
+        return self.embedding.out(self.norm(x))
 
     def before_blocks(
         self,
@@ -228,7 +237,7 @@ class Decoder(HasRoles, Marked, nn.Module):
         places: Int[Tensor, "B L"] | None = None,
         documents: Int[Tensor, "B L"] | None = None,
     ) -> tuple[Float[Tensor, "B L D"], Flow]:
-        """Return what the first block receives of token embeddings, and what all blocks share.
+        """Return what the first block receives of the tokens' rows, and what all blocks share.
 
         Raises:
             WakefulError: see `stream`.
@@ -260,6 +269,7 @@ class Decoder(HasRoles, Marked, nn.Module):
             keep = None if keep is None else F.pad(keep, (stored, 0), value=True)
             places = None if places is None else places + stored
         spots = slice(start + stored, end + stored) if places is None else places
+        x = self.embedding.into(x)
         if self.config.positions == "learned":
             x = x + self.positions.weight[spots]
         memory = self._before_layers(tokens, x) if self.plan.before else {}
@@ -377,6 +387,7 @@ class Decoder(HasRoles, Marked, nn.Module):
                 flow.memory.update(left)
             return x
         hiddens = {0: x} if 0 in self._kept_hiddens else {}
+        x = self.depth.first(x)
         for number, block in enumerate(self.blocks, start=1):
             x, left = self._run(block, x, flow)
             flow.memory.update(left)

@@ -37,10 +37,12 @@ def initialize(decoder: Decoder, seed: int) -> Decoder:
         if role.start == "zeros":
             parameter.zero_()
             continue
-        std = deviation(config, role.start)
         generator = torch.Generator().manual_seed(seed_of(seed, name))
         values = torch.empty(parameter.shape, dtype=torch.float32)
-        nn.init.normal_(values, std=std, generator=generator)
+        if role.start == "orthogonal":
+            nn.init.orthogonal_(values, generator=generator)
+        else:
+            nn.init.normal_(values, std=deviation(config, role.start), generator=generator)
         parameter.copy_(values)
     return decoder
 

@@ -11,6 +11,8 @@ from transformers.pytorch_utils import Conv1D
 
 from wakeful.errors import WakefulError
 from wakeful.model.attention import Heads
+from wakeful.model.decoder import Decoder
+from wakeful.model.fold import folded
 from wakeful.probes.running import logits_of
 from wakeful.quant.arithmetic import LINEARS, Arithmetic, torchao_kernels
 from wakeful.quant.cache import QuantizedCache, check_cache, with_cache
@@ -35,7 +37,7 @@ def quantize(
 
     All linear layers but those tied to an embedding and those whose role is to stay; embeddings,
     norms and the mixing weights of routes and depth stay as they are. `quantized_layers` says which
-    layers it became.
+    layers it became. A decoder is folded before.
 
     Args:
         model: a `Decoder` or a Transformers model, in evaluation mode.
@@ -62,6 +64,8 @@ def quantize(
         )
     if scheme.cache is not None:
         check_cache(model)
+    if isinstance(model, Decoder):
+        model = folded(model)
     layers = linear_layers(model, skip)
     if weights is None:
         return with_cache(exchange(model, {}), scheme)

@@ -22,8 +22,8 @@ from wakeful.model.attend import causal_mask
 from wakeful.model.attention import DotProduct
 from wakeful.model.block import Block
 from wakeful.model.decoder import Decoder
+from wakeful.model.rebuild import rebuilt
 from wakeful.surgery.prefix import store_prefix
-from wakeful.surgery.rebuild import rebuilt
 
 _SMALLEST = 1e-6
 """The least mean weight: that of none has no logarithm."""

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
+from wakeful.model.rebuild import rebuilt
 from wakeful.surgery.absorb import Seen, absorb, check_absorbs, level
-from wakeful.surgery.rebuild import rebuilt
 
 ROUTE = "output_gate"
 _RIDGE = 0.1

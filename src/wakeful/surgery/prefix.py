@@ -17,7 +17,7 @@ from torch import Tensor
 from wakeful.errors import WakefulError
 from wakeful.model.block import Block
 from wakeful.model.decoder import Decoder
-from wakeful.surgery.rebuild import rebuilt
+from wakeful.model.rebuild import rebuilt
 
 
 @torch.no_grad()

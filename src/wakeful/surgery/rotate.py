@@ -24,11 +24,12 @@ from wakeful.errors import WakefulError
 from wakeful.model.attention import Heads
 from wakeful.model.block import Block
 from wakeful.model.decoder import Decoder
-from wakeful.norms import Norm
+from wakeful.model.fold import folded
+from wakeful.model.rebuild import rebuilt
+from wakeful.norms.base import Norm
 from wakeful.optim.rotations.base import Learned, Rotation, generator_for, rotation_of
 from wakeful.optim.rotations.hadamard import transform, transform_factors
 from wakeful.roles import Role, roles_of
-from wakeful.surgery.rebuild import rebuilt
 
 Turn = Callable[[Tensor], Tensor]
 _OF_HEADS = ("query", "key")
@@ -61,7 +62,8 @@ def rotate(
         WakefulError: a part of the model does not commute with a rotation; it is named.
     """
     kind = check_rotates(decoder, rotation)
-    turned = copy.deepcopy(decoder).eval()
+    plain = folded(decoder) if decoder.embedding.plainer else decoder
+    turned = copy.deepcopy(plain).eval()
     stream = [m for m in turned.modules() if isinstance(m, Norm) and m.place.part not in _OF_HEADS]
     centered = any(norm.centers for norm in stream)
     _untie(turned)
@@ -94,6 +96,11 @@ def check_rotates(decoder: Decoder, rotation: Rotation | str) -> Rotation:
         raise WakefulError(
             f"model.placement = {config.placement}: a norm after a sublayer scales channels of the "
             "residual stream itself, so no other basis gives the same function"
+        )
+    if type(decoder.norm).take_scale is Norm.take_scale:
+        raise WakefulError(
+            f"model.norm = {config.norm} does more with channels than scale what it puts out, so "
+            "no other basis gives the same function"
         )
     for field, part in (("route", decoder.route), ("depth", decoder.depth)):
         if any(role.residual is not None for role in roles_of(part).values()):

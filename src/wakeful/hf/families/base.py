@@ -169,6 +169,7 @@ def canonical(config: ModelConfig) -> ModelConfig:
         norm=str(build("norms", config.norm)),
         placement=str(build("placements", config.placement)),
         rope=str(build("ropes", config.rope)),
+        embedding=str(build("embeddings", config.embedding)),
         rope_theta=config.rope_theta if rotary else 10_000.0,
         rotary_width=config.rotary_width or shape.head_width if rotary else 0,
         relaxed_prefix=config.relaxed_prefix if config.relaxed_prefix > 1 else 0,

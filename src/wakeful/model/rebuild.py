@@ -13,7 +13,8 @@ from wakeful.model.decoder import Decoder
 def rebuilt(decoder: Decoder, new: Mapping[str, Tensor] | None = None, **changes: Any) -> Decoder:
     """Return a decoder whose configuration has `changes`; it shares weights with `decoder`.
 
-    `new` are parameters that the changed one has besides, or in the place of the old ones.
+    `new` are parameters that the changed one has besides, or in the place of the old ones; those
+    that it lacks are left out.
     """
     state = decoder.state_dict(keep_vars=True)
     given = {
@@ -21,7 +22,9 @@ def rebuilt(decoder: Decoder, new: Mapping[str, Tensor] | None = None, **changes
     }
     with torch.device("meta"):
         made = Decoder(dataclasses.replace(decoder.config, **changes))
-    made.load_state_dict(state | given, assign=True)
+    known = made.state_dict().keys()
+    kept = {name: tensor for name, tensor in state.items() if name in known}
+    made.load_state_dict(kept | given, assign=True)
     if made.config.tied:
         made.head.weight = made.embed.weight
     return made.to(decoder.embed.weight.device).train(decoder.training)

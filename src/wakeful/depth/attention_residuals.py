@@ -1,0 +1,77 @@
+"""AttnRes: each sublayer reads a softmax over what all earlier ones put out."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from wakeful.depth.base import DepthMix, State, SublayerMix
+from wakeful.errors import WakefulError
+from wakeful.roles import Role
+from wakeful.shape import Shape
+
+_EPS = 1e-6
+
+
+class AttentionResiduals(SublayerMix):
+    """h_s = Σ_j p_j v_j, p = softmax_j(w_s · RMSNorm(v_j)), w_s = 0 at the start.
+
+    Attention Residuals (Kimi Team 2026, arXiv 2603.15031, section 3 and figure 2). v_0 is the
+    embedding and v_j the output of sublayer j; the final norm reads such a sum as well. With
+    `layers` the outputs of so many layers are summed as usual and count as one v (Block AttnRes),
+    the block that is not complete yet among them. RMSNorm has no scale here, which w could take
+    over.
+    """
+
+    name = "attention_residuals"
+    examples = ("attention_residuals", "attention_residuals(layers=3)")
+
+    def __init__(self, *, layers: int = 0) -> None:
+        super().__init__()
+        if layers < 0:
+            raise WakefulError(f"attention_residuals: layers must not be negative, got {layers}")
+        self.layers = layers
+
+    def attach(self, shape: Shape) -> None:
+        super().attach(shape)
+        # By the sublayer that reads; the first has the embedding alone to read.
+        self.queries = nn.ParameterDict(
+            {
+                str(reader): nn.Parameter(torch.zeros(shape.width))
+                for reader in range(2, 2 * shape.num_layers + 2)
+            }
+        )
+
+    def roles(self) -> Mapping[str, Role]:
+        return {f"queries.{reader}": Role(residual=0) for reader in self.queries}
+
+    @torch.no_grad()
+    def take_over(self, reference: DepthMix, sources: Sequence[int]) -> None:
+        assert isinstance(reference, AttentionResiduals)
+        last, theirs = 2 * len(sources) + 1, 2 * reference.num_layers + 1
+        pairs = [(last, theirs)]
+        for layer, source in enumerate(sources):
+            if source >= 0:
+                pairs += [(2 * layer + half, 2 * source + half) for half in (1, 2)]
+        for ours, other in pairs:
+            if str(ours) in self.queries and str(other) in reference.queries:
+                self.queries[str(ours)].copy_(reference.queries[str(other)])
+
+    def begin(self, x: Tensor) -> tuple[Tensor, State]:
+        return x, (x,)
+
+    def step(self, number: int, x: Tensor, out: Tensor, state: State) -> tuple[Tensor, State]:
+        if self.layers and (number - 1) % (2 * self.layers):
+            state = (*state[:-1], state[-1] + out)
+        else:
+            state = (*state, out)
+        query = self.queries[str(number + 1)]
+        logits = [
+            F.rms_norm(each, each.shape[-1:], query.to(each.dtype), _EPS).sum(-1) for each in state
+        ]
+        shares = torch.stack(logits).softmax(0).unsqueeze(-1).unbind()
+        mixed = shares[0] * state[0]
+        for share, each in zip(shares[1:], state[1:], strict=True):
+            mixed = torch.addcmul(mixed, share, each)
+        return mixed, state

@@ -1,0 +1,88 @@
+"""What a depth mix owes: the stream after each block, or around each sublayer."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor, nn
+
+from wakeful.errors import WakefulError
+from wakeful.shape import Shape
+from wakeful.variants import Variant
+
+
+class DepthMix(Variant, nn.Module, ABC):
+    """The stream x_n after block n, made of the embedding X_0 and the blocks' outputs X_1 … X_n.
+
+    Hiddens are numbered as in the formulas: 0 is the embedding, n the output of the n-th block.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def attach(self, shape: Shape) -> None:
+        """Make the parameters for a decoder of this shape."""
+        self.num_layers = shape.num_layers
+
+    def reads(self, number: int) -> frozenset[int]:
+        """Return the earlier hiddens needed after block `number` (its own output left out)."""
+        return frozenset()
+
+    def first(self, x: Tensor) -> Tensor:
+        """Return what the first block receives, given the embedding X_0, both (B, L, D)."""
+        return x
+
+    def start_plain(self) -> str:
+        """Set the parameters to the plain stream; return what is changed all the same, or ""."""
+        return "" if str(self) == self.neutral else f"{self} changes the stream between blocks"
+
+    def take_over(self, reference: "DepthMix", sources: Sequence[int]) -> None:
+        """Copy what the same mix has learned in a decoder whose layer `sources[n]` is layer n here.
+
+        Layers marked −1 are new and keep their own. Call it after `start_plain`.
+
+        Raises:
+            WakefulError: what was learned has no meaning for layers in this order.
+        """
+        if next(self.parameters(), None) is not None:
+            raise WakefulError(f"{self} has parameters that another depth cannot inherit")
+
+    def forward(self, number: int, x: Tensor, hiddens: Mapping[int, Tensor]) -> Tensor:
+        """Return the stream (B, L, D) that follows block `number`, whose plain output is `x`."""
+        return x
+
+
+State = tuple[Tensor, ...]
+
+
+class SublayerMix(DepthMix):
+    """A depth mix that decides what each sublayer reads and what becomes of its output.
+
+    Sublayers are numbered from 1: block n's attention is 2n − 1, its feed-forward network 2n.
+    `state` is what the mix carries along: the embedding, all earlier outputs, parallel streams. The
+    plain stream would be `begin(x) = x, ()` and `step(number, x, out, state) = x + out, ()`.
+    """
+
+    @abstractmethod
+    def begin(self, x: Tensor) -> tuple[Tensor, State]:
+        """Return what the first sublayer reads, and the state, given the embedding X_0."""
+
+    @abstractmethod
+    def step(self, number: int, x: Tensor, out: Tensor, state: State) -> tuple[Tensor, State]:
+        """Return what follows sublayer `number`, which read `x` and put out `out`, and the state.
+
+        That is what the next sublayer reads or, after the last, the final norm. All are (B, L, D).
+        """
+
+    def projected(self, number: int, x: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what the query, key and value projections of attention `number` read.
+
+        Where a mix overrides this, the attention's norm is applied to each of the three.
+        """
+        return x, x, x
+
+
+class Residual(DepthMix):
+    """x_n = X_n: the block's output, unchanged (the vanilla Transformer)."""
+
+    examples = ("residual",)
+    neutral = "residual"

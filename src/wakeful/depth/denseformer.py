@@ -1,0 +1,80 @@
+"""DenseFormer: weighted averages of the blocks' outputs."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from wakeful.depth.base import DepthMix
+from wakeful.errors import WakefulError
+from wakeful.shape import Shape
+
+
+class DenseFormer(DepthMix):
+    """x_n = Σ_{j≤n} α_{n,j} X_j over the embedding and the blocks' outputs.
+
+    After Pagliardini et al. 2024 (eq. 9 of Value Residual Learning is a simplification of it).
+    α starts one-hot at j = n, the plain stream. Sparser forms: with `dilation` k only the j with
+    n − j divisible by k enter; with `period` p only every p-th block is followed by an average.
+    X_j is the output of block j before its own average: X_j = B_j(x_{j−1}).
+    """
+
+    examples = ("denseformer", "denseformer(dilation=2)", "denseformer(period=2)")
+    neutral = "denseformer"
+
+    def __init__(self, *, dilation: int = 1, period: int = 1) -> None:
+        super().__init__()
+        if dilation < 1 or period < 1:
+            raise WakefulError(
+                f"denseformer: dilation and period count from 1, got {dilation} and {period}"
+            )
+        self.dilation = dilation
+        self.period = period
+
+    def attach(self, shape: Shape) -> None:
+        super().attach(shape)
+        self.weights = nn.ParameterDict()
+        for number in range(1, shape.num_layers + 1):
+            if number % self.period == 0:
+                terms = len(self._terms(number)) + 1
+                start = torch.zeros(terms)
+                start[-1] = 1.0
+                self.weights[str(number)] = nn.Parameter(start)
+        if not self.weights:
+            raise WakefulError(
+                f"denseformer: period {self.period} is longer than the {shape.num_layers} layers"
+            )
+
+    @torch.no_grad()
+    def start_plain(self) -> str:
+        for weights in self.weights.values():
+            weights.zero_()[-1] = 1.0
+        return ""
+
+    @torch.no_grad()
+    def take_over(self, reference: DepthMix, sources: Sequence[int]) -> None:
+        assert isinstance(reference, DenseFormer)
+        inherited = [source for source in sources if source >= 0]
+        if list(sources[: len(inherited)]) != list(range(len(inherited))):
+            raise WakefulError(
+                f"{self} averages over blocks by their number: only the first layers of the "
+                f"reference keep theirs, not {list(sources)}"
+            )
+        for layer in range(len(inherited)):
+            if str(layer + 1) in self.weights:
+                self.weights[str(layer + 1)].copy_(reference.weights[str(layer + 1)])
+
+    def reads(self, number: int) -> frozenset[int]:
+        return frozenset(self._terms(number)) if number % self.period == 0 else frozenset()
+
+    def forward(self, number: int, x: Tensor, hiddens: Mapping[int, Tensor]) -> Tensor:
+        if number % self.period:
+            return x
+        weights = self.weights[str(number)].to(x.dtype).unbind()
+        mixed = weights[-1] * x
+        for weight, earlier in zip(weights[:-1], self._terms(number), strict=True):
+            mixed = mixed + weight * hiddens[earlier]
+        return mixed
+
+    def _terms(self, number: int) -> list[int]:
+        return [j for j in range(number) if (number - j) % self.dilation == 0]

@@ -1,0 +1,100 @@
+"""MUDD: queries, keys, values and the stream read weighted sums of all blocks' outputs."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from wakeful.depth.base import DepthMix, State, SublayerMix
+from wakeful.errors import WakefulError
+from wakeful.roles import Role
+from wakeful.shape import Shape
+
+_EPS = 1e-6
+_WAYS = 4
+"""Query, key, value and residual stream."""
+
+
+class MUDD(SublayerMix):
+    """x^c_n = Σ_{j≤n} (a^c_{n,j} + A^c_{n,j}) X_j for c = query, key, value and residual stream.
+
+    MUDDFormer (Xiao et al. 2025, arXiv 2502.12170; github.com/Caiyun-AI/MUDDFormer). X_0 is the
+    embedding, X_n the output of block n, and the weights are each token's own,
+
+        A_n = W_2 gelu(W_1 RMSNorm(X_n)),
+
+    as many hidden channels as weights. After the last block there is the residual stream alone,
+    which the final norm reads. a starts one-hot at j = n and W_2 at zero: the plain stream; W_1
+    with a deviation of 1/√D. Here one norm serves queries, keys and values, where the authors'
+    models have three (`sepln`), and all feed-forward networks are of one width.
+    """
+
+    examples = ("mudd",)
+    neutral = "mudd"
+
+    def attach(self, shape: Shape) -> None:
+        super().attach(shape)
+        self.into, self.out, self.fixed = nn.ModuleDict(), nn.ParameterDict(), nn.ParameterDict()
+        for n in range(1, shape.num_layers + 1):
+            ways = _WAYS if n < shape.num_layers else 1
+            weights = ways * (n + 1)
+            self.into[str(n)] = nn.Linear(shape.width, weights, bias=False)
+            nn.init.normal_(self.into[str(n)].get_parameter("weight"), std=shape.width**-0.5)
+            self.out[str(n)] = nn.Parameter(torch.zeros(weights, weights))
+            self.fixed[str(n)] = nn.Parameter(torch.zeros(ways, n + 1))
+        self.start_plain()
+
+    def roles(self) -> Mapping[str, Role]:
+        reads = Role(residual=1, decays=True)
+        return {f"into.{n}.weight": reads for n in range(1, self.num_layers + 1)}
+
+    @torch.no_grad()
+    def start_plain(self) -> str:
+        for n, fixed in self.fixed.items():
+            fixed.zero_()[:, -1] = 1.0
+            self.out[n].zero_()
+        return ""
+
+    @torch.no_grad()
+    def take_over(self, reference: DepthMix, sources: Sequence[int]) -> None:
+        inherited = [source for source in sources if source >= 0]
+        if list(sources[: len(inherited)]) != list(range(len(inherited))):
+            raise WakefulError(
+                f"{self} sums blocks by their number: only the first layers of the reference keep "
+                f"theirs, not {list(sources)}"
+            )
+        theirs = dict(reference.named_parameters())
+        for name, parameter in self.named_parameters():
+            # The last block's has one way, and starts anew where the reference's has four.
+            if int(name.split(".")[1]) <= len(inherited) and theirs[name].shape == parameter.shape:
+                parameter.copy_(theirs[name])
+
+    def begin(self, x: Tensor) -> tuple[Tensor, State]:
+        return x, (x, x, x, x)
+
+    def step(self, number: int, x: Tensor, out: Tensor, state: State) -> tuple[Tensor, State]:
+        x = x + out
+        if number % 2:
+            return x, state
+        outputs = (*state[3:], x)
+        *three, stream = self._mixed(number // 2, outputs)
+        return stream, (*three, *outputs) if three else ()
+
+    def projected(self, number: int, x: Tensor, state: State) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = state[:3]
+        return query, key, value
+
+    def _mixed(self, block: int, outputs: State) -> list[Tensor]:
+        n, last = str(block), outputs[-1]
+        hidden = F.gelu(self.into[n](F.rms_norm(last, last.shape[-1:], eps=_EPS)))
+        moving = F.linear(hidden, self.out[n].to(hidden.dtype)).to(last.dtype)
+        weights = moving.unflatten(-1, (-1, len(outputs))) + self.fixed[n].to(last.dtype)
+        mixed: list[Tensor] = []
+        for way in weights.unbind(-2):
+            shares = way.unsqueeze(-2).unbind(-1)
+            x = shares[0] * outputs[0]
+            for share, each in zip(shares[1:], outputs[1:], strict=True):
+                x = torch.addcmul(x, share, each)
+            mixed.append(x)
+        return mixed

@@ -1,0 +1,46 @@
+"""Parts that training has and the trained model can do without: the same function, plainer."""
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from wakeful.config.model import ModelConfig
+from wakeful.embeddings.base import Embedding
+from wakeful.model.decoder import Decoder
+from wakeful.model.rebuild import rebuilt
+from wakeful.norms.base import Norm
+from wakeful.variants import build
+
+
+def folded_config(config: ModelConfig) -> ModelConfig:
+    """Return the description of what `folded` makes of such a decoder."""
+    norm: Norm = build("norms", config.norm)
+    embedding: Embedding = build("embeddings", config.embedding)
+    return dataclasses.replace(
+        config,
+        norm=norm.plainer or config.norm,
+        embedding=embedding.plainer or config.embedding,
+        tied=config.tied and not embedding.plainer,
+    )
+
+
+@torch.no_grad()
+def folded(decoder: Decoder) -> Decoder:
+    """Return a decoder with the same logits in which what can be multiplied into weights is.
+
+    It shares all other weights with `decoder`, which stays as it is; where there is nothing to
+    fold, it is `decoder`.
+    """
+    config = folded_config(decoder.config)
+    if config == decoder.config:
+        return decoder
+    new: dict[str, Tensor] = {}
+    for name, module in decoder.named_modules():
+        if isinstance(module, Norm):
+            new |= {f"{name}.{part}": tensor for part, tensor in module.folded().items()}
+    if decoder.embedding.plainer:
+        table, head = decoder.embedding.folded(decoder.embed.weight, decoder.head.weight)
+        new |= {"embed.weight": table, "head.weight": head}
+    changes = {"norm": config.norm, "embedding": config.embedding, "tied": config.tied}
+    return rebuilt(decoder, new, **changes)

@@ -1,0 +1,50 @@
+"""GatedNorm: what a norm puts out goes through a gate of its own."""
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from wakeful.errors import WakefulError
+from wakeful.norms.base import Norm, Place
+from wakeful.norms.rms import rms_norm
+from wakeful.roles import Role
+
+
+class GatedNorm(Norm):
+    """y ⊙ σ(W_up silu(W_down y)) with y = RMSNorm(x) ⊙ γ, W_down (r, D) and W_up (D, r).
+
+    Qiu et al. 2026 (A Unified View of Attention and Residual Sinks, arXiv 2601.22966), r = `rank`:
+    the gate rescales channels, so that no outlier has to do it through the norm. Both matrices
+    start as the model's others do, so gates start near ½; they stay in full precision where linear
+    layers are quantized.
+    """
+
+    name = "gated_norm"
+    examples = ("gated_norm", "gated_norm(rank=3)")
+    scales_channels = True
+
+    def __init__(self, *, rank: int = 16) -> None:
+        super().__init__()
+        if rank < 1:
+            raise WakefulError(f"gated_norm: rank must be at least 1, got {rank}")
+        self.rank = rank
+
+    def attach(self, place: Place) -> None:
+        super().attach(place)
+        # Not called weight, which whatever divides a norm's output would multiply into.
+        self.scale = nn.Parameter(torch.ones(place.width))
+        self.down = nn.Parameter(torch.zeros(self.rank, place.width))
+        self.up = nn.Parameter(torch.zeros(place.width, self.rank))
+
+    def roles(self) -> Mapping[str, Role]:
+        return {
+            "down": Role(residual=1, decays=True, start="normal"),
+            "up": Role(residual=0, decays=True, start="normal"),
+        }
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = rms_norm(x, self.scale, self.place.eps)
+        gate = F.linear(F.silu(F.linear(y, self.down.to(y.dtype))), self.up.to(y.dtype))
+        return y * torch.sigmoid(gate)

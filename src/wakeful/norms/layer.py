@@ -1,0 +1,32 @@
+"""LayerNorm."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from wakeful.norms.base import Norm, Place
+
+
+class LayerNorm(Norm):
+    """(x − mean x) / √(var x + ε) · γ + β; β where the model has biases (Ba et al. 2016)."""
+
+    examples = ("layernorm",)
+    centers = True
+    scales_channels = True
+
+    def attach(self, place: Place) -> None:
+        super().attach(place)
+        self.weight = nn.Parameter(torch.ones(place.width))
+        self.bias = nn.Parameter(torch.zeros(place.width)) if place.bias else None
+
+    @torch.no_grad()
+    def take_scale(self) -> tuple[Tensor | None, Tensor | None]:
+        scale = self.weight.detach().clone()
+        bias = None if self.bias is None else self.bias.detach().clone()
+        self.weight.fill_(1.0)
+        if self.bias is not None:
+            self.bias.zero_()
+        return scale, bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, (self.place.width,), self.weight, self.bias, self.place.eps)

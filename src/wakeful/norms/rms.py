@@ -1,0 +1,102 @@
+"""RMSNorm: with a scale a channel, and with one for all of them."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from wakeful.norms.base import Norm, Place
+
+
+def rms_norm(
+    x: Float[Tensor, "*B D"], weight: Float[Tensor, "scales"], eps: float
+) -> Float[Tensor, "*B D"]:
+    """Return x / √(mean x² + ε) · γ over the channels; γ has one entry, or one a channel."""
+    weight = weight.to(x.dtype)
+    if x.device.type == "cpu":
+        if torch.is_grad_enabled():
+            return _RMSNorm.apply(x, weight, eps)
+        return _normed(x, weight, eps)[0]
+    if weight.shape[0] == 1:
+        return F.rms_norm(x, x.shape[-1:], None, eps) * weight
+    return F.rms_norm(x, x.shape[-1:], weight, eps)
+
+
+class _RMSNorm(torch.autograd.Function):
+    """RMSNorm on the CPU, where torch has no fused kernel: half the passes over memory.
+
+    With r = 1/√(mean x² + ε), n = x r and ḡ = dy · γ: dx = r (ḡ − n · mean(ḡ n)), dγ = Σ dy · n.
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, eps: float) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        out, inverse = _normed(x, weight, eps)
+        ctx.save_for_backward(x, inverse, weight)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, inverse, weight = ctx.saved_tensors
+        normed = x * inverse
+        grad_weight = (grad * normed).flatten(0, -2).sum(0).sum_to_size(weight.shape)
+        scaled = grad * weight
+        inner = torch.linalg.vecdot(scaled, normed).div_(-x.shape[-1]).unsqueeze(-1)
+        return scaled.addcmul_(normed, inner).mul_(inverse), grad_weight, None
+
+
+def _normed(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    exact = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    square = torch.linalg.vecdot(exact, exact)
+    inverse = square.div_(x.shape[-1]).add_(eps).rsqrt_().unsqueeze(-1).to(x.dtype)
+    return (x * inverse).mul_(weight), inverse
+
+
+class RMSNorm(Norm):
+    """x / √(mean x² + ε) · γ, γ a channel (RMSNorm-M of From Attention to Activation, section 3).
+
+    γ starts at 1.
+    """
+
+    examples = ("rmsnorm",)
+    neutral = "rmsnorm"
+    scales_channels = True
+
+    def attach(self, place: Place) -> None:
+        super().attach(place)
+        self.weight = nn.Parameter(torch.ones(place.width))
+
+    @torch.no_grad()
+    def take_scale(self) -> tuple[Tensor | None, Tensor | None]:
+        scale = self.weight.detach().clone()
+        self.weight.fill_(1.0)
+        return scale, None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.place.eps)
+
+
+class RMSNormSingle(Norm):
+    """x / √(mean x² + ε) · γ, γ one number for all channels (RMSNorm-S, "RMSNormSingle").
+
+    No channel can use it to stand out (From Attention to Activation, section 3). γ starts at 1.
+    """
+
+    name = "rmsnorm_single"
+    examples = ("rmsnorm_single",)
+    plainer = "rmsnorm"
+
+    def attach(self, place: Place) -> None:
+        super().attach(place)
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def take_scale(self) -> tuple[Tensor | None, Tensor | None]:
+        return None, None  # one number commutes with everything
+
+    @torch.no_grad()
+    def folded(self) -> dict[str, Tensor]:
+        return {"weight": self.weight.repeat(self.place.width)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.place.eps)

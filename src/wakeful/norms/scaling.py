@@ -1,0 +1,40 @@
+"""LayerNorm scaling: the deeper a layer, the smaller what its norms put out."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from wakeful.norms.base import Norm, Place
+from wakeful.norms.rms import RMSNorm, rms_norm
+
+
+class LayerNormScaling(RMSNorm):
+    """RMSNorm(x) / √n in layer n, counted from 1; the final norm is as it was.
+
+    LayerNorm Scaling (Sun et al. 2025, The Curse of Depth, arXiv 2502.05795, eq. 4), which keeps
+    the stream's variance from growing exponentially with depth. The authors scale both norms of a
+    pre-norm Llama's layers (`NORM_TYPE=LNS` of their code); elsewhere it is every norm of a layer.
+    1/√n is a constant: multiplied into γ it leaves a plain RMSNorm.
+    """
+
+    name = "layernorm_scaling"
+    examples = ("layernorm_scaling",)
+    neutral = None
+    plainer = "rmsnorm"
+
+    def attach(self, place: Place) -> None:
+        super().attach(place)
+        self.scale = 1.0 if place.part == "final" else 1 / math.sqrt(place.layer + 1)
+
+    @torch.no_grad()
+    def take_over(self, reference: Norm) -> None:
+        assert isinstance(reference, LayerNormScaling)
+        self.weight.mul_(reference.scale / self.scale)
+
+    @torch.no_grad()
+    def folded(self) -> dict[str, Tensor]:
+        return {"weight": self.weight * self.scale}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight * self.scale, self.place.eps)
