@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import wakeful
 from training.runs import tiny
 from training.test_loop import losses
 from wakeful.cli import main
@@ -117,3 +118,29 @@ def test_flags_scale_rows_that_differ_and_name_single_rows(
     assert main([*asked, "--optimizer.name", "muon", "--out", str(tmp_path / "no")]) == 1
     assert "optimizer.name differs between the rows" in capsys.readouterr().err
     assert not (tmp_path / "no").exists()
+
+
+def test_only_the_named_rows_are_trained(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.toml"
+    body = config_to_toml(tiny(text, train={"steps": 2})).split("\n", 1)[1]
+    file.write_text(body + "[variants.a]\n[variants.b]\n[variants.c]\nmodel.route = 'svformer'\n")
+    out = tmp_path / "out"
+    asked = ["compare", str(file), "--out"]
+    assert main([*asked, str(out), "--only", "c", "b"]) == 0
+    assert Run.open(out).header.variants == ("b", "c")
+    assert not (out / "a").exists()
+    for wrong, said in (
+        (
+            ["--only", "bb", "c"],
+            "only names 'bb', and the variants are a, b, c (did you mean 'b'?)",
+        ),
+        (["--only", "b"], "nothing to compare 'b' with"),
+        (["--only", "b", "c", "--variants.a.train.steps", "3"], "--only leaves out"),
+    ):
+        assert main([*asked, str(tmp_path / "no"), *wrong]) == 1
+        assert said in capsys.readouterr().err
+    assert not (tmp_path / "no").exists()
+    found = wakeful.compare(str(file), only=["a", "c"], out=tmp_path / "second")
+    assert found.summary["baseline"] == "a"

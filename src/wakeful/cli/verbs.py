@@ -24,6 +24,7 @@ from wakeful.cli.parsing import (
 from wakeful.config.rows import rescaled
 from wakeful.config.schema import (
     Config,
+    chosen_variants,
     config_from,
     config_from_table,
     layouts_of,
@@ -76,6 +77,8 @@ class CompareOptions:
     """Folder to create. Empty: runs/compare-NAME."""
     seeds: tuple[int, ...] = ()
     """Seeds to train each variant with. Empty: those of the file, or 0."""
+    only: tuple[str, ...] = ()
+    """Variants to train, by name; the first of the file that is among them is the baseline."""
     resume: bool = False
     """Go on with an interrupted comparison in the same folder."""
     cluster: str = ""
@@ -169,6 +172,9 @@ def compare(arguments: list[str]) -> None:
     for name, asked_of_one in own.items():
         default = CompareOptions(config=variants[name])
         variants[name] = parse(CompareOptions, asked_of_one, prog, default).config
+    variants = chosen_variants(variants, options.only)
+    if left := [name for name, given in own.items() if given and name not in variants]:
+        raise WakefulError(f"--variants.{left[0]} is of a variant that --only leaves out")
     seeds = options.seeds or next(iter(asked))
 
     from wakeful.verbs.compare import compare_variants

@@ -1,10 +1,10 @@
 """The configuration of a run: dataclasses, to and from TOML, one schema for files and flags."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import tomli_w
 
@@ -18,12 +18,13 @@ from wakeful.config.tables import (
     read_table,
     to_table,
 )
-from wakeful.errors import WakefulError
+from wakeful.errors import WakefulError, nearest
 
 _MOST_LAYERS = 2**14
 """Of a model: each is an object of its own, and no published model has two thousand."""
 _MOST_TOKENS = 2**28
 """Of a step: a batch is made at once."""
+T = TypeVar("T")
 OWN_KEYS = ("variants", "seeds", "layouts")
 """What a table says of a comparison and not of a run."""
 _OWN_FILES = ("run.json", "report.html")
@@ -336,6 +337,21 @@ def variants_of(name: str, table: Table) -> dict[str, Table]:
         if not key or key.startswith(".") or set(key) & set("/\\\0") or key in _OWN_FILES:
             raise WakefulError(f"variants.{key!r}: a variant's name is also its folder's")
     return {key: merged(merged(rest, entry), {"name": key}) for key, entry in entries.items()}
+
+
+def chosen_variants(variants: Mapping[str, T], names: Sequence[str]) -> dict[str, T]:
+    """Return the variants with these names, or all where none is named, in their own order.
+
+    Raises:
+        WakefulError: there is no such variant.
+    """
+    for name in names:
+        if name not in variants:
+            raise WakefulError(
+                f"only names {name!r}, and the variants are {', '.join(variants)}"
+                f"{nearest(name, variants)}"
+            )
+    return {name: each for name, each in variants.items() if not names or name in names}
 
 
 def seeds_of(table: Table) -> list[int]:

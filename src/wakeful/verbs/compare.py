@@ -13,6 +13,7 @@ from wakeful.comparison.reading import read_comparison
 from wakeful.comparison.tables import summary_table
 from wakeful.config.schema import (
     Config,
+    chosen_variants,
     config_from_table,
     layouts_of,
     seeds_of,
@@ -66,6 +67,7 @@ class Comparison(Stored):
 def compare(
     *configs: Config | Mapping[str, Any] | str | Path,
     seeds: Sequence[int] = (),
+    only: Sequence[str] = (),
     out: str | Path = "",
     title: str = "",
     layouts: Sequence[str] = (),
@@ -82,6 +84,7 @@ def compare(
         configs: `Config`s, presets' names, TOML files or tables, each of one variant or with a
             table of variants; the first variant of all is the baseline.
         seeds: empty is those that the files name, or 0.
+        only: the variants to train, by name; empty is all.
         out: folder to create; empty is runs/compare-NAME.
         title: of the page.
         layouts: published tables that the page sets the figures beside.
@@ -110,8 +113,8 @@ def compare(
     first = stem_of(configs[0], {}) if configs else ""
     place = Path(out or f"runs/compare-{first}")
     return compare_variants(
-        variants, next(iter(asked), ()), place, title=title, layouts=named, resume=resume,
-        cluster=cluster, shown=shown,
+        chosen_variants(variants, only), next(iter(asked), ()), place, title=title, layouts=named,
+        resume=resume, cluster=cluster, shown=shown,
     )  # fmt: skip
 
 
