@@ -280,6 +280,21 @@ def test_several_models_make_one_matrix(
     assert len(list((out / "figures").iterdir())) == 2
 
 
+def test_a_matrix_says_whose_output_head_is_quantized(
+    text: Path, llama: Path, tmp_path: Path
+) -> None:
+    tied = train(tiny(text, model={"tied": True}), tmp_path / "tied").path
+    given = {"text": str(text), "length": 16, "num_sequences": 1}
+    models = [str(tied), str(llama)]
+    found = wakeful.quantize(models, "fine", **given, out=tmp_path / "out")
+    said = "The output head of llama is quantized too, that of vanilla is tied"
+    assert found.verdicts[0].startswith(said)
+    assert said in (tmp_path / "out/report.html").read_text("utf-8")
+    alike = wakeful.quantize(models, "fine", **given, skip=("*head",))
+    assert not any("output head" in sentence for sentence in alike.verdicts)
+    assert [len(one.layers) for one in alike.each.values()] == [14, 14]
+
+
 def test_a_published_table_stands_beside_the_models(
     text: Path, run: Path, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture,

@@ -10,8 +10,9 @@ from typing import Any, overload
 
 import polars as pl
 import torch
+from rich.console import Group, RenderableType
 from rich.table import Table as Grid
-from torch import Tensor
+from torch import Tensor, nn
 
 from wakeful.config.verbs import LENGTH, QuantizeOptions, SavedAs
 from wakeful.data.sources import Beginning
@@ -78,6 +79,8 @@ class Quantization(Result):
     damage: Damage | None
     method: Mapping[str, str]
     layers: tuple[str, ...]
+    head: bool
+    """Whether the output head is quantized too; one that is tied to the embedding stays."""
     machine: Environment
     figures: tuple[str, ...] = ()
     """Formats of charts that are saved beside the page."""
@@ -197,7 +200,19 @@ class QuantizationMatrix(Result):
             f"{name}, {sentence}" for name, one in self.each.items() for sentence in one.verdicts
         ]
         paper = [] if self.table is None else told(self._damages, self.table)
-        return [*paper, *sentences, predicts(self._damages)]
+        return [*paper, *self._heads(), *sentences, predicts(self._damages)]
+
+    def _heads(self) -> list[str]:
+        """Say which models' output heads are quantized, where not all are alike."""
+        quantized = [name for name, one in self.each.items() if one.head]
+        rest = [name for name, one in self.each.items() if not one.head]
+        if not quantized or not rest:
+            return []
+        return [
+            f"The output head of {', '.join(quantized)} is quantized too, that of "
+            f"{', '.join(rest)} is tied to the embedding and stays: --skip '*head' leaves all of "
+            "them out."
+        ]
 
     def save(self, folder: str | Path) -> Path:
         first = next(iter(self.each.values()))
@@ -212,6 +227,7 @@ class QuantizationMatrix(Result):
                                if key in one.method})
             for key in keys
         }  # fmt: skip
+        method |= dict(zip(("Output head",), self._heads(), strict=False))
         with Run.create(folder, "quantize", fields) as run:
             run.write_json("environment.json", first.machine)
             run.write_frame("quantization.parquet", self.frame)
@@ -227,8 +243,8 @@ class QuantizationMatrix(Result):
                         save_chart(chart, run.path / "figures" / f"layers-{n}.{suffix}")
         return Path(folder)
 
-    def __rich__(self) -> Grid:
-        return matrix_grid(self._damages)
+    def __rich__(self) -> RenderableType:
+        return Group(matrix_grid(self._damages), *self._heads())
 
     @property
     def _damages(self) -> list[Damage]:
@@ -360,8 +376,17 @@ def _of_one(
     return Quantization(
         models=forms, bos=loaded.bos, source=name_of(source), damage=damage,
         method=_method(loaded, wanted, text, len(layers), length, extra, machine),
-        layers=tuple(layers), machine=machine, figures=wanted.figures,
+        layers=tuple(layers), head=any(layer is _head(loaded) for layer in layers.values()),
+        machine=machine, figures=wanted.figures,
     )  # fmt: skip
+
+
+def _head(loaded: Model) -> nn.Module | None:
+    decoder = as_decoder(loaded.module)
+    if decoder is not None:
+        return decoder.head
+    found = getattr(loaded.module, "get_output_embeddings", None)
+    return found() if callable(found) else None
 
 
 def _names(wanted: QuantizeOptions, table: PretrainedTable | None) -> list[str]:
