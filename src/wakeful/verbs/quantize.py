@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -385,8 +385,8 @@ def _head(loaded: Model) -> nn.Module | None:
     decoder = as_decoder(loaded.module)
     if decoder is not None:
         return decoder.head
-    found = getattr(loaded.module, "get_output_embeddings", None)
-    return found() if callable(found) else None
+    find: Callable[[], nn.Module] | None = getattr(loaded.module, "get_output_embeddings", None)
+    return None if find is None else find()
 
 
 def _names(wanted: QuantizeOptions, table: PretrainedTable | None) -> list[str]:
