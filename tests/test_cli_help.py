@@ -103,7 +103,7 @@ def test_help_shows_every_option_with_its_description_and_default(
 def test_help_names_presets_and_variants(capsys: pytest.CaptureFixture[str]) -> None:
     for verb in ("train", "compare"):
         shown = help_of(capsys, verb)
-        for words in ("value-residual-82m", "svformer(anchors", "--model.norm: rmsnorm",
+        for words in ("value-residual-82m", "svformer(anchors", "--model.norm: gated_norm(rank=16)",
                       "--model.rope: plain, linear(factor)"):  # fmt: skip
             assert words in shown
     assert "--out" in help_of(capsys, "data")

@@ -414,22 +414,10 @@ def dynamic(d, F, X0):
     return stream(4, 0)
 
 
-def hyper(d, F, X0):
-    H = [X0] * 3
-    for m in range(8):
-        out = F(m + 1, sum(d.reading[m, i] * H[i] for i in range(3)))
-        H = [
-            sum(d.keeping[m, i, j] * H[j] for j in range(3)) + d.writing[m, i] * out
-            for i in range(3)
-        ]
-    return sum(H) / 3
-
-
 DEPTHS = {
     "stream_lambdas": lambdas,
     "attention_over_depth": over_depth,
     "dynamic_dense": dynamic,
-    "hyper_connections(streams=3)": hyper,
 }
 
 
