@@ -31,9 +31,7 @@ def ratios() -> Iterator[Ratio]:
         for length in LENGTHS:
             text = torch.randint(plain.config.vocab_size, (1, length))
             yield compare(
-                f"SmolLM2, {name}, a text of {length}"
-                if length > 1
-                else f"SmolLM2, {name}, a token",
+                f"SmolLM2, {name}, tokens at once: {length}",
                 partial(cured, text),
                 "uncured",
                 partial(plain, text),

@@ -343,7 +343,7 @@ def chosen_variants(variants: Mapping[str, T], names: Sequence[str]) -> dict[str
     """Return the variants with these names, or all where none is named, in their own order.
 
     Raises:
-        WakefulError: there is no such variant.
+        WakefulError: a name is unknown.
     """
     for name in names:
         if name not in variants:

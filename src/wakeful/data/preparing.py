@@ -209,7 +209,7 @@ def mixed(config: TextConfig, source: str, progress: Progress | None = None) -> 
     on the training documents of all.
 
     Raises:
-        WakefulError: as `prepare` does, or a domain is no text of its own.
+        WakefulError: as `prepare` does; a domain is prepared already, or validation_source is set.
     """
     domains = mixture_of(source)
     if domains is None:

@@ -200,19 +200,21 @@ class QuantizationMatrix(Result):
             f"{name}, {sentence}" for name, one in self.each.items() for sentence in one.verdicts
         ]
         paper = [] if self.table is None else told(self._damages, self.table)
-        return [*paper, *self._heads(), *sentences, predicts(self._damages)]
+        heads = [self._heads] if self._heads else []
+        return [*paper, *heads, *sentences, predicts(self._damages)]
 
-    def _heads(self) -> list[str]:
-        """Say which models' output heads are quantized, where not all are alike."""
+    @property
+    def _heads(self) -> str:
+        """Which models' output heads are quantized, in a sentence; empty where all are alike."""
         quantized = [name for name, one in self.each.items() if one.head]
         rest = [name for name, one in self.each.items() if not one.head]
         if not quantized or not rest:
-            return []
-        return [
+            return ""
+        return (
             f"The output head of {', '.join(quantized)} is quantized too, that of "
             f"{', '.join(rest)} is tied to the embedding and stays: --skip '*head' leaves all of "
             "them out."
-        ]
+        )
 
     def save(self, folder: str | Path) -> Path:
         first = next(iter(self.each.values()))
@@ -227,7 +229,8 @@ class QuantizationMatrix(Result):
                                if key in one.method})
             for key in keys
         }  # fmt: skip
-        method |= dict(zip(("Output head",), self._heads(), strict=False))
+        if self._heads:
+            method["Output head"] = self._heads
         with Run.create(folder, "quantize", fields) as run:
             run.write_json("environment.json", first.machine)
             run.write_frame("quantization.parquet", self.frame)
@@ -244,7 +247,8 @@ class QuantizationMatrix(Result):
         return Path(folder)
 
     def __rich__(self) -> RenderableType:
-        return Group(matrix_grid(self._damages), *self._heads())
+        grid = matrix_grid(self._damages)
+        return Group(grid, self._heads) if self._heads else grid
 
     @property
     def _damages(self) -> list[Damage]:
@@ -373,10 +377,11 @@ def _of_one(
             damage = replace(damage, printed=table.row_of(_description(loaded)))
     machine = environment(choose_device(wanted.device))
     text = text_words(words, wanted)
+    head = _head(loaded)
     return Quantization(
         models=forms, bos=loaded.bos, source=name_of(source), damage=damage,
         method=_method(loaded, wanted, text, len(layers), length, extra, machine),
-        layers=tuple(layers), head=any(layer is _head(loaded) for layer in layers.values()),
+        layers=tuple(layers), head=any(layer is head for layer in layers.values()),
         machine=machine, figures=wanted.figures,
     )  # fmt: skip
 
