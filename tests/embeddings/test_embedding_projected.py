@@ -80,17 +80,6 @@ def test_an_export_is_a_stock_llama(tied: bool, tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_with_other_parts_an_export_keeps_it(tmp_path: Path) -> None:
-    decoder = tiny_decoder(dtype=torch.float32, vocab_size=270, **PROJECTED, route="resformer")
-    tokenizer = Tokenizer.train(["def f(x):\n    return x + 1\n"] * 5, 270)
-    assert export(decoder, tmp_path / "out", tokenizer=tokenizer) == "wakeful"
-    again = read_decoder(tmp_path / "out").decoder()
-    assert again.config == decoder.config
-    tokens = some_tokens(2, 9)
-    assert torch.equal(again(tokens), decoder(tokens))
-
-
-@torch.no_grad()
 def test_it_runs_in_transformers() -> None:
     decoder, model = pair(**PROJECTED)
     tokens, mask = padded(some_tokens(3, 11), 11, 7, 2)

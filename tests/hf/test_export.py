@@ -257,3 +257,15 @@ def test_an_export_keeps_what_lies_beside_a_tokenizer(tmp_path: Path) -> None:
     generation = transformers.GenerationConfig.from_pretrained(tmp_path / "out")
     found = (generation.max_new_tokens, generation.bos_token_id, generation.pad_token_id)
     assert found == (7, theirs.bos_token_id, theirs.pad_token_id)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("parts", [{"norm": "layernorm_scaling"}, {"embedding": "projected"}])
+def test_what_could_fold_stays_beside_a_part_of_ours(parts: dict[str, str], tmp_path: Path) -> None:
+    decoder = tiny_decoder(dtype=torch.float32, vocab_size=270, **parts, route="resformer")
+    tokenizer = Tokenizer.train(["def f(x):\n    return x + 1\n"] * 5, 270)
+    assert export(decoder, tmp_path / "out", tokenizer=tokenizer) == "wakeful"
+    again = read_decoder(tmp_path / "out").decoder()
+    assert again.config == decoder.config
+    tokens = some_tokens(2, 9)
+    assert torch.equal(again(tokens), decoder(tokens))
