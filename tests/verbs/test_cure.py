@@ -13,6 +13,7 @@ from wakeful.cli import main
 from wakeful.errors import WakefulError
 from wakeful.pages.diagnosis import findings, summary
 from wakeful.verbs import session
+from wakeful.verbs.cure import Widened
 
 READ = ["--length", "16", "--num_sequences", "2"]
 TEXT = "The quick brown fox jumps over the lazy dog; the dog sleeps on. " * 20
@@ -276,3 +277,13 @@ def test_a_cured_model_gets_no_sinks_again(ended: Path, words: str) -> None:
     cured = wakeful.cure(ended, sinks=True, text=words, **SHORT).model
     with pytest.raises(WakefulError, match="normalizer"):
         wakeful.cure(cured, sinks=True, text=words, **SHORT)
+
+
+def test_bfloat16_is_compared_by_the_products_that_hardware_makes():
+    x, weight = (torch.randint(-9, 9, shape).bfloat16() for shape in ((3, 5, 37), (11, 37)))
+    bias = torch.randn(11).bfloat16()
+    with Widened():
+        for given in ((x, weight), (x, weight, bias)):
+            found = torch.nn.functional.linear(*given)
+            assert found.dtype == torch.bfloat16
+            assert torch.equal(found, (x.double() @ weight.double().T + sum(given[2:])).bfloat16())
