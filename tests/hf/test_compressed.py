@@ -206,6 +206,7 @@ def test_what_the_format_lacks_is_refused(tmp_path: Path) -> None:
     fails("weights and inputs but both by absmax", model, "nvfp4")
     fails("but in 4 or 8 bits", model, "scheme(weights=absmax(bits=6, per='channel'))")
     fails("a dynamic scale of a whole tensor", model, "moderate")
+    fails("inputs that clips", model, "w8a8(inputs=absmax(bits=8, per='token', clip=0.9))")
     fails("whole groups of 24", model, "w4a16(weights=absmax(bits=4, per='channel', group=24))")
     fails(r"smooth\(norms=True\)", model, "fine(method=smooth)")
     fails("zero points that Transformers can read", model, "w4")

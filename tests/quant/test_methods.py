@@ -59,6 +59,27 @@ def test_gptq_is_its_definition(grid: Grid, rows: int, width: int) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("grid", [g for g in GRIDS if not g.group], ids=str)
+def test_gptq_in_the_order_of_activations_is_gptq_of_columns_in_that_order(grid: Grid) -> None:
+    x = inputs(193) * torch.rand(193).exp()
+    weight, products = torch.randn(3, 193), x.T @ x
+    order = products.diagonal().argsort(descending=True)
+    found = grid.dequantize(*Gptq(act_order=True).round(weight, grid, products))
+    sorted_products = products[order][:, order]
+    expected = grid.dequantize(*Gptq().round(weight[:, order], grid, sorted_products))
+    torch.testing.assert_close(found[:, order], expected, rtol=1e-6, atol=1e-7)
+
+
+def test_gptq_in_the_order_of_activations_keeps_the_groups_scales() -> None:
+    grid, x, weight = Zeropoint(bits=4, per="channel", group=16), inputs(61), torch.randn(3, 61)
+    codes, scales = Gptq(act_order=True).round(weight, grid, x.T @ x)
+    assert torch.equal(scales.scale, grid.scales_of(weight).scale)
+    found = grid.dequantize(codes, scales)
+    plain = grid.fake_quantize(weight, scales)
+    before, after = ((x @ (each - weight).T).norm() for each in (plain, found))
+    assert after < 0.9 * before
+
+
 @pytest.mark.parametrize("grid", GRIDS[:4], ids=str)
 def test_gptq_makes_the_output_better(grid: Grid) -> None:
     x, weight = inputs(96), torch.randn(24, 96)

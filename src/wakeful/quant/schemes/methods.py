@@ -54,11 +54,16 @@ class Gptq(Method):
 
     H = XᵀX + `damping` · mean(diag XᵀX) · I and H⁻¹ = UᵀU; with e = (w_i − ŵ_i) / U_ii the columns
     j > i become w_j − e·U_ij. A group's scale is set when its first column's turn comes.
+
+    With `act_order` the columns whose inputs are largest, by diag XᵀX, are rounded first, while
+    the most columns are left to make up for them (the authors' code). Groups stay those of
+    neighbours, and their scales are then those of the weights as they were.
     """
 
-    examples = ("gptq", "gptq(damping=0.05)")
+    examples = ("gptq", "gptq(damping=0.05)", "gptq(act_order=True)")
     needs_products = True
     damping: float = 0.01
+    act_order: bool = False
 
     def __post_init__(self) -> None:
         if not self.damping > 0:
@@ -68,8 +73,13 @@ class Gptq(Method):
         self, weight: Float[Tensor, "N K"], grid: Grid, products: Float[Tensor, "K K"] | None
     ) -> tuple[Tensor, Scales]:
         assert products is not None
+        order = torch.arange(weight.shape[1], device=weight.device)
+        if self.act_order:
+            order = products.diagonal().argsort(descending=True, stable=True)
+            products = products[order][:, order]
+        places = order.tolist()
         factor = self.factor(products)
-        w = weight.detach().double().clone()
+        w = weight.detach().double()[:, order]
         width = w.shape[1]
         codes = torch.empty(w.shape, dtype=torch.int8, device=w.device)
         scales = grid.scales_of(weight)
@@ -79,12 +89,12 @@ class Gptq(Method):
             last = min(first + step, width)
             block, errors = w[:, first:last], []
             for column in range(first, last):
-                here = column - first
-                if grid.group and column % group == 0:
+                here, place = column - first, places[column]
+                if grid.group and not self.act_order and column % group == 0:
                     _put(scales, column // group, grid.refit(block[:, here : here + group], scales))
-                one, each = block[:, here : here + 1], scales.at(column)
-                codes[:, column : column + 1] = grid.quantize(one, each)
-                rounded = grid.dequantize(codes[:, column : column + 1], each)
+                one, each = block[:, here : here + 1], scales.at(place)
+                codes[:, place : place + 1] = grid.quantize(one, each)
+                rounded = grid.dequantize(codes[:, place : place + 1], each)
                 error = (one - rounded) / factor[column, column]
                 block[:, here + 1 :] -= error * factor[column, column + 1 : last]
                 errors.append(error)
