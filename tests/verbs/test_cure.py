@@ -112,6 +112,7 @@ def test_a_prefix_goes_along(ended: Path, words: str, tmp_path: Path) -> None:
 def test_an_estimate_stands_before_long_work(
     llama: Path,  # noqa: F811
     words: str,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -122,6 +123,7 @@ def test_an_estimate_stands_before_long_work(
         return 31.0
 
     monkeypatch.setattr(session, "rough_seconds", rough)
+    monkeypatch.chdir(tmp_path)
     assert main(["cure", str(llama), "--text", words, "--rotate", "hadamard", *READ]) == 0
     shown = "".join(capsys.readouterr())
     assert shown.index("very roughly 31 s") < shown.index("rotating")

@@ -10,6 +10,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from test_diagnose import llama, save_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config
 
@@ -147,6 +148,16 @@ def test_a_saved_transformers_model_loads_and_generates(
     assert main(["quantize", str(llama), *where, *save]) == 0
     loaded = load(small, device=CPU, dtype=torch.float32)
     assert (loaded.context, loaded.bos, loaded.name) == (64, 256, "llama fine")
+    card = (tmp_path / "small/README.md").read_text("utf-8")
+    summary = json.loads((tmp_path / "out/summary.json").read_text())
+    assert ModelCard(card).data.tags == ["wakeful", "quantized"]
+    assert "import wakeful.hf\nfrom transformers import" in card
+    assert f"Made of {llama}, whose license holds here too" in card
+    assert f"wakeful quantize {llama} --text {text}" in card
+    assert "--scheme fine" in card
+    assert (
+        f"3 windows of a text, {summary['tokens']:,} tokens | {summary['perplexity']:.4g}" in card
+    )
     model = AutoModelForCausalLM.from_pretrained(llama).eval()
     tokens = torch.arange(20)[None]
     with torch.inference_mode():
@@ -186,6 +197,10 @@ def test_a_model_is_saved_for_stock_loaders(llama: Path, tmp_path: Path, ours: b
     assert table["quantization_config"]["quant_method"] == "compressed-tensors"
     assert table["eos_token_id"] == model.tokenizer.convert_tokens_to_ids("<bos>") or not ours
     assert AutoTokenizer.from_pretrained(folder).encode("a fox") == tokenizer.encode("a fox")
+    card = (folder / "README.md").read_text("utf-8")
+    assert ModelCard(card).data.tags == ["wakeful", "quantized", "compressed-tensors"]
+    assert "import wakeful" not in card
+    assert "## Before and after" not in card  # nothing was measured
     pytest.importorskip("compressed_tensors")
     tokens = torch.arange(12)[None]
     with torch.inference_mode():
@@ -196,8 +211,9 @@ def test_a_model_is_saved_for_stock_loaders(llama: Path, tmp_path: Path, ours: b
 
 
 def test_an_estimate_stands_before_long_work(
-    text: Path, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+    text: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:  # fmt: skip
     asked: list[float] = []
 
     def rough(operations: float, device: torch.device) -> float:
@@ -205,6 +221,7 @@ def test_an_estimate_stands_before_long_work(
         return 31.0
 
     monkeypatch.setattr(session, "rough_seconds", rough)
+    monkeypatch.chdir(tmp_path)
     schemes = ["--scheme", "fine", "w4g128_gptq", "--calibration_sequences", "3"]
     assert main(["quantize", str(run), "--text", str(text), *SMALL, *schemes]) == 0
     shown = "".join(capsys.readouterr())

@@ -78,12 +78,18 @@ def compressed_config(scheme: Scheme) -> dict[str, Any]:
     }
 
 
-def save_compressed(model: nn.Module, folder: Path, tokenizer: Tokenizer | Callable[[Path], None]):
+def save_compressed(
+    model: nn.Module,
+    folder: Path,
+    tokenizer: Tokenizer | Callable[[Path], None],
+    *,
+    card: str = "",
+) -> str:
     """Write a quantized model as a folder that Transformers loads where compressed-tensors is
     installed, whole or not at all; return the architecture.
 
     Weights that stayed and scales are of the model's own type. `tokenizer` is ours, or what writes
-    one into a folder.
+    one into a folder; `card` becomes README.md.
 
     Raises:
         WakefulError: the folder exists; or the format has no place for the scheme, the architecture
@@ -118,6 +124,8 @@ def save_compressed(model: nn.Module, folder: Path, tokenizer: Tokenizer | Calla
             tokenizer(part)
         config.save_pretrained(part)
         write_tensors(tensors, part)
+        if card:
+            (part / "README.md").write_text(card, "utf-8")
     return config.model_type
 
 

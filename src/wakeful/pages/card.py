@@ -38,26 +38,17 @@ def model_card(
     source = source or model
     run = _run(source)
     lineage = _lineage(run) if run is not None else []
-    lineage += _made(source, done) if source is not model else []
+    lineage += _made(source.name, done) if source is not model else []
     origin = _origin(run) or (source.name if source is not model else "")
-    data = ModelCardData(
-        library_name="transformers",
-        pipeline_tag="text-generation",
-        tags=["wakeful", kind],
-        base_model=origin if origin and _on_hub(origin) else None,
-    )
     own = kind == WakefulConfig.model_type
     trusting = ", trust_remote_code=True" if own else ""
     config = model.decoder().config
     parts = [
-        f"---\n{data.to_yaml()}\n---\n",
-        f"# {model.name}\n",
+        _title(model.name, ["wakeful", kind], origin),
         f"{config.num_layers} layers of width {config.width}, "
         f"{model.decoder().num_parameters()['total']:,} parameters, context {config.context}; "
         + ("its code lies beside its weights.\n" if own else f"the stock architecture {kind}.\n"),
-        "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-        f'model = AutoModelForCausalLM.from_pretrained("."{trusting})\n'
-        f'tokenizer = AutoTokenizer.from_pretrained("."{trusting})\n```\n',
+        _loading(trusting),
         "## Lineage\n",
         *(lineage or [f"Written from {model.name}; nothing was trained.\n"]),
         *(_figures(run) if run is not None else []),
@@ -68,9 +59,56 @@ def model_card(
     return "\n".join(parts)
 
 
-def _made(source: Model, done: Iterable[str]) -> list[str]:
+def quantized_card(
+    name: str,
+    source: str,
+    command: str,
+    *,
+    stock: bool,
+    done: Iterable[str],
+    figures: Iterable[str] = (),
+) -> str:
+    """Return the card of a quantized model of `source`, in a `stock` format or in ours.
+
+    `done` says a line each how it is quantized, `figures` are as of `model_card`.
+    """
+    tags = ["wakeful", "quantized", *(["compressed-tensors"] if stock else [])]
+    parts = [
+        _title(name, tags, source),
+        "Read by Transformers and vLLM where compressed-tensors is installed.\n"
+        if stock
+        else 'Read by `wakeful.load(".")`, and by Transformers once `wakeful.hf` is imported.\n',
+        _loading(before="" if stock else "import wakeful.hf\n"),
+        "## Lineage\n",
+        *_made(source, done),
+        *_beside(figures),
+        f"## Commands\n\n    {command}\n",
+    ]
+    return "\n".join(parts)
+
+
+def _title(name: str, tags: list[str], origin: str) -> str:
+    """Return the metadata that the hub reads, and the heading."""
+    data = ModelCardData(
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=tags,
+        base_model=origin if origin and _on_hub(origin) else None,
+    )
+    return f"---\n{data.to_yaml()}\n---\n\n# {name}\n"
+
+
+def _loading(options: str = "", *, before: str = "") -> str:
+    return (
+        f"```python\n{before}from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        f'model = AutoModelForCausalLM.from_pretrained("."{options})\n'
+        f'tokenizer = AutoTokenizer.from_pretrained("."{options})\n```\n'
+    )
+
+
+def _made(source: str, done: Iterable[str]) -> list[str]:
     said = "\n".join(f"- {line}" for line in done)
-    return [f"Made of {source.name}, whose license holds here too:\n\n{said}\n"]
+    return [f"Made of {source}, whose license holds here too:\n\n{said}\n"]
 
 
 def _beside(rows: Iterable[str]) -> list[str]:

@@ -1,7 +1,7 @@
 """What quantization did: figures for a summary, plain words, charts, and one offline HTML page."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -299,6 +299,16 @@ def damage_grid(damage: Damage) -> Grid:
             f"{figures['bytes'] / 1e6:,.2f}",
         )
     return grid
+
+
+def before_and_after(damage: Damage) -> Iterator[str]:
+    """Yield the only scheme's figures as rows of a model card's table."""
+    full = summary(damage)
+    (figures,) = full["schemes"]
+    before = with_digits(full["perplexity"], full["perplexity_standard_error"], least=4)
+    text = f"{full['sequences']} windows of a text, {full['tokens']:,} tokens"
+    yield f"| perplexity on {text} | {before} | {with_errors(figures)['perplexity']} |"
+    yield f"| MB | {damage.full_bytes / 1e6:,.2f} | {figures['bytes'] / 1e6:,.2f} |"
 
 
 def with_errors(figures: Mapping[str, Any]) -> dict[str, str]:

@@ -26,10 +26,12 @@ from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.quantized import file_bytes, save_quantized, state_bytes
 from wakeful.hf.weights_out import describe
 from wakeful.loading.model import AnyTokenizer, Model
+from wakeful.pages.card import command_of, quantized_card
 from wakeful.pages.charts import Drawing, save_chart
 from wakeful.pages.pretrained import Description, PretrainedTable, pretrained_table
 from wakeful.pages.quantization import (
     Damage,
+    before_and_after,
     charts,
     damage_grid,
     findings,
@@ -49,7 +51,7 @@ from wakeful.pages.quantization_matrix import (
 )
 from wakeful.probes.running import as_decoder
 from wakeful.quant.cache import check_cache
-from wakeful.quant.convert import linear_layers
+from wakeful.quant.convert import linear_layers, scheme_of
 from wakeful.quant.convert import quantize as quantize_module
 from wakeful.quant.measure import measure
 from wakeful.quant.schemes import SCHEMES, ScaleKind, Scheme, parse_scheme
@@ -79,6 +81,8 @@ class Quantization(Result):
     damage: Damage | None
     method: Mapping[str, str]
     layers: tuple[str, ...]
+    command: str
+    """The command line that does the same."""
     head: bool
     """Whether the output head is quantized too; one that is tied to the embedding stays."""
     machine: Environment
@@ -139,9 +143,8 @@ class Quantization(Result):
         model, path = self.model, Path(folder)
         if save_as == "compressed-tensors":
             ours = as_decoder(model.module) is not None
-            save_compressed(
-                model.module, path, model.own_tokenizer if ours else model.save_tokenizer
-            )
+            tokenizer = model.own_tokenizer if ours else model.save_tokenizer
+            save_compressed(model.module, path, tokenizer, card=self._card(stock=True))
             return {"folder": str(folder), "bytes": file_bytes(path)}
         scheme = next(iter(self.models))
         name = model.name.removesuffix(f" {scheme}")
@@ -149,7 +152,21 @@ class Quantization(Result):
         with Run.create(path, "quantized", fields) as run:
             save_quantized(model.module, run.path, name=name, context=model.context, bos=self.bos)
             model.save_tokenizer(run.path)
+            run.write_text("README.md", self._card(stock=False))
         return {"folder": str(folder), "bytes": file_bytes(path)}
+
+    def _card(self, *, stock: bool) -> str:
+        scheme = scheme_of(self.model.module)
+        assert scheme is not None
+        done = [
+            f"Quantized by {scheme.definition}, {scheme.scales} scales of inputs",
+            f"{len(self.layers)} linear layers; the output head "
+            + ("too" if self.head else "stays in full precision"),
+        ]
+        figures = () if self.damage is None else before_and_after(self.damage)
+        return quantized_card(
+            self.model.name, self.source, self.command, stock=stock, done=done, figures=figures
+        )
 
     def picture(self) -> Drawing | None:
         return None if self.damage is None else layer_error(self.damage)
@@ -381,7 +398,8 @@ def _of_one(
     return Quantization(
         models=forms, bos=loaded.bos, source=name_of(source), damage=damage,
         method=_method(loaded, wanted, text, len(layers), length, extra, machine),
-        layers=tuple(layers), head=any(layer is head for layer in layers.values()),
+        layers=tuple(layers), command=command_of("quantize", name_of(source), wanted),
+        head=any(layer is head for layer in layers.values()),
         machine=machine, figures=wanted.figures,
     )  # fmt: skip
 
