@@ -127,7 +127,8 @@ def test_every_field_of_the_configuration_is_an_option(
                "train.steps": 77, "train.batch_size": 12, "train.micro_batch_size": 6}  # fmt: skip
     words = {"model.norm": "layernorm", "model.positions": "rotary", "model.mlp": "gelu",
              "model.attention_bias": "qkv", "train.dtype": "bfloat16", "name": "other",
-             "train.distill.over": "mean", "train.parallel": "ddp",
+             "train.distill.over": "mean", "train.distill.rest": "renormalize",
+             "train.parallel": "ddp",
              "data.tokenizer": ""}  # fmt: skip
     expected: dict[str, Any] = {}
     arguments: list[str] = []

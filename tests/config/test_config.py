@@ -202,6 +202,7 @@ CHOICES: dict[str, object] = {
     "train.steps": 100,
     "train.eval_batch_size": 4,
     "train.distill.over": "mean",
+    "train.distill.rest": "renormalize",
 }
 
 

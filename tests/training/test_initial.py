@@ -25,6 +25,7 @@ from wakeful.training.loop import Initial, train
 from wakeful.training.measures import evaluate, mean_loss
 from wakeful.training.objective import distillation_loss
 from wakeful.training.setup import autocast, load_data
+from wakeful.training.stored import Store
 
 ORIGIN = {"reference": "a run", "layers": [0]}
 
@@ -184,3 +185,51 @@ def test_a_teacher_of_another_vocabulary_is_refused(
     with pytest.raises(WakefulError, match="distil between models of one tokenizer"):
         train(config, tmp_path / "student")
     assert not (tmp_path / "student").exists()
+
+
+def stored(reference: Run, **others: object) -> dict[str, object]:
+    return {"teacher": str(reference.path), "alpha": 0.0, "top_k": 5, **others}
+
+
+def test_stored_predictions_serve_epochs_seeds_and_a_resumed_run(
+    text: Path, tmp_path: Path, reference: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lesson = stored(reference, store=str(tmp_path / "store"))
+    config = tiny(text, data={"fixed_windows": True}, train={"distill": lesson})
+    windows = Batches(load_data(config.data).train, length=16, batch_size=4, seed=0).num_windows
+    steps = -(-windows // 4) + 1  # an epoch, and a batch of the next
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=steps))
+    whole = train(config, tmp_path / "whole")
+
+    def size() -> int:
+        return sum(file.stat().st_size for file in (tmp_path / "store").glob("*.rows"))
+
+    record = Store.about_in(tmp_path / "store").record.itemsize
+    assert size() == windows * record
+    other = dataclasses.replace(config, train=dataclasses.replace(config.train, seed=3))
+    train(other, tmp_path / "other")
+    assert size() == windows * record
+    # Killed and resumed with an empty store, it ends with the same weights.
+    shutil.rmtree(tmp_path / "store")
+    with monkeypatch.context() as patch:
+        stop_after(patch, 4)
+        with pytest.raises(Interrupted):
+            train(config, tmp_path / "cut")
+    cut = train(config, tmp_path / "cut", resume=True)
+    for name, tensor in weights(whole).items():
+        assert torch.equal(tensor, weights(cut)[name]), name
+
+
+def test_what_stored_predictions_refuse(text: Path, tmp_path: Path, reference: Run) -> None:
+    store = str(tmp_path / "store")
+    train(tiny(text, train={"distill": stored(reference, store=store)}), tmp_path / "first")
+    for distill, words in (
+        (stored(reference, top_k=10**6), "tokens to choose from"),
+        (stored(reference, over="mean"), "leave out one"),
+        (stored(reference, top_k=0, rest="renormalize"), "give train.distill.top_k too"),
+        (stored(reference, store=store, temperature=2.0), "with temperature = 1.0, and 2.0"),
+        (stored(reference, store=store, teacher=str(tmp_path / "first")), "with teacher = "),
+    ):
+        with pytest.raises(WakefulError, match=words):
+            train(tiny(text, train={"distill": distill}), tmp_path / "refused")
+        assert not (tmp_path / "refused").exists()

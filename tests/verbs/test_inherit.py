@@ -143,6 +143,27 @@ def test_all_layers_and_no_training_to_speak_of_is_the_reference(
     assert "parity is reached" in verdicts(read_inheritance(tmp_path / "out")[0])[0]
 
 
+def test_heirs_learn_from_predictions_that_were_stored_once(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = tmp_path / "store"
+
+    def asked(out: str, top_k: int, *more: str) -> list[str]:
+        place = [str(tmp_path / out) if word.endswith("/out") else word for word in command]
+        return [*place, "--heal.top_k", str(top_k), "--heal.store", str(store), *more]
+
+    assert main(asked("one", 9, "--baseline", "first")) == 0
+    heir, first = (Run.open(tmp_path / "one" / name).config for name in ("heir-2", "first"))
+    assert (heir.train.distill.top_k, first.train.distill.teacher) == (9, "")
+    assert heir.data.fixed_windows
+    assert first.data.fixed_windows
+    assert list(store.glob("*.rows"))
+    capsys.readouterr()
+    said = fails(capsys, *asked("refused", 8))
+    assert "holds predictions with top_k = 9, and 8 is asked for" in said
+    assert not (tmp_path / "refused").exists()
+
+
 def test_an_heir_is_bridged_and_learns_from_its_reference_by_default(
     command: list[str], reference: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -528,6 +549,9 @@ def test_a_damaged_summary_is_named(done: Path, tmp_path: Path) -> None:
         ({"data": {"tokenizer": "x"}}, "reference's tokenizer"),
         ({"data": {"keep_overlap": True}}, "keep_overlap"),
         ({"train": {"distill": {"teacher": "x"}}}, "train.distill.teacher"),
+        ({"heal": {"store": "x"}}, "give --heal.top_k too"),
+        ({"heal": {"top_k": 4, "by": "text"}}, "give one of the two"),
+        ({"heal": {"top_k": -1}}, "heal.top_k must not be negative"),
         ({"optimizer": {"beta3": 1.0}}, "optimizer.beta3"),
     ],
 )

@@ -71,6 +71,8 @@ class DataConfig(TextConfig):
     task: backcopy(triggers=3), or mixture(parts=[("NAME", "SOURCE", WEIGHT), ...])."""
     bos: bool = False
     """Begin every window with BOS, or with the end of the text where the tokenizer has no BOS."""
+    fixed_windows: bool = False
+    """Cut the text at the same places in every epoch and for every seed, in another order."""
     cross_documents: bool = True
     """Let attention cross from a document into the next of its sequence, in training and losses."""
 
@@ -151,6 +153,12 @@ class DistillConfig:
     """Divides both models' logits in the divergence KL."""
     over: Literal["sum", "mean"] = "sum"
     """KL summed over the vocabulary, which it is by definition, or averaged (see the docs)."""
+    top_k: int = 0
+    """Compute the teacher's so many likeliest tokens once, store and reuse them. 0: all, live."""
+    rest: Literal["bucket", "renormalize"] = "bucket"
+    """Tokens outside top_k: one bucket of the mass that is left, or none, p scaled to sum to 1."""
+    store: str = ""
+    """Folder of the stored tokens. Empty: one in the cache for each teacher and setting."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +188,13 @@ class HealConfig:
     """Share of the ordinary cross-entropy, between 0 and 1; 0 is plain KL."""
     temperature: float = 1.0
     """Divides both models' logits in the divergence KL."""
+    top_k: int = 0
+    """Compute the reference's so many likeliest tokens once, store and reuse them over epochs,
+    seeds and heirs. 0: all tokens, the reference beside the heir in every step."""
+    rest: Literal["bucket", "renormalize"] = "bucket"
+    """Tokens outside top_k: one bucket of the mass that is left, or none, p scaled to sum to 1."""
+    store: str = ""
+    """Folder of the stored tokens. Empty: one in the cache for each reference and setting."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,9 +277,9 @@ class Config:
         )  # fmt: skip
         at_least(
             0, self, "train.micro_batch_size", "train.eval_every", "train.checkpoint_every",
-            "train.diagnose.every", "optimizer.lr", "optimizer.final_lr", "optimizer.initial_lr",
-            "optimizer.eps", "optimizer.weight_decay", "optimizer.clip", "optimizer.warmup_steps",
-            "sample.num_tokens", "sample.temperature", "sample.top_k",
+            "train.diagnose.every", "train.distill.top_k", "optimizer.lr", "optimizer.final_lr",
+            "optimizer.initial_lr", "optimizer.eps", "optimizer.weight_decay", "optimizer.clip",
+            "optimizer.warmup_steps", "sample.num_tokens", "sample.temperature", "sample.top_k",
         )  # fmt: skip
         if train.length > model.max_length:
             raise WakefulError(

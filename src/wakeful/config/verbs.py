@@ -485,6 +485,16 @@ class InheritOptions:
             raise WakefulError(f"seeds = {list(self.seeds)}: each is a whole number, named once")
         if self.seeds and self.train.seed:
             raise WakefulError("--seed and --seeds both name the seed: give one")
+        at_least(0, self, "heal.top_k")
+        if not self.heal.top_k and (self.heal.store or self.heal.rest != HealConfig.rest):
+            raise WakefulError(
+                "--heal.store and --heal.rest are for stored predictions: give --heal.top_k too"
+            )
+        if self.heal.top_k and self.heal.by == "text":
+            raise WakefulError(
+                f"--heal.top_k {self.heal.top_k} is of the reference's predictions, which "
+                "--heal.by text does not learn from: give one of the two"
+            )
         if self.copy != "all" and self.bridge.map != "none":
             raise WakefulError(
                 f"--copy {self.copy} starts parts of every block at random, and a bridge is solved "

@@ -126,8 +126,16 @@ class MixedBatches(Batches):
 
     token_file: MixedTokens
 
-    def __init__(self, token_file: MixedTokens, *, length: int, seed: int, **options: Any) -> None:
-        super().__init__(token_file, length=length, seed=seed, **options)
+    def __init__(
+        self,
+        token_file: MixedTokens,
+        *,
+        length: int,
+        seed: int,
+        fixed: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(token_file, length=length, seed=seed, fixed=fixed, **options)
         self._orders: list[WindowOrder] = []
         for number, (domain, part) in enumerate(
             zip(token_file.domains, token_file.parts, strict=True)
@@ -138,7 +146,7 @@ class MixedBatches(Batches):
                     f"{length} needs {length + 1}: give it more text, or a shorter length"
                 )
             own = key64("domain", seed, number)
-            self._orders.append(WindowOrder(part.num_tokens, length, own))
+            self._orders.append(WindowOrder(part.num_tokens, length, own, fixed=fixed))
         self._counts = _dealt(np.array([each.share for each in token_file.domains]))
 
     def starts_of(self, numbers: np.ndarray) -> np.ndarray:

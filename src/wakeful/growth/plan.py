@@ -94,6 +94,8 @@ def make_recipe(
             source=str(data.folder),
             cross_documents=options.data.cross_documents,
             bos=options.data.bos,
+            # What is stored of a window is met again where windows are cut alike.
+            fixed_windows=options.data.fixed_windows or bool(options.heal.top_k),
         ),
         sample=options.sample,
     )

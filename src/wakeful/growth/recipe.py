@@ -124,11 +124,13 @@ class Recipe:
     @property
     def healing(self) -> DistillConfig:
         """What an heir is trained on."""
-        if self.heal.by == "text":
+        heal = self.heal
+        if heal.by == "text":
             return DistillConfig()
         return DistillConfig(
-            teacher=self.reference, alpha=self.heal.alpha, temperature=self.heal.temperature
-        )
+            teacher=self.reference, alpha=heal.alpha, temperature=heal.temperature,
+            top_k=heal.top_k, rest=heal.rest, store=heal.store,
+        )  # fmt: skip
 
     def lesson(self, distil: Distil) -> DistillConfig:
         """What a baseline is trained on."""

@@ -1,7 +1,7 @@
 """What training makes small: the cross-entropy, or that and a teacher's predictions.
 
 Distillation: Hinton et al. 2015; When Attention Collapses, appendix B. B batch, L tokens, V
-vocabulary.
+vocabulary, k tokens kept of a stored prediction.
 """
 
 from collections.abc import Callable
@@ -16,11 +16,14 @@ from wakeful.config.schema import Config
 from wakeful.data.order import documents_of
 from wakeful.errors import WakefulError
 from wakeful.loading.load import read_decoder
-from wakeful.model.decoder import IGNORED, Decoder
+from wakeful.model.decoder import IGNORED, Decoder, cross_entropy
+from wakeful.training.stored import About, Store, TopK, digest_of, top_k
 from wakeful.world import ALONE, World
 
 Over = Literal["sum", "mean"]
 """How KL gathers the vocabulary: summed, the divergence itself, or averaged, V times less."""
+Rest = Literal["bucket", "renormalize"]
+"""What becomes of the tokens that a stored prediction leaves out."""
 
 
 def distillation_loss(
@@ -51,6 +54,47 @@ def distillation_loss(
     )
     soft = divergence.sum(-1) if over == "sum" else divergence.mean(-1)
     return alpha * hard + (1 - alpha) * temperature**2 * soft.mean()
+
+
+def top_k_loss(
+    student: Float[Tensor, "B L V"],
+    teacher: TopK,
+    targets: Int[Tensor, "B L"],
+    *,
+    alpha: float,
+    temperature: float,
+    rest: Rest = "bucket",
+) -> Tensor:
+    """Return α CE + (1 − α) T² KL in nats with the teacher's k likeliest tokens K alone.
+
+    p is the teacher's softmax at T, q the student's, p_R and q_R what each gives to all tokens
+    outside K:
+
+        bucket        Σ_K p ln(p / q) + p_R ln(p_R / q_R)
+        renormalize   Σ_K p̃ ln(p̃ / q),  p̃ = p / Σ_K p
+
+    The bucket is KL of the coarser distribution: at most the whole KL, zero where the student
+    agrees, and its gradient by a logit in K is q − p, the whole KL's. Renormalized, which teaches
+    that nothing outside K occurs, the minimum is an overconfident student (a biased estimate:
+    Sparse Logit Sampling, arXiv 2503.16870). With k = V both are the whole KL.
+    """
+    if student.dtype != torch.float64:
+        student = student.float()
+    logits = student / temperature
+    kept = logits.gather(-1, teacher.ids)
+    p, log_p, log_whole = teacher.kept.exp(), teacher.kept, kept.logsumexp(-1)
+    others = None
+    if teacher.ids.shape[-1] < student.shape[-1]:
+        others = logits.scatter(-1, teacher.ids, -torch.inf).logsumexp(-1)
+        log_whole = torch.logaddexp(log_whole, others)
+    if rest == "renormalize":
+        log_p = log_p - log_p.logsumexp(-1, keepdim=True)
+        p = log_p.exp()
+    soft = (p * (log_p - kept + log_whole.unsqueeze(-1))).sum(-1)
+    if rest == "bucket" and others is not None:
+        soft = soft + teacher.rest.exp() * (teacher.rest - others + log_whole)
+    loss = (1 - alpha) * temperature**2 * soft[targets != IGNORED].mean()
+    return loss + alpha * cross_entropy(student, targets) if alpha else loss
 
 
 def check_same_vocabulary(student: int, teacher: int) -> None:
@@ -106,6 +150,71 @@ class Distillation:
         )
 
 
+class StoredDistillation:
+    """The loss of a student with a teacher whose likeliest tokens are computed once and stored."""
+
+    def __init__(
+        self,
+        student: Decoder,
+        teacher: Decoder,
+        store: Store,
+        *,
+        alpha: float,
+        rest: Rest,
+        again: Callable[[], Decoder] | None = None,
+    ) -> None:
+        """Keep the teacher for rows that are not stored yet.
+
+        With `again`, which reads it from its files, it is let go where the first rows are stored.
+        """
+        self.student, self.store = student, store
+        self.alpha = alpha
+        self.rest: Rest = rest
+        self._teacher: Decoder | None = teacher.eval().requires_grad_(False)
+        self._again = again
+        self._first = True
+
+    def loss(
+        self,
+        tokens: Int[Tensor, "B L"],
+        targets: Int[Tensor, "B L"],
+        *,
+        documents: Int[Tensor, "B L"] | None = None,
+    ) -> Tensor:
+        """Return the distillation loss of a batch; gradients reach the student alone."""
+        return top_k_loss(
+            self.student(tokens, documents=documents),
+            _uncompiled(self.predicted)(tokens, documents),
+            self.student.counted(targets),
+            alpha=self.alpha,
+            temperature=self.store.about.temperature,
+            rest=self.rest,
+        )
+
+    @torch.no_grad()
+    def predicted(self, tokens: Tensor, documents: Tensor | None = None) -> TopK:
+        """Return the teacher's likeliest tokens along rows, stored now if they were not before."""
+        new = torch.tensor([row not in self.store for row in tokens.cpu()])
+        if not new.any() and self._first and self._again is not None:
+            self._teacher = None
+        self._first = False
+        if new.any():
+            if self._teacher is None:
+                assert self._again is not None
+                self._teacher = self._again().eval().requires_grad_(False)
+            new = new.to(tokens.device)
+            theirs = None if documents is None else documents[new]
+            logits = self._teacher(tokens[new], documents=theirs)
+            about = self.store.about
+            self.store.put(tokens[new], top_k(logits, about.top_k, about.temperature))
+        return self.store.get(tokens)
+
+
+def _uncompiled(function: Callable[..., TopK]) -> Callable[..., TopK]:
+    """Return a function that reads files as one that torch.compile runs as it is."""
+    return torch.compiler.disable(function)  # pyright: ignore[reportReturnType]
+
+
 Loss = Callable[[Tensor, Tensor], Tensor]
 """`loss(tokens, targets)`: the mean over a batch (B, L), in nats."""
 
@@ -129,16 +238,69 @@ def make_loss(
     loss: Callable[..., Tensor] = decoder.loss
     if distill.teacher:
         dtype = decoder.head.weight.dtype
-        loss = Distillation(
-            decoder,
-            teacher or read_decoder(distill.teacher, dtype=dtype, device=device).decoder(),
-            alpha=distill.alpha,
-            temperature=distill.temperature,
-            over=distill.over,
-        ).loss
+
+        def read() -> Decoder:
+            return read_decoder(distill.teacher, dtype=dtype, device=device).decoder()
+
+        given = teacher or read()
+        if distill.top_k:
+            check_same_vocabulary(decoder.config.vocab_size, given.config.vocab_size)
+            loss = StoredDistillation(
+                decoder,
+                given,
+                open_store(config, given, end_of_text),
+                alpha=distill.alpha,
+                rest=distill.rest,
+                again=read if teacher is None else None,
+            ).loss
+        else:
+            loss = Distillation(
+                decoder, given, alpha=distill.alpha, temperature=distill.temperature,
+                over=distill.over,
+            ).loss  # fmt: skip
     if not config.data.cross_documents:
         loss = _within_documents(loss, end_of_text)
     return torch.compile(loss) if config.train.compile and world.size == 1 else loss
+
+
+def check_stored(config: Config) -> None:
+    """Raise `WakefulError` where fields of a stored teacher do not go together."""
+    distill = config.train.distill
+    if not distill.top_k and (distill.store or distill.rest != "bucket"):
+        raise WakefulError(
+            "train.distill.store and train.distill.rest are for stored predictions: give "
+            "train.distill.top_k too"
+        )
+    if distill.top_k and distill.over == "mean":
+        raise WakefulError(
+            "train.distill.over = mean averages over the whole vocabulary, of which "
+            f"train.distill.top_k = {distill.top_k} are stored: leave out one"
+        )
+
+
+def open_store(config: Config, teacher: Decoder, end_of_text: int) -> Store:
+    """Return the store of a teacher's predictions that a configuration asks for.
+
+    Raises:
+        WakefulError: more are asked for than there are tokens, or the folder holds others.
+    """
+    distill = config.train.distill
+    vocabulary = teacher.config.vocab_size
+    if not 0 < distill.top_k <= vocabulary:
+        raise WakefulError(
+            f"train.distill.top_k = {distill.top_k}: the teacher has {vocabulary} tokens to choose "
+            "from"
+        )
+    about = About(
+        teacher=digest_of(teacher),
+        vocabulary=vocabulary,
+        top_k=distill.top_k,
+        temperature=distill.temperature,
+        length=config.train.length,
+        dtype=config.train.dtype,
+        end_of_text=-1 if config.data.cross_documents else end_of_text,
+    )
+    return Store(about, distill.store)
 
 
 def _within_documents(loss: Callable[..., Tensor], end_of_text: int) -> Loss:

@@ -25,7 +25,7 @@ from wakeful.model.initialize import initialize
 from wakeful.optim.build import BUILDERS, build_optimizer, optimizer_of, options_of
 from wakeful.quant.schemes import parse_scheme
 from wakeful.training.events import check_installed
-from wakeful.training.objective import check_same_vocabulary
+from wakeful.training.objective import check_same_vocabulary, check_stored, open_store
 from wakeful.training.parallel import check_shares
 from wakeful.world import ALONE, World
 
@@ -59,6 +59,7 @@ def check_parts(config: Config, world: World = ALONE) -> None:
     """
     check_installed(config)
     _check_schemes(config)
+    check_stored(config)
     check_shares(config, world)
     with _memory_errors(), torch.device("meta"):
         make_optimizer(config, Decoder(config.model))
@@ -78,6 +79,8 @@ def check_run(config: Config, progress: Progress | None = None) -> tuple[Config,
     if config.train.distill.teacher:
         teacher = read_decoder(config.train.distill.teacher, dtype=torch.float32, device=device)
         check_same_vocabulary(config.model.vocab_size, teacher.decoder().config.vocab_size)
+        if config.train.distill.top_k:
+            open_store(config, teacher.decoder(), data.train.end_of_text)
     return config, data
 
 
@@ -90,6 +93,7 @@ def make_batches(config: Config, data: Data, world: World) -> Batches:
         "rank": world.rank,
         "world_size": world.size,
         "bos": bos_of(config, data),
+        "fixed": config.data.fixed_windows,
     }
     if isinstance(data, MixedData):
         return MixedBatches(data.train, **options)

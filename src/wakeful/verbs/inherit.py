@@ -64,6 +64,7 @@ from wakeful.pages.inheritance import (
 )
 from wakeful.runs.run import Run, environment, read_windows
 from wakeful.training.measures import evaluate, mean_loss
+from wakeful.training.objective import open_store
 from wakeful.training.records import Step, data_facts, rows
 from wakeful.training.setup import autocast, check_prepared, make_windows
 from wakeful.variants import build
@@ -195,7 +196,12 @@ def _begun(
         diagnosed = _diagnosed(options, reference, data, show)
         recipe = make_recipe(place, options, total, data, diagnosed)
         recipe.check(total)
-        config, started = check_stages(recipe, reference.decoder()), time.monotonic()
+        config = check_stages(recipe, reference.decoder())
+        if recipe.heal.top_k:
+            healed = dataclasses.replace(config.train, distill=recipe.healing)
+            store = dataclasses.replace(config, train=healed)
+            open_store(store, reference.decoder(), data.train.end_of_text)
+        started = time.monotonic()
         windows = _evaluated(config, reference, data, show)
         per_token = (time.monotonic() - started) / int(windows["tokens"].sum())
         costs: list[Cost] = []
