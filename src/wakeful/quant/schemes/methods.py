@@ -79,26 +79,29 @@ class Gptq(Method):
             products = products[order][:, order]
         places = order.tolist()
         factor = self.factor(products)
-        w = weight.detach().double()[:, order]
-        width = w.shape[1]
+        # Columns of W are rows here: what is rounded, and what hears of it, lies together.
+        w = weight.detach().T.double()[order]
+        width = len(w)
         codes = torch.empty(w.shape, dtype=torch.int8, device=w.device)
         scales = grid.scales_of(weight)
         group = grid.group or 1
         step = group * max(1, _COLUMNS // group)
         for first in range(0, width, step):
             last = min(first + step, width)
-            block, errors = w[:, first:last], []
+            block, errors = w[first:last], []
             for column in range(first, last):
                 here, place = column - first, places[column]
                 if grid.group and not self.act_order and column % group == 0:
-                    _put(scales, column // group, grid.refit(block[:, here : here + group], scales))
-                one, each = block[:, here : here + 1], scales.at(place)
-                codes[:, place : place + 1] = grid.quantize(one, each)
-                rounded = grid.dequantize(codes[:, place : place + 1], each)
-                error = (one - rounded) / factor[column, column]
-                block[:, here + 1 :] -= error * factor[column, column + 1 : last]
+                    fresh = grid.refit(block[here : here + group].T, scales)
+                    _put(scales, column // group, fresh)
+                one, each = block[here].unsqueeze(1), scales.at(place)
+                code = grid.quantize(one, each)
+                error = (one - grid.dequantize(code, each)).squeeze(1) / factor[column, column]
+                block[here + 1 :].addr_(factor[column, column + 1 : last], error, alpha=-1)
+                codes[place] = code.squeeze(1)
                 errors.append(error)
-            w[:, last:] -= torch.cat(errors, 1) @ factor[first:last, last:]
+            w[last:].addmm_(factor[first:last, last:].T, torch.stack(errors), alpha=-1)
+        codes = codes.T.contiguous()
         return codes, scales
 
     def factor(self, products: Float[Tensor, "K K"]) -> Float[Tensor, "K K"]:
