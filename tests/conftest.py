@@ -9,6 +9,8 @@ from unittest.mock import patch
 import jaxtyping
 from jaxtyping import _import_hook as hook
 
+from typechecker import decorator
+
 
 def run_module(loader: hook._JaxtypingLoader, module: ModuleType) -> None:
     """Find a checked module's bytecode by a name of its own, and then only run it.
@@ -26,7 +28,8 @@ def run_module(loader: hook._JaxtypingLoader, module: ModuleType) -> None:
 # Before anything imports `wakeful`: every annotated function checks its shapes and types. Dynamo
 # cannot trace the checks, so tests of compiled models run those in a process of their own.
 hook._JaxtypingLoader.exec_module = run_module
-jaxtyping.install_import_hook("wakeful", "typechecker.check")
+hook.Typechecker.get_ast = decorator
+jaxtyping.install_import_hook("wakeful", "typechecker.checked")
 
 import pytest  # noqa: E402
 import torch  # noqa: E402

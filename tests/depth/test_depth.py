@@ -22,10 +22,10 @@ def test_a_depth_mix_is_its_definition(expression, layers):
     torch.testing.assert_close(decoder(tokens), expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("layers", [1, 4, 5])
+@pytest.mark.parametrize(("layers", "placement"), [(1, "pre"), (4, "pre"), (5, "pre"), (4, "peri")])
 @pytest.mark.parametrize("expression", READS)
-def test_what_each_sublayer_reads_is_as_defined(expression, layers):
-    decoder = tiny_decoder(depth=expression, num_layers=layers)
+def test_what_each_sublayer_reads_is_as_defined(expression, layers, placement):
+    decoder = tiny_decoder(depth=expression, num_layers=layers, placement=placement)
     tokens = some_tokens(2, 9)
     expected = Model(decoder, tokens).logits(ROUTES["own"], reads=READS[expression])
     torch.testing.assert_close(decoder(tokens), expected, rtol=1e-12, atol=1e-12)

@@ -46,6 +46,13 @@ OWN = {name: options for name, options in VARIANTS.items() if name not in ("vani
         "route": 'then(svformer(anchors=[0, 2]), on_layers([2], resformer(mode="learnable")))',
         "normalizer": "softmax1(learned=True)",
     },
+    "a part of every kind": {
+        "route": "then(value_embedding, output_gate, xsa)",
+        "depth": "mudd",
+        "normalizer": "clipped_softmax",
+        "norm": "gated_norm",
+        "placement": "peri",
+    },
 }
 
 
@@ -155,7 +162,7 @@ print("as exported")
 
 def test_the_code_beside_the_weights_needs_no_wakeful(tokenizer: Tokenizer, tmp_path: Path) -> None:
     folders = []
-    for name in ("nested", "odd parts", "softmax-1", "denseformer"):
+    for name in ("nested", "odd parts", "softmax-1", "a part of every kind"):
         folder = tmp_path / name.replace(" ", "_")
         decoder = decoder_of(**OWN[name])
         export(decoder, folder, tokenizer=tokenizer)

@@ -56,14 +56,16 @@ class Model:
             self.V.append(self.project(n, "value", hv, self.G, turned=False))
             self.Vmixed.append(None)
             u = U(self, n).transpose(1, 2).flatten(2)
-            self.f.append(u @ self.w[block + "attention.out.weight"].T)
+            self.f.append(
+                self.after(block + "attention", u @ self.w[block + "attention.out.weight"].T)
+            )
             y = reads(self, 2 * n) if reads else x + self.f[-1]
             g = self.norm(y, self.w[block + "mlp_norm.weight"])
             gate = g @ self.w[block + "mlp.gate.weight"].T
             up = g @ self.w[block + "mlp.up.weight"].T
             out = (gate / (1 + torch.exp(-gate)) * up) @ self.w[block + "mlp.down.weight"].T
-            self.f.append(out)
-            self.X.append(y + out)
+            self.f.append(self.after(block + "mlp", out))
+            self.X.append(y + self.f[-1])
             x = self.X[n]
             if reads:
                 x = reads(self, 2 * n + 1)
@@ -73,6 +75,11 @@ class Model:
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return x / torch.sqrt((x * x).mean(-1, keepdim=True) + self.c.norm_eps) * weight
+
+    def after(self, sublayer: str, out: Tensor) -> Tensor:
+        """Apply the norm over a sublayer's output, where the placement has one."""
+        weight = self.w.get(f"{sublayer}_output_norm.weight")
+        return out if weight is None else self.norm(out, weight)
 
     def project(self, n: int, what: str, h: Tensor, heads: int, *, turned: bool) -> Tensor | None:
         name = f"blocks.{n - 1}.attention.{what}.weight"
