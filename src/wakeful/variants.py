@@ -209,7 +209,7 @@ class _Reading:
         keywords = self._keywords(call, _options(kind))
         _check_types(variant_name(kind), kind, keywords)
         try:
-            inspect.signature(kind).bind(*arguments, **keywords)
+            _signature(kind).bind(*arguments, **keywords)
         except TypeError as error:
             raise WakefulError(
                 f"{self._shown(call.func)}: {error} in {self.expression!r}"
@@ -325,6 +325,8 @@ def _bases(folder: str) -> tuple[type[Variant], ...]:
 
 
 def _check_types(title: str, kind: Callable[..., Any], keywords: dict[str, Any]) -> None:
+    if not keywords:
+        return
     try:
         hints = get_type_hints(kind.__init__ if isinstance(kind, type) else kind)
     except NameError as error:
@@ -361,8 +363,13 @@ def _fits(value: Any, hint: Any) -> bool:
     return True
 
 
+@cache
+def _signature(kind: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(kind)
+
+
 def _options(kind: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    return dict(inspect.signature(kind).parameters)
+    return dict(_signature(kind).parameters)
 
 
 def _written(value: object) -> str:

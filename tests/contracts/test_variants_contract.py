@@ -4,6 +4,7 @@ import copy
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,7 +33,7 @@ from wakeful.variants import Variant, build, catalog, variant_name, variants
 
 pytestmark = pytest.mark.filterwarnings("error")
 HEADS = {"gqa": 2, "mha": 0}
-"""Key/value heads; beyond routes and normalizers a variant never sees heads."""
+"""Key/value heads; only routes see them."""
 
 every_example = pytest.mark.parametrize(
     ("folder", "expression"), EXAMPLES, ids=[e for _, e in EXAMPLES]
@@ -44,7 +45,7 @@ def with_heads(variants: list[tuple[str, str]]) -> pytest.MarkDecorator:
         pytest.param(folder, expression, kv_heads, id=f"{expression}-{name}")
         for folder, expression in variants
         for name, kv_heads in HEADS.items()
-        if kv_heads or folder in ("routes", "normalizers")
+        if kv_heads or folder == "routes"
     ]
     return pytest.mark.parametrize(("folder", "expression", "kv_heads"), cases)
 
@@ -101,9 +102,13 @@ def test_every_parameter_learns_and_gradients_match_finite_differences(
         assert grad is not None, f"no gradient reaches {name}"
         assert grad.abs().max() > 0, f"the gradient of {name} is zero"
 
-    own = [name for name in parameters if is_own(folder, name)]
+    # All together, and by themselves the variant's own, those of all layers in one direction.
+    own: dict[str, list[str]] = {}
+    for name in parameters:
+        if is_own(folder, name):
+            own.setdefault(re.sub(r"\d+", "", name), []).append(name)
     generator = torch.Generator().manual_seed(5)
-    for moved in [list(parameters), *([name] for name in own)]:
+    for moved in [list(parameters), *own.values()]:
         directions = {
             name: torch.randn(parameters[name].shape, generator=generator, dtype=torch.float64)
             for name in moved

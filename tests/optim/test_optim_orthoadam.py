@@ -34,15 +34,16 @@ def test_identity_and_signed_permutation_are_adamw(rotation: str, kernel: str, n
     ours, theirs = weights(), weights()
     mine = ortho(ours, rotation, kernel=kernel, named=named)
     adamw = torch.optim.AdamW(theirs.values(), **OPTIONS)
-    for step in range(100):
+    for step in range(40):
         train(ours, mine, 1, start=step)
         train(theirs, adamw, 1, start=step)
         assert_same(ours, theirs, 1e-10)
 
 
-@pytest.mark.parametrize("named", [True, False])
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("rotation", SEEDED)
+@pytest.mark.parametrize(
+    ("rotation", "named"), [*((name, True) for name in SEEDED), (SEEDED[0], False)]
+)
 def test_a_rotation_is_adamw_on_the_reparametrized_problem(
     rotation: str, kernel: str, named: bool
 ) -> None:
@@ -58,7 +59,7 @@ def test_a_rotation_is_adamw_on_the_reparametrized_problem(
 
     mine = ortho(ours, rotation, kernel=kernel, named=named)
     adamw = torch.optim.AdamW(phi.values(), **OPTIONS)
-    for step in range(100):
+    for step in range(40):
         train(ours, mine, 1, start=step)
         train(phi, adamw, 1, start=step, loss=lambda w, s: loss_of(theta(w), s))
         assert_same(ours, theta(phi), 1e-10)
