@@ -6,6 +6,7 @@ import tomllib
 import pytest
 import torch
 
+from wakeful.config.model import VARIANTS
 from wakeful.config.schema import (
     Config,
     config_from_table,
@@ -19,6 +20,7 @@ from wakeful.exhibits.exhibit import exhibit, exhibit_names, published
 from wakeful.model.decoder import Decoder
 from wakeful.optim.build import BUILDERS
 from wakeful.training.measures import FIGURES
+from wakeful.variants import variants
 
 MILLIONS = {
     # Value Residual Learning, Table 4: the sizes the paper's names round.
@@ -57,7 +59,8 @@ def test_there_are_the_presets_of_the_papers_and_small_ones() -> None:
     tables = {f"activation-table{table}" for table in ("2", "2-llama", "3", "4", "5", "6")}
     small = {"cpu-tiny", "cpu-small", "activation-small", "combination", "demo"}
     small |= {"patient", "patient-rotary", "patient-deep", "small-sinks"}
-    assert set(presets()) == {*MILLIONS, *tables, *small}
+    arena = {"arena", "arena-combined", "arena-patient", "arena-text"}
+    assert set(presets()) == {*MILLIONS, *tables, *small, *arena}
 
 
 def test_every_published_table_has_a_preset_with_all_its_rows() -> None:
@@ -77,15 +80,42 @@ def test_a_comparison_is_of_whole_configurations(name: str) -> None:
     assert len(different) == len(configs)
     for layout in map(published, layouts_of(table)):
         # Every row that the published table has is trained, and what its columns show is measured.
-        rows = set(layout.labels) & set(configs)
+        rows = set(layout.labels or configs) & set(configs)
         assert layout.baseline == next(iter(configs))
         assert len(rows) >= 2
         figures = {column.figure for column in layout.columns}
         for config in configs.values():
-            schemes = {f"increase_{scheme}" for scheme in config.train.quantize.schemes}
-            known = {"perplexity", "excess_loss", "steps_per_second", "training_megabytes"}
+            schemes = {
+                f"{kind}_{scheme}"
+                for scheme in config.train.quantize.schemes
+                for kind in ("increase", "damage")
+            }
+            known = {"loss", "perplexity", "excess_loss", "steps_per_second", "training_megabytes",
+                     "parameters", "cache_bytes", "step_milliseconds"}  # fmt: skip
             diagnosed = set(FIGURES) if config.train.diagnose.every else set()
             assert figures <= schemes | known | diagnosed
+
+
+def test_the_arena_has_every_variant_and_its_grounds_the_same_rows() -> None:
+    rows = {name: variants_of(name, read_table(name)) for name in ("arena", "arena-patient")}
+    assert list(rows["arena"]) == list(variants_of("arena-text", read_table("arena-text")))
+    assert list(rows["arena"]) == list(rows["arena-patient"])
+    configs = [config_from_table(entry).model for entry in rows["arena"].values()]
+    references = {"crosslayer", "identity_mapping", "attention_residual", "query_residual",
+                  "key_residual", "previous_value", "shared_keys", "shared_queries", "on_layers",
+                  "then"}  # fmt: skip
+    for field, folder in VARIANTS.items():
+        if field == "rope":
+            continue
+        known = {name for name, found in variants(folder).items()
+                 if found.__module__.startswith("wakeful.")}  # fmt: skip
+        used = {getattr(model, field).partition("(")[0] for model in configs}
+        assert known - references == used, field
+    ground, together = (
+        config_from_table(variants_of(name, read_table(name))["vanilla"])
+        for name in ("arena", "arena-combined")
+    )
+    assert together == ground
 
 
 @pytest.mark.parametrize("name", SINGLE)

@@ -22,7 +22,7 @@ from wakeful.variants import build_call
 SCALES = ("tiny", "small", "paper")
 RUNNABLE = [name for name in exhibit_names() if not exhibit(name).needs]
 PLAIN = {"loss", "perplexity", "excess_loss", "parameters", "cache_bytes", "steps_per_second",
-         "training_megabytes"}  # fmt: skip
+         "step_milliseconds", "training_megabytes"}  # fmt: skip
 
 
 def test_every_number_of_the_papers_is_listed() -> None:
@@ -75,7 +75,8 @@ def test_an_exhibit_is_whole_at_every_scale(name: str) -> None:
             assert {claim.group, claim.than_group} - {""} <= groups
         assert found.claims, "an exhibit that claims nothing cannot be judged"
         config = plan.jobs[0].config
-        measured = PLAIN | {f"increase_{scheme}" for scheme in config.train.quantize.schemes}
+        schemes = config.train.quantize.schemes
+        measured = PLAIN | {f"{kind}_{s}" for s in schemes for kind in ("increase", "damage")}
         measured |= set(FIGURES) if config.train.diagnose.every else set()
         domains = mixture_of(config.data.source) or ()
         measured |= {f"loss_{domain.name}" for domain in domains}

@@ -5,7 +5,8 @@ exhibit, called "paper/file": `value-residual/fig6`. Figures are the papers' own
 variant, by the name that it is trained under; a column is a figure of a run (`figures`), whose
 paper values count as equal where they differ by no more than the share `same`. A direction
 ("lower", "higher", "same") stands where no figure is at hand. An exhibit without claims of its own
-claims every direction of its table.
+claims every direction of its table. A table without rows has those that were trained; its columns
+that say which way is better are ranked, group by group (`ranks`).
 """
 
 import re
@@ -32,7 +33,13 @@ class Column:
 
     figure: str
     title: str
-    same: float
+    same: float = 0.05
+    better: Literal["", "lower", "higher"] = ""
+    """Which way the figure is better; empty where rows are not ranked by it."""
+    group: str = ""
+    """What it is ranked with, such as "outliers"."""
+    front: bool = False
+    """Whether the loss is drawn against it."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,8 @@ class PublishedTable:
     baseline: str
     columns: tuple[Column, ...]
     labels: dict[str, str]
-    """Each row's words, by variant, in the paper's order."""
+    """Each row's words, by variant, in the paper's order; empty where all rows that were trained
+    are the table's, by their own names."""
     cells: dict[tuple[str, str], float | Direction]
     """By variant and figure."""
     grows: tuple[str, ...] = ()
@@ -119,6 +127,17 @@ class Heirs:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Heading:
+    """A column in an exhibit's file."""
+
+    title: str
+    same: float = Column.same
+    better: Literal["", "lower", "higher"] = Column.better
+    group: str = Column.group
+    front: bool = Column.front
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Spec:
     """An exhibit's file."""
 
@@ -128,7 +147,7 @@ class _Spec:
     needs: str = ""
     formerly: str = ""
     baseline: str = "vanilla"
-    columns: Mapping[str, Mapping[str, str | float]] = field(default_factory=dict)
+    columns: Mapping[str, _Heading] = field(default_factory=dict)
     rows: Mapping[str, Mapping[str, str | float]] = field(default_factory=dict)
     grows: tuple[str, ...] = ()
     unjudged: tuple[str, ...] = ()
@@ -242,10 +261,7 @@ def _read(name: str) -> Exhibit:
     paper, _, file = name.partition("/")
     shared = _toml(_PAPERS / paper / _SHARED)
     spec: _Spec = from_table(_Spec, _toml(_PAPERS / paper / f"{file}.toml"))
-    columns = tuple(
-        Column(figure, str(entry["title"]), float(entry["same"]))
-        for figure, entry in spec.columns.items()
-    )
+    columns = tuple(Column(figure, **vars(entry)) for figure, entry in spec.columns.items())
     cells: dict[tuple[str, str], Any] = {
         (variant, key): cell
         for variant, row in spec.rows.items()

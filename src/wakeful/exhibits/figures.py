@@ -1,5 +1,6 @@
 """What a run came to, as plain figures and as curves, whatever kind of run it was."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ Curve = tuple[np.ndarray, np.ndarray]
 """Where it was measured, and what."""
 _INCREASE = "increase_"
 _DOMAIN = "loss_"
+_DAMAGE = "damage_"
 _FORMER_NAMES = {
     "first_key_share_without_row_0": "first_key_share",
     "first_key_mass_with_row_0": "first_key_mass",
@@ -37,13 +39,16 @@ def figure(run: TrainedRun, name: str) -> float | None:
 
     `loss` and `perplexity` of the whole validation set, of a task `excess_loss`, and `loss_DOMAIN`
     of a part of a mixture;
-    `increase_SCHEME`, its increase by quantization; `parameters`; `cache_bytes` a token;
-    `steps_per_second`; `training_megabytes`, a GPU's peak, or else the weights, their gradients and
-    the optimizer's state; and whatever `[train.diagnose]` logs, such as `kurtosis_rest`.
+    `increase_SCHEME`, its increase by quantization, and `damage_SCHEME`, that of the loss, in nats;
+    `parameters`; `cache_bytes` a token; `steps_per_second`, `step_milliseconds`;
+    `training_megabytes`, a GPU's peak, or else the weights, their gradients and the optimizer's
+    state; and whatever `[train.diagnose]` logs, such as `kurtosis_rest`.
     """
     summary = run.summary
     if name.startswith(_INCREASE):
         return summary.quantization.get(name.removeprefix(_INCREASE), {}).get("increase")
+    if name.startswith(_DAMAGE):
+        return _damage(summary.quantization.get(name.removeprefix(_DAMAGE), {}))
     domains = summary.validation.domains or {}
     if name.startswith(_DOMAIN) and name.removeprefix(_DOMAIN) in domains:
         return domains[name.removeprefix(_DOMAIN)]
@@ -71,7 +76,9 @@ def seen_of_run(
 
     `answers` are its figures on tasks, by `answer_name`.
     """
-    schemes = (f"{_INCREASE}{scheme}" for scheme in run.summary.quantization)
+    schemes = (
+        f"{kind}{scheme}" for scheme in run.summary.quantization for kind in (_INCREASE, _DAMAGE)
+    )
     domains = (f"{_DOMAIN}{name}" for name in run.summary.validation.domains or {})
     names = [*_PLAIN, *run.summary.diagnosis, *schemes, *domains]
     figures = {name: value for name in names if (value := figure(run, name)) is not None}
@@ -132,6 +139,19 @@ def _steps_per_second(run: TrainedRun) -> float:
     return run.summary.tokens_per_second / tokens_a_step
 
 
+def _step_milliseconds(run: TrainedRun) -> float | None:
+    rate = _steps_per_second(run)
+    return 1000 / rate if rate > 0 else None
+
+
+def _damage(found: Mapping[str, float | None]) -> float | None:
+    """Return ln (perplexity / perplexity in full precision)."""
+    quantized, more = found.get("perplexity"), found.get("increase")
+    if quantized is None or more is None or not quantized - more > 0:
+        return None
+    return math.log(quantized / (quantized - more))
+
+
 def _megabytes(sizes: Mapping[str, int]) -> float | None:
     if "peak" in sizes:
         return sizes["peak"] / 1e6
@@ -148,5 +168,6 @@ _PLAIN: dict[str, Callable[[TrainedRun], float | None]] = {
     "parameters": lambda run: float(run.summary.parameters.total),
     "cache_bytes": lambda run: float(run.summary.kv_cache_bytes_per_token),
     "steps_per_second": _steps_per_second,
+    "step_milliseconds": _step_milliseconds,
     "training_megabytes": lambda run: _megabytes(run.summary.bytes),
 }

@@ -1,5 +1,6 @@
 """A comparison laid out as a paper's table, with what it says of the paper's directions."""
 
+import dataclasses
 import math
 from collections import Counter
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 from wakeful.comparison.reading import Comparison
 from wakeful.comparison.tables import Growth, sink_growth
 from wakeful.errors import WakefulError
-from wakeful.estimates import Estimate, mean_and_error
+from wakeful.estimates import Estimate, mean_and_error, reach
 from wakeful.exhibits.exhibit import (
     Column,
     Direction,
@@ -33,6 +34,8 @@ class Cell:
     """None where no run measured it."""
     difference: Estimate | None
     """Paired over seeds; None for the baseline and where there is none to pair with."""
+    separated: bool
+    """Whether the difference's 95% interval leaves out zero."""
     printed: float | None
     """The paper's figure."""
     direction: Direction | None
@@ -105,7 +108,25 @@ def paper_tables(comparison: Comparison) -> list[PaperTable]:
     return [_table(comparison, published(name)) for name in comparison.layouts]
 
 
+def as_trained(comparison: Comparison, layout: PublishedTable) -> PublishedTable:
+    """Return a table without rows as one of the comparison's own, with the columns it measured."""
+    if layout.labels:
+        return layout
+    columns = tuple(
+        column
+        for column in layout.columns
+        if any(by_seed(comparison, variant, column.figure) for variant in comparison.variants)
+    )
+    return dataclasses.replace(
+        layout,
+        baseline=comparison.baseline,
+        columns=columns,
+        labels={variant: variant for variant in comparison.variants},
+    )
+
+
 def _table(comparison: Comparison, layout: PublishedTable) -> PaperTable:
+    layout = as_trained(comparison, layout)
     rows: list[Row] = []
     missing: list[str] = []
     for variant, label in layout.labels.items():
@@ -121,8 +142,8 @@ def _table(comparison: Comparison, layout: PublishedTable) -> PaperTable:
 def _cell(comparison: Comparison, layout: PublishedTable, variant: str, column: Column) -> Cell:
     printed = layout.cells.get((variant, column.figure))
     direction = layout.direction(variant, column)
-    values = _by_seed(comparison, variant, column.figure)
-    base = _by_seed(comparison, layout.baseline, column.figure)
+    values = by_seed(comparison, variant, column.figure)
+    base = by_seed(comparison, layout.baseline, column.figure)
     both = [seed for seed in values if seed in base]
     difference = None
     if variant != layout.baseline and both:
@@ -134,13 +155,15 @@ def _cell(comparison: Comparison, layout: PublishedTable, variant: str, column: 
     return Cell(
         value=mean_and_error([*values.values()]) if values else None,
         difference=difference,
+        separated=difference is not None and abs(difference[0]) > reach(difference[1], len(both)),
         printed=printed if isinstance(printed, int | float) else None,
         direction=direction,
         outcome=outcome,
     )
 
 
-def _by_seed(comparison: Comparison, variant: str, name: str) -> dict[int, float]:
+def by_seed(comparison: Comparison, variant: str, name: str) -> dict[int, float]:
+    """Return a figure of a variant's finished runs, those that measured it, by seed."""
     if variant not in comparison.variants:
         return {}
     found = {run.seed: figure(run, name) for run in comparison.of(variant)}

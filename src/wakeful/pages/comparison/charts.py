@@ -1,5 +1,6 @@
 """Charts of a comparison."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import polars as pl
 from wakeful.comparison.reading import Comparison
 from wakeful.comparison.tables import (
     followed,
+    paired_difference,
     relative_training_loss,
     summary_table,
     training_loss,
@@ -28,7 +30,19 @@ _FOLLOWED = {
     "excess_loss": "loss over the task's own (nats)",
 }
 """The axis of each figure that is followed over steps."""
+_MOST_CURVES = 12
+"""In one chart; past them nobody finds a line in its legend."""
 _STEPS = alt.X("step:Q", title="training step", axis=alt.Axis(tickCount=8))
+
+
+def with_curves(comparison: Comparison) -> list[str]:
+    """Return the variants to draw over steps: all, or the baseline and those of the lowest loss."""
+    if len(comparison.drawn) <= _MOST_CURVES:
+        return list(comparison.drawn)
+    gaps = {name: paired_difference(comparison, name)[0] for name in comparison.variants[1:]}
+    paired = [name for name, gap in gaps.items() if not math.isnan(gap)]
+    best = sorted(paired, key=gaps.__getitem__)[: _MOST_CURVES - 1]
+    return [name for name in comparison.drawn if name in {comparison.baseline, *best}]
 
 
 def relative_loss_chart(comparison: Comparison, window: int) -> Drawing | None:
@@ -37,8 +51,11 @@ def relative_loss_chart(comparison: Comparison, window: int) -> Drawing | None:
     if frame.is_empty():
         return None
     # The first steps are all initialization; averaging starts to mean something after a window.
-    steady = frame.filter(pl.col("step") >= pl.col("step").max().clip(upper_bound=window))
-    shown = [name for name in comparison.drawn if name != comparison.baseline]
+    shown = [name for name in with_curves(comparison) if name != comparison.baseline]
+    steady = frame.filter(
+        pl.col("step") >= pl.col("step").max().clip(upper_bound=window),
+        pl.col("variant").is_in(shown),
+    )
     y = alt.Y("difference:Q", title=f"training loss minus {comparison.baseline} (nats)")
     lines = _curves(comparison, steady.select("variant", "step", "difference"), y, "+.4f", shown)
     layers = [line_at("y", 0.0, "zero"), lines]
@@ -53,9 +70,10 @@ def relative_loss_chart(comparison: Comparison, window: int) -> Drawing | None:
 
 def training_loss_chart(comparison: Comparison, window: int) -> Drawing:
     """Draw the smoothed training loss of each variant's first seed."""
-    frame = training_loss(comparison, window)
+    shown = with_curves(comparison)
+    frame = training_loss(comparison, window).filter(pl.col("variant").is_in(shown))
     y = alt.Y("loss:Q", title="training loss (nats a token)", scale=alt.Scale(zero=False))
-    lines = _curves(comparison, frame, y, ".4f", comparison.drawn)
+    lines = _curves(comparison, frame, y, ".4f", shown)
     return lines.properties(height=280, width="container")
 
 
@@ -64,7 +82,8 @@ def followed_charts(comparison: Comparison) -> list[tuple[str, Drawing]]:
 
     Each line is the mean over seeds, its band ± one standard error.
     """
-    table = followed(comparison)
+    shown = with_curves(comparison)
+    table = followed(comparison).filter(pl.col("variant").is_in(shown))
     charts: list[tuple[str, Drawing]] = []
     for name, title in _FOLLOWED.items():
         frame = table.filter(pl.col("figure") == name)
@@ -72,9 +91,7 @@ def followed_charts(comparison: Comparison) -> list[tuple[str, Drawing]]:
             continue
         value, error = pl.col("value"), pl.col("error")
         y = alt.Y("value:Q", title=title)
-        lines = _curves(
-            comparison, frame.select("variant", "step", "value"), y, ".4f", comparison.drawn
-        )
+        lines = _curves(comparison, frame.select("variant", "step", "value"), y, ".4f", shown)
         band = frame.filter(error.is_finite()).select(
             "variant", "step", low=value - error, high=value + error
         )

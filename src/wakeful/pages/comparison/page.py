@@ -26,21 +26,65 @@ from wakeful.estimates import Estimate, mean_and_error, reach, with_error
 from wakeful.exhibits.figures import counting_the_embedding
 from wakeful.exhibits.judge import Outcome
 from wakeful.exhibits.paper_table import paper_tables
+from wakeful.exhibits.ranks import Ranking, ranking_of
 from wakeful.pages.comparison.charts import (
     cost_charts,
     difference_chart,
     followed_charts,
     relative_loss_chart,
     training_loss_chart,
+    with_curves,
 )
+from wakeful.pages.comparison.fronts import front_charts, rank_chart
 from wakeful.pages.page import write_page
+
+_MANY = 12
+"""Variants: past them those that fare alike share a sentence, and details are folded away."""
 
 
 def verdicts(comparison: Comparison) -> list[str]:
-    """Return what became of sinks that training followed, and a sentence for each variant but the
-    baseline."""
-    losses = [_verdict(comparison, variant) for variant in comparison.variants[1:]]
-    return [*_sinks(sink_growth(comparison)), *losses]
+    """Return what became of sinks that training followed, a sentence for each variant but the
+    baseline, or for each outcome where they are many, and those that nothing separates from it."""
+    if len(comparison.variants) > _MANY:
+        losses = _outcomes(comparison)
+    else:
+        losses = [_verdict(comparison, variant) for variant in comparison.variants[1:]]
+    ranking = ranking_of(comparison)
+    same = [] if ranking is None else _inseparable(comparison, ranking)
+    return [*_sinks(sink_growth(comparison)), *losses, *same]
+
+
+def _outcomes(comparison: Comparison) -> list[str]:
+    """Say which variants end below the baseline, which above, and of which nothing is sure."""
+    said: dict[str, list[tuple[float, str]]] = {"lower": [], "higher": [], "": []}
+    for variant in comparison.variants[1:]:
+        difference, error = paired_difference(comparison, variant)
+        if math.isnan(difference):
+            continue
+        sure = abs(difference) > reach(error, pairs_counted(comparison, variant))
+        way = ("lower" if difference < 0 else "higher") if sure else ""
+        figure = f" ({with_error(difference, error, '+')})" if sure else ""
+        said[way].append((difference, variant + figure))
+    base = comparison.baseline
+    begin = {
+        "lower": f"A lower loss than {base}, in nats: ",
+        "higher": f"A higher loss than {base}: ",
+        "": f"No interval separates their loss from that of {base}: ",
+    }
+    return [f"{begin[way]}{', '.join(name for _, name in sorted(found))}."
+            for way, found in said.items() if found]  # fmt: skip
+
+
+def _inseparable(comparison: Comparison, ranking: Ranking) -> list[str]:
+    """Say which variants differ from the baseline in nothing that was measured; costs aside."""
+    if len(ranking.seeds) < 2:
+        return []
+    where = f"of the {ranking.num_columns} figures that are ranked and are not costs"
+    base = comparison.baseline
+    if not ranking.inseparable:
+        return [f"In one or more {where} an interval separates each variant from {base}."]
+    names = ", ".join(ranking.inseparable)
+    return [f"In none {where} does an interval separate these from {base}: {names}."]
 
 
 def _sinks(growth: Sequence[Growth]) -> list[str]:
@@ -188,6 +232,8 @@ def write_report(comparison: Comparison, path: str | Path, *, title: str) -> Pat
     """Write the page about a comparison; an old page stays until the new one is whole."""
     window = smoothing_window(comparison)
     firsts = {variant: comparison.of(variant)[0] for variant in comparison.variants}
+    ranking = ranking_of(comparison)
+    drawn, curves = len(comparison.drawn), len(with_curves(comparison))
     return write_page(
         path,
         "comparison",
@@ -204,8 +250,16 @@ def write_report(comparison: Comparison, path: str | Path, *, title: str) -> Pat
         },
         domains=_domains(comparison),
         papers=paper_tables(comparison),
+        ranking=ranking,
+        ranks=ranking and rank_chart(comparison, ranking),
+        fronts=front_charts(comparison, ranking) if ranking else [],
         followed=followed_charts(comparison),
         growth=sink_growth(comparison),
+        many=len(comparison.variants) > _MANY,
+        curves=""
+        if curves == drawn
+        else f"Of {drawn} variants, {comparison.baseline} and the "
+        f"{curves - 1} of the lowest loss are drawn.",
         older=counting_the_embedding(comparison.runs),
         costs=cost_charts(comparison),
         window=window,

@@ -1,0 +1,166 @@
+"""Ranks, fronts and losses at equal time of a comparison whose layout says what is better."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from pages.test_report import make_comparison
+from wakeful.comparison.reading import Comparison, read_comparison
+from wakeful.comparison.tables import equal_time
+from wakeful.exhibits.figures import figure
+from wakeful.exhibits.paper_table import paper_tables
+from wakeful.exhibits.ranks import Ranking, ranking_of, undominated
+from wakeful.pages.comparison.page import verdicts, write_report
+
+SEEDS = [0, 1, 2]
+SPREAD = (0.0, 0.3, -0.3)
+KURTOSIS = {"vanilla": 9.0, "a": 5.0, "b": 7.0, "c": 9.0}
+SHIFTS = {"vanilla": 0.0, "a": 0.4, "b": -0.4, "c": 0.0}
+
+
+def ranked(folder: Path, diagnosis: dict[str, float], speeds: dict[str, float]) -> Comparison:
+    """Write a comparison laid out as the arena, evaluated every tenth step."""
+    make_comparison(folder, SHIFTS, SEEDS)
+    header = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**header, "layouts": ["own/arena"]}))
+    for variant, shift in SHIFTS.items():
+        for seed in SEEDS:
+            place = folder / variant / f"seed-{seed}"
+            summary: dict[str, Any] = json.loads((place / "summary.json").read_text())
+            summary["tokens_per_second"] = speeds.get(variant, 640.0)
+            # What a variant has of its own differs from seed to seed with it, c with vanilla.
+            value = diagnosis[variant] + SPREAD[seed]
+            summary["diagnosis"] = {"kurtosis_rest": value, "rank": 20.0 - value}
+            summary["quantization"] = {"coarse": {"perplexity": 12.0, "increase": 2.0}}
+            (place / "summary.json").write_text(json.dumps(summary))
+            rows = pl.read_parquet(place / "metrics.parquet")
+            tests = rows.filter(pl.col("step") % 10 == 0).with_columns(kind=pl.lit("validation"))
+            # A straight line, so that what is read off between two evaluations is known.
+            tests = tests.with_columns(loss=5.0 - pl.col("step") / 20 + shift)
+            pl.concat([rows, tests]).write_parquet(place / "metrics.parquet")
+    return read_comparison(folder)
+
+
+def ranks(comparison: Comparison) -> Ranking:
+    found = ranking_of(comparison)
+    assert found is not None
+    return found
+
+
+def test_ranks_are_means_within_groups_then_over_them(tmp_path: Path) -> None:
+    found = ranks(ranked(tmp_path / "c", KURTOSIS, {"a": 1280.0}))
+    assert found.groups == ("loss", "outliers", "laziness", "quantization", "cost")
+    rows = {row.variant: row for row in found.rows}
+    # Kurtosis: a, b, then vanilla and c alike; the rank of attention, where more is better, too.
+    outliers = {name: row.groups["outliers"] for name, row in rows.items()}
+    assert outliers == {"vanilla": 3.5, "a": 1.0, "b": 2.0, "c": 3.5}
+    assert {name: row.groups["laziness"] for name, row in rows.items()} == outliers
+    assert {row.groups["quantization"] for row in found.rows} == {2.5}
+    # Parameters and cache are all alike, and one is faster.
+    assert {n: row.groups["cost"] for n, row in rows.items()} == pytest.approx(
+        {"vanilla": 8 / 3, "a": 2.0, "b": 8 / 3, "c": 8 / 3}
+    )
+    losses = {name: row.groups["loss"] for name, row in rows.items()}
+    assert (losses["b"], losses["a"]) == (1.0, 4.0)
+    for row in found.rows:
+        assert row.overall[0] == pytest.approx(sum(row.groups.values()) / 5)
+    assert [row.overall[0] for row in found.rows] == sorted(row.overall[0] for row in found.rows)
+    # c's loss is vanilla's in seed 0 (rank 2.5) and above it in the others (3): of 5 groups the
+    # one that varies has the error 0.5/3.
+    assert rows["c"].overall[1] == pytest.approx(0.5 / 3 / 5)
+    assert rows["c"].reach == pytest.approx(4.303 * rows["c"].overall[1])
+
+
+def test_a_variant_like_the_baseline_is_said_to_be(tmp_path: Path) -> None:
+    comparison = ranked(tmp_path / "c", KURTOSIS, {"c": 320.0})
+    found = ranks(comparison)
+    # Slower only: costs do not count. Its losses differ by 0.003 a seed: not separated.
+    assert found.inseparable == ("c",)
+    assert found.num_columns == 4
+    assert verdicts(comparison)[-1] == (
+        "In none of the 4 figures that are ranked and are not costs does an interval separate "
+        "these from vanilla: c."
+    )
+    page = write_report(comparison, tmp_path / "page.html", title="t").read_text()
+    assert "does an interval separate these from vanilla: c." in page
+    assert page.count("<h3>loss against") == len(found.fronts) == 4
+    assert "Ranks of each variant" in page
+
+
+def test_the_table_has_the_trained_rows_and_the_measured_columns(tmp_path: Path) -> None:
+    comparison = ranked(tmp_path / "c", KURTOSIS, {})
+    (table,) = paper_tables(comparison)
+    assert [row.label for row in table.rows] == list(SHIFTS)
+    assert not table.missing
+    names = [column.figure for column in table.published.columns]
+    assert names == ["loss", "kurtosis_rest", "rank", "damage_coarse", "parameters", "cache_bytes",
+                     "step_milliseconds"]  # fmt: skip
+    bold = {
+        (row.variant, name)
+        for row in table.rows
+        for name, cell in zip(names, row.cells, strict=True)
+        if cell.separated
+    }
+    assert bold == {(v, name) for v in "ab" for name in ("loss", "kurtosis_rest", "rank")}
+    run = comparison.runs[0]
+    assert figure(run, "damage_coarse") == pytest.approx(math.log(12 / 10))
+    tokens_a_step = run.config.train.batch_size * run.config.train.length
+    assert figure(run, "step_milliseconds") == pytest.approx(1000 * tokens_a_step / 640)
+
+
+def test_at_equal_time_the_slower_of_two_is_read_off_its_curve(tmp_path: Path) -> None:
+    # a takes 4/3 of vanilla's time, b 4/5 of it.
+    found = equal_time(ranked(tmp_path / "c", KURTOSIS, {"a": 480.0, "b": 800.0}))
+    # After vanilla's 40 steps a has taken 30; when b has taken 40, vanilla has taken 32.
+    assert found["a"] == pytest.approx((0.4 + 10 / 20, 0.0), abs=1e-9)
+    assert found["b"] == pytest.approx((-0.4 - 8 / 20, 0.0), abs=1e-9)
+    assert found["vanilla"] == (0.0, 0.0)
+
+
+def test_what_no_curve_tells_has_no_loss_at_equal_time(tmp_path: Path) -> None:
+    comparison = ranked(tmp_path / "c", KURTOSIS, {"a": 6400.0, "b": 0.0})
+    # When a ends, vanilla has taken 4 steps, before its first evaluation; b has no speed.
+    assert set(equal_time(comparison)) == {"vanilla", "c"}
+    rows = {row.variant: row for row in ranks(comparison).rows}
+    assert rows["a"].same_time is None
+    write_report(comparison, tmp_path / "page.html", title="t")
+
+
+def test_a_point_is_on_the_front_unless_another_is_better(tmp_path: Path) -> None:
+    points = [(1, 9), (2, 5), (2, 5), (2, 6), (3, 5), (4, 1), (1, 10)]
+    first, second = zip(*points, strict=True)
+    assert undominated(first, second) == [True, True, True, False, False, True, False]
+    (front,) = (
+        front
+        for front in ranks(ranked(tmp_path / "c", KURTOSIS, {})).fronts
+        if front.column.figure == "rank"
+    )
+    assert front.points.filter("front")["variant"].to_list() == ["a", "b"]
+
+
+def test_only_seeds_that_all_have_are_ranked(tmp_path: Path) -> None:
+    ranked(tmp_path / "c", KURTOSIS, {})
+    late = tmp_path / "c" / "b" / "seed-2" / "run.json"
+    late.write_text(json.dumps({**json.loads(late.read_text()), "status": "running"}))
+    found = ranks(read_comparison(tmp_path / "c"))
+    assert found.seeds == (0, 1)
+    header = json.loads((tmp_path / "c" / "run.json").read_text())
+    (tmp_path / "c" / "run.json").write_text(json.dumps({**header, "layouts": []}))
+    assert ranking_of(read_comparison(tmp_path / "c")) is None
+
+
+def test_of_many_variants_those_that_fare_alike_share_a_sentence(tmp_path: Path) -> None:
+    shifts = {"vanilla": 0.0} | {f"v{n}": (-0.4, 0.4, 1e-4)[n % 3] for n in range(12)}
+    comparison = read_comparison(make_comparison(tmp_path / "c", shifts, SEEDS))
+    said = verdicts(comparison)
+    assert len(said) == 3
+    assert said[0].startswith("A lower loss than vanilla, in nats: v0 (-0.3983 ± 0.0017), v3 (")
+    assert said[1].startswith("A higher loss than vanilla: v1 (+0.")
+    assert said[2].startswith("No interval separates their loss from that of vanilla: v2, ")
+    page = write_report(comparison, tmp_path / "page.html", title="t").read_text()
+    assert "Of 13 variants, vanilla and the 11 of the lowest loss are drawn." in page
+    assert "<summary>Configurations</summary>" in page
