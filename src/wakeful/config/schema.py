@@ -221,6 +221,9 @@ class TrainConfig:
     """Compile the model with torch.compile."""
     checkpoint_activations: bool = False
     """Recompute blocks in the backward pass: less memory, about a third more time."""
+    log_every: int = 0
+    """Steps between readings of the loss, which wait for a GPU; each step has its row all the same.
+    0: every step on a processor, every tenth elsewhere."""
     eval_every: int = 100
     """Steps between evaluations of the full validation set. 0 means only at the end."""
     eval_batch_size: int = 16
@@ -276,7 +279,8 @@ class Config:
             "train.quantize.num_sequences",
         )  # fmt: skip
         at_least(
-            0, self, "train.micro_batch_size", "train.eval_every", "train.checkpoint_every",
+            0, self, "train.micro_batch_size", "train.log_every", "train.eval_every",
+            "train.checkpoint_every",
             "train.diagnose.every", "train.distill.top_k", "optimizer.lr", "optimizer.final_lr",
             "optimizer.initial_lr", "optimizer.eps", "optimizer.weight_decay", "optimizer.clip",
             "optimizer.warmup_steps", "sample.num_tokens", "sample.temperature", "sample.top_k",

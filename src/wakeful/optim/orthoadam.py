@@ -55,6 +55,8 @@ class OrthoAdam(torch.optim.Optimizer):
         share: one Q for all weights of a width, for memory; by default each weight has its own.
         kernel: how a step is computed (see `wakeful.optim.step`): "chunked", "foreach", or "auto",
             which is "foreach" on an accelerator and "chunked" elsewhere.
+        check_finite: whether a step refuses a gradient that holds NaN or an infinite value, and
+            waits for an accelerator to know. Without, it spoils weights as torch's optimizers do.
 
     Moments are float32, float64 for float64 parameters. bfloat16 and float16 parameters are
     updated in float32 and rounded once a step. Rotations are products in the moments' dtype at
@@ -81,6 +83,7 @@ class OrthoAdam(torch.optim.Optimizer):
         sides: str = "residual",
         share: bool = False,
         kernel: str = "auto",
+        check_finite: bool = True,
     ) -> None:
         if sides not in {"residual", "both"}:
             raise WakefulError(f"sides={sides!r} is not 'residual' or 'both'")
@@ -90,6 +93,7 @@ class OrthoAdam(torch.optim.Optimizer):
         self._axes = axes
         self._both = sides == "both"
         self._kernel = kernel
+        self._check_finite = check_finite
         self._places: dict[Tensor, Place] = {}
         self._open = False
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
@@ -98,7 +102,7 @@ class OrthoAdam(torch.optim.Optimizer):
         self._open = True
 
     def __getstate__(self) -> dict[str, Any]:
-        private = ("_recipe", "_both", "_kernel", "_places", "_open")
+        private = ("_recipe", "_both", "_kernel", "_check_finite", "_places", "_open")
         # `axes` may be a function, and has been asked
         return {**super().__getstate__(), **{k: getattr(self, k) for k in private}, "_axes": None}
 
@@ -166,7 +170,8 @@ class OrthoAdam(torch.optim.Optimizer):
         """Take one step; return the closure's loss, if there is a closure.
 
         Raises:
-            WakefulError: a gradient is sparse, NaN or infinite; no parameter or moment changed.
+            WakefulError: a gradient is sparse, or NaN or infinite where that is checked; no
+                parameter or moment changed.
         """
         loss = None
         if closure is not None:
@@ -194,7 +199,7 @@ class OrthoAdam(torch.optim.Optimizer):
                 )
             mesh = (grad.device_mesh, grad.placements) if isinstance(grad, DTensor) else None
             dense.setdefault((grad.device, grad.dtype, mesh), []).append(parameter)
-        for some in dense.values():
+        for some in dense.values() if self._check_finite else ():
             norms = torch.stack(torch._foreach_norm([cast(Tensor, p.grad) for p in some]))
             norms = whole(norms)
             if norms.isfinite().all():

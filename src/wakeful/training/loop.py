@@ -5,8 +5,7 @@ import dataclasses
 import functools
 import math
 import signal
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,11 +26,12 @@ from wakeful.probes.watch import check_one_matrix
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Environment, Run, SharedRun, environment
 from wakeful.runs.shards import local
+from wakeful.training.ahead import ahead
 from wakeful.training.events import Write, event_writer
-from wakeful.training.measures import diagnose, excess, finish, forget_peak, validate
+from wakeful.training.measures import best_loss, diagnose, finish, forget_peak, validate
 from wakeful.training.objective import Loss, make_loss
 from wakeful.training.parallel import Parallel, spread
-from wakeful.training.records import Step, check_rows, check_same_data, data_facts, record
+from wakeful.training.records import check_rows, check_same_data, data_facts, record
 from wakeful.training.setup import (
     admit_parts,
     autocast,
@@ -44,9 +44,12 @@ from wakeful.training.setup import (
     make_windows,
     resolved,
 )
+from wakeful.training.unread import Fault, Unread
 from wakeful.world import World, is_lost, joined, lost
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_LOG_EVERY = 10
+"""Steps between readings of the loss on a GPU, which waits for each."""
 
 
 @dataclass(frozen=True)
@@ -245,19 +248,21 @@ def _steps(
     progress: checkpoint.Progress,
 ) -> None:
     settings, optim = config.train, config.optimizer
-    first, tokens, seconds = progress.step, progress.tokens, progress.seconds
+    first = progress.step
     decoder, world = parallel.decoder, parallel.world
     device = decoder.head.weight.device
     share = settings.batch_size // world.size
     micro = min(settings.micro_batch_size or share, share)
-    parts = share // micro
     mixed = autocast(config, device)
     parameters = [p for p in decoder.parameters() if p.requires_grad]
+    every = settings.log_every or (1 if device.type == "cpu" else _LOG_EVERY)
+    unread = Unread(every, progress.tokens, progress.seconds)
+    coming = ahead(batches, range(first, settings.steps), device)
     decoder.train()
     _announce(config, decoder, device, world, show, first)
 
     for step in range(first, settings.steps):
-        began = time.perf_counter()
+        unread.begin()
         lr = warmup_cosine(
             step,
             steps=settings.steps,
@@ -269,59 +274,82 @@ def _steps(
         for group in optimizer.param_groups:
             group["lr"] = lr
 
-        batch = batches.batch(step)
-        part_losses: list[torch.Tensor] = []
-        for part in batch.to(device, non_blocking=True).split(micro):
-            with parallel.adding(last=len(part_losses) == parts - 1):
-                with mixed:
-                    part_loss = loss_of(part[:, :-1], part[:, 1:]) / parts
-                part_loss.backward()
-            part_losses.append(part_loss.detach())
-        loss = (world.sum(torch.stack(part_losses).sum()) / world.size).item()
-        norm = torch.nn.utils.clip_grad_norm_(parameters, optim.clip or math.inf)
-        norm = whole(norm).item()
-        for name, value in (("loss", loss), ("gradient norm", norm)):
-            if not math.isfinite(value):
-                what = f"the {name} is {value}"
-                raise WakefulError(_not_finite(run, world, batches, step, what))
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-        elapsed = time.perf_counter() - began
-        tokens += world.size * batch.shape[0] * (batch.shape[1] - 1)
-        seconds += elapsed
+        batch = next(coming)
+        parts = batch.to(device, non_blocking=True).split(micro)
+        loss = _gradients(parts, parallel, loss_of, mixed)
+        norm = whole(torch.nn.utils.clip_grad_norm_(parameters, optim.clip or math.inf))
         done = step + 1
-        row = Step(
-            step=done,
-            loss=loss,
-            lr=lr,
-            grad_norm=norm,
-            tokens=tokens,
-            seconds=round(seconds, 4),
-            tokens_per_second=round(settings.batch_size * settings.length / elapsed, 1),
-            excess_loss=excess(config, world, batches, batch, loss),
-        )
-        write_scalars(record(run, row))
-        show.step(done, settings.steps, loss, row.tokens_per_second)
+        tokens = world.size * batch.shape[0] * (batch.shape[1] - 1)
+        unread.add(done, lr, tokens, loss, norm, best_loss(config, world, batches, batch))
 
         last = done == settings.steps
-        if not last and settings.eval_every and done % settings.eval_every == 0:
+        evaluates = _falls(done, settings.eval_every) and not last
+        diagnoses = _falls(done, settings.diagnose.every)
+        due = _falls(done, settings.checkpoint_every) or last
+        reads = unread.due(done) or evaluates or diagnoses or due
+        fault = unread.read() if reads else None
+        if fault is None:
+            fault = _moved(optimizer, unread)
+        if reads or fault is not None:
+            for row in unread.rows():
+                write_scalars(record(run, row))
+                show.step(row.step, settings.steps, row.loss, row.tokens_per_second)
+        if fault is not None:
+            raise WakefulError(_not_finite(run, world, batches, fault))
+
+        if evaluates:
             validate(config, run, parallel, windows, done, write_scalars)
-        if settings.diagnose.every and done % settings.diagnose.every == 0:
+        if diagnoses:
             diagnose(config, run, parallel, windows, done, write_scalars)
-        due = settings.checkpoint_every and done % settings.checkpoint_every == 0
-        stop = _stop_asked(world, stopped)
-        if last or due or stop:
-            _check_weights(run, world, batches, step, parameters)
+        stop = _stop_asked(world, stopped) if reads else ""
+        if due or stop:
+            _check_weights(run, world, batches, done, parameters)
+            at = checkpoint.Progress(done, unread.tokens, unread.seconds)
             checkpoint.save(
-                run.checkpoints, decoder, optimizer, checkpoint.Progress(done, tokens, seconds),
-                keep=settings.keep_checkpoints, world=world, whole=last,
+                run.checkpoints, decoder, optimizer, at, keep=settings.keep_checkpoints,
+                world=world, whole=last,
             )  # fmt: skip
         if stop and not last:
             raise Interrupted(
                 f"stopped by {stop} after step {done}, which is saved; continue with: "
                 f"{_again(run, world)}"
             )
+
+
+def _gradients(
+    parts: Sequence[torch.Tensor],
+    parallel: Parallel,
+    loss_of: Loss,
+    mixed: contextlib.AbstractContextManager[object],
+) -> torch.Tensor:
+    """Add the gradients of a batch's parts up; return the loss, the mean over all processes."""
+    losses: list[torch.Tensor] = []
+    for number, part in enumerate(parts, 1):
+        with parallel.adding(last=number == len(parts)):
+            with mixed:
+                loss = loss_of(part[:, :-1], part[:, 1:]) / len(parts)
+            loss.backward()
+        losses.append(loss.detach())
+    world = parallel.world
+    return world.sum(torch.stack(losses).sum()) / world.size
+
+
+def _moved(optimizer: torch.optim.Optimizer, unread: Unread) -> Fault | None:
+    """Take the optimizer's step; return what was not finite where that is why it failed."""
+    try:
+        optimizer.step()
+    except RuntimeError:
+        fault = unread.read()
+        if fault is None:
+            raise
+        return fault
+    optimizer.zero_grad(set_to_none=True)
+    return None
+
+
+def _falls(step: int, every: int) -> bool:
+    """Whether what is done `every` so many steps, 0 for never, is done after this one."""
+    return every > 0 and step % every == 0
 
 
 def _announce(
@@ -345,15 +373,15 @@ def _check_weights(
 ) -> None:
     bad = not all(local(parameter).isfinite().all() for parameter in parameters)
     if world.sum(torch.tensor(int(bad))):
-        what = "a weight is not finite"
-        raise WakefulError(_not_finite(run, world, batches, step, what))
+        fault = Fault(step, "a weight is not finite")
+        raise WakefulError(_not_finite(run, world, batches, fault))
 
 
-def _not_finite(run: Run, world: World, batches: Batches, step: int, what: str) -> str:
-    mine = [int(start) for start in batches.starts(step)[:4]]
+def _not_finite(run: Run, world: World, batches: Batches, fault: Fault) -> str:
+    mine = [int(start) for start in batches.starts(fault.step - 1)[:4]]
     starts = [start for theirs in world.gather(mine) for start in theirs][:4]
     return (
-        f"{what} at step {step + 1}, on the batch whose sequences begin at training tokens "
+        f"{fault.what} at step {fault.step}, on the batch whose sequences begin at training tokens "
         f"{', '.join(map(str, starts))}...; {_kept(run)}. Lower optimizer.lr or optimizer.clip, or "
         "look at that text"
     )

@@ -396,10 +396,8 @@ def validate(
     return frame, row
 
 
-def excess(
-    config: Config, world: World, batches: Batches, batch: Tensor, loss: float
-) -> float | None:
-    """Return how much a step's `loss` is above that of the task itself on the same tokens.
+def best_loss(config: Config, world: World, batches: Batches, batch: Tensor) -> float | None:
+    """Return the loss of the task itself on a step's tokens.
 
     None for text, whose own loss nobody knows, and for a loss that is not the cross-entropy.
     """
@@ -409,7 +407,7 @@ def excess(
     if best is None:
         return None
     mean = best[:, max(0, config.model.relaxed_prefix - 1) :].mean()
-    return loss - (world.sum(mean) / world.size).item()
+    return (world.sum(mean) / world.size).item()
 
 
 def finish(

@@ -249,6 +249,7 @@ def make_optimizer(config: Config, decoder: Decoder) -> torch.optim.Optimizer:
         "eps": optimizer.eps,
         "rotation": optimizer.rotation,
         "seed": config.train.seed,
+        "check_finite": False,  # the loop reads the gradient's norm itself
     }
     options = {name: value for name, value in fields.items() if name in options_of(build)}
     if build.func is BUILDERS["rmsprop"]:

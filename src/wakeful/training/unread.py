@@ -1,0 +1,99 @@
+"""Losses that stay on the device until they are read: to read one waits for all work before it."""
+
+import math
+import time
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from wakeful.training.records import Step
+
+
+@dataclass(frozen=True)
+class _Taken:
+    step: int
+    lr: float
+    tokens: int
+    loss: Tensor
+    norm: Tensor
+    best: float | None
+
+
+class Fault(NamedTuple):
+    """A step, counted from 1, and what of it is not finite."""
+
+    step: int
+    what: str
+
+
+class Unread:
+    """The steps since the last reading, and how long they take together."""
+
+    def __init__(self, every: int, tokens: int, seconds: float) -> None:
+        """Read every so many steps, after `tokens` and `seconds` of training."""
+        self.every = every
+        self.tokens = tokens
+        self.seconds = seconds
+        self._before = tokens
+        self._taken: list[_Taken] = []
+        self._values: list[tuple[float, float]] = []
+        self._began = 0.0
+
+    def begin(self) -> None:
+        """Start the clock, where it stands still."""
+        if not self._taken:
+            self._began = time.perf_counter()
+
+    def add(
+        self, step: int, lr: float, tokens: int, loss: Tensor, norm: Tensor, best: float | None
+    ) -> None:
+        """Note step `step`, counted from 1, of so many tokens; `best` is a task's own loss."""
+        self.tokens += tokens
+        self._taken.append(_Taken(step, lr, self.tokens, loss, norm, best))
+
+    def due(self, step: int) -> bool:
+        """Whether the steps up to this one are to be read, by their number alone."""
+        return step % self.every == 0
+
+    def read(self) -> Fault | None:
+        """Wait for the device; return the first step with a figure that is not finite.
+
+        That step and those after it are forgotten.
+        """
+        taken, self._values = self._taken, []
+        if not taken:
+            return None
+        pairs = torch.stack([torch.stack((s.loss, s.norm.to(s.loss.dtype))) for s in taken])
+        for number, (loss, norm) in enumerate(pairs.tolist()):
+            for name, value in (("loss", loss), ("gradient norm", norm)):
+                if not math.isfinite(value):
+                    self._taken = taken[:number]
+                    return Fault(taken[number].step, f"the {name} is {value}")
+            self._values.append((loss, norm))
+        return None
+
+    def rows(self) -> list[Step]:
+        """Stop the clock; return the rows of the steps that were read: each has its share of it."""
+        elapsed = time.perf_counter() - self._began
+        taken, self._taken = self._taken, []
+        rows = []
+        before, share = self._before, elapsed / max(1, len(taken))
+        for each, (loss, norm) in zip(taken, self._values, strict=True):
+            self.seconds += share
+            rows.append(
+                Step(
+                    step=each.step,
+                    loss=loss,
+                    lr=each.lr,
+                    grad_norm=norm,
+                    tokens=each.tokens,
+                    seconds=round(self.seconds, 4),
+                    tokens_per_second=round((each.tokens - before) / share, 1),
+                    excess_loss=None if each.best is None else loss - each.best,
+                )
+            )
+            before = each.tokens
+        self._before = self.tokens
+        return rows
