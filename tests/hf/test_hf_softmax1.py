@@ -160,6 +160,32 @@ def test_gradient_checkpointing_changes_nothing():
         assert torch.equal(one, two)
 
 
+@pytest.mark.parametrize("length", [1, 9])
+def test_a_model_with_sinks_of_its_own_keeps_them(length: int):
+    """gpt-oss against its own eager attention: the same logits, and gradients of its sinks too."""
+    found, wanted = [], []
+    tokens, mask, places = left_padded((length, max(1, length - 4)))
+    for implementation, kept in ((NAME, found), ("eager", wanted)):
+        model = build("gpt_oss", implementation).train()
+        logits = model(
+            tokens, attention_mask=mask.long(), position_ids=places, use_cache=False
+        ).logits[mask]
+        logits.square().mean().backward()
+        kept.extend([logits, *(layer.self_attn.sinks.grad for layer in model.model.layers)])
+    assert all(grad.abs().max() > 1e-6 for grad in wanted[1:])
+    for got, want in zip(found, wanted, strict=True):
+        # Norms and rotary tables in float32, as above.
+        torch.testing.assert_close(got, want, rtol=0, atol=2e-6 * max(1.0, want.abs().max().item()))
+
+
+def test_a_model_with_sinks_of_its_own_generates():
+    model, eager = build("gpt_oss"), build("gpt_oss", "eager")
+    tokens = some_tokens(1, 7, vocab_size=28)
+    options = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    found = model.generate(tokens, attention_mask=torch.ones_like(tokens), **options)
+    assert found.tolist() == greedy(eager, tokens, 8).tolist()
+
+
 # ------------------------------------------------------------------------ registration
 
 

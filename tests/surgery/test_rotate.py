@@ -7,7 +7,8 @@ from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError
 from wakeful.hf.weights_out import describe
 from wakeful.model.decoder import Decoder
-from wakeful.surgery import rotate
+from wakeful.surgery import check_rotates, rotate
+from wakeful.variants import variants
 
 SMALL = ModelConfig(
     vocab_size=61, max_length=32, num_layers=3, num_heads=4, num_kv_heads=2, width=24, head_width=6,
@@ -32,6 +33,7 @@ SHAPES = {
     "denseformer": {"depth": "denseformer"},
     "embedding residual": {"depth": "embedding_residual"},
 }
+FIRST = "reads the first 5 of the residual stream's channels"
 ROTATIONS = ("hadamard", "haar", "block_diagonal(size=8)", "signed_permutation", "identity")
 
 
@@ -143,6 +145,44 @@ def test_a_stock_architecture_stays_stock(shape: str) -> None:
 def test_what_cannot_be_exact_is_refused(changes: dict[str, str], word: str) -> None:
     with pytest.raises(WakefulError, match=rf"model\.{word}"):
         rotate(decoder(**changes))
+
+
+@pytest.mark.parametrize(
+    ("route", "does"),
+    [
+        ("gated(channels=5)", FIRST),
+        (
+            "on_layers([1], gated(channels=5))",
+            FIRST,
+        ),
+        ("output_gate(channels=5)", FIRST),
+        ("value_embedding(channels=5)", FIRST),
+        ("then(resformer, differential)", "has a scale for each of the values' channels"),
+    ],
+)
+def test_a_route_that_knows_its_channels_is_refused_at_once(route: str, does: str) -> None:
+    with pytest.raises(WakefulError, match=f"{does}, so no other basis"):
+        check_rotates(decoder(route=route, num_kv_heads=4), "hadamard")
+
+
+def test_values_that_stay_keep_a_differential_transformer_exact() -> None:
+    plain = decoder(route="differential", num_kv_heads=4)
+    turned = rotate(plain, values=False)
+    torch.testing.assert_close(logits(turned), logits(plain), rtol=0, atol=1e-9)
+    check_rotates(plain, "identity")
+
+
+def test_whatever_is_not_refused_at_once_is_exact() -> None:
+    for folder, field in (("routes", "route"), ("depth", "depth"), ("norms", "norm")):
+        for kind in variants(folder).values():
+            for example in kind.examples if kind.__module__.startswith("wakeful.") else ():
+                plain = decoder(**{field: example, "num_layers": 4, "num_kv_heads": 4})
+                try:
+                    kept = check_rotates(plain, "hadamard")
+                except WakefulError:
+                    continue
+                found = logits(rotate(plain, kept))
+                torch.testing.assert_close(found, logits(plain), rtol=0, atol=1e-7)
 
 
 def test_a_rotation_that_learns_is_refused() -> None:

@@ -4,7 +4,9 @@
     AutoModelForCausalLM.from_pretrained(name, attn_implementation="wakeful_softmax1")
 
 Every weight of an attention row becomes e^{x_i} / (1 + Σ_j e^{x_j}) (From Attention to Activation,
-eq. 1), in training and in generation, with the kernels of `wakeful.model.attend`.
+eq. 1), in training and in generation, with the kernels of `wakeful.model.attend`. A model that has
+learned sinks of its own (gpt-oss stores them as `sinks` and hands them over as `s_aux`) keeps them:
+they are softmax-1's with e^s in place of 1, and the model is then the one that was trained.
 
 Shapes: B batch, L queries, S keys, H query heads, G key/value heads, d head width.
 """
@@ -22,7 +24,6 @@ NAME = "wakeful_softmax1"
 
 _UNSUPPORTED = {
     "softcap": "caps its attention logits",
-    "s_aux": "has attention sinks of its own",
     "sinks": "has attention sinks of its own",
     "position_bias": "adds a position bias to its attention logits",
     "head_mask": "got a head mask",
@@ -72,11 +73,13 @@ def softmax1_attention(
     dropout: float = 0.0,
     scaling: float | None = None,
     is_causal: bool | None = None,
+    s_aux: Tensor | None = None,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
     """Return softmax-1 attention (B, L, H, d), called by a model in place of its own.
 
-    `query` is (B, H, L, d), `key` and `value` (B, G, S, d). A mask (B or 1, 1, L, S), boolean or
+    `query` is (B, H, L, d), `key` and `value` (B, G, S, d), `s_aux` (H,) the logarithms of a
+    model's own sinks, 0 where it has none. A mask (B or 1, 1, L, S), boolean or
     additive, decides who sees whom; without one the module is causal or sees everything, by the
     rules of Transformers' "sdpa".
 
@@ -85,12 +88,12 @@ def softmax1_attention(
             reaches this function is ignored silently. (GPT-2 keeps `output_attentions=True` of a
             single call to itself and returns an empty tuple, as it does with "sdpa".)
     """
-    _refuse(module, query, value, dropout, kwargs)
+    _refuse(module, query, value, s_aux, dropout, kwargs)
     queries, keys = query.shape[2], key.shape[2]
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-    sink = query.new_zeros(query.shape[1])
+    sink = query.new_zeros(query.shape[1]) if s_aux is None else s_aux.to(query)
     if attention_mask is not None:
         keep = _keep(module, attention_mask, queries, keys)
         return attend(q, k, v, scale=scale, sink=sink, keep=keep), None
@@ -101,7 +104,12 @@ def softmax1_attention(
 
 
 def _refuse(
-    module: nn.Module, query: Tensor, value: Tensor, dropout: float, kwargs: dict[str, object]
+    module: nn.Module,
+    query: Tensor,
+    value: Tensor,
+    s_aux: Tensor | None,
+    dropout: float,
+    kwargs: dict[str, object],
 ) -> None:
     name = type(module).__name__
     if dropout:
@@ -116,6 +124,11 @@ def _refuse(
     if kwargs.get("output_attentions") or getattr(config, "output_attentions", False):
         raise WakefulError(
             f"{NAME} never makes the attention weights, so output_attentions has nothing to return"
+        )
+    if s_aux is not None and s_aux.shape != query.shape[1:2]:
+        raise WakefulError(
+            f"{NAME} takes a sink a head (s_aux), and {name} gives {tuple(s_aux.shape)} for "
+            f"{query.shape[1]} heads"
         )
     if value.shape[-1] != query.shape[-1]:
         raise WakefulError(

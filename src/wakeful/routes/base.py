@@ -30,6 +30,8 @@ class Source(NamedTuple):
     value: int
 
 
+Basis = Literal["stream", "values"]
+"""What a rotation turns: the residual stream, or the values of a head."""
 Kind = Literal["query", "key", "value", "keys", "values", "sink", "tokens", "embedded"]
 
 
@@ -89,6 +91,14 @@ class ValueRoute(Variant, nn.Module):
     def routes(self, layer: int) -> "list[ValueRoute]":
         """Return the elementary routes that act on this layer, in order."""
         return [self] if layer in self.layers else []
+
+    def single_channels(self) -> Mapping[Basis, str]:
+        """Say what it does with single channels of the residual stream or of the values.
+
+        No rotation of those leaves the function what it is. Matrices that read all channels of the
+        stream are declared by their roles instead, and leave nothing to say here.
+        """
+        return {}
 
     def source(self, layer: int) -> Source:
         """Return whose projections the layer uses, decided once when the decoder is built."""

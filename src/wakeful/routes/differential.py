@@ -1,14 +1,14 @@
 """The Differential Transformer's attention: one softmax less a share of another."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
-from wakeful.routes.base import Attend, Memory, ValueRoute
+from wakeful.routes.base import Attend, Basis, Memory, ValueRoute
 from wakeful.shape import Shape
 
 _EPS = 1e-5
@@ -41,6 +41,9 @@ class Differential(ValueRoute):
         vectors = torch.empty(len(self.layers), 4, shape.head_width)
         self.vectors = nn.Parameter(nn.init.normal_(vectors, std=0.1))
         self.scales = nn.Parameter(torch.ones(len(self.layers), 2 * shape.head_width))
+
+    def single_channels(self) -> Mapping[Basis, str]:
+        return {"values": "has a scale for each of"}
 
     @torch.no_grad()
     def take_over(self, reference: ValueRoute, sources: Sequence[int]) -> None:

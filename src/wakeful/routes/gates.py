@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
 from wakeful.roles import Role
-from wakeful.routes.base import Memory, ValueRoute
+from wakeful.routes.base import Basis, Memory, ValueRoute
 from wakeful.shape import Shape
 from wakeful.variants import variant_name
 
@@ -61,6 +61,9 @@ class Gates(ValueRoute):
         matrix = Role(residual=None if self.channels else 1, decays=True, quantized=True)
         return {f"gates.{layer}.weight": matrix for layer in self.layers}
 
+    def single_channels(self) -> Mapping[Basis, str]:
+        return {"stream": f"reads the first {self.channels} of"} if self.channels else {}
+
     @torch.no_grad()
     def start_plain(self) -> str:
         if self.start / self.nearly >= 1:
@@ -106,6 +109,10 @@ class OutputGate(Gates):
 
     def width(self, shape: Shape) -> int:
         return shape.num_heads * (shape.head_width if self.per == "channel" else 1)
+
+    def single_channels(self) -> Mapping[Basis, str]:
+        apart: Mapping[Basis, str] = {"values": "has a gate for each of"}
+        return {**super().single_channels(), **(apart if self.per == "channel" else {})}
 
     def correct(self, layer: int, x: Tensor, u: Tensor, v: Tensor, memory: Memory) -> Tensor:
         return u * self.opening(layer, x).sigmoid().unflatten(-1, (u.shape[2], -1))

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
 from wakeful.roles import Role
-from wakeful.routes.base import QKV, TOKENS, Memory, Read, ValueRoute
+from wakeful.routes.base import QKV, TOKENS, Basis, Memory, Read, ValueRoute
 from wakeful.routes.gates import Gates
 from wakeful.shape import Shape
 
@@ -49,6 +49,9 @@ class ValueEmbedding(Gates):
         table = Role(vocabulary=True, embedding=True, decays=True, start="normal")
         tables = {f"tables.{layer}.weight": table for layer in self.layers}
         return {**super().roles(), **tables}
+
+    def single_channels(self) -> Mapping[Basis, str]:
+        return {**super().single_channels(), "values": "has tables of its own for"}
 
     @torch.no_grad()
     def start_plain(self) -> str:

@@ -27,11 +27,13 @@ from wakeful.model.decoder import Decoder
 from wakeful.model.fold import folded
 from wakeful.model.rebuild import rebuilt
 from wakeful.norms.base import Norm
-from wakeful.optim.rotations.base import Learned, Rotation, generator_for, rotation_of
+from wakeful.optim.rotations.base import Identity, Learned, Rotation, generator_for, rotation_of
 from wakeful.optim.rotations.hadamard import transform, transform_factors
 from wakeful.roles import Role, roles_of
+from wakeful.routes.base import ValueRoute
 
 Turn = Callable[[Tensor], Tensor]
+_CHANNELS = {"stream": "residual stream's channels", "values": "values' channels"}
 _OF_HEADS = ("query", "key")
 _AT_ONCE = 2**24
 """Elements that are turned at once: a float64 copy of a large vocabulary would fill the memory."""
@@ -61,7 +63,7 @@ def rotate(
     Raises:
         WakefulError: a part of the model does not commute with a rotation; it is named.
     """
-    kind = check_rotates(decoder, rotation)
+    kind = check_rotates(decoder, rotation, values=values)
     plain = folded(decoder) if decoder.embedding.plainer else decoder
     turned = copy.deepcopy(plain).eval()
     stream = [m for m in turned.modules() if isinstance(m, Norm) and m.place.part not in _OF_HEADS]
@@ -86,7 +88,7 @@ def rotate(
     return turned
 
 
-def check_rotates(decoder: Decoder, rotation: Rotation | str) -> Rotation:
+def check_rotates(decoder: Decoder, rotation: Rotation | str, *, values: bool = True) -> Rotation:
     """Return the rotation; raise `WakefulError` for what is known to keep it from being exact."""
     kind = rotation_of(rotation)
     if isinstance(kind, Learned):
@@ -108,6 +110,15 @@ def check_rotates(decoder: Decoder, rotation: Rotation | str) -> Rotation:
                 f"model.{field} = {getattr(config, field)} reads the residual stream with matrices "
                 "of its own, which `rotate` does not turn yet"
             )
+    turned = [] if isinstance(kind, Identity) else ["stream", *(["values"] if values else [])]
+    for part in decoder.route.modules():
+        apart = part.single_channels() if isinstance(part, ValueRoute) else {}
+        for basis, does in apart.items():
+            if basis in turned:
+                raise WakefulError(
+                    f"model.route = {config.route} {does} the {_CHANNELS[basis]}, so no other "
+                    "basis of them gives the same function"
+                )
     return kind
 
 
