@@ -137,6 +137,7 @@ FIGURES = {
     "entropy": ("entropy", "code", "all"),
     "rank": ("rank", "paper", "all"),
     "near_rank_1": ("near_rank_1", "paper", "all"),
+    "lazy": ("lazy", "paper", "all"),
     "bos_mass_trigger": ("bos_mass", "paper", "trigger"),
     "bos_mass_other": ("bos_mass", "paper", "other"),
     "value_drain": ("value_drain", "paper", "first"),
