@@ -128,7 +128,7 @@ def test_every_field_of_the_configuration_is_an_option(
     words = {"model.norm": "layernorm", "model.positions": "rotary", "model.mlp": "gelu",
              "model.attention_bias": "qkv", "train.dtype": "bfloat16", "name": "other",
              "train.distill.over": "mean", "train.distill.rest": "renormalize",
-             "train.parallel": "ddp",
+             "train.lora.modules": "mlp", "train.parallel": "ddp",
              "data.tokenizer": ""}  # fmt: skip
     expected: dict[str, Any] = {}
     arguments: list[str] = []

@@ -203,6 +203,7 @@ CHOICES: dict[str, object] = {
     "train.eval_batch_size": 4,
     "train.distill.over": "mean",
     "train.distill.rest": "renormalize",
+    "train.lora.modules": "mlp",
 }
 
 

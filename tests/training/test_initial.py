@@ -233,3 +233,28 @@ def test_what_stored_predictions_refuse(text: Path, tmp_path: Path, reference: R
         with pytest.raises(WakefulError, match=words):
             train(tiny(text, train={"distill": distill}), tmp_path / "refused")
         assert not (tmp_path / "refused").exists()
+
+
+def test_adapters_are_merged_for_whoever_reads_and_resumed_to_the_bit(
+    text: Path, tmp_path: Path, reference: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = heir(reference)
+    start = {name: tensor.clone() for name, tensor in decoder.state_dict().items()}
+    config = config_for(text, decoder, lora={"rank": 2, "alpha": 4.0, "modules": "mlp"})
+    whole = train(config, tmp_path / "whole", initial=Initial(decoder, ORIGIN))
+    read = read_decoder(whole.path, dtype="auto").decoder()
+    tokens = torch.arange(12).view(1, 12)
+    torch.testing.assert_close(read(tokens), decoder.eval()(tokens))
+    changed = {name for name, tensor in read.state_dict().items()
+               if not torch.equal(tensor, start[name])}  # fmt: skip
+    assert changed
+    assert all(".mlp." in name and name.endswith(".weight") for name in changed)
+    assert whole.header.status == "done"
+    with monkeypatch.context() as patch:
+        stop_after(patch, 4)
+        with pytest.raises(Interrupted):
+            train(config, tmp_path / "cut", initial=Initial(heir(reference), ORIGIN))
+    cut = train(config, tmp_path / "cut", resume=True)
+    assert weights(whole).keys() == weights(cut).keys()
+    for name, tensor in weights(whole).items():
+        assert torch.equal(tensor, weights(cut)[name]), name

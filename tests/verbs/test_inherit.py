@@ -552,6 +552,11 @@ def test_a_damaged_summary_is_named(done: Path, tmp_path: Path) -> None:
         ({"heal": {"store": "x"}}, "give --heal.top_k too"),
         ({"heal": {"top_k": 4, "by": "text"}}, "give one of the two"),
         ({"heal": {"top_k": -1}}, "heal.top_k must not be negative"),
+        ({"train": {"lora": {"rank": 2}}}, "give --heal.lora.rank"),
+        (
+            {"heal": {"lora": {"rank": 2}}, "copy": "mlp", "bridge": {"map": "none"}},
+            "which adapters",
+        ),
         ({"optimizer": {"beta3": 1.0}}, "optimizer.beta3"),
     ],
 )

@@ -162,6 +162,18 @@ class DistillConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """Low-rank adapters: each matrix of a block stands still and learns a difference B A."""
+
+    rank: int = 0
+    """Rank of every difference. 0: no adapters, all weights learn."""
+    alpha: float = 32.0
+    """The difference is scaled by alpha / rank."""
+    modules: Literal["all", "attention", "mlp"] = "all"
+    """Layers of blocks that have one: all linear ones, the attention's, the feed-forward net's."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class BridgeConfig:
     """The closed-form map that stands for layers left out (ReplaceMe, arXiv 2505.02819)."""
 
@@ -195,6 +207,7 @@ class HealConfig:
     """Tokens outside top_k: one bucket of the mass that is left, or none, p scaled to sum to 1."""
     store: str = ""
     """Folder of the stored tokens. Empty: one in the cache for each reference and setting."""
+    lora: LoraConfig = field(default_factory=LoraConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,6 +252,7 @@ class TrainConfig:
     diagnose: DiagnoseConfig = field(default_factory=DiagnoseConfig)
     quantize: QuantizeConfig = field(default_factory=QuantizeConfig)
     distill: DistillConfig = field(default_factory=DistillConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,10 +294,10 @@ class Config:
         )  # fmt: skip
         at_least(
             0, self, "train.micro_batch_size", "train.log_every", "train.eval_every",
-            "train.checkpoint_every",
-            "train.diagnose.every", "train.distill.top_k", "optimizer.lr", "optimizer.final_lr",
-            "optimizer.initial_lr", "optimizer.eps", "optimizer.weight_decay", "optimizer.clip",
-            "optimizer.warmup_steps", "sample.num_tokens", "sample.temperature", "sample.top_k",
+            "train.checkpoint_every", "train.diagnose.every", "train.distill.top_k",
+            "train.lora.rank", "optimizer.lr", "optimizer.final_lr", "optimizer.initial_lr",
+            "optimizer.eps", "optimizer.weight_decay", "optimizer.clip", "optimizer.warmup_steps",
+            "sample.num_tokens", "sample.temperature", "sample.top_k",
         )  # fmt: skip
         if train.length > model.max_length:
             raise WakefulError(

@@ -475,6 +475,12 @@ class InheritOptions:
                 "is its reference, for the baselines that learn from one"
             )
 
+        if self.train.lora.rank:
+            raise WakefulError(
+                f"train.lora.rank = {self.train.lora.rank}: adapters are for what begins as good "
+                "as healed, which no baseline does; give --heal.lora.rank"
+            )
+
     def _check_heir(self) -> None:
         at_least(1, self, "gaps", "bridge.tokens")
         if self.gaps > 1 and (self.blocks or self.choose != "angle"):
@@ -485,7 +491,12 @@ class InheritOptions:
             raise WakefulError(f"seeds = {list(self.seeds)}: each is a whole number, named once")
         if self.seeds and self.train.seed:
             raise WakefulError("--seed and --seeds both name the seed: give one")
-        at_least(0, self, "heal.top_k")
+        at_least(0, self, "heal.top_k", "heal.lora.rank")
+        if self.heal.lora.rank and self.copy != "all":
+            raise WakefulError(
+                f"--copy {self.copy} starts parts of every block at random, which adapters "
+                "(--heal.lora.rank) cannot train: give one of the two"
+            )
         if not self.heal.top_k and (self.heal.store or self.heal.rest != HealConfig.rest):
             raise WakefulError(
                 "--heal.store and --heal.rest are for stored predictions: give --heal.top_k too"

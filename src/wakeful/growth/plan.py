@@ -14,7 +14,7 @@ from typing import cast, get_args
 import polars as pl
 import torch
 
-from wakeful.config.schema import DataConfig, DistillConfig
+from wakeful.config.schema import DataConfig, DistillConfig, LoraConfig
 from wakeful.config.verbs import InheritOptions
 from wakeful.data.order import ValidationWindows
 from wakeful.data.tokens import PreparedData
@@ -26,7 +26,13 @@ from wakeful.growth.recipe import Recipe, Stage, setting_of, stage_config
 from wakeful.model.decoder import Decoder
 from wakeful.training.measures import mean_loss
 from wakeful.training.objective import make_loss
-from wakeful.training.setup import autocast, make_batches, make_optimizer, make_windows
+from wakeful.training.setup import (
+    adapted,
+    autocast,
+    make_batches,
+    make_optimizer,
+    make_windows,
+)
 from wakeful.world import ALONE
 
 _GROWS = ("first", "rank", "mass", "influence", "angle", "bridge")
@@ -212,7 +218,10 @@ def measure_costs(recipe: Recipe, reference: Decoder, data: PreparedData) -> lis
     grown = [1 + number * recipe.grow / depth for number in range(recipe.rounds)]
     setting = setting_of(recipe, reference, recipe.layer_map(0))
     heir = setting.inherit(recipe.layer_map(0), copy=recipe.copy)
-    costs = [_cost(recipe, reference, "heir", heir, data, sum(grown), recipe.healing)]
+    healing = recipe.healing
+    costs = [
+        _cost(recipe, reference, "heir", heir, data, sum(grown), healing, lora=recipe.heal.lora)
+    ]
     # A student that grows goes through every round, and its baselines take as many steps.
     rounds = len(grown) if recipe.grow_from == "student" else 1
     for name in recipe.baselines:
@@ -240,11 +249,14 @@ def _cost(
     data: PreparedData,
     share: float,
     distill: DistillConfig,
+    *,
+    lora: LoraConfig | None = None,
 ) -> Cost:
-    stage = Stage(name, name, 2, 0, lambda: decoder, distill=distill)
+    adapters = lora or LoraConfig()
+    stage = Stage(name, name, 2, 0, lambda: decoder, distill=distill, lora=adapters)
     config = stage_config(recipe, stage, decoder)
     device = choose_device(config.train.device)
-    decoder = decoder.to(device).requires_grad_(True).train()
+    decoder = adapted(config, decoder.to(device).requires_grad_(True)).train()
     optimizer = make_optimizer(config, decoder)
     loss_of = make_loss(
         config, decoder, device, end_of_text=data.train.end_of_text, teacher=reference.to(device)

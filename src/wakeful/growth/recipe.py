@@ -19,6 +19,7 @@ from wakeful.config.schema import (
     DataConfig,
     DistillConfig,
     HealConfig,
+    LoraConfig,
     OptimizerConfig,
     SampleConfig,
     TrainConfig,
@@ -159,13 +160,17 @@ def check_stages(recipe: Recipe, reference: Decoder) -> Config:
     if recipe.bridge.map != "none" and gaps(recipe.layer_map(0), blank.config.num_layers):
         check_bridge(blank)
     heir = Baseline("", lambda s: s.inherit(layers, copy=recipe.copy))
-    arms = [("heir", heir, recipe.healing), ("heir", heir, recipe.lesson("sum"))]
+    arms = [
+        ("heir", heir, recipe.healing, recipe.heal.lora),
+        ("heir", heir, recipe.lesson("sum"), LoraConfig()),
+    ]
     baselines = [(name, baseline_of(name)) for name in recipe.baselines]
-    arms += [(name, arm, recipe.lesson(arm.distil)) for name, arm in baselines]
-    for name, arm, lesson in arms:
+    arms += [(name, arm, recipe.lesson(arm.distil), LoraConfig()) for name, arm in baselines]
+    for name, arm, lesson, lora in arms:
         stage = Stage(
-            name, name, recipe.train.steps, 0, partial(arm.start, setting), distill=lesson
-        )
+            name, name, recipe.train.steps, 0, partial(arm.start, setting), distill=lesson,
+            lora=lora,
+        )  # fmt: skip
         with torch.device("meta"):
             decoder = stage.start()
             if arm.second is not None:
@@ -190,6 +195,7 @@ class Stage:
     layers: tuple[int, ...] = ()
     """The reference's layers that it took, where it took any by number."""
     distill: DistillConfig = field(default_factory=DistillConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     bridge: Callable[[Decoder], list[Bridged]] | None = None
     """Bridges the layers that it leaves out, once it has started."""
 
@@ -265,6 +271,7 @@ def _rounds(
             start=lambda grown=grown, layers=layers: _heir(recipe, reference, layers, grown),
             layers=layers.sources,
             distill=recipe.healing,
+            lora=recipe.heal.lora,
             bridge=partial(_bridges, recipe, reference, layers, grown),
         )
         before = _finished(recipe, stage, out, shown)
@@ -389,6 +396,8 @@ def stage_config(recipe: Recipe, stage: Stage, decoder: Decoder) -> Config:
         model=decoder.config,
         data=recipe.data,
         optimizer=dataclasses.replace(recipe.optimizer, warmup_steps=warmup),
-        train=dataclasses.replace(recipe.train, steps=stage.steps, distill=stage.distill),
+        train=dataclasses.replace(
+            recipe.train, steps=stage.steps, distill=stage.distill, lora=stage.lora
+        ),
         sample=recipe.sample,
     )

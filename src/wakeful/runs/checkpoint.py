@@ -29,6 +29,7 @@ from torch.distributed.tensor import DTensor
 from wakeful.config.model import ModelConfig
 from wakeful.config.tables import to_table
 from wakeful.errors import WakefulError
+from wakeful.model import lora
 from wakeful.model.initialize import check_shapes, skeleton
 from wakeful.runs.run import disk_errors, read_record, save_tensors
 from wakeful.runs.shards import Along, Stored, cut_of, is_complete, local, part_name, share_of
@@ -206,15 +207,32 @@ def newest(folder: Path) -> Path:
 
 
 def load_model(path: Path, model: nn.Module, world: World = ALONE) -> None:
-    """Fill a model, or this process's part of it, after verifying the checkpoint's files."""
+    """Fill a model, or this process's part of it, after verifying the checkpoint's files.
+
+    Adapters that the checkpoint has and the model lacks are merged into its matrices.
+    """
     verify(path, world)
     world.gather("the files are whole")
     own = _unique(model)
     stored = Stored(path, "model", read_state(path).cut)
-    check_shapes(own, stored.shapes, path)
+    check_shapes(own, _shapes_for(own, stored), path)
     with torch.no_grad():
         for name, tensor in own.items():
-            local(tensor).copy_(stored.read(name, cut_of(tensor)))
+            found = stored.read(name, cut_of(tensor))
+            layer = name.removesuffix(".weight")
+            if layer + lora.A in stored.shapes and layer + lora.A not in own:
+                a, b, scale = (stored.read(layer + end) for end in (lora.A, lora.B, lora.SCALE))
+                found = lora.merged(found, a, b, scale)
+            local(tensor).copy_(found)
+
+
+def _shapes_for(own: Mapping[str, Tensor], stored: Stored) -> dict[str, tuple[int, ...]]:
+    """Return the stored shapes without the adapters that a model lacks."""
+    ends = (lora.A, lora.B, lora.SCALE)
+    return {
+        name: shape for name, shape in stored.shapes.items()
+        if name in own or not name.endswith(ends)
+    }  # fmt: skip
 
 
 def check_description(path: Path, config: ModelConfig) -> None:
@@ -224,8 +242,9 @@ def check_description(path: Path, config: ModelConfig) -> None:
     """
     verify(path, digests=False)
     try:
-        shapes = Stored(path, "model", read_state(path).cut).shapes
-        check_shapes(_unique(skeleton(config, len(shapes), path)), shapes, path)
+        stored = Stored(path, "model", read_state(path).cut)
+        own = _unique(skeleton(config, len(stored.shapes), path))
+        check_shapes(own, _shapes_for(own, stored), path)
     except WakefulError:
         verify(path)  # a file that has changed is the better explanation
         raise

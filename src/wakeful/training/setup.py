@@ -22,6 +22,7 @@ from wakeful.errors import WakefulError
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder, admit
 from wakeful.model.initialize import initialize
+from wakeful.model.lora import adapt
 from wakeful.optim.build import BUILDERS, build_optimizer, optimizer_of, options_of
 from wakeful.quant.schemes import parse_scheme
 from wakeful.training.events import check_installed
@@ -61,8 +62,13 @@ def check_parts(config: Config, world: World = ALONE) -> None:
     _check_schemes(config)
     check_stored(config)
     check_shares(config, world)
+    if config.train.lora.rank and world.size > 1:
+        raise WakefulError(
+            f"train.lora.rank = {config.train.lora.rank} is for one process, and here are "
+            f"{world.size}: leave it out, or train without torchrun"
+        )
     with _memory_errors(), torch.device("meta"):
-        make_optimizer(config, Decoder(config.model))
+        make_optimizer(config, adapted(config, Decoder(config.model)))
 
 
 def check_run(config: Config, progress: Progress | None = None) -> tuple[Config, Data]:
@@ -222,7 +228,15 @@ def make_decoder(config: Config, device: torch.device, given: Decoder | None = N
         else:
             decoder = given.requires_grad_(True)
         decoder.checkpoint_activations = config.train.checkpoint_activations
-        return decoder.to(device=device, dtype=dtype)
+        return adapted(config, decoder.to(device=device, dtype=dtype))
+
+
+def adapted(config: Config, decoder: Decoder) -> Decoder:
+    """Return the decoder with the adapters that a configuration asks for, in place."""
+    lora = config.train.lora
+    if not lora.rank:
+        return decoder
+    return adapt(decoder, lora.rank, alpha=lora.alpha, modules=lora.modules, seed=config.train.seed)
 
 
 @contextlib.contextmanager
