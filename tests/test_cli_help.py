@@ -140,8 +140,8 @@ def test_every_field_of_the_configuration_is_an_option(
             value = ("a b", "")
             arguments += [f"--{name}", *value]
         elif isinstance(default, tuple):
-            value = ("text",)
-            arguments += [f"--{name}", *value]
+            value = (3,) if name == "train.distill.layers" else ("text",)
+            arguments += [f"--{name}", *map(str, value)]
         elif isinstance(default, bool):
             if default:
                 assert name == "data.cross_documents"

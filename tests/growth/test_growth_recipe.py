@@ -13,7 +13,14 @@ import torch
 from safetensors.torch import load_file
 
 from growth.heirs import reference, text, trained
-from wakeful.config.schema import DataConfig, OptimizerConfig, SampleConfig, TrainConfig
+from wakeful.config.schema import (
+    BridgeConfig,
+    DataConfig,
+    HealConfig,
+    OptimizerConfig,
+    SampleConfig,
+    TrainConfig,
+)
 from wakeful.data.order import Batches
 from wakeful.data.preparing import prepared
 from wakeful.display import Display, Silent
@@ -335,3 +342,46 @@ def test_every_baseline_is_checked_without_its_weights(reference: Run, name: str
     ):
         with pytest.raises(WakefulError, match=message):
             check_stages(odd, decoder)
+
+
+def test_layers_are_dropped_in_parts_with_healing_between(
+    reference: Run, text: Path, known: Model, tmp_path: Path
+) -> None:
+    recipe = recipe_for(
+        reference, text, layers=(0, 3), order=(0, 3, 2, 1), drops=2, rule="angle",
+        bridge=BridgeConfig(tokens=64), heal=HealConfig(hidden=0.5),
+    )  # fmt: skip
+    recipe = dataclasses.replace(
+        recipe, train=dataclasses.replace(recipe.train, steps=5, keep_checkpoints=9)
+    )
+    recipe.check(4)
+    check_stages(recipe, known.decoder())
+    outcome = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "a", shown=quietly)
+    one, two = outcome.rounds
+    assert [finished.stage.layers for finished in outcome.rounds] == [(0, 2, 3), (0, 3)]
+    assert (one.stage.steps, two.stage.steps, two.stage.offset) == (2, 3, 2)
+    assert [arm for arm, _ in arms(outcome)] == ["heir"]
+    lessons = [finished.run.config.train.distill for finished in outcome.rounds]
+    assert [lesson.layers for lesson in lessons] == [(1, 2, 3), (2, 3)]
+    # The second begins where the first ended, and bridges its own gap with the same layer.
+    healed = weights(one.run)
+    start = load_file(two.run.checkpoints / "step-00000000" / "model.safetensors")
+    for place, before in ((0, 0), (1, 2)):
+        for part in ("attention.query", "mlp.up", "mlp.down"):
+            ours = start[f"blocks.{place}.{part}.weight"]
+            kept = torch.equal(ours, healed[f"blocks.{before}.{part}.weight"])
+            assert kept == ((place, part) != (0, "mlp.down"))
+    bridges = [finished.run.header.initial["bridges"] for finished in outcome.rounds]
+    assert [[(b["after"], b["first"], b["last"]) for b in each] for each in bridges] == [
+        [(0, 1, 1)], [(0, 1, 2)]
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "over", [{"drops": 3}, {"drops": 2, "order": ()}, {"drops": 2, "layers": (0, 1, 2)}]
+)
+def test_drops_that_cannot_be_made_are_refused(
+    reference: Run, text: Path, over: dict[str, object]
+) -> None:
+    with pytest.raises(WakefulError, match=f"drops = {over['drops']}"):
+        recipe_for(reference, text, **over).check(4)

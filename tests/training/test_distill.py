@@ -98,3 +98,42 @@ def test_what_is_refused() -> None:
             Distillation(student, tiny_decoder(), **given)
     with pytest.raises(WakefulError, match="over must be one of sum, mean"):
         Distillation(student, tiny_decoder(), alpha=0.6, temperature=1.0, over="max")
+
+
+def test_streams_are_matched_behind_the_layers_named() -> None:
+    teacher, student = tiny_decoder(num_layers=4), tiny_decoder(num_layers=2)
+    with torch.no_grad():
+        for parameter in student.parameters():
+            parameter.add_(0.01)
+    options = {"alpha": 0.3, "temperature": 2.0, "over": "sum"}
+    plain = Distillation(student, teacher, **options).loss(TOKENS, TOKENS)
+    made = Distillation(student, teacher, hidden=0.7, layers=(1, 3), **options)
+    found = made.loss(TOKENS, TOKENS)
+
+    def behind(decoder, layer: int) -> torch.Tensor:
+        seen = []
+        handle = decoder.blocks[layer].register_forward_hook(lambda _, __, out: seen.append(out[0]))
+        decoder(TOKENS)
+        handle.remove()
+        return seen[0]
+
+    expected = 0.0
+    for ours, theirs in ((0, 1), (1, 3)):
+        x, y = behind(student, ours), behind(teacher, theirs)
+        expected += ((x - y).square().sum(-1) / y.square().sum(-1)).mean() / 2
+    torch.testing.assert_close(found, plain + 0.7 * expected)
+    found.backward()
+    assert all(parameter.grad is None for parameter in teacher.parameters())
+    assert student.blocks[0].mlp.down.weight.grad is not None
+
+
+def test_streams_that_cannot_be_matched_are_refused() -> None:
+    options = {"alpha": 0.0, "temperature": 1.0, "over": "sum", "hidden": 1.0}
+    teacher = tiny_decoder(num_layers=4)
+    for layers in ((), (0,), (0, 4)):
+        with pytest.raises(WakefulError, match=r"distill\.layers"):
+            Distillation(
+                tiny_decoder(num_layers=5 - len(layers)), teacher, layers=layers, **options
+            )
+    with pytest.raises(WakefulError, match="channels"):
+        Distillation(tiny_decoder(width=64), tiny_decoder(), **options)

@@ -159,6 +159,10 @@ class DistillConfig:
     """Tokens outside top_k: one bucket of the mass that is left, or none, p scaled to sum to 1."""
     store: str = ""
     """Folder of the stored tokens. Empty: one in the cache for each teacher and setting."""
+    hidden: float = 0.0
+    """Times the distance of the streams behind layers, added to the loss: mean ‖x − y‖² / ‖y‖²."""
+    layers: tuple[int, ...] = ()
+    """The teacher's layer, from 0, that each of the student's matches. Empty: its own number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,6 +211,9 @@ class HealConfig:
     """Tokens outside top_k: one bucket of the mass that is left, or none, p scaled to sum to 1."""
     store: str = ""
     """Folder of the stored tokens. Empty: one in the cache for each reference and setting."""
+    hidden: float = 0.0
+    """Times the distance of the heir's stream from the reference's, behind each of its layers and
+    those that it stands for, added to the loss: mean over tokens and layers of ‖x − y‖² / ‖y‖²."""
     lora: LoraConfig = field(default_factory=LoraConfig)
 
 
@@ -295,8 +302,9 @@ class Config:
         at_least(
             0, self, "train.micro_batch_size", "train.log_every", "train.eval_every",
             "train.checkpoint_every", "train.diagnose.every", "train.distill.top_k",
-            "train.lora.rank", "optimizer.lr", "optimizer.final_lr", "optimizer.initial_lr",
-            "optimizer.eps", "optimizer.weight_decay", "optimizer.clip", "optimizer.warmup_steps",
+            "train.distill.hidden", "train.lora.rank", "optimizer.lr", "optimizer.final_lr",
+            "optimizer.initial_lr", "optimizer.eps", "optimizer.weight_decay", "optimizer.clip",
+            "optimizer.warmup_steps",
             "sample.num_tokens", "sample.temperature", "sample.top_k",
         )  # fmt: skip
         if train.length > model.max_length:

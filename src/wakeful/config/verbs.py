@@ -396,6 +396,8 @@ class InheritOptions:
     """What of a block is inherited; the rest starts at random."""
     bridge: BridgeConfig = field(default_factory=BridgeConfig)
     heal: HealConfig = field(default_factory=HealConfig)
+    drops: int = 1
+    """Drop the layers in so many parts, healing after each for its share of the steps."""
     route: str = ""
     """Value route to switch on, e.g. resformer(mode="learnable"). Empty: the reference's."""
     normalizer: str = ""
@@ -491,7 +493,20 @@ class InheritOptions:
             raise WakefulError(f"seeds = {list(self.seeds)}: each is a whole number, named once")
         if self.seeds and self.train.seed:
             raise WakefulError("--seed and --seeds both name the seed: give one")
-        at_least(0, self, "heal.top_k", "heal.lora.rank")
+        at_least(0, self, "heal.top_k", "heal.hidden", "heal.lora.rank")
+        at_least(1, self, "drops")
+        for name in ("top_k", "by"):
+            value = getattr(self.heal, name)
+            if self.heal.hidden and value != getattr(HealConfig, name):
+                raise WakefulError(
+                    f"--heal.hidden {self.heal.hidden:g} needs the reference's streams in every "
+                    f"step, which --heal.{name} {value} does without: leave out one"
+                )
+        if self.drops > 1 and (self.grow or self.blocks or self.copy != "all"):
+            raise WakefulError(
+                f"--drops {self.drops} heals between drops of whole layers in the order that "
+                "--choose gives: leave out --grow, --blocks and --copy"
+            )
         if self.heal.lora.rank and self.copy != "all":
             raise WakefulError(
                 f"--copy {self.copy} starts parts of every block at random, which adapters "

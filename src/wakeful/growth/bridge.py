@@ -143,8 +143,8 @@ def rebridge(
 ) -> list[Bridged]:
     """Bridge the gaps that an heir did not have when its layers were `before`, in place.
 
-    A gap that layers were taken back into loses its bridge: the matrix that carried it is the
-    reference's again. Gaps that stayed keep theirs, with what it has learned.
+    A gap that is another one now loses its bridge: where the layer that carried it is still there,
+    its matrix is the reference's again. Gaps that stayed keep theirs, with what it has learned.
 
     Raises:
         WakefulError: see `bridge`.
@@ -159,6 +159,8 @@ def rebridge(
 
     old, new = placed(before), placed(layers)
     for source, _, _ in old.keys() - new.keys():
+        if source not in layers.sources:
+            continue
         name = f"blocks.{layers.sources.index(source)}.mlp.down"
         theirs = reference.get_submodule(f"blocks.{source}.mlp.down")
         heir.get_submodule(name).load_state_dict(theirs.state_dict())

@@ -85,6 +85,7 @@ def make_recipe(
         copy=options.copy,
         route=options.route,
         normalizer=options.normalizer,
+        drops=options.drops,
         grow=options.grow,
         rounds=options.rounds or 1 + room,
         until=options.until,
@@ -216,12 +217,19 @@ def measure_costs(recipe: Recipe, reference: Decoder, data: PreparedData) -> lis
     learning = {name for name, p in reference.named_parameters() if p.requires_grad}
     training = reference.training
     grown = [1 + number * recipe.grow / depth for number in range(recipe.rounds)]
+    total = reference.config.num_layers
     setting = setting_of(recipe, reference, recipe.layer_map(0))
     heir = setting.inherit(recipe.layer_map(0), copy=recipe.copy)
-    healing = recipe.healing
+    share, layers = sum(grown), recipe.layer_map(0)
+    if recipe.drops > 1:
+        left_out = (total - depth) / depth  # at an even pace
+        share = 1 + left_out * (1 - 1 / recipe.drops) / 2
     costs = [
-        _cost(recipe, reference, "heir", heir, data, sum(grown), healing, lora=recipe.heal.lora)
-    ]
+        _cost(
+            recipe, reference, "heir", heir, data, share, recipe.healing(layers, total),
+            lora=recipe.heal.lora,
+        )
+    ]  # fmt: skip
     # A student that grows goes through every round, and its baselines take as many steps.
     rounds = len(grown) if recipe.grow_from == "student" else 1
     for name in recipe.baselines:

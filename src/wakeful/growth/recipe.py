@@ -66,6 +66,8 @@ class Recipe:
     copy: Copy = "all"
     route: str = ""
     normalizer: str = ""
+    drops: int = 1
+    """Parts in which the layers left out are dropped, with healing in between."""
     grow: int = 0
     """Layers that each round adds."""
     rounds: int = 1
@@ -104,6 +106,14 @@ class Recipe:
                 f"an heir whose layers are {self.rule!r} has no next layer to grow by: choose "
                 "first, rank, mass, influence, angle or bridge"
             )
+        left_out = num_layers - len(self.layers)
+        if self.drops > 1 and not (self.order and self.drops <= min(left_out, self.train.steps)):
+            raise WakefulError(
+                f"drops = {self.drops}: there are {left_out} layers to drop and "
+                f"{self.train.steps} steps to heal in, of which each part needs one, and "
+                f"{self.rule!r} must say in which order (first, rank, mass, influence, angle or "
+                "bridge)"
+            )
         largest = len(self.layers) + self.grow * (self.rounds - 1)
         if largest > num_layers:
             raise WakefulError(
@@ -122,16 +132,28 @@ class Recipe:
             for name, seed in named
         ]
 
-    @property
-    def healing(self) -> DistillConfig:
-        """What an heir is trained on."""
+    def healing(self, layers: LayerMap, num_layers: int) -> DistillConfig:
+        """What an heir of these layers of the reference's `num_layers` is trained on."""
         heal = self.heal
         if heal.by == "text":
             return DistillConfig()
         return DistillConfig(
             teacher=self.reference, alpha=heal.alpha, temperature=heal.temperature,
-            top_k=heal.top_k, rest=heal.rest, store=heal.store,
+            top_k=heal.top_k, rest=heal.rest, store=heal.store, hidden=heal.hidden,
+            layers=layers.behind(num_layers) if heal.hidden else (),
         )  # fmt: skip
+
+    def parts(self, num_layers: int) -> list[tuple[LayerMap, int]]:
+        """Return the layers after each drop, from the reference's `num_layers`, and its steps."""
+        left_out, steps = num_layers - len(self.layers), self.train.steps
+        ends = [round(part * steps / self.drops) for part in range(self.drops + 1)]
+        return [
+            (
+                from_order(self.order, num_layers - round(part * left_out / self.drops), self.rule),
+                ends[part] - ends[part - 1],
+            )
+            for part in range(1, self.drops + 1)
+        ]
 
     def lesson(self, distil: Distil) -> DistillConfig:
         """What a baseline is trained on."""
@@ -161,7 +183,7 @@ def check_stages(recipe: Recipe, reference: Decoder) -> Config:
         check_bridge(blank)
     heir = Baseline("", lambda s: s.inherit(layers, copy=recipe.copy))
     arms = [
-        ("heir", heir, recipe.healing, recipe.heal.lora),
+        ("heir", heir, recipe.healing(layers, blank.config.num_layers), recipe.heal.lora),
         ("heir", heir, recipe.lesson("sum"), LoraConfig()),
     ]
     baselines = [(name, baseline_of(name)) for name in recipe.baselines]
@@ -254,9 +276,42 @@ def carry_out(
     return Outcome(tuple(rounds), tuple(baselines))
 
 
+def _drops(recipe: Recipe, reference: Decoder, out: Path, shown: Shown) -> Iterator[Finished]:
+    """Train an heir after each drop, from the one before it."""
+    total, before, done = reference.config.num_layers, None, 0
+    for layers, steps in recipe.parts(total):
+        stage = Stage(
+            name=f"heir-{len(layers)}",
+            arm="heir",
+            steps=steps,
+            offset=done,
+            start=partial(_dropped, recipe, reference, layers, before),
+            layers=layers.sources,
+            distill=recipe.healing(layers, total),
+            lora=recipe.heal.lora,
+            bridge=partial(_bridges, recipe, reference, layers, before),
+        )
+        before = _finished(recipe, stage, out, shown)
+        done += steps
+        yield before
+
+
+def _dropped(
+    recipe: Recipe, reference: Decoder, layers: LayerMap, before: Finished | None
+) -> Decoder:
+    if before is None:
+        return _heir(recipe, reference, layers, None)
+    student = read_decoder(before.run.path, dtype="auto").decoder()
+    had = LayerMap(before.stage.layers, recipe.rule)
+    return inherit(student, layers.within(had), seed=recipe.train.seed)
+
+
 def _rounds(
     recipe: Recipe, reference: Decoder, loss: float, out: Path, shown: Shown
 ) -> Iterator[Finished]:
+    if recipe.drops > 1:
+        yield from _drops(recipe, reference, out, shown)
+        return
     steps, spent = recipe.train.steps, 0.0
     grows_on = recipe.grow_from == "student" and recipe.rounds > 1
     before: Finished | None = None
@@ -270,7 +325,7 @@ def _rounds(
             offset=number * steps if grown else 0,
             start=lambda grown=grown, layers=layers: _heir(recipe, reference, layers, grown),
             layers=layers.sources,
-            distill=recipe.healing,
+            distill=recipe.healing(layers, reference.config.num_layers),
             lora=recipe.heal.lora,
             bridge=partial(_bridges, recipe, reference, layers, grown),
         )
@@ -295,9 +350,9 @@ def _heir(recipe: Recipe, reference: Decoder, layers: LayerMap, grown: Finished 
 
 
 def _bridges(
-    recipe: Recipe, reference: Decoder, layers: LayerMap, grown: Finished | None, heir: Decoder
+    recipe: Recipe, reference: Decoder, layers: LayerMap, before: Finished | None, heir: Decoder
 ) -> list[Bridged]:
-    """Bridge an heir's gaps on the beginning of the training text."""
+    """Bridge an heir's gaps that the one `before` lacked, on the training text's beginning."""
     if recipe.bridge.map == "none":
         return []
     length, text = recipe.train.length, PreparedData.open(recipe.data.source).train
@@ -306,11 +361,11 @@ def _bridges(
     device = choose_device(recipe.train.device)
     reference.to(device)
     heir.to(device)
-    if grown is None:
+    if before is None:
         found = bridge(heir, reference, layers, tokens, recipe.bridge)
     else:
-        before = LayerMap(grown.stage.layers, recipe.rule)
-        found = rebridge(heir, reference, layers, before, tokens, recipe.bridge)
+        had = LayerMap(before.stage.layers, recipe.rule)
+        found = rebridge(heir, reference, layers, had, tokens, recipe.bridge)
     reference.to("cpu")
     heir.to("cpu")
     return found

@@ -97,14 +97,14 @@ def match(
 
 
 def _loss(student: Decoder, teacher: Decoder, tokens: Tensor) -> Tensor:
-    with torch.no_grad(), _states(teacher) as wanted:
+    with torch.no_grad(), states_of(teacher) as wanted:
         expected = teacher(tokens)
-    with _states(student) as found:
+    with states_of(student) as found:
         logits = student(tokens)
-    return _divergence(logits, expected) + _distance(found, wanted)
+    return _divergence(logits, expected) + distance(found, wanted)
 
 
-def _distance(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> Tensor:
+def distance(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> Tensor:
     """Return 1/N Σ_n mean_i ‖x̂_ni − x_ni‖² / ‖x_ni‖² of states (B, L, D) after each layer n."""
     apart = [
         ((one - other).square().sum(-1) / other.square().sum(-1)).mean()
@@ -114,7 +114,7 @@ def _distance(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> Tensor:
 
 
 @contextmanager
-def _states(decoder: Decoder) -> Iterator[list[Tensor]]:
+def states_of(decoder: Decoder) -> Iterator[list[Tensor]]:
     """Collect every block's output while a model runs."""
     found: list[Tensor] = []
 

@@ -4,7 +4,8 @@ Distillation: Hinton et al. 2015; When Attention Collapses, appendix B. B batch,
 vocabulary, k tokens kept of a stored prediction.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, get_args
 
 import torch
@@ -17,6 +18,7 @@ from wakeful.data.order import documents_of
 from wakeful.errors import WakefulError
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import IGNORED, Decoder, cross_entropy
+from wakeful.training.matching import distance, states_of
 from wakeful.training.stored import About, Store, TopK, digest_of, top_k
 from wakeful.world import ALONE, World
 
@@ -107,10 +109,27 @@ def check_same_vocabulary(student: int, teacher: int) -> None:
 
 
 class Distillation:
-    """The loss of a student with its teacher at hand."""
+    """The loss of a student with its teacher at hand.
+
+    With `hidden` above 0 the streams are matched too: plus `hidden` times
+
+        1/N Σ_n mean_i ‖x_ni − y_ni‖² / ‖y_ni‖²
+
+    with x_ni the student's state of token i behind layer n and y_ni the teacher's behind layer
+    `layers[n]` (behind n where there are none), N the student's layers. Relative to each token, for
+    the first ones are hundreds of times as long as all others.
+    """
 
     def __init__(
-        self, student: Decoder, teacher: Decoder, *, alpha: float, temperature: float, over: Over
+        self,
+        student: Decoder,
+        teacher: Decoder,
+        *,
+        alpha: float,
+        temperature: float,
+        over: Over,
+        hidden: float = 0.0,
+        layers: Sequence[int] = (),
     ) -> None:
         """Raises `WakefulError` where the two cannot see the same tokens, or a number is off."""
         check_same_vocabulary(student.config.vocab_size, teacher.config.vocab_size)
@@ -126,6 +145,10 @@ class Distillation:
         self.alpha = alpha
         self.temperature = temperature
         self.over: Over = over
+        self.hidden = hidden
+        self.layers = layers or range(student.config.num_layers)
+        if hidden:
+            _check_streams(student, teacher, self.layers)
 
     def loss(
         self,
@@ -138,15 +161,40 @@ class Distillation:
 
         Both see of each row what `documents` lets them see (`Decoder.forward`).
         """
-        with torch.no_grad():
+        looks = states_of if self.hidden else _nothing
+        with torch.no_grad(), looks(self.teacher) as theirs:
             wanted = self.teacher(tokens, documents=documents)
-        return distillation_loss(
-            self.student(tokens, documents=documents),
+        with looks(self.student) as ours:
+            found = self.student(tokens, documents=documents)
+        loss = distillation_loss(
+            found,
             wanted,
             self.student.counted(targets),
             alpha=self.alpha,
             temperature=self.temperature,
             over=self.over,
+        )
+        if not self.hidden:
+            return loss
+        return loss + self.hidden * distance(ours, [theirs[layer] for layer in self.layers])
+
+
+@contextlib.contextmanager
+def _nothing(_: Decoder) -> Iterator[list[Tensor]]:
+    yield []
+
+
+def _check_streams(student: Decoder, teacher: Decoder, layers: Sequence[int]) -> None:
+    depth, width = teacher.config.num_layers, teacher.config.width
+    if len(layers) != student.config.num_layers or not all(0 <= n < depth for n in layers):
+        raise WakefulError(
+            f"train.distill.layers = {list(layers)}: the student has {student.config.num_layers} "
+            f"layers, each of which needs one of the teacher's {depth} to match, counted from 0"
+        )
+    if width != student.config.width:
+        raise WakefulError(
+            f"train.distill.hidden compares streams, and the student's has "
+            f"{student.config.width} channels where the teacher's has {width}: give 0"
         )
 
 
@@ -256,16 +304,26 @@ def make_loss(
         else:
             loss = Distillation(
                 decoder, given, alpha=distill.alpha, temperature=distill.temperature,
-                over=distill.over,
+                over=distill.over, hidden=distill.hidden, layers=distill.layers,
             ).loss  # fmt: skip
     if not config.data.cross_documents:
         loss = _within_documents(loss, end_of_text)
     return torch.compile(loss) if config.train.compile and world.size == 1 else loss
 
 
-def check_stored(config: Config) -> None:
-    """Raise `WakefulError` where fields of a stored teacher do not go together."""
+def check_distill(config: Config) -> None:
+    """Raise `WakefulError` where fields of `[train.distill]` do not go together."""
     distill = config.train.distill
+    if distill.hidden and distill.top_k:
+        raise WakefulError(
+            "train.distill.hidden needs the teacher's streams, and train.distill.top_k stores its "
+            "predictions alone: leave out one"
+        )
+    if distill.hidden and config.train.compile:
+        raise WakefulError(
+            "train.distill.hidden looks into the models, which train.compile does not let it: "
+            "leave out one"
+        )
     if not distill.top_k and (distill.store or distill.rest != "bucket"):
         raise WakefulError(
             "train.distill.store and train.distill.rest are for stored predictions: give "

@@ -26,7 +26,7 @@ from wakeful.model.lora import adapt
 from wakeful.optim.build import BUILDERS, build_optimizer, optimizer_of, options_of
 from wakeful.quant.schemes import parse_scheme
 from wakeful.training.events import check_installed
-from wakeful.training.objective import check_same_vocabulary, check_stored, open_store
+from wakeful.training.objective import check_distill, check_same_vocabulary, open_store
 from wakeful.training.parallel import check_shares
 from wakeful.world import ALONE, World
 
@@ -60,7 +60,7 @@ def check_parts(config: Config, world: World = ALONE) -> None:
     """
     check_installed(config)
     _check_schemes(config)
-    check_stored(config)
+    check_distill(config)
     check_shares(config, world)
     if config.train.lora.rank and world.size > 1:
         raise WakefulError(

@@ -198,7 +198,8 @@ def _begun(
         recipe.check(total)
         config = check_stages(recipe, reference.decoder())
         if recipe.heal.top_k:
-            healed = dataclasses.replace(config.train, distill=recipe.healing)
+            lesson = recipe.healing(recipe.layer_map(0), total)
+            healed = dataclasses.replace(config.train, distill=lesson)
             store = dataclasses.replace(config, train=healed)
             open_store(store, reference.decoder(), data.train.end_of_text)
         started = time.monotonic()
