@@ -7,7 +7,7 @@ import pytest
 
 from wakeful.config.schema import DataConfig
 from wakeful.data.mixture import BLOCK, MixedBatches, MixedTokens, MixedWindows, mixture_of
-from wakeful.data.preparing import mixed
+from wakeful.data.preparing import mixed, prepare
 from wakeful.data.sources import read_documents
 from wakeful.data.tokens import TokenFile
 from wakeful.errors import WakefulError
@@ -110,6 +110,13 @@ def test_validation_predicts_every_token_of_every_domain_once() -> None:
 def test_what_is_no_mixture_is_refused(source: str, message: str) -> None:
     with pytest.raises(WakefulError, match=message):
         mixture_of(source)
+
+
+def test_a_mixture_is_not_prepared_as_one_text(tmp_path: Path) -> None:
+    source = 'mixture(parts=[("a", "x.txt", 1), ("b", "y.txt", 1)])'
+    with pytest.raises(WakefulError, match="prepare a part by itself"):
+        prepare(source, tmp_path / "out", vocab_size=300)
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_is_not_written_as_a_mixture_is_none() -> None:

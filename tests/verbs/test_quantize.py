@@ -153,11 +153,10 @@ def test_a_saved_transformers_model_loads_and_generates(
     assert ModelCard(card).data.tags == ["wakeful", "quantized"]
     assert "import wakeful.hf\nfrom transformers import" in card
     assert f"Made of {llama}, whose license holds here too" in card
-    assert f"wakeful quantize {llama} --text {text}" in card
-    assert "--scheme fine" in card
-    assert (
-        f"3 windows of a text, {summary['tokens']:,} tokens | {summary['perplexity']:.4g}" in card
-    )
+    options = "--length 16 --bos on --scheme fine --num_sequences 3"
+    assert f"    wakeful quantize {llama} --text {text} {options} --save {small}\n" in card
+    row = f"3 windows of a text, {summary['tokens']:,} tokens | {summary['perplexity']:.4g}"
+    assert row in card
     model = AutoModelForCausalLM.from_pretrained(llama).eval()
     tokens = torch.arange(20)[None]
     with torch.inference_mode():

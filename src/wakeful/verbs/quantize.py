@@ -159,7 +159,8 @@ class Quantization(Result):
         scheme = scheme_of(self.model.module)
         assert scheme is not None
         done = [
-            f"Quantized by {scheme.definition}, {scheme.scales} scales of inputs",
+            f"Quantized by {scheme.definition}"
+            + (f", {scheme.scales} scales of inputs" if scheme.inputs is not None else ""),
             f"{len(self.layers)} linear layers; the output head "
             + ("too" if self.head else "stays in full precision"),
         ]
