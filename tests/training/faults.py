@@ -41,7 +41,7 @@ def start(config: Config, folder: Path, *arguments: str) -> subprocess.Popen[str
 
 def wait_for_step(run: Path, step: int) -> None:
     """Wait until a run has written the metrics of a step."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     metrics = run / "metrics.jsonl"
     while not metrics.is_file() or metrics.read_bytes().count(b"\n") < step:
         assert time.monotonic() < deadline, "the run did not get there"

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from training.runs import tiny
+from training.runs import tiny, write_text
 from wakeful.config.schema import Config
 from wakeful.data.order import Batches, ValidationWindows
 from wakeful.errors import Interrupted, WakefulError
@@ -195,7 +195,9 @@ def test_stored_predictions_serve_epochs_seeds_and_a_resumed_run(
     text: Path, tmp_path: Path, reference: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lesson = stored(reference, store=str(tmp_path / "store"))
-    config = tiny(text, data={"fixed_windows": True}, train={"distill": lesson})
+    seldom = {"eval_every": 0, "checkpoint_every": 0}
+    few = write_text(tmp_path / "few", documents=20)
+    config = tiny(few, data={"fixed_windows": True}, train={"distill": lesson, **seldom})
     windows = Batches(load_data(config.data).train, length=16, batch_size=4, seed=0).num_windows
     steps = -(-windows // 4) + 1  # an epoch, and a batch of the next
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=steps))
