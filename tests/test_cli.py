@@ -2,6 +2,7 @@
 
 import io
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from training.runs import text, tiny
+from training.runs import text, tiny, write_text
 from wakeful.cli import main, verbs
 from wakeful.config.schema import config_to_toml
 from wakeful.errors import Interrupted
@@ -203,11 +204,20 @@ def test_several_configurations_are_compared_by_their_files_names(
     assert "other" in capsys.readouterr().out
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    file = folder / "mine.toml"
+    file.write_text(config_to_toml(tiny(write_text(folder / "text"))))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WAKEFUL_CACHE", str(folder / "cache"))
+        assert main(["train", str(file), "--out", str(folder / "run"), *FAST]) == 0
+    return folder / "run"
+
+
 @pytest.fixture
-def run(config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    assert main(["train", config, "--out", str(tmp_path / "run"), *FAST]) == 0
-    capsys.readouterr()
-    return str(tmp_path / "run")
+def run(trained: Path, tmp_path: Path) -> str:
+    return str(shutil.copytree(trained, tmp_path / "run"))
 
 
 def test_a_finished_run_is_resumed_by_its_path_alone(

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from test_diagnose import llama, save_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config
 
 import wakeful
-from training.runs import text, tiny
+from training.runs import text, tiny, write_text
 from wakeful.cli import main
 from wakeful.errors import WakefulError
 from wakeful.evaluation.diagnosis import sequences_of
@@ -36,9 +37,18 @@ SMALL = ["--length", "16", "--num_sequences", "3"]
 CPU = torch.device("cpu")
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WAKEFUL_CACHE", str(folder / "cache"))
+        config = tiny(write_text(folder / "text"), model={"route": "resformer"})
+        return train(config, folder / "run").path
+
+
 @pytest.fixture
-def run(text: Path, tmp_path: Path) -> Path:
-    return train(tiny(text, model={"route": "resformer"}), tmp_path / "run").path
+def run(trained: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained, tmp_path / "run"))
 
 
 def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
