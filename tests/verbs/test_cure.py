@@ -227,6 +227,17 @@ def test_sinks_and_gates_are_written_and_read(
     assert found.diagnosis.summary["models"][1]["loss"]
 
 
+def test_without_steps_sinks_are_fitted_and_no_weight_is_trained(ended: Path, words: str) -> None:
+    model = wakeful.load(ended)
+    given = SHORT | {"steps": 0}
+    found = wakeful.cure(model, sinks=True, text=words, **given)
+    assert "none (--steps); KL from the model after id" in dict(found.done)["Training"]
+    cured = dict(found.model.module.named_parameters())
+    for name, weight in model.decoder().named_parameters():
+        if name.endswith("weight"):
+            assert torch.equal(cured[name], weight), name
+
+
 def test_sinks_take_the_same_way_twice_and_leave_the_model(ended: Path, words: str) -> None:
     model = wakeful.load(ended)
     before = {name: tensor.clone() for name, tensor in model.module.state_dict().items()}

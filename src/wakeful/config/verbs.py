@@ -221,11 +221,11 @@ class CureOptions(_Reading):
     prefix: str = ""
     """Store a prefix: bos, or a number of tokens to choose (1, 2 ...). Empty: none."""
     sinks: bool = False
-    """Put a learned sink into every head, fitted to the model's own statistics and trained."""
+    """Put a learned sink into every head, fitted to the model's own statistics."""
     gates: bool = False
-    """Put a gate on every head's output, fitted likewise; beside sinks open at first. Trained."""
-    steps: int = 60
-    """Training steps of sinks and gates. 0: none, they stay as they were fitted."""
+    """Put a gate on every head's output, fitted likewise; beside sinks it needs --steps."""
+    steps: int = 0
+    """Steps to train a model with sinks or gates. 0: none, they stay as they were fitted."""
     batch_size: int = 4
     """Sequences a training step."""
     train_length: int = 256

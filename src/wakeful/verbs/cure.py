@@ -34,7 +34,7 @@ from wakeful.runs.run import disk_errors, replaced
 from wakeful.surgery import check_rotates, choose_prefix, rotate, store_prefix
 from wakeful.verbs.diagnose import PASSES, Diagnosis, diagnose
 from wakeful.verbs.result import Result, Source, asked, each_model, name_of, showing
-from wakeful.verbs.retraining import check_retrains, retrained
+from wakeful.verbs.retraining import FITTED, check_retrains, retrained
 from wakeful.verbs.session import foretell
 from wakeful.world import ALONE
 
@@ -159,7 +159,7 @@ def cure(
     options: CureOptions | None = None,
     **given: Any,
 ) -> Cure:
-    """Take a model's outliers and sinks away: without training, but for learned sinks and gates.
+    """Take a model's outliers and sinks away, without training unless `steps` are asked for.
 
         cured = wakeful.cure("smollm2", rotate="hadamard", prefix="bos").model
 
@@ -185,7 +185,8 @@ def cure(
         refuse_existing(Path(wanted.out))
     place = choose_device(wanted.device)
     with showing(shown, "cure", ALONE) as show:
-        learned = wanted.steps * wanted.batch_size * wanted.train_length if wanted.trains else 0
+        rows = max(wanted.steps * wanted.batch_size, FITTED) if wanted.trains else 0
+        learned = rows * wanted.train_length
         words = beginning_of(
             wanted.source, (wanted.length or LENGTH) * wanted.num_sequences + learned
         )
@@ -254,9 +255,9 @@ def _text(loaded: Model, words: Beginning, wanted: CureOptions) -> Tensor:
 
 
 def _rest(loaded: Model, words: Beginning, skip: int, count: int, wanted: CureOptions) -> Tensor:
-    """Return the tokens (N,) to train on: those after the ones to verify on."""
+    """Return the tokens (N,) to fit and train on: those after the ones to verify on."""
     least = min(wanted.train_length, loaded.context - 1)
-    found = words.tokens(loaded.plain, skip + max(count, 8 * least))[skip:]
+    found = words.tokens(loaded.plain, skip + count)[skip:]
     if len(found) < least:
         raise WakefulError(
             f"the text has {skip + len(found):,} tokens, and {skip:,} of them are to verify on: "

@@ -1,4 +1,4 @@
-"""What `cure` trains: sinks and gates, until the model does what it did after one stored token."""
+"""Sinks and gates that do what one stored token did: fitted, and trained where that is asked."""
 
 import copy
 
@@ -20,8 +20,8 @@ from wakeful.verbs.session import counting
 
 SPEED = 30.0
 """How much faster than matrices sinks, gates and the attention's biases learn, which are few."""
-_FITTED = 16
-"""Training sequences that sinks and gates are fitted on before they are trained."""
+FITTED = 16
+"""Sequences that sinks and gates are fitted on."""
 _FAST = (".log_sinks", ".key.bias", ".value.bias", ".out.bias")
 
 
@@ -33,7 +33,7 @@ def check_retrains(plain: Decoder, wanted: CureOptions) -> None:
 def retrained(
     loaded: Model, token: int, text: Tensor, rest: Tensor, wanted: CureOptions, show: Display
 ) -> tuple[Decoder, list[tuple[str, str]]]:
-    """Return the trained decoder and what was done in words.
+    """Return the decoder with sinks or gates and what was done in words.
 
     It learns on `rest` (N,); its divergence is measured on `text` (B, L).
     """
@@ -41,13 +41,13 @@ def retrained(
     teacher = store_prefix(plain, [token])
     length = min(wanted.train_length, loaded.context - 1, len(rest))
     show.note("fitting sinks" if wanted.sinks else "fitting gates")
-    rows = min(_FITTED, len(rest) // length)
+    rows = min(FITTED, len(rest) // length)
     start = learned_sinks if wanted.sinks else learned_gates
     student = start(plain, token, rest[: rows * length].view(rows, length))
     if wanted.sinks and wanted.gates:
         student = open_gates(student)
     student = copy.deepcopy(student)
-    before = divergence(student, teacher, text)
+    before = after = divergence(student, teacher, text)
     plan = Matching(
         steps=wanted.steps, batch_size=wanted.batch_size, length=length, lr=wanted.lr,
         seed=wanted.seed,
@@ -60,7 +60,7 @@ def retrained(
         tokens = wanted.batch_size * length
         told = counting(show, "training steps", loaded, tokens=tokens, passes=PASSES)
         match(student, teacher, rest, plan, fast=fast, speed=SPEED, progress=told)
-    after = divergence(student, teacher, text)
+        after = divergence(student, teacher, text)
     return student, _said(wanted, plan, token, before, after)
 
 
@@ -74,12 +74,15 @@ def _said(
     if wanted.gates:
         start = "half open" if wanted.sinks else f"fitted to id {token} stored before the text"
         done.append(("Gates", f"one a head on the attention's output, {start}"))
+    apart = f"KL from the model after id {token}, on text that taught it nothing: "
+    if not plan.steps:
+        done.append(("Training", f"none (--steps); {apart}{before:.4f} nats a token"))
+        return done
     done.append(
         (
             "Training",
             f"{plan.steps} steps of {plan.batch_size} × {plan.length} tokens, learning rate "
-            f"{plan.lr:g}, seed {plan.seed}; KL from the model after id {token}, on text it was "
-            f"not trained on: {before:.4f} → {after:.4f} nats a token",
+            f"{plan.lr:g}, seed {plan.seed}; {apart}{before:.4f} → {after:.4f} nats a token",
         )
     )
     return done
