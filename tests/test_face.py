@@ -79,7 +79,7 @@ def test_the_names_editors_see_are_those_there_are(room: str) -> None:
 def test_a_name_that_is_a_submodules_too_is_the_function_in_any_order() -> None:
     # What is heavy is imported once, and what is ours anew in each fork.
     program = (
-        "import os, sys, torch, transformers, polars\n"
+        "import os, sys, torch.distributed.tensor, transformers.modeling_utils, polars\n"
         "for first in sys.argv[1:]:\n"
         "    child = os.fork()\n"
         "    if not child:\n"

@@ -136,7 +136,8 @@ def test_the_first_process_alone_writes_and_speaks(folder: Path, spoken: str) ->
     ("what", "part", "rank"),
     [
         ("fail", "sequence", 1),
-        ("kill", "sequence", 1),
+        # Quickly, what a killed process does is seen in `training/test_killed_processes.py`.
+        pytest.param("kill", "sequence", 1, marks=pytest.mark.slow),
         pytest.param("kill", "end", 0, marks=pytest.mark.slow),
     ],
 )

@@ -288,10 +288,12 @@ def test_every_verb_uses_a_damaged_run_or_refuses_it(
         if status:
             raise WakefulError(line[-1])
 
-    files = [path.relative_to(pair) for path in (pair / "a").rglob("*") if path.is_file()]
+    files = sorted(path.relative_to(pair) for path in (pair / "a").rglob("*") if path.is_file())
     refused = 0
     work = tmp_path / "w"
-    for file in files:  # each of them missing
+    # Each of them missing; of few trials a third of them, another with each verb.
+    part = slice(None) if trials > 4 else slice(list(VERBS).index(verb) % 3, None, 3)
+    for file in {*files[part], Path("a/seed-0/run.json")}:
         shutil.copytree(pair, work)
         (work / file).unlink()
         refused += bool(refusal(lambda: use(work), seconds=60))
