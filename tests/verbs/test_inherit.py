@@ -143,6 +143,20 @@ def test_all_layers_and_no_training_to_speak_of_is_the_reference(
     assert "parity is reached" in verdicts(read_inheritance(tmp_path / "out")[0])[0]
 
 
+def test_an_heir_may_be_narrow(command: list[str], reference: Run, tmp_path: Path) -> None:
+    given = ["--width.heads", "0.5", "--width.mlp", "0.5", "--baseline", "random"]
+    assert main([*command, *given]) == 0
+    heir, random = (Run.open(tmp_path / "out" / name).config.model for name in ("heir-4", "random"))
+    whole = reference.config.model
+    assert heir == random
+    assert (heir.num_heads, heir.mlp_width) == (whole.num_heads // 2, whole.mlp_width // 2)
+    assert heir.num_layers == whole.num_layers
+    arms = {arm.arm: arm for arm in read_inheritance(tmp_path / "out")[0].arms}
+    assert arms["heir-4"].start_loss < arms["random"].start_loss
+    read = read_decoder(tmp_path / "out/heir-4").decoder()
+    assert read.config.mlp_width == heir.mlp_width
+
+
 def test_heirs_learn_from_predictions_that_were_stored_once(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

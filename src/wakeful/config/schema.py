@@ -195,6 +195,26 @@ class BridgeConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WidthConfig:
+    """Heads and channels that stay in every layer, the most important (Minitron, 2407.14679)."""
+
+    heads: float = 0.0
+    """Share of the groups of heads that have a key and value in common. 0: all."""
+    mlp: float = 0.0
+    """Share of the hidden channels of the feed-forward networks. 0: all."""
+
+    def __post_init__(self) -> None:
+        for name in ("heads", "mlp"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise WakefulError(
+                    f"width.{name} = {getattr(self, name)} is a share to keep, between 0 and 1"
+                )
+
+    def __bool__(self) -> bool:
+        return bool(self.heads or self.mlp)
+
+
+@dataclass(frozen=True, kw_only=True)
 class HealConfig:
     """What an heir is trained on: α CE + (1 − α) T² KL(reference ‖ heir), or CE alone."""
 

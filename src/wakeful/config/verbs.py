@@ -17,6 +17,7 @@ from wakeful.config.schema import (
     SampleConfig,
     TextConfig,
     TrainConfig,
+    WidthConfig,
 )
 from wakeful.config.tables import at_least, from_table, merged, to_table
 from wakeful.errors import WakefulError, nearest
@@ -379,7 +380,7 @@ class InheritOptions:
     resume: str = ""
     """Continue the inheritance in this folder; it takes no other option."""
     layers: int = 0
-    """Layers of the heir. 0: as many as keep says, or half of the reference's."""
+    """Layers of the heir. 0: as many as keep says, half of the reference's, or all with width."""
     keep: float = 0.0
     """Share of the reference's layers to keep, instead of layers."""
     choose: Choose = "angle"
@@ -396,6 +397,7 @@ class InheritOptions:
     """What of a block is inherited; the rest starts at random."""
     bridge: BridgeConfig = field(default_factory=BridgeConfig)
     heal: HealConfig = field(default_factory=HealConfig)
+    width: WidthConfig = field(default_factory=WidthConfig)
     drops: int = 1
     """Drop the layers in so many parts, healing after each for its share of the steps."""
     route: str = ""
@@ -502,6 +504,11 @@ class InheritOptions:
                     f"--heal.hidden {self.heal.hidden:g} needs the reference's streams in every "
                     f"step, which --heal.{name} {value} does without: leave out one"
                 )
+        if self.width and (self.grow or self.drops > 1 or self.copy != "all"):
+            raise WakefulError(
+                "--width narrows every layer once, from the whole reference: leave out --grow, "
+                "--drops and --copy"
+            )
         if self.drops > 1 and (self.grow or self.blocks or self.copy != "all"):
             raise WakefulError(
                 f"--drops {self.drops} heals between drops of whole layers in the order that "

@@ -12,6 +12,7 @@ from typing import Literal
 
 import torch
 
+from wakeful.config.model import ModelConfig
 from wakeful.config.verbs import Copy
 from wakeful.errors import WakefulError
 from wakeful.growth.inherit import inherit, target_config
@@ -33,6 +34,8 @@ class Setting:
     """The laziest run of n layers, where a baseline asked for it."""
     route: str = ""
     normalizer: str = ""
+    shape: ModelConfig | None = None
+    """The reference with the heir's heads and channels, where those are fewer."""
 
     @property
     def num_layers(self) -> int:
@@ -74,7 +77,10 @@ class Baseline:
 def at_random(setting: Setting, num_layers: int) -> Decoder:
     """Return a target of the reference's shape with nothing inherited."""
     config = target_config(
-        setting.reference.config, num_layers, route=setting.route, normalizer=setting.normalizer
+        setting.shape or setting.reference.config,
+        num_layers,
+        route=setting.route,
+        normalizer=setting.normalizer,
     )
     decoder = Decoder(config).to(setting.reference.head.weight.dtype)
     return initialize(decoder, setting.seed)

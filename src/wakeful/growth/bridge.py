@@ -205,7 +205,7 @@ class Stream:
             handle.remove()
 
 
-class _Equations:
+class Equations:
     """Σ w f fᵀ, Σ w f zᵀ and Σ w ‖z‖² of features f and targets z, in float64."""
 
     def __init__(self, features: int, width: int, device: torch.device) -> None:
@@ -223,6 +223,18 @@ class _Equations:
         """Return Σ w ‖S f − z‖², of a solution Sᵀ."""
         return self.zz + float((solution * (self.ff @ solution - 2 * self.fz)).sum())
 
+    def solved(self, ridge: float) -> Tensor:
+        """Return Sᵀ with the least Σ w ‖S f − z‖² + λ ‖S‖², λ = `ridge` times the mean of w f²."""
+        damped = self.ff.clone()
+        damped.diagonal().add_(ridge * damped.diagonal().mean())
+        factor, failed = torch.linalg.cholesky_ex(damped)
+        if failed:
+            raise WakefulError(
+                f"the text cannot decide {len(damped)} columns: give more --bridge.tokens, or a "
+                f"larger --bridge.ridge than {ridge:g}"
+            )
+        return torch.cholesky_solve(self.fz, factor)
+
 
 def solve(ours: Stream, theirs: Stream, gap: Gap, options: BridgeConfig) -> Bridged:
     """Solve for one bridge and fold it into the layer before the gap."""
@@ -231,7 +243,7 @@ def solve(ours: Stream, theirs: Stream, gap: Gap, options: BridgeConfig) -> Brid
     width, hidden = weight.shape
     through = options.map == "output"
     size = width if through else hidden
-    equations = _Equations(size + (bias is not None), width, weight.device)
+    equations = Equations(size + (bias is not None), width, weight.device)
     total, first = 0.0, _Mean()
     for (read, put_out), state in zip(ours.seen(), theirs.states(), strict=True):
         f, out, y = read.double(), put_out.double(), state.double().to(weight.device)
@@ -278,7 +290,7 @@ class _Mean:
         return [total / self.count for total in self.sums]
 
 
-def _solved(equations: _Equations, size: int, options: BridgeConfig, first: _Mean) -> Tensor:
+def _solved(equations: Equations, size: int, options: BridgeConfig, first: _Mean) -> Tensor:
     """Return Sᵀ with the least Σ w ‖S f − z‖² + λ ‖S‖², and S f₁ = z₁ where first is apart."""
     damped = equations.ff.clone()
     ridge = damped.diagonal()[:size]

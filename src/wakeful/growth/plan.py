@@ -22,7 +22,7 @@ from wakeful.device import choose_device
 from wakeful.errors import WakefulError
 from wakeful.growth.baselines import baseline_of
 from wakeful.growth.layers import RANGES, By, Diagnosed, LayerMap, chosen, ordered
-from wakeful.growth.recipe import Recipe, Stage, setting_of, stage_config
+from wakeful.growth.recipe import Recipe, Stage, setting_of, stage_config, timed_heir
 from wakeful.model.decoder import Decoder
 from wakeful.training.measures import mean_loss
 from wakeful.training.objective import make_loss
@@ -54,7 +54,8 @@ def plan_layers(options: InheritOptions, total: int, diagnosed: Diagnosed | None
 
 def depth_of(options: InheritOptions, total: int) -> int:
     """Return the layers of the first heir, where they are chosen."""
-    return options.layers or max(1, round((options.keep or 0.5) * total))
+    share = options.keep or (1.0 if options.width else 0.5)
+    return options.layers or max(1, round(share * total))
 
 
 def make_recipe(
@@ -85,6 +86,7 @@ def make_recipe(
         copy=options.copy,
         route=options.route,
         normalizer=options.normalizer,
+        width=options.width,
         drops=options.drops,
         grow=options.grow,
         rounds=options.rounds or 1 + room,
@@ -219,7 +221,7 @@ def measure_costs(recipe: Recipe, reference: Decoder, data: PreparedData) -> lis
     grown = [1 + number * recipe.grow / depth for number in range(recipe.rounds)]
     total = reference.config.num_layers
     setting = setting_of(recipe, reference, recipe.layer_map(0))
-    heir = setting.inherit(recipe.layer_map(0), copy=recipe.copy)
+    heir = timed_heir(recipe, setting, recipe.layer_map(0))
     share, layers = sum(grown), recipe.layer_map(0)
     if recipe.drops > 1:
         left_out = (total - depth) / depth  # at an even pace

@@ -23,6 +23,7 @@ from wakeful.config.schema import (
     OptimizerConfig,
     SampleConfig,
     TrainConfig,
+    WidthConfig,
 )
 from wakeful.config.tables import to_table
 from wakeful.config.verbs import Copy, GrowFrom, Until
@@ -34,6 +35,7 @@ from wakeful.growth.baselines import (
     Baseline,
     Distil,
     Setting,
+    at_random,
     baseline_of,
     check_baselines,
     folder_of,
@@ -41,6 +43,7 @@ from wakeful.growth.baselines import (
 from wakeful.growth.bridge import Bridged, bridge, check_bridge, gaps, rebridge
 from wakeful.growth.inherit import grow, inherit
 from wakeful.growth.layers import LayerMap, from_order, laziest
+from wakeful.growth.narrow import narrow, narrow_config
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.runs.run import Run, refuse_link
@@ -66,6 +69,8 @@ class Recipe:
     copy: Copy = "all"
     route: str = ""
     normalizer: str = ""
+    width: WidthConfig = field(default_factory=WidthConfig)
+    """Heads and channels of the heirs."""
     drops: int = 1
     """Parts in which the layers left out are dropped, with healing in between."""
     grow: int = 0
@@ -179,9 +184,10 @@ def check_stages(recipe: Recipe, reference: Decoder) -> Config:
         blank = Decoder(reference.config)
     layers = recipe.layer_map(recipe.rounds - 1)
     setting = setting_of(recipe, blank, layers)
-    if recipe.bridge.map != "none" and gaps(recipe.layer_map(0), blank.config.num_layers):
+    left_out = recipe.width or gaps(recipe.layer_map(0), blank.config.num_layers)
+    if recipe.bridge.map != "none" and left_out:
         check_bridge(blank)
-    heir = Baseline("", lambda s: s.inherit(layers, copy=recipe.copy))
+    heir = Baseline("", lambda s: timed_heir(recipe, s, layers))
     arms = [
         ("heir", heir, recipe.healing(layers, blank.config.num_layers), recipe.heal.lora),
         ("heir", heir, recipe.lesson("sum"), LoraConfig()),
@@ -343,10 +349,29 @@ def _heir(recipe: Recipe, reference: Decoder, layers: LayerMap, grown: Finished 
         student = read_decoder(grown.run.path, dtype="auto").decoder()
         before = LayerMap(grown.stage.layers, recipe.rule)
         return grow(student, before, reference, layers, copy=recipe.copy, seed=recipe.train.seed)
+    donor = reference
+    if recipe.width:
+        device = choose_device(recipe.train.device)
+        donor = narrow(reference.to(device), recipe.width, _tokens(recipe), recipe.bridge).cpu()
+        reference.to("cpu")
     return inherit(
-        reference, layers, copy=recipe.copy, route=recipe.route, normalizer=recipe.normalizer,
+        donor, layers, copy=recipe.copy, route=recipe.route, normalizer=recipe.normalizer,
         seed=recipe.train.seed,
     )  # fmt: skip
+
+
+def timed_heir(recipe: Recipe, setting: Setting, layers: LayerMap) -> Decoder:
+    """Return a model of an heir's shape, to look at or to time, without what it takes to make."""
+    if recipe.width:
+        return at_random(setting, len(layers))
+    return setting.inherit(layers, copy=recipe.copy)
+
+
+def _tokens(recipe: Recipe) -> torch.Tensor:
+    """Return the training text's beginning, which heirs are solved on, (B, L)."""
+    length, text = recipe.train.length, PreparedData.open(recipe.data.source).train
+    rows = max(1, min(recipe.bridge.tokens, text.num_tokens) // length)
+    return torch.from_numpy(text.tokens[: rows * length].astype("int64")).view(rows, length)
 
 
 def _bridges(
@@ -355,9 +380,7 @@ def _bridges(
     """Bridge an heir's gaps that the one `before` lacked, on the training text's beginning."""
     if recipe.bridge.map == "none":
         return []
-    length, text = recipe.train.length, PreparedData.open(recipe.data.source).train
-    rows = max(1, min(recipe.bridge.tokens, text.num_tokens) // length)
-    tokens = torch.from_numpy(text.tokens[: rows * length].astype("int64")).view(rows, length)
+    tokens = _tokens(recipe)
     device = choose_device(recipe.train.device)
     reference.to(device)
     heir.to(device)
@@ -391,6 +414,7 @@ def setting_of(recipe: Recipe, reference: Decoder, layers: LayerMap) -> Setting:
         lazy=laziest(recipe.ranks, len(layers)) if recipe.ranks else None,
         route=recipe.route,
         normalizer=recipe.normalizer,
+        shape=narrow_config(reference.config, recipe.width) if recipe.width else None,
     )
 
 

@@ -212,8 +212,7 @@ def _begun(
             left = 60 * (options.minutes or _DEFAULT_MINUTES) - (time.monotonic() - began)
             seeds = len(recipe.of_seeds())
             if recipe.bridge.map != "none":  # as long as the reference takes for its tokens
-                tokens = min(recipe.bridge.tokens, data.train.num_tokens)
-                left -= seeds * recipe.rounds * tokens * per_token
+                left -= seeds * recipe.rounds * _solved_on(recipe, data) * per_token
             recipe = with_steps(recipe, options, steps_within(costs, left / seeds))
             show.note(f"{recipe.train.steps} steps a round fit into the time")
         for doubt in doubts(recipe, windows, costs):
@@ -231,6 +230,12 @@ def _begun(
                 dtype=next(reference.module.parameters()).dtype,
             )  # fmt: skip
     return _work(run, recipe, reference, data, windows, shown)
+
+
+def _solved_on(recipe: Recipe, data: PreparedData) -> int:
+    """Return the tokens that the reference goes through for an heir's matrices in closed form."""
+    passes = 8 if recipe.width else 1  # of both models, twice a layer, and once to choose
+    return passes * min(recipe.bridge.tokens, data.train.num_tokens)
 
 
 def _reference(

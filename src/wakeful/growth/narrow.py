@@ -1,0 +1,186 @@
+"""`narrow`: fewer heads and hidden channels in every layer, chosen by what they put out.
+
+Importance, on tokens of text (Minitron, 2407.14679, section 2.2), of group g of the heads that
+share a key and value, with u_h the output of head h, and of channel c of a feed-forward network
+with hidden channels h_c:
+
+    F_g = mean_i Σ_{h in g} ‖u_ih‖        F_c = mean_i |h_ic|
+
+The most important ones stay, in their order, whole groups with all their queries. What is left out
+is made up for in closed form: layer by layer, of each matrix that writes to the stream,
+
+    Δ = argmin Σ w ‖(W + Δ) f − z‖² + λ ‖Δ‖²
+
+with W the columns that stay, f what they read in the narrow model, and z what is missing from its
+stream to the reference's behind the sublayer. The penalty holds on to what the model had learned.
+Weights w and λ are those of bridges (`BridgeConfig`). B batch, L tokens.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from wakeful.config.model import ModelConfig
+from wakeful.config.schema import BridgeConfig, WidthConfig
+from wakeful.errors import WakefulError
+from wakeful.growth.bridge import Equations, Stream, check_bridge
+from wakeful.model.block import Block
+from wakeful.model.decoder import Decoder
+
+_WRITES = ("attention.out", "mlp.down")
+"""The matrices of a block that write to the stream, in their order."""
+
+
+def narrow_config(config: ModelConfig, width: WidthConfig) -> ModelConfig:
+    """Return a configuration with the shares of heads and channels that `width` keeps.
+
+    Raises:
+        WakefulError: a variant has weights or meanings by head or channel of its own.
+    """
+    others = {
+        "route": "own", "normalizer": "softmax", "stored_prefix": 0, "mlp_rotation": False,
+    }  # fmt: skip
+    for name, plain in others.items():
+        if getattr(config, name) != plain:
+            raise WakefulError(
+                f"model.{name} = {getattr(config, name)}: --width takes heads and channels out of "
+                f"a model with {name} = {plain} alone"
+            )
+    shape = config.shape
+    groups = _kept(width.heads, shape.num_kv_heads)
+    return dataclasses.replace(
+        config,
+        num_heads=groups * (shape.num_heads // shape.num_kv_heads),
+        num_kv_heads=groups,
+        head_width=shape.head_width,
+        mlp_width=_kept(width.mlp, config.mlp_width),
+    )
+
+
+@torch.no_grad()
+def narrow(
+    reference: Decoder,
+    width: WidthConfig,
+    tokens: Int[Tensor, "B L"],
+    options: BridgeConfig | None = None,
+) -> Decoder:
+    """Return a decoder with the most important heads and channels of the reference's layers.
+
+    `options` say how what is left out is made up for; with `map = "none"` it is not.
+
+    Raises:
+        WakefulError: see `narrow_config`; the stream is not a plain sum.
+    """
+    options = options or BridgeConfig()
+    config = narrow_config(reference.config, width)
+    check_bridge(reference)
+    target = Decoder(config).to(reference.head.weight)
+    theirs = Stream(reference, tokens)
+    kept = [_most_important(theirs, layer, config) for layer in range(config.num_layers)]
+    for name, tensor in target.named_parameters():
+        tensor.copy_(_chosen(name, reference.get_parameter(name), reference.config, kept))
+    if options.map == "none":
+        return target
+    ours, theirs = Stream(target, tokens), Stream(reference, tokens)
+    for layer in range(config.num_layers):
+        ours.through(layer)
+        theirs.through(layer)
+        for name in _WRITES:
+            _make_up(ours, theirs, name, options)
+    return target
+
+
+def _kept(share: float, whole: int) -> int:
+    return max(1, round((share or 1.0) * whole))
+
+
+def _most_important(
+    stream: Stream, layer: int, config: ModelConfig
+) -> tuple[Int[Tensor, "G"], Int[Tensor, "C"]]:
+    """Return the groups and channels of a layer that stay, ascending."""
+    stream.through(layer)
+    heads, channels = torch.zeros(()), torch.zeros(())
+    for u, _, h, _ in _sublayers(stream):
+        by_head = u.unflatten(-1, (-1, config.shape.head_width)).norm(dim=-1)
+        heads = heads.to(u.device) + by_head.double().sum((0, 1))
+        channels = channels.to(u.device) + h.double().abs().sum((0, 1))
+    groups = heads.unflatten(0, (-1, config.num_heads // config.shape.num_kv_heads)).sum(-1)
+    return _largest(groups, config.shape.num_kv_heads), _largest(channels, config.mlp_width)
+
+
+def _largest(figures: Tensor, count: int) -> Tensor:
+    return figures.topk(count).indices.sort().values
+
+
+def _chosen(
+    name: str, tensor: Tensor, config: ModelConfig, kept: list[tuple[Tensor, Tensor]]
+) -> Tensor:
+    """Return the rows or columns of a parameter of the reference that stay."""
+    parts = name.split(".")
+    if parts[0] != "blocks" or len(parts) < 5:
+        return tensor
+    groups, channels = kept[int(parts[1])]
+    half, layer, what = parts[2], parts[3], parts[4]
+    axis = 1 if layer in ("out", "down") else 0
+    if what == "norm" or (axis and what == "bias"):  # norms of heads are shared by all
+        return tensor
+    if half == "mlp":
+        return tensor.index_select(axis, channels)
+    shape = config.shape
+    size = shape.head_width
+    if layer in ("query", "out"):
+        size *= shape.num_heads // shape.num_kv_heads
+    rows = (groups.unsqueeze(1) * size + torch.arange(size, device=groups.device)).flatten()
+    return tensor.index_select(axis, rows)
+
+
+def _sublayers(stream: Stream) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Yield, part by part, what the next layer's two writing matrices read and put out."""
+    block = stream.blocks[stream.layer]
+    with _watched(block) as seen:
+        for x, flow in stream.parts:
+            seen.clear()
+            block(x, flow)
+            yield tuple(seen)  # pyright: ignore[reportReturnType]
+
+
+@contextmanager
+def _watched(block: Block) -> Iterator[list[Tensor]]:
+    seen: list[Tensor] = []
+
+    def see(_module: nn.Module, args: tuple, output: Tensor) -> None:
+        seen.extend((args[0], output))
+
+    hooks = [block.get_submodule(name).register_forward_hook(see) for name in _WRITES]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _make_up(ours: Stream, theirs: Stream, name: str, options: BridgeConfig) -> None:
+    """Solve for one writing matrix of the next layer anew, in place."""
+    matrix = ours.blocks[ours.layer].get_submodule(name)
+    assert isinstance(matrix, nn.Linear)
+    weight = matrix.weight.double()
+    equations = Equations(weight.shape[1], weight.shape[0], weight.device)
+    start = 1 if options.first == "out" else 0
+    pairs = zip(ours.states(), _sublayers(ours), theirs.states(), _sublayers(theirs), strict=True)
+    for x, mine, y, full in pairs:
+        first = name == _WRITES[0]
+        f = mine[0] if first else mine[2]
+        # The stream behind the sublayer, without what this matrix adds, and the reference's.
+        behind = (y + full[1]) if first else (y + full[1] + full[3])
+        before = x if first else x + mine[1]
+        if matrix.bias is not None:
+            before = before + matrix.bias
+        f, z, y_ = (part[:, start:].flatten(0, 1).double() for part in (f, behind - before, behind))
+        lengths = y_.square().sum(1)
+        weights = 1 / lengths if options.weigh == "relative" else torch.ones_like(lengths)
+        equations.add(f, z - f @ weight.T, weights)
+    matrix.weight.copy_(weight + equations.solved(options.ridge).T)

@@ -1,0 +1,117 @@
+"""Fewer heads and channels: which stay, what they compute, and how the rest is made up for."""
+
+import pytest
+import torch
+
+from helpers import some_tokens, tiny_decoder
+from wakeful.config.schema import BridgeConfig, WidthConfig
+from wakeful.errors import WakefulError
+from wakeful.growth.narrow import narrow, narrow_config
+from wakeful.model.decoder import Decoder
+
+TOKENS = some_tokens(6, 9)
+NONE = BridgeConfig(map="none")
+HALF = WidthConfig(heads=0.5, mlp=0.5)
+
+
+def grouped(**over) -> Decoder:
+    return tiny_decoder(num_heads=4, num_kv_heads=2, num_layers=3, mlp_width=20, **over)
+
+
+@torch.no_grad()
+def states(decoder: Decoder) -> list[torch.Tensor]:
+    """Return what every layer puts out."""
+    found: list[torch.Tensor] = []
+    hooks = [
+        block.register_forward_hook(lambda _, __, out: found.append(out[0]))
+        for block in decoder.blocks
+    ]
+    decoder(TOKENS)
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+def off(decoder: Decoder, reference: Decoder) -> float:
+    x, y = states(decoder)[-1], states(reference)[-1]
+    return float(((x - y).square().sum(-1) / y.square().sum(-1)).mean())
+
+
+@torch.no_grad()
+def without(reference: Decoder) -> Decoder:
+    """Silence one group of every layer, another one in each, and half of its channels."""
+    for layer, block in enumerate(reference.blocks):
+        attention, mlp = block.attention, block.mlp
+        size = attention.value.out_features // 2
+        lost = slice(size, 2 * size) if layer % 2 else slice(0, size)
+        attention.value.weight[lost] = 0
+        if attention.value.bias is not None:
+            attention.value.bias[lost] = 0
+        mlp.up.weight[layer : layer + 10] = 0
+        if mlp.up.bias is not None:
+            mlp.up.bias[layer : layer + 10] = 0
+    return reference
+
+
+@pytest.mark.parametrize(
+    "over", [{}, {"mlp": "gelu", "bias": True}, {"qk_norm": True}, {"tied": False}],
+    ids=["plain", "biases", "head norms", "own head"],
+)  # fmt: skip
+@pytest.mark.parametrize("map", ["none", "down"])
+def test_what_does_nothing_goes_first_and_is_not_missed(over: dict, map: str) -> None:
+    reference = without(grouped(**over))
+    before = reference(TOKENS)
+    found = narrow(reference, HALF, TOKENS, BridgeConfig(map=map))
+    config = found.config
+    assert (config.num_heads, config.shape.num_kv_heads, config.mlp_width) == (2, 1, 10)
+    assert config.shape.head_width == reference.config.shape.head_width
+    torch.testing.assert_close(found(TOKENS), before, rtol=1e-9, atol=1e-9)
+    assert torch.equal(reference(TOKENS), before)
+
+
+def test_all_kept_is_the_reference() -> None:
+    reference = grouped()
+    found = narrow(reference, WidthConfig(), TOKENS)
+    torch.testing.assert_close(found(TOKENS), reference(TOKENS), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("width", [WidthConfig(heads=0.5), WidthConfig(mlp=0.5), HALF])
+def test_making_up_brings_the_stream_nearer(width: WidthConfig) -> None:
+    reference = grouped()
+    bare, made_up = (narrow(reference, width, TOKENS, how) for how in (NONE, BridgeConfig()))
+    assert off(made_up, reference) < 0.7 * off(bare, reference)
+
+
+@pytest.mark.parametrize(("weigh", "first"), [("relative", "apart"), ("equal", "out")])
+def test_the_solution_is_the_least_squares(weigh: str, first: str) -> None:
+    reference = tiny_decoder(num_layers=1, mlp_width=20)
+    options = BridgeConfig(weigh=weigh, first=first, ridge=0.1)
+    bare, found = (narrow(reference, WidthConfig(mlp=0.5), TOKENS, how) for how in (NONE, options))
+    read: list[torch.Tensor] = []
+    found.blocks[0].mlp.down.register_forward_pre_hook(lambda _, args: read.append(args[0]))
+    (x,), (y,) = states(found), states(reference)
+    start = 1 if first == "out" else 0
+    f, error, y = (part[:, start:].flatten(0, 1) for part in (read[0], x - y, y))
+    weights = 1 / y.square().sum(1) if weigh == "relative" else torch.ones(len(y)).double()
+    ridge = 0.1 * (weights.unsqueeze(1) * f.square()).sum(0).mean()
+    moved = found.blocks[0].mlp.down.weight - bare.blocks[0].mlp.down.weight
+    gradient = (weights.unsqueeze(1) * error).T @ f + ridge * moved
+    assert moved.abs().max() > 1e-3
+    torch.testing.assert_close(gradient, torch.zeros_like(gradient), rtol=0, atol=1e-9)
+
+
+def test_at_least_one_of_each_stays() -> None:
+    config = narrow_config(grouped().config, WidthConfig(heads=0.01, mlp=0.01))
+    assert (config.num_heads, config.num_kv_heads, config.mlp_width) == (2, 1, 1)
+
+
+@pytest.mark.parametrize("over", [{"route": "svformer"}, {"normalizer": "softmax1(learned=True)"}])
+def test_parts_with_heads_of_their_own_are_refused(over: dict[str, str]) -> None:
+    (name,) = over
+    with pytest.raises(WakefulError, match=f"model.{name} = "):
+        narrow(tiny_decoder(**over), HALF, TOKENS)
+
+
+def test_a_share_is_between_0_and_1() -> None:
+    with pytest.raises(WakefulError, match=r"width\.mlp = 1\.5"):
+        WidthConfig(mlp=1.5)
