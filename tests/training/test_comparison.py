@@ -1,6 +1,7 @@
 """Several variants and seeds: paired, resumable, and never of different things."""
 
 import contextlib
+import dataclasses
 import os
 import signal
 from collections.abc import Iterator
@@ -136,8 +137,12 @@ def test_resuming_another_comparison_is_refused(text: Path, tmp_path: Path) -> N
     compare(two(text), tmp_path / "cmp", seeds=[0], shown=silent)
     before = files(tmp_path / "cmp")
     for variants, seeds, message in (
-        (two(text), [0, 1], "compares other seeds"),
-        ({"plain": two(text)["plain"]}, [0], "compares other variants"),
+        ({"else": two(text)["plain"]}, [0], "compares plain, cured, and none of else: choose"),
+        (
+            two(text) | {"long": tiny(text, train={"steps": 2, "length": 8})},
+            [0],
+            "long and plain cannot be compared: their train.length differs",
+        ),
         (two(text, train={"steps": 3}), [0], "plain/seed-0 was begun with another configuration"),
     ):
         with pytest.raises(WakefulError, match=message):
@@ -148,6 +153,25 @@ def test_resuming_another_comparison_is_refused(text: Path, tmp_path: Path) -> N
     with pytest.raises(WakefulError, match="seeds names one twice"):
         compare(two(text), tmp_path / "twice", seeds=[4, 4], shown=silent)
     assert not (tmp_path / "twice").exists()
+
+
+def test_a_comparison_grows_by_variants_and_seeds(text: Path, tmp_path: Path) -> None:
+    rows = two(text) | {"third": dataclasses.replace(two(text)["cured"], name="third")}
+    whole = compare(rows, tmp_path / "whole", seeds=[0, 1], shown=silent)
+    some = {name: rows[name] for name in ("plain", "cured")}
+    compare(some, tmp_path / "cmp", seeds=[0], shown=silent)
+    before = files(tmp_path / "cmp" / "plain" / "seed-0")
+    one = {name: rows[name] for name in ("plain", "third")}
+    run = compare(one, tmp_path / "cmp", seeds=[0], shown=silent, resume=True)
+    assert (run.header.variants, run.header.status) == (("plain", "cured", "third"), "done")
+    run = compare(one, tmp_path / "cmp", seeds=[1], shown=silent, resume=True)
+    assert (run.header.seeds, run.header.status) == ((0, 1), "stopped")  # cured lacks its second
+    run = compare(rows, tmp_path / "cmp", seeds=[0, 1], shown=silent, resume=True)
+    assert run.header.status == "done"
+    assert files(tmp_path / "cmp" / "plain" / "seed-0") == before
+    for place in ("third/seed-1", "cured/seed-1", "third/seed-0"):
+        frames = [pl.read_parquet(r.path / place / "validation.parquet") for r in (whole, run)]
+        assert frames[0].equals(frames[1])
 
 
 def test_variants_change_only_what_they_name() -> None:

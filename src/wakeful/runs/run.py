@@ -207,7 +207,11 @@ class Run:
 
     def set_status(self, status: str) -> None:
         """Record that the run is running, stopped or done."""
-        self.write_json("run.json", self.read_json("run.json") | {"status": status})
+        self.update(status=status)
+
+    def update(self, **fields: object) -> None:
+        """Record other values of fields of run.json."""
+        self.write_json("run.json", self.read_json("run.json") | fields)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -415,7 +419,7 @@ def read_windows(path: Path) -> pl.DataFrame:
 class SharedRun(Run):
     """A run directory that another process of the same run writes: here it is only read."""
 
-    def set_status(self, status: str) -> None: ...
+    def update(self, **fields: object) -> None: ...
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:

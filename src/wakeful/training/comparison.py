@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from wakeful.config.schema import Config
 from wakeful.config.tables import to_table
@@ -11,7 +12,7 @@ from wakeful.errors import Interrupted, WakefulError
 from wakeful.runs.run import Run, refuse_link
 from wakeful.training.cluster import Row, cluster_of, deal
 from wakeful.training.loop import train
-from wakeful.training.records import data_facts
+from wakeful.training.records import DataFacts, data_facts
 from wakeful.training.setup import check_run
 
 PAIRED = ("corpus_sha256", "tokenizer", "validation_sha256", "train.length")
@@ -34,7 +35,8 @@ def compare(
 
     The seed sets the initial weights, equal wherever names and shapes agree, and the data order,
     so that differences between variants are paired. `resume` goes on with a comparison that was
-    interrupted: finished runs stay, unfinished ones continue. What can be wrong with any variant's
+    interrupted: finished runs stay, unfinished ones continue, variants and seeds that it lacks join
+    it, and those that are not named here stay as they are. What can be wrong with any variant's
     model, optimizer, text or teacher is found before anything is written. `cluster` deals the runs
     out (`training.cluster`); empty trains one after another here.
     """
@@ -45,15 +47,12 @@ def compare(
     names = list(variants)
     facts = {"name": comparison.path.name, "baseline": names[0], "variants": names,
              "seeds": list(seeds), "layouts": list(layouts)}  # fmt: skip
+    beside = None
     if resume:
-        header = Run.open(path).header
-        for key in ("variants", "seeds"):
-            there = list(getattr(header, key))
-            if there != facts[key]:
-                raise WakefulError(f"{path} compares other {key}: {there}, not {facts[key]}")
+        beside = _joined(comparison, facts)
     else:
         comparison.refuse_existing("compare")
-    variants = _checked(variants, shown)
+    variants = _checked(variants, shown, beside)
     if not resume:
         comparison.make("compare", facts)
     runs = {
@@ -70,7 +69,8 @@ def compare(
         refuse_link(place)
     for key in begun:
         _check_same_config(places[key], runs[key])
-    comparison.set_status("running")
+    joined = {key: facts[key] for key in ("variants", "seeds")}
+    comparison.update(status="running", **joined)
     try:
         if dealt is not None:
             rows = [
@@ -86,8 +86,43 @@ def compare(
     except BaseException:
         comparison.set_status("stopped")
         raise
-    comparison.set_status("done")
+    comparison.set_status("done" if _finished(comparison) else "stopped")
     return comparison
+
+
+def _joined(comparison: Run, facts: dict[str, Any]) -> tuple[str, dict[str, object]] | None:
+    """Let what a comparison has already go before what is asked for, in `facts`.
+
+    Return one of its runs, by name, and what all must have in common with it, if there is any.
+    """
+    header = Run.open(comparison.path).header
+    if not set(header.variants) & set(facts["variants"]):
+        raise WakefulError(
+            f"{comparison.path} compares {', '.join(header.variants)}, and none of "
+            f"{', '.join(facts['variants'])}: choose another folder, or name one that is there"
+        )
+    for key in ("variants", "seeds"):
+        there = list(getattr(header, key))
+        facts[key] = there + [each for each in facts[key] if each not in there]
+    for name in header.variants:
+        for place in sorted((comparison.path / name).glob("seed-*")):
+            if (place / "data.json").is_file() and (place / "config.toml").is_file():
+                run = Run.open(place)
+                told = to_table(run.read(DataFacts, "data.json"))
+                return name, told | {"train.length": run.config.train.length}
+    return None
+
+
+def _finished(comparison: Run) -> bool:
+    """Whether every run that a comparison names is done."""
+    header = Run.open(comparison.path).header
+    places = [
+        comparison.path / name / f"seed-{seed}" for name in header.variants for seed in header.seeds
+    ]
+    return all(
+        (place / "run.json").is_file() and Run.open(place).header.status == "done"
+        for place in places
+    )
 
 
 def _train(label: str, config: Config, place: Path, show: Display) -> None:
@@ -104,13 +139,15 @@ def _train(label: str, config: Config, place: Path, show: Display) -> None:
         ) from None
 
 
-def _checked(variants: Mapping[str, Config], shown: Shown) -> dict[str, Config]:
+def _checked(
+    variants: Mapping[str, Config], shown: Shown, first: tuple[str, dict[str, object]] | None
+) -> dict[str, Config]:
     """Return the variants resolved; raise what any of their runs would raise before it begins.
 
-    They must be of one text, one tokenizer and one length, or their losses could not be paired.
+    They must be of one text, one tokenizer and one length, those of the `first` run where there is
+    one, or their losses could not be paired.
     """
     found: dict[str, Config] = {}
-    first: tuple[str, dict[str, object]] | None = None
     for name, config in variants.items():
         with shown(name) as show:
             try:
