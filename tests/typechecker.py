@@ -4,8 +4,8 @@ import ast
 import dataclasses
 import inspect
 from functools import cache, wraps
-from types import FunctionType
-from typing import Any
+from types import FunctionType, SimpleNamespace
+from typing import Any, get_type_hints
 
 import jaxtyping
 import numpy as np
@@ -50,7 +50,7 @@ def checked(kind: Any) -> Any:
 
 
 def resolved(function: FunctionType) -> FunctionType:
-    """Return the function with each annotation that is text evaluated.
+    """Return the function with every name in its annotations looked up.
 
     What only a static checker imports may be anything.
     """
@@ -63,13 +63,13 @@ def resolved(function: FunctionType) -> FunctionType:
     )
     other.__kwdefaults__, other.__module__ = function.__kwdefaults__, function.__module__
     other.__qualname__ = function.__qualname__
-    other.__annotations__ = dict(function.__annotations__)
     for name, annotation in function.__annotations__.items():
-        if isinstance(annotation, str):
-            try:
-                other.__annotations__[name] = eval(annotation, function.__globals__)
-            except (NameError, AttributeError):
-                other.__annotations__[name] = Any
+        holder = SimpleNamespace(__annotations__={name: annotation})
+        try:
+            hints = get_type_hints(holder, function.__globals__, include_extras=True)
+        except (NameError, AttributeError):
+            hints = {name: Any}
+        other.__annotations__ |= hints
     return other
 
 
