@@ -153,6 +153,8 @@ def test_an_heir_may_be_narrow(command: list[str], reference: Run, tmp_path: Pat
     assert heir.num_layers == whole.num_layers
     arms = {arm.arm: arm for arm in read_inheritance(tmp_path / "out")[0].arms}
     assert arms["heir-4"].start_loss < arms["random"].start_loss
+    page = (tmp_path / "out/report.html").read_text()
+    assert "50% of the groups of heads and 50% of the hidden channels" in page
     read = read_decoder(tmp_path / "out/heir-4").decoder()
     assert read.config.mlp_width == heir.mlp_width
 
@@ -172,6 +174,9 @@ def test_heirs_learn_from_predictions_that_were_stored_once(
     assert heir.data.fixed_windows
     assert first.data.fixed_windows
     assert list(store.glob("*.rows"))
+    assert (
+        "of its 9 likeliest tokens, the others as one" in (tmp_path / "one/report.html").read_text()
+    )
     capsys.readouterr()
     said = fails(capsys, *asked("refused", 8))
     assert "holds predictions with top_k = 9, and 8 is asked for" in said

@@ -83,7 +83,21 @@ def _choice(summary: Summary) -> str:
         "lazy": "the neighboring layers of the lowest mean rank",
     }.get(chosen.rule, chosen.rule)
     layers = written(chosen.layers)
-    return f"{len(chosen.layers)} of {total} layers ({layers}): {why}."
+    drops = summary.recipe.drops
+    parts = f" They were left out in {drops} parts, with healing in between." if drops > 1 else ""
+    return f"{len(chosen.layers)} of {total} layers ({layers}): {why}.{parts}{_width(summary)}"
+
+
+def _width(summary: Summary) -> str:
+    """Say how much of every layer's width was taken."""
+    width = summary.recipe.width
+    if not width:
+        return ""
+    made_up = "" if summary.recipe.bridge.map == "none" else ", the rest made up for in closed form"
+    return (
+        f" Of every layer {width.heads or 1:.0%} of the groups of heads and {width.mlp or 1:.0%} "
+        f"of the hidden channels, those that put out most{made_up}."
+    )
 
 
 def _bridges(summary: Summary) -> list[str]:
@@ -107,9 +121,13 @@ def _lesson(summary: Summary) -> str:
         return "heirs learn from the text alone, by cross-entropy"
     share = f"{heal.alpha:g} CE + {1 - heal.alpha:g} · " if heal.alpha else ""
     heat = f" at temperature {heal.temperature:g}" if heal.temperature != 1 else ""
+    rest = {"bucket": "the others as one", "renormalize": "the others as if there were none"}
+    of = f" of its {heal.top_k} likeliest tokens, {rest[heal.rest]}" if heal.top_k else ""
+    streams = f" + {heal.hidden:g} · the distance of their streams" if heal.hidden else ""
+    lora = f", in adapters of rank {heal.lora.rank} alone" if heal.lora.rank else ""
     return (
-        f"heirs learn from the reference's predictions, {share}KL(reference ‖ heir){heat}; "
-        "baselines as their names say, by cross-entropy unless they distil"
+        f"heirs learn from the reference's predictions{of}, {share}KL(reference ‖ heir){heat}"
+        f"{streams}{lora}; baselines as their names say, by cross-entropy unless they distil"
     )
 
 
