@@ -137,7 +137,7 @@ def compare_variants(
     shown: Shown | None = None,
 ) -> Comparison:
     """Do what `compare` does with every variant's configuration at hand."""
-    if len(variants) < 2:
+    if len(variants) < 2 and not (variants and resume):
         what = repr(next(iter(variants))) if variants else "nothing"
         raise WakefulError(f"nothing to compare {what} with: name two variants")
     for seed in seeds:
