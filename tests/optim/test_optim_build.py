@@ -29,7 +29,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sgd": {"lr": 1e-1},
     "sgd_momentum": {"lr": 1e-1, "momentum": 0.8},
     "muon": {"lr": 1e-2},
+    "soap": {"lr": 1e-2, "every": 2},
+    "shampoo": {"lr": 1e-1},
 }
+BY_A_LIBRARY = ("soap", "shampoo")
 
 
 class Tiny(nn.Module):
@@ -64,6 +67,8 @@ def test_the_options_cover_the_names() -> None:
 
 @pytest.mark.parametrize("name", list(BUILDERS))
 def test_each_learns_under_a_schedule_and_goes_on_from_a_checkpoint(name: str) -> None:
+    if name in BY_A_LIBRARY:
+        pytest.importorskip("pytorch_optimizer")
     model = Tiny()
     optimizer = build_optimizer(name, model.named_parameters(), **OPTIONS[name])
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 1 / (1 + t / 50))

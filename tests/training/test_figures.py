@@ -1,5 +1,6 @@
 """What a run measures of itself besides its loss."""
 
+import json
 import math
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from wakeful.loading.load import read_decoder
 from wakeful.quant.convert import quantize
 from wakeful.runs.run import Run
 from wakeful.training.loop import train
+from wakeful.training.measures import quantization_damage
 from wakeful.training.setup import load_data
 
 
@@ -49,6 +51,18 @@ def test_damage_is_measured_on_whole_windows_and_changes_no_training(
     assert found["perplexity"] == pytest.approx(after, rel=1e-5)
     assert found["increase"] == pytest.approx(after - before, rel=1e-3, abs=1e-4)
     assert found["divergence"] > 0
+
+
+def test_what_overflows_is_left_open(text: Path, tmp_path: Path) -> None:
+    config = tiny(text, train={"quantize": {"schemes": ["coarse"], "num_sequences": 2}})
+    decoder = read_decoder(train(config, tmp_path / "run").path, dtype="auto").decoder()
+    windows = ValidationWindows(load_data(config.data).validation, length=16, batch_size=1)
+    with torch.no_grad():
+        decoder.head.weight.mul_(1e6)
+    found = quantization_damage(config, decoder, windows)["coarse"]
+    # e to thousands of nats is no float, and JSON has no infinity.
+    assert (found["perplexity"], found["increase"]) == (None, None)
+    json.dumps(found, allow_nan=False)
 
 
 def test_bytes_are_those_of_weights_and_moments(text: Path, tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ class OptimizerConfig:
     """How weights follow gradients."""
 
     name: str = "adamw"
-    """adamw, orthoadam, rmsprop, sgd, sgd_momentum, muon, or e.g. muon(ns_steps=3)."""
+    """adamw, orthoadam, rmsprop, sgd, sgd_momentum, muon, soap, shampoo, or muon(ns_steps=3)."""
     lr: float = 1e-3
     """Peak learning rate."""
     final_lr: float = 1e-4

@@ -13,6 +13,7 @@ import torch
 
 from wakeful.errors import WakefulError
 from wakeful.families import role_outside_layers
+from wakeful.optim.curvature import shampoo, soap
 from wakeful.optim.muon import MuonAdamW, can_fuse
 from wakeful.optim.orthoadam import OrthoAdam
 from wakeful.roles import role_of
@@ -71,11 +72,11 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Return an optimizer over `decay_groups` of the parameters.
 
-    `optimizer` is a name (adamw, orthoadam, rmsprop, sgd, sgd_momentum or muon), an expression
-    such as "muon(ns_steps=3)" or "my_module:MyOptimizer(k=2)", or a class or function itself, which
-    is called with groups of named parameters. `options` are its own too, an option in one place
-    only. Weight decay is decoupled in adamw, orthoadam and muon; in torch's rmsprop and sgd it is
-    added to the gradient.
+    `optimizer` is a name (adamw, orthoadam, rmsprop, sgd, sgd_momentum, muon, soap, shampoo), an
+    expression such as "muon(ns_steps=3)" or "my_module:MyOptimizer(k=2)", or a class or function
+    itself, which is called with groups of named parameters. `options` are its own too, an option in
+    one place only. Weight decay is decoupled in all but torch's rmsprop and sgd, where it is added
+    to the gradient.
 
     Raises:
         WakefulError: the name or an option is unknown, a value is out of range, or `decay_groups`
@@ -183,6 +184,8 @@ BUILDERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": sgd,
     "sgd_momentum": sgd_momentum,
     "muon": muon,
+    "soap": soap,
+    "shampoo": shampoo,
 }
 """By name. The class of OrthoAdam is its own builder."""
 

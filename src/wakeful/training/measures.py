@@ -266,16 +266,16 @@ def _figures(rows: Frame) -> dict[str, float]:
             & (rows["position"] == position)
         )
         mean = mean_over_layers(chosen)
-        if mean is not None:
+        if mean is not None and math.isfinite(mean):
             found[name] = mean
     return found
 
 
 def quantization_damage(
     config: Config, decoder: Decoder, windows: ValidationWindows
-) -> dict[str, dict[str, float]]:
+) -> dict[str, dict[str, float | None]]:
     """Return each scheme's `perplexity`, `increase` over full precision and `divergence` (KL, nats
-    a token), on the first whole validation windows, every one alone.
+    a token), on the first whole validation windows, every one alone; None of what overflows.
     """
     settings = config.train.quantize
     if not settings.schemes:
@@ -289,9 +289,9 @@ def quantization_damage(
     decoder.train(training)
     return {
         scheme: {
-            "perplexity": found.perplexity(scheme)[0],
-            "increase": found.increase(scheme)[0],
-            "divergence": found.divergence(scheme)[0],
+            "perplexity": finite(found.perplexity(scheme)[0]),
+            "increase": finite(found.increase(scheme)[0]),
+            "divergence": finite(found.divergence(scheme)[0]),
         }
         for scheme in settings.schemes
     }

@@ -1,0 +1,145 @@
+"""SOAP and Shampoo by pytorch-optimizer: what Adam does in the basis of a matrix's own gradients.
+
+The library keeps the squares of gradients in lists and has no names for parameters; what is here
+puts their tensors side by side, so that a checkpoint holds each by a name.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from wakeful.errors import WakefulError
+
+_LISTS = ("GG", "Q")
+"""SOAP's sums of squares and bases, a list each with an entry a side of the matrix."""
+
+
+class Curved(torch.optim.Optimizer):
+    """An optimizer of pytorch-optimizer's over the same groups and state."""
+
+    def __init__(self, groups: list[dict[str, Any]], name: str, **options: Any) -> None:
+        for group in groups:
+            for known, parameter in group["params"]:
+                if isinstance(parameter, DTensor):
+                    raise WakefulError(
+                        f"{name.lower()} needs whole matrices, and {known} is in shares: use "
+                        "train.parallel = 'ddp'"
+                    )
+        plain = [{**g, "params": [p for _, p in g["params"]]} for g in groups]
+        self._theirs = _class(name)(plain, **options)
+        super().__init__(self._theirs.param_groups, dict(self._theirs.defaults))
+        self._link()
+
+    def _link(self) -> None:
+        self._theirs.param_groups = self.param_groups
+        self._theirs.state = self.state
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Take a step; return the closure's loss, if there is a closure."""
+        loss = self._theirs.step(closure)
+        for entry in self.state.values():
+            # A basis lies in memory as its decomposition left it; one that is read from a file lies
+            # row by row, and products of the two differ in their last bit.
+            if entry.get("Q") is not None:
+                entry["Q"] = [each.contiguous() if len(each) else each for each in entry["Q"]]
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state with every tensor of a list under a name of its own: GG_0, Q_1."""
+        packed = super().state_dict()
+        entries = {index: _flat(entry) for index, entry in packed["state"].items()}
+        return {**packed, "state": entries}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Load what `state_dict` gave.
+
+        Raises:
+            ValueError: a tensor has not the shape of its parameter's side.
+        """
+        super().load_state_dict(state_dict)
+        for parameter, entry in self.state.items():
+            _check_sides(parameter, entry)
+            for name in _LISTS if "precondition_frequency" in entry else ():
+                entry[name] = [
+                    entry.pop(f"{name}_{side}", []) for side in range(max(1, parameter.dim()))
+                ]
+        self._link()
+
+
+def soap(
+    groups: list[dict[str, Any]],
+    *,
+    lr: float = 3e-3,
+    betas: tuple[float, float] = (0.95, 0.95),
+    eps: float = 1e-8,
+    every: int = 10,
+    max_width: int = 10_000,
+) -> torch.optim.Optimizer:
+    """Return SOAP (Vyas et al., 2409.11321), Adam in the eigenbasis of Shampoo's sums of squares.
+
+    The basis turns every `every` steps; a side wider than `max_width` (a vocabulary) keeps its own.
+    Weight decay is decoupled. The first step makes the bases and moves nothing.
+    """
+    return Curved(
+        groups, "SOAP", lr=lr, betas=betas, eps=eps, precondition_frequency=every,
+        max_precondition_dim=max_width,
+    )  # fmt: skip
+
+
+def shampoo(
+    groups: list[dict[str, Any]], *, lr: float = 1e-1, every: int = 1, matrix_eps: float = 1e-6
+) -> torch.optim.Optimizer:
+    """Return Shampoo (Gupta et al., 1802.09568): L^{-1/4} G R^{-1/4} with L = ε + Σ G Gᵀ, R alike.
+
+    The roots are taken anew every `every` steps, the first time after so many, and nothing moves
+    before. Sums over all steps, as published, and no momentum: its learning rate is not Adam's.
+    Each side of each matrix has a square matrix of its own. Weight decay is decoupled.
+    """
+    for group in groups:
+        for name, parameter in group["params"]:
+            if max(parameter.shape, default=0) > _WIDEST:
+                raise WakefulError(
+                    f"shampoo keeps a square matrix a side, and {name} is {max(parameter.shape)} "
+                    f"wide, more than {_WIDEST}: use soap"
+                )
+    decoupled = [{**group, "weight_decouple": True} for group in groups]
+    return Curved(
+        decoupled, "Shampoo", lr=lr, preconditioning_compute_steps=every, matrix_eps=matrix_eps
+    )
+
+
+_WIDEST = 8192
+
+
+def _class(name: str) -> Any:
+    try:
+        import pytorch_optimizer  # noqa: PLC0415 # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise WakefulError(
+            f"optimizer.name = {name.lower()} needs the package pytorch-optimizer: "
+            "pip install 'wakeful[optimizers]'"
+        ) from None
+    return getattr(pytorch_optimizer, name)
+
+
+def _flat(entry: dict[str, Any]) -> dict[str, Any]:
+    found = {key: value for key, value in entry.items() if key not in _LISTS}
+    for name in _LISTS:
+        for side, value in enumerate(entry.get(name) or ()):
+            if isinstance(value, Tensor):
+                found[f"{name}_{side}"] = value
+    return found
+
+
+def _check_sides(parameter: Tensor, entry: dict[str, Any]) -> None:
+    for key, value in entry.items():
+        name, _, side = key.rpartition("_")
+        if not isinstance(value, Tensor) or not side.isdecimal():
+            continue
+        width = parameter.shape[int(side)]  # an IndexError says as much
+        if value.shape != (width, width):
+            raise ValueError(f"{name} of a side of {width} has shape {tuple(value.shape)}")

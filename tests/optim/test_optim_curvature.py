@@ -1,0 +1,116 @@
+"""SOAP and Shampoo against their definitions, and what becomes of their state."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from wakeful.errors import WakefulError
+from wakeful.optim.build import build_optimizer
+from wakeful.runs import checkpoint
+
+BETA1, BETA2, EPS, LR, DECAY = 0.8, 0.9, 1e-8, 3e-2, 0.1
+
+
+def gradients(number: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randn(5, 3, generator=generator, dtype=torch.float64) for _ in range(number)]
+
+
+def trained(name: str, steps: int, **options: object) -> Tensor:
+    """Return a weight after steps along given gradients."""
+    weight = nn.Parameter(torch.ones(5, 3, dtype=torch.float64))
+    optimizer = build_optimizer(name, [("w", weight)], weight_decay=DECAY, lr=LR, **options)
+    for gradient in gradients(steps):
+        weight.grad = gradient.clone()
+        optimizer.step()
+    return weight.detach()
+
+
+def root(matrix: Tensor, power: float) -> Tensor:
+    values, vectors = torch.linalg.eigh(matrix)
+    return vectors @ torch.diag(values**power) @ vectors.T
+
+
+def test_shampoo_is_its_definition() -> None:
+    pytest.importorskip("pytorch_optimizer")
+    weight = torch.ones(5, 3, dtype=torch.float64)
+    left = 1e-6 * torch.eye(5, dtype=torch.float64)
+    right = 1e-6 * torch.eye(3, dtype=torch.float64)
+    for gradient in gradients(6):
+        left, right = left + gradient @ gradient.T, right + gradient.T @ gradient
+        weight = weight * (1 - LR * DECAY)
+        weight = weight - LR * root(left, -0.25) @ gradient @ root(right, -0.25)
+    torch.testing.assert_close(trained("shampoo", 6), weight, rtol=0, atol=1e-6)
+
+
+def test_soap_is_adam_in_the_eigenbasis() -> None:
+    """While the basis of the first step stays, before it is turned."""
+    pytest.importorskip("pytorch_optimizer")
+    first, *later = gradients(6)
+    weight = torch.ones(5, 3, dtype=torch.float64)
+    left, right = (torch.linalg.eigh(m)[1] for m in (first @ first.T, first.T @ first))
+    mean = square = torch.zeros(5, 3, dtype=torch.float64)
+    for number, gradient in enumerate(later, 1):
+        mean = BETA1 * mean + (1 - BETA1) * gradient
+        square = BETA2 * square + (1 - BETA2) * (left.T @ gradient @ right) ** 2
+        turned = left.T @ mean @ right / (square.sqrt() + EPS)
+        size = LR * (1 - BETA2**number) ** 0.5 / (1 - BETA1**number)
+        weight = (weight - size * left @ turned @ right.T) * (1 - LR * DECAY)
+    found = trained("soap(every=100)", 6, betas=(BETA1, BETA2), eps=EPS)
+    # A matrix of five rows and three columns has two directions without a gradient at first, whose
+    # basis is any: what lies in them is left out.
+    seen = left[:, 2:]
+    torch.testing.assert_close(seen.T @ found, seen.T @ weight, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["soap(every=2)", "shampoo(every=2)"])
+def test_a_checkpoint_goes_on_to_the_bit(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("pytorch_optimizer")
+
+    def begun() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+        return model, build_optimizer(name, model.named_parameters(), lr=LR)
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> float:
+        x, loss = torch.arange(20.0).view(5, 4) / 20, torch.zeros(())
+        for _ in range(number):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+        return loss.item()
+
+    model, optimizer = begun()
+    step(model, optimizer, 5)
+    saved = checkpoint.save(tmp_path, model, optimizer, checkpoint.Progress(step=5), keep=1)
+    again, other = begun()
+    checkpoint.load_model(saved, again)
+    assert checkpoint.load_optimizer(saved, other).step == 5
+    assert step(again, other, 5) == step(model, optimizer, 5)
+    for one, two in zip(again.parameters(), model.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_a_state_of_another_shape_is_refused() -> None:
+    pytest.importorskip("pytorch_optimizer")
+    weight = nn.Parameter(torch.ones(5, 3))
+    optimizer = build_optimizer("soap", [("w", weight)])
+    weight.grad = torch.ones(5, 3)
+    optimizer.step()
+    state = optimizer.state_dict()
+    state["state"][0]["GG_1"] = torch.ones(5, 5)
+    with pytest.raises(ValueError, match=r"GG of a side of 3 has shape \(5, 5\)"):
+        optimizer.load_state_dict(state)
+
+
+def test_what_they_cannot_do_is_said_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = nn.Parameter(torch.ones(8193, 2))
+    with pytest.raises(WakefulError, match="embed is 8193 wide, more than 8192: use soap"):
+        build_optimizer("shampoo", [("embed", wide)])
+    monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
+    with pytest.raises(WakefulError, match=r"soap needs .*pip install 'wakeful\[optimizers\]'"):
+        build_optimizer("soap", [("w", nn.Parameter(torch.ones(2, 2)))])
