@@ -87,7 +87,8 @@ def test_a_variant_like_the_baseline_is_said_to_be(tmp_path: Path) -> None:
     )
     page = write_report(comparison, tmp_path / "page.html", title="t").read_text()
     assert "does an interval separate these from vanilla: c." in page
-    assert page.count("<h3>loss against") == len(found.fronts) == 4
+    # What coarse adds is the same in all of them, and nothing to draw against.
+    assert page.count("<h3>loss against") == len(found.fronts) - 1 == 3
     assert "Ranks of each variant" in page
 
 

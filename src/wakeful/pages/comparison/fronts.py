@@ -12,11 +12,11 @@ _COLORS = (PALETTE[0], PALETTE[1], PALETTE[-1])
 
 
 def front_charts(comparison: Comparison, ranking: Ranking) -> list[tuple[str, Drawing]]:
-    """Draw every variant's loss against each figure, the front's variants by name."""
+    """Draw every variant's loss against each figure that differs, the front's variants by name."""
     return [
         (f"loss against {front.column.title}", _front(comparison, front))
         for front in ranking.fronts
-        if len(front.points) > 1
+        if front.points["x"].n_unique() > 1
     ]
 
 
