@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
-.PHONY: help setup demo test test-slow lint format bench gpu clean
+.PHONY: help setup demo test test-slow lint format docs dist bench gpu clean
 
 help:
 	@echo "make demo       make a small model ill and cure it, compare four twins, diagnose SmolLM2"
@@ -12,6 +12,8 @@ help:
 	@echo "make test-slow  run the tests that take minutes"
 	@echo "make lint       check style and types"
 	@echo "make format     format the code"
+	@echo "make docs       build the pages and the reference as a site, into build/docs"
+	@echo "make dist       build wheel and sdist, check them and install the wheel where nothing is"
 	@echo "make bench      measure speed and memory as ratios against the field"
 	@echo "make gpu        what one GPU shows in 25 minutes: speed, tests, exhibits; into runs/gpu"
 	@echo "make clean      remove the virtual environment and caches"
@@ -41,6 +43,14 @@ lint: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+dist: $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[release]'
+	$(BIN)/python tools/dist.py
 
 bench: $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --requirement benchmarks/requirements.txt

@@ -1,0 +1,78 @@
+"""Build wheel and sdist into dist/, check both, and install the wheel where nothing else is.
+
+The wheel must hold every file of the package (presets, exhibits, templates, py.typed) and import in
+an environment without a single dependency; the sdist must hold what its tests need.
+"""
+
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+DIST = ROOT / "dist"
+NEEDED = ("py.typed", "presets/demo.toml", "exhibits/papers/", "pages/templates/")
+"""Files and folders of which the wheel must hold something, whatever the checkout has."""
+BESIDE = ("LICENSE", "README.md", "pyproject.toml", "tests/conftest.py", "docs/decisions.md")
+INSTALLED = """
+import sys
+from importlib import metadata, resources
+import wakeful
+
+names = {each.metadata["Name"] for each in metadata.distributions()} - {"pip", "setuptools"}
+assert names == {"wakeful"}, names
+assert metadata.version("wakeful") == wakeful.__version__
+assert sys.prefix in wakeful.__file__, wakeful.__file__
+assert '[model]' in (resources.files("wakeful") / "presets" / "demo.toml").read_text("utf-8")
+"""
+
+
+def main() -> int:
+    """Do all of it; return the exit status."""
+    shutil.rmtree(DIST, ignore_errors=True)
+    run("-m", "build", "--outdir", str(DIST), str(ROOT))
+    (wheel,), (sdist,) = DIST.glob("*.whl"), DIST.glob("*.tar.gz")
+    run("-m", "twine", "check", "--strict", str(wheel), str(sdist))
+    with tarfile.open(sdist) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+    if missing := [name for name in BESIDE if name not in held]:
+        return fail(f"{sdist.name} lacks {', '.join(missing)}")
+    with tempfile.TemporaryDirectory() as folder:
+        venv.create(folder, with_pip=True)
+        python = str(Path(folder) / "bin" / "python")
+        install = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
+        run(*install, python=python)
+        run("-I", "-c", INSTALLED, python=python, at=folder)
+        (package,) = Path(folder).glob("lib/*/site-packages/wakeful")
+        ours, theirs = files(ROOT / "src" / "wakeful"), files(package)
+    for name in NEEDED:
+        if not any(each == name or each.startswith(name) for each in theirs):
+            return fail(f"{wheel.name} lacks {name}")
+    if ours != theirs:
+        return fail(f"{wheel.name} and the checkout differ in {', '.join(sorted(ours ^ theirs))}")
+    print(
+        f"{wheel.name} ({wheel.stat().st_size / 1e6:.2f} MB, {len(theirs)} files) and {sdist.name}"
+    )
+    return 0
+
+
+def run(*arguments: str, python: str = sys.executable, at: str | Path = ROOT) -> None:
+    subprocess.run([python, *arguments], check=True, cwd=at)
+
+
+def files(folder: Path) -> set[str]:
+    found = (path for path in folder.rglob("*") if path.is_file())
+    names = {path.relative_to(folder).as_posix() for path in found}
+    return {name for name in names if "__pycache__" not in name}
+
+
+def fail(why: str) -> int:
+    print(why, file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
