@@ -8,6 +8,7 @@ import polars as pl
 import torch
 
 from wakeful.errors import WakefulError
+from wakeful.probes.at_once import at_once
 from wakeful.probes.base import SCHEMA, AttentionEvent, Event, Frame, Key, Means, MergeableProbe
 from wakeful.probes.certificates import (
     RankBounds,
@@ -79,19 +80,22 @@ class Ranks(MergeableProbe):
             statistics.column_sums, statistics.column_energy, statistics.largest_row_sum, self.tau
         )
         started = time.perf_counter()
-        for head, bounds in enumerate(all_bounds):
-            late = self.spent + time.perf_counter() - started > self.seconds
-            if bounds.closed or late:
-                continue
+
+        def closer(head: int) -> RankBounds:
+            if self.spent + time.perf_counter() - started > self.seconds:
+                return all_bounds[head]
             if sequence.length > self.max_tokens:
-                better = top_columns_bounds(
-                    sequence, head, statistics.column_energy[head], self.tau
-                )
-                all_bounds[head] = bounds.meet(better)
-                continue
+                energy = statistics.column_energy[head]
+                return all_bounds[head].meet(top_columns_bounds(sequence, head, energy, self.tau))
             A = head_weights(sequence, head)
             known = matrix_rank(A, self.tau, causal=sequence.keep is None)
-            all_bounds[head] = RankBounds(known, known)
+            return RankBounds(known, known)
+
+        unknown = [head for head, bounds in enumerate(all_bounds) if not bounds.closed]
+        for head, bounds in zip(
+            unknown, at_once(closer, unknown, statistics.column_energy.device), strict=True
+        ):
+            all_bounds[head] = bounds
         return all_bounds
 
     def _average(self, event: AttentionEvent) -> None:
