@@ -22,6 +22,10 @@ class Interrupted(WakefulError):
     """Work was stopped from outside and saved what it had; the message says how to go on."""
 
 
+class Diverged(WakefulError):
+    """Training ran into numbers that are not finite: its settings are at fault, nothing else."""
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return `" (did you mean 'x'?)"` for the closest known word, or an empty string."""
     close = difflib.get_close_matches(word, list(known), n=1)

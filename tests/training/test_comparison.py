@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from training.runs import tiny
+from wakeful.comparison.reading import read_comparison
 from wakeful.config.schema import Config, config_to_table, seeds_of, variants_of
 from wakeful.display import Display, Silent
 from wakeful.errors import Interrupted, WakefulError
@@ -153,6 +154,37 @@ def test_resuming_another_comparison_is_refused(text: Path, tmp_path: Path) -> N
     with pytest.raises(WakefulError, match="seeds names one twice"):
         compare(two(text), tmp_path / "twice", seeds=[4, 4], shown=silent)
     assert not (tmp_path / "twice").exists()
+
+
+def test_a_variant_that_diverges_is_left_out_and_the_others_go_on(
+    text: Path, tmp_path: Path
+) -> None:
+    class Notes(Silent):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    @contextlib.contextmanager
+    def noting(_: str) -> Iterator[Display]:
+        yield Notes()
+
+    notes: list[str] = []
+    rates = {"lr": 1e38, "final_lr": 1e38, "initial_lr": 1e38, "warmup_steps": 0, "clip": 0.0}
+    wild = tiny(text, train=SHORT, optimizer=rates | {"name": "sgd"}, sample={"prompts": []})
+    rows = two(text)
+    rows = {"plain": rows["plain"], "wild": wild, "cured": rows["cured"]}
+    run = compare(rows, tmp_path / "cmp", seeds=[0], shown=noting)
+    assert run.header.status == "stopped"
+    assert [Run.open(run.path / name / "seed-0").header.status for name in rows] == [
+        "done", "stopped", "done"
+    ]  # fmt: skip
+    (said,) = (note for note in notes if "go on" in note)
+    assert said.startswith("wild, seed 0: ")
+    assert "Lower optimizer.lr" in said
+    found = read_comparison(run.path)
+    assert found.variants == ("plain", "cured")
+    assert found.unfinished == ("wild, seed 0",)
+    with pytest.raises(WakefulError, match="Lower optimizer"):
+        compare({"wild": wild, "plain": rows["plain"]}, tmp_path / "first", seeds=[0], shown=noting)
 
 
 def test_a_comparison_grows_by_variants_and_seeds(text: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from wakeful.config.schema import Config
 from wakeful.config.tables import to_table
 from wakeful.display import Display, Shown
-from wakeful.errors import Interrupted, WakefulError
+from wakeful.errors import Diverged, Interrupted, WakefulError
 from wakeful.runs.run import Run, refuse_link
 from wakeful.training.cluster import Row, cluster_of, deal
 from wakeful.training.loop import train
@@ -36,7 +36,8 @@ def compare(
     The seed sets the initial weights, equal wherever names and shapes agree, and the data order,
     so that differences between variants are paired. `resume` goes on with a comparison that was
     interrupted: finished runs stay, unfinished ones continue, variants and seeds that it lacks join
-    it, and those that are not named here stay as they are. What can be wrong with any variant's
+    it, and those that are not named here stay as they are. A run that diverges is left unfinished
+    and the others go on, unless it is of the first variant. What can be wrong with any variant's
     model, optimizer, text or teacher is found before anything is written. `cluster` deals the runs
     out (`training.cluster`); empty trains one after another here.
     """
@@ -82,7 +83,12 @@ def compare(
         else:
             for (name, seed), config in runs.items():
                 with shown(name if len(seeds) == 1 else f"{name}, seed {seed}") as show:
-                    _train(f"{name}, seed {seed}", config, places[name, seed], show)
+                    try:
+                        _train(f"{name}, seed {seed}", config, places[name, seed], show)
+                    except Diverged as error:
+                        if name == names[0]:
+                            raise
+                        show.note(f"{name}, seed {seed}: {error}; the others go on without it")
     except BaseException:
         comparison.set_status("stopped")
         raise

@@ -18,7 +18,7 @@ from wakeful.data.order import Batches, ValidationWindows
 from wakeful.data.tokens import Data
 from wakeful.device import choose_device, rough_seconds
 from wakeful.display import Display, Silent, duration
-from wakeful.errors import Interrupted, WakefulError
+from wakeful.errors import Diverged, Interrupted, WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.optim.build import warmup_cosine
 from wakeful.optim.sharding import whole
@@ -295,7 +295,7 @@ def _steps(
                 write_scalars(record(run, row))
                 show.step(row.step, settings.steps, row.loss, row.tokens_per_second)
         if fault is not None:
-            raise WakefulError(_not_finite(run, world, batches, fault))
+            raise Diverged(_not_finite(run, world, batches, fault))
 
         if evaluates:
             validate(config, run, parallel, windows, done, write_scalars)
@@ -374,7 +374,7 @@ def _check_weights(
     bad = not all(local(parameter).isfinite().all() for parameter in parameters)
     if world.sum(torch.tensor(int(bad))):
         fault = Fault(step, "a weight is not finite")
-        raise WakefulError(_not_finite(run, world, batches, fault))
+        raise Diverged(_not_finite(run, world, batches, fault))
 
 
 def _not_finite(run: Run, world: World, batches: Batches, fault: Fault) -> str:

@@ -16,7 +16,7 @@ from wakeful.config.schema import Config
 from wakeful.config.tables import to_table
 from wakeful.data.order import Batches, ValidationWindows, documents_of
 from wakeful.data.tokens import Data, Tokens
-from wakeful.errors import WakefulError
+from wakeful.errors import Diverged
 from wakeful.estimates import Estimate, finite, weighted_mean
 from wakeful.model.decoder import IGNORED, Decoder
 from wakeful.model.generate import generate
@@ -370,7 +370,7 @@ def validate(
     )
     loss, error = mean_loss(frame)
     if not math.isfinite(loss):
-        raise WakefulError(
+        raise Diverged(
             f"the validation loss is {loss} after step {step}; lower optimizer.lr, or look at the "
             "validation text"
         )
