@@ -6,7 +6,7 @@ import torch
 
 from helpers import some_tokens, tiny_decoder
 from wakeful.errors import WakefulError
-from wakeful.training.objective import Distillation, distillation_loss
+from wakeful.training.distillation import Distillation, distillation_loss
 
 TOKENS = some_tokens(2, 9)
 

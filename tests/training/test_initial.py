@@ -21,9 +21,9 @@ from wakeful.model.decoder import Decoder
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
 from wakeful.training import loop
+from wakeful.training.distillation import distillation_loss
 from wakeful.training.loop import Initial, train
 from wakeful.training.measures import evaluate, mean_loss
-from wakeful.training.objective import distillation_loss
 from wakeful.training.setup import autocast, load_data
 from wakeful.training.stored import Store
 
@@ -162,16 +162,21 @@ def test_a_teacher_is_in_the_loss(text: Path, tmp_path: Path, reference: Run) ->
     assert student.config == final.config
 
 
+def cut_and_resumed(config: Config, place: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Train a run that is stopped after its fourth step and resumed."""
+    with monkeypatch.context() as patch:
+        stop_after(patch, 4)
+        with pytest.raises(Interrupted):
+            train(config, place)
+    return train(config, place, resume=True)
+
+
 def test_a_student_resumes_with_its_teacher(
     text: Path, tmp_path: Path, reference: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny(text, train={"distill": {"teacher": str(reference.path)}})
     whole = train(config, tmp_path / "whole")
-    with monkeypatch.context() as patch:
-        stop_after(patch, 4)
-        with pytest.raises(Interrupted):
-            train(config, tmp_path / "cut")
-    cut = train(config, tmp_path / "cut", resume=True)
+    cut = cut_and_resumed(config, tmp_path / "cut", monkeypatch)
     for name, tensor in weights(whole).items():
         assert torch.equal(tensor, weights(cut)[name]), name
 
@@ -213,11 +218,7 @@ def test_stored_predictions_serve_epochs_seeds_and_a_resumed_run(
     assert size() == windows * record
     # Killed and resumed with an empty store, it ends with the same weights.
     shutil.rmtree(tmp_path / "store")
-    with monkeypatch.context() as patch:
-        stop_after(patch, 4)
-        with pytest.raises(Interrupted):
-            train(config, tmp_path / "cut")
-    cut = train(config, tmp_path / "cut", resume=True)
+    cut = cut_and_resumed(config, tmp_path / "cut", monkeypatch)
     for name, tensor in weights(whole).items():
         assert torch.equal(tensor, weights(cut)[name]), name
 

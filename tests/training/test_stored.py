@@ -7,7 +7,7 @@ import torch
 
 from helpers import some_tokens, tiny_decoder
 from wakeful.errors import WakefulError
-from wakeful.training.objective import (
+from wakeful.training.distillation import (
     StoredDistillation,
     distillation_loss,
     top_k_loss,

@@ -25,8 +25,9 @@ from wakeful.model.initialize import initialize
 from wakeful.model.lora import adapt
 from wakeful.optim.build import BUILDERS, build_optimizer, optimizer_of, options_of
 from wakeful.quant.schemes import parse_scheme
+from wakeful.training.distillation import check_same_vocabulary
 from wakeful.training.events import check_installed
-from wakeful.training.objective import check_distill, check_same_vocabulary, open_store
+from wakeful.training.objective import check_distill, open_store
 from wakeful.training.parallel import check_shares
 from wakeful.world import ALONE, World
 

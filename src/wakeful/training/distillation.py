@@ -1,0 +1,259 @@
+"""A teacher's predictions and streams as what a student learns: at hand, or stored once.
+
+Hinton et al. 2015; When Attention Collapses, appendix B. B batch, L tokens, V vocabulary, k tokens
+kept of a stored prediction.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from wakeful.errors import WakefulError
+from wakeful.model.decoder import IGNORED, Decoder, cross_entropy
+from wakeful.training.matching import distance, states_of
+from wakeful.training.stored import Store, TopK, top_k
+
+Over = Literal["sum", "mean"]
+"""How KL gathers the vocabulary: summed, the divergence itself, or averaged, V times less."""
+Rest = Literal["bucket", "renormalize"]
+"""What becomes of the tokens that a stored prediction leaves out."""
+
+
+def distillation_loss(
+    student: Float[Tensor, "B L V"],
+    teacher: Float[Tensor, "B L V"],
+    targets: Int[Tensor, "B L"],
+    *,
+    alpha: float,
+    temperature: float,
+    over: Over,
+) -> Tensor:
+    """Return α CE + (1 − α) T² KL in nats, the mean over the counted targets (−100: not counted).
+
+    CE is the student's cross-entropy; KL = Σ_v p_v (ln p_v − ln q_v) with p and q the softmax of
+    the teacher's and the student's logits over T. The paper states α = 0.6 and T = 1; its losses
+    suggest that its KL was averaged over the vocabulary (`over="mean"`), which leaves next to
+    nothing of it.
+    """
+    if student.dtype != torch.float64:
+        student, teacher = student.float(), teacher.float()
+    counted = targets != IGNORED
+    hard = F.cross_entropy(student[counted], targets[counted])
+    divergence = F.kl_div(
+        (student[counted] / temperature).log_softmax(-1),
+        (teacher[counted] / temperature).log_softmax(-1).to(student.dtype),
+        reduction="none",
+        log_target=True,
+    )
+    soft = divergence.sum(-1) if over == "sum" else divergence.mean(-1)
+    return alpha * hard + (1 - alpha) * temperature**2 * soft.mean()
+
+
+def top_k_loss(
+    student: Float[Tensor, "B L V"],
+    teacher: TopK,
+    targets: Int[Tensor, "B L"],
+    *,
+    alpha: float,
+    temperature: float,
+    rest: Rest = "bucket",
+) -> Tensor:
+    """Return α CE + (1 − α) T² KL in nats with the teacher's k likeliest tokens K alone.
+
+    p is the teacher's softmax at T, q the student's, p_R and q_R what each gives to all tokens
+    outside K:
+
+        bucket        Σ_K p ln(p / q) + p_R ln(p_R / q_R)
+        renormalize   Σ_K p̃ ln(p̃ / q),  p̃ = p / Σ_K p
+
+    The bucket is KL of the coarser distribution: at most the whole KL, zero where the student
+    agrees, and its gradient by a logit in K is q − p, the whole KL's. Renormalized, which teaches
+    that nothing outside K occurs, the minimum is an overconfident student (a biased estimate:
+    Sparse Logit Sampling, arXiv 2503.16870). With k = V both are the whole KL.
+    """
+    if student.dtype != torch.float64:
+        student = student.float()
+    logits = student / temperature
+    kept = logits.gather(-1, teacher.ids)
+    p, log_p, log_whole = teacher.kept.exp(), teacher.kept, kept.logsumexp(-1)
+    others = None
+    if teacher.ids.shape[-1] < student.shape[-1]:
+        others = logits.scatter(-1, teacher.ids, -torch.inf).logsumexp(-1)
+        log_whole = torch.logaddexp(log_whole, others)
+    if rest == "renormalize":
+        log_p = log_p - log_p.logsumexp(-1, keepdim=True)
+        p = log_p.exp()
+    soft = (p * (log_p - kept + log_whole.unsqueeze(-1))).sum(-1)
+    if rest == "bucket" and others is not None:
+        soft = soft + teacher.rest.exp() * (teacher.rest - others + log_whole)
+    loss = (1 - alpha) * temperature**2 * soft[targets != IGNORED].mean()
+    return loss + alpha * cross_entropy(student, targets) if alpha else loss
+
+
+def check_same_vocabulary(student: int, teacher: int) -> None:
+    """Raise `WakefulError` where a student and a teacher have vocabularies of different sizes."""
+    if student != teacher:
+        raise WakefulError(
+            f"the teacher's vocabulary of {teacher} tokens is not the student's of {student}: "
+            "distil between models of one tokenizer"
+        )
+
+
+class Distillation:
+    """The loss of a student with its teacher at hand.
+
+    With `hidden` above 0 the streams are matched too: plus `hidden` times
+
+        1/N Σ_n mean_i ‖x_ni − y_ni‖² / ‖y_ni‖²
+
+    with x_ni the student's state of token i behind layer n and y_ni the teacher's behind layer
+    `layers[n]` (behind n where there are none), N the student's layers. Relative to each token, for
+    the first ones are hundreds of times as long as all others.
+    """
+
+    def __init__(
+        self,
+        student: Decoder,
+        teacher: Decoder,
+        *,
+        alpha: float,
+        temperature: float,
+        over: Over,
+        hidden: float = 0.0,
+        layers: Sequence[int] = (),
+    ) -> None:
+        """Raises `WakefulError` where the two cannot see the same tokens, or a number is off."""
+        check_same_vocabulary(student.config.vocab_size, teacher.config.vocab_size)
+        if over not in get_args(Over):
+            raise WakefulError(f"over must be one of {', '.join(get_args(Over))}, got {over!r}")
+        if not 0 <= alpha <= 1 or not temperature > 0:
+            raise WakefulError(
+                f"alpha must be between 0 and 1 and temperature positive, got {alpha} and "
+                f"{temperature}"
+            )
+        self.student = student
+        self.teacher = teacher.eval().requires_grad_(False)
+        self.alpha = alpha
+        self.temperature = temperature
+        self.over: Over = over
+        self.hidden = hidden
+        self.layers = layers or range(student.config.num_layers)
+        if hidden:
+            _check_streams(student, teacher, self.layers)
+
+    def loss(
+        self,
+        tokens: Int[Tensor, "B L"],
+        targets: Int[Tensor, "B L"],
+        *,
+        documents: Int[Tensor, "B L"] | None = None,
+    ) -> Tensor:
+        """Return the distillation loss of a batch; gradients reach the student alone.
+
+        Both see of each row what `documents` lets them see (`Decoder.forward`).
+        """
+        looks = states_of if self.hidden else _nothing
+        with torch.no_grad(), looks(self.teacher) as theirs:
+            wanted = self.teacher(tokens, documents=documents)
+        with looks(self.student) as ours:
+            found = self.student(tokens, documents=documents)
+        loss = distillation_loss(
+            found,
+            wanted,
+            self.student.counted(targets),
+            alpha=self.alpha,
+            temperature=self.temperature,
+            over=self.over,
+        )
+        if not self.hidden:
+            return loss
+        return loss + self.hidden * distance(ours, [theirs[layer] for layer in self.layers])
+
+
+@contextlib.contextmanager
+def _nothing(_: Decoder) -> Iterator[list[Tensor]]:
+    yield []
+
+
+def _check_streams(student: Decoder, teacher: Decoder, layers: Sequence[int]) -> None:
+    depth, width = teacher.config.num_layers, teacher.config.width
+    if len(layers) != student.config.num_layers or not all(0 <= n < depth for n in layers):
+        raise WakefulError(
+            f"train.distill.layers = {list(layers)}: the student has {student.config.num_layers} "
+            f"layers, each of which needs one of the teacher's {depth} to match, counted from 0"
+        )
+    if width != student.config.width:
+        raise WakefulError(
+            f"train.distill.hidden compares streams, and the student's has "
+            f"{student.config.width} channels where the teacher's has {width}: give 0"
+        )
+
+
+class StoredDistillation:
+    """The loss of a student with a teacher whose likeliest tokens are computed once and stored."""
+
+    def __init__(
+        self,
+        student: Decoder,
+        teacher: Decoder,
+        store: Store,
+        *,
+        alpha: float,
+        rest: Rest,
+        again: Callable[[], Decoder] | None = None,
+    ) -> None:
+        """Keep the teacher for rows that are not stored yet.
+
+        With `again`, which reads it from its files, it is let go where the first rows are stored.
+        """
+        self.student, self.store = student, store
+        self.alpha = alpha
+        self.rest: Rest = rest
+        self._teacher: Decoder | None = teacher.eval().requires_grad_(False)
+        self._again = again
+        self._first = True
+
+    def loss(
+        self,
+        tokens: Int[Tensor, "B L"],
+        targets: Int[Tensor, "B L"],
+        *,
+        documents: Int[Tensor, "B L"] | None = None,
+    ) -> Tensor:
+        """Return the distillation loss of a batch; gradients reach the student alone."""
+        return top_k_loss(
+            self.student(tokens, documents=documents),
+            _uncompiled(self.predicted)(tokens, documents),
+            self.student.counted(targets),
+            alpha=self.alpha,
+            temperature=self.store.about.temperature,
+            rest=self.rest,
+        )
+
+    @torch.no_grad()
+    def predicted(self, tokens: Tensor, documents: Tensor | None = None) -> TopK:
+        """Return the teacher's likeliest tokens along rows, stored now if they were not before."""
+        new = torch.tensor([row not in self.store for row in tokens.cpu()])
+        if not new.any() and self._first and self._again is not None:
+            self._teacher = None
+        self._first = False
+        if new.any():
+            if self._teacher is None:
+                assert self._again is not None
+                self._teacher = self._again().eval().requires_grad_(False)
+            new = new.to(tokens.device)
+            theirs = None if documents is None else documents[new]
+            logits = self._teacher(tokens[new], documents=theirs)
+            about = self.store.about
+            self.store.put(tokens[new], top_k(logits, about.top_k, about.temperature))
+        return self.store.get(tokens)
+
+
+def _uncompiled(function: Callable[..., TopK]) -> Callable[..., TopK]:
+    """Return a function that reads files as one that torch.compile runs as it is."""
+    return torch.compiler.disable(function)  # pyright: ignore[reportReturnType]
