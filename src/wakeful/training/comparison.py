@@ -96,7 +96,7 @@ def compare(
     return comparison
 
 
-def _joined(comparison: Run, facts: dict[str, Any]) -> tuple[str, dict[str, object]] | None:
+def _joined(comparison: Run, facts: dict[str, Any]) -> tuple[str, Mapping[str, object]] | None:
     """Let what a comparison has already go before what is asked for, in `facts`.
 
     Return one of its runs, by name, and what all must have in common with it, if there is any.
@@ -146,7 +146,7 @@ def _train(label: str, config: Config, place: Path, show: Display) -> None:
 
 
 def _checked(
-    variants: Mapping[str, Config], shown: Shown, first: tuple[str, dict[str, object]] | None
+    variants: Mapping[str, Config], shown: Shown, first: tuple[str, Mapping[str, object]] | None
 ) -> dict[str, Config]:
     """Return the variants resolved; raise what any of their runs would raise before it begins.
 

@@ -372,7 +372,9 @@ class Widened(TorchFunctionMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         if func is linear and args[0].dtype == torch.bfloat16 and args[0].device.type == "cpu":
-            return linear(*(each if each is None else each.float() for each in args)).bfloat16()
+            x, weight, *bias = args
+            wide = (each.float() for each in bias if each is not None)
+            return linear(x.float(), weight.float(), *wide).bfloat16()
         return func(*args, **(kwargs or {}))
 
 
