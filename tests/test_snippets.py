@@ -1,12 +1,13 @@
 """Every Python snippet of README and the docs runs, a page's in their order and in one namespace.
 
 What a page names (smollm2, book.txt, runs/first ...) is there in little: a random Llama of two
-layers, text of a few words, runs of a few steps. A snippet that cannot run says why, in a comment
-before it: `<!-- not run: REASON -->`.
+layers, text of a few words (the standard library, too), runs of a few steps. A snippet that cannot
+run says why, in a comment before it: `<!-- not run: REASON -->`.
 """
 
 import re
 import shutil
+import string
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +17,6 @@ import pytest
 import wakeful
 from evaluation.models import save_llama
 from training.runs import WORDS, write_text
-from wakeful.data.sources import stdlib_files
 
 ROOT = Path(__file__).parents[1]
 FENCE = re.compile(r"(?:<!-- not run: (?P<why>[^>]+) -->\n+)?```python\n(?P<code>.*?)```", re.S)
@@ -47,7 +47,10 @@ device = "cpu"
 [sample]
 num_tokens = 4
 """
-COMPARED = TINY + '[variants.vanilla]\n[variants.resformer.model]\nroute = "resformer"\n'
+COMPARED = (
+    TINY.replace("num_layers = 5", "num_layers = 2")
+    + '[variants.vanilla]\n[variants.resformer.model]\nroute = "resformer"\n'
+)
 
 LLAMA = """
 import torch
@@ -86,11 +89,6 @@ STAND_INS = {
 """Names that a page's n-th snippet takes from the reader, before it."""
 
 
-def few_files() -> list[tuple[str, Path]]:
-    """Return a tenth of the standard library's files, which stand for all of them."""
-    return stdlib_files()[::10]
-
-
 def snippets(page: str) -> list[tuple[int, str, str]]:
     """Return the line, the code and the reason not to run it ("" to run it) of each snippet."""
     text = (ROOT / page).read_text("utf-8")
@@ -107,6 +105,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give a folder with what the pages name in it."""
     folder = tmp_path_factory.mktemp("snippets")
     write_text(folder / "text")
+    write_text(folder / "library", documents=150)
+    (folder / "library/characters.py").write_text(string.printable * 2)
     (folder / "book.txt").write_text(" ".join(WORDS * 400))
     (folder / "cpu-tiny").write_text(TINY)  # a file goes before the preset of that name
     (folder / "my.toml").write_text(COMPARED)
@@ -141,7 +141,8 @@ def test_the_snippets_of_a_page_run(
     shutil.copytree(place, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WAKEFUL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("wakeful.data.sources.stdlib_files", few_files)
+    library = [(path.name, path) for path in sorted((tmp_path / "library").iterdir())]
+    monkeypatch.setattr("wakeful.data.sources.stdlib_files", lambda: library)
     # A module, so that a class of a snippet's own has one to be found in.
     module = ModuleType("snippet")
     monkeypatch.setitem(sys.modules, "snippet", module)
