@@ -188,6 +188,7 @@ def test_each_field_survives_toml_alone(name: str) -> None:
 
 
 CHOICES: dict[str, object] = {
+    "train.distill.layers": [0, 2],
     "model.norm": "rmsnorm_single",
     "model.attention_bias": "qkv",
     "model.positions": "learned",

@@ -304,13 +304,14 @@ def _same_groups(
 ) -> list[dict[str, Any]]:
     """Return saved groups of parameters, whose options must be the optimizer's own.
 
-    All but the learning rate, which every step sets; those that they do not name are added.
+    All but the learning rate, which every step sets, and a count of steps, which is state; those
+    that they do not name are added.
     """
     fresh = json.loads(json.dumps(optimizer.state_dict()["param_groups"]))
     if len(saved) != len(fresh):
         raise WakefulError(f"{path} is of an optimizer with other groups of parameters")
     for theirs, ours in zip(saved, fresh, strict=True):
-        for key in ours.keys() & theirs.keys() - {"lr", "initial_lr", "rotations"}:
+        for key in ours.keys() & theirs.keys() - {"lr", "initial_lr", "rotations", "step"}:
             if theirs[key] != ours[key]:
                 raise WakefulError(
                     f"{path} is of an optimizer whose {key} is {theirs[key]!r}, and the "
