@@ -58,7 +58,7 @@ class Curved(torch.optim.Optimizer):
         """Load what `state_dict` gave.
 
         Raises:
-            ValueError: a tensor has not the shape of its parameter's side.
+            ValueError: a tensor's shape differs from its parameter's side.
         """
         super().load_state_dict(state_dict)
         for parameter, entry in self.state.items():
