@@ -60,7 +60,7 @@ def test_what_overflows_is_left_open(text: Path, tmp_path: Path) -> None:
     with torch.no_grad():
         decoder.head.weight.mul_(1e6)
     found = quantization_damage(config, decoder, windows)["coarse"]
-    # e to thousands of nats is no float, and JSON has no infinity.
+    # e to thousands of nats overflows a float, and JSON lacks infinity.
     assert (found["perplexity"], found["increase"]) == (None, None)
     json.dumps(found, allow_nan=False)
 
