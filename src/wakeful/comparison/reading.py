@@ -11,7 +11,16 @@ import polars as pl
 from wakeful.config.schema import Config
 from wakeful.errors import WakefulError
 from wakeful.probes.base import block_outputs
-from wakeful.runs.run import METRICS, VALIDATION, Environment, Header, Run, read_frame, read_windows
+from wakeful.runs.run import (
+    METRICS,
+    VALIDATION,
+    Environment,
+    Header,
+    Run,
+    is_done,
+    read_frame,
+    read_windows,
+)
 from wakeful.training.records import DataFacts, Evaluation, Summary, rows
 
 
@@ -153,7 +162,7 @@ def read_comparison(source: str | Path | Sequence[str | Path]) -> Comparison:
     partial: list[TrainedRun] = []
     for path in source:
         # A finished baseline is what all else is measured by; without it the error says so.
-        done = not runs or _is_done(path)
+        done = not runs or is_done(Path(path))
         (runs if done else partial).append(read_run(path) if done else _read_partial(path))
     named = [(run.variant, run.seed) for run in (*runs, *partial)]
     if len(set(named)) < len(named):
@@ -184,7 +193,7 @@ def _comparison_folder(path: Path, header: Header) -> Comparison:
     unfinished: list[str] = []
     for variant, seed in itertools.product(header.variants, header.seeds):
         place = path / variant / f"seed-{seed}"
-        if (place / "run.json").is_file() and _is_done(place):
+        if is_done(place):
             runs.append(read_run(place, variant))
             continue
         unfinished.append(f"{variant}, seed {seed}")
@@ -209,10 +218,6 @@ def _comparison_folder(path: Path, header: Header) -> Comparison:
 
 def _is_folder_name(name: str) -> bool:
     return 0 < len(name.encode()) < 256 and name not in (".", "..") and not set(name) & set("/\0")
-
-
-def _is_done(path: str | Path) -> bool:
-    return Run.open(path).header.status == "done"
 
 
 def _read_partial(path: str | Path, variant: str = "") -> TrainedRun:

@@ -94,7 +94,7 @@ def equal_time(comparison: Comparison) -> dict[str, Estimate]:
 
     Of each pair, the time is that at which the faster of the two ends, in steps of each run's
     median length; the slower one's loss is read off its curve, in a straight line between two
-    evaluations. Its learning rate has not come down as far by then. The mean over seeds and its
+    evaluations. Its learning rate is still higher then. The mean over seeds and its
     error; without those whose curve has no two evaluations about that time.
     """
     found: dict[str, Estimate] = {}

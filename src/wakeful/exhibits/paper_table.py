@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from wakeful.comparison.reading import Comparison
@@ -144,22 +145,33 @@ def _cell(comparison: Comparison, layout: PublishedTable, variant: str, column: 
     direction = layout.direction(variant, column)
     values = by_seed(comparison, variant, column.figure)
     base = by_seed(comparison, layout.baseline, column.figure)
-    both = [seed for seed in values if seed in base]
-    difference = None
-    if variant != layout.baseline and both:
-        difference = mean_and_error([values[seed] - base[seed] for seed in both])
+    gaps = paired(values, base)
+    difference = mean_and_error(gaps) if variant != layout.baseline and gaps else None
     outcome: Outcome | None = None
     if direction is not None:
         margin = column.same * abs(mean_and_error([*base.values()])[0]) if base else 0.0
-        outcome = outcome_of(direction, difference, len(both), margin)
+        outcome = outcome_of(direction, difference, len(gaps), margin)
     return Cell(
         value=mean_and_error([*values.values()]) if values else None,
         difference=difference,
-        separated=difference is not None and abs(difference[0]) > reach(difference[1], len(both)),
+        separated=difference is not None and separated(gaps),
         printed=printed if isinstance(printed, int | float) else None,
         direction=direction,
         outcome=outcome,
     )
+
+
+def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> list[float]:
+    """Return the differences of two variants' figures, of the seeds that both have."""
+    return [value - theirs[seed] for seed, value in ours.items() if seed in theirs]
+
+
+def separated(gaps: Sequence[float]) -> bool:
+    """Whether the 95% interval of the mean of paired differences leaves out zero."""
+    if not gaps:
+        return False
+    mean, error = mean_and_error(gaps)
+    return abs(mean) > reach(error, len(gaps))
 
 
 def by_seed(comparison: Comparison, variant: str, name: str) -> dict[int, float]:

@@ -11,7 +11,7 @@ from wakeful.comparison.reading import Comparison
 from wakeful.comparison.tables import equal_time, paired_difference
 from wakeful.estimates import Estimate, mean_and_error, reach
 from wakeful.exhibits.exhibit import Column, PublishedTable, published
-from wakeful.exhibits.paper_table import as_trained, by_seed
+from wakeful.exhibits.paper_table import as_trained, by_seed, paired, separated
 
 LOSS = "loss"
 """The figure, and the group, that all others are set against."""
@@ -133,7 +133,9 @@ def _ranking(
             for variant in comparison.variants
             if variant != table.baseline
             and not any(
-                _separated(figures[column.figure, variant], figures[column.figure, table.baseline])
+                separated(
+                    paired(figures[column.figure, variant], figures[column.figure, table.baseline])
+                )
                 for column in apart
             )
         ),
@@ -172,14 +174,6 @@ def _row(
         difference=paired_difference(comparison, variant),
         same_time=same_time,
     )
-
-
-def _separated(ours: Mapping[int, float], theirs: Mapping[int, float]) -> bool:
-    both = [seed for seed in ours if seed in theirs]
-    if not both:
-        return False
-    difference, error = mean_and_error([ours[seed] - theirs[seed] for seed in both])
-    return abs(difference) > reach(error, len(both))
 
 
 def _front(

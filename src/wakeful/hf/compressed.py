@@ -56,7 +56,7 @@ def compressed_config(scheme: Scheme) -> dict[str, Any]:
             raise _lacks(scheme, "weights and inputs but both by absmax in 8 bits, or in fp8")
         if inputs.per == "tensor" and scheme.scales == "dynamic":
             raise _lacks(scheme, "a dynamic scale of a whole tensor of inputs that is a sequence's")
-        if getattr(inputs, "clip", 1) != 1 and scheme.scales == "dynamic":
+        if isinstance(inputs, Absmax) and inputs.clip != 1 and scheme.scales == "dynamic":
             raise _lacks(scheme, "a dynamic scale of inputs that clips")
         form = "int-quantized" if whole else "float-quantized"
     group: dict[str, Any] = {

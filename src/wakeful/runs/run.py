@@ -440,6 +440,11 @@ class SharedRun(Run):
     def write_frame(self, name: str, frame: pl.DataFrame) -> None: ...
 
 
+def is_done(place: Path) -> bool:
+    """Whether a place holds a run that is finished."""
+    return (place / "run.json").is_file() and Run.open(place).header.status == "done"
+
+
 def refuse_link(path: Path) -> None:
     """Raise `WakefulError` where a place that a run is to be written to is a link elsewhere."""
     if path.is_symlink():

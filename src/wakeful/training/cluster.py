@@ -15,7 +15,7 @@ from wakeful.config.schema import Config, config_from_table, config_to_table
 from wakeful.config.tables import at_least
 from wakeful.display import Display
 from wakeful.errors import Interrupted, WakefulError
-from wakeful.runs.run import Run
+from wakeful.runs.run import is_done
 from wakeful.training.loop import train
 from wakeful.variants import build_call
 
@@ -49,7 +49,7 @@ class Row:
     @property
     def done(self) -> bool:
         """Whether it is finished."""
-        return self.begun and Run.open(self.place).header.status == "done"
+        return is_done(self.place)
 
     @property
     def begun(self) -> bool:

@@ -9,7 +9,7 @@ from wakeful.config.schema import Config
 from wakeful.config.tables import to_table
 from wakeful.display import Display, Shown
 from wakeful.errors import Diverged, Interrupted, WakefulError
-from wakeful.runs.run import Run, refuse_link
+from wakeful.runs.run import Run, is_done, refuse_link
 from wakeful.training.cluster import Row, cluster_of, deal
 from wakeful.training.loop import train
 from wakeful.training.records import DataFacts, data_facts
@@ -70,8 +70,7 @@ def compare(
         refuse_link(place)
     for key in begun:
         _check_same_config(places[key], runs[key])
-    joined = {key: facts[key] for key in ("variants", "seeds")}
-    comparison.update(status="running", **joined)
+    comparison.update(status="running", variants=facts["variants"], seeds=facts["seeds"])
     try:
         if dealt is not None:
             rows = [
@@ -125,17 +124,14 @@ def _finished(comparison: Run) -> bool:
     places = [
         comparison.path / name / f"seed-{seed}" for name in header.variants for seed in header.seeds
     ]
-    return all(
-        (place / "run.json").is_file() and Run.open(place).header.status == "done"
-        for place in places
-    )
+    return all(is_done(place) for place in places)
 
 
 def _train(label: str, config: Config, place: Path, show: Display) -> None:
     """Train a run that is not finished, or go on with it."""
-    begun = (place / "run.json").is_file()
-    if begun and Run.open(place).header.status == "done":
+    if is_done(place):
         return
+    begun = (place / "run.json").is_file()
     try:
         train(config, place, resume=begun, show=show)
     except Interrupted as stopped:

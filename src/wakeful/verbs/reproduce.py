@@ -38,7 +38,7 @@ from wakeful.probes.gradients import query_key_gradients
 from wakeful.probes.hidden import Turned
 from wakeful.probes.mappings import Mappings
 from wakeful.probes.positions import Positions
-from wakeful.runs.run import Run, read_frame, read_record
+from wakeful.runs.run import Run, is_done, read_frame, read_record
 from wakeful.training.cluster import Row, cluster_of, deal
 from wakeful.training.loop import train
 from wakeful.training.measures import observed, rows_of
@@ -329,9 +329,9 @@ def _carried_out(plan: Plan, runs: Path, place: Path, shown: Shown) -> tuple[Res
 def _trained(job: Job, seed: int, runs: Path, shown: Shown) -> Path:
     """Return a finished run of the job, training what is missing of it."""
     path = runs / job.folder / f"seed-{seed}"
-    begun = (path / "run.json").is_file()
-    if begun and Run.open(path).header.status == "done":
+    if is_done(path):
         return path
+    begun = (path / "run.json").is_file()
     try:
         with shown(f"{job.group} {job.row}, seed {seed}".strip()) as show:
             train(job.seeded(seed), path, resume=begun, show=show)
