@@ -102,7 +102,7 @@ def test_bad_input_is_one_line_and_changes_nothing(
     latin.write_bytes(b"caf\xe9 " * 100)
     short = tmp_path / "short.txt"
     short.write_text("a b c d e f\n" * 4)
-    assert "unknown verb" in fails(capsys, "tarin", config)
+    assert "did you mean 'train'" in fails(capsys, "tarin", config)
     assert "neither a file nor a preset" in fails(capsys, "train", "none.toml", *where)
     assert "name a configuration" in fails(capsys, "train", *where)
     assert "holds no model" in fails(capsys, "generate", str(text), "--prompt", "x")
@@ -125,19 +125,21 @@ def test_bad_input_is_one_line_and_changes_nothing(
 def test_a_wrong_option_is_refused_with_the_nearest_and_begins_nothing(
     config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for wrong, hint in (
-        (["--train.stepz", "3"], "--train.steps"),
-        (["--train.steps", "many"], "--train.steps"),
-        (["--train.dtype", "float8"], "bfloat16"),
-    ):
-        with pytest.raises(SystemExit) as ended:
-            main(["train", config, "--out", str(tmp_path / "out"), *wrong])
-        assert ended.value.code == 2
-        shown = capsys.readouterr()
-        assert hint in shown.err
-        assert "Traceback" not in shown.err
-        assert shown.out == ""
     out = ["--out", str(tmp_path / "out")]
+    for wrong, hint in (
+        (["--train.stepz", "3"], "did you mean '--train.steps'"),
+        (["--steps=3"], "did you mean --train.steps?"),
+        (["--num-sequences", "3"], "--train.diagnose.num_sequences or --train.quantize.num_seq"),
+        (["--train.dtype", "float32x"], "bfloat16, float64, got 'float32x' (did you mean 'float32"),
+    ):
+        assert hint in fails(capsys, "train", config, *out, *wrong)
+    with pytest.raises(SystemExit) as ended:
+        main(["train", config, *out, "--train.steps", "many"])
+    assert ended.value.code == 2
+    shown = capsys.readouterr()
+    assert "--train.steps" in shown.err
+    assert "Traceback" not in shown.err
+    assert shown.out == ""
     assert "at least 1" in fails(capsys, "train", config, *out, "--train.steps", "0")
     assert "finite" in fails(capsys, "train", config, *out, "--optimizer.lr", "inf")
     assert "does not divide" in fails(capsys, "train", config, *out, "--model.num_heads", "3")
@@ -159,7 +161,8 @@ def test_unusual_files_and_paths_are_one_line(
     assert "cannot be loaded" in fails(capsys, "generate", "two\nlines", "--prompt", "x")
     assert "name one model" in fails(capsys, "generate", "--prompt", "x")
     assert "name a comparison" in fails(capsys, "report")
-    assert "wakeful data prepare" in fails(capsys, "data", "prepared")
+    assert "wakeful data prepare" in fails(capsys, "data")
+    assert "did you mean 'prepare'" in fails(capsys, "data", "prepared")
     assert "name a source" in fails(capsys, "data", "prepare", "--out", str(tmp_path / "d"))
     assert "one configuration, not 2" in fails(capsys, "train", config, config, *out)
     assert "use wakeful compare" in fails(capsys, "train", "demo", *out)

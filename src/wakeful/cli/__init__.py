@@ -13,7 +13,7 @@ from rich.table import Table as Grid
 
 import wakeful
 from wakeful.cli.console import ERR, LET_IT_SPEAK, OUT, another_speaks
-from wakeful.errors import Interrupted, WakefulError
+from wakeful.errors import Interrupted, WakefulError, nearest
 
 VERBS = {
     "demo": "Make a small model ill and cure it, compare four twins, diagnose SmolLM2.",
@@ -29,6 +29,8 @@ VERBS = {
     "data": "Prepare text as memory-mapped tokens.",
     "report": "Write one offline HTML page about runs.",
     "export": "Write a model as a folder that Transformers loads.",
+    "presets": "List the configurations that come with wakeful: size, tokens, memory, time.",
+    "completion": "Print what completes verbs and options in bash, zsh or fish.",
 }
 """In the order a newcomer reads them; each is a function of `cli.verbs`."""
 SPREAD = ("train", "diagnose", "evaluate")
@@ -44,7 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     for name in _CHATTY:
         logging.getLogger(name).setLevel(logging.ERROR)
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
+    if arguments[:1] == ["help"] and arguments[1:]:
+        arguments = [*arguments[1:], "--help"]
+    if not arguments or arguments[0] in ("-h", "--help", "--help-all", "help"):
         _overview()
         return 0
     if arguments[0] in ("--version", "-V"):
@@ -58,7 +62,9 @@ def _status(verb: str, rest: list[str]) -> int:
     try:
         _check_text([verb, *rest])
         if verb not in VERBS:
-            raise WakefulError(f"unknown verb {verb!r}; there are {', '.join(VERBS)}")
+            raise WakefulError(
+                f"unknown verb {verb!r}{nearest(verb, VERBS)}; there are {', '.join(VERBS)}"
+            )
         _check_processes(verb)
         with _processes():
             from wakeful.cli import verbs
@@ -124,4 +130,7 @@ def _overview() -> None:
     for verb, summary in VERBS.items():
         grid.add_row(f"  wakeful {verb}", summary)
     OUT.print(grid)
-    OUT.print("\nEach verb has --help.", highlight=False)
+    OUT.print(
+        "\nwakeful VERB --help has two examples and the usual options, --help-all every option.",
+        highlight=False,
+    )

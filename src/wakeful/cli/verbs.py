@@ -5,22 +5,14 @@ A verb's function takes the arguments after its name.
 
 import dataclasses
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import tyro
+from typing import Any, TypeVar
 
 from wakeful.cli.console import OUT, display, finish, standard_input, tell
-from wakeful.cli.parsing import (
-    SOURCES,
-    asks_for_help,
-    leading,
-    named_rows,
-    parse,
-    read,
-    with_out,
-)
+from wakeful.cli.help import asks_for_help
+from wakeful.cli.parsing import SOURCES, leading, named_rows, parse, read, with_out
+from wakeful.config.options import HowMuch, What, Where
 from wakeful.config.rows import rescaled
 from wakeful.config.schema import (
     Config,
@@ -31,7 +23,7 @@ from wakeful.config.schema import (
     seeds_of,
     variants_of,
 )
-from wakeful.config.tables import presets, read_table
+from wakeful.config.tables import preset_text, read_table
 from wakeful.config.verbs import (
     CureOptions,
     DiagnoseOptions,
@@ -39,58 +31,79 @@ from wakeful.config.verbs import (
     ExportOptions,
     GenerateOptions,
     InheritOptions,
+    NoOptions,
     PrepareOptions,
     QuantizeOptions,
     ReportOptions,
     ReproduceOptions,
 )
-from wakeful.errors import WakefulError
+from wakeful.errors import WakefulError, nearest
 
 
 @dataclass(frozen=True, kw_only=True)
 class DemoOptions:
     """Where the demonstration goes."""
 
-    out: str = "runs/demo"
+    out: Where[str] = "runs/demo"
     """Folder to create."""
-    resume: bool = False
+    resume: Where[bool] = False
     """Go on with an interrupted demonstration in the same folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainOptions:
-    """Where the run goes; every field of the configuration is an option too."""
+class _WithConfig(Config):
+    """Options of a verb's own beside every field of a configuration."""
 
-    out: str = ""
-    """Run directory to create. Empty: runs/NAME."""
-    resume: str = ""
-    """Continue the run in this directory with its own configuration; --train.steps lengthens it."""
-    config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
+    @property
+    def config(self) -> Config:
+        """The configuration."""
+        return Config(**_fields_of(self))
+
+
+_Options = TypeVar("_Options", bound=_WithConfig)
+
+
+def _around(kind: type[_Options], config: Config) -> _Options:
+    """Return a verb's options about a configuration, its own ones as where nobody says anything."""
+    return kind(**_fields_of(config))
+
+
+def _fields_of(config: Config) -> dict[str, Any]:
+    return {entry.name: getattr(config, entry.name) for entry in dataclasses.fields(Config)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareOptions:
+class TrainOptions(_WithConfig):
+    """Where the run goes; every field of the configuration is an option too."""
+
+    out: Where[str] = ""
+    """Run directory to create. Empty: runs/NAME."""
+    resume: Where[str] = ""
+    """Continue the run in this directory with its own configuration; --train.steps lengthens it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions(_WithConfig):
     """Where the comparison goes; a field of the configuration is every variant's, where numbers in
     which variants differ keep their ratios, and --variants.NAME.FIELD is one variant's."""
 
-    out: str = ""
+    out: Where[str] = ""
     """Folder to create. Empty: runs/compare-NAME."""
-    seeds: tuple[int, ...] = ()
+    seeds: HowMuch[tuple[int, ...]] = ()
     """Seeds to train each variant with. Empty: those of the file, or 0."""
-    only: tuple[str, ...] = ()
+    only: What[tuple[str, ...]] = ()
     """Variants to train, by name; the first of the file that is among them is the baseline."""
-    resume: bool = False
+    resume: Where[bool] = False
     """Go on with an interrupted comparison in the same folder."""
-    cluster: str = ""
+    cluster: Where[str] = ""
     """Deal rows and seeds out: "local(workers=2)", "slurm(workers=8, partition='a')" ..."""
-    config: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptOptions(GenerateOptions):
     """How to continue a prompt."""
 
-    prompt: str
+    prompt: What[str]
     """Text to continue. A single dash reads it from standard input."""
 
 
@@ -112,8 +125,10 @@ def train(arguments: list[str]) -> None:
     if len(sources) > 1:
         raise WakefulError(f"train takes one configuration, not {len(sources)}: {sources}")
     if not sources and "--resume" not in rest and not asks_for_help(rest):
-        raise WakefulError(f"name a configuration: a TOML file or one of {', '.join(presets())}")
-    default = TrainOptions(config=config_from(sources[0] if sources else {}))
+        raise WakefulError(
+            "name a configuration: a TOML file or a preset; wakeful presets lists them"
+        )
+    default = _around(TrainOptions, config_from(sources[0] if sources else {}))
     options = parse(TrainOptions, rest, "train CONFIG", default)
 
     from wakeful.verbs.train import train
@@ -129,13 +144,11 @@ def _new_length(sources: list[str], arguments: list[str], path: str) -> int:
     """Return the steps that --train.steps gives the run at `path`, beside which nothing may be."""
     from wakeful.runs.run import Run
 
-    own = TrainOptions(resume=path, config=Run.open(path).config)
+    own = dataclasses.replace(_around(TrainOptions, Run.open(path).config), resume=path)
     asked = parse(TrainOptions, arguments, "train --resume RUN", own)
-    steps = asked.config.train.steps
-    train = dataclasses.replace(own.config.train, steps=steps)
-    if sources or asked != dataclasses.replace(
-        own, config=dataclasses.replace(own.config, train=train)
-    ):
+    steps = asked.train.steps
+    train = dataclasses.replace(own.train, steps=steps)
+    if sources or asked != dataclasses.replace(own, train=train):
         raise WakefulError(
             "--resume takes the run's own configuration and no other option but --train.steps, "
             "which lengthens the run"
@@ -146,10 +159,9 @@ def _new_length(sources: list[str], arguments: list[str], path: str) -> int:
 def compare(arguments: list[str]) -> None:
     """CONFIG... [options]."""
     sources, rest = leading(arguments)
-    options = CompareOptions()
     if not sources:
         if asks_for_help(rest):
-            parse(CompareOptions, ["--help"], "compare CONFIG...", options)
+            parse(CompareOptions, rest, "compare CONFIG...", CompareOptions())
         raise WakefulError("name one configuration with a [variants] table, or several")
     rows: dict[str, Config] = {}
     asked: set[tuple[int, ...]] = set()
@@ -165,12 +177,12 @@ def compare(arguments: list[str]) -> None:
     shared, own = named_rows(rest, list(rows))
     prog = "compare CONFIG..."
     base = next(iter(rows.values()))
-    options = parse(CompareOptions, shared, prog, CompareOptions(config=base))
+    options = parse(CompareOptions, shared, prog, _around(CompareOptions, base))
     if len(asked) > 1 and not options.seeds:
         raise WakefulError("the configurations ask for different seeds: use --seeds")
     variants = rescaled(rows, base, options.config, strict=True)
     for name, asked_of_one in own.items():
-        default = CompareOptions(config=variants[name])
+        default = _around(CompareOptions, variants[name])
         variants[name] = parse(CompareOptions, asked_of_one, prog, default).config
     variants = chosen_variants(variants, options.only)
     if left := [name for name, given in own.items() if given and name not in variants]:
@@ -286,10 +298,11 @@ def reproduce(arguments: list[str]) -> None:
 
 def data(arguments: list[str]) -> None:
     """prepare SOURCE... --out DIR [options]."""
-    if arguments[:1] in (["--help"], ["-h"]):
-        arguments = ["prepare", "--help"]
+    if asks_for_help(arguments[:1]):
+        arguments = ["prepare", *arguments]
     if not arguments or arguments[0] != "prepare":
-        raise WakefulError("write: wakeful data prepare SOURCE... --out DIR")
+        hint = nearest(arguments[0], ["prepare"]) if arguments else ""
+        raise WakefulError(f"write: wakeful data prepare SOURCE... --out DIR{hint}")
     sources, options = read(PrepareOptions, arguments[1:], "data prepare SOURCE...")
     if not sources:
         raise WakefulError("name a source: python-stdlib, a file, folder or glob, or hf:NAME")
@@ -333,6 +346,42 @@ def export(arguments: list[str]) -> None:
         return
     own = ", trust_remote_code=True" if kind == "wakeful" else ""
     tell(f'{kind}: AutoModelForCausalLM.from_pretrained("{paths[1]}"{own})')
+
+
+def presets(arguments: list[str]) -> None:
+    """[PRESET]."""
+    names, _ = read(NoOptions, arguments, "presets [PRESET]")
+    if len(names) > 1:
+        raise WakefulError(f"name one preset, not {len(names)}: {', '.join(names)}")
+    if names:
+        sys.stdout.write(preset_text(names[0]))
+        return
+
+    from wakeful.verbs.presets import listing
+
+    OUT.print(listing())
+
+
+def completion(arguments: list[str]) -> None:
+    """SHELL."""
+    shells, _ = read(NoOptions, arguments, "completion SHELL")
+    if len(shells) != 1:
+        raise WakefulError("name one shell: wakeful completion bash, zsh or fish")
+
+    from wakeful.cli import VERBS
+    from wakeful.cli.completion import script
+
+    sys.stdout.write(script(shells[0], VERBS, KINDS))
+
+
+KINDS: dict[str, type] = {
+    "demo": DemoOptions, "train": TrainOptions, "compare": CompareOptions,
+    "generate": PromptOptions, "diagnose": DiagnoseOptions, "inherit": InheritOptions,
+    "cure": CureOptions, "evaluate": EvaluateOptions, "quantize": QuantizeOptions,
+    "reproduce": ReproduceOptions, "data": PrepareOptions, "report": ReportOptions,
+    "export": ExportOptions, "presets": NoOptions, "completion": NoOptions,
+}  # fmt: skip
+"""The options of each verb."""
 
 
 def _one(models: list[str]) -> str:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from wakeful.config.options import What
 from wakeful.errors import WakefulError
 from wakeful.shape import Shape
 
@@ -26,22 +27,22 @@ class ModelConfig:
     """Tokens in the vocabulary. Training sets it from the tokenizer."""
     max_length: int = 512
     """Context window, in tokens."""
-    num_layers: int = 8
+    num_layers: What[int] = 8
     """Layers (blocks)."""
-    num_heads: int = 4
+    num_heads: What[int] = 4
     """Query heads a layer."""
     num_kv_heads: int = 0
     """Key/value heads a layer; divides num_heads. 0 means as many as num_heads (no GQA)."""
-    width: int = 128
+    width: What[int] = 128
     """Channels of the residual stream."""
     head_width: int = 0
     """Channels of a head. 0 means width / num_heads."""
     mlp_width: int = 344
     """Hidden channels of the feed-forward network."""
-    norm: str = "rmsnorm"
+    norm: What[str] = "rmsnorm"
     """layernorm, rmsnorm (a scale a channel, M), rmsnorm_single (one scale, S), or e.g.
     layernorm_scaling."""
-    placement: str = "pre"
+    placement: What[str] = "pre"
     """Where norms stand: pre, post, peri, or e.g. mixed(share=0.25), post-norm in the first."""
     norm_eps: float = 1e-5
     """Added to the variance."""
@@ -75,11 +76,11 @@ class ModelConfig:
     """The first so many tokens see each other both ways; their losses are left out."""
     stored_prefix: int = 0
     """Tokens before every sequence whose keys and values are stored with the weights."""
-    normalizer: str = "softmax"
+    normalizer: What[str] = "softmax"
     """How logits become weights, e.g. softmax, softmax1, softmax1(learned=True)."""
-    route: str = "own"
+    route: What[str] = "own"
     """Where values come from, e.g. resformer(mode="learnable"), svformer."""
-    depth: str = "residual"
+    depth: What[str] = "residual"
     """What a block receives from the residual stream, e.g. denseformer."""
     init_std: float = 0.02
     """Standard deviation of initial weights."""

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 import tomli_w
 
 from wakeful.config.model import ModelConfig
+from wakeful.config.options import How, HowMuch, What, Where
 from wakeful.config.tables import (
     Table,
     at_least,
@@ -41,13 +42,13 @@ class TextConfig:
     """Share of documents held out, chosen by a hash of their text."""
     keep_overlap: bool = False
     """Validate even on documents that stand in the training text in part."""
-    tokenizer: str = ""
+    tokenizer: What[str] = ""
     """A tokenizer.json, a folder with one, or hf:NAME. Empty: a byte-level BPE is trained."""
-    vocab_size: int = 4096
+    vocab_size: HowMuch[int] = 4096
     """Tokens in a tokenizer that is trained."""
     text_field: str = "text"
     """Field of JSONL and parquet rows that holds the text."""
-    max_bytes: int = 0
+    max_bytes: HowMuch[int] = 0
     """Read no more text than this, in bytes. 0 means all."""
 
     def check(self) -> None:
@@ -66,7 +67,7 @@ class TextConfig:
 class DataConfig(TextConfig):
     """What text to train on."""
 
-    source: str = "python-stdlib"
+    source: What[str] = "python-stdlib"
     """python-stdlib, a file, folder or glob (text, JSONL, parquet), hf:NAME, prepared data, a
     task: backcopy(triggers=3), or mixture(parts=[("NAME", "SOURCE", WEIGHT), ...])."""
     bos: bool = False
@@ -81,15 +82,15 @@ class DataConfig(TextConfig):
 class OptimizerConfig:
     """How weights follow gradients."""
 
-    name: str = "adamw"
+    name: How[str] = "adamw"
     """adamw, orthoadam, rmsprop, sgd, sgd_momentum, muon, soap, shampoo, or muon(ns_steps=3)."""
-    lr: float = 1e-3
+    lr: How[float] = 1e-3
     """Peak learning rate."""
     final_lr: float = 1e-4
     """Learning rate at the last step (the cosine's floor)."""
     initial_lr: float = 1e-7
     """Learning rate of the first step."""
-    warmup_steps: int = 20
+    warmup_steps: HowMuch[int] = 20
     """Steps from initial_lr to lr, in a straight line; at most all of the run's."""
     beta1: float = 0.9
     """Decay of the first moment."""
@@ -181,7 +182,7 @@ class LoraConfig:
 class BridgeConfig:
     """The closed-form map that stands for layers left out (ReplaceMe, arXiv 2505.02819)."""
 
-    map: Literal["none", "output", "down"] = "down"
+    map: How[Literal["none", "output", "down"]] = "down"
     """Nothing; the paper's matrix on the feed-forward network's output; or W_down anew."""
     tokens: int = 24576
     """Tokens of the training text's beginning that it is solved on, in sequences of train.length"""
@@ -198,9 +199,9 @@ class BridgeConfig:
 class WidthConfig:
     """Heads and channels that stay in every layer, the most important (Minitron, 2407.14679)."""
 
-    heads: float = 0.0
+    heads: What[float] = 0.0
     """Share of the groups of heads that have a key and value in common. 0: all."""
-    mlp: float = 0.0
+    mlp: What[float] = 0.0
     """Share of the hidden channels of the feed-forward networks. 0: all."""
 
     def __post_init__(self) -> None:
@@ -218,7 +219,7 @@ class WidthConfig:
 class HealConfig:
     """What an heir is trained on: α CE + (1 − α) T² KL(reference ‖ heir), or CE alone."""
 
-    by: Literal["reference", "text"] = "reference"
+    by: How[Literal["reference", "text"]] = "reference"
     """Learn from the reference's predictions and the text, or from the text alone."""
     alpha: float = 0.0
     """Share of the ordinary cross-entropy, between 0 and 1; 0 is plain KL."""
@@ -241,19 +242,19 @@ class HealConfig:
 class TrainConfig:
     """The loop."""
 
-    steps: int = 500
+    steps: HowMuch[int] = 500
     """Optimizer steps."""
-    batch_size: int = 16
+    batch_size: HowMuch[int] = 16
     """Sequences a step."""
     micro_batch_size: int = 0
     """Sequences at once; the rest of a step accumulates. 0 means batch_size."""
-    length: int = 256
+    length: HowMuch[int] = 256
     """Tokens a sequence."""
-    seed: int = 0
+    seed: How[int] = 0
     """Seed of the initial weights and of the data order."""
-    device: str = "auto"
+    device: Where[str] = "auto"
     """auto (a GPU where there is one), cpu, cuda, cuda:1 ..."""
-    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    dtype: How[Literal["float32", "bfloat16", "float64"]] = "float32"
     """Arithmetic of the forward pass; bfloat16 is mixed precision over float32 weights."""
     parallel: Literal["fsdp", "hsdp", "ddp"] = "fsdp"
     """Under torchrun: weights shared out over all processes, over each machine's, or over none."""
@@ -264,7 +265,7 @@ class TrainConfig:
     log_every: int = 0
     """Steps between readings of the loss, which wait for a GPU; each step has its row all the same.
     0: every step on a processor, every tenth elsewhere."""
-    eval_every: int = 100
+    eval_every: HowMuch[int] = 100
     """Steps between evaluations of the full validation set. 0 means only at the end."""
     eval_batch_size: int = 16
     """Sequences at once in an evaluation."""
@@ -302,7 +303,7 @@ class SampleConfig:
 class Config:
     """One run."""
 
-    name: str = "vanilla"
+    name: Where[str] = "vanilla"
     """What reports call the run."""
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)

@@ -58,9 +58,18 @@ def read_table(source: str | Path) -> Table:
 
 def own_table(name: str) -> Table:
     """Return what a preset says itself, not what the preset that it starts from does."""
-    return parse_toml(
-        (resources.files("wakeful") / "presets" / f"{name}.toml").read_bytes(), f"preset {name}"
-    )
+    return parse_toml(preset_text(name).encode(), f"preset {name}")
+
+
+def preset_text(name: str) -> str:
+    """Return the file of a preset.
+
+    Raises:
+        WakefulError: there is none of that name.
+    """
+    if name not in presets():
+        raise WakefulError(f"there is no preset {name!r}{nearest(name, presets())}")
+    return (resources.files("wakeful") / "presets" / f"{name}.toml").read_text("utf-8")
 
 
 def on_preset(table: Mapping[str, Any], name: str) -> Table:

@@ -7,8 +7,9 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
+from wakeful.config.options import How, HowMuch, Seldom, What, Where
 from wakeful.config.schema import (
     BridgeConfig,
     DataConfig,
@@ -49,17 +50,17 @@ T = TypeVar("T")
 class _Reading:
     """A model and the text it reads."""
 
-    text: str = ""
-    """Text to read: a file, folder or glob, or a task: backcopy(triggers=3). Empty: data's."""
-    data: str = ""
+    text: What[str] = ""
+    """Text to read: a file, folder or glob, or a task: backcopy(triggers=3). Empty: see data."""
+    data: What[str] = ""
     """Text by name instead, such as hf:NAME. Empty: a run's own task, or python-stdlib."""
-    length: int = 0
+    length: HowMuch[int] = 0
     """Tokens a sequence. 0: 512, or the model's context where that is shorter."""
     bos: Bos = "auto"
     """BOS before every sequence: as the model's own tokenizer does (auto), on, or off."""
-    out: str = ""
+    out: Where[str] = ""
     """Folder to create. Empty: runs/VERB-MODEL."""
-    device: str = "auto"
+    device: Where[str] = "auto"
     """auto, cpu, cuda ..."""
     dtype: Dtype = "float32"
     """Arithmetic of the full-precision model; what is measured is float32 or better."""
@@ -88,21 +89,21 @@ class _Reading:
 class DiagnoseOptions(_Reading):
     """What to measure, on what."""
 
-    num_sequences: int = 4
+    num_sequences: HowMuch[int] = 4
     """Sequences, one after another from the text's beginning."""
-    tau: float = 0.9
+    tau: How[float] = 0.9
     """Share of a head's energy that its rank holds."""
-    lazy_rank: float = 2.0
+    lazy_rank: How[float] = 2.0
     """A layer is lazy when no head's rank is above this."""
     rank_tokens: int = 2048
     """Longest sequence whose ranks are settled exactly; past it they may be bounds."""
-    rank_seconds: float = 600.0
+    rank_seconds: HowMuch[float] = 600.0
     """Time for exact ranks; past it they may be bounds."""
-    layers: tuple[int, ...] = ()
+    layers: How[tuple[int, ...]] = ()
     """Layers whose attention is pictured. Empty: four, spread over the depth."""
-    heads: tuple[int, ...] = ()
+    heads: How[tuple[int, ...]] = ()
     """Heads whose attention is pictured. Empty: the first four."""
-    figures: tuple[Figure, ...] = ()
+    figures: Where[tuple[Figure, ...]] = ()
     """Write the charts for a paper too, in these formats, into the folder figures."""
 
     def __post_init__(self) -> None:
@@ -116,24 +117,24 @@ class DiagnoseOptions(_Reading):
 class EvaluateOptions(_Reading):
     """What to measure, on what; with examples and no text, the examples alone."""
 
-    stride: int = 0
+    stride: HowMuch[int] = 0
     """Tokens from one window to the next. 0: the length, so that windows do not overlap."""
-    num_sequences: int = 0
+    num_sequences: HowMuch[int] = 0
     """Windows at most, from the text's beginning. 0: all of a text that is named, else 64."""
-    lambada: str = ""
+    lambada: What[str] = ""
     """JSON lines {"text": ...}: predict the last word."""
-    choices: str = ""
+    choices: What[str] = ""
     """JSON lines {"question" or "context", "choices", "answer"}, or PIQA's {"goal", "sol1",
     "sol2"}: choose the answer."""
     labels: str = ""
     """The answers to choices, one number a line from 0, where they are in a file of their own."""
-    tasks: tuple[str, ...] = ()
+    tasks: What[tuple[str, ...]] = ()
     """Tasks of lm-eval by name; their data comes from the Hugging Face hub."""
     shots: int = 0
     """Solved examples before each question of tasks."""
-    limit: int = 0
+    limit: HowMuch[int] = 0
     """Examples at most of each task. 0: all."""
-    batch_size: int = 4
+    batch_size: HowMuch[int] = 4
     """Windows or examples a forward pass."""
 
     def __post_init__(self) -> None:
@@ -174,28 +175,28 @@ class EvaluateOptions(_Reading):
 class QuantizeOptions(_Reading):
     """How to quantize, and what text to measure the damage on."""
 
-    scheme: tuple[str, ...] = ()
+    scheme: How[tuple[str, ...]] = ()
     """fine, moderate, coarse, w4, w4g128, w4g128_gptq, w4a16, w8a8, smoothquant, fp8, mxfp4, nvfp4,
     kv8, kv4, or e.g. scheme(weights=absmax(bits=6, per="channel")). None: the first four, or the
     layout's."""
-    layout: str = ""
+    layout: How[str] = ""
     """Set the models beside a published table of pretrained ones: activation-table1."""
-    scales: tuple[ScaleKind, ...] = ("dynamic",)
+    scales: How[tuple[ScaleKind, ...]] = ("dynamic",)
     """Activation scales: of the text at hand, or calibrated once; both measure each that can be."""
-    num_sequences: int = 8
+    num_sequences: HowMuch[int] = 8
     """Sequences to measure on, one after another from the text's beginning."""
-    calibration_sequences: int = 4
+    calibration_sequences: HowMuch[int] = 4
     """Sequences for static scales, gptq and smoothquant, the next ones of the text."""
-    save: str = ""
+    save: Where[str] = ""
     """Folder to create with the quantized model, to load and generate from. Takes one scheme."""
-    save_as: SavedAs = "wakeful"
+    save_as: Where[SavedAs] = "wakeful"
     """What --save writes: our own format, or compressed-tensors, which stock Transformers and vLLM
     load."""
     arithmetic: Arithmetic = "integer"
     """Dequantized numbers, int8 products, or torchao's kernels; the same to rounding."""
-    skip: tuple[str, ...] = ()
+    skip: What[tuple[str, ...]] = ()
     """Layers to leave in full precision, by name or pattern: lm_head, *.down_proj."""
-    figures: tuple[Figure, ...] = ()
+    figures: Where[tuple[Figure, ...]] = ()
     """Write the charts for a paper too, in these formats, into the folder figures."""
 
     def __post_init__(self) -> None:
@@ -215,27 +216,27 @@ class QuantizeOptions(_Reading):
 class CureOptions(_Reading):
     """What to do to a model, and what text to verify it on."""
 
-    rotate: str = ""
+    rotate: How[str] = ""
     """Rotate the residual stream: hadamard, haar, block_diagonal(size=64). Empty: leave it."""
-    rotate_inner: bool = False
+    rotate_inner: How[bool] = False
     """Rotate what the feed-forward networks' last projections read too, as the model runs."""
-    prefix: str = ""
+    prefix: How[str] = ""
     """Store a prefix: bos, or a number of tokens to choose (1, 2 ...). Empty: none."""
-    sinks: bool = False
+    sinks: How[bool] = False
     """Put a learned sink into every head, fitted to the model's own statistics."""
-    gates: bool = False
+    gates: How[bool] = False
     """Put a gate on every head's output, fitted likewise; beside sinks it needs --steps."""
-    steps: int = 0
+    steps: HowMuch[int] = 0
     """Steps to train a model with sinks or gates. 0: none, they stay as they were fitted."""
-    batch_size: int = 4
+    batch_size: HowMuch[int] = 4
     """Sequences a training step."""
-    train_length: int = 256
+    train_length: HowMuch[int] = 256
     """Tokens of a training sequence, or the model's context where that is shorter."""
-    lr: float = 1e-4
+    lr: How[float] = 1e-4
     """Largest learning rate of that training."""
     seed: int = 0
     """Seed of the rotation and of the order of training."""
-    num_sequences: int = 2
+    num_sequences: HowMuch[int] = 2
     """Sequences to verify on, one after another from the text's beginning."""
 
     def __post_init__(self) -> None:
@@ -281,21 +282,21 @@ class CureOptions(_Reading):
 class GenerateOptions:
     """How to continue a prompt."""
 
-    num_tokens: int = 100
+    num_tokens: HowMuch[int] = 100
     """Most tokens to add."""
-    temperature: float = 0.8
+    temperature: How[float] = 0.8
     """Divides the logits; 0 takes the likeliest token every time."""
-    top_k: int = 50
+    top_k: How[int] = 50
     """Choose among so many likeliest tokens. 0 means all."""
-    top_p: float = 1.0
+    top_p: How[float] = 1.0
     """Choose among the likeliest tokens that together reach this probability."""
-    seed: int = 0
+    seed: How[int] = 0
     """Seed of the choice."""
     bos: Bos = "auto"
     """BOS before the prompt: as the model's own tokenizer does (auto), on, or off."""
-    step: int = 0
+    step: What[int] = 0
     """Checkpoint of a run to use, by its step. 0 means the newest."""
-    device: str = "auto"
+    device: Where[str] = "auto"
     """auto, cpu, cuda ..."""
 
 
@@ -303,11 +304,11 @@ class GenerateOptions:
 class ExportOptions:
     """How to write a model for Transformers."""
 
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    dtype: How[Literal["float32", "bfloat16", "float16"]] = "float32"
     """Type of the weights written to a folder."""
-    gguf: Literal["f32", "f16", "q8_0", "q4_0"] = "f16"
+    gguf: How[Literal["f32", "f16", "q8_0", "q4_0"]] = "f16"
     """What a file NAME.gguf stores matrices as."""
-    step: int = 0
+    step: What[int] = 0
     """Checkpoint of the run to write, by its step. 0 means the newest."""
 
 
@@ -315,9 +316,9 @@ class ExportOptions:
 class ReportOptions:
     """Where the report goes."""
 
-    out: str = ""
+    out: Where[str] = ""
     """HTML file to write. Empty: report.html in the first folder."""
-    title: str = ""
+    title: How[str] = ""
     """Heading of the page."""
 
 
@@ -325,29 +326,29 @@ class ReportOptions:
 class ReproduceOptions:
     """At which scale, and where; without an exhibit's name, all are listed."""
 
-    scale: Literal["tiny", "small", "paper"] = "tiny"
+    scale: HowMuch[Literal["tiny", "small", "paper"]] = "tiny"
     """Minutes on two cores, an hour or so, or the paper's own models and tokens."""
-    all: bool = False
+    all: What[bool] = False
     """Run every exhibit that can be run."""
-    out: str = ""
+    out: Where[str] = ""
     """Folder of the exhibit. Empty: runs/reproduce/SCALE/PAPER-EXHIBIT. The same one goes on."""
     runs: str = ""
     """Folder of the training runs, which exhibits share. Empty: runs, beside the exhibit's."""
-    seeds: tuple[int, ...] = ()
+    seeds: HowMuch[tuple[int, ...]] = ()
     """Seeds of every row. Empty: the scale's."""
-    steps: int = 0
+    steps: HowMuch[int] = 0
     """Steps of the baseline instead of the scale's; rows that train longer do so in proportion."""
-    text: str = ""
+    text: What[str] = ""
     """Text instead of the scale's: a file, folder, glob, prepared data or hf:NAME."""
     validation_text: str = ""
     """Text to validate on. Empty: a part of the text."""
     tokenizer: str = ""
     """Tokenizer instead of the scale's, or "train" for one of the text. Empty: the scale's."""
-    device: str = ""
+    device: Where[str] = ""
     """auto, cpu, cuda ... Empty: the scale's."""
     dtype: str = ""
     """float32, bfloat16 ... Empty: the scale's."""
-    cluster: str = ""
+    cluster: Where[str] = ""
     """Deal rows and seeds out: "local(workers=2)", "slurm(workers=8, partition='a')" ..."""
 
     def __post_init__(self) -> None:
@@ -362,7 +363,7 @@ class ReproduceOptions:
 class PrepareOptions(TextConfig):
     """How to turn text into memory-mapped tokens."""
 
-    out: str
+    out: Where[str]
     """Folder to create."""
 
 
@@ -375,15 +376,15 @@ class InheritOptions:
     --train.steps, --lr for --optimizer.lr and a tenth of it for --optimizer.final_lr, and so on.
     """
 
-    out: str = ""
+    out: Where[str] = ""
     """Folder to create. Empty: runs/inherit-REFERENCE."""
-    resume: str = ""
+    resume: Where[str] = ""
     """Continue the inheritance in this folder; it takes no other option."""
-    layers: int = 0
+    layers: What[int] = 0
     """Layers of the heir. 0: as many as keep says, half of the reference's, or all with width."""
-    keep: float = 0.0
+    keep: What[float] = 0.0
     """Share of the reference's layers to keep, instead of layers."""
-    choose: Choose = "angle"
+    choose: How[Choose] = "angle"
     """Which layers: all but the neighbors over which the stream turns least (angle), or without
     which, bridged, the loss is least (bridge); those with the highest rank, mass or influence; or
     a range: first is the paper's."""
@@ -400,25 +401,25 @@ class InheritOptions:
     width: WidthConfig = field(default_factory=WidthConfig)
     drops: int = 1
     """Drop the layers in so many parts, healing after each for its share of the steps."""
-    route: str = ""
+    route: What[str] = ""
     """Value route to switch on, e.g. resformer(mode="learnable"). Empty: the reference's."""
-    normalizer: str = ""
+    normalizer: What[str] = ""
     """Normalizer to switch on, e.g. softmax1. Empty: the reference's."""
-    grow: int = 0
+    grow: How[int] = 0
     """Layers that each round adds. 0: one round."""
     until: Until = "parity"
     """Grow until the reference's loss is reached, or through all rounds."""
-    rounds: int = 0
+    rounds: HowMuch[int] = 0
     """Most rounds. 0: until the heir is as deep as the reference."""
     grow_from: GrowFrom = "reference"
     """A round begins from the reference's blocks, or keeps the student's and adds to them."""
-    baseline: tuple[str, ...] = ()
-    """Other starts to train alike, by name: random, stacking, half_width ... (listed above)."""
-    seeds: tuple[int, ...] = ()
+    baseline: What[tuple[str, ...]] = ()
+    """Other starts to train alike, by name: random, stacking, half_width ..."""
+    seeds: HowMuch[tuple[int, ...]] = ()
     """Train everything with each of these seeds, for errors over seeds. Empty: with seed alone."""
     recipe: bool = False
     """Write mergekit.yaml too: a passthrough recipe of the last heir's layers."""
-    minutes: float = 0.0
+    minutes: HowMuch[float] = 0.0
     """Time for everything; with steps, no new round begins after it. 0 without steps: 30."""
     warmup: float = 0.05
     """Share of the steps in which the learning rate rises, unless optimizer.warmup_steps says."""
@@ -426,7 +427,9 @@ class InheritOptions:
     """Tokens a sequence of the diagnosis that layers are chosen by. 0: 512, or the context."""
     diagnose_sequences: int = 4
     """Sequences of that diagnosis, from the training text's beginning."""
-    data: DataConfig = field(default_factory=lambda: DataConfig(validation_fraction=0.005))
+    data: Annotated[DataConfig, Seldom(("tokenizer", "vocab_size"))] = field(
+        default_factory=lambda: DataConfig(validation_fraction=0.005)
+    )
     optimizer: OptimizerConfig = field(
         default_factory=lambda: OptimizerConfig(lr=3e-4, final_lr=3e-5, warmup_steps=0)
     )
@@ -533,6 +536,11 @@ class InheritOptions:
                 f"--copy {self.copy} starts parts of every block at random, and a bridge is solved "
                 "on what the blocks compute: give --bridge.map none too"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoOptions:
+    """Nothing: a verb that takes arguments alone."""
 
 
 SHORT = {

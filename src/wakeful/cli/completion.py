@@ -1,0 +1,111 @@
+"""Scripts that complete verbs, options and their values with the tab key, in three shells."""
+
+import shlex
+from collections.abc import Iterator, Mapping
+
+from wakeful.cli.catalog import catalog
+from wakeful.cli.help import compares
+from wakeful.config.model import VARIANTS
+from wakeful.config.options import Option, options_of
+from wakeful.config.tables import presets
+from wakeful.config.verbs import SHORT
+from wakeful.errors import WakefulError, nearest
+from wakeful.exhibits.exhibit import exhibit_names
+
+SHELLS = ("bash", "zsh", "fish")
+_HELP = ("--help", "--help-all")
+
+
+def script(shell: str, verbs: Mapping[str, str], kinds: Mapping[str, type]) -> str:
+    """Return the script of a shell for verbs, each with its summary and the class of its options.
+
+    It is static: the tab key starts no Python. What it cannot know, it leaves to file names.
+
+    Raises:
+        WakefulError: it is none of `SHELLS`.
+    """
+    if shell not in SHELLS:
+        raise WakefulError(
+            f"no completion for {shell!r}{nearest(shell, SHELLS)}; there are {', '.join(SHELLS)}"
+        )
+    lines = _fish(verbs, kinds) if shell == "fish" else _bash(verbs, kinds, shell == "zsh")
+    return "\n".join(lines) + "\n"
+
+
+def _bash(verbs: Mapping[str, str], kinds: Mapping[str, type], zsh: bool) -> Iterator[str]:
+    if zsh:
+        yield "autoload -U +X compinit && compinit"
+        yield "autoload -U +X bashcompinit && bashcompinit"
+    yield "_wakeful() {"
+    yield '  local cur="${COMP_WORDS[COMP_CWORD]}" verb="${COMP_WORDS[1]}" flag="" words="" place'
+    yield "  for ((place = 2; place < COMP_CWORD; place++)); do"
+    yield '    case "${COMP_WORDS[place]}" in -*) flag="${COMP_WORDS[place]}" ;; esac'
+    yield "  done"
+    yield '  if [ "$COMP_CWORD" -eq 1 ]; then'
+    yield f"    words={shlex.quote(' '.join(verbs))}"
+    yield '  else case "$verb $cur" in'
+    for verb, kind in kinds.items():
+        flags = [flag for option in options_of(kind) for flag in _flags(verb, option)]
+        yield f"    {shlex.quote(f'{verb} -')}*) words={shlex.quote(' '.join([*flags, *_HELP]))} ;;"
+    yield '    *) case "$verb $flag" in'
+    for verb, kind in kinds.items():
+        if names := _names(verb):
+            yield f"      {shlex.quote(f'{verb} ')}) words={shlex.quote(' '.join(names))} ;;"
+        for option in options_of(kind):
+            if values := _values(option):
+                case, words = f"{verb} --{option.name}", " ".join(values)
+                yield f"      {shlex.quote(case)}) words={shlex.quote(words)} ;;"
+    yield "    esac ;;"
+    yield "  esac; fi"
+    yield '  COMPREPLY=($(compgen -W "$words" -- "$cur"))'
+    yield "}"
+    yield "complete -o default -F _wakeful wakeful"
+
+
+def _fish(verbs: Mapping[str, str], kinds: Mapping[str, type]) -> Iterator[str]:
+    begin = "complete --command wakeful"
+    for verb, summary in verbs.items():
+        told = _quoted(summary)
+        yield f"{begin} -n __fish_use_subcommand --no-files -a {verb} -d {told}"
+    for verb, kind in kinds.items():
+        here = f'{begin} -n "__fish_seen_subcommand_from {verb}"'
+        if names := _names(verb):
+            yield f"{here} -a {_quoted(' '.join(names))}"
+        for option in options_of(kind):
+            told = f"-d {_quoted(option.words)}"
+            for flag in _flags(verb, option):
+                line = f"{here} -l {flag.removeprefix('--')}"
+                if values := _values(option):
+                    line += f" -x -a {_quoted(' '.join(values))}"
+                elif option.kind is not bool:
+                    line += " -r"
+                yield f"{line} {told}"
+
+
+def _flags(verb: str, option: Option) -> list[str]:
+    short = [f"--{name}" for name, targets in SHORT.items() if targets[0] == option.name]
+    negative = [option.negative] if option.kind is bool else []
+    return [*(short if verb == "inherit" else ()), option.flag, *negative]
+
+
+def _names(verb: str) -> list[str]:
+    """Return the words that a verb's arguments may be, where they are known."""
+    if verb in ("train", "compare"):
+        return [name for name in presets() if compares(name) == (verb == "compare")]
+    known = {"presets": presets, "reproduce": exhibit_names, "data": lambda: ["prepare"],
+             "completion": lambda: SHELLS}  # fmt: skip
+    return list(known[verb]()) if verb in known else []
+
+
+def _values(option: Option) -> list[str]:
+    """Return the words that an option's value may be, where they are known."""
+    place, _, name = option.name.rpartition(".")
+    if place == "model" and name in VARIANTS:
+        return [each.partition("(")[0] for each in catalog(VARIANTS[name])]
+    return [str(choice) for choice in option.choices]
+
+
+def _quoted(words: str) -> str:
+    """Return words in single quotes, as fish reads them."""
+    escaped = words.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"

@@ -1,0 +1,187 @@
+"""What `--help` prints: two worked examples, then the options by what they are for."""
+
+import dataclasses
+import inspect
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from rich.text import Text
+
+from wakeful.cli.catalog import baselines, catalog
+from wakeful.cli.console import OUT
+from wakeful.cli.examples import EXAMPLES
+from wakeful.config.model import VARIANTS
+from wakeful.config.options import Group, Option, options_of, sections_of
+from wakeful.config.schema import Config
+from wakeful.config.tables import presets, read_table
+from wakeful.config.verbs import SHORT, SOURCES, InheritOptions
+
+SHOWN, ALL = ("--help", "-h"), ("--help-all", "--help_all")
+"""What asks for the usual options, and for all of them."""
+NAMES = {
+    "MODEL": SOURCES,
+    "REFERENCE": SOURCES,
+    "RUN": "a run directory, or a comparison's",
+    "CONFIG": "a TOML file, or a preset's name (wakeful presets lists them)",
+    "SOURCE": "python-stdlib, a file, folder or glob (text, JSONL, parquet), or hf:NAME",
+    "DIR": "a folder to create, or a file NAME.gguf",
+    "PAPER/EXHIBIT": "a figure or table; without one, all are listed",
+    "PRESET": "a preset to print, as a beginning for a TOML file of your own",
+    "SHELL": "bash, zsh or fish",
+}
+"""What the words of a usage line stand for."""
+_WIDEST = 100
+"""Columns at most: longer lines are hard to read."""
+_COLUMN = 28
+"""Columns of an option's name at most; a longer one has a line of its own."""
+_TIED = "\N{NO-BREAK SPACE}"
+_CHOICES = 48
+"""Columns of a list of values at most that stands beside an option's name."""
+_LETTERS = {int: "N", float: "X"}
+
+
+def asks_for_help(arguments: Sequence[str]) -> bool:
+    return bool({*SHOWN, *ALL} & set(arguments))
+
+
+def print_help(kind: type, usage: str, arguments: Sequence[str], default: Any = None) -> None:
+    """Print the help of a verb whose options these are, all of them where `--help-all` asks."""
+    whole = bool(set(ALL) & set(arguments))
+    width = min(OUT.width, _WIDEST)
+    verb = usage.split(maxsplit=1)[0]
+    lines = [*_head(kind, verb, usage, width), *_options(kind, verb, width, whole, default)]
+    lines += _names(verb, width, whole)
+    for line in lines:
+        OUT.print(line, highlight=False)
+
+
+def _head(kind: Any, verb: str, usage: str, width: int) -> Iterator[Text]:
+    from wakeful.cli import VERBS
+
+    yield Text(VERBS[verb])
+    yield Text()
+    for command, effect in EXAMPLES[verb]:
+        yield Text(f"  {command}", style="bold")
+        yield from _wrapped(effect, width, 6)
+    yield Text()
+    yield Text(f"Usage: wakeful {usage}{' [options]' if dataclasses.fields(kind) else ''}")
+    for word in usage.split()[1:]:
+        name = word.strip("[].")
+        if name in NAMES:
+            yield from _wrapped(f"{name}: {NAMES[name]}", width, 2)
+
+
+def _options(kind: type, verb: str, width: int, whole: bool, default: Any) -> Iterator[Text]:
+    """Yield the options in two columns under their headings."""
+    options = list(options_of(kind, default))
+    rare = [each for each in options if each.group is None]
+    boxes = [(group.value, "", [o for o in options if o.group is group]) for group in Group]
+    if whole:
+        described = dict(sections_of(kind))
+        for section in dict.fromkeys(each.section for each in rare):
+            title = f"Rarely needed: {section}" if section else "Rarely needed"
+            within = [each for each in rare if each.section == section]
+            boxes.append((title, described.get(section, ""), within))
+    written = {o.name: _invocation(o, verb) for _, _, within in boxes for o in within}
+    column = 2 + max((len(each) for each in written.values() if len(each) <= _COLUMN), default=0)
+    for title, words, within in boxes:
+        if within:
+            yield Text()
+            yield Text(title, style="bold")
+            yield from _wrapped(words, width, 2)
+        for each in within:
+            yield from _row(written[each.name], _described(each), column, width)
+    if rare and not whole:
+        yield Text()
+        more = "1 more option" if len(rare) == 1 else f"{len(rare)} more options"
+        yield Text(f"{more}: wakeful {verb} --help-all")
+
+
+def _row(left: str, right: str, column: int, width: int) -> Iterator[Text]:
+    lines = _lines(right, max(30, width - 2 - column))
+    name = Text(f"  {left}", style="bold")
+    if len(left) + 2 > column:
+        yield name
+    elif lines:
+        name.append(" " * (column - len(left)))
+        yield name.append(Text(lines.pop(0), style="not bold"))
+    for line in lines:
+        yield Text(" " * (2 + column) + line)
+
+
+def _invocation(option: Option, verb: str) -> str:
+    short = next((each for each, (first, *_) in SHORT.items() if first == option.name), "")
+    name = short if verb == "inherit" and short else option.name
+    if option.kind is bool:
+        return option.negative if option.default is True else f"--{name}"
+    value = (
+        f"{{{','.join(option.choices)}}}"
+        if option.choices and not _many(option)
+        else _LETTERS.get(option.each, re.split(r"[._]", name)[-1].upper())
+    )
+    return f"--{name} {value}{' ...' if option.many else ''}"
+
+
+def _many(option: Option) -> bool:
+    """Return whether the values are too many to stand beside the name."""
+    return len(",".join(option.choices)) > _CHOICES
+
+
+def _described(option: Option) -> str:
+    words, value = option.words, option.default
+    if _many(option):
+        words += f" One of {', '.join(option.choices)}."
+    if value is dataclasses.MISSING:
+        return f"{words} (required)"
+    if value is True:
+        return f"Turns this off: {words}"
+    if value is False or value in ("", ()):
+        return words
+    if isinstance(value, tuple):
+        value = " ".join(repr(each) if each != str(each).strip() else str(each) for each in value)
+    value = f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{words} (default: {value})".replace("(default: ", f"(default:{_TIED}")
+
+
+def _names(verb: str, width: int, whole: bool) -> Iterator[Text]:
+    """Yield what may be written where a name is asked for: presets, variants, baselines."""
+    if verb in ("train", "compare"):
+        fitting = [name for name in presets() if compares(name) == (verb == "compare")]
+        yield from _list("Presets", fitting, width)
+        common = {each.name for each in options_of(Config) if each.group}
+        for field, folder in VARIANTS.items():
+            if not whole and f"model.{field}" not in common:
+                continue
+            each = catalog(folder)
+            shown = each if whole else (name.partition("(")[0] for name in each)
+            yield from _list(f"--model.{field}", shown, width)
+    if verb == "inherit":
+        shown = baselines() if whole else (each.partition(":")[0] for each in baselines())
+        yield from _list("--baseline", shown, width, "; " if whole else ", ")
+        if whole:
+            yield Text()
+            said = inspect.cleandoc(InheritOptions.__doc__ or "").split("\n\n", 1)[1]
+            yield from _wrapped(" ".join(said.split()), width, 0)
+
+
+def compares(preset: str) -> bool:
+    """Return whether a preset has several variants."""
+    return "variants" in read_table(preset)
+
+
+def _list(title: str, names: Iterable[str], width: int, between: str = ", ") -> Iterator[Text]:
+    yield Text()
+    yield Text(title, style="bold")
+    yield from _wrapped(between.join(names), width, 2)
+
+
+def _wrapped(words: str, width: int, indent: int) -> Iterator[Text]:
+    for line in _lines(words, width - indent):
+        yield Text(" " * indent + line)
+
+
+def _lines(words: str, width: int) -> list[str]:
+    wrapped = textwrap.wrap(words, width, break_on_hyphens=False, break_long_words=False)
+    return [line.replace(_TIED, " ") for line in wrapped]

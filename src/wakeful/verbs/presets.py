@@ -1,0 +1,148 @@
+"""The catalogue of presets: what each is, how large, and what it costs to train."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Group, RenderableType
+from rich.table import Table as Grid
+from rich.text import Text
+
+from wakeful.config.schema import Config, config_from_table, seeds_of, variants_of
+from wakeful.config.tables import preset_text, presets, read_table
+from wakeful.data.tasks import Backcopy, task_of
+from wakeful.device import choose_device, rough_seconds
+from wakeful.display import duration
+from wakeful.exhibits.plan import H100, size_of
+
+TWO_CORES = 40e9
+"""Operations a second that training reaches on two cores of a server, in float32, roughly."""
+FILLS = 20e6
+"""Parameters from which on an H100 is busy with arithmetic, and a time can be told from it."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A preset, in figures; of a comparison the largest variant, and the cost of all runs."""
+
+    name: str
+    summary: str
+    variants: int
+    seeds: int
+    parameters: int
+    tokens: int
+    """Of all runs."""
+    memory: int
+    """Bytes that training the largest variant takes, very roughly."""
+    operations: float
+    """Of all runs: 6 a parameter and token."""
+
+    @property
+    def runs(self) -> str:
+        """How many runs there are, as "4 × 3": variants times seeds."""
+        return f"{self.variants} × {self.seeds}" if self.variants > 1 else "1"
+
+
+def facts(name: str) -> Facts:
+    """Return what a preset comes to, from its file alone."""
+    table = read_table(name)
+    seeds = len(seeds_of(table))
+    configs = [_sized(config_from_table(each)) for each in variants_of(name, table).values()]
+    sizes = [size_of(config) for config in configs]
+    tokens = [one.train.steps * one.train.batch_size * one.train.length for one in configs]
+    pairs = zip(sizes, tokens, strict=True)
+    return Facts(
+        name,
+        preset_text(name).splitlines()[0].removeprefix("# "),
+        variants=len(configs),
+        seeds=seeds,
+        parameters=max(size.parameters for size in sizes),
+        tokens=seeds * sum(tokens),
+        memory=max(size.memory for size in sizes),
+        operations=seeds * sum(6.0 * size.parameters * count for size, count in pairs),
+    )
+
+
+def catalogue() -> tuple[list[Facts], list[Facts]]:
+    """Return the presets of one run and those of several, each from the smallest cost up."""
+    found = sorted(map(facts, presets()), key=lambda each: each.operations)
+    return [each for each in found if each.variants == 1], [
+        each for each in found if each.variants > 1
+    ]
+
+
+def listing() -> RenderableType:
+    """Return a table of the presets with their cost on this machine and on an H100."""
+    speed = rough_seconds(1.0, choose_device("auto"))
+    grid = Grid(box=None, pad_edge=False, header_style="bold")
+    grid.add_column("preset")
+    for column in ("runs", "parameters", "tokens", "memory", "here", "H100"):
+        grid.add_column(column, justify="right", no_wrap=True)
+    one, several = catalogue()
+    for title, found in (("wakeful train", one), ("wakeful compare", several)):
+        grid.add_row(Text(title, style="bold"))
+        for each in found:
+            grid.add_row(f"  {each.name}", *_figures(each, each.operations * speed))
+    told = (
+        "Parameters of the largest variant; tokens and time of all runs, variants × seeds. Times "
+        "are very rough: 6 operations a parameter and token, at two fifths of what a matrix "
+        "product reaches here and of an H100's peak, which small models do not fill. "
+        "wakeful presets NAME prints one."
+    )
+    return Group(grid, Text(), Text(told, style="dim"))
+
+
+def page_table() -> str:
+    """Return the catalogue as docs/presets.md has it, in Markdown."""
+    lines: list[str] = []
+    one, several = catalogue()
+    for title, found in (("One run", one), ("Comparisons", several)):
+        lines += [f"## {title}", ""]
+        lines += ["| preset | runs | parameters | tokens | memory | two cores | H100 |"]
+        lines += ["|---|--:|--:|--:|--:|--:|--:|"]
+        for each in found:
+            figures = " | ".join(_figures(each, each.operations / TWO_CORES))
+            lines.append(f"| `{each.name}`<br>{each.summary} | {figures} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _figures(each: Facts, seconds: float) -> Sequence[str]:
+    return (
+        each.runs,
+        _count(each.parameters),
+        _count(each.tokens),
+        _size(each.memory),
+        _time(seconds),
+        _time(each.operations / H100) if each.parameters >= FILLS else "–",
+    )
+
+
+def _sized(config: Config) -> Config:
+    """Return a configuration with the vocabulary of its task, if it has one."""
+    task = task_of(config.data.source)
+    if not isinstance(task, Backcopy):
+        return config
+    data = dataclasses.replace(config.data, vocab_size=task.alphabet + 1)
+    return dataclasses.replace(config, data=data)
+
+
+def _count(number: float) -> str:
+    for unit, scale in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
+        if number >= scale:
+            return f"{_two(number / scale)}{unit}"
+    return f"{_two(number / 1e3)}k"
+
+
+def _size(count: float) -> str:
+    return f"{_two(count / 1e9)} GB" if count >= 1e9 else f"{_two(count / 1e6)} MB"
+
+
+def _two(number: float) -> str:
+    """Return two digits, or all before the point where there are more."""
+    return f"{number:,.0f}" if number >= 9.95 else f"{number:.1f}"
+
+
+def _time(seconds: float) -> str:
+    years = seconds / (365.25 * 86_400)
+    return f"{years:,.0f} years" if years >= 2 else duration(seconds)

@@ -1,0 +1,317 @@
+"""What the command line says of itself: every verb, every option, every variant."""
+
+import dataclasses
+import inspect
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+
+from training.runs import tiny
+from wakeful.cli import VERBS, main
+from wakeful.cli.catalog import baselines, catalog
+from wakeful.cli.console import OUT
+from wakeful.cli.examples import EXAMPLES
+from wakeful.cli.verbs import KINDS
+from wakeful.config import options as declared
+from wakeful.config.model import VARIANTS
+from wakeful.config.schema import Config, config_to_toml
+from wakeful.config.tables import presets
+from wakeful.config.verbs import SHORT, InheritOptions
+from wakeful.errors import WakefulError
+from wakeful.growth.baselines import BASELINES
+from wakeful.runs.run import Run
+from wakeful.variants import catalog as imported_catalog
+
+
+def options_of(kind: type, prefix: str = "") -> Iterator[tuple[str, str, object]]:
+    """Yield every option of a verb: its name, its description in the source and its default."""
+    hints = get_type_hints(kind)
+    words: dict[str, str] = {}
+    for each in reversed(kind.__mro__[:-1]):
+        described = re.findall(
+            r'^    (\w+): .*\n    """((?:.|\n)+?)"""', inspect.getsource(each), re.M
+        )
+        words |= {name: " ".join(text.split()) for name, text in described}
+    for field in dataclasses.fields(kind):
+        if dataclasses.is_dataclass(hints[field.name]):
+            yield from options_of(hints[field.name], f"{prefix}{field.name}.")
+        else:
+            assert field.name in words, f"{kind.__name__}.{field.name} is not described"
+            yield prefix + field.name, words[field.name], field.default
+
+
+def default_of(kind: type, name: str) -> object:
+    """Return an option's default where the parts of a verb's options have defaults of their own."""
+    value: Any = kind()
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def lines_of(capsys: pytest.CaptureFixture[str], *arguments: str, ask: str = "--help") -> list[str]:
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments, ask])
+    assert ended.value.code == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def help_of(capsys: pytest.CaptureFixture[str], *arguments: str, ask: str = "--help") -> str:
+    return " ".join(" ".join(lines_of(capsys, *arguments, ask=ask)).split())
+
+
+def flag_of(verb: str, name: str, default: object) -> str:
+    """Return how help writes an option."""
+    if default is True:
+        place, dot, last = name.rpartition(".")
+        return f"--{place}{dot}no_{last}"
+    short = [each for each, targets in SHORT.items() if targets[0] == name]
+    return f"--{short[0] if verb == 'inherit' and short else name}"
+
+
+@pytest.mark.parametrize("verb", KINDS)
+def test_all_help_has_every_option_with_its_description_and_default(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = help_of(capsys, verb, ask="--help-all")
+    found = list(options_of(KINDS[verb]))
+    assert len(found) == len({name for name, _, _ in found})
+    for name, words, plain in found:
+        default = default_of(InheritOptions, name) if verb == "inherit" else plain
+        (end,) = re.findall(
+            rf" {re.escape(flag_of(verb, name, default))} .*?{re.escape(words)}(.{{0,140}})", shown
+        )[:1]
+        end = re.sub(r"^ One of [\w, ]+\.", "", end)
+        if default is dataclasses.MISSING:
+            assert end.startswith(" (required)"), name
+        elif isinstance(default, int | float) and not isinstance(default, bool):
+            assert float(re.match(r" \(default: (\S+)\)", end)[1]) == default, name
+        elif isinstance(default, bool) or default in ("", ()) or callable(default):
+            assert not end.startswith(" (default"), name
+        elif isinstance(default, str):
+            assert end.startswith(f" (default: {default})"), name
+    assert "(default: )" not in shown
+
+
+@pytest.mark.parametrize("verb", KINDS)
+def test_help_begins_with_two_examples_and_has_the_options_in_groups(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = lines_of(capsys, verb)
+    assert lines[0] == VERBS[verb]
+    commands = [line.strip() for line in lines if line.startswith("  wakeful ")]
+    assert commands == [command for command, _ in EXAMPLES[verb]]
+    assert lines.index(f"  {commands[1]}") < next(
+        i for i, line in enumerate(lines) if line.startswith("Usage: ")
+    )
+    options = list(declared.options_of(KINDS[verb]))
+    usual = {each.name for each in options if each.group}
+    shown = {line.split()[0] for line in lines if line.startswith("  --")}
+    assert shown == {
+        flag_of(verb, each.name, each.default) for each in options if each.name in usual
+    }
+    titles = [group.value for group in declared.Group if group.value in lines]
+    assert titles == [
+        group.value for group in declared.Group if group in {each.group for each in options}
+    ]
+    rare = len(options) - len(usual)
+    more = [line for line in lines if line.endswith(f"wakeful {verb} --help-all")]
+    assert (more == []) == (rare == 0)
+    assert all(line.startswith(f"{rare} more option") for line in more)
+    assert len(usual) <= 32
+
+
+@pytest.mark.parametrize("width", [80, 140])
+@pytest.mark.parametrize("verb", KINDS)
+def test_help_fits_the_terminal(
+    verb: str, width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OUT, "_width", width)
+    for ask in ("--help", "--help-all"):
+        lines = lines_of(capsys, verb, ask=ask)
+        # An example is a command to copy: it keeps its line whatever its length.
+        too_long = [line for line in lines if len(line) > width and "  wakeful " not in line]
+        assert too_long == []
+        assert not any(line != line.rstrip() for line in lines)
+
+
+class Read(WakefulError):
+    """The verb's options were read, and it would have begun."""
+
+
+WORK = {
+    "demo": "wakeful.verbs.demo.demonstrate", "train": "wakeful.verbs.train.train",
+    "compare": "wakeful.verbs.compare.compare_variants",
+    "generate": "wakeful.verbs.generate.stream", "diagnose": "wakeful.verbs.diagnose.diagnose",
+    "inherit": "wakeful.verbs.inherit.inherit", "cure": "wakeful.verbs.cure.cure",
+    "evaluate": "wakeful.verbs.evaluate.evaluate", "quantize": "wakeful.verbs.quantize.quantize",
+    "reproduce": "wakeful.verbs.reproduce.reproduce", "data": "wakeful.data.preparing.prepare",
+    "report": "wakeful.verbs.report.report", "export": "wakeful.verbs.export.export",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", EXAMPLES)
+def test_the_examples_are_commands_that_can_be_read(
+    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stub(*_: object, **__: object) -> None:
+        raise Read("read")
+
+    monkeypatch.setattr("wakeful.verbs.presets.listing", stub)
+    monkeypatch.setattr("wakeful.verbs.reproduce.listing", stub)
+    if verb in WORK:
+        monkeypatch.setattr(WORK[verb], stub)
+    for command, effect in EXAMPLES[verb]:
+        program, *arguments = shlex.split(command.partition(" > ")[0])
+        assert (program, arguments[0]) == ("wakeful", verb)
+        status = main(arguments)
+        shown = capsys.readouterr()
+        assert (status, shown.err.strip()) in ((0, ""), (1, f"wakeful {verb}: read")), command
+        assert effect.endswith(".")
+
+
+def test_help_names_presets_and_variants(capsys: pytest.CaptureFixture[str]) -> None:
+    names = {verb: help_of(capsys, verb).partition(" Presets ")[2] for verb in ("train", "compare")}
+    assert sorted(
+        word for shown in names.values() for word in re.split(r",? ", shown) if word in presets()
+    ) == sorted({*presets()})
+    assert "arena-text" in names["compare"]
+    assert "value-residual-82m" in names["train"]
+    for verb, shown in names.items():
+        assert "--model.route own, then" in shown
+        assert "--model.rope" not in shown
+        whole = help_of(capsys, verb, ask="--help-all")
+        for words in ("svformer(anchors", "--model.norm gated_norm(rank=16)",
+                      "--model.rope plain, linear(factor)"):  # fmt: skip
+            assert words in whole
+    assert "--out" in help_of(capsys, "data")
+
+
+def test_help_of_a_preset_has_its_own_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "Optimizer steps. (default: 400)" in help_of(capsys, "train", "cpu-tiny")
+    assert "Optimizer steps. (default: 500)" in help_of(capsys, "train")
+
+
+def test_help_is_asked_for_in_several_ways(capsys: pytest.CaptureFixture[str]) -> None:
+    plain = lines_of(capsys, "cure")
+    assert lines_of(capsys, "cure", ask="-h") == plain
+    assert lines_of(capsys, "help", ask="cure") == plain
+    assert lines_of(capsys, "cure", "smollm2", "--sinks") == plain
+    assert lines_of(capsys, "cure", ask="--help_all") == lines_of(capsys, "cure", ask="--help-all")
+
+
+def test_every_field_of_the_configuration_is_an_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "mine.toml"
+    config.write_text(config_to_toml(tiny(tmp_path)))
+    taken: list[Config] = []
+
+    def stub(given: Config, path: str, **_: object) -> Run:
+        taken.append(given)
+        raise WakefulError(str(path))
+
+    monkeypatch.setattr("wakeful.verbs.train.train_into", stub)
+    numbers = {"model.num_layers": 5, "model.num_heads": 8, "model.num_kv_heads": 4,
+               "model.width": 48, "model.head_width": 6, "model.max_length": 99,
+               "model.rotary_width": 4, "model.relaxed_prefix": 3, "train.length": 21,
+               "train.steps": 77, "train.batch_size": 12, "train.micro_batch_size": 6}  # fmt: skip
+    words = {"model.norm": "layernorm", "model.positions": "rotary", "model.mlp": "gelu",
+             "model.attention_bias": "qkv", "train.dtype": "bfloat16", "name": "other",
+             "train.distill.over": "mean", "train.distill.rest": "renormalize",
+             "train.lora.modules": "mlp", "train.parallel": "ddp",
+             "data.tokenizer": ""}  # fmt: skip
+    expected: dict[str, Any] = {}
+    arguments: list[str] = []
+    for name, _, default in options_of(Config):
+        if name == "model.stored_prefix":
+            continue
+        value: object
+        if name == "sample.prompts":
+            value = ("a b", "")
+            arguments += [f"--{name}", *value]
+        elif isinstance(default, tuple):
+            value = (3,) if name == "train.distill.layers" else ("text",)
+            arguments += [f"--{name}", *map(str, value)]
+        elif isinstance(default, bool):
+            if default:
+                assert name == "data.cross_documents"
+                continue
+            value = True
+            arguments.append(f"--{name}")
+        else:
+            value = (
+                numbers.get(name, 9)
+                if isinstance(default, int)
+                else 0.125
+                if isinstance(default, float)
+                else words.get(name, "text")
+            )
+            arguments += [f"--{name}", str(value)]
+        expected[name] = value
+    assert main(["train", str(config), "--out", str(tmp_path / "r"), *arguments]) == 1
+    for name, value in expected.items():
+        found: Any = taken[0]
+        for part in name.split("."):
+            found = getattr(found, part)
+        assert found == value, name
+    # A relaxed prefix goes with neither of these.
+    alone = ["--data.no_cross_documents", "--model.stored_prefix", "2"]
+    assert main(["train", str(config), "--out", str(tmp_path / "r"), *alone]) == 1
+    assert taken[1].data.cross_documents is False
+    assert taken[1].model.stored_prefix == 2
+
+
+def test_the_overview_lists_the_verbs(capsys: pytest.CaptureFixture) -> None:
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"wakeful {verb}" in shown for verb in VERBS)
+
+
+QUICK = ("torch", "transformers", "polars", "numpy", "altair", "tyro")
+
+
+def test_help_imports_nothing_heavy() -> None:
+    # Every verb's in a fork of its own, of one process that has the command line alone.
+    program = (
+        "import os, sys\n"
+        "from wakeful.cli import main\n"
+        "for verb in sys.argv[1:]:\n"
+        "    child = os.fork()\n"
+        "    if not child:\n"
+        "        try:\n            main([*verb.split(), '--help'])\n"
+        "        except SystemExit as ended:\n            assert ended.code == 0\n"
+        f"        heavy = [name for name in {QUICK} if name in sys.modules]\n"
+        "        print(verb, heavy, file=sys.stderr)\n"
+        "        sys.stdout.flush()\n"
+        "        os._exit(0)\n"
+        "    assert os.waitpid(child, 0)[1] == 0\n"
+    )
+    verbs = ["", *KINDS]
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *verbs], capture_output=True, text=True, check=True
+    )
+    assert ended.stderr.splitlines() == [f"{verb} []" for verb in verbs]
+    assert ended.stdout.count("wakeful") >= len(verbs)
+
+
+@pytest.mark.parametrize("folder", VARIANTS.values())
+def test_what_help_reads_from_source_is_what_can_be_written(folder: str) -> None:
+    assert sorted(catalog(folder)) == sorted(
+        f"{entry.name}({entry.signature})".removesuffix("()") for entry in imported_catalog(folder)
+    )
+
+
+def test_help_names_every_baseline() -> None:
+    assert list(baselines()) == [f"{name}: {entry.summary}" for name, entry in BASELINES.items()]
+
+
+def test_short_names_of_an_inheritance_stand_for_options_that_exist() -> None:
+    names = {name for name, _, _ in options_of(InheritOptions)}
+    assert {target for targets in SHORT.values() for target in targets} <= names
+    assert not set(SHORT) & names

@@ -1,0 +1,65 @@
+"""The catalogue of presets: the listing, the page, the file itself."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from wakeful.cli import main
+from wakeful.config.schema import config_from_table, variants_of
+from wakeful.config.tables import preset_text, presets, read_table
+from wakeful.verbs.presets import TWO_CORES, facts, page_table
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("name", presets())
+def test_a_preset_begins_with_a_line_that_says_what_it_is(name: str) -> None:
+    first = preset_text(name).splitlines()[0]
+    assert first.startswith("# ")
+    assert first.endswith(".")
+    assert len(first) <= 90
+
+
+def test_facts_are_those_of_the_file() -> None:
+    small = facts("cpu-tiny")
+    config = config_from_table(read_table("cpu-tiny"))
+    assert (small.variants, small.seeds, small.runs) == (1, 1, "1")
+    assert small.tokens == config.train.steps * config.train.batch_size * config.train.length
+    assert small.operations == 6.0 * small.parameters * small.tokens
+    # From the description: 8 layers of 4 · 128² + 3 · 128 · 344, and 4,096 tokens twice.
+    assert small.parameters == 8 * (4 * 128**2 + 3 * 128 * 344) + 2 * 4096 * 128
+
+    patient = facts("patient")
+    rows = variants_of("patient", read_table("patient"))
+    assert patient.runs == f"{len(rows)} × 3"
+    assert patient.tokens == len(rows) * 3 * 1200 * 32 * 128
+    # The task has 97 tokens, whatever a tokenizer would have.
+    assert patient.parameters < 100_000
+
+
+def test_the_page_has_what_the_presets_come_to(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["presets.py", "--check"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(ROOT / "tools" / "presets.py"), run_name="__main__")
+    assert ended.value.code == 0, capsys.readouterr().out
+    rows = [line for line in page_table().splitlines() if line.startswith("| `")]
+    assert [row.split("`")[1] for row in rows] != presets()  # from the cheapest up
+    assert sorted(row.split("`")[1] for row in rows) == presets()
+    page = (ROOT / "docs" / "presets.md").read_text("utf-8")
+    assert f"{TWO_CORES / 1e9:.0f} GFLOP/s on two cores" in page
+
+
+def test_presets_are_listed_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["presets"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in presets())
+    assert main(["presets", "cpu-tiny"]) == 0
+    assert capsys.readouterr().out == preset_text("cpu-tiny")
+    assert main(["presets", "cpu-tny"]) == 1
+    assert "did you mean 'cpu-tiny'" in capsys.readouterr().err
+    assert main(["presets", "demo", "arena"]) == 1
+    assert "name one preset, not 2" in capsys.readouterr().err

@@ -1,0 +1,25 @@
+"""Write the tables of docs/presets.md from the presets; with --check, say if they are stale."""
+
+import sys
+from pathlib import Path
+
+from wakeful.verbs.presets import page_table
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "presets.md"
+FROM = "<!-- python tools/presets.py writes what follows -->\n"
+
+
+def main(arguments: list[str]) -> int:
+    """Return 0 where the page is as the presets are, or has become so."""
+    text = PAGE.read_text("utf-8")
+    whole = text.partition(FROM)[0] + FROM + "\n" + page_table()
+    if "--check" in arguments:
+        if whole != text:
+            print("docs/presets.md is stale: run python tools/presets.py")
+        return int(whole != text)
+    PAGE.write_text(whole, "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
