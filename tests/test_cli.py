@@ -117,6 +117,13 @@ def test_bad_input_is_one_line_and_changes_nothing(
     assert "did you mean 'resformer'" in fails(
         capsys, "train", config, "--model.route", "resformr", *where
     )
+    assert "did you mean 'backcopy'" in fails(
+        capsys, "train", config, "--data.source", "bakcopy", *where
+    )
+    assert "did you mean 'vanilla'" in fails(
+        capsys, "compare", "demo", "--variants.vanila.train.steps", "3", *where
+    )
+    assert "did you mean 'smollm2'" in fails(capsys, "generate", "smolm2", "--prompt", "x")
     assert "no CUDA" in fails(capsys, "train", config, "--train.device", "cuda", *where)
     assert "nothing to compare" in fails(capsys, "compare", config, *where)
     assert not out.exists()
@@ -155,6 +162,8 @@ def test_unusual_files_and_paths_are_one_line(
     assert "is not TOML" in fails(capsys, "train", str(bad), *out)
     bad.write_text("[train]\nstep = 3\n")
     assert "did you mean 'steps'" in fails(capsys, "train", str(bad), *out)
+    bad.write_text("[train]\ndtype = 'float'\n")
+    assert "did you mean 'float64'" in fails(capsys, "train", str(bad), *out)
     assert "neither a file" in fails(capsys, "train", "x" * 5000, *out)
     assert "Not a directory" in fails(capsys, "train", config, "--out", f"{config}/run", *FAST)
     assert "not UTF-8" in fails(capsys, "train", config, *out, "--name", "\udcff")

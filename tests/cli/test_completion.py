@@ -78,6 +78,7 @@ def test_fish_has_every_verb_and_option(capsys: pytest.CaptureFixture[str]) -> N
     text = printed(capsys, "fish")
     for verb, kind in KINDS.items():
         assert f"-n __fish_use_subcommand --no-files -a {verb} " in text
+        assert f'__fish_seen_subcommand_from {verb}" -l help-all ' in text
         for option in options_of(kind):
             assert f'__fish_seen_subcommand_from {verb}" -l {option.name} ' in text
     if fish := shutil.which("fish"):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from wakeful.cli import main
+from wakeful.cli.help import compares
 from wakeful.config.schema import config_from_table, variants_of
 from wakeful.config.tables import preset_text, presets, read_table
 from wakeful.verbs.presets import TWO_CORES, facts, page_table
@@ -20,6 +21,12 @@ def test_a_preset_begins_with_a_line_that_says_what_it_is(name: str) -> None:
     assert first.startswith("# ")
     assert first.endswith(".")
     assert len(first) <= 90
+
+
+def test_what_compares_is_told_from_the_text() -> None:
+    assert [name for name in presets() if compares(name)] == [
+        name for name in presets() if "variants" in read_table(name)
+    ]
 
 
 def test_facts_are_those_of_the_file() -> None:

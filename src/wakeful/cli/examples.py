@@ -103,7 +103,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], tuple[str, str]]] = {
         ),
     ),
     "report": (
-        ("wakeful report runs/demo", "Write the page of a run or a comparison anew."),
+        ("wakeful report runs/compare-patient", "Write the page of a comparison anew."),
         (
             "wakeful report runs/first runs/second --out both.html",
             "Set two runs side by side on one page.",

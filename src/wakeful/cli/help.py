@@ -15,15 +15,15 @@ from wakeful.cli.examples import EXAMPLES
 from wakeful.config.model import VARIANTS
 from wakeful.config.options import Group, Option, options_of, sections_of
 from wakeful.config.schema import Config
-from wakeful.config.tables import presets, read_table
-from wakeful.config.verbs import SHORT, SOURCES, InheritOptions
+from wakeful.config.tables import preset_text, presets
+from wakeful.config.verbs import SHORT, SOURCES
 
 SHOWN, ALL = ("--help", "-h"), ("--help-all", "--help_all")
 """What asks for the usual options, and for all of them."""
 NAMES = {
     "MODEL": SOURCES,
     "REFERENCE": SOURCES,
-    "RUN": "a run directory, or a comparison's",
+    "RUN": "the folder of a run or of a comparison",
     "CONFIG": "a TOML file, or a preset's name (wakeful presets lists them)",
     "SOURCE": "python-stdlib, a file, folder or glob (text, JSONL, parquet), or hf:NAME",
     "DIR": "a folder to create, or a file NAME.gguf",
@@ -52,7 +52,7 @@ def print_help(kind: type, usage: str, arguments: Sequence[str], default: Any = 
     width = min(OUT.width, _WIDEST)
     verb = usage.split(maxsplit=1)[0]
     lines = [*_head(kind, verb, usage, width), *_options(kind, verb, width, whole, default)]
-    lines += _names(verb, width, whole)
+    lines += [*_notes(kind, width), *_names(verb, width, whole)]
     for line in lines:
         OUT.print(line, highlight=False)
 
@@ -145,6 +145,13 @@ def _described(option: Option) -> str:
     return f"{words} (default: {value})".replace("(default: ", f"(default:{_TIED}")
 
 
+def _notes(kind: type, width: int) -> Iterator[Text]:
+    """Yield what is said of the options as a whole, after the first line."""
+    for paragraph in inspect.cleandoc(kind.__doc__ or "").split("\n\n")[1:]:
+        yield Text()
+        yield from _wrapped(" ".join(paragraph.split()), width, 0)
+
+
 def _names(verb: str, width: int, whole: bool) -> Iterator[Text]:
     """Yield what may be written where a name is asked for: presets, variants, baselines."""
     if verb in ("train", "compare"):
@@ -160,15 +167,13 @@ def _names(verb: str, width: int, whole: bool) -> Iterator[Text]:
     if verb == "inherit":
         shown = baselines() if whole else (each.partition(":")[0] for each in baselines())
         yield from _list("--baseline", shown, width, "; " if whole else ", ")
-        if whole:
-            yield Text()
-            said = inspect.cleandoc(InheritOptions.__doc__ or "").split("\n\n", 1)[1]
-            yield from _wrapped(" ".join(said.split()), width, 0)
 
 
 def compares(preset: str) -> bool:
-    """Return whether a preset has several variants."""
-    return "variants" in read_table(preset)
+    """Return whether a preset has several variants, its own or those that it starts from."""
+    text = preset_text(preset)
+    base = re.match(r'(?:#.*\n)*preset = "(.+)"', text)
+    return "\n[variants." in text or (base is not None and compares(base[1]))
 
 
 def _list(title: str, names: Iterable[str], width: int, between: str = ", ") -> Iterator[Text]:

@@ -74,7 +74,11 @@ def _fields_of(config: Config) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(_WithConfig):
-    """Where the run goes; every field of the configuration is an option too."""
+    """Where the run goes, and what differs from its configuration.
+
+    Every field of the configuration is an option. Name a CONFIG to see its own values as defaults:
+    wakeful train cpu-tiny --help.
+    """
 
     out: Where[str] = ""
     """Run directory to create. Empty: runs/NAME."""
@@ -84,8 +88,11 @@ class TrainOptions(_WithConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions(_WithConfig):
-    """Where the comparison goes; a field of the configuration is every variant's, where numbers in
-    which variants differ keep their ratios, and --variants.NAME.FIELD is one variant's."""
+    """Where the comparison goes, and what differs from its configurations.
+
+    A field of the configuration is set for every variant; numbers in which variants differ keep
+    their ratios. --variants.NAME.FIELD sets it for one.
+    """
 
     out: Where[str] = ""
     """Folder to create. Empty: runs/compare-NAME."""
@@ -330,12 +337,12 @@ def report(arguments: list[str]) -> None:
 
 
 def export(arguments: list[str]) -> None:
-    """RUN DIR [options]."""
-    paths, options = read(ExportOptions, arguments, "export RUN DIR")
+    """MODEL DIR [options]."""
+    paths, options = read(ExportOptions, arguments, "export MODEL DIR")
     if len(paths) != 2:
         raise WakefulError(
             "name a model to export and a folder or a file NAME.gguf to write: wakeful export "
-            "RUN DIR"
+            "MODEL DIR"
         )
 
     from wakeful.verbs.export import export

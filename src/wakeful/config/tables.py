@@ -169,7 +169,8 @@ class _Reader(NamedTuple):
             if self.record and not abs(value) < _LARGEST_NUMBER:
                 raise self._refused(f"{where} must be finite, got {_shown(value)}")
         if expected is types.NoneType or type(value) is not expected:
-            raise self._refused(f"{where} must be {_words(expected)}, got {_shown(value)}")
+            hint = nearest(str(value), map(str, arguments)) if origin is Literal else ""
+            raise self._refused(f"{where} must be {_words(expected)}, got {_shown(value)}{hint}")
         return value
 
     def _dataclass(self, kind: type, table: object, place: str) -> Any:

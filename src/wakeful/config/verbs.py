@@ -318,7 +318,7 @@ class ReportOptions:
 
     out: Where[str] = ""
     """HTML file to write. Empty: report.html in the first folder."""
-    title: How[str] = ""
+    title: Where[str] = ""
     """Heading of the page."""
 
 
@@ -371,9 +371,11 @@ class PrepareOptions(TextConfig):
 class InheritOptions:
     """What to inherit, how to train it, and what to compare it with.
 
-    In train, 0 means: steps as many as minutes allow, length 256 or the reference's context, and
-    eval_every a fifth of the steps. Short names: --text and --data for --data.source, --steps for
-    --train.steps, --lr for --optimizer.lr and a tenth of it for --optimizer.final_lr, and so on.
+    Unless told otherwise, steps are as many as minutes allow, length is 256 or the reference's
+    context, and eval_every is a fifth of the steps.
+
+    Long names work too: --steps is --train.steps, --text and --data are --data.source, and --lr is
+    --optimizer.lr with a tenth of it as --optimizer.final_lr.
     """
 
     out: Where[str] = ""

@@ -29,7 +29,8 @@ from wakeful.data.readers import (
     read_file,
     without,
 )
-from wakeful.errors import WakefulError
+from wakeful.errors import WakefulError, nearest
+from wakeful.variants import variants
 
 PYTHON_STDLIB = "python-stdlib"
 MIXTURE = "mixture"
@@ -162,8 +163,10 @@ def _find(source: str) -> list[tuple[str, Path]]:
     if path.exists():
         raise WakefulError(f"{source} is neither a file nor a folder: pass one of these")
     if not _is_pattern(source):
+        known = [PYTHON_STDLIB, *variants("data.tasks")]
         raise WakefulError(
-            f"no such file or folder: {source}: check the path, or use {PYTHON_STDLIB}"
+            f"no such file or folder: {source}{nearest(source, known)}: check the path, or use "
+            f"{PYTHON_STDLIB}"
         )
     matches = [Path(match) for match in glob.glob(str(path), recursive=True)]
     matches = [match for match in matches if match.is_file()]
