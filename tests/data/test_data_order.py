@@ -123,6 +123,18 @@ def test_fixed_windows_are_those_of_every_epoch_and_seed():
         assert len({tuple(one) for one in starts}) == 3
 
 
+def test_a_beginning_is_read_over_and_over():
+    whole = token_file(1000)
+    first = whole.beginning(205)
+    batches = Batches(first, length=10, batch_size=20, seed=0)
+    assert batches.num_windows == 20
+    seen = np.concatenate([batches.batch(epoch).numpy().ravel() for epoch in range(5)])
+    assert set(seen) <= set(whole.tokens[:205].tolist())
+    assert (first.documents < 205).all()
+    with pytest.raises(WakefulError, match="the training data has 1,000 tokens"):
+        whole.beginning(1001)
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 3, 6, 12])
 def test_ranks_share_one_batch(world_size):
     file = token_file(500)

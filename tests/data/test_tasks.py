@@ -341,10 +341,27 @@ def test_a_run_on_a_task_resumes_to_the_bit(file: str, tmp_path: Path) -> None:
 
 
 def test_fields_that_a_task_does_not_read_are_refused(file: str, tmp_path: Path) -> None:
-    for field, value in (("max_bytes", 5), ("keep_overlap", True), ("validation_source", file)):
+    fields = {"max_bytes": 5, "max_tokens": 5, "keep_overlap": True, "validation_source": file}
+    for field, value in fields.items():
         with pytest.raises(WakefulError, match=f"data.{field} = .* does nothing"):
             train(config_of(file, data={field: value}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_reads_the_first_tokens_alone_where_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WAKEFUL_CACHE", str(tmp_path / "cache"))
+    text = write_text(tmp_path / "text")
+    whole, some = tiny(text), tiny(text, data={"max_tokens": 200})
+    data = load_data(whole.data)
+    batches = make_batches(some, data, ALONE)
+    assert batches.token_file.num_tokens == 200 < data.train.num_tokens
+    starts = [batches.starts(step) for step in range(20)]
+    assert max(each.max() for each in starts) < 200
+    assert len(make_windows(some, data)) == len(make_windows(whole, data))
+    with pytest.raises(WakefulError, match=r"max_tokens = .*: the training data has"):
+        make_batches(tiny(text, data={"max_tokens": 10**9}), data, ALONE)
 
 
 def test_windows_of_text_begin_with_bos_where_asked(

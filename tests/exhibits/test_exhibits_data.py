@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from wakeful.config.schema import Config, config_to_table
+from wakeful.config.verbs import inherit_options
 from wakeful.data.mixture import mixture_of
 from wakeful.errors import WakefulError
 from wakeful.exhibits.derived import DERIVED, check_figure
@@ -45,7 +46,7 @@ def test_exhibits_stand_in_the_order_of_their_numbers() -> None:
 def test_a_field_of_later_changes_the_name_of_no_older_run() -> None:
     job = Job(group="", row="", config=Config())
     table = config_to_table(job.config)
-    del table["name"], table["model"]["embedding"]
+    del table["name"], table["model"]["embedding"], table["data"]["max_tokens"]
     digest = hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
     assert job.folder.endswith(digest[:12])
     projected = dataclasses.replace(job.config.model, embedding="projected")
@@ -60,33 +61,49 @@ def test_an_exhibit_is_whole_at_every_scale(name: str) -> None:
     for scale in SCALES:
         plan = plan_of(found, scale)
         groups, rows = {job.group for job in plan.jobs}, {job.row for job in plan.jobs}
-        assert groups == (set(found.groups) or {""})
-        assert len({job.folder for job in plan.jobs}) == len(plan.jobs)
-        if plan.heirs is not None:
-            table = heirs_table(plan, plan.jobs[0], 3)
-            assert 1 <= table["layers"] < plan.jobs[0].config.model.num_layers
+        rows |= set(plan.existing)
+        assert rows
+        assert groups == (set(found.groups) or {""} if plan.jobs else set())
+        # Groups whose heirs alone differ share their reference.
+        left, trained = ([job for job in plan.jobs if (job.group in plan.heirs) is inherits]
+                         for inherits in (True, False))  # fmt: skip
+        assert len({job.folder for job in trained}) == len(trained)
+        tables = [heirs_table(plan, job, 3) for job in left]
+        whole = [json.dumps([table, job.folder]) for table, job in zip(tables, left, strict=True)]
+        assert len(set(whole)) == len(whole)
+        for table, job in zip(tables, left, strict=True):
+            if plan.reference_of(job.group):
+                assert 0 < table["keep"] < 1
+            else:
+                assert 1 <= table["layers"] < job.config.model.num_layers
             assert table["train"]["seed"] == 3
-            rows |= {"heir", *plan.heirs.baseline}
+            rows |= {"heir", *plan.heirs[job.group].baseline}
             assert not {"tokenizer", "vocab_size"} & set(table["data"])
+            inherit_options(table)  # the options exist, and agree
         assert found.table.baseline in rows
-        for claim in found.claims:
+        claims = [claim for claim in found.claims if scale in (claim.scales or SCALES)]
+        for claim in claims:
             check_figure(claim.figure)
             assert {claim.row, claim.than or claim.row} <= rows
             assert {claim.group, claim.than_group} - {""} <= groups
-        assert found.claims, "an exhibit that claims nothing cannot be judged"
-        config = plan.jobs[0].config
-        schemes = config.train.quantize.schemes
+        assert claims, "an exhibit that claims nothing cannot be judged"
+        config = plan.jobs[0].config if plan.jobs else plan.config
+        schemes = {*config.train.quantize.schemes, *found.schemes}
         measured = PLAIN | {f"{kind}_{s}" for s in schemes for kind in ("increase", "damage")}
         measured |= set(FIGURES) if config.train.diagnose.every else set()
         domains = mixture_of(config.data.source) or ()
         measured |= {f"loss_{domain.name}" for domain in domains}
-        measured |= {answer_name(task, "acc") for task in (*found.tasks, "average of 2")}
-        for figure in [c.figure for c in found.table.columns] + [c.figure for c in found.claims]:
+        asked = (task.partition("@") for task in (*plan.tasks, "average of 2", "average of 2@5"))
+        measured |= {answer_name(task, "acc", int(shots or 0)) for task, _, shots in asked}
+        columns = [
+            c.figure for c in found.table.columns if scale == "paper" or "acc_" not in c.figure
+        ]
+        for figure in columns + [claim.figure for claim in claims]:
             assert not figure.isidentifier() or figure in measured | set(DERIVED), figure
     for expression in found.draw:
         build_call("draw", DRAWINGS, expression, folder="routes")
     labels = {key.rpartition(".")[2] for key in found.table.labels}
-    assert labels <= rows | set(found.table.labels)
+    assert labels <= rows  # of the paper's scale, the last, which has them all
 
 
 def test_a_heading_names_the_paper_once() -> None:
@@ -142,6 +159,6 @@ def test_an_exhibit_that_does_not_exist_or_waits_is_refused() -> None:
     with pytest.raises(WakefulError, match="did you mean 'value-residual/fig6'"):
         exhibit("value-residual/figure6")
     with pytest.raises(WakefulError, match="cannot be run yet: it needs"):
-        plan_of(exhibit("lazy/table9"), "tiny")
+        plan_of(exhibit("value-residual/table4"), "tiny")
     with pytest.raises(WakefulError, match=r"layersx"):
         check_figure("layersx(metric='rank')")

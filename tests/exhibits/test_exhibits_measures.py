@@ -4,12 +4,14 @@ import dataclasses
 import math
 
 import numpy as np
+import polars as pl
 import pytest
 
 from wakeful.exhibits.derived import Results, figure_of, tidy
 from wakeful.exhibits.exhibit import Claim, exhibit
-from wakeful.exhibits.figures import Seen
+from wakeful.exhibits.figures import Seen, of_layers
 from wakeful.exhibits.judge import outcome_of, verdicts
+from wakeful.probes.base import SCHEMA
 
 STEPS = np.arange(1.0, 101.0)
 
@@ -121,7 +123,7 @@ def test_claims_are_paired_over_seeds_and_say_whether_the_size_fits() -> None:
     for seed, level in enumerate((3.0, 5.0, 4.0)):
         rows["", "vanilla", seed] = Seen({"loss": level})
         rows["", "two", seed] = Seen({"loss": level - 0.04 - 0.001 * seed})
-    found = {each.says: each for each in verdicts(fig6, results(rows))}
+    found = {each.says: each for each in verdicts(fig6, results(rows), "tiny")}
     two = found["λ = 2 is below vanilla"]
     assert (two.outcome, two.seeds, two.published) == ("confirmed", 3, -0.039)
     assert two.difference == pytest.approx(-0.041)
@@ -143,10 +145,64 @@ def test_a_claim_without_a_group_is_judged_in_each_and_groups_can_be_compared() 
                                   ("l8192", "vanilla", 1.0))
         for seed in (0, 1)
     }  # fmt: skip
-    told = verdicts(found, results(rows))
+    told = verdicts(found, results(rows), "tiny")
     assert [(one.says, one.group) for one in told] == [
         ("later", ""), ("each", "512 tokens"), ("each", "8,192 tokens"),
         ("a number", "512 tokens"), ("a number", "8,192 tokens"),
     ]  # fmt: skip
     assert [one.difference for one in told] == pytest.approx([4.0, 4.0, 8.0, -1.95, 2.05])
     assert told[0].outcome == "confirmed"
+
+
+def test_layers_are_compared_with_one_another() -> None:
+    layers = np.arange(1, 6)
+    curves = {
+        "rank/paper/all": (layers, np.array([5.0, 4.0, 1.0, 3.0, 1.0])),
+        "mass_columns/paper/all": (layers, np.array([50.0, 40.0, 7.0, 30.0, 9.0])),
+        "entropy/code/all": (layers, -np.array([5.0, 4.0, 1.0, 3.0, 1.0])),
+    }
+    found = results({("", "vanilla", 0): Seen({}, curves)})
+
+    def of(expression: str) -> float | None:
+        return figure_of(found, "", "vanilla", 0, expression)
+
+    assert of("where_least(metric='mass_columns', of='rank')") == 7
+    assert of("correlation(metric='rank', to='entropy', to_variant='code')") == pytest.approx(-1)
+    assert of("ratio(metric='mass_columns', to='rank')") == pytest.approx(136 / 14)
+    assert of("ratio(metric='mass_columns', to='nothing')") is None
+    assert of("correlation(metric='rank', to='entropy')") is None
+
+
+def test_tasks_are_counted_that_keep_the_baselines_accuracy() -> None:
+    found = results(
+        {
+            ("", "vanilla", 0): Seen({"acc_a": 0.5, "acc_b": 0.8, "acc_c": 0.4}),
+            ("", "small", 0): Seen({"acc_a": 0.45, "acc_b": 0.7, "acc_c": 0.6}),
+        }
+    )
+    told = "tasks_kept(figures=['acc_a', 'acc_b', 'acc_c'])"
+    assert figure_of(found, "", "small", 0, told) == 2
+    assert figure_of(found, "", "vanilla", 0, told) == 3
+    assert figure_of(found, "", "small", 0, "tasks_kept(figures=['acc_a', 'acc_d'])") is None
+
+
+def test_a_claim_is_judged_at_its_own_scales_alone() -> None:
+    claims = tuple(
+        Claim(says=name, row="small", direction="lower", scales=scales)
+        for name, scales in (("anywhere", ()), ("there", ("paper",)))
+    )
+    found = dataclasses.replace(exhibit("value-residual/fig6"), claims=claims)
+    rows = results({("", row, 0): Seen({"loss": 1.0}) for row in ("vanilla", "small")})
+    assert [each.says for each in verdicts(found, rows, "tiny")] == ["anywhere"]
+    assert [each.says for each in verdicts(found, rows, "paper")] == ["anywhere", "there"]
+
+
+def test_near_rank_1_is_a_share_of_heads() -> None:
+    rows = [
+        *((layer, head, "all", "rank", "paper", 3.0, None, "exact") for layer in (0, 1)
+          for head in range(4)),
+        *((layer, None, "all", "near_rank_1", "paper", 1.0 + layer, None, "exact")
+          for layer in (0, 1)),
+    ]  # fmt: skip
+    curves = of_layers(pl.DataFrame(rows, schema=SCHEMA, orient="row"))
+    assert curves["near_rank_1_share/paper/all"][1].tolist() == [0.25, 0.5]

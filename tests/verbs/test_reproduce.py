@@ -11,11 +11,14 @@ import pytest
 
 import wakeful
 from wakeful.cli import main
+from wakeful.config.schema import DataConfig
 from wakeful.errors import WakefulError
 from wakeful.evaluation.scores import Score
 from wakeful.exhibits.exhibit import Claim, exhibit, exhibit_names
 from wakeful.exhibits.plan import plan_of
+from wakeful.pages.inheritance import read_inheritance
 from wakeful.runs.run import Run
+from wakeful.verbs import exhibit_runs
 from wakeful.verbs import reproduce as verb
 
 WORDS = [
@@ -37,6 +40,14 @@ WORDS = [
     "again",
     "today",
 ]
+
+
+TITLES = {
+    "mean_attention": "mean attention of all heads",
+    "hidden_magnitude": "magnitude of hidden states",
+    "attention_of_layers": "attention, mean over a layer’s heads",
+}
+"""Words of drawings that exhibits give no title."""
 
 
 @pytest.fixture
@@ -67,8 +78,8 @@ def test_an_exhibit_is_run_judged_and_gone_on_with(
             raise KeyboardInterrupt
         return real(config, path, **options)
 
-    real = verb.train
-    monkeypatch.setattr(verb, "train", train)
+    real = exhibit_runs.train
+    monkeypatch.setattr(exhibit_runs, "train", train)
     with pytest.raises(KeyboardInterrupt):
         wakeful.reproduce("value-residual/fig10", **asked)
     place = tmp_path / "runs/reproduce/tiny/value-residual-fig10"
@@ -117,17 +128,95 @@ def test_exhibits_look_closer_by_probes_of_their_own(text: Path, tmp_path: Path)
     asked = {"steps": 2, "seeds": [0], "text": str(text), "runs": str(tmp_path / "runs")}
     measured: dict[str, set[str]] = {}
     for name in ("value-residual/fig3", "value-residual/fig19", "value-residual/fig20",
-                 "activation/fig2", "activation/fig3", "lazy/fig19"):  # fmt: skip
+                 "activation/fig1", "activation/fig2", "activation/fig3", "lazy/fig12",
+                 "lazy/fig13", "lazy/fig19"):  # fmt: skip
         done = wakeful.reproduce(name, out=str(tmp_path / "here" / name.replace("/", "-")), **asked)
         columns = {column.figure for column in exhibit(name).table.columns}
         assert columns <= set(done.frame["figure"]), name
         assert all("not measured" not in sentence for sentence in done.verdicts), done.verdicts
         drawn = done.page.read_text("utf-8")
         for expression in exhibit(name).draw:
-            assert expression.rpartition("title='")[2].rstrip("')").split("’")[0] in drawn
+            title = TITLES.get(expression.partition("(")[0]) or expression.rpartition("title='")[2]
+            assert title.rstrip("')").split("’")[0] in drawn
         measured[name] = set(done.frame["figure"])
     cosine = "layers(metric='mapping_cosine', variant='identity')"
     assert cosine in measured["value-residual/fig3"]
+
+
+@pytest.fixture
+def pretrained(text: Path, tmp_path: Path) -> Path:
+    """A small model that was trained here, and stands for one of somebody else's."""
+    config = dataclasses.replace(
+        plan_of(exhibit("lazy/fig13"), "tiny").jobs[0].config,
+        data=DataConfig(source=str(text), vocab_size=300),
+    )
+    small = dataclasses.replace(config.model, num_layers=4, num_heads=2, width=32, mlp_width=64)
+    steps = dataclasses.replace(config.train, steps=2, eval_every=2)
+    exhibit_runs.train(dataclasses.replace(config, model=small, train=steps), tmp_path / "theirs")
+    return tmp_path / "theirs"
+
+
+def test_pretrained_models_are_looked_at_and_quantized(
+    text: Path, pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = {"seeds": (0, 1), "text": str(text), "models": [str(pretrained)]}
+    done = wakeful.reproduce("lazy/fig9", **asked)
+    assert set(done.frame["row"]) == {"openllama-3b"}
+    assert set(done.frame["seed"]) == {0, 1}
+    columns = done.frame.filter(done.frame["figure"].str.starts_with("layers"))["value"]
+    assert columns.n_unique() == 2  # each seed reads a stretch of its own
+    page = done.page.read_text("utf-8")
+    assert f"{pretrained} in place of OpenLLaMA 3B" in page
+    assert "0 confirmed" not in page
+    assert len(done.verdicts) == 1  # the other model is the paper's scale's
+    # What has been read is not read again by an exhibit that reads the same.
+    monkeypatch.setattr(exhibit_runs, "look", None)
+    again = wakeful.reproduce("value-residual/fig18", **asked)
+    assert "similarity is high where entropy is low" in again.verdicts[0]
+    assert "not measured" not in again.verdicts[0]
+
+
+def test_a_table_sets_pretrained_models_beside_trained_ones(
+    text: Path, pretrained: Path, tmp_path: Path
+) -> None:
+    done = wakeful.reproduce(
+        "activation/table1", steps=2, seeds=[0], text=str(text), models=[str(pretrained)],
+        out=str(tmp_path / "table"),
+    )  # fmt: skip
+    cost = done.frame.filter(figure="damage_w4")
+    assert cost["row"].to_list() == ["vanilla", "softmax1-orthoadam", "gpt2"]
+    assert all("not measured" not in sentence for sentence in done.verdicts)
+
+
+def test_heirs_are_made_of_a_pretrained_model_on_little_text(
+    text: Path, pretrained: Path, tmp_path: Path
+) -> None:
+    done = wakeful.reproduce(
+        "lazy/table10", steps=8, seeds=[0], text=str(text), models=[str(pretrained)],
+        out=str(tmp_path / "table"), runs=str(tmp_path / "runs"),
+    )  # fmt: skip
+    groups = ["repeated10", "fresh10", "repeated20", "fresh20"]
+    assert done.frame["group"].unique(maintain_order=True).to_list() == groups
+    assert set(done.frame["row"]) == {"reference", "heir"}
+    assert "not measured" not in " ".join(done.verdicts)
+    heirs = [Run.open(path.parent).config for path in tmp_path.glob("runs/*heirs*/*/*/run.json")]
+    read = sorted(config.data.max_tokens for config in heirs if config.train.steps == 10)
+    tokens = heirs[0].train.batch_size * heirs[0].train.length
+    assert read == [0, tokens]
+    # Algorithm 1 of When Attention Collapses: the first layers as they are, trained on the text.
+    summary, _ = read_inheritance(next(tmp_path.glob("runs/*heirs*/*")))
+    assert summary.choice.rule == "first"
+    assert summary.heir.layers == (0, 1)
+    assert summary.recipe.bridge.map == "none"
+    assert summary.recipe.heal.by == "text"
+
+
+def test_models_that_do_not_fit_an_exhibit_are_refused() -> None:
+    with pytest.raises(WakefulError, match="looks at no pretrained model: leave out --models"):
+        wakeful.reproduce("value-residual/fig6", models=["smollm2"])
+    with pytest.raises(WakefulError, match="looks at 1 pretrained model, and --models names 2"):
+        wakeful.reproduce("lazy/fig11", models=["smollm2", "other"])
 
 
 def test_what_cannot_be_run_is_said_in_one_line_before_it_begins(
@@ -136,7 +225,7 @@ def test_what_cannot_be_run_is_said_in_one_line_before_it_begins(
     monkeypatch.chdir(tmp_path)
     cases = {
         ("value-residual/fig66",): "did you mean 'value-residual/fig6'",
-        ("lazy/table9",): "it needs the weights of OpenLLaMA 7B",
+        ("value-residual/table4",): "it needs nothing to be measured",
         ("value-residual/fig6", "--all"): "leave out value-residual/fig6",
         ("value-residual/fig6", "value-residual/fig7", "--out", "x"): "one exhibit's folder",
         ("value-residual/fig6", "--seeds", "-1"): "seed",
@@ -178,8 +267,11 @@ def test_trained_models_are_asked_tasks_once(
         examples = {"keys": ("a", "b"), "values": np.array([value, value]), "weights": np.ones(2)}
         return Score(model=model, task=task, metric="acc", **examples)
 
-    def answers(model: str, *, tasks: tuple[str, ...], shown: object) -> SimpleNamespace:
+    def answers(
+        model: str, *, tasks: tuple[str, ...], shots: int, shown: object
+    ) -> SimpleNamespace:
         asked.append(model)
+        assert shots == 0
         value = len(asked) / 10
         scores = [score(model, "piqa", value), score(model, "average of 2 tasks", value / 2)]
         return SimpleNamespace(scores=scores)
@@ -193,7 +285,7 @@ def test_trained_models_are_asked_tasks_once(
         exhibit("value-residual/fig10"), tasks=("piqa", "sciq"), looks=0, claims=claims
     )
     monkeypatch.setattr(verb, "exhibit", lambda name: table1)
-    monkeypatch.setattr(verb, "evaluate", answers)
+    monkeypatch.setattr(exhibit_runs, "evaluate", answers)
     monkeypatch.setattr(verb, "read_tasks", unreachable)
     run = partial(wakeful.reproduce, "value-residual/fig10", steps=2, seeds=[0], text=str(text),
                   out=str(tmp_path / "o"))  # fmt: skip

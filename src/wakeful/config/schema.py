@@ -76,6 +76,11 @@ class DataConfig(TextConfig):
     """Cut the text at the same places in every epoch and for every seed, in another order."""
     cross_documents: bool = True
     """Let attention cross from a document into the next of its sequence, in training and losses."""
+    max_tokens: int = 0
+    """Train on so many tokens alone, the first, over and over; validation stays. 0 means all."""
+
+    def __post_init__(self) -> None:
+        at_least(0, self, "max_tokens")
 
 
 @dataclass(frozen=True, kw_only=True)

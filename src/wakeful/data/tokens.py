@@ -17,7 +17,7 @@ import secrets
 import shutil
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tokenize import TokenError
 from typing import Any, Literal
@@ -87,6 +87,19 @@ class TokenFile(Tokens):
         rows = np.stack([self._row(int(start), count) for start in starts])
         self.check(rows)
         return rows.astype(np.int64)
+
+    def beginning(self, count: int) -> "TokenFile":
+        """Return the first `count` tokens as a row of their own.
+
+        Raises:
+            WakefulError: there are fewer.
+        """
+        if count > self.num_tokens:
+            raise WakefulError(
+                f"max_tokens = {count:,}: the training data has {self.num_tokens:,} tokens"
+            )
+        documents = self.documents[self.documents < count]
+        return replace(self, tokens=self.tokens[:count], documents=documents)
 
     def _row(self, start: int, count: int) -> np.ndarray:
         if start + count <= len(self.tokens):

@@ -1,7 +1,7 @@
 """Measures that several exhibits need: of a run, of a run and its baseline, of all groups."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -213,6 +213,60 @@ def extreme(
     return float(curve[1].min() if least else curve[1].max())
 
 
+def where_least(
+    at: At,
+    *,
+    metric: str,
+    of: str,
+    variant: str = "paper",
+    position: str = "all",
+) -> float | None:
+    """Return a metric in the layer where another is least, the first such layer."""
+    found = [at.curve(f"{name}/{variant}/{position}") for name in (metric, of)]
+    one, other = found
+    if one is None or other is None or not len(one[1]) or len(one[1]) != len(other[1]):
+        return None
+    return float(one[1][other[1].argmin()])
+
+
+def ratio(at: At, *, metric: str, to: str, variant: str = "paper") -> float | None:
+    """Return a metric's mean over layers over another's."""
+    one, other = (layers(at, metric=name, variant=variant) for name in (metric, to))
+    return one / other if one is not None and other else None
+
+
+def correlation(
+    at: At,
+    *,
+    metric: str,
+    to: str,
+    variant: str = "paper",
+    to_variant: str = "paper",
+    position: str = "all",
+) -> float | None:
+    """Return Pearson's correlation over the layers of a metric and another: −1 to 1."""
+    one, other = at.curve(f"{metric}/{variant}/{position}"), at.curve(f"{to}/{to_variant}/all")
+    if one is None or other is None:
+        return None
+    shared, mine, theirs = np.intersect1d(one[0], other[0], return_indices=True)
+    x, y = one[1][mine], other[1][theirs]
+    if len(shared) < 3 or not x.std() or not y.std():
+        return None
+    return float(np.corrcoef(x, y)[0, 1])
+
+
+def tasks_kept(at: At, *, figures: Sequence[str], share: float = 0.9) -> float | None:
+    """Return in how many of the tasks' figures a row has at least `share` of the baseline's."""
+    base = at.base
+    if base is None:
+        return None
+    pairs = [(at.seen.figures.get(name), base.seen.figures.get(name)) for name in figures]
+    known = [(ours, theirs) for ours, theirs in pairs if ours is not None and theirs is not None]
+    if len(known) < len(figures):
+        return None
+    return float(sum(ours >= share * theirs for ours, theirs in known))
+
+
 def between(
     at: At,
     *,
@@ -252,7 +306,11 @@ DERIVED: dict[str, Measure] = {
     "deepening": deepening,
     "lazy_layers": lazy_layers,
     "extreme": extreme,
+    "where_least": where_least,
     "between": between,
+    "ratio": ratio,
+    "correlation": correlation,
+    "tasks_kept": tasks_kept,
     "largest_ratio": largest_ratio,
 }
 """By the name that exhibits write."""

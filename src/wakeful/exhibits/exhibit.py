@@ -99,6 +99,8 @@ class Claim:
     same: float = 0.05
     """For the directions "same" and "not higher": the share of the other figure that is no
     difference."""
+    scales: tuple[Scale, ...] = ()
+    """Where it is judged, as of tasks where they are asked. Empty: everywhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +112,8 @@ class Group:
     """Where the group stands on the axis of groups."""
     fields: Mapping[str, Any] = field(default_factory=dict)
     """What its runs have in place of the others' configuration."""
+    inherit: Mapping[str, Any] = field(default_factory=dict)
+    """What its heirs have in place of the others', by the fields of `Heirs`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +128,19 @@ class Heirs:
     """Steps of an arm, as a share of the reference's."""
     grow: float = 0.0
     """Share of the reference's layers that each round adds."""
+    epochs: float = 0.0
+    """Passes over the tokens that the arms are trained on, the first of the text. 0: over as many
+    as there are."""
+
+
+@dataclass(frozen=True)
+class Existing:
+    """A model that is not trained here."""
+
+    source: str
+    """What `wakeful.load` reads."""
+    parameters: float
+    """0: not known before it is loaded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +175,7 @@ class _Spec:
     looks: int = 0
     probes: tuple[str, ...] = ()
     lengths: tuple[float, ...] = ()
+    schemes: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
     scales: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     claims: tuple[Claim, ...] = ()
@@ -190,10 +208,16 @@ class Exhibit:
     """What looks at them besides what a run logs anyway, by `verbs.reproduce.PROBES`."""
     lengths: tuple[float, ...]
     """Other lengths at which they are looked at, as shares of the training length."""
+    schemes: tuple[str, ...]
+    """Schemes that existing models are quantized by; what is trained has its own settings."""
     tasks: tuple[str, ...]
-    """lm-eval's tasks that the trained models are asked, whose data comes from the hub."""
+    """lm-eval's tasks that the models are asked, whose data comes from the hub; at some scales a
+    scale's own, by `tasks`."""
     scales: Mapping[str, Table]
-    """Fields in place of the paper's, by the scale's name."""
+    """Fields in place of the paper's, by the scale's name. Beside those of a configuration:
+    `models`, existing models by row; `references`, those that heirs are made of, by group, `all` of
+    every group; `elsewhere`, a text besides its own on which a trained model's layers are looked
+    at; and `tasks`."""
     claims: tuple[Claim, ...]
 
     @property
@@ -282,7 +306,7 @@ def _read(name: str) -> Exhibit:
         name=name, paper=shared["title"], claim=claim, needs=needs,
         formerly=spec.formerly, table=table, draw=spec.draw, compare=spec.compare,
         groups=spec.groups, inherit=spec.inherit, looks=spec.looks, probes=spec.probes,
-        lengths=spec.lengths, tasks=spec.tasks, scales=scales,
+        lengths=spec.lengths, schemes=spec.schemes, tasks=spec.tasks, scales=scales,
         claims=spec.claims or tuple(_claims(table)),
     )  # fmt: skip
 

@@ -18,6 +18,8 @@ Curve = tuple[np.ndarray, np.ndarray]
 _INCREASE = "increase_"
 _DOMAIN = "loss_"
 _DAMAGE = "damage_"
+PICTURES = ("attention_picture", "mean_attention", "hidden_picture")
+"""Metrics of `probes.patterns`: cells of a picture."""
 _FORMER_NAMES = {
     "first_key_share_without_row_0": "first_key_share",
     "first_key_mass_with_row_0": "first_key_mass",
@@ -32,6 +34,8 @@ class Seen:
     figures: Mapping[str, float]
     curves: Mapping[str, Curve] = field(default_factory=dict)
     """`train_loss` and `validation_loss` by step, and `METRIC/VARIANT/POSITION` by layer."""
+    pictures: Mapping[str, Frame] = field(default_factory=dict)
+    """The rows of each of `PICTURES` that was looked at; "row,column" is their `position`."""
 
 
 def figure(run: TrainedRun, name: str) -> float | None:
@@ -90,13 +94,23 @@ def seen_of_run(
         "train_loss": (rows["step"].to_numpy(), rows["loss"].to_numpy()),
         "validation_loss": (tests["step"].to_numpy(), tests["loss"].to_numpy()),
     }
-    layered = {} if layers is None else of_layers(layers)
-    return Seen(figures | dict(answers or {}), curves | layered)
+    return _with_looks(figures | dict(answers or {}), curves, layers)
 
 
-def answer_name(task: str, metric: str) -> str:
-    """Return what a task's figure is called: `acc_piqa`, or `acc_average` of the average."""
-    return f"{metric}_{'average' if task.startswith('average of ') else task}"
+def answer_name(task: str, metric: str, shots: int = 0) -> str:
+    """Return what a task's figure is called: `acc_piqa`, or `acc_average` of the average.
+
+    After so many shots it is `acc_average_5_shots`.
+    """
+    name = f"{metric}_{'average' if task.startswith('average of ') else task}"
+    return f"{name}_{shots}_shots" if shots else name
+
+
+def seen_of_model(
+    figures: Mapping[str, float], layers: Frame | None, answers: Mapping[str, float] | None = None
+) -> Seen:
+    """Return what a model that was not trained here showed."""
+    return _with_looks({**figures, **(answers or {})}, {}, layers)
 
 
 def seen_of_arm(
@@ -115,18 +129,34 @@ def seen_of_arm(
     steps = np.array(sorted(last), dtype=np.float64)
     curve = np.array([last[step] for step in sorted(last)])
     curves = {"validation_loss": (steps, curve)}
-    layered = {} if layers is None else of_layers(layers)
-    return Seen(figures | dict(answers or {}), curves | layered)
+    return _with_looks(figures | dict(answers or {}), curves, layers)
+
+
+def _with_looks(
+    figures: Mapping[str, float], curves: Mapping[str, Curve], layers: Frame | None
+) -> Seen:
+    if layers is None:
+        return Seen(figures, curves)
+    pictures = {name: layers.filter(pl.col("metric") == name) for name in PICTURES}
+    found = {name: rows for name, rows in pictures.items() if rows.height}
+    return Seen(figures, {**curves, **of_layers(layers)}, found)
 
 
 def of_layers(frame: Frame) -> dict[str, Curve]:
-    """Return each metric of layers, `METRIC/VARIANT/POSITION`, by the layer's number from 1."""
+    """Return each metric of layers, `METRIC/VARIANT/POSITION`, by the layer's number from 1.
+
+    `near_rank_1_share` is `near_rank_1`, which counts heads, over the heads that have a rank.
+    """
     rows = block_outputs(frame).filter(pl.col("head").is_null())
     found: dict[str, Curve] = {}
     for key, part in rows.group_by("metric", "variant", "position", maintain_order=True):
         measured = part.drop_nulls("value").sort("layer")
         layers = measured["layer"].to_numpy() + 1
         found["/".join(map(str, key))] = (layers, measured["value"].to_numpy())
+    heads = frame.filter(metric="rank").drop_nulls("head")["head"].n_unique()
+    if heads and "near_rank_1/paper/all" in found:
+        layers, counts = found["near_rank_1/paper/all"]
+        found["near_rank_1_share/paper/all"] = (layers, counts / heads)
     return found
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from wakeful.estimates import Estimate, mean_and_error, reach
 from wakeful.exhibits.derived import Results, figure_of
-from wakeful.exhibits.exhibit import Claim, Claimed, Exhibit
+from wakeful.exhibits.exhibit import Claim, Claimed, Exhibit, Scale
 
 Outcome = Literal["confirmed", "reversed", "not resolved"]
 
@@ -66,10 +66,12 @@ class Verdict:
         return self.low <= self.published <= self.high
 
 
-def verdicts(exhibit: Exhibit, results: Results) -> tuple[Verdict, ...]:
-    """Judge every claim of an exhibit; one that names no group once in each."""
+def verdicts(exhibit: Exhibit, results: Results, scale: Scale) -> tuple[Verdict, ...]:
+    """Judge every claim of an exhibit at a scale; one that names no group once in each."""
     found: list[Verdict] = []
     for claim in exhibit.claims:
+        if claim.scales and scale not in claim.scales:
+            continue
         groups = [claim.group] if claim.group else list(results.groups)
         found += [_verdict(exhibit, claim, group, results) for group in groups]
     return tuple(found)

@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,16 +18,19 @@ from wakeful.config.schema import (
     seeds_of,
     variants_of,
 )
-from wakeful.config.tables import Table, merged, on_preset, own_table
+from wakeful.config.tables import Table, from_table, merged, on_preset, own_table, to_table
+from wakeful.config.verbs import LENGTH
 from wakeful.errors import WakefulError
-from wakeful.exhibits.exhibit import Exhibit, Heirs, Scale
+from wakeful.exhibits.exhibit import Exhibit, Existing, Heirs, Scale
 
 H100 = 989e12 * 0.4
 """Operations a second of one H100 in bfloat16, at two fifths of its peak."""
-_LATER = {"embedding": "plain"}
-"""Fields of `[model]` that older runs lack, and what they had."""
+_LATER = {"model": {"embedding": "plain"}, "data": {"max_tokens": 0}}
+"""Fields that older runs lack, and what they had."""
 _BYTES_A_PARAMETER = 16
 """In training: weight, gradient and two moments in float32."""
+_BYTES_A_WEIGHT = 4
+"""In reading: float32."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +46,10 @@ class Job:
         """What the run is called among others: equal configurations share one folder."""
         table = config_to_table(self.config)
         del table["name"]
-        for field, usual in _LATER.items():  # runs from before the field was there keep their name
-            if table["model"].get(field) == usual:
-                del table["model"][field]
+        for part, fields in _LATER.items():  # runs from before the field was there keep their name
+            for field, usual in fields.items():
+                if table[part].get(field) == usual:
+                    del table[part][field]
         digest = hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:12]
         return f"{self.config.model.num_layers}x{self.config.model.width}-{digest}"
 
@@ -64,17 +68,39 @@ class Plan:
     seeds: tuple[int, ...]
     jobs: tuple[Job, ...]
     """Of an inheritance the references, a row `reference` each."""
-    heirs: Heirs | None
+    heirs: Mapping[str, Heirs]
+    """The inheritance of each group; none where nothing is inherited."""
+    existing: Mapping[str, Existing]
+    """The models, by row, that are looked at and not trained."""
+    references: Mapping[str, Existing]
+    """The models that heirs are made of where the jobs do not train them, by group; `all` is of
+    every group."""
+    elsewhere: str
+    """The text besides its own on which a trained model is looked at; empty where there is none."""
+    tasks: tuple[str, ...]
+    """lm-eval's tasks that the models are asked."""
+    config: Config
+    """The scale's own configuration: its text, device and arithmetic."""
 
     @cached_property
     def models(self) -> tuple["Size", ...]:
-        """The size of each job's model."""
-        return tuple(size_of(job.config) for job in self.jobs)
+        """The size of each job's model, or of the reference in its place."""
+        found: list[Size] = []
+        for job in self.jobs:
+            given = self.reference_of(job.group)
+            count = int(given.parameters) if given else 0
+            found.append(Size(count, _BYTES_A_PARAMETER * count) if given else size_of(job.config))
+        return tuple(found)
+
+    def reference_of(self, group: str) -> Existing | None:
+        """Return the model that a group's heirs are made of, where no job trains it."""
+        return self.references.get(group, self.references.get("all"))
 
     @property
     def parameters(self) -> int:
         """Parameters of the largest model."""
-        return max((size.parameters for size in self.models), default=0)
+        given = (int(each.parameters) for each in self.existing.values())
+        return max((*(size.parameters for size in self.models), *given), default=0)
 
     @property
     def tokens(self) -> int:
@@ -82,46 +108,78 @@ class Plan:
         return max((_tokens(job.config) for job in self.jobs), default=0)
 
     @property
+    def stretch(self) -> int:
+        """Tokens of the text that an existing model reads with each seed."""
+        return self.exhibit.looks * LENGTH
+
+    @property
     def all_tokens(self) -> float:
         """Tokens of every run and seed together."""
-        each = {job.folder: _tokens(job.config) for job in self.jobs}
-        return len(self.seeds) * sum(each.values()) * self._with_heirs
+        read = len(self.existing) * self.stretch
+        return len(self.seeds) * (self._all(lambda job, size: _tokens(job.config)) + read)
 
     @property
     def operations(self) -> float:
-        """Floating-point operations of all training: 6 a parameter and token."""
-        each = {
-            job.folder: 6.0 * size.parameters * _tokens(job.config)
-            for job, size in zip(self.jobs, self.models, strict=True)
-        }
-        return len(self.seeds) * sum(each.values()) * self._with_heirs
+        """Floating-point operations: of training 6 a parameter and token, of reading 2."""
+        trained = self._all(lambda job, size: 6.0 * size.parameters * _tokens(job.config))
+        read = sum(2.0 * each.parameters * self.stretch for each in self.existing.values())
+        return len(self.seeds) * (trained + read)
 
-    @property
-    def _with_heirs(self) -> float:
-        if self.heirs is None:
-            return 1.0
+    def _all(self, cost: Callable[[Job, "Size"], float]) -> float:
+        """Return what one seed of every run costs: jobs, each once, and their heirs."""
+        sizes = list(zip(self.jobs, self.models, strict=True))
+        trained = (each for each in sizes if self.reference_of(each[0].group) is None)
+        once = {job.folder: cost(job, size) for job, size in trained}
+        heirs = (cost(job, size) * self._arms(job.group) for job, size in sizes)
+        return sum(once.values()) + sum(heirs)
+
+    def _arms(self, group: str) -> float:
+        """Return an inheritance's cost as a share of its reference's training."""
+        if group not in self.heirs:
+            return 0.0
+        heirs = self.heirs[group]
         # The heir and each arm: the reference's shape with a share of its layers.
-        return 1.0 + self.heirs.keep * self.heirs.steps * (1 + len(self.heirs.baseline))
+        return heirs.keep * heirs.steps * (1 + len(heirs.baseline))
 
     @property
     def memory(self) -> int:
         """Bytes that the largest run takes, very roughly."""
-        return max((size.memory for size in self.models), default=0)
+        given = (int(_BYTES_A_WEIGHT * each.parameters) for each in self.existing.values())
+        return max((*(size.memory for size in self.models), *given), default=0)
 
     @property
     def disk(self) -> int:
         """Bytes of all runs' checkpoints and of the tokens, very roughly."""
-        kept = {
-            job.folder: 12 * size.parameters * (2 if job.config.train.checkpoint_every else 1)
-            for job, size in zip(self.jobs, self.models, strict=True)
-        }
+
+        def weights(job: Job, size: Size) -> float:
+            return 12.0 * size.parameters * (2 if job.config.train.checkpoint_every else 1)
+
+        kept = self._all(weights)
         tokens = {job.config.data: 4 * _tokens(job.config) for job in self.jobs}
-        return int(len(self.seeds) * sum(kept.values()) * self._with_heirs + sum(tokens.values()))
+        return int(len(self.seeds) * kept + sum(tokens.values()))
 
     @property
     def text(self) -> str:
-        """The text that is trained on, in words."""
-        return ", ".join(dict.fromkeys(job.config.data.source for job in self.jobs))
+        """The text that is trained on, or read, in words."""
+        sources = (job.config.data.source for job in self.jobs)
+        return ", ".join(dict.fromkeys(sources)) or self.config.data.source
+
+    @property
+    def stand_ins(self) -> tuple[str, ...]:
+        """What stands in for the paper's models, in words."""
+        paper = self.exhibit.scales["paper"]
+        theirs = {**paper.get("models", {})}
+        found = [
+            f"{each.source} in place of {self.exhibit.table.labels.get(row, row)}"
+            for row, each in self.existing.items()
+            if each.source != theirs.get(row, {}).get("source")
+        ]
+        for group, each in paper.get("references", {}).items():
+            ours = self.reference_of(group)
+            if ours is None or ours.source != each["source"]:
+                what = "a model trained here" if ours is None else ours.source
+                found.append(f"{what} in place of {each['source'].rpartition('/')[2]}")
+        return tuple(dict.fromkeys(found))
 
 
 @dataclass(frozen=True)
@@ -166,22 +224,31 @@ def plan_of(
     *,
     seeds: Sequence[int] = (),
     changes: Mapping[str, Any] | None = None,
+    models: Sequence[str] = (),
 ) -> Plan:
     """Return what an exhibit takes at a scale.
 
     An exhibit is written in the paper's own numbers. At another scale every row is the same
     variation of that scale's model: a number in which a row differs keeps its ratio (`rescaled`).
-    `changes` are fields by their dotted names, in place of the scale's.
+    `changes` are fields by their dotted names, in place of the scale's; `models` are pretrained
+    ones in place of its own.
 
     Raises:
         WakefulError: the exhibit cannot be run yet, or a row is no whole configuration there.
     """
     if exhibit.needs:
         raise WakefulError(f"{exhibit.name} cannot be run yet: it needs {exhibit.needs}")
-    own = own_table(exhibit.compare) if isinstance(exhibit.compare, str) else exhibit.compare
+    own = exhibit.compare or {}
+    own = own_table(own) if isinstance(own, str) else own
     common = {key: value for key, value in own.items() if key not in (*OWN_KEYS, "preset")}
     settings: Table = dict(exhibit.scales[scale])
     by_group, by_row = settings.pop("groups", {}), settings.pop("variants", {})
+    existing = from_table(dict[str, Existing], settings.pop("models", {}))
+    references = from_table(dict[str, Existing], settings.pop("references", {}))
+    if models:
+        existing, references = _instead(exhibit, models)
+    elsewhere = settings.pop("elsewhere", "")
+    tasks = tuple(settings.pop("tasks", exhibit.tasks))
     asked = tuple(seeds or seeds_of(settings))
     if len(set(asked)) < len(asked) or not all(0 <= seed < 2**63 for seed in asked):
         raise WakefulError(f"seeds are different numbers in [0, 2**63), got {list(asked)}")
@@ -192,10 +259,16 @@ def plan_of(
     to = config_from_table(_plain(target, exhibit.name))
     table = _plain({**start, **common}, exhibit.name)
     native = config_from_table(table)
+    if not exhibit.compare:
+        return Plan(exhibit, scale, asked, (), {}, existing, references, elsewhere, tasks, to)
     jobs: list[Job] = []
+    heirs: dict[str, Heirs] = {}
     groups = {key: each.fields for key, each in exhibit.groups.items()} or {"": {}}
     variants = {"variants": own.get("variants", {"reference": {}})}
     for group, fields in groups.items():
+        if exhibit.inherit is not None:
+            own_heirs = exhibit.groups[group].inherit if group in exhibit.groups else {}
+            heirs[group] = from_table(Heirs, merged(to_table(exhibit.inherit), own_heirs))
         rows = variants_of("reference", {**merged(table, fields), **variants})
         # A group's own fields are laid over the scale's, those of its rows over both.
         configs = {name: config_from_table(entry) for name, entry in rows.items()}
@@ -206,21 +279,55 @@ def plan_of(
                 whole = config_from_table(merged(config_to_table(config), over))
             whole.data.check()
             jobs.append(Job(group, name, whole))
-    return Plan(exhibit, scale, asked, tuple(jobs), exhibit.inherit)
+    return Plan(
+        exhibit, scale, asked, tuple(jobs), heirs, existing, references, elsewhere, tasks, to
+    )  # fmt: skip
+
+
+def _instead(
+    exhibit: Exhibit, models: Sequence[str]
+) -> tuple[dict[str, Existing], dict[str, Existing]]:
+    """Return the models that a user names, in place of the paper's; nobody knows their sizes."""
+    theirs = [
+        from_table(dict[str, Existing], exhibit.scales["paper"].get(name, {}))
+        for name in ("models", "references")
+    ]
+    places = [(table, name) for table, given in enumerate(theirs) for name in given]
+    if not places:
+        raise WakefulError(f"{exhibit.name} looks at no pretrained model: leave out --models")
+    if len(models) > len(places):
+        raise WakefulError(
+            f"{exhibit.name} looks at {len(places)} pretrained model"
+            f"{'s' if len(places) > 1 else ''}, and --models names {len(models)}"
+        )
+    found: tuple[dict[str, Existing], dict[str, Existing]] = ({}, {})
+    for (table, name), source in zip(places, models, strict=False):
+        found[table][name] = Existing(source, 0.0)
+    return found
 
 
 def heirs_table(plan: Plan, job: Job, seed: int) -> Table:
-    """Return the options of the inheritance from a reference, as tables; see `InheritOptions`."""
-    assert plan.heirs is not None
-    heirs, config = plan.heirs, job.seeded(seed)
-    layers = max(1, round(heirs.keep * config.model.num_layers))
+    """Return the options of the inheritance from a reference, as tables; see `InheritOptions`.
+
+    The heir is that of When Attention Collapses, algorithm 1: the first layers, nothing solved in
+    place of the others, trained on the text.
+    """
+    heirs, config = plan.heirs[job.group], job.seeded(seed)
     steps = max(2, round(heirs.steps * config.train.steps))
     train = config_to_table(config)["train"] | {"steps": steps}
     train["eval_every"] = max(1, steps // 10)
     data = config_to_table(config)["data"]
     data = {key: value for key, value in data.items() if key not in ("tokenizer", "vocab_size")}
+    del data["max_tokens"]
+    if heirs.epochs:
+        trained = steps * config.train.batch_size * config.train.length
+        data["max_tokens"] = max(config.train.length + 1, round(trained / heirs.epochs))
+    layers = max(1, round(heirs.keep * config.model.num_layers))
     return {
-        "layers": layers,
+        **({"keep": heirs.keep} if plan.reference_of(job.group) else {"layers": layers}),
+        "choose": "first",
+        "bridge": {"map": "none"},
+        "heal": {"by": "text"},
         "baseline": list(heirs.baseline),
         "grow": round(heirs.grow * config.model.num_layers),
         "data": data,

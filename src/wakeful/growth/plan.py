@@ -105,6 +105,7 @@ def make_recipe(
             bos=options.data.bos,
             # What is stored of a window is met again where windows are cut alike.
             fixed_windows=options.data.fixed_windows or bool(options.heal.top_k),
+            max_tokens=options.data.max_tokens,
         ),
         sample=options.sample,
     )

@@ -16,11 +16,14 @@ from wakeful.display import duration
 from wakeful.estimates import mean_and_error, with_error
 from wakeful.exhibits.derived import At, Results, figure_of, relative
 from wakeful.exhibits.exhibit import Exhibit
-from wakeful.exhibits.figures import Curve
+from wakeful.exhibits.figures import Curve, Seen
 from wakeful.exhibits.judge import Verdict
 from wakeful.exhibits.plan import H100, Plan
+from wakeful.pages import patterns
 from wakeful.pages.charts import DASHES, PALETTE, Drawing, colored, dashed, line_at, rounded, tip
 from wakeful.pages.page import write_page
+from wakeful.probes.base import Frame
+from wakeful.runs.run import Environment
 from wakeful.variants import build_call
 
 _MOST_POINTS = 400
@@ -32,28 +35,45 @@ class Facts:
     """What the first run says of all: text, machine, arithmetic."""
 
     text: str
-    train_tokens: int
-    validation_tokens: int
-    vocab_size: int
+    tokens: str
     machine: str
     dtype: str
 
     @classmethod
     def of(cls, run: TrainedRun) -> "Facts":
         """Return the facts of a finished run."""
+        data = run.data
+        trained = f"{data.train_tokens:,}" if data.train_tokens else "endless"
         return cls(
-            run.data.text, run.data.train_tokens, run.data.validation_tokens, run.data.vocab_size,
-            f"{run.environment.device_name}, {run.environment.threads} threads; torch "
-            f"{run.environment.torch}, wakeful {run.environment.wakeful}",
-            run.config.train.dtype,
+            data.text,
+            f"{trained} training and {data.validation_tokens:,} validation tokens, vocabulary "
+            f"{data.vocab_size:,}",
+            _machine(run.environment), run.config.train.dtype,
         )  # fmt: skip
 
+    @classmethod
+    def of_reading(cls, plan: Plan, environment: Environment) -> "Facts":
+        """Return the facts where nothing is trained."""
+        tokens = f"{plan.stretch:,} tokens a seed, one stretch after another from its beginning"
+        return cls(plan.text, tokens, _machine(environment), plan.config.train.dtype)
 
-def headline(plan: Plan, facts: Facts) -> str:
-    """Return the scale in words: a verdict never speaks for another."""
+
+def _machine(environment: Environment) -> str:
     return (
-        f"{plan.scale} scale: {plan.parameters / 1e6:,.2f}M parameters, {plan.tokens:,} tokens of "
-        f"{facts.text}, {len(plan.seeds)} seed{'s' if len(plan.seeds) > 1 else ''}"
+        f"{environment.device_name}, {environment.threads} threads; torch {environment.torch}, "
+        f"wakeful {environment.wakeful}"
+    )
+
+
+def headline(plan: Plan, facts: Facts, results: Results) -> str:
+    """Return the scale in words: a verdict never speaks for another."""
+    named = (seen.figures.get("parameters", 0.0) for seen in results.seen.values())
+    parameters = plan.parameters or max(named, default=0.0)
+    tokens = plan.tokens or plan.stretch
+    stand_ins = "".join(f"; {words}" for words in plan.stand_ins)
+    return (
+        f"{plan.scale} scale: {parameters / 1e6:,.2f}M parameters, {tokens:,} tokens of "
+        f"{facts.text}, {len(plan.seeds)} seed{'s' if len(plan.seeds) > 1 else ''}{stand_ins}"
     )
 
 
@@ -89,7 +109,7 @@ def write_reproduction(
         "reproduction",
         title=exhibit.heading,
         exhibit=exhibit,
-        headline=headline(plan, facts),
+        headline=headline(plan, facts, results),
         counts=counts,
         verdicts=verdicts,
         found=[_found(each) for each in verdicts],
@@ -291,6 +311,64 @@ def bars(
     return found
 
 
+def mean_attention(names: _Names) -> list[tuple[str, Drawing]]:
+    """Draw the mean attention of all heads and layers among the first positions, a row beside
+    the other.
+    """
+    title = "mean attention of all heads and layers"
+    return _pictured(names, "mean_attention", title, lambda shown: patterns.mean_attention(
+        [(label, rows) for label, rows, _ in shown]
+    ))  # fmt: skip
+
+
+def hidden_magnitude(names: _Names) -> list[tuple[str, Drawing]]:
+    """Draw the mean |x| of the first positions by channel over layers, a row beside the other."""
+    title = "magnitude of hidden states, mean over layers"
+    return _pictured(names, "hidden_picture", title, lambda shown: patterns.hidden_magnitude(
+        [(label, rows) for label, rows, _ in shown]
+    ))  # fmt: skip
+
+
+def attention_of_layers(
+    names: _Names, *, at: Sequence[float] = (), by_rank: bool = False
+) -> list[tuple[str, Drawing]]:
+    """Draw the attention of some layers, the mean over their heads: those at shares of the depth,
+    or with `by_rank` the one of the highest rank and the one of the lowest.
+    """
+
+    def chosen(seen: Seen, rows: Frame) -> Sequence[int]:
+        depth = int(rows["layer"].max()) + 1  # pyright: ignore[reportArgumentType]
+        if by_rank:
+            layers, ranks = seen.curves["rank/paper/all"]
+            return [int(layers[ranks.argmax()]), int(layers[ranks.argmin()])]
+        return list(dict.fromkeys(max(1, round(share * depth)) for share in at))
+
+    return _pictured(
+        names, "attention_picture", "attention, mean over a layer’s heads",
+        lambda shown: patterns.attention_of_layers(
+            [(label, rows, chosen(seen, rows)) for label, rows, seen in shown]
+        ),
+    )  # fmt: skip
+
+
+def _pictured(
+    names: _Names, metric: str, title: str, draw: Callable[[list[tuple[str, Frame, Seen]]], Drawing]
+) -> list[tuple[str, Drawing]]:
+    """Draw a picture of the first seed's models, a drawing a group."""
+    results, found = names.results, []
+    for group in results.groups:
+        shown = [
+            (names.label(row), seen.pictures[metric], seen)
+            for row in results.rows
+            if (seen := results.seen.get((group, row, results.seeds[0]))) is not None
+            and metric in seen.pictures
+        ]
+        if shown:
+            heading = f"{title} (seed {results.seeds[0]})"
+            found.append((" ".join(filter(None, (names.group(group), heading))), draw(shown)))
+    return found
+
+
 DRAWINGS: dict[str, Draw] = {
     "relative_loss": relative_loss,
     "losses": losses,
@@ -298,6 +376,9 @@ DRAWINGS: dict[str, Draw] = {
     "over_positions": over_positions,
     "over_groups": over_groups,
     "bars": bars,
+    "mean_attention": mean_attention,
+    "hidden_magnitude": hidden_magnitude,
+    "attention_of_layers": attention_of_layers,
 }
 """By the name that exhibits write."""
 

@@ -16,8 +16,8 @@ from wakeful.probes.streaming import Attended, tiles
 
 
 class AttentionPictures(MergeableProbe):
-    """`attention_picture`: the weights of chosen heads, S × S: lower triangles, and what a relaxed
-    prefix lets queries see after themselves.
+    """`attention_picture`: the weights of chosen layers and heads (None: of all), S × S: lower
+    triangles, and what a relaxed prefix lets queries see after themselves.
 
     A pixel is the attention its queries (rows) give its keys, in sum over the keys and mean over
     the queries, so a row sums to what the weights do. Sequences are averaged; row and column bins
@@ -25,17 +25,28 @@ class AttentionPictures(MergeableProbe):
     attention map of From Attention to Activation, figure 1a.
     """
 
-    def __init__(self, *, layers: Collection[int], heads: Collection[int], size: int = 64) -> None:
-        self.layers, self.heads, self.size = set(layers), sorted(set(heads)), size
+    def __init__(
+        self,
+        *,
+        layers: Collection[int] | None = None,
+        heads: Collection[int] | None = None,
+        size: int = 64,
+    ) -> None:
+        self.layers = None if layers is None else set(layers)
+        self.heads = None if heads is None else sorted(set(heads))
+        self.size = size
         self.sums: dict[tuple[int, int], Tensor] = {}
         self.counts: dict[tuple[int, int], int] = {}
 
     def see(self, event: Event) -> None:
-        if not isinstance(event, AttentionEvent) or event.layer not in self.layers:
+        if not isinstance(event, AttentionEvent):
+            return
+        if self.layers is not None and event.layer not in self.layers:
             return
         for sequence in event.sequences:
-            for head in self.heads:
-                if head >= sequence.num_heads:
+            every = range(sequence.num_heads)
+            for head in every if self.heads is None else self.heads:
+                if head not in every:
                     continue
                 self._take((event.layer, head), attention_picture(sequence, head, self.size), 1)
 

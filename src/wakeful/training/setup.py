@@ -16,7 +16,7 @@ from wakeful.data.order import Batches, ValidationWindows
 from wakeful.data.preparing import Progress, mixed, preparation, prepared
 from wakeful.data.tasks.base import TaskData, task_of
 from wakeful.data.tokenizer import Tokenizer
-from wakeful.data.tokens import Data, PreparedData, is_prepared
+from wakeful.data.tokens import Data, PreparedData, TokenFile, is_prepared
 from wakeful.device import DTYPES, choose_device
 from wakeful.errors import WakefulError
 from wakeful.loading.load import read_decoder
@@ -102,6 +102,15 @@ def make_batches(config: Config, data: Data, world: World) -> Batches:
         "bos": bos_of(config, data),
         "fixed": config.data.fixed_windows,
     }
+    most = config.data.max_tokens
+    if most:
+        tokens = data.train
+        if not isinstance(tokens, TokenFile):
+            raise WakefulError(
+                f"data.max_tokens = {most} is for one text: {config.data.source!r} has no first "
+                "tokens; leave it out"
+            )
+        return Batches(tokens.beginning(most), **options)
     if isinstance(data, MixedData):
         return MixedBatches(data.train, **options)
     return Batches(data.train, **options)
@@ -153,7 +162,7 @@ def check_prepared(config: DataConfig, data: Data) -> None:
     A field that is left at its default asks for nothing.
     """
     if isinstance(data, TaskData):
-        for name in ("validation_source", "max_bytes", "keep_overlap", "tokenizer"):
+        for name in ("validation_source", "max_bytes", "max_tokens", "keep_overlap", "tokenizer"):
             if getattr(config, name):
                 raise WakefulError(
                     f"data.{name} = {getattr(config, name)!r} does nothing: data.source = "

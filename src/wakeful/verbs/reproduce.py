@@ -1,11 +1,9 @@
 """The verb reproduce: a paper's figure or table in, its claims judged and a page out."""
 
 import dataclasses
-import hashlib
-import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,46 +14,25 @@ from rich.console import Group, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
-from wakeful.comparison.reading import read_run
 from wakeful.config.tables import to_table
-from wakeful.config.verbs import EvaluateOptions, ReproduceOptions, inherit_options
+from wakeful.config.verbs import EvaluateOptions, ReproduceOptions
 from wakeful.device import choose_device, rough_seconds
 from wakeful.display import Shown, duration, usual
 from wakeful.errors import Interrupted, WakefulError, nearest
-from wakeful.exhibits.derived import Key, Results, check_figure, tidy
+from wakeful.exhibits.derived import check_figure, tidy
 from wakeful.exhibits.exhibit import Exhibit, exhibit, exhibit_names
-from wakeful.exhibits.figures import Seen, answer_name, seen_of_arm, seen_of_run
 from wakeful.exhibits.judge import Verdict
 from wakeful.exhibits.judge import verdicts as judged
-from wakeful.exhibits.plan import H100, Job, Plan, heirs_table, plan_of
-from wakeful.loading.load import read_decoder
+from wakeful.exhibits.plan import H100, Plan, plan_of
 from wakeful.pages.charts import Drawing
-from wakeful.pages.inheritance import read_inheritance
-from wakeful.pages.reproduction import Facts, drawings, headline, sentence, write_reproduction
-from wakeful.probes.attention import Importance, Leading
-from wakeful.probes.base import SCHEMA, Probe
-from wakeful.probes.gradients import query_key_gradients
-from wakeful.probes.hidden import Turned
-from wakeful.probes.mappings import Mappings
-from wakeful.probes.positions import Positions
-from wakeful.runs.run import Run, is_done, read_frame, read_record
-from wakeful.training.cluster import Row, cluster_of, deal
-from wakeful.training.loop import train
-from wakeful.training.measures import observed, rows_of
-from wakeful.training.setup import check_run, load_data, make_windows
-from wakeful.verbs.evaluate import evaluate, read_tasks
-from wakeful.verbs.inherit import inherit
+from wakeful.pages.reproduction import drawings, headline, sentence, write_reproduction
+from wakeful.runs.run import Run, read_frame
+from wakeful.training.cluster import cluster_of
+from wakeful.training.setup import check_run
+from wakeful.verbs.evaluate import read_tasks
+from wakeful.verbs.exhibit_runs import GRADIENTS, PROBES, by_shots, carried_out, dealt_out
 from wakeful.verbs.result import Stored, asked
 
-GRADIENTS = "gradients"
-"""The probe of an exhibit that needs a backward pass."""
-PROBES: dict[str, Callable[[], Probe]] = {
-    "leading": Leading,
-    "mappings": Mappings,
-    "positions": Positions,
-    "turned": Turned,
-}
-"""By the name that exhibits write."""
 FIGURES = {"group": pl.String, "row": pl.String, "seed": pl.Int64, "figure": pl.String,
            "value": pl.Float64}  # fmt: skip
 
@@ -70,13 +47,6 @@ class Judged:
     scale: str
     headline: str
     verdicts: tuple[Verdict, ...]
-
-
-@dataclass(frozen=True)
-class _Answers:
-    """What a model came to on tasks."""
-
-    figures: dict[str, float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,7 +152,7 @@ def planned(found: Exhibit, wanted: ReproduceOptions) -> Plan:
     for name in ("device", "dtype"):
         if getattr(wanted, name):
             changes[f"train.{name}"] = getattr(wanted, name)
-    plan = plan_of(found, wanted.scale, seeds=wanted.seeds, changes=changes)
+    plan = plan_of(found, wanted.scale, seeds=wanted.seeds, changes=changes, models=wanted.models)
     for name in found.probes:
         if name != GRADIENTS and name not in PROBES:
             raise WakefulError(f"{found.name}: no probe {name!r}{nearest(name, PROBES)}")
@@ -214,11 +184,12 @@ def _check_folder(plan: Plan, place: Path) -> None:
 
 def check_fits(plan: Plan, place: Path) -> None:
     """Raise `WakefulError` where memory or disk cannot hold the largest run, with the figure."""
-    room = free_memory(plan.jobs[0].config.train.device)
+    room = free_memory(plan.config.train.device)
     if plan.memory > room:
         raise WakefulError(
             f"{plan.exhibit.name} at the {plan.scale} scale takes about {_size(plan.memory)} of "
-            f"memory ({plan.parameters / 1e6:,.1f}M parameters in training), and there are "
+            f"memory ({plan.parameters / 1e6:,.1f}M parameters"
+            f"{' in training' if plan.jobs else ''}), and there are "
             f"{_size(room)} free: choose a smaller --scale or another --device"
         )
     above = place.absolute()
@@ -252,15 +223,18 @@ def _work(
     """Run what is missing of an exhibit, judge it and write its page."""
     runs = Path(wanted.runs or place.absolute().parent / "runs")
     with shown(plan.exhibit.name) as show:
-        if plan.exhibit.tasks:
-            show.note(f"preparing {', '.join(plan.exhibit.tasks)}")
-            read_tasks(EvaluateOptions(tasks=plan.exhibit.tasks))
-        for config in {job.folder: job.config for job in plan.jobs}.values():
+        for shots, tasks in by_shots(plan.tasks).items():
+            show.note(f"preparing {', '.join(tasks)}")
+            read_tasks(EvaluateOptions(tasks=tasks, shots=shots))
+        trained = {
+            job.folder: job.config for job in plan.jobs if plan.reference_of(job.group) is None
+        }
+        for config in trained.values():
             check_run(config, show.stage)
-        seconds = rough_seconds(plan.operations, choose_device(plan.jobs[0].config.train.device))
-        count = len({job.folder for job in plan.jobs}) * len(plan.seeds)
+        seconds = rough_seconds(plan.operations, choose_device(plan.config.train.device))
+        count = len({*trained, *plan.existing}) * len(plan.seeds)
         show.note(
-            f"{plan.exhibit.name}: {count} runs, "
+            f"{plan.exhibit.name}: {count} run{'' if count == 1 else 's'}, "
             f"{plan.all_tokens:,.0f} tokens; very roughly {duration(seconds)} on this machine"
         )
     run = Run(place)
@@ -271,14 +245,14 @@ def _work(
         run.set_status("running")
         try:
             if wanted.cluster:
-                _dealt_out(plan, runs, place, wanted.cluster, shown)
-            results, facts = _carried_out(plan, runs, place, shown)
-            verdicts = judged(plan.exhibit, results)
+                dealt_out(plan, runs, place, wanted.cluster, shown)
+            results, facts = carried_out(plan, runs, place, shown)
+            verdicts = judged(plan.exhibit, results, plan.scale)
             expressions = list(_expressions(plan.exhibit))
             run.write_frame(
                 "figures.parquet", pl.DataFrame(tidy(results, expressions), schema=FIGURES)
             )
-            told = headline(plan, facts)
+            told = headline(plan, facts, results)
             one = Judged(
                 exhibit=plan.exhibit.name, paper=plan.exhibit.paper, title=plan.exhibit.title,
                 scale=plan.scale, headline=told, verdicts=verdicts,
@@ -291,123 +265,6 @@ def _work(
         run.set_status("done")
     pictures = drawings(plan.exhibit, results)
     return one, pictures[0][1] if pictures else None
-
-
-def _dealt_out(plan: Plan, runs: Path, place: Path, cluster: str, shown: Shown) -> None:
-    """Train what is missing of every row and seed on a cluster."""
-    rows = {
-        (job.folder, seed): Row(
-            f"{job.group} {job.row}, seed {seed}".strip(), job.seeded(seed),
-            (runs / job.folder / f"seed-{seed}").absolute(),
-        )
-        for seed in plan.seeds
-        for job in plan.jobs
-    }  # fmt: skip
-    with shown(plan.exhibit.name) as show:
-        deal([*rows.values()], cluster_of(cluster), place.absolute(), show)
-
-
-def _carried_out(plan: Plan, runs: Path, place: Path, shown: Shown) -> tuple[Results, Facts]:
-    """Train, or take, every run; return what they came to."""
-    seen: dict[Key, Seen] = {}
-    facts: Facts | None = None
-    for seed in plan.seeds:
-        for job in plan.jobs:
-            path = _trained(job, seed, runs, shown)
-            read = read_run(path, job.row)
-            facts = facts or Facts.of(read)
-            layers = _looked_at(path, f"{job.folder}-{seed}", job.row, plan, place, shown)
-            answers = _asked(path, f"{job.folder}-{seed}", plan, place, shown)
-            seen[job.group, job.row, seed] = seen_of_run(read, layers, answers)
-            if plan.heirs is not None:
-                seen |= _inherited(plan, job, seed, path, runs, place, shown)
-    places = {key: group.at for key, group in plan.exhibit.groups.items() if group.at is not None}
-    assert facts is not None
-    return Results(plan.exhibit.table.baseline, places, seen), facts
-
-
-def _trained(job: Job, seed: int, runs: Path, shown: Shown) -> Path:
-    """Return a finished run of the job, training what is missing of it."""
-    path = runs / job.folder / f"seed-{seed}"
-    if is_done(path):
-        return path
-    begun = (path / "run.json").is_file()
-    try:
-        with shown(f"{job.group} {job.row}, seed {seed}".strip()) as show:
-            train(job.seeded(seed), path, resume=begun, show=show)
-    except Interrupted as stopped:
-        after = str(stopped).split("; continue", 1)[0]
-        raise Interrupted(f"{job.row}, seed {seed}: {after}; the same command goes on") from None
-    return path
-
-
-def _inherited(
-    plan: Plan, job: Job, seed: int, reference: Path, runs: Path, place: Path, shown: Shown
-) -> dict[Key, Seen]:
-    """Return what heirs of a reference came to, doing what is missing."""
-    table = heirs_table(plan, job, seed)
-    digest = hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:12]
-    path = runs / f"{job.folder}-heirs-{digest}" / f"seed-{seed}"
-    if not (path / "run.json").is_file():
-        inherit(str(reference), options=inherit_options({**table, "out": str(path)}), shown=shown)
-    elif Run.open(path).header.status != "done":
-        inherit(options=inherit_options({"resume": str(path)}), shown=shown)
-    summary, _ = read_inheritance(path)
-    found: dict[Key, Seen] = {}
-    for arm in summary.arms:
-        row = "heir" if arm.arm == summary.final else arm.arm
-        last = path / arm.runs[-1]
-        name = f"{path.parent.name}-{row}-{seed}"
-        layers = _looked_at(last, name, row, plan, place, shown)
-        answers = _asked(last, name, plan, place, shown)
-        found[job.group, row, seed] = seen_of_arm(arm, layers, answers)
-    return found
-
-
-def _looked_at(
-    path: Path, name: str, row: str, plan: Plan, place: Path, shown: Shown
-) -> pl.DataFrame | None:
-    """Return what probes see in the layers of a trained model, kept in the exhibit's folder."""
-    looked, windows = plan.exhibit, plan.exhibit.looks
-    if not windows:
-        return None
-    file = place / "layers" / f"{name}.parquet"
-    if not file.is_file():
-        with shown(row) as show:
-            show.note(f"looking at the layers of {row}")
-            config = Run.open(path).config
-            data = load_data(config.data)
-            tests = make_windows(config, data)
-            decoder = read_decoder(path, device=choose_device(config.train.device)).decoder()
-            more = [PROBES[each]() for each in looked.probes if each != GRADIENTS]
-            frames = [observed(decoder, tests, windows, [Importance(), *more])]
-            if GRADIENTS in looked.probes:
-                frames.append(query_key_gradients(decoder, rows_of(tests, windows)))
-            for share in looked.lengths:
-                length = max(2, round(share * config.train.length))
-                train = dataclasses.replace(config.train, length=length)
-                shorter = make_windows(dataclasses.replace(config, train=train), data)
-                found = observed(decoder, shorter, windows)
-                frames.append(
-                    found.with_columns(metric=pl.format("{}@{}", "metric", pl.lit(f"{share:g}")))
-                )
-            frame = pl.concat(frames)
-        file.parent.mkdir(exist_ok=True)
-        Run(file.parent).write_frame(file.name, frame)
-    return read_frame(file, SCHEMA)
-
-
-def _asked(path: Path, name: str, plan: Plan, place: Path, shown: Shown) -> dict[str, float]:
-    """Return a trained model's figures on the exhibit's tasks, kept in the exhibit's folder."""
-    if not plan.exhibit.tasks:
-        return {}
-    file = place / "answers" / f"{name}.json"
-    if not file.is_file():
-        found = evaluate(str(path), tasks=plan.exhibit.tasks, shown=shown)
-        figures = {answer_name(score.task, score.metric): score.figure for score in found.scores}
-        file.parent.mkdir(exist_ok=True)
-        Run(file.parent).write_json(file.name, {"figures": figures})
-    return read_record(_Answers, file).figures
 
 
 def _expressions(found: Exhibit) -> Iterator[str]:

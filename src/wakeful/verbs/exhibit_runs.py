@@ -1,0 +1,270 @@
+"""The runs that an exhibit takes: trained or taken, inherited, looked at and asked."""
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import polars as pl
+import transformers
+
+from wakeful.comparison.reading import read_run
+from wakeful.config.verbs import LENGTH, inherit_options
+from wakeful.device import choose_device
+from wakeful.display import Display, Shown
+from wakeful.errors import Interrupted
+from wakeful.evaluation.diagnosis import sequences_of
+from wakeful.evaluation.looking import look, stretches
+from wakeful.evaluation.reading import fingerprint, words_of
+from wakeful.exhibits.derived import Key, Results
+from wakeful.exhibits.figures import Seen, answer_name, seen_of_arm, seen_of_model, seen_of_run
+from wakeful.exhibits.plan import Job, Plan, heirs_table
+from wakeful.loading.load import load, read_decoder
+from wakeful.pages.inheritance import read_inheritance
+from wakeful.pages.reproduction import Facts
+from wakeful.probes.attention import Importance, Leading
+from wakeful.probes.base import SCHEMA, Probe
+from wakeful.probes.gradients import query_key_gradients
+from wakeful.probes.hidden import Turned
+from wakeful.probes.mappings import Mappings
+from wakeful.probes.patterns import AttentionPictures, HiddenPicture, MeanAttention
+from wakeful.probes.positions import Positions
+from wakeful.runs.run import Run, environment, is_done, read_frame, read_record
+from wakeful.training.cluster import Row, cluster_of, deal
+from wakeful.training.loop import train
+from wakeful.training.measures import observed, rows_of
+from wakeful.training.setup import load_data, make_windows
+from wakeful.verbs.evaluate import evaluate
+from wakeful.verbs.inherit import inherit
+
+GRADIENTS = "gradients"
+"""The probe of an exhibit that needs a backward pass."""
+PROBES: dict[str, Callable[[], Probe]] = {
+    "attention_picture": partial(AttentionPictures, size=32),
+    "hidden_picture": partial(HiddenPicture, tokens=32, bins=192),
+    "leading": Leading,
+    "mappings": Mappings,
+    "mean_attention": MeanAttention,
+    "positions": Positions,
+    "turned": Turned,
+}
+"""By the name that exhibits write."""
+
+
+@dataclass(frozen=True)
+class _Figures:
+    """What a model came to, by the figures' names."""
+
+    figures: dict[str, float]
+
+
+def dealt_out(plan: Plan, runs: Path, place: Path, cluster: str, shown: Shown) -> None:
+    """Train what is missing of every row and seed on a cluster."""
+    rows = {
+        (job.folder, seed): Row(
+            f"{job.group} {job.row}, seed {seed}".strip(), job.seeded(seed),
+            (runs / job.folder / f"seed-{seed}").absolute(),
+        )
+        for seed in plan.seeds
+        for job in plan.jobs
+        if plan.reference_of(job.group) is None
+    }  # fmt: skip
+    with shown(plan.exhibit.name) as show:
+        deal([*rows.values()], cluster_of(cluster), place.absolute(), show)
+
+
+def carried_out(plan: Plan, runs: Path, place: Path, shown: Shown) -> tuple[Results, Facts]:
+    """Train, or take, every run; look at every model; return what they came to."""
+    seen: dict[Key, Seen] = {}
+    facts: Facts | None = None
+    for seed in plan.seeds:
+        for job in plan.jobs:
+            reference = plan.reference_of(job.group)
+            if reference is None:
+                path = _trained(job, seed, runs, shown)
+                read = read_run(path, job.row)
+                facts = facts or Facts.of(read)
+                layers = _looked_at(path, f"{job.folder}-{seed}", job.row, plan, place, shown)
+                answers = _asked(str(path), f"{job.folder}-{seed}", plan, place, shown)
+                seen[job.group, job.row, seed] = seen_of_run(read, layers, answers)
+                source, name = str(path), job.folder
+            else:
+                source = reference.source
+                name = f"{_short(source)}-{job.folder}"
+            if job.group in plan.heirs:
+                found, last = _inherited(plan, job, seed, source, name, runs, place, shown)
+                seen |= found
+                facts = facts or Facts.of(read_run(last, job.row))
+    seen |= _existing(plan, runs, place, shown)
+    places = {key: group.at for key, group in plan.exhibit.groups.items() if group.at is not None}
+    facts = facts or Facts.of_reading(plan, environment(choose_device(plan.config.train.device)))
+    return Results(plan.exhibit.table.baseline, places, seen), facts
+
+
+def _existing(plan: Plan, runs: Path, place: Path, shown: Shown) -> dict[Key, Seen]:
+    """Look at the models that are not trained here, each seed at a stretch of the text."""
+    seen: dict[Key, Seen] = {}
+    for row, given in plan.existing.items():
+        with shown(row) as show:
+            found = _read_over(given.source, plan, runs, show)
+        for seed, (figures, layers) in zip(plan.seeds, found, strict=True):
+            answers = _asked(given.source, _short(given.source), plan, place, shown)
+            seen["", row, seed] = seen_of_model(figures, layers, answers)
+    return seen
+
+
+def _read_over(
+    source: str, plan: Plan, runs: Path, show: Display
+) -> list[tuple[dict[str, float], pl.DataFrame]]:
+    """Return a model's figures and layers on each stretch of the text.
+
+    They are kept among the runs, for every exhibit that reads the same.
+    """
+    size, count, text = plan.exhibit.looks, len(plan.seeds), plan.config.data.source
+    words = None if text.startswith("hf:") else words_of(text, size * count * LENGTH)
+    read = "" if words is None else fingerprint(words)
+    facts = [source, text, read, size, plan.exhibit.schemes, LENGTH]
+    digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
+    folder = runs / f"{_short(source)}-looks-{digest}"
+    frames = [folder / f"stretch-{n}.parquet" for n in range(count)]
+    records = [folder / f"stretch-{n}.json" for n in range(count)]
+    if not all(file.is_file() for file in (*frames, *records)):
+        show.note(f"looking at {source}")
+        transformers.logging.disable_progress_bar()
+        model = load(source, device=plan.config.train.device)
+        words = words or words_of(text, size * count * LENGTH)
+        parts = stretches(model, words, count, size)
+        folder.mkdir(parents=True, exist_ok=True)
+        for n, part in enumerate(parts):
+            if not (frames[n].is_file() and records[n].is_file()):
+                looked = look(model, part, plan.exhibit.schemes)
+                Run(folder).write_frame(frames[n].name, looked.rows)
+                Run(folder).write_json(records[n].name, {"figures": looked.figures})
+            show.count("stretches of the text", n + 1, count)
+    return [
+        (read_record(_Figures, record).figures, read_frame(frame, SCHEMA))
+        for record, frame in zip(records, frames, strict=True)
+    ]
+
+
+def _short(source: str) -> str:
+    """Return what a model is called in the names of files."""
+    last = re.sub(r"[^A-Za-z0-9.]+", "-", Path(source).name).strip("-.") or "model"
+    return f"{last}-{hashlib.sha256(source.encode()).hexdigest()[:6]}"
+
+
+def _trained(job: Job, seed: int, runs: Path, shown: Shown) -> Path:
+    """Return a finished run of the job, training what is missing of it."""
+    path = runs / job.folder / f"seed-{seed}"
+    if is_done(path):
+        return path
+    begun = (path / "run.json").is_file()
+    try:
+        with shown(f"{job.group} {job.row}, seed {seed}".strip()) as show:
+            train(job.seeded(seed), path, resume=begun, show=show)
+    except Interrupted as stopped:
+        after = str(stopped).split("; continue", 1)[0]
+        raise Interrupted(f"{job.row}, seed {seed}: {after}; the same command goes on") from None
+    return path
+
+
+def _inherited(
+    plan: Plan, job: Job, seed: int, source: str, name: str, runs: Path, place: Path, shown: Shown
+) -> tuple[dict[Key, Seen], Path]:
+    """Return what heirs of a reference came to, doing what is missing, and the last heir's run."""
+    table = heirs_table(plan, job, seed)
+    digest = hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:12]
+    path = runs / f"{name}-heirs-{digest}" / f"seed-{seed}"
+    if not (path / "run.json").is_file():
+        inherit(source, options=inherit_options({**table, "out": str(path)}), shown=shown)
+    elif Run.open(path).header.status != "done":
+        inherit(options=inherit_options({"resume": str(path)}), shown=shown)
+    summary, _ = read_inheritance(path)
+    found: dict[Key, Seen] = {}
+    if plan.reference_of(job.group) is not None:
+        answers = _asked(source, f"{name}-reference", plan, place, shown)
+        figures = {"loss": summary.reference.loss}
+        figures["parameters"] = float(summary.sizes.reference.parameters)
+        found[job.group, "reference", seed] = seen_of_model(figures, None, answers)
+    for arm in summary.arms:
+        row = "heir" if arm.arm == summary.final else arm.arm
+        last = path / arm.runs[-1]
+        label = f"{path.parent.name}-{row}-{seed}"
+        layers = _looked_at(last, label, row, plan, place, shown)
+        answers = _asked(str(last), label, plan, place, shown)
+        found[job.group, row, seed] = seen_of_arm(arm, layers, answers)
+    return found, path / summary.heir.runs[-1]
+
+
+def _looked_at(
+    path: Path, name: str, row: str, plan: Plan, place: Path, shown: Shown
+) -> pl.DataFrame | None:
+    """Return what probes see in the layers of a trained model, kept in the exhibit's folder."""
+    looked, windows = plan.exhibit, plan.exhibit.looks
+    if not windows:
+        return None
+    file = place / "layers" / f"{name}.parquet"
+    if not file.is_file():
+        with shown(row) as show:
+            show.note(f"looking at the layers of {row}")
+            config = Run.open(path).config
+            data = load_data(config.data)
+            tests = make_windows(config, data)
+            decoder = read_decoder(path, device=choose_device(config.train.device)).decoder()
+            more = [PROBES[each]() for each in looked.probes if each != GRADIENTS]
+            frames = [observed(decoder, tests, windows, [Importance(), *more])]
+            if GRADIENTS in looked.probes:
+                frames.append(query_key_gradients(decoder, rows_of(tests, windows)))
+            for share in looked.lengths:
+                length = max(2, round(share * config.train.length))
+                train = dataclasses.replace(config.train, length=length)
+                shorter = make_windows(dataclasses.replace(config, train=train), data)
+                found = observed(decoder, shorter, windows)
+                frames.append(
+                    found.with_columns(metric=pl.format("{}@{}", "metric", pl.lit(f"{share:g}")))
+                )
+            if plan.elsewhere:
+                frames.append(_elsewhere(path, plan.elsewhere, windows, config.train.length))
+            frame = pl.concat(frames)
+        file.parent.mkdir(exist_ok=True)
+        Run(file.parent).write_frame(file.name, frame)
+    return read_frame(file, SCHEMA)
+
+
+def _elsewhere(path: Path, text: str, windows: int, length: int) -> pl.DataFrame:
+    """Return what a model shows on another text, each metric as METRIC@elsewhere."""
+    model = load(path)
+    words = words_of(text, windows * length)
+    sequences = sequences_of(
+        model, words, length=length, num_sequences=windows, bos=bool(model.begin())
+    )
+    rows = look(model, sequences).rows
+    return rows.with_columns(metric=pl.format("{}@elsewhere", "metric"))
+
+
+def _asked(source: str, name: str, plan: Plan, place: Path, shown: Shown) -> dict[str, float]:
+    """Return a model's figures on the exhibit's tasks, kept in the exhibit's folder."""
+    if not plan.tasks:
+        return {}
+    file = place / "answers" / f"{name}.json"
+    if not file.is_file():
+        figures: dict[str, float] = {}
+        for shots, tasks in by_shots(plan.tasks).items():
+            scores = evaluate(source, tasks=tasks, shots=shots, shown=shown).scores
+            figures |= {answer_name(one.task, one.metric, shots): one.figure for one in scores}
+        file.parent.mkdir(exist_ok=True)
+        Run(file.parent).write_json(file.name, {"figures": figures})
+    return read_record(_Figures, file).figures
+
+
+def by_shots(tasks: Sequence[str]) -> dict[int, tuple[str, ...]]:
+    """Return tasks, TASK or TASK@SHOTS, by their shots."""
+    found: dict[int, tuple[str, ...]] = {}
+    for each in tasks:
+        name, _, shots = each.partition("@")
+        found[int(shots or 0)] = (*found.get(int(shots or 0), ()), name)
+    return found
