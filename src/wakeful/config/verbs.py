@@ -344,7 +344,7 @@ class ReproduceOptions:
     """Text to validate on. Empty: a part of the text."""
     tokenizer: str = ""
     """Tokenizer instead of the scale's, or "train" for one of the text. Empty: the scale's."""
-    models: tuple[str, ...] = ()
+    models: What[tuple[str, ...]] = ()
     """Pretrained models instead of the scale's: of an exhibit that looks at some, one for each of
     its rows; of one that makes heirs of one, that one. Empty: the scale's."""
     device: Where[str] = ""
