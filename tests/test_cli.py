@@ -108,6 +108,11 @@ def test_bad_input_is_one_line_and_changes_nothing(
     assert "holds no model" in fails(capsys, "generate", str(text), "--prompt", "x")
     assert "not a run directory" in fails(capsys, "report", str(text))
     assert "not a run directory" in fails(capsys, "train", "--resume", str(text))
+    assert f"did you mean '{text}'?" in fails(capsys, "report", f"{text}s")
+    assert f"did you mean '{config}'?" in fails(capsys, "train", f"{config}x", *where)
+    assert f"did you mean '{text}'?" in fails(
+        capsys, "train", config, "--data.source", f"{text}s", *where
+    )
     assert "empty" in fails(capsys, "train", config, "--data.source", str(empty), *where)
     assert "UTF-8" in fails(capsys, "train", config, "--data.source", str(latin), *where)
     few = ["--data.source", str(short), "--data.validation_fraction", "0.5"]

@@ -1,10 +1,14 @@
 """The one exception a user is meant to read, and the hint that it may end with."""
 
 import difflib
+import os
 from collections.abc import Iterable
+from pathlib import Path
 
 _LONGEST = 1_000
 """Characters of a message; what it quotes may come from a file, and be of any length."""
+_MOST = 1_000
+"""Files beside a path that are compared with it: a hint is worth no waiting."""
 
 
 class WakefulError(ValueError):
@@ -30,6 +34,16 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """Return `" (did you mean 'x'?)"` for the closest known word, or an empty string."""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def nearest_path(path: str | Path) -> str:
+    """Return that hint for a path that is not there, to what is beside it, or an empty string."""
+    there = Path(path)
+    try:
+        names = [] if there.exists() else os.listdir(there.parent)
+    except (OSError, ValueError):  # no folder, a name that is too long or has a zero byte
+        return ""
+    return nearest(str(there), [str(there.parent / name) for name in names[:_MOST]])
 
 
 def _line(message: str) -> str:

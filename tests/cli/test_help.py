@@ -192,6 +192,11 @@ def test_help_names_presets_and_variants(capsys: pytest.CaptureFixture[str]) -> 
     assert "--out" in help_of(capsys, "data")
 
 
+def test_help_says_how_one_row_is_set(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--variants.NAME.FIELD sets it for one" in help_of(capsys, "compare")
+    assert "--steps is --train.steps" in help_of(capsys, "inherit")
+
+
 def test_help_of_a_preset_has_its_own_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Optimizer steps. (default: 400)" in help_of(capsys, "train", "cpu-tiny")
     assert "Optimizer steps. (default: 500)" in help_of(capsys, "train")

@@ -142,7 +142,7 @@ def _described(option: Option) -> str:
     if isinstance(value, tuple):
         value = " ".join(repr(each) if each != str(each).strip() else str(each) for each in value)
     value = f"{value:g}" if isinstance(value, float) else str(value)
-    return f"{words} (default: {value})".replace("(default: ", f"(default:{_TIED}")
+    return f"{words} {_tied(f'(default: {value})')}"
 
 
 def _notes(kind: type, width: int) -> Iterator[Text]:
@@ -162,11 +162,16 @@ def _names(verb: str, width: int, whole: bool) -> Iterator[Text]:
             if not whole and f"model.{field}" not in common:
                 continue
             each = catalog(folder)
-            shown = each if whole else (name.partition("(")[0] for name in each)
+            shown = map(_tied, each) if whole else (name.partition("(")[0] for name in each)
             yield from _list(f"--model.{field}", shown, width)
     if verb == "inherit":
         shown = baselines() if whole else (each.partition(":")[0] for each in baselines())
         yield from _list("--baseline", shown, width, "; " if whole else ", ")
+
+
+def _tied(words: str) -> str:
+    """Return words that stay on one line."""
+    return words.replace(" ", _TIED)
 
 
 def compares(preset: str) -> bool:

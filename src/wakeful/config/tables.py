@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from wakeful.errors import WakefulError, nearest
+from wakeful.errors import WakefulError, nearest, nearest_path
 
 Table = dict[str, Any]
 _LARGEST = 2**18
@@ -49,9 +49,10 @@ def read_table(source: str | Path) -> Table:
     elif str(source) in presets():
         table = own_table(str(source))
     else:
+        hint = nearest(str(source), presets()) or nearest_path(source)
         raise WakefulError(
-            f"no configuration {str(source)[:200]!r}: it is neither a file nor a preset"
-            f"{nearest(str(source), presets())}; presets are {', '.join(presets())}"
+            f"no configuration {str(source)[:200]!r}: it is neither a file nor a preset{hint}; "
+            f"presets are {', '.join(presets())}"
         )
     return on_preset(table, str(source))
 

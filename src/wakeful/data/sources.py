@@ -29,7 +29,7 @@ from wakeful.data.readers import (
     read_file,
     without,
 )
-from wakeful.errors import WakefulError, nearest
+from wakeful.errors import WakefulError, nearest, nearest_path
 from wakeful.variants import variants
 
 PYTHON_STDLIB = "python-stdlib"
@@ -165,8 +165,8 @@ def _find(source: str) -> list[tuple[str, Path]]:
     if not _is_pattern(source):
         known = [PYTHON_STDLIB, *variants("data.tasks")]
         raise WakefulError(
-            f"no such file or folder: {source}{nearest(source, known)}: check the path, or use "
-            f"{PYTHON_STDLIB}"
+            f"no such file or folder: {source}{nearest(source, known) or nearest_path(source)}: "
+            f"check the path, or use {PYTHON_STDLIB}"
         )
     matches = [Path(match) for match in glob.glob(str(path), recursive=True)]
     matches = [match for match in matches if match.is_file()]

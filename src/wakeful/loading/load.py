@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.device import DTYPES, choose_device
-from wakeful.errors import WakefulError, nearest
+from wakeful.errors import WakefulError, nearest, nearest_path
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.quantized import is_quantized_folder, load_quantized, quantized_as
 from wakeful.hf.weights_in import decoder_from_folder, decoder_from_gguf
@@ -246,9 +246,10 @@ def _transformers(
     except WakefulError:
         raise
     except Exception as error:  # Transformers raises nothing narrower
+        hint = nearest(place.name, [SMOLLM2]) or nearest_path(place.name)
         raise WakefulError(
             f"{place.name[:80]!r} cannot be loaded as a run directory, a Transformers folder, a "
-            f"GGUF file or a hub name{nearest(place.name, [SMOLLM2])}: {_first_line(error)}"
+            f"GGUF file or a hub name{hint}: {_first_line(error)}"
         ) from None
     read = partial(_stock_tokenizer, source, gguf=gguf, trust_remote_code=trust_remote_code)
     return {

@@ -38,7 +38,7 @@ import wakeful
 from wakeful.config.schema import Config, config_from_table
 from wakeful.config.tables import from_table, read_table, to_table
 from wakeful.data.parquet_header import fault_in_parquet
-from wakeful.errors import WakefulError
+from wakeful.errors import WakefulError, nearest_path
 
 try:
     import fcntl
@@ -186,7 +186,9 @@ class Run:
     def header(self) -> Header:
         """What run.json says."""
         if not os.path.isfile(self.path / "run.json"):  # which a name too long is not
-            raise WakefulError(f"{self.path} is not a run directory: it has no run.json")
+            raise WakefulError(
+                f"{self.path} is not a run directory{nearest_path(self.path)}: it has no run.json"
+            )
         return self.read(Header, "run.json")
 
     def check_kind(self, kind: str, what: str) -> None:
