@@ -65,7 +65,7 @@ def test_figures_over_steps_are_means_over_layers_then_seeds(folder: Path) -> No
         "loss over the task's own (nats)",
     ]
     chart = specification(followed_charts(read_comparison(folder))[0][1])
-    assert [layer["mark"]["type"] for layer in chart["layer"]] == ["area", "line"]
+    assert [layer["mark"]["type"] for layer in chart["layer"]] == ["area", "line", "point"]
 
 
 def test_growth_is_judged_by_its_interval_over_seeds(folder: Path, tmp_path: Path) -> None:
@@ -108,13 +108,13 @@ def test_one_seed_shows_curves_and_resolves_nothing(folder: Path) -> None:
     assert {each.outcome for each in sink_growth(comparison)} == {"not resolved"}
     assert not any("BOS" in sentence for sentence in verdicts(comparison))
     chart = specification(followed_charts(comparison)[0][1])
-    assert [layer["mark"]["type"] for layer in chart["layer"]] == ["line"]
+    assert [layer["mark"]["type"] for layer in chart["layer"]] == ["line", "point"]
 
 
 def test_every_line_has_a_color_and_dash_of_its_own(tmp_path: Path) -> None:
     names = [f"v{n}" for n in range(12)]
     comparison = read_comparison(make_comparison(tmp_path / "c", dict.fromkeys(names, 0.0), [0]))
-    encoding = specification(training_loss_chart(comparison, 5))["encoding"]
+    encoding = specification(training_loss_chart(comparison, 5))["layer"][0]["encoding"]
     color, dash = (encoding[name]["scale"] for name in ("color", "strokeDash"))
     assert color["domain"] == dash["domain"] == names
     assert len(set(zip(color["range"], map(tuple, dash["range"]), strict=True))) == 12

@@ -132,7 +132,7 @@ def test_one_seed_has_no_band(tmp_path: Path) -> None:
     one = compared(tmp_path / "one", {"a": 0.0, "b": -0.5}, [0])
     assert relative_training_loss(one, 5)["low"].null_count() == STEPS
     for comparison, layers in (
-        (one, 2), (compared(tmp_path / "two", {"a": 0.0, "b": -0.5}, [0, 1]), 3)
+        (one, 3), (compared(tmp_path / "two", {"a": 0.0, "b": -0.5}, [0, 1]), 4)
     ):  # fmt: skip
         chart = relative_loss_chart(comparison, 5)
         assert chart is not None

@@ -19,7 +19,7 @@ from wakeful.evaluation.diagnosis import share
 from wakeful.probes.attention import Entropy, Importance, Leading, Sinks, Values
 from wakeful.probes.base import Key, Means, MergeableProbe
 from wakeful.probes.hidden import BlockInfluence, OutlierChannels, Outliers, Smoothing, Turned
-from wakeful.probes.patterns import AttentionPictures, HiddenPicture, MeanAttention
+from wakeful.probes.patterns import AttentionPictures, FirstAttention, HiddenPicture, MeanAttention
 from wakeful.probes.positions import Positions
 from wakeful.probes.rank import Ranks
 from wakeful.probes.watch import watch
@@ -79,6 +79,23 @@ def test_parts_make_the_whole(name: str, size: int) -> None:
     exact = pl.col("metric").is_in(["rank", "lazy", "near_rank_1", "outlier_channel"])
     assert found.filter(exact)["value"].equals(whole.filter(exact)["value"])
     assert (whole["kind"] == "bound").any() == (name == "bounds")
+
+
+def test_the_first_sequences_attention_is_kept() -> None:
+    whole, found = FirstAttention(tokens=8), FirstAttention(tokens=8)
+    decoder = tiny_decoder(dtype=torch.float32).eval()
+    for probe, part in ((whole, sequences()), (found, sequences()[:1])):
+        with torch.inference_mode(), watch(decoder, probe):
+            for tokens in part:
+                decoder(torch.tensor([tokens]))
+    assert_frame_equal(found.frame(), whole.frame())
+    assert whole.frame().group_by("layer", "head", "query").agg(pl.len()).height == (
+        8 * decoder.config.num_layers * decoder.config.num_heads
+    )
+    later = FirstAttention(tokens=8)
+    for probe in (whole, found):
+        later.merge(json.loads(json.dumps(probe.state())))
+    assert_frame_equal(later.frame(), whole.frame())
 
 
 def test_every_sequence_has_one_process() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 import torch
+from polars.testing import assert_frame_equal
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     BertConfig,
@@ -18,10 +19,14 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+import wakeful
 from training.runs import text, tiny
 from wakeful.cli import main
+from wakeful.evaluation.diagnosis import read_diagnosis
 from wakeful.hf import whole
 from wakeful.loading.load import load
+from wakeful.pages.charts import slug, specification
+from wakeful.pages.diagnosis import diagnosis_figures, write_diagnosis
 from wakeful.probes import exact
 from wakeful.runs.run import Run
 from wakeful.training.loop import train
@@ -82,6 +87,10 @@ def test_two_models_make_one_table_and_one_page(
     assert [model["model"] for model in summary["models"]] == ["llama", "vanilla"]
     page = (out / "report.html").read_text()
     assert len(re.findall('class="spec"', page)) > 20
+    assert "llama" in page.split("<nav")[0]
+    assert "wakeful " in page.split("<nav")[0]
+    shown = page.split("<main>")[1].split("</main>")[0]
+    assert not re.search(r"[>\s(]-\d", re.sub(r"(?s)<script.*?</script>|<svg.*?</svg>", "", shown))
     assert Run.open(out).header.status == "done"
     assert "exists already" in fails(capsys, str(llama), "--text", str(text), "--out", str(out))
 
@@ -125,7 +134,7 @@ def test_figures_are_saved_for_papers(text: Path, llama: Path, tmp_path: Path) -
     assert main([*command, "--figures", "svg", "pdf"]) == 0
     for suffix, magic in (("svg", b"<svg"), ("pdf", b"%PDF")):
         files = list((out / "figures").glob(f"*.{suffix}"))
-        assert len(files) == 18
+        assert len(files) == 28
         assert all(file.read_bytes().startswith(magic) for file in files)
 
 
@@ -222,3 +231,33 @@ def test_a_name_is_escaped_in_the_page(text: Path, llama: Path, tmp_path: Path) 
     out = tmp_path / "out"
     assert main(["diagnose", str(evil), "--text", str(text), "--out", str(out), *SMALL]) == 0
     assert "<img src=x" not in (out / "report.html").read_text()
+
+
+def test_tokens_and_heads_are_kept_and_older_runs_are_read_without(
+    text: Path, llama: Path, tmp_path: Path
+) -> None:
+    done = wakeful.diagnose(
+        llama, text=str(text), length=12, num_sequences=2, out=str(tmp_path / "out"),
+        figures=("svg",),
+    )  # fmt: skip
+    (found,) = read_diagnosis(tmp_path / "out")
+    (model,) = done.models
+    assert found.tokens == model.tokens
+    assert len(found.tokens) == 12
+    assert found.attention is not None
+    assert model.attention is not None
+    assert_frame_equal(found.attention, model.attention)
+    rows = found.attention.group_by("layer", "head", "query").agg(pl.col("value").sum())
+    assert rows["value"].to_list() == pytest.approx([1.0] * len(rows))
+    # Altair checks every part of the charts here, as it does not when a page is written.
+    titles = [title for title, chart in diagnosis_figures([found]) if specification(chart)]
+    files = {path.stem for path in (tmp_path / "out" / "figures").iterdir()}
+    assert files == {slug(title) for title in titles}
+    for name in ("tokens.json", "attention.parquet"):
+        (tmp_path / "out" / name).unlink()
+    (older,) = read_diagnosis(tmp_path / "out")
+    assert older.attention is None
+    page = write_diagnosis([older], tmp_path / "old.html", title="t", method={})
+    assert "The text it read begins" not in page.read_text()
+    page = write_diagnosis([found], tmp_path / "new.html", title="t", method={})
+    assert "The text it read begins" in page.read_text()

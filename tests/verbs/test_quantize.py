@@ -246,8 +246,13 @@ def test_figures_are_saved_for_papers(text: Path, run: Path, tmp_path: Path) -> 
     assert main([*command, "--scheme", "fine", "w4", "--figures", "svg"]) == 0
     files = sorted(path.name for path in (out / "figures").iterdir())
     assert files == [
-        "block-error.svg", "block-kurtosis.svg", "error-against-kurtosis.svg",
-        "input-kurtosis.svg", "layer-error.svg", "layers-0.svg", "layers-1.svg",
+        "error-of-layers-against-the-kurtosis-of-their-inputs.svg",
+        "kurtosis-of-each-blocks-output.svg",
+        "kurtosis-of-the-inputs-of-each-blocks-layers.svg",
+        "relative-error-of-each-blocks-layers.svg",
+        "relative-error-of-each-blocks-output.svg",
+        "relative-error-of-every-layer-under-fine.svg",
+        "relative-error-of-every-layer-under-w4.svg",
     ]  # fmt: skip
     assert all((out / "figures" / name).read_bytes().startswith(b"<svg") for name in files)
 

@@ -136,6 +136,8 @@ class EvaluateOptions(_Reading):
     """Examples at most of each task. 0: all."""
     batch_size: HowMuch[int] = 4
     """Windows or examples a forward pass."""
+    figures: Where[tuple[Figure, ...]] = ()
+    """Write the charts for a paper too, in these formats, into the folder figures."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -238,6 +240,8 @@ class CureOptions(_Reading):
     """Seed of the rotation and of the order of training."""
     num_sequences: HowMuch[int] = 2
     """Sequences to verify on, one after another from the text's beginning."""
+    figures: Where[tuple[Figure, ...]] = ()
+    """Write the charts for a paper too, in these formats, into the folder figures."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -353,6 +357,8 @@ class ReproduceOptions:
     """float32, bfloat16 ... Empty: the scale's."""
     cluster: Where[str] = ""
     """Deal rows and seeds out: "local(workers=2)", "slurm(workers=8, partition='a')" ..."""
+    figures: Where[tuple[Figure, ...]] = ()
+    """Write the charts for a paper too, in these formats, into the folder figures."""
 
     def __post_init__(self) -> None:
         at_least(0, self, "steps")

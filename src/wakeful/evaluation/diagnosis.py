@@ -19,12 +19,19 @@ from wakeful.loading.model import Model
 from wakeful.probes.attention import Entropy, Importance, Leading, Sinks, Values
 from wakeful.probes.base import SCHEMA, Frame, MergeableProbe, gather
 from wakeful.probes.hidden import BlockInfluence, OutlierChannels, Outliers, Smoothing
-from wakeful.probes.patterns import AttentionPictures, HiddenPicture, MeanAttention
+from wakeful.probes.patterns import AttentionPictures, FirstAttention, HiddenPicture, MeanAttention
 from wakeful.probes.rank import Ranks
 from wakeful.probes.running import num_layers_of
 from wakeful.probes.watch import watch
 from wakeful.runs.run import Run, read_frame
 from wakeful.world import ALONE, World
+
+TOKENS, ATTENTION = "tokens.json", "attention.parquet"
+"""Files of a diagnosis that older runs lack."""
+_LABELLED = 24
+"""Tokens whose attention is kept head by head."""
+_NAMED = 512
+"""Tokens at most whose texts are kept."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,10 @@ class Diagnosis:
     loss_error: float
     rows: Frame
     """Metrics: layer, head, position, metric, variant, value, standard_error, kind."""
+    tokens: tuple[str, ...] = ()
+    """The texts of the first sequence's first tokens."""
+    attention: Frame | None = None
+    """Every head's weights among the first of them: layer, head, query, key, value."""
 
 
 def sequences_of(
@@ -119,6 +130,7 @@ def diagnose(
             AttentionPictures(layers=layers, heads=picture_heads, size=32),
             MeanAttention(),
             HiddenPicture(tokens=32, bins=192),
+            FirstAttention(tokens=_LABELLED),
         ]
 
     probes = fresh_probes()
@@ -149,6 +161,8 @@ def diagnose(
         loss=loss,
         loss_error=error,
         rows=gather(probes),
+        tokens=tuple(loaded.text_of(token) for token in sequences[0][:_NAMED]),
+        attention=next(each for each in probes if isinstance(each, FirstAttention)).frame(),
     )
 
 
@@ -176,15 +190,33 @@ def read_diagnosis(path: str | Path) -> list[Diagnosis]:
     rows = read_frame(run.path / "diagnosis.parquet", {"model": pl.String, **SCHEMA})
     record = str(run.path / "summary.json")
     said = from_table(tuple[_Said, ...], run.read_json("summary.json").get("models"), record=record)
+    texts = run.read_json(TOKENS) if (run.path / TOKENS).is_file() else {}
+    weights = None
+    if (run.path / ATTENTION).is_file():
+        weights = read_frame(run.path / ATTENTION, {"model": pl.String, **FirstAttention.COLUMNS})
     return [
         Diagnosis(
             name=each.model, architecture=each.architecture, num_layers=each.layers,
             length=each.length, num_sequences=each.sequences, loss=each.loss,
             loss_error=math.nan if each.loss_standard_error is None else each.loss_standard_error,
             rows=rows.filter(pl.col("model") == each.model).select(*SCHEMA),
+            tokens=tuple(map(str, texts.get(each.model, ()))),
+            attention=None if weights is None else weights.filter(model=each.model).drop("model"),
         )
         for each in said
     ]  # fmt: skip
+
+
+def write_tokens(diagnoses: Sequence[Diagnosis], run: Run) -> None:
+    """Write the tokens that were read and every head's attention among the first of them."""
+    run.write_json(TOKENS, {each.name: list(each.tokens) for each in diagnoses})
+    frames = [
+        each.attention.select(pl.lit(each.name).alias("model"), pl.all())
+        for each in diagnoses
+        if each.attention is not None
+    ]
+    if frames:
+        run.write_frame(ATTENTION, pl.concat(frames))
 
 
 def share(sequences: Sequence[Sequence[int]], world: World) -> Sequence[Sequence[int]]:

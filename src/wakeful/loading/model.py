@@ -140,6 +140,13 @@ class Model:
             return tokenizer.decode(ids)
         return str(tokenizer.decode(list(ids), skip_special_tokens=True))
 
+    def text_of(self, token: int) -> str:
+        """Return a token's text, a special one's name included."""
+        tokenizer = self.tokenizer
+        if isinstance(tokenizer, Tokenizer):
+            return tokenizer.decode([token], special=True)
+        return str(tokenizer.decode([token]))
+
     def decoder(self) -> Decoder:
         """Return the model as our decoder, with the same logits, sharing its weights.
 

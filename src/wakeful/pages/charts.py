@@ -1,6 +1,7 @@
 """Charts as Vega-Lite: one specification serves the page and the paper's file."""
 
 import math
+import re
 from collections.abc import Sequence, Sized
 from pathlib import Path
 from typing import Any
@@ -8,16 +9,24 @@ from typing import Any
 import altair as alt
 import polars as pl
 import vl_convert
+from altair.utils import schemapi
 
 from wakeful.errors import WakefulError
-from wakeful.runs.run import replaced
+from wakeful.runs.run import disk_errors, replaced
 
 Drawing = alt.Chart | alt.LayerChart | alt.FacetChart | alt.HConcatChart
+Titled = Sequence[tuple[str, Drawing]]
+"""Charts, each with a title that says what it shows where nothing stands around it."""
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7F7F7F")
 """Okabe and Ito's colors, distinguishable under color blindness; yellow gives way to violet and
 gray, which show on white and on black."""
+_PLAIN = str.maketrans({"‖": " ", "₀": "0", "|": " ", "β": "beta", "π": "pi", "'": "", "’": ""})
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 4], [10, 2], [1, 3], [6, 2, 2, 2])
+SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
+_NEAREST = "the point nearest to the pointer"
+_PLACES = 100
+"""Places of a line that the pointer finds, at least; more would be slow to draw."""
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 
 
@@ -38,23 +47,92 @@ def dashed(field: str, names: Sequence[str], dashes: Sequence[list[int]], **more
     return alt.StrokeDash(f"{field}:N", scale=scale, **more)
 
 
+def shaped(field: str, names: Sequence[str], **more: Any) -> alt.Shape:
+    """Return the encoding of a field by a shape for each name."""
+    shapes = [SHAPES[n % len(SHAPES)] for n in range(len(names))]
+    return alt.Shape(f"{field}:N", scale=alt.Scale(domain=list(names), range=shapes), **more)
+
+
+def dashes(names: Sized) -> list[list[int]]:
+    """Return a dash for each name; past the palette's length others go with a color."""
+    return [DASHES[(n + n // len(PALETTE)) % len(DASHES)] for n in range(len(names))]
+
+
+def tips(*fields: str) -> list[alt.Tooltip]:
+    """Return tooltips of fields as they are; "name:N" with its type."""
+    return [alt.Tooltip(field) for field in fields]
+
+
 def tip(field: str, style: str, **more: Any) -> alt.Tooltip:
     """Return a number in a tooltip, formatted as d3 does by `style`."""
     return alt.Tooltip(f"{field}:Q", format=style, **more)
 
 
+unchecked = schemapi.debug_mode(False)
+"""Checking every part as it is made is most of a page's time; tests check them all."""
+
+HIDDEN = "hidden"
+"""The parameter of a chart that lists the names which the reader has switched off."""
+SHARE = (0.0, 1.0)
+"""The scale of a share or a mass, in every chart of every model."""
+RANKS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000]
+"""Ticks of a logarithmic axis of ranks."""
+
+
 def heatmap(
-    frame: pl.DataFrame, x: alt.X, y: alt.Y, value: str, legend: Any, *, type: Any = alt.Undefined,
-    tooltip: Any = alt.Undefined,
+    frame: Any, x: alt.X, y: alt.Y, value: str, legend: Any, *, type: Any = alt.Undefined,
+    domain: Any = alt.Undefined, tooltip: Any = alt.Undefined,
 ) -> alt.Chart:  # fmt: skip
     """Draw a column as a cell's color at each place; the legend is a title, `alt.Legend` or None.
 
-    `type` is the scale's, linear where it is not given.
+    `type` and `domain` are the scale's: linear, and what the values span, where not given.
     """
     legend = alt.Legend(title=legend) if isinstance(legend, str) else legend
-    scale = alt.Scale(scheme="cividis", type=type)
+    scale = alt.Scale(scheme="cividis", type=type, domain=domain, clamp=True)
     color = alt.Color(f"{value}:Q", scale=scale, legend=legend)
     return alt.Chart(frame).mark_rect().encode(x=x, y=y, color=color, tooltip=tooltip)
+
+
+def opacity(field: str, usual: float = 1.0) -> Any:
+    """Return the encoding that all but blots out names which the reader has switched off."""
+    shown = {"test": f"indexof({HIDDEN}, datum.{field}) < 0", "value": usual}
+    return alt.OpacityValue(usual / 20, condition=shown)
+
+
+def switchable(chart: alt.LayerChart) -> alt.LayerChart:
+    """Return a chart whose names, drawn with `opacity`, the page's legend switches on and off."""
+    return chart.add_params(alt.param(name=HIDDEN, value=[]))
+
+
+def nearest(base: alt.Chart, tooltip: Sequence[alt.Tooltip], y: alt.Y) -> alt.Chart:
+    """Return points of which the one nearest to the pointer shows itself and the tooltip."""
+    here = alt.selection_point(nearest=True, on="pointerover", clear="pointerout", empty=False)
+    shown = {"param": here.name, "empty": False, "value": 1}
+    points = base.mark_point(filled=True, size=70).properties(description=_NEAREST)
+    points = points.encode(
+        y=y,
+        opacity=alt.OpacityValue(0, condition=shown),
+        tooltip=tooltip,
+    )
+    return points.add_params(here)
+
+
+def readable_lines(
+    frame: pl.DataFrame, by: str, x: alt.X, y: alt.Y, tooltip: Sequence[alt.Tooltip], at: str,
+    color: alt.Color, dash: alt.StrokeDash, *, points: bool = False,
+) -> list[alt.Chart]:  # fmt: skip
+    """Draw a line for each name in `by` over the column `at`: a click on the legend fades the
+    others, and the pointer finds the nearest of some hundred places. Two layers: lines, points.
+    """
+    picked = alt.selection_point(fields=[by], bind="legend")
+    clear = alt.OpacityValue(0.12, condition={"param": picked.name, "value": 1})
+    frame = rounded(frame)
+    lines = alt.Chart(frame).mark_line(strokeWidth=2, point=points)
+    lines = lines.encode(x=x, y=y, color=color, strokeDash=dash, opacity=clear)
+    places = frame[at].unique().sort()
+    some = places.gather_every(max(1, len(places) // _PLACES))
+    near = alt.Chart(frame.filter(pl.col(at).is_in(some.implode()))).encode(x=x, color=color)
+    return [lines.add_params(picked), nearest(near, tooltip, y)]
 
 
 def line_at(axis: str, value: float, name: str, **more: Any) -> alt.Chart:
@@ -63,9 +141,9 @@ def line_at(axis: str, value: float, name: str, **more: Any) -> alt.Chart:
     return rule.encode(**{axis: f"{name}:Q"}, **more)
 
 
-def rounded(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return the frame with six significant digits, all that a chart shows."""
-    return frame.with_columns(pl.selectors.float().round_sig_figs(6))
+def rounded(frame: pl.DataFrame, digits: int = 6) -> pl.DataFrame:
+    """Return the frame with so many significant digits, all that a chart shows."""
+    return frame.with_columns(pl.selectors.float().round_sig_figs(digits))
 
 
 def wide(chart: Drawing, height: int | alt.Step) -> Drawing:
@@ -74,13 +152,13 @@ def wide(chart: Drawing, height: int | alt.Step) -> Drawing:
     return chart.properties(width="container", height=height, autosize=autosize)
 
 
-def save_chart(chart: Drawing, path: str | Path) -> Path:
-    """Write a chart as .html, .svg, .png or .pdf, without a browser.
+def save_chart(chart: Drawing, path: str | Path, title: str = "") -> Path:
+    """Write a chart, under a title, as .html, .svg, .png or .pdf, without a browser.
 
     The HTML is one file that loads nothing: the libraries that draw are inside.
     """
     path = Path(path)
-    spec = fixed(chart)
+    spec = fixed(chart) | ({"title": title} if title else {})
     match path.suffix.lower():
         case ".svg":
             content = vl_convert.vegalite_to_svg(spec).encode()
@@ -97,10 +175,46 @@ def save_chart(chart: Drawing, path: str | Path) -> Path:
     return path
 
 
-def fixed(chart: Drawing) -> dict[str, Any]:
+def save_figures(charts: Titled, folder: str | Path, formats: Sequence[str]) -> None:
+    """Write charts into a folder, each named after its title, a file a format."""
+    folder = Path(folder)
+    if formats:
+        with disk_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+    names: set[str] = set()
+    for title, chart in charts:
+        name = slug(title)
+        name = name if name not in names else f"{name}-{len(names)}"
+        names.add(name)
+        for suffix in formats:
+            save_chart(chart, folder / f"{name}.{suffix}", title=title)
+
+
+def slug(title: str) -> str:
+    """Return a title as a file's name: what leaves no trouble in a paper's source."""
+    plain = title.translate(_PLAIN)
+    letters = "".join(c if c.isascii() and c.isalnum() else "-" for c in plain.lower())
+    return re.sub("-+", "-", letters).strip("-")
+
+
+def fixed(chart: Drawing, width: int = 640) -> dict[str, Any]:
     """Return a chart as Vega-Lite with a width and colors of its own, to stand outside a page."""
-    spec = specification(chart) | {"config": theme()}
-    return spec | {"width": 640} if spec.get("width") == "container" else spec
+    return still(specification(chart), width)
+
+
+def still(spec: dict[str, Any], width: int = 640) -> dict[str, Any]:
+    """Return a specification without what only a pointer brings up, with a width of its own."""
+    spec = spec | {"config": theme()}
+    if "layer" in spec:
+        spec["layer"] = [each for each in spec["layer"] if each.get("description") != _NEAREST]
+    if "params" in spec:
+        spec["params"] = [each for each in spec["params"] if not _follows_pointer(each)]
+    return spec | {"width": width} if spec.get("width") == "container" else spec
+
+
+def _follows_pointer(param: dict[str, Any]) -> bool:
+    select = param.get("select")
+    return isinstance(select, dict) and select.get("nearest", False)
 
 
 def specification(chart: Drawing) -> dict[str, Any]:
@@ -109,7 +223,7 @@ def specification(chart: Drawing) -> dict[str, Any]:
     JSON knows no NaN and no infinity: a value that is neither number nor text is null.
     """
     with alt.data_transformers.enable("default", max_rows=None):
-        return _finite(chart.to_dict())
+        return _finite(chart.to_dict(validate=schemapi.DEBUG_MODE))
 
 
 def theme(*, dark: bool = False) -> dict[str, Any]:

@@ -10,12 +10,12 @@ import polars as pl
 from wakeful.comparison.reading import Comparison, TrainedRun
 from wakeful.comparison.tables import machines, smoothing_window
 from wakeful.evaluation.diagnosis import Diagnosis
-from wakeful.pages.charts import colors
+from wakeful.pages.charts import colors, unchecked
 from wakeful.pages.comparison.charts import difference_chart, relative_loss_chart
 from wakeful.pages.comparison.page import caveat, verdicts
 from wakeful.pages.diagnosis import Level, findings, first_token_heads, sink_level
 from wakeful.pages.film import film_of
-from wakeful.pages.page import write_page
+from wakeful.pages.page import Step, write_page
 
 _HEALTH: Mapping[Level, str] = {
     "good": "stays well", "mixed": "sickens a little", "bad": "falls ill"
@@ -56,6 +56,14 @@ class Story:
         sinks = findings(self.pretrained)[0]
         text = sinks.text[0].lower() + sinks.text[1:]
         return f"{self.pretrained.name} {_SINKS[sinks.level]}: {text}"
+
+
+def _headline(story: Story) -> str:
+    first, *rest = (story.patient.of(name)[0] for name in story.patient.variants)
+    told = [f"{run.variant} {_HEALTH[sink_level(_ends(run)[1])]}" for run in (first, *rest)]
+    if story.pretrained is not None:
+        told.append(f"{story.pretrained.name} {_SINKS[findings(story.pretrained)[0].level]}")
+    return "; ".join(told) + "."
 
 
 def _patient(found: Comparison) -> str:
@@ -130,6 +138,7 @@ def _round(value: float) -> float:
     return next(times * unit for times in (1, 2, 4, 8, 10) if times * unit >= value)
 
 
+@unchecked
 def write_demonstration(story: Story, path: str | Path, *, links: Links) -> Path:
     """Write the page, with `links` to the full pages of each part."""
     firsts = [story.patient.of(name)[0] for name in story.patient.variants]
@@ -137,6 +146,8 @@ def write_demonstration(story: Story, path: str | Path, *, links: Links) -> Path
         path,
         "demonstration",
         title="wakeful demo: a patient, four twins and a pretrained model",
+        headlines=[_headline(story)],
+        steps=[Step("diagnose a model of yours, by name or folder", "wakeful diagnose MODEL")],
         story=story,
         films=[film_of(run, color) for run, color in zip(firsts, colors(firsts), strict=True)],
         panels=_panels(story.patient),

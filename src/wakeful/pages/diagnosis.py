@@ -1,6 +1,7 @@
 """What a diagnosis says: figures for a summary, plain words, charts, and one offline HTML page."""
 
 import math
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,37 @@ import polars as pl
 
 from wakeful.estimates import finite
 from wakeful.evaluation.diagnosis import Diagnosis
-from wakeful.pages.charts import Drawing, colored, colors, heatmap, tip, wide
-from wakeful.pages.page import write_page
+from wakeful.pages.charts import (
+    DASHES,
+    RANKS,
+    SHARE,
+    Drawing,
+    colored,
+    colors,
+    dashed,
+    dashes,
+    nearest,
+    opacity,
+    rounded,
+    shaped,
+    switchable,
+    tip,
+    tips,
+    unchecked,
+    wide,
+)
+from wakeful.pages.heads import (
+    MAPS,
+    attention,
+    head_map,
+    head_values,
+    hidden,
+    maps,
+    mean_attention,
+    pictures,
+    sink,
+)
+from wakeful.pages.page import Step, listed, write_page
 from wakeful.probes.base import block_outputs, mean_over_layers
 
 _COMPARED = (
@@ -32,30 +62,139 @@ _COMPARED = (
     ("max_activation_rest", "max |x|, rest", "{:,.1f}"),
 )
 _CURVES = (
-    ("first_key_share_without_row_0", "paper", "all", "share of pairs led by key 0, without row 0"),
-    ("first_key_mass_without_row_0", "paper", "all", "attention mass on key 0, without row 0"),
-    ("entropy", "code", "all", "entropy of importance (nats)"),
-    ("rank", "paper", "all", "largest head rank"),
-    ("mass_columns", "paper", "all", "columns holding the mass"),
-    ("value_eigenvalue", "paper", "1", "largest value eigenvalue"),
-    ("value_drain", "paper", "first", "‖v₀‖ over the others' mean"),
-    ("residual_peak", "paper", "first", "‖h₀‖ over the others' mean"),
-    ("kurtosis", "paper", "first", "kurtosis, first token"),
-    ("kurtosis", "paper", "rest", "kurtosis, the rest"),
-    ("max_activation", "paper", "first", "max |x|, first token"),
-    ("max_activation", "paper", "rest", "max |x|, the rest"),
-    ("token_similarity", "paper", "all", "token similarity (cosine)"),
-    ("block_influence", "paper", "all", "block influence"),
-    ("angular_distance", "paper", "last", "angular distance (of π)"),
+    (
+        "first_key_share_without_row_0",
+        "paper",
+        "all",
+        "share of pairs led by key 0, without row 0",
+        "(query, head) pairs whose largest weight is the first token's: a sink's sign",
+    ),
+    (
+        "rank",
+        "paper",
+        "all",
+        "largest head rank",
+        "a layer whose every head has rank 1 or 2 is lazy: it mixes tokens alike for all queries",
+    ),
+    (
+        "value_drain",
+        "paper",
+        "first",
+        "‖v₀‖ over the others' mean",
+        "value drain: a sink's value shrinks so that attending to it adds nothing",
+    ),
+    (
+        "residual_peak",
+        "paper",
+        "first",
+        "‖h₀‖ over the others' mean",
+        "residual peak: how far the first token's hidden state outgrows the others",
+    ),
+    (
+        "kurtosis",
+        "paper",
+        "first",
+        "kurtosis, first token",
+        "how much few channels carry of a hidden state; a Gaussian has 3",
+    ),
+    (
+        "kurtosis",
+        "paper",
+        "rest",
+        "kurtosis, the rest",
+        "the same at all other tokens: what makes quantization lossy",
+    ),
+    (
+        "first_key_mass_without_row_0",
+        "paper",
+        "all",
+        "attention mass on key 0, without row 0",
+        "the mean share of its attention that a query gives the first token",
+    ),
+    (
+        "entropy",
+        "code",
+        "all",
+        "entropy of importance (nats)",
+        "how evenly attention falls on tokens; low means on few",
+    ),
+    (
+        "mass_columns",
+        "paper",
+        "all",
+        "columns holding the mass",
+        "keys that hold 90% of the attention, the largest head's",
+    ),
+    (
+        "value_eigenvalue",
+        "paper",
+        "1",
+        "largest value eigenvalue",
+        "how strongly the values point one way",
+    ),
+    (
+        "max_activation",
+        "paper",
+        "first",
+        "max |x|, first token",
+        "the largest channel of the first token's hidden state",
+    ),
+    (
+        "max_activation",
+        "paper",
+        "rest",
+        "max |x|, the rest",
+        "the largest channel of other tokens, their mean",
+    ),
+    (
+        "token_similarity",
+        "paper",
+        "all",
+        "token similarity (cosine)",
+        "near 1 the tokens' states are alike: over-smoothing",
+    ),
+    (
+        "block_influence",
+        "paper",
+        "all",
+        "block influence",
+        "1 − cos of a block's input and output; near 0 it changes little",
+    ),
+    (
+        "angular_distance",
+        "paper",
+        "last",
+        "angular distance (of π)",
+        "the angle by which a block turns the last token's state",
+    ),
 )
-"""Metric, variant, position and title of each curve over layers."""
+"""Metric, variant, position, title and explanation of each curve over layers."""
+_FIRST = 6
+"""Curves that the page shows before its details."""
+_EXPLAINED = {
+    "loss": "the mean next-token loss on this text",
+    "first_key_share_without_row_0": "(query, head) pairs that look at the first token most",
+    "first_key_mass_without_row_0": "the mean attention on the first token",
+    "stored_prefix_mass": "the attention that a cure's stored prefix takes over",
+    "entropy": "how evenly attention falls on tokens",
+    "median_head_rank": "singular values that hold most of a head's energy",
+    "heads_near_rank_1": "heads that give every query the same mixture",
+    "value_drain_lowest": "the first token's value norm over the others'",
+    "kurtosis_first": "how much few channels carry; a Gaussian has 3",
+    "max_activation_first": "the largest channel of a hidden state",
+}
+"""Of a figure, in a few words."""
+_READ = 60
+"""Tokens of the text that the page quotes."""
+_RANKS = {"rank", "mass_columns"}
+_FEW_RANKS = (1, 10, 100, 1000, 10000)
 _LOG = {"kurtosis", "max_activation", "residual_peak", "value_eigenvalue"}
+_LOG_LABELS = "format(datum.value, datum.value < 1 ? '~g' : '~s')"
 _LAYERS = alt.X(
     "layer:Q", title="layer", scale=alt.Scale(nice=False, zero=False, padding=6),
     axis=alt.Axis(tickMinStep=1, format="d"),
 )  # fmt: skip
 """From the first layer, the embedding's −1 or 0, to the last."""
-_BARE = alt.Axis(labels=False, ticks=False)
 Level = Literal["good", "mixed", "bad"]
 
 
@@ -76,12 +215,6 @@ def layer_values(
     """Return a metric's row for each layer: layer, value, standard_error, kind."""
     rows = diagnosis.rows.filter(metric=metric, variant=variant, position=position)
     return rows.filter(pl.col("head").is_null()).sort("layer")
-
-
-def head_values(diagnosis: Diagnosis, metric: str) -> pl.DataFrame:
-    """Return a metric's row for each layer and head."""
-    rows = diagnosis.rows.filter(metric=metric, variant="paper")
-    return rows.filter(pl.col("head").is_not_null()).sort("layer", "head")
 
 
 def summary(diagnosis: Diagnosis) -> dict[str, Any]:
@@ -209,7 +342,31 @@ def _channel(diagnosis: Diagnosis) -> str:
 
 def layer_charts(diagnoses: Sequence[Diagnosis]) -> list[tuple[str, Drawing]]:
     """Return a curve over layers for each metric, all models in each, with ± one standard error."""
-    return [(title, _curve(diagnoses, *curve)) for *curve, title in _CURVES]
+    return [(title, _curve(diagnoses, *curve, title)) for *curve, title, _ in _CURVES]
+
+
+def diagnosis_figures(diagnoses: Sequence[Diagnosis]) -> list[tuple[str, Drawing]]:
+    """Return every chart of the page with a title of its own, for a paper."""
+    longest = max(each.length for each in diagnoses)
+    return [
+        *((f"{title}, over layers", chart) for title, chart in layer_charts(diagnoses)),
+        ("Sorted ranks of all heads", rank_strips(diagnoses)),
+        ("Normalized eigenvalues of the values, mean over layers", spectra(diagnoses)),
+        ("Largest token importances over layers", top_importance(diagnoses)),
+        *(
+            (f"{title} of {each.name}", chart)
+            for each in diagnoses
+            for title, chart in (
+                *((title[0].upper() + title[1:], map_) for title, _, map_ in maps(each, longest)),
+                ("Attention of the strongest sink head", attention(each, "sinks")),
+                ("Attention of the head of the highest rank", attention(each, "widest")),
+                ("Attention of a head over whole sequences", pictures(each)),
+                ("Mean attention of all heads and layers", mean_attention(each)),
+                ("Hidden-state magnitude", hidden(each)),
+            )
+            if chart is not None
+        ),
+    ]
 
 
 def rank_strips(diagnoses: Sequence[Diagnosis]) -> Drawing:
@@ -224,15 +381,20 @@ def rank_strips(diagnoses: Sequence[Diagnosis]) -> Drawing:
             )
         ),
     )
-    chart = alt.Chart(frame).mark_point(filled=True, size=22, opacity=0.75)
-    chart = chart.encode(
+    longest = max(each.length for each in diagnoses)
+    ticks = [rank for rank in RANKS if rank <= longest]
+    base = alt.Chart(rounded(frame, 4)).encode(
         x=alt.X("place:Q", title="heads, sorted", axis=alt.Axis(format="%")),
-        y=alt.Y("value:Q", title="rank", scale=alt.Scale(type="symlog")),
-        color=_models(diagnoses),
-        shape=alt.Shape("kind:N", legend=None),
-        tooltip=["model:N", "layer:O", "head:O", "value:Q", "kind:N"],
+        color=_models(diagnoses, legend=None),
     )
-    return wide(chart, 240)
+    y = alt.Y("value:Q", title="rank", scale=alt.Scale(type="log", domain=(1, longest), clamp=True),
+              axis=alt.Axis(values=ticks))  # fmt: skip
+    points = base.mark_point(filled=True, size=26)
+    points = points.encode(
+        y=y, shape=shaped("model", _names(diagnoses), legend=None), opacity=opacity("model", 0.75)
+    )
+    tooltip = tips("model:N", "layer:O", "head:O", "value:Q", "kind:N")
+    return wide(switchable(alt.layer(points, nearest(base, tooltip, y))), 240)
 
 
 def spectra(diagnoses: Sequence[Diagnosis]) -> Drawing:
@@ -246,14 +408,10 @@ def spectra(diagnoses: Sequence[Diagnosis]) -> Drawing:
             .sort("position")
         ),
     )
-    chart = alt.Chart(frame).mark_line(strokeWidth=2)
-    chart = chart.encode(
-        x=alt.X("position:Q", title="eigenvalue, from the largest"),
-        y=alt.Y("value:Q", title="ratio to the largest", scale=alt.Scale(type="log")),
-        color=_models(diagnoses),
-        tooltip=["model:N", "position:Q", tip("value", ".3~g")],
-    )
-    return wide(chart, 220)
+    x = alt.X("position:Q", title="eigenvalue, from the largest")
+    y = alt.Y("value:Q", title="ratio to the largest", scale=alt.Scale(type="log"),
+              axis=alt.Axis(format="~g", tickCount=4))  # fmt: skip
+    return wide(_lines(diagnoses, frame, x, y, ["position:Q"], ".3~g"), 220)
 
 
 def top_importance(diagnoses: Sequence[Diagnosis]) -> Drawing:
@@ -261,21 +419,25 @@ def top_importance(diagnoses: Sequence[Diagnosis]) -> Drawing:
     frame = _of_all(
         diagnoses,
         lambda each: each.rows.filter(metric="top_importance", variant="code").select(
-            "layer", "value", k="position"
+            "layer", "value", k=pl.col("position").cast(pl.Int64)
         ),
     )
-    chart = alt.Chart(frame).mark_line(strokeWidth=2)
-    chart = chart.encode(
-        x=_LAYERS,
-        y=alt.Y("value:Q", title="k-th largest importance", scale=alt.Scale(type="log")),
-        color=_models(diagnoses),
-        strokeDash=alt.StrokeDash("k:N", sort=None, legend=alt.Legend(title="k")),
-        tooltip=["model:N", "layer:Q", "k:N", tip("value", ".3~g")],
-    )
-    return wide(chart, 240)
+    ks = sorted(frame["k"].unique())
+    scale = alt.Scale(domain=ks, range=list(DASHES[: len(ks)]))
+    base = alt.Chart(rounded(frame, 4)).encode(x=_LAYERS, color=_models(diagnoses, legend=None))
+    y = alt.Y("value:Q", title="k-th largest importance", scale=alt.Scale(type="log"),
+              axis=alt.Axis(format="~g", tickCount=4))  # fmt: skip
+    lines = base.mark_line(strokeWidth=2).encode(
+        y=y, opacity=opacity("model"),
+        strokeDash=alt.StrokeDash("k:O", scale=scale, legend=alt.Legend(title="k")),
+    )  # fmt: skip
+    tooltip = [*tips("model:N", "layer:Q", "k:O"), tip("value", ".3~g")]
+    return wide(switchable(alt.layer(lines, nearest(base, tooltip, y))), 240)
 
 
-def _curve(diagnoses: Sequence[Diagnosis], metric: str, variant: str, position: str) -> Drawing:
+def _curve(
+    diagnoses: Sequence[Diagnosis], metric: str, variant: str, position: str, title: str
+) -> Drawing:
     value, error = pl.col("value"), pl.col("standard_error").fill_null(0)
     low = value - error
     if metric in _LOG:
@@ -286,16 +448,40 @@ def _curve(diagnoses: Sequence[Diagnosis], metric: str, variant: str, position: 
             "layer", "value", "kind", low=low, high=value + error
         ),
     )
-    scale = alt.Scale(type="log") if metric in _LOG else alt.Scale()
-    base = alt.Chart(frame).encode(x=_LAYERS)
-    color = _models(diagnoses, legend=None)
-    line = base.mark_line(strokeWidth=1.8, point=alt.OverlayMarkDef(size=18)).encode(
-        y=alt.Y("value:Q", title=None, scale=scale),
-        color=color,
-        tooltip=["model:N", "layer:Q", tip("value", ",.4~g"), "kind:N"],
-    )
-    band = base.mark_area(opacity=0.2).encode(y=alt.Y("low:Q"), y2="high:Q", color=color)
-    return wide(alt.layer(band, line), 150)
+    scale, axis = alt.Scale(), alt.Axis(tickCount=4)
+    if metric in _LOG:
+        scale, axis = alt.Scale(type="log"), alt.Axis(labelExpr=_LOG_LABELS, tickCount=3)
+    elif metric.startswith("first_key"):
+        scale = alt.Scale(domain=SHARE)
+    elif metric in _RANKS:
+        longest = max(each.length for each in diagnoses)
+        scale = alt.Scale(type="log", domain=(1, longest), clamp=True)
+        axis = alt.Axis(values=[rank for rank in _FEW_RANKS if rank <= longest])
+    y = alt.Y("value:Q", title=None, scale=scale, axis=axis)
+    return wide(_lines(diagnoses, frame, _LAYERS, y, ["layer:Q", "kind:N"], ",.4~g", title), 150)
+
+
+def _lines(
+    diagnoses: Sequence[Diagnosis], frame: pl.DataFrame, x: alt.X, y: alt.Y, fields: Sequence[str],
+    style: str, title: str = "",
+) -> alt.LayerChart:  # fmt: skip
+    """Draw a line a model, by color and dash, with a band where the frame has low and high."""
+    base = alt.Chart(rounded(frame, 5)).encode(x=x, color=_models(diagnoses, legend=None))
+    dash = dashed("model", _names(diagnoses), dashes(diagnoses), legend=None)
+    lines = base.mark_line(strokeWidth=1.8).encode(y=y, strokeDash=dash, opacity=opacity("model"))
+    named = {"title": title} if title else {}
+    tooltip = [*tips("model:N", *fields), tip("value", style, **named)]
+    layers = [lines, nearest(base, tooltip, y)]
+    if "low" in frame.columns and frame["high"].ne_missing(frame["low"]).any():
+        band = base.mark_area().encode(
+            y=alt.Y("low:Q"), y2=alt.Y2("high:Q"), opacity=opacity("model", 0.2)
+        )
+        layers.insert(0, band)
+    return switchable(alt.layer(*layers))
+
+
+def _names(diagnoses: Sequence[Diagnosis]) -> list[str]:
+    return [each.name for each in diagnoses]
 
 
 def _of_all(
@@ -305,79 +491,73 @@ def _of_all(
 
 
 def _models(diagnoses: Sequence[Diagnosis], **more: Any) -> alt.Color:
-    if len(diagnoses) == 1:
-        more = {"legend": None}
-    return colored("model", [each.name for each in diagnoses], **more)
-
-
-def _heads(diagnosis: Diagnosis, metric: str, title: str) -> Drawing:
-    """Draw a metric of every layer and head; a bound is marked."""
-    rows = head_values(diagnosis, metric).select("layer", "head", "value", "kind")
-    x = alt.X("layer:O", title="layer", axis=alt.Axis(labelAngle=0, labelOverlap=True))
-    y = alt.Y("head:O", title="head")
-    tooltip = ["layer:O", "head:O", tip("value", ",.4~g"), "kind:N"]
-    cells = heatmap(rows, x, y, "value", title, tooltip=tooltip)
-    bounds = alt.Chart(rows).transform_filter(alt.datum.kind == "bound")
-    marks = bounds.mark_text(text="≤", fontSize=9).encode(x=x, y=y, color=alt.value("white"))
-    return wide(alt.layer(cells, marks), alt.Step(14))
+    return colored("model", _names(diagnoses), **more)
 
 
 def first_token_heads(diagnosis: Diagnosis) -> Drawing:
     """Draw the first-token share of every layer and head."""
-    return _heads(diagnosis, "first_key_share_without_row_0", "first-token share")
+    return head_map(diagnosis, next(each for each in MAPS if each.title == "first-token share"))
 
 
-def _pictures(diagnosis: Diagnosis) -> Drawing | None:
-    """Draw the attention of the chosen layers and heads as small squares."""
-    cells = _placed(diagnosis, "attention_picture", "query", "key", "layer", "head")
-    if cells is None:
-        return None
-    cells = cells.with_columns(pl.col("value").sqrt())
-    x, y = alt.X("key:O", axis=None), alt.Y("query:O", axis=None)
-    row, column = (alt.Header(labelExpr=f"'{name} ' + datum.value") for name in ("layer", "head"))
-    return (
-        heatmap(cells.rename({"value": "weight"}), x, y, "weight", None)
-        .properties(width=120, height=120)
-        .facet(
-            row=alt.Row("layer:O", title=None, header=row),
-            column=alt.Column("head:O", title=None, header=column),
-            spacing=6,
+def headlines(diagnoses: Sequence[Diagnosis]) -> list[str]:
+    """Return the verdicts, a sentence for all models of which the same is to be said."""
+    said: dict[str, list[str]] = {}
+    for each in diagnoses:
+        said.setdefault(_ills(each), []).append(each.name)
+    return [
+        f"{listed(names)} {'have' if len(names) > 1 else 'has'} {ills}."
+        if ills
+        else f"{listed(names)} {'are' if len(names) > 1 else 'is'} healthy: no sinks, lazy layers, "
+        "drained values or outliers."
+        for ills, names in said.items()
+    ]
+
+
+def _ills(diagnosis: Diagnosis) -> str:
+    words = {"bad": "strong ", "mixed": "some "}
+    ills = {
+        "Attention sinks": "attention sinks", "Lazy layers": "lazy heads",
+        "Drained values": "drained values", "Outlier activations": "outliers",
+    }  # fmt: skip
+    found = [
+        words[each.level] + ("lazy layers" if lazy_layers(diagnosis) and each.title == "Lazy layers"
+        else ills[each.title])
+        for each in findings(diagnosis) if each.level != "good"
+    ]  # fmt: skip
+    return listed(found) if found else ""
+
+
+def next_steps(diagnoses: Sequence[Diagnosis], sources: Sequence[str]) -> list[Step]:
+    """Return what to do about what was found; what is healthy is quantized together."""
+    found = [_cure(each, source) for each, source in zip(diagnoses, sources, strict=True)]
+    healthy = [n for n, step in enumerate(found) if step is None]
+    steps = [step for step in found if step is not None]
+    if healthy:
+        names = listed(diagnoses[n].name for n in healthy)
+        models = " ".join(shlex.quote(sources[n]) for n in healthy)
+        steps.append(Step(f"nothing to cure in {names}; see what quantization does",
+                          f"wakeful quantize {models}"))  # fmt: skip
+    return steps
+
+
+def _cure(diagnosis: Diagnosis, source: str) -> Step | None:
+    levels = {each.title: each.level for each in findings(diagnosis)}
+    model = shlex.quote(source)
+    depth = suggested_depth(diagnosis)
+    if levels["Attention sinks"] != "good":
+        return Step(f"store {diagnosis.name}'s sink outside the text, turn its outliers away",
+                    f"wakeful cure {model} --rotate hadamard --prefix bos")  # fmt: skip
+    if levels["Lazy layers"] == "bad" and depth < diagnosis.num_layers:
+        return Step(f"train a model with the {depth} layers of {diagnosis.name} that work",
+                    f"wakeful inherit {model} --layers {depth}")  # fmt: skip
+    if levels["Outlier activations"] != "good":
+        return Step(
+            f"turn the outliers of {diagnosis.name} away", f"wakeful cure {model} --rotate hadamard"
         )
-    )
+    return None
 
 
-def _mean_attention(diagnosis: Diagnosis) -> Drawing | None:
-    """Draw the mean attention of all heads and layers among the first positions."""
-    cells = _placed(diagnosis, "mean_attention", "query", "key")
-    if cells is None:
-        return None
-    x, y = alt.X("key:O", title="key", axis=_BARE), alt.Y("query:O", title="query", axis=_BARE)
-    tooltip = ["query:O", "key:O", tip("value", ".3f")]
-    chart = heatmap(cells, x, y, "value", "mean weight", type="sqrt", tooltip=tooltip)
-    return chart.properties(width=300, height=300)
-
-
-def _hidden(diagnosis: Diagnosis) -> Drawing | None:
-    """Draw the magnitude of hidden states: positions by channel bins."""
-    cells = _placed(diagnosis, "hidden_picture", "token", "channel")
-    if cells is None:
-        return None
-    cells = cells.select("token", "channel", size=pl.col("value").log1p())
-    x = alt.X("channel:O", title="channels, binned by their largest", axis=_BARE)
-    y = alt.Y("token:O", title="position", axis=_BARE)
-    return wide(heatmap(cells, x, y, "size", "log(1 + |x|)"), 220)
-
-
-def _placed(
-    diagnosis: Diagnosis, metric: str, row: str, column: str, *more: str
-) -> pl.DataFrame | None:
-    """Return a metric of pairs of places, which a row's position names "row,column", if any."""
-    rows = diagnosis.rows.filter(metric=metric)
-    place = pl.col("position").str.split(",").list
-    pair = {row: place.get(0).cast(pl.Int64), column: place.get(1).cast(pl.Int64)}
-    return None if rows.is_empty() else rows.select(*more, "value", **pair)
-
-
+@unchecked
 def write_diagnosis(
     diagnoses: Sequence[Diagnosis],
     path: str | Path,
@@ -385,39 +565,56 @@ def write_diagnosis(
     title: str,
     method: Mapping[str, Any],
     done: Sequence[tuple[str, str]] = (),
+    sources: Sequence[str] = (),
 ) -> Path:
     """Write the page; an old page stays until the new one is whole.
 
-    `done` are words and what they say of what was done to the last of several models.
+    `done` are words and what they say of what was done to the last of several models; `sources`
+    are what the models were asked for as, for a command to type.
     """
     figures = [summary(each) for each in diagnoses]
+    named = sources if len(sources) == len(diagnoses) else _names(diagnoses)
+    longest = max(each.length for each in diagnoses)
+    curves = layer_charts(diagnoses)
     return write_page(
         path,
         "diagnosis",
         title=title,
         method=method,
+        headlines=headlines(diagnoses),
+        steps=[] if done else next_steps(diagnoses, named),
         done=done,
         models=[
             {
                 "name": each.name,
                 "lazy_layers": lazy_layers(each),
                 "findings": findings(each),
-                "rank": _heads(each, "rank", "rank"),
-                "share": first_token_heads(each),
-                "pictures": _pictures(each),
-                "mean": _mean_attention(each),
-                "hidden": _hidden(each),
+                "maps": maps(each, longest),
+                "sink": sink(each),
+                "read": "".join(each.tokens[:_READ]),
+                "attention": attention(each, "sinks"),
+                "widest": attention(each, "widest"),
+                "pictures": pictures(each),
+                "mean": mean_attention(each),
+                "hidden": hidden(each),
                 "channels": _channels(each),
             }
             for each in diagnoses
         ],
         compared=[
-            (label, [_compared(figure[key], figures[0][key], style) for figure in figures])
+            (
+                label,
+                _EXPLAINED.get(key, ""),
+                [_compared(figure[key], figures[0][key], style) for figure in figures],
+            )
             for key, label, style in _COMPARED
             if any(figure[key] is not None for figure in figures)
         ],
         colors=colors(diagnoses),
-        curves=layer_charts(diagnoses),
+        dashes=dashes(diagnoses),
+        shown=curves[:_FIRST],
+        rest=curves[_FIRST:],
+        explained={title: text for *_, title, text in _CURVES},
         strips=rank_strips(diagnoses),
         spectra=spectra(diagnoses),
         top=top_importance(diagnoses),
@@ -441,6 +638,7 @@ def _compared(value: float | None, first: float | None, style: str) -> tuple[str
     """Return a figure and, for all models but the first, its difference to the first model's."""
     if value is None:
         return "–", ""
+    shown = style.format(value).replace("-", "−")
     if first is None or value is first:
-        return style.format(value), ""
-    return style.format(value), style.replace("{:", "{:+").format(value - first)
+        return shown, ""
+    return shown, style.replace("{:", "{:+").format(value - first).replace("-", "−")

@@ -1,6 +1,7 @@
 """Scores of models as rows to show, figures for summary.json, charts, and one offline HTML page."""
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -11,10 +12,10 @@ import altair as alt
 import polars as pl
 
 from wakeful.config.verbs import EvaluateOptions
-from wakeful.estimates import finite
+from wakeful.estimates import finite, reach
 from wakeful.evaluation.scores import Score, difference
-from wakeful.pages.charts import Drawing, colored, colors, tip
-from wakeful.pages.page import write_page
+from wakeful.pages.charts import Drawing, colored, colors, shaped, tip, tips, unchecked
+from wakeful.pages.page import Step, listed, write_page
 from wakeful.runs.run import Environment
 
 _MANY = 1e7
@@ -100,20 +101,63 @@ def _dots(frame: pl.DataFrame, names: Sequence[str]) -> Drawing:
         color=colored("model", names, legend=None),
     )
     points = base.mark_point(filled=True, size=80, opacity=1)
-    points = points.encode(x=x, tooltip=["model:N", tip("figure", ",.6~g")])
-    rules = base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q"), x2="high:Q")
+    points = points.encode(
+        x=x,
+        shape=shaped("model", names, legend=None),
+        tooltip=[*tips("model:N"), tip("figure", ",.6~g")],
+    )
+    rules = base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q"), x2=alt.X2("high:Q"))
     return alt.layer(rules, points).properties(height=34 * len(frame), width="container")
 
 
-def write_evaluation(
-    scores: Sequence[Score], path: str | Path, *, title: str, method: Mapping[str, Any]
-) -> Path:
-    """Write the page; an old page stays until the new one is whole."""
+def headlines(scores: Sequence[Score]) -> list[str]:
+    """Return what the models reach, and which are surely better or worse than the first."""
     names, rows = shown(scores)
+    if len(names) == 1:
+        told = [f"{row.title} {row.cells[0].value}" for row in rows]
+        return [f"{names[0]} reaches {listed(told)}."]
+    first = {(score.task, score.metric): score for score in scores if score.model == names[0]}
+    sentences = []
+    for name in names[1:]:
+        sides: dict[str, list[str]] = {}
+        for score in scores:
+            other = first.get((score.task, score.metric))
+            paired = difference(score, other) if score.model == name and other else None
+            if paired is None:
+                continue
+            gap, error = paired
+            if not abs(gap) > reach(error, len(score.keys)):
+                side = "not surely different in"
+            else:
+                side = "better in" if (gap > 0) == score.higher_is_better else "worse in"
+            sides.setdefault(side, []).append(f"{score.task}: {score.metric}")
+        told = [f"{side} {listed(measures)}" for side, measures in sides.items()]
+        told = told or ["not measured on the same examples"]
+        sentences.append(f"Against {names[0]}, {name} is {'; '.join(told)}.")
+    return sentences
+
+
+@unchecked
+def write_evaluation(
+    scores: Sequence[Score],
+    path: str | Path,
+    *,
+    title: str,
+    method: Mapping[str, Any],
+    sources: Sequence[str] = (),
+) -> Path:
+    """Write the page; an old page stays until the new one is whole.
+
+    `sources` are what the models were asked for as, for a command to type.
+    """
+    names, rows = shown(scores)
+    models = " ".join(map(shlex.quote, sources or names))
     return write_page(
         path,
         "evaluation",
         title=title,
+        headlines=headlines(scores),
+        steps=[Step("see where attention and channels are wasted", f"wakeful diagnose {models}")],
         names=names,
         rows=rows,
         colors=colors(names),

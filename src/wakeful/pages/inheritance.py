@@ -1,6 +1,7 @@
 """What an inheritance says: plain words, charts, and one offline HTML page."""
 
 import math
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,8 +11,8 @@ import polars as pl
 from wakeful.estimates import with_error
 from wakeful.growth.layers import written
 from wakeful.growth.outcome import Arm, Behind, Reference, Sizes, Summary
-from wakeful.pages.charts import DASHES, PALETTE, Drawing, colored, colors, dashed, tip
-from wakeful.pages.page import write_page
+from wakeful.pages.charts import DASHES, PALETTE, Drawing, colored, colors, dashed, tip, unchecked
+from wakeful.pages.page import Step, write_page
 from wakeful.runs.run import Environment, Run
 
 _FIGURES = {
@@ -187,10 +188,20 @@ def _told(value: float, error: float | None, sign: str = "") -> str:
     return with_error(value, math.nan if error is None else error, sign)
 
 
+def headline(summary: Summary) -> str:
+    """Return whether the heir reached parity, in a sentence."""
+    heir, reference = summary.heir, summary.reference
+    gap = _told(abs(heir.minus_reference), heir.minus_reference_error)
+    depth = f"{heir.depth} of {reference.layers} layers"
+    if heir.parity:
+        return f"{heir.arm} reaches parity with {reference.name} with {depth}."
+    return f"{heir.arm}, with {depth}, is {gap} nats short of {reference.name}."
+
+
+@unchecked
 def write_inheritance(path: str | Path, page: str | Path = "") -> Path:
     """Write the page about an inheritance's folder; an old page stays until the new is whole."""
     summary, environment = read_inheritance(path)
-    kept = set(summary.choice.layers)
     return write_page(
         page or Path(path) / "report.html",
         "inheritance",
@@ -198,21 +209,41 @@ def write_inheritance(path: str | Path, page: str | Path = "") -> Path:
         summary=summary,
         environment=environment,
         heir=summary.heir,
+        headlines=[headline(summary)],
+        steps=[
+            Step(
+                f"look inside {summary.heir.arm}",
+                f"wakeful diagnose {shlex.quote(str(Path(path) / summary.heir.runs[-1]))}",
+            )
+        ],
         verdicts=verdicts(summary),
         cost=_cost(summary.reference),
         choice=_choice(summary),
         bridges=_bridges(summary),
         lesson=_lesson(summary),
         curves=loss_curves(summary),
-        figures=[
-            (_FIGURES[name], _bars(values, kept, _FIGURES[name]))
-            for name, values in summary.choice.figures.items()
-            if name in _FIGURES
-        ],
+        figures=_chosen_by(summary),
         colors=colors(summary.arms),
         sizes=[_size(summary.sizes, *size) for size in _SIZES],
         written=written,
     )
+
+
+def inheritance_figures(summary: Summary) -> list[tuple[str, Drawing]]:
+    """Return every chart of the page with a title for a paper."""
+    return [
+        ("Validation loss over training steps", loss_curves(summary)),
+        *((f"{title} of each layer", chart) for title, chart in _chosen_by(summary)),
+    ]
+
+
+def _chosen_by(summary: Summary) -> list[tuple[str, Drawing]]:
+    kept = set(summary.choice.layers)
+    return [
+        (_FIGURES[name], _bars(values, kept, _FIGURES[name]))
+        for name, values in summary.choice.figures.items()
+        if name in _FIGURES
+    ]
 
 
 def loss_curves(summary: Summary) -> Drawing:
@@ -228,18 +259,23 @@ def loss_curves(summary: Summary) -> Drawing:
         x=alt.X("step:Q", title="training step", axis=alt.Axis(tickCount=8)),
         y=alt.Y("loss:Q", title="validation loss (nats a token)", scale=alt.Scale(zero=False)),
         color=colored("arm", names, legend=stroke),
-        tooltip=["arm:N", "run:N", "step:Q", tip("loss", ".4f")],
+        tooltip=[
+            alt.Tooltip("arm:N"),
+            alt.Tooltip("run:N"),
+            alt.Tooltip("step:Q"),
+            tip("loss", ".4f"),
+        ],
     )
     # Past the palette's length colors come again, and dashes distinguish them.
     dashes = [DASHES[n // len(PALETTE) % 4] for n in range(len(names))]
     dash = dashed("arm", names, dashes, legend=stroke)
-    lines = base.mark_line(strokeWidth=2).encode(detail="run:N", strokeDash=dash)
+    lines = base.mark_line(strokeWidth=2).encode(detail=alt.Detail("run:N"), strokeDash=dash)
     points = base.mark_point(filled=True, size=36, opacity=1)
     reference = summary.reference
     across = alt.Chart(pl.DataFrame({"loss": [reference.loss], "name": [reference.name]}))
-    rule = across.mark_rule(strokeWidth=1.5, strokeDash=[5, 4]).encode(y="loss:Q")
+    rule = across.mark_rule(strokeWidth=1.5, strokeDash=[5, 4]).encode(y=alt.Y("loss:Q"))
     label = across.mark_text(align="right", baseline="bottom", dy=-3)
-    label = label.encode(y="loss:Q", x=alt.value("width"), text="name:N")
+    label = label.encode(y=alt.Y("loss:Q"), x=alt.value("width"), text=alt.Text("name:N"))
     return alt.layer(rule, label, lines, points).properties(height=360, width="container")
 
 
@@ -260,7 +296,7 @@ def _bars(values: Sequence[float], kept: set[int], title: str) -> Drawing:
         x=alt.X("layer:O", title="layer", axis=axis),
         y=alt.Y("value:Q", title=title),
         color=alt.Color("layers:N", scale=colors),
-        tooltip=["layer:O", tip("value", ".4~g"), "layers:N"],
+        tooltip=[alt.Tooltip("layer:O"), tip("value", ".4~g"), alt.Tooltip("layers:N")],
     )
     return chart.properties(height=150, width="container")
 

@@ -5,6 +5,9 @@ import hashlib
 import itertools
 import json
 import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -16,10 +19,30 @@ from markupsafe import Markup
 
 from wakeful.errors import WakefulError
 from wakeful.estimates import with_error
-from wakeful.pages.charts import specification, theme
+from wakeful.pages.charts import slug, specification, still, theme
 from wakeful.paths import default_cache_dir
 from wakeful.runs.run import replaced
 
+
+@dataclass(frozen=True)
+class Step:
+    """What to do next: in words, and as the command to type."""
+
+    words: str
+    command: str
+
+
+def listed(names: Iterable[object]) -> str:
+    """Return "a, b and c"."""
+    *before, last = map(str, names)
+    return f"{', '.join(before)} and {last}" if before else last
+
+
+_PICTURES = 6
+"""Charts of a page, the first, that stand there as pictures too: a tenth of a second each."""
+_WIDTH = 480
+_LARGE = 60_000
+"""Bytes of a picture of lines; what is larger is smaller as dots."""
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -37,7 +60,11 @@ def write_page(path: str | Path, template: str, **values: Any) -> Path:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters["spec"] = lambda chart: _json(specification(chart))
+    environment.filters["spec"] = specification
+    environment.filters["json"] = _json
+    environment.filters["picture"] = _picture
+    environment.filters["anchors"] = _anchors
+    environment.filters["slug"] = slug
     environment.filters["with_error"] = _with_error
     environment.filters["figure"] = _figure
     environment.globals["means_over_layers"] = "over block outputs, the embedding left out"
@@ -66,6 +93,38 @@ def _figure(value: float) -> str:
     else:
         text = f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
     return text.replace("-", "−")
+
+
+def _picture(spec: dict[str, Any], number: int) -> str:
+    """Return the address of a picture for a page whose scripts are off, for its first charts."""
+    if number > _PICTURES:
+        return ""
+    config = still(spec, _WIDTH)
+    config["config"]["aria"] = False
+    svg = vl_convert.vegalite_to_svg(config).encode()
+    png = vl_convert.svg_to_png(svg.decode(), scale=1) if len(svg) > _LARGE else b""
+    kind, data = ("png", png) if png else ("svg+xml", svg)
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def _anchors(content: Markup) -> tuple[list[tuple[str, Markup]], Markup]:
+    """Return each h2's name and title, and the content with those names at its h2."""
+    titles: list[tuple[str, Markup]] = []
+
+    def named(match: re.Match[str]) -> str:
+        titles.append((f"part-{len(titles) + 1}", Markup(match[1])))
+        return f'<h2 id="{titles[-1][0]}">{match[1]}</h2>'
+
+    # Values are escaped: every <h2> is a template's.
+    return titles, Markup(re.sub("<h2>(.*?)</h2>", named, content))
+
+
+def rough(value: float) -> str:
+    """Return a figure that noise leaves three digits of: "58,900", "7.31"."""
+    if value <= 0:
+        return f"{value:g}".replace("-", "−")
+    places = 2 - math.floor(math.log10(value))
+    return f"{round(value, places):,.{max(0, places)}f}"
 
 
 def _script(text: str) -> Markup:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import altair as alt
 import polars as pl
 
-from wakeful.pages.charts import Drawing, heatmap, rounded, tip
+from wakeful.pages.charts import SHARE, Drawing, heatmap, rounded, tip
 from wakeful.probes.base import Frame
 
 Labeled = Sequence[tuple[str, Frame]]
@@ -55,7 +55,8 @@ def hidden_magnitude(shown: Labeled) -> Drawing:
 def _squares(cells: Sequence[tuple[str, pl.DataFrame]], columns: int) -> Drawing:
     x, y = (alt.X("key:O", title="key", axis=_BARE), alt.Y("query:O", title="query", axis=_BARE))
     tooltip = ["query:O", "key:O", tip("value", ".3f", title="weight")]
-    chart = heatmap(_stacked(cells), x, y, "value", "weight", type="sqrt", tooltip=tooltip)
+    chart = heatmap(_stacked(cells), x, y, "value", "weight", type="sqrt", domain=SHARE,
+                    tooltip=tooltip)  # fmt: skip
     square = chart.properties(width=_SQUARE, height=_SQUARE)
     return _beside(square, [label for label, _ in cells], columns)
 

@@ -1,6 +1,7 @@
 """What quantization did: figures for a summary, plain words, charts, and one offline HTML page."""
 
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +22,11 @@ from wakeful.pages.charts import (
     line_at,
     rounded,
     tip,
+    unchecked,
     wide,
 )
 from wakeful.pages.diagnosis import Finding, Level
-from wakeful.pages.page import write_page
+from wakeful.pages.page import Step, listed, write_page
 from wakeful.pages.pretrained import PrintedRow
 from wakeful.quant.measure import Measurement
 from wakeful.quant.schemes import Scheme
@@ -359,6 +361,26 @@ def charts(damage: Damage) -> list[tuple[str, Drawing]]:
     ]
 
 
+_TITLES = {
+    "layer-error": "Relative error of each block's layers",
+    "input-kurtosis": "Kurtosis of the inputs of each block's layers",
+    "block-error": "Relative error of each block's output",
+    "block-kurtosis": "Kurtosis of each block's output",
+    "error-against-kurtosis": "Error of layers against the kurtosis of their inputs",
+}
+
+
+def titled(damage: Damage) -> list[tuple[str, Drawing]]:
+    """Return every chart with a title for a paper."""
+    drawn = dict(charts(damage))
+    layers = [
+        (f"Relative error of every layer under {name}", drawn[f"layers-{n}"])
+        for n, name in enumerate(damage.schemes)
+        if f"layers-{n}" in drawn
+    ]
+    return [*((title, drawn[name]) for name, title in _TITLES.items()), *layers]
+
+
 def layer_error(damage: Damage) -> Drawing:
     """Draw the relative error of the layers of each block: their root mean square."""
     frames = {
@@ -427,7 +449,13 @@ def error_over_kurtosis(
         ),
         y=_log("relative error", "~p", padding=8),
         color=color,
-        tooltip=[f"{of}:N", "module:N", tip("kurtosis", ".4~g"), *more, _ERROR],
+        tooltip=[
+            alt.Tooltip(f"{of}:N"),
+            alt.Tooltip("module:N"),
+            tip("kurtosis", ".4~g"),
+            *more,
+            _ERROR,
+        ],
     )
 
 
@@ -442,7 +470,7 @@ def _layer_map(damage: Damage, scheme: str) -> Drawing:
         "value",
         alt.Legend(title="relative error", format="~p", tickCount=4),
         type="log",
-        tooltip=["module:N", _ERROR],
+        tooltip=[alt.Tooltip("module:N"), _ERROR],
     )
     return wide(chart, 22 * len(kinds))
 
@@ -465,7 +493,12 @@ def _errors(damage: Damage, frames: Mapping[tuple[str, str], pl.DataFrame], titl
         y=_log(title, "~p"),
         color=colored("scheme", [*damage.schemes], legend=None),
         strokeDash=_dash(None),
-        tooltip=["scheme:N", "position:N", "layer:Q", _ERROR],
+        tooltip=[
+            alt.Tooltip("scheme:N"),
+            alt.Tooltip("position:N"),
+            alt.Tooltip("layer:Q"),
+            _ERROR,
+        ],
     )
     return wide(chart, 240)
 
@@ -480,7 +513,11 @@ def _kurtosis(frames: Mapping[str, pl.DataFrame], title: str) -> Drawing:
         x=_LAYERS,
         y=_log(title, "~g"),
         strokeDash=_dash(alt.Legend()),
-        tooltip=["position:N", "layer:Q", tip("value", ".4~g", title="kurtosis")],
+        tooltip=[
+            alt.Tooltip("position:N"),
+            alt.Tooltip("layer:Q"),
+            tip("value", ".4~g", title="kurtosis"),
+        ],
     )
     gaussian = line_at("y", 3.0, "gaussian", tooltip=alt.value("a Gaussian has 3"))
     return wide(alt.layer(gaussian, lines), 240)
@@ -499,6 +536,31 @@ def _dash(legend: alt.Legend | None) -> alt.StrokeDash:
     return dashed("position", _POSITIONS, ([1, 0], [4, 3]), legend=legend)
 
 
+_LEVELS: Mapping[Level, str] = {"good": "harmless", "mixed": "some damage", "bad": "severe"}
+
+
+def headline(damage: Damage) -> str:
+    """Return in a sentence which schemes harm the model, and how much."""
+    said: dict[str, list[str]] = {}
+    for finding in findings(damage):
+        said.setdefault(_LEVELS[finding.level], []).append(finding.title)
+    told = "; ".join(f"{level}: {listed(names)}" for level, names in said.items())
+    return f"{damage.measurement.name} quantized: {told}."
+
+
+def next_step(damage: Damage, source: str) -> Step:
+    """Return how to save the smallest harmless model, or how to make it easier to quantize."""
+    model = shlex.quote(source)
+    harmless = [each.title for each in findings(damage) if each.level == "good"]
+    if not harmless:
+        return Step("no scheme is harmless: turn the outliers away first",
+                    f"wakeful cure {model} --rotate hadamard")  # fmt: skip
+    best = min(harmless, key=lambda name: damage.bytes[name])
+    command = f"wakeful quantize {model} --scheme {shlex.quote(best)} --save {model}-quantized"
+    return Step("save the smallest harmless one", command)
+
+
+@unchecked
 def write_quantization(
     damage: Damage,
     path: str | Path,
@@ -506,13 +568,19 @@ def write_quantization(
     title: str,
     method: Mapping[str, Any],
     saved: Mapping[str, Any] | None,
+    source: str = "",
 ) -> Path:
-    """Write the page; an old page stays until the new one is whole."""
+    """Write the page; an old page stays until the new one is whole.
+
+    `source` is what the model was asked for as, for a command to type.
+    """
     full = summary(damage)
     return write_page(
         path,
         "quantization",
         title=title,
+        headlines=[headline(damage)],
+        steps=[] if saved else [next_step(damage, source or damage.measurement.name)],
         method=method,
         saved=saved,
         full=full,

@@ -7,13 +7,14 @@ from typing import Any
 from rich.table import Table as Grid
 from rich.text import Text
 
-from wakeful.pages.charts import Drawing, colored, colors, tip, wide
+from wakeful.pages.charts import Drawing, colored, colors, tip, unchecked, wide
 from wakeful.pages.page import write_page
 from wakeful.pages.pretrained import PretrainedTable
 from wakeful.pages.quantization import (
     Damage,
     error_over_kurtosis,
     follows,
+    headline,
     over_layers,
     over_models,
     predicts,
@@ -145,6 +146,7 @@ def _scatter(damages: Sequence[Damage], scheme: str) -> Drawing:
     return wide(error_over_kurtosis(frame, "model", color, peak), 260)
 
 
+@unchecked
 def write_matrix(
     damages: Sequence[Damage],
     path: str | Path,
@@ -169,6 +171,8 @@ def write_matrix(
         path,
         "quantization_matrix",
         title=title,
+        headlines=[headline(damage) for damage in damages],
+        steps=[],
         method=method,
         paper=table,
         printed=[] if table is None else _cells(damages, table),

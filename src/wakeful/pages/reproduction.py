@@ -1,7 +1,7 @@
 """The page of a reproduced exhibit: drawn as the paper draws it, ours beside the published."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,19 @@ from wakeful.exhibits.figures import Curve, Seen
 from wakeful.exhibits.judge import Verdict
 from wakeful.exhibits.plan import H100, Plan
 from wakeful.pages import patterns
-from wakeful.pages.charts import DASHES, PALETTE, Drawing, colored, dashed, line_at, rounded, tip
-from wakeful.pages.page import write_page
+from wakeful.pages.charts import (
+    Drawing,
+    colored,
+    dashed,
+    dashes,
+    line_at,
+    readable_lines,
+    rounded,
+    tip,
+    tips,
+    unchecked,
+)
+from wakeful.pages.page import Step, listed, write_page
 from wakeful.probes.base import Frame
 from wakeful.runs.run import Environment
 from wakeful.variants import build_call
@@ -91,6 +102,7 @@ def _found(verdict: Verdict) -> str:
     return found if verdict.error is not None else f"{found}, one seed"
 
 
+@unchecked
 def write_reproduction(
     path: Path, plan: Plan, results: Results, verdicts: Sequence[Verdict], facts: Facts
 ) -> Path:
@@ -109,6 +121,8 @@ def write_reproduction(
         "reproduction",
         title=exhibit.heading,
         exhibit=exhibit,
+        headlines=[_counted(counts, plan)],
+        steps=_larger(plan, counts["not resolved"]),
         headline=headline(plan, facts, results),
         counts=counts,
         verdicts=verdicts,
@@ -123,6 +137,20 @@ def write_reproduction(
         hours=plan.operations / H100 / 3600,
         configs=configs,
     )
+
+
+def _counted(counts: Mapping[str, int], plan: Plan) -> str:
+    told = listed(f"{count} {outcome}" for outcome, count in counts.items() if count)
+    return f"Of {sum(counts.values())} claims at {plan.scale} scale: {told or 'none judged'}."
+
+
+def _larger(plan: Plan, open_claims: int) -> list[Step]:
+    """Return the next larger scale as what to do where a claim is not resolved."""
+    scale = {"tiny": "small", "small": "paper"}.get(plan.scale)
+    if scale is None or not open_claims:
+        return []
+    command = f"wakeful reproduce {plan.exhibit.name} --scale {scale}"
+    return [Step("try what is not resolved at the next scale", command)]
 
 
 def _tables(exhibit: Exhibit, results: Results) -> list[tuple[str, list[str], list[Any]]]:
@@ -191,9 +219,7 @@ class _Names:
         return colored("row", self.labels, **more)
 
     def dash(self) -> Any:
-        labels = self.labels
-        dashes = [DASHES[(n + n // len(PALETTE)) % len(DASHES)] for n in range(len(labels))]
-        return dashed("row", labels, dashes)
+        return dashed("row", self.labels, dashes(self.labels))
 
 
 Draw = Callable[..., list[tuple[str, Drawing]]]
@@ -255,9 +281,11 @@ def over_groups(
     frame = rounded(pl.DataFrame(rows))
     base = alt.Chart(frame).encode(x=x, color=names.color())
     lines = base.mark_line(point=True).encode(
-        y=y, strokeDash=names.dash(), tooltip=["row:N", "x:Q", tip("y", ".4f")]
+        y=y,
+        strokeDash=names.dash(),
+        tooltip=[alt.Tooltip("row:N"), alt.Tooltip("x:Q"), tip("y", ".4f")],
     )
-    bars = base.mark_rule().encode(y=alt.Y("low:Q"), y2="high:Q")
+    bars = base.mark_rule().encode(y=alt.Y("low:Q"), y2=alt.Y2("high:Q"))
     chart = alt.layer(bars, lines).properties(height=280, width="container")
     chart = chart.resolve_legend(color="independent", strokeDash="independent")
     return [(title or figure, chart)]
@@ -293,10 +321,10 @@ def bars(
                 "y:Q", title=axis, scale=alt.Scale(zero=against), axis=alt.Axis(tickCount=8)
             ),
             color=names.color(legend=None),
-            tooltip=["row:N", tip("y", "+.4f"), tip("paper", "+.4f")],
+            tooltip=[alt.Tooltip("row:N"), tip("y", "+.4f"), tip("paper", "+.4f")],
         )  # fmt: skip
         rules = shown.mark_rule(strokeWidth=2).encode(
-            x=alt.X("low:Q"), x2="high:Q", color=names.color(legend=None)
+            x=alt.X("low:Q"), x2=alt.X2("high:Q"), color=names.color(legend=None)
         )
         layers: list[Any] = [line_at("x", 0.0, "zero")] if against else []
         layers += [rules, points]
@@ -304,7 +332,7 @@ def bars(
             layers.append(
                 shown.transform_filter("datum.paper !== null")
                 .mark_point(shape="diamond", filled=False, size=110, color="#7F7F7F")
-                .encode(x="paper:Q")
+                .encode(x=alt.X("paper:Q"))
             )
         chart = alt.layer(*layers).properties(height=34 * len(rows), width="container")
         found.append((" ".join(filter(None, (names.group(group), axis))), chart))
@@ -405,15 +433,18 @@ def _curves(
         frame = rounded(pl.concat(frames))
         axis = alt.X("x:Q", title=x, axis=alt.Axis(tickMinStep=1, tickCount=8))
         color = names.color()
-        lines = alt.Chart(frame).mark_line(strokeWidth=2, point=x == "layer").encode(
-            x=axis, y=alt.Y("y:Q", title=title, scale=alt.Scale(zero=False)), color=color,
-            strokeDash=names.dash(), tooltip=["row:N", "x:Q", tip("y", ".4f")],
+        lines = readable_lines(
+            frame, "row", axis, alt.Y("y:Q", title=title, scale=alt.Scale(zero=False)),
+            [*tips("row:N", "x:Q"), tip("y", ".4f")], "x", color, names.dash(),
+            points=x == "layer",
         )  # fmt: skip
         band = alt.Chart(frame.drop_nulls("low")).mark_area(opacity=_BAND)
         layers: list[Any] = [line_at("y", 0.0, "zero")] if zero else []
         layers += [
-            band.encode(x=axis, y="low:Q", y2="high:Q", color=names.color(legend=None)),
-            lines,
+            band.encode(
+                x=axis, y=alt.Y("low:Q"), y2=alt.Y2("high:Q"), color=names.color(legend=None)
+            ),
+            *lines,
         ]
         chart = alt.layer(*layers).properties(height=300, width="container")
         chart = chart.resolve_legend(color="independent", strokeDash="independent")

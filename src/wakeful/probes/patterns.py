@@ -151,6 +151,52 @@ class MeanAttention(MergeableProbe):
         return pl.DataFrame(rows, schema=SCHEMA, orient="row")
 
 
+class FirstAttention(MergeableProbe):
+    """Every head's weights among the first `tokens` positions of the first sequence alone, where
+    each row and column is a token with a text. They are no metric: `frame()` has them.
+    """
+
+    COLUMNS = pl.Schema(
+        {"layer": pl.Int64, "head": pl.Int64, "query": pl.Int64, "key": pl.Int64,
+         "value": pl.Float64}
+    )  # fmt: skip
+
+    def __init__(self, *, tokens: int = 24) -> None:
+        self.tokens = tokens
+        self.weights: dict[int, list[list[list[float]]]] = {}
+
+    def see(self, event: Event) -> None:
+        if not isinstance(event, AttentionEvent) or event.layer in self.weights:
+            return
+        first = event.sequences[0]
+        size = min(self.tokens, first.length)
+        self.weights[event.layer] = [
+            first_weights(first, head, size).tolist() for head in range(first.num_heads)
+        ]
+
+    def state(self) -> Any:
+        return list(self.weights.items())
+
+    def merge(self, state: Any) -> None:
+        for layer, weights in state:
+            self.weights.setdefault(layer, weights)
+
+    def frame(self) -> Frame:
+        """Return a row a weight: layer, head, query, key, value; softmax over all keys."""
+        rows = [
+            (layer, head, query, key, value)
+            for layer, heads in sorted(self.weights.items())
+            for head, weights in enumerate(heads)
+            for query, line in enumerate(weights)
+            for key, value in enumerate(line)
+            if key <= query or value > 0
+        ]
+        return pl.DataFrame(rows, schema=self.COLUMNS, orient="row")
+
+    def rows(self) -> Frame:
+        return pl.DataFrame(schema=SCHEMA)
+
+
 class HiddenPicture(MergeableProbe):
     """`hidden_picture`: mean |x| over block outputs and sequences, the first `tokens` positions by
     channel bins (From Attention to Activation, figure 1b). Bins take the largest channel in them,

@@ -23,9 +23,15 @@ from wakeful.config.schema import (
 from wakeful.display import Shown, usual
 from wakeful.errors import WakefulError
 from wakeful.exhibits.exhibit import published
-from wakeful.pages.charts import Drawing
+from wakeful.pages.charts import Drawing, Titled
 from wakeful.pages.comparison.charts import difference_chart
-from wakeful.pages.comparison.page import caveat, render_terminal, verdicts, write_report
+from wakeful.pages.comparison.page import (
+    caveat,
+    comparison_figures,
+    render_terminal,
+    verdicts,
+    write_report,
+)
 from wakeful.training.comparison import compare as compare_into
 from wakeful.verbs.result import Stored
 
@@ -56,6 +62,9 @@ class Comparison(Stored):
     @property
     def verdicts(self) -> list[str]:
         return [*verdicts(self.found), caveat(self.found)]
+
+    def charts(self) -> Titled:
+        return comparison_figures(self.found)
 
     def picture(self) -> Drawing | None:
         return difference_chart(self.found)

@@ -16,7 +16,7 @@ from torch.func import functional_call
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
-from wakeful.config.verbs import LENGTH, CureOptions, DiagnoseOptions
+from wakeful.config.verbs import LENGTH, CureOptions, DiagnoseOptions, Figure
 from wakeful.data.sources import Beginning, beginning_of
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.device import choose_device
@@ -28,7 +28,7 @@ from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.model.decoder import Decoder
 from wakeful.optim.rotations.base import rotation_of
 from wakeful.pages.card import command_of, model_card
-from wakeful.pages.charts import Drawing
+from wakeful.pages.charts import Drawing, Titled
 from wakeful.pages.diagnosis import write_diagnosis
 from wakeful.runs.run import disk_errors, replaced
 from wakeful.surgery import check_rotates, choose_prefix, rotate, store_prefix
@@ -77,6 +77,8 @@ class Cure(Result):
     differences: Mapping[str, Difference]
     """By arithmetic: of the cured model from the one before, given the same tokens to read, and of
     rounding that one alone."""
+    figures: tuple[Figure, ...] = ()
+    """Formats of charts that are saved beside the page."""
 
     @property
     def frame(self) -> pl.DataFrame:
@@ -120,7 +122,11 @@ class Cure(Result):
             self.diagnosis.models, path / "report.html", title=title,
             method=self.diagnosis.method, done=self.done,
         )  # fmt: skip
+        self.save_figures(path / "figures", self.figures)
         return path
+
+    def charts(self) -> Titled:
+        return self.diagnosis.charts()
 
     def picture(self) -> Drawing | None:
         return self.diagnosis.picture()
@@ -231,7 +237,7 @@ def cure(
     cure = Cure(
         before=loaded, model=result, diagnosis=seen, prefix=tuple(prefix), done=tuple(done),
         stock=describe(cured.config)[0], differences=found,
-        command=command_of("cure", name_of(model), wanted),
+        command=command_of("cure", name_of(model), wanted), figures=wanted.figures,
     )  # fmt: skip
     if wanted.out:
         cure.save(wanted.out)

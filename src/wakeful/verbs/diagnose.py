@@ -1,8 +1,7 @@
 """The verb diagnose: models and a text in; tables, verdicts and a page out."""
 
-import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,22 +10,20 @@ import polars as pl
 from rich.table import Table as Grid
 from rich.text import Text
 
-from wakeful.config.verbs import LENGTH, DiagnoseOptions
+from wakeful.config.verbs import LENGTH, DiagnoseOptions, Figure
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
 from wakeful.evaluation.diagnosis import Diagnosis as Diagnosed
 from wakeful.evaluation.diagnosis import diagnose as diagnose_model
-from wakeful.evaluation.diagnosis import sequences_of, tidy
+from wakeful.evaluation.diagnosis import sequences_of, tidy, write_tokens
 from wakeful.evaluation.reading import Words, words_of
 from wakeful.loading.model import AnyTokenizer, Model
-from wakeful.pages.charts import Drawing, save_chart
+from wakeful.pages.charts import Drawing, Titled
 from wakeful.pages.diagnosis import (
+    diagnosis_figures,
     findings,
     layer_charts,
-    rank_strips,
-    spectra,
     summary,
-    top_importance,
     write_diagnosis,
 )
 from wakeful.runs.run import Environment, Run
@@ -52,7 +49,7 @@ class Diagnosis(Result):
     method: Mapping[str, str]
     machine: Environment
     sources: tuple[str, ...]
-    figures: tuple[str, ...] = ()
+    figures: tuple[Figure, ...] = ()
     """Formats of charts that are saved beside the page."""
 
     @property
@@ -82,10 +79,16 @@ class Diagnosis(Result):
             new.write_json("environment.json", self.machine)
             new.write_frame("diagnosis.parquet", self.frame)
             new.write_json("summary.json", self.summary)
-            write_diagnosis(self.models, new.path / "report.html", title=title, method=self.method)
-            if self.figures:
-                _save_figures(self.models, new.path / "figures", self.figures)
+            write_tokens(self.models, new)
+            write_diagnosis(
+                self.models, new.path / "report.html", title=title, method=self.method,
+                sources=self.sources,
+            )  # fmt: skip
+            self.save_figures(new.path / "figures", self.figures)
         return Path(folder)
+
+    def charts(self) -> Titled:
+        return diagnosis_figures(self.models)
 
     def picture(self) -> Drawing | None:
         return layer_charts(self.models)[0][1]
@@ -195,16 +198,3 @@ def _heads(model: Model) -> int:
     config: Any = model.module.config
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     return getattr(config, "num_attention_heads", 0) or config.num_heads
-
-
-def _save_figures(models: Sequence[Diagnosed], folder: Path, formats: Sequence[str]) -> None:
-    folder.mkdir()
-    rest = [
-        ("head ranks", rank_strips(models)),
-        ("value spectra", spectra(models)),
-        ("top importance", top_importance(models)),
-    ]
-    for title, chart in itertools.chain(layer_charts(models), rest):
-        name = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in title)
-        for suffix in formats:
-            save_chart(chart, folder / f"{name}.{suffix}")

@@ -11,7 +11,7 @@ import polars as pl
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from wakeful.config.verbs import LENGTH, EvaluateOptions
+from wakeful.config.verbs import LENGTH, EvaluateOptions, Figure
 from wakeful.data.sources import Beginning
 from wakeful.data.tasks import TaskData
 from wakeful.display import Display, Shown
@@ -21,7 +21,7 @@ from wakeful.evaluation.perplexity import check_causal, perplexity
 from wakeful.evaluation.reading import Words, words_of
 from wakeful.evaluation.scores import Score, averages, tidy
 from wakeful.loading.model import AnyTokenizer, Model
-from wakeful.pages.charts import Drawing
+from wakeful.pages.charts import Drawing, Titled
 from wakeful.pages.evaluation import method_of, score_charts, summary, write_evaluation
 from wakeful.pages.evaluation import shown as rows_of
 from wakeful.runs.run import Environment, Run
@@ -51,6 +51,8 @@ class Evaluation(Result):
     method: Mapping[str, str]
     machine: Environment
     sources: tuple[str, ...]
+    figures: tuple[Figure, ...] = ()
+    """Formats of charts that are saved beside the page."""
 
     @property
     def frame(self) -> pl.DataFrame:
@@ -79,8 +81,14 @@ class Evaluation(Result):
             new.write_frame("evaluation.parquet", self.frame)
             new.write_json("summary.json", self.summary)
             page = new.path / "report.html"
-            write_evaluation(self.scores, page, title=title, method=self.method)
+            write_evaluation(
+                self.scores, page, title=title, method=self.method, sources=self.sources
+            )
+            self.save_figures(new.path / "figures", self.figures)
         return Path(folder)
+
+    def charts(self) -> Titled:
+        return score_charts(self.scores)
 
     def picture(self) -> Drawing | None:
         charts = score_charts(self.scores) if len(self.names) > 1 else []
@@ -151,7 +159,7 @@ def evaluate(
         )  # fmt: skip
         result = Evaluation(
             names=names, scores=tuple(scores), method=method, machine=at.machine,
-            sources=tuple(name_of(source) for source in models),
+            sources=tuple(name_of(source) for source in models), figures=wanted.figures,
         )  # fmt: skip
         at.keep(result)
     return result

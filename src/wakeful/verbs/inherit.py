@@ -55,8 +55,9 @@ from wakeful.hf.weights_out import export
 from wakeful.loading.load import load, read_decoder
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.optim.build import optimizer_of
-from wakeful.pages.charts import Drawing
+from wakeful.pages.charts import Drawing, Titled
 from wakeful.pages.inheritance import (
+    inheritance_figures,
     loss_curves,
     read_inheritance,
     verdicts,
@@ -118,6 +119,9 @@ class Inheritance(Stored):
     @property
     def verdicts(self) -> list[str]:
         return verdicts(self._read)
+
+    def charts(self) -> Titled:
+        return inheritance_figures(self._read)
 
     def picture(self) -> Drawing | None:
         return loss_curves(self._read)

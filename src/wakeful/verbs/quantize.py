@@ -14,7 +14,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table as Grid
 from torch import Tensor, nn
 
-from wakeful.config.verbs import LENGTH, QuantizeOptions, SavedAs
+from wakeful.config.verbs import LENGTH, Figure, QuantizeOptions, SavedAs
 from wakeful.data.sources import Beginning
 from wakeful.device import choose_device
 from wakeful.display import Display, Shown
@@ -27,18 +27,18 @@ from wakeful.hf.quantized import file_bytes, save_quantized, state_bytes
 from wakeful.hf.weights_out import describe
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.pages.card import command_of, quantized_card
-from wakeful.pages.charts import Drawing, save_chart
+from wakeful.pages.charts import Drawing, Titled
 from wakeful.pages.pretrained import Description, PretrainedTable, pretrained_table
 from wakeful.pages.quantization import (
     Damage,
     before_and_after,
-    charts,
     damage_grid,
     findings,
     layer_error,
     predicts,
     scheme_rows,
     summary,
+    titled,
     write_quantization,
 )
 from wakeful.pages.quantization_matrix import (
@@ -86,7 +86,7 @@ class Quantization(Result):
     head: bool
     """Whether the output head is quantized too; one that is tied to the embedding stays."""
     machine: Environment
-    figures: tuple[str, ...] = ()
+    figures: tuple[Figure, ...] = ()
     """Formats of charts that are saved beside the page."""
 
     @property
@@ -127,13 +127,14 @@ class Quantization(Result):
             run.write_json("summary.json", self.summary | {"saved": saved})
             title = f"Quantization of {damage.measurement.name}"
             page = run.path / "report.html"
-            write_quantization(damage, page, title=title, method=self.method, saved=saved)
-            if self.figures:
-                (run.path / "figures").mkdir()
-                for name, chart in charts(damage):
-                    for suffix in self.figures:
-                        save_chart(chart, run.path / "figures" / f"{name}.{suffix}")
+            write_quantization(
+                damage, page, title=title, method=self.method, saved=saved, source=self.source
+            )
+            self.save_figures(run.path / "figures", self.figures)
         return Path(folder)
+
+    def charts(self) -> Titled:
+        return titled(self._measured)
 
     def save_model(self, folder: str | Path, *, save_as: SavedAs = "wakeful") -> dict[str, Any]:
         """Write the quantized model to a folder that `wakeful.load` reads; return its size.
@@ -193,7 +194,7 @@ class QuantizationMatrix(Result):
     """Every model's own result, by its name, without models."""
     table: PretrainedTable | None = None
     """The published table that the models are set beside."""
-    figures: tuple[str, ...] = ()
+    figures: tuple[Figure, ...] = ()
     """Formats of charts that are saved beside the page."""
 
     @property
@@ -257,12 +258,14 @@ class QuantizationMatrix(Result):
             title = "Quantization of " + ", ".join(self.each)
             page = run.path / "report.html"
             write_matrix(self._damages, page, title=title, method=method, table=self.table)
-            if self.figures:
-                (run.path / "figures").mkdir()
-                for n, (_, chart) in enumerate(matrix_charts(self._damages)):
-                    for suffix in self.figures:
-                        save_chart(chart, run.path / "figures" / f"layers-{n}.{suffix}")
+            self.save_figures(run.path / "figures", self.figures)
         return Path(folder)
+
+    def charts(self) -> Titled:
+        return [
+            (f"Error of layers against the kurtosis of their inputs under {name}", chart)
+            for name, chart in matrix_charts(self._damages)
+        ]
 
     def __rich__(self) -> RenderableType:
         grid = matrix_grid(self._damages)

@@ -1,7 +1,9 @@
 """The verb report: finished runs in, one page out."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from wakeful.config.verbs import Figure
 from wakeful.errors import WakefulError
 from wakeful.pages.inheritance import write_inheritance
 from wakeful.runs.run import Run
@@ -15,7 +17,9 @@ _KINDS = {
 }  # fmt: skip
 
 
-def report(*folders: str | Path, out: str | Path = "", title: str = "") -> Comparison | Inheritance:
+def report(
+    *folders: str | Path, out: str | Path = "", title: str = "", figures: Sequence[Figure] = ()
+) -> Comparison | Inheritance:
     """Write one offline page about training runs, a comparison or an inheritance.
 
         wakeful.report("runs/first", "runs/second", out="both.html")
@@ -24,6 +28,7 @@ def report(*folders: str | Path, out: str | Path = "", title: str = "") -> Compa
         folders: run directories; of several training runs the first is the baseline.
         out: HTML file to write; empty is report.html in the first folder.
         title: heading of the page.
+        figures: formats to write the charts in too, into the folder figures beside the page.
 
     Raises:
         WakefulError: a run is damaged, or they cannot stand on one page.
@@ -36,7 +41,9 @@ def report(*folders: str | Path, out: str | Path = "", title: str = "") -> Compa
     if kinds == ["inherit"]:
         if title:
             raise WakefulError("the page of an inheritance has its own title: leave out --title")
-        return Inheritance(places[0], write_inheritance(places[0], page))
+        done: Comparison | Inheritance = Inheritance(places[0], write_inheritance(places[0], page))
+        done.save_figures(page.parent / "figures", figures)
+        return done
     if kinds != ["compare"] and set(kinds) != {"train"}:
         told = ", ".join(
             f"{place} is {_KINDS.get(kind, kind)}"
@@ -46,4 +53,6 @@ def report(*folders: str | Path, out: str | Path = "", title: str = "") -> Compa
             f"no page can be written of these: {told}. A page is about training runs, about one "
             "comparison or about one inheritance; the other verbs write report.html themselves"
         )
-    return reported(places, page, title)
+    done = reported(places, page, title)
+    done.save_figures(page.parent / "figures", figures)
+    return done

@@ -24,7 +24,7 @@ from wakeful.exhibits.exhibit import Exhibit, exhibit, exhibit_names
 from wakeful.exhibits.judge import Verdict
 from wakeful.exhibits.judge import verdicts as judged
 from wakeful.exhibits.plan import H100, Plan, plan_of
-from wakeful.pages.charts import Drawing
+from wakeful.pages.charts import Drawing, save_figures
 from wakeful.pages.reproduction import drawings, headline, sentence, write_reproduction
 from wakeful.runs.run import Run, read_frame
 from wakeful.training.cluster import cluster_of
@@ -264,6 +264,7 @@ def _work(
             raise
         run.set_status("done")
     pictures = drawings(plan.exhibit, results)
+    save_figures(pictures, place / "figures", wanted.figures)
     return one, pictures[0][1] if pictures else None
 
 

@@ -19,6 +19,7 @@ from torch import nn
 from wakeful.config.tables import merged, to_table
 from wakeful.config.verbs import (
     SOURCES,
+    Figure,
     InheritOptions,
     inherit_options,
     inherit_table,
@@ -29,7 +30,7 @@ from wakeful.display import Display, Shown, Silent, usual
 from wakeful.errors import WakefulError
 from wakeful.loading.load import load
 from wakeful.loading.model import AnyTokenizer, Model
-from wakeful.pages.charts import Drawing, fixed
+from wakeful.pages.charts import Drawing, Titled, fixed, save_figures
 from wakeful.runs.run import Run, disk_errors
 from wakeful.world import World
 
@@ -70,6 +71,18 @@ class Result(ABC):
     def picture(self) -> Drawing | None:
         """Return the one chart that a notebook shows."""
         return None
+
+    def charts(self) -> Titled:
+        """Return every chart of the page with a title of its own."""
+        return []
+
+    def save_figures(self, folder: str | Path, formats: Sequence[Figure] = ("svg",)) -> None:
+        """Write every chart of the page for a paper into a folder, each named after its title.
+
+        Raises:
+            WakefulError: a format is none of svg, png, pdf, or a file cannot be written.
+        """
+        save_figures(self.charts(), folder, formats)
 
     def _repr_html_(self) -> str:
         """Return the verdicts and one picture, with nothing to fetch and nothing that runs."""

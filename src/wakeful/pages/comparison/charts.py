@@ -15,7 +15,17 @@ from wakeful.comparison.tables import (
     summary_table,
     training_loss,
 )
-from wakeful.pages.charts import DASHES, PALETTE, Drawing, colored, dashed, line_at, rounded, tip
+from wakeful.pages.charts import (
+    Drawing,
+    colored,
+    dashed,
+    dashes,
+    line_at,
+    readable_lines,
+    rounded,
+    tip,
+    tips,
+)
 
 _MEASURES = (
     ("parameters", "parameters_ratio"),
@@ -58,11 +68,13 @@ def relative_loss_chart(comparison: Comparison, window: int) -> Drawing | None:
     )
     y = alt.Y("difference:Q", title=f"training loss minus {comparison.baseline} (nats)")
     lines = _curves(comparison, steady.select("variant", "step", "difference"), y, "+.4f", shown)
-    layers = [line_at("y", 0.0, "zero"), lines]
+    layers: list[Any] = [line_at("y", 0.0, "zero"), *lines]
     band = steady.select("variant", "step", "low", "high").drop_nulls()
     if not band.is_empty():
         area = alt.Chart(rounded(band)).mark_area(opacity=0.18)
-        area = area.encode(x=_STEPS, y="low:Q", y2="high:Q", color=_color(comparison))
+        area = area.encode(
+            x=_STEPS, y=alt.Y("low:Q"), y2=alt.Y2("high:Q"), color=_color(comparison)
+        )
         layers.insert(1, area)
     chart = alt.layer(*layers).properties(height=320, width="container")
     return chart.resolve_legend(color="independent", strokeDash="independent")
@@ -74,7 +86,7 @@ def training_loss_chart(comparison: Comparison, window: int) -> Drawing:
     frame = training_loss(comparison, window).filter(pl.col("variant").is_in(shown))
     y = alt.Y("loss:Q", title="training loss (nats a token)", scale=alt.Scale(zero=False))
     lines = _curves(comparison, frame, y, ".4f", shown)
-    return lines.properties(height=280, width="container")
+    return alt.layer(*lines).properties(height=280, width="container")
 
 
 def followed_charts(comparison: Comparison) -> list[tuple[str, Drawing]]:
@@ -95,11 +107,14 @@ def followed_charts(comparison: Comparison) -> list[tuple[str, Drawing]]:
         band = frame.filter(error.is_finite()).select(
             "variant", "step", low=value - error, high=value + error
         )
-        layers: list[Any] = [lines]
+        layers: list[Any] = [*lines]
         if not band.is_empty():
             area = alt.Chart(rounded(band)).mark_area(opacity=0.18)
             layers.insert(
-                0, area.encode(x=_STEPS, y="low:Q", y2="high:Q", color=_color(comparison))
+                0,
+                area.encode(
+                    x=_STEPS, y=alt.Y("low:Q"), y2=alt.Y2("high:Q"), color=_color(comparison)
+                ),
             )
         chart = alt.layer(*layers).properties(height=260, width="container")
         charts.append((title, chart.resolve_legend(color="independent", strokeDash="independent")))
@@ -126,13 +141,13 @@ def difference_chart(comparison: Comparison) -> Drawing | None:
         y=y,
         color=color,
         tooltip=[
-            "variant:N",
+            alt.Tooltip("variant:N"),
             tip("difference", "+.4f"),
             tip("difference_error", ".4f", title="standard error"),
         ],
     )
     bars = alt.Chart(frame.filter(error.is_finite())).mark_rule(strokeWidth=2)
-    bars = bars.encode(x="low:Q", x2="high:Q", y=y, color=color)
+    bars = bars.encode(x=alt.X("low:Q"), x2=alt.X2("high:Q"), y=y, color=color)
     chart = alt.layer(line_at("x", 0.0, "zero"), bars, points)
     return chart.properties(height=34 * len(frame), width="container")
 
@@ -165,7 +180,7 @@ def _cost(comparison: Comparison, table: pl.DataFrame, title: str, column: str) 
             axis=alt.Axis(values=[0, 1], format="d"),
         ),
         y=alt.Y("variant:N", title=None, sort=list(comparison.variants)),
-        tooltip=["variant:N", tip("ratio", ".3f", title=title)],
+        tooltip=[alt.Tooltip("variant:N"), tip("ratio", ".3f", title=title)],
     )
     bars = base.mark_bar().encode(color=_color(comparison))
     figures = base.mark_text(align="left", dx=4).encode(text=alt.Text("ratio:Q", format=".3f"))
@@ -175,23 +190,14 @@ def _cost(comparison: Comparison, table: pl.DataFrame, title: str, column: str) 
 
 def _curves(
     comparison: Comparison, frame: pl.DataFrame, y: alt.Y, style: str, shown: Sequence[str]
-) -> alt.Chart:
+) -> list[alt.Chart]:
     """Draw a line over steps for each variant, with a legend of those `shown`."""
     names = list(comparison.names)
-    # Colors come again after the palette's length, then with other dashes.
-    dashes = [DASHES[(n + n // len(PALETTE)) % len(DASHES)] for n in range(len(names))]
     legend = alt.Legend(values=list(shown))
-    return (
-        alt.Chart(rounded(frame))
-        .mark_line(strokeWidth=2)
-        .encode(
-            x=_STEPS,
-            y=y,
-            color=_color(comparison, legend),
-            strokeDash=dashed("variant", names, dashes, legend=legend),
-            tooltip=["variant:N", "step:Q", tip(frame.columns[-1], style)],
-        )
-    )
+    tooltip = [*tips("variant:N", "step:Q"), tip(frame.columns[-1], style)]
+    dash = dashed("variant", names, dashes(names), legend=legend)
+    color = _color(comparison, legend)
+    return readable_lines(frame, "variant", _STEPS, y, tooltip, "step", color, dash)
 
 
 def _color(comparison: Comparison, legend: Any = None) -> alt.Color:

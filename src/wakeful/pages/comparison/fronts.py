@@ -42,7 +42,7 @@ def _front(comparison: Comparison, front: Front) -> Drawing:
         "kind:N", scale=alt.Scale(domain=list(_KINDS), range=list(_COLORS)), legend=None
     )
     tips = [
-        "variant:N",
+        alt.Tooltip("variant:N"),
         tip("x", ".4g", title=front.column.title),
         tip("x_error", ".2g", title="its standard error"),
         tip("loss", ".4f"),
@@ -57,7 +57,7 @@ def _front(comparison: Comparison, front: Front) -> Drawing:
     named = alt.Chart(frame.drop_nulls("label")).mark_text(
         align="left", baseline="middle", dx=7, dy=-2, fontSize=11, angle=330
     )
-    named = named.encode(x=x, y=y, text="label:N")
+    named = named.encode(x=x, y=y, text=alt.Text("label:N"))
     return alt.layer(line, points, named).properties(height=300, width="container")
 
 
@@ -86,10 +86,10 @@ def rank_chart(comparison: Comparison, ranking: Ranking) -> Drawing:
         x=alt.X("rank:Q", title="overall rank, 1 the best", scale=alt.Scale(zero=False)),
         y=y,
         color=color,
-        tooltip=["variant:N", *(tip(name, ".2f") for name in ("rank", "low", "high"))],
+        tooltip=[alt.Tooltip("variant:N"), *(tip(name, ".2f") for name in ("rank", "low", "high"))],
     )
     layers: list[alt.Chart] = [points]
     if len(ranking.seeds) > 1:
         bars = alt.Chart(frame).mark_rule(strokeWidth=2)
-        layers.insert(0, bars.encode(x="low:Q", x2="high:Q", y=y, color=color))
+        layers.insert(0, bars.encode(x=alt.X("low:Q"), x2=alt.X2("high:Q"), y=y, color=color))
     return alt.layer(*layers).properties(height=20 * len(frame), width="container")

@@ -1,10 +1,13 @@
 """What a comparison found: in plain words, on the terminal, and as one offline HTML page."""
 
 import math
-from collections.abc import Iterable, Sequence
+import shlex
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
+import polars as pl
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -27,6 +30,7 @@ from wakeful.exhibits.figures import counting_the_embedding
 from wakeful.exhibits.judge import Outcome
 from wakeful.exhibits.paper_table import paper_tables
 from wakeful.exhibits.ranks import Ranking, ranking_of
+from wakeful.pages.charts import Drawing, unchecked
 from wakeful.pages.comparison.charts import (
     cost_charts,
     difference_chart,
@@ -36,7 +40,7 @@ from wakeful.pages.comparison.charts import (
     with_curves,
 )
 from wakeful.pages.comparison.fronts import front_charts, rank_chart
-from wakeful.pages.page import write_page
+from wakeful.pages.page import Step, listed, rough, write_page
 
 _MANY = 12
 """Variants: past them those that fare alike share a sentence, and details are folded away."""
@@ -119,6 +123,32 @@ def _verdict(comparison: Comparison, variant: str) -> str:
     return f"{variant} ends {with_error(abs(difference), error)} nats {side} {baseline}."
 
 
+def headline(comparison: Comparison) -> str:
+    """Return in a sentence how many variants surely end lower or higher than the baseline."""
+    base, others = comparison.baseline, comparison.variants[1:]
+    if not others:
+        loss = summary_table(comparison).row(0, named=True)
+        return f"{base} ends at {with_error(loss['loss'], loss['loss_error'])} nats a token."
+    counts = {"lower": 0, "higher": 0, "not surely different": 0}
+    for variant in others:
+        difference, error = paired_difference(comparison, variant)
+        sure = abs(difference) > reach(error, pairs_counted(comparison, variant))
+        side = "not surely different" if not sure else "lower" if difference < 0 else "higher"
+        counts[side] += 1
+    told = listed(f"{count} {side}" for side, count in counts.items() if count)
+    return f"Of {len(others)} variants, against the validation loss of {base}: {told}."
+
+
+def next_step(comparison: Comparison) -> Step:
+    """Return how to look inside the variant that ended lowest."""
+    rows = summary_table(comparison).filter(pl.col("difference").is_finite())
+    best = comparison.baseline
+    if not rows.is_empty():
+        best = rows.sort("difference")["variant"][0]
+    run = comparison.of(best)[0]
+    return Step(f"look inside {best}, the lowest", f"wakeful diagnose {shlex.quote(str(run.path))}")
+
+
 def caveat(comparison: Comparison) -> str:
     """Say what the errors cover and what they do not."""
     if len(comparison.variants) < 2:
@@ -132,7 +162,7 @@ def caveat(comparison: Comparison) -> str:
     if len(single) < len(compared):
         these = "Those" if len(single) > 1 else "That"
         verb = "are" if len(single) > 1 else "is"
-        whose = f"Differences are paired over seeds. {these} of {_listed(single)} {verb}"
+        whose = f"Differences are paired over seeds. {these} of {listed(single)} {verb}"
     return (
         f"{whose} paired over the validation windows of one seed: they say how sure the "
         f"measurement is, not how much another seed would differ. {rule}"
@@ -169,13 +199,8 @@ def errors_over(comparison: Comparison) -> str:
     return "over seeds" if kinds == {"seeds"} else f"over {windows}"
 
 
-def _listed(names: Iterable[object]) -> str:
-    *before, last = map(str, names)
-    return f"{', '.join(before)} and {last}" if before else last
-
-
 def _seeds(seeds: list[int]) -> str:
-    return f"seed{'s' if len(seeds) > 1 else ''} {_listed(seeds)}"
+    return f"seed{'s' if len(seeds) > 1 else ''} {listed(seeds)}"
 
 
 def render_terminal(comparison: Comparison) -> RenderableType:
@@ -228,6 +253,34 @@ def _domains(comparison: Comparison) -> tuple[list[str], list[tuple[str, list[Es
     return names, rows
 
 
+def _speeds(comparison: Comparison) -> dict[str, tuple[str, str]]:
+    """Return each variant's median tokens a second over seeds, and the slowest to the fastest."""
+    found: dict[str, tuple[str, str]] = {}
+    for variant in comparison.variants:
+        speeds = sorted(run.summary.tokens_per_second for run in comparison.compared(variant))
+        spread = f"{rough(speeds[0])} to {rough(speeds[-1])}" if len(speeds) > 1 else ""
+        found[variant] = rough(statistics.median(speeds)), spread
+    return found
+
+
+def comparison_figures(comparison: Comparison) -> list[tuple[str, Drawing]]:
+    """Return every chart of the page with a title for a paper."""
+    window, ranking = smoothing_window(comparison), ranking_of(comparison)
+    base = comparison.baseline
+    named = [
+        (f"Training loss minus that of {base}", relative_loss_chart(comparison, window)),
+        (f"Final validation loss minus that of {base}", difference_chart(comparison)),
+        ("Training loss", training_loss_chart(comparison, window)),
+        *([("Overall rank", rank_chart(comparison, ranking))] if ranking else []),
+        *((f"Loss against {title}", chart)
+          for title, chart in (front_charts(comparison, ranking) if ranking else [])),
+        *followed_charts(comparison),
+        *((f"Ratios to {base}: {title}", chart) for title, chart in cost_charts(comparison)),
+    ]  # fmt: skip
+    return [(title, chart) for title, chart in named if chart is not None]
+
+
+@unchecked
 def write_report(comparison: Comparison, path: str | Path, *, title: str) -> Path:
     """Write the page about a comparison; an old page stays until the new one is whole."""
     window = smoothing_window(comparison)
@@ -239,6 +292,8 @@ def write_report(comparison: Comparison, path: str | Path, *, title: str) -> Pat
         "comparison",
         title=title,
         comparison=comparison,
+        headlines=[headline(comparison)],
+        steps=[next_step(comparison)],
         verdicts=verdicts(comparison),
         notes=notes(comparison),
         errors_over=errors_over(comparison),
@@ -260,6 +315,7 @@ def write_report(comparison: Comparison, path: str | Path, *, title: str) -> Pat
         if curves == drawn
         else f"Of {drawn} variants, {comparison.baseline} and the "
         f"{curves - 1} of the lowest loss are drawn.",
+        speeds=_speeds(comparison),
         older=counting_the_embedding(comparison.runs),
         costs=cost_charts(comparison),
         window=window,

@@ -4,8 +4,11 @@ const themes = JSON.parse(document.getElementById("themes").textContent);
 const button = document.getElementById("theme");
 const system = matchMedia("(prefers-color-scheme: dark)");
 const NARROW = 480;
+const PAPER = 640; // pixels, the width of a saved picture
+const NEAREST = "the point nearest to the pointer";
+const hidden = new Set();
 let chosen = ["dark", "light"].find((name) => location.hash === `#${name}`);
-let drawn = [];
+let drawn = new Map();
 let drawing = Promise.resolve();
 
 function configuration(theme, width) {
@@ -19,16 +22,45 @@ function configuration(theme, width) {
   return config;
 }
 
+function embed(place, spec, config) {
+  return window.vegaEmbed(place, { ...spec, config: { ...(spec.config || {}), ...config } }, {
+    renderer: "svg", actions: false, ast: true, logLevel: 1,
+  });
+}
+
+// Names that are switched off fade in every chart that knows the parameter.
+function fade(view) {
+  try {
+    view.signal("hidden", [...hidden]).runAsync();
+  } catch {
+    // This chart has no names to switch.
+  }
+}
+
+// Of the point that is nearest to the pointer Vega-Lite finds the numbers, but looks for names in
+// the place around the point: there they are undefined.
+function nameThePoint(view) {
+  const usual = view.tooltip();
+  view.tooltip((handler, event, item, value) => {
+    const point = item?.datum?.datum;
+    const named = value && point
+      ? Object.fromEntries(Object.entries(value).map(
+          ([key, told]) => [key, told === "undefined" ? point[key] : told]))
+      : value;
+    usual.call(handler, handler, event, item, named);
+  });
+}
+
 async function drawOne(element, theme) {
   const place = document.getElementById(element.dataset.for);
+  if (!place.clientWidth) return; // in details that are closed
   try {
-    const spec = JSON.parse(element.textContent);
-    const config = { ...(spec.config || {}), ...configuration(theme, place.clientWidth) };
-    drawn.push(
-      await window.vegaEmbed(place, { ...spec, config }, {
-        renderer: "svg", actions: false, ast: true, logLevel: 1,
-      }),
-    );
+    const config = configuration(theme, place.clientWidth);
+    const result = await embed(place, JSON.parse(element.textContent), config);
+    drawn.set(element, result);
+    fade(result.view);
+    nameThePoint(result.view);
+    offer(place, element);
   } catch (error) {
     // One chart that fails does not take the others with it.
     place.textContent = `This chart could not be drawn: ${error.message}`;
@@ -40,20 +72,105 @@ async function draw() {
   if (chosen) document.documentElement.dataset.theme = chosen;
   button.hidden = false;
   button.setAttribute("aria-pressed", String(theme === "dark"));
-  for (const view of drawn) view.finalize();
-  drawn = [];
-  for (const element of document.querySelectorAll("script.spec")) await drawOne(element, theme);
+  for (const result of drawn.values()) result.finalize();
+  drawn = new Map();
+  await drawMissing(document);
+  document.documentElement.dataset.drawn = theme;
 }
 
-function redraw() {
-  drawing = drawing.then(draw);
+async function drawMissing(within) {
+  const theme = chosen || (system.matches ? "dark" : "light");
+  for (const element of within.querySelectorAll("script.spec")) {
+    if (!drawn.has(element)) await drawOne(element, theme);
+  }
+}
+
+function then(work) {
+  drawing = drawing.then(work);
+}
+
+// What a picture is saved as: a light one of a paper's width, under its title.
+function offer(place, element) {
+  if (place.nextElementSibling.className === "save") return;
+  const row = document.createElement("div");
+  row.className = "save";
+  for (const kind of ["SVG", "PNG", "CSV"]) {
+    const one = document.createElement("button");
+    one.type = "button";
+    one.textContent = kind;
+    one.title = `Save as ${kind}`;
+    one.setAttribute("aria-label", `Save ${place.getAttribute("aria-label")} as ${kind}`);
+    one.addEventListener("click", () => save(place, element, kind));
+    row.append(one);
+  }
+  place.after(row);
+}
+
+async function save(place, element, kind) {
+  const spec = JSON.parse(element.textContent);
+  let address;
+  if (kind === "CSV") {
+    address = URL.createObjectURL(new Blob([csv(spec)], { type: "text/csv" }));
+  } else {
+    if (spec.width === "container") spec.width = PAPER;
+    spec.title = place.getAttribute("aria-label");
+    if (spec.layer) spec.layer = spec.layer.filter((each) => each.description !== NEAREST);
+    if (spec.params) spec.params = spec.params.filter((each) => !each.select?.nearest);
+    const config = { ...themes.light, background: "white" };
+    const result = await embed(document.createElement("div"), spec, config);
+    const signals = drawn.get(element)?.view.getState().signals || {};
+    for (const { name } of spec.params || []) {
+      if (name in signals) result.view.signal(name, signals[name]);
+    }
+    await result.view.runAsync();
+    address = await result.view.toImageURL(kind.toLowerCase(), 3);
+    result.finalize();
+  }
+  const link = document.createElement("a");
+  link.href = address;
+  link.download = `${place.dataset.name}.${kind.toLowerCase()}`;
+  link.click();
+}
+
+function csv(spec) {
+  const found = [];
+  const collect = (part) => {
+    if (part && typeof part === "object") {
+      if (part.data?.values) found.push(part.data.values);
+      Object.values(part).forEach(collect);
+    }
+  };
+  found.push(...Object.values(spec.datasets || {}));
+  collect({ ...spec, datasets: null });
+  const cell = (value) => {
+    const text = Array.isArray(value) ? value.join(" ") : String(value ?? "");
+    return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+  };
+  return found.map((rows) => {
+    const names = Object.keys(rows[0] || {});
+    return [names, ...rows.map((row) => names.map((name) => row[name]))]
+      .map((line) => line.map(cell).join(",")).join("\n");
+  }).join("\n\n") + "\n";
 }
 
 button.addEventListener("click", () => {
   chosen = button.getAttribute("aria-pressed") === "true" ? "light" : "dark";
-  redraw();
+  then(draw);
 });
 system.addEventListener("change", () => {
-  if (!chosen) redraw();
+  if (!chosen) then(draw);
 });
-redraw();
+for (const details of document.querySelectorAll("details")) {
+  details.addEventListener("toggle", () => then(() => drawMissing(details)));
+}
+for (const name of document.querySelectorAll(".legend button")) {
+  name.disabled = false;
+  name.addEventListener("click", () => {
+    if (!hidden.delete(name.dataset.name)) hidden.add(name.dataset.name);
+    for (const same of document.querySelectorAll(".legend button")) {
+      same.setAttribute("aria-pressed", String(!hidden.has(same.dataset.name)));
+    }
+    for (const result of drawn.values()) fade(result.view);
+  });
+}
+then(draw);

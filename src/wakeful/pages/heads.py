@@ -1,0 +1,279 @@
+"""What single heads do: layer × head maps of four metrics, and attention with the tokens' texts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import altair as alt
+import polars as pl
+
+from wakeful.evaluation.diagnosis import Diagnosis
+from wakeful.pages.charts import RANKS, SHARE, Drawing, heatmap, rounded, tip, tips, wide
+
+_EACH = 8
+"""The strongest sinks, and the heads of the highest rank, that can be chosen; others follow."""
+_WEIGHTS = [0, 0.05, 0.2, 0.5, 1]
+"""Ticks of a scale of weights that goes by the square root."""
+_BARE = alt.Axis(labels=False, ticks=False)
+_INK = {" ": "␣", "\n": "⏎", "\t": "⇥", "Ġ": "␣", "Ċ": "⏎", "▁": "␣"}
+"""What stands for characters that leave no ink."""
+
+
+@dataclass(frozen=True)
+class Map:
+    """A metric with a value for each layer and head."""
+
+    metric: str
+    variant: str
+    title: str
+    explained: str
+
+
+MAPS = (
+    Map("first_key_mass_without_row_0", "paper", "first-token mass",
+        "the share of its attention that a head gives the first token"),
+    Map("first_key_share_without_row_0", "paper", "first-token share",
+        "the share of queries whose largest weight is the first token's"),
+    Map("rank", "paper", "rank", "singular values that hold the stated share of a head's energy; "
+        "1 means that every query gets the same mixture. ≤ marks a bound"),
+    Map("entropy", "per_head", "entropy (nats)",
+        "how evenly a head spreads attention over tokens; 0 means all on one"),
+    Map("value_drain", "per_head", "value drain",
+        "the norm of the first token's value over the others' mean; near 0 it adds nothing"),
+)  # fmt: skip
+
+
+def head_values(diagnosis: Diagnosis, metric: str, variant: str = "paper") -> pl.DataFrame:
+    """Return a metric's row for each layer and head."""
+    rows = diagnosis.rows.filter(metric=metric, variant=variant)
+    return rows.filter(pl.col("head").is_not_null()).sort("layer", "head")
+
+
+def head_map(diagnosis: Diagnosis, each: Map, longest: int = 0) -> Drawing:
+    """Draw a metric of every layer and head, on a scale that is the same for all models.
+
+    `longest` is the length of the longest sequence of any model beside it.
+    """
+    longest = max(longest, diagnosis.length)
+    domain: tuple[float, float] = SHARE
+    kind: Any = "linear"
+    ticks: Any = alt.Undefined
+    if each.metric == "rank":
+        domain, kind = (1.0, float(longest)), "log"
+        ticks = [rank for rank in RANKS if rank <= longest]
+    elif each.metric == "entropy":
+        domain = (0.0, round_up(longest))
+    elif each.metric == "value_drain":
+        domain = (0.0, 2.0)
+    rows = head_values(diagnosis, each.metric, each.variant)
+    frame = rounded(
+        rows.select("layer", "head", "kind", "value", shown=pl.col("value").clip(*domain)), 4
+    )
+    x = alt.X("layer:O", title="layer", axis=alt.Axis(labelAngle=0, labelOverlap=True))
+    name = "key/value head" if each.metric == "value_drain" else "head"
+    y = alt.Y("head:O", title=name, axis=alt.Axis(labelOverlap=True))
+    tooltip = [*tips("layer:O", "head:O"), tip("value", ",.3~g", title=each.title),
+               *tips("kind:N")]  # fmt: skip
+    legend = alt.Legend(title=each.title, values=ticks, gradientLength=240)
+    cells = heatmap(frame, x, y, "shown", legend, type=kind, domain=domain, tooltip=tooltip)
+    bound = frame.filter(kind="bound")
+    if bound.is_empty():
+        return wide(cells, alt.Step(14))
+    marks = alt.Chart(bound).mark_text(text="≤", fontSize=9)
+    marks = marks.encode(x=x, y=y, color=alt.ColorValue("white"))
+    return wide(alt.layer(cells, marks), alt.Step(14))
+
+
+def round_up(length: int) -> float:
+    """Return the largest entropy of so many tokens, log(length), to the next half."""
+    return float((2 * pl.Series([length]).log().ceil().item()) / 2)
+
+
+def maps(diagnosis: Diagnosis, longest: int = 0) -> list[tuple[str, str, Drawing]]:
+    """Return the title, explanation and chart of each map that was measured."""
+    return [
+        (each.title, each.explained, head_map(diagnosis, each, longest))
+        for each in MAPS
+        if not head_values(diagnosis, each.metric, each.variant).is_empty()
+    ]
+
+
+@dataclass(frozen=True)
+class Sink:
+    """The token that takes the most attention, mean over sequences."""
+
+    position: int
+    text: str
+    """"" where the run did not keep its tokens."""
+    layers: int
+    """Layers where it leads."""
+    of: int
+
+
+def sink(diagnosis: Diagnosis) -> Sink | None:
+    """Return the token that leads in the most layers; None in a run that did not measure it."""
+    rows = diagnosis.rows.filter(metric="leading_key", variant="code")
+    rows = rows.filter(pl.col("head").is_null())
+    if rows.is_empty():
+        return None
+    # A mean over sequences that is no whole number is of sequences led by different tokens.
+    places = rows.filter(pl.col("value") == pl.col("value").round())["value"].cast(pl.Int64)
+    if places.is_empty():
+        return None
+    position = int(places.mode().sort()[0])
+    text = ""
+    if position < len(diagnosis.tokens):
+        text = ink(diagnosis.tokens[position])
+    return Sink(position, text, int((places == position).sum()), len(rows))
+
+
+def ink(text: str) -> str:
+    """Return a token's text with signs for what leaves no ink."""
+    return "".join(_INK.get(letter, letter) for letter in text) or "∅"
+
+
+def attention(diagnosis: Diagnosis, order: Literal["sinks", "widest"]) -> Drawing | None:
+    """Draw one stored head's attention among the first tokens, to choose from a list.
+
+    It begins with the strongest sinks, or those of the highest rank; others, spread over the
+    depth, follow.
+    """
+    stored = diagnosis.attention
+    if stored is None or stored.is_empty():
+        return None
+    mass = head_values(diagnosis, "first_key_mass_without_row_0")
+    mass = mass.select("layer", "head", mass="value")
+    ranks = head_values(diagnosis, "rank").select("layer", "head", rank="value")
+    heads = stored.select("layer", "head").unique(maintain_order=True)
+    for values in (mass, ranks):
+        heads = heads.join(values, on=["layer", "head"], how="left", maintain_order="left")
+    by = {"sinks": "mass", "widest": "rank"}[order]
+    first = heads.sort(by, descending=True, nulls_last=True).head(_EACH)
+    pictured = _pictured(diagnosis).select("layer", "head").unique(maintain_order=True)
+    chosen = pl.concat([first, heads.join(pictured, on=["layer", "head"], how="semi")])
+    places: dict[str, pl.DataFrame] = {}
+    for row in chosen.unique(["layer", "head"], maintain_order=True).iter_rows(named=True):
+        name = f"layer {row['layer']}, head {row['head']}"
+        if row["mass"] is not None:
+            name += f": first-token mass {row['mass']:.2f}"
+        if row["rank"] is not None:
+            name += f", rank {row['rank']:.0f}"
+        places[name] = stored.filter(layer=row["layer"], head=row["head"])
+    labels = [f"{n} {ink(text)}" for n, text in enumerate(diagnosis.tokens)]
+    return _to_choose(places, labels, ("key", "query"), 16)
+
+
+def pictures(diagnosis: Diagnosis) -> Drawing | None:
+    """Draw the attention of a chosen head over whole sequences, pooled, to choose from a list."""
+    rows = _pictured(diagnosis)
+    if rows.is_empty():
+        return None
+    places = {
+        f"layer {layer}, head {head}": part
+        for (layer, head), part in rows.group_by("layer", "head", maintain_order=True)
+    }
+    return _to_choose(places, [], ("key, in bins", "query, in bins"), 10)
+
+
+def _pictured(diagnosis: Diagnosis) -> pl.DataFrame:
+    """Return the pooled weights of the heads that were asked for."""
+    place = pl.col("position").str.split(",").list
+    query, key = place.get(0).cast(pl.Int64), place.get(1).cast(pl.Int64)
+    rows = diagnosis.rows.filter(metric="attention_picture")
+    return rows.select("layer", "head", "value", query=query, key=key)
+
+
+def _to_choose(
+    places: Mapping[str, pl.DataFrame], labels: Sequence[str], titles: tuple[str, str], step: int
+) -> Drawing:
+    """Draw one of several heads' weights by query and key, a list of names to choose it from.
+
+    The rows are kept as lists, because a row a cell is ten times as long.
+    """
+    rows = [
+        {"of": name, **line}
+        for name, cells in places.items()
+        for line in _lines(cells, "query", "key")
+    ]
+    bind = alt.binding_select(options=list(places), name="head ")
+    pick = alt.param(name="shown", value=next(iter(places)), bind=bind)
+    text = "labels[datum.value]" if labels else "datum.value"
+    x_title, y_title = titles
+    x = alt.X("key:O", title=x_title, axis=alt.Axis(
+        labelExpr=text, labelAngle=-60 if labels else 0, labelOverlap=not labels))  # fmt: skip
+    y = alt.Y("row:O", title=y_title, axis=alt.Axis(labelExpr=text, labelOverlap=not labels))
+    legend = alt.Legend(title="attention weight", values=_WEIGHTS, gradientLength=240)
+    tooltip = [alt.Tooltip("row:O", title="query"), *tips("key:O"), tip("weight", ".3f")]
+    chart = heatmap(
+        alt.InlineData(values=rows), x, y, "weight", legend, type="sqrt", domain=SHARE,
+        tooltip=tooltip,
+    )  # fmt: skip
+    chart = chart.transform_filter("datum.of === shown")
+    chart = _unfolded(chart, "weight", "key").add_params(pick)
+    if labels:
+        chart = chart.add_params(alt.param(name="labels", value=list(labels)))
+    return wide(chart, alt.Step(step))
+
+
+def mean_attention(diagnosis: Diagnosis) -> Drawing | None:
+    """Draw the mean attention of all heads and layers among the first positions."""
+    rows = _table(diagnosis, "mean_attention")
+    if rows is None:
+        return None
+    x = alt.X("column:O", title="key", axis=alt.Axis(labelAngle=0, labelOverlap=True))
+    y = alt.Y("row:O", title="query", axis=alt.Axis(labelOverlap=True))
+    legend = alt.Legend(title="mean weight", values=_WEIGHTS)
+    tooltip = [alt.Tooltip("row:O", title="query"), alt.Tooltip("column:O", title="key"),
+               tip("value", ".3f")]  # fmt: skip
+    chart = _cells(rows, x, y, legend, type="sqrt", domain=SHARE, tooltip=tooltip)
+    return chart.properties(width=220, height=220)
+
+
+def hidden(diagnosis: Diagnosis) -> Drawing | None:
+    """Draw the magnitude of hidden states: positions by channel bins."""
+    rows = _table(diagnosis, "hidden_picture")
+    if rows is None:
+        return None
+    x = alt.X("column:O", title="channels, binned by their largest", axis=_BARE)
+    y = alt.Y("row:O", title="position", axis=alt.Axis(labelOverlap=True))
+    legend = alt.Legend(title="mean |x|", values=[0.1, 1, 10, 100, 1000, 10000], format="~s",
+                        gradientLength=240)  # fmt: skip
+    chart = _cells(rows, x, y, legend, type="symlog", domain=(0, 10000))
+    return wide(chart, 220)
+
+
+def _table(diagnosis: Diagnosis, metric: str) -> list[dict[str, Any]] | None:
+    """Return a metric of places, each a "row,column", as one list of values a row."""
+    rows = diagnosis.rows.filter(metric=metric)
+    place = pl.col("position").str.split(",").list
+    cells = rows.select(
+        "value", row=place.get(0).cast(pl.Int64), column=place.get(1).cast(pl.Int64)
+    )
+    return _lines(cells, "row", "column") or None
+
+
+def _lines(cells: pl.DataFrame, row: str, column: str) -> list[dict[str, Any]]:
+    """Return cells as one list of values a row, to three digits, all that a color shows."""
+    found: dict[int, dict[int, float]] = {}
+    for place, other, value in cells.select(row, column, "value").iter_rows():
+        found.setdefault(place, {})[other] = float(f"{value:.3g}")
+    return [
+        {"row": place, "values": [line.get(n) for n in range(1 + max(line))]}
+        for place, line in sorted(found.items())
+    ]
+
+
+def _cells(rows: Sequence[dict[str, Any]], x: alt.X, y: alt.Y, legend: Any, **more: Any) -> Any:
+    """Draw lines of "row" and "values" as cells."""
+    chart = heatmap(alt.InlineData(values=list(rows)), x, y, "value", legend, **more)
+    return _unfolded(chart, "value", "column")
+
+
+def _unfolded(chart: alt.Chart, value: str, column: str) -> alt.Chart:
+    """Return a chart with a cell for each of a line's values, numbered from 0 in `column`."""
+    chart = chart.transform_flatten(["values"], as_=[value])
+    chart = chart.transform_window(
+        [alt.WindowFieldDef(**{"op": "row_number", "as": "number"})], groupby=["row"]
+    )
+    numbered = chart.transform_calculate(**{column: "datum.number - 1"})
+    return numbered.transform_filter(f"datum.{value} !== null")

@@ -1,0 +1,158 @@
+"""What every page has: a verdict in short, what to do next, contents, and charts that draw."""
+
+import base64
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_report import make_comparison, make_run
+
+from wakeful.comparison.reading import read_comparison
+from wakeful.evaluation.scores import Score
+from wakeful.pages.charts import slug
+from wakeful.pages.comparison.charts import followed_charts, relative_loss_chart
+from wakeful.pages.comparison.page import headline, write_report
+from wakeful.pages.evaluation import headlines, score_charts, write_evaluation
+from wakeful.pages.page import listed, rough
+from wakeful.verbs.report import report
+
+_BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+def score(model: str, shift: float) -> Score:
+    values = np.linspace(1.0, 2.0, 8) + shift + 0.001 * np.arange(8)
+    return Score(
+        model=model, task="text", metric="bits per byte", keys=tuple(map(str, range(8))),
+        values=values, weights=np.ones(8), higher_is_better=False,
+    )  # fmt: skip
+
+
+def text_of(page: Path) -> str:
+    """Return what a reader sees above the end of the page, without scripts and pictures."""
+    shown = page.read_text().split("<main>")[1].split("</main>")[0]
+    return re.sub(r"(?s)<script.*?</script>|<svg.*?</svg>|<pre>.*?</pre>", "", shown)
+
+
+@pytest.fixture(params=["comparison", "one run", "evaluation", "one model"])
+def page(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    path = tmp_path / "page.html"
+    if request.param == "comparison":
+        found = read_comparison(make_comparison(tmp_path / "c", {"a": 0.0, "b": -0.5}, [0, 1]))
+        return write_report(found, path, title="t")
+    if request.param == "one run":
+        return write_report(read_comparison(make_run(tmp_path / "x", "x")), path, title="t")
+    scores = [score("a", 0.0)] + [score("b", -0.5)] * (request.param == "evaluation")
+    return write_evaluation(scores, path, title="t", method={"Machine": "m"}, sources=["my a"])
+
+
+def test_a_page_begins_with_a_verdict_and_says_what_to_do_next(page: Path) -> None:
+    text = text_of(page)
+    begin = text.index('class="verdict"')
+    assert begin < text.index("<h2")
+    short = text[begin : text.index("</section>")]
+    assert re.search(r"<p><b>[^<]+\.</b></p>", short)
+    assert re.search(r"<code>wakeful [a-z]+ [^<]+</code>", short)
+
+
+def test_every_part_is_in_the_contents(page: Path) -> None:
+    text = text_of(page)
+    parts = re.findall(r'<h2 id="([^"]+)">', text)
+    assert len(parts) == text.count("<h2")
+    if "<nav" in text:
+        assert re.findall(r'<a href="#([^"]+)">', text.partition("</nav>")[0]) == parts
+
+
+def test_no_hyphen_stands_for_a_minus(page: Path) -> None:
+    assert not re.search(r"[>\s(]-\d", text_of(page))
+
+
+def test_an_evaluation_says_which_model_is_surely_better() -> None:
+    assert headlines([score("a", 0.0)])[0].startswith("a reaches text: bits per byte 1.")
+    said = headlines([score("a", 0.0), score("b", -0.5), score("c", 0.0)])
+    assert said == [
+        "Against a, b is better in text: bits per byte.",
+        "Against a, c is not surely different in text: bits per byte.",
+    ]
+
+
+def test_a_comparison_counts_what_is_sure(tmp_path: Path) -> None:
+    folder = make_comparison(tmp_path / "c", {"a": 0.0, "b": -0.5, "d": 0.3}, [0, 1, 2])
+    assert headline(read_comparison(folder)) == (
+        "Of 2 variants, against the validation loss of a: 1 lower and 1 higher."
+    )
+
+
+def test_names_are_listed_as_english_does() -> None:
+    assert listed(["a"]) == "a"
+    assert listed(["a", "b", 3]) == "a, b and 3"
+
+
+def test_a_chart_has_color_and_shape_or_dash(tmp_path: Path) -> None:
+    found = read_comparison(make_comparison(tmp_path / "c", {"a": 0.0, "b": -0.5}, [0, 1]))
+    drawn = [relative_loss_chart(found, 5), *(chart for _, chart in followed_charts(found))]
+    drawn += [chart for _, chart in score_charts([score("a", 0.0), score("b", 0.1)])]
+    for chart in drawn:
+        assert chart is not None
+        spec = str(chart.to_dict())
+        assert "strokeDash" in spec or "'shape'" in spec
+
+
+def test_a_report_writes_its_charts_for_a_paper(tmp_path: Path) -> None:
+    folder = make_comparison(tmp_path / "c", {"a": 0.0, "b": -0.5}, [0, 1])
+    done = report(folder, out=tmp_path / "r.html", figures=("svg", "png"))
+    titles = [title for title, _ in done.charts()]
+    assert len(titles) > 3
+    assert len(set(titles)) == len(titles)
+    for suffix, begin in (("svg", b"<svg"), ("png", b"\x89PNG")):
+        files = {path.stem: path for path in (tmp_path / "figures").glob(f"*.{suffix}")}
+        assert set(files) == {slug(title) for title in titles}
+        assert all(path.read_bytes().startswith(begin) for path in files.values())
+    svg = (tmp_path / "figures" / "training-loss.svg").read_text()
+    assert "Training loss" in svg
+    assert "training step" in svg
+
+
+def test_noise_leaves_three_digits() -> None:
+    assert [rough(each) for each in (58_936.4, 7.314, 0.0213, 0.0)] == [
+        "58,900",
+        "7.31",
+        "0.0213",
+        "0",
+    ]
+
+
+def test_a_titles_file_name_is_plain() -> None:
+    assert slug("‖v₀‖ over the others' mean") == "v0-over-the-others-mean"
+    assert slug("max |x|, first token (of π)") == "max-x-first-token-of-pi"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(_BROWSER is None, reason="no browser")
+def test_a_browser_draws_every_chart_without_an_error(page: Path) -> None:
+    done = subprocess.run(
+        [str(_BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
+         "--virtual-time-budget=60000", "--dump-dom", page.as_uri()],
+        capture_output=True, text=True, check=True, timeout=300,
+    )  # fmt: skip
+    assert "CONSOLE" not in done.stderr
+    specs = len(re.findall('class="spec"', done.stdout))
+    shown = re.sub(r"(?s)<script.*?</script>", "", done.stdout)
+    assert "could not be drawn" not in shown
+    assert "data-drawn=" in shown
+    assert len(re.findall('class="save"', shown)) == specs
+
+
+def test_pictures_stand_in_for_scripts(page: Path) -> None:
+    text = page.read_text()
+    charts = len(re.findall('class="spec"', text))
+    pictures = re.findall(
+        r'<noscript><img alt="[^"]+" src="data:image/svg\+xml;base64,([^"]+)"', text
+    )
+    assert len(pictures) == min(6, charts)
+    for picture in pictures:
+        svg = base64.b64decode(picture).decode()
+        assert svg.startswith("<svg")
+        assert "nearest" not in svg
