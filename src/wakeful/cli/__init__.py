@@ -22,7 +22,7 @@ VERBS = {
     "generate": "Continue a prompt with a trained, pretrained or quantized model.",
     "diagnose": "Measure where a model wastes its attention and channels.",
     "inherit": "Turn a pretrained model into a smaller one that matches it.",
-    "cure": "Take a model's outliers and sinks away without training.",
+    "cure": "Take away a model's outliers and sinks, with little training or none.",
     "evaluate": "Measure how well a model predicts: perplexity, LAMBADA, multiple choice.",
     "quantize": "Quantize a model's linear layers; measure the damage; save it smaller.",
     "reproduce": "Run a paper's figure or table and judge its claims; list them all.",
@@ -131,6 +131,6 @@ def _overview() -> None:
         grid.add_row(f"  wakeful {verb}", summary)
     OUT.print(grid)
     OUT.print(
-        "\nwakeful VERB --help has two examples and the usual options, --help-all every option.",
+        "\nwakeful VERB --help: two examples, the usual options; --help-all: every option.",
         highlight=False,
     )

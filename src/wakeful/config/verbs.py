@@ -235,7 +235,7 @@ class CureOptions(_Reading):
     train_length: HowMuch[int] = 256
     """Tokens of a training sequence, or the model's context where that is shorter."""
     lr: How[float] = 1e-4
-    """Largest learning rate of that training."""
+    """Peak learning rate of the training of sinks and gates."""
     seed: int = 0
     """Seed of the rotation and of the order of training."""
     num_sequences: HowMuch[int] = 2
