@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from wakeful.cli import main
+from wakeful.cli.console import OUT
 from wakeful.cli.help import compares
 from wakeful.config.schema import config_from_table, variants_of
 from wakeful.config.tables import preset_text, presets, read_table
@@ -60,9 +61,14 @@ def test_the_page_has_what_the_presets_come_to(
     assert f"{TWO_CORES / 1e9:.0f} GFLOP/s on two cores" in page
 
 
-def test_presets_are_listed_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_presets_are_listed_and_printed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OUT, "_width", 80)
+    monkeypatch.setattr("wakeful.verbs.presets.rough_seconds", lambda *_: 1 / TWO_CORES)
     assert main(["presets"]) == 0
     shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
     assert all(name in shown for name in presets())
     assert main(["presets", "cpu-tiny"]) == 0
     assert capsys.readouterr().out == preset_text("cpu-tiny")

@@ -74,9 +74,9 @@ def catalogue() -> tuple[list[Facts], list[Facts]]:
 def listing() -> RenderableType:
     """Return a table of the presets with their cost on this machine and on an H100."""
     speed = rough_seconds(1.0, choose_device("auto"))
-    grid = Grid(box=None, pad_edge=False, header_style="bold")
+    grid = Grid(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
     grid.add_column("preset")
-    for column in ("runs", "parameters", "tokens", "memory", "here", "H100"):
+    for column in ("runs", "size", "tokens", "memory", "here", "H100"):
         grid.add_column(column, justify="right", no_wrap=True)
     one, several = catalogue()
     for title, found in (("wakeful train", one), ("wakeful compare", several)):
@@ -84,10 +84,10 @@ def listing() -> RenderableType:
         for each in found:
             grid.add_row(f"  {each.name}", *_figures(each, each.operations * speed))
     told = (
-        "Parameters of the largest variant; tokens and time of all runs, variants × seeds. Times "
-        "are very rough: 6 operations a parameter and token, at two fifths of what a matrix "
-        "product reaches here and of an H100's peak, which small models do not fill. "
-        "wakeful presets NAME prints one."
+        "Size: parameters of the largest variant. Tokens and time: of all runs, variants\n"
+        "times seeds. Times are very rough: 6 operations a parameter and token, at two\n"
+        "fifths of what a matrix product reaches here and of an H100's peak, which small\n"
+        "models do not fill. wakeful presets NAME prints one."
     )
     return Group(grid, Text(), Text(told, style="dim"))
 
