@@ -72,8 +72,6 @@ arguments = TrainingArguments("trainer", report_to=[], use_cpu=True)
 data = []
 """
 STAND_INS = {
-    ("README.md", 1): 'path = "path/to/folder"',
-    ("README.md", 2): TRAINER,
     ("docs/cure.md", 1): LLAMA + "text = torch.tensor([[1, 2, 3], [4, 5, 6]])",
     ("docs/getting-started.md", 3): LLAMA + "hf_model, ids = model, torch.tensor([[1, 2, 3]])",
     ("docs/getting-started.md", 5): 'path = "path/to/folder"',

@@ -37,7 +37,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages."""
     for page, name in BESIDE.items():
-        text = (ROOT / name).read_text("utf-8").replace("](docs/", "](")
+        text = (ROOT / name).read_text("utf-8").replace("](docs/", "](").replace('="docs/', '="')
         for other, theirs in BESIDE.items():
             text = text.replace(f"]({theirs}", f"]({other}")
         files.append(File.generated(config, page, content=text))
