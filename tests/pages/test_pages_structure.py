@@ -143,6 +143,7 @@ def test_a_browser_draws_every_chart_without_an_error(page: Path) -> None:
     assert "could not be drawn" not in shown
     assert "data-drawn=" in shown
     assert len(re.findall('class="save"', shown)) == specs
+    assert shown.count("mark-group role-frame root") == specs
 
 
 def test_pictures_stand_in_for_scripts(page: Path) -> None:

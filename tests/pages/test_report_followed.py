@@ -114,7 +114,9 @@ def test_one_seed_shows_curves_and_resolves_nothing(folder: Path) -> None:
 def test_every_line_has_a_color_and_dash_of_its_own(tmp_path: Path) -> None:
     names = [f"v{n}" for n in range(12)]
     comparison = read_comparison(make_comparison(tmp_path / "c", dict.fromkeys(names, 0.0), [0]))
-    encoding = specification(training_loss_chart(comparison, 5))["layer"][0]["encoding"]
+    lines, points = specification(training_loss_chart(comparison, 5))["layer"]
+    assert points["encoding"]["color"]["legend"] is None
+    encoding = lines["encoding"]
     color, dash = (encoding[name]["scale"] for name in ("color", "strokeDash"))
     assert color["domain"] == dash["domain"] == names
     assert len(set(zip(color["range"], map(tuple, dash["range"]), strict=True))) == 12

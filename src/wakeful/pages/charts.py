@@ -99,7 +99,7 @@ def opacity(field: str, usual: float = 1.0) -> Any:
     return alt.OpacityValue(usual / 20, condition=shown)
 
 
-def switchable(chart: alt.LayerChart) -> alt.LayerChart:
+def switchable(chart: Any) -> Any:
     """Return a chart whose names, drawn with `opacity`, the page's legend switches on and off."""
     return chart.add_params(alt.param(name=HIDDEN, value=[]))
 
@@ -131,7 +131,9 @@ def readable_lines(
     lines = lines.encode(x=x, y=y, color=color, strokeDash=dash, opacity=clear)
     places = frame[at].unique().sort()
     some = places.gather_every(max(1, len(places) // _PLACES))
-    near = alt.Chart(frame.filter(pl.col(at).is_in(some.implode()))).encode(x=x, color=color)
+    bare = color.copy()
+    bare.legend = None  # else a second legend would stand beside that of the lines
+    near = alt.Chart(frame.filter(pl.col(at).is_in(some.implode()))).encode(x=x, color=bare)
     return [lines.add_params(picked), nearest(near, tooltip, y)]
 
 

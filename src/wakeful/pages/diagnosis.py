@@ -342,7 +342,10 @@ def _channel(diagnosis: Diagnosis) -> str:
 
 def layer_charts(diagnoses: Sequence[Diagnosis]) -> list[tuple[str, Drawing]]:
     """Return a curve over layers for each metric, all models in each, with ± one standard error."""
-    return [(title, _curve(diagnoses, *curve, title)) for *curve, title, _ in _CURVES]
+    return [
+        (title, _curve(diagnoses, metric, variant, position, title))
+        for metric, variant, position, title, _ in _CURVES
+    ]
 
 
 def diagnosis_figures(diagnoses: Sequence[Diagnosis]) -> list[tuple[str, Drawing]]:

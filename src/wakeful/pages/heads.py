@@ -273,7 +273,8 @@ def _unfolded(chart: alt.Chart, value: str, column: str) -> alt.Chart:
     """Return a chart with a cell for each of a line's values, numbered from 0 in `column`."""
     chart = chart.transform_flatten(["values"], as_=[value])
     chart = chart.transform_window(
-        [alt.WindowFieldDef(**{"op": "row_number", "as": "number"})], groupby=["row"]
+        [{"op": "row_number", "as": "number"}],  # pyright: ignore[reportArgumentType]
+        groupby=["row"],
     )
     numbered = chart.transform_calculate(**{column: "datum.number - 1"})
     return numbered.transform_filter(f"datum.{value} !== null")

@@ -4,7 +4,7 @@ Shapes: S picture size (bins), L tokens, D model width.
 """
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, ClassVar
 
 import polars as pl
 import torch
@@ -156,10 +156,10 @@ class FirstAttention(MergeableProbe):
     each row and column is a token with a text. They are no metric: `frame()` has them.
     """
 
-    COLUMNS = pl.Schema(
-        {"layer": pl.Int64, "head": pl.Int64, "query": pl.Int64, "key": pl.Int64,
-         "value": pl.Float64}
-    )  # fmt: skip
+    COLUMNS: ClassVar[dict[str, type]] = {
+        "layer": pl.Int64, "head": pl.Int64, "query": pl.Int64, "key": pl.Int64,
+        "value": pl.Float64,
+    }  # fmt: skip
 
     def __init__(self, *, tokens: int = 24) -> None:
         self.tokens = tokens

@@ -22,10 +22,29 @@ function configuration(theme, width) {
   return config;
 }
 
-function embed(place, spec, config) {
-  return window.vegaEmbed(place, { ...spec, config: { ...(spec.config || {}), ...config } }, {
-    renderer: "svg", actions: false, ast: true, logLevel: 1,
-  });
+let usual;
+
+// Of the point that is nearest to the pointer Vega-Lite finds the numbers, but looks for names in
+// the place around the point: there they are undefined.
+function tooltip(handler, event, item, value) {
+  const point = item?.datum?.datum;
+  const named = value && point
+    ? Object.fromEntries(Object.entries(value).map(
+        ([key, told]) => [key, told === "undefined" ? point[key] : told]))
+    : value;
+  usual.call(handler, handler, event, item, named);
+}
+
+async function embed(place, spec, config) {
+  const options = { renderer: "svg", actions: false, ast: true, logLevel: 1 };
+  if (!usual) {
+    const nothing = { data: { values: [] }, mark: "point" };
+    const made = await window.vegaEmbed(document.createElement("div"), nothing, options);
+    usual = made.view.tooltip();
+    made.finalize();
+  }
+  const own = { ...spec, config: { ...(spec.config || {}), ...config } };
+  return window.vegaEmbed(place, own, { ...options, tooltip });
 }
 
 // Names that are switched off fade in every chart that knows the parameter.
@@ -37,20 +56,6 @@ function fade(view) {
   }
 }
 
-// Of the point that is nearest to the pointer Vega-Lite finds the numbers, but looks for names in
-// the place around the point: there they are undefined.
-function nameThePoint(view) {
-  const usual = view.tooltip();
-  view.tooltip((handler, event, item, value) => {
-    const point = item?.datum?.datum;
-    const named = value && point
-      ? Object.fromEntries(Object.entries(value).map(
-          ([key, told]) => [key, told === "undefined" ? point[key] : told]))
-      : value;
-    usual.call(handler, handler, event, item, named);
-  });
-}
-
 async function drawOne(element, theme) {
   const place = document.getElementById(element.dataset.for);
   if (!place.clientWidth) return; // in details that are closed
@@ -59,7 +64,6 @@ async function drawOne(element, theme) {
     const result = await embed(place, JSON.parse(element.textContent), config);
     drawn.set(element, result);
     fade(result.view);
-    nameThePoint(result.view);
     offer(place, element);
   } catch (error) {
     // One chart that fails does not take the others with it.
@@ -99,7 +103,7 @@ function offer(place, element) {
     one.type = "button";
     one.textContent = kind;
     one.title = `Save as ${kind}`;
-    one.setAttribute("aria-label", `Save ${place.getAttribute("aria-label")} as ${kind}`);
+    one.setAttribute("aria-label", `Save ${place.dataset.title} as ${kind}`);
     one.addEventListener("click", () => save(place, element, kind));
     row.append(one);
   }
@@ -113,7 +117,7 @@ async function save(place, element, kind) {
     address = URL.createObjectURL(new Blob([csv(spec)], { type: "text/csv" }));
   } else {
     if (spec.width === "container") spec.width = PAPER;
-    spec.title = place.getAttribute("aria-label");
+    spec.title = place.dataset.title;
     if (spec.layer) spec.layer = spec.layer.filter((each) => each.description !== NEAREST);
     if (spec.params) spec.params = spec.params.filter((each) => !each.select?.nearest);
     const config = { ...themes.light, background: "white" };
