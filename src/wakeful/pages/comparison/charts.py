@@ -86,7 +86,8 @@ def training_loss_chart(comparison: Comparison, window: int) -> Drawing:
     frame = training_loss(comparison, window).filter(pl.col("variant").is_in(shown))
     y = alt.Y("loss:Q", title="training loss (nats a token)", scale=alt.Scale(zero=False))
     lines = _curves(comparison, frame, y, ".4f", shown)
-    return alt.layer(*lines).properties(height=280, width="container")
+    chart = alt.layer(*lines).properties(height=280, width="container")
+    return chart.resolve_legend(color="independent", strokeDash="independent")
 
 
 def followed_charts(comparison: Comparison) -> list[tuple[str, Drawing]]:
