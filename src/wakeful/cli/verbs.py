@@ -332,7 +332,7 @@ def report(arguments: list[str]) -> None:
 
     from wakeful.verbs.report import report
 
-    done = report(*folders, out=options.out, title=options.title)
+    done = report(*folders, **vars(options))
     finish(done, done.page)
 
 

@@ -324,6 +324,8 @@ class ReportOptions:
     """HTML file to write. Empty: report.html in the first folder."""
     title: Where[str] = ""
     """Heading of the page."""
+    figures: Where[tuple[Figure, ...]] = ()
+    """Write the charts for a paper too, in these formats, into the folder figures."""
 
 
 @dataclass(frozen=True, kw_only=True)
