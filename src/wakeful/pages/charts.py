@@ -132,7 +132,7 @@ def readable_lines(
     places = frame[at].unique().sort()
     some = places.gather_every(max(1, len(places) // _PLACES))
     bare = color.copy()
-    bare.legend = None  # else a second legend would stand beside that of the lines
+    bare["legend"] = None  # else a second legend would stand beside that of the lines
     near = alt.Chart(frame.filter(pl.col(at).is_in(some.implode()))).encode(x=x, color=bare)
     return [lines.add_params(picked), nearest(near, tooltip, y)]
 
