@@ -122,8 +122,11 @@ def test_heirs_are_compared_with_their_reference(text: Path, tmp_path: Path) -> 
     assert "not resolved" in done.verdicts[0]
 
 
-def test_exhibits_look_closer_by_probes_of_their_own(text: Path, tmp_path: Path) -> None:
-    """Mappings, positions, other lengths, leading keys, rotated states and gradients."""
+def test_exhibits_look_closer_by_probes_of_their_own(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mappings, positions, other lengths, leading keys, rotated states, pictures, gradients."""
+    monkeypatch.setattr(verb, "exhibit", lambda name: dataclasses.replace(exhibit(name), looks=2))
     (tmp_path / "here").mkdir()
     asked = {"steps": 2, "seeds": [0], "text": str(text), "runs": str(tmp_path / "runs")}
     measured: dict[str, set[str]] = {}

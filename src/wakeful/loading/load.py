@@ -44,13 +44,16 @@ def place_of(source: str | Path) -> Place:
     """Return what `source` names: the one function that looks.
 
     Raises:
-        WakefulError: it is a folder without a model in it.
+        WakefulError: it is a folder without a model in it, or nearly a name.
     """
     if source == SMOLLM2 and not os.path.isdir(SMOLLM2):
         return Place("folder", smollm2_folder(), SMOLLM2)
     path = Path(source)
     if not os.path.isdir(path):  # which a name too long is not
         is_gguf = path.suffix == ".gguf" and os.path.isfile(path)
+        slip = "" if "/" in str(source) else nearest(str(source), [SMOLLM2])
+        if slip and not is_gguf:  # the hub would be asked for a minute where there is no network
+            raise WakefulError(f"there is no model {str(source)[:80]!r}{slip}")
         return Place("gguf", path, path.stem) if is_gguf else Place("hub", path, str(source))
     name = path.resolve().name
     if is_quantized_folder(path):
@@ -246,7 +249,7 @@ def _transformers(
     except WakefulError:
         raise
     except Exception as error:  # Transformers raises nothing narrower
-        hint = nearest(place.name, [SMOLLM2]) or nearest_path(place.name)
+        hint = nearest_path(place.name)
         raise WakefulError(
             f"{place.name[:80]!r} cannot be loaded as a run directory, a Transformers folder, a "
             f"GGUF file or a hub name{hint}: {_first_line(error)}"
