@@ -1,12 +1,12 @@
 """What a model at hand shows on a text: its layers, its loss, and what quantizing it costs."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from wakeful.config.verbs import LENGTH
+from wakeful.estimates import perplexity
 from wakeful.evaluation.diagnosis import diagnose, sequences_of
 from wakeful.evaluation.reading import Words
 from wakeful.loading.model import Model
@@ -45,11 +45,10 @@ def look(model: Model, sequences: Sequence[Sequence[int]], schemes: Sequence[str
     `increase_SCHEME` of the perplexity and `damage_SCHEME` of the loss.
     """
     seen = diagnose(model, sequences)
-    weights = {id(weight): weight.numel() for weight in model.module.parameters()}
     figures = {
         "loss": seen.loss,
-        "perplexity": math.exp(min(700.0, seen.loss)),
-        "parameters": float(sum(weights.values())),
+        "perplexity": perplexity(seen.loss),
+        "parameters": float(sum(weight.numel() for weight in model.module.parameters())),
     }
     if schemes:
         rows = [torch.tensor([list(each)], device=model.device) for each in sequences]

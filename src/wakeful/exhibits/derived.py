@@ -222,11 +222,8 @@ def where_least(
     position: str = "all",
 ) -> float | None:
     """Return a metric in the layer where another is least, the first such layer."""
-    found = [at.curve(f"{name}/{variant}/{position}") for name in (metric, of)]
-    one, other = found
-    if one is None or other is None or not len(one[1]) or len(one[1]) != len(other[1]):
-        return None
-    return float(one[1][other[1].argmin()])
+    found = _beside(at, f"{metric}/{variant}/{position}", f"{of}/{variant}/{position}")
+    return float(found[0][found[1].argmin()]) if found else None
 
 
 def ratio(at: At, *, metric: str, to: str, variant: str = "paper") -> float | None:
@@ -245,14 +242,19 @@ def correlation(
     position: str = "all",
 ) -> float | None:
     """Return Pearson's correlation over the layers of a metric and another: −1 to 1."""
-    one, other = at.curve(f"{metric}/{variant}/{position}"), at.curve(f"{to}/{to_variant}/all")
-    if one is None or other is None:
+    found = _beside(at, f"{metric}/{variant}/{position}", f"{to}/{to_variant}/all")
+    if found is None or len(found[0]) < 3 or not all(values.std() for values in found):
         return None
-    shared, mine, theirs = np.intersect1d(one[0], other[0], return_indices=True)
-    x, y = one[1][mine], other[1][theirs]
-    if len(shared) < 3 or not x.std() or not y.std():
+    return float(np.corrcoef(*found)[0, 1])
+
+
+def _beside(at: At, one: str, other: str) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return two curves' values at the layers that both have; None where there are none."""
+    mine, theirs = at.curve(one), at.curve(other)
+    if mine is None or theirs is None:
         return None
-    return float(np.corrcoef(x, y)[0, 1])
+    shared, first, second = np.intersect1d(mine[0], theirs[0], return_indices=True)
+    return (mine[1][first], theirs[1][second]) if len(shared) else None
 
 
 def tasks_kept(at: At, *, figures: Sequence[str], share: float = 0.9) -> float | None:

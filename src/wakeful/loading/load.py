@@ -53,7 +53,7 @@ def place_of(source: str | Path) -> Place:
         is_gguf = path.suffix == ".gguf" and os.path.isfile(path)
         slip = "" if "/" in str(source) else nearest(str(source), [SMOLLM2])
         if slip and not is_gguf:  # the hub would be asked for a minute where there is no network
-            raise WakefulError(f"there is no model {str(source)[:80]!r}{slip}")
+            raise WakefulError(f"unknown model {str(source)[:80]!r}{slip}")
         return Place("gguf", path, path.stem) if is_gguf else Place("hub", path, str(source))
     name = path.resolve().name
     if is_quantized_folder(path):

@@ -24,6 +24,7 @@ from wakeful.exhibits.derived import Key, Results
 from wakeful.exhibits.figures import Seen, answer_name, seen_of_arm, seen_of_model, seen_of_run
 from wakeful.exhibits.plan import Job, Plan, heirs_table
 from wakeful.loading.load import load, read_decoder
+from wakeful.loading.model import Model
 from wakeful.pages.inheritance import read_inheritance
 from wakeful.pages.reproduction import Facts
 from wakeful.probes.attention import Importance, Leading
@@ -214,7 +215,8 @@ def _looked_at(
             config = Run.open(path).config
             data = load_data(config.data)
             tests = make_windows(config, data)
-            decoder = read_decoder(path, device=choose_device(config.train.device)).decoder()
+            model = read_decoder(path, device=choose_device(config.train.device))
+            decoder = model.decoder()
             more = [PROBES[each]() for each in looked.probes if each != GRADIENTS]
             frames = [observed(decoder, tests, windows, [Importance(), *more])]
             if GRADIENTS in looked.probes:
@@ -228,16 +230,15 @@ def _looked_at(
                     found.with_columns(metric=pl.format("{}@{}", "metric", pl.lit(f"{share:g}")))
                 )
             if plan.elsewhere:
-                frames.append(_elsewhere(path, plan.elsewhere, windows, config.train.length))
+                frames.append(_elsewhere(model, plan.elsewhere, windows, config.train.length))
             frame = pl.concat(frames)
         file.parent.mkdir(exist_ok=True)
         Run(file.parent).write_frame(file.name, frame)
     return read_frame(file, SCHEMA)
 
 
-def _elsewhere(path: Path, text: str, windows: int, length: int) -> pl.DataFrame:
+def _elsewhere(model: Model, text: str, windows: int, length: int) -> pl.DataFrame:
     """Return what a model shows on another text, each metric as METRIC@elsewhere."""
-    model = load(path)
     words = words_of(text, windows * length)
     sequences = sequences_of(
         model, words, length=length, num_sequences=windows, bos=bool(model.begin())
