@@ -9,6 +9,7 @@ import polars as pl
 
 from wakeful.evaluation.diagnosis import Diagnosis
 from wakeful.pages.charts import RANKS, SHARE, Drawing, heatmap, rounded, tip, tips, wide
+from wakeful.pages.patterns import placed
 
 _EACH = 8
 """The strongest sinks, and the heads of the highest rank, that can be chosen; others follow."""
@@ -177,10 +178,8 @@ def pictures(diagnosis: Diagnosis) -> Drawing | None:
 
 def _pictured(diagnosis: Diagnosis) -> pl.DataFrame:
     """Return the pooled weights of the heads that were asked for."""
-    place = pl.col("position").str.split(",").list
-    query, key = place.get(0).cast(pl.Int64), place.get(1).cast(pl.Int64)
     rows = diagnosis.rows.filter(metric="attention_picture")
-    return rows.select("layer", "head", "value", query=query, key=key)
+    return placed(rows, "query", "key", "layer", "head")
 
 
 def _to_choose(
@@ -245,11 +244,7 @@ def hidden(diagnosis: Diagnosis) -> Drawing | None:
 def _table(diagnosis: Diagnosis, metric: str) -> list[dict[str, Any]] | None:
     """Return a metric of places, each a "row,column", as one list of values a row."""
     rows = diagnosis.rows.filter(metric=metric)
-    place = pl.col("position").str.split(",").list
-    cells = rows.select(
-        "value", row=place.get(0).cast(pl.Int64), column=place.get(1).cast(pl.Int64)
-    )
-    return _lines(cells, "row", "column") or None
+    return _lines(placed(rows, "row", "column"), "row", "column") or None
 
 
 def _lines(cells: pl.DataFrame, row: str, column: str) -> list[dict[str, Any]]:
