@@ -119,16 +119,19 @@ def nearest(base: alt.Chart, tooltip: Sequence[alt.Tooltip], y: alt.Y) -> alt.Ch
 
 def readable_lines(
     frame: pl.DataFrame, by: str, x: alt.X, y: alt.Y, tooltip: Sequence[alt.Tooltip], at: str,
-    color: alt.Color, dash: alt.StrokeDash, *, points: bool = False,
+    color: alt.Color, dash: alt.StrokeDash, *, points: bool = False, detail: str = "",
 ) -> list[alt.Chart]:  # fmt: skip
     """Draw a line for each name in `by` over the column `at`: a click on the legend fades the
     others, and the pointer finds the nearest of some hundred places. Two layers: lines, points.
+
+    `detail` parts the lines of one name that come apart, such as those of its runs.
     """
     picked = alt.selection_point(fields=[by], bind="legend")
     clear = alt.OpacityValue(0.12, condition={"param": picked.name, "value": 1})
     frame = rounded(frame)
     lines = alt.Chart(frame).mark_line(strokeWidth=2, point=points)
     lines = lines.encode(x=x, y=y, color=color, strokeDash=dash, opacity=clear)
+    lines = lines.encode(detail=alt.Detail(detail)) if detail else lines
     places = frame[at].unique().sort()
     some = places.gather_every(max(1, len(places) // _PLACES))
     bare = color.copy()

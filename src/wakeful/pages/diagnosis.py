@@ -43,6 +43,7 @@ from wakeful.pages.heads import (
     sink,
 )
 from wakeful.pages.page import Step, listed, write_page
+from wakeful.pages.terms import explained
 from wakeful.probes.base import block_outputs, mean_over_layers
 
 _COMPARED = (
@@ -62,128 +63,25 @@ _COMPARED = (
     ("max_activation_rest", "max |x|, rest", "{:,.1f}"),
 )
 _CURVES = (
-    (
-        "first_key_share_without_row_0",
-        "paper",
-        "all",
-        "share of pairs led by key 0, without row 0",
-        "(query, head) pairs whose largest weight is the first token's: a sink's sign",
-    ),
-    (
-        "rank",
-        "paper",
-        "all",
-        "largest head rank",
-        "a layer whose every head has rank 1 or 2 is lazy: it mixes tokens alike for all queries",
-    ),
-    (
-        "value_drain",
-        "paper",
-        "first",
-        "‖v₀‖ over the others' mean",
-        "value drain: a sink's value shrinks so that attending to it adds nothing",
-    ),
-    (
-        "residual_peak",
-        "paper",
-        "first",
-        "‖h₀‖ over the others' mean",
-        "residual peak: how far the first token's hidden state outgrows the others",
-    ),
-    (
-        "kurtosis",
-        "paper",
-        "first",
-        "kurtosis, first token",
-        "how much few channels carry of a hidden state; a Gaussian has 3",
-    ),
-    (
-        "kurtosis",
-        "paper",
-        "rest",
-        "kurtosis, the rest",
-        "the same at all other tokens: what makes quantization lossy",
-    ),
-    (
-        "first_key_mass_without_row_0",
-        "paper",
-        "all",
-        "attention mass on key 0, without row 0",
-        "the mean share of its attention that a query gives the first token",
-    ),
-    (
-        "entropy",
-        "code",
-        "all",
-        "entropy of importance (nats)",
-        "how evenly attention falls on tokens; low means on few",
-    ),
-    (
-        "mass_columns",
-        "paper",
-        "all",
-        "columns holding the mass",
-        "keys that hold 90% of the attention, the largest head's",
-    ),
-    (
-        "value_eigenvalue",
-        "paper",
-        "1",
-        "largest value eigenvalue",
-        "how strongly the values point one way",
-    ),
-    (
-        "max_activation",
-        "paper",
-        "first",
-        "max |x|, first token",
-        "the largest channel of the first token's hidden state",
-    ),
-    (
-        "max_activation",
-        "paper",
-        "rest",
-        "max |x|, the rest",
-        "the largest channel of other tokens, their mean",
-    ),
-    (
-        "token_similarity",
-        "paper",
-        "all",
-        "token similarity (cosine)",
-        "near 1 the tokens' states are alike: over-smoothing",
-    ),
-    (
-        "block_influence",
-        "paper",
-        "all",
-        "block influence",
-        "1 − cos of a block's input and output; near 0 it changes little",
-    ),
-    (
-        "angular_distance",
-        "paper",
-        "last",
-        "angular distance (of π)",
-        "the angle by which a block turns the last token's state",
-    ),
+    ("first_key_share_without_row_0", "paper", "all", "share of pairs led by key 0, without row 0"),
+    ("rank", "paper", "all", "largest head rank"),
+    ("value_drain", "paper", "first", "‖v₀‖ over the others' mean"),
+    ("residual_peak", "paper", "first", "‖h₀‖ over the others' mean"),
+    ("kurtosis", "paper", "first", "kurtosis, first token"),
+    ("kurtosis", "paper", "rest", "kurtosis, the rest"),
+    ("first_key_mass_without_row_0", "paper", "all", "attention mass on key 0, without row 0"),
+    ("entropy", "code", "all", "entropy of importance (nats)"),
+    ("mass_columns", "paper", "all", "columns holding the mass"),
+    ("value_eigenvalue", "paper", "1", "largest value eigenvalue"),
+    ("max_activation", "paper", "first", "max |x|, first token"),
+    ("max_activation", "paper", "rest", "max |x|, the rest"),
+    ("token_similarity", "paper", "all", "token similarity (cosine)"),
+    ("block_influence", "paper", "all", "block influence"),
+    ("angular_distance", "paper", "last", "angular distance (of π)"),
 )
-"""Metric, variant, position, title and explanation of each curve over layers."""
+"""Metric, variant, position and title of each curve over layers."""
 _FIRST = 6
 """Curves that the page shows before its details."""
-_EXPLAINED = {
-    "loss": "the mean next-token loss on this text",
-    "first_key_share_without_row_0": "(query, head) pairs that look at the first token most",
-    "first_key_mass_without_row_0": "the mean attention on the first token",
-    "stored_prefix_mass": "the attention that a cure's stored prefix takes over",
-    "entropy": "how evenly attention falls on tokens",
-    "median_head_rank": "singular values that hold most of a head's energy",
-    "heads_near_rank_1": "heads that give every query the same mixture",
-    "value_drain_lowest": "the first token's value norm over the others'",
-    "kurtosis_first": "how much few channels carry; a Gaussian has 3",
-    "max_activation_first": "the largest channel of a hidden state",
-}
-"""Of a figure, in a few words."""
 _READ = 60
 """Tokens of the text that the page quotes."""
 _RANKS = {"rank", "mass_columns"}
@@ -344,7 +242,7 @@ def layer_charts(diagnoses: Sequence[Diagnosis]) -> list[tuple[str, Drawing]]:
     """Return a curve over layers for each metric, all models in each, with ± one standard error."""
     return [
         (title, _curve(diagnoses, metric, variant, position, title))
-        for metric, variant, position, title, _ in _CURVES
+        for metric, variant, position, title in _CURVES
     ]
 
 
@@ -607,7 +505,7 @@ def write_diagnosis(
         compared=[
             (
                 label,
-                _EXPLAINED.get(key, ""),
+                explained(key),
                 [_compared(figure[key], figures[0][key], style) for figure in figures],
             )
             for key, label, style in _COMPARED
@@ -617,7 +515,9 @@ def write_diagnosis(
         dashes=dashes(diagnoses),
         shown=curves[:_FIRST],
         rest=curves[_FIRST:],
-        explained={title: text for *_, title, text in _CURVES},
+        explained={
+            title: explained(f"{metric}_{position}") for metric, _, position, title in _CURVES
+        },
         strips=rank_strips(diagnoses),
         spectra=spectra(diagnoses),
         top=top_importance(diagnoses),

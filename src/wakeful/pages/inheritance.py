@@ -11,8 +11,20 @@ import polars as pl
 from wakeful.estimates import with_error
 from wakeful.growth.layers import written
 from wakeful.growth.outcome import Arm, Behind, Reference, Sizes, Summary
-from wakeful.pages.charts import DASHES, PALETTE, Drawing, colored, colors, dashed, tip, unchecked
+from wakeful.pages.charts import (
+    DASHES,
+    PALETTE,
+    Drawing,
+    colored,
+    colors,
+    dashed,
+    readable_lines,
+    tip,
+    tips,
+    unchecked,
+)
 from wakeful.pages.page import Step, write_page
+from wakeful.pages.terms import explained
 from wakeful.runs.run import Environment, Run
 
 _FIGURES = {
@@ -223,6 +235,7 @@ def write_inheritance(path: str | Path, page: str | Path = "") -> Path:
         lesson=_lesson(summary),
         curves=loss_curves(summary),
         figures=_chosen_by(summary),
+        explained={title: explained(name) for name, title in _FIGURES.items()},
         colors=colors(summary.arms),
         sizes=[_size(summary.sizes, *size) for size in _SIZES],
         written=written,
@@ -254,29 +267,28 @@ def loss_curves(summary: Summary) -> Drawing:
         for arm in summary.arms
         for point in arm.curve
     ]
-    stroke = alt.Legend(symbolType="stroke")
-    base = alt.Chart(pl.DataFrame(rows)).encode(
-        x=alt.X("step:Q", title="training step", axis=alt.Axis(tickCount=8)),
-        y=alt.Y("loss:Q", title="validation loss (nats a token)", scale=alt.Scale(zero=False)),
-        color=colored("arm", names, legend=stroke),
-        tooltip=[
-            alt.Tooltip("arm:N"),
-            alt.Tooltip("run:N"),
-            alt.Tooltip("step:Q"),
-            tip("loss", ".4f"),
-        ],
-    )
+    frame = pl.DataFrame(rows)
     # Past the palette's length colors come again, and dashes distinguish them.
     dashes = [DASHES[n // len(PALETTE) % 4] for n in range(len(names))]
-    dash = dashed("arm", names, dashes, legend=stroke)
-    lines = base.mark_line(strokeWidth=2).encode(detail=alt.Detail("run:N"), strokeDash=dash)
-    points = base.mark_point(filled=True, size=36, opacity=1)
+    stroke = alt.Legend(symbolType="stroke")
+    lines = readable_lines(
+        frame,
+        "arm",
+        alt.X("step:Q", title="training step", axis=alt.Axis(tickCount=8)),
+        alt.Y("loss:Q", title="validation loss (nats a token)", scale=alt.Scale(zero=False)),
+        [*tips("arm:N", "run:N", "step:Q"), tip("loss", ".4f")],
+        "step",
+        colored("arm", names, legend=stroke),
+        dashed("arm", names, dashes, legend=stroke),
+        points=True,
+        detail="run:N",
+    )
     reference = summary.reference
     across = alt.Chart(pl.DataFrame({"loss": [reference.loss], "name": [reference.name]}))
     rule = across.mark_rule(strokeWidth=1.5, strokeDash=[5, 4]).encode(y=alt.Y("loss:Q"))
     label = across.mark_text(align="right", baseline="bottom", dy=-3)
     label = label.encode(y=alt.Y("loss:Q"), x=alt.value("width"), text=alt.Text("name:N"))
-    return alt.layer(rule, label, lines, points).properties(height=360, width="container")
+    return alt.layer(rule, label, *lines).properties(height=360, width="container")
 
 
 def _bars(values: Sequence[float], kept: set[int], title: str) -> Drawing:

@@ -20,6 +20,7 @@ from markupsafe import Markup
 from wakeful.errors import WakefulError
 from wakeful.estimates import with_error
 from wakeful.pages.charts import slug, specification, still, theme
+from wakeful.pages.terms import explained
 from wakeful.paths import default_cache_dir
 from wakeful.runs.run import replaced
 
@@ -67,6 +68,7 @@ def write_page(path: str | Path, template: str, **values: Any) -> Path:
     environment.filters["slug"] = slug
     environment.filters["with_error"] = _with_error
     environment.filters["figure"] = _figure
+    environment.filters["explained"] = explained
     environment.globals["means_over_layers"] = "over block outputs, the embedding left out"
     environment.globals["next_id"] = itertools.count(1).__next__
     scripts = [_script(vega_bundle()), _script((_TEMPLATES / "page.js").read_text("utf-8"))]

@@ -20,8 +20,10 @@ from wakeful.pages.charts import (
     dashed,
     heatmap,
     line_at,
+    nearest,
     rounded,
     tip,
+    tips,
     unchecked,
     wide,
 )
@@ -36,6 +38,7 @@ _FREE, _HEAVY = 1.02, 1.2
 _WORST = 8
 """How many of the worst layers the page lists."""
 _POSITIONS = ("rest", "first")
+_GRAY = "#7F7F7F"
 _STRONG = 0.5
 """From this rank correlation on, kurtosis is said to predict the damage."""
 _FEW = 5
@@ -487,20 +490,12 @@ def _errors(damage: Damage, frames: Mapping[tuple[str, str], pl.DataFrame], titl
         frame.select("layer", "value", scheme=pl.lit(scheme), position=pl.lit(position))
         for (scheme, position), frame in frames.items()
     )
-    chart = alt.Chart(rounded(frame.filter(pl.col("value") > 0))).mark_line(strokeWidth=2)
-    chart = chart.encode(
-        x=_LAYERS,
-        y=_log(title, "~p"),
-        color=colored("scheme", [*damage.schemes], legend=None),
-        strokeDash=_dash(None),
-        tooltip=[
-            alt.Tooltip("scheme:N"),
-            alt.Tooltip("position:N"),
-            alt.Tooltip("layer:Q"),
-            _ERROR,
-        ],
-    )
-    return wide(chart, 240)
+    color = colored("scheme", [*damage.schemes], legend=None)
+    base = alt.Chart(rounded(frame.filter(pl.col("value") > 0))).encode(x=_LAYERS, color=color)
+    y = _log(title, "~p")
+    lines = base.mark_line(strokeWidth=2).encode(y=y, strokeDash=_dash(None))
+    tooltip = [*tips("scheme:N", "position:N", "layer:Q"), _ERROR]
+    return wide(alt.layer(lines, nearest(base, tooltip, y)), 240)
 
 
 def _kurtosis(frames: Mapping[str, pl.DataFrame], title: str) -> Drawing:
@@ -508,19 +503,12 @@ def _kurtosis(frames: Mapping[str, pl.DataFrame], title: str) -> Drawing:
         frame.select("layer", "value", position=pl.lit(position))
         for position, frame in frames.items()
     )
-    chart = alt.Chart(rounded(frame.filter(pl.col("value") > 0)))
-    lines = chart.mark_line(strokeWidth=2, color="#7F7F7F").encode(
-        x=_LAYERS,
-        y=_log(title, "~g"),
-        strokeDash=_dash(alt.Legend()),
-        tooltip=[
-            alt.Tooltip("position:N"),
-            alt.Tooltip("layer:Q"),
-            tip("value", ".4~g", title="kurtosis"),
-        ],
-    )
+    base = alt.Chart(rounded(frame.filter(pl.col("value") > 0))).encode(x=_LAYERS)
+    y = _log(title, "~g")
+    lines = base.mark_line(strokeWidth=2, color=_GRAY).encode(y=y, strokeDash=_dash(alt.Legend()))
+    tooltip = [*tips("position:N", "layer:Q"), tip("value", ".4~g", title="kurtosis")]
     gaussian = line_at("y", 3.0, "gaussian", tooltip=alt.value("a Gaussian has 3"))
-    return wide(alt.layer(gaussian, lines), 240)
+    return wide(alt.layer(gaussian, lines, nearest(base, tooltip, y)), 240)
 
 
 _LAYERS = alt.X("layer:Q", title="layer", axis=alt.Axis(format="d", tickMinStep=1))

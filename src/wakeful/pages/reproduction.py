@@ -33,6 +33,7 @@ from wakeful.pages.charts import (
     unchecked,
 )
 from wakeful.pages.page import Step, listed, write_page
+from wakeful.pages.terms import explained
 from wakeful.probes.base import Frame
 from wakeful.runs.run import Environment
 from wakeful.variants import build_call
@@ -129,8 +130,9 @@ def write_reproduction(
         found=[_found(each) for each in verdicts],
         words={"loss": "validation loss"}
         | {column.figure: column.title for column in exhibit.table.columns},
-        charts=drawings(exhibit, results),
+        charts=_drawn(exhibit, results),
         tables=_tables(exhibit, results),
+        terms=[("loss", "loss")] + [(each.title, each.figure) for each in exhibit.table.columns],
         facts=facts,
         plan=plan,
         here=duration(sum(seen.figures.get("seconds", 0.0) for seen in results.seen.values())),
@@ -191,11 +193,17 @@ def _values(results: Results, group: str, row: str, figure: str) -> list[float]:
 
 def drawings(exhibit: Exhibit, results: Results) -> list[tuple[str, Drawing]]:
     """Return the exhibit's charts, a title and a drawing each, of what was measured."""
-    found: list[tuple[str, Drawing]] = []
-    for expression in exhibit.draw:
-        draw = build_call("draw", DRAWINGS, expression, folder="routes")
-        found += draw(_Names(exhibit, results))
-    return found
+    return [(title, drawing) for title, _, drawing in _drawn(exhibit, results)]
+
+
+def _drawn(exhibit: Exhibit, results: Results) -> list[tuple[str, str, Drawing]]:
+    """Return the charts, each with its title and a line that explains what it draws."""
+    names = _Names(exhibit, results)
+    return [
+        (title, explained(expression), drawing)
+        for expression in exhibit.draw
+        for title, drawing in build_call("draw", DRAWINGS, expression, folder="routes")(names)
+    ]
 
 
 @dataclass(frozen=True)
@@ -279,14 +287,13 @@ def over_groups(
     x = alt.X("x:Q", title=None, scale=alt.Scale(type="log"))
     y = alt.Y("y:Q", title=title or figure, scale=scale)
     frame = rounded(pl.DataFrame(rows))
-    base = alt.Chart(frame).encode(x=x, color=names.color())
-    lines = base.mark_line(point=True).encode(
-        y=y,
-        strokeDash=names.dash(),
-        tooltip=[alt.Tooltip("row:N"), alt.Tooltip("x:Q"), tip("y", ".4f")],
-    )
+    base = alt.Chart(frame).encode(x=x, color=names.color(legend=None))
+    lines = readable_lines(
+        frame, "row", x, y, [*tips("row:N", "x:Q"), tip("y", ".4f")], "x", names.color(),
+        names.dash(), points=True,
+    )  # fmt: skip
     bars = base.mark_rule().encode(y=alt.Y("low:Q"), y2=alt.Y2("high:Q"))
-    chart = alt.layer(bars, lines).properties(height=280, width="container")
+    chart = alt.layer(bars, *lines).properties(height=280, width="container")
     chart = chart.resolve_legend(color="independent", strokeDash="independent")
     return [(title or figure, chart)]
 

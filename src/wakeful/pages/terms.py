@@ -1,0 +1,81 @@
+"""Terms of art, a line each: every page that shows a figure explains it in these words."""
+
+import re
+
+TERMS = {
+    "loss": "the mean negative log-likelihood of the next token",
+    "train_loss": "the loss of training batches, the mean of the last steps",
+    "relative_loss": "smoothed over steps; below zero is better than the baseline",
+    "excess_loss": "the loss above that of a model that knows the task, in nats",
+    "perplexity": "e to the loss: among how many equally likely tokens the model hesitates",
+    "first_key_share": "(query, head) pairs whose largest weight is the first token's: a sink",
+    "first_key_mass": "the mean share of its attention that a query gives the first token",
+    "stored_prefix_mass": "the attention that a cure's stored prefix takes over",
+    "bos_mass": "the mean share of its attention that a query gives BOS, the text's first token",
+    "bos_mass_other": "the mean attention on BOS of queries at which the task asks for "
+    "nothing: a dormant head parks there",
+    "bos_mass_trigger": "the mean attention on BOS of queries at which a copy is due: an active "
+    "head looks elsewhere",
+    "rank": "singular values that hold 90% of a head's energy, the largest head's; at 1 or 2 the "
+    "layer is lazy: it mixes tokens alike for all queries",
+    "median_head_rank": "singular values that hold most of a head's energy",
+    "heads_near_rank_1": "heads that give every query the same mixture",
+    "near_rank": "heads that give every query the same mixture: their rank is 1 or 2",
+    "lazy": "a layer is lazy where all its heads give every query the same mixture",
+    "mean_attention": "rows are queries, columns keys; a sink is a bright column",
+    "attention_of_layers": "rows are queries, columns keys, each a fraction of the sequence",
+    "mass_columns": "keys that hold 90% of the attention, the largest head's",
+    "entropy": "how evenly attention falls on tokens; low means on few",
+    "importance": "the mean attention that all queries give a token",
+    "top_importance": "the mean attention of the tokens that have most of it",
+    "leading_importance": "the mean attention of the token that has most of it",
+    "leading_key": "the place of the token that has most attention; 1 is the first",
+    "value_drain": "value drain: a sink's value shrinks so that attending to it adds nothing",
+    "value_eigenvalue": "how strongly the values point one way",
+    "value_norm_at": "a sink's value is far shorter than the others'",
+    "residual_peak": "residual peak: how far the first token's hidden state outgrows the others",
+    "hidden_norm_at": "a residual peak is a hidden state that outgrows the others",
+    "hidden_magnitude": "a bright column is an outlier channel, a bright row a token with a large "
+    "state",
+    "kurtosis": "how much few channels carry of a hidden state; a Gaussian has 3",
+    "kurtosis_rest": "the same at all other tokens: what makes quantization lossy",
+    "max_activation": "the largest channel of a hidden state",
+    "max_activation_first": "the largest channel of the first token's hidden state",
+    "max_activation_rest": "the largest channel of other tokens, their mean",
+    "norm_ratio": "the share of a hidden state's energy in its largest channel",
+    "token_similarity": "near 1 the tokens' states are alike: over-smoothing",
+    "block_influence": "1 − cos of a block's input and output; near 0 it changes little",
+    "influence": "1 − cos of a block's input and output; near 0 it changes little",
+    "angular_distance": "the angle by which a block turns the last token's state",
+    "angle": "the angle by which a layer turns the last token's state",
+    "mass": "keys that hold 90% of the attention, the largest head's",
+    "mapping_cosine": "how near this comes to attending to the layer before as well; 1 is the same "
+    "direction",
+    "query_gradient": "how much training still moves the weights",
+    "key_gradient": "how much training still moves the weights",
+    "damage": "how much the loss rises when the trained model's weights are quantized, in nats",
+    "increase": "how much perplexity rises when the trained model is quantized",
+    "kl": "how far the predictions move from the full-precision model's, in nats; 0 is not at all",
+    "relative_error": "‖quantized − full‖ / ‖full‖ of an output",
+    "crossing": "the step from which the training loss never falls below the baseline's again",
+    "parameter_saving": "the share of parameters saved at equal loss, by a line through the "
+    "baseline's sizes",
+    "data_saving": "the share of steps saved until the baseline's last training loss",
+    "acc": "the share of questions whose right answer is the model's likeliest",
+    "tasks_kept": "the tasks on which the heir has nine tenths or more of its reference's score",
+    "step_milliseconds": "the median time of a training step",
+    "cache_bytes": "bytes of keys and values that generation keeps a token",
+}  # fmt: skip
+"""By a figure's or metric's name, or what it begins with."""
+
+
+def explained(name: str) -> str:
+    """Return the line of a figure, or of the one that a measure or drawing of it names.
+
+    A name without a line of its own has that of what it begins with; plain words have "".
+    """
+    inner = re.search(r"(?:metric|figure|curve)='([^']+)'", name)
+    figure = re.split("[@(]", inner[1] if inner else name)[0]
+    while figure and figure not in TERMS:
+        figure = figure.rpartition("_")[0]
+    return TERMS.get(figure, "")

@@ -1,0 +1,33 @@
+"""Every figure that a page shows is explained in a line."""
+
+import pytest
+
+from wakeful.exhibits.exhibit import exhibit, exhibit_names, layout_names, published
+from wakeful.pages.terms import TERMS, explained
+
+PLAIN = {"losses", "steps_per_second", "training_megabytes", "parameters"}
+"""Everyday words that need no line."""
+
+
+def test_a_measure_has_its_metrics_line() -> None:
+    assert explained("layers(metric='rank', part='late')") == TERMS["rank"]
+    title = "over_layers(metric='entropy@0.5', variant='code', title='kurtosis')"
+    assert explained(title) == TERMS["entropy"]
+    assert explained("over_groups(figure='train_loss(last=50)')") == TERMS["train_loss"]
+    assert explained("kurtosis_first") == TERMS["kurtosis"]
+    assert explained("kurtosis_rest") == TERMS["kurtosis_rest"]
+    assert explained("nothing of ours") == ""
+
+
+@pytest.mark.parametrize("name", exhibit_names())
+def test_every_figure_and_drawing_of_an_exhibit_is_explained(name: str) -> None:
+    shown = exhibit(name)
+    said = {*shown.draw, *(column.figure for column in shown.table.columns)}
+    without = {each for each in said if not explained(each)}
+    assert {each for each in without if not any(word in each for word in PLAIN)} == set()
+
+
+@pytest.mark.parametrize("name", layout_names())
+def test_every_column_of_a_layout_is_explained(name: str) -> None:
+    without = {each.figure for each in published(name).columns if not explained(each.figure)}
+    assert without <= PLAIN
