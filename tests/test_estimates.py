@@ -99,7 +99,31 @@ def test_student_quantile(freedom: int, value: float) -> None:
     assert reach(0.0, 1) == math.inf
 
 
-def test_with_error_shows_two_digits_of_small_errors() -> None:
-    assert with_error(1.23456, 0.0123) == "1.2346 ± 0.0123"
-    assert with_error(-0.5, 0.000012, "+") == "-0.500000 ± 0.000012"
-    assert with_error(2.0, math.nan) == "2.0000"
+@pytest.mark.parametrize(
+    ("value", "error", "sign", "shown"),
+    [
+        (1.23456, 0.0123, "", "1.235 ± 0.012"),
+        (-0.5, 0.000012, "+", "−0.500000 ± 0.000012"),
+        (0.5206, 0.0998, "", "0.52 ± 0.10"),
+        (31.5725, 37.3061, "", "32 ± 37"),
+        (18.4594, 1.6367, "", "18.5 ± 1.6"),
+        (-0.01234, 0.00056, "+", "−0.01234 ± 0.00056"),
+        (12345.6, 99.96, "", "12,346 ± 100"),
+        (0.01, 160.2, "", "0 ± 160"),
+        (663_835_693_724, 2_677_920_560_709, "", "6.64e+11 ± 2.7e+12"),
+        (4.87e-6, 1.5e-7, "", "(4.87 ± 0.15)e−6"),
+        (-2.4e-6, 2.4e-6, "+", "(−2.4 ± 2.4)e−6"),
+        (2.0, math.nan, "", "2.0000"),
+        (2.0, None, "+", "+2.0000"),
+        (25.8702, None, "", "25.87"),
+        (12345.6, None, "", "12,346"),
+        (2.5e-5, None, "", "2.5e−05"),
+        (0.0, 0.0, "+", "+0.0000"),
+        (math.inf, math.nan, "", "not finite"),
+        (None, None, "", "not finite"),
+    ],
+)
+def test_figures_are_shown_to_the_second_digit_of_their_error(
+    value: float | None, error: float | None, sign: str, shown: str
+) -> None:
+    assert with_error(value, error, sign) == shown

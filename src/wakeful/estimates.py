@@ -11,6 +11,8 @@ Estimate = tuple[float, float]
 
 _LARGEST_EXPONENT = 709.0
 """e to more than this is no longer a double."""
+_SMALL, _LARGE = 1e-3, 1e7
+"""Below and above them figures are written with a power of ten."""
 
 
 @dataclass(frozen=True)
@@ -146,12 +148,30 @@ def reach(error: float, count: int) -> float:
     return student_quantile(count - 1) * error if count > 1 else math.inf
 
 
-def with_error(value: float, error: float, sign: str = "") -> str:
-    """Return "value ± error" to four places, or to more where the error needs them."""
-    if math.isnan(error):
-        return f"{value:{sign}.4f}"
-    places = 4 if error == 0 or error >= 0.001 else min(8, 1 - math.floor(math.log10(error)))
-    return f"{value:{sign}.{places}f} ± {error:.{places}f}"
+def with_error(value: float | None, error: float | None = None, sign: str = "") -> str:
+    """Return "value ± error", both to the error's second digit; the value alone, to four places
+    or significant digits, where there is no error.
+
+    What is not finite, None too, is said to be so; `sign` "+" shows it of positive values.
+    """
+    if value is None or not math.isfinite(value):
+        return "not finite"
+    known = error if error is not None and math.isfinite(error) and error > 0 else 0.0
+    size = max(abs(value), known)
+    if size > _LARGE and known:
+        text = f"{value:{sign}.3g} ± {known:.2g}"
+    elif known and size < _SMALL:
+        power = math.floor(math.log10(size))
+        text = f"({with_error(value / 10.0**power, known / 10.0**power, sign)})e{power}"
+    elif known:
+        # Rounded first: 0.0996 is 0.10, two places.
+        places = min(8, max(0, 1 - math.floor(math.log10(float(f"{known:.1e}")))))
+        text = f"{value:{sign},.{places}f} ± {known:,.{places}f}"
+    else:
+        scientific = size > _LARGE or 0 < size < _SMALL
+        places = 4 if size < 10 else max(0, 3 - math.floor(math.log10(size)))
+        text = f"{value:{sign}.4g}" if scientific else f"{value:{sign},.{places}f}"
+    return text.replace("-", "−")
 
 
 def _spread(moves: np.ndarray) -> float:

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from wakeful.estimates import mean_and_error, ratio_and_error
 from wakeful.evaluation.scores import Score, averages, difference, tidy
-from wakeful.pages.evaluation import written
 
 
 def score(values: list[float], weights: list[float] | None = None, **over: object) -> Score:
@@ -70,17 +69,6 @@ def test_rows_are_tidy() -> None:
     assert frame.columns == ["model", "task", "metric", "example", "key", "value", "weight"]
     assert frame["value"].to_list() == [1.0, 2.0, 3.0]
     assert frame["model"].to_list() == ["m", "m", "n"]
-
-
-def test_figures_show_two_digits_of_their_error() -> None:
-    assert written(31.5725, 37.3061) == "32 ± 37"
-    assert written(18.4594, 1.6367) == "18.5 ± 1.6"
-    assert written(-0.01234, 0.00056, "+") == "−0.01234 ± 0.00056"
-    assert written(12345.6, 99.96) == "12,346 ± 100"
-    assert written(0.5, math.nan) == "0.5000"
-    assert written(0.0, 0.0, "+") == "+0.0000"
-    assert written(math.inf, math.nan) == "inf"
-    assert written(663_835_693_724, 2_677_920_560_709) == "6.64e+11 ± 2.7e+12"
 
 
 def test_an_average_counts_tasks_alike_and_pairs_between_models() -> None:

@@ -245,7 +245,7 @@ def test_the_terminal_table_names_every_variant(tmp_path: Path) -> None:
     console.print(render_terminal(comparison))
     text = console.export_text()
     assert "baseline" in text
-    assert re.search(r"^b .*-0\.4998 ± 0\.0015", text, re.MULTILINE)
+    assert re.search(r"^b .*−0\.4998 ± 0\.0015", text, re.MULTILINE)
 
 
 def test_what_is_shown_of_other_seeds_is_what_was_compared(tmp_path: Path) -> None:

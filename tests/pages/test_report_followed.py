@@ -77,13 +77,13 @@ def test_growth_is_judged_by_its_interval_over_seeds(folder: Path, tmp_path: Pat
     page = write_report(comparison, tmp_path / "r.html", title="t").read_text()
     assert "Heads over training steps" in page
     assert verdicts(comparison)[0] == (
-        "A sink grows in ill (0.6200 ± 0.0115). Whether one grows is not resolved in "
+        "A sink grows in ill (0.620 ± 0.012). Whether one grows is not resolved in "
         "well (0.0190 ± 0.0059). In brackets: attention on BOS at the end."
     )
     assert "loss over the task&#39;s own (nats) of each variant over steps" in page
     terminal = io.StringIO()
     Console(file=terminal, width=200).print(render_terminal(comparison))
-    said = "ill: attention on BOS 0.0200 ± 0.0000 before training, 0.6200 ± 0.0115 after: grows."
+    said = "ill: attention on BOS 0.0200 before training, 0.620 ± 0.012 after: grows."
     assert said in terminal.getvalue()
 
 
@@ -95,8 +95,8 @@ def test_a_sink_that_a_paper_saw_grow_is_judged(folder: Path, monkeypatch) -> No
     (folder / "run.json").write_text(json.dumps(header))
     (table,) = paper_table.paper_tables(read_comparison(folder))
     assert table.sentences == [
-        "softmax: a sink grows in the paper, attention on BOS +0.6 ± 0.0115 here: confirmed.",
-        "other: a sink grows in the paper, attention on BOS -0.001 ± 0.00586 here: not resolved.",
+        "softmax: a sink grows in the paper, attention on BOS +0.600 ± 0.012 here: confirmed.",
+        "other: a sink grows in the paper, attention on BOS −0.0010 ± 0.0059 here: not resolved.",
     ]
     assert table.outcomes == {"confirmed": 1, "not resolved": 1}
 

@@ -103,8 +103,9 @@ def test_every_direction_is_judged_by_its_interval_over_seeds(tmp_path: Path) ->
     assert {cell.outcome for cell in table.rows[0].cells} == {None}
 
     assert sum(table.outcomes.values()) == len(table.sentences) == 3 * 6
-    assert "softmax-1, Adam: kurtosis, first lower in the paper, -5 ± 0.0577 here: confirmed." in (
-        table.sentences
+    assert (
+        "softmax-1, Adam: kurtosis, first lower in the paper, −5.000 ± 0.058 here: confirmed."
+        in (table.sentences)
     )
 
 
@@ -194,7 +195,7 @@ def test_the_page_and_the_terminal_show_the_table(tmp_path: Path) -> None:
     assert published("activation-table6").note in page
     shown = io.StringIO()
     Console(width=200, file=shown).print(render_terminal(comparison))
-    line = "softmax, OrthoAdam: kurtosis, rest lower in the paper, -40 ± 0 here: confirmed."
+    line = "softmax, OrthoAdam: kurtosis, rest lower in the paper, −40.00 here: confirmed."
     assert line in shown.getvalue()
 
 

@@ -19,10 +19,11 @@ import wakeful
 from training.runs import text, tiny, write_text
 from wakeful.cli import main
 from wakeful.errors import WakefulError
+from wakeful.estimates import with_error
 from wakeful.evaluation.diagnosis import sequences_of
 from wakeful.loading.load import load
 from wakeful.pages.pretrained import Description, pretrained_table
-from wakeful.pages.quantization import Damage, predicts, with_digits
+from wakeful.pages.quantization import Damage, predicts
 from wakeful.pages.quantization_matrix import correlations
 from wakeful.probes.running import logits_of
 from wakeful.quant import Absmax, Scheme, parse_scheme, quantize, quantized_layers
@@ -165,7 +166,8 @@ def test_a_saved_transformers_model_loads_and_generates(
     assert f"Made of {llama}, whose license holds here too" in card
     options = "--length 16 --bos on --scheme fine --num_sequences 3"
     assert f"    wakeful quantize {llama} --text {text} {options} --save {small}\n" in card
-    row = f"3 windows of a text, {summary['tokens']:,} tokens | {summary['perplexity']:.4g}"
+    perplexity = with_error(summary["perplexity"], summary["perplexity_standard_error"])
+    row = f"3 windows of a text, {summary['tokens']:,} tokens | {perplexity} |"
     assert row in card
     model = AutoModelForCausalLM.from_pretrained(llama).eval()
     tokens = torch.arange(20)[None]
@@ -529,25 +531,3 @@ def test_a_name_is_escaped_in_the_page(text: Path, llama: Path, tmp_path: Path) 
     command = ["quantize", str(evil), "--text", str(text), "--out", str(out), *SMALL]
     assert main([*command, "--scheme", "fine"]) == 0
     assert "<img src=x" not in (out / "report.html").read_text()
-
-
-@pytest.mark.parametrize(
-    ("value", "error", "least", "shown"),
-    [
-        (25.8702, 1.48, 4, "25.87 ± 1.5"),
-        (0.94573, 0.2011, 2, "0.95 ± 0.20"),
-        (229.38, 21.4, 2, "229 ± 21"),
-        (987.68, 160.2, 4, "987.7 ± 160"),
-        (-0.66, 1.52, 2, "−0.66 ± 1.5"),
-        (4.87e-6, 1.5e-7, 2, "(4.87 ± 0.15)e−6"),
-        (1234567.0, 4321.0, 2, "1,234,600 ± 4,300"),
-        (0.01, 160.2, 1, "0.01 ± 160"),
-        (3.0, None, 2, "3.000"),
-        (0.0, 0.0, 2, "0"),
-        (None, None, 2, "not finite"),
-    ],
-)
-def test_figures_are_shown_to_their_errors(
-    value: float | None, error: float | None, least: int, shown: str
-) -> None:
-    assert with_digits(value, error, least=least) == shown

@@ -1,7 +1,6 @@
 """A comparison laid out as a paper's table, with what it says of the paper's directions."""
 
 import dataclasses
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from dataclasses import dataclass
 from wakeful.comparison.reading import Comparison
 from wakeful.comparison.tables import Growth, sink_growth
 from wakeful.errors import WakefulError
-from wakeful.estimates import Estimate, mean_and_error, reach
+from wakeful.estimates import Estimate, mean_and_error, reach, with_error
 from wakeful.exhibits.exhibit import (
     Column,
     Direction,
@@ -82,7 +81,7 @@ class PaperTable:
         """One sentence for every cell that the paper gives a direction."""
         grown = [
             f"{self.published.labels[each.variant]}: a sink grows in the paper, attention on BOS "
-            f"{each.change[0]:+.3g}{_spread(each.change[1])} here: {_GROWN[each.outcome]}."
+            f"{with_error(*each.change, '+')} here: {_GROWN[each.outcome]}."
             for each in self.growth
         ]
         return grown + [
@@ -187,8 +186,4 @@ def _says(cell: Cell) -> str:
     if cell.difference is None:
         return f"{expected} in the paper, not measured here: not resolved."
     difference, error = cell.difference
-    return f"{expected} in the paper, {difference:+.3g}{_spread(error)} here: {cell.outcome}."
-
-
-def _spread(error: float) -> str:
-    return "" if math.isnan(error) else f" ± {error:.3g}"
+    return f"{expected} in the paper, {with_error(difference, error, '+')} here: {cell.outcome}."

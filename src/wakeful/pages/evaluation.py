@@ -12,13 +12,12 @@ import altair as alt
 import polars as pl
 
 from wakeful.config.verbs import EvaluateOptions
-from wakeful.estimates import finite, reach
+from wakeful.estimates import finite, reach, with_error
 from wakeful.evaluation.scores import Score, difference
 from wakeful.pages.charts import Drawing, colored, colors, shaped, tip, tips, unchecked
 from wakeful.pages.page import Step, listed, write_page
 from wakeful.runs.run import Environment
 
-_MANY = 1e7
 """Larger figures are written with a power of ten."""
 
 
@@ -54,19 +53,7 @@ def _cell(score: Score | None, first: Score | None) -> Cell:
     if score is None:
         return Cell("–")
     paired = difference(score, first) if first and score is not first else None
-    return Cell(written(score.figure, score.error), written(*paired, "+") if paired else "")
-
-
-def written(figure: float, error: float, sign: str = "") -> str:
-    """Return "figure ± error" to two digits of the error; four places where there is none."""
-    if _MANY < max(abs(figure), error) < math.inf:
-        text = f"{figure:{sign}.3g} ± {error:.2g}"
-    elif not error > 0 or not math.isfinite(error):
-        text = f"{figure:{sign},.4f}"
-    else:
-        places = min(8, max(0, 1 - math.floor(math.log10(error))))
-        text = f"{figure:{sign},.{places}f} ± {error:,.{places}f}"
-    return text.replace("-", "−")
+    return Cell(with_error(score.figure, score.error), with_error(*paired, "+") if paired else "")
 
 
 def score_charts(scores: Sequence[Score]) -> list[tuple[str, Drawing]]:

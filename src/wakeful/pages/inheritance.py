@@ -1,6 +1,5 @@
 """What an inheritance says: plain words, charts, and one offline HTML page."""
 
-import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -145,7 +144,7 @@ def _lesson(summary: Summary) -> str:
 
 
 def _parity(summary: Summary, heir: Arm, reference: Reference) -> str:
-    gap = _told(abs(heir.minus_reference), heir.minus_reference_error)
+    gap = with_error(abs(heir.minus_reference), heir.minus_reference_error)
     begins = (
         f"{heir.arm}, {heir.depth} of {reference.layers} layers, ends at "
         f"{heir.loss:.4f} nats a token after {heir.tokens:,} tokens; {reference.name} "
@@ -175,7 +174,7 @@ def _against_baselines(summary: Summary, heir: Arm) -> list[str]:
     for arm in summary.arms:
         if arm.heir:
             continue
-        difference = _told(arm.minus_heir, arm.minus_heir_error, "+")
+        difference = with_error(arm.minus_heir, arm.minus_heir_error, "+")
         behind = arm.behind or Behind(0, 0)
         every = behind.behind == behind.evaluations
         place = "every one" if every else f"{behind.behind}"
@@ -196,14 +195,10 @@ def _saved(sizes: Sizes) -> str:
     )
 
 
-def _told(value: float, error: float | None, sign: str = "") -> str:
-    return with_error(value, math.nan if error is None else error, sign)
-
-
 def headline(summary: Summary) -> str:
     """Return whether the heir reached parity, in a sentence."""
     heir, reference = summary.heir, summary.reference
-    gap = _told(abs(heir.minus_reference), heir.minus_reference_error)
+    gap = with_error(abs(heir.minus_reference), heir.minus_reference_error)
     depth = f"{heir.depth} of {reference.layers} layers"
     if heir.parity:
         return f"{heir.arm} reaches parity with {reference.name} with {depth}."
@@ -274,7 +269,7 @@ def loss_curves(summary: Summary) -> Drawing:
     lines = readable_lines(
         frame,
         "arm",
-        alt.X("step:Q", title="training step", axis=alt.Axis(tickCount=8)),
+        alt.X("step:Q", title="training step", axis=alt.Axis(tickCount=8, tickMinStep=1)),
         alt.Y("loss:Q", title="validation loss (nats a token)", scale=alt.Scale(zero=False)),
         [*tips("arm:N", "run:N", "step:Q"), tip("loss", ".4f")],
         "step",

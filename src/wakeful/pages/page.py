@@ -66,7 +66,7 @@ def write_page(path: str | Path, template: str, **values: Any) -> Path:
     environment.filters["picture"] = _picture
     environment.filters["anchors"] = _anchors
     environment.filters["slug"] = slug
-    environment.filters["with_error"] = _with_error
+    environment.filters["with_error"] = with_error
     environment.filters["figure"] = _figure
     environment.filters["explained"] = explained
     environment.globals["means_over_layers"] = "over block outputs, the embedding left out"
@@ -84,13 +84,11 @@ def write_page(path: str | Path, template: str, **values: Any) -> Path:
     return path
 
 
-def _with_error(value: float, error: float | None, sign: str = "") -> str:
-    return with_error(value, math.nan if error is None else error, sign).replace("-", "−")
-
-
 def _figure(value: float) -> str:
-    """Return a figure to three or more digits, small ones too."""
-    if value == 0 or abs(value) >= 100:
+    """Return a figure to three or more digits, small ones with a power of ten."""
+    if 0 < abs(value) < 1e-3:
+        text = f"{value:.2g}"
+    elif value == 0 or abs(value) >= 100:
         text = f"{value:,.1f}"
     else:
         text = f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"

@@ -12,7 +12,7 @@ import polars as pl
 from rich.table import Table as Grid
 from rich.text import Text
 
-from wakeful.estimates import Estimate, finite, reach, student_quantile
+from wakeful.estimates import Estimate, finite, reach, student_quantile, with_error
 from wakeful.pages.charts import (
     Drawing,
     colored,
@@ -252,10 +252,10 @@ def _judged(damage: Damage, name: str) -> tuple[Level, str]:
     if error is not None:
         unsure = abs(loss) <= reach(error, len(damage.measurement.counts))
         doubt = ", too close to zero to tell on so little text" if unsure else ""
-        sure = f" (loss {with_digits(loss, error, sign='+')} nats{doubt})"
+        sure = f" (loss {with_error(loss, error, '+')} nats{doubt})"
     return (
         "good" if ratio <= _FREE else "bad" if ratio >= _HEAVY else "mixed",
-        f"Perplexity goes from {_rounded(before, 4)} to {_rounded(after, 4)}{sure}. "
+        f"Perplexity goes from {with_error(before)} to {with_error(after)}{sure}. "
         + (
             f"Its worst layer, {figures['worst_layer']}, is off by "
             f"{figures['layer_error_worst']:.1%}; the median layer by "
@@ -292,7 +292,7 @@ def damage_grid(damage: Damage) -> Grid:
     for column in ("perplexity", "increase", "KL (nats)", "error", "worst", "MB"):
         grid.add_column(column, justify="right")
     full = summary(damage)
-    before = with_digits(full["perplexity"], full["perplexity_standard_error"], least=4)
+    before = with_error(full["perplexity"], full["perplexity_standard_error"])
     grid.add_row("full", before, "", "", "", "", f"{damage.full_bytes / 1e6:,.2f}")
     for figures in full["schemes"]:
         told = with_errors(figures)
@@ -310,7 +310,7 @@ def before_and_after(damage: Damage) -> Iterator[str]:
     """Yield the only scheme's figures as rows of a model card's table."""
     full = summary(damage)
     (figures,) = full["schemes"]
-    before = with_digits(full["perplexity"], full["perplexity_standard_error"], least=4)
+    before = with_error(full["perplexity"], full["perplexity_standard_error"])
     text = f"{full['sequences']} windows of a text, {full['tokens']:,} tokens"
     yield f"| perplexity on {text} | {before} | {with_errors(figures)['perplexity']} |"
     yield f"| MB | {damage.full_bytes / 1e6:,.2f} | {figures['bytes'] / 1e6:,.2f} |"
@@ -319,32 +319,9 @@ def before_and_after(damage: Damage) -> Iterator[str]:
 def with_errors(figures: Mapping[str, Any]) -> dict[str, str]:
     """Return a scheme's estimates as they are shown."""
     return {
-        key: with_digits(figures[key], figures[f"{key}_standard_error"], least=least)
-        for key, least in (("perplexity", 4), ("increase", 2), ("loss_increase", 2), ("kl", 2))
+        key: with_error(figures[key], figures[f"{key}_standard_error"])
+        for key in ("perplexity", "increase", "loss_increase", "kl")
     }
-
-
-def with_digits(value: float | None, error: float | None, *, least: int = 1, sign: str = "") -> str:
-    """Return "value ± error" to the error's second digit and at least `least` of its own."""
-    if value is None:
-        return "not finite"
-    plus = sign if value > 0 else ""
-    if error is None or error == 0:
-        return f"{plus}{_rounded(value, 4)}".replace("-", "−")
-    if 0 < max(abs(value), error) < 1e-3:
-        power = math.floor(math.log10(max(abs(value), error)))
-        inner = with_digits(value / 10.0**power, error / 10.0**power, least=least, sign=sign)
-        return f"({inner})e{power}".replace("-", "−")
-    digits = 2 + math.floor(math.log10(abs(value) or error)) - math.floor(math.log10(error))
-    return f"{plus}{_rounded(value, max(least, digits))} ± {_rounded(error, 2)}".replace("-", "−")
-
-
-def _rounded(value: float, digits: int) -> str:
-    """Return a number to so many significant digits, trailing zeros kept."""
-    if value == 0 or not 1e-4 < abs(value) < 1e7:
-        return f"{value:.{digits - 1}e}" if value else "0"
-    places = digits - 1 - math.floor(math.log10(abs(value)))
-    return f"{round(value, places):,.{max(0, places)}f}"
 
 
 def charts(damage: Damage) -> list[tuple[str, Drawing]]:
@@ -574,7 +551,7 @@ def write_quantization(
         full=full,
         findings=findings(damage),
         rows=[figures | with_errors(figures) for figures in full["schemes"]],
-        before=with_digits(full["perplexity"], full["perplexity_standard_error"], least=4),
+        before=with_error(full["perplexity"], full["perplexity_standard_error"]),
         colors=colors(damage.schemes),
         drawn=dict(charts(damage)),
         worst=[worst_layers(damage, name) for name in damage.schemes],

@@ -7,6 +7,7 @@ from typing import Any
 from rich.table import Table as Grid
 from rich.text import Text
 
+from wakeful.estimates import with_error
 from wakeful.pages.charts import Drawing, colored, colors, tip, unchecked, wide
 from wakeful.pages.page import write_page
 from wakeful.pages.pretrained import PretrainedTable
@@ -19,7 +20,6 @@ from wakeful.pages.quantization import (
     over_models,
     predicts,
     summary,
-    with_digits,
     with_errors,
     worst_layers,
 )
@@ -85,10 +85,10 @@ def told(damages: Sequence[Damage], table: PretrainedTable) -> list[str]:
         for each in row["schemes"] if row["model"] else ():
             ours = "no finite number"
             if each["ratio"] is not None:
-                ours = f"{with_digits(each['ratio'], None)} times"
+                ours = f"{with_error(each['ratio'])} times"
             theirs = "the paper does not have it"
             if row["label"]:
-                theirs = f"{with_digits(each['printed_ratio'], None)} times in the paper"
+                theirs = f"{with_error(each['printed_ratio'])} times in the paper"
             sentences.append(
                 f"{row['model']}: {each['scheme']} makes the perplexity {ours} what it was, "
                 f"{theirs}."
@@ -160,7 +160,7 @@ def write_matrix(
     rows = [
         {
             "name": each["model"],
-            "before": with_digits(each["perplexity"], each["perplexity_standard_error"], least=4),
+            "before": with_error(each["perplexity"], each["perplexity_standard_error"]),
             "full": each,
             "cells": [figures | with_errors(figures) for figures in each["schemes"]],
             "worst": [(name, worst_layers(damage, name)) for name in damage.schemes],
@@ -194,5 +194,5 @@ def _cells(damages: Sequence[Damage], table: PretrainedTable) -> list[dict[str, 
             each["shown"] = "–"
             if "perplexity" in each:
                 error = each["perplexity_standard_error"]
-                each["shown"] = with_digits(each["perplexity"], error, least=4)
+                each["shown"] = with_error(each["perplexity"], error)
     return rows

@@ -1,6 +1,5 @@
 """The page of a reproduced exhibit: drawn as the paper draws it, ours beside the published."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,8 +97,7 @@ def sentence(verdict: Verdict) -> str:
 def _found(verdict: Verdict) -> str:
     if verdict.difference is None:
         return "not measured"
-    error = math.nan if verdict.error is None else verdict.error
-    found = with_error(verdict.difference, error, "+").replace("-", "−")
+    found = with_error(verdict.difference, verdict.error, "+")
     return found if verdict.error is not None else f"{found}, one seed"
 
 

@@ -13,6 +13,7 @@ from wakeful.comparison.tables import smoothing_window
 from wakeful.config.schema import Config, config_from
 from wakeful.display import Shown
 from wakeful.errors import WakefulError
+from wakeful.estimates import with_error
 from wakeful.loading.load import load
 from wakeful.loading.model import Model
 from wakeful.pages.charts import Drawing
@@ -52,7 +53,7 @@ class Run(Stored):
     def verdicts(self) -> list[str]:
         validation = self.summary["validation"]
         return [
-            f"validation loss {validation['loss']:.4f} ± {validation['standard_error'] or 0:.4f} "
+            f"validation loss {with_error(validation['loss'], validation['standard_error'])} "
             f"nats a token over {validation['num_tokens']:,} tokens; the run is in {self.path}"
         ]
 

@@ -42,7 +42,7 @@ _FOLLOWED = {
 """The axis of each figure that is followed over steps."""
 _MOST_CURVES = 12
 """In one chart; past them nobody finds a line in its legend."""
-_STEPS = alt.X("step:Q", title="training step", axis=alt.Axis(tickCount=8))
+_STEPS = alt.X("step:Q", title="training step", axis=alt.Axis(tickCount=8, tickMinStep=1))
 
 
 def with_curves(comparison: Comparison) -> list[str]:
