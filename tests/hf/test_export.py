@@ -33,6 +33,8 @@ STOCK = {
     "qwen2": {"attention_bias": "qkv"},
     "qwen2, heads that do not divide": {"width": 18, "attention_bias": "qkv"},
     "qwen3": {"qk_norm": True, "rope": "llama3(factor=4.0, original_length=12)"},
+    "phi3": {"rotary_width": 2, "head_width": 0},
+    "phi3, tied": PLAIN | {"rotary_width": 2, "tied": True},
     "gpt_neox": PLAIN | {
         "norm": "layernorm", "mlp": "gelu_exact", "bias": True, "rotary_width": 2,
         "parallel": True,

@@ -16,6 +16,7 @@ from transformers import (
     GPTNeoXConfig,
     LlamaConfig,
     MistralConfig,
+    Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
@@ -30,6 +31,7 @@ from wakeful.hf.families.base import canonical
 from wakeful.hf.weights_out import describe
 from wakeful.hf.whole import smollm2_folder
 from wakeful.loading.load import read_decoder
+from wakeful.model.decoder import Decoder
 from wakeful.optim import OrthoAdam
 from wakeful.probes.watch import DecoderSource
 
@@ -42,6 +44,7 @@ COMMON: dict[str, Any] = {
     "max_position_embeddings": 32,
 }
 NEOX = COMMON | {"hidden_size": 32}
+PHI3 = COMMON | {"hidden_size": 32, "pad_token_id": 0}
 GPT2: dict[str, Any] = {
     "vocab_size": 29, "n_embd": 24, "n_layer": 3, "n_head": 3, "n_positions": 32,
     "bos_token_id": 0, "eos_token_id": 0,
@@ -68,6 +71,13 @@ MODELS: dict[str, PreTrainedConfig] = {
     "qwen3": Qwen3Config(**COMMON, num_key_value_heads=2, head_dim=6),
     "qwen3, biases, tied": Qwen3Config(
         **COMMON, num_key_value_heads=4, head_dim=6, attention_bias=True, tie_word_embeddings=True
+    ),
+    "phi3": Phi3Config(
+        **PHI3, rope_parameters={"rope_theta": 500.0, "partial_rotary_factor": 0.5}
+    ),
+    "phi3, grouped heads, tied": Phi3Config(
+        **PHI3, num_key_value_heads=2, tie_word_embeddings=True,
+        rope_parameters={"rope_theta": 1e4, "partial_rotary_factor": 0.75},
     ),
     "gpt2": GPT2Config(**GPT2, n_inner=50),
     "gpt2, untied, exact, by layer": GPT2Config(
@@ -124,13 +134,13 @@ def test_theirs_and_ours_describe_one_another(name: str) -> None:
     kind, back = describe(ours)
     assert kind == ("llama" if theirs.model_type == "mistral" else theirs.model_type)
     assert canonical(FAMILIES[kind].describe(back, 0)) == canonical(ours)
+    with torch.device("meta"):
+        empty = dict(Decoder(ours).named_parameters())
     for link in FAMILIES[kind].links(ours):
-        tensor = torch.randn(24, 24) if link.theirs.endswith("weight") else torch.randn(24)
-        if link.ours[0].endswith("query.weight") and len(link.ours) == 3:
-            tensor = torch.randn((24, 72) if kind == "gpt2" else (96, 32))
-        elif len(link.ours) == 3:
-            tensor = torch.randn(72 if kind == "gpt2" else 96)
-        assert torch.equal(link.join(link.split(tensor)), tensor)
+        tensor = torch.randn(link.join([empty[part] for part in link.ours]).shape)
+        parts = link.split(tensor)
+        assert [part.shape for part in parts] == [empty[part].shape for part in link.ours]
+        assert torch.equal(link.join(parts), tensor)
 
 
 @pytest.mark.parametrize("name", ["qwen3, biases, tied", "gpt_neox", "gpt2"])
@@ -210,6 +220,24 @@ REFUSED: list[tuple[PreTrainedConfig, str]] = [
         ),
         "rope_parameters.rope_type = 'yarn'",
     ),
+    (
+        LlamaConfig(**COMMON, rope_parameters={"rope_theta": 1e4, "partial_rotary_factor": 0.5}),
+        "rope_parameters.partial_rotary_factor = 0.5",
+    ),
+    (
+        Phi3Config(
+            **PHI3,
+            original_max_position_embeddings=16,
+            rope_parameters={
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "short_factor": [1.0] * 4,
+                "long_factor": [2.0] * 4,
+            },
+        ),
+        "rope_parameters.rope_type = 'longrope'",
+    ),
+    (Phi3Config(**PHI3, hidden_act="gelu"), "hidden_act = 'gelu', and only 'silu'"),
 ]
 
 

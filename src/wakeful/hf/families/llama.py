@@ -6,7 +6,16 @@ from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from wakeful.config.model import AttentionBias, ModelConfig
 from wakeful.errors import WakefulError
-from wakeful.hf.families.base import Family, Link, context, demand, rope_of, rope_parameters, same
+from wakeful.hf.families.base import (
+    Family,
+    Link,
+    context,
+    demand,
+    rope_of,
+    rope_parameters,
+    rotary_width,
+    same,
+)
 
 
 def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
@@ -14,7 +23,7 @@ def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
     c: Any = config
     demand(config, "hidden_act", "silu", "swish")
     theta, rope, share = rope_of(config)
-    if share != 1.0:
+    if share != 1.0 and c.model_type != "phi3":
         raise WakefulError(
             f"rope_parameters.partial_rotary_factor = {share}, and a {c.model_type} turns all of a "
             "head's channels"
@@ -39,6 +48,7 @@ def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
         positions="rotary",
         rope_theta=theta,
         rope=rope,
+        rotary_width=rotary_width(share, head_width),
         mlp="swiglu",
         bias=bool(getattr(c, "mlp_bias", False)),
         attention_bias=attention,
@@ -50,15 +60,23 @@ def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
 
 def compose(config: ModelConfig) -> PreTrainedConfig:
     """Return the nearest configuration of a Llama, or of a Qwen where it has what they have."""
-    shape = config.shape
-    common: dict[str, Any] = {
+    common = fields(config) | {"head_dim": config.shape.head_width}
+    if config.qk_norm:
+        return Qwen3Config(**common, attention_bias=config.out_bias)
+    if (config.qkv_bias and not config.out_bias) or config.width % config.num_heads:
+        return Qwen2Config(**common)
+    return LlamaConfig(**common, attention_bias=config.out_bias, mlp_bias=config.bias)
+
+
+def fields(config: ModelConfig) -> dict[str, Any]:
+    """Return what the configurations of a Llama and all its kin call alike."""
+    return {
         "vocab_size": config.vocab_size,
         "max_position_embeddings": config.max_length,
         "num_hidden_layers": config.num_layers,
         "num_attention_heads": config.num_heads,
-        "num_key_value_heads": shape.num_kv_heads,
+        "num_key_value_heads": config.shape.num_kv_heads,
         "hidden_size": config.width,
-        "head_dim": shape.head_width,
         "intermediate_size": config.mlp_width,
         "rms_norm_eps": config.norm_eps,
         "rope_parameters": rope_parameters(config),
@@ -67,11 +85,6 @@ def compose(config: ModelConfig) -> PreTrainedConfig:
         "bos_token_id": None,
         "eos_token_id": None,
     }
-    if config.qk_norm:
-        return Qwen3Config(**common, attention_bias=config.out_bias)
-    if (config.qkv_bias and not config.out_bias) or config.width % config.num_heads:
-        return Qwen2Config(**common)
-    return LlamaConfig(**common, attention_bias=config.out_bias, mlp_bias=config.bias)
 
 
 def links(config: ModelConfig) -> list[Link]:

@@ -1,0 +1,60 @@
+"""Phi-3: a Llama with partial RoPE whose projections of one input are stored as one matrix."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+from transformers import Phi3Config, PreTrainedConfig
+
+from wakeful.config.model import ModelConfig
+from wakeful.hf.families import llama
+from wakeful.hf.families.base import Family, Link
+
+_FUSED = {
+    "self_attn.qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "mlp.gate_up_proj": ("gate_proj", "up_proj"),
+}
+
+
+def compose(config: ModelConfig) -> PreTrainedConfig:
+    """Return the nearest configuration of a Phi-3."""
+    head_width = config.shape.head_width
+    share = (config.rotary_width or head_width) / head_width
+    rope = {
+        "rope_type": "default", "rope_theta": config.rope_theta, "partial_rotary_factor": share,
+    }  # fmt: skip
+    return Phi3Config(**llama.fields(config) | {"rope_parameters": rope, "pad_token_id": None})
+
+
+def links(config: ModelConfig) -> list[Link]:
+    """Return the name of every tensor."""
+    shape = config.shape
+    heads, groups = (n * shape.head_width for n in (shape.num_heads, shape.num_kv_heads))
+    rows = {
+        "self_attn.qkv_proj": [heads, groups, groups],
+        "mlp.gate_up_proj": [config.mlp_width, config.mlp_width],
+    }
+    plain = {link.theirs: link for link in llama.links(config)}
+    found: list[Link] = []
+    for layer in range(config.num_layers):
+        for fused, names in _FUSED.items():
+            half = f"layers.{layer}.{fused.partition('.')[0]}"
+            parts = [plain.pop(f"{half}.{name}.weight").ours[0] for name in names]
+            theirs = f"layers.{layer}.{fused}.weight"
+            split = partial(torch.split, split_size_or_sections=rows[fused])
+            found.append(Link(theirs, tuple(parts), split, _join))
+    return [*plain.values(), *found]
+
+
+def _join(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat(list(tensors))
+
+
+FAMILY = Family(
+    prefix="model.",
+    describe=llama.describe,
+    compose=compose,
+    links=links,
+    ignored=r"rotary_emb\.inv_freq",
+)

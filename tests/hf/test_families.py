@@ -1,0 +1,55 @@
+"""Architectures that are ours: the same greedy text, and heirs that are of the architecture too."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from helpers import some_tokens
+from hf.test_weights_in import MODELS, random_model
+from wakeful.data.tokenizer import Tokenizer
+from wakeful.growth.inherit import inherit
+from wakeful.growth.layers import chosen
+from wakeful.hf.weights_in import decoder_of
+from wakeful.hf.weights_out import export
+from wakeful.model.decoder import Decoder
+from wakeful.model.generate import generate
+
+KEPT = {"phi3": (0, 2)}
+"""Layers that heirs have, of the three."""
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.train(["a b c"], 257)
+
+
+def same_text(ours: Decoder, theirs: torch.nn.Module) -> None:
+    prompt = some_tokens(1, 7)
+    expected = theirs.generate(
+        prompt, max_new_tokens=9, do_sample=False, eos_token_id=None, pad_token_id=0
+    )  # pyright: ignore[reportCallIssue]
+    found = list(generate(ours, prompt[0].tolist(), num_tokens=9, temperature=0))
+    assert found == expected[0, 7:].tolist()
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name.split(",")[0] in KEPT])
+@torch.no_grad()
+def test_text_and_heirs_of_a_family(name: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    kind = name.split(",", maxsplit=1)[0]
+    theirs = random_model(MODELS[name])
+    ours = decoder_of(theirs, name)
+    same_text(ours, theirs)
+    heir = inherit(ours, chosen(KEPT[kind], of=3)).eval()
+    assert export(heir, tmp_path / "out", tokenizer=tokenizer) == kind
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    tokens = some_tokens(2, 9)
+    torch.testing.assert_close(again(tokens).logits, heir(tokens), rtol=0, atol=1e-4)
+    # Their own layers, put one behind another, are the heir.
+    theirs.model.layers = torch.nn.ModuleList(theirs.model.layers[layer] for layer in KEPT[kind])
+    for layer, block in enumerate(theirs.model.layers):
+        block.self_attn.layer_idx = layer
+    theirs.config.num_hidden_layers = len(KEPT[kind])
+    torch.testing.assert_close(theirs(tokens).logits, heir(tokens), rtol=0, atol=1e-4)
+    same_text(heir, again)
