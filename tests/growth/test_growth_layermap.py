@@ -11,6 +11,7 @@ from wakeful.growth.layers import (
     first,
     last,
     middle,
+    numbered,
     stacked,
     written,
 )
@@ -57,6 +58,18 @@ def test_what_is_refused() -> None:
         LayerMap((-1,), "named")
     with pytest.raises(WakefulError, match="at least 1 layer"):
         LayerMap((), "named")
+
+
+@pytest.mark.parametrize("layers", [[0], [0, 2, 3, 4, 9], list(range(15)), []])
+def test_layers_that_are_written_are_read(layers: list[int]) -> None:
+    assert numbered([written(layers)]) == layers
+    assert numbered(written(layers).replace("–", "-").split(", ")) == layers
+
+
+@pytest.mark.parametrize("part", ["2-0", "a", "-1", "1-", "1..3", "9" * 9])
+def test_other_words_are_no_layers(part: str) -> None:
+    with pytest.raises(WakefulError, match="layers are written as 0-2 18-29, got"):
+        numbered(["0-2", part])
 
 
 def test_layers_are_written_in_runs() -> None:

@@ -118,6 +118,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], tuple[str, str]]] = {
             "wakeful export runs/first first.gguf --gguf q8_0",
             "Write one file for llama.cpp, with matrices of 8 bits.",
         ),
+        (
+            "wakeful export openai/gpt-oss-20b shorter --layers 0-14 19-23",
+            "Leave layers out of any model of Transformers.",
+        ),
     ),
     "presets": (
         ("wakeful presets", "List what comes with wakeful, with sizes and times."),

@@ -314,6 +314,8 @@ class ExportOptions:
     """What a file NAME.gguf stores matrices as."""
     step: What[int] = 0
     """Checkpoint of the run to write, by its step. 0 means the newest."""
+    layers: What[tuple[str, ...]] = ()
+    """Layers to keep, from 0, e.g. 0-2 18-29. Of any architecture of Transformers, experts too."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ by angle and bridge the last layer too, which turns a state into a prediction.
 
 import itertools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -146,6 +147,17 @@ def written(layers: Sequence[int]) -> str:
         else:
             runs.append([layer])
     return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def numbered(parts: Sequence[str]) -> list[int]:
+    """Return the layers that parts such as "0-2" and "18" name: the inverse of `written`."""
+    layers: list[int] = []
+    for part in " ".join(parts).replace(",", " ").split():
+        found = re.fullmatch(r"(\d{1,6})(?:[-–](\d{1,6}))?", part)
+        if found is None or int(found[2] or found[1]) < int(found[1]):
+            raise WakefulError(f"layers are written as 0-2 18-29, got {part!r}")
+        layers += range(int(found[1]), int(found[2] or found[1]) + 1)
+    return layers
 
 
 def _check_depth(num_layers: int, of: int) -> None:

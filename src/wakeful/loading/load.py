@@ -199,7 +199,7 @@ def _run(place: Place, device: torch.device, dtype: torch.dtype | None, step: in
 def _decoder(
     place: Place, device: torch.device, dtype: torch.dtype | None, max_length: int
 ) -> dict[str, Any]:
-    path = place.path if place.kind != "hub" else _fetched(place.name)
+    path = place.path if place.kind != "hub" else fetched(place.name)
     read = decoder_from_gguf if place.kind == "gguf" else decoder_from_folder
     decoder = read(path, max_length=max_length, dtype=dtype, device=device)
     found = _own(decoder, place.name, path)
@@ -306,7 +306,7 @@ def _stock_tokenizer(
         ) from None
 
 
-def _fetched(name: str) -> Path:
+def fetched(name: str) -> Path:
     """Return the folder that holds a model of the hub."""
     try:
         return Path(huggingface_hub.snapshot_download(name, allow_patterns=_HUB_FILES))

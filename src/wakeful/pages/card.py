@@ -2,7 +2,7 @@
 
 import dataclasses
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,20 @@ def quantized_card(
         *_beside(figures),
         f"## Commands\n\n    {command}\n",
     ]
+    return "\n".join(parts)
+
+
+def shortened_card(name: str, source: str, command: str, kind: str, layers: Sequence[int]) -> str:
+    """Return the card of a model of Transformers' `kind` that has these layers of `source`."""
+    parts = [
+        _title(name, ["wakeful", kind], source),
+        f"{len(layers)} layers; the stock architecture {kind}.\n",
+        _loading(),
+        "## Lineage\n",
+        *_made(source, [f"its layers {written(layers)} (from 0), as they were stored",
+                        "nothing was trained"]),
+        f"## Commands\n\n    {command}\n",
+    ]  # fmt: skip
     return "\n".join(parts)
 
 

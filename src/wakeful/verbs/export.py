@@ -1,5 +1,6 @@
 """The verb export: any model that our decoder can be, as a folder for Transformers."""
 
+import dataclasses
 import shlex
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,16 @@ import torch
 
 from wakeful.config.verbs import ExportOptions
 from wakeful.errors import WakefulError
+from wakeful.growth.inherit import inherit
+from wakeful.growth.layers import chosen, numbered, written
+from wakeful.hf.dropping import drop_layers
 from wakeful.hf.gguf_out import export_gguf
 from wakeful.hf.weights_out import describe, refuse_existing
 from wakeful.hf.weights_out import export as write
-from wakeful.loading.load import load, read_decoder
+from wakeful.hf.whole import read_config
+from wakeful.loading.load import fetched, load, place_of, read_decoder
 from wakeful.loading.model import AnyTokenizer, Model
-from wakeful.pages.card import model_card
+from wakeful.pages.card import model_card, shortened_card
 from wakeful.verbs.result import Source, asked, name_of
 
 
@@ -29,6 +34,7 @@ def export(
 
         wakeful.export("runs/first", "first-for-everybody")
         wakeful.export("smollm2", "smollm2.gguf", gguf="q8_0")
+        wakeful.export("openai/gpt-oss-20b", "smaller", layers=["0-11", "20-23"])
 
     Args:
         model: a name, a path, what `wakeful.load` returned, or a module in memory.
@@ -43,25 +49,55 @@ def export(
     """
     wanted = asked(ExportOptions, options, given)
     dtype = getattr(torch, wanted.dtype)
-    refuse_existing(Path(folder))
+    folder = Path(folder)
+    refuse_existing(folder)
+    flags = "".join(f" --{name} {value}" for name, value in _said(wanted).items())
+    command = f"wakeful export {shlex.quote(name_of(model))} {shlex.quote(str(folder))}{flags}"
+    layers = numbered(wanted.layers)
+    stock = _stock_folder(model) if layers and folder.suffix != ".gguf" else None
+    if stock is not None:
+        if wanted.dtype != ExportOptions.dtype:
+            raise WakefulError(
+                f"dtype = {wanted.dtype}: the layers that stay are copied as they are stored"
+            )
+        kind = read_config(stock).model_type
+        card = shortened_card(folder.name, name_of(model), command, kind, layers)
+        return drop_layers(stock, layers, folder, card=card)
     if isinstance(model, str | Path):
         found = read_decoder(model, dtype=dtype, step=wanted.step)
     elif wanted.step:
         raise WakefulError(f"step = {wanted.step} is for a run, and this model is in memory")
     else:
         found = model if isinstance(model, Model) else load(model, tokenizer=tokenizer)
-    if Path(folder).suffix == ".gguf":
+    whole = found
+    if layers:
+        of = found.decoder().config.num_layers
+        found = dataclasses.replace(found, module=inherit(found.decoder(), chosen(layers, of=of)))
+    if folder.suffix == ".gguf":
         return export_gguf(
             found.decoder(), folder, tokenizer=found.own_tokenizer, storage=wanted.gguf,
             name=found.name,
         )  # fmt: skip
-    flags = "".join(f" --{name} {value}" for name, value in _said(wanted).items())
-    command = f"wakeful export {shlex.quote(name_of(model))} {shlex.quote(str(folder))}{flags}"
-    card = model_card(found, describe(found.decoder().config)[0], command)
+    done = [f"its layers {written(layers)} (from 0)"] if layers else []
+    kind = describe(found.decoder().config)[0]
+    card = model_card(found, kind, command, source=whole, done=done)
     return write(found.decoder(), folder, tokenizer=found.own_tokenizer, dtype=dtype, card=card)
+
+
+def _stock_folder(model: Source) -> Path | None:
+    """Return the folder of Transformers' files that a model is read from, fetched from the hub
+    where that is its place; None for runs, our own exports and models in memory.
+    """
+    if not isinstance(model, str | Path):
+        return None
+    place = place_of(model)
+    if place.kind == "hub":
+        return fetched(place.name)
+    return place.path if place.kind == "folder" else None
 
 
 def _said(options: ExportOptions) -> dict[str, object]:
     """Return the options of a folder that are not as usual."""
-    given = {"dtype": options.dtype, "step": options.step}
-    return {name: value for name, value in given.items() if value != getattr(ExportOptions, name)}
+    given = {"dtype": options.dtype, "step": options.step, "layers": " ".join(options.layers)}
+    usual = {"dtype": ExportOptions.dtype, "step": ExportOptions.step, "layers": ""}
+    return {name: value for name, value in given.items() if value != usual[name]}

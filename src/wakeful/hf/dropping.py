@@ -1,0 +1,187 @@
+"""Layers left out of a Transformers folder: any architecture, file by file, no weight computed.
+
+A tensor of block i goes along under the number that the block has among those that stay, stored as
+it is (quantized ones too). Lists with an entry a layer and lists of layers follow. Whether a block
+is still what it was is not trusted to the configuration's names: both models are built without
+memory for weights, and a block whose parameters or settings differ at its new place is refused.
+"""
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from wakeful.errors import WakefulError
+from wakeful.hf.weights_out import SHARD, created, generation_of, write_tensors, write_tokenizer
+from wakeful.hf.whole import Shards, first_line, read_config
+from wakeful.probes.huggingface import decoder_blocks
+
+_NUMBERS = ("layer_idx", "layer_index", "layer_id", "idx", "block_idx", "layer_number")
+"""What modules call a block's own number."""
+_LISTS_OF_LAYERS = ("mlp_only_layers", "attn_layer_indices", "full_attn_idxs")
+"""Fields that name layers by their numbers."""
+_FIRST_LAYERS = ("first_k_dense_replace", "max_window_layers", "num_dense_layers")
+"""Fields that count layers from the first on."""
+_DIVIDED = ("scale_attn_by_inverse_layer_idx",)
+"""Fields by which a layer's number enters what it computes."""
+
+
+def drop_layers(
+    folder: Path, layers: Sequence[int], out: Path, *, shard: str = SHARD, card: str = ""
+) -> str:
+    """Write the model of a Transformers folder with these layers alone; return its `model_type`.
+
+    Raises:
+        WakefulError: a layer that it lacks or a wrong order; a layer that would be of another kind
+            at its new place; a folder that cannot be read or written.
+    """
+    config = read_config(folder)
+    _check(layers, config)
+    total = config.num_hidden_layers
+    whole = _skeleton(config)
+    blocks = _place(whole)
+    shorter = shortened(config, layers)
+    _compare(whole, _skeleton(shorter), layers)
+    with created(out) as part, Shards(folder) as tensors:
+        kept = dict(renumbered(tensors, blocks, whole.base_model_prefix, layers, total))
+        write_tensors(kept, part, shard)
+        ids = write_tokenizer(folder, part, 0)
+        generation_of(part, ids).save_pretrained(part)
+        if card:
+            (part / "README.md").write_text(card, "utf-8")
+        shorter.save_pretrained(part)
+    return config.model_type
+
+
+def shortened(config: PreTrainedConfig, layers: Sequence[int]) -> PreTrainedConfig:
+    """Return the configuration of a model of these layers alone."""
+    total = config.num_hidden_layers
+    table = config.to_dict()
+    depth = config.attribute_map.get("num_hidden_layers", "num_hidden_layers")
+    changed: dict[str, Any] = {depth: len(layers)}
+    places = {layer: place for place, layer in enumerate(layers)}
+    for name, value in table.items():
+        if name in _LISTS_OF_LAYERS and isinstance(value, list):
+            changed[name] = [places[layer] for layer in value if layer in places]
+        elif name in _FIRST_LAYERS and type(value) is int:
+            changed[name] = sum(layer < value for layer in layers)
+        elif "layer" in name and isinstance(value, list) and len(value) == total:
+            changed[name] = [value[layer] for layer in layers]
+    quantized = table.get("quantization_config")
+    if quantized:
+        changed["quantization_config"] = _moved(quantized, places)
+    return type(config).from_dict(table | changed)
+
+
+def renumbered(
+    tensors: Mapping[str, Tensor], blocks: str, base: str, layers: Sequence[int], total: int
+) -> Iterator[tuple[str, Tensor]]:
+    """Give the tensors that stay by their new names; `blocks` is where the model has its list of
+    blocks, which checkpoints name with or without the `base` before it.
+    """
+    places = {layer: place for place, layer in enumerate(layers)}
+    bare = blocks.removeprefix(f"{base}.")
+    pattern = re.compile(rf"((?:{re.escape(base)}\.)?{re.escape(bare)}\.)(\d+)(\..+)")
+    seen: set[int] = set()
+    for name in tensors:
+        found = pattern.fullmatch(name)
+        if found is None:
+            yield name, tensors[name]
+            continue
+        seen.add(int(found[2]))
+        place = places.get(int(found[2]))
+        if place is not None:
+            yield f"{found[1]}{place}{found[3]}", tensors[name]
+    if seen != set(range(total)):
+        raise WakefulError(
+            f"the checkpoint names tensors of {len(seen)} blocks {blocks}.N, and the configuration "
+            f"says {total}: it is not whole, or names its tensors in another way"
+        )
+
+
+def _check(layers: Sequence[int], config: PreTrainedConfig) -> None:
+    if not layers or any(later <= early for early, later in itertools.pairwise(layers)):
+        raise WakefulError(f"name the layers to keep in their order, each once, got {[*layers]}")
+    if config.get_text_config(decoder=True) is not config:
+        raise WakefulError(
+            f"{config.model_type} holds more than a language model: layers are left out of those "
+            "alone"
+        )
+    total = config.num_hidden_layers
+    if layers[0] < 0 or layers[-1] >= total:
+        raise WakefulError(f"the model has the layers 0 to {total - 1}, got {[*layers]}")
+    for name in _DIVIDED:
+        if getattr(config, name, False):
+            raise WakefulError(
+                f"{name} is set: what a layer computes depends on its number, and it would get "
+                "another; wakeful inherit rescales its queries"
+            )
+
+
+def _skeleton(config: PreTrainedConfig) -> PreTrainedModel:
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    except Exception as error:  # Transformers raises nothing narrower
+        raise WakefulError(
+            f"no model can be built of the configuration: {first_line(error)}"
+        ) from None
+
+
+def _place(model: PreTrainedModel) -> str:
+    """Return the name of the list of blocks."""
+    blocks = decoder_blocks(model, model.config.num_hidden_layers)
+    return next(name for name, module in model.named_modules() if module is blocks)
+
+
+def _compare(whole: PreTrainedModel, shorter: PreTrainedModel, layers: Sequence[int]) -> None:
+    """Raise `WakefulError` unless every block is at its new place what it was at the old."""
+    before = whole.get_submodule(_place(whole))
+    after = shorter.get_submodule(_place(shorter))
+    assert isinstance(before, nn.ModuleList)
+    assert isinstance(after, nn.ModuleList)
+    for place, layer in enumerate(layers):
+        old, new = dict(_described(before[layer])), dict(_described(after[place]))
+        for name in old | new:
+            if old.get(name) != new.get(name):
+                raise WakefulError(
+                    f"layer {layer} would be another kind of layer as layer {place}: its {name} is "
+                    f"{old.get(name)}, and would be {new.get(name)}"
+                )
+
+
+def _described(block: nn.Module) -> Iterator[tuple[str, str]]:
+    """Give what makes a block what it is: parts, shapes and settings, but not its number."""
+    for name, module in block.named_modules():
+        yield name, type(module).__name__
+        for key, value in vars(module).items():
+            simple = value is None or isinstance(value, bool | int | float | str)
+            if simple and not key.startswith("__") and key not in _NUMBERS:
+                yield f"{name}.{key}".lstrip("."), repr(value)
+    for name, tensor in block.state_dict().items():
+        yield name, f"{tuple(tensor.shape)} {tensor.dtype}"
+
+
+def _moved(value: Any, places: Mapping[int, int]) -> Any:
+    """Return a table whose texts name blocks by their new numbers; those of dropped ones go."""
+    if isinstance(value, dict):
+        return {key: _moved(entry, places) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_moved(entry, places) for entry in value if _stays(entry, places)]
+    if isinstance(value, str) and (found := _BLOCK.search(value)):
+        place = places.get(int(found[2]), int(found[2]))
+        return f"{value[: found.start()]}{found[1]}{place}{value[found.end() :]}"
+    return value
+
+
+def _stays(entry: Any, places: Mapping[int, int]) -> bool:
+    found = _BLOCK.search(entry) if isinstance(entry, str) else None
+    return found is None or int(found[2]) in places
+
+
+_BLOCK = re.compile(r"(\b(?:layers|h|blocks)\.)(\d+)(?=\.|$)")

@@ -1,0 +1,176 @@
+"""Layers left out of Transformers' folders, against the same layers in memory."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+import wakeful
+from probes.architectures import LLAMA
+from verbs.test_diagnose import save_tokenizer
+from wakeful.cli import main
+from wakeful.errors import WakefulError
+from wakeful.hf.dropping import drop_layers, shortened
+from wakeful.probes.huggingface import decoder_blocks
+
+DEEP = LLAMA | {"num_hidden_layers": 6, "vocab_size": 320}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+SLIDING = ["sliding_attention", "full_attention"]
+MODELS = {
+    "Llama": DEEP,
+    "GptOss": DEEP | EXPERTS | {"head_dim": 8, "sliding_window": 4, "layer_types": SLIDING * 3},
+    "Mixtral": DEEP | EXPERTS | {"sliding_window": None},
+    # Layers 0 and 3 have no experts.
+    "Qwen3Moe": DEEP
+    | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8,
+       "mlp_only_layers": [0, 3]},
+    "Gemma2": DEEP | {"head_dim": 8, "sliding_window": 4, "query_pre_attn_scalar": 8},
+    "SmolLM3": DEEP | {"no_rope_layers": [1, 1, 0, 1, 0, 1]},
+    "GPT2": {"vocab_size": 320, "n_embd": 32, "n_layer": 6, "n_head": 4, "n_positions": 64},
+    "GPTNeoX": DEEP | {"num_key_value_heads": 4},
+}  # fmt: skip
+KEPT = [0, 2, 3, 5]
+
+
+def model_of(name: str) -> PreTrainedModel:
+    config = getattr(transformers, f"{name}Config")(**MODELS[name])
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+
+
+def saved(name: str, folder: Path) -> tuple[PreTrainedModel, Path]:
+    model = model_of(name)
+    model.save_pretrained(folder)
+    save_tokenizer(folder)
+    return model, folder
+
+
+def cut(model: PreTrainedModel, layers: list[int]) -> PreTrainedModel:
+    """Return the model with these of its own blocks, renumbered for the cache."""
+    shorter: Any = copy.deepcopy(model)
+    blocks = decoder_blocks(shorter, shorter.config.num_hidden_layers)
+    chosen = [blocks[layer] for layer in layers]
+    del blocks[:]
+    blocks.extend(chosen)
+    for place, block in enumerate(blocks):
+        module: Any
+        for module in block.modules():
+            if hasattr(module, "layer_idx"):
+                module.layer_idx = place
+    shorter.config = shortened(shorter.config, layers)
+    shorter.config._attn_implementation = "eager"  # the mask is made as attention wants it
+    body = shorter.get_submodule(shorter.base_model_prefix)
+    body.config = shorter.config
+    return shorter
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_blocks_that_stay_compute_what_they_did(name: str, tmp_path: Path) -> None:
+    model, folder = saved(name, tmp_path / "whole")
+    kind = drop_layers(folder, KEPT, tmp_path / "shorter")
+    assert kind == model.config.model_type
+    read: Any = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "shorter", attn_implementation="eager"
+    ).eval()
+    assert read.config.num_hidden_layers == len(KEPT)
+    expected = cut(model, KEPT)
+    tokens = torch.randint(3, 320, (2, 13), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        torch.testing.assert_close(read(tokens).logits, expected(tokens).logits)
+        told = {"max_new_tokens": 9, "do_sample": False, "eos_token_id": None}
+        ours = read.generate(tokens, **told)
+        # Without a cache, each token from the whole text.
+        plain = tokens
+        for _ in range(9):
+            plain = torch.cat([plain, read(plain).logits[:, -1:].argmax(-1)], 1)
+    assert torch.equal(ours, plain)
+
+
+def test_lists_of_layers_follow(tmp_path: Path) -> None:
+    _, folder = saved("GptOss", tmp_path / "oss")
+    drop_layers(folder, [1, 2, 3], tmp_path / "oss3")
+    table = json.loads((tmp_path / "oss3/config.json").read_text())
+    assert table["layer_types"] == ["full_attention", "sliding_attention", "full_attention"]
+    _, folder = saved("Qwen3Moe", tmp_path / "moe")
+    drop_layers(folder, [1, 3, 4], tmp_path / "moe3")
+    assert json.loads((tmp_path / "moe3/config.json").read_text())["mlp_only_layers"] == [1]
+
+
+def test_what_is_stored_is_copied_as_it_is(tmp_path: Path) -> None:
+    model, folder = saved("Llama", tmp_path / "whole")
+    table = json.loads((folder / "config.json").read_text())
+    skipped = ["lm_head", "model.layers.1.mlp", "model.layers.4.mlp"]
+    table["quantization_config"] = {"quant_method": "fp8", "modules_to_not_convert": skipped}
+    (folder / "config.json").write_text(json.dumps(table))
+    drop_layers(folder, [0, 4, 5], tmp_path / "shorter", shard="40KB")
+    files = sorted((tmp_path / "shorter").glob("*.safetensors"))
+    assert len(files) > 1
+    stored = {k: v for file in files for k, v in load_file(file).items()}
+    whole = model.state_dict()
+    for place, layer in enumerate([0, 4, 5]):
+        name = "mlp.down_proj.weight"
+        assert torch.equal(
+            stored[f"model.layers.{place}.{name}"], whole[f"model.layers.{layer}.{name}"]
+        )
+    assert not any(name.startswith("model.layers.3") for name in stored)
+    table = json.loads((tmp_path / "shorter/config.json").read_text())
+    kept = table["quantization_config"]["modules_to_not_convert"]
+    assert kept == ["lm_head", "model.layers.1.mlp"]
+
+
+def test_the_command_line_keeps_layers_of_any_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    saved("Mixtral", tmp_path / "whole")
+    out = tmp_path / "shorter"
+    assert main(["export", str(tmp_path / "whole"), str(out), "--layers", "0-2", "5"]) == 0
+    assert capsys.readouterr().out.startswith("mixtral: AutoModelForCausalLM")
+    card = (out / "README.md").read_text("utf-8")
+    assert "its layers 0–2, 5 (from 0), as they were stored" in card
+    assert "--layers 0-2 5" in card
+    assert wakeful.load(out).tokenizer is not None
+    # A model that our decoder can be, too, and into one file.
+    saved("Llama", tmp_path / "llama")
+    wakeful.export(tmp_path / "llama", tmp_path / "l3", layers=["0", "3-5"])
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "l3").config.num_hidden_layers == 4
+
+
+@pytest.mark.parametrize(
+    ("layers", "words"),
+    [
+        ([], "name the layers to keep"),
+        ([2, 1], "in their order"),
+        ([1, 1], "each once"),
+        ([0, 6], "layers 0 to 5"),
+        ([-1, 2], "layers 0 to 5"),
+    ],
+)
+def test_wrong_layers_are_named(layers: list[int], words: str, tmp_path: Path) -> None:
+    _, folder = saved("Llama", tmp_path / "whole")
+    with pytest.raises(WakefulError, match=words):
+        drop_layers(folder, layers, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_layer_that_would_become_another_kind_is_refused(tmp_path: Path) -> None:
+    config = transformers.Qwen3MoeConfig(
+        **MODELS["Qwen3Moe"] | {"mlp_only_layers": [], "decoder_sparse_step": 2}
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "whole")
+    save_tokenizer(tmp_path / "whole")
+    with pytest.raises(WakefulError, match="layer 2 would be another kind of layer as layer 1"):
+        drop_layers(tmp_path / "whole", KEPT, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_numbers_that_enter_the_logits_are_refused(tmp_path: Path) -> None:
+    config = transformers.GPT2Config(**MODELS["GPT2"] | {"scale_attn_by_inverse_layer_idx": True})
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "whole")
+    with pytest.raises(WakefulError, match="scale_attn_by_inverse_layer_idx is set"):
+        drop_layers(tmp_path / "whole", KEPT, tmp_path / "out")
