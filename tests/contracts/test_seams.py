@@ -246,7 +246,9 @@ def test_an_unknown_norm_or_placement_is_refused_by_name():
 def by_hand(decoder: Decoder, tokens: torch.Tensor, where: list[str]) -> torch.Tensor:
     """Run a decoder's parts one by one with the norms of each layer where they should stand."""
     x = decoder.embed(tokens)
-    flow = Flow(memory={}, cache=None, rotation=decoder.rotary(slice(0, x.shape[1])), keep=None)
+    flow = Flow(
+        memory={}, cache=None, rotations={"rotary": decoder.rotary(slice(0, x.shape[1]))}, keep=None
+    )
     for place, block in zip(where, decoder.blocks, strict=True):
         halves = (
             (block.attention_norm, lambda x, b=block: b.attention(x, flow)[0], "attention"),

@@ -333,5 +333,5 @@ def test_a_part_that_is_none_is_refused() -> None:
 
 def test_the_targets_configuration_is_the_references() -> None:
     config = tiny_config(tied=True)
-    assert target_config(config, 2) == dataclasses.replace(config, num_layers=2)
+    assert target_config(config, (0, 2)) == dataclasses.replace(config, num_layers=2)
     assert isinstance(inherit(tiny_decoder(tied=True), first(2, of=4)), Decoder)

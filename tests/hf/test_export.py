@@ -33,6 +33,8 @@ STOCK = {
     "qwen2": {"attention_bias": "qkv"},
     "qwen2, heads that do not divide": {"width": 18, "attention_bias": "qkv"},
     "qwen3": {"qk_norm": True, "rope": "llama3(factor=4.0, original_length=12)"},
+    "smollm3": {"local_layers": (1, 3), "rope": "llama3(factor=4.0, original_length=12)"},
+    "smollm3, tied": {"local_layers": (0,), "tied": True, "bias": True},
     "phi3": {"rotary_width": 2, "head_width": 0},
     "phi3, tied": PLAIN | {"rotary_width": 2, "tied": True},
     "gpt_neox": PLAIN | {
@@ -42,6 +44,7 @@ STOCK = {
 }  # fmt: skip
 OWN = {name: options for name, options in VARIANTS.items() if name not in ("vanilla", "gpt-2")} | {
     "relaxed prefix": {"relaxed_prefix": 3},
+    "local positions": {"local_layers": (1, 2), "local_theta": 100.0},
     "a Llama scaled by layer": {"scale_logits_by_layer": True},
     "a GPT-2 with grouped heads": GPT2 | {"num_kv_heads": 2},
     "nested": {

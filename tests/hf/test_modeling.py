@@ -123,7 +123,7 @@ def _flow(model: WakefulForCausalLM, tokens: torch.Tensor):
     from wakeful.model.attention import Flow
 
     rotation = model.model.decoder.rotary(slice(0, tokens.shape[1]))
-    return Flow(memory={}, cache=None, rotation=rotation, keep=None)
+    return Flow(memory={}, cache=None, rotations={"rotary": rotation}, keep=None)
 
 
 def test_what_is_not_offered_is_refused() -> None:

@@ -22,6 +22,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
+    SmolLM3Config,
 )
 
 from helpers import some_tokens
@@ -43,8 +44,9 @@ COMMON: dict[str, Any] = {
     "num_attention_heads": 4,
     "max_position_embeddings": 32,
 }
-NEOX = COMMON | {"hidden_size": 32}
-PHI3 = COMMON | {"hidden_size": 32, "pad_token_id": 0}
+NEOX: dict[str, Any] = COMMON | {"hidden_size": 32}
+SMOLLM3: dict[str, Any] = COMMON | {"pad_token_id": 0}
+PHI3: dict[str, Any] = COMMON | {"hidden_size": 32, "pad_token_id": 0}
 GPT2: dict[str, Any] = {
     "vocab_size": 29, "n_embd": 24, "n_layer": 3, "n_head": 3, "n_positions": 32,
     "bos_token_id": 0, "eos_token_id": 0,
@@ -71,6 +73,13 @@ MODELS: dict[str, PreTrainedConfig] = {
     "qwen3": Qwen3Config(**COMMON, num_key_value_heads=2, head_dim=6),
     "qwen3, biases, tied": Qwen3Config(
         **COMMON, num_key_value_heads=4, head_dim=6, attention_bias=True, tie_word_embeddings=True
+    ),
+    "smollm3": SmolLM3Config(
+        **SMOLLM3, num_key_value_heads=2, no_rope_layers=[1, 0, 1], tie_word_embeddings=False
+    ),
+    "smollm3, biases, tied": SmolLM3Config(
+        **SMOLLM3, num_key_value_heads=1, no_rope_layers=[0, 0, 1, 1, 1], attention_bias=True,
+        mlp_bias=True, rope_parameters={"rope_type": "linear", "factor": 3.0, "rope_theta": 500.0},
     ),
     "phi3": Phi3Config(
         **PHI3, rope_parameters={"rope_theta": 500.0, "partial_rotary_factor": 0.5}
@@ -236,6 +245,16 @@ REFUSED: list[tuple[PreTrainedConfig, str]] = [
             },
         ),
         "rope_parameters.rope_type = 'longrope'",
+    ),
+    (
+        SmolLM3Config(
+            **SMOLLM3,
+            num_key_value_heads=2,
+            use_sliding_window=True,
+            sliding_window=8,
+            no_rope_layers=[1, 0, 1],
+        ),
+        "sliding_window = 8",
     ),
     (Phi3Config(**PHI3, hidden_act="gelu"), "hidden_act = 'gelu', and only 'silu'"),
 ]

@@ -1,5 +1,8 @@
 """The description of a decoder, part by part."""
 
+import dataclasses
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -11,12 +14,16 @@ _MOST_ANGLES = 2**26
 """Of RoPE's table, which is made at once: a million positions of heads 128 wide."""
 MLPName = Literal["gelu", "gelu_exact", "swiglu"]
 PositionName = Literal["rotary", "learned", "none"]
+RotationName = Literal["", "rotary", "local_rotary"]
+"""Which table of a decoder turns a layer's heads: the usual one, the local layers', or none."""
 AttentionBias = Literal["same", "none", "qkv", "all"]
 VARIANTS = {
     "route": "routes", "depth": "depth", "normalizer": "normalizers", "norm": "norms",
     "placement": "placements", "rope": "ropes", "embedding": "embeddings",
 }  # fmt: skip
 """The fields that hold the expression of a variant, and the folder each is found in."""
+LATER = {"local_layers": [], "local_theta": 0.0}
+"""Fields that older descriptions lack, and what a table of them would have had."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +61,10 @@ class ModelConfig:
     """Channels of a head that RoPE turns, the first ones. 0 means all."""
     rope: str = "plain"
     """How RoPE's frequencies are scaled, e.g. linear(factor=2.0)."""
+    local_layers: tuple[int, ...] = ()
+    """Layers, counted from 0, in which RoPE has another base, local_theta, and is not scaled."""
+    local_theta: float = 0.0
+    """RoPE's base in the local layers. 0 means none: they see no positions (NoPE)."""
     mlp: MLPName = "swiglu"
     """SwiGLU (Llama), tanh-GELU (GPT-2) or exact GELU (GPT-NeoX)."""
     mlp_rotation: bool = False
@@ -156,6 +167,24 @@ class ModelConfig:
                 f"model.rotary_width = {self.rotary_width} and model.rope = {self.rope!r} are for "
                 f"rotary positions, and model.positions = {self.positions!r}"
             )
+        self._check_local()
+
+    def _check_local(self) -> None:
+        layers, theta = self.local_layers, self.local_theta
+        ascending = all(one < other for one, other in itertools.pairwise(layers))
+        within = all(type(layer) is int and 0 <= layer < self.num_layers for layer in layers)
+        if not within or not ascending:
+            raise WakefulError(
+                f"model.local_layers must be ascending numbers from 0 to {self.num_layers - 1}, "
+                f"got {list(layers)}"
+            )
+        if theta < 0:
+            raise WakefulError(f"model.local_theta must not be negative, got {theta}")
+        if self.positions != "rotary" and (layers or theta):
+            raise WakefulError(
+                f"model.local_layers = {list(layers)} and model.local_theta = {theta} are for "
+                f"rotary positions, and model.positions = {self.positions!r}"
+            )
 
     @property
     def context(self) -> int:
@@ -171,6 +200,19 @@ class ModelConfig:
     def out_bias(self) -> bool:
         """Whether the attention's output projection has a bias."""
         return self.attention_bias == "all" or self._same_bias
+
+    def rotation_of(self, layer: int) -> RotationName:
+        """Return what turns a layer's queries and keys; empty where nothing does."""
+        if self.positions != "rotary":
+            return ""
+        if layer not in self.local_layers:
+            return "rotary"
+        return "local_rotary" if self.local_theta else ""
+
+    def with_layers(self, sources: Sequence[int]) -> "ModelConfig":
+        """Return the description of a model whose layer t is this one's layer `sources[t]`."""
+        local = tuple(t for t, source in enumerate(sources) if source in self.local_layers)
+        return dataclasses.replace(self, num_layers=len(sources), local_layers=local)
 
     @property
     def _same_bias(self) -> bool:

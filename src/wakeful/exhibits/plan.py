@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from wakeful.config.model import ModelConfig
+from wakeful.config.model import LATER, ModelConfig
 from wakeful.config.rows import nested, rescaled
 from wakeful.config.schema import (
     OWN_KEYS,
@@ -25,7 +25,7 @@ from wakeful.exhibits.exhibit import Exhibit, Existing, Heirs, Scale
 
 H100 = 989e12 * 0.4
 """Operations a second of one H100 in bfloat16, at two fifths of its peak."""
-_LATER = {"model": {"embedding": "plain"}, "data": {"max_tokens": 0}}
+_LATER = {"model": {"embedding": "plain"} | LATER, "data": {"max_tokens": 0}}
 """Fields that older runs lack, and what they had."""
 _BYTES_A_PARAMETER = 16
 """In training: weight, gradient and two moments in float32."""

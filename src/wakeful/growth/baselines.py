@@ -75,10 +75,10 @@ class Baseline:
 
 
 def at_random(setting: Setting, num_layers: int) -> Decoder:
-    """Return a target of the reference's shape with nothing inherited."""
+    """Return a target of the first so many of the heir's layers, with nothing inherited."""
     config = target_config(
         setting.shape or setting.reference.config,
-        num_layers,
+        setting.layers.sources[:num_layers],
         route=setting.route,
         normalizer=setting.normalizer,
     )

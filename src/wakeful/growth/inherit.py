@@ -53,7 +53,7 @@ def inherit(
         WakefulError: the reference has no such layer, or what it has cannot be moved.
     """
     layers.check(reference.config.num_layers)
-    config = target_config(reference.config, len(layers), route=route, normalizer=normalizer)
+    config = target_config(reference.config, layers.sources, route=route, normalizer=normalizer)
     donors = [Donor(reference, source) for source in layers.sources]
     return _assembled(config, reference, donors, copy=copy, seed=seed)
 
@@ -82,7 +82,11 @@ def grow(
             f"a student of the layers {list(student_layers.sources)} cannot grow to "
             f"{list(layers.sources)}: each must be there once"
         )
-    config = dataclasses.replace(student.config, num_layers=len(layers))
+    config = dataclasses.replace(
+        student.config,
+        num_layers=len(layers),
+        local_layers=reference.config.with_layers(layers.sources).local_layers,
+    )
     place = {source: layer for layer, source in enumerate(student_layers.sources)}
     donors = [
         Donor(student, place[source]) if source in place else Donor(reference, source)
@@ -92,12 +96,14 @@ def grow(
 
 
 def target_config(
-    reference: ModelConfig, num_layers: int, *, route: str = "", normalizer: str = ""
+    reference: ModelConfig, sources: Sequence[int], *, route: str = "", normalizer: str = ""
 ) -> ModelConfig:
-    """Return the reference's configuration with another depth, route or normalizer."""
+    """Return the configuration of the reference's layers `sources`, route and normalizer changed.
+
+    Both are the reference's own where they are empty.
+    """
     return dataclasses.replace(
-        reference,
-        num_layers=num_layers,
+        reference.with_layers(sources),
         route=route or reference.route,
         normalizer=normalizer or reference.normalizer,
     )
@@ -111,7 +117,7 @@ def departures(
     Empty where a route or normalizer that is switched on starts at a point where it changes
     nothing. That the target has fewer blocks is not among them.
     """
-    config = target_config(reference.config, len(layers), route=route, normalizer=normalizer)
+    config = target_config(reference.config, layers.sources, route=route, normalizer=normalizer)
     fresh, found = Decoder(config), [""]
     if config.route != reference.config.route:
         found.append(fresh.route.start_plain())

@@ -41,6 +41,8 @@ class WakefulConfig(PreTrainedConfig):
             raise WakefulError(
                 f"the configuration has parts.{min(unknown)}, which this wakeful does not know"
             )
+        # JSON has lists for tuples.
+        given = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
         self.parts = dataclasses.asdict(ModelConfig(**given))
         self.use_cache = use_cache
         self.bos_token_id = bos_token_id

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from wakeful.config.model import RotationName
 from wakeful.model.attention import Flow, Heads, into_heads
 from wakeful.model.decoder import Decoder
 from wakeful.roles import BIAS, HasRoles, Role, roles_of
@@ -49,7 +50,7 @@ class NamedHeads(Named):
     def __init__(self, name: str, heads: Heads, role: Role) -> None:
         super().__init__(name, _plain(heads), role)
         self.heads = heads.heads
-        self.rotary = heads.rotary
+        self.rotary: RotationName = heads.rotary
         self.norm = heads.norm
 
     def forward(self, x: Tensor, flow: Flow) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]

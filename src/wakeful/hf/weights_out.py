@@ -18,7 +18,7 @@ from wakeful.data.tokenizer import BESIDE, CONFIG, GENERATION, Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.hf.code import AUTO_MAP, write_code
 from wakeful.hf.configuration import WakefulConfig
-from wakeful.hf.families import FAMILIES
+from wakeful.hf.families import FAMILIES, Family
 from wakeful.hf.families.base import canonical
 from wakeful.hf.whole import INDEX, ONE, first_line
 from wakeful.model.decoder import Decoder
@@ -75,11 +75,18 @@ def describe(config: ModelConfig) -> tuple[str, PreTrainedConfig]:
     for kind in STOCK:
         family = FAMILIES[kind]
         theirs = family.compose(plain)
-        if canonical(family.describe(theirs, 0)) == canonical(plain):
+        if _describes(family, theirs, plain):
             name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[theirs.model_type]
             theirs.architectures = [name if isinstance(name, str) else name[0]]
             return theirs.model_type, theirs
     return WakefulConfig.model_type, WakefulConfig.of(config, architectures=["WakefulForCausalLM"])
+
+
+def _describes(family: Family, theirs: PreTrainedConfig, config: ModelConfig) -> bool:
+    try:
+        return canonical(family.describe(theirs, 0)) == canonical(config)
+    except WakefulError:  # the nearest of theirs is none that we can be
+        return False
 
 
 def tensors_of(decoder: Decoder, kind: str, dtype: torch.dtype) -> dict[str, Tensor]:

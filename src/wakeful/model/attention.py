@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from wakeful.config.model import RotationName
 from wakeful.model.attend import attend, attend_by_definition
 from wakeful.model.cache import Cache
 from wakeful.model.positions import Rotation, rotate
@@ -32,22 +33,29 @@ class Flow:
 
     memory: dict[Read, Tensor]
     cache: Cache | None
-    rotation: Rotation | None
+    rotations: Mapping[RotationName, Rotation]
     keep: Tensor | None
     """Boolean (B, L, S): the pairs that see each other, where causality alone does not say."""
 
 
 class Heads(HasRoles, nn.Linear):
     """A projection into heads, (B, L, D) to (B, L, N, d), each normalized by `norm`, then turned
-    by RoPE where `rotary`.
+    by the flow's rotation that `rotary` names.
     """
 
     def __init__(
-        self, width: int, heads: int, head_width: int, *, bias: bool, rotary: bool, norm: nn.Module
+        self,
+        width: int,
+        heads: int,
+        head_width: int,
+        *,
+        bias: bool,
+        rotary: RotationName,
+        norm: nn.Module,
     ) -> None:
         super().__init__(width, heads * head_width, bias=bias)
         self.heads = heads
-        self.rotary = rotary
+        self.rotary: RotationName = rotary
         self.norm = norm
 
     def roles(self) -> Mapping[str, Role]:
@@ -58,14 +66,17 @@ class Heads(HasRoles, nn.Linear):
 
 
 def into_heads(
-    projected: Float[Tensor, "B L P"], num_heads: int, norm: nn.Module, flow: Flow, *, rotary: bool
+    projected: Float[Tensor, "B L P"],
+    num_heads: int,
+    norm: nn.Module,
+    flow: Flow,
+    *,
+    rotary: RotationName,
 ) -> Float[Tensor, "B L N d"]:
-    """Return a projection split into heads, normalized, and turned by RoPE where `rotary`."""
+    """Return a projection split into heads, normalized, and turned by the rotation `rotary`."""
     batch, length, width = projected.shape
     heads = norm(projected.reshape(batch, length, num_heads, width // num_heads))
-    if rotary and flow.rotation is not None:
-        return rotate(heads, flow.rotation)
-    return heads
+    return rotate(heads, flow.rotations[rotary]) if rotary else heads
 
 
 class Borrowed(nn.Module):
@@ -168,7 +179,7 @@ class Attention(HasRoles, nn.Module):
         *,
         qkv_bias: bool,
         out_bias: bool,
-        rotary: bool,
+        rotary: RotationName,
         head_norm: Callable[[Part], nn.Module],
         scales: Sequence[float],
         prefix: int,
@@ -191,7 +202,7 @@ class Attention(HasRoles, nn.Module):
             else Borrowed(Read("keys", source.key))
         )
         self.value = (
-            heads(shape.num_kv_heads, rotary=False, norm=nn.Identity())
+            heads(shape.num_kv_heads, rotary="", norm=nn.Identity())
             if plan.owns("value", layer)
             else Borrowed(Read("values", source.value))
         )

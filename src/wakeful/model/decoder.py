@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from wakeful.config.model import VARIANTS, ModelConfig
+from wakeful.config.model import VARIANTS, ModelConfig, RotationName
 from wakeful.depth.base import DepthMix, SublayerMix
 from wakeful.embeddings.base import Embedding
 from wakeful.errors import WakefulError
@@ -112,18 +112,17 @@ class Decoder(HasRoles, Marked, nn.Module):
         if config.positions == "learned":
             self.positions = nn.Embedding(config.max_length, config.width)
         if config.positions == "rotary":
-            self.rotary = Rotary(
-                config.rotary_width or shape.head_width,
-                config.max_length,
-                theta=config.rope_theta,
-                scaling=build("ropes", config.rope),
-            )
+            table = partial(Rotary, config.rotary_width or shape.head_width, config.max_length)
+            self.rotary = table(theta=config.rope_theta, scaling=build("ropes", config.rope))
+            if config.local_layers and config.local_theta:
+                self.local_rotary = table(theta=config.local_theta)
         self.route: ValueRoute = build("routes", config.route)
         self.depth: DepthMix = build("depth", config.depth)
         self.embedding: Embedding = build("embeddings", config.embedding)
         with drawn_alike():
             self.embedding.attach(shape)
             self.plan = RoutePlan(self.route, shape)
+            self._check_rotations()
             self.depth.attach(shape)
         self.placement: Placement = build("placements", config.placement)
         self.blocks = nn.ModuleList(self._block(layer) for layer in range(shape.num_layers))
@@ -273,7 +272,7 @@ class Decoder(HasRoles, Marked, nn.Module):
         if self.config.positions == "learned":
             x = x + self.positions.weight[spots]
         memory = self._before_layers(tokens, x) if self.plan.before else {}
-        return x, Flow(memory=memory, cache=cache, rotation=self._rotation(spots), keep=keep)
+        return x, Flow(memory=memory, cache=cache, rotations=self._rotations(spots), keep=keep)
 
     def new_cache(self, batch_size: int, capacity: int) -> Cache:
         """Return an empty cache for `batch_size` sequences of up to `capacity` tokens."""
@@ -336,7 +335,7 @@ class Decoder(HasRoles, Marked, nn.Module):
             normalizer,
             qkv_bias=config.qkv_bias,
             out_bias=config.out_bias,
-            rotary=config.positions == "rotary",
+            rotary=config.rotation_of(layer),
             head_norm=norm if config.qk_norm else lambda _: nn.Identity(),
             scales=scales,
             prefix=config.relaxed_prefix,
@@ -414,8 +413,30 @@ class Decoder(HasRoles, Marked, nn.Module):
             memory[TOKENS] = tokens
         return memory
 
-    def _rotation(self, places: slice | Tensor) -> Rotation | None:
-        return self.rotary(places) if self.config.positions == "rotary" else None
+    def rotary_of(self, layer: int) -> Rotary | None:
+        """Return the table that turns a layer's queries and keys; None where they stay."""
+        name = self.config.rotation_of(layer)
+        return self.get_submodule(name) if name else None  # pyright: ignore[reportReturnType]
+
+    def _rotations(self, places: slice | Tensor) -> dict[RotationName, Rotation]:
+        found: dict[RotationName, Rotation] = {}
+        for layer in range(self.config.num_layers):
+            name, rotary = self.config.rotation_of(layer), self.rotary_of(layer)
+            if rotary is not None and name not in found:
+                found[name] = rotary(places)
+        return found
+
+    def _check_rotations(self) -> None:
+        """Raise `WakefulError` where a layer would read heads with positions of another kind."""
+        of = self.config.rotation_of
+        for layer, reads in enumerate(self.plan.reads):
+            for read in reads:
+                if read.kind in ("query", "key", "keys") and of(read.layer) != of(layer):
+                    raise WakefulError(
+                        f"model.route = {self.route}: layer {layer} reads queries or keys of layer "
+                        f"{read.layer}, whose positions are of another kind (model.local_layers = "
+                        f"{list(self.config.local_layers)})"
+                    )
 
     def _keep(self, start: int, end: int, valid: Tensor) -> Tensor:
         if valid.shape[1] != end:

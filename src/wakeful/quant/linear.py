@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from wakeful.config.model import RotationName
 from wakeful.errors import WakefulError
 from wakeful.model.attention import Flow, Heads, into_heads
 from wakeful.quant.arithmetic import LINEARS, Arithmetic, Operands, emulated, pack
@@ -194,12 +195,12 @@ class QuantizedHeads(QuantizedLinear):
     """A quantized projection of our decoder into heads."""
 
     def __init__(
-        self, *args: Any, heads: int, norm: nn.Module, rotary: bool, **kwargs: Any
+        self, *args: Any, heads: int, norm: nn.Module, rotary: RotationName, **kwargs: Any
     ) -> None:
         super().__init__(*args, **kwargs)
         self.heads = heads
         self.norm = norm
-        self.rotary = rotary
+        self.rotary: RotationName = rotary
 
     def forward(self, x: Tensor, flow: Flow) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         return into_heads(self.linear(x), self.heads, self.norm, flow, rotary=self.rotary)

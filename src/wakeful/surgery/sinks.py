@@ -41,7 +41,7 @@ def learned_sinks(decoder: Decoder, token: int, text: Int[Tensor, "B L"]) -> Dec
     check_absorbs(decoder, "sinks")
 
     def learn(seen: Seen) -> tuple[Tensor, dict[str, Tensor]]:
-        shift, turned = _shift(decoder, seen.k[:1, :1], text.shape[1])
+        shift, turned = _shift(decoder, seen.layer, seen.k[:1, :1], text.shape[1])
         first, rest = seen.ends()
         _, shifted = seen.ends(turned)
         sink = level(shifted, (first - rest).sigmoid())
@@ -52,16 +52,17 @@ def learned_sinks(decoder: Decoder, token: int, text: Int[Tensor, "B L"]) -> Dec
 
 
 def _shift(
-    decoder: Decoder, key: Float[Tensor, "1 1 G d"], length: int
+    decoder: Decoder, layer: int, key: Float[Tensor, "1 1 G d"], length: int
 ) -> tuple[Float[Tensor, "1 1 G d"], Float[Tensor, "1 L G d"]]:
     """Return what to take from all keys before RoPE, and what that is after it at places 1 … L."""
     places = (1, length, *key.shape[2:])
     if decoder.config.qk_norm:
         shift = torch.zeros_like(key)
         return shift, shift.expand(places)
-    if decoder.config.positions != "rotary":
+    rotary = decoder.rotary_of(layer)
+    if rotary is None:
         return key, key.expand(places)
-    cos, sin = decoder.rotary(slice(1, length + 1))
+    cos, sin = rotary(slice(1, length + 1))
     back = cos.mean(0, keepdim=True), -sin.mean(0, keepdim=True)
     shift = rotate(key, back)
     return shift, rotate(shift.expand(places), (cos, sin))

@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from wakeful.config.model import LATER
 from wakeful.config.tables import to_table
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
@@ -81,7 +82,9 @@ def top_k(logits: Float[Tensor, "B L V"], k: int, temperature: float) -> TopK:
 
 def digest_of(decoder: Decoder) -> str:
     """Return the SHA-256 of a decoder's configuration and weights, as float32."""
-    found = hashlib.sha256(json.dumps(to_table(decoder.config), sort_keys=True).encode())
+    table = to_table(decoder.config)
+    table = {name: value for name, value in table.items() if LATER.get(name) != value}
+    found = hashlib.sha256(json.dumps(table, sort_keys=True).encode())
     for name, tensor in decoder.state_dict().items():
         found.update(name.encode())
         found.update(tensor.detach().float().cpu().contiguous().numpy())

@@ -11,6 +11,7 @@ FAMILIES: dict[str, Family] = {
     "phi3": phi3.FAMILY,
     "qwen2": llama.FAMILY,
     "qwen3": llama.FAMILY,
+    "smollm3": llama.FAMILY,
     "wakeful": own.FAMILY,
 }
 """By `model_type`. SmolLM is a Llama, Pythia a GPT-NeoX."""

@@ -171,6 +171,7 @@ def canonical(config: ModelConfig) -> ModelConfig:
         rope=str(build("ropes", config.rope)),
         embedding=str(build("embeddings", config.embedding)),
         rope_theta=config.rope_theta if rotary else 10_000.0,
+        local_theta=config.local_theta if config.local_layers else 0.0,
         rotary_width=config.rotary_width or shape.head_width if rotary else 0,
         relaxed_prefix=config.relaxed_prefix if config.relaxed_prefix > 1 else 0,
         scale_residual_init=False,

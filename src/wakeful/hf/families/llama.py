@@ -1,8 +1,14 @@
-"""Llama, Mistral, Qwen2, Qwen3, SmolLM: RMSNorm, RoPE, SwiGLU."""
+"""Llama, Mistral, Qwen2, Qwen3, SmolLM, SmolLM3: RMSNorm, RoPE, SwiGLU."""
 
 from typing import Any
 
-from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    LlamaConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    SmolLM3Config,
+)
 
 from wakeful.config.model import AttentionBias, ModelConfig
 from wakeful.errors import WakefulError
@@ -53,14 +59,24 @@ def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
         bias=bool(getattr(c, "mlp_bias", False)),
         attention_bias=attention,
         qk_norm=c.model_type == "qwen3",
+        local_layers=_without_rope(c) if c.model_type == "smollm3" else (),
         tied=bool(c.tie_word_embeddings),
         init_std=c.initializer_range,
     )
 
 
+def _without_rope(config: Any) -> tuple[int, ...]:
+    turned = config.no_rope_layers[: config.num_hidden_layers]
+    return tuple(layer for layer, turns in enumerate(turned) if not turns)
+
+
 def compose(config: ModelConfig) -> PreTrainedConfig:
     """Return the nearest configuration of a Llama, or of a Qwen where it has what they have."""
-    common = fields(config) | {"head_dim": config.shape.head_width}
+    common: dict[str, Any] = fields(config) | {"head_dim": config.shape.head_width}
+    if config.local_layers and not config.qk_norm:
+        turned = [int(layer not in config.local_layers) for layer in range(config.num_layers)]
+        biases: dict[str, Any] = {"attention_bias": config.out_bias, "mlp_bias": config.bias}
+        return SmolLM3Config(**common, **biases, no_rope_layers=turned, pad_token_id=None)
     if config.qk_norm:
         return Qwen3Config(**common, attention_bias=config.out_bias)
     if (config.qkv_bias and not config.out_bias) or config.width % config.num_heads:
