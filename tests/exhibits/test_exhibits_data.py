@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 
+from wakeful.config.model import LATER
 from wakeful.config.schema import Config, config_to_table
 from wakeful.config.verbs import inherit_options
 from wakeful.data.mixture import mixture_of
@@ -46,7 +47,9 @@ def test_exhibits_stand_in_the_order_of_their_numbers() -> None:
 def test_a_field_of_later_changes_the_name_of_no_older_run() -> None:
     job = Job(group="", row="", config=Config())
     table = config_to_table(job.config)
-    del table["name"], table["model"]["embedding"], table["data"]["max_tokens"]
+    del table["name"], table["data"]["max_tokens"]
+    for field in ("embedding", *LATER):
+        del table["model"][field]
     digest = hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
     assert job.folder.endswith(digest[:12])
     projected = dataclasses.replace(job.config.model, embedding="projected")
