@@ -74,6 +74,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], tuple[str, str]]] = {
             "wakeful evaluate smollm2 --lambada lambada.jsonl --limit 200",
             "Predict the last word of 200 passages.",
         ),
+        (
+            "wakeful evaluate smollm2 runs/heir --texts wiki.txt code.txt --speed 128 1024",
+            "Two texts, and what each model costs who serves it.",
+        ),
     ),
     "quantize": (
         (

@@ -7,6 +7,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from wakeful.config.options import How, HowMuch, Seldom, What, Where
@@ -117,6 +118,11 @@ class DiagnoseOptions(_Reading):
 class EvaluateOptions(_Reading):
     """What to measure, on what; with examples and no text, the examples alone."""
 
+    texts: What[tuple[str, ...]] = ()
+    """Several texts in place of one, each with figures of its own: files, folders, globs."""
+    speed: What[tuple[int, ...]] = ()
+    """Lengths of a prompt at which reading and writing are timed, e.g. 128 1024 4096; the model's
+    size comes along."""
     stride: HowMuch[int] = 0
     """Tokens from one window to the next. 0: the length, so that windows do not overlap."""
     num_sequences: HowMuch[int] = 0
@@ -143,8 +149,16 @@ class EvaluateOptions(_Reading):
         super().__post_init__()
         at_least(1, self, "batch_size")
         at_least(0, self, "stride", "num_sequences", "limit", "shots")
+        if self.texts and (self.text or self.data):
+            raise WakefulError("texts stand in place of text and data: name all among texts")
+        stems = [Path(text).stem for text in self.texts]
+        for stem in stems:
+            if stems.count(stem) > 1:
+                raise WakefulError(f"two of the texts are called {stem}: figures go by that name")
+        if any(length < 1 for length in self.speed) or len({*self.speed}) < len(self.speed):
+            raise WakefulError(f"speed = {self.speed}: lengths of at least 1, each once")
         for name in ("length", "stride", "num_sequences"):
-            if not self.source and getattr(self, name):
+            if not self.sources and getattr(self, name):
                 raise WakefulError(f"{name} is for a text, and none is given; add --text or --data")
         if self.length and self.stride > self.length:
             raise WakefulError(
@@ -159,13 +173,20 @@ class EvaluateOptions(_Reading):
 
     @property
     def source(self) -> str:
-        """The text to measure perplexity on; empty where only examples are asked for."""
-        return self.text or self.data or ("" if self.asks else DataConfig.source)
+        """The one text to measure perplexity on; empty where something else is asked for."""
+        other = self.asks or self.texts or self.speed
+        return self.text or self.data or ("" if other else DataConfig.source)
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """The texts to measure perplexity on, by the names of their figures."""
+        several = {Path(text).stem: text for text in self.texts}
+        return {"text": self.source} if self.source else several
 
     @property
     def windows(self) -> int:
         """Windows at most; 0: all."""
-        return self.num_sequences or (0 if self.text or self.data else 64)
+        return self.num_sequences or (0 if self.text or self.data or self.texts else 64)
 
     @property
     def asks(self) -> bool:

@@ -28,6 +28,8 @@ class Score:
     exponential: bool = False
     """Whether the figure is e to the ratio (a perplexity) and not the ratio itself."""
     higher_is_better: bool = True
+    is_cost: bool = False
+    """Whether models are compared by the ratio, as sizes and speeds are."""
 
     @property
     def figure(self) -> float:

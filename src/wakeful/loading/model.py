@@ -1,5 +1,6 @@
 """A model ready to run, with what turns text into its tokens: what `load` returns."""
 
+import inspect
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -202,10 +203,13 @@ class Model:
         if own is not None:
             return generate(own, list(prompt), **choice)
         past = None
+        # Only the last token's logits are wanted, and the head is the widest matrix.
+        known = inspect.signature(self.module.forward).parameters
+        last = {"logits_to_keep": 1} if "logits_to_keep" in known else {}
 
         def step(tokens: Tensor) -> Tensor:
             nonlocal past
-            output = self.module(input_ids=tokens, past_key_values=past, use_cache=True)
+            output = self.module(input_ids=tokens, past_key_values=past, use_cache=True, **last)
             past = output.past_key_values
             return output.logits[0, -1]
 

@@ -13,12 +13,11 @@ import polars as pl
 
 from wakeful.config.verbs import EvaluateOptions
 from wakeful.estimates import finite, reach, with_error
+from wakeful.evaluation.costs import DECODED, ROUNDS
 from wakeful.evaluation.scores import Score, difference
 from wakeful.pages.charts import Drawing, colored, colors, shaped, tip, tips, unchecked
 from wakeful.pages.page import Step, listed, write_page
 from wakeful.runs.run import Environment
-
-"""Larger figures are written with a power of ten."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +51,12 @@ def shown(scores: Sequence[Score]) -> tuple[list[str], list[Row]]:
 def _cell(score: Score | None, first: Score | None) -> Cell:
     if score is None:
         return Cell("–")
+    value = with_error(score.figure, score.error)
+    if score.is_cost:
+        past = first is not None and score is not first
+        return Cell(value, f"×{score.figure / first.figure:.3f}" if past else "")
     paired = difference(score, first) if first and score is not first else None
-    return Cell(with_error(score.figure, score.error), with_error(*paired, "+") if paired else "")
+    return Cell(value, with_error(*paired, "+") if paired else "")
 
 
 def score_charts(scores: Sequence[Score]) -> list[tuple[str, Drawing]]:
@@ -110,7 +113,7 @@ def headlines(scores: Sequence[Score]) -> list[str]:
         for score in scores:
             other = first.get((score.task, score.metric))
             paired = difference(score, other) if score.model == name and other else None
-            if paired is None:
+            if paired is None or score.is_cost:
                 continue
             gap, error = paired
             if not abs(gap) > reach(error, len(score.keys)):
@@ -119,8 +122,17 @@ def headlines(scores: Sequence[Score]) -> list[str]:
                 side = "better in" if (gap > 0) == score.higher_is_better else "worse in"
             sides.setdefault(side, []).append(f"{score.task}: {score.metric}")
         told = [f"{side} {listed(measures)}" for side, measures in sides.items()]
-        told = told or ["not measured on the same examples"]
-        sentences.append(f"Against {names[0]}, {name} is {'; '.join(told)}.")
+        if not all(score.is_cost for score in scores):
+            told = told or ["not measured on the same examples"]
+            sentences.append(f"Against {names[0]}, {name} is {'; '.join(told)}.")
+        ratios = [
+            f"{score.metric.rpartition(', ')[0]} "
+            f"{score.figure / first[score.task, score.metric].figure:.2f}"
+            for score in scores
+            if score.model == name and score.is_cost and (score.task, score.metric) in first
+        ]
+        if ratios:
+            sentences.append(f"As ratios to {names[0]}, {name} has {listed(ratios)}.")
     return sentences
 
 
@@ -205,18 +217,22 @@ def method_of(
         "BOS": bos,
         "Arithmetic": f"model in {dtype}, log-likelihoods in float32 or better",
     }
-    if options.source:
+    texts = options.sources
+    if texts:
+        several = len(texts) > 1
         counts = "; ".join(
-            f"{score.model} {len(score.keys)} windows, {score.weights.sum():,.0f} tokens counted"
+            f"{score.model} {len(score.keys)} windows{f' of {score.task}' if several else ''}, "
+            f"{score.weights.sum():,.0f} tokens counted"
             for score in scores
-            if (score.task, score.metric) == ("text", "perplexity")
+            if score.task in texts and score.metric == "perplexity"
         )
         part = f"at most {options.windows} windows" if options.windows else "all of it"
-        method["Text"] = (
+        method["Texts" if several else "Text"] = (
             f"{text}, {part}, windows of {windows}, each token (but the first where "
             f"there is no BOS) counted once: {counts}"
         )
-    for task in dict.fromkeys(score.task for score in scores if score.task != "text"):
+    own = {*texts, "size", "speed"}
+    for task in dict.fromkeys(score.task for score in scores if score.task not in own):
         count = max(len(score.keys) for score in scores if score.task == task)
         source = {"lambada": options.lambada, "choices": options.choices}.get(task)
         method[f"Task {task}"] = (
@@ -226,6 +242,12 @@ def method_of(
         )
     if options.asks:
         method["lm-eval"] = metadata.version("lm-eval")
+    if options.speed:
+        method["Speed"] = (
+            f"one sequence, after one round unmeasured {ROUNDS} rounds of all lengths in turn, one "
+            f"model after the other; prefill until the first token is known, then {DECODED} greedy "
+            "tokens with the cache; errors over rounds"
+        )
     method["Errors"] = (
         "one standard error over windows or examples; differences are paired where both models "
         "had the same ones"

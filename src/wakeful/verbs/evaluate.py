@@ -1,5 +1,6 @@
 """The verb evaluate: models, a text and examples in; scores, verdicts and a page out."""
 
+import dataclasses
 import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,10 +13,10 @@ from rich.markup import escape
 from rich.table import Table as Grid
 
 from wakeful.config.verbs import LENGTH, EvaluateOptions, Figure
-from wakeful.data.sources import Beginning
 from wakeful.data.tasks import TaskData
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
+from wakeful.evaluation.costs import check_lengths, costs
 from wakeful.evaluation.examples import Choice, Completion, read_choices, read_lambada
 from wakeful.evaluation.perplexity import check_causal, perplexity
 from wakeful.evaluation.reading import Words, words_of
@@ -110,7 +111,8 @@ class Evaluation(Result):
 class _Material:
     """What was read before any model was loaded."""
 
-    text: Words
+    texts: Mapping[str, Words]
+    """By the names of their figures."""
     tasks: Mapping[str, "Task"]
 
 
@@ -121,9 +123,11 @@ def evaluate(
     options: EvaluateOptions | None = None,
     **given: Any,
 ) -> Evaluation:
-    """Measure how well models predict: perplexity of a text, LAMBADA, multiple choice.
+    """Measure how well models predict, and what they cost: perplexity of texts, LAMBADA, multiple
+    choice, tasks of lm-eval, size and speed.
 
         wakeful.evaluate("smollm2", "runs/heir", text="book.txt", num_sequences=64)
+        wakeful.evaluate("smollm2", "runs/heir", texts=["a.txt", "b.txt"], speed=[128, 1024])
 
     Args:
         models: names, paths, what `wakeful.load` returned, or modules in memory.
@@ -140,6 +144,8 @@ def evaluate(
     """
     wanted = asked(EvaluateOptions, options, given)
     with session("evaluate", wanted, shown) as at:
+        if wanted.speed and at.world.size > 1:
+            raise WakefulError("speed is timed by one process: leave out --speed, or torchrun")
         material = at.world.leader_first(lambda: _read(wanted, at.show))
         scores: list[Score] = []
         names: dict[str, str] = {}
@@ -149,8 +155,10 @@ def evaluate(
             names[model.name] = model.architecture
             length = wanted.length_for(model.context)
             lengths[model.name] = f"{length} tokens every {wanted.stride or length}"
-            words = own_words(model, wanted, material.text)
-            texts[model.name] = text_words(words, wanted)
+            words = {name: own_words(model, wanted, text) for name, text in material.texts.items()}
+            texts[model.name] = ", ".join(
+                text_words(text, wanted) or wanted.sources[name] for name, text in words.items()
+            )
             scores += _measure(model, wanted, words, material.tasks, at.show, at.world)
             del model
         method = method_of(
@@ -168,14 +176,14 @@ def evaluate(
 def _read(wanted: EvaluateOptions, show: Display) -> _Material:
     """Read the text and the examples; what is wrong with them is said before a model is loaded."""
     enough = (wanted.length or LENGTH) * wanted.windows
-    text = words_of(wanted.source, enough) if wanted.source else Beginning("")
+    texts = {name: words_of(source, enough) for name, source in wanted.sources.items()}
     completions = read_lambada(wanted.lambada) if wanted.lambada else []
     choices = read_choices(wanted.choices, wanted.labels) if wanted.choices else []
     tasks: dict[str, Task] = {}
     if wanted.asks:
         show.note("preparing lm-eval's tasks")
         tasks = read_tasks(wanted, completions, choices)
-    return _Material(text, tasks)
+    return _Material(texts, tasks)
 
 
 def read_tasks(
@@ -212,18 +220,20 @@ def read_tasks(
 def _measure(
     model: Model,
     wanted: EvaluateOptions,
-    words: Words,
+    texts: Mapping[str, Words],
     tasks: Mapping[str, "Task"],
     show: Display,
     world: World,
 ) -> list[Score]:
     check_causal(model.name, model.module)
     bos = bool(model.begin(wanted.bos))
+    if wanted.speed:
+        check_lengths(model, wanted.speed)
     scores: list[Score] = []
-    if wanted.source:
+    for name, words in texts.items():
         length = wanted.length_for(model.context)
         count = length * wanted.windows
-        scores += perplexity(
+        found = perplexity(
             model,
             words if isinstance(words, TaskData) else words.text_of(model.plain, count),
             length=length,
@@ -234,6 +244,7 @@ def _measure(
             progress=counting(show, f"{model.name}: windows", model, tokens=length),
             world=world,
         )
+        scores += [dataclasses.replace(score, task=name) for score in found]
     if tasks:
         from wakeful.evaluation.adapter import asked as as_asked  # noqa: PLC0415 - needs lm-eval
         from wakeful.evaluation.harness import Dealt, run_tasks  # noqa: PLC0415
@@ -248,4 +259,7 @@ def _measure(
             answers = Dealt(model.name, answers, world)
         answered = run_tasks(model.name, answers, tasks, limit=wanted.limit)
         scores += [*answered, *averages(answered)]
+    if wanted.speed:
+        timing = partial(show.count, f"{model.name}: rounds of timing")
+        scores += costs(model, wanted.speed, progress=timing)
     return scores

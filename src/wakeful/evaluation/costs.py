@@ -1,0 +1,132 @@
+"""What a model costs who serves it: size, and tokens a second at several lengths of the prompt."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from wakeful.errors import WakefulError
+from wakeful.evaluation.scores import Score
+from wakeful.loading.model import Model
+from wakeful.probes.running import as_decoder
+
+ROUNDS = 3
+DECODED = 32
+"""Tokens that are written after each prompt."""
+_WEIGHTS = ("*.safetensors", "*.gguf")
+
+
+def check_lengths(model: Model, lengths: Sequence[int]) -> None:
+    """Raise `WakefulError` unless the model can read prompts of these lengths and go on."""
+    longest = max(lengths)
+    if longest + DECODED > model.context:
+        raise WakefulError(
+            f"speed = {longest}: the prompt and {DECODED} tokens after it are more than "
+            f"{model.name}'s context of {model.context:,}"
+        )
+
+
+def costs(
+    model: Model, lengths: Sequence[int], *, progress: Callable[[int, int], None]
+) -> list[Score]:
+    """Return the model's size and its speed after prompts of these lengths, one sequence.
+
+    Size: parameters, megabytes of weights in memory and in files, kilobytes of cache a token, and
+    megabytes of weights and cache together at the longest prompt. Speed: tokens of the prompt a
+    second until the first token is known (prefill), and greedy tokens a second after it (decode),
+    over `ROUNDS` rounds of all lengths in turn after one unmeasured; the error is over rounds.
+
+    Raises:
+        WakefulError: a length that does not fit into the model's context.
+    """
+    check_lengths(model, lengths)
+    prompts = {length: _prompt(model, length) for length in lengths}
+    for prompt in prompts.values():
+        _timed(model, prompt)
+    seconds: dict[int, list[tuple[float, float]]] = {length: [] for length in lengths}
+    for done in range(ROUNDS):
+        progress(done, ROUNDS)
+        for length, prompt in prompts.items():
+            seconds[length].append(_timed(model, prompt))
+    progress(ROUNDS, ROUNDS)
+    keys = tuple(f"round {number}" for number in range(ROUNDS))
+    speed: list[Score] = []
+    for part, what in ((0, "prefill of {:,}, tokens/s"), (1, "decode after {:,}, tokens/s")):
+        for length in lengths:
+            taken = np.array([each[part] for each in seconds[length]])
+            tokens = np.full(ROUNDS, float((length, DECODED)[part]))
+            speed.append(Score(model=model.name, task="speed", metric=what.format(length),
+                               keys=keys, values=tokens, weights=taken, is_cost=True))  # fmt: skip
+    return [*_sizes(model, max(lengths)), *speed]
+
+
+def _prompt(model: Model, length: int) -> list[int]:
+    """Return the same random tokens for every model with as many: what they are costs nothing."""
+    largest = min(1000, _embedding(model.module).num_embeddings)
+    return torch.randint(largest, (length,), generator=torch.Generator().manual_seed(0)).tolist()
+
+
+def _embedding(module: nn.Module) -> Any:
+    own = as_decoder(module)
+    return own.embed if own is not None else module.get_input_embeddings()  # pyright: ignore[reportCallIssue]
+
+
+def _timed(model: Model, prompt: list[int]) -> tuple[float, float]:
+    """Return the seconds until the first token, and those of the `DECODED` after it."""
+    written = model.tokens_after(prompt, num_tokens=DECODED + 1, temperature=0.0)
+    began = time.perf_counter()
+    next(written)  # a token on the CPU: the device has finished it
+    first = time.perf_counter()
+    for _ in written:
+        pass
+    return first - began, time.perf_counter() - first
+
+
+def _sizes(model: Model, length: int) -> list[Score]:
+    held = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        for tensor in (*model.module.parameters(), *model.module.buffers())
+    }
+    weights = sum(held.values())
+    cache = _cache_bytes(model, length)
+    found = {
+        "parameters, M": sum(each.numel() for each in model.module.parameters()) / 1e6,
+        "weights, MB": weights / 1e6,
+        "cache, KB a token": cache / length / 1e3,
+        f"weights and cache of {length:,} tokens, MB": (weights + cache) / 1e6,
+    }
+    files = _file_bytes(model)
+    if files:
+        found["files, MB"] = files / 1e6
+    return [
+        Score(model=model.name, task="size", metric=metric, keys=("all",),
+              values=np.array([value]), weights=np.ones(1), higher_is_better=False,
+              is_cost=True)
+        for metric, value in found.items()
+    ]  # fmt: skip
+
+
+@torch.inference_mode()
+def _cache_bytes(model: Model, length: int) -> int:
+    """Return the bytes of keys and values after a prompt: of a window that slides, its own."""
+    own = as_decoder(model.module)
+    if own is not None:
+        return own.new_cache(1, length).num_bytes
+    tokens = torch.tensor([_prompt(model, length)], device=model.device)
+    past = model.module(input_ids=tokens, use_cache=True).past_key_values
+    parts = [getattr(layer, name, None) for layer in past.layers for name in ("keys", "values")]
+    tensors = [part for part in parts if isinstance(part, torch.Tensor)]
+    return sum(part.numel() * part.element_size() for part in tensors)
+
+
+def _file_bytes(model: Model) -> int:
+    """Return the bytes of the files of weights; 0 where there are none, as of a run in training."""
+    path = model.path
+    if path is None:
+        return 0
+    if path.is_file():
+        return path.stat().st_size
+    return sum(file.stat().st_size for kind in _WEIGHTS for file in path.glob(kind))
