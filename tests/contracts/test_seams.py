@@ -259,6 +259,8 @@ def by_hand(decoder: Decoder, tokens: torch.Tensor, where: list[str]) -> torch.T
                 x = x + half(norm(x))
             elif place == "over":
                 x = norm(x + half(x))
+            elif place == "after":
+                x = x + block.get_submodule(f"{part}_output_norm")(half(x))
             else:
                 x = x + block.get_submodule(f"{part}_output_norm")(half(norm(x)))
     return decoder.head(decoder.norm(x))
@@ -270,6 +272,7 @@ def by_hand(decoder: Decoder, tokens: torch.Tensor, where: list[str]) -> torch.T
         ("pre", ["before"] * 4),
         ("post", ["over"] * 4),
         ("peri", ["both"] * 4),
+        ("reordered", ["after"] * 4),
         ("mixed", ["over"] + ["before"] * 3),
         ("mixed(share=0.5)", ["over"] * 2 + ["before"] * 2),
         ("mixed(share=0.0)", ["before"] * 4),

@@ -24,6 +24,7 @@ from wakeful.model.generate import generate
 
 PLAIN = {"num_kv_heads": 0, "head_width": 0}
 GPT2 = PLAIN | {"norm": "layernorm", "mlp": "gelu", "positions": "learned", "bias": True}
+OLMO2 = PLAIN | {"placement": "reordered", "qk_norm": True, "qk_norm_whole": True}
 STOCK = {
     "llama": {},
     "llama, tied": {"tied": True, "bias": True, "rope": "linear(factor=2)"},
@@ -35,6 +36,8 @@ STOCK = {
     "qwen3": {"qk_norm": True, "rope": "llama3(factor=4.0, original_length=12)"},
     "smollm3": {"local_layers": (1, 3), "rope": "llama3(factor=4.0, original_length=12)"},
     "smollm3, tied": {"local_layers": (0,), "tied": True, "bias": True},
+    "olmo2": OLMO2 | {"num_kv_heads": 2, "rope": "linear(factor=2)"},
+    "olmo2, tied": OLMO2 | {"tied": True, "attention_bias": "all"},
     "phi3": {"rotary_width": 2, "head_width": 0},
     "phi3, tied": PLAIN | {"rotary_width": 2, "tied": True},
     "gpt_neox": PLAIN | {
@@ -44,6 +47,8 @@ STOCK = {
 }  # fmt: skip
 OWN = {name: options for name, options in VARIANTS.items() if name not in ("vanilla", "gpt-2")} | {
     "relaxed prefix": {"relaxed_prefix": 3},
+    "norms of queries over all heads": {"qk_norm": True, "qk_norm_whole": True},
+    "norms after": {"placement": "reordered", "depth": "denseformer"},
     "local positions": {"local_layers": (1, 2), "local_theta": 100.0},
     "a Llama scaled by layer": {"scale_logits_by_layer": True},
     "a GPT-2 with grouped heads": GPT2 | {"num_kv_heads": 2},

@@ -16,7 +16,7 @@ from wakeful.hf.weights_out import export
 from wakeful.model.decoder import Decoder
 from wakeful.model.generate import generate
 
-KEPT = {"smollm3": (1, 2), "phi3": (0, 2)}
+KEPT = {"olmo2": (0, 2), "smollm3": (1, 2), "phi3": (0, 2)}
 """Layers that heirs have, of the three."""
 
 

@@ -16,6 +16,7 @@ from transformers import (
     GPTNeoXConfig,
     LlamaConfig,
     MistralConfig,
+    Olmo2Config,
     Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
@@ -80,6 +81,10 @@ MODELS: dict[str, PreTrainedConfig] = {
     "smollm3, biases, tied": SmolLM3Config(
         **SMOLLM3, num_key_value_heads=1, no_rope_layers=[0, 0, 1, 1, 1], attention_bias=True,
         mlp_bias=True, rope_parameters={"rope_type": "linear", "factor": 3.0, "rope_theta": 500.0},
+    ),
+    "olmo2": Olmo2Config(**COMMON, num_key_value_heads=2),
+    "olmo2, biases, tied": Olmo2Config(
+        **COMMON, num_key_value_heads=1, attention_bias=True, tie_word_embeddings=True
     ),
     "phi3": Phi3Config(
         **PHI3, rope_parameters={"rope_theta": 500.0, "partial_rotary_factor": 0.5}
@@ -256,6 +261,7 @@ REFUSED: list[tuple[PreTrainedConfig, str]] = [
         ),
         "sliding_window = 8",
     ),
+    (Olmo2Config(**COMMON, hidden_act="relu"), "hidden_act = 'relu', and only 'silu'"),
     (Phi3Config(**PHI3, hidden_act="gelu"), "hidden_act = 'gelu', and only 'silu'"),
 ]
 

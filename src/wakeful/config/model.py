@@ -22,7 +22,7 @@ VARIANTS = {
     "placement": "placements", "rope": "ropes", "embedding": "embeddings",
 }  # fmt: skip
 """The fields that hold the expression of a variant, and the folder each is found in."""
-LATER = {"local_layers": [], "local_theta": 0.0}
+LATER = {"local_layers": [], "local_theta": 0.0, "qk_norm_whole": False}
 """Fields that older descriptions lack, and what a table of them would have had."""
 
 
@@ -50,7 +50,8 @@ class ModelConfig:
     """layernorm, rmsnorm (a scale a channel, M), rmsnorm_single (one scale, S), or e.g.
     layernorm_scaling."""
     placement: What[str] = "pre"
-    """Where norms stand: pre, post, peri, or e.g. mixed(share=0.25), post-norm in the first."""
+    """Where norms stand: pre, post, peri, reordered, or e.g. mixed(share=0.25), post-norm in the
+    first."""
     norm_eps: float = 1e-5
     """Added to the variance."""
     positions: PositionName = "rotary"
@@ -75,6 +76,8 @@ class ModelConfig:
     """Biases of the attention's projections: as bias says, none, of q, k and v, or of all four."""
     qk_norm: bool = False
     """RMSNorm of every query and key head before RoPE (Qwen3)."""
+    qk_norm_whole: bool = False
+    """That norm is over all heads of a token together (OLMo 2), not over each by itself."""
     parallel: bool = False
     """Attention and feed-forward network both read the block's input (GPT-NeoX)."""
     tied: bool = False
@@ -128,6 +131,13 @@ class ModelConfig:
                     f"model.{name} must be one of {', '.join(get_args(allowed))}, "
                     f"got {getattr(self, name)!r}"
                 )
+        self._check_prefixes()
+        if self.qk_norm_whole and not self.qk_norm:
+            raise WakefulError("model.qk_norm_whole is a kind of model.qk_norm, which is off")
+        if self.norm_eps <= 0 or self.init_std < 0 or self.rope_theta <= 0:
+            raise WakefulError("model.norm_eps and rope_theta must be positive, init_std not less")
+
+    def _check_prefixes(self) -> None:
         if self.relaxed_prefix > self.max_length:
             raise WakefulError(
                 f"model.relaxed_prefix = {self.relaxed_prefix} is longer than model.max_length = "
@@ -143,8 +153,6 @@ class ModelConfig:
                 "model.stored_prefix and model.relaxed_prefix both stand at the beginning of a "
                 "sequence: keep one of them"
             )
-        if self.norm_eps <= 0 or self.init_std < 0 or self.rope_theta <= 0:
-            raise WakefulError("model.norm_eps and rope_theta must be positive, init_std not less")
 
     def _check_positions(self) -> None:
         if self.positions == "rotary" and self.shape.head_width % 2:

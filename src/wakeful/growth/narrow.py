@@ -43,6 +43,7 @@ def narrow_config(config: ModelConfig, width: WidthConfig) -> ModelConfig:
     """
     others = {
         "route": "own", "normalizer": "softmax", "stored_prefix": 0, "mlp_rotation": False,
+        "qk_norm_whole": False,
     }  # fmt: skip
     for name, plain in others.items():
         if getattr(config, name) != plain:

@@ -16,7 +16,7 @@ from wakeful.model.attend import attend, attend_by_definition
 from wakeful.model.cache import Cache
 from wakeful.model.positions import Rotation, rotate
 from wakeful.normalizers.base import Normalizer
-from wakeful.norms.base import Part
+from wakeful.norms.base import Norm, Part
 from wakeful.roles import BIAS, READS, WRITES, HasRoles, Role
 from wakeful.routes.base import QKV, Read, RoutePlan, ValueRoute
 from wakeful.shape import Shape
@@ -75,7 +75,11 @@ def into_heads(
 ) -> Float[Tensor, "B L N d"]:
     """Return a projection split into heads, normalized, and turned by the rotation `rotary`."""
     batch, length, width = projected.shape
-    heads = norm(projected.reshape(batch, length, num_heads, width // num_heads))
+    split = (batch, length, num_heads, width // num_heads)
+    if isinstance(norm, Norm) and norm.place.width == width:  # all heads together
+        heads = norm(projected).reshape(split)
+    else:
+        heads = norm(projected.reshape(split))
     return rotate(heads, flow.rotations[rotary]) if rotary else heads
 
 

@@ -102,9 +102,9 @@ class Block(nn.Module):
 
     def __init__(self, norm: MakeNorm, attention: Attention, mlp: MLP) -> None:
         super().__init__()
-        self.attention_norm = norm("attention")
+        self.attention_norm: nn.Module = norm("attention")
         self.attention = attention
-        self.mlp_norm = norm("mlp")
+        self.mlp_norm: nn.Module = norm("mlp")
         self.mlp = mlp
 
     def forward(self, x: Tensor, flow: Flow) -> tuple[Tensor, Left]:
@@ -144,6 +144,14 @@ class PeriBlock(Block):
         return x + self.mlp_output_norm(self.mlp(self.mlp_norm(x))), left
 
 
+class ReorderedBlock(PeriBlock):
+    """x + norm(attention(x)), then x + norm(mlp(x))."""
+
+    def __init__(self, norm: MakeNorm, attention: Attention, mlp: MLP) -> None:
+        super().__init__(norm, attention, mlp)
+        self.attention_norm = self.mlp_norm = nn.Identity()
+
+
 class SublayerBlock(Block):
     """A block whose halves read and write through a depth mix, which adds in the plain sum's place.
 
@@ -158,11 +166,14 @@ class SublayerBlock(Block):
         *,
         layer: int,
         depth: SublayerMix,
-        both: bool,
+        where: Where,
     ) -> None:
         super().__init__(norm, attention, mlp)
-        self.attention_output_norm = norm("attention_output") if both else nn.Identity()
-        self.mlp_output_norm = norm("mlp_output") if both else nn.Identity()
+        if where == "after":
+            self.attention_norm = self.mlp_norm = nn.Identity()
+        behind = where in ("after", "both")
+        self.attention_output_norm = norm("attention_output") if behind else nn.Identity()
+        self.mlp_output_norm = norm("mlp_output") if behind else nn.Identity()
         self.number = 2 * layer + 1
         self.depth = [depth]  # a plain list: the decoder owns the mix and its parameters
         self.projects = type(depth).projected is not SublayerMix.projected
@@ -182,5 +193,7 @@ class SublayerBlock(Block):
         return x, left, state
 
 
-BLOCKS: dict[Where, type[Block]] = {"before": Block, "over": PostBlock, "both": PeriBlock}
+BLOCKS: dict[Where, type[Block]] = {
+    "before": Block, "over": PostBlock, "both": PeriBlock, "after": ReorderedBlock,
+}  # fmt: skip
 """By where the norms stand, in a plain stream."""

@@ -354,8 +354,7 @@ class Decoder(HasRoles, Marked, nn.Module):
                     f"model.depth = {self.depth} decides how each sublayer's output is added, and "
                     f"so does {other}: keep one of them"
                 )
-            both = where == "both"
-            return SublayerBlock(norm, attention, mlp, layer=layer, depth=self.depth, both=both)
+            return SublayerBlock(norm, attention, mlp, layer=layer, depth=self.depth, where=where)
         if config.parallel and where != "before":
             raise WakefulError(
                 f"model.parallel knows model.placement = pre alone, got {self.placement}"
@@ -370,12 +369,20 @@ class Decoder(HasRoles, Marked, nn.Module):
             part=part,
             layer=layer,
             num_layers=config.num_layers,
-            width=config.shape.head_width if of_heads else config.width,
+            width=self._norm_width(part),
             eps=config.norm_eps,
             bias=config.bias,
         )
         norm.attach(place)
         return norm
+
+    def _norm_width(self, part: Part) -> int:
+        """Return the channels that a norm is over."""
+        shape = self.config.shape
+        if part not in ("query", "key"):
+            return shape.width
+        heads = shape.num_heads if part == "query" else shape.num_kv_heads
+        return shape.head_width * (heads if self.config.qk_norm_whole else 1)
 
     def _through(self, x: Tensor, flow: Flow) -> Tensor:
         """Return what the final norm reads."""

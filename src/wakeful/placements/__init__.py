@@ -9,9 +9,9 @@ from wakeful.variants import Variant
 
 __all__ = ["Mixed", "Peri", "Placement", "Post", "Pre", "Where"]
 
-Where = Literal["before", "over", "both"]
-"""x + F(Norm x), Norm(x + F x), or x + Norm(F(Norm x)), F the attention or the feed-forward
-network."""
+Where = Literal["before", "over", "both", "after"]
+"""x + F(Norm x), Norm(x + F x), x + Norm(F(Norm x)), or x + Norm(F x), F the attention or the
+feed-forward network."""
 
 
 class Placement(Variant, ABC):

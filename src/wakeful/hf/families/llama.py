@@ -22,6 +22,16 @@ from wakeful.hf.families.base import (
     rotary_width,
     same,
 )
+from wakeful.variants import build
+
+_NORMS = {
+    "pre": (("input_layernorm", "attention_norm"), ("post_attention_layernorm", "mlp_norm")),
+    "reordered": (
+        ("post_attention_layernorm", "attention_output_norm"),
+        ("post_feedforward_layernorm", "mlp_output_norm"),
+    ),
+}
+"""What a layer's norms are called, by where they stand."""
 
 
 def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
@@ -108,6 +118,7 @@ def links(config: ModelConfig) -> list[Link]:
     found = same("embed_tokens", "embed", "weight") + same("norm", "norm", "weight")
     if not config.tied:
         found += same("lm_head", "head", "weight")
+    norms = _NORMS[str(build("placements", config.placement))]
     for layer in range(config.num_layers):
         modules = [
             ("self_attn.q_proj", "attention.query", config.qkv_bias),
@@ -117,8 +128,7 @@ def links(config: ModelConfig) -> list[Link]:
             ("mlp.gate_proj", "mlp.gate", config.bias),
             ("mlp.up_proj", "mlp.up", config.bias),
             ("mlp.down_proj", "mlp.down", config.bias),
-            ("input_layernorm", "attention_norm", False),
-            ("post_attention_layernorm", "mlp_norm", False),
+            *((theirs, ours, False) for theirs, ours in norms),
         ]
         if config.qk_norm:
             modules += [

@@ -1,5 +1,6 @@
 """Phi-3: a Llama with partial RoPE whose projections of one input are stored as one matrix."""
 
+import dataclasses
 from collections.abc import Sequence
 from functools import partial
 
@@ -9,7 +10,7 @@ from transformers import Phi3Config, PreTrainedConfig
 
 from wakeful.config.model import ModelConfig
 from wakeful.hf.families import llama
-from wakeful.hf.families.base import Family, Link
+from wakeful.hf.families.base import Link
 
 _FUSED = {
     "self_attn.qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -51,10 +52,4 @@ def _join(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(tensors))
 
 
-FAMILY = Family(
-    prefix="model.",
-    describe=llama.describe,
-    compose=compose,
-    links=links,
-    ignored=r"rotary_emb\.inv_freq",
-)
+FAMILY = dataclasses.replace(llama.FAMILY, compose=compose, links=links)

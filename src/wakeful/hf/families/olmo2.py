@@ -1,0 +1,23 @@
+"""OLMo 2: a Llama with norms after its sublayers and over all queries and all keys of a token."""
+
+import dataclasses
+
+from transformers import Olmo2Config, PreTrainedConfig
+
+from wakeful.config.model import ModelConfig
+from wakeful.hf.families import llama
+
+
+def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
+    """Return our configuration of an OLMo 2."""
+    plain = llama.describe(config, max_length)
+    return dataclasses.replace(plain, placement="reordered", qk_norm=True, qk_norm_whole=True)
+
+
+def compose(config: ModelConfig) -> PreTrainedConfig:
+    """Return the nearest configuration of an OLMo 2."""
+    fields = llama.fields(config) | {"attention_bias": config.out_bias, "pad_token_id": None}
+    return Olmo2Config(**fields)
+
+
+FAMILY = dataclasses.replace(llama.FAMILY, describe=describe, compose=compose)

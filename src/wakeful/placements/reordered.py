@@ -1,0 +1,12 @@
+"""Norms after the sublayers, inside the residual stream's branches."""
+
+from wakeful.placements import Placement, Where
+
+
+class Reordered(Placement):
+    """x + Norm(F x): OLMo 2's reordered norm (Team OLMo 2024, arXiv 2501.00656, eqs. 1 and 2)."""
+
+    examples = ("reordered",)
+
+    def at(self, layer: int, num_layers: int) -> Where:
+        return "after"
