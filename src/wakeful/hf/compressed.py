@@ -19,7 +19,14 @@ from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.families import FAMILIES
-from wakeful.hf.weights_out import created, describe, generation_of, write_tensors, write_tokenizer
+from wakeful.hf.weights_out import (
+    created,
+    describe,
+    generation_of,
+    write_config,
+    write_tensors,
+    write_tokenizer,
+)
 from wakeful.model.decoder import Decoder
 from wakeful.probes.running import as_decoder
 from wakeful.quant.arithmetic import unpack
@@ -122,7 +129,7 @@ def save_compressed(
             generation_of(part, ids).save_pretrained(part)
         else:
             tokenizer(part)
-        config.save_pretrained(part)
+        write_config(config, part)
         write_tensors(tensors, part)
         if card:
             (part / "README.md").write_text(card, "utf-8")

@@ -17,7 +17,14 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from wakeful.errors import WakefulError
-from wakeful.hf.weights_out import SHARD, created, generation_of, write_tensors, write_tokenizer
+from wakeful.hf.weights_out import (
+    SHARD,
+    created,
+    generation_of,
+    write_config,
+    write_tensors,
+    write_tokenizer,
+)
 from wakeful.hf.whole import Shards, first_line, read_config
 from wakeful.probes.huggingface import decoder_blocks
 
@@ -54,7 +61,7 @@ def drop_layers(
         generation_of(part, ids).save_pretrained(part)
         if card:
             (part / "README.md").write_text(card, "utf-8")
-        shorter.save_pretrained(part)
+        write_config(shorter, part)
     return config.model_type
 
 

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
@@ -64,7 +65,7 @@ def export(
         if kind == WakefulConfig.model_type:
             config.auto_map = AUTO_MAP  # pyright: ignore[reportAttributeAccessIssue]
             write_code(decoder, part)
-        config.save_pretrained(part)
+        write_config(config, part)
         write_tensors(tensors, part, shard)
     return kind
 
@@ -100,6 +101,37 @@ def tensors_of(decoder: Decoder, kind: str, dtype: torch.dtype) -> dict[str, Ten
         name = link.theirs if link.theirs == family.head else family.prefix + link.theirs
         joined = link.join([ours[part].detach() for part in link.ours])
         found[name] = joined.to(dtype).contiguous()
+    return found
+
+
+def write_config(config: PreTrainedConfig, folder: Path) -> None:
+    """Write config.json, with rotary positions in the fields of older readers too.
+
+    Transformers 5 says them in `rope_parameters`. Who knows `rope_theta` alone (mlx-lm 0.32,
+    Transformers 4) would take a base of 10,000 without a word.
+    """
+    config.save_pretrained(folder)
+    file = folder / "config.json"
+    table = json.loads(file.read_text("utf-8"))
+    rope = table.get("rope_parameters")
+    if rope:
+        table |= _older(rope, table["model_type"])
+        file.write_text(json.dumps(table, indent=2, sort_keys=True) + "\n", "utf-8")
+
+
+def _older(rope: dict[str, Any], kind: str) -> dict[str, Any]:
+    """Return rotary positions as configurations said them before `rope_parameters`."""
+    kinds = {"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"}
+    if rope.keys() & kinds:  # a table for each kind of layer
+        return {name: rope[each]["rope_theta"] for each, name in kinds.items() if each in rope}
+    neox = kind == "gpt_neox"
+    names = {
+        "rope_theta": "rotary_emb_base" if neox else "rope_theta",
+        "partial_rotary_factor": "rotary_pct" if neox else "partial_rotary_factor",
+    }
+    found = {theirs: rope[name] for name, theirs in names.items() if name in rope}
+    if rope.get("rope_type", "default") != "default":
+        found["rope_scaling"] = {name: rope[name] for name in rope if name not in names}
     return found
 
 

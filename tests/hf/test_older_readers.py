@@ -1,0 +1,62 @@
+"""Rotary positions in the fields that readers before `rope_parameters` know."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig, Gemma3TextConfig, GPTNeoXConfig, LlamaConfig, PhiConfig
+
+from wakeful.hf.weights_out import write_config
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 61,
+         "intermediate_size": 48}  # fmt: skip
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64,
+          "low_freq_factor": 1.0, "high_freq_factor": 4.0}  # fmt: skip
+NESTED = {
+    "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "older"),
+    [
+        (
+            LlamaConfig(**SIZES, rope_parameters={"rope_type": "default", "rope_theta": 1e5}),
+            {"rope_theta": 1e5},
+        ),
+        (
+            LlamaConfig(**SIZES, rope_parameters=LLAMA3 | {"rope_theta": 5e5}),
+            {"rope_theta": 5e5, "rope_scaling": LLAMA3},
+        ),
+        (
+            PhiConfig(**SIZES, rope_parameters={
+                "rope_type": "default", "rope_theta": 3e4, "partial_rotary_factor": 0.5}),
+            {"rope_theta": 3e4, "partial_rotary_factor": 0.5},
+        ),
+        (
+            GPTNeoXConfig(**SIZES, rope_parameters={
+                "rope_type": "default", "rope_theta": 2e4, "partial_rotary_factor": 0.5}),
+            {"rotary_emb_base": 2e4, "rotary_pct": 0.5},
+        ),
+        (
+            Gemma3TextConfig(**SIZES, rope_parameters=NESTED,
+                             layer_types=["sliding_attention", "full_attention"]),
+            {"rope_theta": 1e6, "rope_local_base_freq": 2e4},
+        ),
+    ],
+    ids=["llama", "llama3", "partial", "neox", "nested"],
+)  # fmt: skip
+def test_both_are_written_and_read_alike(
+    config: Any, older: dict[str, Any], tmp_path: Path
+) -> None:
+    write_config(config, tmp_path)
+    table = json.loads((tmp_path / "config.json").read_text())
+    assert {name: table.get(name) for name in older} == older
+    assert ("rope_scaling" in table) == ("rope_scaling" in older)
+    assert AutoConfig.from_pretrained(tmp_path).rope_parameters == config.rope_parameters
+    # Whoever reads the older fields alone has the same positions.
+    del table["rope_parameters"]
+    (tmp_path / "config.json").write_text(json.dumps(table))
+    assert AutoConfig.from_pretrained(tmp_path).rope_parameters == config.rope_parameters
