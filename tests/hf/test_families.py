@@ -16,7 +16,7 @@ from wakeful.hf.weights_out import export
 from wakeful.model.decoder import Decoder
 from wakeful.model.generate import generate
 
-KEPT = {"olmo2": (0, 2), "smollm3": (1, 2), "phi3": (0, 2)}
+KEPT = {"gemma2": (1, 2), "gemma3_text": (1, 2), "olmo2": (0, 2), "smollm3": (1, 2), "phi3": (0, 2)}
 """Layers that heirs have, of the three."""
 
 
@@ -51,6 +51,9 @@ def test_text_and_heirs_of_a_family(name: str, tokenizer: Tokenizer, tmp_path: P
     for layer, block in enumerate(theirs.model.layers):
         block.self_attn.layer_idx = layer
     theirs.config.num_hidden_layers = len(KEPT[kind])
+    if kind == "gemma3_text":
+        theirs.config.layer_types = [theirs.config.layer_types[n] for n in KEPT[kind]]
+        assert again.config.layer_types == theirs.config.layer_types
     if kind == "smollm3":
         assert again.config.no_rope_layers == [theirs.config.no_rope_layers[n] for n in KEPT[kind]]
     torch.testing.assert_close(theirs(tokens).logits, heir(tokens), rtol=0, atol=1e-4)

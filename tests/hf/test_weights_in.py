@@ -12,6 +12,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
     GPT2Config,
     GPTNeoXConfig,
     LlamaConfig,
@@ -47,6 +49,12 @@ COMMON: dict[str, Any] = {
 }
 NEOX: dict[str, Any] = COMMON | {"hidden_size": 32}
 SMOLLM3: dict[str, Any] = COMMON | {"pad_token_id": 0}
+GEMMA: dict[str, Any] = COMMON | {"pad_token_id": 0, "sliding_window": 32}
+GEMMA3_KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
+GEMMA3_ROPES = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+    "full_attention": {"rope_type": "linear", "factor": 3.0, "rope_theta": 500.0},
+}
 PHI3: dict[str, Any] = COMMON | {"hidden_size": 32, "pad_token_id": 0}
 GPT2: dict[str, Any] = {
     "vocab_size": 29, "n_embd": 24, "n_layer": 3, "n_head": 3, "n_positions": 32,
@@ -85,6 +93,22 @@ MODELS: dict[str, PreTrainedConfig] = {
     "olmo2": Olmo2Config(**COMMON, num_key_value_heads=2),
     "olmo2, biases, tied": Olmo2Config(
         **COMMON, num_key_value_heads=1, attention_bias=True, tie_word_embeddings=True
+    ),
+    "gemma2": Gemma2Config(
+        **GEMMA, num_key_value_heads=2, head_dim=10, query_pre_attn_scalar=7,
+        attn_logit_softcapping=2.0, final_logit_softcapping=3.0, tie_word_embeddings=False,
+    ),
+    "gemma2, biases, tied, no caps": Gemma2Config(
+        **GEMMA, num_key_value_heads=4, head_dim=6, attention_bias=True,
+        attn_logit_softcapping=None, final_logit_softcapping=None,
+    ),
+    "gemma3_text": Gemma3TextConfig(
+        **GEMMA, num_key_value_heads=2, head_dim=10, query_pre_attn_scalar=7,
+        layer_types=GEMMA3_KINDS, rope_parameters=GEMMA3_ROPES, final_logit_softcapping=3.0,
+        tie_word_embeddings=False,
+    ),
+    "gemma3_text, one key head, tied": Gemma3TextConfig(
+        **GEMMA, num_key_value_heads=1, head_dim=6, sliding_window_pattern=2
     ),
     "phi3": Phi3Config(
         **PHI3, rope_parameters={"rope_theta": 500.0, "partial_rotary_factor": 0.5}
@@ -151,7 +175,8 @@ def test_theirs_and_ours_describe_one_another(name: str) -> None:
     with torch.device("meta"):
         empty = dict(Decoder(ours).named_parameters())
     for link in FAMILIES[kind].links(ours):
-        tensor = torch.randn(link.join([empty[part] for part in link.ours]).shape)
+        # Halves of whole numbers: a norm stored less one comes back to the bit.
+        tensor = torch.randint(-9, 9, link.join([empty[part] for part in link.ours]).shape) / 2
         parts = link.split(tensor)
         assert [part.shape for part in parts] == [empty[part].shape for part in link.ours]
         assert torch.equal(link.join(parts), tensor)
@@ -262,6 +287,33 @@ REFUSED: list[tuple[PreTrainedConfig, str]] = [
         "sliding_window = 8",
     ),
     (Olmo2Config(**COMMON, hidden_act="relu"), "hidden_act = 'relu', and only 'silu'"),
+    (
+        Gemma2Config(**GEMMA | {"sliding_window": 8}, head_dim=6, num_key_value_heads=2),
+        "sliding_window = 8, shorter than its context of 32; within max_length=8 they agree",
+    ),
+    (
+        Gemma2Config(**GEMMA, head_dim=6, hidden_activation="gelu"),
+        "hidden_activation = 'gelu', and only 'gelu_pytorch_tanh'",
+    ),
+    (
+        Gemma3TextConfig(**GEMMA, head_dim=6, use_bidirectional_attention=True),
+        "use_bidirectional_attention = True",
+    ),
+    (
+        Gemma3TextConfig(**GEMMA, head_dim=6, attn_logit_softcapping=5.0),
+        "attn_logit_softcapping = 5.0, and only None",
+    ),
+    (
+        Gemma3TextConfig(
+            **GEMMA,
+            head_dim=6,
+            rope_parameters={
+                "sliding_attention": GEMMA3_ROPES["full_attention"],
+                "full_attention": GEMMA3_ROPES["sliding_attention"],
+            },
+        ),
+        "rope_parameters.sliding_attention.rope_type = 'linear', and only 'default'",
+    ),
     (Phi3Config(**PHI3, hidden_act="gelu"), "hidden_act = 'gelu', and only 'silu'"),
 ]
 
@@ -312,6 +364,8 @@ def broken(folder: Path, what: str) -> None:
             tensors[name] = tensors[name].flatten()
         case "architecture":
             edit(folder, model_type="bloom")
+        case "linear attention":
+            edit(folder, model_type="qwen3_5_text")
         case "unknown architecture":
             edit(folder, model_type="no such thing")
         case "quantized":
@@ -343,7 +397,8 @@ def edit(folder: Path, **fields: object) -> None:
         ),
         ("integers", "up_proj.weight is stored as torch.int8"),
         ("one dimension", r"up_proj.weight has shape \(1056,\)"),
-        ("architecture", "our decoder cannot be a bloom: it can be gpt2, gpt_neox, llama"),
+        ("architecture", "our decoder cannot be a bloom: it can be gemma2, gemma3_text, gpt2"),
+        ("linear attention", "cannot be a qwen3_5_text: most of its layers are linear attention"),
         ("unknown architecture", "config.json"),
         ("quantized", "quant_method = 'fp8'"),
         ("no configuration", "it has no config.json"),

@@ -12,7 +12,7 @@ from wakeful.shape import Shape
 
 _MOST_ANGLES = 2**26
 """Of RoPE's table, which is made at once: a million positions of heads 128 wide."""
-MLPName = Literal["gelu", "gelu_exact", "swiglu"]
+MLPName = Literal["gelu", "gelu_exact", "swiglu", "geglu"]
 PositionName = Literal["rotary", "learned", "none"]
 RotationName = Literal["", "rotary", "local_rotary"]
 """Which table of a decoder turns a layer's heads: the usual one, the local layers', or none."""
@@ -22,7 +22,10 @@ VARIANTS = {
     "placement": "placements", "rope": "ropes", "embedding": "embeddings",
 }  # fmt: skip
 """The fields that hold the expression of a variant, and the folder each is found in."""
-LATER = {"local_layers": [], "local_theta": 0.0, "qk_norm_whole": False}
+LATER = {
+    "local_layers": [], "local_theta": 0.0, "qk_norm_whole": False, "logit_cap": 0.0,
+    "query_scalar": 0,
+}  # fmt: skip
 """Fields that older descriptions lack, and what a table of them would have had."""
 
 
@@ -67,7 +70,7 @@ class ModelConfig:
     local_theta: float = 0.0
     """RoPE's base in the local layers. 0 means none: they see no positions (NoPE)."""
     mlp: MLPName = "swiglu"
-    """SwiGLU (Llama), tanh-GELU (GPT-2) or exact GELU (GPT-NeoX)."""
+    """SwiGLU (Llama), GeGLU (Gemma), tanh-GELU (GPT-2) or exact GELU (GPT-NeoX)."""
     mlp_rotation: bool = False
     """Turn the hidden channels by a Walsh-Hadamard transform before the last projection."""
     bias: bool = False
@@ -83,7 +86,12 @@ class ModelConfig:
     tied: bool = False
     """One matrix for the embedding and the head."""
     embedding: str = "plain"
-    """The way into the stream and to the head: plain, or projected, by a square matrix each."""
+    """The way into the stream and to the head: plain, scaled by the square root of width (Gemma),
+    or projected, by a square matrix each."""
+    logit_cap: float = 0.0
+    """The head's logits x become c · tanh(x / c) with this c (Gemma 2). 0 leaves them."""
+    query_scalar: int = 0
+    """Queries times keys are divided by the square root of this. 0 means head_width."""
     scale_logits_by_layer: bool = False
     """Divide attention logits by (layer index + 1) besides the square root of head_width."""
     relaxed_prefix: int = 0
@@ -107,6 +115,7 @@ class ModelConfig:
                 raise WakefulError(f"model.{name} must be at least 1, got {getattr(self, name)}")
         for name in (
             "num_kv_heads", "head_width", "relaxed_prefix", "rotary_width", "stored_prefix",
+            "logit_cap", "query_scalar",
         ):  # fmt: skip
             if getattr(self, name) < 0:
                 raise WakefulError(f"model.{name} must not be negative, got {getattr(self, name)}")
@@ -198,6 +207,11 @@ class ModelConfig:
     def context(self) -> int:
         """Most tokens of text: what the stored prefix leaves of `max_length`."""
         return self.max_length - self.stored_prefix
+
+    @property
+    def gated(self) -> bool:
+        """Whether the feed-forward network has a gate, a third matrix."""
+        return self.mlp in ("swiglu", "geglu")
 
     @property
     def qkv_bias(self) -> bool:

@@ -2,5 +2,6 @@
 
 from wakeful.embeddings.base import Embedding, Plain
 from wakeful.embeddings.projected import Projected
+from wakeful.embeddings.scaled import Scaled
 
-__all__ = ["Embedding", "Plain", "Projected"]
+__all__ = ["Embedding", "Plain", "Projected", "Scaled"]

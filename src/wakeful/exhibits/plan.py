@@ -212,7 +212,7 @@ def parameters_of(model: ModelConfig) -> int:
     """
     shape = model.shape
     projections = 2 * (shape.num_heads + shape.num_kv_heads) * shape.head_width
-    network = (3 if model.mlp == "swiglu" else 2) * model.mlp_width
+    network = (3 if model.gated else 2) * model.mlp_width
     table = model.vocab_size * (1 if model.tied else 2)
     table += model.max_length if model.positions == "learned" else 0
     return model.width * (table + model.num_layers * (projections + network))

@@ -98,7 +98,7 @@ class _Trial:
         total, done = 0.0, 0
         for state in states:
             targets = self.targets[done : done + len(state)]
-            logits = self.reference.head(self.reference.after_blocks(state)).float()
+            logits = self.reference.logits(self.reference.after_blocks(state)).float()
             total += float(
                 F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
             )

@@ -287,7 +287,7 @@ class WakefulForCausalLM(HasRoles, Marked, WakefulPreTrainedModel, GenerationMix
         hidden = outputs.last_hidden_state
         assert hidden is not None
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(hidden[:, kept])
+        logits = self._decoder.capped(self.lm_head(hidden[:, kept]))
         loss = None
         if labels is not None:
             prefix = self.config.model.relaxed_prefix

@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError
-from wakeful.hf.families import FAMILIES, Family
+from wakeful.hf.families import CANNOT, FAMILIES, Family
 from wakeful.hf.whole import Shards, first_line, read_config, read_floats, whole_model
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import skeleton
@@ -64,9 +64,8 @@ def decoder_from_gguf(
 def _described(config: PreTrainedConfig, max_length: int) -> tuple[Family, ModelConfig]:
     kind = config.model_type
     if kind not in FAMILIES:
-        raise WakefulError(
-            f"our decoder cannot be a {kind}: it can be {', '.join(sorted(FAMILIES))}"
-        )
+        why = CANNOT.get(kind, f"it can be {', '.join(sorted(FAMILIES))}")
+        raise WakefulError(f"our decoder cannot be a {kind}: {why}")
     try:
         return FAMILIES[kind], FAMILIES[kind].describe(config, max_length)
     except WakefulError:

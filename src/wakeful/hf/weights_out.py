@@ -26,7 +26,7 @@ from wakeful.model.decoder import Decoder
 from wakeful.model.fold import folded, folded_config
 from wakeful.runs.run import disk_errors, save_tensors
 
-STOCK = ("llama", "phi3", "olmo2", "gpt2", "gpt_neox")
+STOCK = ("llama", "phi3", "olmo2", "gemma2", "gpt2", "gpt_neox")
 """Families to try before our own class; a Qwen is one of the Llamas."""
 SHARD = "5GB"
 _VOCABULARY = ("added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model")

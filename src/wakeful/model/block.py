@@ -1,6 +1,7 @@
 """One layer of the decoder: its attention, its feed-forward network, and where its norms stand."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import assert_never
 
 import torch.nn.functional as F
@@ -64,16 +65,22 @@ class GELU(MLP):
 
 
 class SwiGLU(MLP):
-    """down(silu(gate(x)) · up(x)), as in Llama (Shazeer 2020)."""
+    """down(silu(gate(x)) · up(x)), as in Llama (Shazeer 2020).
 
-    def __init__(self, width: int, hidden: int, *, bias: bool, turned: bool = False) -> None:
+    GeGLU is the same with GELU's tanh form in the place of silu (`gelu`), as in Gemma.
+    """
+
+    def __init__(
+        self, width: int, hidden: int, *, bias: bool, gelu: bool = False, turned: bool = False
+    ) -> None:
         super().__init__(turned=turned)
+        self.act = partial(F.gelu, approximate="tanh") if gelu else F.silu
         self.gate = nn.Linear(width, hidden, bias=bias)
         self.up = nn.Linear(width, hidden, bias=bias)
         self.down = nn.Linear(hidden, width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = F.silu(self.gate(x)) * self.up(x)
+        hidden = self.act(self.gate(x)) * self.up(x)
         return self.down(hidden if self.turn is None else self.turn(hidden))
 
 
@@ -86,6 +93,8 @@ def make_mlp(name: MLPName, width: int, hidden: int, *, bias: bool, turned: bool
             return GELU(width, hidden, bias=bias, exact=True, turned=turned)
         case "swiglu":
             return SwiGLU(width, hidden, bias=bias, turned=turned)
+        case "geglu":
+            return SwiGLU(width, hidden, bias=bias, gelu=True, turned=turned)
     assert_never(name)
 
 

@@ -157,7 +157,16 @@ class Decoder(HasRoles, Marked, nn.Module):
                 equal numbers is one. Tokens see their own document only, and positions begin anew
                 in each, so that every document is computed as if it stood alone.
         """
-        return self.head(self.hidden(tokens, cache=cache, valid=valid, documents=documents))
+        return self.logits(self.hidden(tokens, cache=cache, valid=valid, documents=documents))
+
+    def logits(self, hidden: Float[Tensor, "*B D"]) -> Float[Tensor, "*B V"]:
+        """Return the logits of final normalized hidden states, capped where the model caps them."""
+        return self.capped(self.head(hidden))
+
+    def capped(self, logits: Float[Tensor, "*B V"]) -> Float[Tensor, "*B V"]:
+        """Return c · tanh(x / c) of the head's outputs x, c = `logit_cap`; x where that is 0."""
+        cap = self.config.logit_cap
+        return cap * torch.tanh(logits / cap) if cap else logits
 
     def loss(
         self,
@@ -322,7 +331,7 @@ class Decoder(HasRoles, Marked, nn.Module):
         normalizer: Normalizer = build("normalizers", config.normalizer)
         with drawn_alike():
             normalizer.attach(shape)
-        scale = 1.0 / math.sqrt(shape.head_width)
+        scale = 1.0 / math.sqrt(config.query_scalar or shape.head_width)
         scales = [
             scale / (number if config.scale_logits_by_layer else 1)
             for number in range(1, shape.num_layers + 1)

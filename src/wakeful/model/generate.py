@@ -40,7 +40,7 @@ def generate(
         if cache is None:  # made only once the request is known to fit
             cache = decoder.new_cache(1, len(prompt) + num_tokens)
         # Only the last token's logits are wanted, and the head is the widest matrix.
-        return decoder.head(decoder.hidden(tokens, cache=cache)[:, -1])[0]
+        return decoder.logits(decoder.hidden(tokens, cache=cache)[:, -1])[0]
 
     return continuation(
         step,

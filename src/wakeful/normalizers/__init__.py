@@ -4,6 +4,7 @@ from wakeful.normalizers.base import Normalizer, sink_softmax
 from wakeful.normalizers.clipped_softmax import ClippedSoftmax
 from wakeful.normalizers.relu import ReLU
 from wakeful.normalizers.sigmoid import Sigmoid
+from wakeful.normalizers.softcap import Softcap
 from wakeful.normalizers.softmax import Softmax
 from wakeful.normalizers.softmax1 import Softmax1
 from wakeful.normalizers.softpick import Softpick
@@ -13,6 +14,7 @@ __all__ = [
     "Normalizer",
     "ReLU",
     "Sigmoid",
+    "Softcap",
     "Softmax",
     "Softmax1",
     "Softpick",

@@ -45,10 +45,12 @@ def states_of(
     """Return states of the tokens, and what makes logits of them.
 
     They are our decoder's last hidden states and its head, which few positions may need, or
-    logits already and the identity.
+    logits already and the identity: of other models, and of a decoder that caps its logits.
     """
     decoder = as_decoder(model)
     if decoder is not None:
+        if decoder.config.logit_cap:
+            return decoder(tokens), nn.Identity()
         return decoder.hidden(tokens), decoder.head
     return model(input_ids=tokens, use_cache=False).logits, nn.Identity()
 

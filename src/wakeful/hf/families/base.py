@@ -106,13 +106,15 @@ def demand(config: PreTrainedConfig, name: str, *allowed: object) -> None:
         )
 
 
-def rope_of(config: PreTrainedConfig) -> tuple[float, str, float]:
+def rope_of(config: PreTrainedConfig, kind_of_layer: str = "") -> tuple[float, str, float]:
     """Return RoPE's base, our name of its scaling, and the share of each head's channels it turns.
+
+    Where the layers are of several kinds, `kind_of_layer` names the one that is meant.
 
     Raises:
         WakefulError: the scaling depends on the text's length, or is unknown.
     """
-    parameters = config.rope_parameters
+    parameters = config.rope_parameters[kind_of_layer] if kind_of_layer else config.rope_parameters
     kind = parameters.get("rope_type", "default")
     match kind:
         case "default":
@@ -172,6 +174,8 @@ def canonical(config: ModelConfig) -> ModelConfig:
         embedding=str(build("embeddings", config.embedding)),
         rope_theta=config.rope_theta if rotary else 10_000.0,
         local_theta=config.local_theta if config.local_layers else 0.0,
+        normalizer=str(build("normalizers", config.normalizer)),
+        query_scalar=config.query_scalar or shape.head_width,
         rotary_width=config.rotary_width or shape.head_width if rotary else 0,
         relaxed_prefix=config.relaxed_prefix if config.relaxed_prefix > 1 else 0,
         scale_residual_init=False,

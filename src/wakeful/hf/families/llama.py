@@ -1,5 +1,6 @@
 """Llama, Mistral, Qwen2, Qwen3, SmolLM, SmolLM3: RMSNorm, RoPE, SwiGLU."""
 
+import dataclasses
 from typing import Any
 
 from transformers import (
@@ -10,7 +11,7 @@ from transformers import (
     SmolLM3Config,
 )
 
-from wakeful.config.model import AttentionBias, ModelConfig
+from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError
 from wakeful.hf.families.base import (
     Family,
@@ -26,6 +27,12 @@ from wakeful.variants import build
 
 _NORMS = {
     "pre": (("input_layernorm", "attention_norm"), ("post_attention_layernorm", "mlp_norm")),
+    "peri": (
+        ("input_layernorm", "attention_norm"),
+        ("post_attention_layernorm", "attention_output_norm"),
+        ("pre_feedforward_layernorm", "mlp_norm"),
+        ("post_feedforward_layernorm", "mlp_output_norm"),
+    ),
     "reordered": (
         ("post_attention_layernorm", "attention_output_norm"),
         ("post_feedforward_layernorm", "mlp_output_norm"),
@@ -38,18 +45,31 @@ def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
     """Return our configuration of a Llama or one of its kin."""
     c: Any = config
     demand(config, "hidden_act", "silu", "swish")
-    theta, rope, share = rope_of(config)
+    plain = kin(config, max_length, rope_of(config))
+    return dataclasses.replace(
+        plain,
+        bias=bool(getattr(c, "mlp_bias", False)),
+        attention_bias="qkv" if c.model_type == "qwen2" else plain.attention_bias,
+        qk_norm=c.model_type == "qwen3",
+        local_layers=_without_rope(c) if c.model_type == "smollm3" else (),
+    )
+
+
+def kin(
+    config: PreTrainedConfig, max_length: int, rotation: tuple[float, str, float]
+) -> ModelConfig:
+    """Return what the configurations of a Llama and all its kin say alike.
+
+    `rotation` is what `rope_of` gives.
+    """
+    c: Any = config
+    theta, rope, share = rotation
     if share != 1.0 and c.model_type != "phi3":
         raise WakefulError(
             f"rope_parameters.partial_rotary_factor = {share}, and a {c.model_type} turns all of a "
             "head's channels"
         )
     head_width = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
-    # Qwen2 has these biases without a field that says so; Mistral's field does not exist.
-    biased = bool(getattr(c, "attention_bias", False))
-    attention: AttentionBias = "all" if biased else "none"
-    if c.model_type == "qwen2":
-        attention = "qkv"
     return ModelConfig(
         vocab_size=c.vocab_size,
         max_length=context(config, max_length),
@@ -66,10 +86,8 @@ def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
         rope=rope,
         rotary_width=rotary_width(share, head_width),
         mlp="swiglu",
-        bias=bool(getattr(c, "mlp_bias", False)),
-        attention_bias=attention,
-        qk_norm=c.model_type == "qwen3",
-        local_layers=_without_rope(c) if c.model_type == "smollm3" else (),
+        # A Mistral lacks the field; a Qwen2 has biases of q, k and v without one that says so.
+        attention_bias="all" if getattr(c, "attention_bias", False) else "none",
         tied=bool(c.tie_word_embeddings),
         init_std=c.initializer_range,
     )

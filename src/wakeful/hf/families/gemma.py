@@ -1,0 +1,102 @@
+"""Gemma 2 and the text part of Gemma 3: norms around sublayers, GeGLU, embeddings times √width."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Gemma2Config, Gemma3TextConfig, PreTrainedConfig
+
+from wakeful.config.model import ModelConfig
+from wakeful.errors import WakefulError
+from wakeful.hf.families import llama
+from wakeful.hf.families.base import Link, demand, rope_of, rope_parameters
+from wakeful.normalizers import Softcap
+from wakeful.variants import build
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
+    """Return our configuration of a Gemma 2 or the text part of a Gemma 3."""
+    c: Any = config
+    third = c.model_type == "gemma3_text"
+    demand(config, "hidden_activation", "gelu_pytorch_tanh", "gelu_new")
+    demand(config, "use_bidirectional_attention", False, None)
+    if third:  # its code ignores the field
+        demand(config, "attn_logit_softcapping", None)
+    sliding = tuple(n for n, kind in enumerate(c.layer_types) if kind == _SLIDING)
+    cap = c.attn_logit_softcapping
+    return dataclasses.replace(
+        llama.kin(config, max_length, rope_of(config, _FULL if third else "")),
+        placement="peri",
+        mlp="geglu",
+        embedding="scaled",
+        qk_norm=third,
+        query_scalar=c.query_pre_attn_scalar,
+        normalizer=str(Softcap(cap=float(cap))) if cap else "softmax",
+        logit_cap=float(c.final_logit_softcapping or 0.0),
+        local_layers=sliding if third else (),
+        local_theta=_local_theta(config) if third else 0.0,
+    )
+
+
+def _local_theta(config: PreTrainedConfig) -> float:
+    theta, scaling, _ = rope_of(config, _SLIDING)
+    if scaling != "plain":
+        raise WakefulError(
+            f"our decoder cannot be this {config.model_type}: its configuration has "
+            f"rope_parameters.{_SLIDING}.rope_type = "
+            f"{config.rope_parameters[_SLIDING]['rope_type']!r}, and only 'default' can be "
+            "represented"
+        )
+    return theta
+
+
+def compose(config: ModelConfig) -> PreTrainedConfig:
+    """Return the nearest configuration of a Gemma 2, or of a Gemma 3 where it has what they have.
+
+    No window is shorter than the context.
+    """
+    heads, normalizer = config.num_heads, build("normalizers", config.normalizer)
+    common: dict[str, Any] = llama.fields(config) | {
+        "hidden_size": max(1, config.width // heads) * heads,
+        "head_dim": config.shape.head_width,
+        "attention_bias": config.out_bias,
+        "query_pre_attn_scalar": config.query_scalar or config.shape.head_width,
+        "final_logit_softcapping": config.logit_cap or None,
+        "attn_logit_softcapping": normalizer.cap if isinstance(normalizer, Softcap) else None,
+        "sliding_window": config.max_length,
+        "pad_token_id": None,
+    }
+    if not config.qk_norm:
+        return Gemma2Config(**common)
+    rope = {
+        _FULL: rope_parameters(config),
+        _SLIDING: {"rope_type": "default", "rope_theta": config.local_theta or 10_000.0},
+    }
+    kinds = [_SLIDING if n in config.local_layers else _FULL for n in range(config.num_layers)]
+    return Gemma3TextConfig(**common | {"rope_parameters": rope, "layer_types": kinds})
+
+
+def links(config: ModelConfig) -> list[Link]:
+    """Return the name of every tensor; a norm's weight is stored less one."""
+    return [
+        dataclasses.replace(link, split=_one_more, join=_one_less)
+        if link.theirs.endswith("norm.weight")
+        else link
+        for link in llama.links(config)
+    ]
+
+
+def _one_more(tensor: Tensor) -> Sequence[Tensor]:
+    return (tensor.to(torch.promote_types(tensor.dtype, torch.float32)) + 1,)
+
+
+def _one_less(tensors: Sequence[Tensor]) -> Tensor:
+    (tensor,) = tensors
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32)) - 1
+
+
+FAMILY = dataclasses.replace(llama.FAMILY, describe=describe, compose=compose, links=links)
