@@ -447,12 +447,22 @@ def softpick(eps: float) -> Callable:
     return weigh
 
 
+def softcap(cap: float) -> Callable:
+    def weigh(x: Tensor) -> Tensor:
+        e = torch.where(x.isfinite(), torch.exp(cap * torch.tanh(x / cap)), 0)
+        return e / e.sum(-1, keepdim=True)
+
+    return weigh
+
+
 WEIGHTS: dict[str, Callable] = {
     "relu": lambda x: x.clamp_min(0) / x.isfinite().sum(-1, keepdim=True),
     "clipped_softmax": clipped(-0.03, 1.0),
     "clipped_softmax(gamma=-0.2, eta=1.4)": clipped(-0.2, 1.4),
     "softpick": softpick(1e-6),
     "softpick(eps=4.0)": softpick(4.0),
+    "softcap": softcap(50.0),
+    "softcap(cap=2.0)": softcap(2.0),
     "sigmoid": lambda x: 1 / (1 + x.isfinite().sum(-1, keepdim=True) * torch.exp(-x)),
     "sigmoid(length=16)": lambda x: 1 / (1 + 16 * torch.exp(-x)),
 }
