@@ -225,7 +225,8 @@ def test_every_field_of_the_configuration_is_an_option(
     numbers = {"model.num_layers": 5, "model.num_heads": 8, "model.num_kv_heads": 4,
                "model.width": 48, "model.head_width": 6, "model.max_length": 99,
                "model.rotary_width": 4, "model.relaxed_prefix": 3, "train.length": 21,
-               "train.steps": 77, "train.batch_size": 12, "train.micro_batch_size": 6}  # fmt: skip
+               "train.steps": 77, "train.batch_size": 12, "train.micro_batch_size": 6,
+               "model.window": 99}  # fmt: skip
     words = {"model.norm": "layernorm", "model.positions": "rotary", "model.mlp": "gelu",
              "model.attention_bias": "qkv", "train.dtype": "bfloat16", "name": "other",
              "train.distill.over": "mean", "train.distill.rest": "renormalize",

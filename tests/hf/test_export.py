@@ -45,6 +45,10 @@ STOCK = {
         "qk_norm": True, "local_layers": (0, 1, 3), "local_theta": 50.0, "rope": "linear(factor=2)",
     },
     "gemma3_text, tied": GEMMA | {"qk_norm": True, "tied": True, "local_layers": (),},
+    "mistral": {"local_layers": (0, 1, 2, 3), "local_theta": 10_000.0, "window": 5},
+    "qwen3, window": {
+        "qk_norm": True, "local_layers": (1, 2), "local_theta": 10_000.0, "window": 5,
+    },
     "phi3": {"rotary_width": 2, "head_width": 0},
     "phi3, tied": PLAIN | {"rotary_width": 2, "tied": True},
     "gpt_neox": PLAIN | {
@@ -62,6 +66,11 @@ OWN = {name: options for name, options in VARIANTS.items() if name not in ("vani
         "normalizer": "softcap(cap=2.0)",
         "query_scalar": 5,
         "mlp": "geglu",
+    },
+    "a Llama with some windows": {
+        "local_layers": (1, 2),
+        "local_theta": 10_000.0,
+        "window": 5,
     },
     "local positions": {"local_layers": (1, 2), "local_theta": 100.0},
     "a Llama scaled by layer": {"scale_logits_by_layer": True},

@@ -104,6 +104,8 @@ def test_rows_that_are_not_whole_blocks_stay_halves(tokenizer: Tokenizer, tmp_pa
         ({"normalizer": "softmax1"}, "wakeful"),
         ({"rope": "linear(factor=2.0)"}, "model.rope"),
         ({"attention_bias": "all"}, "attention_bias"),
+        ({"qk_norm": True, "local_layers": (0,), "local_theta": 10_000.0, "window": 5},
+         "model.local_layers"),
         ({**GPT2, "mlp": "gelu_exact", "positions": "rotary", "parallel": True, "tied": False},
          "gpt_neox"),
     ],

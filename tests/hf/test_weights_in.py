@@ -78,6 +78,15 @@ MODELS: dict[str, PreTrainedConfig] = {
         **COMMON, rope_parameters={"rope_type": "linear", "factor": 3.0, "rope_theta": 500.0}
     ),
     "mistral": MistralConfig(**COMMON, num_key_value_heads=2),
+    "mistral, window": MistralConfig(**COMMON, num_key_value_heads=2, sliding_window=8),
+    "qwen2, window in some": Qwen2Config(
+        **COMMON, num_key_value_heads=2, use_sliding_window=True, sliding_window=8,
+        max_window_layers=1,
+    ),
+    "qwen3, window in some": Qwen3Config(
+        **COMMON, num_key_value_heads=2, head_dim=6, use_sliding_window=True, sliding_window=5,
+        max_window_layers=2,
+    ),
     "qwen2": Qwen2Config(**COMMON, num_key_value_heads=2),
     "qwen3": Qwen3Config(**COMMON, num_key_value_heads=2, head_dim=6),
     "qwen3, biases, tied": Qwen3Config(
@@ -89,6 +98,10 @@ MODELS: dict[str, PreTrainedConfig] = {
     "smollm3, biases, tied": SmolLM3Config(
         **SMOLLM3, num_key_value_heads=1, no_rope_layers=[0, 0, 1, 1, 1], attention_bias=True,
         mlp_bias=True, rope_parameters={"rope_type": "linear", "factor": 3.0, "rope_theta": 500.0},
+    ),
+    "smollm3, window": SmolLM3Config(
+        **SMOLLM3, num_key_value_heads=2, use_sliding_window=True, sliding_window=8,
+        no_rope_layers=[1, 0, 1],
     ),
     "olmo2": Olmo2Config(**COMMON, num_key_value_heads=2),
     "olmo2, biases, tied": Olmo2Config(
@@ -102,6 +115,13 @@ MODELS: dict[str, PreTrainedConfig] = {
         **GEMMA, num_key_value_heads=4, head_dim=6, attention_bias=True,
         attn_logit_softcapping=None, final_logit_softcapping=None,
     ),
+    "gemma2, window": Gemma2Config(
+        **GEMMA | {"sliding_window": 7}, num_key_value_heads=2, head_dim=10
+    ),
+    "gemma3_text, window": Gemma3TextConfig(
+        **GEMMA | {"sliding_window": 7}, num_key_value_heads=2, head_dim=10,
+        layer_types=GEMMA3_KINDS, rope_parameters=GEMMA3_ROPES,
+    ),
     "gemma3_text": Gemma3TextConfig(
         **GEMMA, num_key_value_heads=2, head_dim=10, query_pre_attn_scalar=7,
         layer_types=GEMMA3_KINDS, rope_parameters=GEMMA3_ROPES, final_logit_softcapping=3.0,
@@ -112,6 +132,10 @@ MODELS: dict[str, PreTrainedConfig] = {
     ),
     "phi3": Phi3Config(
         **PHI3, rope_parameters={"rope_theta": 500.0, "partial_rotary_factor": 0.5}
+    ),
+    "phi3, window": Phi3Config(
+        **PHI3, sliding_window=9,
+        rope_parameters={"rope_theta": 500.0, "partial_rotary_factor": 0.5},
     ),
     "phi3, grouped heads, tied": Phi3Config(
         **PHI3, num_key_value_heads=2, tie_word_embeddings=True,
@@ -170,7 +194,7 @@ def test_theirs_and_ours_describe_one_another(name: str) -> None:
     theirs = MODELS[name]
     ours = FAMILIES[theirs.model_type].describe(theirs, 0)
     kind, back = describe(ours)
-    assert kind == ("llama" if theirs.model_type == "mistral" else theirs.model_type)
+    assert kind == ("llama" if name == "mistral" else theirs.model_type)
     assert canonical(FAMILIES[kind].describe(back, 0)) == canonical(ours)
     with torch.device("meta"):
         empty = dict(Decoder(ours).named_parameters())
@@ -182,7 +206,11 @@ def test_theirs_and_ours_describe_one_another(name: str) -> None:
         assert torch.equal(link.join(parts), tensor)
 
 
-@pytest.mark.parametrize("name", ["qwen3, biases, tied", "gpt_neox", "gpt2"])
+@pytest.mark.parametrize(
+    "name", [
+        "qwen3, biases, tied", "gpt_neox", "gpt2", "smollm3", "olmo2", "gemma2", "gemma3_text",
+    ],
+)  # fmt: skip
 def test_probes_and_rotations_know_the_new_parts(name: str, tmp_path: Path) -> None:
     theirs = random_model(MODELS[name])
     theirs.save_pretrained(tmp_path)
@@ -246,12 +274,13 @@ REFUSED: list[tuple[PreTrainedConfig, str]] = [
     (GPT2Config(**GPT2, scale_attn_weights=False), "scale_attn_weights = False"),
     (GPT2Config(**GPT2, add_cross_attention=True), "add_cross_attention = True"),
     (
-        MistralConfig(**COMMON, num_key_value_heads=2, sliding_window=8),
-        "sliding_window = 8, shorter than its context of",
-    ),
-    (
-        Qwen2Config(**COMMON, use_sliding_window=True, sliding_window=8, max_window_layers=1),
-        "sliding_window = 8",
+        MistralConfig(
+            **COMMON,
+            num_key_value_heads=2,
+            sliding_window=8,
+            rope_parameters={"rope_type": "linear", "factor": 3.0, "rope_theta": 500.0},
+        ),
+        "sliding_window = 8, shorter than its context of 32, in layers whose positions are scaled",
     ),
     (
         LlamaConfig(
@@ -283,14 +312,11 @@ REFUSED: list[tuple[PreTrainedConfig, str]] = [
             use_sliding_window=True,
             sliding_window=8,
             no_rope_layers=[1, 0, 1],
+            layer_types=["sliding_attention"] * 3,
         ),
-        "sliding_window = 8",
+        "in layers whose positions are scaled or of two kinds; within max_length=8 they agree",
     ),
     (Olmo2Config(**COMMON, hidden_act="relu"), "hidden_act = 'relu', and only 'silu'"),
-    (
-        Gemma2Config(**GEMMA | {"sliding_window": 8}, head_dim=6, num_key_value_heads=2),
-        "sliding_window = 8, shorter than its context of 32; within max_length=8 they agree",
-    ),
     (
         Gemma2Config(**GEMMA, head_dim=6, hidden_activation="gelu"),
         "hidden_activation = 'gelu', and only 'gelu_pytorch_tanh'",

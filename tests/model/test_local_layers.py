@@ -1,5 +1,6 @@
 """Layers whose positions are of another kind: other bases, or none."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -12,6 +13,9 @@ from wakeful.config.tables import from_table, to_table
 from wakeful.errors import WakefulError
 from wakeful.growth.inherit import grow, inherit
 from wakeful.growth.layers import chosen
+from wakeful.probes import AttentionEvent
+from wakeful.probes.streaming import head_weights
+from wakeful.probes.watch import DecoderSource
 from wakeful.surgery import learned_sinks, store_prefix
 
 TOKENS = some_tokens(2, 11)
@@ -19,6 +23,7 @@ LOCAL: list[dict[str, Any]] = [
     {"local_layers": (1, 3)},
     {"local_layers": (0, 1), "local_theta": 50.0, "rope": "linear(factor=3.0)"},
 ]
+WINDOW: dict[str, Any] = {"local_layers": (0, 2), "local_theta": 10_000.0, "window": 4}
 
 
 @torch.no_grad()
@@ -41,7 +46,7 @@ def test_they_are_what_their_positions_are_everywhere_else() -> None:
         x = block(x, flow)[0]
 
 
-@pytest.mark.parametrize("local", LOCAL)
+@pytest.mark.parametrize("local", [*LOCAL, WINDOW])
 @pytest.mark.parametrize("route", [name for folder, name in EXAMPLES if folder == "routes"])
 @torch.no_grad()
 def test_every_route_decodes_or_is_refused_by_name(route: str, local: dict[str, Any]) -> None:
@@ -87,6 +92,40 @@ def test_prefixes_sinks_and_padding_keep_each_layers_positions(local: dict[str, 
         assert torch.isfinite(learned_sinks(decoder, 7, TOKENS)(TOKENS)).all()
 
 
+@torch.no_grad()
+def test_a_window_hides_what_is_further_away() -> None:
+    plain, narrow = tiny_decoder(), tiny_decoder(**WINDOW)
+    assert torch.equal(narrow(TOKENS[:, :4]), plain(TOKENS[:, :4]))
+    whole = narrow(TOKENS)
+    assert not torch.allclose(whole[:, 4:], plain(TOKENS)[:, 4:])
+    # Layer by layer, by the definition.
+    distance = torch.arange(11).unsqueeze(1) - torch.arange(11)
+    x, flow = plain.before_blocks(plain.embed(TOKENS), tokens=TOKENS)
+    for layer, block in enumerate(plain.blocks):
+        keep = (distance >= 0) & (distance < (4 if layer in (0, 2) else 99))
+        x = block(x, dataclasses.replace(flow, keep=keep.unsqueeze(0)))[0]
+    assert_close(plain.head(plain.after_blocks(x)), whole, rtol=0, atol=1e-12)
+    valid = torch.arange(11) >= torch.tensor([[0], [3]])
+    assert_close(narrow(TOKENS, valid=valid)[1:, 3:], narrow(TOKENS[1:, 3:]))
+    documents = (torch.arange(11) >= 5).long().expand(2, -1)
+    assert_close(narrow(TOKENS, documents=documents)[:, 5:], narrow(TOKENS[:, 5:]))
+    heir = inherit(narrow, chosen([1, 2], of=4))
+    assert (heir.config.local_layers, heir.config.window) == ((1,), 4)
+
+
+@torch.no_grad()
+def test_probes_see_the_window() -> None:
+    events: list[Any] = []
+    narrow = tiny_decoder(**WINDOW)
+    with DecoderSource(narrow).open(events.append):
+        narrow(TOKENS)
+    seen = {e.layer: e for e in events if isinstance(e, AttentionEvent)}
+    for layer in range(4):
+        weights = torch.stack([head_weights(seen[layer].sequences[0], head) for head in range(4)])
+        assert bool((weights[:, 10, :7] == 0).all()) == (layer in (0, 2))
+        assert (weights[:, 10, 7:] > 0).all()
+
+
 def test_heirs_keep_the_positions_of_the_layers_that_stay() -> None:
     reference = tiny_decoder(**LOCAL[0])
     heir = inherit(reference, chosen([0, 3], of=4))
@@ -111,6 +150,9 @@ def test_descriptions_of_before_and_after() -> None:
         ({"local_layers": (1, 4)}, "local_layers must be ascending numbers from 0 to 3"),
         ({"local_layers": (2, 1)}, "local_layers must be ascending"),
         ({"local_layers": (-1,)}, "local_layers must be ascending"),
+        ({"window": -1}, "window must not be negative"),
+        (WINDOW | {"stored_prefix": 1}, "model.window = 4 hides the beginning of a sequence"),
+        (WINDOW | {"relaxed_prefix": 2}, "model.window = 4 hides the beginning of a sequence"),
         ({"local_theta": -1.0}, "local_theta must not be negative"),
         ({"local_layers": (1,), "positions": "learned"}, "are for rotary positions"),
     ],
@@ -118,3 +160,10 @@ def test_descriptions_of_before_and_after() -> None:
 def test_what_is_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(WakefulError, match=words):
         tiny_config(**options)
+
+
+def test_surgery_refuses_a_window() -> None:
+    with pytest.raises(WakefulError, match="sinks stand for one token that every layer sees"):
+        learned_sinks(tiny_decoder(**WINDOW), 7, TOKENS)
+    with pytest.raises(WakefulError, match="hides the beginning of a sequence"):
+        store_prefix(tiny_decoder(**WINDOW), [7])

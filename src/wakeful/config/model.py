@@ -23,7 +23,7 @@ VARIANTS = {
 }  # fmt: skip
 """The fields that hold the expression of a variant, and the folder each is found in."""
 LATER = {
-    "local_layers": [], "local_theta": 0.0, "qk_norm_whole": False, "logit_cap": 0.0,
+    "local_layers": [], "local_theta": 0.0, "window": 0, "qk_norm_whole": False, "logit_cap": 0.0,
     "query_scalar": 0,
 }  # fmt: skip
 """Fields that older descriptions lack, and what a table of them would have had."""
@@ -69,6 +69,8 @@ class ModelConfig:
     """Layers, counted from 0, in which RoPE has another base, local_theta, and is not scaled."""
     local_theta: float = 0.0
     """RoPE's base in the local layers. 0 means none: they see no positions (NoPE)."""
+    window: int = 0
+    """Tokens that the local layers' attention sees, a query's own the last. 0 means all."""
     mlp: MLPName = "swiglu"
     """SwiGLU (Llama), GeGLU (Gemma), tanh-GELU (GPT-2) or exact GELU (GPT-NeoX)."""
     mlp_rotation: bool = False
@@ -115,7 +117,7 @@ class ModelConfig:
                 raise WakefulError(f"model.{name} must be at least 1, got {getattr(self, name)}")
         for name in (
             "num_kv_heads", "head_width", "relaxed_prefix", "rotary_width", "stored_prefix",
-            "logit_cap", "query_scalar",
+            "logit_cap", "query_scalar", "window",
         ):  # fmt: skip
             if getattr(self, name) < 0:
                 raise WakefulError(f"model.{name} must not be negative, got {getattr(self, name)}")
@@ -162,6 +164,11 @@ class ModelConfig:
                 "model.stored_prefix and model.relaxed_prefix both stand at the beginning of a "
                 "sequence: keep one of them"
             )
+        if self.narrowed and (self.stored_prefix or self.relaxed_prefix > 1):
+            raise WakefulError(
+                f"model.window = {self.window} hides the beginning of a sequence from the local "
+                "layers, where model.stored_prefix and model.relaxed_prefix stand: keep one of them"
+            )
 
     def _check_positions(self) -> None:
         if self.positions == "rotary" and self.shape.head_width % 2:
@@ -207,6 +214,11 @@ class ModelConfig:
     def context(self) -> int:
         """Most tokens of text: what the stored prefix leaves of `max_length`."""
         return self.max_length - self.stored_prefix
+
+    @property
+    def narrowed(self) -> bool:
+        """Whether a layer does not see all of a text."""
+        return bool(self.local_layers) and 0 < self.window < self.max_length
 
     @property
     def gated(self) -> bool:

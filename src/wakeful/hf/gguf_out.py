@@ -98,6 +98,11 @@ def _check(kind: str, config: ModelConfig) -> None:
             "model.attention_bias: Transformers reads no biases of a Llama from GGUF files; export "
             "a folder instead"
         )
+    if config.local_layers:
+        raise WakefulError(
+            f"model.local_layers = {list(config.local_layers)}: layers of other positions or "
+            "windows are not written to GGUF files yet; export a folder instead"
+        )
     if config.positions == "rotary" and config.rope != "plain":
         raise WakefulError(
             f"model.rope = {config.rope}: scaled rotary embeddings are not written to GGUF files "

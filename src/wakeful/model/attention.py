@@ -36,6 +36,12 @@ class Flow:
     rotations: Mapping[RotationName, Rotation]
     keep: Tensor | None
     """Boolean (B, L, S): the pairs that see each other, where causality alone does not say."""
+    near: Tensor | None = None
+    """The same in local layers, where their window is shorter than the text."""
+
+    def seen(self, local: bool) -> Tensor | None:
+        """Return the pairs that see each other in a layer; None where causality says it."""
+        return self.near if local and self.near is not None else self.keep
 
 
 class Heads(HasRoles, nn.Linear):
@@ -188,6 +194,7 @@ class Attention(HasRoles, nn.Module):
         scales: Sequence[float],
         prefix: int,
         stored: int = 0,
+        local: bool = False,
     ) -> None:
         super().__init__()
         width, head_width = shape.width, shape.head_width
@@ -195,6 +202,7 @@ class Attention(HasRoles, nn.Module):
 
         heads = partial(Heads, width, head_width=head_width, bias=qkv_bias)
         self.layer = layer
+        self.local = local
         self.query = (
             heads(shape.num_heads, rotary=rotary, norm=head_norm("query"))
             if plan.owns("query", layer)
@@ -257,7 +265,7 @@ class Attention(HasRoles, nn.Module):
             dot = partial(self._attend, flow)
             u = self.attenders[0].attend(self.layer, dot, mixed.q, keys, values, flow.memory)
         else:
-            u = self.dot(mixed.q, keys, values, keep=flow.keep)
+            u = self.dot(mixed.q, keys, values, keep=flow.seen(self.local))
         for route in self.correctors:
             u = route.correct(self.layer, x, u, values[:, -x.shape[1] :], flow.memory)
         left = {"query": raw.q, "key": raw.k, "value": raw.v, "keys": keys, "values": values}
@@ -277,6 +285,6 @@ class Attention(HasRoles, nn.Module):
         like: int | None = None,
     ) -> Tensor:
         if like is None:
-            return self.dot(q, k, v, keep=flow.keep, copies=copies)
+            return self.dot(q, k, v, keep=flow.seen(self.local), copies=copies)
         scale, sink = self.scales[like], flow.memory.get(Read("sink", like))
-        return self.dot(q, k, v, keep=flow.keep, copies=copies, scale=scale, sink=sink)
+        return self.dot(q, k, v, keep=flow.seen(self.local), copies=copies, scale=scale, sink=sink)

@@ -281,7 +281,9 @@ class Decoder(HasRoles, Marked, nn.Module):
         if self.config.positions == "learned":
             x = x + self.positions.weight[spots]
         memory = self._before_layers(tokens, x) if self.plan.before else {}
-        return x, Flow(memory=memory, cache=cache, rotations=self._rotations(spots), keep=keep)
+        near = self._near(start, end, keep, x.device)
+        rotations = self._rotations(spots)
+        return x, Flow(memory=memory, cache=cache, rotations=rotations, keep=keep, near=near)
 
     def new_cache(self, batch_size: int, capacity: int) -> Cache:
         """Return an empty cache for `batch_size` sequences of up to `capacity` tokens."""
@@ -349,6 +351,7 @@ class Decoder(HasRoles, Marked, nn.Module):
             scales=scales,
             prefix=config.relaxed_prefix,
             stored=config.stored_prefix,
+            local=layer in config.local_layers,
         )
         mlp = make_mlp(
             config.mlp, config.width, config.mlp_width, bias=config.bias, turned=config.mlp_rotation
@@ -453,6 +456,17 @@ class Decoder(HasRoles, Marked, nn.Module):
                         f"{read.layer}, whose positions are of another kind (model.local_layers = "
                         f"{list(self.config.local_layers)})"
                     )
+
+    def _near(
+        self, start: int, end: int, keep: Tensor | None, device: torch.device
+    ) -> Tensor | None:
+        """Return which pairs see each other in local layers; None where all do, as elsewhere."""
+        window = self.config.window
+        if not self.config.narrowed or end <= window:
+            return None
+        keep = causal_mask(end - start, end, 0, device) if keep is None else keep
+        query = torch.arange(start, end, device=device).unsqueeze(1)
+        return keep & (query - torch.arange(end, device=device) < window)
 
     def _keep(self, start: int, end: int, valid: Tensor) -> Tensor:
         if valid.shape[1] != end:

@@ -72,6 +72,10 @@ def check_absorbs(decoder: Decoder, what: str) -> None:
             raise WakefulError(
                 f"model.{field} = {found}: {what} are put into models whose {field} is {wanted}"
             )
+    if config.narrowed:
+        raise WakefulError(
+            f"model.window = {config.window}: {what} stand for one token that every layer sees"
+        )
     for field, least in (("relaxed_prefix", 1), ("stored_prefix", 0)):
         if getattr(config, field) > least:
             raise WakefulError(

@@ -14,6 +14,8 @@ from wakeful.errors import WakefulError
 from wakeful.ropes import Linear, Llama3
 from wakeful.variants import build
 
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""What Transformers calls a layer that sees all of the text, and one that has a window."""
 Join = Callable[[Sequence[Tensor]], Tensor]
 Split = Callable[[Tensor], Sequence[Tensor]]
 
@@ -174,6 +176,7 @@ def canonical(config: ModelConfig) -> ModelConfig:
         embedding=str(build("embeddings", config.embedding)),
         rope_theta=config.rope_theta if rotary else 10_000.0,
         local_theta=config.local_theta if config.local_layers else 0.0,
+        window=config.window if config.narrowed else 0,
         normalizer=str(build("normalizers", config.normalizer)),
         query_scalar=config.query_scalar or shape.head_width,
         rotary_width=config.rotary_width or shape.head_width if rotary else 0,
@@ -192,19 +195,38 @@ def context(config: PreTrainedConfig, max_length: int) -> int:
     """Return the context to build: `max_length` tokens, or the configuration's own where it is 0.
 
     Raises:
-        WakefulError: that is longer than the model's own, or than a window its attention has.
+        WakefulError: that is longer than the model's own.
     """
     own = config.max_position_embeddings
     if max_length > own:
         raise WakefulError(f"max_length = {max_length} is longer than the model's context of {own}")
-    chosen = max_length or own
-    layers = getattr(config, "layer_types", None)
+    return max_length or own
+
+
+def with_window(config: PreTrainedConfig, ours: ModelConfig) -> ModelConfig:
+    """Return our description with the window of those layers that have one within the context.
+
+    Raises:
+        WakefulError: these layers are not those that have positions of their own.
+    """
     window = getattr(config, "sliding_window", None)
-    slides = layers is None or "sliding_attention" in layers
-    if window is not None and slides and window < chosen:
+    kinds = getattr(config, "layer_types", None) or [SLIDING] * ours.num_layers
+    sliding = tuple(layer for layer, kind in enumerate(kinds) if kind == SLIDING)
+    if window is None or not sliding or window >= ours.max_length:
+        return ours
+    if not ours.local_layers and ours.rope == "plain":
+        ours = dataclasses.replace(ours, local_layers=sliding, local_theta=ours.rope_theta)
+    if ours.local_layers != sliding:
         raise WakefulError(
             f"our decoder cannot be this {config.model_type}: its configuration has sliding_window "
-            f"= {window}, shorter than its context of {chosen}; within max_length={window} they "
-            "agree"
+            f"= {window}, shorter than its context of {ours.max_length}, in layers whose positions "
+            f"are scaled or of two kinds; within max_length={window} they agree"
         )
-    return chosen
+    return dataclasses.replace(ours, window=window)
+
+
+def windows(config: ModelConfig) -> dict[str, Any]:
+    """Return the fields of Transformers that say which layers have a window, and which."""
+    kinds = [SLIDING if n in config.local_layers else FULL for n in range(config.num_layers)]
+    window = config.window if config.narrowed else config.max_length
+    return {"sliding_window": window, "layer_types": kinds}

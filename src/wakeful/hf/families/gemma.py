@@ -11,11 +11,18 @@ from transformers import Gemma2Config, Gemma3TextConfig, PreTrainedConfig
 from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError
 from wakeful.hf.families import llama
-from wakeful.hf.families.base import Link, demand, rope_of, rope_parameters
+from wakeful.hf.families.base import (
+    FULL,
+    SLIDING,
+    Link,
+    demand,
+    rope_of,
+    rope_parameters,
+    windows,
+    with_window,
+)
 from wakeful.normalizers import Softcap
 from wakeful.variants import build
-
-_FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
@@ -26,10 +33,10 @@ def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
     demand(config, "use_bidirectional_attention", False, None)
     if third:  # its code ignores the field
         demand(config, "attn_logit_softcapping", None)
-    sliding = tuple(n for n, kind in enumerate(c.layer_types) if kind == _SLIDING)
+    sliding = tuple(n for n, kind in enumerate(c.layer_types) if kind == SLIDING)
     cap = c.attn_logit_softcapping
-    return dataclasses.replace(
-        llama.kin(config, max_length, rope_of(config, _FULL if third else "")),
+    ours = dataclasses.replace(
+        llama.kin(config, max_length, rope_of(config, FULL if third else "")),
         placement="peri",
         mlp="geglu",
         embedding="scaled",
@@ -40,25 +47,23 @@ def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
         local_layers=sliding if third else (),
         local_theta=_local_theta(config) if third else 0.0,
     )
+    return with_window(config, ours)
 
 
 def _local_theta(config: PreTrainedConfig) -> float:
-    theta, scaling, _ = rope_of(config, _SLIDING)
+    theta, scaling, _ = rope_of(config, SLIDING)
     if scaling != "plain":
         raise WakefulError(
             f"our decoder cannot be this {config.model_type}: its configuration has "
-            f"rope_parameters.{_SLIDING}.rope_type = "
-            f"{config.rope_parameters[_SLIDING]['rope_type']!r}, and only 'default' can be "
+            f"rope_parameters.{SLIDING}.rope_type = "
+            f"{config.rope_parameters[SLIDING]['rope_type']!r}, and only 'default' can be "
             "represented"
         )
     return theta
 
 
 def compose(config: ModelConfig) -> PreTrainedConfig:
-    """Return the nearest configuration of a Gemma 2, or of a Gemma 3 where it has what they have.
-
-    No window is shorter than the context.
-    """
+    """Return the nearest configuration of a Gemma 2, or of a Gemma 3 where keys are normalized."""
     heads, normalizer = config.num_heads, build("normalizers", config.normalizer)
     common: dict[str, Any] = llama.fields(config) | {
         "hidden_size": max(1, config.width // heads) * heads,
@@ -67,17 +72,17 @@ def compose(config: ModelConfig) -> PreTrainedConfig:
         "query_pre_attn_scalar": config.query_scalar or config.shape.head_width,
         "final_logit_softcapping": config.logit_cap or None,
         "attn_logit_softcapping": normalizer.cap if isinstance(normalizer, Softcap) else None,
-        "sliding_window": config.max_length,
+        **windows(config),
         "pad_token_id": None,
     }
     if not config.qk_norm:
         return Gemma2Config(**common)
     rope = {
-        _FULL: rope_parameters(config),
-        _SLIDING: {"rope_type": "default", "rope_theta": config.local_theta or 10_000.0},
+        FULL: rope_parameters(config),
+        SLIDING: {"rope_type": "default", "rope_theta": config.local_theta or 10_000.0},
     }
-    kinds = [_SLIDING if n in config.local_layers else _FULL for n in range(config.num_layers)]
-    return Gemma3TextConfig(**common | {"rope_parameters": rope, "layer_types": kinds})
+    common["rope_parameters"] = rope
+    return Gemma3TextConfig(**common)
 
 
 def links(config: ModelConfig) -> list[Link]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from transformers import (
     LlamaConfig,
+    MistralConfig,
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
@@ -22,6 +23,8 @@ from wakeful.hf.families.base import (
     rope_parameters,
     rotary_width,
     same,
+    windows,
+    with_window,
 )
 from wakeful.variants import build
 
@@ -46,13 +49,14 @@ def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
     c: Any = config
     demand(config, "hidden_act", "silu", "swish")
     plain = kin(config, max_length, rope_of(config))
-    return dataclasses.replace(
+    ours = dataclasses.replace(
         plain,
         bias=bool(getattr(c, "mlp_bias", False)),
         attention_bias="qkv" if c.model_type == "qwen2" else plain.attention_bias,
         qk_norm=c.model_type == "qwen3",
         local_layers=_without_rope(c) if c.model_type == "smollm3" else (),
     )
+    return with_window(config, ours)
 
 
 def kin(
@@ -101,6 +105,8 @@ def _without_rope(config: Any) -> tuple[int, ...]:
 def compose(config: ModelConfig) -> PreTrainedConfig:
     """Return the nearest configuration of a Llama, or of a Qwen where it has what they have."""
     common: dict[str, Any] = fields(config) | {"head_dim": config.shape.head_width}
+    if config.narrowed:
+        return _narrowed(config, common)
     if config.local_layers and not config.qk_norm:
         turned = [int(layer not in config.local_layers) for layer in range(config.num_layers)]
         biases: dict[str, Any] = {"attention_bias": config.out_bias, "mlp_bias": config.bias}
@@ -110,6 +116,23 @@ def compose(config: ModelConfig) -> PreTrainedConfig:
     if (config.qkv_bias and not config.out_bias) or config.width % config.num_heads:
         return Qwen2Config(**common)
     return LlamaConfig(**common, attention_bias=config.out_bias, mlp_bias=config.bias)
+
+
+def _narrowed(config: ModelConfig, common: dict[str, Any]) -> PreTrainedConfig:
+    """Return the nearest configuration of those that have windows."""
+    if not config.local_theta:
+        turned = [int(layer not in config.local_layers) for layer in range(config.num_layers)]
+        return SmolLM3Config(
+            **common, **windows(config), use_sliding_window=True, no_rope_layers=turned,
+            attention_bias=config.out_bias, mlp_bias=config.bias, pad_token_id=None,
+        )  # fmt: skip
+    if config.qk_norm:
+        return Qwen3Config(
+            **common, **windows(config), use_sliding_window=True, attention_bias=config.out_bias
+        )
+    if config.qkv_bias:
+        return Qwen2Config(**common, **windows(config), use_sliding_window=True)
+    return MistralConfig(**common, sliding_window=config.window)
 
 
 def fields(config: ModelConfig) -> dict[str, Any]:

@@ -22,10 +22,13 @@ def compose(config: ModelConfig) -> PreTrainedConfig:
     """Return the nearest configuration of a Phi-3."""
     head_width = config.shape.head_width
     share = (config.rotary_width or head_width) / head_width
-    rope = {
+    fields = llama.fields(config)
+    fields["rope_parameters"] = {
         "rope_type": "default", "rope_theta": config.rope_theta, "partial_rotary_factor": share,
     }  # fmt: skip
-    return Phi3Config(**llama.fields(config) | {"rope_parameters": rope, "pad_token_id": None})
+    if len(config.local_layers) == config.num_layers and config.narrowed:
+        fields["sliding_window"] = config.window
+    return Phi3Config(**fields, pad_token_id=None)
 
 
 def links(config: ModelConfig) -> list[Link]:
