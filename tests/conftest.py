@@ -42,6 +42,19 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
+WHOLE = ("cli", "examples", "exhibits", "pages", "safety", "verbs")
+"""Folders whose tests run whole verbs, as users do: without the checks, which take a fifth of the
+time. Every function is checked where its own room is tested."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Settle the checks before any fixture runs, those of a whole module too."""
+    room = item.path.relative_to(item.config.rootpath / "tests").parts[0]
+    whole = room in WHOLE or (room.endswith(".py") and room != "test_typechecker.py")
+    jaxtyping.config.update("jaxtyping_disable", whole)
+
+
 @pytest.fixture
 def as_users_run_it() -> Iterator[None]:
     """Switch the shape and type checks off: what is refused then, the code itself refuses."""
