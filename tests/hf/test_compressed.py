@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -105,6 +107,23 @@ def test_stock_transformers_reads_the_same_model(
     assert type(theirs) is type(model)
     torch.testing.assert_close(logits(theirs), logits(ours), rtol=1e-4, atol=1e-4)
     assert not torch.allclose(logits(theirs), logits(model), atol=1e-3)
+
+
+@pytest.mark.parametrize("ours", [False, True])
+def test_a_norm_that_is_stored_less_one_is_divided_whole(ours: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = Gemma3TextConfig(**SIZES, head_dim=8, sliding_window=64, pad_token_id=0)
+    gemma = Gemma3ForCausalLM(config).eval()
+    with torch.no_grad():
+        for name, parameter in gemma.named_parameters():
+            if "norm" in name:
+                parameter.uniform_(-0.5, 0.5)
+    model = decoder_of(gemma, "it") if ours else gemma
+    quantized = small(model, "fp8(method=smooth(norms=True))")
+    theirs = saved(quantized, tmp_path / "small")
+    assert isinstance(theirs, Gemma3ForCausalLM)
+    torch.testing.assert_close(logits(theirs), logits(quantized), rtol=1e-3, atol=1e-3)
+    assert not torch.allclose(logits(theirs), logits(gemma), atol=1e-2)
 
 
 @pytest.mark.parametrize("scheme", CLOSE)

@@ -106,7 +106,7 @@ def save_compressed(
     if scheme is None:
         raise WakefulError("the model is not quantized: nothing to save")
     table = compressed_config(scheme)
-    config, tensors, layers, names = _stock(model)
+    config, tensors, layers, names, less = _stock(model)
     linears = _linears(config)
     for name, layer in layers.items():
         if linears.get(name) != (layer.out_features, layer.in_features):
@@ -115,7 +115,7 @@ def save_compressed(
                 f"{config.model_type} is not: use the format wakeful"
             )
     dtype = next(model.parameters()).dtype
-    _fold(model, tensors, names)
+    _fold(model, tensors, names, less)
     for name, layer in layers.items():
         tensors |= {f"{name}.{part}": each for part, each in _stored(name, layer, dtype).items()}
     table["ignore"] = [name for name in linears if name not in layers]
@@ -150,9 +150,16 @@ def _arguments(grid: Grid, *, dynamic: bool) -> dict[str, Any]:
 
 def _stock(
     model: nn.Module,
-) -> tuple[PreTrainedConfig, dict[str, Tensor], dict[str, QuantizedLinear], dict[str, str]]:
+) -> tuple[
+    PreTrainedConfig,
+    dict[str, Tensor],
+    dict[str, QuantizedLinear],
+    dict[str, str],
+    dict[str, float] | None,
+]:
     """Return a model's stock configuration, what stayed in full precision and the quantized layers
-    by their names in Transformers, and those names by ours.
+    by their names in Transformers, those names by ours, and what norms are stored less where that
+    is known.
     """
     found = quantized_layers(model)
     parameters = dict(model.named_parameters())
@@ -161,7 +168,7 @@ def _stock(
         assert isinstance(model, PreTrainedModel)
         config = copy.deepcopy(model.config)
         names = {name: name for name in (*parameters, *found)}
-        return config, _detached(parameters), found, names
+        return config, _detached(parameters), found, names, None
     assert isinstance(model, Decoder)
     kind, config = describe(model.config)
     if kind == WakefulConfig.model_type:
@@ -173,12 +180,15 @@ def _stock(
     layers: dict[str, QuantizedLinear] = {}
     tensors: dict[str, Tensor] = {}
     names: dict[str, str] = {}
+    less: dict[str, float] = {}
     for link in family.links(model.config):
         theirs = link.theirs if link.theirs == family.head else family.prefix + link.theirs
         owners = [part.rpartition(".")[0] for part in link.ours]
         if not any(owner in found for owner in owners):
             tensors[theirs] = link.join([parameters[part].detach() for part in link.ours])
             names |= dict.fromkeys(link.ours, theirs)
+            if tensors[theirs].ndim == 1 and len(owners) == 1:
+                less[theirs] = -float(link.join([torch.zeros(1)]))
         elif len(owners) > 1:
             raise WakefulError(
                 f"{NAME} has one grid a matrix, and {theirs} of a {kind} holds several of ours: "
@@ -186,7 +196,24 @@ def _stock(
             )
         else:
             layers[theirs.rpartition(".")[0]] = found[owners[0]]
-    return config, _detached(tensors), layers, names
+    return config, _detached(tensors), layers, names, less
+
+
+def _added(model: nn.Module) -> dict[str, float]:
+    """Return by weight what norms add to theirs before they scale with it: 1 in a Gemma, mostly 0.
+
+    A norm's output is linear in its weight w, n (w + c), so two weights tell c.
+    """
+    found: dict[str, float] = {}
+    for name in readers_of_norms(model):
+        norm = copy.deepcopy(model.get_submodule(name)).float()
+        weight = norm.get_parameter("weight").requires_grad_(False)
+        if getattr(norm, "bias", None) is not None:
+            norm.get_parameter("bias").requires_grad_(False).zero_()
+        x = torch.linspace(1, 2, len(weight), device=weight.device)[None, None]
+        none, one = (norm(x + 0 * weight.fill_(value)).abs().sum() for value in (0.0, 1.0))
+        found[f"{name}.weight"] = round(float(none / (one - none)), 3)
+    return found
 
 
 def _detached(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -204,8 +231,16 @@ def _linears(config: PreTrainedConfig) -> dict[str, tuple[int, int]]:
     }
 
 
-def _fold(model: nn.Module, tensors: dict[str, Tensor], names: Mapping[str, str]) -> None:
-    """Divide each norm's scale (and shift) by what the layers that read it divide inputs by."""
+def _fold(
+    model: nn.Module,
+    tensors: dict[str, Tensor],
+    names: Mapping[str, str],
+    less: Mapping[str, float] | None,
+) -> None:
+    """Divide each norm's scale (and shift) by what the layers that read it divide inputs by.
+
+    `less` is what a stored scale lacks of the scale; where it is None, the norms tell.
+    """
     divided = {
         name: layer.divisor
         for name, layer in quantized_layers(model).items()
@@ -213,6 +248,7 @@ def _fold(model: nn.Module, tensors: dict[str, Tensor], names: Mapping[str, str]
     }
     if not divided:
         return
+    less = _added(model) if less is None else less
     for norm, readers in readers_of_norms(model).items():
         here = [divided.pop(reader) for reader in readers if reader in divided]
         if not here:
@@ -225,7 +261,9 @@ def _fold(model: nn.Module, tensors: dict[str, Tensor], names: Mapping[str, str]
         for part in ("weight", "bias"):
             place = names.get(f"{norm}.{part}")
             if place is not None:
-                tensors[place] = (tensors[place].float() / here[0]).to(tensors[place].dtype)
+                stored, lacks = tensors[place], less.get(place, 0.0)
+                scale = (stored.float() + lacks) / here[0] - lacks
+                tensors[place] = scale.to(stored.dtype)
     if divided:
         raise WakefulError(
             f"{next(iter(divided))} divides its inputs and no norm comes before it to do that: "
