@@ -1,6 +1,6 @@
-"""Two commands of every verb that its help begins with, and what each does."""
+"""Commands of every verb, two or three, that its help begins with, and what each does."""
 
-EXAMPLES: dict[str, tuple[tuple[str, str], tuple[str, str]]] = {
+EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "demo": (
         ("wakeful demo", "Tell the whole story in minutes, on one page: runs/demo/demo.html."),
         ("wakeful demo --resume", "Go on with a demonstration that was interrupted."),

@@ -42,8 +42,11 @@ class WakefulConfig(PreTrainedConfig):
                 f"the configuration has parts.{min(unknown)}, which this wakeful does not know"
             )
         # JSON has lists for tuples.
-        given = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
-        self.parts = dataclasses.asdict(ModelConfig(**given))
+        named: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in given.items()
+        }
+        self.parts = dataclasses.asdict(ModelConfig(**named))
         self.use_cache = use_cache
         self.bos_token_id = bos_token_id
         self.eos_token_id = eos_token_id

@@ -53,8 +53,9 @@ def _cell(score: Score | None, first: Score | None) -> Cell:
         return Cell("–")
     value = with_error(score.figure, score.error)
     if score.is_cost:
-        past = first is not None and score is not first
-        return Cell(value, f"×{score.figure / first.figure:.3f}" if past else "")
+        if first is None or score is first:
+            return Cell(value)
+        return Cell(value, f"×{score.figure / first.figure:.3f}")
     paired = difference(score, first) if first and score is not first else None
     return Cell(value, with_error(*paired, "+") if paired else "")
 

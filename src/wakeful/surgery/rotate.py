@@ -138,7 +138,7 @@ def _readers(decoder: Decoder) -> Iterator[tuple[Norm, list[nn.Linear]]]:
     """Yield each norm of the stream with the linear layers that read what it gives."""
     for block in _blocks(decoder):
         for norm, half in ((block.attention_norm, block.attention), (block.mlp_norm, block.mlp)):
-            yield norm, list(_reading(half))
+            yield cast(Norm, norm), list(_reading(half))  # Identity only where refused
     yield decoder.norm, [decoder.head]
 
 
