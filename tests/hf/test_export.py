@@ -185,7 +185,8 @@ for folder in sys.argv[1:]:
     )
     assert torch.equal(plain, slow)
     base = AutoModel.from_pretrained(folder, trust_remote_code=True)
-    assert torch.equal(model.lm_head(base(tokens).last_hidden_state), wanted)
+    logits = model.lm_head(base(tokens).last_hidden_state)
+    assert torch.equal(model.model.decoder.capped(logits), wanted)
     model(tokens, labels=tokens).loss.backward()
     model.save_pretrained(folder + "-again")
     again = AutoModelForCausalLM.from_pretrained(folder + "-again", trust_remote_code=True)
@@ -197,7 +198,10 @@ print("as exported")
 
 def test_the_code_beside_the_weights_needs_no_wakeful(tokenizer: Tokenizer, tmp_path: Path) -> None:
     folders = []
-    for name in ("nested", "odd parts", "softmax-1", "a part of every kind"):
+    for name in (
+        "nested", "odd parts", "softmax-1", "a part of every kind", "norms after",
+        "scaled embeddings and caps", "a Llama with some windows",
+    ):  # fmt: skip
         folder = tmp_path / name.replace(" ", "_")
         decoder = decoder_of(**OWN[name])
         export(decoder, folder, tokenizer=tokenizer)

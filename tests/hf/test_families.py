@@ -15,6 +15,8 @@ from wakeful.hf.weights_in import decoder_of
 from wakeful.hf.weights_out import export
 from wakeful.model.decoder import Decoder
 from wakeful.model.generate import generate
+from wakeful.probes import Outliers, Sinks
+from wakeful.probes.watch import watch
 
 KEPT = {
     "gemma2": (1, 2), "gemma3_text": (1, 2), "mistral": (0, 2), "olmo2": (0, 2), "phi3": (0, 2),
@@ -46,6 +48,13 @@ def test_text_and_heirs_of_a_family(name: str, tokenizer: Tokenizer, tmp_path: P
     theirs = random_model(MODELS[name])
     ours = decoder_of(theirs, name)
     same_text(ours, theirs)
+    seen = []
+    for model in (ours, theirs):
+        with watch(model, Sinks(), Outliers()) as watched:
+            model(some_tokens(2, 21))
+        order = [name for name in watched.frame.columns if name not in ("value", "standard_error")]
+        seen.append(watched.frame.sort(order)["value"])
+    assert seen[0].to_list() == pytest.approx(seen[1].to_list(), rel=1e-3, abs=1e-4, nan_ok=True)
     heir = inherit(ours, chosen(KEPT[kind], of=3)).eval()
     assert export(heir, tmp_path / "out", tokenizer=tokenizer) == kind
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
