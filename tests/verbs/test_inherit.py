@@ -23,17 +23,21 @@ from transformers import (
 from growth.heirs import SMALL, reference, text, trained
 from test_cli import fails
 from training.runs import tiny
+from training.test_cluster import stand_in
 from wakeful.cli import main
 from wakeful.config.schema import TrainConfig
 from wakeful.config.tables import to_table
 from wakeful.config.verbs import InheritOptions, options_from
-from wakeful.errors import WakefulError
+from wakeful.errors import Interrupted, WakefulError
 from wakeful.growth.plan import Cost, measure_costs
+from wakeful.growth.recipe import Outcome
 from wakeful.loading.load import read_decoder
 from wakeful.pages.inheritance import read_inheritance, verdicts, write_inheritance
-from wakeful.runs.run import Run
+from wakeful.runs.run import Run, is_done
+from wakeful.training import cluster
 from wakeful.training.loop import train
 from wakeful.training.measures import mean_loss
+from wakeful.verbs import inherit as verb
 from wakeful.verbs.inherit import inherit, recorded
 
 __all__ = ["reference", "text", "trained"]
@@ -305,6 +309,45 @@ def test_every_seed_trains_everything_and_errors_are_over_seeds(
     )
     assert "named once" in fails(
         capsys, *command, "--seeds", "1", "1", "--out", str(tmp_path / "b")
+    )
+
+
+def test_seeds_are_dealt_out_and_what_they_trained_is_read(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    made = stand_in(monkeypatch, {})
+    monkeypatch.setattr(cluster, "_PAUSE", {"local": 0.0})
+    out = tmp_path / "out"
+    dealt = [*command, "--baseline", "random", "--seeds", "0", "4", "--cluster", "local(workers=2)"]
+    assert main(dealt) == 0
+    assert (made.engine, made.folder, made.most) == ("local", out.absolute() / "jobs", 2)
+    assert len(made.jobs) == 2
+    summary = read_inheritance(out)[0]
+    assert [line.arm for line in summary.over_seeds] == ["heir-2", "random"]
+    trained = [out / name for name in ("heir-2", "random", "seed-4/heir-2", "seed-4/random")]
+    assert all(is_done(place) for place in trained)
+    # One that a signal ended goes on in another job; the figures are those of one process.
+    alone = tmp_path / "alone"
+    again = [str(alone) if part == str(out) else part for part in dealt[:-2]]
+    assert main(again) == 0
+    assert read_inheritance(alone)[0].over_seeds == summary.over_seeds
+    shutil.rmtree(out / "seed-4")
+    stopped = iter([True])
+    whole = verb.carry_out
+
+    def once(*given: Any, **named: Any) -> Outcome:
+        if next(stopped, False):
+            raise Interrupted("stopped")
+        return whole(*given, **named)
+
+    monkeypatch.setattr(verb, "carry_out", once)
+    Run(out).set_status("stopped")
+    assert main(["inherit", "--resume", str(out)]) == 0
+    assert "its job ended (it was stopped); it goes on in another" in capsys.readouterr().out
+    assert read_inheritance(out)[0].over_seeds == summary.over_seeds
+    assert "is not one of local, slurm" in fails(
+        capsys, *command, "--cluster", "ray", "--out", str(tmp_path / "b")
     )
 
 

@@ -453,6 +453,8 @@ class InheritOptions:
     """Other starts to train alike, by name: random, stacking, half_width ..."""
     seeds: HowMuch[tuple[int, ...]] = ()
     """Train everything with each of these seeds, for errors over seeds. Empty: with seed alone."""
+    cluster: Where[str] = ""
+    """Deal the seeds out: "local(workers=2)", "slurm(workers=8, partition='a')" ..."""
     recipe: bool = False
     """Write mergekit.yaml too: a passthrough recipe of the last heir's layers."""
     minutes: HowMuch[float] = 0.0

@@ -1,4 +1,4 @@
-"""Training runs dealt out over processes or machines by submitit, each an ordinary run.
+"""Work dealt out over processes or machines by submitit: runs, or all that one seed trains.
 
 "local(workers=2)"                            processes of this machine
 "slurm(workers=16, hours=12, partition='a')"  SLURM's jobs
@@ -6,10 +6,10 @@
 
 import collections
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from wakeful.config.schema import Config, config_from_table, config_to_table
 from wakeful.config.tables import at_least
@@ -24,6 +24,10 @@ TRIES = 3
 _PAUSE = {"local": 0.2, "slurm": 10.0}
 """Seconds between two looks at the jobs."""
 _LOGS = "jobs"
+STOPPED = "it was stopped"
+"""What a job returns whose work a signal ended: it goes on in another."""
+Call = tuple[Callable[..., str], *tuple[Any, ...]]
+"""A function and what it is called with: it returns what was wrong, empty where nothing was."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,26 @@ class Cluster:
     """Of each."""
     parameters: Mapping[str, Any]
     """Of submitit's executor."""
+
+
+@runtime_checkable
+class Work(Protocol):
+    """What a job does, and what goes on in another where a job ended before it was done."""
+
+    @property
+    def label(self) -> str:
+        """What it is called in messages."""
+        ...
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to do."""
+        ...
+
+    @property
+    def call(self) -> Call:
+        """What the job calls."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -52,9 +76,9 @@ class Row:
         return is_done(self.place)
 
     @property
-    def begun(self) -> bool:
-        """Whether there is anything of it."""
-        return (self.place / "run.json").is_file()
+    def call(self) -> Call:
+        """Its training, or what is left of it."""
+        return train_row, config_to_table(self.config), str(self.place)
 
 
 def cluster_of(expression: str) -> Cluster:
@@ -71,10 +95,10 @@ def cluster_of(expression: str) -> Cluster:
     return found
 
 
-def deal(rows: Sequence[Row], cluster: Cluster, folder: Path, show: Display) -> None:
-    """Train the rows that are not finished, each in a job of its own, `workers` at a time.
+def deal(rows: Sequence[Work], cluster: Cluster, folder: Path, show: Display) -> None:
+    """Do the work that is not done, each row's in a job of its own, `workers` at a time.
 
-    A run whose job ended before it goes on in another job from its newest checkpoint. Jobs write
+    What a job left goes on in another, a run from its newest checkpoint. Jobs write
     what they say into `folder`/jobs, which all machines must see, as they must the rows' folders.
 
     Raises:
@@ -85,7 +109,7 @@ def deal(rows: Sequence[Row], cluster: Cluster, folder: Path, show: Display) -> 
     executor.update_parameters(**cluster.parameters)
     waiting = collections.deque(row for row in rows if not row.done)
     ended: collections.Counter[str] = collections.Counter()
-    total, running = len(waiting), dict[int, tuple[Row, Any]]()
+    total, running = len(waiting), dict[int, tuple[Work, Any]]()
     try:
         while waiting or running:
             for slot in range(cluster.workers):
@@ -120,30 +144,30 @@ def train_row(table: Mapping[str, Any], place: str) -> str:
     begun = (Path(place) / "run.json").is_file()
     try:
         train(config_from_table(table), place, resume=begun)
-    except Interrupted:  # it is not finished, which whoever dealt it out sees
-        return ""
+    except Interrupted:
+        return STOPPED
     except WakefulError as error:
         return str(error)
     return ""
 
 
-def _submitted(executor: Any, cluster: Cluster, slot: int, row: Row) -> Any:
+def _submitted(executor: Any, cluster: Cluster, slot: int, row: Work) -> Any:
     if cluster.engine == "local" and cluster.gpus:
         own = range(slot * cluster.gpus, (slot + 1) * cluster.gpus)
         executor.update_parameters(visible_gpus=list(own))
-    return executor.submit(train_row, config_to_table(row.config), str(row.place))
+    return executor.submit(*row.call)
 
 
-def _fault(submitit: Any, job: Any, row: Row) -> str:
-    """Return why an ended job's run is unfinished; empty where it is finished."""
+def _fault(submitit: Any, job: Any, row: Work) -> str:
+    """Return why an ended job's work is unfinished; empty where it is finished."""
     try:
         refused = job.result()
     except (submitit.core.utils.FailedJobError, submitit.core.utils.UncompletedJobError) as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
         return lines[-1].strip()[:200] if lines else type(error).__name__
-    if refused:
+    if refused and refused != STOPPED:
         raise WakefulError(f"{row.label}: {refused}")
-    return "" if row.done else "it was stopped"
+    return refused
 
 
 def _submitit() -> Any:

@@ -19,7 +19,7 @@ from wakeful.data.preparing import prepared
 from wakeful.data.tokens import PreparedData, is_prepared
 from wakeful.device import choose_device
 from wakeful.display import Display, Shown, usual
-from wakeful.errors import WakefulError
+from wakeful.errors import Interrupted, WakefulError
 from wakeful.estimates import finite
 from wakeful.growth.baselines import check_baselines
 from wakeful.growth.bridge import Bridged
@@ -64,6 +64,7 @@ from wakeful.pages.inheritance import (
     write_inheritance,
 )
 from wakeful.runs.run import Run, environment, read_windows
+from wakeful.training.cluster import STOPPED, Call, cluster_of, deal
 from wakeful.training.measures import evaluate, mean_loss
 from wakeful.training.objective import open_store
 from wakeful.training.records import Step, data_facts, rows
@@ -183,11 +184,7 @@ def _begun(
     out = out_of("inherit", source, options.out)
     run = Run(out)
     run.refuse_existing("inherit")
-    check_baselines(options.baseline, imports=True)
-    for folder, expression in (("routes", options.route), ("normalizers", options.normalizer)):
-        if expression:
-            build(folder, expression, imports=True)
-    optimizer_of(options.optimizer.name, imports=True)
+    _check_names(options)
     if options.recipe and isinstance(source, str | Path):
         merged_from(str(source))
     with shown("inherit") as show:
@@ -236,6 +233,17 @@ def _begun(
     return _work(run, recipe, reference, data, windows, shown)
 
 
+def _check_names(options: InheritOptions) -> None:
+    """Find everything that the options name, before anything is read."""
+    check_baselines(options.baseline, imports=True)
+    for folder, expression in (("routes", options.route), ("normalizers", options.normalizer)):
+        if expression:
+            build(folder, expression, imports=True)
+    optimizer_of(options.optimizer.name, imports=True)
+    if options.cluster:
+        cluster_of(options.cluster)
+
+
 def _solved_on(recipe: Recipe, data: PreparedData) -> int:
     """Return the tokens that the reference goes through for an heir's matrices in closed form."""
     passes = 8 if recipe.width else 1  # of both models, twice a layer, and once to choose
@@ -266,7 +274,7 @@ def _resumed(out: Path, shown: Shown) -> Run:
     """Go on with an interrupted inheritance where it was cut off."""
     run = Run.open(out)
     run.check_kind("inherit", "is not an inheritance")
-    recipe: Recipe = from_table(Recipe, read_table(run.path / "recipe.toml"))
+    recipe = _recipe(run.path)
     plan = run.read(Plan, "plan.json")
     with shown("inherit") as show:
         show.note(f"loading {recipe.reference}")
@@ -313,9 +321,16 @@ def _work(
 ) -> Run:
     """Do what the recipe says; `windows` are the reference's losses on validation text."""
     loss, _ = mean_loss(windows)
+    wishes = recorded(run.read(Plan, "plan.json").wishes)
     with run.lock():
         run.set_status("running")
         try:
+            if wishes.cluster:
+                place = run.path.absolute()
+                seeds = [Seed(place, number) for number in range(len(recipe.of_seeds()))]
+                with shown("inherit") as show:
+                    deal(seeds, cluster_of(wishes.cluster), place, show)
+            # What has been trained is read, not trained again.
             outcomes = [
                 carry_out(
                     seeded, reference.decoder(), loss=loss, out=run.path / name, shown=shown,
@@ -328,7 +343,7 @@ def _work(
                 run.write_json(
                     "summary.json", _summary(run, recipe, reference, data, windows, outcomes)
                 )
-            if recorded(run.read(Plan, "plan.json").wishes).recipe:
+            if wishes.recipe:
                 layers, bridged = outcomes[0].rounds[-1].stage.layers, recipe.bridge.map != "none"
                 text = passthrough(merged_from(recipe.reference), layers, bridged=bridged)
                 run.write_text(FILE, text)
@@ -338,6 +353,50 @@ def _work(
             raise
         run.set_status("done")
     return run
+
+
+@dataclass(frozen=True)
+class Seed:
+    """All that one seed of an inheritance trains, as work of a cluster."""
+
+    place: Path
+    """The inheritance's folder, which all machines must see."""
+    number: int
+    """Which of the recipe's seeds."""
+
+    @property
+    def label(self) -> str:
+        return f"seed {_recipe(self.place).of_seeds()[self.number][1].train.seed}"
+
+    @property
+    def done(self) -> bool:
+        """Never known before: how many rounds there are hangs on parity. What is there is read."""
+        return False
+
+    @property
+    def call(self) -> Call:
+        return train_seed, str(self.place), self.number
+
+
+def train_seed(place: str, number: int) -> str:
+    """Train one seed's heirs and baselines, or go on; return what was wrong, empty for nothing."""
+    try:
+        recipe = _recipe(Path(place))
+        name, seeded = recipe.of_seeds()[number]
+        loss, _ = mean_loss(read_windows(Path(place) / "reference.parquet"))
+        reference = read_decoder(recipe.reference).decoder()
+        carry_out(
+            seeded, reference, loss=loss, out=Path(place) / name, shown=usual, resume=Path(place)
+        )
+    except Interrupted:
+        return STOPPED
+    except WakefulError as error:
+        return str(error)
+    return ""
+
+
+def _recipe(place: Path) -> Recipe:
+    return from_table(Recipe, read_table(place / "recipe.toml"))
 
 
 def _data(options: InheritOptions, reference: Model, show: Display) -> PreparedData:
