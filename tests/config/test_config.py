@@ -177,7 +177,7 @@ def test_each_field_survives_toml_alone(name: str) -> None:
         tuple: ['é\n"', "\t'"],
     }
     other = CHOICES.get(name, others[type(default)])
-    table = nested(name, other)
+    table = merged(nested(name, other), NEEDS.get(name, {}))
     config = config_from_table(table)
     read = functools.reduce(getattr, name.split("."), config)
     assert (list(read) if isinstance(read, tuple) else read) == other
@@ -187,8 +187,11 @@ def test_each_field_survives_toml_alone(name: str) -> None:
     assert config_to_table(config) == merged(config_to_table(Config()), table)
 
 
+NEEDS = {"model.qk_norm_whole": {"model": {"qk_norm": True}}}
+"""What a field is refused without."""
 CHOICES: dict[str, object] = {
     "train.distill.layers": [0, 2],
+    "model.local_layers": [0, 2],
     "model.norm": "rmsnorm_single",
     "model.attention_bias": "qkv",
     "model.positions": "learned",
