@@ -29,6 +29,7 @@ from wakeful.config.schema import TrainConfig
 from wakeful.config.tables import to_table
 from wakeful.config.verbs import InheritOptions, options_from
 from wakeful.errors import Interrupted, WakefulError
+from wakeful.estimates import with_error
 from wakeful.growth.plan import Cost, measure_costs
 from wakeful.growth.recipe import Outcome
 from wakeful.loading.load import read_decoder
@@ -212,10 +213,11 @@ def test_an_heir_is_bridged_and_learns_from_its_reference_by_default(
     facts = yaml.safe_load(card.split("---\n")[1])
     assert facts["library_name"] == "transformers"
     assert "base_model" not in facts  # the reference is a folder here
-    loss = heir.read_json("summary.json")["validation"]["loss"]
+    end = heir.read_json("summary.json")["validation"]
+    loss = with_error(end["loss"], end["standard_error"])
     for words in (
         f"Started from {reference.path}, its layers 0, 3", "Layers 1–2 are left out and bridged",
-        f"Trained on {reference.path}'s predictions: 0 CE + 1 KL", f"Loss {loss:.4f} ± ",
+        f"Trained on {reference.path}'s predictions: 0 CE + 1 KL", f"Loss {loss} nats",
         f"wakeful inherit {reference.path} --baseline first", "--train.steps 4",
         f"wakeful export {heir.path} {tmp_path / 'model'} --dtype bfloat16",
         str(summary.data.corpus_sha256),
