@@ -11,7 +11,7 @@ from torch import nn
 from wakeful.errors import WakefulError
 from wakeful.evaluation.scores import Score
 from wakeful.loading.model import Model
-from wakeful.probes.running import as_decoder
+from wakeful.probes.running import as_decoder, held_bytes
 
 ROUNDS = 3
 DECODED = 32
@@ -86,11 +86,7 @@ def _timed(model: Model, prompt: list[int]) -> tuple[float, float]:
 
 
 def _sizes(model: Model, length: int) -> list[Score]:
-    held = {
-        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-        for tensor in (*model.module.parameters(), *model.module.buffers())
-    }
-    weights = sum(held.values())
+    weights = held_bytes([*model.module.parameters(), *model.module.buffers()])
     cache = _cache_bytes(model, length)
     found = {
         "parameters, M": sum(each.numel() for each in model.module.parameters()) / 1e6,

@@ -17,6 +17,7 @@ from wakeful.growth.layers import written
 from wakeful.growth.recipe import Finished, Outcome, Recipe
 from wakeful.model.decoder import Decoder
 from wakeful.model.generate import generate
+from wakeful.probes.running import held_bytes
 from wakeful.runs.run import read_windows
 from wakeful.training.records import Evaluation, Step, rows
 
@@ -343,11 +344,9 @@ def measure(
 
 def _footprint(decoder: Decoder, context: int, speed: float) -> Footprint:
     context = min(context, decoder.config.context)
-    storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes()
-                for p in decoder.parameters()}  # fmt: skip
     return Footprint(
         parameters=decoder.num_parameters()["total"],
-        weight_bytes=sum(storages.values()),
+        weight_bytes=held_bytes(decoder.parameters()),
         cache_bytes_per_token=decoder.cache_bytes_per_token,
         cache_bytes=decoder.new_cache(1, context).num_bytes,
         context=context,

@@ -4,6 +4,7 @@ This is the one place that knows our decoder from a model of Transformers.
 """
 
 import re
+from collections.abc import Iterable
 
 import torch
 from jaxtyping import Float, Int
@@ -59,6 +60,12 @@ def blocks_of(model: nn.Module) -> nn.ModuleList:
     """Return the model's list of blocks."""
     decoder = as_decoder(model)
     return decoder_blocks(model, num_layers_of(model)) if decoder is None else decoder.blocks  # pyright: ignore[reportArgumentType]
+
+
+def held_bytes(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes of memory behind tensors, each storage counted once."""
+    storages = (tensor.untyped_storage() for tensor in tensors)
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def num_layers_of(model: nn.Module) -> int:

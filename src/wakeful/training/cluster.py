@@ -142,8 +142,13 @@ def deal(rows: Sequence[Work], cluster: Cluster, folder: Path, show: Display) ->
 def train_row(table: Mapping[str, Any], place: str) -> str:
     """Train a run or go on with it; return what was wrong with it, empty where nothing was."""
     begun = (Path(place) / "run.json").is_file()
+    return told(lambda: train(config_from_table(table), place, resume=begun))
+
+
+def told(work: Callable[[], object]) -> str:
+    """Do a job's work; return what was wrong, `STOPPED` after a signal, empty where nothing was."""
     try:
-        train(config_from_table(table), place, resume=begun)
+        work()
     except Interrupted:
         return STOPPED
     except WakefulError as error:

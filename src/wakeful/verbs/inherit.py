@@ -19,7 +19,7 @@ from wakeful.data.preparing import prepared
 from wakeful.data.tokens import PreparedData, is_prepared
 from wakeful.device import choose_device
 from wakeful.display import Display, Shown, usual
-from wakeful.errors import Interrupted, WakefulError
+from wakeful.errors import WakefulError
 from wakeful.estimates import finite
 from wakeful.growth.baselines import check_baselines
 from wakeful.growth.bridge import Bridged
@@ -64,7 +64,7 @@ from wakeful.pages.inheritance import (
     write_inheritance,
 )
 from wakeful.runs.run import Run, environment, read_windows
-from wakeful.training.cluster import STOPPED, Call, cluster_of, deal
+from wakeful.training.cluster import Call, cluster_of, deal, told
 from wakeful.training.measures import evaluate, mean_loss
 from wakeful.training.objective import open_store
 from wakeful.training.records import Step, data_facts, rows
@@ -327,7 +327,10 @@ def _work(
         try:
             if wishes.cluster:
                 place = run.path.absolute()
-                seeds = [Seed(place, number) for number in range(len(recipe.of_seeds()))]
+                seeds = [
+                    Seed(f"seed {seeded.train.seed}", place, number)
+                    for number, (_, seeded) in enumerate(recipe.of_seeds())
+                ]
                 with shown("inherit") as show:
                     deal(seeds, cluster_of(wishes.cluster), place, show)
             # What has been trained is read, not trained again.
@@ -359,14 +362,11 @@ def _work(
 class Seed:
     """All that one seed of an inheritance trains, as work of a cluster."""
 
+    label: str
     place: Path
     """The inheritance's folder, which all machines must see."""
     number: int
     """Which of the recipe's seeds."""
-
-    @property
-    def label(self) -> str:
-        return f"seed {_recipe(self.place).of_seeds()[self.number][1].train.seed}"
 
     @property
     def done(self) -> bool:
@@ -380,19 +380,15 @@ class Seed:
 
 def train_seed(place: str, number: int) -> str:
     """Train one seed's heirs and baselines, or go on; return what was wrong, empty for nothing."""
-    try:
-        recipe = _recipe(Path(place))
-        name, seeded = recipe.of_seeds()[number]
-        loss, _ = mean_loss(read_windows(Path(place) / "reference.parquet"))
-        reference = read_decoder(recipe.reference).decoder()
-        carry_out(
-            seeded, reference, loss=loss, out=Path(place) / name, shown=usual, resume=Path(place)
-        )
-    except Interrupted:
-        return STOPPED
-    except WakefulError as error:
-        return str(error)
-    return ""
+    return told(lambda: _train_seed(Path(place), number))
+
+
+def _train_seed(place: Path, number: int) -> None:
+    recipe = _recipe(place)
+    name, seeded = recipe.of_seeds()[number]
+    loss, _ = mean_loss(read_windows(place / "reference.parquet"))
+    reference = read_decoder(recipe.reference).decoder()
+    carry_out(seeded, reference, loss=loss, out=place / name, shown=usual, resume=place)
 
 
 def _recipe(place: Path) -> Recipe:
