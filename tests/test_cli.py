@@ -406,7 +406,7 @@ def test_interruptions_have_the_shells_status(
     assert capsys.readouterr().err == "interrupted\n"
 
     def saved(_: list[str]) -> None:
-        raise Interrupted("stopped by SIGINT after step 3, which is saved; continue with: x")
+        raise Interrupted("stopped by SIGINT after step 3, which is saved", "continue with: x")
 
     monkeypatch.setattr(verbs, "train", saved)
     assert main(["train", config]) == 130

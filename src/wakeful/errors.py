@@ -25,6 +25,11 @@ class WakefulError(ValueError):
 class Interrupted(WakefulError):
     """Work was stopped from outside and saved what it had; the message says how to go on."""
 
+    def __init__(self, what: str, then: str) -> None:
+        super().__init__(f"{what}; {then}")
+        self.what = what
+        """What happened, without how to go on: whoever began more than this knows that better."""
+
 
 class Diverged(WakefulError):
     """Training ran into numbers that are not finite: its settings are at fault, nothing else."""

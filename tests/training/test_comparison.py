@@ -76,6 +76,25 @@ def test_a_signal_ends_it_with_the_way_to_go_on(text: Path, tmp_path: Path) -> N
     assert run.header.status == "done"
 
 
+def test_a_signal_after_a_run_s_last_step_stops_those_that_follow(
+    text: Path, tmp_path: Path
+) -> None:
+    class Ends(Silent):
+        def step(self, step: int, steps: int, *_: object) -> None:
+            if step == steps:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    @contextlib.contextmanager
+    def ending(_: str) -> Iterator[Display]:
+        yield Ends()
+
+    message = "plain, seed 4: stopped by SIGTERM after the last step, and the run is done; continue"
+    with pytest.raises(Interrupted, match=message):
+        compare(two(text), tmp_path / "cmp", seeds=[4], shown=ending)
+    assert Run.open(tmp_path / "cmp/plain/seed-4").header.status == "done"
+    assert not (tmp_path / "cmp/cured").exists()
+
+
 def test_a_comparison_that_fails_goes_on_where_it_was(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from training.faults import Signalling, left_by, start, wait_for_step
 from training.runs import tiny
 from wakeful.config.schema import Config
-from wakeful.errors import WakefulError
+from wakeful.errors import Interrupted, WakefulError
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
 from wakeful.training.loop import train
@@ -57,8 +57,10 @@ def test_a_second_signal_does_not_wait(text: Path, tmp_path: Path) -> None:
     assert checkpoint.steps(run.checkpoints) == [3]
 
 
-def test_a_signal_in_the_last_step_lets_the_run_end(
+def test_a_signal_in_the_last_step_lets_the_run_end_and_stops_whoever_began_it(
     text: Path, tmp_path: Path, uncut: dict[str, Any]
 ) -> None:
-    run = train(tiny(text), tmp_path / "run", show=Signalling(signal.SIGTERM, 8))
-    assert left_by(run) == uncut
+    path = tmp_path / "run"
+    with pytest.raises(Interrupted, match=r"after the last step, and the run is done; read it"):
+        train(tiny(text), path, show=Signalling(signal.SIGTERM, 8))
+    assert left_by(Run.open(path)) == uncut

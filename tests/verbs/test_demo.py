@@ -58,7 +58,7 @@ def test_a_demonstration_that_was_interrupted_goes_on_to_one_page(
     out = tmp_path / "out"
 
     def stopped(*_: object, **__: object) -> None:
-        raise Interrupted("stopped")
+        raise Interrupted("stopped", "go on")
 
     with monkeypatch.context() as stopping:
         stopping.setattr(demo, "_diagnosed", stopped)

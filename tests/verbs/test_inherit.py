@@ -340,7 +340,7 @@ def test_seeds_are_dealt_out_and_what_they_trained_is_read(
 
     def once(*given: Any, **named: Any) -> Outcome:
         if next(stopped, False):
-            raise Interrupted("stopped")
+            raise Interrupted("stopped", "go on")
         return whole(*given, **named)
 
     monkeypatch.setattr(verb, "carry_out", once)

@@ -276,8 +276,8 @@ def carry_out(
         baselines = [_finished(recipe, stage, out, shown) for stage in stages]
     except Interrupted:
         raise Interrupted(
-            f"stopped, and what was trained is saved; continue with: wakeful inherit --resume "
-            f"{resume or out}"
+            "stopped, and what was trained is saved",
+            f"continue with: wakeful inherit --resume {resume or out}",
         ) from None
     return Outcome(tuple(rounds), tuple(baselines))
 

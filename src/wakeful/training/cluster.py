@@ -121,7 +121,7 @@ def deal(rows: Sequence[Work], cluster: Cluster, folder: Path, show: Display) ->
                     continue
                 del running[slot]
                 fault = _fault(submitit, job, row)
-                if not fault:
+                if not fault or row.done:  # a signal may come after the last step
                     left = len(waiting) + len(running)
                     show.note(f"{row.label} is trained ({total - left} of {total})")
                     continue

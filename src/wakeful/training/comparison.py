@@ -135,9 +135,8 @@ def _train(label: str, config: Config, place: Path, show: Display) -> None:
     try:
         train(config, place, resume=begun, show=show)
     except Interrupted as stopped:
-        after = str(stopped).split("; continue", 1)[0]
         raise Interrupted(
-            f"{label}: {after}; continue with the same command and --resume"
+            f"{label}: {stopped.what}", "continue with the same command and --resume"
         ) from None
 
 

@@ -152,6 +152,12 @@ def _train(
             run.set_status("stopped")
             raise
         run.set_status("done")
+        stop = _stop_asked(world, stopped)
+    if stop:  # it came too late to end this run, and whoever began it must not go on
+        raise Interrupted(
+            f"stopped by {stop} after the last step, and the run is done",
+            f"read it with: wakeful report {run.path}",
+        )
     return run
 
 
@@ -311,8 +317,8 @@ def _steps(
             )  # fmt: skip
         if stop and not last:
             raise Interrupted(
-                f"stopped by {stop} after step {done}, which is saved; continue with: "
-                f"{_again(run, world)}"
+                f"stopped by {stop} after step {done}, which is saved",
+                f"continue with: {_again(run, world)}",
             )
 
 

@@ -168,8 +168,9 @@ def _trained(job: Job, seed: int, runs: Path, shown: Shown) -> Path:
         with shown(f"{job.group} {job.row}, seed {seed}".strip()) as show:
             train(job.seeded(seed), path, resume=begun, show=show)
     except Interrupted as stopped:
-        after = str(stopped).split("; continue", 1)[0]
-        raise Interrupted(f"{job.row}, seed {seed}: {after}; the same command goes on") from None
+        raise Interrupted(
+            f"{job.row}, seed {seed}: {stopped.what}", "the same command goes on"
+        ) from None
     return path
 
 
