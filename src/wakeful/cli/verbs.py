@@ -13,17 +13,9 @@ from wakeful.cli.console import OUT, display, finish, standard_input, tell
 from wakeful.cli.help import asks_for_help
 from wakeful.cli.parsing import SOURCES, leading, named_rows, parse, read, with_out
 from wakeful.config.options import HowMuch, What, Where
-from wakeful.config.rows import rescaled
-from wakeful.config.schema import (
-    Config,
-    chosen_variants,
-    config_from,
-    config_from_table,
-    layouts_of,
-    seeds_of,
-    variants_of,
-)
-from wakeful.config.tables import preset_text, read_table
+from wakeful.config.rows import rescaled, rows_of
+from wakeful.config.schema import Config, chosen_variants, config_from
+from wakeful.config.tables import preset_text
 from wakeful.config.verbs import (
     CureOptions,
     DiagnoseOptions,
@@ -170,37 +162,25 @@ def compare(arguments: list[str]) -> None:
         if asks_for_help(rest):
             parse(CompareOptions, rest, "compare CONFIG...", CompareOptions())
         raise WakefulError("name one configuration with a [variants] table, or several")
-    rows: dict[str, Config] = {}
-    asked: set[tuple[int, ...]] = set()
-    layouts: list[str] = []
-    for source in sources:
-        table = read_table(source)
-        asked.add(tuple(seeds_of(table)))
-        layouts += [name for name in layouts_of(table) if name not in layouts]
-        for name, entry in variants_of(Path(source).stem, table).items():
-            if name in rows:
-                raise WakefulError(f"two variants are called {name!r}; rename one")
-            rows[name] = config_from_table(entry)
-    shared, own = named_rows(rest, list(rows))
+    rows = rows_of(sources)
+    shared, own = named_rows(rest, list(rows.variants))
     prog = "compare CONFIG..."
-    base = next(iter(rows.values()))
+    base = next(iter(rows.variants.values()))
     options = parse(CompareOptions, shared, prog, _around(CompareOptions, base))
-    if len(asked) > 1 and not options.seeds:
-        raise WakefulError("the configurations ask for different seeds: use --seeds")
-    variants = rescaled(rows, base, options.config, strict=True)
+    seeds = rows.seeds(options.seeds)
+    variants = rescaled(rows.variants, base, options.config, strict=True)
     for name, asked_of_one in own.items():
         default = _around(CompareOptions, variants[name])
         variants[name] = parse(CompareOptions, asked_of_one, prog, default).config
     variants = chosen_variants(variants, options.only)
     if left := [name for name, given in own.items() if given and name not in variants]:
         raise WakefulError(f"--variants.{left[0]} is of a variant that --only leaves out")
-    seeds = options.seeds or next(iter(asked))
 
     from wakeful.verbs.compare import compare_variants
 
-    out = Path(options.out or f"runs/compare-{Path(sources[0]).stem}")
+    out = Path(options.out or f"runs/compare-{rows.name}")
     done = compare_variants(
-        variants, seeds, out, layouts=layouts, resume=options.resume, cluster=options.cluster,
+        variants, seeds, out, layouts=rows.layouts, resume=options.resume, cluster=options.cluster,
         shown=display,
     )  # fmt: skip
     finish(done, done.page)

@@ -1,11 +1,67 @@
 """Rows of a table that differ on purpose, and changes that are meant for all of them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from wakeful.config.schema import Config, config_from_table, config_to_table
+from wakeful.config.schema import (
+    Config,
+    config_from_table,
+    config_to_table,
+    layouts_of,
+    seeds_of,
+    table_of,
+    variants_of,
+)
 from wakeful.config.tables import Table, merged
 from wakeful.errors import WakefulError
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The variants of one comparison, and what the configurations that name them say of it."""
+
+    name: str
+    """That of the first configuration."""
+    variants: dict[str, Config]
+    layouts: tuple[str, ...]
+    """The published tables that the page sets the figures beside."""
+    asked: frozenset[tuple[int, ...]]
+    """The seeds that each configuration asks for."""
+
+    def seeds(self, given: Sequence[int]) -> tuple[int, ...]:
+        """Return the seeds that are given, or else those that the configurations ask for."""
+        if given:
+            return tuple(given)
+        if len(self.asked) > 1:
+            raise WakefulError("the configurations ask for different seeds: use --seeds")
+        return next(iter(self.asked), ())
+
+
+def rows_of(sources: Sequence[Config | Mapping[str, Any] | str | Path]) -> Rows:
+    """Return the rows of `Config`s, presets' names, TOML files or tables, in their order."""
+    stems: list[str] = []
+    variants: dict[str, Config] = {}
+    layouts: list[str] = []
+    asked: set[tuple[int, ...]] = set()
+    for source in sources:
+        table = table_of(source)
+        stems.append(_stem(source, table))
+        asked.add(tuple(seeds_of(table)))
+        layouts += [name for name in layouts_of(table) if name not in layouts]
+        for name, entry in variants_of(stems[-1], table).items():
+            if name in variants:
+                raise WakefulError(f"two variants are called {name!r}; rename one")
+            variants[name] = config_from_table(entry)
+    return Rows(stems[0] if stems else "", variants, tuple(layouts), frozenset(asked))
+
+
+def _stem(source: Config | Mapping[str, Any] | str | Path, table: Mapping[str, Any]) -> str:
+    """Return what a configuration's one variant is called: its file's name, or its own."""
+    if isinstance(source, str | Path):
+        return Path(source).stem
+    return source.name if isinstance(source, Config) else str(table.get("name", "vanilla"))
 
 
 def rescaled(

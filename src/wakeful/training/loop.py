@@ -151,13 +151,7 @@ def _train(
         except BaseException:
             run.set_status("stopped")
             raise
-        run.set_status("done")
-        stop = _stop_asked(world, stopped)
-    if stop:  # it came too late to end this run, and whoever began it must not go on
-        raise Interrupted(
-            f"stopped by {stop} after the last step, and the run is done",
-            f"read it with: wakeful report {run.path}",
-        )
+        _done(run, world, stopped)
     return run
 
 
@@ -320,6 +314,15 @@ def _steps(
                 f"stopped by {stop} after step {done}, which is saved",
                 f"continue with: {_again(run, world)}",
             )
+
+
+def _done(run: Run, world: World, stopped: list[int]) -> None:
+    run.set_status("done")
+    if stop := _stop_asked(world, stopped):  # too late for this run: stop whoever began it
+        raise Interrupted(
+            f"stopped by {stop} after the last step, and the run is done",
+            f"read it with: wakeful report {run.path}",
+        )
 
 
 def _gradients(

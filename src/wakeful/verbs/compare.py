@@ -11,15 +11,8 @@ from rich.console import RenderableType
 from wakeful.comparison.reading import Comparison as Compared
 from wakeful.comparison.reading import read_comparison
 from wakeful.comparison.tables import summary_table
-from wakeful.config.schema import (
-    Config,
-    chosen_variants,
-    config_from_table,
-    layouts_of,
-    seeds_of,
-    table_of,
-    variants_of,
-)
+from wakeful.config.rows import rows_of
+from wakeful.config.schema import Config, chosen_variants
 from wakeful.display import Shown, usual
 from wakeful.errors import WakefulError
 from wakeful.exhibits.exhibit import published
@@ -105,33 +98,13 @@ def compare(
     Raises:
         WakefulError: see its message; what can be checked is checked before anything is written.
     """
-    variants: dict[str, Config] = {}
-    asked: set[tuple[int, ...]] = set()
-    named = list(layouts)
-    for source in configs:
-        table = table_of(source)
-        stem = stem_of(source, table)
-        asked.add(tuple(seeds or seeds_of(table)))
-        named += [name for name in layouts_of(table) if name not in named]
-        for name, entry in variants_of(stem, table).items():
-            if name in variants:
-                raise WakefulError(f"two variants are called {name!r}; rename one")
-            variants[name] = config_from_table(entry)
-    if len(asked) > 1:
-        raise WakefulError("the configurations ask for different seeds: use --seeds")
-    first = stem_of(configs[0], {}) if configs else ""
-    place = Path(out or f"runs/compare-{first}")
+    rows = rows_of(configs)
     return compare_variants(
-        chosen_variants(variants, only), next(iter(asked), ()), place, title=title, layouts=named,
-        resume=resume, cluster=cluster, shown=shown,
+        chosen_variants(rows.variants, only), rows.seeds(seeds),
+        Path(out or f"runs/compare-{rows.name}"), title=title,
+        layouts=list(dict.fromkeys([*layouts, *rows.layouts])), resume=resume, cluster=cluster,
+        shown=shown,
     )  # fmt: skip
-
-
-def stem_of(source: Config | Mapping[str, Any] | str | Path, table: Mapping[str, Any]) -> str:
-    """Return what a configuration's one variant is called: its file's name, or its own."""
-    if isinstance(source, str | Path):
-        return Path(source).stem
-    return source.name if isinstance(source, Config) else str(table.get("name", "vanilla"))
 
 
 def compare_variants(
