@@ -206,6 +206,15 @@ def test_rows_of_the_activation_tables_differ_in_softmax_and_optimizer_alone(nam
         assert same == base
 
 
+@pytest.mark.parametrize("name", ["arena", "arena-patient", "arena-text"])
+def test_layernorm_scaling_is_trained_without_scaled_initialization(name: str) -> None:
+    """Its authors: combining the two diminishes its effectiveness (2502.05795)."""
+    table = read_table(name)
+    rows = {key: config_from_table(entry) for key, entry in variants_of("", table).items()}
+    assert rows["layernorm-scaling"].model.norm == "layernorm_scaling"
+    assert not rows["layernorm-scaling"].model.scale_residual_init
+
+
 @pytest.mark.parametrize("name", [name for name in PAPERS if name.startswith("activation")])
 def test_from_attention_to_activation_has_its_batch_and_context(name: str) -> None:
     config = preset(name)

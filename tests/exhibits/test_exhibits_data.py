@@ -13,7 +13,7 @@ from wakeful.config.verbs import inherit_options
 from wakeful.data.mixture import mixture_of
 from wakeful.errors import WakefulError
 from wakeful.exhibits.derived import DERIVED, check_figure
-from wakeful.exhibits.exhibit import exhibit, exhibit_names
+from wakeful.exhibits.exhibit import Scale, exhibit, exhibit_names
 from wakeful.exhibits.figures import answer_name
 from wakeful.exhibits.plan import Job, heirs_table, parameters_of, plan_of, size_of
 from wakeful.model.decoder import Decoder
@@ -133,6 +133,65 @@ def test_the_paper_scale_is_the_papers() -> None:
     rows = {job.row: job.config for job in plan_of(exhibit("activation/table5"), "paper").jobs}
     assert (rows["vanilla"].model.norm, rows["vanilla"].model.bias) == ("layernorm", True)
     assert rows["sgd"].train.steps == 8 * rows["vanilla"].train.steps == 320_000
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_all_models_of_from_attention_to_activation_have_its_norm_and_no_biases(
+    scale: Scale,
+) -> None:
+    """Section 5; Table 5 alone varies them."""
+    for name in RUNNABLE:
+        if name.startswith("activation/") and name != "activation/table5":
+            for job in plan_of(exhibit(name), scale).jobs:
+                model = job.config.model
+                assert (model.norm, model.bias) == ("rmsnorm_single", False), name
+
+
+def test_from_attention_to_activation_trains_what_the_paper_trained() -> None:
+    def jobs(name: str) -> list[Job]:
+        return list(plan_of(exhibit(f"activation/{name}"), "paper").jobs)
+
+    for name in ("fig2", "fig3"):  # section 3: 130M where nothing else is said
+        for job in jobs(name):
+            assert (job.config.model.num_layers, job.config.model.width) == (12, 768)
+    for job in jobs("table6"):  # section 5: a batch of 512 where nothing else is said
+        assert (job.config.train.batch_size, job.config.train.length) == (512, 1024)
+    for ours in ("tiny", "small", "paper"):  # the runs of Table 3 are some of Table 2's
+        plans = [
+            plan_of(exhibit(f"activation/{name}-llama"), ours) for name in ("table3", "table2")
+        ]
+        few, all_ = ({job.row: job.folder for job in plan.jobs} for plan in plans)
+        assert few == {row: all_[row] for row in ("vanilla", "softmax1-orthoadam")}
+
+
+def test_published_differences_are_those_of_the_published_figures() -> None:
+    compared = 0
+    for name in exhibit_names():
+        found = exhibit(name)
+        cells = found.table.cells
+        for claim in found.claims:
+            ours = cells.get((claim.row, claim.figure))
+            theirs = cells.get((claim.than or found.table.baseline, claim.figure))
+            if claim.published is None or claim.than_value is not None or claim.than_group:
+                continue
+            if isinstance(ours, int | float) and isinstance(theirs, int | float):
+                assert claim.published == pytest.approx(ours - theirs, abs=6e-4), (name, claim.says)
+                against = "higher" if ours < theirs else "lower"
+                assert ours == theirs or claim.direction != against, (name, claim.says)
+                compared += 1
+    assert compared > 100
+
+
+def test_an_exhibit_may_claim_its_tables_directions_and_more() -> None:
+    claims = exhibit("activation/table2").claims
+    assert {claim.than for claim in claims} == {"", "softmax1", "orthoadam"}
+    assert sum(not claim.than for claim in claims) == 18
+    rows = {(claim.row, claim.figure): claim.direction
+            for claim in exhibit("activation/table5").claims if not claim.than}  # fmt: skip
+    # "perplexity reduces and increases by 1.3 and 0.5" (section 5.3)
+    assert rows["rotary", "perplexity"] == "lower"
+    assert rows["no-positions", "perplexity"] == "higher"
+    assert rows["softmax1", "perplexity"] == "same"
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,9 @@ class HyperConnections(SublayerMix):
         A_ij + s_A tanh(LayerNorm(H_i) W)_j,    B_i + s_B tanh(LayerNorm(H_i) W')_i,
 
     W = W' = 0 and s = 0.01 at the start. LayerNorm has no scale or bias here. The final norm reads
-    the streams' mean, where the paper has their sum: a norm sees no difference but in its ε.
+    the streams' mean, where the paper has their sum: a norm sees no difference but in its ε. For
+    that sum it scales initial weights by √n (section 4); the mean starts as the plain stream does,
+    so they stay as they are.
     """
 
     name = "hyper_connections"

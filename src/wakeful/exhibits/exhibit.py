@@ -5,8 +5,9 @@ exhibit, called "paper/file": `value-residual/fig6`. Figures are the papers' own
 variant, by the name that it is trained under; a column is a figure of a run (`figures`), whose
 paper values count as equal where they differ by no more than the share `same`. A direction
 ("lower", "higher", "same") stands where no figure is at hand. An exhibit without claims of its own
-claims every direction of its table. A table without rows has those that were trained; its columns
-that say which way is better are ranked, group by group (`ranks`).
+claims every direction of its table, and so does one that says `directions`. A table without rows
+has those that were trained; its columns that say which way is better are ranked, group by group
+(`ranks`).
 """
 
 import re
@@ -168,6 +169,7 @@ class _Spec:
     rows: Mapping[str, Mapping[str, str | float]] = field(default_factory=dict)
     grows: tuple[str, ...] = ()
     unjudged: tuple[str, ...] = ()
+    directions: bool = False
     draw: tuple[str, ...] = ()
     compare: str | dict[str, Any] = ""
     groups: Mapping[str, Group] = field(default_factory=dict)
@@ -302,12 +304,13 @@ def _read(name: str) -> Exhibit:
         scale: merged(shared.get("scales", {}).get(scale, {}), spec.scales.get(scale, {}))
         for scale in ("tiny", "small", "paper")
     }
+    directions = _claims(table) if spec.directions or not spec.claims else ()
     return Exhibit(
         name=name, paper=shared["title"], claim=claim, needs=needs,
         formerly=spec.formerly, table=table, draw=spec.draw, compare=spec.compare,
         groups=spec.groups, inherit=spec.inherit, looks=spec.looks, probes=spec.probes,
         lengths=spec.lengths, schemes=spec.schemes, tasks=spec.tasks, scales=scales,
-        claims=spec.claims or tuple(_claims(table)),
+        claims=(*directions, *spec.claims),
     )  # fmt: skip
 
 

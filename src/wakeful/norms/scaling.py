@@ -15,6 +15,7 @@ class LayerNormScaling(RMSNorm):
     LayerNorm Scaling (Sun et al. 2025, The Curse of Depth, arXiv 2502.05795, eq. 4), which keeps
     the stream's variance from growing exponentially with depth. The authors scale both norms of a
     pre-norm Llama's layers (`NORM_TYPE=LNS` of their code); elsewhere it is every norm of a layer.
+    They train without scaled initialization (`scale_residual_init`), which weakens it.
     1/√n is a constant: multiplied into γ it leaves a plain RMSNorm.
     """
 

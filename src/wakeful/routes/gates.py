@@ -93,7 +93,8 @@ class OutputGate(Gates):
 
     h_n is the normalized input of layer n's attention; W is (H, D), a gate a head, or (H d, D) with
     `per="channel"`. W starts at zero and b at `start`, so every gate starts at sigmoid(`start`), ½
-    by default. With `channels` W reads so many first channels of h_n (modded-nanogpt: 12).
+    by default; b and this start are ours. With `channels` W reads so many first channels of h_n
+    (modded-nanogpt: 12).
     """
 
     name = "output_gate"
