@@ -38,6 +38,65 @@ def test_the_crossing_is_the_last_time_that_a_row_falls_behind() -> None:
     assert figure_of(found, "", "ahead", 0, "crossing") == 100
     assert figure_of(found, "", "behind", 0, "crossing") == 1
     assert figure_of(found, "", "absent", 0, "crossing") is None
+    assert figure_of(found, "", "early", 0, "ahead") == pytest.approx(0.44)
+    assert figure_of(found, "", "early", 0, "ahead(first=0.1)") == 1.0
+    assert figure_of(found, "", "behind", 0, "ahead") == 0.0
+
+
+def test_a_crossing_that_is_not_reached_is_predicted_from_the_last_tenth() -> None:
+    base = 10.0 - 0.05 * STEPS
+    found = results({
+        ("", "vanilla", 0): trained(base),
+        ("", "rising", 0): trained(base - 1.5 + 0.01 * STEPS),
+        ("", "falling", 0): trained(base - 0.01 * STEPS),
+        ("", "early", 0): trained(base + np.where(STEPS <= 40, -1.0, 1.0)),
+    })  # fmt: skip
+    # Zero at step 150, and the mean of ten steps is four and a half steps late.
+    told = "crossing(predicted=True)"
+    assert figure_of(found, "", "rising", 0, told) == pytest.approx(154.5)
+    assert figure_of(found, "", "rising", 0, "crossing") == 100
+    assert figure_of(found, "", "falling", 0, told) == 100
+    assert figure_of(found, "", "early", 0, told) == 45
+
+
+def test_figures_of_a_row_beside_the_baseline_and_over_groups() -> None:
+    rows = {
+        (str(place), row, 0): Seen({"loss": loss, "n": 3.0 * place**0.5})
+        for place in (4, 16, 64)
+        for row, loss in (("vanilla", 2.0), ("r", 2.5))
+    }
+    found = Results("vanilla", {"4": 4.0, "16": 16.0, "64": 64.0}, rows)
+    assert figure_of(found, "16", "r", 0, "over_baseline(figure='loss')") == 1.25
+    assert figure_of(found, "16", "r", 0, "exponent(figure='n')") == pytest.approx(0.5)
+    assert figure_of(found, "16", "r", 0, "exponent(figure='m')") is None
+    assert figure_of(found, "16", "r", 0, "exponent(figure='loss')") == 0.0
+    two = Results("vanilla", {"4": 4.0, "16": 16.0}, rows)
+    assert figure_of(two, "16", "r", 0, "exponent(figure='n')") is None
+
+
+def test_domains_count_alike_and_a_text_without_any_is_one() -> None:
+    found = results({
+        ("", "a", 0): Seen({"loss": 3.9, "loss_code": 1.0, "loss_books": 4.0}),
+        ("", "b", 0): Seen({"loss": 3.9}),
+    })  # fmt: skip
+    assert figure_of(found, "", "a", 0, "mean_domain_loss") == 2.5
+    assert figure_of(found, "", "b", 0, "mean_domain_loss") == 3.9
+
+
+def test_the_papers_saving_of_parameters_follows_from_the_losses_it_prints() -> None:
+    """Table 5 of Value Residual Learning gives the 10.4% of its abstract."""
+    cells = exhibit("value-residual/table5").table.cells
+    found = results({
+        (group, row, 0): Seen({
+            "loss": float(cells[f"{group}.{row}", "mean_domain_loss"]), "parameters": parameters,
+        })
+        for group, parameters in (("m82", 82e6), ("m180", 180e6), ("m468", 468e6))
+        for row in ("vanilla", "resformer")
+    })  # fmt: skip
+    assert figure_of(found, "m468", "resformer", 0, "parameter_saving") == pytest.approx(
+        0.104, abs=0.0005
+    )
+    assert figure_of(found, "m468", "vanilla", 0, "parameter_saving") == 0.0
 
 
 def test_savings_of_data_and_parameters() -> None:
@@ -54,10 +113,12 @@ def test_savings_of_data_and_parameters() -> None:
         return Seen({"loss": loss, "parameters": parameters})
 
     sizes = {("a", "vanilla", 0): size(4.0, 1e6), ("b", "vanilla", 0): size(3.0, 1e7),
-             ("b", "res", 0): size(3.0 - math.log10(1.25), 1e7)}  # fmt: skip
+             ("a", "res", 0): size(4.0 - math.log10(1.25), 1e6),
+             ("b", "res", 0): size(3.0 - math.log10(1.25), 1e7),
+             ("c", "vanilla", 0): size(9.0, 1e8), ("c", "res", 0): size(3.0, 1e8)}  # fmt: skip
     found = results(sizes)
     # A nat a decade: what gains log10 1.25 nats is worth 1.25 times the parameters.
-    saved = figure_of(found, "b", "res", 0, "parameter_saving")
+    saved = figure_of(found, "b", "res", 0, "parameter_saving(groups=['a', 'b'])")
     assert saved == pytest.approx(1 - 1 / 1.25)
     alone = results({key: value for key, value in sizes.items() if key[0] == "b"})
     assert figure_of(alone, "b", "res", 0, "parameter_saving") is None
@@ -85,12 +146,14 @@ def test_figures_that_compare_metrics_and_positions() -> None:
         "i/code/first": (places, np.array([8.0, 6.0])),
         "i/code/rest": (places, np.array([2.0, 1.0])),
     })  # fmt: skip
-    found = results({("", "r", 0): seen}, "r")
+    base = Seen({}, {"c/eq3/all": (places, np.array([0.8, 0.8]))})
+    found = results({("", "r", 0): seen, ("", "base", 0): base}, "base")
     expected = {
         "between(metric='c', variant='eq3', than_variant='eq6')": 0.5,
         "between(metric='e@0.5', than_metric='e', variant='code')": -2.0,
         "between(metric='i', variant='code', position='first', than_position='rest')": 5.5,
         "largest_ratio(metric='i', variant='code')": 6.0,
+        "layers_above(metric='c', variant='eq3')": 0.5,
     }
     for expression, value in expected.items():
         assert figure_of(found, "", "r", 0, expression) == pytest.approx(value)

@@ -9,12 +9,13 @@ from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.probes import exact
-from wakeful.probes.attention import Leading
+from wakeful.probes.attention import Leading, Values
 from wakeful.probes.base import AttentionEvent, HiddenEvent, Probe, gather
 from wakeful.probes.gradients import query_key_gradients
 from wakeful.probes.hidden import Outliers, Turned
 from wakeful.probes.mappings import Mappings
 from wakeful.probes.positions import Positions
+from wakeful.probes.spectrum import Spectrum
 from wakeful.probes.watch import watch
 
 GROUPED = ModelConfig(
@@ -38,6 +39,19 @@ class Events(Probe):
 
     def rows(self):
         return gather([])
+
+
+def test_a_spectrum_is_one_layers_eigenvalues_in_their_order() -> None:
+    model = Decoder(GROUPED).double().eval()
+    tokens = torch.randint(0, 61, (2, 21), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode(), watch(model, Values(), Spectrum(layer=1, curve=5)) as seen:
+        model(tokens)
+    found = seen.frame.filter(metric="value_eigenvalue_sorted")
+    assert found["layer"].unique().to_list() == [1]
+    assert found["position"].to_list() == ["1", "2", "3", "4", "5"]
+    assert found["value"].is_sorted(descending=True)
+    largest = value(seen.frame, metric="value_eigenvalue", layer=1, position="1")
+    assert found["value"][0] == pytest.approx(largest)
 
 
 def test_the_leading_key_and_each_position_are_those_of_the_weights() -> None:

@@ -22,6 +22,7 @@ from wakeful.probes.hidden import BlockInfluence, OutlierChannels, Outliers, Smo
 from wakeful.probes.patterns import AttentionPictures, FirstAttention, HiddenPicture, MeanAttention
 from wakeful.probes.positions import Positions
 from wakeful.probes.rank import Ranks
+from wakeful.probes.spectrum import Spectrum
 from wakeful.probes.watch import watch
 from wakeful.world import World
 
@@ -35,6 +36,7 @@ PROBES: dict[str, Callable[[], MergeableProbe]] = {
     "rank": Ranks,
     "bounds": lambda: Ranks(seconds=0),  # some ranks are bounds
     "values": Values,
+    "spectrum": Spectrum,
     "outliers": Outliers,
     "outlier channels": OutlierChannels,
     "smoothing": Smoothing,

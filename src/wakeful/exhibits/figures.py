@@ -16,7 +16,8 @@ from wakeful.probes.base import Frame, block_outputs
 Curve = tuple[np.ndarray, np.ndarray]
 """Where it was measured, and what."""
 _INCREASE = "increase_"
-_DOMAIN = "loss_"
+DOMAIN = "loss_"
+"""Before a domain's name, what its loss is called."""
 _DAMAGE = "damage_"
 PICTURES = ("attention_picture", "mean_attention", "hidden_picture")
 """Metrics of `probes.patterns`: cells of a picture."""
@@ -41,7 +42,7 @@ class Seen:
 def figure(run: TrainedRun, name: str) -> float | None:
     """Return one figure of a run; None where the run did not measure it.
 
-    `loss` and `perplexity` of the whole validation set, of a task `excess_loss`, and `loss_DOMAIN`
+    `loss` and `perplexity` of the whole validation set, of a task `excess_loss`, and `lossDOMAIN`
     of a part of a mixture;
     `increase_SCHEME`, its increase by quantization, and `damage_SCHEME`, that of the loss, in nats;
     `parameters`; `cache_bytes` a token; `steps_per_second`, `step_milliseconds`;
@@ -54,8 +55,8 @@ def figure(run: TrainedRun, name: str) -> float | None:
     if name.startswith(_DAMAGE):
         return _damage(summary.quantization.get(name.removeprefix(_DAMAGE), {}))
     domains = summary.validation.domains or {}
-    if name.startswith(_DOMAIN) and name.removeprefix(_DOMAIN) in domains:
-        return domains[name.removeprefix(_DOMAIN)]
+    if name.startswith(DOMAIN) and name.removeprefix(DOMAIN) in domains:
+        return domains[name.removeprefix(DOMAIN)]
     if name in _PLAIN:
         return _PLAIN[name](run)
     found = summary.diagnosis.get(name)
@@ -83,7 +84,7 @@ def seen_of_run(
     schemes = (
         f"{kind}{scheme}" for scheme in run.summary.quantization for kind in (_INCREASE, _DAMAGE)
     )
-    domains = (f"{_DOMAIN}{name}" for name in run.summary.validation.domains or {})
+    domains = (f"{DOMAIN}{name}" for name in run.summary.validation.domains or {})
     names = [*_PLAIN, *run.summary.diagnosis, *schemes, *domains]
     figures = {name: value for name in names if (value := figure(run, name)) is not None}
     figures |= {"tokens": float(run.summary.tokens), "seconds": run.summary.seconds}

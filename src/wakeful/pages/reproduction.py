@@ -254,13 +254,18 @@ def over_layers(
     return _curves(names, lambda at: at.curve(name), "layer", title or metric.replace("_", " "))
 
 
-def over_positions(names: _Names, *, metric: str, title: str = "") -> list[tuple[str, Drawing]]:
-    """Draw a metric over positions from 1, the mean over the layers of the trained models."""
+def over_positions(
+    names: _Names, *, metric: str, title: str = "", start: int = 0
+) -> list[tuple[str, Drawing]]:
+    """Draw a metric over positions from 1, the mean over the layers of the trained models.
+
+    The metric numbers them from `start`.
+    """
 
     def curve(at: At) -> Curve | None:
         places: list[int] = []
         means: list[float] = []
-        while (found := at.curve(f"{metric}/paper/{len(places)}")) is not None:
+        while (found := at.curve(f"{metric}/paper/{len(places) + start}")) is not None:
             places.append(len(places) + 1)
             means.append(float(found[1].mean()))
         return (np.array(places, dtype=np.float64), np.array(means)) if places else None
@@ -269,9 +274,13 @@ def over_positions(names: _Names, *, metric: str, title: str = "") -> list[tuple
 
 
 def over_groups(
-    names: _Names, *, figure: str = "loss", title: str = "", log: bool = False
-) -> list[tuple[str, Drawing]]:
-    """Draw a figure over the place of the groups, such as length or size, ± one standard error."""
+    names: _Names, *, figure: str = "loss", title: str = "", log: bool = False,
+    fit: Sequence[str] = (),
+) -> list[tuple[str, Drawing]]:  # fmt: skip
+    """Draw a figure over the place of the groups, such as length or size, ± one standard error.
+
+    With the straight line of each row over the logarithm of the place, through the groups of `fit`.
+    """
     results = names.results
     rows = [
         {"row": names.label(row), "x": place, **_spread(_values(results, group, row, figure))}
@@ -291,7 +300,17 @@ def over_groups(
         names.dash(), points=True,
     )  # fmt: skip
     bars = base.mark_rule().encode(y=alt.Y("low:Q"), y2=alt.Y2("high:Q"))
-    chart = alt.layer(bars, *lines).properties(height=280, width="container")
+    layers: list[Any] = [bars, *lines]
+    places = [results.places[group] for group in fit]
+    if fit:
+        fitted = alt.Chart(frame.filter(pl.col("x").is_in(places)))
+        fitted = fitted.transform_regression("x", "y", method="log", groupby=["row"])
+        layers.append(
+            fitted.mark_line(strokeWidth=1, strokeDash=[2, 3]).encode(
+                x=x, y=y, color=names.color(legend=None)
+            )
+        )
+    chart = alt.layer(*layers).properties(height=280, width="container")
     chart = chart.resolve_legend(color="independent", strokeDash="independent")
     return [(title or figure, chart)]
 

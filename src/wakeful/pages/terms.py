@@ -58,8 +58,10 @@ TERMS = {
     "kl": "how far the predictions move from the full-precision model's, in nats; 0 is not at all",
     "relative_error": "‖quantized − full‖ / ‖full‖ of an output",
     "crossing": "the step from which the training loss never falls below the baseline's again",
-    "parameter_saving": "the share of parameters saved at equal loss, by a line through the "
-    "baseline's sizes",
+    "ahead": "the share of steps at which the smoothed training loss is below the baseline's",
+    "mean_domain_loss": "the loss, the mean over the text's domains, each counted alike",
+    "parameter_saving": "the share of parameters saved at equal loss: how far apart the lines of "
+    "loss over size lie",
     "data_saving": "the share of steps saved until the baseline's last training loss",
     "acc": "the share of questions whose right answer is the model's likeliest",
     "tasks_kept": "the tasks on which the heir has nine tenths or more of its reference's score",

@@ -21,13 +21,14 @@ if TYPE_CHECKING:
     from wakeful.probes.patterns import AttentionPictures, HiddenPicture, MeanAttention
     from wakeful.probes.positions import Positions
     from wakeful.probes.rank import Ranks
+    from wakeful.probes.spectrum import Spectrum
     from wakeful.probes.watch import Watch
 
 __all__ = [
     "AttentionEvent", "AttentionPictures", "BlockInfluence", "Entropy", "HiddenEvent",
     "HiddenPicture", "Importance", "Leading", "Mappings", "MeanAttention", "MeanProbe",
     "MergeableProbe", "OutlierChannels", "Outliers", "Positions", "Probe", "Ranks", "Sinks",
-    "Smoothing", "Turned", "Values", "Watch",
+    "Smoothing", "Spectrum", "Turned", "Values", "Watch",
 ]  # fmt: skip
 _HOMES = {
     "attention": ("Entropy", "Importance", "Leading", "Sinks", "Values"),
@@ -37,6 +38,7 @@ _HOMES = {
     "patterns": ("AttentionPictures", "HiddenPicture", "MeanAttention"),
     "positions": ("Positions",),
     "rank": ("Ranks",),
+    "spectrum": ("Spectrum",),
     "watch": ("Watch",),
 }
 __getattr__, __dir__ = lazily(

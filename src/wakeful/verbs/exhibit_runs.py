@@ -34,6 +34,7 @@ from wakeful.probes.hidden import Turned
 from wakeful.probes.mappings import Mappings
 from wakeful.probes.patterns import AttentionPictures, HiddenPicture, MeanAttention
 from wakeful.probes.positions import Positions
+from wakeful.probes.spectrum import Spectrum
 from wakeful.runs.run import Run, environment, is_done, read_frame, read_record
 from wakeful.training.cluster import Row, cluster_of, deal
 from wakeful.training.loop import train
@@ -51,6 +52,7 @@ PROBES: dict[str, Callable[[], Probe]] = {
     "mappings": Mappings,
     "mean_attention": MeanAttention,
     "positions": Positions,
+    "spectrum": Spectrum,
     "turned": Turned,
 }
 """By the name that exhibits write."""
