@@ -183,6 +183,7 @@ def test_gpt2_trains_as_each_size_does_in_when_attention_collapses() -> None:
         assert (config.optimizer.lr, config.optimizer.final_lr) == (rate, 1e-5)
         tokens = 50_000 if name == "gpt2-medium" else 16_000
         assert config.train.batch_size * config.train.length == pytest.approx(tokens, rel=0.03)
+        assert config.data.validation_fraction * 9e9 == pytest.approx(4.4e6, rel=0.03)
 
 
 @pytest.mark.parametrize("name", PAPERS)

@@ -97,7 +97,11 @@ def test_an_exhibit_is_whole_at_every_scale(name: str) -> None:
         domains = mixture_of(config.data.source) or ()
         measured |= {f"loss_{domain.name}" for domain in domains}
         asked = (task.partition("@") for task in (*plan.tasks, "average of 2", "average of 2@5"))
-        measured |= {answer_name(task, "acc", int(shots or 0)) for task, _, shots in asked}
+        measured |= {
+            answer_name(task, metric, int(shots or 0))
+            for task, _, shots in asked
+            for metric in ("acc", "acc_norm")
+        }
         columns = [
             c.figure for c in found.table.columns if scale == "paper" or "acc_" not in c.figure
         ]
@@ -205,6 +209,27 @@ def test_a_size_is_that_of_the_model_which_is_not_made(name: str, within: float)
         with torch.device("meta"):
             made = Decoder(model).num_parameters()["total"]
         assert parameters_of(model) == pytest.approx(made, rel=within)
+
+
+def test_heirs_train_what_when_attention_collapses_trains() -> None:
+    plan = plan_of(exhibit("lazy/table3-medium"), "paper")
+    depths = {job.group: heirs_table(plan, job, 0)["layers"] for job in plan.jobs}
+    assert depths == {"layers12": 12, "layers14": 14, "layers16": 16}
+    assert len({job.folder for job in plan.jobs}) == 1
+    job = plan.jobs[-1]
+    # Its three heirs and, beside the last, random for as many steps and for twice as many.
+    own = 6 * plan.parameters * job.config.train.steps * job.config.train.batch_size * 1024
+    assert plan.operations == pytest.approx(own * (1 + 0.5 + 0.5833 + 0.6667 * (1 + 1 + 2)))
+    tokens = {}
+    for name in ("lazy/table6", "lazy/table9"):
+        plan = plan_of(exhibit(name), "paper")
+        for job in plan.jobs:
+            table = heirs_table(plan, job, 0)
+            train = table["train"]
+            whole = train["steps"] * train["batch_size"] * train["length"]
+            tokens[job.group] = (whole, table["data"].get("max_tokens", 0))
+    assert tokens[""] == (pytest.approx(8e9, rel=0.05), pytest.approx(1e9, rel=0.05))
+    assert tokens["large-many"] == (pytest.approx(50e9, rel=0.01), 0)
 
 
 def test_rows_keep_their_ratios_at_a_smaller_scale() -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from wakeful.errors import WakefulError
 from wakeful.exhibits.derived import Results, figure_of, tidy
 from wakeful.exhibits.exhibit import Claim, exhibit
 from wakeful.exhibits.figures import Seen, of_layers
@@ -131,10 +132,27 @@ def test_figures_of_layers() -> None:
                 "deepening(metric='rank')": -28.5, "lazy_layers": 0.5,
                 "extreme(metric='rank', position='all')": 40.0,
                 "extreme(metric='rank', position='all', least=True)": 1.0}  # fmt: skip
+    expected |= {
+        "layers(metric='rank', part='2/4')": 20.0, "layers(metric='rank', part='2/2')": 1.5,
+        "deepening(metric='rank', part='4/4', than='1/4')": -39.0,
+        "extreme(metric='rank', position='all', part='late')": 2.0,
+    }  # fmt: skip
     for expression, value in expected.items():
         assert figure_of(found, "", "r", 0, expression) == value
     assert figure_of(found, "", "r", 0, "layers(metric='entropy')") is None
+    for part in ("3/2", "0/2", "late "):
+        with pytest.raises(WakefulError, match="part must be all, early, late or one like 1/3"):
+            figure_of(found, "", "r", 0, f"layers(metric='rank', part={part!r})")
     assert [row["value"] for row in tidy(found, list(expected))] == list(expected.values())
+
+
+def test_the_mean_rank_of_a_run_of_layers_is_avg_rank() -> None:
+    """Table 4 of When Attention Collapses: layers 1–4, 5–8 and 9–12."""
+    ranks = (np.arange(1, 13), np.array([8.4] * 4 + [9.48] * 4 + [1.22] * 4))
+    found = results({("", "reference", 0): Seen({}, {"rank/paper/all": ranks})})
+    columns = [each.figure for each in exhibit("lazy/table4").table.columns[1:]]
+    thirds = [figure_of(found, "", "reference", 0, each) for each in columns]
+    assert thirds == pytest.approx([8.4, 9.48, 1.22])
 
 
 def test_figures_that_compare_metrics_and_positions() -> None:
@@ -247,6 +265,51 @@ def test_tasks_are_counted_that_keep_the_baselines_accuracy() -> None:
     assert figure_of(found, "", "small", 0, told) == 2
     assert figure_of(found, "", "vanilla", 0, told) == 3
     assert figure_of(found, "", "small", 0, "tasks_kept(figures=['acc_a', 'acc_d'])") is None
+    assert figure_of(found, "", "small", 0, "mean_of(figures=['acc_a', 'acc_b'])") == 0.575
+    assert figure_of(found, "", "small", 0, "mean_of(figures=['acc_a', 'acc_d'])") is None
+    with pytest.raises(WakefulError, match="or_above has 1 numbers, and there are 2 figures"):
+        figure_of(found, "", "small", 0, "tasks_kept(figures=['acc_a', 'acc_b'], or_above=[0.5])")
+
+
+@pytest.mark.parametrize(
+    ("name", "derived", "expected"),
+    [("table6", "tasks_kept", 7), ("table5-medium", "mean_of", 0.4808),
+     ("table5-large", "mean_of", 0.4975)],
+)  # fmt: skip
+def test_the_papers_own_figures_come_to_what_it_counts(
+    name: str, derived: str, expected: float
+) -> None:
+    table = exhibit(f"lazy/{name}").table
+    seen = {
+        ("", row, 0): Seen({key: value for (own, key), value in table.cells.items() if own == row})
+        for row in ("reference", "heir")
+    }
+    (told,) = (each.figure for each in table.columns if each.figure.startswith(derived))
+    assert figure_of(results(seen, "reference"), "", "heir", 0, told) == pytest.approx(
+        expected, abs=5e-5
+    )
+
+
+def test_convergence_is_judged_where_all_rows_were_evaluated() -> None:
+    def evaluated(*points: tuple[float, float]) -> Seen:
+        steps, losses = zip(*points, strict=True)
+        return Seen({}, {"validation_loss": (np.array(steps), np.array(losses))})
+
+    found = results({
+        ("", "reference", 0): evaluated((20, 5.0), (40, 4.0), (60, 3.0)),
+        ("", "heir", 0): evaluated((0, 9.0), (10, 5.0), (20, 3.0), (30, 2.5), (40, 2.0)),
+    }, "reference")  # fmt: skip
+    assert figure_of(found, "", "heir", 0, "loss_over_training") == 2.5
+    assert figure_of(found, "", "reference", 0, "loss_over_training") == 4.5
+    assert figure_of(found, "", "random", 0, "loss_over_training") is None
+
+
+def test_gains_are_compared_between_pairs_of_groups() -> None:
+    losses = {"few": 3.0, "many": 2.0, "large-few": 3.5, "large-many": 1.5}
+    found = results({(group, "heir", 0): Seen({"loss": loss}) for group, loss in losses.items()})
+    told = "gains(figure='loss', of=['large-many', 'large-few'], than=['many', '{}'])"
+    assert figure_of(found, "large-many", "heir", 0, told.format("few")) == -1.0
+    assert figure_of(found, "large-many", "heir", 0, told.format("fewer")) is None
 
 
 def test_a_claim_is_judged_at_its_own_scales_alone() -> None:

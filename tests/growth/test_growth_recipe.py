@@ -13,6 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 from growth.heirs import reference, text, trained
+from wakeful.comparison.reading import read_run
+from wakeful.comparison.tables import training_rows
 from wakeful.config.schema import (
     BridgeConfig,
     DataConfig,
@@ -25,6 +27,7 @@ from wakeful.data.order import Batches
 from wakeful.data.preparing import prepared
 from wakeful.display import Display, Silent
 from wakeful.errors import Interrupted, WakefulError
+from wakeful.exhibits.figures import train_curve
 from wakeful.growth.baselines import BASELINES
 from wakeful.growth.outcome import Outlook, Point, arms, compared, curve, measure, outlook
 from wakeful.growth.plan import Cost, doubts, measure_costs, steps_within
@@ -163,6 +166,22 @@ def test_baselines_take_the_same_steps_and_tokens(
     assert lines["heir-2"].behind is None
 
 
+def test_the_papers_stacking_trains_all_steps_twice(
+    reference: Run, text: Path, known: Model, tmp_path: Path
+) -> None:
+    recipe = recipe_for(reference, text, baselines=("random_twice", "full_stacking"))
+    outcome = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path, shown=quietly)
+    heir, longer, half, whole = (*outcome.rounds, *outcome.baselines)
+    assert [each.stage.steps for each in (heir, longer, half, whole)] == [4, 8, 4, 4]
+    assert [each.run.config.model.num_layers for each in (half, whole)] == [1, 2]
+    assert whole.stage.offset == 4
+    assert longer.summary.tokens == half.summary.tokens + whole.summary.tokens
+    runs = [read_run(each.run.path) for each in (half, whole)]
+    steps, losses = train_curve(runs)
+    assert steps.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert losses[4] == training_rows(runs[1])["loss"][0]
+
+
 class Killed(BaseException):
     """What a test throws in the middle of a step, as a power failure would."""
 
@@ -277,15 +296,16 @@ def test_a_budget_that_cannot_tell_heirs_from_noise_is_named(reference: Run, tex
 def test_costs_are_measured_for_every_arm(reference: Run, text: Path, known: Model) -> None:
     recipe = recipe_for(
         reference, text, grow=1, rounds=2, grow_from="student",
-        baselines=("random", "stacking", "distillation"),
+        baselines=("random", "stacking", "distillation", "random_twice"),
     )  # fmt: skip
     data = prepared(str(text), tokenizer=known.own_tokenizer, validation_fraction=0.1)
     before = {name: p.clone() for name, p in known.decoder().named_parameters()}
     costs = measure_costs(recipe, known.decoder(), data)
-    assert [cost.name for cost in costs] == ["heir", "random", "stacking", "distillation"]
+    assert [cost.name for cost in costs[:-1]] == ["heir", "random", "stacking", "distillation"]
     assert all(cost.step > 0 and cost.evaluation > 0 for cost in costs)
     assert costs[0].share == pytest.approx(1 + 1.5)
     assert costs[1].share == pytest.approx(2 * 1.5)
+    assert costs[-1].share == pytest.approx(2 * costs[1].share)
     for name, parameter in known.decoder().named_parameters():
         assert torch.equal(parameter, before[name])
         assert not parameter.requires_grad

@@ -1,6 +1,7 @@
 """Measures that several exhibits need: of a run, of a run and its baseline, of all groups."""
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -230,27 +231,76 @@ def parameter_saving(at: At, *, figure: str = "loss", groups: Sequence[str] = ()
     return 1.0 - math.exp(min(700.0, -float(np.mean(differences)) / slope))
 
 
+def loss_over_training(at: At) -> float | None:
+    """Return the mean validation loss over training: the lower, the faster a row converges.
+
+    It is of the steps, the start left out, at which all rows of its group were evaluated.
+    """
+    rows = [found for row in at.results.rows if (found := at.of(row=row))]
+    curves = [curve for row in rows if (curve := row.curve("validation_loss")) is not None]
+    own = at.curve("validation_loss")
+    if own is None or len(curves) < len(rows):
+        return None
+    shared = own[0][own[0] > 0]
+    for steps, _ in curves:
+        shared = np.intersect1d(shared, steps)
+    return float(own[1][np.isin(own[0], shared)].mean()) if len(shared) else None
+
+
+def gains(at: At, *, figure: str, of: Sequence[str], than: Sequence[str]) -> float | None:
+    """Return how much more a figure gains between two groups than between two others.
+
+    With `of` = (a, b) and `than` = (c, d): (a − b) − (c − d), of the same row and seed.
+    """
+    found = [figure_of(at.results, each, at.row, at.seed, figure) for each in (*of, *than)]
+    known = [value for value in found if value is not None]
+    if len(known) < 4:
+        return None
+    return (known[0] - known[1]) - (known[2] - known[3])
+
+
+def _part(values: np.ndarray, part: str) -> np.ndarray:
+    """Return the values of all layers, of their first half ("early") or last ("late"), or of the
+    k-th of n equal runs of them, "k/n".
+    """
+    half = len(values) // 2
+    named = {"all": values, "early": values[:half], "late": values[half:]}
+    if part in named:
+        return named[part]
+    run = re.fullmatch(r"([1-9]\d?)/([1-9]\d?)", part)
+    if run is None or int(run[1]) > int(run[2]):
+        raise WakefulError(f"part must be all, early, late or one like 1/3, got {part!r}")
+    number, runs = int(run[1]), int(run[2])
+    return values[round((number - 1) * len(values) / runs) : round(number * len(values) / runs)]
+
+
 def layers(
     at: At, *, metric: str, variant: str = "paper", position: str = "all", part: str = "all"
 ) -> float | None:
-    """Return the mean of a metric over layers: all of them, the first half or the last ("late")."""
+    """Return the mean of a metric over a part of the layers (`_part`).
+
+    Of ranks over a run of layers that is AvgRank (When Attention Collapses, section 2.1).
+    """
     curve = at.curve(f"{metric}/{variant}/{position}")
-    if curve is None or not len(curve[1]):
+    if curve is None:
         return None
-    half = len(curve[1]) // 2
-    if part not in ("all", "early", "late"):
-        raise WakefulError(f"part must be all, early or late, got {part!r}")
-    chosen = {"all": curve[1], "early": curve[1][:half], "late": curve[1][half:]}[part]
+    chosen = _part(curve[1], part)
     return float(chosen.mean()) if len(chosen) else None
 
 
 def deepening(
-    at: At, *, metric: str, variant: str = "paper", position: str = "all"
+    at: At,
+    *,
+    metric: str,
+    variant: str = "paper",
+    position: str = "all",
+    part: str = "late",
+    than: str = "early",
 ) -> float | None:
-    """Return a metric's mean over the last half of the layers minus that over the first half."""
+    """Return a metric's mean over a part of the layers minus that over another: the halves."""
     found = [
-        layers(at, metric=metric, variant=variant, position=position, part=part)
-        for part in ("late", "early")
+        layers(at, metric=metric, variant=variant, position=position, part=each)
+        for each in (part, than)
     ]
     late, early = found
     return None if late is None or early is None else late - early
@@ -275,13 +325,22 @@ def layers_above(
 
 
 def extreme(
-    at: At, *, metric: str, variant: str = "paper", position: str = "first", least: bool = False
+    at: At,
+    *,
+    metric: str,
+    variant: str = "paper",
+    position: str = "first",
+    part: str = "all",
+    least: bool = False,
 ) -> float | None:
-    """Return the largest of a metric over layers, or the least."""
+    """Return the largest of a metric over a part of the layers (`_part`), or the least."""
     curve = at.curve(f"{metric}/{variant}/{position}")
-    if curve is None or not len(curve[1]):
+    if curve is None:
         return None
-    return float(curve[1].min() if least else curve[1].max())
+    chosen = _part(curve[1], part)
+    if not len(chosen):
+        return None
+    return float(chosen.min() if least else chosen.max())
 
 
 def where_least(
@@ -328,8 +387,24 @@ def _beside(at: At, one: str, other: str) -> tuple[np.ndarray, np.ndarray] | Non
     return (mine[1][first], theirs[1][second]) if len(shared) else None
 
 
-def tasks_kept(at: At, *, figures: Sequence[str], share: float = 0.9) -> float | None:
-    """Return in how many of the tasks' figures a row has at least `share` of the baseline's."""
+def mean_of(at: At, *, figures: Sequence[str]) -> float | None:
+    """Return the mean of some figures, if all were measured."""
+    found = [at.seen.figures.get(name) for name in figures]
+    known = [value for value in found if value is not None]
+    return sum(known) / len(known) if known and len(known) == len(found) else None
+
+
+def tasks_kept(
+    at: At, *, figures: Sequence[str], share: float = 0.9, or_above: Sequence[float] = ()
+) -> float | None:
+    """Return in how many of the tasks' figures a row has at least `share` of the baseline's.
+
+    With `or_above`, a number a task, also where it is above that.
+    """
+    if or_above and len(or_above) != len(figures):
+        raise WakefulError(
+            f"or_above has {len(or_above)} numbers, and there are {len(figures)} figures"
+        )
     base = at.base
     if base is None:
         return None
@@ -337,7 +412,13 @@ def tasks_kept(at: At, *, figures: Sequence[str], share: float = 0.9) -> float |
     known = [(ours, theirs) for ours, theirs in pairs if ours is not None and theirs is not None]
     if len(known) < len(figures):
         return None
-    return float(sum(ours >= share * theirs for ours, theirs in known))
+    others = or_above or [math.inf] * len(known)
+    return float(
+        sum(
+            ours >= share * theirs or ours > other
+            for (ours, theirs), other in zip(known, others, strict=True)
+        )
+    )
 
 
 def between(
@@ -379,6 +460,8 @@ DERIVED: dict[str, Measure] = {
     "mean_domain_loss": mean_domain_loss,
     "data_saving": data_saving,
     "parameter_saving": parameter_saving,
+    "loss_over_training": loss_over_training,
+    "gains": gains,
     "layers": layers,
     "deepening": deepening,
     "lazy_layers": lazy_layers,
@@ -388,6 +471,7 @@ DERIVED: dict[str, Measure] = {
     "between": between,
     "ratio": ratio,
     "correlation": correlation,
+    "mean_of": mean_of,
     "tasks_kept": tasks_kept,
     "largest_ratio": largest_ratio,
 }

@@ -1,7 +1,7 @@
 """What a run came to, as plain figures and as curves, whatever kind of run it was."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -114,8 +114,24 @@ def seen_of_model(
     return _with_looks({**figures, **(answers or {})}, {}, layers)
 
 
+def train_curve(runs: Sequence[TrainedRun]) -> Curve:
+    """Return the training loss over the steps of an arm's stages, one after another."""
+    steps: list[np.ndarray] = []
+    losses: list[np.ndarray] = []
+    done = 0
+    for run in runs:
+        rows = training_rows(run).drop_nulls("loss")
+        steps.append(rows["step"].to_numpy() + done)
+        losses.append(rows["loss"].to_numpy())
+        done += run.config.train.steps
+    return np.concatenate(steps), np.concatenate(losses)
+
+
 def seen_of_arm(
-    arm: Arm, layers: Frame | None = None, answers: Mapping[str, float] | None = None
+    arm: Arm,
+    training: Curve,
+    layers: Frame | None = None,
+    answers: Mapping[str, float] | None = None,
 ) -> Seen:
     """Return the figures and curves of an heir or a baseline, as `seen_of_run`."""
     figures = {
@@ -129,7 +145,7 @@ def seen_of_arm(
     last = {point.step: point.loss for point in arm.curve}
     steps = np.array(sorted(last), dtype=np.float64)
     curve = np.array([last[step] for step in sorted(last)])
-    curves = {"validation_loss": (steps, curve)}
+    curves = {"train_loss": training, "validation_loss": (steps, curve)}
     return _with_looks(figures | dict(answers or {}), curves, layers)
 
 

@@ -22,6 +22,7 @@ from wakeful.config.tables import Table, from_table, merged, on_preset, own_tabl
 from wakeful.config.verbs import LENGTH
 from wakeful.errors import WakefulError
 from wakeful.exhibits.exhibit import Exhibit, Existing, Heirs, Scale
+from wakeful.growth.baselines import baseline_of
 
 H100 = 989e12 * 0.4
 """Operations a second of one H100 in bfloat16, at two fifths of its peak."""
@@ -139,7 +140,8 @@ class Plan:
             return 0.0
         heirs = self.heirs[group]
         # The heir and each arm: the reference's shape with a share of its layers.
-        return heirs.keep * heirs.steps * (1 + len(heirs.baseline))
+        arms = 1 + sum(baseline_of(name).times for name in heirs.baseline)
+        return heirs.keep * heirs.steps * arms
 
     @property
     def memory(self) -> int:

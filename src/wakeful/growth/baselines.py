@@ -67,6 +67,8 @@ class Baseline:
     """The model its training starts from; of two stages, the first."""
     second: Callable[[Setting, Decoder], Decoder] | None = None
     """The model of the second half of its training, from the trained first."""
+    times: int = 1
+    """Its steps, as a multiple of the heir's."""
     distil: Distil = ""
     """The form of KL in its loss; empty for cross-entropy alone."""
 
@@ -143,10 +145,21 @@ def _parts(copy: Copy) -> Start:
 
 BASELINES: dict[str, Baseline] = {
     "random": Baseline("the same shape at random", lambda s: at_random(s, s.num_layers)),
+    "random_twice": Baseline(
+        "the same shape at random, for twice the steps",
+        lambda s: at_random(s, s.num_layers),
+        times=2,
+    ),
     "stacking": Baseline(
         "half the layers trained from random, then copied onto themselves",
         lambda s: at_random(s, -(-s.num_layers // 2)),
         second=stack,
+    ),
+    "full_stacking": Baseline(
+        "stacking with all the steps before and all the steps after",
+        lambda s: at_random(s, -(-s.num_layers // 2)),
+        second=stack,
+        times=2,
     ),
     "hybrid_stacking": Baseline("the reference's first n/2 layers twice", _hybrid),
     "half_width": Baseline(

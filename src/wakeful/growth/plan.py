@@ -239,7 +239,8 @@ def measure_costs(recipe: Recipe, reference: Decoder, data: PreparedData) -> lis
         baseline = baseline_of(name)
         start = baseline.start(setting)
         lesson = recipe.lesson(baseline.distil)
-        cost = _cost(recipe, reference, name, start, data, rounds * grown[-1], lesson)
+        share = rounds * grown[-1] * baseline.times
+        cost = _cost(recipe, reference, name, start, data, share, lesson)
         costs.append(cost)
         if baseline.second is not None:
             second = baseline.second(setting, start)

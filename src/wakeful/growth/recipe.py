@@ -397,7 +397,9 @@ def _bridges(
 def _stages(
     recipe: Recipe, reference: Decoder, rounds: list[Finished], out: Path
 ) -> Iterator[Stage]:
-    """The baselines' stages: the last heir's depth, and as many steps as went into it."""
+    """The baselines' stages: the last heir's depth, and as many steps as went into it, or so many
+    times as many.
+    """
     last = rounds[-1].stage
     steps = last.offset + last.steps
     setting = setting_of(recipe, reference, LayerMap(last.layers, recipe.rule))
@@ -423,6 +425,7 @@ def _baseline(
 ) -> Iterator[Stage]:
     baseline, folder = baseline_of(name), folder_of(name)
     start, then = partial(baseline.start, setting), baseline.second
+    steps *= baseline.times
     if then is None:
         yield Stage(folder, name, steps, 0, start, distill=recipe.lesson(baseline.distil))
         return

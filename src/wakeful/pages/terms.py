@@ -5,6 +5,7 @@ import re
 TERMS = {
     "loss": "the mean negative log-likelihood of the next token",
     "train_loss": "the loss of training batches, the mean of the last steps",
+    "loss_over_training": "the mean of the evaluations after the start: lower converges faster",
     "relative_loss": "smoothed over steps; below zero is better than the baseline",
     "excess_loss": "the loss above that of a model that knows the task, in nats",
     "perplexity": "e to the loss: among how many equally likely tokens the model hesitates",
@@ -64,7 +65,9 @@ TERMS = {
     "loss over size lie",
     "data_saving": "the share of steps saved until the baseline's last training loss",
     "acc": "the share of questions whose right answer is the model's likeliest",
-    "tasks_kept": "the tasks on which the heir has nine tenths or more of its reference's score",
+    "mean_of": "the mean of the shares of questions answered right, task by task",
+    "tasks_kept": "the tasks on which the heir has nine tenths or more of its reference's score, "
+    "or more than two other models of its size",
     "step_milliseconds": "the median time of a training step",
     "cache_bytes": "bytes of keys and values that generation keeps a token",
 }  # fmt: skip
@@ -76,8 +79,8 @@ def explained(name: str) -> str:
 
     A name without a line of its own has that of what it begins with; plain words have "".
     """
-    inner = re.search(r"(?:metric|figure|curve)='([^']+)'", name)
-    figure = re.split("[@(]", inner[1] if inner else name)[0]
+    inner = re.search(r"(?:metric|figure|curve)=(['\"])(.+?)\1", name)
+    figure = re.split("[@(]", inner[2] if inner else name)[0]
     while figure and figure not in TERMS:
         figure = figure.rpartition("_")[0]
     return TERMS.get(figure, "")

@@ -21,7 +21,14 @@ from wakeful.evaluation.diagnosis import sequences_of
 from wakeful.evaluation.looking import look, stretches
 from wakeful.evaluation.reading import fingerprint, words_of
 from wakeful.exhibits.derived import Key, Results
-from wakeful.exhibits.figures import Seen, answer_name, seen_of_arm, seen_of_model, seen_of_run
+from wakeful.exhibits.figures import (
+    Seen,
+    answer_name,
+    seen_of_arm,
+    seen_of_model,
+    seen_of_run,
+    train_curve,
+)
 from wakeful.exhibits.plan import Job, Plan, heirs_table
 from wakeful.loading.load import load, read_decoder
 from wakeful.loading.model import Model
@@ -200,7 +207,8 @@ def _inherited(
         label = f"{path.parent.name}-{row}-{seed}"
         layers = _looked_at(last, label, row, plan, place, shown)
         answers = _asked(str(last), label, plan, place, shown)
-        found[job.group, row, seed] = seen_of_arm(arm, layers, answers)
+        training = train_curve([read_run(path / stage) for stage in arm.runs])
+        found[job.group, row, seed] = seen_of_arm(arm, training, layers, answers)
     return found, path / summary.heir.runs[-1]
 
 
