@@ -244,7 +244,7 @@ def exhibit_names() -> tuple[str, ...]:
         for entry in paper.iterdir()
         if entry.name.endswith(".toml") and entry.name != _SHARED
     )
-    return tuple(sorted(found, key=_natural))
+    return tuple(sorted(found, key=natural))
 
 
 def exhibit(name: str) -> Exhibit:
@@ -335,7 +335,7 @@ def _toml(file: Traversable) -> Table:
     return parse_toml(file.read_bytes(), file.name)
 
 
-def _natural(name: str) -> list[str | int]:
+def natural(name: str) -> list[str | int]:
     """Order fig2 before fig10, and figures before tables."""
     parts = re.split(r"(\d+)", name)
     return [int(part) if part.isdecimal() else part for part in parts]

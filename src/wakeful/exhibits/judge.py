@@ -66,6 +66,22 @@ class Verdict:
         return self.low <= self.published <= self.high
 
 
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """summary.json of an exhibit."""
+
+    exhibit: str
+    """PAPER/EXHIBIT."""
+    paper: str
+    title: str
+    claim: str = ""
+    """What the paper says it shows; empty in older runs."""
+    scale: str
+    headline: str
+    """The scale in words."""
+    verdicts: tuple[Verdict, ...]
+
+
 def verdicts(exhibit: Exhibit, results: Results, scale: Scale) -> tuple[Verdict, ...]:
     """Judge every claim of an exhibit at a scale; one that names no group once in each."""
     found: list[Verdict] = []

@@ -91,14 +91,27 @@ def headline(plan: Plan, facts: Facts, results: Results) -> str:
 def sentence(verdict: Verdict) -> str:
     """Return a claim, what was found and the verdict, in a line."""
     where = f" ({verdict.group})" if verdict.group else ""
-    return f"{verdict.says}{where}: {_found(verdict)}: {verdict.outcome}."
+    return f"{verdict.says}{where}: {Found.of(verdict).difference}: {verdict.outcome}."
 
 
-def _found(verdict: Verdict) -> str:
-    if verdict.difference is None:
-        return "not measured"
-    found = with_error(verdict.difference, verdict.error, "+")
-    return found if verdict.error is not None else f"{found}, one seed"
+@dataclass(frozen=True)
+class Found:
+    """What was found of a claim, in words."""
+
+    difference: str
+    interval: str
+    """Of 95%; empty of a single seed."""
+
+    @classmethod
+    def of(cls, verdict: Verdict) -> "Found":
+        """Return a difference and its interval to the second digit of the error."""
+        if verdict.difference is None:
+            return cls("not measured", "")
+        found = with_error(verdict.difference, verdict.error, "+")
+        if verdict.error is None:
+            return cls(f"{found}, one seed", "")
+        edges = (with_error(edge, verdict.error, "+") for edge in (verdict.low, verdict.high))
+        return cls(found, " to ".join(edge.split(" ± ")[0] for edge in edges))
 
 
 @unchecked
@@ -125,7 +138,7 @@ def write_reproduction(
         headline=headline(plan, facts, results),
         counts=counts,
         verdicts=verdicts,
-        found=[_found(each) for each in verdicts],
+        found=[Found.of(each) for each in verdicts],
         words={"loss": "validation loss"}
         | {column.figure: column.title for column in exhibit.table.columns},
         charts=_drawn(exhibit, results),

@@ -1,4 +1,4 @@
-"""The verb report: finished runs in, one page out."""
+"""The verb report: finished runs, or exhibits, in, one page out."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +9,7 @@ from wakeful.pages.inheritance import write_inheritance
 from wakeful.runs.run import Run
 from wakeful.verbs.compare import Comparison, reported
 from wakeful.verbs.inherit import Inheritance
+from wakeful.verbs.reproduce import Reproduction, claims
 
 _KINDS = {
     "train": "a training run", "compare": "a comparison", "inherit": "an inheritance",
@@ -19,14 +20,15 @@ _KINDS = {
 
 def report(
     *folders: str | Path, out: str | Path = "", title: str = "", figures: Sequence[Figure] = ()
-) -> Comparison | Inheritance:
-    """Write one offline page about training runs, a comparison or an inheritance.
+) -> Comparison | Inheritance | Reproduction:
+    """Write one offline page about training runs, a comparison, an inheritance or exhibits.
 
         wakeful.report("runs/first", "runs/second", out="both.html")
 
     Args:
         folders: run directories; of several training runs the first is the baseline.
-        out: HTML file to write; empty is report.html in the first folder.
+        out: HTML file to write; empty is report.html in the first folder, and of exhibits
+            claims.html beside it.
         title: heading of the page.
         figures: formats to write the charts in too, into the folder figures beside the page.
 
@@ -37,6 +39,10 @@ def report(
         raise WakefulError("name a comparison, or one or more run directories")
     places = [Path(folder) for folder in folders]
     kinds = [Run.open(place).header.kind for place in places]
+    if set(kinds) == {"reproduce"}:
+        if title or figures:
+            raise WakefulError("the page of exhibits has its own title, and no charts")
+        return claims(places, Path(out) if out else None)
     page = Path(out or places[0] / "report.html")
     if kinds == ["inherit"]:
         if title:
@@ -51,7 +57,8 @@ def report(
         )
         raise WakefulError(
             f"no page can be written of these: {told}. A page is about training runs, about one "
-            "comparison or about one inheritance; the other verbs write report.html themselves"
+            "comparison, about one inheritance or about exhibits; the other verbs write "
+            "report.html themselves"
         )
     done = reported(places, page, title)
     done.save_figures(page.parent / "figures", figures)

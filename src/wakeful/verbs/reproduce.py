@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,33 +20,24 @@ from wakeful.device import choose_device, rough_seconds
 from wakeful.display import Shown, duration, usual
 from wakeful.errors import Interrupted, WakefulError, nearest
 from wakeful.exhibits.derived import check_figure, tidy
-from wakeful.exhibits.exhibit import Exhibit, exhibit, exhibit_names
-from wakeful.exhibits.judge import Verdict
+from wakeful.exhibits.exhibit import Exhibit, exhibit, exhibit_names, natural
+from wakeful.exhibits.judge import Judged
 from wakeful.exhibits.judge import verdicts as judged
 from wakeful.exhibits.plan import H100, Plan, plan_of
 from wakeful.pages.charts import Drawing, save_figures
+from wakeful.pages.claims import write_claims
 from wakeful.pages.reproduction import drawings, headline, sentence, write_reproduction
-from wakeful.runs.run import Run, read_frame
+from wakeful.runs.run import Run, read_frame, read_record
 from wakeful.training.cluster import cluster_of
 from wakeful.training.setup import check_run
 from wakeful.verbs.evaluate import read_tasks
 from wakeful.verbs.exhibit_runs import GRADIENTS, PROBES, by_shots, carried_out, dealt_out
 from wakeful.verbs.result import Stored, asked
 
+CLAIMS = "claims.html"
+"""The page of several exhibits, beside their folders."""
 FIGURES = {"group": pl.String, "row": pl.String, "seed": pl.Int64, "figure": pl.String,
            "value": pl.Float64}  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class Judged:
-    """summary.json of an exhibit."""
-
-    exhibit: str
-    paper: str
-    title: str
-    scale: str
-    headline: str
-    verdicts: tuple[Verdict, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +47,7 @@ class Reproduction(Stored):
     path: Path
     """The last exhibit's folder."""
     page: Path
-    """Its page."""
+    """Its page; of several exhibits that of all their claims."""
     found: tuple[Judged, ...]
     left_out: tuple[str, ...] = ()
     """Of all exhibits those that could not be run, and why."""
@@ -134,9 +125,24 @@ def reproduce(
             left_out.append(f"{plan.exhibit.name}: {error}")
     if not done:
         raise WakefulError(f"no exhibit could be run; {left_out[0]}")
-    last, _, picture = done[-1]
-    found = tuple(one for _, one, _ in done)
-    return Reproduction(last, last / "report.html", found, tuple(left_out), picture)
+    last, one, picture = done[-1]
+    if len(plans) == 1:
+        return Reproduction(last, last / "report.html", (one,), (), picture)
+    every = {place: one for place, one, _ in done}
+    page = write_claims(last.parent / CLAIMS, every, left_out)
+    return Reproduction(last, page, tuple(every.values()), tuple(left_out), picture)
+
+
+def claims(folders: Sequence[Path], page: Path | None = None) -> Reproduction:
+    """Write the page of finished exhibits; None is beside the first one's folder."""
+    every: dict[Path, Judged] = {}
+    for folder in folders:
+        if Run.open(folder).header.status != "done":
+            raise WakefulError(f"{folder} is unfinished: give its wakeful reproduce again first")
+        every[folder] = read_record(Judged, folder / "summary.json")
+    every = dict(sorted(every.items(), key=lambda entry: natural(entry[1].exhibit)))
+    written = write_claims(page or folders[0].parent / CLAIMS, every)
+    return Reproduction(folders[-1], written, tuple(every.values()))
 
 
 def planned(found: Exhibit, wanted: ReproduceOptions) -> Plan:
@@ -255,7 +261,7 @@ def _work(
             told = headline(plan, facts, results)
             one = Judged(
                 exhibit=plan.exhibit.name, paper=plan.exhibit.paper, title=plan.exhibit.title,
-                scale=plan.scale, headline=told, verdicts=verdicts,
+                claim=plan.exhibit.claim, scale=plan.scale, headline=told, verdicts=verdicts,
             )  # fmt: skip
             run.write_json("summary.json", one)
             write_reproduction(place / "report.html", plan, results, verdicts, facts)
