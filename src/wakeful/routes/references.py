@@ -126,8 +126,8 @@ class IdentityMapping(ValueRoute):
 class CrossLayer(ValueRoute):
     """U_n = softmax(Q_n [K_n; K_m]ᵀ / √d) [V_n; V_m] (Value Residual Learning, eq. 2).
 
-    m is the layer before (`other="previous"`, figs. 3 and 8) or the first. A reference: it doubles
-    the attention's cost and takes an explicit mask.
+    m is the layer before (`other="previous"`, fig. 3) or the first (fig. 8). A reference: it
+    doubles the attention's cost and takes an explicit mask.
     """
 
     examples = ("crosslayer", 'crosslayer(other="first")')
