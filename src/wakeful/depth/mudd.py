@@ -24,7 +24,8 @@ class MUDD(SublayerMix):
 
         A_n = W_2 gelu(W_1 RMSNorm(X_n)),
 
-    as many hidden channels as weights. After the last block there is the residual stream alone,
+    as many hidden channels as weights (the authors' code has four times as many after the last
+    block). After the last block there is the residual stream alone,
     which the final norm reads. a starts one-hot at j = n and W_2 at zero: the plain stream; W_1
     with a deviation of 1/√D. Here one norm serves queries, keys and values, where the authors'
     models have three (`sepln`), and all feed-forward networks are of one width.
