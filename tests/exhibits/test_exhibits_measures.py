@@ -296,11 +296,13 @@ def test_convergence_is_judged_where_all_rows_were_evaluated() -> None:
         return Seen({}, {"validation_loss": (np.array(steps), np.array(losses))})
 
     found = results({
-        ("", "reference", 0): evaluated((20, 5.0), (40, 4.0), (60, 3.0)),
+        ("", "reference", 0): evaluated((20, 5.0), (40, 4.0)),
+        ("", "twice", 0): evaluated((30, 4.0), (80, 3.0)),
         ("", "heir", 0): evaluated((0, 9.0), (10, 5.0), (20, 3.0), (30, 2.5), (40, 2.0)),
     }, "reference")  # fmt: skip
     assert figure_of(found, "", "heir", 0, "loss_over_training") == 2.5
     assert figure_of(found, "", "reference", 0, "loss_over_training") == 4.5
+    assert figure_of(found, "", "twice", 0, "loss_over_training") == 3.5
     assert figure_of(found, "", "random", 0, "loss_over_training") is None
 
 

@@ -234,16 +234,18 @@ def parameter_saving(at: At, *, figure: str = "loss", groups: Sequence[str] = ()
 def loss_over_training(at: At) -> float | None:
     """Return the mean validation loss over training: the lower, the faster a row converges.
 
-    It is of the steps, the start left out, at which all rows of its group were evaluated.
+    It is of the steps, the start left out, at which all rows of its group were evaluated that
+    train for as many.
     """
     rows = [found for row in at.results.rows if (found := at.of(row=row))]
-    curves = [curve for row in rows if (curve := row.curve("validation_loss")) is not None]
     own = at.curve("validation_loss")
-    if own is None or len(curves) < len(rows):
+    if own is None or not len(own[0]):
         return None
     shared = own[0][own[0] > 0]
-    for steps, _ in curves:
-        shared = np.intersect1d(shared, steps)
+    for row in rows:
+        curve = row.curve("validation_loss")
+        if curve is not None and len(curve[0]) and curve[0][-1] == own[0][-1]:
+            shared = np.intersect1d(shared, curve[0])
     return float(own[1][np.isin(own[0], shared)].mean()) if len(shared) else None
 
 

@@ -25,7 +25,7 @@ TERMS = {
     "lazy": "a layer is lazy where all its heads give every query the same mixture",
     "mean_attention": "rows are queries, columns keys; a sink is a bright column",
     "attention_of_layers": "rows are queries, columns keys, each a fraction of the sequence",
-    "mass_columns": "keys that hold 90% of the attention, the largest head's",
+    "mass_columns": "columns that hold 90% of a head's attention, the mean over heads",
     "entropy": "how evenly attention falls on tokens; low means on few",
     "importance": "the mean attention that all queries give a token",
     "top_importance": "the mean attention of the tokens that have most of it",
@@ -49,7 +49,7 @@ TERMS = {
     "influence": "1 − cos of a block's input and output; near 0 it changes little",
     "angular_distance": "the angle by which a block turns the last token's state",
     "angle": "the angle by which a layer turns the last token's state",
-    "mass": "keys that hold 90% of the attention, the largest head's",
+    "mass": "columns that hold 90% of a head's attention, the mean over heads",
     "mapping_cosine": "how near this comes to attending to the layer before as well; 1 is the same "
     "direction",
     "query_gradient": "how much training still moves the weights",
