@@ -91,7 +91,7 @@ def variants(device: torch.device, name: str, shape: Shape, batch: int) -> Itera
 def _share(
     what: str, model: nn.Module, shape: Shape, batch: int, seconds: float, device: torch.device
 ) -> Iterator[Ratio]:
-    """Yield the arithmetic at the device's peak over a step's time: model FLOP utilisation."""
+    """Yield the arithmetic at the device's peak over a step's time: model FLOP utilization."""
     speed = f"{batch * shape.max_length / seconds:,.0f} tokens/s"
     if device.type == "cuda":
         speed += f", {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"

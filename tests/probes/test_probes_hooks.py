@@ -19,6 +19,7 @@ from probes.architectures import (
     build,
 )
 from wakeful.errors import WakefulError
+from wakeful.probes import __all__ as public
 from wakeful.probes.attention import Sinks
 from wakeful.probes.base import AttentionEvent
 from wakeful.probes.rank import Ranks
@@ -177,3 +178,12 @@ def test_caches_training_mode_and_other_implementations_are_refused():
         watch(torch.nn.Linear(1, 1).eval()),
     ):
         pass
+
+
+def test_every_probe_that_the_page_names_is_public():
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text("utf-8")
+    table = page.partition("| probe | metrics |")[2].partition("\n\n")[0]
+    cells = [row.split("|")[1] for row in table.splitlines() if "`" in row]
+    named = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+    assert "BosMass" in named
+    assert named <= set(public)

@@ -187,7 +187,7 @@ def test_a_teacher_of_another_vocabulary_is_refused(
     config = tiny(
         text, data={"vocab_size": 270}, train={"distill": {"teacher": str(reference.path)}}
     )
-    with pytest.raises(WakefulError, match="distil between models of one tokenizer"):
+    with pytest.raises(WakefulError, match="distill between models of one tokenizer"):
         train(config, tmp_path / "student")
     assert not (tmp_path / "student").exists()
 

@@ -131,6 +131,6 @@ def _overview() -> None:
         grid.add_row(f"  wakeful {verb}", summary)
     OUT.print(grid)
     OUT.print(
-        "\nwakeful VERB --help: two examples, the usual options; --help-all: every option.",
+        "\nwakeful VERB --help: examples, the usual options; --help-all: every option.",
         highlight=False,
     )

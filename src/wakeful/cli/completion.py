@@ -71,7 +71,7 @@ def _fish(verbs: Mapping[str, str], kinds: Mapping[str, type]) -> Iterator[str]:
         here = f'{begin} -n "__fish_seen_subcommand_from {verb}"'
         if names := _names(verb):
             yield f"{here} -a {_quoted(' '.join(names))}"
-        yield f"{here} -l help -d 'Show two examples and the usual options.'"
+        yield f"{here} -l help -d 'Show examples and the usual options.'"
         yield f"{here} -l help-all -d 'Show every option.'"
         for option in options_of(kind):
             told = f"-d {_quoted(option.words)}"

@@ -1,4 +1,4 @@
-"""What `--help` prints: two worked examples, then the options by what they are for."""
+"""What `--help` prints: worked examples, then the options by what they are for."""
 
 import dataclasses
 import inspect

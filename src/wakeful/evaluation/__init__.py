@@ -1,6 +1,6 @@
 """How well a model predicts: perplexity by our own code, tasks by lm-eval; and what it shows.
 
-diagnosis.py   every metric of docs/metrics.md on a text
+diagnosis.py   the metrics of docs/metrics.md on a text
 scores.py      one figure from many examples, its standard error and paired differences
 perplexity.py  log-likelihoods under any model that gives logits, and a text in windows
 examples.py    the user's JSON lines, read and checked

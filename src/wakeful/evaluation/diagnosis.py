@@ -102,7 +102,7 @@ def diagnose(
     progress: Callable[[int, int], None] = lambda done, total: None,
     world: World = ALONE,
 ) -> Diagnosis:
-    """Run a model over sequences and measure every metric of docs/metrics.md.
+    """Run a model over sequences and measure the metrics of docs/metrics.md.
 
     The sequences are dealt out among the processes of `world`, neighbors to one process; each
     has the model, tells of the `progress` of its own share, and returns the same diagnosis of all.

@@ -139,7 +139,7 @@ def _lesson(summary: Summary) -> str:
     lora = f", in adapters of rank {heal.lora.rank} alone" if heal.lora.rank else ""
     return (
         f"heirs learn from the reference's predictions{of}, {share}KL(reference ‖ heir){heat}"
-        f"{streams}{lora}; baselines as their names say, by cross-entropy unless they distil"
+        f"{streams}{lora}; baselines as their names say, by cross-entropy unless they distill"
     )
 
 

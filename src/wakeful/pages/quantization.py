@@ -194,7 +194,7 @@ def over_models(damages: Sequence[Damage], scheme: str) -> pl.DataFrame:
 def predicts(damages: Sequence[Damage]) -> str:
     """Say whether kurtosis predicts the damage: over all layers, and over models.
 
-    It does where Spearman's ρ is at least 0.5 and its t, ρ√((n − 2)/(1 − ρ²)), beyond the 95%
+    It does where Spearman's ρ is at least 0.5 and its t, ρ√((n − 2)/(1 − ρ²)), beyond the 97.5%
     quantile; weakly where the latter alone holds.
     """
     schemes = list(damages[0].schemes)

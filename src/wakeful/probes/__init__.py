@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from wakeful.lazy import lazily
 
 if TYPE_CHECKING:
-    from wakeful.probes.attention import Entropy, Importance, Leading, Sinks, Values
+    from wakeful.probes.attention import BosMass, Entropy, Importance, Leading, Sinks, Values
     from wakeful.probes.base import AttentionEvent, HiddenEvent, MeanProbe, MergeableProbe, Probe
     from wakeful.probes.hidden import BlockInfluence, OutlierChannels, Outliers, Smoothing, Turned
     from wakeful.probes.mappings import Mappings
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from wakeful.probes.watch import Watch
 
 __all__ = [
-    "AttentionEvent", "AttentionPictures", "BlockInfluence", "Entropy", "HiddenEvent",
+    "AttentionEvent", "AttentionPictures", "BlockInfluence", "BosMass", "Entropy", "HiddenEvent",
     "HiddenPicture", "Importance", "Leading", "Mappings", "MeanAttention", "MeanProbe",
     "MergeableProbe", "OutlierChannels", "Outliers", "Positions", "Probe", "Ranks", "Sinks",
     "Smoothing", "Spectrum", "Turned", "Values", "Watch",
 ]  # fmt: skip
 _HOMES = {
-    "attention": ("Entropy", "Importance", "Leading", "Sinks", "Values"),
+    "attention": ("BosMass", "Entropy", "Importance", "Leading", "Sinks", "Values"),
     "base": ("AttentionEvent", "HiddenEvent", "MeanProbe", "MergeableProbe", "Probe"),
     "hidden": ("BlockInfluence", "OutlierChannels", "Outliers", "Smoothing", "Turned"),
     "mappings": ("Mappings",),

@@ -136,7 +136,7 @@ def token_similarity(h: Float[Tensor, "L D"]) -> Tensor:
 
 def kurtosis(h: Float[Tensor, "*L D"]) -> Float[Tensor, "*L"]:
     """E(x−μ)⁴ / (E(x−μ)²)² over channels, each token alone: 3 for a Gaussian, D at most
-    (From Attention to Activation, section 2.2).
+    (From Attention to Activation, section 4).
     """
     centered = h - h.mean(-1, keepdim=True)
     variance = centered.square().mean(-1)

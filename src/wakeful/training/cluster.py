@@ -20,7 +20,7 @@ from wakeful.training.loop import train
 from wakeful.variants import build_call
 
 TRIES = 3
-"""Jobs that may end for one run before it has moved on."""
+"""Jobs that may end before one run is trained."""
 _PAUSE = {"local": 0.2, "slurm": 10.0}
 """Seconds between two looks at the jobs."""
 _LOGS = "jobs"

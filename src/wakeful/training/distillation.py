@@ -100,7 +100,7 @@ def check_same_vocabulary(student: int, teacher: int) -> None:
     if student != teacher:
         raise WakefulError(
             f"the teacher's vocabulary of {teacher} tokens is not the student's of {student}: "
-            "distil between models of one tokenizer"
+            "distill between models of one tokenizer"
         )
 
 

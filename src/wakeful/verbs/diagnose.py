@@ -109,7 +109,7 @@ def diagnose(
     options: DiagnoseOptions | None = None,
     **given: Any,
 ) -> Diagnosis:
-    """Measure where models waste attention and channels: every metric of docs/metrics.md.
+    """Measure where models waste attention and channels, by the metrics of docs/metrics.md.
 
         wakeful.diagnose("smollm2", text="book.txt", length=256)
 

@@ -57,7 +57,7 @@ class Gptq(Method):
 
     With `act_order` the columns whose inputs are largest, by diag XᵀX, are rounded first, while
     the most columns are left to make up for them (the authors' code). Groups stay those of
-    neighbours, and their scales are then those of the weights as they were.
+    neighbors, and their scales are then those of the weights as they were.
     """
 
     examples = ("gptq", "gptq(damping=0.05)", "gptq(act_order=True)")
