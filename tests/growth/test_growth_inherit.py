@@ -10,6 +10,7 @@ from wakeful.errors import WakefulError
 from wakeful.growth.inherit import departures, grow, inherit, target_config
 from wakeful.growth.layers import LayerMap, chosen, first, last, stacked
 from wakeful.model.decoder import Decoder
+from wakeful.surgery import store_prefix
 
 TOKENS = some_tokens(2, 13)
 
@@ -39,6 +40,21 @@ def test_an_heir_computes_the_first_blocks(positions: str, tied: bool) -> None:
     cut.blocks = cut.blocks[:2]
     assert torch.equal(heir(TOKENS), cut(TOKENS))
     assert (heir.head.weight is heir.embed.weight) == tied
+
+
+@pytest.mark.parametrize("route", ["own", "resformer", "svformer", "cla"])
+def test_a_stored_prefix_comes_along(route: str) -> None:
+    reference = store_prefix(tiny_decoder(route=route, num_kv_heads=2), [3, 4])
+    assert torch.equal(inherit(reference, first(4, of=4))(TOKENS), reference(TOKENS))
+    later = inherit(reference, LayerMap((1, 3), "named"))
+    for layer, source in enumerate((1, 3)):
+        for kind, owner in (("key", "keys"), ("value", "values")):
+            if later.plan.owns(kind, layer):
+                origin = getattr(reference.plan.sources[source], kind)
+                theirs = reference.get_parameter(f"blocks.{origin}.attention.stored.{owner}")
+                ours = later.get_parameter(f"blocks.{layer}.attention.stored.{owner}")
+                assert torch.equal(ours, theirs)
+                assert theirs.abs().max() > 0
 
 
 @pytest.mark.parametrize("sources", [(1, 3), (3, 1), (0, 1, 0, 1), (2,)])

@@ -17,7 +17,11 @@ TEXT = some_tokens(9, 13)
 
 @pytest.mark.parametrize(
     "shape",
-    [{}, {"bias": True, "scale_logits_by_layer": True, "mlp": "gelu", "tied": True}],
+    [
+        {},
+        {"bias": True, "scale_logits_by_layer": True, "mlp": "gelu", "tied": True},
+        {"relaxed_prefix": 5},
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("pinned", [0, 2])

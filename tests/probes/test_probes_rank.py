@@ -225,6 +225,13 @@ def test_past_the_budget_ranks_are_bounds(options):
         assert rows.filter(rows["head"].is_null())["kind"].to_list() == ["bound"]
 
 
+def test_heads_without_any_weight_have_rank_1():
+    nothing = torch.zeros(2, 7, dtype=torch.float64)
+    (one, other) = column_bounds(nothing, nothing, nothing[:, 0], 0.9)
+    assert one == other == RankBounds(1, 1)
+    assert matrix_rank(torch.zeros(7, 7), 0.9) == exact.rank(torch.zeros(7, 7)).item() == 1
+
+
 def test_bounds_meet():
     assert RankBounds(2, 9).meet(RankBounds(4, 20)) == RankBounds(4, 9)
     assert RankBounds(3, 3).closed

@@ -4,6 +4,7 @@ import pytest
 import torch
 from test_convert import gpt2, llama, logits
 from torch import Tensor, nn
+from transformers import PhiConfig, PhiForCausalLM
 
 from helpers import some_tokens, tiny_decoder
 from wakeful.errors import WakefulError
@@ -223,3 +224,31 @@ def test_what_methods_and_caches_refuse() -> None:
 def test_smoothing_counts_readers_of_one_tensor_once() -> None:
     layer = nn.Linear(4, 3)
     assert Smooth().divisor(torch.zeros(4), layer.weight.detach().abs().amax(0)).tolist() == [1] * 4
+
+
+def test_all_readers_of_one_tensor_are_divided_alike() -> None:
+    """Phi's queries, keys, values and hidden channels read one norm's output, not in a row."""
+    torch.manual_seed(0)
+    config = PhiConfig(
+        vocab_size=29, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+        num_attention_heads=4, max_position_embeddings=64, initializer_range=0.3,
+    )  # fmt: skip
+    model = PhiForCausalLM(config).eval()
+    tokens = [some_tokens(1, 12, seed=n) for n in range(2)]
+    layers = quantized_layers(quantize(model, "smoothquant", calibration=tokens))
+    for number, block in enumerate(model.model.layers):
+        attention = block.self_attn
+        readers = [attention.q_proj, attention.k_proj, attention.v_proj, block.mlp.fc1]
+        read: list[Tensor] = []
+        with (
+            block.mlp.fc1.register_forward_pre_hook(lambda _, args, to=read: to.append(args[0])),
+            torch.no_grad(),
+        ):
+            for each in tokens:
+                model(each)
+        largest = torch.cat(read, 1)[0].abs().amax(0)
+        weights = torch.stack([each.weight.abs().amax(0) for each in readers]).amax(0)
+        expected = (largest / weights).sqrt()
+        for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.fc1"):
+            found = layers[f"model.layers.{number}.{name}"].divisor
+            torch.testing.assert_close(found, expected)

@@ -7,7 +7,7 @@ from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError
 from wakeful.hf.weights_out import describe
 from wakeful.model.decoder import Decoder
-from wakeful.surgery import check_rotates, rotate
+from wakeful.surgery import check_rotates, rotate, store_prefix
 from wakeful.variants import variants
 
 SMALL = ModelConfig(
@@ -109,6 +109,25 @@ def test_an_outlier_channel_is_spread() -> None:
     assert plain.embed.weight.abs().amax() > 400
     assert turned.embed.weight.abs().amax() < 120  # 500 / 16 a channel, were it spread evenly
     torch.testing.assert_close(logits(turned), logits(plain), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("shape", ["llama", "qwen2", "resformer", "svformer"])
+def test_stored_values_turn_too(shape: str) -> None:
+    plain = store_prefix(decoder(**SHAPES[shape]), [3, 4])
+    turned = rotate(plain)
+    torch.testing.assert_close(logits(turned), logits(plain), rtol=1e-8, atol=1e-8)
+    stored = "blocks.0.attention.stored."
+    before, after = dict(plain.named_parameters()), dict(turned.named_parameters())
+    assert torch.equal(after[f"{stored}keys"], before[f"{stored}keys"])
+    assert not torch.allclose(after[f"{stored}values"], before[f"{stored}values"])
+
+
+def test_a_relaxed_prefix_longer_than_what_is_compared() -> None:
+    plain = decoder(relaxed_prefix=70, max_length=80)
+    tokens = torch.arange(75).unsqueeze(0) % plain.config.vocab_size
+    with torch.no_grad():
+        found = rotate(plain)(tokens)
+        torch.testing.assert_close(found, plain(tokens), rtol=1e-8, atol=1e-8)
 
 
 def test_values_turn_within_their_heads() -> None:

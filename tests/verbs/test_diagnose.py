@@ -22,7 +22,7 @@ from transformers import (
 import wakeful
 from training.runs import text, tiny
 from wakeful.cli import main
-from wakeful.evaluation.diagnosis import read_diagnosis
+from wakeful.evaluation.diagnosis import diagnose, read_diagnosis
 from wakeful.hf import whole
 from wakeful.loading.load import load
 from wakeful.pages.charts import slug, specification
@@ -93,6 +93,21 @@ def test_two_models_make_one_table_and_one_page(
     assert not re.search(r"[>\s(]-\d", re.sub(r"(?s)<script.*?</script>|<svg.*?</svg>", "", shown))
     assert Run.open(out).header.status == "done"
     assert "exists already" in fails(capsys, str(llama), "--text", str(text), "--out", str(out))
+
+
+def test_targets_that_a_relaxed_prefix_shows_are_not_in_the_loss(
+    text: Path, tmp_path: Path
+) -> None:
+    run = train(tiny(text, model={"relaxed_prefix": 5}), tmp_path / "run")
+    loaded = load(str(run.path), device=torch.device("cpu"), dtype=torch.float32)
+    sequences = [list(range(n, n + 12)) for n in (1, 5)]
+    found = diagnose(loaded, sequences)
+    tokens = torch.tensor(sequences)
+    with torch.no_grad():
+        expected = loaded.decoder().loss(tokens[:, :-1], tokens[:, 1:])
+    assert found.loss == pytest.approx(float(expected), rel=1e-5)
+    with pytest.raises(wakeful.WakefulError, match="no token to predict"):
+        diagnose(loaded, [list(range(5))])
 
 
 def test_the_figures_are_those_of_the_definitions(text: Path, llama: Path, tmp_path: Path) -> None:

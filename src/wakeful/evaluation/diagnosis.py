@@ -21,7 +21,7 @@ from wakeful.probes.base import SCHEMA, Frame, MergeableProbe, gather
 from wakeful.probes.hidden import BlockInfluence, OutlierChannels, Outliers, Smoothing
 from wakeful.probes.patterns import AttentionPictures, FirstAttention, HiddenPicture, MeanAttention
 from wakeful.probes.rank import Ranks
-from wakeful.probes.running import num_layers_of
+from wakeful.probes.running import first_target, num_layers_of
 from wakeful.probes.watch import watch
 from wakeful.runs.run import Run, read_frame
 from wakeful.world import ALONE, World
@@ -44,7 +44,8 @@ class Diagnosis:
     length: int
     num_sequences: int
     loss: float
-    """Mean next-token loss over the sequences, in nats a token."""
+    """Mean next-token loss over the sequences, in nats a token; where a relaxed prefix lets tokens
+    see their own targets, those are left out."""
     loss_error: float
     rows: Frame
     """Metrics: layer, head, position, metric, variant, value, standard_error, kind."""
@@ -238,5 +239,8 @@ def tidy(diagnoses: Sequence[Diagnosis]) -> pl.DataFrame:
 
 
 def _loss(loaded: Model, ids: torch.Tensor) -> float:
-    logits = loaded.logits(ids)[0, :-1].float()
-    return float(F.cross_entropy(logits, ids[0, 1:]))
+    start = first_target(loaded.module)
+    if start >= ids.shape[1]:
+        raise WakefulError("a sequence has no token to predict; make them longer (--length)")
+    logits = loaded.logits(ids)[0, start - 1 : -1].float()
+    return float(F.cross_entropy(logits, ids[0, start:]))

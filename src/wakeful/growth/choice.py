@@ -11,14 +11,13 @@ import dataclasses
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from wakeful.config.schema import BridgeConfig
 from wakeful.errors import WakefulError
 from wakeful.growth.bridge import Gap, Stream, check_bridge, solve
-from wakeful.model.decoder import Decoder
+from wakeful.model.decoder import IGNORED, Decoder, cross_entropy
 
 _STRIDE = 2
 """Runs are first tried at every second start, then beside the best."""
@@ -72,7 +71,8 @@ class _Trial:
         self, reference: Decoder, tokens: Tensor, held_out: int, options: BridgeConfig
     ) -> None:
         self.reference, self.options = reference, options
-        self.targets = tokens[-held_out:, 1:].to(reference.embed.weight.device)
+        targets = tokens[-held_out:, 1:].to(reference.embed.weight.device)
+        self.targets = reference.counted(targets)
         self.fitted = _Layers(reference, tokens[:-held_out])
         self.measured = _Layers(reference, tokens[-held_out:, :-1])
 
@@ -98,12 +98,10 @@ class _Trial:
         total, done = 0.0, 0
         for state in states:
             targets = self.targets[done : done + len(state)]
-            logits = self.reference.logits(self.reference.after_blocks(state)).float()
-            total += float(
-                F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
-            )
+            logits = self.reference.logits(self.reference.after_blocks(state))
+            total += float(cross_entropy(logits, targets, reduction="sum"))
             done += len(state)
-        return total / self.targets.numel()
+        return total / int((self.targets != IGNORED).sum())
 
 
 class _Layers:

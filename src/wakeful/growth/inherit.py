@@ -22,6 +22,8 @@ from wakeful.normalizers.base import Normalizer
 from wakeful.norms.base import Norm
 
 _PROJECTIONS = ("query", "key", "value")
+_STORED = {"key": "keys", "value": "values"}
+"""What a stored prefix has of a projection."""
 _ENDS = ("embed", "positions", "embedding", "norm", "head")
 """What stands before and after the blocks."""
 
@@ -190,13 +192,19 @@ def _copy_block(target: Decoder, layer: int, donor: Donor, copy: Copy) -> None:
 
 
 def _copy_attention(target: Decoder, layer: int, donor: Donor) -> None:
-    """Copy one layer's attention; a projection that it borrows comes from where it does."""
+    """Copy one layer's attention; a projection that it borrows comes from where it does.
+
+    So do the keys and values of a stored prefix, which stay what the reference's layer saw.
+    """
     ours = target.blocks[layer].get_submodule("attention")
     for kind in _PROJECTIONS:
         owner = getattr(donor.decoder.plan.sources[donor.layer], kind)
         theirs = donor.decoder.blocks[owner].get_submodule("attention")
         if target.plan.owns(kind, layer):
             ours.get_submodule(kind).load_state_dict(theirs.get_submodule(kind).state_dict())
+            if target.config.stored_prefix and kind in _STORED:
+                name = f"stored.{_STORED[kind]}"
+                ours.get_parameter(name).copy_(theirs.get_parameter(name))
     theirs = donor.decoder.blocks[donor.layer].get_submodule("attention")
     ours.get_submodule("out").load_state_dict(theirs.get_submodule("out").state_dict())
     if target.config.normalizer == donor.decoder.config.normalizer:

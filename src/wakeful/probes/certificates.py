@@ -70,8 +70,9 @@ def column_bounds(
     """Return each head's bounds from what the tile pass knows."""
     target = tau * column_energy.sum(-1)
     spectral = column_sums.amax(-1) * largest_row_sum
-    # The sums were made in float32: the bounds allow for it.
-    low = torch.ceil(target / spectral * (1 - 1e-5)).clamp_min(1).long()
+    # The sums were made in float32: the bounds allow for it. A head may have no weight at all.
+    least = torch.where(target > 0, target / spectral, 0.0)
+    low = torch.ceil(least * (1 - 1e-5)).clamp_min(1).long()
     high = mass_columns(column_energy, min(1.0, tau * (1 + 1e-5)))
     return [RankBounds(min(a, b), b) for a, b in zip(low.tolist(), high.tolist(), strict=True)]
 

@@ -1,6 +1,7 @@
 """`quantize`: a model's linear layers in whole numbers, the model itself unchanged."""
 
 import copy
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
@@ -180,25 +181,28 @@ def observe(
 ) -> dict[str, Seen]:
     """Return what calibration tokens show of each layer in the full-precision model.
 
-    Layers that read the same tensor one after another share what is seen of it.
+    Layers that read the same tensor share what is seen of it.
     """
     found: dict[str, Seen] = {}
-    last: list[tuple[Tensor, Seen]] = []
+    read: list[tuple[weakref.ref[Tensor], Seen]] = []  # of this forward pass, as long as they live
 
     def see(name: str):
         def hook(layer: nn.Module, args: tuple, _output: object) -> None:
             x = args[0]
+            shared = next((seen for each, seen in read if each() is x), None)
             seen = found.get(name)
             if seen is None:
-                seen = _unseen(layer, x, last, products=products)
-            if not last or last[0][0] is not x or last[0][1].channels is not seen.channels:
+                seen = _unseen(layer, shared, products=products)
+            if shared is None or shared.channels is not seen.channels:
                 rows = x.reshape(-1, x.shape[-1]).float()
                 torch.maximum(seen.channels, rows.abs().amax(0), out=seen.channels)
                 if seen.products is not None:
                     seen.products += rows.T @ rows
             seen.outputs = max(seen.outputs, float(plain_linear(layer, x).abs().max()))
             found[name] = seen
-            last[:] = [(x, seen)]
+            read[:] = [entry for entry in read if entry[0]() is not None]
+            if shared is None:
+                read.append((weakref.ref(x), seen))
 
         return hook
 
@@ -206,7 +210,7 @@ def observe(
         for name, layer in layers.items():
             hooks.callback(layer.register_forward_hook(see(name)).remove)
         for tokens in calibration:
-            last.clear()
+            read.clear()
             logits_of(model, tokens)
     unread = [name for name in layers if name not in found]
     if unread:
@@ -214,16 +218,13 @@ def observe(
     return found
 
 
-def _unseen(
-    layer: nn.Module, x: Tensor, last: list[tuple[Tensor, Seen]], *, products: bool
-) -> Seen:
-    """Return what a layer's first input is noted in: the last layer's notes where it read it too.
+def _unseen(layer: nn.Module, shared: Seen | None, *, products: bool) -> Seen:
+    """Return what a layer's first input is noted in: in the notes of another that read it too.
 
     The tensors are then the same objects.
     """
     weights = matrix(layer)[0].detach().float().abs().amax(0)
-    if last and last[0][0] is x:
-        shared = last[0][1]
+    if shared is not None:
         torch.maximum(shared.weights, weights, out=shared.weights)
         return Seen(shared.channels, shared.weights, 0.0, shared.products)
     width = weights.shape[0]

@@ -215,7 +215,7 @@ def _rows(matrix: Tensor) -> int:
 
 
 def _turn_values(decoder: Decoder, kind: Rotation, seed: int) -> None:
-    """Turn every head's values by one R, and the output projection's columns back."""
+    """Turn every head's values, stored ones too, by one R, and the output's columns back."""
     width = decoder.config.shape.head_width
     generator = generator_for(seed, "values", width)
     device = decoder.embed.weight.device
@@ -230,6 +230,9 @@ def _turn_values(decoder: Decoder, kind: Rotation, seed: int) -> None:
                 value.bias.copy_(inner.into(value.bias.double().reshape(-1, width)).flatten())
         columns = out.weight.double().reshape(-1, width)
         out.weight.copy_(inner.into(columns).reshape(out.weight.shape))
+        if decoder.config.stored_prefix and (stored := block.attention.stored.values) is not None:
+            rows = stored.double().reshape(-1, width)
+            stored.copy_(inner.into(rows).reshape(stored.shape))
 
 
 def _turn_inner(decoder: Decoder) -> Decoder:
@@ -247,7 +250,7 @@ def _turn_inner(decoder: Decoder) -> Decoder:
 def _compare(before: Decoder, after: Decoder, kind: Rotation) -> None:
     """Refuse a result that is another function: a user's own part may not commute."""
     config = before.config
-    length = min(64, config.max_length)
+    length = max(config.relaxed_prefix, min(64, config.context))
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(config.vocab_size, (1, length), generator=generator)
     tokens = tokens.to(before.embed.weight.device)
