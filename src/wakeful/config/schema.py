@@ -225,7 +225,7 @@ class HealConfig:
     """What an heir is trained on: α CE + (1 − α) T² KL(reference ‖ heir), or CE alone."""
 
     by: How[Literal["reference", "text"]] = "reference"
-    """Learn from the reference's predictions and the text, or from the text alone."""
+    """Learn from the reference's predictions (alpha adds the text), or from the text alone."""
     alpha: float = 0.0
     """Share of the ordinary cross-entropy, between 0 and 1; 0 is plain KL."""
     temperature: float = 1.0

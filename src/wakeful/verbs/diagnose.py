@@ -54,7 +54,7 @@ class Diagnosis(Result):
 
     @property
     def frame(self) -> pl.DataFrame:
-        """Rows of model, layer, head, position, metric, variant, value, standard_error, kind."""
+        """Rows of `model`, `sequences` and the columns of `wakeful.probes.base.SCHEMA`."""
         return tidy(self.models)
 
     @property
