@@ -1,4 +1,4 @@
-"""OrthoAdam in the Trainer of Transformers: Adam in a random basis, which no outlier can grow in.
+"""OrthoAdam in the Trainer of Transformers: Adam in a random basis, where no channel is special.
 
     python examples/orthoadam_in_the_trainer.py --model HuggingFaceTB/SmolLM2-135M --text book.txt
 

@@ -3,7 +3,7 @@
     import wakeful
     wakeful.diagnose("smollm2", text="book.txt")
 
-Every verb of the command line is a function here. Importing this package imports nothing heavy: a
+Every verb about models and runs is a function here. Importing this package imports nothing heavy: a
 name costs its imports when it is first used.
 """
 
