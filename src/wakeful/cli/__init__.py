@@ -27,8 +27,8 @@ VERBS = {
     "quantize": "Quantize a model's linear layers; measure the damage; save it smaller.",
     "reproduce": "Run a paper's figure or table and judge its claims; list them all.",
     "data": "Prepare text as memory-mapped tokens.",
-    "report": "Write one offline HTML page about runs.",
-    "export": "Write a model as a folder that Transformers loads.",
+    "report": "Write one offline HTML page about runs or exhibits.",
+    "export": "Write a model as a folder that Transformers loads, or as one GGUF file.",
     "presets": "List the configurations that come with wakeful: size, tokens, memory, time.",
     "completion": "Print what completes verbs and options in bash, zsh or fish.",
 }

@@ -23,7 +23,7 @@ SHOWN, ALL = ("--help", "-h"), ("--help-all", "--help_all")
 NAMES = {
     "MODEL": SOURCES,
     "REFERENCE": SOURCES,
-    "RUN": "the folder of a run or of a comparison",
+    "RUN": "the folder of a run, a comparison, an inheritance or an exhibit",
     "CONFIG": "a TOML file, or a preset's name (wakeful presets lists them)",
     "SOURCE": "python-stdlib, a file, folder or glob (text, JSONL, parquet), or hf:NAME",
     "DIR": "a folder to create, or a file NAME.gguf",

@@ -344,7 +344,7 @@ class ReportOptions:
     """Where the report goes."""
 
     out: Where[str] = ""
-    """HTML file to write. Empty: report.html in the first folder."""
+    """HTML file to write. Empty: report.html in the first folder; of exhibits claims.html beside."""
     title: Where[str] = ""
     """Heading of the page."""
     figures: Where[tuple[Figure, ...]] = ()
