@@ -344,7 +344,7 @@ class ReportOptions:
     """Where the report goes."""
 
     out: Where[str] = ""
-    """HTML file to write. Empty: report.html in the first folder; of exhibits claims.html beside."""
+    """HTML file to write. Empty: report.html in the first folder; for exhibits, claims.html."""
     title: Where[str] = ""
     """Heading of the page."""
     figures: Where[tuple[Figure, ...]] = ()
