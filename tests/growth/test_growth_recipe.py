@@ -25,10 +25,14 @@ from wakeful.config.schema import (
 )
 from wakeful.data.order import Batches
 from wakeful.data.preparing import prepared
+from wakeful.data.tokens import PreparedData
 from wakeful.display import Display, Silent
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.exhibits.figures import train_curve
 from wakeful.growth.baselines import BASELINES
+from wakeful.growth.bridge import bridge
+from wakeful.growth.inherit import inherit
+from wakeful.growth.layers import LayerMap
 from wakeful.growth.outcome import Outlook, Point, arms, compared, curve, measure, outlook
 from wakeful.growth.plan import Cost, doubts, measure_costs, steps_within
 from wakeful.growth.recipe import Outcome, Recipe, carry_out, check_stages, half_way
@@ -132,6 +136,28 @@ def test_a_round_restarts_from_the_reference_or_goes_on_from_the_student(
     points = curve(on.rounds)
     assert [point.step for point in points] == [0, 2, 4, 4, 6, 8]
     assert [point.tokens for point in points] == [0, 64, 128, 128, 192, 256]
+
+
+@pytest.mark.parametrize("bos", [False, True])
+def test_heirs_are_solved_on_windows_as_training_has_them(
+    reference: Run, text: Path, known: Model, tmp_path: Path, bos: bool
+) -> None:
+    recipe = recipe_for(reference, text, bridge=BridgeConfig(tokens=2048))
+    source = dataclasses.replace(recipe.data, bos=bos, max_tokens=1000)
+    recipe = dataclasses.replace(
+        recipe, data=source, train=dataclasses.replace(recipe.train, keep_checkpoints=9)
+    )
+    done = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "a", shown=quietly)
+    data = PreparedData.open(source.source)
+    tokens = torch.tensor(data.train.tokens[:992].tolist()).view(62, 16)
+    if bos:
+        tokens[:, 0] = data.tokenizer.begin
+    layers = LayerMap((0, 1), "first")
+    heir = inherit(known.decoder(), layers)
+    bridge(heir, known.decoder(), layers, tokens, recipe.bridge)
+    start = load_file(done.rounds[0].run.checkpoints / "step-00000000" / "model.safetensors")
+    name = "blocks.1.mlp.down.weight"
+    torch.testing.assert_close(start[name], heir.get_parameter(name).data)
 
 
 def test_baselines_take_the_same_steps_and_tokens(

@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from wakeful.config.schema import (
     BridgeConfig,
@@ -367,11 +369,24 @@ def timed_heir(recipe: Recipe, setting: Setting, layers: LayerMap) -> Decoder:
     return setting.inherit(layers, copy=recipe.copy)
 
 
-def _tokens(recipe: Recipe) -> torch.Tensor:
+def _tokens(recipe: Recipe) -> Int[Tensor, "B L"]:
     """Return the training text's beginning, which heirs are solved on, (B, L)."""
-    length, text = recipe.train.length, PreparedData.open(recipe.data.source).train
-    rows = max(1, min(recipe.bridge.tokens, text.num_tokens) // length)
-    return torch.from_numpy(text.tokens[: rows * length].astype("int64")).view(rows, length)
+    data, length = PreparedData.open(recipe.data.source), recipe.train.length
+    most = min(recipe.bridge.tokens, recipe.data.max_tokens or data.train.num_tokens)
+    return beginning(data, max(1, most // length), length, bos=recipe.data.bos)
+
+
+def beginning(data: PreparedData, rows: int, length: int, *, bos: bool) -> Int[Tensor, "B L"]:
+    """Return the first rows of the training text, at most as many as there are.
+
+    With `bos` each begins as training's windows then do: with BOS in the place of its first token.
+    """
+    rows = min(rows, data.train.num_tokens // length)
+    tokens = torch.from_numpy(data.train.tokens[: rows * length].astype("int64"))
+    tokens = tokens.view(rows, length)
+    if bos:
+        tokens[:, 0] = data.tokenizer.begin
+    return tokens
 
 
 def _bridges(

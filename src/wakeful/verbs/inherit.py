@@ -8,7 +8,6 @@ from typing import Any, get_args
 
 import polars as pl
 import tomli_w
-import torch
 from rich.text import Text
 
 from wakeful.config.schema import Config
@@ -50,7 +49,7 @@ from wakeful.growth.plan import (
     steps_within,
     with_steps,
 )
-from wakeful.growth.recipe import Outcome, Recipe, carry_out, check_stages
+from wakeful.growth.recipe import Outcome, Recipe, beginning, carry_out, check_stages
 from wakeful.hf.weights_out import export
 from wakeful.loading.load import load, read_decoder
 from wakeful.loading.model import AnyTokenizer, Model
@@ -462,20 +461,17 @@ def _diagnosed(
             f"{count} sequences of {length} tokens to diagnose need {length * count} tokens, and "
             f"the training text has {data.train.num_tokens}: lower --diagnose_length"
         )
-    tokens = torch.from_numpy(data.train.tokens[: length * count].astype("int64"))
-    found = diagnose_layers(reference.decoder(), tokens.view(count, length).tolist())
+    bos = options.data.bos
+    tokens = beginning(data, count, length, bos=bos)
+    found = diagnose_layers(reference.decoder(), tokens.tolist())
     total = reference.decoder().config.num_layers
     dropped = total - depth_of(options, total)
     if options.blocks or options.choose != "bridge" or not dropped:
         return found
     show.note(f"trying runs of {dropped} layers")
-    length = options.train.length
-    rows = min(_TRIED, data.train.num_tokens // length)
-    tokens = torch.from_numpy(data.train.tokens[: rows * length].astype("int64"))
+    tokens = beginning(data, _TRIED, options.train.length, bos=bos)
     decoder = reference.decoder().to(choose_device(options.train.device))
-    losses = bridged_losses(
-        decoder, tokens.view(rows, length), dropped, options.bridge, pinned=options.pinned
-    )
+    losses = bridged_losses(decoder, tokens, dropped, options.bridge, pinned=options.pinned)
     decoder.to("cpu")
     return dataclasses.replace(found, losses=losses)
 
