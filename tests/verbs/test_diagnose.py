@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 
 import polars as pl
@@ -151,6 +152,16 @@ def test_figures_are_saved_for_papers(text: Path, llama: Path, tmp_path: Path) -
         files = list((out / "figures").glob(f"*.{suffix}"))
         assert len(files) == 28
         assert all(file.read_bytes().startswith(magic) for file in files)
+
+
+def test_models_of_one_name_are_called_by_their_paths_too(
+    text: Path, llama: Path, tmp_path: Path
+) -> None:
+    other = shutil.copytree(llama, tmp_path / "other" / llama.name)
+    found = wakeful.diagnose(llama, other, text=text, length=8, num_sequences=1)
+    names = ["llama", f"llama ({other})"]
+    assert [each.name for each in found.models] == names
+    assert found.frame["model"].unique(maintain_order=True).to_list() == names
 
 
 def test_bad_input_is_one_line(

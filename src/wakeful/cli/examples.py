@@ -75,7 +75,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
             "Predict the last word of 200 passages.",
         ),
         (
-            "wakeful evaluate smollm2 runs/heir --texts wiki.txt code.txt --speed 128 1024",
+            "wakeful evaluate smollm2 heir --texts wiki.txt code.txt --speed 128 1024",
             "Two texts, and what each model costs who serves it.",
         ),
     ),

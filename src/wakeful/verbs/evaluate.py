@@ -126,8 +126,8 @@ def evaluate(
     """Measure how well models predict, and what they cost: perplexity of texts, LAMBADA, multiple
     choice, tasks of lm-eval, size and speed.
 
-        wakeful.evaluate("smollm2", "runs/heir", text="book.txt", num_sequences=64)
-        wakeful.evaluate("smollm2", "runs/heir", texts=["a.txt", "b.txt"], speed=[128, 1024])
+        wakeful.evaluate("smollm2", "heir", text="book.txt", num_sequences=64)
+        wakeful.evaluate("smollm2", "heir", texts=["a.txt", "b.txt"], speed=[128, 1024])
 
     Args:
         models: names, paths, what `wakeful.load` returned, or modules in memory.

@@ -145,9 +145,10 @@ def each_model(
     """Load models in turn; who takes one must let go of it before asking for the next.
 
     Of several processes the first loads before the others, so that what is fetched is fetched once.
+    A model whose name another has already, as two runs of one preset do, is called by its path too.
 
     Raises:
-        WakefulError: what `load` raises, there is no model, or two have one name.
+        WakefulError: what `load` raises, there is no model, or one is there twice.
     """
     if not sources:
         raise WakefulError(f"name a model: {SOURCES}")
@@ -156,7 +157,7 @@ def each_model(
     transformers.logging.disable_progress_bar()
     place = choose_device(device, world)
     names: set[str] = set()
-    for source in sources:
+    for number, source in enumerate(sources):
         show.note(f"loading {name_of(source)}")
         model = world.leader_first(
             lambda source=source: load(
@@ -164,6 +165,9 @@ def each_model(
                 trust_remote_code=trust_remote_code,
             )
         )  # fmt: skip
+        new = isinstance(source, str | Path) and source not in sources[:number]
+        if new and model.name in names:
+            model = dataclasses.replace(model, name=f"{model.name} ({source})")
         if model.name in names:
             raise WakefulError(f"two models are called {model.name!r}; rename one")
         names.add(model.name)
