@@ -69,6 +69,28 @@ def test_what_does_nothing_goes_first_and_is_not_missed(over: dict, map: str) ->
     assert torch.equal(reference(TOKENS), before)
 
 
+def test_what_stays_is_the_most_important_by_definition() -> None:
+    reference = tiny_decoder(num_heads=6, num_kv_heads=3, num_layers=2, mlp_width=20)
+    read: dict[str, torch.Tensor] = {}
+    for name in ("attention.out", "mlp.down"):
+        reference.blocks[1].get_submodule(name).register_forward_pre_hook(
+            lambda _, args, name=name: read.update({name: args[0]})
+        )
+    with torch.no_grad():
+        reference(TOKENS)
+    heads = read["attention.out"].unflatten(-1, (3, 2, 8)).norm(dim=-1).sum(-1).mean((0, 1))
+    groups = sorted(heads.argsort()[-2:].tolist())
+    channels = sorted(read["mlp.down"].abs().mean((0, 1)).argsort()[-5:].tolist())
+    found = narrow(reference, WidthConfig(heads=0.67, mlp=0.25), TOKENS, NONE).blocks[1]
+    theirs = reference.blocks[1]
+    keys = theirs.attention.key.weight.unflatten(0, (3, 8))[groups].flatten(0, 1)
+    queries = theirs.attention.query.weight.unflatten(0, (3, 16))[groups].flatten(0, 1)
+    assert torch.equal(found.attention.key.weight, keys)
+    assert torch.equal(found.attention.query.weight, queries)
+    assert torch.equal(found.mlp.up.weight, theirs.mlp.up.weight[channels])
+    assert torch.equal(found.mlp.down.weight, theirs.mlp.down.weight[:, channels])
+
+
 def test_all_kept_is_the_reference() -> None:
     reference = grouped()
     found = narrow(reference, WidthConfig(), TOKENS)

@@ -76,6 +76,14 @@ def test_zeropoint_by_hand() -> None:
     assert (zeropoint(8).low, zeropoint(8).high) == (-128, 127)
 
 
+def test_a_zero_point_far_from_a_narrow_range_is_no_overflow() -> None:
+    for near in (1.0, -1.0, 1e7):
+        x = torch.tensor([[near, near]])
+        x[0, 1] = torch.nextafter(x[0, 0], torch.tensor(0.0))
+        found = zeropoint(8).fake_quantize(x, fitted(zeropoint(8), x))
+        torch.testing.assert_close(found, x, rtol=2e-7, atol=0)
+
+
 def test_what_is_outside_a_static_range_is_clipped() -> None:
     scales = absmax(8).fit(torch.tensor(-1.27), torch.tensor(1.0))
     q = absmax(8).quantize(torch.tensor([3.0, -5.0, 0.5]), scales)

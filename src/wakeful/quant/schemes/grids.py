@@ -251,6 +251,8 @@ class Zeropoint(Grid):
         span = torch.where(largest == smallest, largest.abs() * (2**self.bits - 1),
                            largest - smallest)  # fmt: skip
         scale = _step(span, 2**self.bits - 1)
+        # No finer than float32 tells numbers of this size from each other, so that z is an int32.
+        scale = torch.maximum(scale, _largest(smallest, largest) / 2**30)
         return Scales(scale, (self.low - torch.round(smallest / scale)).to(torch.int32))
 
 
