@@ -1,12 +1,19 @@
 """Distillation: the formula by hand, both forms, and what it refuses."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from helpers import some_tokens, tiny_decoder
 from wakeful.errors import WakefulError
-from wakeful.training.distillation import Distillation, distillation_loss
+from wakeful.training.distillation import (
+    Distillation,
+    StoredDistillation,
+    distillation_loss,
+)
+from wakeful.training.stored import About, Store
 
 TOKENS = some_tokens(2, 9)
 
@@ -85,6 +92,25 @@ def test_a_relaxed_prefix_is_left_out() -> None:
     made = Distillation(student, teacher, alpha=1.0, temperature=1.0, over="sum")
     loss = made.loss(TOKENS[:, :-1], TOKENS[:, 1:])
     assert loss.item() == pytest.approx(student.loss(TOKENS[:, :-1], TOKENS[:, 1:]).item())
+
+
+def test_targets_that_the_teacher_sees_are_left_out(tmp_path: Path) -> None:
+    teacher, student = tiny_decoder(relaxed_prefix=4), tiny_decoder(seed=3)
+    inputs, targets = TOKENS[:, :-1], TOKENS[:, 1:].clone()
+    options = {"alpha": 0.3, "temperature": 1.0}
+    left = targets.clone()
+    left[:, :3] = -100
+    with torch.no_grad():
+        wanted = distillation_loss(student(inputs), teacher(inputs), left, over="sum", **options)
+        live = Distillation(student, teacher, over="sum", **options).loss(inputs, targets)
+        kind = About(
+            teacher="x", vocabulary=29, top_k=29, temperature=1.0, length=inputs.shape[1],
+            dtype="float64", end_of_text=-1,
+        )  # fmt: skip
+        store = Store(kind, tmp_path)
+        stored = StoredDistillation(student, teacher, store, alpha=0.3, rest="bucket")
+        assert stored.loss(inputs, targets).item() == pytest.approx(wanted.item())
+    assert live.item() == pytest.approx(wanted.item())
 
 
 @pytest.mark.usefixtures("as_users_run_it")

@@ -138,6 +138,7 @@ class Distillation:
             )
         self.student = student
         self.teacher = teacher.eval().requires_grad_(False)
+        self._teachers_prefix = teacher.config.relaxed_prefix
         self.alpha = alpha
         self.temperature = temperature
         self.over: Over = over
@@ -165,7 +166,7 @@ class Distillation:
         loss = distillation_loss(
             found,
             wanted,
-            self.student.counted(targets),
+            _counted(self.student, self._teachers_prefix, targets),
             alpha=self.alpha,
             temperature=self.temperature,
             over=self.over,
@@ -173,6 +174,14 @@ class Distillation:
         if not self.hidden:
             return loss
         return loss + self.hidden * distance(ours, [theirs[layer] for layer in self.layers])
+
+
+def _counted(
+    student: Decoder, teachers_prefix: int, targets: Int[Tensor, "B L"]
+) -> Int[Tensor, "B L"]:
+    """Return the targets with −100 where a relaxed prefix lets student or teacher see its own."""
+    early = torch.arange(targets.shape[1], device=targets.device) < teachers_prefix - 1
+    return student.counted(targets).masked_fill(early, IGNORED)
 
 
 @contextlib.contextmanager
@@ -215,6 +224,7 @@ class StoredDistillation:
         self.alpha = alpha
         self.rest: Rest = rest
         self._teacher: Decoder | None = teacher.eval().requires_grad_(False)
+        self._teachers_prefix = teacher.config.relaxed_prefix
         self._again = again
         self._first = True
 
@@ -229,7 +239,7 @@ class StoredDistillation:
         return top_k_loss(
             self.student(tokens, documents=documents),
             _uncompiled(self.predicted)(tokens, documents),
-            self.student.counted(targets),
+            _counted(self.student, self._teachers_prefix, targets),
             alpha=self.alpha,
             temperature=self.store.about.temperature,
             rest=self.rest,
