@@ -118,10 +118,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(folder)
         patch.setenv("WAKEFUL_CACHE", str(folder / "cache"))
         for name in ("runs/first", "runs/second", "runs/mine"):
-            wakeful.train(
-                "cpu-tiny", out=name, name=Path(name).name,
-                train={"diagnose": {"every": 2, "heads": True}},
-            )  # fmt: skip
+            wakeful.train("cpu-tiny", out=name, train={"diagnose": {"every": 2, "heads": True}})
     return folder
 
 

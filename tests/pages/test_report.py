@@ -153,8 +153,15 @@ def test_runs_given_by_hand_are_compared(tmp_path: Path) -> None:
     comparison = read_comparison(runs)
     assert comparison.baseline == "x"
     assert paired_difference(comparison, "y")[0] == pytest.approx(0.2, abs=0.01)
-    with pytest.raises(WakefulError, match="same name and seed"):
+    with pytest.raises(WakefulError, match="named twice"):
         read_comparison([runs[0], runs[0]])
+
+
+def test_runs_of_one_name_are_called_by_their_paths_too(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / "x", "same"), make_run(tmp_path / "y", "same", shift=0.2)]
+    comparison = read_comparison([*runs, make_run(tmp_path / "z", "other")])
+    assert comparison.variants == (f"same ({runs[0]})", f"same ({runs[1]})", "other")
+    assert paired_difference(comparison, comparison.variants[1])[0] == pytest.approx(0.2, abs=0.01)
 
 
 def test_runs_on_other_data_are_not_compared(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """Run directories, read with suspicion: JSON, TOML and parquet only, every field checked."""
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -164,11 +165,8 @@ def read_comparison(source: str | Path | Sequence[str | Path]) -> Comparison:
         # A finished baseline is what all else is measured by; without it the error says so.
         done = not runs or is_done(Path(path))
         (runs if done else partial).append(read_run(path) if done else _read_partial(path))
-    named = [(run.variant, run.seed) for run in (*runs, *partial)]
-    if len(set(named)) < len(named):
-        raise WakefulError(
-            "two of the runs have the same name and seed; give them different names with --name"
-        )
+    apart = _called_apart([*runs, *partial])
+    runs, partial = apart[: len(runs)], apart[len(runs) :]
     return _checked(
         Comparison(
             Path(source[0]).name,
@@ -176,9 +174,23 @@ def read_comparison(source: str | Path | Sequence[str | Path]) -> Comparison:
             tuple(runs),
             unfinished=tuple(f"{run.variant}, seed {run.seed}" for run in partial),
             partial=tuple(partial),
-            declared=tuple(dict.fromkeys(name for name, _ in named)),
+            declared=tuple(dict.fromkeys(run.variant for run in apart)),
         )
     )
+
+
+def _called_apart(runs: Sequence[TrainedRun]) -> list[TrainedRun]:
+    """Call runs by their paths too where two of one name have one seed, as those of a preset do."""
+    paths = [run.path.resolve() for run in runs]
+    for number, path in enumerate(paths):
+        if path in paths[:number]:
+            raise WakefulError(f"{runs[number].path} is named twice: name each run once")
+    counts = Counter((run.variant, run.seed) for run in runs)
+    alike = {variant for (variant, _), count in counts.items() if count > 1}
+    return [
+        replace(run, variant=f"{run.variant} ({run.path})") if run.variant in alike else run
+        for run in runs
+    ]
 
 
 def _comparison_folder(path: Path, header: Header) -> Comparison:
