@@ -82,8 +82,8 @@ _CURVES = (
 """Metric, variant, position and title of each curve over layers."""
 _FIRST = 6
 """Curves that the page shows before its details."""
-_READ = 60
-"""Tokens of the text that the page quotes."""
+_READ, _READ_OF_MANY = 60, 24
+"""Tokens of the text that the page quotes, of one model and of several."""
 _RANKS = {"rank", "mass_columns"}
 _FEW_RANKS = (1, 10, 100, 1000, 10000)
 _LOG = {"kurtosis", "max_activation", "residual_peak", "value_eigenvalue"}
@@ -477,6 +477,8 @@ def write_diagnosis(
     named = sources if len(sources) == len(diagnoses) else _names(diagnoses)
     longest = max(each.length for each in diagnoses)
     curves = layer_charts(diagnoses)
+    many = len(diagnoses) > 1
+    texts = ["".join(each.tokens[: _READ_OF_MANY if many else _READ]) for each in diagnoses]
     return write_page(
         path,
         "diagnosis",
@@ -488,20 +490,20 @@ def write_diagnosis(
         models=[
             {
                 "name": each.name,
-                "lazy_layers": lazy_layers(each),
                 "findings": findings(each),
                 "maps": maps(each, longest),
                 "sink": sink(each),
-                "read": "".join(each.tokens[:_READ]),
-                "attention": attention(each, "sinks"),
-                "widest": attention(each, "widest"),
+                "read": text,
+                "attention": attention(each, "sinks, then widest" if many else "sinks"),
+                "widest": None if many else attention(each, "widest"),
                 "pictures": pictures(each),
                 "mean": mean_attention(each),
                 "hidden": hidden(each),
                 "channels": _channels(each),
             }
-            for each in diagnoses
+            for each, text in zip(diagnoses, texts, strict=True)
         ],
+        same_text=many and len(set(texts)) == 1,
         compared=[
             (
                 label,

@@ -1,5 +1,6 @@
 """What single heads do: layer × head maps of four metrics, and attention with the tokens' texts."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,7 +16,11 @@ _EACH = 8
 """The strongest sinks, and the heads of the highest rank, that can be chosen; others follow."""
 _WEIGHTS = [0, 0.05, 0.2, 0.5, 1]
 """Ticks of a scale of weights that goes by the square root."""
+_Unit = tuple[str, int]
+"""The name of a part and how many make one."""
 _BARE = alt.Axis(labels=False, ticks=False)
+_THOUSANDTHS, _HUNDREDTHS = ("thousandths", 1000), ("hundredths", 100)
+"""What cells are counted in, all that a color shows: whole numbers are half as long to write."""
 _INK = {" ": "␣", "\n": "⏎", "\t": "⇥", "Ġ": "␣", "Ċ": "⏎", "▁": "␣"}
 """What stands for characters that leave no ink."""
 
@@ -133,11 +138,13 @@ def ink(text: str) -> str:
     return "".join(_INK.get(letter, letter) for letter in text) or "∅"
 
 
-def attention(diagnosis: Diagnosis, order: Literal["sinks", "widest"]) -> Drawing | None:
+def attention(
+    diagnosis: Diagnosis, order: Literal["sinks", "widest", "sinks, then widest"]
+) -> Drawing | None:
     """Draw one stored head's attention among the first tokens, to choose from a list.
 
-    It begins with the strongest sinks, or those of the highest rank; others, spread over the
-    depth, follow.
+    It begins with the strongest sinks, or those of the highest rank, or both; others, spread over
+    the depth, follow.
     """
     stored = diagnosis.attention
     if stored is None or stored.is_empty():
@@ -148,10 +155,13 @@ def attention(diagnosis: Diagnosis, order: Literal["sinks", "widest"]) -> Drawin
     heads = stored.select("layer", "head").unique(maintain_order=True)
     for values in (mass, ranks):
         heads = heads.join(values, on=["layer", "head"], how="left", maintain_order="left")
-    by = {"sinks": "mass", "widest": "rank"}[order]
-    first = heads.sort(by, descending=True, nulls_last=True).head(_EACH)
+    first = [
+        heads.sort(column, descending=True, nulls_last=True).head(_EACH)
+        for column, name in (("mass", "sinks"), ("rank", "widest"))
+        if name in order
+    ]
     pictured = _pictured(diagnosis).select("layer", "head").unique(maintain_order=True)
-    chosen = pl.concat([first, heads.join(pictured, on=["layer", "head"], how="semi")])
+    chosen = pl.concat([*first, heads.join(pictured, on=["layer", "head"], how="semi")])
     places: dict[str, pl.DataFrame] = {}
     for row in chosen.unique(["layer", "head"], maintain_order=True).iter_rows(named=True):
         name = f"layer {row['layer']}, head {row['head']}"
@@ -192,7 +202,7 @@ def _to_choose(
     rows = [
         {"of": name, **line}
         for name, cells in places.items()
-        for line in _lines(cells, "query", "key")
+        for line in _lines(cells, "query", "key", _THOUSANDTHS)
     ]
     bind = alt.binding_select(options=list(places), name="head ")
     pick = alt.param(name="shown", value=next(iter(places)), bind=bind)
@@ -208,7 +218,7 @@ def _to_choose(
         tooltip=tooltip,
     )  # fmt: skip
     chart = chart.transform_filter("datum.of === shown")
-    chart = _unfolded(chart, "weight", "key").add_params(pick)
+    chart = _unfolded(chart, "weight", "key", _THOUSANDTHS).add_params(pick)
     if labels:
         chart = chart.add_params(alt.param(name="labels", value=list(labels)))
     return wide(chart, alt.Step(step))
@@ -216,7 +226,7 @@ def _to_choose(
 
 def mean_attention(diagnosis: Diagnosis) -> Drawing | None:
     """Draw the mean attention of all heads and layers among the first positions."""
-    rows = _table(diagnosis, "mean_attention")
+    rows = _table(diagnosis, "mean_attention", _THOUSANDTHS)
     if rows is None:
         return None
     x = alt.X("column:O", title="key", axis=alt.Axis(labelAngle=0, labelOverlap=True))
@@ -224,52 +234,58 @@ def mean_attention(diagnosis: Diagnosis) -> Drawing | None:
     legend = alt.Legend(title="mean weight", values=_WEIGHTS)
     tooltip = [alt.Tooltip("row:O", title="query"), alt.Tooltip("column:O", title="key"),
                tip("value", ".3f")]  # fmt: skip
-    chart = _cells(rows, x, y, legend, type="sqrt", domain=SHARE, tooltip=tooltip)
+    chart = _cells(rows, x, y, legend, _THOUSANDTHS, type="sqrt", domain=SHARE, tooltip=tooltip)
     return chart.properties(width=220, height=220)
 
 
 def hidden(diagnosis: Diagnosis) -> Drawing | None:
     """Draw the magnitude of hidden states: positions by channel bins."""
-    rows = _table(diagnosis, "hidden_picture")
+    rows = _table(diagnosis, "hidden_picture", _HUNDREDTHS)
     if rows is None:
         return None
     x = alt.X("column:O", title="channels, binned by their largest", axis=_BARE)
     y = alt.Y("row:O", title="position", axis=alt.Axis(labelOverlap=True))
     legend = alt.Legend(title="mean |x|", values=[0.1, 1, 10, 100, 1000, 10000], format="~s",
                         gradientLength=240)  # fmt: skip
-    chart = _cells(rows, x, y, legend, type="symlog", domain=(0, 10000))
+    chart = _cells(rows, x, y, legend, _HUNDREDTHS, type="symlog", domain=(0, 10000))
     return wide(chart, 220)
 
 
-def _table(diagnosis: Diagnosis, metric: str) -> list[dict[str, Any]] | None:
+def _table(diagnosis: Diagnosis, metric: str, unit: _Unit) -> list[dict[str, Any]] | None:
     """Return a metric of places, each a "row,column", as one list of values a row."""
     rows = diagnosis.rows.filter(metric=metric)
-    return _lines(placed(rows, "row", "column"), "row", "column") or None
+    return _lines(placed(rows, "row", "column"), "row", "column", unit) or None
 
 
-def _lines(cells: pl.DataFrame, row: str, column: str) -> list[dict[str, Any]]:
-    """Return cells as one list of values a row, to three digits, all that a color shows."""
-    found: dict[int, dict[int, float]] = {}
+def _lines(cells: pl.DataFrame, row: str, column: str, unit: _Unit) -> list[dict[str, Any]]:
+    """Return cells as one list of values a row, counted in a unit."""
+    name, size = unit
+    found: dict[int, dict[int, int | None]] = {}
     for place, other, value in cells.select(row, column, "value").iter_rows():
-        found.setdefault(place, {})[other] = float(f"{value:.3g}")
+        found.setdefault(place, {})[other] = round(size * value) if math.isfinite(value) else None
     return [
-        {"row": place, "values": [line.get(n) for n in range(1 + max(line))]}
+        {"row": place, name: [line.get(n) for n in range(1 + max(line))]}
         for place, line in sorted(found.items())
     ]
 
 
-def _cells(rows: Sequence[dict[str, Any]], x: alt.X, y: alt.Y, legend: Any, **more: Any) -> Any:
-    """Draw lines of "row" and "values" as cells."""
+def _cells(
+    rows: Sequence[dict[str, Any]], x: alt.X, y: alt.Y, legend: Any, unit: _Unit, **more: Any
+) -> Any:
+    """Draw lines of "row" and of values in a unit as cells."""
     chart = heatmap(alt.InlineData(values=list(rows)), x, y, "value", legend, **more)
-    return _unfolded(chart, "value", "column")
+    return _unfolded(chart, "value", "column", unit)
 
 
-def _unfolded(chart: alt.Chart, value: str, column: str) -> alt.Chart:
+def _unfolded(chart: alt.Chart, value: str, column: str, unit: _Unit) -> alt.Chart:
     """Return a chart with a cell for each of a line's values, numbered from 0 in `column`."""
-    chart = chart.transform_flatten(["values"], as_=[value])
+    name, size = unit
+    chart = chart.transform_flatten([name], as_=["counted"])
     chart = chart.transform_window(
         [{"op": "row_number", "as": "number"}],  # pyright: ignore[reportArgumentType]
         groupby=["row"],
     )
-    numbered = chart.transform_calculate(**{column: "datum.number - 1"})
-    return numbered.transform_filter(f"datum.{value} !== null")
+    chart = chart.transform_filter("datum.counted !== null")
+    return chart.transform_calculate(
+        **{column: "datum.number - 1", value: f"datum.counted / {size}"}
+    )

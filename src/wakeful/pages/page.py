@@ -63,6 +63,7 @@ def write_page(path: str | Path, template: str, **values: Any) -> Path:
     )
     environment.filters["spec"] = specification
     environment.filters["json"] = _json
+    environment.filters["packed"] = _packed
     environment.filters["picture"] = _picture
     environment.filters["anchors"] = _anchors
     environment.filters["slug"] = slug
@@ -138,10 +139,35 @@ def _hash(script: str) -> str:
 
 def _json(value: Any) -> Markup:
     """Return JSON that is safe inside a script element."""
-    text = json.dumps(value, allow_nan=False)
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return Markup(text)
+
+
+def _packed(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return a specification with its rows as columns, a third of the size; page.js unpacks them.
+
+    A column of text is its names and, for each row, which of them it is.
+    """
+    tables = {name: _columns(rows) for name, rows in spec.get("datasets", {}).items()}
+    return spec | {"datasets": tables}
+
+
+def _columns(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    columns: dict[str, Any] = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [row.get(name) for row in rows]
+        if all(isinstance(value, str) for value in values):
+            names = list(dict.fromkeys(values))
+            place = {text: number for number, text in enumerate(names)}
+            columns[name] = {"names": names, "at": [place[value] for value in values]}
+        else:
+            columns[name] = [
+                int(value) if isinstance(value, float) and value.is_integer() else value
+                for value in values
+            ]
+    return {"rows": len(rows), "columns": columns}
 
 
 @cache

@@ -1,5 +1,6 @@
 // Draws every chart of the page, in the theme of the system, of the address (#dark, #light) or of
-// the button. Each script.spec holds a Vega-Lite specification and names the element to draw in.
+// the button. Each script.spec holds a Vega-Lite specification, its rows packed as columns, and names
+// the element to draw in.
 const themes = JSON.parse(document.getElementById("themes").textContent);
 const button = document.getElementById("theme");
 const system = matchMedia("(prefers-color-scheme: dark)");
@@ -56,12 +57,23 @@ function fade(view) {
   }
 }
 
+function unpacked(element) {
+  const spec = JSON.parse(element.textContent);
+  for (const [name, table] of Object.entries(spec.datasets)) {
+    const columns = Object.entries(table.columns).map(([column, told]) =>
+      [column, told.names ? told.at.map((place) => told.names[place]) : told]);
+    spec.datasets[name] = Array.from({ length: table.rows }, (_, row) =>
+      Object.fromEntries(columns.map(([column, values]) => [column, values[row]])));
+  }
+  return spec;
+}
+
 async function drawOne(element, theme) {
   const place = document.getElementById(element.dataset.for);
   if (!place.clientWidth) return; // in details that are closed
   try {
     const config = configuration(theme, place.clientWidth);
-    const result = await embed(place, JSON.parse(element.textContent), config);
+    const result = await embed(place, unpacked(element), config);
     drawn.set(element, result);
     fade(result.view);
     offer(place, element);
@@ -111,7 +123,7 @@ function offer(place, element) {
 }
 
 async function save(place, element, kind) {
-  const spec = JSON.parse(element.textContent);
+  const spec = unpacked(element);
   let address;
   if (kind === "CSV") {
     address = URL.createObjectURL(new Blob([csv(spec)], { type: "text/csv" }));
@@ -144,7 +156,7 @@ function csv(spec) {
       Object.values(part).forEach(collect);
     }
   };
-  found.push(...Object.values(spec.datasets || {}));
+  found.push(...Object.values(spec.datasets));
   collect({ ...spec, datasets: null });
   const cell = (value) => {
     const text = Array.isArray(value) ? value.join(" ") : String(value ?? "");

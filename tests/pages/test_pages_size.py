@@ -1,0 +1,84 @@
+"""A page of several models stays small enough to send and short enough to read."""
+
+import json
+import re
+from dataclasses import replace
+
+import polars as pl
+import pytest
+
+from pages.synthetic import diagnosis
+from wakeful.pages.charts import specification
+from wakeful.pages.diagnosis import rank_strips, write_diagnosis
+from wakeful.pages.heads import attention, hidden
+from wakeful.pages.page import _packed
+
+SMOLLM2 = {"layers": 30, "heads": 9, "groups": 3, "pictured": 4}
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Give the page of four models of SmolLM2's shape."""
+    four = [diagnosis(name, **SMOLLM2) for name in ("a", "b", "c", "d")]
+    path = tmp_path_factory.mktemp("size") / "page.html"
+    return write_diagnosis(four, path, title="t", method={}).read_text("utf-8")
+
+
+def test_four_models_make_two_megabytes_at_most(page: str) -> None:
+    assert len(page.encode()) < 2_000_000
+
+
+def test_four_models_are_read_in_few_charts_before_the_details(page: str) -> None:
+    """Six curves, attention and one map a model: under six screens of 900 pixels at 1400."""
+    before, details = page.split(">Details</h2>")
+    assert before.count('class="spec"') == 6 + 4 + 4
+    assert details.count('class="spec"') > 30
+    assert before.count("The text that all of them read begins") == 1
+    assert "The text it read begins" not in before
+
+
+def test_rows_are_packed_without_loss() -> None:
+    spec = specification(rank_strips([diagnosis("a"), diagnosis("b")]))
+    packed = json.loads(json.dumps(_packed(spec)))
+    ((name, table),) = packed["datasets"].items()
+    columns = [
+        [told["names"][at] for at in told["at"]] if isinstance(told, dict) else told
+        for told in table["columns"].values()
+    ]
+    assert table["rows"] == 8
+    rows = [dict(zip(table["columns"], row, strict=True)) for row in zip(*columns, strict=True)]
+    assert rows == spec["datasets"][name]
+
+
+def test_a_spec_without_rows_of_its_own_has_none_packed() -> None:
+    assert _packed({"mark": "point"}) == {"mark": "point", "datasets": {}}
+
+
+def test_weights_are_whole_thousandths_and_both_orders_share_a_list() -> None:
+    found = diagnosis("a", layers=10)
+    chart = attention(found, "sinks, then widest")
+    assert chart is not None
+    spec = specification(chart)
+    (rows,) = spec["datasets"].values()
+    assert all(isinstance(value, int) and 0 <= value <= 1000
+               for row in rows for value in row["thousandths"])  # fmt: skip
+    (pick,) = [each for each in spec["params"] if each["name"] == "shown"]
+    named = pick["bind"]["options"]
+    assert len(named) == len(set(named))
+    ranks = [float(re.findall(r"rank (\d+)", name)[0]) for name in named]
+    masses = [float(re.findall(r"mass ([\d.]+)", name)[0]) for name in named]
+    assert masses[:8] == sorted(masses[:8], reverse=True)
+    assert max(ranks) in ranks[:16]
+
+
+def test_a_state_that_is_not_finite_leaves_a_hole() -> None:
+    found = diagnosis("a")
+    rows = found.rows.with_columns(
+        value=pl.when(pl.col("metric") == "hidden_picture")
+        .then(float("nan"))
+        .otherwise(pl.col("value"))
+    )
+    chart = hidden(replace(found, rows=rows))
+    assert chart is not None
+    (lines,) = specification(chart)["datasets"].values()
+    assert set(lines[0]["hundredths"]) == {None}
