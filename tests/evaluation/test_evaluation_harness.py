@@ -83,7 +83,7 @@ def figures(scores: list[Score]) -> dict[tuple[str, str], Score]:
 @pytest.mark.parametrize("bos", [False, True])
 def test_accuracies_are_those_by_hand(model: Model, tmp_path: Path, bos: bool) -> None:
     lm = asked(model, bos=bos, batch_size=2, progress=silent)
-    assert isinstance(lm, Transformer)
+    assert isinstance(lm, Adapter)
     found = figures(run_tasks("m", lm, local_tasks(tmp_path)))
     completions = read_lambada(tmp_path / "l.jsonl")
     answers = [by_hand(model, each.context, each.target, bos) for each in completions]
@@ -118,10 +118,10 @@ def test_the_adapter_says_what_lm_evals_own_class_says(
             add_bos_token=False,
         )
     expected = figures(run_tasks("m", own, tasks))
-    for lm in (
-        Adapter(model, batch_size=batch_size),
-        asked(model, bos=False, batch_size=batch_size, progress=silent),
-    ):
+    with quiet():
+        given = {"bos": False, "batch_size": batch_size, "progress": silent}
+        both = (Adapter(model, **given), Transformer(model, **given))
+    for lm in both:
         found = figures(run_tasks("m", lm, tasks))
         assert found.keys() == expected.keys()
         for name, score in found.items():
@@ -168,8 +168,9 @@ def test_padding_never_enters_a_per_tensor_scale(
 def test_a_long_context_loses_its_beginning(model: Model) -> None:
     request = instance("loglikelihood", "x" * 100 + " end", " of it")
     expected, _ = by_hand(model, "x" * 100 + " end", " of it", bos=False)
-    for lm in (Adapter(model), asked(model, bos=False, batch_size=1, progress=silent)):
-        with quiet():
+    with quiet():
+        both = Adapter(model), Transformer(model, bos=False, batch_size=1, progress=silent)
+        for lm in both:
             assert lm.loglikelihood([request])[0][0] == pytest.approx(expected, rel=1e-5)
     with quiet(), pytest.raises(WakefulError, match="answer is 70 of llama's tokens"):
         Adapter(model).loglikelihood([instance("loglikelihood", "a", "b" * 70)])
@@ -181,8 +182,8 @@ def test_rolling_and_empty_contexts_are_as_lm_evals_own(model: Model) -> None:
     empty = [instance("loglikelihood", "", " from nothing")]
     for bos in (False, True):
         ours = Adapter(model, bos=bos, batch_size=2)
-        theirs = asked(model, bos=False, batch_size=1, progress=silent)
         with quiet():
+            theirs = Transformer(model, bos=False, batch_size=1, progress=silent)
             assert ours.loglikelihood_rolling(rolling) == pytest.approx(
                 theirs.loglikelihood_rolling(rolling), rel=1e-5
             )

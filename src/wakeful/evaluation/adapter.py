@@ -1,37 +1,50 @@
-"""Models that lm-eval can ask: our decoder by an adapter, Transformers models by lm-eval's HFLM.
+"""Models that lm-eval can ask: what our decoder can be by an adapter, others by lm-eval's HFLM.
 
 Both encode exactly as they say: no BOS, or one BOS before every context. HFLM alone would leave
 that to the tokenizer's template, which may also add an end, or nothing when asked for BOS.
 """
 
 from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.models.huggingface import HFLM
+from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
-from wakeful.evaluation.perplexity import check_numbers, log_likelihoods
+from wakeful.evaluation.perplexity import check_numbers
+from wakeful.evaluation.sharing import Question, answers
 from wakeful.evaluation.tasks import quiet
 from wakeful.loading.model import Model
-from wakeful.model.decoder import IGNORED
-from wakeful.probes.running import as_decoder
+from wakeful.model.decoder import Decoder
+from wakeful.model.generate import greedy_batch
+from wakeful.probes.running import as_decoder, logits_of
 from wakeful.quant import quantized_layers
 
 Request = tuple[Any, list[int], list[int]]
 """What was asked, the context's tokens and the continuation's."""
 _MAX_NEW_TOKENS = 256
 """What lm-eval generates where a task names no number."""
+_GREEDY = {"until", "max_gen_toks", "do_sample", "temperature"}
+_OF_GREEDY = {
+    "bos_token_id", "eos_token_id", "pad_token_id", "max_length", "max_new_tokens", "do_sample",
+    "temperature", "top_k", "top_p", "min_p", "typical_p", "use_cache", "transformers_version",
+    "cache_implementation", "output_attentions", "output_hidden_states", "return_dict_in_generate",
+}  # fmt: skip
+"""What a model may say of generation that leaves greedy text what it is."""
+_COMPARED = 32
+"""Tokens on which a model of Transformers and our decoder must agree."""
 
 
 class Adapter(TemplateLM):
-    """Any loaded model, asked for log-likelihoods; a decoder of ours also for greedy text."""
+    """A model that our decoder can be, asked for log-likelihoods and greedy text."""
 
     def __init__(
         self,
@@ -39,11 +52,19 @@ class Adapter(TemplateLM):
         *,
         bos: bool = False,
         batch_size: int = 4,
+        alone: bool = False,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
+        """Ask `batch_size` rows at a time; `alone`: every question by itself.
+
+        Raises:
+            WakefulError: our decoder cannot be the model.
+        """
         super().__init__()
         self.loaded = loaded
-        self.batch_size = batch_size
+        self.decoder = loaded.decoder()
+        self.batch_size = 1 if alone else batch_size
+        self._alone = alone
         self._bos = [loaded.bos] if bos and loaded.bos is not None else []
         self._progress = progress
 
@@ -74,82 +95,138 @@ class Adapter(TemplateLM):
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[float]:
         """Return each text's log-likelihood, in disjoint windows as long as the context."""
-        sums: list[float] = []
-        for request in requests:
+        rows: list[Request] = []
+        owners: list[int] = []
+        for number, request in enumerate(requests):
             cut = get_rolling_token_windows(
                 token_list=self.tok_encode(request.args[0], add_special_tokens=False),
                 prefix_token=self.prefix_token_id,
                 max_seq_len=self.loaded.context,
                 context_len=1,
             )
-            rows = [("", *make_disjoint_window(window)) for window in cut]
-            sums.append(sum(likelihood for likelihood, _ in self._loglikelihood_tokens(rows)))
+            windows = [("", *make_disjoint_window(window)) for window in cut]
+            rows += windows
+            owners += [number] * len(windows)
+        sums = [0.0] * len(requests)
+        found = self._loglikelihood_tokens(rows)
+        for owner, (likelihood, _) in zip(owners, found, strict=True):
+            sums[owner] += likelihood
         return sums
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Return what a decoder of ours writes greedily after each context."""
-        texts: list[str] = []
-        for done, request in enumerate(requests, start=1):
-            arguments: Any = request.args
-            texts.append(self._written(arguments[0], arguments[1]))
-            self._progress(done, len(requests))
+        """Return what the model writes greedily after each context.
+
+        Where a task, or the model's own settings, ask for another way of writing, lm-eval's own
+        class writes for a model of Transformers.
+
+        Raises:
+            WakefulError: a decoder of ours would have to write otherwise than greedily, or a task
+                asks for more tokens than the context.
+        """
+        texts: list[str] = [""] * len(requests)
+        prompts: dict[int, list[int]] = {}
+        settings: dict[int, dict[str, Any]] = {}
+        others: list[int] = []
+        for place, request in enumerate(requests):
+            wanted: Any = normalize_gen_kwargs(request.args[1], _MAX_NEW_TOKENS)  # pyright: ignore
+            if self._is_greedy(wanted):
+                settings[place] = wanted
+                prompts[place] = self._prompt(request.args[0], wanted["max_gen_toks"])
+            else:
+                others.append(place)
+        done = 0
+        order = sorted(prompts, key=lambda place: -len(prompts[place]))
+        for limit in {wanted["max_gen_toks"]: 0 for wanted in settings.values()}:
+            alike = [place for place in order if settings[place]["max_gen_toks"] == limit]
+            for start in range(0, len(alike), self.batch_size):
+                batch = alike[start : start + self.batch_size]
+                stops = [settings[place]["until"] for place in batch]
+                written = self._written([prompts[place] for place in batch], stops, limit)
+                for place, text in zip(batch, written, strict=True):
+                    texts[place] = text
+                done += len(batch)
+                self._progress(done, len(requests))
+        if others:
+            written = self._own_class.generate_until([requests[place] for place in others])
+            for place, text in zip(others, written, strict=True):
+                texts[place] = text
         return texts
 
-    @torch.inference_mode()
     def _loglikelihood_tokens(
         self, requests: Sequence[Request], disable_tqdm: bool = False, **_: object
     ) -> list[tuple[float, bool]]:
-        # The longest first: rows of like length waste little padding, and memory fails early.
-        order = sorted(range(len(requests)), key=lambda n: -sum(map(len, requests[n][1:])))
-        answers: list[tuple[float, bool]] = [(0.0, True)] * len(requests)
-        for start in range(0, len(order), self.batch_size):
-            places = order[start : start + self.batch_size]
-            inputs, targets = self._batch([requests[place] for place in places])
-            likelihoods, greedy = log_likelihoods(self.loaded.module, inputs, targets)
-            for row, place in enumerate(places):
-                answers[place] = float(likelihoods[row].sum()), bool(greedy[row].all())
-            self._progress(start + len(places), len(order))
-        return answers
-
-    def _batch(self, requests: Sequence[Request]) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets, padded at the end; a context too long loses its beginning."""
-        rows: list[tuple[list[int], list[int]]] = []
-        for _, context, continuation in requests:
+        questions: list[Question] = []
+        for place, (_, context, continuation) in enumerate(requests):
             check_answer(self.loaded, context, continuation)
+            # A context too long loses its beginning.
             row = [*context, *continuation][-(self.loaded.context + 1) :]
-            rows.append((row[:-1], continuation))
-        longest = max(len(row) for row, _ in rows)
-        inputs = torch.zeros(len(rows), longest, dtype=torch.long)
-        targets = torch.full((len(rows), longest), IGNORED)
-        for n, (row, continuation) in enumerate(rows):
-            inputs[n, : len(row)] = torch.tensor(row)
-            targets[n, len(row) - len(continuation) : len(row)] = torch.tensor(continuation)
-        device = next(self.loaded.module.parameters()).device
-        return inputs.to(device), targets.to(device)
+            questions.append(Question(place, row[:-1], continuation))
+        found: dict[int, tuple[float, bool]] = {}
+        for place, likelihood, greedy in answers(
+            self.decoder, questions, batch_size=self.batch_size, alone=self._alone
+        ):
+            found[place] = likelihood, greedy
+            self._progress(len(found), len(questions))
+        return [found[place] for place in range(len(requests))]
 
-    def _written(self, context: str, settings: dict[str, Any]) -> str:
+    def _is_greedy(self, settings: dict[str, Any]) -> bool:
+        """Tell whether greedy text is what is asked for, and what the model's own settings give."""
         if settings.get("do_sample", False) and settings.get("temperature", 1.0) > 0:
-            raise WakefulError(f"a task samples its answers, and {self.loaded.name} only continues")
-        until = settings.get("until", [])
-        until = [until] if isinstance(until, str) else until
-        limit = settings.get("max_gen_toks", _MAX_NEW_TOKENS)
+            return False
+        said = getattr(self.loaded.module, "generation_config", None)
+        own = said.to_diff_dict() if isinstance(said, GenerationConfig) else {}
+        unusual = {name for name in own if not name.startswith("_")} - _OF_GREEDY
+        return not unusual and settings.keys() <= _GREEDY
+
+    @cached_property
+    def _own_class(self) -> "Transformer":
+        if as_decoder(self.loaded.module) is not None:
+            raise WakefulError(
+                f"a task samples its answers or searches for them, and {self.loaded.name} only "
+                "continues greedily"
+            )
+        return Transformer(
+            self.loaded, bos=bool(self._bos), batch_size=self.batch_size, progress=self._progress
+        )
+
+    def _prompt(self, context: str, limit: int) -> list[int]:
         room = self.loaded.context - limit
         if room < 1:
             raise WakefulError(
                 f"a task asks for {limit} new tokens, and the context of {self.loaded.name} is "
                 f"{self.loaded.context}"
             )
-        prompt = (self.tok_encode(context) or [self.prefix_token_id])[-room:]
-        tokens: list[int] = []
-        text = ""
-        for token in self.loaded.tokens_after(
-            prompt, num_tokens=limit, temperature=0.0, stop=self.eot_token_id
-        ):
-            tokens.append(token)
-            text = str(self.loaded.tokenizer.decode(tokens))
-            if any(stop in text for stop in until):
-                break
-        return text[: min((text.find(stop) for stop in until if stop in text), default=None)]
+        return (self.tok_encode(context) or [self.prefix_token_id])[-room:]
+
+    def _written(self, prompts: list[list[int]], stops: list[list[str]], limit: int) -> list[str]:
+        end = self.loaded.text_of(self.eot_token_id)
+
+        def ended(row: int, tokens: list[int]) -> bool:
+            text = self._raw(tokens)
+            return any(stop in text for stop in stops[row] if stop)
+
+        written = greedy_batch(
+            self.decoder, prompts, num_tokens=limit, stop=self._ends, ended=ended
+        )
+        return [
+            postprocess_generated_text(self.loaded.decode(tokens), [*until, end], None)
+            for tokens, until in zip(written, stops, strict=True)
+        ]
+
+    def _raw(self, tokens: list[int]) -> str:
+        """Return the text of tokens, the names of special ones included."""
+        tokenizer = self.loaded.tokenizer
+        if isinstance(tokenizer, Tokenizer):
+            return tokenizer.decode(tokens, special=True)
+        return str(tokenizer.decode(tokens))
+
+    @cached_property
+    def _ends(self) -> frozenset[int]:
+        """The tokens that end a text: the tokenizer's, and those the model's settings name."""
+        said = getattr(self.loaded.module, "generation_config", None)
+        named = said.eos_token_id if isinstance(said, GenerationConfig) else None
+        several = named if isinstance(named, list) else [] if named is None else [named]
+        return frozenset([self.eot_token_id, *several])
 
 
 def check_answer(loaded: Model, context: list[int], continuation: list[int]) -> None:
@@ -201,7 +278,7 @@ class Transformer(_HFLM):
         tokens = [*first, *self._loaded.plain(string)]
         return tokens[-left_truncate_len:] if left_truncate_len else tokens
 
-    def tok_batch_encode(self, strings: list[str], *rest: Any, **named: Any) -> Any:
+    def tok_batch_encode(self, strings: Sequence[str], *rest: Any, **named: Any) -> Any:
         """Return padded prompts to generate from, after BOS where that was asked for."""
         first = self.tokenizer.bos_token if self._first else ""
         return super().tok_batch_encode([f"{first}{text}" for text in strings], *rest, **named)
@@ -221,11 +298,42 @@ class Transformer(_HFLM):
 
 
 def asked(
-    loaded: Model, *, bos: bool, batch_size: int, progress: Callable[[int, int], None]
+    loaded: Model,
+    *,
+    bos: bool,
+    batch_size: int,
+    progress: Callable[[int, int], None],
+    apart: Callable[[str], None] = lambda why: None,
 ) -> TemplateLM:
-    """Return a loaded model as lm-eval asks it, one question at a time where padding counts."""
-    if any(layer.sees_padding for layer in quantized_layers(loaded.module).values()):
-        batch_size = 1
-    kind = Transformer if as_decoder(loaded.module) is None else Adapter
+    """Return a loaded model as lm-eval asks it, one question at a time where padding counts.
+
+    `apart` is told why, where lm-eval's own class must ask it.
+    """
+    alone = any(layer.sees_padding for layer in quantized_layers(loaded.module).values())
+    make: Callable[..., TemplateLM] = partial(Adapter, alone=alone)
+    if as_decoder(loaded.module) is None:
+        try:
+            check_alike(loaded, loaded.decoder())
+        except WakefulError as error:
+            apart(str(error))
+            make, batch_size = Transformer, 1 if alone else batch_size
     with quiet():
-        return kind(loaded, bos=bos, batch_size=batch_size, progress=progress)
+        return make(loaded, bos=bos, batch_size=batch_size, progress=progress)
+
+
+@torch.inference_mode()
+def check_alike(loaded: Model, decoder: Decoder) -> None:
+    """Raise `WakefulError` where our decoder gives other logits than a model of Transformers.
+
+    A class of the user's own may carry a known configuration and compute something else.
+    """
+    length = min(_COMPARED, loaded.context)
+    tokens = (torch.arange(length, device=loaded.device) * 7919 % decoder.config.vocab_size)[None]
+    own, theirs = (logits_of(module, tokens).float() for module in (decoder, loaded.module))
+    exact = decoder.embed.weight.dtype in (torch.float32, torch.float64)
+    close = 1e-3 if exact else 5e-2
+    if float((own - theirs).abs().max()) > close * float(theirs.abs().max()):
+        raise WakefulError(
+            f"our decoder with the configuration and weights of this "
+            f"{type(loaded.module).__name__} gives other logits"
+        )

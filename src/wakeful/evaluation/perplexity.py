@@ -286,14 +286,38 @@ def log_likelihoods(
     states, head = states_of(model, inputs)
     if isinstance(head, QuantizedLinear) and head.sees_padding:  # its scale is of all positions
         states, head = head(states), nn.Identity()
-    for row, (state, target) in enumerate(zip(states, targets, strict=True)):
-        for places in torch.nonzero(target != IGNORED).flatten().split(_ROWS):
-            logits = check_numbers(head(state[places]))
-            logits = logits if logits.dtype == torch.float64 else logits.float()
-            chosen = logits.gather(1, target[places, None])[:, 0]
-            best = logits.argmax(1) == target[places]
-            likelihood[row, places.cpu()] = (chosen - logits.logsumexp(1)).cpu().double()
-            greedy[row, places.cpu()] = best.cpu()
+    counted = targets != IGNORED
+    wanted = counted.flatten().nonzero().flatten()
+    which = torch.arange(len(wanted), device=targets.device)
+    found = choices(head, states.flatten(0, 1), wanted, which, targets[counted])
+    likelihood[counted.cpu()], greedy[counted.cpu()] = found
+    return likelihood, greedy
+
+
+def choices(
+    head: Callable[[Tensor], Tensor],
+    states: Float[Tensor, "S D"],
+    wanted: Int[Tensor, "P"],
+    which: Int[Tensor, "T"],
+    targets: Int[Tensor, "T"],
+) -> tuple[Float[Tensor, "T"], Bool[Tensor, "T"]]:
+    """Return the log-probability in nats that state `wanted[which[t]]` gives `targets[t]`, and
+    whether that is its likeliest token: as `log_likelihoods`, of states that are there already.
+
+    Raises:
+        WakefulError: a logit is NaN.
+    """
+    likelihood = torch.zeros(targets.shape, dtype=torch.float64)
+    greedy = torch.ones(targets.shape, dtype=torch.bool)
+    for start in range(0, len(wanted), _ROWS):
+        part = wanted[start : start + _ROWS]
+        logits = check_numbers(head(states[part]))
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        mine = (which >= start) & (which < start + len(part))
+        row, target = which[mine] - start, targets[mine]
+        chosen = logits[row, target] - logits.logsumexp(1)[row]
+        likelihood[mine.cpu()] = chosen.cpu().double()
+        greedy[mine.cpu()] = (logits.argmax(1)[row] == target).cpu()
     return likelihood, greedy
 
 

@@ -1,5 +1,6 @@
 """The key/value cache: one slot for each layer that owns a key or a value, and none for others."""
 
+import copy
 from typing import Literal
 
 import torch
@@ -97,6 +98,19 @@ class Cache:
         if not 0 <= kept <= self.length:
             raise WakefulError(f"cannot crop a cache of {self.length} tokens to {length}")
         self.length = kept
+
+    def continued(self, rows: Tensor, *, room: int) -> "Cache":
+        """Return a cache whose sequence i continues from this one's `rows[i]`, by `room` tokens."""
+        found = copy.copy(self)
+        found.capacity = self.length + room
+        found._tensors = {}
+        end = self.before + self.length
+        for slot, tensor in self._tensors.items():
+            _, heads, _, width = tensor.shape
+            new = tensor.new_empty((len(rows), heads, end + room, width))
+            new[:, :, :end] = tensor[rows.to(tensor.device), :, :end]
+            found._tensors[slot] = new
+        return found
 
     def reorder(self, rows: Tensor) -> None:
         """Let sequence i continue from what was sequence `rows[i]` (beam search).

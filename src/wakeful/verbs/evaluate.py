@@ -151,6 +151,7 @@ def evaluate(
         names: dict[str, str] = {}
         lengths: dict[str, str] = {}
         texts: dict[str, str] = {}
+        apart: dict[str, str] = {}
         for model in at.each(models, tokenizer):
             names[model.name] = model.architecture
             length = wanted.length_for(model.context)
@@ -159,12 +160,16 @@ def evaluate(
             texts[model.name] = ", ".join(
                 text_words(text, wanted) or wanted.sources[name] for name, text in words.items()
             )
-            scores += _measure(model, wanted, words, material.tasks, at.show, at.world)
+            scores += _measure(model, wanted, words, material.tasks, apart, at.show, at.world)
             del model
         method = method_of(
             names, scores, wanted, at.machine, bos=at.bos, dtype=at.dtype,
             text=same_or_each(texts), windows=same_or_each(lengths),
         )  # fmt: skip
+        if apart:
+            method["Asked by lm-eval's own class"] = "; ".join(
+                f"{name}, because {why}" for name, why in apart.items()
+            )
         result = Evaluation(
             names=names, scores=tuple(scores), method=method, machine=at.machine,
             sources=tuple(name_of(source) for source in models), figures=wanted.figures,
@@ -222,6 +227,7 @@ def _measure(
     wanted: EvaluateOptions,
     texts: Mapping[str, Words],
     tasks: Mapping[str, "Task"],
+    apart: dict[str, str],
     show: Display,
     world: World,
 ) -> list[Score]:
@@ -254,7 +260,10 @@ def _measure(
             bos=bos,
             batch_size=wanted.batch_size,
             progress=partial(show.count, f"{model.name}: questions"),
+            apart=partial(apart.__setitem__, model.name),
         )
+        if model.name in apart:
+            show.note(f"{model.name}: asked by lm-eval's own class, because {apart[model.name]}")
         if world.size > 1:
             answers = Dealt(model.name, answers, world)
         answered = run_tasks(model.name, answers, tasks, limit=wanted.limit)
