@@ -15,11 +15,13 @@ from wakeful.errors import WakefulError
 from wakeful.exhibits.derived import DERIVED, check_figure
 from wakeful.exhibits.exhibit import Scale, exhibit, exhibit_names
 from wakeful.exhibits.figures import answer_name
-from wakeful.exhibits.plan import Job, heirs_table, parameters_of, plan_of, size_of
+from wakeful.exhibits.plan import Job, heirs_table, parameters_of, plan_of, size_of, total_of
 from wakeful.model.decoder import Decoder
 from wakeful.pages.reproduction import DRAWINGS
 from wakeful.training.measures import FIGURES
+from wakeful.training.setup import load_data
 from wakeful.variants import build_call
+from wakeful.verbs.presets import TWO_CORES
 
 SCALES = ("tiny", "small", "paper")
 RUNNABLE = [name for name in exhibit_names() if not exhibit(name).needs]
@@ -240,6 +242,37 @@ def test_rows_keep_their_ratios_at_a_smaller_scale() -> None:
     assert {job.config.train.length for job in plan.jobs} == {16, 64, 256, 1000, 2000}
     assert {job.config.train.steps for job in plan.jobs} == {7}
     assert {job.config.data.source for job in plan.jobs} == {"python-stdlib"}
+
+
+def test_what_exhibits_share_is_counted_once() -> None:
+    alone = plan_of(exhibit("value-residual/fig10"), "tiny")
+    other = plan_of(exhibit("value-residual/fig12"), "tiny")  # of the same runs and no others
+    one, both = total_of([alone]), total_of([alone, other])
+    assert (one.runs, one.tokens) == (6, 6 * 120 * 32 * 64)
+    assert one.operations == 6 * one.tokens * alone.parameters
+    assert both == one
+    first = f"{alone.jobs[0].folder}/seed-0"
+    left = total_of([alone], lambda name: name == first)
+    assert (left.runs, left.tokens) == (5, 5 * 120 * 32 * 64)
+    # Heirs of one reference: it is counted once, and each of its heirs and their rivals.
+    heirs = plan_of(exhibit("lazy/table3-medium"), "tiny")
+    assert total_of([heirs]).runs == 3 * (1 + 3 + 2)
+    looks = total_of([plan_of(exhibit("lazy/fig9"), "tiny")])
+    assert (looks.runs, looks.disk) == (3, 0)
+    large = max((alone, heirs), key=lambda plan: plan.memory)
+    assert total_of([alone, heirs]).memory == large.memory
+
+
+def test_all_exhibits_at_the_tiny_scale_take_less_than_two_hours_on_two_cores() -> None:
+    total = total_of(plan_of(exhibit(name), "tiny") for name in RUNNABLE)
+    assert total.operations / TWO_CORES < 2 * 3600
+
+
+def test_a_model_of_a_task_has_the_tasks_vocabulary() -> None:
+    job = plan_of(exhibit("active-dormant/backcopy"), "small").jobs[0]
+    data = load_data(job.config.data)
+    model = dataclasses.replace(job.config.model, vocab_size=data.vocab_size)
+    assert size_of(job.config).parameters == parameters_of(model)
 
 
 def test_an_exhibit_that_does_not_exist_or_waits_is_refused() -> None:

@@ -15,7 +15,8 @@ from wakeful.config.schema import DataConfig
 from wakeful.errors import WakefulError
 from wakeful.evaluation.scores import Score
 from wakeful.exhibits.exhibit import Claim, exhibit, exhibit_names
-from wakeful.exhibits.plan import plan_of
+from wakeful.exhibits.judge import Judged
+from wakeful.exhibits.plan import Plan, plan_of, total_of
 from wakeful.pages.inheritance import read_inheritance
 from wakeful.runs.run import Run
 from wakeful.verbs import exhibit_runs
@@ -251,11 +252,61 @@ def test_what_cannot_be_run_is_said_in_one_line_before_it_begins(
     assert [entry.name for entry in tmp_path.iterdir()] == ["mine"]
 
 
-def test_every_exhibit_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_exhibit_is_listed_and_what_all_take(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce"]) == 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in exhibit_names())
-    assert "H100 hours" in shown
+    total = total_of(plan_of(exhibit(name), "tiny") for name in exhibit_names()
+                     if not exhibit(name).needs)  # fmt: skip
+    words = " ".join(shown.split())
+    assert f"tiny: {total.runs:,} runs, {total.tokens / 1e6:,.1f}M tokens" in words
+    assert "H100 hours, 107.8 GB of memory" in words
+
+
+def test_of_all_exhibits_those_that_do_not_fit_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = ("value-residual/fig10", "value-residual/fig12", "value-residual/fig7",
+             "lazy/fig1-large")  # fmt: skip
+    monkeypatch.setattr(verb, "exhibit_names", lambda: names)
+    other = tmp_path / "runs/reproduce/tiny/value-residual-fig7"
+    other.mkdir(parents=True)
+    (other / "notes.txt").write_text("x")
+    plans = {name: plan_of(exhibit(name), "tiny") for name in names}
+    first, last = plans[names[0]], plans[names[3]]
+    assert last.memory > first.memory
+    begun: list[str] = []
+
+    def work(plan: Plan, *_: object) -> tuple[Judged, None]:
+        begun.append(plan.exhibit.name)
+        print("begun")
+        return Judged(exhibit=plan.exhibit.name, paper="", title="", claim="", scale=plan.scale,
+                      headline="", verdicts=()), None  # fmt: skip
+
+    monkeypatch.setattr(verb, "_work", work)
+    monkeypatch.setattr(verb, "free_memory", lambda device: last.memory - 1)
+    assert main(["reproduce", "--all"]) == 0
+    assert begun == list(names[:2])
+    before, *_, after = " ".join(capsys.readouterr().out.split()).split("begun")
+    # The two share their six runs.
+    assert "2 exhibits: 6 runs, 1.5M tokens; very roughly" in before
+    assert f"{first.memory / 1e6:,.0f} MB of memory and " in before
+    assert "left out: value-residual/fig7: " in after
+    assert "left out: lazy/fig1-large at the tiny scale takes about" in after
+    page = (tmp_path / "runs/reproduce/tiny/claims.html").read_text("utf-8")
+    assert "lazy/fig1-large at the tiny scale" in page
+    # Exhibits that are named do not begin where one of them does not fit.
+    with pytest.raises(WakefulError, match=r"^lazy/fig1-large at the tiny scale takes"):
+        wakeful.reproduce(*names[::3])
+    # The disk holds either of two exhibits, not both.
+    monkeypatch.setattr(verb, "free_memory", lambda device: 10**15)
+    room = 0.9 * sum(plan.disk for plan in (first, last))
+    monkeypatch.setattr(verb.shutil, "disk_usage", lambda path: SimpleNamespace(free=room))
+    with pytest.raises(WakefulError, match="lazy/fig1-large at the tiny scale with the 1 before"):
+        wakeful.reproduce(*names[::3])
+    assert begun == list(names[:2])
+    assert wakeful.reproduce(names[3]).found[0].exhibit == names[3]
 
 
 def test_free_memory_is_the_machines() -> None:

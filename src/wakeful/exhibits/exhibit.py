@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from wakeful.config.tables import Table, from_table, merged, parse_toml
 from wakeful.errors import WakefulError, nearest
@@ -24,6 +24,7 @@ from wakeful.errors import WakefulError, nearest
 Direction = Literal["lower", "higher", "same"]
 Claimed = Literal["lower", "higher", "same", "not higher"]
 Scale = Literal["tiny", "small", "paper"]
+SCALES: tuple[Scale, ...] = get_args(Scale)
 _PAPERS = resources.files("wakeful.exhibits") / "papers"
 _SHARED = "paper.toml"
 
@@ -302,7 +303,7 @@ def _read(name: str) -> Exhibit:
     )  # fmt: skip
     scales = {
         scale: merged(shared.get("scales", {}).get(scale, {}), spec.scales.get(scale, {}))
-        for scale in ("tiny", "small", "paper")
+        for scale in SCALES
     }
     directions = _claims(table) if spec.directions or not spec.claims else ()
     return Exhibit(

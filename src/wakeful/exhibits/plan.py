@@ -3,9 +3,11 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from wakeful.config.model import LATER, ModelConfig
@@ -13,6 +15,7 @@ from wakeful.config.rows import nested, rescaled
 from wakeful.config.schema import (
     OWN_KEYS,
     Config,
+    DataConfig,
     config_from_table,
     config_to_table,
     seeds_of,
@@ -20,6 +23,7 @@ from wakeful.config.schema import (
 )
 from wakeful.config.tables import Table, from_table, merged, on_preset, own_table, to_table
 from wakeful.config.verbs import LENGTH
+from wakeful.data.tasks import task_of
 from wakeful.errors import WakefulError
 from wakeful.exhibits.exhibit import Exhibit, Existing, Heirs, Scale
 from wakeful.growth.baselines import baseline_of
@@ -51,13 +55,32 @@ class Job:
             for field, usual in fields.items():
                 if table[part].get(field) == usual:
                     del table[part][field]
-        digest = hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:12]
-        return f"{self.config.model.num_layers}x{self.config.model.width}-{digest}"
+        return f"{self.config.model.num_layers}x{self.config.model.width}-{_digest(table)}"
 
     def seeded(self, seed: int) -> Config:
         """Return the configuration with a seed, called by its row."""
         train = dataclasses.replace(self.config.train, seed=seed)
         return dataclasses.replace(self.config, name=self.row, train=train)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What runs take, very roughly."""
+
+    runs: int
+    tokens: float
+    operations: float
+    """Floating-point operations: of training 6 a parameter and token, of reading 2."""
+    disk: float
+    """Bytes of the checkpoints."""
+
+
+@dataclass(frozen=True)
+class Total(Cost):
+    """What exhibits take together, very roughly."""
+
+    memory: int
+    """Bytes of the largest run."""
 
 
 @dataclass(frozen=True)
@@ -116,32 +139,49 @@ class Plan:
     @property
     def all_tokens(self) -> float:
         """Tokens of every run and seed together."""
-        read = len(self.existing) * self.stretch
-        return len(self.seeds) * (self._all(lambda job, size: _tokens(job.config)) + read)
+        return total_of([self]).tokens
 
     @property
     def operations(self) -> float:
-        """Floating-point operations: of training 6 a parameter and token, of reading 2."""
-        trained = self._all(lambda job, size: 6.0 * size.parameters * _tokens(job.config))
-        read = sum(2.0 * each.parameters * self.stretch for each in self.existing.values())
-        return len(self.seeds) * (trained + read)
+        """Floating-point operations of every run and seed together."""
+        return total_of([self]).operations
 
-    def _all(self, cost: Callable[[Job, "Size"], float]) -> float:
-        """Return what one seed of every run costs: jobs, each once, and their heirs."""
-        sizes = list(zip(self.jobs, self.models, strict=True))
-        trained = (each for each in sizes if self.reference_of(each[0].group) is None)
-        once = {job.folder: cost(job, size) for job, size in trained}
-        heirs = (cost(job, size) * self._arms(job.group) for job, size in sizes)
-        return sum(once.values()) + sum(heirs)
+    @cached_property
+    def pieces(self) -> Mapping[str, Cost]:
+        """The runs, by where they lie among those of other exhibits: what is called alike is done
+        once.
+        """
+        found: dict[str, Cost] = {}
+        for job, size in zip(self.jobs, self.models, strict=True):
+            tokens, kept = _tokens(job.config), 2 if job.config.train.checkpoint_every else 1
+            operations, disk = 6.0 * size.parameters * tokens, 12.0 * size.parameters * kept
+            for seed in self.seeds:
+                if self.reference_of(job.group) is None:
+                    found[f"{job.folder}/seed-{seed}"] = Cost(1, tokens, operations, disk)
+                if job.group in self.heirs:
+                    heirs = self.heirs[job.group]
+                    # The heir and each arm: the reference's shape with a share of its layers.
+                    arms = 1 + sum(baseline_of(name).times for name in heirs.baseline)
+                    share = heirs.keep * heirs.steps * arms
+                    found[f"{self.heirs_folder(job, seed)}/seed-{seed}"] = Cost(
+                        1 + len(heirs.baseline), share * tokens, share * operations, share * disk
+                    )
+        text, looks, schemes = self.config.data.source, self.exhibit.looks, self.exhibit.schemes
+        for given in self.existing.values():
+            for seed in self.seeds:
+                name = f"{short(given.source)}-read-{_digest([text, looks, schemes])}/seed-{seed}"
+                operations = 2.0 * given.parameters * self.stretch
+                found[name] = Cost(1, self.stretch, operations, 0.0)
+        return found
 
-    def _arms(self, group: str) -> float:
-        """Return an inheritance's cost as a share of its reference's training."""
-        if group not in self.heirs:
-            return 0.0
-        heirs = self.heirs[group]
-        # The heir and each arm: the reference's shape with a share of its layers.
-        arms = 1 + sum(baseline_of(name).times for name in heirs.baseline)
-        return heirs.keep * heirs.steps * arms
+    def heirs_folder(self, job: Job, seed: int) -> str:
+        """Return what the inheritance from a job's reference is called among the runs."""
+        return f"{self.reference_name(job)}-heirs-{_digest(heirs_table(self, job, seed))}"
+
+    def reference_name(self, job: Job) -> str:
+        """Return what a job's reference is called in the names of files."""
+        given = self.reference_of(job.group)
+        return f"{short(given.source)}-{job.folder}" if given else job.folder
 
     @property
     def memory(self) -> int:
@@ -150,15 +190,9 @@ class Plan:
         return max((*(size.memory for size in self.models), *given), default=0)
 
     @property
-    def disk(self) -> int:
+    def disk(self) -> float:
         """Bytes of all runs' checkpoints and of the tokens, very roughly."""
-
-        def weights(job: Job, size: Size) -> float:
-            return 12.0 * size.parameters * (2 if job.config.train.checkpoint_every else 1)
-
-        kept = self._all(weights)
-        tokens = {job.config.data: 4 * _tokens(job.config) for job in self.jobs}
-        return int(len(self.seeds) * kept + sum(tokens.values()))
+        return total_of([self]).disk
 
     @property
     def text(self) -> str:
@@ -184,6 +218,30 @@ class Plan:
         return tuple(dict.fromkeys(found))
 
 
+def total_of(plans: Iterable[Plan], done: Callable[[str], bool] = lambda _: False) -> Total:
+    """Return what exhibits take together: what they share once, without the runs that are `done`.
+
+    Their texts' tokens lie on the disk beside the checkpoints.
+    """
+    pieces: dict[str, Cost] = {}
+    texts: dict[DataConfig, float] = {}
+    memory = 0
+    for plan in plans:
+        pieces |= plan.pieces
+        memory = max(memory, plan.memory)
+        for job in plan.jobs:
+            data = job.config.data
+            texts[data] = max(texts.get(data, 0.0), 4.0 * _tokens(job.config))
+    left = [cost for name, cost in pieces.items() if not done(name)]
+    return Total(
+        runs=sum(cost.runs for cost in left),
+        tokens=sum(cost.tokens for cost in left),
+        operations=sum(cost.operations for cost in left),
+        disk=sum(cost.disk for cost in left) + sum(texts.values()),
+        memory=memory,
+    )
+
+
 @dataclass(frozen=True)
 class Size:
     """A model's parameters, and the bytes that training it takes."""
@@ -195,7 +253,10 @@ class Size:
 def size_of(config: Config) -> Size:
     """Return a configuration's size, without making its weights."""
     model, train, data = config.model, config.train, config.data
-    if not data.tokenizer:  # then a tokenizer of this size is trained, and gives the model its own
+    task = task_of(data.source)
+    if task is not None:
+        model = dataclasses.replace(model, vocab_size=len(task.characters) + 1)
+    elif not data.tokenizer:  # one of this size is trained, and gives the model its vocabulary
         model = dataclasses.replace(model, vocab_size=data.vocab_size)
     parameters = parameters_of(model)
     sequences = train.micro_batch_size or train.batch_size
@@ -308,6 +369,12 @@ def _instead(
     return found
 
 
+def short(source: str) -> str:
+    """Return what a model is called in the names of files."""
+    last = re.sub(r"[^A-Za-z0-9.]+", "-", Path(source).name).strip("-.") or "model"
+    return f"{last}-{hashlib.sha256(source.encode()).hexdigest()[:6]}"
+
+
 def heirs_table(plan: Plan, job: Job, seed: int) -> Table:
     """Return the options of the inheritance from a reference, as tables; see `InheritOptions`.
 
@@ -343,6 +410,10 @@ def _plain(table: Table, name: str) -> Table:
     """Return a table on top of its preset, without what is said of a comparison."""
     whole = on_preset(table, name)
     return {key: value for key, value in whole.items() if key not in OWN_KEYS}
+
+
+def _digest(facts: object) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _tokens(config: Config) -> int:

@@ -34,8 +34,8 @@ class Step:
 
 
 def listed(names: Iterable[object]) -> str:
-    """Return "a, b and c"."""
-    *before, last = map(str, names)
+    """Return "a, b and c"; nothing of no names."""
+    *before, last = [*map(str, names)] or [""]
     return f"{', '.join(before)} and {last}" if before else last
 
 

@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +28,7 @@ from wakeful.exhibits.figures import (
     seen_of_run,
     train_curve,
 )
-from wakeful.exhibits.plan import Job, Plan, heirs_table
+from wakeful.exhibits.plan import Job, Plan, heirs_table, short
 from wakeful.loading.load import load, read_decoder
 from wakeful.loading.model import Model
 from wakeful.pages.inheritance import read_inheritance
@@ -101,12 +100,11 @@ def carried_out(plan: Plan, runs: Path, place: Path, shown: Shown) -> tuple[Resu
                 layers = _looked_at(path, f"{job.folder}-{seed}", job.row, plan, place, shown)
                 answers = _asked(str(path), f"{job.folder}-{seed}", plan, place, shown)
                 seen[job.group, job.row, seed] = seen_of_run(read, layers, answers)
-                source, name = str(path), job.folder
+                source = str(path)
             else:
                 source = reference.source
-                name = f"{_short(source)}-{job.folder}"
             if job.group in plan.heirs:
-                found, last = _inherited(plan, job, seed, source, name, runs, place, shown)
+                found, last = _inherited(plan, job, seed, source, runs, place, shown)
                 seen |= found
                 facts = facts or Facts.of(read_run(last, job.row))
     seen |= _existing(plan, runs, place, shown)
@@ -122,7 +120,7 @@ def _existing(plan: Plan, runs: Path, place: Path, shown: Shown) -> dict[Key, Se
         with shown(row) as show:
             found = _read_over(given.source, plan, runs, show)
         for seed, (figures, layers) in zip(plan.seeds, found, strict=True):
-            answers = _asked(given.source, _short(given.source), plan, place, shown)
+            answers = _asked(given.source, short(given.source), plan, place, shown)
             seen["", row, seed] = seen_of_model(figures, layers, answers)
     return seen
 
@@ -139,7 +137,7 @@ def _read_over(
     read = "" if words is None else fingerprint(words)
     facts = [source, text, read, size, plan.exhibit.schemes, LENGTH]
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
-    folder = runs / f"{_short(source)}-looks-{digest}"
+    folder = runs / f"{short(source)}-looks-{digest}"
     frames = [folder / f"stretch-{n}.parquet" for n in range(count)]
     records = [folder / f"stretch-{n}.json" for n in range(count)]
     if not all(file.is_file() for file in (*frames, *records)):
@@ -161,12 +159,6 @@ def _read_over(
     ]
 
 
-def _short(source: str) -> str:
-    """Return what a model is called in the names of files."""
-    last = re.sub(r"[^A-Za-z0-9.]+", "-", Path(source).name).strip("-.") or "model"
-    return f"{last}-{hashlib.sha256(source.encode()).hexdigest()[:6]}"
-
-
 def _trained(job: Job, seed: int, runs: Path, shown: Shown) -> Path:
     """Return a finished run of the job, training what is missing of it."""
     path = runs / job.folder / f"seed-{seed}"
@@ -184,20 +176,19 @@ def _trained(job: Job, seed: int, runs: Path, shown: Shown) -> Path:
 
 
 def _inherited(
-    plan: Plan, job: Job, seed: int, source: str, name: str, runs: Path, place: Path, shown: Shown
+    plan: Plan, job: Job, seed: int, source: str, runs: Path, place: Path, shown: Shown
 ) -> tuple[dict[Key, Seen], Path]:
     """Return what heirs of a reference came to, doing what is missing, and the last heir's run."""
-    table = heirs_table(plan, job, seed)
-    digest = hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:12]
-    path = runs / f"{name}-heirs-{digest}" / f"seed-{seed}"
+    path = runs / plan.heirs_folder(job, seed) / f"seed-{seed}"
     if not (path / "run.json").is_file():
-        inherit(source, options=inherit_options({**table, "out": str(path)}), shown=shown)
+        table = {**heirs_table(plan, job, seed), "out": str(path)}
+        inherit(source, options=inherit_options(table), shown=shown)
     elif Run.open(path).header.status != "done":
         inherit(options=inherit_options({"resume": str(path)}), shown=shown)
     summary, _ = read_inheritance(path)
     found: dict[Key, Seen] = {}
     if plan.reference_of(job.group) is not None:
-        answers = _asked(source, f"{name}-reference", plan, place, shown)
+        answers = _asked(source, f"{plan.reference_name(job)}-reference", plan, place, shown)
         figures = {"loss": summary.reference.loss}
         figures["parameters"] = float(summary.sizes.reference.parameters)
         found[job.group, "reference", seed] = seen_of_model(figures, None, answers)

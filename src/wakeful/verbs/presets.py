@@ -1,6 +1,5 @@
 """The catalogue of presets: what each is, how large, and what it costs to train."""
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,9 +7,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
-from wakeful.config.schema import Config, config_from_table, seeds_of, variants_of
+from wakeful.config.schema import config_from_table, seeds_of, variants_of
 from wakeful.config.tables import preset_text, presets, read_table
-from wakeful.data.tasks import Backcopy, task_of
 from wakeful.device import choose_device, rough_seconds
 from wakeful.display import duration
 from wakeful.exhibits.plan import H100, size_of
@@ -47,7 +45,7 @@ def facts(name: str) -> Facts:
     """Return what a preset comes to, from its file alone."""
     table = read_table(name)
     seeds = len(seeds_of(table))
-    configs = [_sized(config_from_table(each)) for each in variants_of(name, table).values()]
+    configs = [config_from_table(each) for each in variants_of(name, table).values()]
     sizes = [size_of(config) for config in configs]
     tokens = [one.train.steps * one.train.batch_size * one.train.length for one in configs]
     pairs = zip(sizes, tokens, strict=True)
@@ -116,15 +114,6 @@ def _figures(each: Facts, seconds: float) -> Sequence[str]:
         _time(seconds),
         _time(each.operations / H100) if each.parameters >= FILLS else "–",
     )
-
-
-def _sized(config: Config) -> Config:
-    """Return a configuration with the vocabulary of its task, if it has one."""
-    task = task_of(config.data.source)
-    if not isinstance(task, Backcopy):
-        return config
-    data = dataclasses.replace(config.data, vocab_size=task.alphabet + 1)
-    return dataclasses.replace(config, data=data)
 
 
 def _count(number: float) -> str:

@@ -3,8 +3,9 @@
 import dataclasses
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,14 @@ from wakeful.device import choose_device, rough_seconds
 from wakeful.display import Shown, duration, usual
 from wakeful.errors import Interrupted, WakefulError, nearest
 from wakeful.exhibits.derived import check_figure, tidy
-from wakeful.exhibits.exhibit import Exhibit, exhibit, exhibit_names, natural
+from wakeful.exhibits.exhibit import SCALES, Exhibit, exhibit, exhibit_names, natural
 from wakeful.exhibits.judge import Judged
 from wakeful.exhibits.judge import verdicts as judged
-from wakeful.exhibits.plan import H100, Plan, plan_of
+from wakeful.exhibits.plan import H100, Plan, Total, plan_of, total_of
 from wakeful.pages.charts import Drawing, save_figures
 from wakeful.pages.claims import write_claims
 from wakeful.pages.reproduction import drawings, headline, sentence, write_reproduction
-from wakeful.runs.run import Run, read_frame, read_record
+from wakeful.runs.run import Run, is_done, read_frame, read_record
 from wakeful.training.cluster import cluster_of
 from wakeful.training.setup import check_run
 from wakeful.verbs.evaluate import read_tasks
@@ -36,6 +37,8 @@ from wakeful.verbs.result import Stored, asked
 
 CLAIMS = "claims.html"
 """The page of several exhibits, beside their folders."""
+Finished = Callable[[str], bool]
+"""Whether a run is finished, by its name among the runs."""
 FIGURES = {"group": pl.String, "row": pl.String, "seed": pl.Int64, "figure": pl.String,
            "value": pl.Float64}  # fmt: skip
 
@@ -109,24 +112,25 @@ def reproduce(
         raise WakefulError(f"--out is one exhibit's folder, and {len(names)} are named")
     if wanted.cluster:
         cluster_of(wanted.cluster)
-    plans = [planned(exhibit(name), wanted) for name in names]
-    places = [place_of(plan, wanted) for plan in plans]
-    for plan, place in zip(plans, places, strict=True):
-        _check_folder(plan, place)
-        check_fits(plan, place)
+    shown = shown or usual
+    runs = Path(wanted.runs or place_of(next(iter(names)), wanted).absolute().parent / "runs")
+    finished = cache(lambda name: is_done(runs / name))
+    plans, left_out = _chosen(names, wanted, runs, finished)
+    if len(plans) > 1:
+        with shown(f"{len(plans)} exhibits") as show:
+            show.note(f"{len(plans)} exhibits: {_told(total_of(plans.values(), finished), wanted)}")
     done: list[tuple[Path, Judged, Drawing | None]] = []
-    left_out: list[str] = []
-    for plan, place in zip(plans, places, strict=True):
+    for place, plan in plans.items():
         try:
-            done.append((place, *_work(plan, place, wanted, shown or usual)))
+            done.append((place, *_work(plan, place, runs, wanted, shown)))
         except WakefulError as error:
             if not wanted.all or isinstance(error, Interrupted):
                 raise
-            left_out.append(f"{plan.exhibit.name}: {error}")
+            left_out.append(_why(plan.exhibit.name, error))
     if not done:
         raise WakefulError(f"no exhibit could be run; {left_out[0]}")
     last, one, picture = done[-1]
-    if len(plans) == 1:
+    if len(done) == 1 and not left_out:
         return Reproduction(last, last / "report.html", (one,), (), picture)
     every = {place: one for place, one, _ in done}
     page = write_claims(last.parent / CLAIMS, every, left_out)
@@ -167,10 +171,39 @@ def planned(found: Exhibit, wanted: ReproduceOptions) -> Plan:
     return plan
 
 
-def place_of(plan: Plan, wanted: ReproduceOptions) -> Path:
+def _chosen(
+    names: Sequence[str], wanted: ReproduceOptions, runs: Path, finished: Finished
+) -> tuple[dict[Path, Plan], list[str]]:
+    """Return the exhibits that can be run, by their folders, and of all those that cannot, and why.
+
+    Raises:
+        WakefulError: one that is named cannot be run.
+    """
+    plans: dict[Path, Plan] = {}
+    left_out: list[str] = []
+    for name in names:
+        try:
+            plan = planned(exhibit(name), wanted)
+            place = place_of(name, wanted)
+            _check_folder(plan, place)
+            check_fits([*plans.values(), plan], runs, finished)
+        except WakefulError as error:
+            if not wanted.all:
+                raise
+            left_out.append(_why(name, error))
+        else:
+            plans[place] = plan
+    return plans, left_out
+
+
+def _why(name: str, error: WakefulError) -> str:
+    """Return why an exhibit cannot be run, with its name once."""
+    return str(error) if str(error).startswith(name) else f"{name}: {error}"
+
+
+def place_of(name: str, wanted: ReproduceOptions) -> Path:
     """Return an exhibit's folder."""
-    name = plan.exhibit.name.replace("/", "-")
-    return Path(wanted.out or f"runs/reproduce/{wanted.scale}/{name}")
+    return Path(wanted.out or f"runs/reproduce/{wanted.scale}/{name.replace('/', '-')}")
 
 
 def _check_folder(plan: Plan, place: Path) -> None:
@@ -188,8 +221,11 @@ def _check_folder(plan: Plan, place: Path) -> None:
         )
 
 
-def check_fits(plan: Plan, place: Path) -> None:
-    """Raise `WakefulError` where memory or disk cannot hold the largest run, with the figure."""
+def check_fits(plans: Sequence[Plan], runs: Path, finished: Finished) -> None:
+    """Raise `WakefulError` where memory cannot hold the last one's largest run, or the disk all
+    runs that are still to come, with the figure.
+    """
+    plan = plans[-1]
     room = free_memory(plan.config.train.device)
     if plan.memory > room:
         raise WakefulError(
@@ -198,15 +234,29 @@ def check_fits(plan: Plan, place: Path) -> None:
             f"{' in training' if plan.jobs else ''}), and there are "
             f"{_size(room)} free: choose a smaller --scale or another --device"
         )
-    above = place.absolute()
+    above = runs.absolute()
     while not above.exists():
         above = above.parent
     free = shutil.disk_usage(above).free
-    if plan.disk > free:
+    disk = total_of(plans, finished).disk
+    if disk > free:
+        others = f" with the {len(plans) - 1} before it" if len(plans) > 1 else ""
         raise WakefulError(
-            f"{plan.exhibit.name} at the {plan.scale} scale takes about {_size(plan.disk)} of "
-            f"disk, and {above} has {_size(free)} free: choose a smaller --scale or another --out"
+            f"{plan.exhibit.name} at the {plan.scale} scale{others} takes about {_size(disk)} of "
+            f"disk, and {above} has {_size(free)} free: choose a smaller --scale or another --runs"
         )
+
+
+def _told(total: Total, wanted: ReproduceOptions) -> str:
+    """Return what is still to be run, in words."""
+    if not total.runs:
+        return "all runs are finished"
+    seconds = rough_seconds(total.operations, choose_device(wanted.device or "auto"))
+    return (
+        f"{total.runs:,} run{'' if total.runs == 1 else 's'}, {_count(total.tokens)} tokens; very "
+        f"roughly {duration(seconds)} on this machine, {_size(total.memory)} of memory and "
+        f"{_size(total.disk)} of disk"
+    )
 
 
 def free_memory(device: str) -> int:
@@ -224,10 +274,9 @@ def free_memory(device: str) -> int:
 
 
 def _work(
-    plan: Plan, place: Path, wanted: ReproduceOptions, shown: Shown
+    plan: Plan, place: Path, runs: Path, wanted: ReproduceOptions, shown: Shown
 ) -> tuple[Judged, Drawing | None]:
     """Run what is missing of an exhibit, judge it and write its page."""
-    runs = Path(wanted.runs or place.absolute().parent / "runs")
     with shown(plan.exhibit.name) as show:
         for shots, tasks in by_shots(plan.tasks).items():
             show.note(f"preparing {', '.join(tasks)}")
@@ -237,12 +286,8 @@ def _work(
         }
         for config in trained.values():
             check_run(config, show.stage)
-        seconds = rough_seconds(plan.operations, choose_device(plan.config.train.device))
-        count = len({*trained, *plan.existing}) * len(plan.seeds)
-        show.note(
-            f"{plan.exhibit.name}: {count} run{'' if count == 1 else 's'}, "
-            f"{plan.all_tokens:,.0f} tokens; very roughly {duration(seconds)} on this machine"
-        )
+        total = total_of([plan], lambda name: is_done(runs / name))
+        show.note(f"{plan.exhibit.name}: {_told(total, wanted)}")
     run = Run(place)
     if not (place / "run.json").is_file():
         facts = {"name": plan.exhibit.name, "scale": plan.scale, "seeds": list(plan.seeds)}
@@ -285,6 +330,11 @@ def listing(options: ReproduceOptions | None = None) -> RenderableType:
     """Return a table of every exhibit: its claim, and what it takes here and at full size."""
     wanted = options or ReproduceOptions()
     full = dataclasses.replace(wanted, scale="paper", steps=0, device="", dtype="")
+    scales = {
+        scale: full if scale == "paper" else dataclasses.replace(wanted, scale=scale)
+        for scale in SCALES
+    }
+    plans = {scale: list[Plan]() for scale in SCALES}
     speed = rough_seconds(1.0, choose_device("auto"))
     grid = Grid(box=None, pad_edge=False, header_style="bold")
     for column in ("exhibit", "claim"):
@@ -299,7 +349,9 @@ def listing(options: ReproduceOptions | None = None) -> RenderableType:
                 needs = Text(f"{found.claim} Needs {found.needs}.", style="dim")
                 grid.add_row(Text(name, style="dim"), needs)
                 continue
-            here, there = planned(found, wanted), planned(found, full)
+            for scale, given in scales.items():
+                plans[scale].append(planned(found, given))
+            here, there = plans[wanted.scale][-1], plans["paper"][-1]
             hours = there.operations / H100 / 3600
             grid.add_row(
                 name, found.claim, _count(here.all_tokens), duration(here.operations * speed),
@@ -310,7 +362,17 @@ def listing(options: ReproduceOptions | None = None) -> RenderableType:
         "one seed and bfloat16 at two fifths of an H100's peak; times are very rough. Run one by "
         "wakeful reproduce PAPER/EXHIBIT --scale tiny|small|paper."
     )
-    return Group(grid, Text(), Text(told, style="dim"))
+    totals = [Text("All of them, what they share once:", style="bold")]
+    for scale, every in plans.items():
+        total = total_of(every)
+        time = f"{duration(total.operations * speed)} here"
+        if scale == "paper":
+            time = f"{_hours(total.operations / H100 / 3600)} H100 hours"
+        totals.append(Text(
+            f"  {scale}: {total.runs:,} runs, {_count(total.tokens)} tokens, {time}, "
+            f"{_size(total.memory)} of memory, {_size(total.disk)} of disk"
+        ))  # fmt: skip
+    return Group(grid, Text(), *totals, Text(), Text(told, style="dim"))
 
 
 def _by_paper() -> Mapping[str, list[str]]:
