@@ -6,52 +6,33 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from gguf_models import FAMILIES, GEMMA, GEMMA2, GPT2, TEXTS, decoder, sentencepiece
+from tokenizers import Regex, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Inner
 from tokenizers import models as kinds
-from tokenizers import pre_tokenizers
 
 import wakeful
-from wakeful.config.model import ModelConfig
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.hf.gguf_out import export_gguf
-from wakeful.model.decoder import Decoder
+from wakeful.hf.gguf_tokens import vocabulary_of
 
-SHAPE = {
-    "max_length": 64, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "width": 64,
-    "mlp_width": 96,
-}  # fmt: skip
-GPT2 = {
-    "num_kv_heads": 4, "mlp_width": 256, "norm": "layernorm", "mlp": "gelu", "bias": True,
-    "positions": "learned", "tied": True, "max_length": 1024,  # the only one Transformers reads
-}  # fmt: skip
-ARCHITECTURES = {
-    "llama": {},
-    "qwen2": {"attention_bias": "qkv", "tied": True},
-    "qwen3": {"qk_norm": True, "head_width": 128},
-    "gpt2": GPT2,
-}
+TRANSFORMERS = ("llama", "mistral", "qwen2", "qwen3", "gpt2")
+"""Whose files Transformers reads; it leaves out or guesses what sets the others apart."""
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return Tokenizer.train(["a quick brown fox jumps over a lazy dog " * 40], vocab_size=270)
-
-
-def decoder(tokenizer: Tokenizer, **changes: object) -> Decoder:
-    torch.manual_seed(0)
-    config = {**SHAPE, "vocab_size": tokenizer.vocab_size, **changes}
-    made = Decoder(ModelConfig(**config)).eval()  # pyright: ignore[reportArgumentType]
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    return made
+    return Tokenizer.train(TEXTS, vocab_size=270)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", ARCHITECTURES)
-def test_transformers_reads_the_same_model(kind: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
-    made = decoder(tokenizer, **ARCHITECTURES[kind])
+@pytest.mark.parametrize("family", TRANSFORMERS)
+def test_transformers_reads_the_same_model(
+    family: str, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    kind, changes = FAMILIES[family]
+    made = decoder(tokenizer.vocab_size, **changes)
     path = tmp_path / "model.gguf"
     assert export_gguf(made, path, tokenizer=tokenizer, storage="f32") == kind
     read = wakeful.load(path)
@@ -67,7 +48,7 @@ def test_transformers_reads_the_same_model(kind: str, tokenizer: Tokenizer, tmp_
 def test_matrices_are_stored_as_asked(
     storage: str, bits: float, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    made = decoder(tokenizer)
+    made = decoder(tokenizer.vocab_size)
     path = tmp_path / "model.gguf"
     export_gguf(made, path, tokenizer=tokenizer, storage=storage)  # pyright: ignore
     tensors = {each.name: each for each in gguf.GGUFReader(path).tensors}
@@ -77,7 +58,7 @@ def test_matrices_are_stored_as_asked(
     expected = {"f16": "F16", "q8_0": "Q8_0", "q4_0": "Q8_0"}[storage]
     assert tensors["token_embd.weight"].tensor_type.name == expected
     numbers = gguf.quants.dequantize(down.data, down.tensor_type)
-    weight = made.blocks[0].mlp.down.weight.numpy()
+    weight = made.get_parameter("blocks.0.mlp.down.weight").detach().numpy()
     step = {"f16": 1e-3, "q8_0": 1 / 127, "q4_0": 1 / 7}[storage]
     assert np.abs(numbers - weight).max() <= step * np.abs(weight).max()
     loss = (
@@ -92,7 +73,9 @@ def test_matrices_are_stored_as_asked(
 
 def test_rows_that_are_not_whole_blocks_stay_halves(tokenizer: Tokenizer, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    export_gguf(decoder(tokenizer, mlp_width=40), path, tokenizer=tokenizer, storage="q8_0")
+    export_gguf(
+        decoder(tokenizer.vocab_size, mlp_width=40), path, tokenizer=tokenizer, storage="q8_0"
+    )
     types = {each.name: each.tensor_type.name for each in gguf.GGUFReader(path).tensors}
     assert types["blk.0.ffn_down.weight"] == "F16"
     assert types["blk.0.ffn_up.weight"] == "Q8_0"
@@ -101,11 +84,22 @@ def test_rows_that_are_not_whole_blocks_stay_halves(tokenizer: Tokenizer, tmp_pa
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"normalizer": "softmax1"}, "wakeful"),
-        ({"rope": "linear(factor=2.0)"}, "model.rope"),
+        ({"normalizer": "softmax1"}, "is a wakeful .model.normalizer = softmax1"),
+        ({"route": "svformer"}, "is a wakeful .model.route = svformer"),
+        ({"rope": "llama3(factor=8.0, original_length=8192)", "qk_norm": True}, "model.rope"),
         ({"attention_bias": "all"}, "attention_bias"),
-        ({"qk_norm": True, "local_layers": (0,), "local_theta": 10_000.0, "window": 5},
-         "model.local_layers"),
+        ({"attention_bias": "all", "qk_norm": True}, "attention_bias"),
+        ({"local_layers": (0,)}, r"model.local_layers = \[0\]: .* smollm3, here as \[\]"),
+        ({**GPT2, "mlp": "gelu_exact"}, "gelu_exact"),
+        ({**GPT2, "scale_logits_by_layer": True}, "scale_logits_by_layer"),
+        ({**GEMMA2, "tied": False}, "model.tied"),
+        ({**GEMMA2, "logit_cap": 0.0}, "model.logit_cap"),
+        ({**GEMMA, "qk_norm": True, "logit_cap": 30.0, "local_layers": (0, 1),
+          "local_theta": 1e4}, "model.logit_cap"),
+        ({**GEMMA, "qk_norm": True, "local_layers": (0,), "local_theta": 1e4},
+         r"model.local_layers = \[0\]: .* gemma3_text, here as \[0, 1\]"),
+        ({**GEMMA, "qk_norm": True, "local_layers": (0, 1), "local_theta": 2e4},
+         "model.local_theta"),
         ({**GPT2, "mlp": "gelu_exact", "positions": "rotary", "parallel": True, "tied": False},
          "gpt_neox"),
     ],
@@ -114,7 +108,9 @@ def test_what_a_file_cannot_hold_is_refused(
     changes: dict[str, object], word: str, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     with pytest.raises(WakefulError, match=word):
-        export_gguf(decoder(tokenizer, **changes), tmp_path / "m.gguf", tokenizer=tokenizer)
+        export_gguf(
+            decoder(tokenizer.vocab_size, **changes), tmp_path / "m.gguf", tokenizer=tokenizer
+        )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -122,7 +118,7 @@ def test_a_file_that_exists_stays(tokenizer: Tokenizer, tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     path.touch()
     with pytest.raises(WakefulError, match="exists"):
-        export_gguf(decoder(tokenizer), path, tokenizer=tokenizer)
+        export_gguf(decoder(tokenizer.vocab_size), path, tokenizer=tokenizer)
     assert path.read_bytes() == b""
 
 
@@ -153,8 +149,145 @@ def test_how_text_is_cut_is_named(
     path = tmp_path / "m.gguf"
     if not name:
         with pytest.raises(WakefulError, match="cuts text"):
-            export_gguf(decoder(made), path, tokenizer=made)
+            export_gguf(decoder(made.vocab_size), path, tokenizer=made)
         return
-    export_gguf(decoder(made), path, tokenizer=made)
+    export_gguf(decoder(made.vocab_size), path, tokenizer=made)
     field = gguf.GGUFReader(path).fields["tokenizer.ggml.pre"]
     assert field.contents() == name
+
+
+def test_other_ways_of_cutting_are_named_or_refused() -> None:
+    llama3 = (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+    tekken = (
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+        r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+        r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+    qwen2 = llama3.replace("{1,3}", "")
+    named = [(llama3, True, "llama-bpe"), (llama3, False, "dbrx"), (tekken, True, "tekken"),
+             (qwen2, False, "qwen2")]  # fmt: skip
+    for pattern, whole, name in named:
+        assert vocabulary_of(split(pattern, whole), 257).pre == name
+    for pattern, whole in ((qwen2, True), (llama3.replace("{1,3}", "{1,2}"), False)):
+        with pytest.raises(WakefulError, match="cuts text"):
+            vocabulary_of(split(pattern, whole), 257)
+    lower = split(qwen2, whole=False)
+    lower.inner.normalizer = normalizers.Lowercase()
+    with pytest.raises(WakefulError, match="cuts text"):
+        vocabulary_of(lower, 257)
+
+
+def split(pattern: str, whole: bool) -> Tokenizer:
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    ids = {letter: number for number, letter in enumerate([*letters, "<end>"])}
+    inner = Inner(kinds.BPE(vocab=ids, merges=[], ignore_merges=whole))
+    inner.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    return Tokenizer(inner, end_of_text="<end>")
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_sentencepiece_goes_by_scores(prefix: bool, tmp_path: Path) -> None:
+    made = sentencepiece(prefix=prefix)
+    path = tmp_path / "m.gguf"
+    export_gguf(decoder(made.vocab_size), path, tokenizer=made)
+    fields = {name: field.contents() for name, field in gguf.GGUFReader(path).fields.items()}
+    assert fields["tokenizer.ggml.model"] == "llama"
+    assert fields["tokenizer.ggml.pre"] == "default"
+    assert fields["tokenizer.ggml.add_space_prefix"] == prefix
+    assert fields["tokenizer.ggml.unknown_token_id"] == 0
+    assert (fields["tokenizer.ggml.bos_token_id"], fields["tokenizer.ggml.add_bos_token"]) == (1, 1)
+    tokens, scores = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.scores"]
+    order = sorted(range(259, 267), key=lambda token: -scores[token])
+    assert [tokens[token] for token in order[:3]] == ["\u2581a", "qu", "\u2581qu"]
+    assert min(scores[259:267]) > max(scores[267:])  # what is merged, before single letters
+    types = [gguf.TokenType(number).name for number in fields["tokenizer.ggml.token_type"]]
+    assert types[:3] == ["UNKNOWN", "CONTROL", "CONTROL"]
+    assert set(types[3:259]) == {"BYTE"}
+    assert set(types[259:]) == {"NORMAL"}
+
+
+@pytest.mark.parametrize(
+    ("merges", "word"),
+    [
+        ([("a", "b"), ("b", "c"), ("a", "bc")], "'ab' and 'c' are not merged"),
+        ([("ab", "c"), ("b", "c"), ("a", "b"), ("a", "bc")], "take turns"),
+    ],
+)
+def test_merges_that_scores_cannot_say_are_refused(
+    merges: list[tuple[str, str]], word: str
+) -> None:
+    tokens = ["</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "a", "b", "c", "ab", "bc", "abc"]
+    ids = {token: number for number, token in enumerate(tokens)}
+    inner = Inner(kinds.BPE(vocab=ids, merges=merges, byte_fallback=True))
+    inner.normalizer = normalizers.Replace(" ", "\u2581")
+    with pytest.raises(WakefulError, match=word):
+        vocabulary_of(Tokenizer(inner, end_of_text="</s>"), len(tokens))
+
+
+def test_a_file_says_what_its_architecture_needs(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    needed = {
+        "context_length", "embedding_length", "block_count", "feed_forward_length",
+        "attention.head_count", "attention.head_count_kv", "vocab_size",
+    }  # fmt: skip
+    rotary = {"rope.dimension_count", "rope.freq_base", "attention.key_length",
+              "attention.value_length"}  # fmt: skip
+    more: dict[str, dict[str, object]] = {
+        "llama, linear": {"rope.scaling.type": "linear", "rope.scaling.factor": 2.0},
+        "mistral": {"context_length": 24},
+        "qwen2, windows": {"context_length": 30},
+        "phi3": {"rope.dimension_count": 8, "rope.scaling.original_context_length": 64},
+        "phi3, windows": {"context_length": 24, "rope.scaling.original_context_length": 24},
+        "olmo2, tied": {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
+        "gemma2, windows": {"context_length": 64, "attention.sliding_window": 8},
+        "gemma2, other windows": {"context_length": 24, "attention.sliding_window": 24},
+        "gemma3": {
+            "attention.sliding_window": 8, "attention.key_length": 32, "rope.freq_base": 1e6,
+            "rope.scaling.type": "linear", "rope.scaling.factor": 8.0,
+        },
+    }  # fmt: skip
+    for family, (kind, changes) in FAMILIES.items():
+        path = tmp_path / f"{family}.gguf"
+        assert export_gguf(decoder(270, **changes), path, tokenizer=tokenizer) == kind
+        reader = gguf.GGUFReader(path)
+        name = {"gemma3_text": "gemma3"}.get(kind, kind)
+        assert reader.fields["general.architecture"].contents() == name
+        found = {
+            key.removeprefix(f"{name}."): field.contents() for key, field in reader.fields.items()
+        }
+        norm = "" if kind == "gpt2" else "rms_"
+        wanted = needed | {f"attention.layer_norm_{norm}epsilon"}
+        wanted |= set() if kind == "gpt2" else rotary
+        if kind == "gemma2":
+            wanted |= {"attn_logit_softcapping", "final_logit_softcapping"}
+        assert wanted <= found.keys(), family
+        for key, value in more.get(family, {}).items():
+            assert found[key] == value, (family, key)
+        tensors = {tensor.name for tensor in reader.tensors}
+        assert ("rope_freqs.weight" in tensors) == (family == "llama, llama3")
+        untied = "output.weight" in tensors
+        assert untied == (not changes.get("tied") or kind == "olmo2"), family
+
+
+def test_llama3_divides_slow_frequencies_alone(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    rope = FAMILIES["llama, llama3"][1]
+    export_gguf(decoder(270, **rope), path, tokenizer=tokenizer)
+    tensors = {each.name: each for each in gguf.GGUFReader(path).tensors}
+    factors = tensors["rope_freqs.weight"].data
+    plain = 10_000.0 ** (-np.arange(0, 16, 2) / 16)
+    turns = 8192 * plain / (2 * np.pi)
+    assert (factors[turns > 4] == 1).all()
+    np.testing.assert_allclose(factors[turns < 1], 8)
+    between = (turns - 1) / 3
+    expected = 1 / (between + (1 - between) / 8)
+    middle = (turns > 1) & (turns < 4)
+    assert middle.any()
+    np.testing.assert_allclose(factors[middle], expected[middle], rtol=1e-6)

@@ -1,24 +1,26 @@
 """Weights out as one GGUF file, which llama.cpp and what is built on it run.
 
-Stock architectures only: a file says which one it is and holds no code. Names of tensors and
-metadata are the package gguf's; queries and keys of a Llama are reordered as llama.cpp wants them,
-whose rotary embedding pairs neighboring channels.
+Stock architectures only: a file says which one it is and holds no code. Names of tensors are the
+package gguf's; queries and keys of a Llama are reordered as llama.cpp wants them, whose rotary
+embedding pairs neighboring channels.
 """
 
-import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, get_args
 
 import gguf
 import numpy as np
 import torch
-from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter, TokenType
+from gguf import GGMLQuantizationType, GGUFWriter
 
 import wakeful
 from wakeful.config.model import ModelConfig
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
-from wakeful.hf.weights_out import describe, refuse_existing, tensors_of
+from wakeful.hf.gguf_architectures import ARCHITECTURES, keys, query_factor, rope_factors, stated
+from wakeful.hf.gguf_tokens import add_vocabulary, vocabulary_of
+from wakeful.hf.weights_out import refuse_existing, tensors_of
 from wakeful.model.decoder import Decoder
 from wakeful.model.fold import folded
 from wakeful.runs.run import disk_errors, replaced
@@ -33,17 +35,8 @@ _TYPES = {
 }
 _BLOCK = 32
 """Numbers that share a scale in Q8_0 and Q4_0."""
-_ARCHITECTURES = {
-    "llama": MODEL_ARCH.LLAMA, "qwen2": MODEL_ARCH.QWEN2, "qwen3": MODEL_ARCH.QWEN3,
-    "gpt2": MODEL_ARCH.GPT2,
-}  # fmt: skip
-_SPLITS = {
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+": "llama-bpe",
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+": "qwen2",
-}
-"""What llama.cpp calls the way of cutting text that a tokenizer's pattern is."""
+_PAIRED = ("llama", "smollm3")
+"""Architectures whose rotary embedding pairs neighboring channels in llama.cpp."""
 
 
 def export_gguf(
@@ -69,91 +62,52 @@ def export_gguf(
     path = Path(path)
     refuse_existing(path)
     decoder = folded(decoder)
-    kind = describe(decoder.config)[0]
-    _check(kind, decoder.config)
-    vocabulary = _vocabulary(tokenizer, decoder.config.vocab_size)
-    pattern = _pattern(tokenizer)
-    architecture = _ARCHITECTURES[kind]
+    kind, config = stated(decoder.config)
+    vocabulary = vocabulary_of(tokenizer, config.vocab_size)
     with disk_errors(path), replaced(path) as part:
-        writer = GGUFWriter(part, gguf.MODEL_ARCH_NAMES[architecture])
-        _describe(writer, decoder.config, storage, name or path.stem)
-        writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre(pattern)
-        writer.add_token_list([token for token, _ in vocabulary])
-        writer.add_token_types([kind for _, kind in vocabulary])
-        writer.add_token_merges(_merges(tokenizer))
-        _special(writer, tokenizer)
-        _write(writer, decoder, kind, architecture, storage)
+        writer = GGUFWriter(part, gguf.MODEL_ARCH_NAMES[ARCHITECTURES[kind]])
+        writer.add_name(name or path.stem)
+        writer.add_description(f"written by wakeful {wakeful.__version__}")
+        writer.add_file_type(_TYPES[storage][1])
+        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+        for key, value in keys(kind, config).items():
+            add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+            add[type(value)](key, value)
+        add_vocabulary(writer, vocabulary, tokenizer)
+        for found, array in _arrays(decoder, kind, config):
+            stored = _storage(array, storage, of_tokens=found.startswith(("token_embd", "output.")))
+            packed = gguf.quants.quantize(np.ascontiguousarray(array), stored)
+            writer.add_tensor(found, packed, raw_dtype=stored)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
     return kind
 
 
-def _check(kind: str, config: ModelConfig) -> None:
-    if kind not in _ARCHITECTURES:
-        raise WakefulError(
-            f"a GGUF file holds one of {', '.join(_ARCHITECTURES)}, and this model is a {kind}; "
-            "export a folder instead"
-        )
-    if kind == "llama" and (config.qkv_bias or config.bias):
-        raise WakefulError(
-            "model.attention_bias: Transformers reads no biases of a Llama from GGUF files; export "
-            "a folder instead"
-        )
-    if config.local_layers:
-        raise WakefulError(
-            f"model.local_layers = {list(config.local_layers)}: layers of other positions or "
-            "windows are not written to GGUF files yet; export a folder instead"
-        )
-    if config.positions == "rotary" and config.rope != "plain":
-        raise WakefulError(
-            f"model.rope = {config.rope}: scaled rotary embeddings are not written to GGUF files "
-            "yet; export a folder instead"
-        )
-
-
-def _describe(writer: GGUFWriter, config: ModelConfig, storage: Storage, name: str) -> None:
-    shape = config.shape
-    writer.add_name(name)
-    writer.add_description(f"written by wakeful {wakeful.__version__}")
-    writer.add_file_type(_TYPES[storage][1])
-    writer.add_context_length(config.max_length)
-    writer.add_embedding_length(config.width)
-    writer.add_block_count(config.num_layers)
-    writer.add_feed_forward_length(config.mlp_width)
-    writer.add_head_count(config.num_heads)
-    writer.add_head_count_kv(shape.num_kv_heads)
-    writer.add_vocab_size(config.vocab_size)
-    if config.norm == "layernorm":
-        writer.add_layer_norm_eps(config.norm_eps)
-    else:
-        writer.add_layer_norm_rms_eps(config.norm_eps)
-    if config.positions == "rotary":
-        writer.add_rope_dimension_count(shape.head_width)
-        writer.add_rope_freq_base(config.rope_theta)
-        writer.add_key_length(shape.head_width)
-        writer.add_value_length(shape.head_width)
-
-
-def _write(
-    writer: GGUFWriter, decoder: Decoder, kind: str, architecture: MODEL_ARCH, storage: Storage
-) -> None:
-    config, shape = decoder.config, decoder.config.shape
-    names = gguf.get_tensor_name_map(architecture, config.num_layers)
+def _arrays(decoder: Decoder, kind: str, config: ModelConfig) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield every tensor as llama.cpp wants it, and its name there."""
+    names = gguf.get_tensor_name_map(ARCHITECTURES[kind], config.num_layers)
+    of_queries = "q_norm.weight" if config.qk_norm else "q_proj.weight"
     for theirs, tensor in tensors_of(decoder, kind, torch.float32).items():
         found = names.get_name(theirs, try_suffixes=(".weight", ".bias"))
         assert found is not None, theirs
         array = tensor.numpy()
-        if kind == "llama" and theirs.endswith(("q_proj.weight", "k_proj.weight")):
-            heads = config.num_heads if "q_proj" in theirs else shape.num_kv_heads
+        if kind in _PAIRED and theirs.endswith(("q_proj.weight", "k_proj.weight")):
+            heads = config.num_heads if "q_proj" in theirs else config.shape.num_kv_heads
             array = _paired(array, heads)
         if kind == "gpt2" and array.ndim == 2 and ".h." in theirs:
             array = array.T  # which Conv1D stores (in, out)
-        stored = _storage(array, storage, of_tokens=found.startswith(("token_embd", "output.")))
-        array = np.ascontiguousarray(array)
-        writer.add_tensor(found, gguf.quants.quantize(array, stored), raw_dtype=stored)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+        if kind.startswith("gemma") and theirs.endswith("norm.weight"):
+            array = array + np.float32(1)  # Transformers adds it when it computes
+        if theirs.endswith(of_queries):
+            array = array * np.float32(query_factor(kind, config))
+        yield found, array
+        if kind == "olmo2" and config.tied and found == "token_embd.weight":
+            yield "output.weight", array  # which llama.cpp asks for
+    factors = rope_factors(config)
+    if factors is not None:
+        yield "rope_freqs.weight", factors.numpy()
 
 
 def _paired(weight: np.ndarray, heads: int) -> np.ndarray:
@@ -170,63 +124,3 @@ def _storage(array: np.ndarray, storage: Storage, *, of_tokens: bool) -> GGMLQua
             return GGMLQuantizationType.F16
         return _TYPES["q8_0" if of_tokens else storage][0]
     return _TYPES[storage][0]
-
-
-def _vocabulary(tokenizer: Tokenizer, size: int) -> list[tuple[str, TokenType]]:
-    """Return every id's token and kind; ids that the tokenizer leaves out are filled up."""
-    inner = tokenizer.inner
-    added = inner.get_added_tokens_decoder()
-    found: list[tuple[str, TokenType]] = []
-    for number in range(size):
-        token = inner.id_to_token(number)
-        if token is None:
-            found.append((f"[PAD{number}]", TokenType.UNUSED))
-        elif number in added:
-            special = added[number].special
-            found.append((token, TokenType.CONTROL if special else TokenType.USER_DEFINED))
-        else:
-            found.append((token, TokenType.NORMAL))
-    return found
-
-
-def _merges(tokenizer: Tokenizer) -> list[str]:
-    merges = json.loads(tokenizer.inner.to_str())["model"]["merges"]
-    return [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
-
-
-def _pattern(tokenizer: Tokenizer) -> str:
-    """Return llama.cpp's name for how the tokenizer cuts text before it merges.
-
-    Raises:
-        WakefulError: it has none, or the tokenizer is not byte-level BPE.
-    """
-    table = json.loads(tokenizer.inner.to_str())
-    steps = table.get("pre_tokenizer") or {}
-    parts = steps.get("pretokenizers", [steps]) if steps else []
-    kinds = [part.get("type") for part in parts]
-    if table["model"].get("type") == "BPE" and kinds and kinds[-1] == "ByteLevel":
-        own = parts[-1].get("use_regex", True)
-        if kinds == ["ByteLevel"] and own:
-            return "gpt-2"
-        if kinds == ["Digits", "ByteLevel"] and own and parts[0].get("individual_digits"):
-            return "smollm"
-        if kinds == ["Split", "ByteLevel"] and not own:
-            named = _SPLITS.get(parts[0].get("pattern", {}).get("Regex", ""))
-            if named is not None:
-                return named
-    raise WakefulError(
-        "the tokenizer cuts text in a way that GGUF files have no name for here (byte-level BPE as "
-        "GPT-2's, SmolLM's, Llama 3's and Qwen2's are known); export a folder instead"
-    )
-
-
-def _special(writer: GGUFWriter, tokenizer: Tokenizer) -> None:
-    writer.add_eos_token_id(tokenizer.end_of_text)
-    if tokenizer.bos is not None:
-        writer.add_bos_token_id(tokenizer.bos)
-    if tokenizer.pad is not None:
-        writer.add_pad_token_id(tokenizer.pad)
-    writer.add_add_bos_token(tokenizer.adds_bos)
-    template = tokenizer.chat_template
-    if template:
-        writer.add_chat_template(template)

@@ -1,0 +1,208 @@
+"""What GGUF files say of an architecture, and which of our models llama.cpp's code can be.
+
+Keys and names are the package gguf's. Much of an architecture is not in the file but in llama.cpp:
+which layers have a window or no positions, what queries are divided by, where norms stand. What it
+would take for another model is refused here.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import torch
+from gguf import MODEL_ARCH, Keys, RopeScalingType
+
+from wakeful.config.model import ModelConfig
+from wakeful.errors import WakefulError
+from wakeful.hf.weights_out import describe
+from wakeful.normalizers import Softcap
+from wakeful.ropes import Linear, Llama3, RopeScaling
+from wakeful.variants import build
+
+ARCHITECTURES = {
+    "llama": MODEL_ARCH.LLAMA, "qwen2": MODEL_ARCH.QWEN2, "qwen3": MODEL_ARCH.QWEN3,
+    "smollm3": MODEL_ARCH.SMOLLM3, "phi3": MODEL_ARCH.PHI3, "olmo2": MODEL_ARCH.OLMO2,
+    "gemma2": MODEL_ARCH.GEMMA2, "gemma3_text": MODEL_ARCH.GEMMA3, "gpt2": MODEL_ARCH.GPT2,
+}  # fmt: skip
+"""By Transformers' `model_type`; a Mistral is a Llama."""
+_LOCAL: dict[str, Callable[[int], bool]] = {
+    "gemma2": lambda layer: layer % 2 == 0,
+    "gemma3_text": lambda layer: layer % 6 < 5,
+    "smollm3": lambda layer: layer % 4 == 3,
+}
+"""Which layers are local, as llama.cpp's code has it; in a SmolLM3 those without positions."""
+_LOCAL_THETA = 10_000.0
+"""RoPE's base in a Gemma 3's local layers, which is in llama.cpp's code too."""
+_BY_WIDTH = {"gemma2": 46, "gemma3_text": 62}
+"""Layers of the models whose queries llama.cpp divides by the root of width / heads (27B)."""
+_OURS = (
+    "route", "depth", "normalizer", "embedding", "mlp_rotation", "stored_prefix", "relaxed_prefix",
+    "scale_logits_by_layer", "logit_cap", "parallel",
+)  # fmt: skip
+"""Fields that are worth naming where no stock architecture is the model."""
+Value = int | float | str
+
+
+def stated(config: ModelConfig) -> tuple[str, ModelConfig]:
+    """Return the `model_type` that a file can hold a folded decoder as, and what it says of it.
+
+    Where llama.cpp has no window for an architecture, or has it in other layers, the context ends
+    where the window does: up to there they are the same model.
+
+    Raises:
+        WakefulError: llama.cpp has no architecture that is this model.
+    """
+    kind = describe(config)[0]
+    if config.narrowed and not (kind in ("gemma2", "gemma3_text") and _regular(kind, config)):
+        config = _within_window(config)
+        kind = describe(config)[0]
+    _check(kind, config)
+    return kind, config
+
+
+def _regular(kind: str, config: ModelConfig) -> bool:
+    local = tuple(layer for layer in range(config.num_layers) if _LOCAL[kind](layer))
+    return config.local_layers == local
+
+
+def _within_window(config: ModelConfig) -> ModelConfig:
+    shorter = dataclasses.replace(config, max_length=config.window, window=0)
+    if config.local_theta == config.rope_theta and config.rope == "plain":
+        return dataclasses.replace(shorter, local_layers=(), local_theta=0.0)
+    return shorter
+
+
+def _check(kind: str, config: ModelConfig) -> None:
+    if kind not in ARCHITECTURES:
+        raise WakefulError(
+            f"a GGUF file holds one of {', '.join(ARCHITECTURES)}, and this model is a {kind}"
+            f"{_unlike(config)}; export a folder instead"
+        )
+    for refused, why in _limits(kind, config):
+        if refused:
+            raise WakefulError(f"{why}; export a folder instead")
+
+
+def _unlike(config: ModelConfig) -> str:
+    """Return which of a model's parts may be why it is no stock architecture."""
+    usual = ModelConfig()
+    odd = [
+        f"model.{name} = {getattr(config, name)}"
+        for name in _OURS
+        if getattr(config, name) != getattr(usual, name)
+    ]
+    return f" ({', '.join(odd)})" if odd else ""
+
+
+def _limits(kind: str, config: ModelConfig) -> list[tuple[bool, str]]:
+    """Return what llama.cpp's code of an architecture cannot be, each with the reason."""
+    gemma = kind.startswith("gemma")
+    biased = config.bias or config.qkv_bias or config.out_bias
+    rope, normalizer = build("ropes", config.rope), build("normalizers", config.normalizer)
+    return [
+        (
+            biased and kind != "gpt2" and not (kind == "qwen2" and not config.bias),
+            f"model.attention_bias: GGUF files have no biases of a {kind}",
+        ),
+        (
+            isinstance(rope, Llama3) and kind != "llama",
+            f"model.rope = {config.rope}: llama.cpp scales the RoPE of a llama so, not of a {kind}",
+        ),
+        (
+            kind == "gpt2" and config.scale_logits_by_layer,
+            "model.scale_logits_by_layer: llama.cpp does not scale a gpt2's logits by layer",
+        ),
+        (
+            kind == "gpt2" and config.mlp == "gelu_exact",
+            "model.mlp = gelu_exact: llama.cpp approximates a gpt2's GELU by tanh",
+        ),
+        (
+            kind in ("gemma3_text", "smollm3") and not _regular(kind, config),
+            f"model.local_layers = {list(config.local_layers)}: llama.cpp's code fixes these "
+            f"layers of a {kind}, here as "
+            f"{[n for n in range(config.num_layers) if kind in _LOCAL and _LOCAL[kind](n)]}",
+        ),
+        (
+            kind == "gemma3_text" and config.local_theta != _LOCAL_THETA,
+            f"model.local_theta = {config.local_theta}: llama.cpp's code fixes it at "
+            f"{_LOCAL_THETA} in a gemma3",
+        ),
+        (
+            gemma and not config.tied,
+            f"model.tied = False: in llama.cpp a {kind} has one matrix for embedding and head",
+        ),
+        (
+            kind == "gemma2" and not (config.logit_cap and isinstance(normalizer, Softcap)),
+            "model.logit_cap and model.normalizer: llama.cpp caps both logits of a gemma2",
+        ),
+        (
+            kind == "gemma3_text" and config.logit_cap > 0,
+            f"model.logit_cap = {config.logit_cap}: llama.cpp caps no logits of a gemma3",
+        ),
+    ]
+
+
+def keys(kind: str, config: ModelConfig) -> dict[str, Value]:
+    """Return the metadata of a model that `stated` gave."""
+    shape = config.shape
+    found: dict[str, Value] = {
+        Keys.LLM.CONTEXT_LENGTH: config.max_length,
+        Keys.LLM.EMBEDDING_LENGTH: config.width,
+        Keys.LLM.BLOCK_COUNT: config.num_layers,
+        Keys.LLM.FEED_FORWARD_LENGTH: config.mlp_width,
+        Keys.LLM.VOCAB_SIZE: config.vocab_size,
+        Keys.Attention.HEAD_COUNT: config.num_heads,
+        Keys.Attention.HEAD_COUNT_KV: shape.num_kv_heads,
+    }
+    eps = "LAYERNORM_EPS" if config.norm == "layernorm" else "LAYERNORM_RMS_EPS"
+    found[getattr(Keys.Attention, eps)] = config.norm_eps
+    if config.positions == "rotary":
+        found |= {
+            Keys.Rope.DIMENSION_COUNT: config.rotary_width or shape.head_width,
+            Keys.Rope.FREQ_BASE: config.rope_theta,
+            Keys.Attention.KEY_LENGTH: shape.head_width,
+            Keys.Attention.VALUE_LENGTH: shape.head_width,
+        }
+        rope = build("ropes", config.rope)
+        if isinstance(rope, Linear):
+            found[Keys.Rope.SCALING_TYPE] = RopeScalingType.LINEAR.value
+            found[Keys.Rope.SCALING_FACTOR] = rope.factor
+    if kind == "phi3":
+        found[Keys.Rope.SCALING_ORIG_CTX_LEN] = config.max_length
+    if kind.startswith("gemma"):
+        found[Keys.Attention.SLIDING_WINDOW] = config.window or config.max_length
+        found |= _caps(config)
+    return {key.format(arch=_name(kind)): value for key, value in found.items()}
+
+
+def _caps(config: ModelConfig) -> dict[str, Value]:
+    normalizer = build("normalizers", config.normalizer)
+    if not isinstance(normalizer, Softcap):
+        return {}
+    return {
+        Keys.LLM.ATTN_LOGIT_SOFTCAPPING: normalizer.cap,
+        Keys.LLM.FINAL_LOGIT_SOFTCAPPING: config.logit_cap,
+    }
+
+
+def _name(kind: str) -> str:
+    return "gemma3" if kind == "gemma3_text" else kind
+
+
+def rope_factors(config: ModelConfig) -> torch.Tensor | None:
+    """Return what llama.cpp divides each of RoPE's frequencies by, if that is not one number."""
+    rope: RopeScaling = build("ropes", config.rope)
+    if not isinstance(rope, Llama3):
+        return None
+    width = config.rotary_width or config.shape.head_width
+    powers = torch.arange(0, width, 2, dtype=torch.float64) / width
+    frequencies = config.rope_theta**-powers
+    return (frequencies / rope.scaled(frequencies)).float()
+
+
+def query_factor(kind: str, config: ModelConfig) -> float:
+    """Return what queries are to be multiplied by, since llama.cpp chooses what divides them."""
+    usual = config.shape.head_width
+    if config.num_layers == _BY_WIDTH.get(kind):
+        usual = config.width // config.num_heads
+    return math.sqrt(usual / (config.query_scalar or config.shape.head_width))

@@ -1,0 +1,213 @@
+"""A tokenizer as GGUF files say it: byte-level BPE by its merges, SentencePiece BPE by scores.
+
+llama.cpp knows ways of cutting text by name and reads no pattern, so that what has no name there is
+refused. SentencePiece's merges are not in a file either: llama.cpp joins any two neighbors whose
+text is a token, the one of the highest score first, which has to be what the merges do.
+"""
+
+import itertools
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from gguf import GGUFWriter, TokenType
+
+from wakeful.data.tokenizer import Tokenizer
+from wakeful.errors import WakefulError
+
+_REST = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
+_OTHER = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_SPLITS = {
+    (rf"{_WORDS}|\p{{N}}{{1,3}}|{_OTHER}|{_REST}", True): "llama-bpe",
+    (rf"{_WORDS}|\p{{N}}{{1,3}}|{_OTHER}|{_REST}", False): "dbrx",
+    (rf"{_WORDS}|\p{{N}}|{_OTHER}|{_REST}", False): "qwen2",
+    (
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
+        rf"|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_REST}",
+        True,
+    ): "tekken",
+}
+"""llama.cpp's name of a pattern, and of whether a word that is a token is taken before merging."""
+_SPACE = "\u2581"
+_RARE = -1000.0
+"""The score of tokens that no merge makes."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a file says of a tokenizer; `merges` of byte-level BPE, `scores` of SentencePiece."""
+
+    model: str
+    pre: str
+    tokens: list[str]
+    kinds: list[TokenType]
+    merges: list[str] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    space_prefix: bool | None = None
+    unknown: int | None = None
+
+
+def vocabulary_of(tokenizer: Tokenizer, size: int) -> Vocabulary:
+    """Return `size` tokens, those that the tokenizer leaves out filled up.
+
+    Raises:
+        WakefulError: llama.cpp has no name for how the tokenizer cuts text, or merges otherwise.
+    """
+    table = json.loads(tokenizer.inner.to_str())
+    tokens, kinds = _tokens(tokenizer, size)
+    if table["model"].get("type") == "BPE" and table["model"].get("byte_fallback"):
+        return _sentencepiece(table, tokens, kinds)
+    merges = [" ".join(pair) for pair in _merges(table)] if _is_bpe(table) else []
+    return Vocabulary("gpt2", _pattern(table), tokens, kinds, merges)
+
+
+def add_vocabulary(writer: GGUFWriter, vocabulary: Vocabulary, tokenizer: Tokenizer) -> None:
+    """Write a vocabulary, the special tokens and the chat template of its tokenizer."""
+    writer.add_tokenizer_model(vocabulary.model)
+    writer.add_tokenizer_pre(vocabulary.pre)
+    writer.add_token_list(vocabulary.tokens)
+    writer.add_token_types(vocabulary.kinds)
+    if vocabulary.scores:
+        writer.add_token_scores(vocabulary.scores)
+    else:
+        writer.add_token_merges(vocabulary.merges)
+    if vocabulary.space_prefix is not None:
+        writer.add_add_space_prefix(vocabulary.space_prefix)
+    if vocabulary.unknown is not None:
+        writer.add_unk_token_id(vocabulary.unknown)
+    writer.add_eos_token_id(tokenizer.end_of_text)
+    if tokenizer.bos is not None:
+        writer.add_bos_token_id(tokenizer.bos)
+    if tokenizer.pad is not None:
+        writer.add_pad_token_id(tokenizer.pad)
+    writer.add_add_bos_token(tokenizer.adds_bos)
+    if tokenizer.chat_template:
+        writer.add_chat_template(tokenizer.chat_template)
+
+
+def _tokens(tokenizer: Tokenizer, size: int) -> tuple[list[str], list[TokenType]]:
+    inner = tokenizer.inner
+    added = inner.get_added_tokens_decoder()
+    tokens: list[str] = []
+    kinds: list[TokenType] = []
+    for number in range(size):
+        token = inner.id_to_token(number)
+        if token is None:
+            kind = TokenType.UNUSED
+        elif number in added:
+            kind = TokenType.CONTROL if added[number].special else TokenType.USER_DEFINED
+        else:
+            kind = TokenType.NORMAL
+        tokens.append(f"[PAD{number}]" if token is None else token)
+        kinds.append(kind)
+    return tokens, kinds
+
+
+def _is_bpe(table: dict[str, Any]) -> bool:
+    return table["model"].get("type") == "BPE"
+
+
+def _merges(table: dict[str, Any]) -> list[tuple[str, str]]:
+    merges = table["model"]["merges"]
+    pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in merges)
+    return [(left, right) for left, right in pairs]
+
+
+def _steps(step: dict[str, Any] | None, inside: str) -> list[dict[str, Any]]:
+    """Return the steps of a part of a tokenizer, one after the other."""
+    if not step:
+        return []
+    if step.get("type") == "Sequence":
+        return [each for one in step[inside] for each in _steps(one, inside)]
+    return [step]
+
+
+def _pattern(table: dict[str, Any]) -> str:
+    """Return llama.cpp's name for how byte-level BPE cuts text before it merges.
+
+    Raises:
+        WakefulError: it has none, or the tokenizer is not byte-level BPE.
+    """
+    parts = _steps(table.get("pre_tokenizer"), "pretokenizers")
+    kinds = [part.get("type") for part in parts]
+    normal = [step.get("type") for step in _steps(table.get("normalizer"), "normalizers")]
+    if _is_bpe(table) and kinds and kinds[-1] == "ByteLevel" and normal in ([], ["NFC"]):
+        own = parts[-1].get("use_regex", True)
+        first = parts[0]
+        if parts[-1].get("add_prefix_space"):
+            own = None  # llama.cpp puts no space before byte-level BPE
+        if kinds == ["ByteLevel"] and own:
+            return "gpt-2"
+        if kinds == ["Digits", "ByteLevel"] and own and first.get("individual_digits"):
+            return "smollm"
+        if kinds == ["Split", "ByteLevel"] and own is False and _isolates(first):
+            pattern = first.get("pattern", {}).get("Regex", "")
+            named = _SPLITS.get((pattern, bool(table["model"].get("ignore_merges"))))
+            if named is not None:
+                return named
+    raise WakefulError(
+        "the tokenizer cuts text in a way that llama.cpp has no name for that is known here "
+        "(byte-level BPE as GPT-2's, SmolLM's, Llama 3's, DBRX's, Qwen2's and Mistral's, and "
+        "SentencePiece BPE are known); export a folder instead"
+    )
+
+
+def _isolates(split: dict[str, Any]) -> bool:
+    return split.get("behavior") == "Isolated" and not split.get("invert")
+
+
+def _sentencepiece(table: dict[str, Any], tokens: list[str], kinds: list[TokenType]) -> Vocabulary:
+    merges = _merges(table)
+    plain = {token for token, kind in zip(tokens, kinds, strict=True) if kind is TokenType.NORMAL}
+    bytes_ = {f"<0x{byte:02X}>" for byte in range(256)}
+    unknown = table["model"].get("unk_token")
+    if not bytes_ <= plain:
+        raise _unlike("a token for some byte is missing")
+    made = [left + right for left, right in merges if left + right in plain]
+    order = [token for token, _ in itertools.groupby(made)]
+    if len(order) != len(set(order)):
+        raise _unlike("two tokens' merges take turns")
+    pairs = set(merges)
+    for token in plain - bytes_:
+        for place in range(1, len(token)):
+            left, right = token[:place], token[place:]
+            if left in plain and right in plain and (left, right) not in pairs:
+                raise _unlike(f"{left!r} and {right!r} are not merged, though {token!r} is a token")
+    scores = {token: -float(rank) for rank, token in enumerate(order)}
+    scores |= dict.fromkeys(bytes_, 0.0)
+    kinds = [
+        TokenType.BYTE if token in bytes_ else TokenType.UNKNOWN if token == unknown else kind
+        for token, kind in zip(tokens, kinds, strict=True)
+    ]
+    singles = -float(len(order))  # a character by itself is made by no merge
+    return Vocabulary(
+        "llama", "default", tokens, kinds,
+        scores=[scores.get(t, singles if len(t) == 1 else _RARE) for t in tokens],
+        space_prefix=_space_prefix(table),
+        unknown=tokens.index(unknown) if unknown in tokens else None,
+    )  # fmt: skip
+
+
+def _space_prefix(table: dict[str, Any]) -> bool:
+    """Tell whether a space is put before a text, whose spaces are then written as "▁"."""
+    normal = _steps(table.get("normalizer"), "normalizers")
+    cuts = _steps(table.get("pre_tokenizer"), "pretokenizers")
+    replaced = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+    put = {"type": "Prepend", "prepend": _SPACE}
+    none_left = [cut for cut in cuts if cut.get("pattern") != {"String": " "}]
+    if not none_left and normal in ([put, replaced], [replaced]):
+        return normal[0] == put
+    (cut,) = cuts if len(cuts) == 1 else ({},)
+    whole = cut.get("type") == "Metaspace" and not cut.get("split", True)
+    if not normal and whole and cut.get("replacement") == _SPACE:
+        return cut.get("prepend_scheme") != "never"
+    raise _unlike("its spaces are written in another way")
+
+
+def _unlike(why: str) -> WakefulError:
+    return WakefulError(
+        f"the tokenizer is not the SentencePiece BPE that llama.cpp runs: {why}; export a folder "
+        "instead"
+    )
