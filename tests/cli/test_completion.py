@@ -50,7 +50,11 @@ def test_bash_completes_verbs_options_and_values(bash: Path) -> None:
     assert completed(bash, "compare", "aren")[0] == "arena"
     assert completed(bash, "reproduce", "value-residual/fig6") == ["value-residual/fig6"]
     assert completed(bash, "inherit", "smollm2", "--st") == ["--steps"]
-    assert completed(bash, "data", "") == ["prepare"]
+    assert completed(bash, "data", "") == ["prepare", "generate"]
+    assert completed(bash, "data", "generate", "x", "--tok") == ["--tokens"]
+    assert completed(bash, "data", "generate", "x", "--chat", "") == ["auto", "on", "off"]
+    assert completed(bash, "data", "prepare", "x", "--tok") == ["--tokenizer"]
+    assert completed(bash, "generate", "x", "--num") == ["--num_tokens"]
     # Files: bash's own completion, which begins where ours has nothing.
     assert completed(bash, "train", "cpu-tiny", "--out", "") == []
     assert completed(bash, "diagnose", "") == []
@@ -76,11 +80,19 @@ def test_zsh_runs_the_script_of_bash(capsys: pytest.CaptureFixture[str], bash: P
 
 def test_fish_has_every_verb_and_option(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, "fish")
-    for verb, kind in KINDS.items():
+    for verb in VERBS:
         assert f"-n __fish_use_subcommand --no-files -a {verb} " in text
+    for words, kind in KINDS.items():
+        verb = "; and __fish_seen_subcommand_from ".join(words.split())
         assert f'__fish_seen_subcommand_from {verb}" -l help-all ' in text
         for option in options_of(kind):
             assert f'__fish_seen_subcommand_from {verb}" -l {option.name} ' in text
+    two = "__fish_seen_subcommand_from data; and __fish_seen_subcommand_from generate"
+    assert f'-n "{two}" -l tokens ' in text
+    assert (
+        '-n "not __fish_seen_subcommand_from data; and __fish_seen_subcommand_from generate" '
+        "-l num_tokens " in text
+    )
     if fish := shutil.which("fish"):
         subprocess.run([fish, "-n"], input=text, text=True, check=True)
 

@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 import pytest
 
 from training.runs import tiny
-from wakeful.cli import VERBS, main
+from wakeful.cli import SUMMARIES, main
 from wakeful.cli.catalog import baselines, catalog
 from wakeful.cli.console import OUT
 from wakeful.cli.examples import EXAMPLES
@@ -56,7 +56,7 @@ def default_of(kind: type, name: str) -> object:
 
 def lines_of(capsys: pytest.CaptureFixture[str], *arguments: str, ask: str = "--help") -> list[str]:
     with pytest.raises(SystemExit) as ended:
-        main([*arguments, ask])
+        main([*" ".join(arguments).split(), ask])
     assert ended.value.code == 0
     return capsys.readouterr().out.splitlines()
 
@@ -103,7 +103,7 @@ def test_help_begins_with_two_examples_and_has_the_options_in_groups(
     verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = lines_of(capsys, verb)
-    assert lines[0] == VERBS[verb]
+    assert lines[0] == SUMMARIES[verb]
     commands = [line.strip() for line in lines if line.startswith("  wakeful ")]
     assert commands == [command for command, _ in EXAMPLES[verb]]
     assert lines.index(f"  {commands[1]}") < next(
@@ -151,6 +151,7 @@ WORK = {
     "inherit": "wakeful.verbs.inherit.inherit", "cure": "wakeful.verbs.cure.cure",
     "evaluate": "wakeful.verbs.evaluate.evaluate", "quantize": "wakeful.verbs.quantize.quantize",
     "reproduce": "wakeful.verbs.reproduce.reproduce", "data": "wakeful.data.preparing.prepare",
+    "data generate": "wakeful.verbs.sample.sample_data",
     "report": "wakeful.verbs.report.report", "export": "wakeful.verbs.export.export",
 }  # fmt: skip
 
@@ -168,10 +169,12 @@ def test_the_examples_are_commands_that_can_be_read(
         monkeypatch.setattr(WORK[verb], stub)
     for command, effect in EXAMPLES[verb]:
         program, *arguments = shlex.split(command.partition(" > ")[0])
-        assert (program, arguments[0]) == ("wakeful", verb)
+        assert f"{program} {' '.join(arguments)} ".startswith(f"wakeful {verb} ")
         status = main(arguments)
         shown = capsys.readouterr()
-        assert (status, shown.err.strip()) in ((0, ""), (1, f"wakeful {verb}: read")), command
+        assert (status, shown.err.strip()) in ((0, ""), (1, f"wakeful {arguments[0]}: read")), (
+            command
+        )
         assert effect.endswith(".")
 
 
@@ -276,7 +279,7 @@ def test_every_field_of_the_configuration_is_an_option(
 def test_the_overview_lists_the_verbs(capsys: pytest.CaptureFixture) -> None:
     assert main([]) == 0
     shown = capsys.readouterr().out
-    assert all(f"wakeful {verb}" in shown for verb in VERBS)
+    assert all(f"wakeful {verb}" in shown for verb in SUMMARIES)
 
 
 QUICK = ("torch", "transformers", "polars", "numpy", "altair", "tyro")

@@ -26,13 +26,17 @@ VERBS = {
     "evaluate": "Measure how well a model predicts: perplexity, LAMBADA, multiple choice.",
     "quantize": "Quantize a model's linear layers; measure the damage; save it smaller.",
     "reproduce": "Run a paper's figure or table and judge its claims; list them all.",
-    "data": "Prepare text as memory-mapped tokens.",
+    "data": "Prepare text as memory-mapped tokens; generate: let a model write it.",
     "report": "Write one offline HTML page about runs or exhibits.",
     "export": "Write a model as a folder that Transformers loads, or as one GGUF file.",
     "presets": "List the configurations that come with wakeful: size, tokens, memory, time.",
     "completion": "Print what completes verbs and options in bash, zsh or fish.",
 }
 """In the order a newcomer reads them; each is a function of `cli.verbs`."""
+SUMMARIES = VERBS | {
+    "data generate": "Let a model write text, as memory-mapped tokens to train on."
+}
+"""Of verbs of two words too."""
 SPREAD = ("train", "diagnose", "evaluate")
 """Those that share their work out over the processes of torchrun."""
 INTERRUPTED = 130

@@ -41,6 +41,10 @@ def _bash(verbs: Mapping[str, str], kinds: Mapping[str, type], zsh: bool) -> Ite
     yield "  for ((place = 2; place < COMP_CWORD; place++)); do"
     yield '    case "${COMP_WORDS[place]}" in -*) flag="${COMP_WORDS[place]}" ;; esac'
     yield "  done"
+    two = "|".join(shlex.quote(name) for name in kinds if " " in name)
+    yield '  if [ "$COMP_CWORD" -gt 2 ]; then case "$verb ${COMP_WORDS[2]}" in'
+    yield f'    {two}) verb="$verb ${{COMP_WORDS[2]}}" ;;'
+    yield "  esac; fi"
     yield '  if [ "$COMP_CWORD" -eq 1 ]; then'
     yield f"    words={shlex.quote(' '.join(verbs))}"
     yield '  else case "$verb $cur" in'
@@ -68,7 +72,13 @@ def _fish(verbs: Mapping[str, str], kinds: Mapping[str, type]) -> Iterator[str]:
         told = _quoted(summary)
         yield f"{begin} -n __fish_use_subcommand --no-files -a {verb} -d {told}"
     for verb, kind in kinds.items():
-        here = f'{begin} -n "__fish_seen_subcommand_from {verb}"'
+        words = verb.split()
+        longer = {word for name in kinds for word in name.split() if {verb} < {*name.split()}}
+        seen = "; and ".join(
+            [f"not __fish_seen_subcommand_from {word}" for word in sorted(longer - {verb})]
+            + [f"__fish_seen_subcommand_from {word}" for word in words]
+        )
+        here = f'{begin} -n "{seen}"'
         if names := _names(verb):
             yield f"{here} -a {_quoted(' '.join(names))}"
         yield f"{here} -l help -d 'Show examples and the usual options.'"
@@ -94,8 +104,8 @@ def _names(verb: str) -> list[str]:
     """Return the words that a verb's arguments may be, where they are known."""
     if verb in ("train", "compare"):
         return [name for name in presets() if compares(name) == (verb == "compare")]
-    known = {"presets": presets, "reproduce": exhibit_names, "data": lambda: ["prepare"],
-             "completion": lambda: SHELLS}  # fmt: skip
+    known = {"presets": presets, "reproduce": exhibit_names, "completion": lambda: SHELLS,
+             "data": lambda: ("prepare", "generate")}  # fmt: skip
     return list(known[verb]()) if verb in known else []
 
 

@@ -106,6 +106,16 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
             "Do the same with a data set of the Hugging Face hub.",
         ),
     ),
+    "data generate": (
+        (
+            "wakeful data generate smollm2 --out data/own --tokens 200000",
+            "Let a model write its own training data: questions and answers, by its chat template.",
+        ),
+        (
+            "wakeful data generate runs/first --out data/own --prompts prompts.txt --length 128",
+            "Continue a prompt a line; a run without a chat template writes plain text.",
+        ),
+    ),
     "report": (
         ("wakeful report runs/compare-patient", "Write the page of a comparison anew."),
         (

@@ -50,7 +50,9 @@ def print_help(kind: type, usage: str, arguments: Sequence[str], default: Any = 
     """Print the help of a verb whose options these are, all of them where `--help-all` asks."""
     whole = bool(set(ALL) & set(arguments))
     width = min(OUT.width, _WIDEST)
-    verb = usage.split(maxsplit=1)[0]
+    verb = next(
+        each for each in sorted(EXAMPLES, reverse=True) if f"{usage} ".startswith(f"{each} ")
+    )
     lines = [*_head(kind, verb, usage, width), *_options(kind, verb, width, whole, default)]
     lines += [*_notes(kind, width), *_names(verb, width, whole)]
     for line in lines:
@@ -58,9 +60,9 @@ def print_help(kind: type, usage: str, arguments: Sequence[str], default: Any = 
 
 
 def _head(kind: Any, verb: str, usage: str, width: int) -> Iterator[Text]:
-    from wakeful.cli import VERBS
+    from wakeful.cli import SUMMARIES
 
-    yield Text(VERBS[verb])
+    yield Text(SUMMARIES[verb])
     yield Text()
     for command, effect in EXAMPLES[verb]:
         yield Text(f"  {command}", style="bold")

@@ -28,6 +28,7 @@ from wakeful.config.verbs import (
     QuantizeOptions,
     ReportOptions,
     ReproduceOptions,
+    SampleOptions,
 )
 from wakeful.errors import WakefulError, nearest
 
@@ -284,13 +285,21 @@ def reproduce(arguments: list[str]) -> None:
 
 
 def data(arguments: list[str]) -> None:
-    """prepare SOURCE... --out DIR [options]."""
+    """prepare SOURCE... --out DIR [options] | generate MODEL --out DIR [options]."""
+    parts = {"prepare": _prepare, "generate": _generate_data}
     if asks_for_help(arguments[:1]):
         arguments = ["prepare", *arguments]
-    if not arguments or arguments[0] != "prepare":
-        hint = nearest(arguments[0], ["prepare"]) if arguments else ""
-        raise WakefulError(f"write: wakeful data prepare SOURCE... --out DIR{hint}")
-    sources, options = read(PrepareOptions, arguments[1:], "data prepare SOURCE...")
+    if not arguments or arguments[0] not in parts:
+        hint = nearest(arguments[0], parts) if arguments else ""
+        raise WakefulError(
+            "write: wakeful data prepare SOURCE... --out DIR, or wakeful data generate MODEL "
+            f"--out DIR{hint}"
+        )
+    parts[arguments[0]](arguments[1:])
+
+
+def _prepare(arguments: list[str]) -> None:
+    sources, options = read(PrepareOptions, arguments, "data prepare SOURCE...")
     if not sources:
         raise WakefulError("name a source: python-stdlib, a file, folder or glob, or hf:NAME")
     options.check()
@@ -303,6 +312,19 @@ def data(arguments: list[str]) -> None:
         f"{made.train.num_tokens:,} training and {made.validation.num_tokens:,} validation tokens "
         f"of a vocabulary of {made.vocab_size:,} are in {options.out}; use them with "
         f"--data.source {options.out}"
+    )
+
+
+def _generate_data(arguments: list[str]) -> None:
+    models, options = read(SampleOptions, arguments, "data generate MODEL")
+    model = _one(models)
+
+    from wakeful.verbs.sample import sample_data
+
+    made = sample_data(model, options=options, shown=display)
+    tell(
+        f"{made.train.num_tokens:,} training and {made.validation.num_tokens:,} validation tokens "
+        f"that {model} wrote are in {options.out}; use them with --data.source {options.out}"
     )
 
 
@@ -365,10 +387,10 @@ KINDS: dict[str, type] = {
     "demo": DemoOptions, "train": TrainOptions, "compare": CompareOptions,
     "generate": PromptOptions, "diagnose": DiagnoseOptions, "inherit": InheritOptions,
     "cure": CureOptions, "evaluate": EvaluateOptions, "quantize": QuantizeOptions,
-    "reproduce": ReproduceOptions, "data": PrepareOptions, "report": ReportOptions,
-    "export": ExportOptions, "presets": NoOptions, "completion": NoOptions,
+    "reproduce": ReproduceOptions, "data": PrepareOptions, "data generate": SampleOptions,
+    "report": ReportOptions, "export": ExportOptions, "presets": NoOptions, "completion": NoOptions,
 }  # fmt: skip
-"""The options of each verb."""
+"""The options of each verb, and of what is a verb of two words."""
 
 
 def _one(models: list[str]) -> str:

@@ -395,10 +395,66 @@ class ReproduceOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareOptions(TextConfig):
-    """How to turn text into memory-mapped tokens."""
+    """How to turn text into memory-mapped tokens.
+
+    wakeful data generate --help: text that a model writes.
+    """
 
     out: Where[str]
     """Folder to create."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleOptions:
+    """What a model shall write, to be trained on.
+
+    The same command goes on with what was cut off.
+    """
+
+    out: Where[str]
+    """Folder to create."""
+    tokens: HowMuch[int] = 1_000_000
+    """Tokens to write at least; the last document is whole."""
+    length: HowMuch[int] = 0
+    """Most tokens of a document. 0: 512, or the model's context where that is shorter."""
+    batch_size: HowMuch[int] = 16
+    """Documents written side by side."""
+    temperature: How[float] = 1.0
+    """Divides the logits."""
+    top_k: How[int] = 0
+    """Choose among so many likeliest tokens. 0 means all."""
+    top_p: How[float] = 1.0
+    """Choose among the likeliest tokens that together reach this probability."""
+    seed: How[int] = 0
+    """Seed of the choice, and of what is held out."""
+    prompts: What[str] = ""
+    """File with a prompt a line, each for a document in turn. Empty: none."""
+    chat: How[Bos] = "auto"
+    """Begin with the chat template: a prompt is what a user says; without prompts the model writes
+    question and answer. auto: of a model that has one."""
+    validation_fraction: float = TextConfig.validation_fraction
+    """Share of documents held out, chosen by a hash of their tokens."""
+    step: What[int] = 0
+    """Checkpoint of a run to use, by its step. 0 means the newest."""
+    device: Where[str] = "auto"
+    """auto, cpu, cuda ..."""
+    trust_remote_code: bool = False
+    """Run code that comes with the model. Leave it out for models you do not trust."""
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "tokens", "batch_size")
+        at_least(0, self, "top_k", "length", "seed")
+        if not 0 < self.temperature < math.inf:
+            raise WakefulError(
+                f"temperature = {self.temperature}: must be positive, or every document is the same"
+            )
+        for name in ("top_p", "validation_fraction"):
+            if not 0 < getattr(self, name) <= 1:
+                raise WakefulError(f"{name} = {getattr(self, name)}: must be in (0, 1]")
+
+    def length_for(self, context: int) -> int:
+        """Return the most tokens of a document, for a model with this context."""
+        return self.length or min(LENGTH, context)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,12 +21,13 @@ ALLOWED = 0.05
 _CURE = "or prepare the data with keep_overlap"
 
 
-def drop_overlap(data: PreparedData, num_bytes: np.ndarray) -> dict[str, Any]:
+def drop_overlap(data: PreparedData, num_bytes: np.ndarray, *, common: int = 0) -> dict[str, Any]:
     """Rewrite the validation files without documents that overlap training; return what changed.
 
     A document overlaps where more than `ALLOWED` of its passages of `PASSAGE` tokens are in the
     training text word for word. The training tokens stay as they are. `num_bytes` are the UTF-8
-    bytes of each validation document. What is returned belongs into `data.json`: the facts of the
+    bytes of each validation document; its first `common` tokens, those that every document begins
+    with, are no passage. What is returned belongs into `data.json`: the facts of the
     split `validation`, and in `overlap` how many documents and tokens were dropped.
 
     Raises:
@@ -34,7 +35,7 @@ def drop_overlap(data: PreparedData, num_bytes: np.ndarray) -> dict[str, Any]:
             then wrong.
     """
     validation = data.validation
-    shares = repeated_shares(data.train, validation, length=PASSAGE)
+    shares = repeated_shares(data.train, validation, length=PASSAGE, common=common)
     bad = shares > ALLOWED
     dropped = {"passage": PASSAGE, "documents": int(bad.sum()), "tokens": 0}
     if not bad.any():
@@ -75,18 +76,21 @@ _CHUNK = 2**21
 """Places hashed at a time."""
 
 
-def repeated_shares(train: TokenFile, validation: TokenFile, *, length: int) -> np.ndarray:
+def repeated_shares(
+    train: TokenFile, validation: TokenFile, *, length: int, common: int = 0
+) -> np.ndarray:
     """Return, for each validation document, the share of its passages that training holds verbatim.
 
-    Passages are the document's windows of `length` tokens, side by side from its beginning;
-    training is searched at every place. A document that is shorter has none, and a share of 0.
+    Passages are the document's windows of `length` tokens, side by side from its beginning, or
+    behind its first `common` tokens; training is searched at every place. A document that is
+    shorter has none, and a share of 0.
     """
     starts = np.asarray(validation.documents)
     lengths = np.diff(np.append(starts, validation.num_tokens))
-    counts = lengths // length
+    counts = np.maximum(lengths - common, 0) // length
     owner = np.repeat(np.arange(len(starts)), counts)
     number = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
-    found = repeated(train, validation, starts[owner] + number * length, length=length)
+    found = repeated(train, validation, starts[owner] + common + number * length, length=length)
     return np.bincount(owner, found, len(starts)) / np.maximum(counts, 1)
 
 

@@ -142,19 +142,25 @@ def split_by_hash(spool: Spool, *, fraction: float, seed: int, scratch: Path) ->
     """
     if len(spool) == 1:
         return _split_one(spool, fraction=fraction, scratch=scratch)
-    values = mix64(spool.digests["low"], key64("validation", seed))
-    if values.min() == values.max():
+    validation = held_out(spool.digests, fraction=fraction, seed=seed)
+    if validation is None:
         raise WakefulError(
             f"all {len(spool)} documents are the same text, so none is left for validation: "
             "pass a validation source"
         )
-    validation = values < np.uint64(fraction * 2**64)
-    if not validation.any():
-        validation = values == values.min()
-    elif validation.all():
-        validation = values != values.max()
     rule = f"SHA-256 of the text, seed {seed}, fraction {fraction}"
     return Split(Side(spool, ~validation), Side(spool, validation), rule)
+
+
+def held_out(digests: np.ndarray, *, fraction: float, seed: int) -> np.ndarray | None:
+    """Return which documents are for validation, by their digests alone; None if all are alike."""
+    values = mix64(digests["low"], key64("validation", seed))
+    if values.min() == values.max():
+        return None
+    validation = values < np.uint64(fraction * 2**64)
+    if not validation.any():
+        return values == values.min()
+    return values != values.max() if validation.all() else validation
 
 
 def split_from_source(spool: Spool, validation: Spool) -> Split:

@@ -214,6 +214,14 @@ class Tokenizer:
         """
         return self.encode_batch([text])[0]
 
+    def encode_marked(self, text: str) -> list[int]:
+        """Return the ids of a text in which the spelling of a special token means that token.
+
+        For what a program writes, a chat template say; never for data.
+        """
+        taken = tokenizers.Tokenizer.from_str(self._json())
+        return taken.encode(text, add_special_tokens=False).ids
+
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text, encoded together."""
         encoded: list[list[int]] = []

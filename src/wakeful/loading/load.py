@@ -169,7 +169,8 @@ def _read(
         found = _decoder(place, device, dtype, max_length)
     else:
         found = _transformers(place, device, dtype, max_length, trust_remote_code)
-    return Model(read_tokenizer=(lambda: tokenizer) if tokenizer else found.pop("read"), **found)
+    read = found.pop("read")
+    return Model(read_tokenizer=(lambda: tokenizer) if tokenizer else read, **found)
 
 
 def _run(place: Place, device: torch.device, dtype: torch.dtype | None, step: int) -> dict:

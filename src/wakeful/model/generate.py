@@ -1,4 +1,4 @@
-"""Continuing a text, one token at a time."""
+"""Continuing texts, one token at a time."""
 
 import math
 from collections.abc import Callable, Container, Iterator, Sequence
@@ -168,6 +168,61 @@ def _tokens(
         tokens = torch.tensor([[token]], device=tokens.device)
 
 
+@torch.inference_mode()
+def side_by_side(
+    step: Callable[[Tensor, list[int]], Tensor],
+    prompts: Sequence[Sequence[int]],
+    *,
+    device: torch.device,
+    length: int,
+    ends: Container[int],
+    reply: Sequence[int] = (),
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int = 0,
+) -> list[list[int]]:
+    """Return every prompt with its continuation, each of up to `length` tokens in all.
+
+    A row ends with the first token of `ends`. Where there is a `reply`, it takes the place of that
+    first token, and the next one ends the row: a question is written, and then its answer.
+
+    No row is padded: the shortest prompt is read at once, and what longer ones and replies have
+    more is read token by token while other rows go on. `step` takes the new tokens (B, L) and which
+    rows of the step before they belong to, and returns the logits (B, V) of the next.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    rows = [list(prompt) for prompt in prompts]
+    asks = [bool(reply)] * len(rows)
+    alive = list(range(len(rows)))
+    kept, read = alive, min(map(len, rows))
+    tokens = [row[:read] for row in rows]
+    while alive:
+        logits = step(torch.tensor(tokens, device=device), kept).float().cpu()
+        chosen = choose_each(
+            logits, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator
+        )
+        ended: set[int] = set()
+        for row, token in zip(alive, chosen.tolist(), strict=True):
+            if len(rows[row]) > read:
+                continue
+            if token not in ends:
+                rows[row].append(token)
+            elif asks[row]:
+                asks[row] = False
+                rows[row] += reply
+            else:
+                rows[row].append(token)
+                ended.add(row)
+        if read + 1 >= length:
+            break
+        kept = [place for place, row in enumerate(alive) if row not in ended]
+        alive = [alive[place] for place in kept]
+        tokens = [[rows[row][read]] for row in alive]
+        read += 1
+    return [row[:length] for row in rows]
+
+
 def choose(
     logits: Float[Tensor, "V"],
     *,
@@ -177,19 +232,32 @@ def choose(
     generator: torch.Generator,
 ) -> int:
     """Return one token id drawn from softmax(logits / temperature), cut to top_k and top_p."""
+    one = choose_each(
+        logits.unsqueeze(0), temperature=temperature, top_k=top_k, top_p=top_p, generator=generator
+    )
+    return int(one)
+
+
+def choose_each(
+    logits: Float[Tensor, "B V"],
+    *,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    generator: torch.Generator,
+) -> Int[Tensor, "B"]:
+    """Return a token id for every row, as `choose` does."""
     if temperature == 0:
-        return int(logits.argmax())
-    kept, ids = _likeliest(logits, top_k)
-    # In double and from the largest down, so that no temperature is too low for it.
-    probabilities = ((kept.double() - kept[0].double()) / temperature).softmax(0)
+        return logits.argmax(-1)
+    # In double and less the largest, so that no temperature is too low for it.
+    count = min(top_k or logits.shape[-1], logits.shape[-1])
+    if count == logits.shape[-1] and top_p == 1.0:  # nothing to sort for
+        highest = logits.amax(-1, keepdim=True).double()
+        probabilities = ((logits.double() - highest) / temperature).softmax(-1)
+        return torch.multinomial(probabilities, 1, generator=generator)[:, 0]
+    kept, ids = logits.topk(count, sorted=True)
+    probabilities = ((kept.double() - kept[:, :1].double()) / temperature).softmax(-1)
     # A token stays if those before it have not reached top_p; the first always stays.
-    before = probabilities.cumsum(0) - probabilities
+    before = probabilities.cumsum(-1) - probabilities
     probabilities[before >= top_p] = 0.0
-    return int(ids[torch.multinomial(probabilities, 1, generator=generator)])
-
-
-def _likeliest(
-    logits: Float[Tensor, "V"], top_k: int
-) -> tuple[Float[Tensor, "K"], Int[Tensor, "K"]]:
-    count = min(top_k or logits.numel(), logits.numel())
-    return tuple(logits.topk(count, sorted=True))  # pyright: ignore[reportReturnType]
+    return ids.gather(-1, torch.multinomial(probabilities, 1, generator=generator))[:, 0]

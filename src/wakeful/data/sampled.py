@@ -1,0 +1,243 @@
+"""Documents that a model wrote, as prepared data: first in parts, then as one folder.
+
+The parts lie in a hidden folder beside the one they are for, so that sampling that was cut off goes
+on where it was. Each is whole or not there, and the folder appears when it is whole.
+"""
+
+import hashlib
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Callable, Container, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wakeful.data.overlap import drop_overlap
+from wakeful.data.split import DIGEST, held_out
+from wakeful.data.tokenizer import Tokenizer
+from wakeful.data.tokens import (
+    DTYPES,
+    FORMAT,
+    SPLITS,
+    VERSION,
+    PreparedData,
+    building_beside,
+    documents_path,
+    existing_data,
+    move_in,
+    split_facts,
+    token_dtype,
+    tokens_path,
+)
+from wakeful.errors import WakefulError
+
+Documents = list[list[int]]
+_SETTINGS = "settings.json"
+_MOST_EMPTY = 100
+"""Documents in a row without a word, after which nothing more is waited for."""
+
+
+class Parts:
+    """The documents that were written so far."""
+
+    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+        """Find the parts that are for `folder`; nothing is written yet.
+
+        Raises:
+            WakefulError: they were begun with other settings.
+        """
+        self.path = folder.parent / f".{folder.name}.sampling"
+        self._folder, self._settings = folder, settings
+        file = self.path / _SETTINGS
+        if not file.is_file():
+            return
+        theirs = _read(file)
+        theirs = theirs if isinstance(theirs, dict) else {}
+        changed = [name for name in settings if theirs.get(name) != settings[name]]
+        if changed:
+            raise WakefulError(
+                f"{folder} was begun with another {' and '.join(changed)}: go on with the same, or "
+                f"delete {self.path} to begin anew"
+            )
+
+    def __iter__(self) -> Iterator[Documents]:
+        """Yield the parts that are there, from the first on."""
+        for number in itertools.count():
+            file = self._file(number)
+            if not file.is_file():
+                return
+            yield self._documents(file)
+
+    def write(self, number: int, documents: Documents) -> None:
+        """Add a part.
+
+        Raises:
+            WakefulError: the disk is full or cannot be written.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            if not (self.path / _SETTINGS).is_file():
+                _replace(self.path / _SETTINGS, self._settings)
+            _replace(self._file(number), documents)
+        except OSError as error:
+            raise WakefulError(
+                f"cannot write {self.path}: {error.strerror or error}: free some space, and the "
+                "same command goes on"
+            ) from error
+
+    def remove(self) -> None:
+        """Forget all parts."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def _file(self, number: int) -> Path:
+        return self.path / f"part-{number:06d}.json"
+
+    def _documents(self, file: Path) -> Documents:
+        found = _read(file)
+        whole = isinstance(found, list) and all(
+            isinstance(row, list)
+            and row
+            and all(type(token) is int and token >= 0 for token in row)
+            for row in found
+        )
+        if not whole:
+            raise WakefulError(f"{file} is damaged: delete it, and the same command writes it anew")
+        return found  # pyright: ignore[reportReturnType]
+
+
+def sampled(
+    folder: Path,
+    write: Callable[[int], Documents],
+    *,
+    tokenizer: Tokenizer,
+    name: str,
+    settings: dict[str, Any],
+    ends: Container[int],
+    common: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> PreparedData:
+    """Return the prepared data of what `write` gives, part for part, or what is there already.
+
+    `settings` are all that decides it, among them `tokens`, how many there shall be at least (the
+    last document is whole), `validation_fraction` and `seed`. Documents go to either side as
+    `prepare` divides them. One that ends with none of `ends` was cut off, which `data.json` counts.
+    `common` tokens begin every document.
+
+    Raises:
+        WakefulError: the folder holds something else, the disk is full, or what is written is
+            empty, or the same over and over.
+    """
+    existing = existing_data(folder, settings)
+    if existing is not None:
+        return existing
+    parts, wanted = Parts(folder, settings), settings["tokens"]
+    documents: Documents = []
+    size = cut = empty = 0
+    for number, there in enumerate(itertools.chain(parts, itertools.repeat(None))):
+        part = there
+        if part is None:
+            part = write(number)
+            parts.write(number, part)
+        empty = 0 if part else empty + settings["batch_size"]
+        if empty >= _MOST_EMPTY:
+            raise WakefulError(
+                f"{name} ended {empty} documents in a row before their first token: give it "
+                "prompts, or leave out its chat template"
+            )
+        for document in part:
+            if size < wanted:
+                cut += document[-1] not in ends
+                whole = document[-1] == tokenizer.end_of_text
+                documents.append(document if whole else [*document, tokenizer.end_of_text])
+                size += len(documents[-1])
+        if progress is not None:
+            progress(min(size, wanted), wanted)
+        if size >= wanted:
+            break
+    with building_beside(folder) as building:
+        info = _built(building, documents, tokenizer, name=name, settings=settings, common=common)
+        info["sampled"] = {"documents": len(documents), "cut": cut}
+        (building / "data.json").write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
+        move_in(building, folder, settings)
+    parts.remove()
+    return PreparedData.open(folder)
+
+
+def _built(
+    building: Path,
+    documents: Documents,
+    tokenizer: Tokenizer,
+    *,
+    name: str,
+    settings: dict[str, Any],
+    common: int,
+) -> dict[str, Any]:
+    """Write all files but `data.json`; return what that says."""
+    tokenizer.save(building)
+    dtype = token_dtype(tokenizer.vocab_size)
+    rows = [np.array(document, DTYPES[dtype]) for document in documents]
+    whole = hashlib.sha256()
+    digests: list[bytes] = []
+    for row in rows:
+        whole.update(digest := hashlib.sha256(row.tobytes()).digest())
+        digests.append(digest[: DIGEST.itemsize])
+    fraction, seed = settings["validation_fraction"], settings["seed"]
+    kept = held_out(np.frombuffer(b"".join(digests), DIGEST), fraction=fraction, seed=seed)
+    if kept is None:
+        raise _alike(name)
+    num_bytes = np.array([len(tokenizer.decode(row.tolist()).encode()) for row in rows])
+    info: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "source": [f"samples of {name}"],
+        "validation_source": [],
+        "corpora_sha256": [whole.hexdigest()],
+        "settings": settings,
+        "split_rule": f"SHA-256 of the tokens, seed {seed}, fraction {fraction}",
+        "tokenizer": {
+            "fingerprint": tokenizer.fingerprint,
+            "vocab_size": tokenizer.vocab_size,
+            "end_of_text": tokenizer.end_of_text,
+        },
+        "dtype": dtype,
+        "splits": {},
+    }
+    for split, side in zip(SPLITS, (~kept, kept), strict=True):
+        mine = [row for row, here in zip(rows, side, strict=True) if here]
+        lengths = np.array([len(row) for row in mine])
+        np.concatenate(mine).tofile(tokens_path(building, split))
+        starts = (np.cumsum(lengths) - lengths).astype("<i8")
+        np.save(documents_path(building, split), starts, allow_pickle=False)
+        facts = split_facts(
+            building, split, len(mine), int(lengths.sum()), int(num_bytes[side].sum())
+        )
+        info["splits"][split] = facts
+    try:
+        found = drop_overlap(PreparedData(building, info), num_bytes[kept], common=common)
+    except WakefulError:
+        raise _alike(name) from None
+    info["splits"]["validation"], info["overlap"] = found["validation"], found["overlap"]
+    return info
+
+
+def _alike(name: str) -> WakefulError:
+    return WakefulError(
+        f"{name} wrote the same over and over, so that nothing is left for validation: raise the "
+        "temperature or the number of tokens, or give it more prompts"
+    )
+
+
+def _read(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _replace(file: Path, value: object) -> None:
+    part = file.with_suffix(f".{os.getpid()}")
+    part.write_text(json.dumps(value), encoding="utf-8")
+    part.replace(file)

@@ -1,0 +1,88 @@
+"""Whole documents that a model writes, many side by side."""
+
+import inspect
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wakeful.data.tokenizer import GENERATION
+from wakeful.errors import WakefulError
+from wakeful.loading.model import Model
+from wakeful.model.cache import Cache
+from wakeful.model.decoder import Decoder
+from wakeful.model.generate import side_by_side
+
+
+def sample(
+    model: Model, prompts: Sequence[Sequence[int]], *, length: int, **choice: Any
+) -> list[list[int]]:
+    """Return every prompt with what the model writes after it, of up to `length` tokens in all.
+
+    `choice` holds ends, reply, temperature, top_k, top_p and seed, as for
+    `wakeful.model.generate.side_by_side`. It is computed by our decoder, or by Transformers where
+    ours cannot be the model; each keeps its cache.
+
+    Raises:
+        WakefulError: a model of Transformers keeps no cache.
+    """
+    try:
+        step = _OurStep(model.decoder(), len(prompts), length)
+    except WakefulError:
+        step = _TheirStep(model, len(prompts))
+    return side_by_side(step, prompts, device=model.device, length=length, **choice)
+
+
+def ends_of(model: Model) -> set[int]:
+    """Return the tokens with which the model ends what it writes."""
+    tokenizer = model.own_tokenizer
+    theirs = getattr(model.module, "generation_config", None)
+    said = getattr(theirs, "eos_token_id", None)
+    if said is None:
+        said = json.loads(tokenizer.beside.get(GENERATION, "{}")).get("eos_token_id")
+    also = said if isinstance(said, list) else [said]
+    return {tokenizer.end_of_text, *(token for token in also if isinstance(token, int))}
+
+
+class _OurStep:
+    def __init__(self, decoder: Decoder, rows: int, length: int) -> None:
+        self._decoder, self._rows, self._length = decoder, rows, length
+        self._cache: Cache | None = None
+
+    def __call__(self, tokens: Tensor, rows: list[int]) -> Tensor:
+        if self._cache is None:
+            self._cache = self._decoder.new_cache(self._rows, self._length)
+        elif len(rows) < self._cache.batch_size:
+            self._cache.reorder(torch.tensor(rows))
+        hidden = self._decoder.hidden(tokens, cache=self._cache)[:, -1]
+        return self._decoder.logits(hidden)
+
+
+class _TheirStep:
+    """Caches of Transformers are of many kinds: no row is taken out of them, and none is read."""
+
+    def __init__(self, model: Model, rows: int) -> None:
+        self._model = model
+        self._rows = list(range(rows))
+        self._size = rows
+        self._past: Any = None
+        known = inspect.signature(model.module.forward).parameters
+        # Only the last token's logits are wanted, and the head is the widest matrix.
+        self._last = {"logits_to_keep": 1} if "logits_to_keep" in known else {}
+
+    def __call__(self, tokens: Tensor, rows: list[int]) -> Tensor:
+        self._rows = [self._rows[row] for row in rows]
+        whole = tokens.new_zeros((self._size, tokens.shape[1]))
+        whole[self._rows] = tokens
+        output = self._model.module(
+            input_ids=whole, past_key_values=self._past, use_cache=True, **self._last
+        )
+        self._past = output.get("past_key_values")
+        if self._past is None:
+            raise WakefulError(
+                f"{self._model.name}, a {self._model.architecture}, keeps no cache of keys and "
+                "values, and writing without one takes too long"
+            )
+        return output.logits[self._rows, -1]
