@@ -12,9 +12,12 @@ import pytest
 
 from training.runs import text, tiny, write_text
 from wakeful.cli import main, verbs
+from wakeful.comparison.reading import read_comparison
 from wakeful.config.schema import config_to_toml
 from wakeful.errors import Interrupted
 from wakeful.loading.load import read_decoder
+from wakeful.pages.charts import slug
+from wakeful.pages.comparison.page import comparison_figures
 from wakeful.runs.run import Run
 
 __all__ = ["text"]
@@ -70,7 +73,11 @@ def test_a_comparison_is_reported(
         assert Run.open(folder / run).config.train.steps == 3
     assert "exists already" in fails(capsys, *command)
     stamp = (folder / "a/seed-0/summary.json").stat().st_mtime_ns
-    assert main([*command, "--resume"]) == 0
+    assert main([*command, "--resume", "--figures", "svg"]) == 0
+    titles = [title for title, _ in comparison_figures(read_comparison(folder))]
+    assert {path.name for path in (folder / "figures").iterdir()} == {
+        f"{slug(title)}.svg" for title in titles
+    }
     assert (folder / "a/seed-0/summary.json").stat().st_mtime_ns == stamp
     assert main([*command, "--resume", "--seeds", "5"]) == 0  # it grows
     assert Run.open(folder).header.seeds == (0, 1, 5)
@@ -243,6 +250,9 @@ def test_a_finished_run_is_resumed_by_its_path_alone(
 ) -> None:
     assert main(["train", "--resume", run]) == 0
     assert f"the run is in {run}" in capsys.readouterr().out
+    assert not (Path(run) / "figures").exists()
+    assert main(["train", "--resume", run, "--figures", "svg"]) == 0
+    assert (Path(run) / "figures" / "training-loss.svg").read_text().startswith("<svg")
 
 
 def test_resuming_takes_a_new_length_and_no_other_option(

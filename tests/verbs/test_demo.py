@@ -101,7 +101,8 @@ def test_a_demonstration_that_was_interrupted_goes_on_to_one_page(
     # What is done is not done again, and is read as it was written.
     monkeypatch.setattr(demo, "diagnose", lambda *_, **__: pytest.fail("it is diagnosed"))
     (out / "demo.html").unlink()
-    again = demo.demonstrate(out, resume=True)
+    again = demo.demonstrate(out, resume=True, figures=("svg",))
+    assert (out / "figures" / "twins-training-loss.svg").is_file()
     assert again.page.read_text() == page
     assert list(again.sentences) == lines[-3:]
     found = read_diagnosis(out / "diagnosis-twins")[1]

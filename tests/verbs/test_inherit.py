@@ -382,7 +382,8 @@ def test_it_goes_on_where_it_was_stopped(
     for name in ("summary.json", "report.html"):
         (out / name).unlink()
     Run(out).set_status("stopped")
-    assert main(["inherit", "--resume", str(out)]) == 0
+    assert main(["inherit", "--resume", str(out), "--figures", "svg"]) == 0
+    assert (out / "figures" / "validation-loss-over-training-steps.svg").is_file()
     again = json.loads((out / "summary.json").read_text())
     for one, other in zip(whole["arms"], again["arms"], strict=True):
         assert one["loss"] == other["loss"]

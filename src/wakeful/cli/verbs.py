@@ -21,6 +21,7 @@ from wakeful.config.verbs import (
     DiagnoseOptions,
     EvaluateOptions,
     ExportOptions,
+    Figure,
     GenerateOptions,
     InheritOptions,
     NoOptions,
@@ -41,6 +42,8 @@ class DemoOptions:
     """Folder to create."""
     resume: Where[bool] = False
     """Go on with an interrupted demonstration in the same folder."""
+    figures: Where[tuple[Figure, ...]] = ()
+    """Write the charts for a paper too, in these formats, into the folder figures."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +80,8 @@ class TrainOptions(_WithConfig):
     """Run directory to create. Empty: runs/NAME."""
     resume: Where[str] = ""
     """Continue the run in this directory with its own configuration; --train.steps lengthens it."""
+    figures: Where[tuple[Figure, ...]] = ()
+    """Write the charts for a paper too, in these formats, into the folder figures."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +100,8 @@ class CompareOptions(_WithConfig):
     """Variants to train, by name; the first of the file that is among them is the baseline."""
     resume: Where[bool] = False
     """Go on with an interrupted comparison in the same folder."""
+    figures: Where[tuple[Figure, ...]] = ()
+    """Write the charts for a paper too, in these formats, into the folder figures."""
     cluster: Where[str] = ""
     """Deal rows and seeds out: "local(workers=2)", "slurm(workers=8, partition='a')" ..."""
 
@@ -113,7 +120,7 @@ def demo(arguments: list[str]) -> None:
 
     from wakeful.verbs.demo import demonstrate
 
-    done = demonstrate(options.out, resume=options.resume, shown=display)
+    done = demonstrate(options.out, resume=options.resume, figures=options.figures, shown=display)
     for sentence in done.sentences:
         tell(sentence)
     tell(f"page: {done.page}")
@@ -135,9 +142,9 @@ def train(arguments: list[str]) -> None:
 
     if options.resume:
         steps = _new_length(sources, rest, options.resume)
-        finish(train(resume=options.resume, steps=steps, shown=display))
+        finish(train(resume=options.resume, steps=steps, figures=options.figures, shown=display))
     else:
-        finish(train(options.config, out=options.out, shown=display))
+        finish(train(options.config, out=options.out, figures=options.figures, shown=display))
 
 
 def _new_length(sources: list[str], arguments: list[str], path: str) -> int:
@@ -148,10 +155,10 @@ def _new_length(sources: list[str], arguments: list[str], path: str) -> int:
     asked = parse(TrainOptions, arguments, "train --resume RUN", own)
     steps = asked.train.steps
     train = dataclasses.replace(own.train, steps=steps)
-    if sources or asked != dataclasses.replace(own, train=train):
+    if sources or asked != dataclasses.replace(own, train=train, figures=asked.figures):
         raise WakefulError(
             "--resume takes the run's own configuration and no other option but --train.steps, "
-            "which lengthens the run"
+            "which lengthens the run, and --figures"
         )
     return steps
 
@@ -182,7 +189,7 @@ def compare(arguments: list[str]) -> None:
     out = Path(options.out or f"runs/compare-{rows.name}")
     done = compare_variants(
         variants, seeds, out, layouts=rows.layouts, resume=options.resume, cluster=options.cluster,
-        shown=display,
+        figures=options.figures, shown=display,
     )  # fmt: skip
     finish(done, done.page)
 
@@ -221,8 +228,11 @@ def inherit(arguments: list[str]) -> None:
     default = InheritOptions()
     sources, options = read(InheritOptions, arguments, "inherit REFERENCE", default)
     if options.resume:
-        if sources or options != dataclasses.replace(default, resume=options.resume):
-            raise WakefulError("--resume takes the inheritance's own recipe and no other option")
+        allowed = {"resume": options.resume, "figures": options.figures}
+        if sources or options != dataclasses.replace(default, **allowed):
+            raise WakefulError(
+                "--resume takes the inheritance's own recipe and no other option but --figures"
+            )
     elif len(sources) != 1:
         raise WakefulError(f"name one reference: {SOURCES}")
 

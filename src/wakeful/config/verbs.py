@@ -471,7 +471,7 @@ class InheritOptions:
     out: Where[str] = ""
     """Folder to create. Empty: runs/inherit-REFERENCE."""
     resume: Where[str] = ""
-    """Continue the inheritance in this folder; it takes no other option."""
+    """Continue the inheritance in this folder; it takes no other option but figures."""
     layers: What[int] = 0
     """Layers of the heir. 0: as many as keep says, half of the reference's, or all with width."""
     keep: What[float] = 0.0
@@ -511,6 +511,8 @@ class InheritOptions:
     """Train everything with each of these seeds, for errors over seeds. Empty: with seed alone."""
     cluster: Where[str] = ""
     """Deal the seeds out: "local(workers=2)", "slurm(workers=8, partition='a')" ..."""
+    figures: Where[tuple[Figure, ...]] = ()
+    """Write the charts for a paper too, in these formats, into the folder figures."""
     recipe: bool = False
     """Write mergekit.yaml too: a passthrough recipe of the last heir's layers."""
     minutes: HowMuch[float] = 0.0

@@ -10,9 +10,9 @@ import polars as pl
 from wakeful.comparison.reading import Comparison, TrainedRun
 from wakeful.comparison.tables import machines, smoothing_window
 from wakeful.evaluation.diagnosis import Diagnosis
-from wakeful.pages.charts import colors, unchecked
+from wakeful.pages.charts import Titled, colors, unchecked
 from wakeful.pages.comparison.charts import difference_chart, relative_loss_chart
-from wakeful.pages.comparison.page import caveat, verdicts
+from wakeful.pages.comparison.page import caveat, comparison_figures, verdicts
 from wakeful.pages.diagnosis import Level, findings, first_token_heads, sink_level
 from wakeful.pages.film import film_of
 from wakeful.pages.page import Step, write_page
@@ -136,6 +136,20 @@ def _round(value: float) -> float:
     """Return the next larger number whose quarters are short."""
     unit = 10.0 ** math.floor(math.log10(value)) if value > 0 else 1.0
     return next(times * unit for times in (1, 2, 4, 8, 10) if times * unit >= value)
+
+
+def demonstration_figures(story: Story) -> Titled:
+    """Return the charts of the three parts, each with a title of its own."""
+    parts = (("Patient", story.patient), ("Twins", story.twins))
+    charts = [
+        (f"{name}: {title[0].lower()}{title[1:]}", chart)
+        for name, found in parts
+        for title, chart in comparison_figures(found)
+    ]
+    if story.pretrained is not None:
+        name = f"First-token share of each layer and head of {story.pretrained.name}"
+        charts.append((name, first_token_heads(story.pretrained)))
+    return charts
 
 
 @unchecked

@@ -13,6 +13,7 @@ from wakeful.comparison.reading import read_comparison
 from wakeful.comparison.tables import summary_table
 from wakeful.config.rows import rows_of
 from wakeful.config.schema import Config, chosen_variants
+from wakeful.config.verbs import Figure
 from wakeful.display import Shown, usual
 from wakeful.errors import WakefulError
 from wakeful.exhibits.exhibit import published
@@ -75,6 +76,7 @@ def compare(
     layouts: Sequence[str] = (),
     resume: bool = False,
     cluster: str = "",
+    figures: Sequence[Figure] = (),
     shown: Shown | None = None,
 ) -> Comparison:
     """Train variants with several seeds and report their paired differences.
@@ -93,6 +95,7 @@ def compare(
         resume: go on with what was interrupted there.
         cluster: where each row and seed is trained, such as "local(workers=2)" or "slurm(...)";
             empty is here, one after another.
+        figures: formats to write the charts in too, into the folder figures.
         shown: how to show progress; None is a bar where there is a terminal.
 
     Raises:
@@ -103,7 +106,7 @@ def compare(
         chosen_variants(rows.variants, only), rows.seeds(seeds),
         Path(out or f"runs/compare-{rows.name}"), title=title,
         layouts=list(dict.fromkeys([*layouts, *rows.layouts])), resume=resume, cluster=cluster,
-        shown=shown,
+        figures=figures, shown=shown,
     )  # fmt: skip
 
 
@@ -116,6 +119,7 @@ def compare_variants(
     layouts: Sequence[str] = (),
     resume: bool = False,
     cluster: str = "",
+    figures: Sequence[Figure] = (),
     shown: Shown | None = None,
 ) -> Comparison:
     """Do what `compare` does with every variant's configuration at hand."""
@@ -138,7 +142,9 @@ def compare_variants(
         variants, out, seeds=seeds, shown=shown or usual, layouts=layouts, resume=resume,
         cluster=cluster,
     )  # fmt: skip
-    return reported([run.path], run.path / "report.html", title)
+    done = reported([run.path], run.path / "report.html", title)
+    done.save_figures(run.path / "figures", figures)
+    return done
 
 
 def reported(folders: Sequence[Path], page: Path, title: str) -> Comparison:

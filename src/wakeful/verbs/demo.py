@@ -10,13 +10,15 @@ import torch
 from wakeful.comparison.reading import Comparison
 from wakeful.config.schema import Config, config_from_table, variants_of
 from wakeful.config.tables import merged, read_table
+from wakeful.config.verbs import Figure
 from wakeful.data.preparing import Progress
 from wakeful.device import choose_device, rough_seconds
 from wakeful.display import Shown, duration, usual
 from wakeful.evaluation.diagnosis import Diagnosis, read_diagnosis
 from wakeful.hf.whole import INSTALL_SMOLLM2
 from wakeful.model.decoder import Decoder
-from wakeful.pages.demonstration import Story, write_demonstration
+from wakeful.pages.charts import save_figures
+from wakeful.pages.demonstration import Story, demonstration_figures, write_demonstration
 from wakeful.runs.run import Run
 from wakeful.training.setup import check_run
 from wakeful.verbs.compare import compare_variants
@@ -59,11 +61,16 @@ class Demonstration:
 
 
 def demonstrate(
-    out: str | Path, *, resume: bool = False, shown: Shown | None = None
+    out: str | Path,
+    *,
+    resume: bool = False,
+    figures: Sequence[Figure] = (),
+    shown: Shown | None = None,
 ) -> Demonstration:
     """Make a small model ill and cure it, compare four twins, diagnose SmolLM2; write one page.
 
-    `resume` goes on with one that was interrupted.
+    `resume` goes on with one that was interrupted; `figures` are formats to write the charts in
+    too, into the folder figures.
 
     Raises:
         WakefulError: see its message.
@@ -89,6 +96,7 @@ def demonstrate(
     try:
         story = _story(run.path, parts, shown)
         page = write_demonstration(story, run.path / "demo.html", links=_LINKS)
+        save_figures(demonstration_figures(story), run.path / "figures", figures)
     except BaseException:
         run.set_status("stopped")
         raise

@@ -152,7 +152,7 @@ def inherit(
         tokenizer: of a module in memory.
         shown: how to show progress; None is a bar where there is a terminal.
         options: `InheritOptions`, whose fields and short names are keyword arguments too.
-        given: those fields; `resume` names a folder to go on with.
+        given: those fields; `resume` names a folder to go on with, beside which `figures` may be.
 
     The folder gets recipe.toml, a training run for each heir and baseline, plan.json,
     reference.parquet, summary.json and report.html. Nothing is written before everything that can
@@ -170,7 +170,10 @@ def inherit(
         raise WakefulError(f"name one reference: {SOURCES}")
     else:
         run = _begun(reference, tokenizer, wanted, shown or usual)
-    return Inheritance(run.path, run.path / "report.html")
+    done = Inheritance(run.path, run.path / "report.html")
+    wishes = recorded(run.read(Plan, "plan.json").wishes)
+    done.save_figures(run.path / "figures", wanted.figures or wishes.figures)
+    return done
 
 
 def _begun(

@@ -1,6 +1,6 @@
 """The verb train: a configuration in, a trained model in its run directory out."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,15 @@ from rich.text import Text
 from wakeful.comparison.reading import read_comparison
 from wakeful.comparison.tables import smoothing_window
 from wakeful.config.schema import Config, config_from
+from wakeful.config.verbs import Figure
 from wakeful.display import Shown
 from wakeful.errors import WakefulError
 from wakeful.estimates import with_error
 from wakeful.loading.load import load
 from wakeful.loading.model import Model
-from wakeful.pages.charts import Drawing
+from wakeful.pages.charts import Drawing, Titled
 from wakeful.pages.comparison.charts import training_loss_chart
+from wakeful.pages.comparison.page import comparison_figures
 from wakeful.runs.run import Run as Directory
 from wakeful.training.loop import train as train_into
 from wakeful.verbs.result import Stored, showing
@@ -57,6 +59,9 @@ class Run(Stored):
             f"nats a token over {validation['num_tokens']:,} tokens; the run is in {self.path}"
         ]
 
+    def charts(self) -> Titled:
+        return comparison_figures(read_comparison(self.path))
+
     def picture(self) -> Drawing | None:
         comparison = read_comparison(self.path)
         return training_loss_chart(comparison, smoothing_window(comparison))
@@ -71,6 +76,7 @@ def train(
     out: str | Path = "",
     resume: str | Path = "",
     steps: int = 0,
+    figures: Sequence[Figure] = (),
     shown: Shown | None = None,
     **changes: Any,
 ) -> Run:
@@ -83,6 +89,7 @@ def train(
         out: folder to create; empty is runs/NAME.
         resume: go on with the run in this folder instead, with its own configuration.
         steps: lengthen the run that is resumed to so many; 0 leaves it as long as it is.
+        figures: formats to write the charts in too, into the folder figures.
         shown: how to show progress; None is a bar where there is a terminal.
         changes: fields in place of the configuration's, tables for its parts.
 
@@ -101,7 +108,10 @@ def train(
         chosen.data.check()
     with joined() as world, showing(shown, place.name if resume else chosen.name, world) as show:
         train_into(chosen, place, resume=bool(resume), steps=steps, show=show)
-    return Run(place)
+        done = Run(place)
+        if world.first:
+            done.save_figures(place / "figures", figures)
+    return done
 
 
 def folder_name(name: str) -> str:
