@@ -16,8 +16,8 @@ from wakeful.config.verbs import Copy
 from wakeful.errors import WakefulError
 from wakeful.growth.layers import LayerMap, written
 from wakeful.model.attention import Attention
-from wakeful.model.decoder import Decoder
-from wakeful.model.initialize import initialize
+from wakeful.model.decoder import Decoder, without_matrices
+from wakeful.model.initialize import fill, initialize, set_parameter
 from wakeful.normalizers.base import Normalizer
 from wakeful.norms.base import Norm
 
@@ -120,7 +120,8 @@ def departures(
     nothing. That the target has fewer blocks is not among them.
     """
     config = target_config(reference.config, layers.sources, route=route, normalizer=normalizer)
-    fresh, found = Decoder(config), [""]
+    with without_matrices():
+        fresh, found = Decoder(config), [""]
     if config.route != reference.config.route:
         found.append(fresh.route.start_plain())
         if reference.config.route != "own":
@@ -146,15 +147,24 @@ def _assembled(
 ) -> Decoder:
     if copy not in get_args(Copy):
         raise WakefulError(f"copy must be one of {', '.join(get_args(Copy))}, got {copy!r}")
-    target = Decoder(config).to(ends.head.weight.dtype)
+    with without_matrices():
+        target = Decoder(config).to(ends.head.weight.dtype)
     initialize(target, seed)
     for part in _ENDS:
-        if (ours := getattr(target, part, None)) is not None:
-            ours.load_state_dict(getattr(ends, part).state_dict())
+        if hasattr(target, part):
+            _copy_part(target, part, getattr(ends, part))
     _start_variants(target, ends, donors)
     for layer, donor in enumerate(donors):
         _copy_block(target, layer, donor, copy)
-    return target
+    return fill(target, seed)
+
+
+def _copy_part(target: Decoder, name: str, theirs: nn.Module) -> None:
+    """Copy the weights of a part into the target's, which are made where it has none yet."""
+    for inner, parameter in target.get_submodule(name).named_parameters():
+        if parameter.is_meta:
+            set_parameter(target, f"{name}.{inner}", torch.empty_like(parameter, device="cpu"))
+    target.get_submodule(name).load_state_dict(theirs.state_dict())
 
 
 def _start_variants(target: Decoder, ends: Decoder, donors: Sequence[Donor]) -> None:
@@ -186,7 +196,7 @@ def _copy_block(target: Decoder, layer: int, donor: Donor, copy: Copy) -> None:
             _keep_logits(target, layer, donor)
         else:
             theirs = donor.decoder.blocks[donor.layer].get_submodule(name)
-            part.load_state_dict(theirs.state_dict())
+            _copy_part(target, f"blocks.{layer}.{name}", theirs)
             if isinstance(part, Norm) and isinstance(theirs, Norm):
                 part.take_over(theirs)
 
@@ -196,17 +206,18 @@ def _copy_attention(target: Decoder, layer: int, donor: Donor) -> None:
 
     So do the keys and values of a stored prefix, which stay what the reference's layer saw.
     """
-    ours = target.blocks[layer].get_submodule("attention")
+    place = f"blocks.{layer}.attention"
+    ours = target.get_submodule(place)
     for kind in _PROJECTIONS:
         owner = getattr(donor.decoder.plan.sources[donor.layer], kind)
         theirs = donor.decoder.blocks[owner].get_submodule("attention")
         if target.plan.owns(kind, layer):
-            ours.get_submodule(kind).load_state_dict(theirs.get_submodule(kind).state_dict())
+            _copy_part(target, f"{place}.{kind}", theirs.get_submodule(kind))
             if target.config.stored_prefix and kind in _STORED:
                 name = f"stored.{_STORED[kind]}"
                 ours.get_parameter(name).copy_(theirs.get_parameter(name))
     theirs = donor.decoder.blocks[donor.layer].get_submodule("attention")
-    ours.get_submodule("out").load_state_dict(theirs.get_submodule("out").state_dict())
+    _copy_part(target, f"{place}.out", theirs.get_submodule("out"))
     if target.config.normalizer == donor.decoder.config.normalizer:
         for own, other in zip(_normalizers(ours), _normalizers(theirs), strict=True):
             own.load_state_dict(other.state_dict())

@@ -7,6 +7,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from wakeful.config.model import VARIANTS, ModelConfig, RotationName
@@ -53,15 +55,39 @@ def admit(config: ModelConfig) -> None:
 def drawn_alike() -> Iterator[None]:
     """Let random numbers on the CPU be the same each time, and leave the generator as it was.
 
-    What a variant draws for its definition is then the same in every model and process.
+    What a variant draws for its definition is then the same in every model and process, and it is
+    drawn where `without_matrices` would leave it out.
     """
     generator = torch.default_generator
     state = generator.get_state()
     generator.manual_seed(0)
+    token = _DEFINING.set(True)
     try:
         yield
     finally:
+        _DEFINING.reset(token)
         generator.set_state(state)
+
+
+_DEFINING = ContextVar("defining", default=False)
+"""Whether a variant is making what its definition states."""
+
+
+class without_matrices(TorchFunctionMode):
+    """Let decoders that are made inside have their matrices on the meta device, without memory.
+
+    Those are the tables, projections, MLPs and head, whose values are drawn or read afterwards. All
+    that variants define (their own parameters, buffers and scales) is as in any decoder.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        # As layers make their weights: torch.empty((rows, columns), ...).
+        size = args[0] if func is torch.empty and len(args) == 1 else ()
+        matrix = isinstance(size, tuple) and len(size) == 2
+        if matrix and kwargs.get("device") is None and not _DEFINING.get():
+            kwargs = kwargs | {"device": "meta"}
+        return func(*args, **kwargs)
 
 
 class Decoder(HasRoles, Marked, nn.Module):

@@ -24,27 +24,54 @@ def initialize(decoder: Decoder, seed: int) -> Decoder:
 
     By their roles: matrices and embeddings are normal with standard deviation `init_std` (the
     projections back into the residual stream divided by √(2N) where `scale_residual_init` says so),
-    biases zero; everything else keeps the start that its module gave it.
+    biases zero; everything else keeps the start that its module gave it. A matrix on the meta
+    device stays there: see `fill`.
 
     Each parameter draws from a generator seeded by (seed, its name), on the CPU: twins that differ
     in one part agree in every other parameter of the same name and shape, on any device.
     """
-    config = decoder.config
     for name, parameter in decoder.named_parameters():
-        role = role_of(parameter)
-        if role is None or role.start == "defined":
-            continue
-        if role.start == "zeros":
-            parameter.zero_()
-            continue
-        generator = torch.Generator().manual_seed(seed_of(seed, name))
-        values = torch.empty(parameter.shape, dtype=torch.float32)
-        if role.start == "orthogonal":
-            nn.init.orthogonal_(values, generator=generator)
-        else:
-            nn.init.normal_(values, std=deviation(config, role.start), generator=generator)
-        parameter.copy_(values)
+        if (
+            not parameter.is_meta
+            and (values := _drawn(decoder.config, name, parameter, seed)) is not None
+        ):
+            parameter.copy_(values)
     return decoder
+
+
+@torch.no_grad()
+def fill(decoder: Decoder, seed: int) -> Decoder:
+    """Make the matrices that a decoder lacks (`without_matrices`), with their initial values."""
+    for name, parameter in list(decoder.named_parameters()):
+        if parameter.is_meta:
+            values = _drawn(decoder.config, name, parameter, seed)
+            assert values is not None, name
+            set_parameter(decoder, name, values.to(parameter.dtype))
+    return decoder
+
+
+def set_parameter(decoder: Decoder, name: str, values: torch.Tensor) -> None:
+    """Put a parameter in the place of one, and of the head's where that is the same one."""
+    owner, _, key = name.rpartition(".")
+    setattr(decoder.get_submodule(owner), key, nn.Parameter(values))
+    if name == "embed.weight" and decoder.config.tied:
+        decoder.head.weight = decoder.embed.weight
+
+
+def _drawn(
+    config: ModelConfig, name: str, parameter: nn.Parameter, seed: int
+) -> torch.Tensor | None:
+    """Return a parameter's initial value in float32; None where its module has given it one."""
+    role = role_of(parameter)
+    if role is None or role.start == "defined":
+        return None
+    if role.start == "zeros":
+        return torch.zeros(parameter.shape)
+    generator = torch.Generator().manual_seed(seed_of(seed, name))
+    values = torch.empty(parameter.shape, dtype=torch.float32)
+    if role.start == "orthogonal":
+        return nn.init.orthogonal_(values, generator=generator)
+    return nn.init.normal_(values, std=deviation(config, role.start), generator=generator)
 
 
 def deviation(config: ModelConfig, start: Start) -> float:

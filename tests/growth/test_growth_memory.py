@@ -1,0 +1,99 @@
+"""What an heir takes in memory while it is made, counted tensor by tensor."""
+
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from helpers import EXAMPLES, FIELD, tiny_config, tiny_decoder
+from wakeful.config.model import ModelConfig
+from wakeful.growth.inherit import departures, inherit
+from wakeful.growth.layers import first
+from wakeful.model.decoder import Decoder, without_matrices
+from wakeful.model.initialize import fill, initialize
+
+
+class Bytes(TorchDispatchMode):
+    """Counts the bytes of storages that are made inside and still held, and their peak.
+
+    Those of the model `given` are there already.
+    """
+
+    def __init__(self, given: Decoder) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._known = {tensor.untyped_storage()._cdata for tensor in given.state_dict().values()}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor) and tensor.device.type == "cpu":
+                self._count(tensor.untyped_storage())
+        return result
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        place, size = storage._cdata, storage.nbytes()
+        if place in self._known:
+            return
+        self._known.add(place)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._drop, place, size)
+
+    def _drop(self, place: int, size: int) -> None:
+        self._known.discard(place)
+        self.now -= size
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(("folder", "expression"), EXAMPLES, ids=[e for _, e in EXAMPLES])
+def test_matrices_made_later_are_those_made_at_once(
+    folder: str, expression: str, tied: bool
+) -> None:
+    config = tiny_config(tied=tied, **{FIELD[folder]: expression})
+    whole = initialize(Decoder(config), 3)
+    with without_matrices():
+        later = Decoder(config)
+    left_out = {name for name, parameter in later.named_parameters() if parameter.is_meta}
+    assert {"embed.weight", "blocks.0.attention.out.weight"} <= left_out
+    fill(initialize(later, 3), 3)
+    for (name, ours), (other, theirs) in zip(
+        later.state_dict().items(), whole.state_dict().items(), strict=True
+    ):
+        assert name == other
+        assert torch.equal(ours, theirs), name
+    for (name, ours), (_, theirs) in zip(later.named_buffers(), whole.named_buffers(), strict=True):
+        assert torch.equal(ours, theirs), name
+    assert (later.head.weight is later.embed.weight) == tied
+
+
+@pytest.mark.parametrize("copy", ["all", "attention", "mlp", "without_norms"])
+def test_what_is_not_inherited_starts_as_in_a_new_model(copy: Any) -> None:
+    reference = tiny_decoder(bias=True)
+    heir = inherit(reference, first(3, of=4), copy=copy, route="resformer", seed=5)
+    new = initialize(Decoder(heir.config), 5)
+    taken = {"all": ("attention", "mlp"), "without_norms": ("attention", "mlp")}.get(copy, (copy,))
+    for name, theirs in new.blocks.named_parameters():
+        half = name.split(".")[1].partition("_")[0]
+        if half not in taken and not name.endswith("norm.weight"):
+            assert torch.equal(heir.blocks.get_parameter(name), theirs), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_heir_takes_little_more_than_its_weights(dtype: torch.dtype) -> None:
+    config = ModelConfig(
+        num_layers=8, num_heads=4, width=64, mlp_width=192, vocab_size=256, max_length=32
+    )
+    reference = initialize(Decoder(config), 0).to(dtype)
+    with Bytes(reference) as counted:
+        heir = inherit(reference, first(6, of=8))
+    weights = sum(p.numel() * p.element_size() for p in heir.parameters())
+    assert counted.now >= weights  # the count sees what is there
+    assert counted.peak <= 1.3 * weights
+    with Bytes(reference) as counted:
+        assert departures(reference, first(6, of=8), route="resformer")
+    assert counted.peak <= 0.1 * weights
