@@ -14,6 +14,7 @@ from torch import Tensor
 from wakeful.config.model import ModelConfig
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import initialize
+from wakeful.optim.axes import Line
 from wakeful.variants import variants
 
 FIELD = {
@@ -114,3 +115,21 @@ def gradients(decoder: Decoder, tokens: Tensor) -> tuple[Tensor, dict[str, Tenso
         name: None if p.grad is None else p.grad.clone() for name, p in decoder.named_parameters()
     }
     return loss.detach(), found
+
+
+WRITERS = (".attention.out.weight", ".mlp.down.weight", "norm.up", "embedding.first.weight")
+"""Ends of the names of matrices that write to the residual stream."""
+
+
+def assert_rotated_along(width: int, line: Line, entry: list[dict[str, Any]]) -> None:
+    """Assert what OrthoAdam rotates of a decoder's parameter, by its name and shape alone.
+
+    What writes to the stream is rotated on axis 0, every other matrix on axis 1, and what is not as
+    wide as the stream there (gates of some channels, tables of values, coefficients) not at all. No
+    other width may be the stream's. Checkpoints were written so.
+    """
+    axis = int(not line.name.endswith(WRITERS))
+    rotated = len(line.shape) == 2 and line.shape[axis] == width
+    assert line.axes == ((axis,) if rotated else ()), line
+    rotation = {"kind": "hadamard", "seed": 0, "name": line.name, "axis": axis, "width": width}
+    assert entry == [rotation] * rotated

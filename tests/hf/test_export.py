@@ -56,7 +56,9 @@ STOCK = {
         "parallel": True,
     },
 }  # fmt: skip
-OWN = {name: options for name, options in VARIANTS.items() if name not in ("vanilla", "gpt-2")} | {
+OWN = {
+    name: VARIANTS[name] for name in ("softmax-1", "learned sink", "no positions", "odd parts")
+} | {
     "relaxed prefix": {"relaxed_prefix": 3},
     "norms of queries over all heads": {"qk_norm": True, "qk_norm_whole": True},
     "norms after": {"placement": "reordered", "depth": "denseformer"},

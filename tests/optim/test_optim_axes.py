@@ -10,13 +10,13 @@ import torch
 import transformers as hf
 from torch import Tensor, nn
 
+from helpers import assert_rotated_along
 from wakeful.config.model import ModelConfig
 from wakeful.families import FAMILIES
 from wakeful.model.decoder import Decoder
 from wakeful.optim import OrthoAdam
 from wakeful.optim.axes import plain_name
 from wakeful.roles import Role
-from wakeful.variants import variants
 
 D, F, V, L = 24, 40, 50, 31
 IDS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
@@ -135,34 +135,14 @@ def test_our_own_decoder(named: bool) -> None:
     learns(model, optimizer, lambda step: loss_of(model, step))
 
 
-EXAMPLES = [
-    {folder[:-1] if folder != "depth" else folder: example}
-    for folder in ("routes", "normalizers", "depth")
-    for variant in variants(folder).values()
-    for example in variant.examples
-]
-
-
-@pytest.mark.parametrize(
-    "parts",
-    [*EXAMPLES, {"positions": "learned", "mlp": "gelu", "bias": True, "tied": True}],
-    ids=str,
-)
-def test_our_decoder_whatever_its_parts(parts: dict[str, Any]) -> None:
-    """The axes that checkpoints were written with: what writes to the stream is rotated on axis 0,
-    every other matrix but the coefficients of routes and depth mixes on axis 1."""
-    config = ModelConfig(vocab_size=V, width=32, mlp_width=F, num_layers=4, num_kv_heads=2, **parts)
+def test_our_decoder_with_the_parts_of_a_gpt2() -> None:
+    config = ModelConfig(
+        vocab_size=V, width=32, mlp_width=F, num_layers=4, num_kv_heads=2, positions="learned",
+        mlp="gelu", bias=True, tied=True,
+    )  # fmt: skip
     optimizer = OrthoAdam(Decoder(config).named_parameters())
     for line, entry in zip(optimizer.plan(), optimizer.param_groups[0]["rotations"], strict=True):
-        axis = int(not line.name.endswith((".attention.out.weight", ".mlp.down.weight")))
-        # A route's gates of some channels and its tables of values are not along the stream.
-        rotated = line.name.endswith(".weight") and config.width in line.shape[axis : axis + 1]
-        assert line.axes == ((axis,) if rotated else ()), line
-        assert (
-            entry
-            == [{"kind": "hadamard", "seed": 0, "name": line.name, "axis": axis, "width": 32}]
-            * rotated
-        )
+        assert_rotated_along(32, line, entry)
 
 
 @pytest.mark.parametrize("named", [True, False])
