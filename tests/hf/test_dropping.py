@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import wakeful
-from probes.architectures import LLAMA
+from probes.architectures import LLAMA, QWEN35
 from verbs.test_diagnose import save_tokenizer
 from wakeful.cli import main
 from wakeful.errors import WakefulError
@@ -34,6 +34,8 @@ MODELS = {
     "SmolLM3": DEEP | {"no_rope_layers": [1, 1, 0, 1, 0, 1]},
     "GPT2": {"vocab_size": 320, "n_embd": 32, "n_layer": 6, "n_head": 4, "n_positions": 64},
     "GPTNeoX": DEEP | {"num_key_value_heads": 4},
+    "Qwen3_5Text": DEEP | QWEN35 | {"layer_types": ["linear_attention", "linear_attention",
+                                                    "full_attention"] * 2},
 }  # fmt: skip
 KEPT = [0, 2, 3, 5]
 
@@ -100,6 +102,17 @@ def test_lists_of_layers_follow(tmp_path: Path) -> None:
     _, folder = saved("Qwen3Moe", tmp_path / "moe")
     drop_layers(folder, [1, 3, 4], tmp_path / "moe3")
     assert json.loads((tmp_path / "moe3/config.json").read_text())["mlp_only_layers"] == [1]
+
+
+def test_layers_of_linear_attention_alone_are_refused(tmp_path: Path) -> None:
+    _, folder = saved("Qwen3_5Text", tmp_path / "whole")
+    with pytest.raises(WakefulError, match="linear attention alone"):
+        drop_layers(folder, [0, 1, 3], tmp_path / "linear")
+    assert not (tmp_path / "linear").exists()
+    out = tmp_path / "shorter"
+    assert main(["export", str(folder), str(out), "--layers", "1-3", "5"]) == 0
+    kinds = json.loads((out / "config.json").read_text())["layer_types"]
+    assert kinds == ["linear_attention", "full_attention"] * 2
 
 
 def test_what_is_stored_is_copied_as_it_is(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from gguf_models import FAMILIES, GEMMA, GEMMA2, GPT2, TEXTS, decoder, sentencep
 from tokenizers import Regex, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Inner
 from tokenizers import models as kinds
+from transformers import MixtralConfig, MixtralForCausalLM
 
 import wakeful
 from wakeful.data.tokenizer import Tokenizer
@@ -112,6 +113,17 @@ def test_what_a_file_cannot_hold_is_refused(
             decoder(tokenizer.vocab_size, **changes), tmp_path / "m.gguf", tokenizer=tokenizer
         )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mixture_of_experts_is_refused(tmp_path: Path) -> None:
+    config = MixtralConfig(
+        vocab_size=270, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=2, num_local_experts=2,
+    )  # fmt: skip
+    MixtralForCausalLM(config).save_pretrained(tmp_path / "experts")
+    with pytest.raises(WakefulError, match="cannot be a mixtral: it is a mixture of experts$"):
+        wakeful.export(tmp_path / "experts", tmp_path / "m.gguf")
+    assert not (tmp_path / "m.gguf").exists()
 
 
 def test_a_file_that_exists_stays(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -27,12 +27,17 @@ GPT2 = {
     "vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64,
     "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
+QWEN35 = {
+    "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+}  # fmt: skip
 
 ARCHITECTURES = {
     "Llama": LLAMA,
     "Mistral": LLAMA | {"sliding_window": 6},
     "Qwen2": LLAMA,
     "Qwen3": LLAMA | {"head_dim": 16},
+    "Qwen3_5Text": LLAMA | QWEN35 | {"layer_types": ["full_attention"] * 2},
     "Gemma": LLAMA | {"head_dim": 8},
     "Gemma2": LLAMA
     | {"head_dim": 8, "sliding_window": 5, "attn_logit_softcapping": 0.05,
@@ -77,11 +82,11 @@ ARCHITECTURES = {
 EAGER_ONLY = {"Gemma2", "GptOss"}
 
 
-def build(name, implementation="sdpa"):
+def build(name, implementation="sdpa", **changes):
     """The same random model each time, with large weights: attention far from uniform."""
     torch.manual_seed(7)
     config_class = getattr(transformers, name.split("-")[0] + "Config")
-    config = config_class(**ARCHITECTURES[name])
+    config = config_class(**ARCHITECTURES[name] | changes)
     if name in EAGER_ONLY:
         implementation = "eager"
     model = AutoModelForCausalLM.from_config(

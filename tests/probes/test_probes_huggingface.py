@@ -65,6 +65,30 @@ def test_weights_are_those_of_eager_attention(name, padding):
     assert not rows["value"].is_nan().any()
 
 
+def test_layers_of_linear_attention_show_their_stream_alone():
+    kinds = {"layer_types": ["linear_attention", "full_attention"] * 2, "num_hidden_layers": 4}
+    model = build("Qwen3_5Text", **kinds)
+    eager = build("Qwen3_5Text", "eager", **kinds)
+    recorder, inputs = Recorder(), batch("none")
+    with torch.no_grad():
+        with watch(model, recorder, *all_probes()) as w:
+            model(**inputs)
+        expected = eager(**inputs, output_hidden_states=True, output_attentions=True)
+    assert sorted(recorder.attention) == [1, 3]
+    assert sorted(recorder.hidden) == [-1, 0, 1, 2, 3]
+    shown = [weights for weights in expected.attentions if weights is not None]
+    for layer, weights in zip((1, 3), shown, strict=True):
+        for b, sequence in enumerate(recorder.attention[layer].sequences):
+            got = torch.stack([head_weights(sequence, head) for head in range(4)])
+            torch.testing.assert_close(got, weights[b], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        torch.stack(recorder.hidden[2].sequences), expected.hidden_states[3], rtol=1e-3, atol=1e-4
+    )
+    rows = w.frame
+    assert set(rows.filter(metric="rank")["layer"]) == {1, 3}
+    assert not rows["value"].is_nan().any()
+
+
 def test_windows_and_caps_reach_the_fast_path():
     for name, option in (("Mistral", "window"), ("Gemma2", "softcap"), ("GptOss", "sink")):
         recorder = Recorder()

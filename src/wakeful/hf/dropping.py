@@ -37,6 +37,9 @@ _FIRST_LAYERS = ("first_k_dense_replace", "max_window_layers", "num_dense_layers
 _DIVIDED = ("scale_attn_by_inverse_layer_idx",)
 """Fields by which a layer's number enters what it computes."""
 
+_LINEAR = "linear_attention"
+"""What `layer_types` calls a layer whose attention is a recurrence."""
+
 
 def drop_layers(
     folder: Path, layers: Sequence[int], out: Path, *, shard: str = SHARD, card: str = ""
@@ -122,6 +125,12 @@ def _check(layers: Sequence[int], config: PreTrainedConfig) -> None:
     total = config.num_hidden_layers
     if layers[0] < 0 or layers[-1] >= total:
         raise WakefulError(f"the model has the layers 0 to {total - 1}, got {[*layers]}")
+    kinds = getattr(config, "layer_types", None) or []
+    if {kinds[layer] for layer in layers if kinds} == {_LINEAR}:
+        raise WakefulError(
+            f"{[*layers]} have linear attention alone, and Transformers' cache needs a layer "
+            f"with another: keep one of {[n for n, kind in enumerate(kinds) if kind != _LINEAR]}"
+        )
     for name in _DIVIDED:
         if getattr(config, name, False):
             raise WakefulError(

@@ -15,6 +15,9 @@ from wakeful.hf.whole import Shards, first_line, read_config, read_floats, whole
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import skeleton
 
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+"""Fields in which configurations count experts."""
+
 
 def decoder_of(model: nn.Module, name: str) -> Decoder:
     """Return a model of Transformers in memory as our decoder, which shares its weights.
@@ -64,7 +67,9 @@ def decoder_from_gguf(
 def _described(config: PreTrainedConfig, max_length: int) -> tuple[Family, ModelConfig]:
     kind = config.model_type
     if kind not in FAMILIES:
-        why = CANNOT.get(kind, f"it can be {', '.join(sorted(FAMILIES))}")
+        known = f"it can be {', '.join(sorted(FAMILIES))}"
+        experts = any(getattr(config, name, None) for name in _EXPERTS)
+        why = CANNOT.get(kind, "it is a mixture of experts" if experts else known)
         raise WakefulError(f"our decoder cannot be a {kind}: {why}")
     try:
         return FAMILIES[kind], FAMILIES[kind].describe(config, max_length)
