@@ -121,7 +121,7 @@ def test_a_mixture_of_experts_is_refused(tmp_path: Path) -> None:
         num_attention_heads=2, num_key_value_heads=2, num_local_experts=2,
     )  # fmt: skip
     MixtralForCausalLM(config).save_pretrained(tmp_path / "experts")
-    with pytest.raises(WakefulError, match="cannot be a mixtral: it is a mixture of experts$"):
+    with pytest.raises(WakefulError, match="cannot be a mixtral: it is a mixture of experts"):
         wakeful.export(tmp_path / "experts", tmp_path / "m.gguf")
     assert not (tmp_path / "m.gguf").exists()
 
