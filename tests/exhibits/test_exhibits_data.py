@@ -86,7 +86,7 @@ def test_an_exhibit_is_whole_at_every_scale(name: str) -> None:
             assert not {"tokenizer", "vocab_size"} & set(table["data"])
             inherit_options(table)  # the options exist, and agree
         assert found.table.baseline in rows
-        claims = [claim for claim in found.claims if scale in (claim.scales or SCALES)]
+        claims = found.claims_at(scale, plan.tasks)
         for claim in claims:
             check_figure(claim.figure)
             assert {claim.row, claim.than or claim.row} <= rows
@@ -113,6 +113,37 @@ def test_an_exhibit_is_whole_at_every_scale(name: str) -> None:
         build_call("draw", DRAWINGS, expression, folder="routes")
     labels = {key.rpartition(".")[2] for key in found.table.labels}
     assert labels <= rows  # of the paper's scale, the last, which has them all
+
+
+@pytest.mark.parametrize("scale", ["tiny", "small"])
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_an_exhibit_runs_without_a_network(name: str, scale: Scale) -> None:
+    """At tiny and small: no text, tokenizer, task or model of the hub."""
+    plan = plan_of(exhibit(name), scale)
+    assert plan.tasks == ()
+    for config in (plan.config, *(job.config for job in plan.jobs)):
+        sources = [part.source for part in mixture_of(config.data.source) or ()]
+        sources = sources or [config.data.source]
+        assert set(sources) <= {"python-stdlib", "backcopy"} or all(
+            source.startswith("python-stdlib") for source in sources
+        )
+        assert config.data.tokenizer == ""
+    assert not plan.elsewhere.startswith("hf:")
+    given = {each.source for each in (*plan.existing.values(), *plan.references.values())}
+    assert given <= {"smollm2"}
+
+
+def test_an_exhibit_of_tasks_is_judged_by_loss_where_they_are_not_asked() -> None:
+    found = exhibit("value-residual/table1")
+    plain, asked = (plan_of(found, "tiny", tasks=tasks) for tasks in (False, True))
+    assert asked.tasks == found.tasks
+    assert len(asked.tasks) == 6
+    assert {claim.figure for claim in found.claims_at("tiny", plain.tasks)} == {"loss"}
+    figures = {claim.figure for claim in found.claims_at("tiny", asked.tasks)}
+    assert figures == {"loss", "acc_average"}
+    assert {claim.figure for claim in found.claims_at("paper", asked.tasks)} == {"acc_average"}
+    assert plain.stand_ins == (f"validation loss in place of accuracy on {', '.join(found.tasks)}",)
+    assert asked.stand_ins == ()
 
 
 def test_a_heading_names_the_paper_once() -> None:

@@ -204,7 +204,7 @@ def test_claims_are_paired_over_seeds_and_say_whether_the_size_fits() -> None:
     for seed, level in enumerate((3.0, 5.0, 4.0)):
         rows["", "vanilla", seed] = Seen({"loss": level})
         rows["", "two", seed] = Seen({"loss": level - 0.04 - 0.001 * seed})
-    found = {each.says: each for each in verdicts(fig6, results(rows), "tiny")}
+    found = {each.says: each for each in verdicts(fig6, results(rows), "tiny", ())}
     two = found["λ = 2 is below vanilla"]
     assert (two.outcome, two.seeds, two.published) == ("confirmed", 3, -0.039)
     assert two.difference == pytest.approx(-0.041)
@@ -226,7 +226,7 @@ def test_a_claim_without_a_group_is_judged_in_each_and_groups_can_be_compared() 
                                   ("l8192", "vanilla", 1.0))
         for seed in (0, 1)
     }  # fmt: skip
-    told = verdicts(found, results(rows), "tiny")
+    told = verdicts(found, results(rows), "tiny", ())
     assert [(one.says, one.group) for one in told] == [
         ("later", ""), ("each", "512 tokens"), ("each", "8,192 tokens"),
         ("a number", "512 tokens"), ("a number", "8,192 tokens"),
@@ -321,8 +321,8 @@ def test_a_claim_is_judged_at_its_own_scales_alone() -> None:
     )
     found = dataclasses.replace(exhibit("value-residual/fig6"), claims=claims)
     rows = results({("", row, 0): Seen({"loss": 1.0}) for row in ("vanilla", "small")})
-    assert [each.says for each in verdicts(found, rows, "tiny")] == ["anywhere"]
-    assert [each.says for each in verdicts(found, rows, "paper")] == ["anywhere", "there"]
+    assert [each.says for each in verdicts(found, rows, "tiny", ())] == ["anywhere"]
+    assert [each.says for each in verdicts(found, rows, "paper", ())] == ["anywhere", "there"]
 
 
 def test_near_rank_1_is_a_share_of_heads() -> None:

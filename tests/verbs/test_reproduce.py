@@ -234,6 +234,7 @@ def test_what_cannot_be_run_is_said_in_one_line_before_it_begins(
         ("value-residual/fig6", "--all"): "leave out value-residual/fig6",
         ("value-residual/fig6", "value-residual/fig7", "--out", "x"): "one exhibit's folder",
         ("value-residual/fig6", "--seeds", "-1"): "seed",
+        ("value-residual/fig6", "--tasks"): "value-residual/fig6 asks no tasks",
     }
     for arguments, words in cases.items():
         assert main(["reproduce", *arguments]) == 1
@@ -336,21 +337,23 @@ def test_trained_models_are_asked_tasks_once(
 
     claims = tuple(Claim(says=name, row="resformer", direction="higher", figure=f"acc_{name}")
                    for name in ("piqa", "average"))  # fmt: skip
+    fig10 = exhibit("value-residual/fig10")
     table1 = dataclasses.replace(
-        exhibit("value-residual/fig10"), tasks=("piqa", "sciq"), looks=0, claims=claims
-    )
+        fig10, looks=0, claims=claims,
+        scales=fig10.scales | {"paper": {**fig10.scales["paper"], "tasks": ["piqa", "sciq"]}},
+    )  # fmt: skip
     monkeypatch.setattr(verb, "exhibit", lambda name: table1)
     monkeypatch.setattr(exhibit_runs, "evaluate", answers)
     monkeypatch.setattr(verb, "read_tasks", unreachable)
     run = partial(wakeful.reproduce, "value-residual/fig10", steps=2, seeds=[0], text=str(text),
-                  out=str(tmp_path / "o"))  # fmt: skip
+                  out=str(tmp_path / "o"), tasks=True)  # fmt: skip
     with pytest.raises(WakefulError, match="task piqa cannot be loaded"):
         run()
     assert not (tmp_path / "o").exists()
     monkeypatch.setattr(verb, "exhibit_names", lambda: ("value-residual/fig10",))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(WakefulError, match="no exhibit could be run; value-residual/fig10: task"):
-        wakeful.reproduce(all=True, steps=2, seeds=[0], text=str(text))
+        wakeful.reproduce(all=True, steps=2, seeds=[0], text=str(text), tasks=True)
     monkeypatch.setattr(verb, "read_tasks", lambda options: {})
     for _ in range(2):
         piqa, average = run().found[-1].verdicts

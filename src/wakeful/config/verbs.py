@@ -376,6 +376,9 @@ class ReproduceOptions:
     models: What[tuple[str, ...]] = ()
     """Pretrained models instead of the scale's: of an exhibit that looks at some, one for each of
     its rows; of one that makes heirs of one, that one. Empty: the scale's."""
+    tasks: What[bool] = False
+    """Ask the models the paper's tasks at this scale too, whose data the hub has; else the
+    validation loss is judged in their place."""
     device: Where[str] = ""
     """auto, cpu, cuda ... Empty: the scale's."""
     dtype: str = ""

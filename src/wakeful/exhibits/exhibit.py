@@ -11,7 +11,7 @@ has those that were trained; its columns that say which way is better are ranked
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -102,7 +102,12 @@ class Claim:
     """For the directions "same" and "not higher": the share of the other figure that is no
     difference."""
     scales: tuple[Scale, ...] = ()
-    """Where it is judged, as of tasks where they are asked. Empty: everywhere."""
+    """Where it is judged. Empty: everywhere, and of tasks where they are asked."""
+
+    @property
+    def of_tasks(self) -> bool:
+        """Whether its figure is an accuracy on tasks."""
+        return "acc_" in self.figure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +184,6 @@ class _Spec:
     probes: tuple[str, ...] = ()
     lengths: tuple[float, ...] = ()
     schemes: tuple[str, ...] = ()
-    tasks: tuple[str, ...] = ()
     scales: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     claims: tuple[Claim, ...] = ()
 
@@ -213,15 +217,25 @@ class Exhibit:
     """Other lengths at which they are looked at, as shares of the training length."""
     schemes: tuple[str, ...]
     """Schemes that existing models are quantized by; what is trained has its own settings."""
-    tasks: tuple[str, ...]
-    """lm-eval's tasks that the models are asked, whose data comes from the hub; at some scales a
-    scale's own, by `tasks`."""
     scales: Mapping[str, Table]
     """Fields in place of the paper's, by the scale's name. Beside those of a configuration:
     `models`, existing models by row; `references`, those that heirs are made of, by group, `all` of
     every group; `elsewhere`, a text besides its own on which a trained model's layers are looked
-    at; and `tasks`."""
+    at; and `tasks`, lm-eval's, that the models are asked, whose data comes from the hub."""
     claims: tuple[Claim, ...]
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks that the paper asked its models, in lm-eval's names."""
+        return tuple(self.scales["paper"].get("tasks", ()))
+
+    def claims_at(self, scale: Scale, tasks: Sequence[str]) -> tuple[Claim, ...]:
+        """Return the claims that are judged at a scale where models are asked these tasks."""
+        return tuple(
+            claim
+            for claim in self.claims
+            if (bool(tasks) if claim.of_tasks else scale in (claim.scales or SCALES))
+        )
 
     @property
     def title(self) -> str:
@@ -310,7 +324,7 @@ def _read(name: str) -> Exhibit:
         name=name, paper=shared["title"], claim=claim, needs=needs,
         formerly=spec.formerly, table=table, draw=spec.draw, compare=spec.compare,
         groups=spec.groups, inherit=spec.inherit, looks=spec.looks, probes=spec.probes,
-        lengths=spec.lengths, schemes=spec.schemes, tasks=spec.tasks, scales=scales,
+        lengths=spec.lengths, schemes=spec.schemes, scales=scales,
         claims=(*directions, *spec.claims),
     )  # fmt: skip
 

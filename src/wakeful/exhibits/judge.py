@@ -1,6 +1,7 @@
 """Verdicts: a published direction against the 95% interval of a paired difference over seeds."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -82,12 +83,15 @@ class Judged:
     verdicts: tuple[Verdict, ...]
 
 
-def verdicts(exhibit: Exhibit, results: Results, scale: Scale) -> tuple[Verdict, ...]:
-    """Judge every claim of an exhibit at a scale; one that names no group once in each."""
+def verdicts(
+    exhibit: Exhibit, results: Results, scale: Scale, tasks: Sequence[str]
+) -> tuple[Verdict, ...]:
+    """Judge the claims of an exhibit at a scale where models were asked these tasks.
+
+    One that names no group is judged once in each.
+    """
     found: list[Verdict] = []
-    for claim in exhibit.claims:
-        if claim.scales and scale not in claim.scales:
-            continue
+    for claim in exhibit.claims_at(scale, tasks):
         groups = [claim.group] if claim.group else list(results.groups)
         found += [_verdict(exhibit, claim, group, results) for group in groups]
     return tuple(found)

@@ -202,7 +202,7 @@ class Plan:
 
     @property
     def stand_ins(self) -> tuple[str, ...]:
-        """What stands in for the paper's models, in words."""
+        """What stands in for the paper's models and tasks, in words."""
         paper = self.exhibit.scales["paper"]
         theirs = {**paper.get("models", {})}
         found = [
@@ -215,6 +215,8 @@ class Plan:
             if ours is None or ours.source != each["source"]:
                 what = "a model trained here" if ours is None else ours.source
                 found.append(f"{what} in place of {each['source'].rpartition('/')[2]}")
+        if self.exhibit.tasks and not self.tasks:
+            found.append(f"validation loss in place of accuracy on {', '.join(self.exhibit.tasks)}")
         return tuple(dict.fromkeys(found))
 
 
@@ -288,13 +290,14 @@ def plan_of(
     seeds: Sequence[int] = (),
     changes: Mapping[str, Any] | None = None,
     models: Sequence[str] = (),
+    tasks: bool = False,
 ) -> Plan:
     """Return what an exhibit takes at a scale.
 
     An exhibit is written in the paper's own numbers. At another scale every row is the same
     variation of that scale's model: a number in which a row differs keeps its ratio (`rescaled`).
     `changes` are fields by their dotted names, in place of the scale's; `models` are pretrained
-    ones in place of its own.
+    ones in place of its own; with `tasks` the models are asked the paper's tasks at any scale.
 
     Raises:
         WakefulError: the exhibit cannot be run yet, or a row is no whole configuration there.
@@ -311,7 +314,7 @@ def plan_of(
     if models:
         existing, references = _instead(exhibit, models)
     elsewhere = settings.pop("elsewhere", "")
-    tasks = tuple(settings.pop("tasks", exhibit.tasks))
+    asks = tuple(settings.pop("tasks", exhibit.tasks if tasks else ()))
     asked = tuple(seeds or seeds_of(settings))
     if len(set(asked)) < len(asked) or not all(0 <= seed < 2**63 for seed in asked):
         raise WakefulError(f"seeds are different numbers in [0, 2**63), got {list(asked)}")
@@ -323,7 +326,7 @@ def plan_of(
     table = _plain({**start, **common}, exhibit.name)
     native = config_from_table(table)
     if not exhibit.compare:
-        return Plan(exhibit, scale, asked, (), {}, existing, references, elsewhere, tasks, to)
+        return Plan(exhibit, scale, asked, (), {}, existing, references, elsewhere, asks, to)
     jobs: list[Job] = []
     heirs: dict[str, Heirs] = {}
     groups = {key: each.fields for key, each in exhibit.groups.items()} or {"": {}}
@@ -343,7 +346,7 @@ def plan_of(
             whole.data.check()
             jobs.append(Job(group, name, whole))
     return Plan(
-        exhibit, scale, asked, tuple(jobs), heirs, existing, references, elsewhere, tasks, to
+        exhibit, scale, asked, tuple(jobs), heirs, existing, references, elsewhere, asks, to
     )  # fmt: skip
 
 

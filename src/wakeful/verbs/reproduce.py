@@ -162,7 +162,12 @@ def planned(found: Exhibit, wanted: ReproduceOptions) -> Plan:
     for name in ("device", "dtype"):
         if getattr(wanted, name):
             changes[f"train.{name}"] = getattr(wanted, name)
-    plan = plan_of(found, wanted.scale, seeds=wanted.seeds, changes=changes, models=wanted.models)
+    if wanted.tasks and not wanted.all and not found.tasks:
+        raise WakefulError(f"{found.name} asks no tasks: leave out --tasks")
+    plan = plan_of(
+        found, wanted.scale, seeds=wanted.seeds, changes=changes, models=wanted.models,
+        tasks=wanted.tasks,
+    )  # fmt: skip
     for name in found.probes:
         if name != GRADIENTS and name not in PROBES:
             raise WakefulError(f"{found.name}: no probe {name!r}{nearest(name, PROBES)}")
@@ -298,7 +303,7 @@ def _work(
             if wanted.cluster:
                 dealt_out(plan, runs, place, wanted.cluster, shown)
             results, facts = carried_out(plan, runs, place, shown)
-            verdicts = judged(plan.exhibit, results, plan.scale)
+            verdicts = judged(plan.exhibit, results, plan.scale, plan.tasks)
             expressions = list(_expressions(plan.exhibit))
             run.write_frame(
                 "figures.parquet", pl.DataFrame(tidy(results, expressions), schema=FIGURES)
