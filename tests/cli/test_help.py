@@ -156,26 +156,74 @@ WORK = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("verb", EXAMPLES)
-def test_the_examples_are_commands_that_can_be_read(
-    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every verb ends once its options are read."""
+
     def stub(*_: object, **__: object) -> None:
         raise Read("read")
 
-    monkeypatch.setattr("wakeful.verbs.presets.listing", stub)
-    monkeypatch.setattr("wakeful.verbs.reproduce.listing", stub)
-    if verb in WORK:
-        monkeypatch.setattr(WORK[verb], stub)
+    for work in (
+        *WORK.values(),
+        "wakeful.verbs.presets.listing",
+        "wakeful.verbs.reproduce.listing",
+    ):
+        monkeypatch.setattr(work, stub)
+
+
+def is_read(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> bool:
+    status = main(arguments)
+    said = capsys.readouterr().err.strip()
+    return (status, said) in ((0, ""), (1, f"wakeful {arguments[0]}: read"))
+
+
+@pytest.mark.parametrize("verb", EXAMPLES)
+@pytest.mark.usefixtures("idle")
+def test_the_examples_are_commands_that_can_be_read(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     for command, effect in EXAMPLES[verb]:
         program, *arguments = shlex.split(command.partition(" > ")[0])
         assert f"{program} {' '.join(arguments)} ".startswith(f"wakeful {verb} ")
-        status = main(arguments)
-        shown = capsys.readouterr()
-        assert (status, shown.err.strip()) in ((0, ""), (1, f"wakeful {arguments[0]}: read")), (
-            command
-        )
+        assert is_read(arguments, capsys), command
         assert effect.endswith(".")
+
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+STAND_INS = {"CONFIG.toml|PRESET": "cpu-tiny", "CONFIG.toml": "my.toml", "...": "", "$P": ""}
+"""What a page has in the place of a name, and of what may be repeated."""
+
+
+def commands_of(page: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield each `wakeful ...` of a page's blocks of code, as it stands and as its words."""
+    text = page.read_text("utf-8").replace("\\\n", " ")
+    for line in re.findall(r"^(?: {4}|\$ )?(?:[A-Z_]+=\S+ )*wakeful (.*)", text, re.M):
+        words = shlex.split(re.split(r" > | && ", line)[0], comments=True)
+        # Brackets stand around what may be left out; those of an expression come in pairs.
+        words = [w.strip("[]") if w.count("[") != w.count("]") else w for w in words]
+        if "--field.sub" in words:
+            words = words[: words.index("--field.sub")]
+        yield line, [word for word in (STAND_INS.get(w, w) for w in words) if word]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.usefixtures("idle")
+def test_the_commands_of_the_pages_can_be_read(
+    page: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.toml").write_text(
+        'preset = "cpu-tiny"\n[variants.vanilla]\n[variants.resformer]\n'
+    )
+    for line, words in commands_of(page):
+        if words[:3] == ["train", "--resume", "RUN"]:  # it opens the run before it reads on
+            continue
+        assert is_read(words, capsys), line
+
+
+def test_the_pages_have_many_commands() -> None:
+    assert sum(len(list(commands_of(page))) for page in PAGES) > 90
 
 
 def test_help_names_presets_and_variants(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,14 +1,43 @@
 """What verbs find, invented: enough of it for a page, without a model."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
+import torch
 
+from wakeful.config.tables import to_table
 from wakeful.evaluation.diagnosis import Diagnosis
+from wakeful.exhibits.derived import Results
+from wakeful.exhibits.exhibit import exhibit
+from wakeful.exhibits.figures import Seen
+from wakeful.exhibits.judge import verdicts
+from wakeful.exhibits.plan import plan_of
+from wakeful.growth.outcome import (
+    Arm,
+    Behind,
+    Choice,
+    Footprint,
+    Outlook,
+    OverSeeds,
+    Point,
+    Reference,
+    Sizes,
+    Summary,
+    Text,
+)
+from wakeful.growth.recipe import Recipe
+from wakeful.pages.quantization import Damage
+from wakeful.pages.reproduction import Facts, write_reproduction
 from wakeful.probes.base import SCHEMA
 from wakeful.probes.patterns import FirstAttention
+from wakeful.quant import parse_scheme
+from wakeful.quant.measure import LAYER_SCHEMA, Measurement, Totals
+from wakeful.runs.run import Run, environment
 
 TOKENS = 24
 """Tokens whose attention is kept head by head."""
@@ -94,3 +123,91 @@ def diagnosis(
 
 def _pairs(length: int) -> Iterator[tuple[int, int]]:
     return ((query, key) for query in range(length) for key in range(query + 1))
+
+
+def damage(name: str, *, lost: float) -> Damage:
+    """Return what a scheme did to a model that loses so many nats a token by it."""
+    rows = [
+        (scheme, f"layers.{layer}.{kind}", layer, kind, position, metric, value, None)
+        for layer in range(2)
+        for kind, scheme, position, metric, value in (
+            *(("mlp", "fine", at, "relative_error", 0.1) for at in ("all", "first", "rest")),
+            *(("mlp", "", at, "input_kurtosis", 5.0 + layer) for at in ("first", "rest")),
+            *(("block", "fine", at, "relative_error", 0.2) for at in ("first", "rest")),
+            *(("block", "", at, "kurtosis", 9.0) for at in ("first", "rest")),
+        )
+    ]
+    layers = pl.DataFrame(rows, schema=LAYER_SCHEMA, orient="row")
+    quantized = Totals([3.0 + 3.1 * lost, 4.0 + 2.9 * lost], [0.1, 0.2])
+    measured = Measurement(name, [3, 3], Totals([3.0, 4.0]), {"fine": quantized}, layers)
+    return Damage(measured, {"fine": parse_scheme("fine")}, 8, {"fine": 2}, {"fine": 1.0})
+
+
+def inheritance(folder: Path) -> Path:
+    """Write what a page needs of an inheritance: an heir, a baseline beside it, two seeds."""
+
+    def arm(name: str, loss: float, **more: Any) -> Arm:
+        points = [
+            Point(run=name, step=n, tokens=256 * n, loss=loss + 1 / (1 + n), standard_error=0.02)
+            for n in range(3)
+        ]
+        return Arm(
+            arm=name, heir=name == "heir-2", summary="the first layers", runs=(name,), depth=2,
+            layers=(0, 1), steps=2, tokens=512, seconds=3.0, parameters=1000, loss=loss,
+            standard_error=0.021, start_loss=5.0, minus_reference=loss - 3.0,
+            minus_reference_error=0.012, parity=False, curve=tuple(points), **more,
+        )  # fmt: skip
+
+    def seeds(name: str, loss: float) -> OverSeeds:
+        return OverSeeds(
+            arm=name, losses=(loss, loss + 0.1), loss=loss + 0.05, standard_error=0.05,
+            minus_heir=loss - 3.2, minus_heir_error=0.011, minus_reference=loss - 2.95,
+        )  # fmt: skip
+
+    sizes = Footprint(
+        parameters=2000, weight_bytes=8000, cache_bytes_per_token=64, cache_bytes=6400,
+        context=100, tokens_per_second=100.0, speeds=(98.0, 100.0, 105.0),
+    )  # fmt: skip
+    summary = Summary(
+        reference=Reference(
+            name="big", layers=4, loss=3.0, standard_error=0.02, tokens=None, seconds=None
+        ),
+        final="heir-2",
+        arms=(
+            arm("heir-2", 3.2, minus_heir=0.0, minus_heir_error=None),
+            arm("random", 3.1, minus_heir=-0.1, minus_heir_error=0.013, behind=Behind(2, 1)),
+        ),
+        outlook=Outlook(0.2),
+        choice=Choice(rule="first", layers=(0, 1), figures={"rank": (1.0, 2.0, 3.0, 4.0)}),
+        recipe=Recipe(reference="big", rule="first", layers=(0, 1), seeds=(0, 1)),
+        planned_by_time=False,
+        sizes=Sizes(reference=sizes, heir=replace(sizes, parameters=1000)),
+        data=Text(
+            source="book.txt", train_tokens=9000, validation_tokens=1000, dropped_documents=0,
+            dropped_tokens=0,
+        ),
+        over_seeds=(seeds("heir-2", 3.2), seeds("random", 3.1)),
+    )  # fmt: skip
+    with Run.create(folder, "inherit", {"reference": "big", "status": "done"}) as run:
+        run.write_json("summary.json", to_table(summary))
+        run.write_json("environment.json", environment(torch.device("cpu")))
+    return folder
+
+
+def reproduction(path: Path, name: str = "value-residual/fig6") -> Path:
+    """Write the page of an exhibit whose rows reach random losses."""
+    plan = plan_of(exhibit(name), "tiny")
+    random = np.random.default_rng(0)
+    steps = np.arange(1.0, 5.0)
+    losses = {
+        (job.group, job.row, seed): random.uniform(3, 4) for job in plan.jobs for seed in (0, 1)
+    }
+    seen = {
+        key: Seen({"loss": loss, "seconds": 1.0}, {"train_loss": (steps, loss / steps)})
+        for key, loss in losses.items()
+    }
+    places = {key: group.at for key, group in plan.exhibit.groups.items() if group.at is not None}
+    results = Results(plan.exhibit.table.baseline, places, seen)
+    facts = Facts("a text", "9 tokens", "a machine", "float32")
+    judged = verdicts(plan.exhibit, results, plan.scale)
+    return write_reproduction(path, plan, results, judged, facts)

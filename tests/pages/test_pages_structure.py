@@ -4,19 +4,33 @@ import base64
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 from test_report import make_comparison, make_run
 
+import wakeful
+from pages.synthetic import damage, diagnosis, inheritance, reproduction
+from pages.test_claims import written
+from pages.test_report_demonstration import filmed, make_sick
 from wakeful.comparison.reading import read_comparison
 from wakeful.evaluation.scores import Score
 from wakeful.pages.charts import slug
 from wakeful.pages.comparison.charts import followed_charts, relative_loss_chart
 from wakeful.pages.comparison.page import headline, write_report
+from wakeful.pages.demonstration import Story, write_demonstration
+from wakeful.pages.diagnosis import after_cure, write_diagnosis
 from wakeful.pages.evaluation import headlines, score_charts, write_evaluation
+from wakeful.pages.inheritance import write_inheritance
 from wakeful.pages.page import listed, rough
+from wakeful.pages.quantization import write_quantization
+from wakeful.pages.quantization_matrix import write_matrix
 from wakeful.verbs.report import report
 
 _BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
@@ -36,16 +50,83 @@ def text_of(page: Path) -> str:
     return re.sub(r"(?s)<script.*?</script>|<svg.*?</svg>|<pre>.*?</pre>", "", shown)
 
 
-@pytest.fixture(params=["comparison", "one run", "evaluation", "one model"])
-def page(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    path = tmp_path / "page.html"
-    if request.param == "comparison":
-        found = read_comparison(make_comparison(tmp_path / "c", {"a": 0.0, "b": -0.5}, [0, 1]))
-        return write_report(found, path, title="t")
-    if request.param == "one run":
-        return write_report(read_comparison(make_run(tmp_path / "x", "x")), path, title="t")
-    scores = [score("a", 0.0)] + [score("b", -0.5)] * (request.param == "evaluation")
-    return write_evaluation(scores, path, title="t", method={"Machine": "m"}, sources=["my a"])
+def _comparison(folder: Path, out: Path) -> Path:
+    found = read_comparison(make_comparison(folder / "c", {"a": 0.0, "b": -0.5}, [0, 1]))
+    return write_report(found, out, title="t")
+
+
+def _one_run(folder: Path, out: Path) -> Path:
+    return write_report(read_comparison(make_run(folder / "x", "x")), out, title="t")
+
+
+def _evaluation(_: Path, out: Path, shifts: Sequence[float]) -> Path:
+    scores = [score(name, shift) for name, shift in zip("ab", shifts, strict=False)]
+    return write_evaluation(scores, out, title="t", method=METHOD, sources=["my a"])
+
+
+def _diagnosis(_: Path, out: Path, names: Sequence[str], **more: Any) -> Path:
+    return write_diagnosis(list(map(diagnosis, names)), out, title="t", method=METHOD, **more)
+
+
+def _cure(folder: Path, out: Path) -> Path:
+    done, steps = [("Rotation", "turned")], after_cure("a", folder)
+    return _diagnosis(folder, out, ("a", "b"), done=done, steps=steps)
+
+
+def _quantization(_: Path, out: Path, saved: dict[str, Any] | None = None) -> Path:
+    return write_quantization(damage("a", lost=-0.01), out, title="t", method=METHOD, saved=saved)
+
+
+def _matrix(_: Path, out: Path) -> Path:
+    harmed = [damage("a", lost=0.01), damage("b", lost=2.0)]
+    return write_matrix(harmed, out, title="t", method=METHOD, sources=["my a", "b"])
+
+
+def _demonstration(folder: Path, out: Path) -> Path:
+    place = make_sick(folder / "c")
+    patient = read_comparison(place)
+    for run in patient.runs:
+        filmed(place, np.tril(np.full((8, 8), 0.1)), variant=run.variant)
+    excess = pl.col("figure").replace("bos_mass_other", "excess_loss")
+    runs = [
+        replace(run, followed=pl.concat([run.followed, run.followed.with_columns(excess)]))
+        for run in patient.runs
+    ]
+    patient = replace(patient, runs=tuple(runs))
+    return write_demonstration(Story(patient, patient, diagnosis("a")), out, links=LINKS)
+
+
+def _claims(folder: Path, out: Path) -> Path:
+    judged = written(folder, "a/fig1", "First", "confirmed", "not resolved")
+    return wakeful.report(judged, out=out).page
+
+
+METHOD = {"Machine": "m"}
+LINKS = {part: [("all of it", "report.html")] for part in ("patient", "twins", "pretrained")}
+KINDS = {
+    "comparison": _comparison,
+    "one run": _one_run,
+    "evaluation": partial(_evaluation, shifts=(0.0, -0.5)),
+    "one model": partial(_evaluation, shifts=(0.0,)),
+    "diagnosis": partial(_diagnosis, names=("a",)),
+    "diagnosis of two": partial(_diagnosis, names=("a", "b")),
+    "cure": _cure,
+    "inheritance": lambda folder, out: write_inheritance(inheritance(folder / "i"), out),
+    "quantization": _quantization,
+    "saved quantization": partial(_quantization, saved={"folder": "small", "bytes": 2}),
+    "matrix": _matrix,
+    "demonstration": _demonstration,
+    "exhibit": lambda _, out: reproduction(out),
+    "claims": _claims,
+}
+"""What writes the page of each kind, given a folder to work in."""
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the page of each kind, built once."""
+    folder = tmp_path_factory.mktemp("page")
+    return KINDS[request.param](folder, folder / "page.html")
 
 
 def test_a_page_begins_with_a_verdict_and_says_what_to_do_next(page: Path) -> None:

@@ -24,7 +24,12 @@ TASK = task_of("backcopy")
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Give a comparison whose first variant falls ill, as its logs say."""
-    path = make_comparison(tmp_path / "c", {"ill": 0.0, "well": -0.5}, [0])
+    return make_sick(tmp_path / "c")
+
+
+def make_sick(place: Path) -> Path:
+    """Write that comparison."""
+    path = make_comparison(place, {"ill": 0.0, "well": -0.5}, [0])
     for variant, masses in (("ill", (0.02, 0.61)), ("well", (0.01, 0.04))):
         run = Run(path / variant / "seed-0")
         for step, mass in zip((0, 20), masses, strict=True):
@@ -62,11 +67,11 @@ def test_the_sentences_follow_from_the_figures(folder: Path) -> None:
     assert "well sickens a little, with 20.0%" in first
 
 
-def filmed(folder: Path, weights: np.ndarray, steps: int = 2) -> Run:
+def filmed(folder: Path, weights: np.ndarray, steps: int = 2, variant: str = "ill") -> Run:
     """Log a head's weights in a run of the task."""
     assert TASK is not None
-    run = Run(folder / "ill" / "seed-0")
-    run.write_text("config.toml", config_to_toml(Config(name="ill")).replace(
+    run = Run(folder / variant / "seed-0")
+    run.write_text("config.toml", config_to_toml(Config(name=variant)).replace(
         'source = "python-stdlib"', 'source = "backcopy"'))  # fmt: skip
     data = TaskData(TASK)
     data.tokenizer.save(run.path)

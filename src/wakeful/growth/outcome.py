@@ -138,6 +138,8 @@ class Footprint:
     context: int
     tokens_per_second: float
     """Greedy generation after a short prompt, one sequence: the median of the rounds."""
+    speeds: tuple[float, ...] = ()
+    """Of each round, in which the models generate by turns; older summaries lack them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,13 +338,10 @@ def measure(
             began = time.perf_counter()
             text = list(generate(decoder, list(prompt), num_tokens=num_tokens, temperature=0.0))
             speeds[name].append(len(text) / (time.perf_counter() - began))
-    return {
-        name: _footprint(decoder, context, statistics.median(speeds[name]))
-        for name, decoder in decoders.items()
-    }
+    return {name: _footprint(decoder, context, speeds[name]) for name, decoder in decoders.items()}
 
 
-def _footprint(decoder: Decoder, context: int, speed: float) -> Footprint:
+def _footprint(decoder: Decoder, context: int, speeds: Sequence[float]) -> Footprint:
     context = min(context, decoder.config.context)
     return Footprint(
         parameters=decoder.num_parameters()["total"],
@@ -350,5 +349,6 @@ def _footprint(decoder: Decoder, context: int, speed: float) -> Footprint:
         cache_bytes_per_token=decoder.cache_bytes_per_token,
         cache_bytes=decoder.new_cache(1, context).num_bytes,
         context=context,
-        tokens_per_second=speed,
+        tokens_per_second=statistics.median(speeds),
+        speeds=tuple(speeds),
     )

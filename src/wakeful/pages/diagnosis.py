@@ -10,7 +10,7 @@ from typing import Any, Literal
 import altair as alt
 import polars as pl
 
-from wakeful.estimates import finite
+from wakeful.estimates import finite, with_error
 from wakeful.evaluation.diagnosis import Diagnosis
 from wakeful.pages.charts import (
     DASHES,
@@ -42,26 +42,28 @@ from wakeful.pages.heads import (
     pictures,
     sink,
 )
-from wakeful.pages.page import Step, listed, write_page
+from wakeful.pages.page import Step, listed, rough, write_page
 from wakeful.pages.terms import explained
 from wakeful.probes.base import block_outputs, mean_over_layers
 
 _COMPARED = (
-    ("loss", "loss (nats)", "{:.4f}"),
-    ("first_key_share_without_row_0", "first-token share, without row 0", "{:.3f}"),
-    ("first_key_share_with_row_0", "first-token share, with row 0", "{:.3f}"),
-    ("first_key_mass_without_row_0", "first-token mass, without row 0", "{:.3f}"),
-    ("first_key_mass_with_row_0", "first-token mass, with row 0", "{:.3f}"),
-    ("stored_prefix_mass", "mass on the stored prefix", "{:.3f}"),
-    ("entropy", "entropy (nats)", "{:.3f}"),
-    ("median_head_rank", "median head rank", "{:.0f}"),
-    ("heads_near_rank_1", "heads near rank 1", "{:.0f}"),
-    ("value_drain_lowest", "lowest value drain", "{:.3f}"),
-    ("kurtosis_first", "kurtosis, first", "{:.1f}"),
-    ("kurtosis_rest", "kurtosis, rest", "{:.1f}"),
-    ("max_activation_first", "max |x|, first", "{:,.1f}"),
-    ("max_activation_rest", "max |x|, rest", "{:,.1f}"),
+    ("loss", "loss (nats)"),
+    ("first_key_share_without_row_0", "first-token share, without row 0"),
+    ("first_key_share_with_row_0", "first-token share, with row 0"),
+    ("first_key_mass_without_row_0", "first-token mass, without row 0"),
+    ("first_key_mass_with_row_0", "first-token mass, with row 0"),
+    ("stored_prefix_mass", "mass on the stored prefix"),
+    ("entropy", "entropy (nats)"),
+    ("median_head_rank", "median head rank"),
+    ("heads_near_rank_1", "heads near rank 1"),
+    ("value_drain_lowest", "lowest value drain"),
+    ("kurtosis_first", "kurtosis, first"),
+    ("kurtosis_rest", "kurtosis, rest"),
+    ("max_activation_first", "max |x|, first"),
+    ("max_activation_rest", "max |x|, rest"),
 )
+_COUNTED = {"median_head_rank", "heads_near_rank_1"}
+"""Figures that have no error over sequences."""
 _CURVES = (
     ("first_key_share_without_row_0", "paper", "all", "share of pairs led by key 0, without row 0"),
     ("rank", "paper", "all", "largest head rank"),
@@ -458,6 +460,17 @@ def _cure(diagnosis: Diagnosis, source: str) -> Step | None:
     return None
 
 
+def after_cure(source: str, folder: str | Path) -> list[Step]:
+    """Return what to do with a cured model in a folder and the model that it was made of."""
+    before, after = shlex.quote(source), shlex.quote(str(folder))
+    return [
+        Step(
+            "set it beside the model it was made of, on text", f"wakeful evaluate {before} {after}"
+        ),
+        Step("see what quantization costs each of them", f"wakeful quantize {before} {after}"),
+    ]
+
+
 @unchecked
 def write_diagnosis(
     diagnoses: Sequence[Diagnosis],
@@ -467,13 +480,16 @@ def write_diagnosis(
     method: Mapping[str, Any],
     done: Sequence[tuple[str, str]] = (),
     sources: Sequence[str] = (),
+    steps: Sequence[Step] | None = None,
 ) -> Path:
     """Write the page; an old page stays until the new one is whole.
 
     `done` are words and what they say of what was done to the last of several models; `sources`
-    are what the models were asked for as, for a command to type.
+    are what the models were asked for as, for a command to type; `steps` are what to do next, where
+    that is not to cure what was found.
     """
     figures = [summary(each) for each in diagnoses]
+    measured = [(one, _errors(each)) for one, each in zip(figures, diagnoses, strict=True)]
     named = sources if len(sources) == len(diagnoses) else _names(diagnoses)
     longest = max(each.length for each in diagnoses)
     curves = layer_charts(diagnoses)
@@ -485,7 +501,7 @@ def write_diagnosis(
         title=title,
         method=method,
         headlines=headlines(diagnoses),
-        steps=[] if done else next_steps(diagnoses, named),
+        steps=next_steps(diagnoses, named) if steps is None else steps,
         done=done,
         models=[
             {
@@ -508,9 +524,9 @@ def write_diagnosis(
             (
                 label,
                 explained(key),
-                [_compared(figure[key], figures[0][key], style) for figure in figures],
+                _compared(key, [(one[key], errors.get(key)) for one, errors in measured]),
             )
-            for key, label, style in _COMPARED
+            for key, label in _COMPARED
             if any(figure[key] is not None for figure in figures)
         ],
         colors=colors(diagnoses),
@@ -539,11 +555,48 @@ def _channels(diagnosis: Diagnosis) -> list[dict[str, Any]]:
     return top.head(8).to_dicts()
 
 
-def _compared(value: float | None, first: float | None, style: str) -> tuple[str, str]:
-    """Return a figure and, for all models but the first, its difference to the first model's."""
-    if value is None:
-        return "–", ""
-    shown = style.format(value).replace("-", "−")
-    if first is None or value is first:
-        return shown, ""
-    return shown, style.replace("{:", "{:+").format(value - first).replace("-", "−")
+def _errors(diagnosis: Diagnosis) -> dict[str, float | None]:
+    """Return what the figures' errors are at most, over sequences: layers move together at worst,
+    and the error of their mean is then the mean of their errors.
+    """
+
+    def mean(metric: str, **where: str) -> float | None:
+        rows = layer_values(diagnosis, metric, **where).with_columns(value=pl.col("standard_error"))
+        return mean_over_layers(rows.drop_nulls("value"))
+
+    drain = layer_values(diagnosis, "value_drain", position="first").sort("value")
+    alike = [key for key, _ in _COMPARED if key.startswith(("first_key", "stored_prefix"))]
+    return {
+        "loss": finite(diagnosis.loss_error),
+        "entropy": mean("entropy", variant="code"),
+        "value_drain_lowest": drain["standard_error"].first(),
+        **{key: mean(key) for key in alike},
+        **{
+            f"{metric}_{position}": mean(metric, position=position)
+            for metric in ("kurtosis", "max_activation")
+            for position in ("first", "rest")
+        },
+    }
+
+
+def _compared(
+    key: str, known: Sequence[tuple[float | None, float | None]]
+) -> list[tuple[str, str]]:
+    """Return every model's figure with its error and, for all but the first, its difference to the
+    first's, to the digits that the error of both leaves it.
+    """
+    base, base_error = known[0]
+    told: list[tuple[str, str]] = []
+    for value, error in known:
+        if value is None:
+            told.append(("–", ""))
+            continue
+        change = value - (value if base is None else base)
+        shown, gap = rough(value), f"{'−' if change < 0 else '+'}{rough(abs(change))}"
+        if key in _COUNTED:
+            shown, gap = f"{value:g}", f"{change:+g}".replace("-", "−")
+        elif error:
+            both = math.hypot(error, base_error or 0.0)
+            shown, gap = with_error(value, error), with_error(change, both, "+").split(" ± ")[0]
+        told.append((shown, gap if change else ""))
+    return told

@@ -7,9 +7,9 @@ from pathlib import Path
 import altair as alt
 import polars as pl
 
-from wakeful.estimates import with_error
+from wakeful.estimates import mean_and_error, with_error
 from wakeful.growth.layers import written
-from wakeful.growth.outcome import Arm, Behind, Reference, Sizes, Summary
+from wakeful.growth.outcome import Arm, Behind, Footprint, Reference, Sizes, Summary
 from wakeful.pages.charts import (
     DASHES,
     PALETTE,
@@ -22,7 +22,7 @@ from wakeful.pages.charts import (
     tips,
     unchecked,
 )
-from wakeful.pages.page import Step, write_page
+from wakeful.pages.page import Step, rough, write_page
 from wakeful.pages.terms import explained
 from wakeful.runs.run import Environment, Run
 
@@ -38,7 +38,7 @@ _SIZES = (
     ("weight_bytes", "weights, MB", "{:,.1f}", 1e-6),
     ("cache_bytes_per_token", "key/value cache, B a token", "{:,.0f}", 1.0),
     ("cache_bytes", "key/value cache of a whole context, MB", "{:,.2f}", 1e-6),
-    ("tokens_per_second", "generation, tokens a second", "{:,.1f}", 1.0),
+    ("tokens_per_second", "generation, tokens a second", "", 1.0),
 )
 
 
@@ -147,8 +147,9 @@ def _parity(summary: Summary, heir: Arm, reference: Reference) -> str:
     gap = with_error(abs(heir.minus_reference), heir.minus_reference_error)
     begins = (
         f"{heir.arm}, {heir.depth} of {reference.layers} layers, ends at "
-        f"{heir.loss:.4f} nats a token after {heir.tokens:,} tokens; {reference.name} "
-        f"itself has {reference.loss:.4f} on the same text"
+        f"{with_error(heir.loss, heir.standard_error)} nats a token after {heir.tokens:,} tokens; "
+        f"{reference.name} itself has {with_error(reference.loss, reference.standard_error)} on "
+        "the same text"
     )
     if heir.parity:
         return f"{begins}: parity is reached, {gap} under it."
@@ -190,9 +191,25 @@ def _saved(sizes: Sizes) -> str:
     return (
         f"It has {ours.parameters / theirs.parameters:.1%} of the reference's parameters, "
         f"{ours.cache_bytes_per_token / theirs.cache_bytes_per_token:.1%} of its key/value "
-        f"cache, and writes {ours.tokens_per_second / theirs.tokens_per_second:.2f} times as "
-        "fast."
+        f"cache, and writes {_times_as_fast(sizes)} times as fast."
     )
+
+
+def _speed(one: Footprint) -> str:
+    """Return tokens a second with their error over the rounds where it is known."""
+    if not one.speeds:
+        return rough(one.tokens_per_second)
+    return with_error(one.tokens_per_second, mean_and_error(one.speeds)[1])
+
+
+def _times_as_fast(sizes: Sizes) -> str:
+    """Return the ratio of the speeds, with its error over the rounds where they are known."""
+    ours, theirs = sizes.heir, sizes.reference
+    ratio = ours.tokens_per_second / theirs.tokens_per_second
+    if not ours.speeds:
+        return rough(ratio)
+    pairs = zip(ours.speeds, theirs.speeds, strict=True)
+    return with_error(ratio, mean_and_error([mine / other for mine, other in pairs])[1])
 
 
 def headline(summary: Summary) -> str:
@@ -311,4 +328,6 @@ def _bars(values: Sequence[float], kept: set[int], title: str) -> Drawing:
 def _size(sizes: Sizes, key: str, title: str, style: str, unit: float) -> tuple[str, list[str]]:
     ours, theirs = getattr(sizes.heir, key), getattr(sizes.reference, key)
     ratio = f"{ours / theirs:.3f}" if theirs else "–"
+    if key == "tokens_per_second":
+        return title, [_speed(sizes.reference), _speed(sizes.heir), _times_as_fast(sizes)]
     return title, [style.format(theirs * unit), style.format(ours * unit), ratio]

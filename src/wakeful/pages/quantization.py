@@ -525,6 +525,16 @@ def next_step(damage: Damage, source: str) -> Step:
     return Step("save the smallest harmless one", command)
 
 
+def after_saving(source: str, folder: str) -> list[Step]:
+    """Return what to do with a quantized model in a folder and the model that it was made of."""
+    model, small = shlex.quote(source), shlex.quote(folder)
+    return [
+        Step("set it beside the model it was made of, its speed too",
+             f"wakeful evaluate {model} {small} --speed 512"),
+        Step("read what it writes", f'wakeful generate {small} --prompt "Once upon a time"'),
+    ]  # fmt: skip
+
+
 @unchecked
 def write_quantization(
     damage: Damage,
@@ -539,13 +549,14 @@ def write_quantization(
 
     `source` is what the model was asked for as, for a command to type.
     """
-    full = summary(damage)
+    full, source = summary(damage), source or damage.measurement.name
+    steps = after_saving(source, saved["folder"]) if saved else [next_step(damage, source)]
     return write_page(
         path,
         "quantization",
         title=title,
         headlines=[headline(damage)],
-        steps=[] if saved else [next_step(damage, source or damage.measurement.name)],
+        steps=steps,
         method=method,
         saved=saved,
         full=full,

@@ -1,6 +1,7 @@
 """Several models under several schemes: one matrix of damage, and whether kurtosis foretells it."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from wakeful.pages.quantization import (
     error_over_kurtosis,
     follows,
     headline,
+    next_step,
     over_layers,
     over_models,
     predicts,
@@ -154,8 +156,18 @@ def write_matrix(
     title: str,
     method: Mapping[str, Any],
     table: PretrainedTable | None = None,
+    sources: Sequence[str] = (),
 ) -> Path:
-    """Write the page, a published `table` first; an old page stays until the new one is whole."""
+    """Write the page, a published `table` first; an old page stays until the new one is whole.
+
+    `sources` are what the models were asked for as, for a command to type.
+    """
+    named = sources if len(sources) == len(damages) else [each.measurement.name for each in damages]
+    steps = [
+        replace(step, words=f"{damage.measurement.name}: {step.words}")
+        for damage, source in zip(damages, named, strict=True)
+        for step in [next_step(damage, source)]
+    ]
     full = [summary(damage) for damage in damages]
     rows = [
         {
@@ -172,7 +184,7 @@ def write_matrix(
         "quantization_matrix",
         title=title,
         headlines=[headline(damage) for damage in damages],
-        steps=[],
+        steps=steps,
         method=method,
         paper=table,
         printed=[] if table is None else _cells(damages, table),

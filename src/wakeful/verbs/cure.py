@@ -29,7 +29,7 @@ from wakeful.model.decoder import Decoder
 from wakeful.optim.rotations.base import rotation_of
 from wakeful.pages.card import command_of, model_card
 from wakeful.pages.charts import Drawing, Titled
-from wakeful.pages.diagnosis import write_diagnosis
+from wakeful.pages.diagnosis import after_cure, write_diagnosis
 from wakeful.runs.run import disk_errors, replaced
 from wakeful.surgery import check_rotates, choose_prefix, rotate, store_prefix
 from wakeful.verbs.diagnose import PASSES, Diagnosis, diagnose
@@ -77,6 +77,8 @@ class Cure(Result):
     differences: Mapping[str, Difference]
     """By arithmetic: of the cured model from the one before, given the same tokens to read, and of
     rounding that one alone."""
+    source: str
+    """What the model before was asked for as."""
     figures: tuple[Figure, ...] = ()
     """Formats of charts that are saved beside the page."""
 
@@ -121,6 +123,7 @@ class Cure(Result):
         write_diagnosis(
             self.diagnosis.models, path / "report.html", title=title,
             method=self.diagnosis.method, done=self.done,
+            steps=after_cure(self.source, path),
         )  # fmt: skip
         self.save_figures(path / "figures", self.figures)
         return path
@@ -237,6 +240,7 @@ def cure(
     cure = Cure(
         before=loaded, model=result, diagnosis=seen, prefix=tuple(prefix), done=tuple(done),
         stock=describe(cured.config)[0], differences=found,
+        source=name_of(model),
         command=command_of("cure", name_of(model), wanted), figures=wanted.figures,
     )  # fmt: skip
     if wanted.out:

@@ -257,7 +257,10 @@ class QuantizationMatrix(Result):
             run.write_json("summary.json", self.summary)
             title = "Quantization of " + ", ".join(self.each)
             page = run.path / "report.html"
-            write_matrix(self._damages, page, title=title, method=method, table=self.table)
+            write_matrix(
+                self._damages, page, title=title, method=method, table=self.table,
+                sources=[one.source for one in self.each.values()],
+            )  # fmt: skip
             self.save_figures(run.path / "figures", self.figures)
         return Path(folder)
 
