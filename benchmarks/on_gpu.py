@@ -28,6 +28,15 @@ STEP_SECONDS = 0.02
 LEAST_SHARE = 0.1
 """Of a scale's steps, below which its runs say less than all of a smaller scale's."""
 
+ARENA = (
+    "compare", "arena-124m", "--only", "vanilla", "output-gate", "--train.device", "cuda",
+    "--train.steps", "60", "--train.batch_size", "64", "--train.eval_every", "60",
+    "--train.diagnose.every", "60",
+    "--optimizer.warmup_steps", "10", "--data.source", "python-stdlib", "--data.tokenizer", "",
+    "--data.vocab_size", "8192", "--data.max_bytes", "20_000_000",
+)  # fmt: skip
+"""Two rows of `arena-124m`: 4 million tokens each, of text at hand."""
+
 
 @dataclass(frozen=True)
 class Step:
@@ -62,14 +71,15 @@ def steps_for(memory: int) -> list[Step]:
         Step("speed", 270, (python, "-m", "benchmarks", "speed")),
         Step("tests", 210, (python, "-m", "pytest", "-q", "-m", "gpu", "tests/model")),
     ]
-    for name, budget in (("activation/table2", 360), ("value-residual/table5", 360)):
+    for name, budget in (("activation/table2", 330), ("value-residual/table5", 330)):
         scale, count = fitting(name, budget, memory)
         command = (python, "-m", "wakeful", "reproduce", name, "--scale", scale)
         command += ("--device", "cuda", "--dtype", "bfloat16", "--steps", str(count))
         if scale == "paper":  # whose text and tokenizer are the hub's
             command += ("--text", "python-stdlib", "--tokenizer", "train")
         found.append(Step(name, budget, command))
-    return [*found, Step("ratios", 300, (python, "-m", "benchmarks", "gpu"))]
+    found.append(Step("ratios", 240, (python, "-m", "benchmarks", "gpu")))
+    return [*found, Step("arena-124m", 120, (python, "-m", "wakeful", *ARENA))]
 
 
 def fitting(name: str, budget: float, memory: int) -> tuple[str, int]:

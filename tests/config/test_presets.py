@@ -60,6 +60,7 @@ def test_there_are_the_presets_of_the_papers_and_small_ones() -> None:
     small = {"cpu-tiny", "cpu-small", "activation-small", "combination", "demo"}
     small |= {"patient", "patient-rotary", "patient-deep", "small-sinks"}
     arena = {"arena", "arena-combined", "arena-patient", "arena-text"}
+    arena |= {"arena-optimizers", "arena-124m"}
     assert set(presets()) == {*MILLIONS, *tables, *small, *arena}
 
 
@@ -114,11 +115,19 @@ def test_the_arena_has_every_variant_and_its_grounds_the_same_rows() -> None:
                  if found.__module__.startswith("wakeful.")}  # fmt: skip
         used = {getattr(model, field).partition("(")[0] for model in configs}
         assert known - references == used, field
-    ground, together = (
+    ground, together, optimizers = (
         config_from_table(variants_of(name, read_table(name))["vanilla"])
-        for name in ("arena", "arena-combined")
+        for name in ("arena", "arena-combined", "arena-optimizers")
     )
-    assert together == ground
+    assert together == optimizers == ground
+    eight = variants_of("", read_table("arena-124m"))
+    assert len(eight) == 8
+    assert eight.keys() < rows["arena"].keys()
+    cures = ("route", "normalizer", "norm", "placement", "depth", "embedding")
+    for name, entry in eight.items():
+        large, small = (config_from_table(each) for each in (entry, rows["arena"][name]))
+        assert [getattr(large.model, k) for k in cures] == [getattr(small.model, k) for k in cures]
+        assert large.optimizer.name == small.optimizer.name
 
 
 @pytest.mark.parametrize("name", SINGLE)

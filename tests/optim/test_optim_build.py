@@ -103,6 +103,25 @@ def test_muon_takes_hidden_matrices_only() -> None:
         assert "exp_avg" in optimizer.state[p]
 
 
+def test_muon_leaves_embeddings_and_head_a_rate_of_their_own() -> None:
+    def moved(name: str, scale: float = 1.0) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        model = Tiny()
+        before = {key: p.detach().clone() for key, p in model.named_parameters()}
+        optimizer = build_optimizer(name, model.named_parameters(), lr=1e-2, weight_decay=0.0)
+        assert {group["lr"] for group in optimizer.param_groups} == {1e-2, 1e-2 * scale}
+        step(model, optimizer, 1)
+        return {key: p.detach() - before[key] for key, p in model.named_parameters()}
+
+    plain, scaled = moved("muon"), moved("muon(adamw_lr=2e-3)", 0.2)
+    for name, change in plain.items():
+        factor = 1.0 if name == "hidden.weight" else 0.2
+        torch.testing.assert_close(scaled[name], factor * change, rtol=1e-3, atol=1e-6)
+    for lr, rate in ((1e-2, "-1.0"), (0.0, "1e-3")):
+        with pytest.raises(WakefulError, match="muon: adamw_lr must be above 0 beside an lr"):
+            build_optimizer(f"muon(adamw_lr={rate})", Tiny().named_parameters(), lr=lr)
+
+
 def test_refusals() -> None:
     with pytest.raises(WakefulError, match="optimizer='lion' is not one of adamw, orthoadam"):
         build_optimizer("lion", Tiny().named_parameters())

@@ -190,7 +190,7 @@ def test_an_optimizer_of_ones_own_trains_and_resumes_to_the_bit(
 
 @pytest.mark.parametrize(
     "name",
-    ["adamw", "orthoadam(share=True)", "rmsprop", "sgd", "sgd_momentum", "muon(ns_steps=3)"],
+    ["adamw", "orthoadam(share=True)", "rmsprop", "sgd", "sgd_momentum", "muon(adamw_lr=2e-4)"],
 )
 def test_every_optimizer_trains_and_resumes_to_the_bit(
     text: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch

@@ -172,9 +172,15 @@ def muon(
     ns_steps: int = 5,
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
+    adamw_lr: float = 0.0,
 ) -> torch.optim.Optimizer:
-    """Return Muon for the hidden matrices and AdamW for the rest, as one optimizer."""
-    return MuonAdamW(groups, lr=lr, momentum=momentum, ns_steps=ns_steps, betas=betas, eps=eps)
+    """Return Muon for the hidden matrices and AdamW for the rest, as one optimizer.
+
+    `adamw_lr` is AdamW's learning rate where Muon's is `lr`, and rises and falls with it; 0: `lr`.
+    """
+    return MuonAdamW(
+        groups, lr=lr, momentum=momentum, ns_steps=ns_steps, betas=betas, eps=eps, adamw_lr=adamw_lr
+    )
 
 
 BUILDERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {

@@ -121,7 +121,7 @@ def _class(name: str) -> Any:
     except ImportError:
         raise WakefulError(
             f"optimizer.name = {name.lower()} needs the package pytorch-optimizer: "
-            "pip install 'wakeful[optimizers]'"
+            "pip install 'wakeful[optimizers]', or leave it out of a comparison with --only"
         ) from None
     return getattr(pytorch_optimizer, name)
 

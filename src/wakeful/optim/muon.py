@@ -15,7 +15,9 @@ class MuonAdamW(torch.optim.Optimizer):
     """torch's Muon on the hidden matrices, AdamW on embeddings, head and 1-D parameters.
 
     Muon's step is scaled to the size of AdamW's (`match_rms_adamw`), so both take one `lr` and one
-    schedule. `groups` must be named: where no role tells embeddings and heads, their names do.
+    schedule. Muon's author gives embeddings and head a rate of their own: `adamw_lr`, kept in each
+    group as `lr_scale`, the ratio to `lr`, which every schedule keeps. `groups` must be named:
+    where no role tells embeddings and heads, their names do.
     """
 
     def __init__(
@@ -27,7 +29,13 @@ class MuonAdamW(torch.optim.Optimizer):
         ns_steps: int,
         betas: tuple[float, float],
         eps: float,
+        adamw_lr: float = 0.0,
     ) -> None:
+        if adamw_lr < 0 or (adamw_lr and not lr):
+            raise WakefulError(
+                f"muon: adamw_lr must be above 0 beside an lr above 0, or 0 for lr itself; got "
+                f"{adamw_lr} and lr = {lr}"
+            )
         hidden, rest = (
             [{**group, "params": some} for group in groups if (some := _chosen(group, wanted))]
             for wanted in (True, False)
@@ -40,7 +48,9 @@ class MuonAdamW(torch.optim.Optimizer):
             )
         ]
         if rest:
-            adamw = torch.optim.AdamW(rest, lr=lr, betas=betas, eps=eps, fused=can_fuse(rest))
+            scale = adamw_lr / lr if adamw_lr else 1.0
+            rest = [{**group, "lr": lr * scale, "lr_scale": scale} for group in rest]
+            adamw = torch.optim.AdamW(rest, betas=betas, eps=eps, fused=can_fuse(rest))
             self._parts.append(adamw)
         super().__init__([group for part in self._parts for group in part.param_groups], {"lr": lr})
         self._link()

@@ -272,7 +272,7 @@ def _steps(
             final=optim.final_lr,
         )
         for group in optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get("lr_scale", 1.0)
 
         batch = next(coming)
         parts = batch.to(device, non_blocking=True).split(micro)
