@@ -115,6 +115,23 @@ def test_what_a_file_cannot_hold_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("family", "why"),
+    [
+        ("llama, llama3", "scaled"),
+        ("llama, linear", "scaled"),
+        ("phi3", "turns 8 of a head's 16 channels"),
+    ],
+)
+def test_positions_that_transformers_leaves_out_are_not_read(
+    family: str, why: str, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.gguf"
+    export_gguf(decoder(270, **FAMILIES[family][1]), path, tokenizer=tokenizer)
+    with pytest.raises(WakefulError, match=f"m.gguf cannot be read: its RoPE .*{why}"):
+        wakeful.load(path)
+
+
 def test_a_mixture_of_experts_is_refused(tmp_path: Path) -> None:
     config = MixtralConfig(
         vocab_size=270, hidden_size=16, intermediate_size=24, num_hidden_layers=2,

