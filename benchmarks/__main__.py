@@ -13,7 +13,7 @@ from wakeful.runs.run import environment
 
 NAMES = (
     "softmax1", "memory", "training", "growth", "optimizer", "diagnose", "inspectors", "loading",
-    "generation", "quantize", "cure", "speed", "gpu",
+    "generation", "quantize", "cure", "evaluation", "peaks", "waits", "speed", "gpu",
 )  # fmt: skip
 
 

@@ -1,12 +1,16 @@
 """The benchmarks run, on shapes too small to say anything about speed."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import gpu, optimizer, timing
+from benchmarks import diagnose, evaluation, gpu, optimizer, peaks, timing, waits
 from benchmarks.models import CPU, GPT2, Ours, PlainGPT, Shape, random_tokens
 from benchmarks.timing import compare
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from wakeful.loading.load import load
 
 TINY = Shape(2, 2, 32, 64, 64, 16)
 
@@ -79,3 +83,37 @@ def test_bytes_of_state_are_counted_once() -> None:
     weights = sum(p.numel() for p in model.parameters())
     steps = len(list(model.parameters()))
     assert optimizer.held_bytes(adam) == 4 * (2 * weights + steps)
+
+
+def tiny_llama(max_length: int) -> LlamaForCausalLM:
+    config = LlamaConfig(
+        vocab_size=257, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=max_length,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+def test_lm_evals_questions_are_asked_both_ways() -> None:
+    model = load(tiny_llama(1024), tokenizer=evaluation.byte_tokenizer())
+    rows = list(evaluation.against_own_class(model, 9, 3, rounds=2))
+    assert [row.name for row in rows] == ["9 LAMBADA questions", "3 questions of 4 choices"]
+    assert all(row.ratio > 0 for row in rows)
+
+
+def test_peaks_are_measured_in_processes_of_their_own() -> None:
+    rows = list(peaks.ratios("small"))
+    assert len(rows) == 3
+    assert all(row.seconds > 0 and row.peer_seconds > 0.1 for row in rows)
+
+
+def test_waits_are_in_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WAKEFUL_CACHE", str(tmp_path))
+    rows = list(waits.ratios(("presets",), rounds=2))
+    assert [row.name for row in rows] == ["wakeful presets --help", "a page about a run"]
+    assert all(row.ratio == row.seconds > 0 for row in rows)
+
+
+def test_long_ranks_say_how_many_are_exact() -> None:
+    with torch.inference_mode():
+        row = diagnose.long_ranks(tiny_llama(64), torch.randint(257, (1, 48)))
+    assert "of 8 exact" in row.name
