@@ -56,7 +56,7 @@ def against_own_class(
         }
         for name, requests in asked.items():
             np.testing.assert_allclose(
-                likelihoods(ours, requests[:8]), likelihoods(theirs, requests[:8]), atol=1e-3
+                likelihoods(ours, requests[:8]), likelihoods(theirs, requests[:8]), rtol=1e-4
             )
             yield compare(
                 name, partial(likelihoods, ours, requests), "lm-eval's HFLM",
