@@ -24,6 +24,8 @@ GEMMA2 = {
     **GEMMA, "normalizer": "softcap(cap=50.0)", "logit_cap": 30.0, "query_scalar": 24,
     "num_layers": 3,
 }  # fmt: skip
+WIDE = {"num_heads": 1, "num_kv_heads": 1, "head_width": 256, "query_scalar": 256}
+"""What Transformers takes for granted of a Gemma in a GGUF file."""
 FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
     "llama": ("llama", {}),
     "llama, llama3": ("llama", {"rope": "llama3(factor=8.0, original_length=8192)"}),
@@ -65,6 +67,18 @@ FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
             **GEMMA, "qk_norm": True, "num_layers": 7, "local_layers": (0, 1, 2, 3, 4, 6),
             "local_theta": 10_000.0, "rope_theta": 1e6, "rope": "linear(factor=8.0)", "window": 8,
             "query_scalar": 24, "head_width": 32,
+        },
+    ),
+    "gemma2, as made": (
+        "gemma2",
+        GEMMA2 | WIDE | {"local_layers": (0, 2), "local_theta": 10_000.0, "window": 8},
+    ),
+    "gemma3, as made": (
+        "gemma3_text",
+        {
+            **GEMMA, **WIDE, "qk_norm": True, "num_layers": 7,
+            "local_layers": (0, 1, 2, 3, 4, 6), "local_theta": 10_000.0, "rope_theta": 1e6,
+            "window": 8,
         },
     ),
     "gpt2": ("gpt2", GPT2),

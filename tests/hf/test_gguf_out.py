@@ -18,7 +18,9 @@ from wakeful.errors import WakefulError
 from wakeful.hf.gguf_out import export_gguf
 from wakeful.hf.gguf_tokens import vocabulary_of
 
-TRANSFORMERS = ("llama", "mistral", "qwen2", "qwen3", "gpt2")
+TRANSFORMERS = (
+    "llama", "mistral", "qwen2", "qwen3", "gpt2", "gemma2, as made", "gemma3, as made"
+)  # fmt: skip
 """Whose files Transformers reads; it leaves out or guesses what sets the others apart."""
 
 
