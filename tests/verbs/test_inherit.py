@@ -40,6 +40,7 @@ from wakeful.training.loop import train
 from wakeful.training.measures import mean_loss
 from wakeful.verbs import inherit as verb
 from wakeful.verbs.inherit import inherit, recorded
+from wakeful.verbs.inherited import spread
 
 __all__ = ["reference", "text", "trained"]
 
@@ -299,6 +300,10 @@ def test_every_seed_trains_everything_and_errors_are_over_seeds(
     assert random.minus_heir == pytest.approx(sum(gaps) / 2)
     assert random.minus_heir_error == pytest.approx(abs(gaps[0] - gaps[1]) / 2)
     assert "Over seeds" in (out / "report.html").read_text()
+    # A later seed's heir knows the inheritance that it is of.
+    card = tmp_path / "card"
+    assert main(["export", str(out / "seed-0/heir-2"), str(card)]) == 0
+    assert "--baseline random --seeds 3 0" in (card / "README.md").read_text()
     # It goes on where a later seed was cut off.
     shutil.rmtree(out / "seed-0/random")
     (out / "summary.json").unlink()
@@ -312,6 +317,43 @@ def test_every_seed_trains_everything_and_errors_are_over_seeds(
     assert "named once" in fails(
         capsys, *command, "--seeds", "1", "1", "--out", str(tmp_path / "b")
     )
+
+
+def test_evaluate_takes_the_folder_for_its_reference_heirs_and_baselines(
+    done: Path, reference: Run, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["heir-3", "random", "stacking", "lazy"]
+    whole = [str(reference.path), *(str(done / name) for name in names)]
+    assert spread([done]) == whole
+    assert spread([str(reference.path), done, done]) == whole
+    assert spread(["smollm2", tmp_path]) == ["smollm2", tmp_path]
+    out, words = tmp_path / "out", text / "000.txt"
+    asked = ["--text", str(words), "--length", "16", "--num_sequences", "4"]
+    assert main(["evaluate", str(done), *asked, "--out", str(out)]) == 0
+    found = json.loads((out / "summary.json").read_text())["models"]
+    assert len(found) == 5
+    assert [model["model"] for model in found[1:]] == names
+    # As one model it is none, and what is in it is named.
+    message = fails(capsys, "generate", str(done), "--prompt", "a")
+    assert f"is an inheritance; name one of its runs: {done}/heir-2, {done}/heir-3" in message
+
+
+def test_the_folder_of_several_seeds_stands_for_the_models_of_each(
+    done: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(done, out)
+    (out / "seed-4").mkdir()
+    for name in ("heir-2", "random", "stacking", "lazy"):  # there, parity came a round earlier
+        (out / name).rename(out / "seed-4" / name) if name == "heir-2" else shutil.copytree(
+            out / name, out / "seed-4" / name
+        )
+    summary = json.loads((out / "summary.json").read_text())
+    summary["recipe"]["seeds"] = [0, 4]
+    (out / "summary.json").write_text(json.dumps(summary))
+    names = ["heir-3", "random", "stacking", "lazy"]
+    later = ["seed-4/heir-2", "seed-4/random", "seed-4/stacking", "seed-4/lazy"]
+    assert spread([out])[1:] == [str(out / name) for name in [*names, *later]]
 
 
 def test_seeds_are_dealt_out_and_what_they_trained_is_read(

@@ -180,6 +180,11 @@ def _run(place: Place, device: torch.device, dtype: torch.dtype | None, step: in
         raise WakefulError(
             f"{run.path} is a comparison; name one of its runs, e.g. {run.path}/VARIANT/seed-0"
         )
+    if kind == "inherit":
+        heirs = ", ".join(sorted(str(each) for each in run.path.glob("heir-*")))
+        raise WakefulError(
+            f"{run.path} is an inheritance; name one of its runs: {heirs or 'no heir is there yet'}"
+        )
     if kind != "train":
         raise WakefulError(f"{run.path} holds no trained model: run.json calls it {kind!r}")
     config = run.config

@@ -207,14 +207,20 @@ def _commands(run: Run | None) -> Iterator[str]:
     """Yield the commands that made a run, as far as its folder says."""
     if run is None:
         return
-    above = run.path.parent
-    if (above / "plan.json").is_file() and (above / "recipe.toml").is_file():
+    place = run.path.absolute()
+    # Below an inheritance, or below the folder of a later seed of one.
+    above = next((each for each in (place.parent, place.parent.parent) if _planned(each)), None)
+    if above is not None:
         wishes = Run.open(above).read_json("plan.json")["wishes"]
         flags = " ".join(_flags(wishes, to_table(InheritOptions())))
         reference = read_table(above / "recipe.toml").get("reference", "")
         yield f"wakeful inherit {shlex.quote(str(reference))} {flags}".rstrip()
     else:
         yield f"wakeful train {shlex.quote(str(run.path / 'config.toml'))}"
+
+
+def _planned(place: Path) -> bool:
+    return (place / "plan.json").is_file() and (place / "recipe.toml").is_file()
 
 
 def _flags(given: Mapping[str, Any], usual: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -26,6 +26,7 @@ from wakeful.pages.charts import Drawing, Titled
 from wakeful.pages.evaluation import method_of, score_charts, summary, write_evaluation
 from wakeful.pages.evaluation import shown as rows_of
 from wakeful.runs.run import Environment, Run
+from wakeful.verbs.inherited import spread
 from wakeful.verbs.result import (
     Result,
     Source,
@@ -130,7 +131,8 @@ def evaluate(
         wakeful.evaluate("smollm2", "heir", texts=["a.txt", "b.txt"], speed=[128, 1024])
 
     Args:
-        models: names, paths, what `wakeful.load` returned, or modules in memory.
+        models: names, paths, what `wakeful.load` returned, or modules in memory. The folder of an
+            inheritance stands for its reference, its last heirs and its baselines.
         tokenizer: of a module in memory.
         shown: how to show progress; None is a bar where there is a terminal.
         options: `EvaluateOptions`, whose fields are keyword arguments too.
@@ -143,6 +145,7 @@ def evaluate(
         WakefulError: see its message; nothing is written.
     """
     wanted = asked(EvaluateOptions, options, given)
+    sources = spread(models)
     with session("evaluate", wanted, shown) as at:
         if wanted.speed and at.world.size > 1:
             raise WakefulError("speed is timed by one process: leave out --speed, or torchrun")
@@ -152,7 +155,7 @@ def evaluate(
         lengths: dict[str, str] = {}
         texts: dict[str, str] = {}
         apart: dict[str, str] = {}
-        for model in at.each(models, tokenizer):
+        for model in at.each(sources, tokenizer):
             names[model.name] = model.architecture
             length = wanted.length_for(model.context)
             lengths[model.name] = f"{length} tokens every {wanted.stride or length}"
@@ -172,7 +175,7 @@ def evaluate(
             )
         result = Evaluation(
             names=names, scores=tuple(scores), method=method, machine=at.machine,
-            sources=tuple(name_of(source) for source in models), figures=wanted.figures,
+            sources=tuple(name_of(source) for source in sources), figures=wanted.figures,
         )  # fmt: skip
         at.keep(result)
     return result

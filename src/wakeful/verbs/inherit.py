@@ -74,7 +74,7 @@ from wakeful.verbs.result import Source, Stored, asked, name_of, out_of
 _DEFAULT_MINUTES = 30.0
 _TRIED = 20
 """Sequences that runs of layers are tried on."""
-_REFERENCE = "reference"
+REFERENCE = "reference"
 """The folder that a reference in memory is exported to."""
 
 
@@ -229,7 +229,7 @@ def _begun(
         reference.own_tokenizer.save(new.path)
         if reference.path is None:
             export(
-                reference.decoder(), new.path / _REFERENCE, tokenizer=reference.own_tokenizer,
+                reference.decoder(), new.path / REFERENCE, tokenizer=reference.own_tokenizer,
                 dtype=next(reference.module.parameters()).dtype,
             )  # fmt: skip
     return _work(run, recipe, reference, data, windows, shown)
@@ -261,7 +261,7 @@ def _reference(
     model = load(source, tokenizer=tokenizer)
     if model.path is not None and not model.step:
         return model, str(model.path)
-    return dataclasses.replace(model, path=None), str((out / _REFERENCE).absolute())
+    return dataclasses.replace(model, path=None), str((out / REFERENCE).absolute())
 
 
 def _fitted(options: InheritOptions, reference: Model) -> InheritOptions:
