@@ -1,5 +1,7 @@
 """Baselines: what each starts from."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -12,18 +14,23 @@ from wakeful.growth.baselines import (
     baseline_of,
     check_baselines,
     half_width,
+    narrow_shares,
 )
 from wakeful.growth.inherit import inherit
 from wakeful.growth.layers import LayerMap, first, last
+from wakeful.growth.narrow import narrow
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import initialize
 
 TOKENS = some_tokens(2, 13)
 
 
-def setting(reference: Decoder, depth: int = 3, **options: str) -> Setting:
+def setting(reference: Decoder, depth: int = 3, **options: Any) -> Setting:
     layers = first(depth, of=reference.config.num_layers)
-    return Setting(reference, layers, seed=5, lazy=last(depth, of=4), **options)
+    return Setting(
+        reference, layers, seed=5, lazy=last(depth, of=reference.config.num_layers),
+        narrowed=lambda width: narrow(reference, width, TOKENS), **options,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BASELINES)
@@ -38,8 +45,10 @@ def test_every_baseline_makes_a_model_that_trains(name: str, route: str) -> None
     if second is not None:
         decoder = second(given, decoder)
         decoder.loss(TOKENS[:, :-1], TOKENS[:, 1:]).backward()
-    expected = 4 if name in ("half_width", "half_heads", "reference") else 3
+    expected = 4 if name in ("half_width", "half_heads", "narrow", "reference") else 3
     assert decoder.config.num_layers == expected
+    if second is None:  # what is timed in its place has its shape
+        assert BASELINES[name].stand_in(given).config == decoder.config
 
 
 def test_random_is_a_model_of_its_own_seed() -> None:
@@ -63,6 +72,36 @@ def test_stacking_copies_the_trained_half_onto_itself() -> None:
     for layer, source in enumerate((0, 1, 0)):
         for name, tensor in hybrid.blocks[layer].named_parameters():
             assert torch.equal(tensor, given.reference.blocks[source].get_parameter(name))
+
+
+def test_narrow_has_all_layers_and_the_heirs_number_of_parameters() -> None:
+    reference = tiny_decoder(num_layers=6, num_heads=8, num_kv_heads=4, width=16, mlp_width=96)
+    for depth in (2, 3, 5):
+        given = setting(reference, depth)
+        shares = narrow_shares(given)
+        decoder = BASELINES["narrow"].start(given)
+        config = decoder.config
+        assert (config.num_layers, config.width) == (6, 16)
+        size = config.shape
+        assert (size.num_kv_heads, size.num_heads) == (4 * shares.heads, 8 * shares.heads)
+        assert config.mlp_width == round(96 * shares.mlp)
+        assert abs(shares.heads - shares.mlp) < 1 / 4  # of either as much as of the other
+        heir = given.inherit(given.layers).num_parameters()["total"]
+        left = heir - decoder.num_parameters()["total"]
+        assert 0 <= left < 6 * 3 * 16  # less than a channel more in each layer
+        plain = narrow(reference, shares, TOKENS)
+        for name, tensor in decoder.named_parameters():
+            assert torch.equal(tensor, plain.get_parameter(name))
+
+
+def test_narrow_is_refused_where_the_numbers_do_not_allow_it() -> None:
+    with pytest.raises(WakefulError, match="the heir has all layers"):
+        narrow_shares(setting(tiny_decoder(), 4))
+    one_group = tiny_decoder(num_heads=4, num_kv_heads=1, mlp_width=8)
+    with pytest.raises(WakefulError, match=r"4 layers of one group .* the heir has [\d,]+: keep"):
+        narrow_shares(setting(one_group, 1))
+    with pytest.raises(WakefulError, match="takes heads and channels out of"):
+        narrow_shares(setting(tiny_decoder(route="svformer")))
 
 
 def test_half_width_keeps_the_first_heads_units_and_channels() -> None:

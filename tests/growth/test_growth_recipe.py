@@ -423,6 +423,48 @@ def test_layers_are_dropped_in_parts_with_healing_between(
     ]  # fmt: skip
 
 
+def test_at_once_and_narrow_are_healed_as_the_heir_is(
+    reference: Run, text: Path, known: Model, tmp_path: Path
+) -> None:
+    recipe = recipe_for(
+        reference, text, layers=(0, 3), order=(0, 3, 2, 1), drops=2, rule="angle",
+        bridge=BridgeConfig(tokens=64), heal=HealConfig(hidden=0.5),
+        baselines=("at_once", "narrow", "random"),
+    )  # fmt: skip
+    recipe = dataclasses.replace(
+        recipe, train=dataclasses.replace(recipe.train, steps=5, keep_checkpoints=9)
+    )
+    recipe.check(4)
+    check_stages(recipe, known.decoder())
+    costs = measure_costs(recipe, known.decoder(), PreparedData.open(recipe.data.source))
+    assert [cost.name for cost in costs] == ["heir", "at_once", "narrow", "random"]
+    outcome = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "a", shown=quietly)
+    at_once, narrow, random = (finished.run for finished in outcome.baselines)
+    heir = outcome.rounds[-1].run
+    assert [finished.stage.steps for finished in outcome.baselines] == [5, 5, 5]
+    assert at_once.config.train.distill == heir.config.train.distill
+    assert narrow.config.train.distill.layers == (0, 1, 2, 3)
+    assert random.config.train.distill.teacher == ""
+    assert at_once.header.initial is not None
+    assert narrow.header.initial is not None
+    (bridge,) = at_once.header.initial["bridges"]
+    assert (bridge["after"], bridge["first"], bridge["last"]) == (0, 1, 2)
+    assert "bridges" not in narrow.header.initial
+    # At once is what the same recipe without drops would begin with.
+    whole = dataclasses.replace(recipe, drops=1, baselines=())
+    plain = carry_out(whole, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "b", shown=quietly)
+    ours, theirs = weights(at_once), weights(plain.rounds[0].run)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    sizes = [run.read_json("summary.json")["parameters"]["total"] for run in (narrow, heir)]
+    assert 0.9 < sizes[0] / sizes[1] <= 1
+    assert narrow.config.model.num_layers == 4
+
+
+def test_at_once_is_refused_without_drops(reference: Run, text: Path) -> None:
+    with pytest.raises(WakefulError, match="at_once is for --drops"):
+        recipe_for(reference, text, layers=(0, 3), baselines=("at_once",)).check(4)
+
+
 @pytest.mark.parametrize(
     "over", [{"drops": 3}, {"drops": 2, "order": ()}, {"drops": 2, "layers": (0, 1, 2)}]
 )

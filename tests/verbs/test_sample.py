@@ -50,6 +50,10 @@ def instruct(llama: Path) -> Path:
     return llama
 
 
+def few(**over: Any) -> dict[str, Any]:
+    return {**FEW, **over}
+
+
 def documents(data: PreparedData) -> list[list[int]]:
     """Return all documents, those for training first."""
     found: list[list[int]] = []
@@ -134,7 +138,7 @@ def test_an_instruct_model_writes_question_and_answer(instruct: Path, tmp_path: 
     assert turn.before == [bos, *tokenizer.encode("[user] ")]
     assert turn.after == [eos, *tokenizer.encode("[assistant] ")]
     assert turn.end == eos
-    data = sample_data(str(instruct), out=tmp_path / "own", **FEW | {"length": 64, "tokens": 1500})
+    data = sample_data(str(instruct), out=tmp_path / "own", **few(length=64, tokens=1500))
     rows = documents(data)
     answered = [row for row in rows if eos in row[:-1]]
     assert answered
@@ -151,7 +155,7 @@ def test_a_prompt_is_what_a_user_says(instruct: Path, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("why\n\nis <eos> mere text\n")
     out = {"out": tmp_path / "own", "prompts": prompts}
-    data = sample_data(str(instruct), **FEW | {"length": 60} | out)
+    data = sample_data(str(instruct), **few(length=60, **out))
     tokenizer = data.tokenizer
     turn = user_turn(tokenizer)
     assert turn is not None
@@ -162,7 +166,7 @@ def test_a_prompt_is_what_a_user_says(instruct: Path, tmp_path: Path) -> None:
     counts = [sum(row[: len(begin)] == begin for row in documents(data)) for begin in begins]
     assert sum(counts) == len(documents(data))
     assert min(counts) > 0
-    plain = sample_data(str(instruct), **FEW | out | {"out": tmp_path / "b", "chat": "off"})
+    plain = sample_data(str(instruct), **few(**{**out, "out": tmp_path / "b", "chat": "off"}))
     starts = {tuple(row[:3]) for row in documents(plain)}
     assert starts == {tuple(tokenizer.encode(text)) for text in ("why", "is ")}
     assert plain.info["settings"]["chat"] is False
@@ -251,7 +255,7 @@ def test_what_cannot_be_is_refused_before_sampling(
     (tmp_path / "long.txt").write_text("a" * 40)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(WakefulError, match=message):
-        sample_data(str(llama), out="own", **FEW | options)
+        sample_data(str(llama), out="own", **few(**options))
     assert sorted(tmp_path.rglob("*")) == before
 
 

@@ -13,10 +13,12 @@ from typing import Literal
 import torch
 
 from wakeful.config.model import ModelConfig
+from wakeful.config.schema import WidthConfig
 from wakeful.config.verbs import Copy
 from wakeful.errors import WakefulError
 from wakeful.growth.inherit import inherit, target_config
 from wakeful.growth.layers import LayerMap, alternate, first, last, middle, stacked
+from wakeful.growth.narrow import narrow_config
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import initialize
 from wakeful.variants import build_call
@@ -36,6 +38,8 @@ class Setting:
     normalizer: str = ""
     shape: ModelConfig | None = None
     """The reference with the heir's heads and channels, where those are fewer."""
+    narrowed: Callable[[WidthConfig], Decoder] | None = None
+    """Returns the reference with these shares of heads and channels; see `growth.narrow`."""
 
     @property
     def num_layers(self) -> int:
@@ -71,6 +75,16 @@ class Baseline:
     """Its steps, as a multiple of the heir's."""
     distil: Distil = ""
     """The form of KL in its loss; empty for cross-entropy alone."""
+    heals: bool = False
+    """Whether it is trained as the heir is, instead."""
+    bridged: bool = False
+    """Whether the layers that the heir leaves out are bridged."""
+    looks: Start | None = None
+    """A model of the shape of `start`'s, where that takes long to make."""
+
+    def stand_in(self, setting: Setting) -> Decoder:
+        """Return a model of the start's shape, to look at or to time."""
+        return (self.looks or self.start)(setting)
 
     def __call__(self, setting: Setting) -> Decoder:
         return self.start(setting)
@@ -86,6 +100,68 @@ def at_random(setting: Setting, num_layers: int) -> Decoder:
     )
     decoder = Decoder(config).to(setting.reference.head.weight.dtype)
     return initialize(decoder, setting.seed)
+
+
+def narrow_shares(setting: Setting) -> WidthConfig:
+    """Return the shares of heads and channels with which all layers have the heir's parameters.
+
+    Of G groups of heads and C channels, g and c remain: for each g the most channels that fit, and
+    of these pairs the one with the least |g/G − c/C|.
+
+    Raises:
+        WakefulError: one head and one channel a layer are too many, the heir has all layers, or the
+            reference cannot be narrowed.
+    """
+    config, depth = setting.reference.config, setting.reference.config.num_layers
+    if len(setting.layers) == depth:
+        raise WakefulError(
+            "baseline narrow sets width against depth, and the heir has all layers: keep fewer, or "
+            "leave it out"
+        )
+    groups, channels = config.shape.num_kv_heads, config.mlp_width
+    budget = _size(_target(setting, setting.shape or config, setting.layers.sources))
+
+    def size(g: int, c: int) -> int:
+        shares = WidthConfig(heads=g / groups, mlp=c / channels)
+        return _size(_target(setting, narrow_config(config, shares), range(depth)))
+
+    least = size(1, 1)
+    per_group = size(2, 1) - least if groups > 1 else 0
+    per_channel = size(1, 2) - least if channels > 1 else 1
+    fitting: list[tuple[float, int, int]] = []
+    for g in range(1, groups + 1):
+        c = min(channels, 1 + (budget - least - (g - 1) * per_group) // per_channel)
+        if c >= 1:
+            fitting.append((abs(g / groups - c / channels), g, c))
+    if not fitting:
+        raise WakefulError(
+            f"baseline narrow: {depth} layers of one group of heads and one channel have "
+            f"{least:,} parameters, and the heir has {budget:,}: keep more layers, or leave it out"
+        )
+    _, g, c = min(fitting)
+    return WidthConfig(heads=g / groups, mlp=c / channels)
+
+
+def _target(setting: Setting, config: ModelConfig, sources: Sequence[int]) -> ModelConfig:
+    return target_config(config, tuple(sources), route=setting.route, normalizer=setting.normalizer)
+
+
+def _size(config: ModelConfig) -> int:
+    with torch.device("meta"):
+        return Decoder(config).num_parameters()["total"]
+
+
+def _narrow(setting: Setting) -> Decoder:
+    assert setting.narrowed is not None
+    donor = setting.narrowed(narrow_shares(setting))
+    return dataclasses.replace(setting, reference=donor).everything()
+
+
+def _narrow_shape(setting: Setting) -> Decoder:
+    config = setting.reference.config
+    config = narrow_config(config, narrow_shares(setting))
+    decoder = Decoder(_target(setting, config, range(config.num_layers)))
+    return initialize(decoder.to(setting.reference.head.weight.dtype), setting.seed)
 
 
 def stack(setting: Setting, trained: Decoder) -> Decoder:
@@ -169,6 +245,19 @@ BASELINES: dict[str, Baseline] = {
     "half_heads": Baseline(
         "all layers, half the heads and feed-forward units",
         lambda s: half_width(s.everything(), residual=False),
+    ),
+    "narrow": Baseline(
+        "all layers, the most important heads and channels of the heir's number of parameters, "
+        "healed as it is",
+        _narrow,
+        heals=True,
+        looks=_narrow_shape,
+    ),
+    "at_once": Baseline(
+        "the layers of --drops left out at once, bridged and healed as long",
+        lambda s: s.inherit(s.layers),
+        heals=True,
+        bridged=True,
     ),
     "distillation": Baseline(
         "random, trained on the reference's predictions, KL summed over the vocabulary",

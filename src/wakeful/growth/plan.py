@@ -22,7 +22,7 @@ from wakeful.device import choose_device
 from wakeful.errors import WakefulError
 from wakeful.growth.baselines import baseline_of
 from wakeful.growth.layers import RANGES, By, Diagnosed, LayerMap, chosen, ordered
-from wakeful.growth.recipe import Recipe, Stage, setting_of, stage_config, timed_heir
+from wakeful.growth.recipe import Recipe, Stage, learning, setting_of, stage_config, timed_heir
 from wakeful.model.decoder import Decoder
 from wakeful.training.measures import mean_loss
 from wakeful.training.objective import make_loss
@@ -217,7 +217,7 @@ def measure_costs(recipe: Recipe, reference: Decoder, data: PreparedData) -> lis
     Later rounds are counted at the first's cost a layer, and all the rounds that may be needed.
     """
     depth = len(recipe.layers)
-    learning = {name for name, p in reference.named_parameters() if p.requires_grad}
+    thawed = {name for name, p in reference.named_parameters() if p.requires_grad}
     training = reference.training
     grown = [1 + number * recipe.grow / depth for number in range(recipe.rounds)]
     total = reference.config.num_layers
@@ -237,10 +237,10 @@ def measure_costs(recipe: Recipe, reference: Decoder, data: PreparedData) -> lis
     rounds = len(grown) if recipe.grow_from == "student" else 1
     for name in recipe.baselines:
         baseline = baseline_of(name)
-        start = baseline.start(setting)
-        lesson = recipe.lesson(baseline.distil)
+        start = baseline.stand_in(setting)
+        lesson, lora = learning(recipe, baseline, setting)
         share = rounds * grown[-1] * baseline.times
-        cost = _cost(recipe, reference, name, start, data, share, lesson)
+        cost = _cost(recipe, reference, name, start, data, share, lesson, lora=lora)
         costs.append(cost)
         if baseline.second is not None:
             second = baseline.second(setting, start)
@@ -249,7 +249,7 @@ def measure_costs(recipe: Recipe, reference: Decoder, data: PreparedData) -> lis
     # A teacher is frozen, and this one may be a user's own module.
     reference.to("cpu").train(training)
     for name, parameter in reference.named_parameters():
-        parameter.requires_grad_(name in learning)
+        parameter.requires_grad_(name in thawed)
     return costs
 
 

@@ -44,7 +44,7 @@ from wakeful.growth.baselines import (
 )
 from wakeful.growth.bridge import Bridged, bridge, check_bridge, gaps, rebridge
 from wakeful.growth.inherit import grow, inherit
-from wakeful.growth.layers import LayerMap, from_order, laziest
+from wakeful.growth.layers import LayerMap, first, from_order, laziest
 from wakeful.growth.narrow import narrow, narrow_config
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
@@ -127,6 +127,11 @@ class Recipe:
                 f"{self.rounds} rounds that grow {len(self.layers)} layers by {self.grow} go to "
                 f"{largest}, and the reference has {num_layers}"
             )
+        if "at_once" in self.baselines and self.drops == 1:
+            raise WakefulError(
+                "baseline at_once is for --drops, which leaves layers out in parts: without it "
+                "they are left out at once"
+            )
         if "stacking" in self.baselines and self.train.steps < 2:
             raise WakefulError("stacking trains in two halves: give at least 2 steps")
 
@@ -187,7 +192,7 @@ def check_stages(recipe: Recipe, reference: Decoder) -> Config:
     layers = recipe.layer_map(recipe.rounds - 1)
     setting = setting_of(recipe, blank, layers)
     left_out = recipe.width or gaps(recipe.layer_map(0), blank.config.num_layers)
-    if recipe.bridge.map != "none" and left_out:
+    if "narrow" in recipe.baselines or (recipe.bridge.map != "none" and left_out):
         check_bridge(blank)
     heir = Baseline("", lambda s: timed_heir(recipe, s, layers))
     arms = [
@@ -195,10 +200,10 @@ def check_stages(recipe: Recipe, reference: Decoder) -> Config:
         ("heir", heir, recipe.lesson("sum"), LoraConfig()),
     ]
     baselines = [(name, baseline_of(name)) for name in recipe.baselines]
-    arms += [(name, arm, recipe.lesson(arm.distil), LoraConfig()) for name, arm in baselines]
+    arms += [(name, arm, *learning(recipe, arm, setting)) for name, arm in baselines]
     for name, arm, lesson, lora in arms:
         stage = Stage(
-            name, name, recipe.train.steps, 0, partial(arm.start, setting), distill=lesson,
+            name, name, recipe.train.steps, 0, partial(arm.stand_in, setting), distill=lesson,
             lora=lora,
         )  # fmt: skip
         with torch.device("meta"):
@@ -351,15 +356,19 @@ def _heir(recipe: Recipe, reference: Decoder, layers: LayerMap, grown: Finished 
         student = read_decoder(grown.run.path, dtype="auto").decoder()
         before = LayerMap(grown.stage.layers, recipe.rule)
         return grow(student, before, reference, layers, copy=recipe.copy, seed=recipe.train.seed)
-    donor = reference
-    if recipe.width:
-        device = choose_device(recipe.train.device)
-        donor = narrow(reference.to(device), recipe.width, _tokens(recipe), recipe.bridge).cpu()
-        reference.to("cpu")
+    donor = _narrowed(recipe, reference, recipe.width) if recipe.width else reference
     return inherit(
         donor, layers, copy=recipe.copy, route=recipe.route, normalizer=recipe.normalizer,
         seed=recipe.train.seed,
     )  # fmt: skip
+
+
+def _narrowed(recipe: Recipe, reference: Decoder, width: WidthConfig) -> Decoder:
+    """Return the reference with fewer heads and channels, solved on the text's beginning."""
+    device = choose_device(recipe.train.device)
+    donor = narrow(reference.to(device), width, _tokens(recipe), recipe.bridge).cpu()
+    reference.to("cpu")
+    return donor
 
 
 def timed_heir(recipe: Recipe, setting: Setting, layers: LayerMap) -> Decoder:
@@ -432,7 +441,19 @@ def setting_of(recipe: Recipe, reference: Decoder, layers: LayerMap) -> Setting:
         route=recipe.route,
         normalizer=recipe.normalizer,
         shape=narrow_config(reference.config, recipe.width) if recipe.width else None,
+        narrowed=partial(_narrowed, recipe, reference),
     )
+
+
+def learning(
+    recipe: Recipe, baseline: Baseline, setting: Setting
+) -> tuple[DistillConfig, LoraConfig]:
+    """Return what a baseline is trained on, and with which adapters."""
+    if not baseline.heals:
+        return recipe.lesson(baseline.distil), LoraConfig()
+    total = setting.reference.config.num_layers
+    layers = setting.layers if baseline.bridged else first(total, of=total)
+    return recipe.healing(layers, total), recipe.heal.lora
 
 
 def _baseline(
@@ -442,7 +463,13 @@ def _baseline(
     start, then = partial(baseline.start, setting), baseline.second
     steps *= baseline.times
     if then is None:
-        yield Stage(folder, name, steps, 0, start, distill=recipe.lesson(baseline.distil))
+        lesson, lora = learning(recipe, baseline, setting)
+        solved = partial(_bridges, recipe, setting.reference, setting.layers, None)
+        yield Stage(
+            folder, name, steps, 0, start, distill=lesson, lora=lora,
+            layers=setting.layers.sources if baseline.bridged else (),
+            bridge=solved if baseline.bridged else None,
+        )  # fmt: skip
         return
     before, half = out / f"{folder}-1", half_way(recipe, steps)
     yield Stage(before.name, name, half, 0, start)

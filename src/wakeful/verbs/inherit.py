@@ -248,7 +248,9 @@ def _check_names(options: InheritOptions) -> None:
 
 def _solved_on(recipe: Recipe, data: PreparedData) -> int:
     """Return the tokens that the reference goes through for an heir's matrices in closed form."""
-    passes = 8 if recipe.width else 1  # of both models, twice a layer, and once to choose
+    narrowing = 8  # of both models, twice a layer, and once to choose
+    passes = narrowing if recipe.width else 1
+    passes += narrowing * ("narrow" in recipe.baselines) + ("at_once" in recipe.baselines)
     return passes * min(recipe.bridge.tokens, data.train.num_tokens)
 
 
