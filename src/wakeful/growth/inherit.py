@@ -160,9 +160,12 @@ def _assembled(
 
 
 def _copy_part(target: Decoder, name: str, theirs: nn.Module) -> None:
-    """Copy the weights of a part into the target's, which are made where it has none yet."""
+    """Copy the weights of a part into the target's, which are made where it has none yet.
+
+    A donor without memory, which is inherited from to check a recipe, leaves them unmade.
+    """
     for inner, parameter in target.get_submodule(name).named_parameters():
-        if parameter.is_meta:
+        if parameter.is_meta and not theirs.get_parameter(inner).is_meta:
             set_parameter(target, f"{name}.{inner}", torch.empty_like(parameter, device="cpu"))
     target.get_submodule(name).load_state_dict(theirs.state_dict())
 

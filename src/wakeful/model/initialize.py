@@ -41,7 +41,12 @@ def initialize(decoder: Decoder, seed: int) -> Decoder:
 
 @torch.no_grad()
 def fill(decoder: Decoder, seed: int) -> Decoder:
-    """Make the matrices that a decoder lacks (`without_matrices`), with their initial values."""
+    """Make the matrices that a decoder lacks (`without_matrices`), with their initial values.
+
+    Inside `torch.device("meta")`, where nothing is to take memory, none is made.
+    """
+    if torch.get_default_device().type == "meta":
+        return decoder
     for name, parameter in list(decoder.named_parameters()):
         if parameter.is_meta:
             values = _drawn(decoder.config, name, parameter, seed)
