@@ -13,7 +13,8 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from transformers import LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
-from evaluation.models import loaded_llama
+import wakeful
+from evaluation.models import LAMBADA, loaded_llama, write_lines
 from wakeful.config.model import ModelConfig
 from wakeful.evaluation.adapter import Adapter, Transformer, asked
 from wakeful.evaluation.sharing import Question, answers
@@ -211,18 +212,22 @@ class Doubled(LlamaForCausalLM):
         return output
 
 
-def test_what_our_decoder_cannot_be_is_asked_by_lm_evals_class_and_said(model: Model) -> None:
-    said: list[str] = []
+def opt() -> OPTForCausalLM:
     torch.manual_seed(0)
     config = OPTConfig(
         vocab_size=258, hidden_size=16, ffn_dim=24, num_hidden_layers=2, num_attention_heads=4,
         max_position_embeddings=64, word_embed_proj_dim=16,
     )  # fmt: skip
+    return OPTForCausalLM(config).eval()
+
+
+def test_what_our_decoder_cannot_be_is_asked_by_lm_evals_class_and_said(model: Model) -> None:
+    said: list[str] = []
     assert isinstance(model.module, LlamaForCausalLM)
     double = Doubled(model.module.config)
     double.load_state_dict(model.module.state_dict())
-    for other in (OPTForCausalLM(config), double):
-        module = load(other.eval(), tokenizer=model.tokenizer)
+    for other in (opt(), double.eval()):
+        module = load(other, tokenizer=model.tokenizer)
         lm = asked(module, bos=False, batch_size=2, progress=silent, apart=said.append)
         assert isinstance(lm, Transformer)
     assert "our decoder cannot be a opt" in said[0]
@@ -231,3 +236,12 @@ def test_what_our_decoder_cannot_be_is_asked_by_lm_evals_class_and_said(model: M
     assert len(said) == 2
     same = dataclasses.replace(model, module=model.decoder())
     assert isinstance(asked(same, bos=False, batch_size=2, progress=silent), Adapter)
+
+
+def test_the_verb_says_whom_lm_evals_class_asked(model: Model, tmp_path: Path) -> None:
+    lambada = write_lines(tmp_path / "l.jsonl", LAMBADA[:2])
+    for module, other in ((opt(), True), (model.module, False)):
+        found = wakeful.evaluate(module, tokenizer=model.tokenizer, lambada=lambada, device="cpu")
+        said = found.method.get("Asked by lm-eval's own class", "")
+        assert ("because our decoder cannot be a opt" in said) == other
+        assert bool(said) == other
