@@ -23,6 +23,12 @@ VARIANTS = (
     ("NeuTRENO", {"route": "neutreno"}, ""),
     ("DenseFormer", {"depth": "denseformer"}, ""),
     ("RMSNorm-S", {"norm": "rmsnorm_single"}, ""),
+    ("gated values", {"route": "gated"}, "<= 1.05"),
+    ("output gate", {"route": "output_gate"}, "<= 1.05"),
+    ("output gate, channels", {"route": 'output_gate(per="channel")'}, "<= 1.05"),
+    ("XSA", {"route": "xsa"}, "<= 1.05"),
+    ("LayerNorm scaling", {"norm": "layernorm_scaling"}, "<= 1.05"),
+    ("x0 lambdas", {"depth": "x0_lambdas"}, "<= 1.05"),
 )
 AGAINST_THE_FIELD = ("ResFormer, learnable", "SVFormer", "DenseFormer")
 
