@@ -594,7 +594,7 @@ def _compared(
         change = value - (value if base is None else base)
         shown, gap = rough(value), f"{'−' if change < 0 else '+'}{rough(abs(change))}"
         if key in _COUNTED:
-            shown, gap = f"{value:g}", f"{change:+g}".replace("-", "−")
+            shown, gap = f"{value:.4g}", f"{change:+.3g}".replace("-", "−")
         elif error:
             both = math.hypot(error, base_error or 0.0)
             shown, gap = with_error(value, error), with_error(change, both, "+").split(" ± ")[0]
