@@ -209,5 +209,5 @@ def reproduction(path: Path, name: str = "value-residual/fig6") -> Path:
     places = {key: group.at for key, group in plan.exhibit.groups.items() if group.at is not None}
     results = Results(plan.exhibit.table.baseline, places, seen)
     facts = Facts("a text", "9 tokens", "a machine", "float32")
-    judged = verdicts(plan.exhibit, results, plan.scale)
+    judged = verdicts(plan.exhibit, results, plan.scale, plan.tasks)
     return write_reproduction(path, plan, results, judged, facts)
