@@ -69,7 +69,20 @@ def steps_for(memory: int) -> list[Step]:
     python = sys.executable
     found = [
         Step("speed", 270, (python, "-m", "benchmarks", "speed")),
-        Step("tests", 210, (python, "-m", "pytest", "-q", "-m", "gpu", "tests/model")),
+        Step(
+            "tests",
+            210,
+            (
+                python,
+                "-m",
+                "pytest",
+                "-q",
+                "-m",
+                "gpu",
+                "tests/model",
+                "tests/training/test_training_gpu.py",
+            ),
+        ),
     ]
     for name, budget in (("activation/table2", 330), ("value-residual/table5", 330)):
         scale, count = fitting(name, budget, memory)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from wakeful.config.model import VARIANTS
+from wakeful.config.rows import rows_of
 from wakeful.config.schema import (
     Config,
     config_from_table,
@@ -57,6 +58,7 @@ def num_parameters(config: Config) -> int:
 
 def test_there_are_the_presets_of_the_papers_and_small_ones() -> None:
     tables = {f"activation-table{table}" for table in ("2", "2-llama", "3", "4", "5", "6")}
+    tables.add("activation-rmsprop-lr")
     small = {"cpu-tiny", "cpu-small", "activation-small", "combination", "demo"}
     small |= {"patient", "patient-rotary", "patient-deep", "small-sinks"}
     arena = {"arena", "arena-combined", "arena-patient", "arena-text"}
@@ -214,6 +216,19 @@ def test_rows_of_the_activation_tables_differ_in_softmax_and_optimizer_alone(nam
         optimizer = dataclasses.replace(config.optimizer, name=base.optimizer.name)
         same = dataclasses.replace(config, name="vanilla", model=model, optimizer=optimizer)
         assert same == base
+
+
+def test_rmsprops_learning_rates_are_tried_on_table_5s_row() -> None:
+    table5 = rows_of(["activation-table5"]).variants
+    rows = rows_of(["activation-rmsprop-lr"]).variants
+    rates = [row.optimizer.lr for name, row in rows.items() if name != "vanilla"]
+    assert rates == [1e-4, 3e-4, 1e-3, 3e-3]
+    for name, row in rows.items():
+        twin = table5["softmax1-rmsnorm-s" if name == "vanilla" else "rmsprop"]
+        rate = {"lr": row.optimizer.lr, "final_lr": row.optimizer.final_lr}
+        optimizer = dataclasses.replace(twin.optimizer, **rate)
+        assert row == dataclasses.replace(twin, name=row.name, optimizer=optimizer)
+        assert row.optimizer.final_lr == pytest.approx(row.optimizer.lr / 10)
 
 
 @pytest.mark.parametrize("name", ["arena", "arena-patient", "arena-text"])

@@ -17,6 +17,7 @@ from wakeful.probes.mappings import Mappings
 from wakeful.probes.positions import Positions
 from wakeful.probes.spectrum import Spectrum
 from wakeful.probes.watch import watch
+from wakeful.probes.weights import LargestWeights
 
 GROUPED = ModelConfig(
     vocab_size=61, max_length=64, num_layers=3, num_heads=4, num_kv_heads=2, width=32,
@@ -150,6 +151,44 @@ def test_a_rotation_spreads_what_one_channel_carries() -> None:
     again = Turned(seed=3)
     again.see(HiddenEvent(0, h))
     assert again.rows().equals(after)
+
+
+def test_the_largest_weights_are_those_that_wrote_the_outlier_channels() -> None:
+    model = Decoder(GROUPED).eval()
+    outlier, other = 5, 9
+    with torch.no_grad():
+        model.blocks[1].mlp.down.weight[outlier] *= 200
+        model.blocks[2].attention.out.weight[other] = 1e-3
+    tokens = some_tokens(2, 13)
+    events = Events()
+    for k in (1, 4, 32):
+        with watch(model, LargestWeights(model, channels=k), events) as seen, torch.no_grad():
+            model(tokens)
+        for n in range(3):
+            weights = [matrix.weight.detach().abs() for block in model.blocks[: n + 1]
+                       for matrix in (block.attention.out, block.mlp.down)]  # fmt: skip
+            by_weight = sorted(
+                range(32), key=lambda i: -max(float(weight[i].max()) for weight in weights)
+            )[:k]
+            for position, part in (("first", slice(1)), ("rest", slice(1, None))):
+                shares = []
+                for event in events.seen:
+                    if isinstance(event, HiddenEvent) and event.layer == n:
+                        for h in event.h[:, part]:
+                            by_state = sorted(
+                                range(32), key=lambda i: -sum(float(x[i].abs()) for x in h)
+                            )[:k]
+                            shares.append(len(set(by_state) & set(by_weight)) / k)
+                found = value(seen.frame, layer=n, metric="outlier_weight_share", position=position)
+                assert found == pytest.approx(sum(shares) / len(shares)), (k, n, position)
+                if k == 1 and n:
+                    assert found == 1
+                if k == 32:
+                    assert found == 1
+        events.seen.clear()
+    assert -1 not in set(seen.frame.filter(metric="outlier_weight_share")["layer"])
+    with pytest.raises(WakefulError, match="channels = 33 must be between 1 and the width, 32"):
+        LargestWeights(model, channels=33)
 
 
 def test_gradients_of_queries_and_keys_are_those_of_the_mean_loss() -> None:

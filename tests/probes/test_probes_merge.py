@@ -24,6 +24,7 @@ from wakeful.probes.positions import Positions
 from wakeful.probes.rank import Ranks
 from wakeful.probes.spectrum import Spectrum
 from wakeful.probes.watch import watch
+from wakeful.probes.weights import LargestWeights
 from wakeful.world import World
 
 PROBES: dict[str, Callable[[], MergeableProbe]] = {
@@ -40,6 +41,7 @@ PROBES: dict[str, Callable[[], MergeableProbe]] = {
     "outliers": Outliers,
     "outlier channels": OutlierChannels,
     "smoothing": Smoothing,
+    "weights": lambda: LargestWeights(tiny_decoder(dtype=torch.float32)),
     "blocks": BlockInfluence,
     "attention": lambda: AttentionPictures(layers=[0, 2], heads=[0, 3], size=8),
     "mean attention": lambda: MeanAttention(tokens=16),

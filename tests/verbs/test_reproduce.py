@@ -133,7 +133,8 @@ def test_exhibits_look_closer_by_probes_of_their_own(
     measured: dict[str, set[str]] = {}
     for name in ("value-residual/fig3", "value-residual/fig12", "value-residual/fig19",
                  "value-residual/fig20",
-                 "activation/fig1", "activation/fig2", "activation/fig3", "lazy/fig12",
+                 "activation/fig1", "activation/fig2", "activation/fig3",
+                 "activation/largest-weights", "lazy/fig12",
                  "lazy/fig13", "lazy/fig19"):  # fmt: skip
         done = wakeful.reproduce(name, out=str(tmp_path / "here" / name.replace("/", "-")), **asked)
         columns = {column.figure for column in exhibit(name).table.columns}

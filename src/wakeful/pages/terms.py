@@ -44,6 +44,8 @@ TERMS = {
     "max_activation_first": "the largest channel of the first token's hidden state",
     "max_activation_rest": "the largest channel of other tokens, their mean",
     "norm_ratio": "the share of a hidden state's energy in its largest channel",
+    "outlier_weight_share": "of the channels with the largest activations, how many also have the "
+    "largest weights; of channels drawn at random hardly any do",
     "token_similarity": "near 1 the tokens' states are alike: over-smoothing",
     "block_influence": "1 − cos of a block's input and output; near 0 it changes little",
     "influence": "1 − cos of a block's input and output; near 0 it changes little",

@@ -41,6 +41,7 @@ from wakeful.probes.mappings import Mappings
 from wakeful.probes.patterns import AttentionPictures, HiddenPicture, MeanAttention
 from wakeful.probes.positions import Positions
 from wakeful.probes.spectrum import Spectrum
+from wakeful.probes.weights import LargestWeights
 from wakeful.runs.run import Run, environment, is_done, read_frame, read_record
 from wakeful.training.cluster import Row, cluster_of, deal
 from wakeful.training.loop import train
@@ -51,6 +52,8 @@ from wakeful.verbs.inherit import inherit
 
 GRADIENTS = "gradients"
 """The probe of an exhibit that needs a backward pass."""
+WEIGHTS = "weights"
+"""The probe that reads a model's weights beside its states."""
 PROBES: dict[str, Callable[[], Probe]] = {
     "attention_picture": partial(AttentionPictures, size=32),
     "hidden_picture": partial(HiddenPicture, tokens=32, bins=192),
@@ -219,7 +222,9 @@ def _looked_at(
             tests = make_windows(config, data)
             model = read_decoder(path, device=choose_device(config.train.device))
             decoder = model.decoder()
-            more = [PROBES[each]() for each in looked.probes if each != GRADIENTS]
+            more = [PROBES[each]() for each in looked.probes if each in PROBES]
+            if WEIGHTS in looked.probes:
+                more.append(LargestWeights(decoder))
             frames = [observed(decoder, tests, windows, [Importance(), *more])]
             if GRADIENTS in looked.probes:
                 frames.append(query_key_gradients(decoder, rows_of(tests, windows)))

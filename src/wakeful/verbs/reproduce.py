@@ -32,7 +32,7 @@ from wakeful.runs.run import Run, is_done, read_frame, read_record
 from wakeful.training.cluster import cluster_of
 from wakeful.training.setup import check_run
 from wakeful.verbs.evaluate import read_tasks
-from wakeful.verbs.exhibit_runs import GRADIENTS, PROBES, by_shots, carried_out, dealt_out
+from wakeful.verbs.exhibit_runs import GRADIENTS, PROBES, WEIGHTS, by_shots, carried_out, dealt_out
 from wakeful.verbs.result import Stored, asked
 
 CLAIMS = "claims.html"
@@ -169,8 +169,9 @@ def planned(found: Exhibit, wanted: ReproduceOptions) -> Plan:
         tasks=wanted.tasks,
     )  # fmt: skip
     for name in found.probes:
-        if name != GRADIENTS and name not in PROBES:
-            raise WakefulError(f"{found.name}: no probe {name!r}{nearest(name, PROBES)}")
+        known = (*PROBES, GRADIENTS, WEIGHTS)
+        if name not in known:
+            raise WakefulError(f"{found.name}: no probe {name!r}{nearest(name, known)}")
     for expression in _expressions(found):
         check_figure(expression)
     return plan
