@@ -569,7 +569,7 @@ def _errors(diagnosis: Diagnosis) -> dict[str, float | None]:
     return {
         "loss": finite(diagnosis.loss_error),
         "entropy": mean("entropy", variant="code"),
-        "value_drain_lowest": drain["standard_error"].first(),
+        "value_drain_lowest": next(iter(drain["standard_error"].to_list()), None),
         **{key: mean(key) for key in alike},
         **{
             f"{metric}_{position}": mean(metric, position=position)
