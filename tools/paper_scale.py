@@ -33,7 +33,8 @@ GROUPS = (
         "Published models and the smallest patient",
         "Whether the layers of OpenLLaMA and Llama are as lazy as the papers draw them, and what "
         "removes the sink of one head that has nothing to do.",
-        (*_names("lazy", "fig9 fig11"), "value-residual/fig18", "active-dormant/backcopy"),
+        (*_names("lazy", "fig9 fig11"), "value-residual/fig18", "active-dormant/backcopy",
+         "active-dormant/backcopy-deep"),
     ),
     Group(
         "Every cure alone",
