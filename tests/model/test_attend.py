@@ -1,5 +1,6 @@
 """The kernels against the written-out definition: outputs, every gradient, masks and memory."""
 
+import importlib.util
 import math
 
 import pytest
@@ -320,3 +321,23 @@ def test_what_no_kernel_can_do_is_refused():
     )
     with pytest.raises(WakefulError, match=r"float64 on cuda.*float64 runs on the CPU"):
         attend_module._stock_kernels(fake, fake, None)
+
+
+def test_a_copy_of_this_file_leaves_the_operators_of_others_alone():
+    """Every exported model carries one, and several are loaded in one process."""
+    spec = importlib.util.spec_from_file_location("copied_attend", attend_module.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    copy = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(copy)
+    q, k, v, sink = (torch.randn(shape, requires_grad=True) for shape in (
+        (1, 5, 2, 4), (1, 5, 2, 4), (1, 5, 2, 4), (2,)
+    ))  # fmt: skip
+    found = []
+    for module in (attend_module, copy):
+        out = module.sink_attention(q, k, v, sink, None, True, 0.5)[0]
+        found.append([out, *torch.autograd.grad(out.square().sum(), (q, k, v, sink))])
+    for ours, copied in zip(*found, strict=True):
+        assert torch.equal(ours, copied)
+    names = {module.sink_attention._qualname for module in (attend_module, copy)}
+    assert len(names) == 2

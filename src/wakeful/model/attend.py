@@ -172,7 +172,19 @@ def _kernel(
     return out.transpose(1, 2)
 
 
-@torch.library.custom_op("wakeful::sink_attention", mutates_args=())
+def _operator(name: str) -> str:
+    """Return a name for an operator that no other copy of this file has taken in this process.
+
+    Exported models carry copies, and torch destroys an operator whose name is taken again.
+    """
+    number, free = 1, name
+    while hasattr(torch.ops.wakeful, free):
+        number += 1
+        free = f"{name}_{number}"
+    return f"wakeful::{free}"
+
+
+@torch.library.custom_op(_operator("sink_attention"), mutates_args=())
 def sink_attention(
     q: Tensor,
     k: Tensor,
@@ -206,7 +218,7 @@ def _(q, k, v, sink, keep, causal, scale):
     return torch.empty_like(q, memory_format=torch.contiguous_format), lse
 
 
-@torch.library.custom_op("wakeful::sink_attention_backward", mutates_args=())
+@torch.library.custom_op(_operator("sink_attention_backward"), mutates_args=())
 def sink_attention_backward(
     grad: Tensor,
     q: Tensor,
