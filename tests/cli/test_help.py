@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 import pytest
 
 from training.runs import tiny
-from wakeful.cli import SUMMARIES, main
+from wakeful.cli import SUMMARIES, VERBS, main
 from wakeful.cli.catalog import baselines, catalog
 from wakeful.cli.console import OUT
 from wakeful.cli.examples import EXAMPLES
@@ -327,7 +327,7 @@ def test_every_field_of_the_configuration_is_an_option(
 def test_the_overview_lists_the_verbs(capsys: pytest.CaptureFixture) -> None:
     assert main([]) == 0
     shown = capsys.readouterr().out
-    assert all(f"wakeful {verb}" in shown for verb in SUMMARIES)
+    assert all(f"wakeful {verb}" in shown for verb in VERBS)
 
 
 QUICK = ("torch", "transformers", "polars", "numpy", "altair", "tyro")

@@ -14,8 +14,9 @@ from wakeful.exhibits.exhibit import exhibit, exhibit_names
 from wakeful.exhibits.figures import PICTURES, Seen, of_layers
 from wakeful.pages.reproduction import drawings
 from wakeful.probes.attention import Importance
+from wakeful.probes.weights import LargestWeights
 from wakeful.training.measures import observed
-from wakeful.verbs.exhibit_runs import GRADIENTS, PROBES
+from wakeful.verbs.exhibit_runs import GRADIENTS, PROBES, WEIGHTS
 
 LOOKING = [
     name
@@ -57,7 +58,8 @@ def seen() -> dict[str, set[str]]:
         for name, make in PROBES.items()
         if name not in PICTURES
     }
-    return {"": always, **more}
+    weights = observed(decoder, windows, 2, [LargestWeights(decoder)])
+    return {"": always, WEIGHTS: set(of_layers(weights)), **more}
 
 
 @pytest.mark.parametrize("name", LOOKING)

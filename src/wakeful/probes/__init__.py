@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     from wakeful.probes.rank import Ranks
     from wakeful.probes.spectrum import Spectrum
     from wakeful.probes.watch import Watch
+    from wakeful.probes.weights import LargestWeights
 
 __all__ = [
     "AttentionEvent", "AttentionPictures", "BlockInfluence", "BosMass", "Entropy", "HiddenEvent",
-    "HiddenPicture", "Importance", "Leading", "Mappings", "MeanAttention", "MeanProbe",
-    "MergeableProbe", "OutlierChannels", "Outliers", "Positions", "Probe", "Ranks", "Sinks",
-    "Smoothing", "Spectrum", "Turned", "Values", "Watch",
+    "HiddenPicture", "Importance", "LargestWeights", "Leading", "Mappings", "MeanAttention",
+    "MeanProbe", "MergeableProbe", "OutlierChannels", "Outliers", "Positions", "Probe", "Ranks",
+    "Sinks", "Smoothing", "Spectrum", "Turned", "Values", "Watch",
 ]  # fmt: skip
 _HOMES = {
     "attention": ("BosMass", "Entropy", "Importance", "Leading", "Sinks", "Values"),
@@ -40,6 +41,7 @@ _HOMES = {
     "rank": ("Ranks",),
     "spectrum": ("Spectrum",),
     "watch": ("Watch",),
+    "weights": ("LargestWeights",),
 }
 __getattr__, __dir__ = lazily(
     __name__, {name: f"{__name__}.{home}" for home, names in _HOMES.items() for name in names}
