@@ -100,6 +100,7 @@ def test_lm_evals_questions_are_asked_both_ways() -> None:
     assert all(row.ratio > 0 for row in rows)
 
 
+@pytest.mark.slow
 def test_peaks_are_measured_in_processes_of_their_own() -> None:
     rows = list(peaks.ratios("small"))
     assert len(rows) == 3

@@ -178,6 +178,8 @@ def compare(arguments: list[str]) -> None:
     seeds = rows.seeds(options.seeds)
     variants = rescaled(rows.variants, base, options.config, strict=True)
     for name, asked_of_one in own.items():
+        if not asked_of_one:
+            continue
         default = _around(CompareOptions, variants[name])
         variants[name] = parse(CompareOptions, asked_of_one, prog, default).config
     variants = chosen_variants(variants, options.only)
