@@ -4,15 +4,11 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 from urllib.parse import quote
 
 from wakeful.exhibits.judge import Judged, Outcome
-from wakeful.pages.page import Step, listed, write_page
-from wakeful.pages.reproduction import Found
-
-OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
-_NEXT = {"tiny": "small", "small": "paper"}
+from wakeful.pages.page import listed, write_page
+from wakeful.pages.reproduction import OUTCOMES, Found, counted, in_words, next_scale
 
 
 @dataclass(frozen=True)
@@ -21,7 +17,7 @@ class _Row:
 
     judged: Judged
     link: str
-    counts: Mapping[str, int]
+    counts: Mapping[Outcome, int]
     found: Sequence[Found]
 
 
@@ -33,51 +29,29 @@ def write_claims(path: Path, exhibits: Mapping[Path, Judged], left_out: Sequence
     papers: dict[str, list[_Row]] = {}
     for folder, judged in exhibits.items():
         row = _Row(
-            judged, _link(folder / "report.html", path), counted([judged]),
+            judged, _link(folder / "report.html", path), counted(judged.verdicts),
             [Found.of(each) for each in judged.verdicts],
         )  # fmt: skip
         papers.setdefault(judged.paper, []).append(row)
     scales = {judged.scale for judged in exhibits.values()}
-    counts = counted(exhibits.values())
+    counts = _all(exhibits.values())
     return write_page(
         path,
         "claims",
         title="What the papers claim, judged here",
-        headlines=[_headline(counts, scales, len(exhibits))],
-        steps=_larger(scales, counts),
+        headlines=[
+            f"Of {sum(counts.values())} claims in {len(exhibits)} exhibits at "
+            f"{listed(sorted(scales))} scale: {in_words(counts)}."
+        ],
+        steps=next_scale("PAPER/EXHIBIT", scales, counts),
         outcomes=OUTCOMES,
-        papers={
-            paper: (rows, counted(row.judged for row in rows)) for paper, rows in papers.items()
-        },
+        papers={paper: (rows, _all(row.judged for row in rows)) for paper, rows in papers.items()},
         left_out=left_out,
     )
 
 
-def counted(exhibits: Iterable[Judged]) -> dict[str, int]:
-    """Return how many claims of exhibits came out how."""
-    found = dict.fromkeys(map(str, OUTCOMES), 0)
-    for judged in exhibits:
-        for verdict in judged.verdicts:
-            found[verdict.outcome] += 1
-    return found
-
-
-def _headline(counts: Mapping[str, int], scales: set[str], exhibits: int) -> str:
-    told = listed(f"{count} {outcome}" for outcome, count in counts.items() if count)
-    return (
-        f"Of {sum(counts.values())} claims in {exhibits} exhibits at {listed(sorted(scales))} "
-        f"scale: {told or 'none judged'}."
-    )
-
-
-def _larger(scales: set[str], counts: Mapping[str, int]) -> list[Step]:
-    if len(scales) > 1 or not counts["not resolved"]:
-        return []
-    larger = _NEXT.get(next(iter(scales)))
-    if larger is None:
-        return []
-    command = f"wakeful reproduce PAPER/EXHIBIT --scale {larger}"
-    return [Step("try what is not resolved at the next scale", command)]
+def _all(exhibits: Iterable[Judged]) -> dict[Outcome, int]:
+    return counted(verdict for judged in exhibits for verdict in judged.verdicts)
 
 
 def _link(page: Path, here: Path) -> str:

@@ -1,9 +1,10 @@
 """The page of a reproduced exhibit: drawn as the paper draws it, ours beside the published."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import altair as alt
 import numpy as np
@@ -16,7 +17,7 @@ from wakeful.estimates import mean_and_error, with_error
 from wakeful.exhibits.derived import At, Results, figure_of, relative
 from wakeful.exhibits.exhibit import Exhibit
 from wakeful.exhibits.figures import Curve, Seen
-from wakeful.exhibits.judge import Verdict
+from wakeful.exhibits.judge import Outcome, Verdict
 from wakeful.exhibits.plan import H100, Plan
 from wakeful.pages import patterns
 from wakeful.pages.charts import (
@@ -37,6 +38,7 @@ from wakeful.probes.base import Frame
 from wakeful.runs.run import Environment
 from wakeful.variants import build_call
 
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 _MOST_POINTS = 400
 _BAND = 0.16
 
@@ -124,17 +126,14 @@ def write_reproduction(
         " ".join(filter(None, (job.group, job.row))): config_to_toml(job.config)
         for job in plan.jobs
     }
-    counts = {
-        name: sum(each.outcome == name for each in verdicts)
-        for name in ("confirmed", "reversed", "not resolved")
-    }
+    counts = counted(verdicts)
     return write_page(
         path,
         "reproduction",
         title=exhibit.heading,
         exhibit=exhibit,
-        headlines=[_counted(counts, plan)],
-        steps=_larger(plan, counts["not resolved"]),
+        headlines=[f"Of {len(verdicts)} claims at {plan.scale} scale: {in_words(counts)}."],
+        steps=next_scale(exhibit.name, {plan.scale}, counts),
         headline=headline(plan, facts, results),
         counts=counts,
         verdicts=verdicts,
@@ -152,17 +151,24 @@ def write_reproduction(
     )
 
 
-def _counted(counts: Mapping[str, int], plan: Plan) -> str:
+def counted(verdicts: Iterable[Verdict]) -> dict[Outcome, int]:
+    """Return how many claims came out how, those of no claim among them."""
+    found = Counter(each.outcome for each in verdicts)
+    return {outcome: found[outcome] for outcome in OUTCOMES}
+
+
+def in_words(counts: Mapping[Outcome, int]) -> str:
+    """Return what came out, without what did not."""
     told = listed(f"{count} {outcome}" for outcome, count in counts.items() if count)
-    return f"Of {sum(counts.values())} claims at {plan.scale} scale: {told or 'none judged'}."
+    return told or "none judged"
 
 
-def _larger(plan: Plan, open_claims: int) -> list[Step]:
+def next_scale(exhibit: str, scales: Set[str], counts: Mapping[Outcome, int]) -> list[Step]:
     """Return the next larger scale as what to do where a claim is not resolved."""
-    scale = {"tiny": "small", "small": "paper"}.get(plan.scale)
-    if scale is None or not open_claims:
+    larger = {frozenset({"tiny"}): "small", frozenset({"small"}): "paper"}.get(frozenset(scales))
+    if larger is None or not counts["not resolved"]:
         return []
-    command = f"wakeful reproduce {plan.exhibit.name} --scale {scale}"
+    command = f"wakeful reproduce {exhibit} --scale {larger}"
     return [Step("try what is not resolved at the next scale", command)]
 
 
