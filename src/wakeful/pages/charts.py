@@ -122,14 +122,14 @@ def readable_lines(
     color: alt.Color, dash: alt.StrokeDash, *, points: bool = False, detail: str = "",
 ) -> list[alt.Chart]:  # fmt: skip
     """Draw a line for each name in `by` over the column `at`: a click on the legend fades the
-    others, and the pointer finds the nearest of some hundred places. Two layers: lines, points.
+    others, and the pointer finds the nearest of some hundred places.
 
     `detail` parts the lines of one name that come apart, such as those of its runs.
     """
     picked = alt.selection_point(fields=[by], bind="legend")
     clear = alt.OpacityValue(0.12, condition={"param": picked.name, "value": 1})
     frame = rounded(frame)
-    lines = alt.Chart(frame).mark_line(strokeWidth=2, point=points)
+    lines = alt.Chart(frame).mark_line(strokeWidth=2)
     lines = lines.encode(x=x, y=y, color=color, strokeDash=dash, opacity=clear)
     lines = lines.encode(detail=alt.Detail(detail)) if detail else lines
     places = frame[at].unique().sort()
@@ -137,7 +137,11 @@ def readable_lines(
     bare = color.copy()
     bare["legend"] = None  # else a second legend would stand beside that of the lines
     near = alt.Chart(frame.filter(pl.col(at).is_in(some.implode()))).encode(x=x, color=bare)
-    return [lines.add_params(picked), nearest(near, tooltip, y)]
+    found = [lines.add_params(picked), nearest(near, tooltip, y)]
+    if points:  # a layer of their own: with the lines' dashes the legend would draw dashed circles
+        marks = alt.Chart(frame).mark_point(filled=True, size=30)
+        found.append(marks.encode(x=x, y=y, color=bare, opacity=clear))
+    return found
 
 
 def line_at(axis: str, value: float, name: str, **more: Any) -> alt.Chart:

@@ -188,7 +188,7 @@ def _tables(exhibit: Exhibit, results: Results) -> list[tuple[str, list[str], li
                 values = _values(results, group, row, name)
                 printed = exhibit.table.cells.get((_named(exhibit, group, row), name))
                 cells.append((
-                    mean_and_error(values) if values else None,
+                    with_error(*mean_and_error(values)) if values else "–",
                     printed if isinstance(printed, int | float) else None,
                 ))  # fmt: skip
             rows.append((exhibit.table.labels.get(row, row), cells))

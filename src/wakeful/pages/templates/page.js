@@ -12,15 +12,25 @@ let chosen = ["dark", "light"].find((name) => location.hash === `#${name}`);
 let drawn = new Map();
 let drawing = Promise.resolve();
 
-function configuration(theme, width) {
+function configuration(theme, width, spec) {
   const config = structuredClone(themes[theme]);
   config.background = "transparent";
-  config.legend.columns = width < NARROW ? 2 : 4;
+  config.legend.columns = 4;
   if (width < NARROW) {
+    // Two names stand side by side on a phone where both are short; a long one needs the line.
+    config.legend.columns = longest(spec) > 13 ? 1 : 2;
     config.axis.labelLimit = 110;
-    config.legend.labelLimit = 95;
+    config.legend.labelLimit = 260;
   }
   return config;
+}
+
+// The letters of the longest name that a color or a dash stands for.
+function longest(part) {
+  if (!part || typeof part !== "object") return 0;
+  const names = (part.scale?.domain || []).filter?.((name) => typeof name === "string") || [];
+  const inside = Object.entries(part).filter(([key]) => key !== "datasets");
+  return Math.max(0, ...names.map((name) => name.length), ...inside.map(([, each]) => longest(each)));
 }
 
 let usual;
@@ -72,8 +82,9 @@ async function drawOne(element, theme) {
   const place = document.getElementById(element.dataset.for);
   if (!place.clientWidth) return; // in details that are closed
   try {
-    const config = configuration(theme, place.clientWidth);
-    const result = await embed(place, unpacked(element), config);
+    const spec = unpacked(element);
+    const config = configuration(theme, place.clientWidth, spec);
+    const result = await embed(place, spec, config);
     drawn.set(element, result);
     fade(result.view);
     offer(place, element);
