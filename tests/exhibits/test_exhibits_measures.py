@@ -36,7 +36,8 @@ def test_the_crossing_is_the_last_time_that_a_row_falls_behind() -> None:
     })  # fmt: skip
     # Smoothed over ten steps, the tenth mean of −1 and +1 that is not below zero comes five later.
     assert figure_of(found, "", "early", 0, "crossing") == 45
-    assert figure_of(found, "", "ahead", 0, "crossing") == 100
+    assert figure_of(found, "", "ahead", 0, "crossing") is None
+    assert figure_of(found, "", "ahead", 0, "crossing(bound=True)") == 100
     assert figure_of(found, "", "behind", 0, "crossing") == 1
     assert figure_of(found, "", "absent", 0, "crossing") is None
     assert figure_of(found, "", "early", 0, "ahead") == pytest.approx(0.44)
@@ -55,8 +56,8 @@ def test_a_crossing_that_is_not_reached_is_predicted_from_the_last_tenth() -> No
     # Zero at step 150, and the mean of ten steps is four and a half steps late.
     told = "crossing(predicted=True)"
     assert figure_of(found, "", "rising", 0, told) == pytest.approx(154.5)
-    assert figure_of(found, "", "rising", 0, "crossing") == 100
-    assert figure_of(found, "", "falling", 0, told) == 100
+    assert figure_of(found, "", "rising", 0, "crossing") is None
+    assert figure_of(found, "", "falling", 0, told) is None
     assert figure_of(found, "", "early", 0, told) == 45
 
 

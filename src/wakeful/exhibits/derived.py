@@ -118,13 +118,14 @@ def train_loss(at: At, *, last: int = 50) -> float | None:
     return float(curve[1][-last:].mean()) if curve and len(curve[1]) else None
 
 
-def crossing(at: At, *, predicted: bool = False) -> float | None:
+def crossing(at: At, *, predicted: bool = False, bound: bool = False) -> float | None:
     """Return the step from which the smoothed training loss is never below the baseline's again.
 
-    The critical point of Value Residual Learning, fig. 14. A row that ends below the baseline has
-    not been surpassed: its crossing is the run's last step, a lower bound. With `predicted` it is
-    where the straight line through the last tenth of the differences reaches zero, the paper's
-    1,000 of 10,000; the last step where that line does not rise.
+    The critical point of Value Residual Learning, fig. 14. A row that ends below the baseline was
+    not overtaken and has none, so that two such rows are not found to agree. With `predicted` it is
+    then where the straight line through the last tenth of the differences reaches zero, the paper's
+    1,000 of 10,000, if that line rises; with `bound` the run's last step, which says who is
+    overtaken later where one of two is overtaken.
     """
     curve = relative(at)
     if curve is None:
@@ -140,7 +141,7 @@ def crossing(at: At, *, predicted: bool = False) -> float | None:
         slope, start = np.polyfit(steps[-last:], differences[-last:], 1)
         if slope > 0:
             return max(float(steps[-1]), float(-start / slope))
-    return float(steps[-1])
+    return float(steps[-1]) if bound else None
 
 
 def ahead(at: At, *, first: float = 1.0) -> float | None:
