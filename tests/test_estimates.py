@@ -16,6 +16,7 @@ from wakeful.estimates import (
     reach,
     running_mean,
     student_quantile,
+    to_error,
     weighted_mean,
     with_error,
 )
@@ -127,3 +128,19 @@ def test_figures_are_shown_to_the_second_digit_of_their_error(
     value: float | None, error: float | None, sign: str, shown: str
 ) -> None:
     assert with_error(value, error, sign) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "sign", "shown"),
+    [
+        (-6.15e-4, 0.5e-4, "+", "−6.15e−4"),
+        (5e-4, 0.5e-4, "+", "+5.00e−4"),
+        (-0.321, 0.021, "+", "−0.321"),
+        (12345.6, 99.96, "", "12,346"),
+        (2.0, None, "", "2.0000"),
+    ],
+)
+def test_an_edge_is_shown_to_the_error_of_its_middle(
+    value: float, error: float | None, sign: str, shown: str
+) -> None:
+    assert to_error(value, error, sign) == shown

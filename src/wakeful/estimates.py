@@ -154,24 +154,39 @@ def with_error(value: float | None, error: float | None = None, sign: str = "") 
 
     What is not finite, None too, is said to be so; `sign` "+" shows it of positive values.
     """
+    shown, spread, power = _parts(value, error, sign)
+    told = f"{shown} ± {spread}" if spread else shown
+    return f"({told}){power}" if power else told
+
+
+def to_error(value: float | None, error: float | None, sign: str = "") -> str:
+    """Return a value alone to its error's second digit, such as an edge of an interval."""
+    shown, _, power = _parts(value, error, sign)
+    return shown + power
+
+
+def _parts(value: float | None, error: float | None, sign: str) -> tuple[str, str, str]:
+    """Return value, error and the power of ten that both are counted in; empty where none is."""
     if value is None or not math.isfinite(value):
-        return "not finite"
+        return "not finite", "", ""
     known = error if error is not None and math.isfinite(error) and error > 0 else 0.0
     size = max(abs(value), known)
+    shown, spread, power = "", "", ""
     if size > _LARGE and known:
-        text = f"{value:{sign}.3g} ± {known:.2g}"
+        shown, spread = f"{value:{sign}.3g}", f"{known:.2g}"
     elif known and size < _SMALL:
-        power = math.floor(math.log10(size))
-        text = f"({with_error(value / 10.0**power, known / 10.0**power, sign)})e{power}"
+        exponent = math.floor(math.log10(size))
+        shown, spread, _ = _parts(value / 10.0**exponent, known / 10.0**exponent, sign)
+        power = f"e{exponent}"
     elif known:
         # Rounded first: 0.0996 is 0.10, two places.
         places = min(8, max(0, 1 - math.floor(math.log10(float(f"{known:.1e}")))))
-        text = f"{value:{sign},.{places}f} ± {known:,.{places}f}"
+        shown, spread = f"{value:{sign},.{places}f}", f"{known:,.{places}f}"
     else:
         scientific = size > _LARGE or 0 < size < _SMALL
         places = 4 if size < 10 else max(0, 3 - math.floor(math.log10(size)))
-        text = f"{value:{sign}.4g}" if scientific else f"{value:{sign},.{places}f}"
-    return text.replace("-", "−")
+        shown = f"{value:{sign}.4g}" if scientific else f"{value:{sign},.{places}f}"
+    return shown.replace("-", "−"), spread.replace("-", "−"), power.replace("-", "−")
 
 
 def _spread(moves: np.ndarray) -> float:

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import polars as pl
 import pytest
@@ -33,9 +34,18 @@ from wakeful.growth.baselines import BASELINES
 from wakeful.growth.bridge import bridge
 from wakeful.growth.inherit import inherit
 from wakeful.growth.layers import LayerMap
-from wakeful.growth.outcome import Outlook, Point, arms, compared, curve, measure, outlook
+from wakeful.growth.outcome import (
+    Outlook,
+    Point,
+    arms,
+    compared,
+    curve,
+    measure,
+    outlook,
+    over_seeds,
+)
 from wakeful.growth.plan import Cost, doubts, measure_costs, steps_within
-from wakeful.growth.recipe import Outcome, Recipe, carry_out, check_stages, half_way
+from wakeful.growth.recipe import Finished, Outcome, Recipe, carry_out, check_stages, half_way
 from wakeful.loading.load import read_decoder
 from wakeful.loading.model import Model
 from wakeful.runs import checkpoint
@@ -473,3 +483,21 @@ def test_drops_that_cannot_be_made_are_refused(
 ) -> None:
     with pytest.raises(WakefulError, match=f"drops = {over['drops']}"):
         recipe_for(reference, text, **over).check(4)
+
+
+def _ended(arm: str, depth: int, loss: float) -> Finished:
+    run = Mock(spec=Run, config=Mock(model=Mock(num_layers=depth)))
+    return Mock(spec=Finished, stage=Mock(arm=arm, offset=0, steps=9), run=run, loss=loss)
+
+
+def test_seeds_that_end_at_different_depths_share_no_baseline() -> None:
+    """The second seed grew once more, and its baseline is as deep as its own last heir."""
+    first = Outcome((_ended("heir-4", 4, 3.0),), (_ended("random", 4, 3.2),))
+    second = Outcome(
+        (_ended("heir-4", 4, 3.1), _ended("heir-6", 6, 2.8)), (_ended("random", 6, 2.9),)
+    )
+    (heir,) = over_seeds([first, second], 2.9)
+    assert (heir.arm, heir.losses, heir.minus_heir) == ("heir-4", (3.0, 3.1), 0.0)
+    twice, random = over_seeds([first, first], 2.9)
+    assert (twice.arm, random.arm) == ("heir-4", "random")
+    assert random.minus_heir == pytest.approx(0.2)

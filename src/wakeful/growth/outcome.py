@@ -263,25 +263,39 @@ def compared(outcome: Outcome, reference: pl.DataFrame, reference_loss: float) -
 
 
 def over_seeds(outcomes: Sequence[Outcome], reference_loss: float) -> tuple[OverSeeds, ...]:
-    """Return the arms that every seed came to; the heir is the last that all seeds have."""
+    """Return the arms that every seed came to; the heir is the last that all seeds have.
+
+    Seeds that reach parity at different depths make baselines of different depths under one name:
+    an arm counts as shared where its depth and its steps are the same in all.
+    """
     if len(outcomes) < 2:
         return ()
-    found = [{arm: stages[-1].loss for arm, stages in arms(outcome)} for outcome in outcomes]
-    shared = [arm for arm in found[0] if all(arm in losses for losses in found)]
-    heirs = {finished.stage.arm for finished in outcomes[0].rounds}
-    (*_, heir) = (arm for arm in shared if arm in heirs)
+    found = [
+        {_kind(arm, stages[-1]): stages[-1].loss for arm, stages in arms(outcome)}
+        for outcome in outcomes
+    ]
+    shared = [kind for kind in found[0] if all(kind in losses for losses in found)]
+    heirs = {_kind(finished.stage.arm, finished) for finished in outcomes[0].rounds}
+    *_, heir = (None, *(kind for kind in shared if kind in heirs))
+    if heir is None:
+        return ()
     lines = []
-    for arm in shared:
-        losses = tuple(seed[arm] for seed in found)
+    for kind in shared:
+        losses = tuple(seed[kind] for seed in found)
         loss, error = mean_and_error(np.array(losses))
-        gap, gap_error = mean_and_error(np.array([seed[arm] - seed[heir] for seed in found]))
+        gap, gap_error = mean_and_error(np.array([seed[kind] - seed[heir] for seed in found]))
         lines.append(
             OverSeeds(
-                arm=arm, losses=losses, loss=loss, standard_error=error, minus_heir=gap,
+                arm=kind[0], losses=losses, loss=loss, standard_error=error, minus_heir=gap,
                 minus_heir_error=gap_error, minus_reference=loss - reference_loss,
             )
         )  # fmt: skip
     return tuple(lines)
+
+
+def _kind(arm: str, final: Finished) -> tuple[str, int, int]:
+    """Return what decides whether two seeds' models are of one kind: arm, depth and steps."""
+    return arm, final.run.config.model.num_layers, final.stage.offset + final.stage.steps
 
 
 def outlook(points: Sequence[Point], target: float) -> Outlook:

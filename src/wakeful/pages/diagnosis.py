@@ -10,7 +10,7 @@ from typing import Any, Literal
 import altair as alt
 import polars as pl
 
-from wakeful.estimates import finite, with_error
+from wakeful.estimates import finite, to_error, with_error
 from wakeful.evaluation.diagnosis import Diagnosis
 from wakeful.pages.charts import (
     DASHES,
@@ -597,6 +597,6 @@ def _compared(
             shown, gap = f"{value:.4g}", f"{change:+.3g}".replace("-", "−")
         elif error:
             both = math.hypot(error, base_error or 0.0)
-            shown, gap = with_error(value, error), with_error(change, both, "+").split(" ± ")[0]
+            shown, gap = with_error(value, error), to_error(change, both, "+")
         told.append((shown, gap if change else ""))
     return told

@@ -18,7 +18,7 @@ import vl_convert
 from markupsafe import Markup
 
 from wakeful.errors import WakefulError
-from wakeful.estimates import with_error
+from wakeful.estimates import to_error, with_error
 from wakeful.pages.charts import slug, specification, still, theme
 from wakeful.pages.terms import explained
 from wakeful.paths import default_cache_dir
@@ -67,6 +67,7 @@ def write_page(path: str | Path, template: str, **values: Any) -> Path:
     environment.filters["picture"] = _picture
     environment.filters["anchors"] = _anchors
     environment.filters["slug"] = slug
+    environment.filters["to_error"] = to_error
     environment.filters["with_error"] = with_error
     environment.filters["figure"] = _figure
     environment.filters["explained"] = explained

@@ -13,7 +13,7 @@ import polars as pl
 from wakeful.comparison.reading import TrainedRun
 from wakeful.config.schema import config_to_toml
 from wakeful.display import duration
-from wakeful.estimates import mean_and_error, with_error
+from wakeful.estimates import mean_and_error, to_error, with_error
 from wakeful.exhibits.derived import At, Results, figure_of, relative
 from wakeful.exhibits.exhibit import Exhibit
 from wakeful.exhibits.figures import Curve, Seen
@@ -112,8 +112,8 @@ class Found:
         found = with_error(verdict.difference, verdict.error, "+")
         if verdict.error is None:
             return cls(f"{found}, one seed", "")
-        edges = (with_error(edge, verdict.error, "+") for edge in (verdict.low, verdict.high))
-        return cls(found, " to ".join(edge.split(" ± ")[0] for edge in edges))
+        edges = (to_error(edge, verdict.error, "+") for edge in (verdict.low, verdict.high))
+        return cls(found, " to ".join(edges))
 
 
 @unchecked
