@@ -1,6 +1,7 @@
 """The verb reproduce: an exhibit run as a user would, gone on with, refused where it must be."""
 
 import dataclasses
+import os
 import random
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import wakeful
 from wakeful.cli import main
 from wakeful.config.schema import DataConfig
-from wakeful.errors import WakefulError
+from wakeful.errors import Diverged, WakefulError
 from wakeful.evaluation.scores import Score
 from wakeful.exhibits.exhibit import Claim, exhibit, exhibit_names
 from wakeful.exhibits.judge import Judged
@@ -112,6 +113,24 @@ def test_an_exhibit_is_run_judged_and_gone_on_with(
         told = ["reproduce", other, "--out", str(place), "--seeds", *seeds, "--text", str(text)]
         assert main(told) == 1
         assert "is of value-residual/fig10 at the tiny scale" in capsys.readouterr().err
+    # A row that diverges with one seed leaves the claims to the others; the baseline may not.
+    wild = "resformer"
+
+    def diverging(config, path, **options):
+        if config.name == wild:
+            raise Diverged("the loss of step 2 is not finite")
+        return real(config, path, **options)
+
+    monkeypatch.setattr(exhibit_runs, "train", diverging)
+    more = asked | {"seeds": (0, 1, 2), "runs": str(tmp_path / "runs/reproduce/tiny/runs")}
+    left = wakeful.reproduce("value-residual/fig10", out=str(tmp_path / "more"), **more)
+    assert {verdict.seeds for verdict in left.found[0].verdicts} == {2}
+    told = "<li>resformer, seed 2: the loss of step 2 is not finite</li>"
+    assert told in left.page.read_text("utf-8")
+    wild = "vanilla"
+    with pytest.raises(Diverged):
+        wakeful.reproduce("value-residual/fig10", out=str(tmp_path / "none"),
+                          **(asked | {"seeds": (3,)}))  # fmt: skip
 
 
 def test_heirs_are_compared_with_their_reference(text: Path, tmp_path: Path) -> None:
@@ -181,6 +200,11 @@ def test_pretrained_models_are_looked_at_and_quantized(
     again = wakeful.reproduce("value-residual/fig18", **asked)
     assert "similarity is high where entropy is low" in again.verdicts[0]
     assert "not measured" not in again.verdicts[0]
+    # Other weights under the same path are read anew.
+    (weights, *_) = pretrained.rglob("*.safetensors")
+    os.utime(weights, (1, 1))
+    with pytest.raises(TypeError):
+        wakeful.reproduce("value-residual/fig18", **asked)
 
 
 def test_a_table_sets_pretrained_models_beside_trained_ones(

@@ -26,6 +26,8 @@ class Results:
     places: Mapping[str, float]
     """Where each group stands on the axis of groups, for those that stand anywhere."""
     seen: Mapping[Key, Seen]
+    diverged: tuple[str, ...] = ()
+    """The runs that are missing because they diverged, and how."""
 
     @cached_property
     def groups(self) -> tuple[str, ...]:

@@ -148,6 +148,7 @@ def write_reproduction(
         here=duration(sum(seen.figures.get("seconds", 0.0) for seen in results.seen.values())),
         hours=plan.operations / H100 / 3600,
         configs=configs,
+        diverged=results.diverged,
     )
 
 

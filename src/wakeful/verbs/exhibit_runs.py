@@ -15,7 +15,7 @@ from wakeful.comparison.reading import read_run
 from wakeful.config.verbs import LENGTH, inherit_options
 from wakeful.device import choose_device
 from wakeful.display import Display, Shown
-from wakeful.errors import Interrupted
+from wakeful.errors import Diverged, Interrupted
 from wakeful.evaluation.diagnosis import sequences_of
 from wakeful.evaluation.looking import look, stretches
 from wakeful.evaluation.reading import fingerprint, words_of
@@ -90,14 +90,24 @@ def dealt_out(plan: Plan, runs: Path, place: Path, cluster: str, shown: Shown) -
 
 
 def carried_out(plan: Plan, runs: Path, place: Path, shown: Shown) -> tuple[Results, Facts]:
-    """Train, or take, every run; look at every model; return what they came to."""
+    """Train, or take, every run; look at every model; return what they came to.
+
+    A run that diverges is left out and named, unless it is of the baseline.
+    """
     seen: dict[Key, Seen] = {}
     facts: Facts | None = None
+    diverged: list[str] = []
     for seed in plan.seeds:
         for job in plan.jobs:
             reference = plan.reference_of(job.group)
             if reference is None:
-                path = _trained(job, seed, runs, shown)
+                try:
+                    path = _trained(job, seed, runs, shown)
+                except Diverged as fault:
+                    if job.row == plan.exhibit.table.baseline:
+                        raise  # every claim of the group stands against it
+                    diverged.append(f"{f'{job.group} {job.row}'.strip()}, seed {seed}: {fault}")
+                    continue
                 read = read_run(path, job.row)
                 facts = facts or Facts.of(read)
                 layers = _looked_at(path, f"{job.folder}-{seed}", job.row, plan, place, shown)
@@ -113,7 +123,7 @@ def carried_out(plan: Plan, runs: Path, place: Path, shown: Shown) -> tuple[Resu
     seen |= _existing(plan, runs, place, shown)
     places = {key: group.at for key, group in plan.exhibit.groups.items() if group.at is not None}
     facts = facts or Facts.of_reading(plan, environment(choose_device(plan.config.train.device)))
-    return Results(plan.exhibit.table.baseline, places, seen), facts
+    return Results(plan.exhibit.table.baseline, places, seen, tuple(diverged)), facts
 
 
 def _existing(plan: Plan, runs: Path, place: Path, shown: Shown) -> dict[Key, Seen]:
@@ -123,7 +133,7 @@ def _existing(plan: Plan, runs: Path, place: Path, shown: Shown) -> dict[Key, Se
         with shown(row) as show:
             found = _read_over(given.source, plan, runs, show)
         for seed, (figures, layers) in zip(plan.seeds, found, strict=True):
-            answers = _asked(given.source, short(given.source), plan, place, shown)
+            answers = _asked(given.source, _named(given.source), plan, place, shown)
             seen["", row, seed] = seen_of_model(figures, layers, answers)
     return seen
 
@@ -138,7 +148,7 @@ def _read_over(
     size, count, text = plan.exhibit.looks, len(plan.seeds), plan.config.data.source
     words = None if text.startswith("hf:") else words_of(text, size * count * LENGTH)
     read = "" if words is None else fingerprint(words)
-    facts = [source, text, read, size, plan.exhibit.schemes, LENGTH]
+    facts = [source, text, read, size, plan.exhibit.schemes, LENGTH, *_state(source)]
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
     folder = runs / f"{short(source)}-looks-{digest}"
     frames = [folder / f"stretch-{n}.parquet" for n in range(count)]
@@ -160,6 +170,26 @@ def _read_over(
         (read_record(_Figures, record).figures, read_frame(frame, SCHEMA))
         for record, frame in zip(records, frames, strict=True)
     ]
+
+
+def _state(source: str) -> list[tuple[str, int, int]]:
+    """Return which weights a folder or file holds, by size and time; nothing of a name on the hub.
+
+    A run that is trained further has other figures under the same path.
+    """
+    place = Path(source)
+    files = [place] if place.is_file() else [*place.rglob("*.safetensors"), *place.rglob("*.gguf")]
+    return [
+        (file.relative_to(place).as_posix(), file.stat().st_size, file.stat().st_mtime_ns)
+        for file in sorted(files)
+    ]
+
+
+def _named(source: str) -> str:
+    """Return what the answers of a model are called: those of other weights have another name."""
+    state = _state(source)
+    digest = hashlib.sha256(json.dumps(state).encode()).hexdigest()[:6]
+    return f"{short(source)}-{digest}" if state else short(source)
 
 
 def _trained(job: Job, seed: int, runs: Path, shown: Shown) -> Path:
