@@ -154,6 +154,17 @@ def test_only_seeds_that_all_have_are_ranked(tmp_path: Path) -> None:
     assert ranking_of(read_comparison(tmp_path / "c")) is None
 
 
+def test_a_figure_that_no_variant_has_with_all_seeds_draws_no_front(tmp_path: Path) -> None:
+    ranked(tmp_path / "c", KURTOSIS, {})
+    for variant in SHIFTS:
+        place = tmp_path / "c" / variant / "seed-2" / "summary.json"
+        summary = json.loads(place.read_text())
+        place.write_text(json.dumps(summary | {"diagnosis": {"rank": 3.0}}))
+    found = ranks(read_comparison(tmp_path / "c"))
+    assert "kurtosis_rest" not in {front.column.figure for front in found.fronts}
+    assert found.fronts
+
+
 def test_of_many_variants_those_that_fare_alike_share_a_sentence(tmp_path: Path) -> None:
     shifts = {"vanilla": 0.0} | {f"v{n}": (-0.4, 0.4, 1e-4)[n % 3] for n in range(12)}
     comparison = read_comparison(make_comparison(tmp_path / "c", shifts, SEEDS))

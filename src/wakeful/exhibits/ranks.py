@@ -122,9 +122,10 @@ def _ranking(
         groups=groups,
         rows=tuple(sorted(rows, key=lambda row: row.overall[0])),
         fronts=tuple(
-            _front(comparison, column, figures, seeds)
+            front
             for column in columns
             if column.front and (LOSS, comparison.baseline) in figures
+            if (front := _front(comparison, column, figures, seeds)) is not None
         ),
         seeds=seeds,
         num_columns=len(apart),
@@ -181,7 +182,8 @@ def _front(
     column: Column,
     figures: Mapping[tuple[str, str], Mapping[int, float]],
     seeds: Sequence[int],
-) -> Front:
+) -> Front | None:
+    """Return loss against a column; None where no variant has its figure with all the seeds."""
     points: list[dict[str, object]] = []
     for variant in comparison.variants:
         named = {"x": figures[column.figure, variant], LOSS: figures[LOSS, variant]}
@@ -195,6 +197,8 @@ def _front(
             for name, (mean, error) in means.items():
                 point |= {name: mean, f"{name}_error": error}
             points.append(point)
+    if not points:
+        return None
     frame = pl.DataFrame(points)
     better = frame["x"] if column.better == "lower" else -frame["x"]
     front = undominated(better.to_list(), frame[LOSS].to_list())

@@ -11,12 +11,12 @@ from wakeful.estimates import mean_and_error, with_error
 from wakeful.growth.layers import written
 from wakeful.growth.outcome import Arm, Behind, Footprint, Reference, Sizes, Summary
 from wakeful.pages.charts import (
-    DASHES,
     PALETTE,
     Drawing,
     colored,
     colors,
     dashed,
+    dashes,
     readable_lines,
     tip,
     tips,
@@ -280,8 +280,6 @@ def loss_curves(summary: Summary) -> Drawing:
         for point in arm.curve
     ]
     frame = pl.DataFrame(rows)
-    # Past the palette's length colors come again, and dashes distinguish them.
-    dashes = [DASHES[n // len(PALETTE) % 4] for n in range(len(names))]
     stroke = alt.Legend(symbolType="stroke")
     lines = readable_lines(
         frame,
@@ -291,7 +289,7 @@ def loss_curves(summary: Summary) -> Drawing:
         [*tips("arm:N", "run:N", "step:Q"), tip("loss", ".4f")],
         "step",
         colored("arm", names, legend=stroke),
-        dashed("arm", names, dashes, legend=stroke),
+        dashed("arm", names, dashes(names), legend=stroke),
         points=True,
         detail="run:N",
     )

@@ -439,6 +439,10 @@ def error_over_kurtosis(
     )
 
 
+_ERRORS = (0.001, 1.0)
+"""The scale of a layer's relative error, in the map of every scheme and model."""
+
+
 def _layer_map(damage: Damage, scheme: str) -> Drawing:
     """Draw a scheme's relative error of every layer: blocks by kinds of layer."""
     errors = layer_errors(damage, scheme).drop_nulls("layer")
@@ -450,6 +454,7 @@ def _layer_map(damage: Damage, scheme: str) -> Drawing:
         "value",
         alt.Legend(title="relative error", format="~p", tickCount=4),
         type="log",
+        domain=_ERRORS,
         tooltip=[alt.Tooltip("module:N"), _ERROR],
     )
     return wide(chart, 22 * len(kinds))
