@@ -86,6 +86,14 @@ def test_the_page_says_what_differs(tmp_path: Path) -> None:
     assert "their speeds do not compare" in page
 
 
+def test_what_runs_at_reference_speed_is_said_beside_the_costs(tmp_path: Path) -> None:
+    folder = make_comparison(tmp_path / "c", {"a": 0.0, "b": 0.1}, [0])
+    assert "reference speed" not in written(tmp_path, folder)
+    config = folder / "b" / "seed-0" / "config.toml"
+    config.write_text(config.read_text().replace('normalizer = "softmax"', 'normalizer = "relu"'))
+    assert "b: relu runs at reference speed" in written(tmp_path, folder)
+
+
 def test_a_variant_under_way_is_marked(tmp_path: Path) -> None:
     folder = make_comparison(tmp_path / "c", {"a": 0.0, "b": 0.1}, [0])
     interrupt(folder / "b" / "seed-0", 15)

@@ -25,6 +25,7 @@ from wakeful.comparison.tables import (
     summary_table,
 )
 from wakeful.config.schema import config_to_toml
+from wakeful.errors import WakefulError
 from wakeful.estimates import Estimate, mean_and_error, reach, with_error
 from wakeful.exhibits.figures import counting_the_embedding
 from wakeful.exhibits.judge import Outcome
@@ -41,6 +42,7 @@ from wakeful.pages.comparison.charts import (
 )
 from wakeful.pages.comparison.fronts import front_charts, rank_chart
 from wakeful.pages.page import Step, listed, rough, write_page
+from wakeful.variants import build
 
 _MANY = 12
 """Variants: past them those that fare alike share a sentence, and details are folded away."""
@@ -253,6 +255,19 @@ def _domains(comparison: Comparison) -> tuple[list[str], list[tuple[str, list[Es
     return names, rows
 
 
+def _at_reference_speed(comparison: Comparison) -> list[str]:
+    """Return a sentence for each way of weighing whose speed is not what a kernel would give it."""
+    found: dict[str, list[str]] = {}
+    for variant in comparison.variants:
+        try:
+            note = build("normalizers", comparison.of(variant)[0].config.model.normalizer).note
+        except WakefulError:  # of a module that is not imported here
+            continue
+        if note:
+            found.setdefault(note, []).append(variant)
+    return [f"{listed(variants)}: {note}." for note, variants in found.items()]
+
+
 def _speeds(comparison: Comparison) -> dict[str, tuple[str, str]]:
     """Return each variant's median tokens a second over seeds, and the slowest to the fastest."""
     found: dict[str, tuple[str, str]] = {}
@@ -318,6 +333,7 @@ def write_report(comparison: Comparison, path: str | Path, *, title: str) -> Pat
         speeds=_speeds(comparison),
         older=counting_the_embedding(comparison.runs),
         costs=cost_charts(comparison),
+        slow=_at_reference_speed(comparison),
         window=window,
         first=comparison.runs[0],
         differing=differing_fields(comparison),
