@@ -166,7 +166,7 @@ def ranks(model: PreTrainedModel, ids: torch.Tensor) -> Iterator[Ratio]:
     low, _, high = (probe.spent / (len(got) * x) for x in statistics.quantiles(exactly, n=4))
     yield Ratio(
         f"rank of {len(got)} heads, equal, L={ids.shape[1]}", "svdvals",
-        probe.spent / sum(exactly), high, low, probe.spent, sum(exactly), "<= 0.25",
+        probe.spent / sum(exactly), high, low, probe.spent, sum(exactly), "<= 0.125",
     )  # fmt: skip
     near = [A for closed, A in matrices.heads if closed]
     if near:
