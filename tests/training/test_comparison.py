@@ -163,7 +163,21 @@ def test_resuming_another_comparison_is_refused(text: Path, tmp_path: Path) -> N
             [0],
             "long and plain cannot be compared: their train.length differs",
         ),
-        (two(text, train={"steps": 3}), [0], "plain/seed-0 was begun with another configuration"),
+        (
+            two(text, train={"steps": 3}),
+            [0],
+            "plain/seed-0 was begun with another configuration .*: train.steps was 2 and is 3; ",
+        ),
+        (  # a seed of its own does not make it another variant
+            two(text, optimizer={"lr": 1e-3}),
+            [1],
+            "plain/seed-0 was begun with .*: optimizer.lr was 0.003 and is 0.001; restore it, give",
+        ),
+        (
+            {"plain": two(text)["plain"], "third": tiny(text, model={"relaxed_prefix": 5})},
+            [0],
+            "third and plain cannot be compared: their model.relaxed_prefix differs; losses leave",
+        ),
     ):
         with pytest.raises(WakefulError, match=message):
             compare(variants, tmp_path / "cmp", seeds=seeds, shown=silent, resume=True)
@@ -217,8 +231,10 @@ def test_a_comparison_grows_by_variants_and_seeds(text: Path, tmp_path: Path) ->
     assert (run.header.variants, run.header.status) == (("plain", "cured", "third"), "done")
     run = compare(one, tmp_path / "cmp", seeds=[1], shown=silent, resume=True)
     assert (run.header.seeds, run.header.status) == ((0, 1), "stopped")  # cured lacks its second
-    run = compare(rows, tmp_path / "cmp", seeds=[0, 1], shown=silent, resume=True)
-    assert run.header.status == "done"
+    run = compare(
+        rows, tmp_path / "cmp", seeds=[0, 1], shown=silent, resume=True, layouts=["own/arena"]
+    )
+    assert (run.header.status, run.header.layouts) == ("done", ("own/arena",))
     assert files(tmp_path / "cmp" / "plain" / "seed-0") == before
     for place in ("third/seed-1", "cured/seed-1", "third/seed-0"):
         frames = [pl.read_parquet(r.path / place / "validation.parquet") for r in (whole, run)]
@@ -279,6 +295,7 @@ def test_seeds_are_a_list_of_whole_numbers() -> None:
         ({"train": {"device": "tpu"}}, "b: train.device = 'tpu'"),
         ({"train": {"distill": {"teacher": "/nowhere"}}}, "b: "),
         ({"train": {"length": 8}}, "b and a cannot be compared: their train.length differ"),
+        ({"model": {"relaxed_prefix": 2}}, "b and a cannot .* model.relaxed_prefix differs; losses"),
         ({"data": {"vocab_size": 300}}, "b and a cannot be compared: their tokenizer differ"),
         ({"data": {"source": "/nowhere"}}, "b: "),
     ],

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from wakeful.config.rows import differences
 from wakeful.config.schema import Config
 from wakeful.config.tables import to_table
 from wakeful.display import Display, Shown
@@ -15,8 +16,16 @@ from wakeful.training.loop import train
 from wakeful.training.records import DataFacts, data_facts
 from wakeful.training.setup import check_run
 
-PAIRED = ("corpus_sha256", "tokenizer", "validation_sha256", "train.length")
-"""What variants must have in common for their losses to be paired."""
+_SAME_DATA = "train both on the same data"
+PAIRED = {
+    "corpus_sha256": _SAME_DATA,
+    "tokenizer": _SAME_DATA,
+    "validation_sha256": _SAME_DATA,
+    "train.length": "give both the same",
+    "model.relaxed_prefix": "losses leave out the targets inside a prefix, so the means would be "
+    "over other tokens; compare rows of one prefix, or train each with wakeful train",
+}
+"""What variants must have in common for their losses to be paired, and what to do where not."""
 
 
 def compare(
@@ -64,13 +73,10 @@ def compare(
         for name, config in variants.items()
     }
     places = {key: comparison.path / key[0] / f"seed-{key[1]}" for key in runs}
-    begun = [key for key, place in places.items() if (place / "run.json").is_file()]
-    for place in places.values():
-        refuse_link(place.parent)
-        refuse_link(place)
-    for key in begun:
-        _check_same_config(places[key], runs[key])
-    comparison.update(status="running", variants=facts["variants"], seeds=facts["seeds"])
+    for name, config in variants.items():
+        _check_begun(comparison.path / name, config, facts["seeds"])
+    said = {key: facts[key] for key in ("variants", "seeds", "layouts")}
+    comparison.update(status="running", **said)
     try:
         if dealt is not None:
             rows = [
@@ -106,15 +112,14 @@ def _joined(comparison: Run, facts: dict[str, Any]) -> tuple[str, Mapping[str, o
             f"{comparison.path} compares {', '.join(header.variants)}, and none of "
             f"{', '.join(facts['variants'])}: choose another folder, or name one that is there"
         )
-    for key in ("variants", "seeds"):
+    for key in ("variants", "seeds", "layouts"):
         there = list(getattr(header, key))
         facts[key] = there + [each for each in facts[key] if each not in there]
     for name in header.variants:
         for place in sorted((comparison.path / name).glob("seed-*")):
             if (place / "data.json").is_file() and (place / "config.toml").is_file():
                 run = Run.open(place)
-                told = to_table(run.read(DataFacts, "data.json"))
-                return name, told | {"train.length": run.config.train.length}
+                return name, _paired(run.config, run.read(DataFacts, "data.json"))
     return None
 
 
@@ -155,20 +160,39 @@ def _checked(
                 found[name], data = check_run(config, show.stage)
             except WakefulError as error:
                 raise WakefulError(f"{name}: {error}") from error
-        told = {**to_table(data_facts(data)), "train.length": config.train.length}
+        told = _paired(config, data_facts(data))
         first = first or (name, told)
-        odd = [key for key in PAIRED if told[key] != first[1][key]]
-        if odd:
-            raise WakefulError(
-                f"{name} and {first[0]} cannot be compared: their {odd[0]} differs; train both on "
-                "the same data"
-            )
+        for key, cure in PAIRED.items():
+            if told[key] != first[1][key]:
+                raise WakefulError(
+                    f"{name} and {first[0]} cannot be compared: their {key} differs; {cure}"
+                )
     return found
 
 
-def _check_same_config(place: Path, config: Config) -> None:
-    if Run.open(place).config != config:
-        raise WakefulError(
-            f"{place} was begun with another configuration than it has now; restore the "
-            "configuration, or choose another folder"
-        )
+def _paired(config: Config, data: DataFacts) -> dict[str, object]:
+    """Return a run's values of what is `PAIRED`."""
+    prefix = max(1, config.model.relaxed_prefix)  # one token sees itself either way
+    own = {"train.length": config.train.length, "model.relaxed_prefix": prefix}
+    return {**to_table(data), **own}
+
+
+def _check_begun(folder: Path, config: Config, seeds: Sequence[int]) -> None:
+    """Raise `WakefulError` where a variant's run of any seed was begun otherwise than it is now.
+
+    Reports take all seeds of a variant for one.
+    """
+    refuse_link(folder)
+    for seed in seeds:
+        place = folder / f"seed-{seed}"
+        refuse_link(place)
+        if not (place / "run.json").is_file():
+            continue
+        now = dataclasses.replace(config, train=dataclasses.replace(config.train, seed=seed))
+        odd = differences(Run.open(place).config, now)
+        if odd:
+            told = ", ".join(f"{key} was {a!r} and is {b!r}" for key, (a, b) in odd.items())
+            raise WakefulError(
+                f"{place} was begun with another configuration than its variant has now: {told}; "
+                "restore it, give the variant another name, or choose another folder"
+            )
