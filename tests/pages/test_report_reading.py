@@ -80,6 +80,33 @@ def test_colors_do_not_change_when_a_run_finishes(tmp_path: Path) -> None:
     assert scales[0] == scales[1]
 
 
+def replace_in_config(run: Path, old: str, new: str) -> None:
+    path = run / "config.toml"
+    path.write_text(path.read_text().replace(old, new, 1))
+
+
+def test_runs_of_one_name_and_different_configurations_are_not_seeds_of_it(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / str(seed), "x", seed=seed) for seed in range(3)]
+    replace_in_config(runs[1], 'device = "auto"', 'device = "cpu"')
+    assert read_comparison(runs).variants == ("x",)
+    replace_in_config(runs[2], "lr = 0.001", "lr = 0.002")
+    assert read_comparison(runs).variants == tuple(f"x ({run})" for run in runs)
+    folder = make_comparison(tmp_path / "c", {"a": 0.0, "b": 0.1}, [0, 1])
+    replace_in_config(folder / "b" / "seed-1", "lr = 0.001", "lr = 0.002")
+    message = "b/seed-1 and .*b/seed-0 are not seeds of one variant: they differ in optimizer.lr"
+    with pytest.raises(WakefulError, match=message):
+        read_comparison(folder)
+
+
+def test_losses_over_other_targets_are_not_paired(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / "x", "x"), make_run(tmp_path / "y", "y")]
+    replace_in_config(runs[1], "relaxed_prefix = 0", "relaxed_prefix = 1")
+    assert read_comparison(runs).variants == ("x", "y")
+    replace_in_config(runs[1], "relaxed_prefix = 1", "relaxed_prefix = 5")
+    with pytest.raises(WakefulError, match=r"their model\.relaxed_prefix differs, 5 and 1"):
+        read_comparison(runs)
+
+
 def test_a_run_under_way_can_be_given_by_hand_but_not_as_the_baseline(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / "x", "x"), make_run(tmp_path / "y", "y", shift=0.2)]
     interrupt(runs[1], 10)

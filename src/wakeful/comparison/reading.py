@@ -1,7 +1,7 @@
 """Run directories, read with suspicion: JSON, TOML and parquet only, every field checked."""
 
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import polars as pl
 
+from wakeful.config.rows import differences
 from wakeful.config.schema import Config
 from wakeful.errors import WakefulError
 from wakeful.probes.base import block_outputs
@@ -23,6 +24,13 @@ from wakeful.runs.run import (
     read_windows,
 )
 from wakeful.training.records import DataFacts, Evaluation, Summary, rows
+
+_OF_ONE_VARIANT = frozenset({
+    "name", "data.source", "data.tokenizer", "train.seed", "train.device", "train.log_every",
+    "train.checkpoint_every", "train.keep_checkpoints", "train.tensorboard", "train.wandb",
+    "train.distill.store",
+})  # fmt: skip
+"""Fields in which seeds of one variant may differ; of data and tokenizer the content counts."""
 
 
 @dataclass(frozen=True)
@@ -180,17 +188,34 @@ def read_comparison(source: str | Path | Sequence[str | Path]) -> Comparison:
 
 
 def _called_apart(runs: Sequence[TrainedRun]) -> list[TrainedRun]:
-    """Call runs by their paths too where two of one name have one seed, as those of a preset do."""
+    """Call runs by their paths too where those of one name are not seeds of one variant.
+
+    Two have one seed, as those of a preset do, or other configurations.
+    """
     paths = [run.path.resolve() for run in runs]
     for number, path in enumerate(paths):
         if path in paths[:number]:
             raise WakefulError(f"{runs[number].path} is named twice: name each run once")
     counts = Counter((run.variant, run.seed) for run in runs)
     alike = {variant for (variant, _), count in counts.items() if count > 1}
+    alike |= {run.variant for run, _, _ in _odd_ones(runs)}
     return [
         replace(run, variant=f"{run.variant} ({run.path})") if run.variant in alike else run
         for run in runs
     ]
+
+
+def _odd_ones(runs: Sequence[TrainedRun]) -> list[tuple[TrainedRun, TrainedRun, str]]:
+    """Return each run that differs from its variant's first one, with that one and the fields."""
+    of_variant: dict[str, list[TrainedRun]] = defaultdict(list)
+    for run in runs:
+        of_variant[run.variant].append(run)
+    found: list[tuple[TrainedRun, TrainedRun, str]] = []
+    for first, *others in of_variant.values():
+        for run in others:
+            odd = differences(first.config, run.config).keys() - _OF_ONE_VARIANT
+            found += [(run, first, ", ".join(sorted(odd)))] if odd else []
+    return found
 
 
 def _comparison_folder(path: Path, header: Header) -> Comparison:
@@ -211,6 +236,11 @@ def _comparison_folder(path: Path, header: Header) -> Comparison:
         unfinished.append(f"{variant}, seed {seed}")
         if (place / "data.json").is_file():
             partial.append(_read_partial(place, variant))
+    for run, first, odd in _odd_ones([*runs, *partial]):
+        raise WakefulError(
+            f"{run.path} and {first.path} are not seeds of one variant: they differ in {odd}; move "
+            "one out of the comparison, and give wakeful report the paths of both"
+        )
     finished = {run.variant for run in runs}
     if header.baseline not in finished:
         raise WakefulError(
@@ -299,6 +329,13 @@ def _checked(comparison: Comparison) -> Comparison:
                     f"{run.path} and {first.path} cannot be compared: their {key} differs; train "
                     "both on the same data"
                 )
+        ours, theirs = (max(1, each.config.model.relaxed_prefix) for each in (run, first))
+        if ours != theirs:
+            raise WakefulError(
+                f"{run.path} and {first.path} cannot be compared: their model.relaxed_prefix "
+                f"differs, {ours} and {theirs}, and losses leave out the targets inside it; report "
+                "each alone"
+            )
     for run in comparison.runs[1:]:
         if not run.validation.select("window", "tokens").equals(windows):
             raise WakefulError(
