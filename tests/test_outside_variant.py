@@ -15,7 +15,7 @@ import torch
 from helpers import some_tokens, tiny_config, tiny_decoder
 from hf.test_export import ALONE
 from training.runs import tiny, write_text
-from wakeful.config.schema import config_from_table
+from wakeful.config.schema import config_from_table, config_to_table
 from wakeful.config.tables import Table
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
@@ -29,6 +29,7 @@ from wakeful.model.initialize import initialize
 from wakeful.optim import OrthoAdam, decay_groups
 from wakeful.quant.convert import quantize, quantized_layers
 from wakeful.roles import role_of
+from wakeful.training.cluster import Ended, train_row
 from wakeful.training.loop import train
 
 HELPER = '"""A module beside it."""\n\n\ndef damped(x, k):\n    return x / k\n'
@@ -148,6 +149,10 @@ def test_it_trains_and_resumes_to_the_bit(place: Path) -> None:
     assert str(again.route) == ROUTE
     for (name, ours), theirs in zip(again.named_parameters(), expected.parameters(), strict=True):
         assert torch.equal(ours, theirs), name
+    # A job of a comparison has the configuration that the user wrote.
+    forget()
+    table = config_to_table(tiny(text, **run("cut", 6)))
+    assert train_row(table, str(place / "cut")) == Ended()
 
 
 def test_a_table_and_a_seed_say_all_there_is(route: str) -> None:

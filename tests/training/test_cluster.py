@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from training.runs import tiny
 from wakeful.config.schema import Config
 from wakeful.display import Display
-from wakeful.errors import WakefulError
+from wakeful.errors import Diverged, WakefulError
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
 from wakeful.training import cluster
@@ -66,6 +66,9 @@ class Submitit:
     def AutoExecutor(self, folder: Path, cluster: str) -> "Submitit":
         self.folder, self.engine = folder, cluster
         return self
+
+    def LocalExecutor(self, folder: Path) -> "Submitit":
+        return self.AutoExecutor(folder, "local")
 
     def update_parameters(self, **given: Any) -> None:
         self.parameters.append(given)
@@ -157,7 +160,58 @@ def test_a_row_says_what_was_wrong_with_it(text: Path, tmp_path: Path) -> None:
     table = config_to_table(tiny(text, train=SHORT))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").write_text("x")
-    assert "exists" in train_row(table, str(tmp_path / "full"))
+    assert "exists" in train_row(table, str(tmp_path / "full")).fault
+
+
+def test_a_row_that_diverges_does_not_end_the_others(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = {"lr": 1e38, "final_lr": 1e38, "initial_lr": 1e38, "warmup_steps": 0, "clip": 0.0}
+    wild = tiny(text, train=SHORT, optimizer=rates | {"name": "sgd"}, sample={"prompts": []})
+    plain = tiny(text, train=SHORT, sample={"prompts": []})
+    notes = Notes()
+
+    @contextlib.contextmanager
+    def shown(_: str) -> Iterator[Display]:
+        yield notes
+
+    def compared(folder: str, resume: bool = False, **variants: Config) -> Run:
+        made = stand_in(monkeypatch, {})
+        run = compare(variants, tmp_path / folder, seeds=[0], shown=shown, resume=resume,
+                      cluster="slurm(workers=2)")  # fmt: skip
+        assert len(made.jobs) <= len(variants)  # it would diverge again
+        return run
+
+    for resume in (False, True):
+        run = compared("cmp", resume, plain=plain, wild=wild, last=plain)
+        assert run.header.status == "stopped"
+        assert Run.open(run.path / "last" / "seed-0").header.status == "done"
+        (said,) = (line for line in notes.lines if "the others go on without it" in line)
+        assert said.startswith("wild, seed 0: ")
+        assert "Lower optimizer.lr" in said
+        notes.lines.clear()
+    compared("cmp", resume=True, wild=wild)  # the folder's baseline, not the first that is named
+    with pytest.raises(Diverged, match=r"wild, seed 0: .*Lower optimizer"):
+        compared("other", wild=wild, plain=plain)
+
+
+def test_a_worker_of_this_machine_sees_its_own_gpus(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = pytest.importorskip("submitit.local.local")
+    given: list[tuple[str, float]] = []
+
+    def start(*, cuda_devices: str, timeout_min: float, **_: object) -> SimpleNamespace:
+        given.append((cuda_devices, timeout_min))
+        if len(given) == 2:
+            raise RuntimeError("both are submitted")
+        return SimpleNamespace(pid=1, poll=lambda: None, send_signal=lambda _: None)
+
+    monkeypatch.setattr(local, "start_controller", start)
+    with pytest.raises(RuntimeError, match="both are submitted"):
+        deal(rows(text, tmp_path, 2), cluster_of("local(workers=2, gpus=2, hours=1)"), tmp_path,
+             Notes())  # fmt: skip
+    assert given == [("0,1", 60), ("2,3", 60)]
 
 
 def workers_of(folder: Path) -> list[int]:

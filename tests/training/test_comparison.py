@@ -216,6 +216,7 @@ def test_a_variant_that_diverges_is_left_out_and_the_others_go_on(
     found = read_comparison(run.path)
     assert found.variants == ("plain", "cured")
     assert found.unfinished == ("wild, seed 0",)
+    compare({"wild": wild}, run.path, seeds=[0], shown=noting, resume=True)  # plain is the baseline
     with pytest.raises(WakefulError, match="Lower optimizer"):
         compare({"wild": wild, "plain": rows["plain"]}, tmp_path / "first", seeds=[0], shown=noting)
 

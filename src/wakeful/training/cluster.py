@@ -6,17 +6,19 @@
 
 import collections
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from wakeful.config.schema import Config, config_from_table, config_to_table
 from wakeful.config.tables import at_least
+from wakeful.data.tasks.base import task_of
 from wakeful.display import Display
-from wakeful.errors import Interrupted, WakefulError
+from wakeful.errors import Diverged, Interrupted, WakefulError
 from wakeful.runs.run import is_done
 from wakeful.training.loop import train
+from wakeful.training.setup import admit_parts
 from wakeful.variants import build_call
 
 TRIES = 3
@@ -24,10 +26,22 @@ TRIES = 3
 _PAUSE = {"local": 0.2, "slurm": 10.0}
 """Seconds between two looks at the jobs."""
 _LOGS = "jobs"
-STOPPED = "it was stopped"
-"""What a job returns whose work a signal ended: it goes on in another."""
-Call = tuple[Callable[..., str], *tuple[Any, ...]]
-"""A function and what it is called with: it returns what was wrong, empty where nothing was."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a job returns."""
+
+    fault: str = ""
+    """What was wrong; empty where nothing was."""
+    stopped: bool = False
+    """Whether a signal ended the work, which goes on in another job."""
+    diverged: bool = False
+    """Whether training ran into numbers that are not finite, as it would again."""
+
+
+Call = tuple[Callable[..., Ended], *tuple[Any, ...]]
+"""A function and what it is called with."""
 
 
 @dataclass(frozen=True)
@@ -95,18 +109,25 @@ def cluster_of(expression: str) -> Cluster:
     return found
 
 
-def deal(rows: Sequence[Work], cluster: Cluster, folder: Path, show: Display) -> None:
+def deal(
+    rows: Sequence[Work],
+    cluster: Cluster,
+    folder: Path,
+    show: Display,
+    *,
+    may_diverge: Container[str] = (),
+) -> None:
     """Do the work that is not done, each row's in a job of its own, `workers` at a time.
 
     What a job left goes on in another, a run from its newest checkpoint. Jobs write
     what they say into `folder`/jobs, which all machines must see, as they must the rows' folders.
+    Where a row of a label in `may_diverge` does so, the others go on without it.
 
     Raises:
         WakefulError: a row's training refused to begin or to go on, or its jobs kept ending.
     """
     submitit = _submitit()
-    executor = submitit.AutoExecutor(folder=folder / _LOGS, cluster=cluster.engine)
-    executor.update_parameters(**cluster.parameters)
+    executor = _executor(submitit, cluster, folder / _LOGS)
     waiting = collections.deque(row for row in rows if not row.done)
     ended: collections.Counter[str] = collections.Counter()
     total, running = len(waiting), dict[int, tuple[Work, Any]]()
@@ -120,11 +141,17 @@ def deal(rows: Sequence[Work], cluster: Cluster, folder: Path, show: Display) ->
                 if not job.done():
                     continue
                 del running[slot]
-                fault = _fault(submitit, job, row)
+                came = _result(submitit, job)
+                fault = came.fault
                 if not fault or row.done:  # a signal may come after the last step
                     left = len(waiting) + len(running)
                     show.note(f"{row.label} is trained ({total - left} of {total})")
                     continue
+                if came.diverged and row.label in may_diverge:
+                    show.note(f"{row.label}: {fault}; the others go on without it")
+                    continue
+                if not came.stopped:
+                    raise (Diverged if came.diverged else WakefulError)(f"{row.label}: {fault}")
                 ended[row.label] += 1
                 if ended[row.label] == TRIES:
                     raise WakefulError(
@@ -139,21 +166,40 @@ def deal(rows: Sequence[Work], cluster: Cluster, folder: Path, show: Display) ->
             job.cancel()
 
 
-def train_row(table: Mapping[str, Any], place: str) -> str:
-    """Train a run or go on with it; return what was wrong with it, empty where nothing was."""
-    begun = (Path(place) / "run.json").is_file()
-    return told(lambda: train(config_from_table(table), place, resume=begun))
+def train_row(table: Mapping[str, Any], place: str) -> Ended:
+    """Train a run or go on with it.
+
+    The configuration is what the user wrote, so the modules that it names are imported: a job is a
+    new process, and going on with a run imports none.
+    """
+
+    def work() -> None:
+        config = config_from_table(table)
+        admit_parts(config)
+        task_of(config.data.source, imports=True)
+        train(config, place, resume=(Path(place) / "run.json").is_file())
+
+    return told(work)
 
 
-def told(work: Callable[[], object]) -> str:
-    """Do a job's work; return what was wrong, `STOPPED` after a signal, empty where nothing was."""
+def told(work: Callable[[], object]) -> Ended:
+    """Do a job's work and return what was wrong."""
     try:
         work()
     except Interrupted:
-        return STOPPED
+        return Ended("it was stopped", stopped=True)
     except WakefulError as error:
-        return str(error)
-    return ""
+        return Ended(str(error), diverged=isinstance(error, Diverged))
+    return Ended()
+
+
+def _executor(submitit: Any, cluster: Cluster, logs: Path) -> Any:
+    if cluster.engine == "local":  # the automatic one does not let a job see GPUs of its own
+        executor = submitit.LocalExecutor(folder=logs)
+    else:
+        executor = submitit.AutoExecutor(folder=logs, cluster=cluster.engine)
+    executor.update_parameters(**cluster.parameters)
+    return executor
 
 
 def _submitted(executor: Any, cluster: Cluster, slot: int, row: Work) -> Any:
@@ -163,16 +209,13 @@ def _submitted(executor: Any, cluster: Cluster, slot: int, row: Work) -> Any:
     return executor.submit(*row.call)
 
 
-def _fault(submitit: Any, job: Any, row: Work) -> str:
-    """Return why an ended job's work is unfinished; empty where it is finished."""
+def _result(submitit: Any, job: Any) -> Ended:
+    """Return what an ended job returned; one that was killed was stopped too."""
     try:
-        refused = job.result()
+        return job.result()
     except (submitit.core.utils.FailedJobError, submitit.core.utils.UncompletedJobError) as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
-        return lines[-1].strip()[:200] if lines else type(error).__name__
-    if refused and refused != STOPPED:
-        raise WakefulError(f"{row.label}: {refused}")
-    return refused
+        return Ended(lines[-1].strip()[:200] if lines else type(error).__name__, stopped=True)
 
 
 def _submitit() -> Any:

@@ -46,7 +46,7 @@ def compare(
     so that differences between variants are paired. `resume` goes on with a comparison that was
     interrupted: finished runs stay, unfinished ones continue, variants and seeds that it lacks join
     it, and those that are not named here stay as they are. A run that diverges is left unfinished
-    and the others go on, unless it is of the first variant. What can be wrong with any variant's
+    and the others go on, unless it is of the baseline. What can be wrong with any variant's
     model, optimizer, text or teacher is found before anything is written. `cluster` deals the runs
     out (`training.cluster`); empty trains one after another here.
     """
@@ -77,6 +77,7 @@ def compare(
         _check_begun(comparison.path / name, config, facts["seeds"])
     said = {key: facts[key] for key in ("variants", "seeds", "layouts")}
     comparison.update(status="running", **said)
+    baseline = comparison.header.baseline
     try:
         if dealt is not None:
             rows = [
@@ -84,14 +85,15 @@ def compare(
                 for (name, seed), config in runs.items()
             ]
             with shown("compare") as show:
-                deal(rows, dealt, comparison.path.absolute(), show)
+                others = {f"{name}, seed {seed}" for name, seed in runs if name != baseline}
+                deal(rows, dealt, comparison.path.absolute(), show, may_diverge=others)
         else:
             for (name, seed), config in runs.items():
                 with shown(name if len(seeds) == 1 else f"{name}, seed {seed}") as show:
                     try:
                         _train(f"{name}, seed {seed}", config, places[name, seed], show)
                     except Diverged as error:
-                        if name == names[0]:
+                        if name == baseline:
                             raise
                         show.note(f"{name}, seed {seed}: {error}; the others go on without it")
     except BaseException:

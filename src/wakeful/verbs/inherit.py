@@ -63,7 +63,7 @@ from wakeful.pages.inheritance import (
     write_inheritance,
 )
 from wakeful.runs.run import Run, environment, read_windows
-from wakeful.training.cluster import Call, cluster_of, deal, told
+from wakeful.training.cluster import Call, Ended, cluster_of, deal, told
 from wakeful.training.measures import evaluate, mean_loss
 from wakeful.training.objective import open_store
 from wakeful.training.records import Step, data_facts, rows
@@ -382,8 +382,8 @@ class Seed:
         return train_seed, str(self.place), self.number
 
 
-def train_seed(place: str, number: int) -> str:
-    """Train one seed's heirs and baselines, or go on; return what was wrong, empty for nothing."""
+def train_seed(place: str, number: int) -> Ended:
+    """Train one seed's heirs and baselines, or go on."""
     return told(lambda: _train_seed(Path(place), number))
 
 
