@@ -30,7 +30,7 @@ TERMS = {
     "importance": "the mean attention that all queries give a token",
     "top_importance": "the mean attention of the tokens that have most of it",
     "leading_importance": "the mean attention of the token that has most of it",
-    "leading_key": "the place of the token that has most attention; 1 is the first",
+    "leading_key": "the place of the token that has most attention; 0 is the first",
     "value_drain": "value drain: a sink's value shrinks so that attending to it adds nothing",
     "value_eigenvalue": "how strongly the values point one way",
     "value_norm_at": "a sink's value is far shorter than the others'",

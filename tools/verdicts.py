@@ -1,0 +1,82 @@
+"""Write docs/verdicts.md, every claim of finished exhibits: python tools/verdicts.py FOLDER..."""
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import date
+from itertools import groupby
+from pathlib import Path
+
+from wakeful.estimates import with_error
+from wakeful.exhibits.exhibit import natural
+from wakeful.exhibits.judge import Judged, Verdict
+from wakeful.pages.reproduction import Found, counted, in_words
+from wakeful.runs.run import Run, read_record
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "verdicts.md"
+HEAD = """\
+# Verdicts on every claim
+
+What `wakeful reproduce EXHIBIT` found of each claim, paper by paper; [findings](findings.md) say
+what surprised. A verdict is of its scale and text, and speaks for no other: the tiny scale trains
+models of 0.1 to 1 million parameters for some hundred steps, which shows what a method does early
+and says little of where it ends.
+
+Differences are paired over seeds, ± one standard error. A direction is confirmed or reversed where
+the 95% interval (Student's t) leaves out zero; "same" is confirmed where the interval lies within
+the share that counts as none. Of so many claims one in twenty would stand out by chance. At the
+tiny scale the sizes of a paper are one model, so exhibits that differ only in size repeat each
+other, and runs that two exhibits share are trained once.
+"""
+
+
+def main(folders: Iterable[Path], day: str) -> None:
+    """Write the page of these exhibits' folders."""
+    exhibits = [
+        read_record(Judged, folder / "summary.json")
+        for folder in folders
+        if Run.open(folder).header.status == "done"
+    ]
+    PAGE.write_text("\n".join(lines(exhibits, day)), encoding="utf-8")
+
+
+def lines(exhibits: Sequence[Judged], day: str) -> Iterator[str]:
+    """Yield the page's lines."""
+    yield HEAD
+    every = [verdict for judged in exhibits for verdict in judged.verdicts]
+    yield f"{day}: of {len(every)} claims in {len(exhibits)} exhibits {in_words(counted(every))}.\n"
+    ordered = sorted(exhibits, key=lambda judged: (judged.paper, natural(judged.exhibit)))
+    for paper, group in groupby(ordered, key=lambda judged: judged.paper):
+        judged_ones = list(group)
+        found = counted(verdict for judged in judged_ones for verdict in judged.verdicts)
+        yield f"## {paper}\n\n{in_words(found).capitalize()}.\n"
+        for judged in judged_ones:
+            yield from _exhibit(judged)
+
+
+def _exhibit(judged: Judged) -> Iterator[str]:
+    yield f"**{judged.exhibit}** — {judged.headline}\n"
+    yield "| claim | published | here | verdict |"
+    yield "|---|---|---|---|"
+    for verdict in judged.verdicts:
+        where = f" ({verdict.group})" if verdict.group else ""
+        cells = (f"{verdict.says}{where}", _published(verdict), _here(verdict), verdict.outcome)
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    yield ""
+
+
+def _published(verdict: Verdict) -> str:
+    if verdict.published is None:
+        return verdict.direction
+    return f"{verdict.direction}, {verdict.published:+.4g}".replace("-", "−")
+
+
+def _here(verdict: Verdict) -> str:
+    if verdict.difference is None:
+        return "not measured"
+    if verdict.error is None:
+        return Found.of(verdict).difference
+    return with_error(verdict.difference, verdict.error, "+")
+
+
+if __name__ == "__main__":
+    main(map(Path, sys.argv[1:]), date.today().isoformat())
