@@ -1,8 +1,14 @@
 """Every figure that a page shows is explained in a line."""
 
-import pytest
+from pathlib import Path
 
+import numpy as np
+import pytest
+from markupsafe import escape
+
+from wakeful.evaluation.scores import Score
 from wakeful.exhibits.exhibit import exhibit, exhibit_names, layout_names, published
+from wakeful.pages.evaluation import write_evaluation
 from wakeful.pages.terms import TERMS, explained
 
 PLAIN = {"losses", "steps_per_second", "training_megabytes", "parameters"}
@@ -31,3 +37,20 @@ def test_every_figure_and_drawing_of_an_exhibit_is_explained(name: str) -> None:
 def test_every_column_of_a_layout_is_explained(name: str) -> None:
     without = {each.figure for each in published(name).columns if not explained(each.figure)}
     assert without <= PLAIN
+
+
+def test_an_evaluations_measures_are_explained_on_its_page(tmp_path: Path) -> None:
+    metrics = {
+        "text": ("perplexity", "bits per byte"),
+        "piqa": ("acc", "acc_norm (strict-match)"),
+        "speed": ("prefill of 1,024, tokens/s", "decode after 128, tokens/s"),
+    }
+    scores = [
+        Score(model="m", task=task, metric=metric, keys=("a", "b"), values=np.ones(2),
+              weights=np.ones(2))
+        for task, found in metrics.items()
+        for metric in found
+    ]  # fmt: skip
+    page = write_evaluation(scores, tmp_path / "e.html", title="t", method={}).read_text("utf-8")
+    for term in ("perplexity", "bits_per_byte", "acc", "acc_norm", "prefill", "decode"):
+        assert str(escape(TERMS[term])) in page

@@ -1,6 +1,7 @@
 """Scores of models as rows to show, figures for summary.json, charts, and one offline HTML page."""
 
 import math
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from wakeful.evaluation.scores import Score, difference
 from wakeful.pages.charts import Drawing, colored, colors, shaped, tip, tips, unchecked
 from wakeful.pages.page import Step, listed, write_page
 from wakeful.runs.run import Environment
+
+_TERM = re.compile("[^a-z]+")
 
 
 @dataclass(frozen=True)
@@ -151,6 +154,7 @@ def write_evaluation(
     `sources` are what the models were asked for as, for a command to type.
     """
     names, rows = shown(scores)
+    measured = dict.fromkeys(score.metric for score in scores)
     models = " ".join(map(shlex.quote, sources or names))
     return write_page(
         path,
@@ -163,6 +167,7 @@ def write_evaluation(
         colors=colors(names),
         charts=score_charts(scores),
         paired=any(cell.difference for row in rows for cell in row.cells),
+        terms=[(metric, _TERM.sub("_", metric)) for metric in measured],
         method=method,
     )
 
