@@ -10,7 +10,6 @@ TERMS = {
     "excess_loss": "the loss above that of a model that knows the task, in nats",
     "perplexity": "e to the loss: among how many equally likely tokens the model hesitates",
     "bits_per_byte": "the loss in bits over the text's bytes: it compares tokenizers that differ",
-    "acc": "the share of questions whose likeliest answer is the right one",
     "acc_norm": "the share of questions whose likeliest answer a letter is the right one",
     "exact_match": "the share of answers that are right to the letter",
     "prefill": "tokens of a prompt read in a second, until the first new one is known",
