@@ -59,3 +59,7 @@ def test_what_is_unfinished_or_something_else_is_refused(tmp_path: Path) -> None
     Run(place).set_status("stopped")
     with pytest.raises(WakefulError, match="is unfinished: give its wakeful reproduce again first"):
         wakeful.report(place)
+    other = written(tmp_path, "a/fig2", "Second", "confirmed")
+    found = wakeful.report(place, other)
+    assert len(found.found) == 1
+    assert "a-fig1 is unfinished" in found.page.read_text("utf-8")

@@ -138,15 +138,23 @@ def reproduce(
 
 
 def claims(folders: Sequence[Path], page: Path | None = None) -> Reproduction:
-    """Write the page of finished exhibits; None is beside the first one's folder."""
+    """Write the page of finished exhibits; None is beside the first one's folder.
+
+    Those that are unfinished are left out, and the page names them.
+    """
     every: dict[Path, Judged] = {}
+    left_out: list[str] = []
     for folder in folders:
-        if Run.open(folder).header.status != "done":
-            raise WakefulError(f"{folder} is unfinished: give its wakeful reproduce again first")
-        every[folder] = read_record(Judged, folder / "summary.json")
+        header = Run.open(folder).header
+        if header.status == "done":
+            every[folder] = read_record(Judged, folder / "summary.json")
+        else:
+            left_out.append(f"{folder.name} is unfinished: give its wakeful reproduce again first")
+    if not every:
+        raise WakefulError("; ".join(left_out))
     every = dict(sorted(every.items(), key=lambda entry: natural(entry[1].exhibit)))
-    written = write_claims(page or folders[0].parent / CLAIMS, every)
-    return Reproduction(folders[-1], written, tuple(every.values()))
+    written = write_claims(page or folders[0].parent / CLAIMS, every, left_out)
+    return Reproduction(folders[-1], written, tuple(every.values()), tuple(left_out))
 
 
 def planned(found: Exhibit, wanted: ReproduceOptions) -> Plan:
