@@ -40,6 +40,7 @@ def test_the_crossing_is_the_last_time_that_a_row_falls_behind() -> None:
     assert figure_of(found, "", "ahead", 0, "crossing(bound=True)") == 100
     assert figure_of(found, "", "behind", 0, "crossing") == 1
     assert figure_of(found, "", "absent", 0, "crossing") is None
+    assert figure_of(found, "", "vanilla", 0, "crossing") is None
     assert figure_of(found, "", "early", 0, "ahead") == pytest.approx(0.44)
     assert figure_of(found, "", "early", 0, "ahead(first=0.1)") == 1.0
     assert figure_of(found, "", "behind", 0, "ahead") == 0.0

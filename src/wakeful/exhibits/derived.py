@@ -127,9 +127,9 @@ def crossing(at: At, *, predicted: bool = False, bound: bool = False) -> float |
     not overtaken and has none, so that two such rows are not found to agree. With `predicted` it is
     then where the straight line through the last tenth of the differences reaches zero, the paper's
     1,000 of 10,000, if that line rises; with `bound` the run's last step, which says who is
-    overtaken later where one of two is overtaken.
+    overtaken later where one of two is overtaken. The baseline itself has none.
     """
-    curve = relative(at)
+    curve = relative(at) if at.row != at.results.baseline else None
     if curve is None:
         return None
     steps, differences = curve

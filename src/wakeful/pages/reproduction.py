@@ -138,8 +138,7 @@ def write_reproduction(
         counts=counts,
         verdicts=verdicts,
         found=[Found.of(each) for each in verdicts],
-        words={"loss": "validation loss"}
-        | {column.figure: column.title for column in exhibit.table.columns},
+        words=[_words(exhibit, each.figure) for each in verdicts],
         charts=_drawn(exhibit, results),
         tables=_tables(exhibit, results),
         terms=[("loss", "loss")] + [(each.title, each.figure) for each in exhibit.table.columns],
@@ -150,6 +149,13 @@ def write_reproduction(
         configs=configs,
         diverged=results.diverged,
     )
+
+
+def _words(exhibit: Exhibit, figure: str) -> str:
+    """Return what a figure is called: as its column is, or the column of the measure it varies."""
+    titles = {column.figure: column.title for column in exhibit.table.columns}
+    titles = {"loss": "validation loss"} | titles
+    return titles.get(figure) or titles.get(figure.partition("(")[0], figure)
 
 
 def counted(verdicts: Iterable[Verdict]) -> dict[Outcome, int]:
