@@ -101,12 +101,17 @@ class World:
         """Wait for all processes, which all must call it, however long each has worked.
 
         Collectives alone give up after `SILENCE`.
+
+        Raises:
+            WakefulError: another process failed meanwhile.
         """
         if self.store is None:
             return
         store, key = self.store, f"wakeful/{next(_turns)}/met"
         store.add(key, 1)
-        _wait_until(lambda: store.add(key, 0) == self.size)
+        _wait_until(lambda: store.add(key, 0) == self.size or store.check([_FAILED]))
+        if store.add(key, 0) < self.size:
+            raise WakefulError(lost(_AGAIN))
 
     def check_same(self, value: Any, otherwise: str) -> None:
         """Raise `WakefulError(otherwise)` on all processes unless all have one value.
@@ -123,7 +128,7 @@ class World:
         if self.store is None:
             return True
         try:
-            return self.store.add("wakeful/failed", 1) == 1
+            return self.store.add(_FAILED, 1) == 1
         except RuntimeError:  # the machine that keeps count is gone
             return True
 
@@ -176,6 +181,7 @@ def joined() -> Iterator[World]:
         dist.destroy_process_group()
 
 
+_FAILED = "wakeful/failed"
 _AGAIN = "start it again with the same torchrun command"
 _joined: list[World] = []
 _turns = itertools.count()

@@ -39,6 +39,7 @@ from wakeful.training.setup import (
     make_optimizer,
     resolved,
 )
+from wakeful.world import World
 
 
 @contextlib.contextmanager
@@ -164,6 +165,23 @@ def test_twins_share_weights_and_data(text: Path, tmp_path: Path) -> None:
     closed = {"normalizer": "softmax1(learned=True, start=-1e9)"}
     neutral = train(tiny(text, model=closed), tmp_path / "neutral")
     assert losses(neutral) == pytest.approx(losses(plain), rel=1e-5)
+
+
+def test_processes_wait_for_each_other_s_own_work_however_long_it_takes(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def recorded(name: str) -> None:
+        real = getattr(World, name)
+        monkeypatch.setattr(World, name, lambda *given: calls.append(name) or real(*given))
+
+    for name in ("leader_first", "meet", "gather", "sum"):
+        recorded(name)
+    train(tiny(text, train={"steps": 1}), tmp_path / "run")
+    # Collectives give up after ten minutes, the store does not: it comes before each of them.
+    assert calls[:3] == ["leader_first", "meet", "gather"]  # after a machine has prepared the text
+    assert calls[-2:] == ["meet", "sum"]  # after the first process has measured the end
 
 
 FACTORED = """

@@ -102,9 +102,10 @@ def _train(
     device = choose_device(config.train.device, world, field="train.device")
     check_parts(config, world)
     data = world.leader_first(lambda: load_data(config.data, show.stage, imports=not resume))
-    facts = to_table(data_facts(data).anywhere)
-    if any(theirs != facts for theirs in world.gather(facts)):
-        raise WakefulError("the processes read different data: give each machine the same files")
+    world.check_same(  # which waits for machines that prepare the text themselves
+        to_table(data_facts(data).anywhere),
+        "the processes read different data: give each machine the same files",
+    )
     config = config if resume else _new(config, data, initial, show)
     batches = make_batches(config, data, world)
     windows = make_windows(config, data)
@@ -318,6 +319,7 @@ def _steps(
 
 def _done(run: Run, world: World, stopped: list[int]) -> None:
     run.set_status("done")
+    world.meet()  # the first process has work of its own at the end, which may take long
     if stop := _stop_asked(world, stopped):  # too late for this run: stop whoever began it
         raise Interrupted(
             f"stopped by {stop} after the last step, and the run is done",
