@@ -14,6 +14,7 @@ from training.shares import CASES, SUMS, alone, assert_alike, config_of, job, to
 from training.test_loop import losses, stop_after, weights
 from wakeful.cli import main
 from wakeful.config.schema import Config
+from wakeful.config.tables import Table
 from wakeful.data.order import Batches
 from wakeful.errors import WakefulError
 from wakeful.loading.load import read_decoder
@@ -25,6 +26,9 @@ from wakeful.training.setup import load_data
 
 REPLICAS = ("own", "resformer", "neutreno")
 """The cases that the fast tests train on replicas too."""
+HALF: Table = {"train": {
+    "dtype": "bfloat16", "diagnose": {"every": 4, "num_sequences": 2, "heads": True, "attention": 4}
+}}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +45,8 @@ def two(folder: Path) -> Path:
     jobs += [job(out / f"{name}-ddp", config_of(folder, CASES[name], "ddp")) for name in REPLICAS]
     jobs += [
         job(out / "muon-fsdp", config_of(folder, {"optimizer": {"name": "muon"}})),
-        job(out / "half-fsdp", config_of(folder, {"train": {"dtype": "bfloat16"}})),
+        job(out / "half-fsdp", config_of(folder, HALF)),
+        job(out / "soap", config_of(folder, {"optimizer": {"name": "soap(every=2)"}})),
         job(out / "cut", own, stop=5),
         job(out / "two-then-one", haar, stop=5),
         job(out / "replicas-cut", config_of(folder, CASES["own"], "ddp"), stop=5),
@@ -87,8 +92,11 @@ def test_muon_on_shares_is_muon_to_the_rounding_of_bfloat16(folder: Path, two: P
 
 
 def test_mixed_precision_on_shares_learns_what_autocast_does(folder: Path, two: Path) -> None:
-    one = train(config_of(folder, {"train": {"dtype": "bfloat16"}}), folder / "one" / "half")
+    one = train(config_of(folder, HALF), folder / "one" / "half")
     run = Run.open(two / "half-fsdp")
+    mine, theirs = (each.read_json("summary.json")["diagnosis"] for each in (run, one))
+    assert mine == pytest.approx(theirs, rel=0.05)
+    assert (run.path / "attention.jsonl").is_file()
     assert losses(run) == pytest.approx(losses(one), rel=2e-3)  # bfloat16 has 8 bits
     assert {tensor.dtype for tensor in weights(run).values()} == {torch.float32}
 
@@ -180,6 +188,7 @@ def test_a_run_goes_on_with_another_number_of_processes(folder: Path, two: Path)
 def test_what_cannot_be_shared_out_is_refused_and_leaves_nothing(two: Path) -> None:
     for name, message in (
         ("odd", "train.batch_size = 5 cannot be shared evenly by 2 processes; use 4 or 6"),
+        ("soap", "optimizer.name = 'soap(every=2)' needs whole matrices, which no process has"),
         ("eigenbasis", "optimizer.rotation = 'eigenbasis' learns from whole gradients"),
     ):
         assert message in (two / f"{name}.error").read_text()

@@ -152,6 +152,9 @@ FOLLOWED = ("bos_mass", "value_drain", "residual_peak")
 """Metrics that a run logs of each layer and head where it is asked to."""
 
 
+_AS_IT_IS = contextlib.nullcontext()
+
+
 class _Layers(Probe):
     """Every `size`-th layer's events, from `rank` on, for a probe."""
 
@@ -167,14 +170,28 @@ class _Layers(Probe):
         return self.probe.rows()
 
 
+def _precision(config: Config, parallel: Parallel) -> contextlib.AbstractContextManager[object]:
+    """Return the context of a pass that probes watch: the weights' own precision.
+
+    Blocks in shares get theirs in that of training, which asks for its context.
+    """
+    if not parallel.in_shares:
+        return _AS_IT_IS
+    return autocast(config, parallel.decoder.head.weight.device)
+
+
 def watched(
-    model: Decoder | Parallel, windows: ValidationWindows, num_sequences: int
+    model: Decoder | Parallel,
+    windows: ValidationWindows,
+    num_sequences: int,
+    *,
+    autocast: contextlib.AbstractContextManager[object] = _AS_IT_IS,
 ) -> dict[str, float]:
     """Return each figure's mean over layers, on the first whole windows of the validation set.
 
     Every process calls it, and each looks at its share of the layers.
     """
-    return _figures(observed(model, windows, num_sequences))
+    return _figures(observed(model, windows, num_sequences, autocast=autocast))
 
 
 @torch.no_grad()
@@ -183,6 +200,8 @@ def observed(
     windows: ValidationWindows,
     num_sequences: int,
     more: Sequence[Probe] = (),
+    *,
+    autocast: contextlib.AbstractContextManager[object] = _AS_IT_IS,
 ) -> Frame:
     """Return what the probes of `FIGURES`, and `more`, saw of each layer and head, as `watched`."""
     parallel = model if isinstance(model, Parallel) else Alone(model, ALONE)
@@ -194,7 +213,7 @@ def observed(
     training = decoder.training
     decoder.eval()
     probes = Sinks(), bos, Entropy(), Ranks(), Values(curve=1), Outliers(), Smoothing(), *more
-    with watch(decoder, *(_Layers(probe, world) for probe in probes)) as seen:
+    with autocast, watch(decoder, *(_Layers(probe, world) for probe in probes)) as seen:
         parallel.call(decoder.hidden, sequences.to(device))
     parallel.settle()
     decoder.train(training)
@@ -207,7 +226,11 @@ def observed(
 
 @torch.no_grad()
 def head_weights(
-    parallel: Parallel, windows: ValidationWindows, size: int, step: int
+    parallel: Parallel,
+    windows: ValidationWindows,
+    size: int,
+    step: int,
+    autocast: contextlib.AbstractContextManager[object],
 ) -> list[HeadWeights]:
     """Return every head's weights among the first `size` tokens of the first window.
 
@@ -221,7 +244,7 @@ def head_weights(
     )
     training = decoder.training
     decoder.eval()
-    with watch(decoder, probe):
+    with autocast, watch(decoder, probe):
         parallel.call(decoder.hidden, tokens.to(decoder.head.weight.device))
     parallel.settle()
     decoder.train(training)
@@ -338,9 +361,11 @@ def diagnose(
     """Measure the chosen figures and record them; before the first step those of heads alone."""
     settings = config.train.diagnose
     if settings.attention:
-        for weights in head_weights(parallel, windows, settings.attention, step):
+        precision = _precision(config, parallel)
+        for weights in head_weights(parallel, windows, settings.attention, step, precision):
             run.append({"kind": weights.kind, **to_table(weights)}, log=weights.log)
-    seen = observed(parallel, windows, settings.num_sequences)
+    precision = _precision(config, parallel)
+    seen = observed(parallel, windows, settings.num_sequences, autocast=precision)
     if settings.heads:
         run.append(*_followed(seen, step), log="trajectories.jsonl")
     if step:
@@ -428,7 +453,10 @@ def finish(
     run.keep_metrics_before_final(steps)
     frame, row = validate(config, run, parallel, windows, steps, write_scalars)
     settings = config.train.diagnose
-    diagnosis = watched(parallel, windows, settings.num_sequences) if settings.every else {}
+    diagnosis: dict[str, float] = {}
+    if settings.every:
+        precision = _precision(config, parallel)
+        diagnosis = watched(parallel, windows, settings.num_sequences, autocast=precision)
     if not parallel.world.first:
         return
     used = training_bytes(parallel.decoder, optimizer)
