@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import polars as pl
 import pytest
 import torch
 import yaml
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -528,9 +529,18 @@ def test_an_heirs_export_keeps_what_lies_beside_the_references_tokenizer(
     theirs = AutoTokenizer.from_pretrained(llama)
     theirs.add_special_tokens({"bos_token": "<s>", "pad_token": "<pad>", "unk_token": "<unk>"})
     theirs.chat_template = "{{ messages[0]['content'] }}!"
+    begins = [("<s>", theirs.bos_token_id)]
+    theirs.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=begins
+    )
     theirs.save_pretrained(llama)
     (llama / "generation_config.json").write_text('{"do_sample": true, "top_k": 7}')
     assert main(["inherit", str(llama), *command[2:], "--layers", "2", "--steps", "2"]) == 0
+    # The reference is used to BOS, so its heirs learn with it, and the page says so.
+    assert tomllib.loads((tmp_path / "out/recipe.toml").read_text())["data"]["bos"] is True
+    assert "before every window, for heir" in (tmp_path / "out/report.html").read_text("utf-8")
+    with pytest.raises(WakefulError, match="contradict"):
+        options_from(InheritOptions, {"bos": "off", "data": {"bos": True}})
     assert main(["export", str(tmp_path / "out/heir-2"), str(tmp_path / "heir")]) == 0
     again = AutoTokenizer.from_pretrained(tmp_path / "heir")
     for name in ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template"):

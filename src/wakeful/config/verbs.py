@@ -494,6 +494,9 @@ class InheritOptions:
     bridge: BridgeConfig = field(default_factory=BridgeConfig)
     heal: HealConfig = field(default_factory=HealConfig)
     width: WidthConfig = field(default_factory=WidthConfig)
+    bos: Bos = "auto"
+    """BOS before every window that heirs and reference read: as the reference's own tokenizer does
+    (auto), on, or off."""
     drops: int = 1
     """Drop the layers in so many parts, healing after each for its share of the steps."""
     route: What[str] = ""
@@ -546,6 +549,8 @@ class InheritOptions:
         depth = [name for name in ("layers", "keep", "blocks") if getattr(self, name)]
         if len(depth) > 1:
             raise WakefulError(f"--{depth[0]} and --{depth[1]} both say which layers: give one")
+        if self.bos == "off" and self.data.bos:
+            raise WakefulError("bos = off and data.bos contradict each other: leave out one")
         if self.blocks and self.choose != InheritOptions.choose:
             raise WakefulError(f"--blocks names the layers, so --choose {self.choose} does nothing")
         if not 0 <= self.keep <= 1:

@@ -267,11 +267,15 @@ def _reference(
 
 
 def _fitted(options: InheritOptions, reference: Model) -> InheritOptions:
-    """Return the options with the lengths that the reference's context allows."""
+    """Return the options with the lengths that the reference's context allows, and with BOS where
+    the reference is used to it.
+    """
     context = reference.decoder().config.context
     train = dataclasses.replace(options.train, length=options.train.length or min(256, context))
     length = options.diagnose_length or min(LENGTH, context)
-    return dataclasses.replace(options, train=train, diagnose_length=length)
+    bos = options.data.bos or bool(reference.begin(options.bos))
+    data = dataclasses.replace(options.data, bos=bos)
+    return dataclasses.replace(options, train=train, diagnose_length=length, data=data)
 
 
 def _resumed(out: Path, shown: Shown) -> Run:
