@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import models, pre_tokenizers
 from transformers import (
+    AttentionInterface,
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
@@ -29,9 +30,11 @@ from transformers import (
 )
 
 from helpers import some_tokens
+from hf.softmax1_models import PLAIN, build, plain_attention
 from wakeful.errors import WakefulError
 from wakeful.hf.families import FAMILIES
 from wakeful.hf.families.base import canonical
+from wakeful.hf.weights_in import decoder_of
 from wakeful.hf.weights_out import describe
 from wakeful.hf.whole import smollm2_folder
 from wakeful.loading.load import read_decoder
@@ -457,6 +460,32 @@ def test_what_is_nowhere_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) ->
     assert "\n" not in str(e.value)
     with pytest.raises(WakefulError, match="is not a folder"):
         read_decoder("no/such/folder/at all")
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen3", "gpt2"])
+def test_a_model_in_memory_with_softmax1_keeps_it(name: str) -> None:
+    model = build(name)
+    tokens = some_tokens(2, 11)
+    with torch.no_grad():
+        wanted = model(tokens).logits
+        decoder = decoder_of(model, name)
+        assert decoder.config.normalizer == "softmax1"
+        torch.testing.assert_close(decoder(tokens), wanted, rtol=1e-5, atol=1e-5)
+        model.set_attn_implementation("sdpa")
+        assert not torch.allclose(model(tokens).logits, wanted, atol=1e-3)
+    assert decoder_of(model, name).config.normalizer == "softmax"
+
+
+def test_an_attention_that_our_decoder_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    capped = build("gemma2", attn_logit_softcapping=2.0)
+    with pytest.raises(WakefulError, match=r"its own normalizer is softcap\(cap=2\.0\)"):
+        decoder_of(capped, "it")
+    monkeypatch.setitem(AttentionInterface._global_mapping, PLAIN, plain_attention)
+    model = build("llama", "eager")
+    assert decoder_of(model, "it").config.normalizer == "softmax"
+    model.config._attn_implementation = PLAIN
+    with pytest.raises(WakefulError, match="'plain_softmax1', which is not one of Transformers'"):
+        decoder_of(model, "it")
 
 
 def smollm2() -> Path:

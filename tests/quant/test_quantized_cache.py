@@ -18,6 +18,8 @@ from transformers import (
 from wakeful.errors import WakefulError
 from wakeful.hf.quantized import load_quantized, save_quantized
 from wakeful.hf.weights_in import decoder_of
+from wakeful.loading.load import load
+from wakeful.loading.sampling import sample
 from wakeful.probes.base import AttentionEvent, Event, Probe
 from wakeful.probes.watch import watch
 from wakeful.quant import parse_scheme, quantize
@@ -109,6 +111,17 @@ def test_a_saved_model_has_it_still(scheme: str, tmp_path: Path) -> None:
     assert "wakeful_before" not in (tmp_path / "config.json").read_text("utf-8")
     with pytest.raises(WakefulError, match="quantized already"):
         quantize(again, "fine")
+
+
+def test_its_decoder_would_read_other_keys_and_values() -> None:
+    small = quantize(llama(), "kv4")
+    with pytest.raises(WakefulError, match="take the model before it was quantized"):
+        decoder_of(small, "it")
+    loaded = load(small, tokenizer=None)
+    prompt, choice = [1, 2, 3], {"length": 12, "ends": set[int](), "temperature": 0.0}
+    with torch.inference_mode():
+        wanted = small.generate(torch.tensor([prompt]), max_new_tokens=9, do_sample=False)
+    assert sample(loaded, [prompt], **choice) == wanted.tolist()
 
 
 def test_models_out_of_reach_are_refused() -> None:

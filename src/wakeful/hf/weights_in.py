@@ -1,19 +1,23 @@
 """Weights in: a model of Transformers, in files, in a GGUF file or in memory, as our `Decoder`."""
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError
+from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.families import CANNOT, FAMILIES, Family
+from wakeful.hf.softmax1 import NAME
 from wakeful.hf.whole import Shards, first_line, read_config, read_floats, whole_model
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import skeleton
+from wakeful.probes.huggingface import BEHIND
 
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 """Fields in which configurations count experts."""
@@ -23,11 +27,13 @@ def decoder_of(model: nn.Module, name: str) -> Decoder:
     """Return a model of Transformers in memory as our decoder, which shares its weights.
 
     Raises:
-        WakefulError: our decoder cannot be it (the field of its configuration is named).
+        WakefulError: our decoder cannot be it (the field of its configuration is named), or not
+            with the attention function that the model was given.
     """
     assert isinstance(model, PreTrainedModel)
     first = next(model.parameters())
     family, description = _described(model.config, 0)
+    description = _attending(model, description)
     tensors = model.state_dict()
     return _filled(description, family, tensors, Path(name), first.dtype, first.device).eval()
 
@@ -79,6 +85,33 @@ def _described(config: PreTrainedConfig, max_length: int) -> tuple[Family, Model
         raise WakefulError(
             f"the configuration is not that of a {kind}: {first_line(error)}"
         ) from None
+
+
+def _attending(model: PreTrainedModel, description: ModelConfig) -> ModelConfig:
+    """Return the description with the normalizer of the attention function that a model calls."""
+    name = model.config.get_text_config(decoder=True)._attn_implementation
+    if model.config.model_type == WakefulConfig.model_type or name in (None, "eager"):
+        return description
+    if name == NAME:
+        if description.normalizer != "softmax":
+            raise WakefulError(
+                f"our decoder cannot be a {model.config.model_type} with attn_implementation = "
+                f"{NAME!r}: its own normalizer is {description.normalizer}; load it without that"
+            )
+        return dataclasses.replace(description, normalizer="softmax1")
+    if name.startswith(BEHIND):
+        raise WakefulError(
+            f"our decoder cannot be a {type(model).__name__} that reads its keys and values on a "
+            "quantized cache's grid: take the model before it was quantized"
+        )
+    function = AttentionInterface().get(name)
+    if not getattr(function, "__module__", "").startswith("transformers."):
+        raise WakefulError(
+            f"our decoder cannot be a {type(model).__name__} with attn_implementation = {name!r}, "
+            "which is not one of Transformers' own: set_attn_implementation('sdpa') gives the "
+            "model the ordinary softmax"
+        )
+    return description
 
 
 def _filled(
