@@ -75,6 +75,25 @@ def test_the_loaded_model_is_the_saved_one_to_the_bit(
         assert torch.equal(logits(reference), logits(small))
 
 
+def test_positions_are_not_rounded_to_the_type_of_the_weights(tmp_path: Path) -> None:
+    model = llama().to(torch.bfloat16)
+    exact = llama().model.rotary_emb.inv_freq
+    model.model.rotary_emb.inv_freq = exact.clone()  # as from_pretrained(dtype=...) leaves it
+    small = quantize(model, "w4")
+    folder = saved(small, tmp_path / "q")
+    save_llama(tmp_path / "other")
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / file).write_text((tmp_path / "other" / file).read_text())
+    again, _ = load_quantized(folder, device=CPU)
+    assert again.get_parameter("model.norm.weight").dtype == torch.bfloat16
+    assert torch.equal(logits(again), logits(small))
+    halves = wakeful.load(folder, device=CPU, dtype=torch.bfloat16).module
+    singles = wakeful.load(folder, device=CPU, dtype=torch.float32).module
+    assert singles.get_parameter("model.norm.weight").dtype == torch.float32
+    for loaded in (again, halves, singles):
+        assert torch.equal(loaded.get_buffer("model.rotary_emb.inv_freq"), exact)
+
+
 def test_the_file_is_smaller_by_what_the_grids_save(tmp_path: Path) -> None:
     model = tiny_decoder(dtype=torch.float32, width=64, mlp_width=160, head_width=16).eval()
     linear = sum(

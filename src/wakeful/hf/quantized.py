@@ -137,7 +137,7 @@ def load_quantized(
     if bool(header["layers"]) != (scheme.weights is not None):
         raise WakefulError(f"{folder / HEADER}: layers must be a list of names")
     dtype = getattr(torch, header["dtype"])
-    model = _architecture(folder, header).to(dtype)
+    model = converted(_architecture(folder, header), dtype)
     modules = dict(model.named_modules())
     replaced: dict[int, QuantizedLinear] = {}
     for name in header["layers"]:
@@ -154,6 +154,23 @@ def load_quantized(
         model.generation_config = read_generation(folder) or model.generation_config
     model.to(device)  # pyright: ignore[reportArgumentType]
     return model.eval().requires_grad_(False), header
+
+
+def converted(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Give parameters and stored buffers a type, in place; return the model.
+
+    What is computed and not stored, RoPE's frequencies above all, stays as exact as it was made:
+    Transformers itself never rounds it.
+    """
+    made = [
+        (module, name, module._buffers[name])
+        for module in model.modules()
+        for name in module._non_persistent_buffers_set
+    ]
+    model.to(dtype)
+    for module, name, buffer in made:
+        module._buffers[name] = buffer
+    return model
 
 
 def read_header(folder: Path) -> dict[str, Any]:
@@ -225,7 +242,8 @@ def _architecture(folder: Path, header: dict[str, Any]) -> nn.Module:
     transformers.logging.set_verbosity_error()
     try:
         check_bounds(config, _num_tensors(folder / WEIGHTS), file_bytes(folder), folder)
-        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        dtype = getattr(torch, header["dtype"])
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
     finally:
         transformers.logging.set_verbosity(level)
 

@@ -16,7 +16,7 @@ from wakeful.data.tokenizer import Tokenizer
 from wakeful.device import DTYPES, choose_device
 from wakeful.errors import WakefulError, nearest, nearest_path
 from wakeful.hf.configuration import WakefulConfig
-from wakeful.hf.quantized import is_quantized_folder, load_quantized, quantized_as
+from wakeful.hf.quantized import converted, is_quantized_folder, load_quantized, quantized_as
 from wakeful.hf.weights_in import decoder_from_folder, decoder_from_gguf
 from wakeful.hf.whole import SMOLLM2, smollm2_folder, whole_model
 from wakeful.loading.model import AnyTokenizer, Model
@@ -231,7 +231,7 @@ def _quantized(place: Place, device: torch.device, dtype: torch.dtype | None) ->
     own = as_decoder(module) is not None
     return {
         "name": f"{header['name']} {scheme}",
-        "module": module.to(dtype),
+        "module": module if dtype is None else converted(module, dtype),
         "context": header["context"],
         "architecture": f"{type(module).__name__}, {scheme}",
         "path": place.path,
