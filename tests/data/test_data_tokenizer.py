@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from wakeful.data import tokenizer as tokenizer_module
@@ -252,6 +252,57 @@ def test_what_lies_beside_a_tokenizer_goes_where_it_goes(tmp_path: Path) -> None
     (tmp_path / "ours" / "special_tokens_map.json").write_text("[]")
     with pytest.raises(WakefulError, match="must hold a JSON object"):
         Tokenizer.load(tmp_path / "ours")
+
+
+def begins(kind: str, folder: Path) -> Tokenizer:
+    """Return a tokenizer of one of the kinds that put BOS before a text."""
+    inner = Tokenizer.train(["a b c"], 257).inner
+    inner.add_special_tokens(["<bos>"])
+    bos = ("<bos>", inner.token_to_id("<bos>"))
+    first = processors.TemplateProcessing(
+        single="<bos> $A", pair="<bos> $A <bos>:1 $B:1", special_tokens=[bos]
+    )
+    ending = processors.TemplateProcessing(
+        single=f"<bos> $A {END_OF_TEXT}", pair=f"<bos> $A $B {END_OF_TEXT}",
+        special_tokens=[bos, (END_OF_TEXT, 0)],
+    )  # fmt: skip
+    inner.post_processor = {
+        "template": first,
+        "in a sequence": processors.Sequence([processors.ByteLevel(trim_offsets=False), first]),
+        "with an end": ending,
+        "named": None,
+        "roberta": processors.RobertaProcessing((END_OF_TEXT, 0), bos),
+    }[kind]
+    named = {"add_bos_token": True} if kind == "named" else {}
+    PreTrainedTokenizerFast(
+        tokenizer_object=inner, eos_token=END_OF_TEXT, bos_token="<bos>", **named,
+        chat_template="{{ bos_token }}{{ messages[0]['content'] }}!",
+    ).save_pretrained(folder)  # fmt: skip
+    return Tokenizer.load(folder)
+
+
+@pytest.mark.parametrize("kind", ["template", "in a sequence", "with an end", "named"])
+def test_bos_is_taken_from_before_a_text(kind: str, tmp_path: Path) -> None:
+    ours = begins(kind, tmp_path / "theirs")
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "theirs")
+    ours.without_bos().save(tmp_path / "ours")
+    read = Tokenizer.load(tmp_path / "ours")
+    again = AutoTokenizer.from_pretrained(tmp_path / "ours")
+    assert ours.adds_bos
+    assert not read.adds_bos
+    assert read.bos == again.bos_token_id == ours.bos
+    assert theirs.encode("a b")[:1] == [ours.bos]
+    assert again.encode("a b") == theirs.encode("a b")[1:]
+    assert (again.encode("a b")[-1] == 0) == (kind == "with an end")
+    said = [{"role": "user", "content": "a b"}]
+    assert theirs.apply_chat_template(said, tokenize=False) == "<bos>a b!"
+    assert again.apply_chat_template(said, tokenize=False) == "a b!"
+    assert read.without_bos().fingerprint == read.fingerprint
+
+
+def test_a_bos_that_cannot_be_taken_out_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(WakefulError, match="a RobertaProcessing, puts BOS before every text"):
+        begins("roberta", tmp_path).without_bos()
 
 
 def test_a_tokenizer_of_the_hub_is_fetched_or_says_how_to_do_without(

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from tokenizers import processors
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import wakeful
 from verbs.test_diagnose import llama  # noqa: F401
 from wakeful.cli import main
 from wakeful.errors import WakefulError
+from wakeful.hf import as_transformers
 from wakeful.pages.diagnosis import findings, summary
 from wakeful.verbs import session
 from wakeful.verbs.cure import Widened
@@ -107,6 +109,30 @@ def test_a_prefix_goes_along(ended: Path, words: str, tmp_path: Path) -> None:
     small = wakeful.quantize(read, "fine", text=words, length=16, num_sequences=2)
     assert small.model.context == read.context
     wakeful.evaluate(read, text=words, length=16, num_sequences=2)
+
+
+@pytest.mark.parametrize("given", [{"prefix": "bos"}, {"sinks": True, "steps": 0}])
+def test_bos_does_not_stand_twice(given: dict, ended: Path, words: str, tmp_path: Path) -> None:
+    theirs = AutoTokenizer.from_pretrained(ended)
+    theirs.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", pair="<bos> $A $B", special_tokens=[("<bos>", 256)]
+    )
+    theirs.save_pretrained(ended)
+    config = json.loads((ended / "config.json").read_text())
+    (ended / "config.json").write_text(json.dumps(config | {"eos_token_id": [256, 7]}))
+    (ended / "generation_config.json").unlink()
+    plain, out = wakeful.load(ended), tmp_path / "cured"
+    assert plain.adds_bos
+    found = wakeful.cure(plain, text=words, **SHORT | given).model
+    wakeful.cure(ended, text=words, out=out, **SHORT | given)
+    read, again = wakeful.load(out), AutoTokenizer.from_pretrained(out)
+    assert not found.adds_bos
+    assert not read.adds_bos
+    assert [256, *again.encode("a fox")] == plain.encode("a fox")
+    assert found.bos == read.bos == again.bos_token_id == 256
+    assert GenerationConfig.from_pretrained(out).eos_token_id == [256, 7]
+    wrapped = wakeful.load(as_transformers(read.decoder()), tokenizer=theirs)
+    assert wrapped.adds_bos == ("prefix" not in given)
 
 
 def test_an_estimate_stands_before_long_work(

@@ -1,6 +1,7 @@
 """Text to token ids and back: byte-level BPE, trained here or loaded from Hugging Face files."""
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,8 @@ MIN_VOCAB_SIZE = 256 + 1  # every byte, and the end of a text
 MOST_HOLES = 100  # ids for each token that there is
 CONFIG, SPECIAL = "tokenizer_config.json", "special_tokens_map.json"
 GENERATION = "generation_config.json"
-BESIDE = (CONFIG, SPECIAL, "chat_template.jinja", GENERATION)
+TEMPLATE = "chat_template.jinja"
+BESIDE = (CONFIG, SPECIAL, TEMPLATE, GENERATION)
 """What lies beside a tokenizer.json and goes where it goes."""
 HUB = "hf:"
 """What the name of a tokenizer on the Hugging Face hub begins with."""
@@ -165,7 +167,7 @@ class Tokenizer:
     def chat_template(self) -> str:
         """The template of conversations that lies beside it; "" where there is none."""
         named = self.table.get("chat_template")
-        return self.beside.get("chat_template.jinja", named if isinstance(named, str) else "")
+        return self.beside.get(TEMPLATE, named if isinstance(named, str) else "")
 
     @property
     def adds_bos(self) -> bool:
@@ -199,6 +201,40 @@ class Tokenizer:
         table = json.dumps({**self.table, "bos_token": token, "add_bos_token": True})
         return Tokenizer(
             inner, end_of_text=self.end_of_text_token, beside={**self.beside, CONFIG: table}
+        )
+
+    def without_bos(self) -> "Tokenizer":
+        """Return this tokenizer as one that, left to itself, puts no BOS before a text.
+
+        Neither does its chat template. It is for a model in which what a text begins with stands
+        already. A BOS that somebody asks for is still known.
+
+        Raises:
+            WakefulError: the tokenizer adds BOS in a way that cannot be taken out.
+        """
+        if self.bos is None:
+            return self
+        beside, table, taken = dict(self.beside), dict(self.table), json.loads(self._json())
+        bare = _without(self.bos, taken["post_processor"])
+        if self.adds_bos or bare != taken["post_processor"]:
+            ids = self.inner.encode("a").ids
+            taken["post_processor"] = bare
+            # Where a table names one of the two, Transformers makes a post-processor of both.
+            table |= {"add_bos_token": False, "add_eos_token": ids[-1] == self.end_of_text}
+        if self.chat_template:
+            beside[TEMPLATE] = _without_bos(self.chat_template)
+            table.pop("chat_template", None)
+        inner = tokenizers.Tokenizer.from_str(json.dumps(taken))
+        if inner.encode("a").ids[:1] == [self.bos]:
+            raise WakefulError(
+                f"the tokenizer's post-processor, a {taken['post_processor']['type']}, puts BOS "
+                "before every text in a way that cannot be taken out: give the model a tokenizer "
+                "that adds none"
+            )
+        return Tokenizer(
+            inner,
+            end_of_text=self.end_of_text_token,
+            beside={**beside, CONFIG: json.dumps(table, ensure_ascii=False)},
         )
 
     @property
@@ -373,6 +409,31 @@ def _cuts_are_free(inner: tokenizers.Tokenizer) -> bool:
         and split.get("use_regex", True)
         and not split.get("add_prefix_space", True)
     )
+
+
+def _without(token: int, processor: Any) -> Any:
+    """Return the description of a post-processor that puts no such token before a text."""
+    match processor:
+        case {"type": "Sequence", "processors": parts}:
+            return {**processor, "processors": [_without(token, part) for part in parts]}
+        case {"type": "TemplateProcessing", "special_tokens": known}:
+            special = {name for name, each in known.items() if each["ids"] == [token]}
+            return processor | {
+                name: [
+                    piece
+                    for piece, after in itertools.zip_longest(processor[name], processor[name][1:])
+                    if piece.get("SpecialToken", {}).get("id") not in special
+                    or "Sequence" not in (after or {})
+                ]
+                for name in ("single", "pair")
+            }
+        case _:
+            return processor
+
+
+def _without_bos(template: str) -> str:
+    """Return a chat template to which the token that begins a text is nothing."""
+    return "{% set bos_token = '' %}" + template if "bos_token" in template else template
 
 
 def _beside(folder: Path) -> dict[str, str]:

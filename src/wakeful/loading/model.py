@@ -87,7 +87,12 @@ class Model:
         Never where a prefix is stored: what a text begins with stands there already.
         """
         own = as_decoder(self.module)
-        if own is not None and own.config.stored_prefix:
+        if own is None:  # what of Transformers' has parts is our own class
+            parts = getattr(self.module.config, "parts", {})
+            stored = parts.get("stored_prefix", 0)  # pyright: ignore
+        else:
+            stored = own.config.stored_prefix
+        if stored:
             return False
         tokenizer = self.tokenizer
         if isinstance(tokenizer, Tokenizer):
@@ -228,7 +233,8 @@ class Model:
         said = getattr(self.module, "generation_config", None)
         table = said.to_diff_dict() if isinstance(said, GenerationConfig) else {}
         table.pop("transformers_version", None)
-        if table and not table.get("_from_model_config"):  # a file of its own said it
+        derived = table.pop("_from_model_config", False)  # no file of its own said it
+        if table and (not derived or isinstance(table.get("eos_token_id"), list)):
             (folder / GENERATION).write_text(json.dumps(table, indent=2) + "\n", "utf-8")
 
 

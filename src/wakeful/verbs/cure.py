@@ -79,6 +79,8 @@ class Cure(Result):
     rounding that one alone."""
     source: str
     """What the model before was asked for as."""
+    begun: bool = False
+    """Whether what a text began with stands in the weights: the tokenizer adds no BOS."""
     figures: tuple[Figure, ...] = ()
     """Formats of charts that are saved beside the page."""
 
@@ -105,15 +107,19 @@ class Cure(Result):
         dtype = decoder.embed.weight.dtype
         kind = torch.float32 if dtype == torch.float64 else dtype
         source = self.before.path
-        beside = source if source is not None and (source / "config.json").is_file() else None
+        tokenizer: Tokenizer | Path
+        if self.begun:
+            tokenizer = self.before.own_tokenizer.without_bos()
+        elif source is not None and (source / "config.json").is_file():
+            tokenizer = source
+        else:
+            tokenizer = self.before.own_tokenizer
         card = model_card(
             self.model, self.stock, self.command, source=self.before,
             done=[f"{what}: {said}" for what, said in self.done],
             figures=[f"| {label} | {old} | {new} |" for label, old, new in self._figures()],
         )  # fmt: skip
-        export(
-            decoder, folder, tokenizer=beside or self.before.own_tokenizer, dtype=kind, card=card
-        )
+        export(decoder, folder, tokenizer=tokenizer, dtype=kind, card=card)
         path = Path(folder)
         title = "Cure of " + self.diagnosis.models[0].name
         with disk_errors(path):
@@ -206,8 +212,10 @@ def cure(
             )
         )  # fmt: skip
         plain = loaded.decoder()
-        if wanted.out and (wanted.rotate_inner or wanted.prefix or wanted.trains):
+        begun = bool(wanted.prefix) or wanted.trains
+        if wanted.out and (wanted.rotate_inner or begun):
             _ = loaded.own_tokenizer  # which our class' folder needs
+        read = _unbegun(loaded) if begun else loaded.read_tokenizer
         if wanted.rotate or wanted.rotate_inner:
             check_rotates(plain, wanted.rotate or "identity")
         text = _text(loaded, words, wanted)
@@ -228,6 +236,7 @@ def cure(
         result = replace(
             loaded, name=f"{loaded.name} cured", module=cured, path=None,
             context=min(loaded.context, cured.config.context), architecture=_words(loaded, wanted),
+            read_tokenizer=read,
         )  # fmt: skip
         show.note("comparing logits")
         stands = prefix or stands
@@ -240,12 +249,20 @@ def cure(
     cure = Cure(
         before=loaded, model=result, diagnosis=seen, prefix=tuple(prefix), done=tuple(done),
         stock=describe(cured.config)[0], differences=found,
-        source=name_of(model),
+        source=name_of(model), begun=begun,
         command=command_of("cure", name_of(model), wanted), figures=wanted.figures,
     )  # fmt: skip
     if wanted.out:
         cure.save(wanted.out)
     return cure
+
+
+def _unbegun(loaded: Model) -> Callable[[], AnyTokenizer]:
+    """Return what reads the tokenizer of a model in which a text's beginning stands already."""
+    tokenizer = loaded.tokenizer
+    if isinstance(tokenizer, Tokenizer) or loaded.adds_bos:
+        tokenizer = loaded.own_tokenizer.without_bos()
+    return lambda: tokenizer
 
 
 def _text(loaded: Model, words: Beginning, wanted: CureOptions) -> Tensor:
