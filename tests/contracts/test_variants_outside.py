@@ -86,7 +86,9 @@ def test_an_export_comes_back_to_us_and_to_transformers(
         assert torch.equal(found, wanted) if own else (found - wanted).abs().max() < 1e-5 * largest
 
     prompt = tokens[0].tolist()
-    text = list(generate(decoder, prompt, num_tokens=3, temperature=0, stop=TOKENIZER.end_of_text))
+    text = list(
+        generate(decoder, prompt, num_tokens=3, temperature=0, stop={TOKENIZER.end_of_text})
+    )
     assert list(generate(ours, prompt, num_tokens=3, temperature=0)) == text
     said = theirs.generate(
         tokens[:1], attention_mask=torch.ones_like(tokens[:1]), max_new_tokens=3, do_sample=False

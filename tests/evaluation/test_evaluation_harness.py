@@ -1,6 +1,7 @@
 """lm-eval on tiny models: by hand, by our adapter and by its own class for Transformers."""
 
 import dataclasses
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.utils import apply_template
 
-from evaluation.models import CHOICES, CPU, LAMBADA, loaded_llama, write_lines
+import wakeful
+from evaluation.models import CHOICES, CPU, LAMBADA, loaded_llama, save_llama, write_lines
 from training.runs import text, tiny
 from wakeful.errors import WakefulError
 from wakeful.evaluation import tasks as tasks_module
@@ -26,7 +28,7 @@ from wakeful.evaluation.examples import read_choices, read_lambada
 from wakeful.evaluation.harness import run_tasks
 from wakeful.evaluation.scores import Score
 from wakeful.evaluation.tasks import choices_task, lambada_task, named_tasks, quiet
-from wakeful.loading.load import load
+from wakeful.loading.load import load, read_decoder
 from wakeful.loading.model import Model
 from wakeful.model.decoder import Decoder
 from wakeful.model.generate import generate
@@ -196,13 +198,29 @@ def instance(kind: Any, *arguments: Any) -> Instance:
     return Instance(request_type=kind, doc={}, arguments=arguments, idx=0)
 
 
+def test_text_ends_at_any_of_the_tokens_that_the_model_names(tmp_path: Path) -> None:
+    folder = save_llama(tmp_path / "llama")
+    written = list(
+        load(str(folder), device=CPU).tokens_after([1, 2], num_tokens=12, temperature=0.0)
+    )
+    end = written[6]
+    said = {"eos_token_id": [256, end]}
+    (folder / "generation_config.json").write_text(json.dumps(said))
+    wakeful.export(str(folder), tmp_path / "exported")
+    for place in (folder, tmp_path / "exported"):
+        for model in (load(str(place), device=CPU), read_decoder(str(place))):
+            assert model.ends == Adapter(model)._ends == {256, end}
+            text = model.generate([1, 2], num_tokens=12, temperature=0.0)
+            assert text == model.decode(written[: written.index(end)])
+
+
 def test_generation_stops_where_a_task_says(ours: Model) -> None:
     lm = Adapter(ours)
     settings = {"until": ["\n\n"], "max_gen_toks": 12, "do_sample": False, "temperature": 0.0}
     assert isinstance(ours.module, Decoder)
     tokens = list(
         generate(ours.module, ours.plain("def "), num_tokens=12, temperature=0.0,
-                 stop=lm.eot_token_id)
+                 stop={lm.eot_token_id})
     )  # fmt: skip
     plain = str(ours.tokenizer.decode(tokens))
     assert lm.generate_until([instance("generate_until", "def ", settings)]) == [plain]

@@ -193,7 +193,7 @@ def test_several_prompts_are_continued_as_each_alone() -> None:
     for ends in ((), (stop,)):
         found = greedy_batch(decoder, prompts, num_tokens=12, stop=ends)
         assert found == [
-            list(generate(decoder, each, num_tokens=12, temperature=0.0, stop=stop if ends else -1))
+            list(generate(decoder, each, num_tokens=12, temperature=0.0, stop=ends))
             for each in prompts
         ]
     short = greedy_batch(

@@ -275,7 +275,7 @@ def test_the_command_line_continues_a_prompt_with_what_was_exported(
     arguments = ["generate", str(tmp_path / "out"), "--prompt", "ab", "--num_tokens", "6"]
     assert main([*arguments, "--temperature", "0", "--device", "cpu"]) == 0
     ids = tokenizer.encode("ab")
-    expected = generate(decoder, ids, num_tokens=6, temperature=0, stop=tokenizer.end_of_text)
+    expected = generate(decoder, ids, num_tokens=6, temperature=0, stop={tokenizer.end_of_text})
     assert capsys.readouterr().out == "ab" + tokenizer.decode(list(expected)) + "\n"
     assert main([*arguments, "--step", "3"]) == 1
     assert "step = 3" in capsys.readouterr().err

@@ -158,7 +158,7 @@ def test_lm_eval_scores_and_continues_with_our_class() -> None:
         tokens = list(
             generate(
                 decoder, tokenizer.encode(start), num_tokens=8, temperature=0,
-                stop=tokenizer.end_of_text,
+                stop={tokenizer.end_of_text},
             )
         )  # fmt: skip
         assert text == tokenizer.decode(tokens)

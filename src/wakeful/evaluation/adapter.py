@@ -223,10 +223,7 @@ class Adapter(TemplateLM):
     @cached_property
     def _ends(self) -> frozenset[int]:
         """The tokens that end a text: the tokenizer's, and those the model's settings name."""
-        said = getattr(self.loaded.module, "generation_config", None)
-        named = said.eos_token_id if isinstance(said, GenerationConfig) else None
-        several = named if isinstance(named, list) else [] if named is None else [named]
-        return frozenset([self.eot_token_id, *several])
+        return self.loaded.ends | {self.eot_token_id}
 
 
 def check_answer(loaded: Model, context: list[int], continuation: list[int]) -> None:

@@ -81,6 +81,20 @@ class Model:
         return tokenizer.bos if isinstance(tokenizer, Tokenizer) else tokenizer.bos_token_id  # pyright: ignore
 
     @cached_property
+    def ends(self) -> frozenset[int]:
+        """The tokens that end what it writes: its tokenizer's, and those that its own settings of
+        generation name.
+        """
+        tokenizer = self.tokenizer
+        ours = isinstance(tokenizer, Tokenizer)
+        end = tokenizer.end_of_text if ours else tokenizer.eos_token_id  # pyright: ignore
+        said = getattr(getattr(self.module, "generation_config", None), "eos_token_id", None)
+        if said is None and ours:
+            said = json.loads(tokenizer.beside.get(GENERATION, "{}")).get("eos_token_id")
+        named = said if isinstance(said, list) else [said]
+        return frozenset(token for token in (end, *named) if isinstance(token, int))
+
+    @cached_property
     def adds_bos(self) -> bool:
         """Whether its tokenizer, left to itself, begins a text with BOS.
 
@@ -194,7 +208,7 @@ class Model:
         given = self.encode(prompt, bos) if isinstance(prompt, str) else list(prompt)
         tokens = self.tokens_after(
             given or [tokenizer.end_of_text], num_tokens=num_tokens, temperature=temperature,
-            top_k=top_k, top_p=top_p, seed=seed, stop=tokenizer.end_of_text,
+            top_k=top_k, top_p=top_p, seed=seed, stop=self.ends,
         )  # fmt: skip
         return _pieces(StreamDecoder(tokenizer), tokens)
 
@@ -218,7 +232,7 @@ class Model:
             past = output.past_key_values
             return output.logits[0, -1]
 
-        usual = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0, "stop": None}
+        usual = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0, "stop": ()}
         return continuation(
             step, list(prompt), device=self.device, context=self.context, **usual | choice
         )

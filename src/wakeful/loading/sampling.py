@@ -1,14 +1,12 @@
 """Whole documents that a model writes, many side by side."""
 
 import inspect
-import json
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from wakeful.data.tokenizer import GENERATION
 from wakeful.errors import WakefulError
 from wakeful.loading.model import Model
 from wakeful.model.cache import Cache
@@ -33,17 +31,6 @@ def sample(
     except WakefulError:
         step = _TheirStep(model, len(prompts))
     return side_by_side(step, prompts, device=model.device, length=length, **choice)
-
-
-def ends_of(model: Model) -> set[int]:
-    """Return the tokens with which the model ends what it writes."""
-    tokenizer = model.own_tokenizer
-    theirs = getattr(model.module, "generation_config", None)
-    said = getattr(theirs, "eos_token_id", None)
-    if said is None:
-        said = json.loads(tokenizer.beside.get(GENERATION, "{}")).get("eos_token_id")
-    also = said if isinstance(said, list) else [said]
-    return {tokenizer.end_of_text, *(token for token in also if isinstance(token, int))}
 
 
 class _OurStep:

@@ -22,13 +22,13 @@ def generate(
     top_k: int = 0,
     top_p: float = 1.0,
     seed: int = 0,
-    stop: int | None = None,
+    stop: Container[int] = (),
 ) -> Iterator[int]:
     """Return up to `num_tokens` token ids that continue `prompt`, each as soon as it is known.
 
     The prompt is read once and the key/value cache does the rest. `temperature` 0 is greedy;
     `top_k` keeps the likeliest tokens (0: all), `top_p` the smallest set of them whose
-    probabilities reach it. Generation ends early at the token `stop`, which is not yielded.
+    probabilities reach it. Generation ends early at a token of `stop`, which is not yielded.
 
     Raises:
         WakefulError: an empty prompt, or more tokens than the context holds.
@@ -121,7 +121,7 @@ def continuation(
     top_k: int,
     top_p: float,
     seed: int,
-    stop: int | None,
+    stop: Container[int],
 ) -> Iterator[int]:
     """Return token ids as `generate` does, from a model that is a function.
 
@@ -158,11 +158,11 @@ def _tokens(
     *,
     num_tokens: int,
     pick: Callable[[Tensor], int],
-    stop: int | None,
+    stop: Container[int],
 ) -> Iterator[int]:
     for _ in range(num_tokens):
         token = pick(step(tokens).float().cpu())
-        if token == stop:
+        if token in stop:
             return
         yield token
         tokens = torch.tensor([[token]], device=tokens.device)

@@ -513,7 +513,7 @@ def _samples(config: Config, decoder: Decoder, data: Data) -> Iterator[Sample]:
             temperature=settings.temperature,
             top_k=settings.top_k,
             seed=settings.seed,
-            stop=data.tokenizer.end_of_text,
+            stop={data.tokenizer.end_of_text},
         )
         text = data.tokenizer.decode(list(new))
         yield Sample(

@@ -15,7 +15,7 @@ from wakeful.errors import WakefulError
 from wakeful.loading.chat import user_turn
 from wakeful.loading.load import load
 from wakeful.loading.model import AnyTokenizer, Model
-from wakeful.loading.sampling import ends_of, sample
+from wakeful.loading.sampling import sample
 from wakeful.verbs.result import Source, asked, name_of
 
 _ROOM = 2
@@ -28,7 +28,7 @@ class _Beginnings:
 
     prompts: list[list[int]]
     reply: list[int]
-    ends: set[int]
+    ends: frozenset[int]
     chat: bool
     silent: int = 0
     """Tokens of a prompt that are read and not written: the end of the document before."""
@@ -134,7 +134,7 @@ def _beginnings(wanted: SampleOptions, model: Model, lines: list[str], length: i
     Raises:
         WakefulError: a chat template is asked for and cannot be used, or a prompt is too long.
     """
-    tokenizer, ends = model.own_tokenizer, ends_of(model)
+    tokenizer, ends = model.own_tokenizer, model.ends
     turn = None if wanted.chat == "off" else user_turn(tokenizer)
     if turn is None and wanted.chat == "on":
         raise WakefulError(f"chat = on: the tokenizer of {model.name} has no chat template")
@@ -152,7 +152,7 @@ def _beginnings(wanted: SampleOptions, model: Model, lines: list[str], length: i
             "not seen where one that the model writes ends: give --prompts, or --chat off"
         )
     else:
-        ends = {*ends, turn.end}
+        ends |= {turn.end}
         before = turn.before or [tokenizer.end_of_text]
         found = _Beginnings(
             [before], turn.after, ends, chat=True, silent=int(not turn.before),
