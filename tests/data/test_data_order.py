@@ -149,6 +149,13 @@ def test_ranks_share_one_batch(world_size):
         assert torch.equal(torch.cat(parts), whole.batch(step))
 
 
+def test_a_later_first_batch_goes_on_from_a_run_before():
+    whole = Batches(token_file(300), length=10, batch_size=7, seed=4)
+    later = Batches(token_file(300), length=10, batch_size=7, seed=4, first=3)
+    assert all(torch.equal(later.batch(step), whole.batch(3 + step)) for step in range(9))
+    assert np.array_equal(later.starts(0), whole.starts(3))
+
+
 def test_a_far_step_costs_no_more_than_the_first():
     batches = Batches(token_file(5000), length=16, batch_size=4, seed=0)
     assert batches.batch(10**12).shape == (4, 17)

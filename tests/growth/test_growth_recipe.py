@@ -416,6 +416,8 @@ def test_layers_are_dropped_in_parts_with_healing_between(
     one, two = outcome.rounds
     assert [finished.stage.layers for finished in outcome.rounds] == [(0, 2, 3), (0, 3)]
     assert (one.stage.steps, two.stage.steps, two.stage.offset) == (2, 3, 2)
+    # Its batches go on where the first part's ended: in all those of a run of five steps.
+    assert [part.run.config.data.first_batch for part in (one, two)] == [0, 2]
     assert [arm for arm, _ in arms(outcome)] == ["heir"]
     lessons = [finished.run.config.train.distill for finished in outcome.rounds]
     assert [lesson.layers for lesson in lessons] == [(1, 2, 3), (2, 3)]

@@ -541,6 +541,8 @@ def test_an_heirs_export_keeps_what_lies_beside_the_references_tokenizer(
     assert "before every window, for heir" in (tmp_path / "out/report.html").read_text("utf-8")
     with pytest.raises(WakefulError, match="contradict"):
         options_from(InheritOptions, {"bos": "off", "data": {"bos": True}})
+    with pytest.raises(WakefulError, match="leave it out"):
+        options_from(InheritOptions, {"data": {"first_batch": 3}})
     assert main(["export", str(tmp_path / "out/heir-2"), str(tmp_path / "heir")]) == 0
     again = AutoTokenizer.from_pretrained(tmp_path / "heir")
     for name in ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template"):

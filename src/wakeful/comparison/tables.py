@@ -291,7 +291,12 @@ def same_batches(comparison: Comparison) -> bool:
     The order is a function of the seed, the training tokens, the length and the batch size.
     """
     orders = {
-        (run.config.train.length, run.config.train.batch_size, run.data.train_tokens)
+        (
+            run.config.train.length,
+            run.config.train.batch_size,
+            run.data.train_tokens,
+            run.config.data.first_batch,
+        )
         for run in (*comparison.runs, *comparison.partial)
     }
     return len(orders) == 1

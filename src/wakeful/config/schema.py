@@ -79,8 +79,11 @@ class DataConfig(TextConfig):
     max_tokens: int = 0
     """Train on so many tokens alone, the first, over and over; validation stays. 0 means all."""
 
+    first_batch: int = 0
+    """The batch of the seed's order to begin with: that after a run which this one goes on from."""
+
     def __post_init__(self) -> None:
-        at_least(0, self, "max_tokens")
+        at_least(0, self, "max_tokens", "first_batch")
 
 
 @dataclass(frozen=True, kw_only=True)

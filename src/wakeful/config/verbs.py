@@ -549,6 +549,10 @@ class InheritOptions:
         depth = [name for name in ("layers", "keep", "blocks") if getattr(self, name)]
         if len(depth) > 1:
             raise WakefulError(f"--{depth[0]} and --{depth[1]} both say which layers: give one")
+        if self.data.first_batch:
+            raise WakefulError(
+                "data.first_batch follows from what an heir was trained for before: leave it out"
+            )
         if self.bos == "off" and self.data.bos:
             raise WakefulError("bos = off and data.bos contradict each other: leave out one")
         if self.blocks and self.choose != InheritOptions.choose:

@@ -106,8 +106,9 @@ class Batches:
         world_size: int = 1,
         bos: int | None = None,
         fixed: bool = False,
+        first: int = 0,
     ) -> None:
-        """Make the order; it reads no token yet.
+        """Make the order; it reads no token yet. The run's first batch is the `first`-th of it.
 
         Raises:
             WakefulError: the tokens are fewer than one sequence needs, or the processes cannot
@@ -130,6 +131,7 @@ class Batches:
         self.batch_size = batch_size
         self.seed = seed
         self.bos = bos
+        self.first = first
         self._order = WindowOrder(token_file.num_tokens, length, seed, fixed=fixed)
         self.num_windows = self._order.num_windows
         share = batch_size // world_size
@@ -146,7 +148,7 @@ class Batches:
         """Return the position in the file where each row of `batch(step)` begins."""
         if step < 0:
             raise ValueError(f"step is {step}: it must not be negative")
-        return self.starts_of(step * self.batch_size + self._rows)
+        return self.starts_of((self.first + step) * self.batch_size + self._rows)
 
     def starts_of(self, numbers: np.ndarray) -> np.ndarray:
         """Return where the windows begin that are read as the `numbers`-th of the run."""

@@ -30,7 +30,7 @@ from wakeful.growth.baselines import baseline_of
 
 H100 = 989e12 * 0.4
 """Operations a second of one H100 in bfloat16, at two fifths of its peak."""
-_LATER = {"model": {"embedding": "plain"} | LATER, "data": {"max_tokens": 0}}
+_LATER = {"model": {"embedding": "plain"} | LATER, "data": {"max_tokens": 0, "first_batch": 0}}
 """Fields that older runs lack, and what they had."""
 _BYTES_A_PARAMETER = 16
 """In training: weight, gradient and two moments in float32."""
@@ -390,7 +390,7 @@ def heirs_table(plan: Plan, job: Job, seed: int) -> Table:
     train["eval_every"] = max(1, steps // 10)
     data = config_to_table(config)["data"]
     data = {key: value for key, value in data.items() if key not in ("tokenizer", "vocab_size")}
-    del data["max_tokens"]
+    del data["max_tokens"], data["first_batch"]
     if heirs.epochs:
         trained = steps * config.train.batch_size * config.train.length
         data["max_tokens"] = max(config.train.length + 1, round(trained / heirs.epochs))

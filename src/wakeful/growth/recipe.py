@@ -518,7 +518,7 @@ def stage_config(recipe: Recipe, stage: Stage, decoder: Decoder) -> Config:
     return Config(
         name=stage.name,
         model=decoder.config,
-        data=recipe.data,
+        data=dataclasses.replace(recipe.data, first_batch=stage.offset),
         optimizer=dataclasses.replace(recipe.optimizer, warmup_steps=warmup),
         train=dataclasses.replace(
             recipe.train, steps=stage.steps, distill=stage.distill, lora=stage.lora

@@ -101,6 +101,7 @@ def make_batches(config: Config, data: Data, world: World) -> Batches:
         "world_size": world.size,
         "bos": bos_of(config, data),
         "fixed": config.data.fixed_windows,
+        "first": config.data.first_batch,
     }
     most = config.data.max_tokens
     if most:
