@@ -155,8 +155,11 @@ def rounded(frame: pl.DataFrame, digits: int = 6) -> pl.DataFrame:
     return frame.with_columns(pl.selectors.float().round_sig_figs(digits))
 
 
-def wide(chart: Drawing, height: int | alt.Step) -> Drawing:
-    """Return a chart that takes the width of its place, axes and legends included."""
+def wide(chart: Drawing, height: int) -> Drawing:
+    """Return a chart that takes the width of its place, axes and legends included.
+
+    A height by the step is dropped by Vega-Lite with a warning on the console.
+    """
     autosize = alt.AutoSizeParams(type="fit-x", contains="padding")
     return chart.properties(width="container", height=height, autosize=autosize)
 

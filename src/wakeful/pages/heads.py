@@ -82,12 +82,12 @@ def head_map(diagnosis: Diagnosis, each: Map, longest: int = 0) -> Drawing:
                *tips("kind:N")]  # fmt: skip
     legend = alt.Legend(title=each.title, values=ticks, gradientLength=240)
     cells = heatmap(frame, x, y, "shown", legend, type=kind, domain=domain, tooltip=tooltip)
-    bound = frame.filter(kind="bound")
+    bound, height = frame.filter(kind="bound"), 14 * frame["head"].n_unique()
     if bound.is_empty():
-        return wide(cells, alt.Step(14))
+        return wide(cells, height)
     marks = alt.Chart(bound).mark_text(text="≤", fontSize=9)
     marks = marks.encode(x=x, y=y, color=alt.ColorValue("white"))
-    return wide(alt.layer(cells, marks), alt.Step(14))
+    return wide(alt.layer(cells, marks), height)
 
 
 def round_up(length: int) -> float:
@@ -221,7 +221,7 @@ def _to_choose(
     chart = _unfolded(chart, "weight", "key", _THOUSANDTHS).add_params(pick)
     if labels:
         chart = chart.add_params(alt.param(name="labels", value=list(labels)))
-    return wide(chart, alt.Step(step))
+    return wide(chart, step * max(cells["query"].n_unique() for cells in places.values()))
 
 
 def mean_attention(diagnosis: Diagnosis) -> Drawing | None:

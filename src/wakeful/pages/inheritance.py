@@ -298,7 +298,8 @@ def loss_curves(summary: Summary) -> Drawing:
     rule = across.mark_rule(strokeWidth=1.5, strokeDash=[5, 4]).encode(y=alt.Y("loss:Q"))
     label = across.mark_text(align="right", baseline="bottom", dy=-3)
     label = label.encode(y=alt.Y("loss:Q"), x=alt.value("width"), text=alt.Text("name:N"))
-    return alt.layer(rule, label, *lines).properties(height=360, width="container")
+    chart = alt.layer(rule, label, *lines).properties(height=360, width="container")
+    return chart.resolve_legend(color="independent", strokeDash="independent")
 
 
 def _bars(values: Sequence[float], kept: set[int], title: str) -> Drawing:
