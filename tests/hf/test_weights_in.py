@@ -1,5 +1,6 @@
 """Checkpoints of Transformers as our decoder: the same logits, and clear words where not."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -29,7 +30,7 @@ from transformers import (
     SmolLM3Config,
 )
 
-from helpers import some_tokens
+from helpers import some_tokens, tiny_decoder
 from hf.softmax1_models import PLAIN, build, plain_attention
 from wakeful.errors import WakefulError
 from wakeful.hf.families import FAMILIES
@@ -486,6 +487,18 @@ def test_an_attention_that_our_decoder_lacks_is_refused(monkeypatch: pytest.Monk
     model.config._attn_implementation = PLAIN
     with pytest.raises(WakefulError, match="'plain_softmax1', which is not one of Transformers'"):
         decoder_of(model, "it")
+
+
+def test_our_own_class_is_known_by_its_parts_wherever_it_was_loaded_from() -> None:
+    decoder = tiny_decoder(stored_prefix=2)
+    parts = dataclasses.asdict(decoder.config)
+    family, copied = FAMILIES["wakeful"], PreTrainedConfig(parts=parts)  # of a folder's own code
+    assert family.describe(copied, 0) == decoder.config
+    assert family.describe(copied, decoder.config.context) == decoder.config
+    with pytest.raises(WakefulError, match="and the model's own context is 22"):
+        family.describe(copied, 24)
+    with pytest.raises(WakefulError, match="without parts"):
+        family.describe(PreTrainedConfig(), 0)
 
 
 def smollm2() -> Path:

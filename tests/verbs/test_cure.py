@@ -13,6 +13,7 @@ from verbs.test_diagnose import llama  # noqa: F401
 from wakeful.cli import main
 from wakeful.errors import WakefulError
 from wakeful.hf import as_transformers
+from wakeful.loading.load import read_decoder
 from wakeful.pages.diagnosis import findings, summary
 from wakeful.verbs import session
 from wakeful.verbs.cure import Widened
@@ -59,6 +60,7 @@ def test_a_rotated_model_is_a_stock_one(llama: Path, words: str, tmp_path: Path)
     assert AutoTokenizer.from_pretrained(out).encode(text) == (
         AutoTokenizer.from_pretrained(llama).encode(text)
     )
+    assert AutoTokenizer.from_pretrained(out).model_max_length == 64
     page = (out / "report.html").read_text("utf-8")
     assert "What was done" in page
     assert "hadamard" in page
@@ -89,6 +91,9 @@ def test_a_prefix_goes_along(ended: Path, words: str, tmp_path: Path) -> None:
         expected = plain.logits(torch.cat([first, tokens], 1))[:, 1:]
         torch.testing.assert_close(read.logits(tokens), expected, atol=1e-4, rtol=1e-4)
     theirs = AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True)
+    assert theirs.config.max_position_embeddings == read.context == 63
+    assert AutoTokenizer.from_pretrained(out).model_max_length == 63
+    assert read_decoder(out, max_length=63).context == 63
     with torch.no_grad():
         torch.testing.assert_close(theirs(tokens).logits, expected, atol=1e-4, rtol=1e-4)
         said = theirs.generate(tokens, max_new_tokens=5, do_sample=False)

@@ -66,12 +66,16 @@ class WakefulConfig(PreTrainedConfig):
     # A resized embedding sets the vocabulary, and Transformers ties or unties the head.
     vocab_size = _part("vocab_size", settable=True)
     tie_word_embeddings = _part("tied", settable=True)
-    max_position_embeddings = _part("max_length")
     num_hidden_layers = _part("num_layers")
     hidden_size = _part("width")
     intermediate_size = _part("mlp_width")
     num_attention_heads = _part("num_heads")
     initializer_range = _part("init_std")
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """Most tokens of text: a stored prefix takes its places from them."""
+        return self.model.context
 
     @property
     def num_key_value_heads(self) -> int:

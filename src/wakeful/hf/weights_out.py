@@ -152,20 +152,29 @@ def write_tensors(tensors: dict[str, Tensor], folder: Path, shard: str = SHARD) 
 def write_tokenizer(
     tokenizer: Tokenizer | Path, folder: Path, max_length: int
 ) -> dict[str, int | list[int] | None]:
-    """Write the tokenizer's files; return the ids of special tokens that a configuration names."""
+    """Write the tokenizer's files; return the ids of special tokens that a configuration names.
+
+    A `max_length` of 0 leaves the context that a folder's tokenizer names.
+    """
     if isinstance(tokenizer, Tokenizer):
         tokenizer.save(folder)
-        file = folder / CONFIG
-        table = json.loads(file.read_text("utf-8")) | {"model_max_length": max_length}
-        file.write_text(json.dumps(table, indent=2, ensure_ascii=False) + "\n", "utf-8")
+        _state_length(folder / CONFIG, max_length)
         ids = {"bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.end_of_text,
                "pad_token_id": tokenizer.pad}  # fmt: skip
         return {name: token for name, token in ids.items() if token is not None}
     for name in (*BESIDE, "tokenizer.json", *_VOCABULARY):
         if (tokenizer / name).is_file():
             shutil.copyfile(tokenizer / name, folder / name)
+    if max_length and (folder / CONFIG).is_file():
+        _state_length(folder / CONFIG, max_length)
     table = json.loads((tokenizer / "config.json").read_text("utf-8"))
     return {name: table.get(name) for name in _IDS}
+
+
+def _state_length(file: Path, max_length: int) -> None:
+    """Write the model's context into a tokenizer_config.json."""
+    table = json.loads(file.read_text("utf-8")) | {"model_max_length": max_length}
+    file.write_text(json.dumps(table, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
 def generation_of(folder: Path, ids: dict[str, int | list[int] | None]) -> GenerationConfig:

@@ -14,13 +14,18 @@ from wakeful.model.decoder import Decoder
 
 def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
     """Return the description that the configuration carries."""
-    assert isinstance(config, WakefulConfig)
-    if max_length not in (0, config.max_position_embeddings):
+    parts = getattr(config, "parts", None)  # of whatever class: a folder's own code has another
+    if not isinstance(parts, dict):
         raise WakefulError(
-            f"max_length = {max_length}, and the model's own context is "
-            f"{config.max_position_embeddings}"
+            f"the configuration is a {type(config).__name__} without parts, which describe a "
+            "model of ours: export the model anew"
         )
-    return from_table(ModelConfig, config.parts)
+    ours = from_table(ModelConfig, parts)
+    if max_length not in (0, ours.context):
+        raise WakefulError(
+            f"max_length = {max_length}, and the model's own context is {ours.context}"
+        )
+    return ours
 
 
 def links(config: ModelConfig) -> list[Link]:
