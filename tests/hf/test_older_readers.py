@@ -17,6 +17,7 @@ NESTED = {
     "full_attention": {"rope_type": "default", "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
 }
+SCALED = NESTED | {"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}}
 
 
 @pytest.mark.parametrize(
@@ -45,8 +46,14 @@ NESTED = {
                              layer_types=["sliding_attention", "full_attention"]),
             {"rope_theta": 1e6, "rope_local_base_freq": 2e4},
         ),
+        (
+            Gemma3TextConfig(**SIZES, rope_parameters=SCALED,
+                             layer_types=["sliding_attention", "full_attention"]),
+            {"rope_theta": 1e6, "rope_local_base_freq": 2e4,
+             "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+        ),
     ],
-    ids=["llama", "llama3", "partial", "neox", "nested"],
+    ids=["llama", "llama3", "partial", "neox", "nested", "nested, scaled"],
 )  # fmt: skip
 def test_both_are_written_and_read_alike(
     config: Any, older: dict[str, Any], tmp_path: Path

@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -123,16 +123,24 @@ def _older(rope: dict[str, Any], kind: str) -> dict[str, Any]:
     """Return rotary positions as configurations said them before `rope_parameters`."""
     kinds = {"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"}
     if rope.keys() & kinds:  # a table for each kind of layer
-        return {name: rope[each]["rope_theta"] for each, name in kinds.items() if each in rope}
+        found = {name: rope[each]["rope_theta"] for each, name in kinds.items() if each in rope}
+        if kind != "gemma3_text":  # of others Transformers 5 would take it for all there is
+            return found
+        return found | _scaling(rope["full_attention"], ("rope_theta",))
     neox = kind == "gpt_neox"
     names = {
         "rope_theta": "rotary_emb_base" if neox else "rope_theta",
         "partial_rotary_factor": "rotary_pct" if neox else "partial_rotary_factor",
     }
     found = {theirs: rope[name] for name, theirs in names.items() if name in rope}
-    if rope.get("rope_type", "default") != "default":
-        found["rope_scaling"] = {name: rope[name] for name in rope if name not in names}
-    return found
+    return found | _scaling(rope, names)
+
+
+def _scaling(rope: dict[str, Any], others: Collection[str]) -> dict[str, Any]:
+    """Return how positions are scaled, if they are; `others` stand elsewhere."""
+    if rope.get("rope_type", "default") == "default":
+        return {}
+    return {"rope_scaling": {name: rope[name] for name in rope if name not in others}}
 
 
 def write_tensors(tensors: dict[str, Tensor], folder: Path, shard: str = SHARD) -> None:
