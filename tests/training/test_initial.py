@@ -23,8 +23,8 @@ from wakeful.runs.run import Run
 from wakeful.training import loop
 from wakeful.training.distillation import distillation_loss
 from wakeful.training.loop import Initial, train
-from wakeful.training.measures import evaluate, mean_loss
-from wakeful.training.setup import autocast, load_data
+from wakeful.training.measures import evaluate, mean_loss, quantization_damage
+from wakeful.training.setup import autocast, load_data, make_windows
 from wakeful.training.stored import Store
 
 ORIGIN = {"reference": "a run", "layers": [0]}
@@ -243,7 +243,9 @@ def test_adapters_are_merged_for_whoever_reads_and_resumed_to_the_bit(
 ) -> None:
     decoder = heir(reference)
     start = {name: tensor.clone() for name, tensor in decoder.state_dict().items()}
-    config = config_for(text, decoder, lora={"rank": 2, "alpha": 4.0, "modules": "mlp"})
+    quantize = {"schemes": ["fine", "w4"], "num_sequences": 2}
+    lora = {"rank": 2, "alpha": 4.0, "modules": "mlp"}
+    config = config_for(text, decoder, lora=lora, quantize=quantize)
     whole = train(config, tmp_path / "whole", initial=Initial(decoder, ORIGIN))
     read = read_decoder(whole.path, dtype="auto").decoder()
     tokens = torch.arange(12).view(1, 12)
@@ -251,6 +253,10 @@ def test_adapters_are_merged_for_whoever_reads_and_resumed_to_the_bit(
     changed = {name for name, tensor in read.state_dict().items()
                if not torch.equal(tensor, start[name])}  # fmt: skip
     assert changed
+    summary = whole.read_json("summary.json")
+    assert summary["parameters"] == read.num_parameters()
+    windows = make_windows(config, load_data(config.data))
+    assert summary["quantization"] == quantization_damage(config, read, windows)
     assert all(".mlp." in name and name.endswith(".weight") for name in changed)
     assert whole.header.status == "done"
     with monkeypatch.context() as patch:

@@ -487,8 +487,11 @@ def finish(
 
 
 def _whole(config: Config, run: Run, parallel: Parallel) -> Decoder:
-    """Return the whole model: where it is in shares, from the last step's checkpoint."""
-    if not parallel.in_shares:
+    """Return the whole model as others read it, its adapters merged.
+
+    Where it is in shares or has adapters, it comes from the last step's checkpoint.
+    """
+    if not (parallel.in_shares or config.train.lora.rank):
         return parallel.decoder
     decoder = Decoder(config.model)
     weight = parallel.decoder.head.weight
