@@ -239,6 +239,7 @@ def test_a_damaged_part_is_named(llama: Path, tmp_path: Path) -> None:
         ({"temperature": 0.0}, "temperature = 0.0"),
         ({"top_p": 1.1}, "top_p = 1.1"),
         ({"validation_fraction": 0.0}, "validation_fraction = 0"),
+        ({"validation_fraction": 1.0}, "validation_fraction = 1.0: must lie between 0 and 1"),
         ({"chat": "on"}, "no chat template"),
         ({"prompts": "nowhere.txt"}, "cannot be read"),
         ({"prompts": "empty.txt"}, "no line"),

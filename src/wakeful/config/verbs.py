@@ -451,9 +451,12 @@ class SampleOptions:
             raise WakefulError(
                 f"temperature = {self.temperature}: must be positive, or every document is the same"
             )
-        for name in ("top_p", "validation_fraction"):
-            if not 0 < getattr(self, name) <= 1:
-                raise WakefulError(f"{name} = {getattr(self, name)}: must be in (0, 1]")
+        if not 0 < self.top_p <= 1:
+            raise WakefulError(f"top_p = {self.top_p}: must be in (0, 1]")
+        if not 0 < self.validation_fraction < 1:
+            raise WakefulError(
+                f"validation_fraction = {self.validation_fraction}: must lie between 0 and 1"
+            )
 
     def length_for(self, context: int) -> int:
         """Return the most tokens of a document, for a model with this context."""
