@@ -60,6 +60,11 @@ def test_one_document_is_cut_near_its_end(tmp_path):
     assert train + validation == text
     assert train.endswith("\n")
     assert 0.09 < len(validation) / len(text) < 0.12
+    long = "a title\n" + " ".join(f"word {n}" for n in range(1000))  # no line ends near its end
+    (tmp_path / "c.txt").write_text(long)
+    data = prepare(str(tmp_path / "c.txt"), tmp_path / "f", vocab_size=300, validation_fraction=0.1)
+    (validation,) = texts_of(data, "validation")
+    assert 0.09 < len(validation) / len(long) < 0.11
     (tmp_path / "b.txt").write_text("x")
     assert "too short" in failure(str(tmp_path / "b.txt"), tmp_path / "e")
 

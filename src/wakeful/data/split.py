@@ -186,12 +186,15 @@ def split_from_source(spool: Spool, validation: Spool) -> Split:
 
 def _split_one(spool: Spool, *, fraction: float, scratch: Path) -> Split:
     document = next(spool.read(np.ones(1, bool)))
-    wanted = round(len(document.text) * (1 - fraction))
-    end = document.text.rfind("\n", 0, wanted) + 1 or wanted
+    length = len(document.text)
+    wanted = round(length * (1 - fraction))
+    # At the end of a line, unless that would give validation more than twice what it is to have.
+    least = max(0, round(length * (1 - 2 * fraction)))
+    end = document.text.rfind("\n", least, wanted) + 1 or wanted
     head, tail = document.text[:end], document.text[end:]
     if not head.strip() or not tail.strip():
         raise WakefulError(
-            f"the one document {document.name!r} of {len(document.text)} characters is too short "
+            f"the one document {document.name!r} of {length} characters is too short "
             "to keep a part for validation: pass more text or a validation source"
         )
     parts = Spool(scratch)
