@@ -7,12 +7,14 @@ import pytest
 import torch
 
 from helpers import some_tokens, tiny_decoder
+from wakeful.config.schema import config_from_table
 from wakeful.errors import WakefulError
 from wakeful.training.distillation import (
     Distillation,
     StoredDistillation,
     distillation_loss,
 )
+from wakeful.training.objective import check_distill
 from wakeful.training.stored import About, Store
 
 TOKENS = some_tokens(2, 9)
@@ -151,6 +153,19 @@ def test_streams_are_matched_behind_the_layers_named() -> None:
     found.backward()
     assert all(parameter.grad is None for parameter in teacher.parameters())
     assert student.blocks[0].mlp.down.weight.grad is not None
+
+
+def test_fields_that_would_do_nothing_are_refused() -> None:
+    def check(**distill: object) -> None:
+        check_distill(config_from_table({"train": {"distill": distill}}))
+
+    for given in ({}, {"teacher": "x", "hidden": 1.0, "layers": [0]}, {"teacher": "x", "top_k": 3}):
+        check(**given)
+    for given in ({"hidden": 1.0}, {"top_k": 3}, {"layers": [0]}, {"hidden": 1.0, "layers": [0]}):
+        with pytest.raises(WakefulError, match="does nothing without a teacher"):
+            check(**given)
+    with pytest.raises(WakefulError, match=r"train\.distill\.hidden = 0 matches none"):
+        check(teacher="x", layers=[0, 1])
 
 
 def test_streams_that_cannot_be_matched_are_refused() -> None:

@@ -65,6 +65,17 @@ def make_loss(
 def check_distill(config: Config) -> None:
     """Raise `WakefulError` where fields of `[train.distill]` do not go together."""
     distill = config.train.distill
+    for name in ("hidden", "top_k", "layers"):
+        if getattr(distill, name) and not distill.teacher:
+            raise WakefulError(
+                f"train.distill.{name} = {getattr(distill, name)!r} does nothing without a "
+                "teacher: give train.distill.teacher too, or leave it out"
+            )
+    if distill.layers and not distill.hidden:
+        raise WakefulError(
+            f"train.distill.layers = {distill.layers!r} names layers whose streams are matched, "
+            "and train.distill.hidden = 0 matches none: give it too, or leave out the layers"
+        )
     if distill.hidden and distill.top_k:
         raise WakefulError(
             "train.distill.hidden needs the teacher's streams, and train.distill.top_k stores its "
