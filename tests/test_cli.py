@@ -135,6 +135,13 @@ def test_bad_input_is_one_line_and_changes_nothing(
     assert "did you mean 'vanilla'" in fails(
         capsys, "compare", "demo", "--variants.vanila.train.steps", "3", *where
     )
+    for option in (["seeds", "5"], ["only=vanilla"], ["out", "x"], ["resume"], ["cluster=local"]):
+        first, *rest = option
+        row = f"--variants.vanilla.{first}"
+        assert f"{row.partition('=')[0]} would do nothing" in fails(
+            capsys, "compare", "demo", row, *rest, *where
+        )
+    assert "name a configuration" in fails(capsys, "train", "--resume", "", *where)
     assert "did you mean 'smollm2'" in fails(capsys, "generate", "smolm2", "--prompt", "x")
     assert "no CUDA" in fails(capsys, "train", config, "--train.device", "cuda", *where)
     assert "nothing to compare" in fails(capsys, "compare", config, *where)
@@ -251,7 +258,7 @@ def test_a_finished_run_is_resumed_by_its_path_alone(
     assert main(["train", "--resume", run]) == 0
     assert f"the run is in {run}" in capsys.readouterr().out
     assert not (Path(run) / "figures").exists()
-    assert main(["train", "--resume", run, "--figures", "svg"]) == 0
+    assert main(["train", f"--resume={run}", "--figures", "svg"]) == 0
     assert (Path(run) / "figures" / "training-loss.svg").read_text().startswith("<svg")
 
 

@@ -131,12 +131,12 @@ def train(arguments: list[str]) -> None:
     sources, rest = leading(arguments)
     if len(sources) > 1:
         raise WakefulError(f"train takes one configuration, not {len(sources)}: {sources}")
-    if not sources and "--resume" not in rest and not asks_for_help(rest):
+    default = _around(TrainOptions, config_from(sources[0] if sources else {}))
+    options = parse(TrainOptions, rest, "train CONFIG", default)
+    if not sources and not options.resume:
         raise WakefulError(
             "name a configuration: a TOML file or a preset; wakeful presets lists them"
         )
-    default = _around(TrainOptions, config_from(sources[0] if sources else {}))
-    options = parse(TrainOptions, rest, "train CONFIG", default)
 
     from wakeful.verbs.train import train
 
@@ -180,6 +180,7 @@ def compare(arguments: list[str]) -> None:
     for name, asked_of_one in own.items():
         if not asked_of_one:
             continue
+        _check_of_one(name, asked_of_one)
         default = _around(CompareOptions, variants[name])
         variants[name] = parse(CompareOptions, asked_of_one, prog, default).config
     variants = chosen_variants(variants, options.only)
@@ -194,6 +195,21 @@ def compare(arguments: list[str]) -> None:
         figures=options.figures, shown=display,
     )  # fmt: skip
     finish(done, done.page)
+
+
+def _check_of_one(row: str, arguments: list[str]) -> None:
+    """Raise `WakefulError` where an option that is of the whole comparison is given for one row."""
+    whole = _names_of(CompareOptions) - _names_of(Config)
+    for argument in arguments:
+        name = argument.partition("=")[0].removeprefix("--")
+        if argument.startswith("--") and name.replace("-", "_").removeprefix("no_") in whole:
+            raise WakefulError(
+                f"--variants.{row}.{name} would do nothing: --{name} is for the whole comparison"
+            )
+
+
+def _names_of(kind: type[Config]) -> set[str]:
+    return {entry.name for entry in dataclasses.fields(kind)}
 
 
 def generate(arguments: list[str]) -> None:
