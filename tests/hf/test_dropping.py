@@ -33,6 +33,9 @@ MODELS = {
     "Gemma2": DEEP | {"head_dim": 8, "sliding_window": 4, "query_pre_attn_scalar": 8},
     "SmolLM3": DEEP | {"no_rope_layers": [1, 1, 0, 1, 0, 1]},
     "GPT2": {"vocab_size": 320, "n_embd": 32, "n_layer": 6, "n_head": 4, "n_positions": 64},
+    "GPTNeo": {"vocab_size": 320, "hidden_size": 32, "num_layers": 6, "num_heads": 4,
+               "window_size": 4, "attention_types": [[["global", "local"], 3]],
+               "bos_token_id": 0, "eos_token_id": 0},
     "GPTNeoX": DEEP | {"num_key_value_heads": 4},
     "Qwen3_5Text": DEEP | QWEN35 | {"layer_types": ["linear_attention", "linear_attention",
                                                     "full_attention"] * 2},
@@ -63,8 +66,9 @@ def cut(model: PreTrainedModel, layers: list[int]) -> PreTrainedModel:
     for place, block in enumerate(blocks):
         module: Any
         for module in block.modules():
-            if hasattr(module, "layer_idx"):
-                module.layer_idx = place
+            for number in ("layer_idx", "layer_id"):
+                if hasattr(module, number):
+                    setattr(module, number, place)
     shorter.config = shortened(shorter.config, layers)
     shorter.config._attn_implementation = "eager"  # the mask is made as attention wants it
     body = shorter.get_submodule(shorter.base_model_prefix)
@@ -102,6 +106,10 @@ def test_lists_of_layers_follow(tmp_path: Path) -> None:
     _, folder = saved("Qwen3Moe", tmp_path / "moe")
     drop_layers(folder, [1, 3, 4], tmp_path / "moe3")
     assert json.loads((tmp_path / "moe3/config.json").read_text())["mlp_only_layers"] == [1]
+    _, folder = saved("GPTNeo", tmp_path / "neo")
+    drop_layers(folder, [1, 3, 4], tmp_path / "neo3")
+    table = json.loads((tmp_path / "neo3/config.json").read_text())
+    assert table["attention_types"] == [[["local", "local", "global"], 1]]
 
 
 def test_layers_of_linear_attention_alone_are_refused(tmp_path: Path) -> None:
@@ -180,6 +188,13 @@ def test_a_layer_that_would_become_another_kind_is_refused(tmp_path: Path) -> No
     with pytest.raises(WakefulError, match="layer 2 would be another kind of layer as layer 1"):
         drop_layers(tmp_path / "whole", KEPT, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_an_architecture_that_has_no_such_configuration_is_refused() -> None:
+    config = transformers.Gemma3nTextConfig()
+    with pytest.raises(WakefulError, match=r"no gemma3n_text can be described .*\[0, 2, 34\]") as e:
+        shortened(config, [0, 2, 34])
+    assert "\n" not in str(e.value)
 
 
 def test_numbers_that_enter_the_logits_are_refused(tmp_path: Path) -> None:

@@ -69,7 +69,11 @@ def drop_layers(
 
 
 def shortened(config: PreTrainedConfig, layers: Sequence[int]) -> PreTrainedConfig:
-    """Return the configuration of a model of these layers alone."""
+    """Return the configuration of a model of these layers alone.
+
+    Raises:
+        WakefulError: the architecture has none.
+    """
     total = config.num_hidden_layers
     table = config.to_dict()
     depth = config.attribute_map.get("num_hidden_layers", "num_hidden_layers")
@@ -82,10 +86,18 @@ def shortened(config: PreTrainedConfig, layers: Sequence[int]) -> PreTrainedConf
             changed[name] = sum(layer < value for layer in layers)
         elif "layer" in name and isinstance(value, list) and len(value) == total:
             changed[name] = [value[layer] for layer in layers]
+    if {"attention_types", "attention_layers"} <= table.keys():  # GPT-Neo: one is made of the other
+        changed["attention_types"] = [[changed["attention_layers"], 1]]
     quantized = table.get("quantization_config")
     if quantized:
         changed["quantization_config"] = _moved(quantized, places)
-    return type(config).from_dict(table | changed)
+    try:
+        return type(config).from_dict(table | changed)
+    except Exception as error:  # Transformers raises nothing narrower
+        raise WakefulError(
+            f"no {config.model_type} can be described that has the layers {[*layers]} alone: "
+            f"{first_line(error)}"
+        ) from None
 
 
 def renumbered(
