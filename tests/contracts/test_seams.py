@@ -388,6 +388,16 @@ def test_a_normalizer_of_its_own_form_is_its_definition(name, kv_heads, copies):
             torch.testing.assert_close(out[:, row, head], expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["softmax", "sigmoid"])
+def test_attention_with_the_scale_of_another_layer(name):
+    normalizer = build("normalizers", name)
+    normalizer.attach(tiny_config().shape)
+    heads = [torch.randn(1, 5, 4, 8) for _ in range(3)]
+    own, other = (DotProduct(normalizer, scale=scale, prefix=0) for scale in (0.3, 0.7))
+    assert torch.equal(own(*heads, keep=None, scale=0.7), other(*heads, keep=None))
+    assert not torch.allclose(own(*heads, keep=None), other(*heads, keep=None))
+
+
 def test_logits_of_a_normalizer_of_its_own_form_are_float32():
     normalizer = build("normalizers", "sigmoid")
     seen: list[torch.dtype] = []

@@ -155,9 +155,10 @@ class DotProduct(nn.Module):
     ) -> Float[Tensor, "B L H d"]:
         if keep is not None and copies > 1:
             keep = keep.repeat(1, 1, copies)
+        scale = self.scale if scale is None else scale
         if not self.normalizer.fused:
             weigh = self.normalizer.weights
-            rest = {"scale": self.scale, "prefix": self.prefix, "keep": keep, "copies": copies}
+            rest = {"scale": scale, "prefix": self.prefix, "keep": keep, "copies": copies}
             return attend_by_definition(q, k, v, weigh, **rest)
         # Queries of no meaning before the text's make the mask a plain triangle, which is what
         # fused kernels are fast at.
@@ -168,7 +169,7 @@ class DotProduct(nn.Module):
             q,
             k,
             v,
-            scale=self.scale if scale is None else scale,
+            scale=scale,
             sink=self.normalizer.log_sink() if sink is None else sink,
             prefix=self.prefix,
             keep=keep,
