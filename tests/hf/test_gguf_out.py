@@ -1,5 +1,6 @@
 """A GGUF file holds the model: read back by gguf, by Transformers and by us."""
 
+import dataclasses
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -331,6 +332,28 @@ def test_a_file_says_what_its_architecture_needs(tokenizer: Tokenizer, tmp_path:
         assert ("rope_freqs.weight" in tensors) == (family == "llama, llama3")
         untied = "output.weight" in tensors
         assert untied == (not changes.get("tied") or kind == "olmo2"), family
+
+
+def test_a_file_names_what_its_weights_come_from(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    module = decoder(tokenizer.vocab_size)
+    model = dataclasses.replace(wakeful.load(module, tokenizer=tokenizer), name="some/model")
+    wakeful.export(model, tmp_path / "whole.gguf")
+    wakeful.export(model, tmp_path / "first.gguf", layers=["0"])
+    whole, first = (
+        {key: field.contents() for key, field in gguf.GGUFReader(tmp_path / file).fields.items()}
+        for file in ("whole.gguf", "first.gguf")
+    )
+    assert not [key for key in whole if "base_model" in key]
+    assert whole["general.description"] == f"Written by wakeful {wakeful.__version__}."
+    assert whole["general.tags"] == ["wakeful", "text-generation"]
+    assert first["general.base_model.0.name"] == "model"
+    assert first["general.base_model.0.organization"] == "some"
+    assert first["general.base_model.0.repo_url"] == "https://huggingface.co/some/model"
+    assert first["general.description"].startswith("Made of some/model, whose license holds here")
+    assert "its layers 0 (from 0)" in first["general.description"]
+    tokens = torch.arange(9).view(1, 9)
+    read = wakeful.load(tmp_path / "whole.gguf")
+    torch.testing.assert_close(read.logits(tokens), module(tokens), rtol=0.05, atol=0.05)
 
 
 def test_llama3_divides_slow_frequencies_alone(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -46,11 +46,15 @@ def export_gguf(
     tokenizer: Tokenizer,
     storage: Storage = "f16",
     name: str = "",
+    lineage: str = "",
+    origin: str = "",
 ) -> str:
     """Write a decoder that is a stock architecture to a GGUF file; return the architecture.
 
     In "q8_0" and "q4_0" matrices have a scale every 32 inputs, as the package gguf rounds them; one
     whose rows are not whole blocks stays float16, and "q4_0" keeps embedding and head in Q8_0.
+    `lineage` says where the weights come from, and `origin` names that model, with a slash as the
+    hub does.
 
     Raises:
         WakefulError: the file exists or cannot be written; the decoder is of no architecture that
@@ -67,7 +71,15 @@ def export_gguf(
     with disk_errors(path), replaced(path) as part:
         writer = GGUFWriter(part, gguf.MODEL_ARCH_NAMES[ARCHITECTURES[kind]])
         writer.add_name(name or path.stem)
-        writer.add_description(f"written by wakeful {wakeful.__version__}")
+        writer.add_description(f"{lineage} Written by wakeful {wakeful.__version__}.".lstrip())
+        writer.add_tags(["wakeful", "text-generation"])
+        if origin:
+            organization, _, base = origin.rpartition("/")
+            writer.add_base_model_count(1)
+            writer.add_base_model_name(0, base)
+            if organization:
+                writer.add_base_model_organization(0, organization)
+                writer.add_base_model_repo_url(0, f"https://huggingface.co/{origin}")
         writer.add_file_type(_TYPES[storage][1])
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         for key, value in keys(kind, config).items():

@@ -37,9 +37,7 @@ def model_card(
     """
     source = source or model
     run = _run(source)
-    lineage = _lineage(run) if run is not None else []
-    lineage += _made(source.name, done) if source is not model else []
-    origin = _origin(run) or (source.name if source is not model else "")
+    lineage, origin = _lineage_of(model, source, done)
     own = kind == WakefulConfig.model_type
     trusting = ", trust_remote_code=True" if own else ""
     config = model.decoder().config
@@ -57,6 +55,23 @@ def model_card(
         "\n".join(f"    {line}" for line in [*_commands(run), command]) + "\n",
     ]
     return "\n".join(parts)
+
+
+def file_lineage(
+    model: Model, *, source: Model | None = None, done: Iterable[str] = ()
+) -> tuple[str, str]:
+    """Return what a file without a card says of a model's lineage: a line, and the model that its
+    weights come from, as the hub names it or by its bare name; "" where there is none.
+    """
+    said, origin = _lineage_of(model, source or model, done)
+    return " ".join(" ".join(said).split()), origin if _on_hub(origin) else Path(origin).name
+
+
+def _lineage_of(model: Model, source: Model, done: Iterable[str]) -> tuple[list[str], str]:
+    run = _run(source)
+    said = _lineage(run) if run is not None else []
+    said += _made(source.name, done) if source is not model else []
+    return said, _origin(run) or (source.name if source is not model else "")
 
 
 def quantized_card(

@@ -18,7 +18,7 @@ from wakeful.hf.weights_out import export as write
 from wakeful.hf.whole import read_config
 from wakeful.loading.load import fetched, load, place_of, read_decoder
 from wakeful.loading.model import AnyTokenizer, Model
-from wakeful.pages.card import model_card, shortened_card
+from wakeful.pages.card import file_lineage, model_card, shortened_card
 from wakeful.verbs.result import Source, asked, name_of
 
 
@@ -73,12 +73,13 @@ def export(
     if layers:
         of = found.decoder().config.num_layers
         found = dataclasses.replace(found, module=inherit(found.decoder(), chosen(layers, of=of)))
+    done = [f"its layers {written(layers)} (from 0)"] if layers else []
     if folder.suffix == ".gguf":
+        lineage, origin = file_lineage(found, source=whole, done=done)
         return export_gguf(
             found.decoder(), folder, tokenizer=found.own_tokenizer, storage=wanted.gguf,
-            name=found.name,
+            name=found.name, lineage=lineage, origin=origin,
         )  # fmt: skip
-    done = [f"its layers {written(layers)} (from 0)"] if layers else []
     kind = describe(found.decoder().config)[0]
     card = model_card(found, kind, command, source=whole, done=done)
     return write(found.decoder(), folder, tokenizer=found.own_tokenizer, dtype=dtype, card=card)
