@@ -169,9 +169,9 @@ def test_saved_models_come_back(name: str, tmp_path: Path) -> None:
     half = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
     assert {p.dtype for p in half.parameters()} == {torch.bfloat16}
     assert half(tokens).logits.dtype == torch.bfloat16
-    torch.testing.assert_close(
-        half(tokens).logits.float().softmax(-1), model(tokens).logits.softmax(-1), rtol=0, atol=0.1
-    )
+    # To the bit: how far bfloat16 is from float32 hangs on the variant and on the processor.
+    cast = copy.deepcopy(model).to(torch.bfloat16)
+    assert torch.equal(half(tokens).logits, cast(tokens).logits)
 
 
 def test_a_saved_model_without_its_head_and_one_from_a_configuration(tmp_path: Path) -> None:
