@@ -5,9 +5,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
 from itertools import groupby
 from pathlib import Path
+from typing import get_args
 
 from wakeful.estimates import with_error
-from wakeful.exhibits.exhibit import natural
+from wakeful.exhibits.exhibit import Scale, natural
 from wakeful.exhibits.judge import Judged, Verdict
 from wakeful.pages.reproduction import Found, counted, in_words
 from wakeful.runs.run import Run, read_record
@@ -42,15 +43,27 @@ def main(folders: Iterable[Path], day: str) -> None:
 def lines(exhibits: Sequence[Judged], day: str) -> Iterator[str]:
     """Yield the page's lines."""
     yield HEAD
-    every = [verdict for judged in exhibits for verdict in judged.verdicts]
-    yield f"{day}: of {len(every)} claims in {len(exhibits)} exhibits {in_words(counted(every))}.\n"
+    yield f"{day}. {_told(exhibits)}\n"
     ordered = sorted(exhibits, key=lambda judged: (judged.paper, natural(judged.exhibit)))
     for paper, group in groupby(ordered, key=lambda judged: judged.paper):
-        judged_ones = list(group)
-        found = counted(verdict for judged in judged_ones for verdict in judged.verdicts)
-        yield f"## {paper}\n\n{in_words(found).capitalize()}.\n"
-        for judged in judged_ones:
+        of_paper = list(group)
+        yield f"## {paper}\n\n{_told(of_paper)}\n"
+        for judged in of_paper:
             yield from _exhibit(judged)
+
+
+def _told(exhibits: Sequence[Judged]) -> str:
+    """Return what came out at each scale: verdicts of two do not add up."""
+    sentences: list[str] = []
+    for scale in get_args(Scale):
+        at_it = [judged for judged in exhibits if judged.scale == scale]
+        every = [verdict for judged in at_it for verdict in judged.verdicts]
+        if at_it:
+            sentences.append(
+                f"{scale.capitalize()} scale, {len(at_it)} exhibits, {len(every)} claims: "
+                f"{in_words(counted(every))}."
+            )
+    return " ".join(sentences)
 
 
 def _exhibit(judged: Judged) -> Iterator[str]:
