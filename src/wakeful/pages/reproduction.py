@@ -172,7 +172,7 @@ def in_words(counts: Mapping[Outcome, int]) -> str:
 
 def next_scale(exhibit: str, scales: Set[str], counts: Mapping[Outcome, int]) -> list[Step]:
     """Return the next larger scale as what to do where a claim is not resolved."""
-    larger = {frozenset({"tiny"}): "small", frozenset({"small"}): "paper"}.get(frozenset(scales))
+    larger = {"tiny": "small", "small": "paper"}.get(*scales) if len(scales) == 1 else None
     if larger is None or not counts["not resolved"]:
         return []
     command = f"wakeful reproduce {exhibit} --scale {larger}"

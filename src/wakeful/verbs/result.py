@@ -148,7 +148,7 @@ def each_model(
     A model whose name another has already, as two runs of one preset do, is called by its path too.
 
     Raises:
-        WakefulError: what `load` raises, there is no model, or one is given twice.
+        WakefulError: what `load` raises; or no model is named, or one of them twice.
     """
     if not sources:
         raise WakefulError(f"name a model: {SOURCES}")
