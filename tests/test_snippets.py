@@ -9,6 +9,8 @@ import re
 import shutil
 import string
 import sys
+import tomllib
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -17,6 +19,10 @@ import pytest
 import wakeful
 from evaluation.models import save_llama
 from training.runs import WORDS, write_text
+from wakeful.config.schema import config_from, variants_of
+from wakeful.config.tables import on_preset
+from wakeful.model.decoder import Decoder
+from wakeful.training.setup import make_optimizer
 
 ROOT = Path(__file__).parents[1]
 FENCE = re.compile(r"(?:<!-- not run: (?P<why>[^>]+) -->\n+)?```python\n(?P<code>.*?)```", re.S)
@@ -53,7 +59,7 @@ COMPARED = (
 )
 
 LLAMA = """
-import torch
+
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model = AutoModelForCausalLM.from_pretrained("path/to/folder")
@@ -147,3 +153,38 @@ def test_the_snippets_of_a_page_run(
         exec(STAND_INS.get((page, number), ""), vars(module))
         padded = "\n" * line + code  # so that a traceback names the page's own line
         exec(compile(padded, str(ROOT / page), "exec"), vars(module))
+
+
+TABLES = [
+    (page.relative_to(ROOT).as_posix(), number, text)
+    for page in [*ROOT.glob("*.md"), *sorted(ROOT.glob("docs/*.md"))]
+    for number, text in enumerate(re.findall(r"```toml\n(.*?)```", page.read_text("utf-8"), re.S))
+]
+OUTSIDE = """
+from torch.optim import SGD
+from wakeful.routes import ResFormer
+
+
+class MyRoute(ResFormer):
+    def __init__(self, *, k: int = 1) -> None:
+        super().__init__()
+        self.k = k
+
+
+class MyOptimizer(SGD):
+    def __init__(self, params, lr, *, k: int = 1) -> None:
+        super().__init__(params, lr)
+"""
+
+
+@pytest.mark.parametrize(("page", "number", "text"), TABLES)
+def test_the_tables_of_a_page_describe_models_and_optimizers(
+    page: str, number: int, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside = ModuleType("my_module")
+    monkeypatch.setitem(sys.modules, "my_module", outside)
+    exec(OUTSIDE, vars(outside))
+    table = on_preset({"preset": "cpu-tiny"} | tomllib.loads(text), f"{page}, {number}")
+    for row in variants_of("table", table).values():
+        config = config_from(row)
+        make_optimizer(config, Decoder(replace(config.model, vocab_size=300)))

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import polars as pl
 import pytest
+import vl_convert
 
 from pages.synthetic import diagnosis
 from wakeful.pages.charts import specification
@@ -54,21 +55,37 @@ def test_a_spec_without_rows_of_its_own_has_none_packed() -> None:
     assert _packed({"mark": "point"}) == {"mark": "point", "datasets": {}}
 
 
-def test_weights_are_whole_thousandths_and_both_orders_share_a_list() -> None:
+def test_every_head_is_in_the_list_and_both_orders_share_it() -> None:
     found = diagnosis("a", layers=10)
     chart = attention(found, "sinks, then widest")
     assert chart is not None
     spec = specification(chart)
-    (rows,) = spec["datasets"].values()
-    assert all(isinstance(value, int) and 0 <= value <= 1000
-               for row in rows for value in row["thousandths"])  # fmt: skip
     (pick,) = [each for each in spec["params"] if each["name"] == "shown"]
     named = pick["bind"]["options"]
-    assert len(named) == len(set(named))
+    assert len(named) == len(set(named)) == 10 * 2  # each of all layers' heads, once
     ranks = [float(re.findall(r"rank (\d+)", name)[0]) for name in named]
     masses = [float(re.findall(r"mass ([\d.]+)", name)[0]) for name in named]
     assert masses[:8] == sorted(masses[:8], reverse=True)
     assert max(ranks) in ranks[:16]
+
+
+def test_the_chosen_heads_weights_are_drawn_to_two_digits_and_holes_left_out() -> None:
+    found = diagnosis("a", layers=1, heads=1)
+    assert found.attention is not None
+    bare = pl.col("query").eq(2) & pl.col("key").eq(1)
+    cells = found.attention.with_columns(value=pl.when(bare).then(float("nan")).otherwise("value"))
+    chart = attention(replace(found, attention=cells), "sinks")
+    assert chart is not None
+    svg = vl_convert.vegalite_to_svg(specification(chart))
+    drawn = {
+        (int(query), int(key)): float(weight)
+        for key, query, weight in re.findall(
+            r"key: (\d+); query: (\d+); attention weight: ([\d.e-]+)", svg
+        )
+    }
+    told = {(query, key): value for query, key, value in
+            cells.filter(~bare).select("query", "key", "value").iter_rows()}  # fmt: skip
+    assert drawn == pytest.approx(told, abs=0.013)
 
 
 def test_a_state_that_is_not_finite_leaves_a_hole() -> None:

@@ -13,7 +13,14 @@ from wakeful.pages.charts import RANKS, SHARE, Drawing, heatmap, rounded, tip, t
 from wakeful.pages.patterns import placed
 
 _EACH = 8
-"""The strongest sinks, and the heads of the highest rank, that can be chosen; others follow."""
+"""The strongest sinks, and the heads of the highest rank, that come first; others follow."""
+_OTHERS_SEE = 16
+"""The tokens that other heads' attention is drawn among: a model of hundreds of heads has it all
+in 50 kB of the page."""
+_LEVELS = "".join(chr(code) for code in range(ord("!"), 126) if chr(code) not in "\"&'<>\\|")
+"""A weight is written as one of these, by its square root, as its color goes too."""
+_HOLE = "~"
+"""A weight that is not there, or not finite."""
 _WEIGHTS = [0, 0.05, 0.2, 0.5, 1]
 """Ticks of a scale of weights that goes by the square root."""
 _Unit = tuple[str, int]
@@ -141,10 +148,10 @@ def ink(text: str) -> str:
 def attention(
     diagnosis: Diagnosis, order: Literal["sinks", "widest", "sinks, then widest"]
 ) -> Drawing | None:
-    """Draw one stored head's attention among the first tokens, to choose from a list.
+    """Draw one head's attention among the first tokens, to choose from a list.
 
-    It begins with the strongest sinks, or those of the highest rank, or both; others, spread over
-    the depth, follow.
+    It begins with the strongest sinks, or those of the highest rank, or both. After sinks all
+    other heads follow, layer by layer, among fewer tokens.
     """
     stored = diagnosis.attention
     if stored is None or stored.is_empty():
@@ -160,16 +167,21 @@ def attention(
         for column, name in (("mass", "sinks"), ("rank", "widest"))
         if name in order
     ]
-    pictured = _pictured(diagnosis).select("layer", "head").unique(maintain_order=True)
-    chosen = pl.concat([*first, heads.join(pictured, on=["layer", "head"], how="semi")])
+    first = pl.concat(first).unique(["layer", "head"], maintain_order=True)
+    others = heads.join(first, on=["layer", "head"], how="anti", maintain_order="left")
+    chosen = pl.concat([first, others]) if "sinks" in order else first
+    few = stored.filter(pl.max_horizontal("query", "key") < _OTHERS_SEE)
+    whole = stored.partition_by("layer", "head", as_dict=True)
+    short = few.partition_by("layer", "head", as_dict=True)
     places: dict[str, pl.DataFrame] = {}
-    for row in chosen.unique(["layer", "head"], maintain_order=True).iter_rows(named=True):
+    for number, row in enumerate(chosen.iter_rows(named=True)):
         name = f"layer {row['layer']}, head {row['head']}"
         if row["mass"] is not None:
             name += f": first-token mass {row['mass']:.2f}"
         if row["rank"] is not None:
             name += f", rank {row['rank']:.0f}"
-        places[name] = stored.filter(layer=row["layer"], head=row["head"])
+        cells = whole if number < len(first) else short
+        places[name] = cells[row["layer"], row["head"]]
     labels = [f"{n} {ink(text)}" for n, text in enumerate(diagnosis.tokens)]
     return _to_choose(places, labels, ("key", "query"), 16)
 
@@ -197,31 +209,48 @@ def _to_choose(
 ) -> Drawing:
     """Draw one of several heads' weights by query and key, a list of names to choose it from.
 
-    The rows are kept as lists, because a row a cell is ten times as long.
+    Each head's weights are one string, because all heads of a model are hundreds of thousands.
     """
-    rows = [
-        {"of": name, **line}
-        for name, cells in places.items()
-        for line in _lines(cells, "query", "key", _THOUSANDTHS)
-    ]
+    rows = [{"of": name, "weights": _written(cells)} for name, cells in places.items()]
     bind = alt.binding_select(options=list(places), name="head ")
     pick = alt.param(name="shown", value=next(iter(places)), bind=bind)
     text = "labels[datum.value]" if labels else "datum.value"
     x_title, y_title = titles
     x = alt.X("key:O", title=x_title, axis=alt.Axis(
         labelExpr=text, labelAngle=-60 if labels else 0, labelOverlap=not labels))  # fmt: skip
-    y = alt.Y("row:O", title=y_title, axis=alt.Axis(labelExpr=text, labelOverlap=not labels))
+    y = alt.Y("query:O", title=y_title, axis=alt.Axis(labelExpr=text, labelOverlap=not labels))
     legend = alt.Legend(title="attention weight", values=_WEIGHTS, gradientLength=240)
-    tooltip = [alt.Tooltip("row:O", title="query"), *tips("key:O"), tip("weight", ".3f")]
+    tooltip = [*tips("query:O", "key:O"), tip("weight", ".2f")]
     chart = heatmap(
         alt.InlineData(values=rows), x, y, "weight", legend, type="sqrt", domain=SHARE,
         tooltip=tooltip,
     )  # fmt: skip
     chart = chart.transform_filter("datum.of === shown")
-    chart = _unfolded(chart, "weight", "key", _THOUSANDTHS).add_params(pick)
+    for cut, parts, place, by in (("|", "weights", "query", []), ("", "cell", "key", ["query"])):
+        chart = chart.transform_calculate(**{parts: f"split(datum.{parts}, '{cut}')"})
+        chart = chart.transform_flatten([parts], as_=["cell"])
+        number: Any = [{"op": "row_number", "as": "number"}]
+        chart = chart.transform_window(number, groupby=by)
+        chart = chart.transform_calculate(**{place: "datum.number - 1"})
+    chart = chart.transform_filter(f"datum.cell !== '{_HOLE}'")
+    share = f"indexof(levels, datum.cell) / {len(_LEVELS) - 1}"
+    chart = chart.transform_calculate(weight=f"pow({share}, 2)")
+    chart = chart.add_params(pick, alt.param(name="levels", value=_LEVELS))
     if labels:
         chart = chart.add_params(alt.param(name="labels", value=list(labels)))
     return wide(chart, step * max(cells["query"].n_unique() for cells in places.values()))
+
+
+def _written(cells: pl.DataFrame) -> str:
+    """Return weights by query and key, both from 0, a character each and a line a query."""
+    top = len(_LEVELS) - 1
+    lines: list[list[str]] = [[] for _ in range(1 + cells["query"].max())]
+    for query, key, value in cells.sort("query", "key").select("query", "key", "value").iter_rows():
+        line = lines[query]
+        line += _HOLE * (key - len(line))
+        shown = math.isfinite(value)
+        line.append(_LEVELS[round(top * min(max(value, 0), 1) ** 0.5)] if shown else _HOLE)
+    return "|".join("".join(line) for line in lines)
 
 
 def mean_attention(diagnosis: Diagnosis) -> Drawing | None:
