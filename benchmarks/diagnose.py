@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--model", default="", help="folder of a Transformers causal LM")
     parser.add_argument("--text", default="", help="text file; repeated where it is too short")
     parser.add_argument("--threads", type=int, default=1)

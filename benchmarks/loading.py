@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.resident import resident
@@ -16,6 +16,7 @@ from benchmarks.timing import Ratio, compare
 from wakeful.hf.weights_out import export
 from wakeful.hf.whole import smollm2_folder
 from wakeful.loading.load import read_decoder
+from wakeful.model.decoder import Decoder
 
 TOKENS = torch.arange(64).unsqueeze(0)
 """A forward pass ends each load: weights are mapped first and read when they are used."""
@@ -47,10 +48,10 @@ def ratios() -> Iterator[Ratio]:
 def _jobs(place: Path) -> dict[tuple[str, str], Callable[[], object]]:
     folder, out = smollm2_folder(), place / "out"
 
-    def load_ours() -> torch.nn.Module:
+    def load_ours() -> Decoder:
         return read_decoder(folder).decoder()
 
-    def load_theirs() -> torch.nn.Module:
+    def load_theirs() -> PreTrainedModel:
         return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
     decoder, model = load_ours(), load_theirs()

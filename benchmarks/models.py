@@ -59,7 +59,7 @@ class Llama(nn.Module):
                 num_attention_heads=shape.num_heads,
                 num_key_value_heads=shape.num_heads,
                 max_position_embeddings=shape.max_length,
-                attn_implementation="sdpa",
+                attn_implementation="sdpa",  # pyright: ignore[reportCallIssue]
             )
         )
 

@@ -4,7 +4,7 @@ A layer alone stays in the processor's cache; the layers of a model do not, so t
 what reading its weights costs, and small ones are read sooner.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
@@ -34,7 +34,7 @@ def ratios() -> Iterator[Ratio]:
         for name, scheme in SCHEMES.items():
             small = [quantized(layer, scheme, "integer") for layer in layers]
 
-            def run(chosen: list[nn.Module], inputs: list[torch.Tensor] = inputs) -> None:
+            def run(chosen: Sequence[nn.Module], inputs: list[torch.Tensor] = inputs) -> None:
                 for layer, x in zip(chosen, inputs, strict=True):
                     layer(x)
 
@@ -49,7 +49,7 @@ def ratios() -> Iterator[Ratio]:
 
 def models() -> Iterator[Ratio]:
     """Yield SmolLM2's forward pass over a text, and its generation, quantized over not."""
-    whole = load("smollm2", device=torch.device("cpu"), dtype=torch.float32).model
+    whole = load("smollm2", device=torch.device("cpu"), dtype=torch.float32).module
     assert isinstance(whole, PreTrainedModel)
     text = torch.randint(whole.config.vocab_size, (1, TOKENS[0]))
     for name, scheme in SCHEMES.items():

@@ -86,6 +86,7 @@ def _flex_by_lse(device: torch.device) -> Callable[..., Tensor]:
     def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         out, aux = flex(q, k, v, block_mask=mask, return_aux=AuxRequest(lse=True))
+        assert aux.lse is not None
         return (out * torch.sigmoid(aux.lse).unsqueeze(-1)).transpose(1, 2)
 
     return forward

@@ -135,3 +135,14 @@ def test_a_model_without_declarations_has_no_marks_until_somebody_declares_some(
     mark(plain)
     assert roles_of(plain) == {}
     assert role_of(plain.weight) is None
+
+
+def test_the_first_parameter_alone_comes_marked_and_leaves_the_others_alone() -> None:
+    decoder = tiny_decoder()
+    names = [name for name, _ in decoder.named_parameters()]
+    for parameter in (held := dict(decoder.named_parameters())).values():
+        del parameter._wakeful_role  # as a copy has none
+    first = next(decoder.parameters())
+    assert first is held[names[0]]
+    assert role_of(first) == TABLE
+    assert {role_of(held[name]) for name in names[1:]} == {None}

@@ -70,7 +70,8 @@ class Marked:
     """What makes a module mark its parameters whenever somebody walks over it.
 
     A mark is an attribute, which copying and sharding lose: hence at this door, through which
-    every enumeration of parameters goes, that of a wrapper included.
+    every enumeration of parameters goes, that of a wrapper included. Whoever takes the first
+    parameter alone, to see its device at every token, does not pay for the others.
     """
 
     def named_modules(
@@ -80,8 +81,12 @@ class Marked:
         remove_duplicate: bool = True,
     ) -> Generator[tuple[str, nn.Module], None, None]:
         module: Any = super()  # `nn.Module` comes after this class
-        mark(module.__self__)
-        yield from module.named_modules(memo, prefix, remove_duplicate)
+        marking = _marking(module.__self__)
+        marked: set[nn.Module] = set()
+        for name, each in module.named_modules(memo, prefix, remove_duplicate):
+            while each not in marked and (one := next(marking, None)) is not None:
+                marked.add(one)
+            yield name, each
 
 
 def roles_of(model: nn.Module) -> dict[str, Role]:
@@ -91,8 +96,8 @@ def roles_of(model: nn.Module) -> dict[str, Role]:
 
 def mark(model: nn.Module) -> None:
     """Mark every parameter that a module of the model declares with its role."""
-    for _, parameter, role in _declared(model):
-        parameter._wakeful_role = role  # pyright: ignore[reportAttributeAccessIssue]
+    for _ in _marking(model):
+        pass
 
 
 def role_of(parameter: Tensor) -> Role | None:
@@ -101,6 +106,20 @@ def role_of(parameter: Tensor) -> Role | None:
 
 
 def _declared(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Role]]:
+    for _, found in _walked(model):
+        yield from found
+
+
+def _marking(model: nn.Module) -> Iterator[nn.Module]:
+    """Mark the parameters of one module after another; yield each when its own are marked."""
+    for module, found in _walked(model):
+        for _, parameter, role in found:
+            parameter._wakeful_role = role  # pyright: ignore[reportAttributeAccessIssue]
+        yield module
+
+
+def _walked(model: nn.Module) -> Iterator[tuple[nn.Module, list[tuple[str, nn.Parameter, Role]]]]:
+    """Yield modules in the order of `named_modules`, each with its own parameters of a role."""
     seen: set[int] = set()
     waiting: list[tuple[str, nn.Module, Mapping[str, Role], Role | None]] = [("", model, {}, None)]
     while waiting:
@@ -108,13 +127,15 @@ def _declared(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Role]]:
         if isinstance(module, HasRoles):
             others = others if module.others is None else module.others
             declared = {**declared, **{prefix + k: role for k, role in module.roles().items()}}
+        found: list[tuple[str, nn.Parameter, Role]] = []
         for name, parameter in module._parameters.items():
             if parameter is None or id(parameter) in seen:
                 continue
             seen.add(id(parameter))
             role = declared.get(prefix + name, others)
             if role is not None:
-                yield prefix + name, parameter, role
+                found.append((prefix + name, parameter, role))
+        yield module, found
         children = [
             (f"{prefix}{name}.", child, declared, others) for name, child in module.named_children()
         ]
