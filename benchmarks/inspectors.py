@@ -94,7 +94,7 @@ def eager_mass(model: PreTrainedModel, ids: list[int]) -> np.ndarray:
 
 def transformer_lens(ids: list[int]) -> tuple[Figures, Figures]:
     """Return both figures by a cache of patterns or of block outputs."""
-    from transformer_lens import TransformerBridge
+    from transformer_lens import TransformerBridge  # pyright: ignore[reportMissingImports]
 
     model = eager_model()  # which the bridge changes
     bridge = TransformerBridge.boot_transformers(str(smollm2_folder()), hf_model=model)
@@ -117,8 +117,8 @@ def transformer_lens(ids: list[int]) -> tuple[Figures, Figures]:
 
 def actlens(ids: list[int]) -> tuple[Figures, Figures]:
     """Return both figures by its captures and its own statistics."""
-    from actlens.providers import NNsightProvider
-    from actlens.reducers import HEAD_METRICS, STATS
+    from actlens.providers import NNsightProvider  # pyright: ignore[reportMissingImports]
+    from actlens.reducers import HEAD_METRICS, STATS  # pyright: ignore[reportMissingImports]
 
     provider = NNsightProvider(str(smollm2_folder()))
     places = np.arange(len(ids))

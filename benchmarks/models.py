@@ -72,8 +72,8 @@ class XTransformers(nn.Module):
     """x-transformers' decoder with the same parts as Llama."""
 
     def __init__(self, shape: Shape) -> None:
-        from x_transformers import Decoder as XDecoder
-        from x_transformers import TransformerWrapper
+        from x_transformers import Decoder as XDecoder  # pyright: ignore[reportMissingImports]
+        from x_transformers import TransformerWrapper  # pyright: ignore[reportMissingImports]
 
         super().__init__()
         self.model = TransformerWrapper(

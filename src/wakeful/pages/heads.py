@@ -183,6 +183,7 @@ def attention(
         cells = whole if number < len(first) else short
         places[name] = cells[row["layer"], row["head"]]
     labels = [f"{n} {ink(text)}" for n, text in enumerate(diagnosis.tokens)]
+    labels = labels[: stored["key"].n_unique()]
     return _to_choose(places, labels, ("key", "query"), 16)
 
 
@@ -244,13 +245,13 @@ def _to_choose(
 def _written(cells: pl.DataFrame) -> str:
     """Return weights by query and key, both from 0, a character each and a line a query."""
     top = len(_LEVELS) - 1
-    lines: list[list[str]] = [[] for _ in range(1 + cells["query"].max())]
+    lines: dict[int, list[str]] = {}
     for query, key, value in cells.sort("query", "key").select("query", "key", "value").iter_rows():
-        line = lines[query]
+        line = lines.setdefault(query, [])
         line += _HOLE * (key - len(line))
         shown = math.isfinite(value)
         line.append(_LEVELS[round(top * min(max(value, 0), 1) ** 0.5)] if shown else _HOLE)
-    return "|".join("".join(line) for line in lines)
+    return "|".join("".join(line) for line in lines.values())
 
 
 def mean_attention(diagnosis: Diagnosis) -> Drawing | None:

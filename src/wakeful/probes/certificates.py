@@ -34,9 +34,10 @@ from wakeful.probes.streaming import Attended, tiles
 _BLOCK = 128
 """Columns of G computed at once."""
 
-_DROP = 0.1
+_DROPS = (0.1, 0.01, 0.0)
 """Energy that may be left out, as a fraction of the energy of the column at the mass-columns
-threshold, a stand-in for σ_k². About one head in thirty then has to be computed again in full."""
+threshold, a stand-in for σ_k². About one head in twenty then has to be computed again with less of
+it left out, and one in ninety in float64."""
 
 _KRYLOV = 12
 """A Krylov space is tried where the mass columns are at most L over this."""
@@ -224,22 +225,34 @@ def matrix_rank(A: Float[Tensor, "L L"], tau: float, *, causal: bool = True) -> 
     energy = float(column_energy.sum())
     # The sums may be float32: the certificate allows for it.
     high = int(mass_columns(column_energy, min(1.0, tau * (1 + 1e-5))))
-    bounds = RankBounds(1, high)
+    bounds, before = RankBounds(1, high), 0
     if bounds.closed:
         return 1
-    kept = kept_columns(column_energy, high)
+    for drop in _DROPS:
+        kept = kept_columns(column_energy, high, drop)
+        if len(kept) == before:
+            continue
+        bounds = bounds.meet(_bounds_by(A, kept, energy, tau, high, causal, krylov=not before))
+        if bounds.closed:
+            return bounds.high
+        before = len(kept)
+    return exact_rank(A, tau, causal=causal)
+
+
+def _bounds_by(
+    A: Tensor, kept: Tensor, energy: float, tau: float, high: int, causal: bool, *, krylov: bool
+) -> RankBounds:
+    """Bracket the rank, which is at most `high`, by the columns that are kept."""
     part = A if len(kept) == A.shape[1] else A.index_select(1, kept)
     G = gram(part, kept if causal else None)
     slack = rounding(A.dtype, A.shape[0])
-    if high <= A.shape[0] // _KRYLOV:
+    bounds = RankBounds(1, high)
+    if krylov and high <= A.shape[0] // _KRYLOV:
         dropped = max(0.0, energy - float(G.diagonal().sum(dtype=torch.float64)))
-        bounds = bounds.meet(krylov_bounds(G, energy, tau, slack=slack, dropped=dropped))
+        bounds = krylov_bounds(G, energy, tau, slack=slack, dropped=dropped)
         if bounds.closed:
-            return bounds.high
-    bounds = bounds.meet(_spectrum_bounds(G, energy, tau, slack))
-    if bounds.closed:
-        return bounds.high
-    return exact_rank(A, tau, causal=causal)
+            return bounds
+    return bounds.meet(_spectrum_bounds(G, energy, tau, slack))
 
 
 def exact_rank(A: Float[Tensor, "L L"], tau: float, *, causal: bool = True) -> int:
@@ -272,12 +285,14 @@ def top_columns_bounds(
     return _spectrum_bounds(G, energy, tau, rounding(G.dtype, heads.length))
 
 
-def kept_columns(column_energy: Float[Tensor, "L"], at: int) -> Int[Tensor, "m"]:
-    """Return the columns to keep, in order; the `at` largest columns reach the threshold."""
+def kept_columns(column_energy: Float[Tensor, "L"], at: int, drop: float) -> Int[Tensor, "m"]:
+    """Return the columns to keep, in order; the `at` largest columns reach the threshold.
+
+    The others hold at most `drop` of the energy of the last of these.
+    """
     ordered, order = column_energy.sort(descending=True)
     left = ordered.flip(0).cumsum(0).flip(0)  # energy from this column on
-    drop = _DROP * ordered[min(at, len(ordered)) - 1]
-    count = int((left > drop).sum())
+    count = int((left > drop * ordered[min(at, len(ordered)) - 1]).sum())
     if count > 0.97 * len(ordered):
         return torch.arange(len(ordered), device=column_energy.device)
     return order[:count].sort().values

@@ -481,8 +481,11 @@ def save_tensors(
 
     The library moves a private temporary file into place, which only its owner may read.
     """
+    new = not path.exists()
     path.touch()
     mode = path.stat().st_mode
+    if new:  # some file systems write all that waits before one file takes another's place
+        path.unlink()
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata)
     path.chmod(mode)
 
