@@ -79,9 +79,7 @@ def test_the_chosen_heads_weights_are_drawn_to_two_digits_and_holes_left_out() -
     svg = vl_convert.vegalite_to_svg(specification(chart))
     drawn = {
         (int(query), int(key)): float(weight)
-        for key, query, weight in re.findall(
-            r"key: (\d+); query: (\d+); weight: ([\d.e-]+)", svg
-        )
+        for key, query, weight in re.findall(r"key: (\d+); query: (\d+); weight: ([\d.e-]+)", svg)
     }
     told = {(query, key): value for query, key, value in
             cells.filter(~bare).select("query", "key", "value").iter_rows()}  # fmt: skip

@@ -1,6 +1,7 @@
 """What every page has: a verdict in short, what to do next, contents, and charts that draw."""
 
 import base64
+import io
 import re
 import shutil
 import subprocess
@@ -225,6 +226,53 @@ def test_a_browser_draws_every_chart_without_an_error(page: Path) -> None:
     assert "data-drawn=" in shown
     assert len(re.findall('class="save"', shown)) == specs
     assert shown.count("mark-group role-frame root") == specs
+
+
+_PRESS = """<script>
+URL.createObjectURL = (blob) => {
+  blob.text().then((text) => {
+    const told = document.createElement("pre");
+    told.id = "saved";
+    told.textContent = text;
+    document.body.append(told);
+  });
+  return "#";
+};
+setTimeout(() => {
+  const name = '[aria-label^="Save Attention of a sink head"][aria-label$="CSV"]';
+  document.querySelector(name).click();
+}, 9000);
+</script>"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(_BROWSER is None, reason="no browser")
+def test_the_csv_of_attention_has_every_heads_weights(tmp_path: Path) -> None:
+    found = diagnosis("a")
+    assert found.attention is not None
+    page = write_diagnosis([found], tmp_path / "page.html", title="t", method=METHOD)
+    text, end, rest = page.read_text("utf-8").rpartition("</body>")
+    # The page lets no script run but its own.
+    text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)
+    page.write_text(text + _PRESS + end + rest, "utf-8")
+    done = subprocess.run(
+        [str(_BROWSER), "--headless", "--no-sandbox", "--disable-gpu",
+         "--virtual-time-budget=60000", "--dump-dom", page.as_uri()],
+        capture_output=True, text=True, check=True, timeout=300,
+    )  # fmt: skip
+    (saved,) = re.findall(r'(?s)<pre id="saved">(.*?)</pre>', done.stdout)
+    saved = pl.read_csv(io.StringIO(saved)).with_columns(
+        pl.col("head").str.extract_groups(r"layer (?<layer>\d+), head (?<number>\d+)").alias("of")
+    )
+    saved = saved.unnest("of").select(
+        pl.col("layer", "number").cast(pl.Int64), "query", "key", "weight"
+    )
+    both = found.attention.join(
+        saved, left_on=["layer", "head", "query", "key"],
+        right_on=["layer", "number", "query", "key"],
+    )  # fmt: skip
+    assert len(saved) == len(both) == len(found.attention.filter(pl.col("query") < 24))
+    assert both["weight"].to_numpy() == pytest.approx(both["value"].to_numpy(), abs=0.013)
 
 
 def test_pictures_stand_in_for_scripts(page: Path) -> None:

@@ -159,6 +159,13 @@ async function save(place, element, kind) {
   link.click();
 }
 
+/* A head's weights are a sign each, a line a query: the place of a sign among the levels is the root. */
+function weights(row, levels) {
+  const weight = (sign) => ((levels.indexOf(sign) / (levels.length - 1)) ** 2).toFixed(3);
+  return row.weights.split("|").flatMap((line, query) => [...line].flatMap((sign, key) =>
+    levels.includes(sign) ? [{ head: row.of, query, key, weight: weight(sign) }] : []));
+}
+
 function csv(spec) {
   const found = [];
   const collect = (part) => {
@@ -173,7 +180,8 @@ function csv(spec) {
     const text = Array.isArray(value) ? value.join(" ") : String(value ?? "");
     return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   };
-  return found.map((rows) => {
+  const levels = spec.params?.find((each) => each.name === "levels")?.value;
+  return found.map((rows) => levels ? rows.flatMap((row) => weights(row, levels)) : rows).map((rows) => {
     const names = Object.keys(rows[0] || {});
     return [names, ...rows.map((row) => names.map((name) => row[name]))]
       .map((line) => line.map(cell).join(",")).join("\n");
