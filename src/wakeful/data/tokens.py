@@ -10,6 +10,7 @@ A folder holds
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -180,7 +181,7 @@ class PreparedData(Data):
     def validation(self) -> TokenFile:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.split("validation")
 
-    @property
+    @functools.cached_property
     def tokenizer(self) -> Tokenizer:  # pyright: ignore[reportIncompatibleVariableOverride]
         tokenizer = Tokenizer.load(self.folder)
         found = {"vocab_size": tokenizer.vocab_size, "end_of_text": tokenizer.end_of_text}

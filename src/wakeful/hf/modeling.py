@@ -52,6 +52,8 @@ class WakefulPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Give a module's own tensors their start; a checkpoint's are marked and left alone."""
+        if not (module._parameters or module._buffers):
+            return  # most modules: to look for their definition takes longer than to read weights
         starts = defined_starts(self._decoder, module)
         if starts is None:
             super()._init_weights(module)

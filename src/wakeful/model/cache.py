@@ -117,5 +117,8 @@ class Cache:
 
         There may be more rows than sequences, or fewer.
         """
+        end = self.before + self.length
         for slot, tensor in self._tensors.items():
-            self._tensors[slot] = tensor.index_select(0, rows.to(tensor.device))
+            new = tensor.new_empty((len(rows), *tensor.shape[1:]))
+            new[:, :, :end] = tensor[rows.to(tensor.device), :, :end]
+            self._tensors[slot] = new

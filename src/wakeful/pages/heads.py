@@ -249,7 +249,7 @@ def _written(cells: pl.DataFrame) -> str:
     for query, key, value in cells.sort("query", "key").select("query", "key", "value").iter_rows():
         line = lines.setdefault(query, [])
         line += _HOLE * (key - len(line))
-        shown = math.isfinite(value)
+        shown = value is not None and math.isfinite(value)
         line.append(_LEVELS[round(top * min(max(value, 0), 1) ** 0.5)] if shown else _HOLE)
     return "|".join("".join(line) for line in lines.values())
 

@@ -161,7 +161,7 @@ async function save(place, element, kind) {
 
 /* A head's weights are a sign each, a line a query: the place of a sign among the levels is the root. */
 function weights(row, levels) {
-  const weight = (sign) => ((levels.indexOf(sign) / (levels.length - 1)) ** 2).toFixed(3);
+  const weight = (sign) => Number(((levels.indexOf(sign) / (levels.length - 1)) ** 2).toPrecision(2));
   return row.weights.split("|").flatMap((line, query) => [...line].flatMap((sign, key) =>
     levels.includes(sign) ? [{ head: row.of, query, key, weight: weight(sign) }] : []));
 }
