@@ -1,5 +1,7 @@
 """GPTQ and SmoothQuant against their definitions, and quantized keys and values."""
 
+from typing import Any
+
 import pytest
 import torch
 from test_convert import gpt2, llama, logits
@@ -9,7 +11,7 @@ from transformers import PhiConfig, PhiForCausalLM
 from helpers import some_tokens, tiny_decoder
 from wakeful.errors import WakefulError
 from wakeful.quant import parse_scheme, quantize, quantized_layers
-from wakeful.quant.convert import linear_layers, observe
+from wakeful.quant.convert import linear_layers, observe, plain_linear
 from wakeful.quant.schemes.grids import E4M3, Absmax, Grid, MxE2M1, NvE2M1, Zeropoint
 from wakeful.quant.schemes.methods import Gptq, Smooth
 
@@ -114,6 +116,24 @@ def test_calibration_sees_what_layers_read(make) -> None:
         torch.testing.assert_close(seen[name].channels, x.abs().amax(0))
     shared = [name for name in seen if seen[name].weights is next(iter(seen.values())).weights]
     assert len(shared) == (1 if isinstance(model, type(gpt2())) else 3)  # query, key, value
+
+
+@pytest.mark.parametrize(
+    ("scheme", "again"), [("w4g128_gptq", 0), (parse_scheme("coarse", "static"), 1)]
+)
+def test_layers_are_multiplied_again_only_where_outputs_have_a_static_grid(
+    scheme: Any, again: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, asked = tiny_decoder(dtype=torch.float32).eval(), []
+    real = plain_linear
+
+    def counted(layer, x):
+        asked.append(layer)
+        return real(layer, x)
+
+    monkeypatch.setattr("wakeful.quant.convert.plain_linear", counted)
+    quantize(model, scheme, calibration=[some_tokens(1, 12)])
+    assert len(asked) == again * len(linear_layers(model))
 
 
 def test_gptq_in_portions_is_gptq_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,8 +82,11 @@ def quantize(
     fed = set(layers)
     if scheme.method is not None and scheme.method.only_after_norms:
         fed = {name for readers in readers_of_norms(model).values() for name in readers}
+    asked = {
+        "products": products, "outputs": scheme.scales == "static" and scheme.outputs is not None,
+    }  # fmt: skip
     for part in _portions(layers) if products else [layers]:
-        seen = observe(model, part, calibration, products=products) if calibration else {}
+        seen = observe(model, part, calibration, **asked) if calibration else {}
         for name, layer in part.items():
             shown = seen.get(name)
             if shown is not None:
@@ -178,10 +181,12 @@ def observe(
     calibration: Sequence[Tensor],
     *,
     products: bool = False,
+    outputs: bool = False,
 ) -> dict[str, Seen]:
     """Return what calibration tokens show of each layer in the full-precision model.
 
-    Layers that read the same tensor share what is seen of it.
+    Layers that read the same tensor share what is seen of it. `products` asks for the inputs' Gram
+    matrices, and `outputs` for the largest outputs, which multiplies every layer a second time.
     """
     found: dict[str, Seen] = {}
     read: list[tuple[weakref.ref[Tensor], Seen]] = []  # of this forward pass, as long as they live
@@ -198,7 +203,8 @@ def observe(
                 torch.maximum(seen.channels, rows.abs().amax(0), out=seen.channels)
                 if seen.products is not None:
                     seen.products += rows.T @ rows
-            seen.outputs = max(seen.outputs, float(plain_linear(layer, x).abs().max()))
+            if outputs:
+                seen.outputs = max(seen.outputs, float(plain_linear(layer, x).abs().max()))
             found[name] = seen
             read[:] = [entry for entry in read if entry[0]() is not None]
             if shared is None:
