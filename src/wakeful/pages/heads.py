@@ -249,8 +249,10 @@ def _written(cells: pl.DataFrame) -> str:
     for query, key, value in cells.sort("query", "key").select("query", "key", "value").iter_rows():
         line = lines.setdefault(query, [])
         line += _HOLE * (key - len(line))
-        shown = value is not None and math.isfinite(value)
-        line.append(_LEVELS[round(top * min(max(value, 0), 1) ** 0.5)] if shown else _HOLE)
+        if value is None or not math.isfinite(value):
+            line.append(_HOLE)
+        else:
+            line.append(_LEVELS[round(top * min(max(value, 0), 1) ** 0.5)])
     return "|".join("".join(line) for line in lines.values())
 
 
