@@ -59,7 +59,7 @@ COMPARED = (
 )
 
 LLAMA = """
-
+import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model = AutoModelForCausalLM.from_pretrained("path/to/folder")
@@ -177,7 +177,9 @@ class MyOptimizer(SGD):
 """
 
 
-@pytest.mark.parametrize(("page", "number", "text"), TABLES)
+@pytest.mark.parametrize(
+    ("page", "number", "text"), TABLES, ids=[f"{page}-{number}" for page, number, _ in TABLES]
+)
 def test_the_tables_of_a_page_describe_models_and_optimizers(
     page: str, number: int, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
