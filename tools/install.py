@@ -5,7 +5,7 @@ Usage: python tools/install.py VENV
 The pinned torch is a CPU build on the machines this project is tested on; elsewhere a package
 index may offer a build of the same version that pulls in several gigabytes of CUDA libraries. So
 pip is asked first what it would install, and a CUDA build is refused unless WAKEFUL_CUDA=1 is set.
-A torch that WAKEFUL_TORCH names (a version, a file or an URL) is taken as it is.
+A torch that WAKEFUL_TORCH names (a version, a file or a URL) is taken as it is.
 """
 
 import json

@@ -163,7 +163,7 @@ class DistillConfig:
     over: Literal["sum", "mean"] = "sum"
     """KL summed over the vocabulary, which it is by definition, or averaged (see the docs)."""
     top_k: int = 0
-    """Compute the teacher's so many likeliest tokens once, store and reuse them. 0: all, live."""
+    """How many of the teacher's likeliest tokens to store and reuse. 0: all, computed live."""
     rest: Literal["bucket", "renormalize"] = "bucket"
     """Tokens outside top_k: one bucket of the mass that is left, or none, p scaled to sum to 1."""
     store: str = ""
@@ -234,8 +234,8 @@ class HealConfig:
     temperature: float = 1.0
     """Divides both models' logits in the divergence KL."""
     top_k: int = 0
-    """Compute the reference's so many likeliest tokens once, store and reuse them over epochs,
-    seeds and heirs. 0: all tokens, the reference beside the heir in every step."""
+    """How many of the reference's likeliest tokens to compute once, store and reuse over epochs,
+    seeds and heirs. 0: all tokens, with the reference beside the heir in every step."""
     rest: Literal["bucket", "renormalize"] = "bucket"
     """Tokens outside top_k: one bucket of the mass that is left, or none, p scaled to sum to 1."""
     store: str = ""
@@ -302,7 +302,7 @@ class SampleConfig:
     temperature: float = 0.8
     """0 takes the likeliest token."""
     top_k: int = 50
-    """Choose among so many likeliest tokens. 0 means all."""
+    """Sample from this many of the likeliest tokens; 0 means all."""
     seed: int = 0
     """Seed of the choice."""
 

@@ -312,7 +312,7 @@ class GenerateOptions:
     temperature: How[float] = 0.8
     """Divides the logits; 0 takes the likeliest token every time."""
     top_k: How[int] = 50
-    """Choose among so many likeliest tokens. 0 means all."""
+    """Sample from this many of the likeliest tokens; 0 means all."""
     top_p: How[float] = 1.0
     """Choose among the likeliest tokens that together reach this probability."""
     seed: How[int] = 0
@@ -425,7 +425,7 @@ class SampleOptions:
     temperature: How[float] = 1.0
     """Divides the logits."""
     top_k: How[int] = 0
-    """Choose among so many likeliest tokens. 0 means all."""
+    """Sample from this many of the likeliest tokens; 0 means all."""
     top_p: How[float] = 1.0
     """Choose among the likeliest tokens that together reach this probability."""
     seed: How[int] = 0
