@@ -82,11 +82,7 @@ class Cache:
             return
         self.capacity = max(capacity, 2 * self.capacity)
         for slot, tensor in self._tensors.items():
-            batch, heads, _, width = tensor.shape
-            end = self.before + self.length
-            larger = tensor.new_empty((batch, heads, self.before + self.capacity, width))
-            larger[:, :, :end] = tensor[:, :, :end]
-            self._tensors[slot] = larger
+            self._tensors[slot] = self._copied(tensor, self.capacity)
 
     def advance(self, num_tokens: int) -> None:
         """Count tokens that every slot now holds."""
@@ -103,13 +99,10 @@ class Cache:
         """Return a cache whose sequence i continues from this one's `rows[i]`, by `room` tokens."""
         found = copy.copy(self)
         found.capacity = self.length + room
-        found._tensors = {}
-        end = self.before + self.length
-        for slot, tensor in self._tensors.items():
-            _, heads, _, width = tensor.shape
-            new = tensor.new_empty((len(rows), heads, end + room, width))
-            new[:, :, :end] = tensor[rows.to(tensor.device), :, :end]
-            found._tensors[slot] = new
+        found._tensors = {
+            slot: self._copied(tensor, found.capacity, rows)
+            for slot, tensor in self._tensors.items()
+        }
         return found
 
     def reorder(self, rows: Tensor) -> None:
@@ -117,8 +110,15 @@ class Cache:
 
         There may be more rows than sequences, or fewer.
         """
-        end = self.before + self.length
         for slot, tensor in self._tensors.items():
-            new = tensor.new_empty((len(rows), *tensor.shape[1:]))
-            new[:, :, :end] = tensor[rows.to(tensor.device), :, :end]
-            self._tensors[slot] = new
+            self._tensors[slot] = self._copied(tensor, self.capacity, rows)
+
+    def _copied(self, tensor: Tensor, capacity: int, rows: Tensor | None = None) -> Tensor:
+        """Return what a slot holds, or its sequences `rows`, with room for `capacity` tokens."""
+        end = self.before + self.length
+        held = tensor[:, :, :end]
+        held = held if rows is None else held[rows.to(tensor.device)]
+        batch, heads, _, width = held.shape
+        new = tensor.new_empty((batch, heads, self.before + capacity, width))
+        new[:, :, :end] = held
+        return new

@@ -229,10 +229,7 @@ def _to_choose(
     chart = chart.transform_filter("datum.of === shown")
     for cut, parts, place, by in (("|", "weights", "query", []), ("", "cell", "key", ["query"])):
         chart = chart.transform_calculate(**{parts: f"split(datum.{parts}, '{cut}')"})
-        chart = chart.transform_flatten([parts], as_=["cell"])
-        number: Any = [{"op": "row_number", "as": "number"}]
-        chart = chart.transform_window(number, groupby=by)
-        chart = chart.transform_calculate(**{place: "datum.number - 1"})
+        chart = _numbered(chart, parts, "cell", place, by)
     chart = chart.transform_filter(f"datum.cell !== '{_HOLE}'")
     share = f"indexof(levels, datum.cell) / {len(_LEVELS) - 1}"
     chart = chart.transform_calculate(weight=f"pow({share}, 2)")
@@ -305,19 +302,18 @@ def _cells(
     rows: Sequence[dict[str, Any]], x: alt.X, y: alt.Y, legend: Any, unit: _Unit, **more: Any
 ) -> Any:
     """Draw lines of "row" and of values in a unit as cells."""
-    chart = heatmap(alt.InlineData(values=list(rows)), x, y, "value", legend, **more)
-    return _unfolded(chart, "value", "column", unit)
-
-
-def _unfolded(chart: alt.Chart, value: str, column: str, unit: _Unit) -> alt.Chart:
-    """Return a chart with a cell for each of a line's values, numbered from 0 in `column`."""
     name, size = unit
-    chart = chart.transform_flatten([name], as_=["counted"])
-    chart = chart.transform_window(
-        [{"op": "row_number", "as": "number"}],  # pyright: ignore[reportArgumentType]
-        groupby=["row"],
-    )
+    chart = heatmap(alt.InlineData(values=list(rows)), x, y, "value", legend, **more)
+    chart = _numbered(chart, name, "counted", "column", ["row"])
     chart = chart.transform_filter("datum.counted !== null")
-    return chart.transform_calculate(
-        **{column: "datum.number - 1", value: f"datum.counted / {size}"}
-    )
+    return chart.transform_calculate(value=f"datum.counted / {size}")
+
+
+def _numbered(
+    chart: alt.Chart, parts: str, part: str, place: str, groupby: Sequence[str]
+) -> alt.Chart:
+    """Return a chart with a row for each of a list's parts, numbered from 0 within its group."""
+    chart = chart.transform_flatten([parts], as_=[part])
+    number: Any = [{"op": "row_number", "as": "number"}]
+    chart = chart.transform_window(number, groupby=list(groupby))
+    return chart.transform_calculate(**{place: "datum.number - 1"})
