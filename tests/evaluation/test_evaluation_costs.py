@@ -100,3 +100,7 @@ def test_what_cannot_be_is_said_before_anything_is_measured(
         EvaluateOptions(texts=("x/a.txt", "y/a.txt"))
     with pytest.raises(WakefulError, match="lengths of at least 1, each once"):
         EvaluateOptions(speed=(8, 8))
+    with pytest.raises(WakefulError, match="each once, with one number of shots"):
+        EvaluateOptions(tasks=("mmlu", "mmlu@5"))
+    with pytest.raises(WakefulError, match="the number of solved examples"):
+        EvaluateOptions(tasks=("mmlu@five",))

@@ -298,12 +298,31 @@ def test_solved_examples_stand_before_a_question(
             asked_of.extend(str(request.args[0]) for request in requests)
             return super().loglikelihood(requests)
 
-    for shots in (0, 2):
+    for named, shots, count in (("piqa", 0, 0), ("piqa", 2, 2), ("piqa@1", 2, 1), ("piqa@0", 2, 0)):
         asked_of.clear()
-        run_tasks("m", Listening(model), named_tasks(["piqa"], shots=shots), limit=1)
+        (first, *_) = run_tasks("m", Listening(model), named_tasks([named], shots=shots), limit=1)
         # The question itself, and as many solved ones before it.
-        assert len({text.count("\n\n") for text in asked_of}) == 1
-        assert asked_of[0].count("\n\n") == shots
+        assert {text.count("\n\n") for text in asked_of} == {count}
+        assert first.shots == count
+        assert first.title == ["piqa: acc", "piqa, 1 shot: acc", "piqa, 2 shots: acc"][count]
+
+
+def test_a_task_without_solved_examples_keeps_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Found(Index):
+        def load(self, names: list[str]) -> dict[str, Any]:
+            task = local_tasks(tmp_path)["choices"]
+            if names == ["piqa"]:
+                task.set_config(key="num_fewshot", value=0)
+            return {"tasks": {"choices": task}}
+
+    monkeypatch.setattr(tasks_module, "TaskManager", lambda: Found(OSError()))
+    assert named_tasks(["piqa"], shots=5)["choices"].get_config("num_fewshot") == 0
+    with pytest.raises(WakefulError, match="choices is defined without solved examples"):
+        named_tasks(["piqa@5"])
+    with pytest.raises(WakefulError, match="asked for with 0 and with 3 shots"):
+        named_tasks(["piqa", "lambada_openai@3"])
 
 
 def test_a_figure_that_is_no_mean_stands_alone(model: Model, tmp_path: Path) -> None:

@@ -114,6 +114,20 @@ class DiagnoseOptions(_Reading):
             raise WakefulError(f"tau = {self.tau} is a share, above 0 and at most 1")
 
 
+def with_shots(task: str) -> tuple[str, int | None]:
+    """Return the name and the shots of TASK or TASK@SHOTS; None where it leaves them open.
+
+    Raises:
+        WakefulError: what stands behind the @ is not a number of examples.
+    """
+    name, at, shots = task.partition("@")
+    if at and not shots.isdecimal():
+        raise WakefulError(
+            f"task {task!r}: behind the @ goes the number of solved examples, e.g. {name}@5"
+        )
+    return name, int(shots) if at else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(_Reading):
     """What to measure, on what; with examples and no text, the examples alone."""
@@ -135,9 +149,10 @@ class EvaluateOptions(_Reading):
     labels: str = ""
     """The answers to choices, one number a line from 0, where they are in a file of their own."""
     tasks: What[tuple[str, ...]] = ()
-    """Tasks of lm-eval by name; their data comes from the Hugging Face hub."""
+    """Tasks of lm-eval by name, as TASK@SHOTS with that many solved examples before each question;
+    their data comes from the Hugging Face hub."""
     shots: int = 0
-    """Solved examples before each question of tasks."""
+    """Solved examples before each question of tasks that are named without."""
     limit: HowMuch[int] = 0
     """Examples at most of each task. 0: all."""
     batch_size: HowMuch[int] = 4
@@ -166,6 +181,9 @@ class EvaluateOptions(_Reading):
             )
         if self.labels and not self.choices:
             raise WakefulError("labels are for --choices, and none are given")
+        named = [with_shots(task)[0] for task in self.tasks]
+        if len(set(named)) < len(named):
+            raise WakefulError(f"tasks = {self.tasks}: each once, with one number of shots")
         if self.shots and not self.tasks:
             raise WakefulError("shots are for tasks, which bring solved examples; add --tasks")
         if self.limit and not self.asks:

@@ -64,6 +64,7 @@ def run_tasks(name: str, asked: LM, tasks: Mapping[str, Task], *, limit: int = 0
                     weights=weights,
                     exponential=plain in _PERPLEXITIES and len(keys) == len(rows),
                     higher_is_better=plain not in _LOWER if rising is None else rising,
+                    shots=results["n-shot"][task],
                 )
             )
     return scores

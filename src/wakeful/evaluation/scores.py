@@ -28,8 +28,16 @@ class Score:
     exponential: bool = False
     """Whether the figure is e to the ratio (a perplexity) and not the ratio itself."""
     higher_is_better: bool = True
+    shots: int = 0
+    """Solved examples before each question."""
     is_cost: bool = False
     """Whether models are compared by the ratio, as sizes and speeds are."""
+
+    @property
+    def title(self) -> str:
+        """Return the task with its shots, and the metric."""
+        told = f", {self.shots} shot{'s' * (self.shots > 1)}" if self.shots else ""
+        return f"{self.task}{told}: {self.metric}"
 
     @property
     def figure(self) -> float:
@@ -76,7 +84,7 @@ def averages(scores: Sequence[Score]) -> list[Score]:
         ]
         found.append(
             dataclasses.replace(
-                tasks[0], task=f"average of {len(tasks)} tasks",
+                tasks[0], task=f"average of {len(tasks)} tasks", shots=0,
                 keys=tuple(f"{score.task}/{key}" for score in tasks for key in score.keys),
                 values=np.concatenate(values), weights=np.concatenate(weights),
             )

@@ -15,6 +15,7 @@ import datasets
 from lm_eval.api.task import ConfigurableTask, Task
 from lm_eval.tasks import TaskManager
 
+from wakeful.config.verbs import with_shots
 from wakeful.errors import WakefulError
 from wakeful.evaluation.examples import Choice, Completion
 
@@ -50,18 +51,22 @@ def choices_task(examples: Sequence[Choice]) -> Task:
     )
 
 
-def named_tasks(names: Sequence[str], *, shots: int = 0) -> dict[str, Task]:
-    """Return lm-eval's own tasks by name, groups and tags with all that is in them.
+def named_tasks(tasks: Sequence[str], *, shots: int = 0) -> dict[str, Task]:
+    """Return lm-eval's own tasks, TASK or TASK@SHOTS, groups and tags with all that is in them.
 
-    `shots` solved examples stand before each question; 0 leaves it to the task, mostly none.
+    `shots` solved examples stand before each question of those that are named without; 0 leaves
+    it to the task, mostly none. A task that is defined without any stays so, as in lm-eval's own
+    command.
 
     Raises:
-        WakefulError: no such task, or its data cannot be fetched.
+        WakefulError: no such task, its data cannot be fetched, it is in two of those named with
+            other shots, or it is asked by name for shots that it does not have.
     """
     manager = TaskManager()
     known = set(manager.all_tasks)
     found: dict[str, Task] = {}
-    for name in names:
+    for each in tasks:
+        name, own = with_shots(each)
         if name not in known:
             near = difflib.get_close_matches(name, manager.all_tasks, n=3)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
@@ -76,12 +81,27 @@ def named_tasks(names: Sequence[str], *, shots: int = 0) -> dict[str, Task]:
                 f"task {name} cannot be loaded; is the Hugging Face hub reachable? "
                 f"({type(error).__name__}: {reason})"
             ) from error
-        for task in loaded.values():
+        for title, task in loaded.items():
             task.set_fewshot_seed(_SEED)
-            if shots:
-                task.set_config(key="num_fewshot", value=shots)
+            wanted = shots or None if own is None else own
+            if wanted is not None and task.get_config("num_fewshot") == 0 != wanted:
+                if own is not None:
+                    raise WakefulError(
+                        f"task {title} is defined without solved examples; name it without @{own}"
+                    )
+            elif wanted is not None:
+                task.set_config(key="num_fewshot", value=wanted)
+            if title in found and _shots(found[title]) != _shots(task):
+                raise WakefulError(
+                    f"task {title} is asked for with {_shots(found[title])} and with "
+                    f"{_shots(task)} shots"
+                )
         found |= loaded
     return found
+
+
+def _shots(task: Task) -> int:
+    return task.get_config("num_fewshot") or 0
 
 
 @contextlib.contextmanager

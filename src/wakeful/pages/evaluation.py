@@ -80,10 +80,10 @@ def score_charts(scores: Sequence[Score]) -> list[tuple[str, Drawing]]:
 
 
 def _measures(scores: Sequence[Score]) -> dict[str, dict[str, Score]]:
-    """Return each "task: metric" with the models' scores."""
+    """Return the models' scores of each measure, by its title."""
     found: dict[str, dict[str, Score]] = {}
     for score in scores:
-        found.setdefault(f"{score.task}: {score.metric}", {})[score.model] = score
+        found.setdefault(score.title, {})[score.model] = score
     return found
 
 
@@ -124,7 +124,7 @@ def headlines(scores: Sequence[Score]) -> list[str]:
                 side = "not surely different in"
             else:
                 side = "better in" if (gap > 0) == score.higher_is_better else "worse in"
-            sides.setdefault(side, []).append(f"{score.task}: {score.metric}")
+            sides.setdefault(side, []).append(score.title)
         told = [f"{side} {listed(measures)}" for side, measures in sides.items()]
         if not all(score.is_cost for score in scores):
             told = told or ["not measured on the same examples"]
@@ -190,7 +190,7 @@ def summary(
                 "architecture": kind,
                 "scores": [
                     {"task": s.task, "metric": s.metric, "value": finite(s.figure),
-                     "standard_error": finite(s.error), "examples": len(s.keys),
+                     "standard_error": finite(s.error), "examples": len(s.keys), "shots": s.shots,
                      "higher_is_better": s.higher_is_better}
                     for s in scores if s.model == name
                 ],
@@ -239,12 +239,13 @@ def method_of(
         )
     own = {*texts, "size", "speed"}
     for task in dict.fromkeys(score.task for score in scores if score.task not in own):
-        count = max(len(score.keys) for score in scores if score.task == task)
-        source = {"lambada": options.lambada, "choices": options.choices}.get(task)
+        asked = [score for score in scores if score.task == task]
+        count, shots = max(len(score.keys) for score in asked), asked[0].shots
+        own_files = {"lambada": options.lambada, "choices": options.choices}
+        source = own_files.get(task) or "lm-eval's own definition"
         method[f"Task {task}"] = (
-            f"{source}, {count} examples, none shown before"
-            if source
-            else f"lm-eval's own definition, {count} examples"
+            f"{source}, {count} examples, "
+            f"{f'{shots} solved ones before each' if shots else 'none shown before'}"
         )
     if options.asks:
         method["lm-eval"] = metadata.version("lm-eval")

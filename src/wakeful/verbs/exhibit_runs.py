@@ -12,7 +12,7 @@ import polars as pl
 import transformers
 
 from wakeful.comparison.reading import read_run
-from wakeful.config.verbs import LENGTH, inherit_options
+from wakeful.config.verbs import LENGTH, inherit_options, with_shots
 from wakeful.device import choose_device
 from wakeful.display import Display, Shown
 from wakeful.errors import Diverged, Interrupted
@@ -303,6 +303,6 @@ def by_shots(tasks: Sequence[str]) -> dict[int, tuple[str, ...]]:
     """Return tasks, TASK or TASK@SHOTS, by their shots."""
     found: dict[int, tuple[str, ...]] = {}
     for each in tasks:
-        name, _, shots = each.partition("@")
-        found[int(shots or 0)] = (*found.get(int(shots or 0), ()), name)
+        name, shots = with_shots(each)
+        found[shots or 0] = (*found.get(shots or 0, ()), name)
     return found
