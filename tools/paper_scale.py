@@ -1,8 +1,7 @@
 """Write the plan at the papers' scale in docs/reproduce.md; with --check, say if it is stale."""
 
-import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -116,12 +115,11 @@ def section() -> str:
         start, rows = list(before), list[str]()
         for name in group.exhibits:
             plan = plan_of(exhibit(name), "paper")
-            rows.append(_row(f"`{name}`", ", ".join(dict.fromkeys(_data(plan))),
-                             _added(before, [plan])))  # fmt: skip
+            rows.append(_row(f"`{name}`", ", ".join(plan.needs), _added(before, [plan])))
             before.append(plan)
         whole = _row("all", "", _added(start, before[len(start) :]))
         lines += [f"### {number}. {group.title}", "", group.teaches, ""]
-        lines += ["| exhibit | data | tokens | H100 hours | on eight | cost | memory |"]
+        lines += ["| exhibit | needs | tokens | H100 hours | on eight | cost | memory |"]
         lines += ["|---|---|--:|--:|--:|--:|--:|", *rows]
         lines += [whole, ""] if len(rows) > 1 else [""]
     total = total_of(before)
@@ -138,12 +136,12 @@ def _added(before: Iterable[Plan], plans: Iterable[Plan]) -> Total:
     return total_of(plans, trained.__contains__)
 
 
-def _row(name: str, data: str, total: Total) -> str:
+def _row(name: str, needs: str, total: Total) -> str:
     if not total.runs:
-        return f"| {name} | {data} | – | – | – | – | {total.memory / 1e9:,.0f} GB |"
+        return f"| {name} | {needs} | – | – | – | – | {total.memory / 1e9:,.0f} GB |"
     hours = _hours(total)
     return (
-        f"| {name} | {data} | {_tokens(total)} | {_figure(hours)} | {_figure(hours / 8)} | "
+        f"| {name} | {needs} | {_tokens(total)} | {_figure(hours)} | {_figure(hours / 8)} | "
         f"${_figure(hours * PRICE)} | {total.memory / 1e9:,.0f} GB |"
     )
 
@@ -159,12 +157,6 @@ def _tokens(total: Total) -> str:
 def _figure(count: float) -> str:
     return f"{count:,.0f}" if count >= 10 else f"{max(count, 0.01):.1g}" if count < 1 else (
         f"{count:.1f}")  # fmt: skip
-
-
-def _data(plan: Plan) -> Iterator[str]:
-    """Yield the texts' names, those of the hub without who published them."""
-    for source in dict.fromkeys(re.findall(r"hf:[^\s?\"']+", plan.text)) or [plan.text]:
-        yield source.rpartition("/")[2] if source.startswith("hf:") else source
 
 
 def main(arguments: list[str]) -> int:

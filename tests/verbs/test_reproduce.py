@@ -287,6 +287,7 @@ def test_every_exhibit_is_listed_and_what_all_take(capsys: pytest.CaptureFixture
     words = " ".join(shown.split())
     assert f"tiny: {total.runs:,} runs, {total.tokens / 1e6:,.1f}M tokens" in words
     assert "H100 hours, 107.8 GB of memory" in words
+    assert "Needs c4:en, Meta-Llama-3-8B" in words
 
 
 def test_of_all_exhibits_those_that_do_not_fit_are_left_out(

@@ -201,6 +201,16 @@ class Plan:
         return ", ".join(dict.fromkeys(sources)) or self.config.data.source
 
     @property
+    def needs(self) -> tuple[str, ...]:
+        """The texts, models and tasks that it reads, without who published them."""
+        texts = " ".join(filter(None, (self.text, self.elsewhere)))
+        models = (*self.existing.values(), *self.references.values())
+        found = re.findall(r"hf:[^\s?\"',]+", texts) or [self.text]
+        found += [f"hf:{each.source}" for each in models]
+        names = (each.rpartition("/")[2] if each.startswith("hf:") else each for each in found)
+        return tuple(dict.fromkeys([*names, *self.tasks]))
+
+    @property
     def stand_ins(self) -> tuple[str, ...]:
         """What stands in for the paper's models and tasks, in words."""
         paper = self.exhibit.scales["paper"]

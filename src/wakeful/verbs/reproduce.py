@@ -367,14 +367,15 @@ def listing(options: ReproduceOptions | None = None) -> RenderableType:
                 plans[scale].append(planned(found, given))
             here, there = plans[wanted.scale][-1], plans["paper"][-1]
             hours = there.operations / H100 / 3600
+            claim = Text.assemble(found.claim, ("\nNeeds ", "dim"), (", ".join(there.needs), "dim"))
             grid.add_row(
-                name, found.claim, _count(here.all_tokens), duration(here.operations * speed),
+                name, claim, _count(here.all_tokens), duration(here.operations * speed),
                 _count(there.all_tokens), _hours(hours), _hours(hours / 8), _size(there.memory),
             )  # fmt: skip
     told = (
-        f"Tokens and time here are at the {wanted.scale} scale, the rest at the paper's with "
-        "one seed and bfloat16 at two fifths of an H100's peak; times are very rough. Run one by "
-        "wakeful reproduce PAPER/EXHIBIT --scale tiny|small|paper."
+        f"Tokens and time here are at the {wanted.scale} scale, needs and the rest at the paper's "
+        "with one seed and bfloat16 at two fifths of an H100's peak; times are very rough. Run one "
+        "by wakeful reproduce PAPER/EXHIBIT --scale tiny|small|paper."
     )
     totals = [Text("All of them, what they share once:", style="bold")]
     for scale, every in plans.items():
