@@ -10,12 +10,12 @@ from rich.console import Console
 
 from pages.test_report import make_comparison
 from wakeful.comparison.reading import read_comparison
-from wakeful.comparison.tables import followed, sink_growth
+from wakeful.comparison.tables import followed, heads_over_steps, sink_growth
 from wakeful.errors import WakefulError
 from wakeful.exhibits import paper_table
 from wakeful.exhibits.exhibit import published
 from wakeful.pages.charts import specification
-from wakeful.pages.comparison.charts import followed_charts, training_loss_chart
+from wakeful.pages.comparison.charts import followed_charts, head_charts, training_loss_chart
 from wakeful.pages.comparison.page import render_terminal, verdicts, write_report
 from wakeful.runs.run import Run
 
@@ -66,6 +66,37 @@ def test_figures_over_steps_are_means_over_layers_then_seeds(folder: Path) -> No
     ]
     chart = specification(followed_charts(read_comparison(folder))[0][1])
     assert [layer["mark"]["type"] for layer in chart["layer"]] == ["area", "line", "point"]
+
+
+def test_each_layer_and_head_is_drawn_over_steps(folder: Path, tmp_path: Path) -> None:
+    comparison = read_comparison(folder)
+    table = heads_over_steps(comparison)
+    rows = {(r["figure"], r["variant"], r["layer"], r["head"], r["step"]): r["value"]
+            for r in table.iter_rows(named=True)}  # fmt: skip
+    # Two layers of two heads, and two layers where heads have no figure of their own.
+    assert len(rows) == len(table) == 2 * 3 * (2 * 2 + 2)
+    assert rows["bos_mass_other", "ill", 0, 1, 10] == pytest.approx(0.4 * 1.5 * 0.5)
+    assert rows["residual_peak_first", "well", 1, None, 20] == 4.0
+    (sinks, peaks) = head_charts(comparison)
+    assert sinks[0] == "attention on BOS, no copy due"
+    assert [variant for variant, _ in sinks[1]] == ["ill", "well"]
+    charts = [specification(chart) for _, chart in (*sinks[1], *peaks[1])]
+    scales = [chart["encoding"]["color"]["scale"]["domain"] for chart in charts]
+    assert scales == [[0.0, 1.0]] * 2 + [[0.0, 4.0]] * 2
+    assert charts[0]["encoding"]["y"]["sort"] == ["0, 0", "0, 1", "1, 0", "1, 1"]
+    assert charts[2]["encoding"]["y"]["sort"] == ["0", "1"]
+    page = write_report(comparison, tmp_path / "r.html", title="t").read_text()
+    assert "Each layer and head: attention on BOS, no copy due" in page
+
+
+def test_one_head_is_drawn_once(folder: Path) -> None:
+    for file in folder.glob("*/seed-*/trajectories.jsonl"):
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        kept = [row for row in rows if row["layer"] == 0 and row["head"] in (None, 0)]
+        file.write_text("".join(json.dumps(row) + "\n" for row in kept))
+    comparison = read_comparison(folder)
+    assert followed_charts(comparison)
+    assert not head_charts(comparison)
 
 
 def test_growth_is_judged_by_its_interval_over_seeds(folder: Path, tmp_path: Path) -> None:

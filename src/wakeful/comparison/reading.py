@@ -51,6 +51,9 @@ class TrainedRun:
     followed: pl.DataFrame
     """What was followed over steps, `step`, `figure` and `value`: means over layers, and a task's
     excess loss; no rows where nothing was asked for."""
+    heads: pl.DataFrame
+    """The same of each layer and head: `step`, `figure`, `layer`, `head` and `value`; no head in
+    figures of a layer."""
 
     @property
     def summary(self) -> Summary:
@@ -275,7 +278,7 @@ def _read(
     validation: pl.DataFrame,
     summary: Summary | None = None,
 ) -> TrainedRun:
-    config = run.config
+    config, every = run.config, _trajectories(run)
     return TrainedRun(
         path=run.path,
         variant=variant or config.name,
@@ -286,16 +289,23 @@ def _read(
         done=summary,
         metrics=_metrics(run),
         validation=validation,
-        followed=_followed(run),
+        followed=_followed(run, every),
+        heads=every.filter(
+            pl.col("head").is_not_null() | pl.col("head").is_null().all().over("figure")
+        ),
     )
 
 
-def _followed(run: Run) -> pl.DataFrame:
-    rows_of_layers = block_outputs(run.trajectories()).filter(
-        pl.col("head").is_null(), pl.col("variant") == "paper"
-    )
+def _trajectories(run: Run) -> pl.DataFrame:
+    """Return what was followed of layers and heads: `step`, `figure`, `layer`, `head`, `value`."""
     figure = pl.concat_str("metric", "position", separator="_").alias("figure")
-    frame = rows_of_layers.group_by("step", figure).agg(pl.col("value").mean()).sort("step")
+    found = block_outputs(run.trajectories()).filter(pl.col("variant") == "paper")
+    return found.select("step", figure, "layer", "head", "value")
+
+
+def _followed(run: Run, every: pl.DataFrame) -> pl.DataFrame:
+    of_layers = every.filter(pl.col("head").is_null())
+    frame = of_layers.group_by("step", "figure").agg(pl.col("value").mean()).sort("step")
     if frame.is_empty():
         return frame
     excess = [

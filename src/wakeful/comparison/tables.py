@@ -236,6 +236,20 @@ def followed(comparison: Comparison) -> pl.DataFrame:
     )
 
 
+def heads_over_steps(comparison: Comparison) -> pl.DataFrame:
+    """Return what layers and heads came to over steps, means over the seeds: a row a `figure`,
+    `variant`, `layer`, `head` and `step`; none where there is one layer of one head."""
+    parts = [
+        run.heads.with_columns(variant=pl.lit(variant))
+        for variant in comparison.drawn
+        for run in comparison.curves(variant)
+    ]
+    place = ["figure", "variant", "layer", "head", "step"]
+    found = pl.concat(parts).group_by(place).agg(pl.col("value").mean()).sort(place)
+    several = pl.struct("layer", "head").n_unique().over("figure") > 1
+    return found.filter(several)
+
+
 @dataclass(frozen=True)
 class Growth:
     """A variant's attention on BOS before the first step and at the end, over seeds."""

@@ -10,16 +10,19 @@ import polars as pl
 from wakeful.comparison.reading import Comparison
 from wakeful.comparison.tables import (
     followed,
+    heads_over_steps,
     paired_difference,
     relative_training_loss,
     summary_table,
     training_loss,
 )
 from wakeful.pages.charts import (
+    SHARE,
     Drawing,
     colored,
     dashed,
     dashes,
+    heatmap,
     line_at,
     readable_lines,
     rounded,
@@ -120,6 +123,44 @@ def followed_charts(comparison: Comparison) -> list[tuple[str, Drawing]]:
         chart = alt.layer(*layers).properties(height=260, width="container")
         charts.append((title, chart.resolve_legend(color="independent", strokeDash="independent")))
     return charts
+
+
+def head_charts(comparison: Comparison) -> list[tuple[str, list[tuple[str, Drawing]]]]:
+    """Draw what each layer and head came to over steps, a title a figure and a chart a variant.
+
+    Colors are those of one scale in all charts of a figure.
+    """
+    shown = with_curves(comparison)
+    table = heads_over_steps(comparison).filter(pl.col("variant").is_in(shown))
+    charts: list[tuple[str, list[tuple[str, Drawing]]]] = []
+    for name, title in _FOLLOWED.items():
+        frame = table.filter(pl.col("figure") == name)
+        if frame.is_empty():
+            continue
+        largest = max(1.0, *frame["value"])
+        domain = SHARE if name.startswith("bos_mass") else (0.0, largest)
+        of_each: list[tuple[str, Drawing]] = [
+            (variant, _over_steps(frame.filter(pl.col("variant") == variant), domain))
+            for variant in shown
+            if variant in frame["variant"]
+        ]
+        charts.append((title, of_each))
+    return charts
+
+
+def _over_steps(frame: pl.DataFrame, domain: tuple[float, float]) -> Drawing:
+    """Draw a line of cells for each layer and head, and a cell a diagnosis."""
+    places = frame.select("layer", "head").unique(maintain_order=True)
+    name = "layer" if places["head"].null_count() else "layer, head"
+    label = pl.concat_str("layer", "head", separator=", ", ignore_nulls=True)
+    cells = frame.select("step", "value", place=label)
+    x = alt.X("step:O", title="training step", axis=alt.Axis(labelAngle=0, labelOverlap=True))
+    order = places.select(label).to_series().to_list()
+    y = alt.Y("place:O", title=name, sort=order, axis=alt.Axis(labelOverlap=True))
+    tooltip = [alt.Tooltip("place:N", title=name), *tips("step:Q"), tip("value", ".3~g")]
+    legend = alt.Legend(title=None, orient="bottom", gradientLength=160, tickCount=3)
+    chart = heatmap(rounded(cells), x, y, "value", legend, domain=domain, tooltip=tooltip)
+    return chart.properties(height=18 * len(places), width="container")
 
 
 def difference_chart(comparison: Comparison) -> Drawing | None:

@@ -36,6 +36,7 @@ from wakeful.pages.comparison.charts import (
     cost_charts,
     difference_chart,
     followed_charts,
+    head_charts,
     relative_loss_chart,
     training_loss_chart,
     with_curves,
@@ -290,6 +291,8 @@ def comparison_figures(comparison: Comparison) -> list[tuple[str, Drawing]]:
         *((f"Loss against {title}", chart)
           for title, chart in (front_charts(comparison, ranking) if ranking else [])),
         *followed_charts(comparison),
+        *((f"{title}, {variant}", chart)
+          for title, charts in head_charts(comparison) for variant, chart in charts),
         *((f"Ratios to {base}: {title}", chart) for title, chart in cost_charts(comparison)),
     ]  # fmt: skip
     return [(title, chart) for title, chart in named if chart is not None]
@@ -324,6 +327,7 @@ def write_report(comparison: Comparison, path: str | Path, *, title: str) -> Pat
         ranks=ranking and rank_chart(comparison, ranking),
         fronts=front_charts(comparison, ranking) if ranking else [],
         followed=followed_charts(comparison),
+        heads=head_charts(comparison),
         growth=sink_growth(comparison),
         many=len(comparison.variants) > _MANY,
         curves=""
