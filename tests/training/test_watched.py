@@ -18,10 +18,11 @@ from wakeful.errors import WakefulError
 from wakeful.loading.load import read_decoder
 from wakeful.probes import exact
 from wakeful.probes.attention import BosMass
-from wakeful.probes.base import AttentionEvent, Event, HiddenEvent, Probe
+from wakeful.probes.base import AttentionEvent, Event, Frame, HiddenEvent, Probe
 from wakeful.probes.streaming import head_weights
 from wakeful.probes.watch import watch
 from wakeful.runs.run import Run
+from wakeful.training import measures
 from wakeful.training.loop import train
 from wakeful.training.measures import FIGURES, FOLLOWED, watched, whole_windows
 from wakeful.training.records import HeadWeights, rows
@@ -69,6 +70,25 @@ def test_a_run_logs_its_diagnosis_and_trains_as_without(text: Path, tmp_path: Pa
     assert seen.trajectories().is_empty()
     assert not (seen.path / "trajectories.jsonl").exists()
     assert rows[0] != rows[1]
+
+
+@pytest.mark.parametrize(("every", "steps"), [(4, [4, 8]), (3, [3, 6])])
+def test_the_last_step_is_diagnosed_once(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int, steps: list[int]
+) -> None:
+    seen: list[dict[str, float]] = []
+
+    def counted(rows: Frame) -> dict[str, float]:
+        seen.append(figures(rows))
+        return seen[-1]
+
+    figures = measures._figures
+    monkeypatch.setattr(measures, "_figures", counted)
+    run = train(tiny(text, train={"diagnose": {"every": every}}), tmp_path / "run")
+    rows = [row for row in run.metrics() if row["kind"] == "diagnosis"]
+    assert [row["step"] for row in rows] == steps
+    assert len(seen) == (2 if steps[-1] == 8 else 3)
+    assert run.read_json("summary.json")["diagnosis"] == seen[-1]
 
 
 def test_the_figures_are_means_over_layers_of_the_definitions(text: Path, tmp_path: Path) -> None:

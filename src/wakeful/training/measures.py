@@ -374,6 +374,15 @@ def diagnose(
         write_scalars(row)
 
 
+def _logged(run: Run, step: int) -> dict[str, float]:
+    """Return the figures of the diagnosis after a step, empty where there was none."""
+    found: dict[str, float] = {}
+    for row in run.metrics():
+        if (row["kind"], row["step"]) == ("diagnosis", step):
+            found = {name: value for name, value in row.items() if name not in ("kind", "step")}
+    return found
+
+
 def _followed(seen: Frame, step: int) -> list[dict[str, Any]]:
     """Return the rows of trajectories.jsonl."""
     rows = seen.filter(seen["metric"].is_in(FOLLOWED)).select(*list(TRAJECTORIES)[1:])
@@ -455,8 +464,9 @@ def finish(
     settings = config.train.diagnose
     diagnosis: dict[str, float] = {}
     if settings.every:
-        precision = _precision(config, parallel)
-        diagnosis = watched(parallel, windows, settings.num_sequences, autocast=precision)
+        world, precision = parallel.world, _precision(config, parallel)
+        logged = world.gather(_logged(run, steps) if world.first else None)[0]
+        diagnosis = logged or watched(parallel, windows, settings.num_sequences, autocast=precision)
     if not parallel.world.first:
         return
     used = training_bytes(parallel.decoder, optimizer)
