@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import polars as pl
@@ -11,9 +12,12 @@ import pytest
 from pages.test_report import make_comparison
 from wakeful.comparison.reading import Comparison, read_comparison
 from wakeful.comparison.tables import equal_time
+from wakeful.exhibits.exhibit import Column
 from wakeful.exhibits.figures import figure
 from wakeful.exhibits.paper_table import paper_tables
-from wakeful.exhibits.ranks import Ranking, ranking_of, undominated
+from wakeful.exhibits.ranks import Front, Ranking, ranking_of, undominated
+from wakeful.pages.charts import specification
+from wakeful.pages.comparison.fronts import front_charts
 from wakeful.pages.comparison.page import verdicts, write_report
 
 SEEDS = [0, 1, 2]
@@ -141,6 +145,30 @@ def test_a_point_is_on_the_front_unless_another_is_better(tmp_path: Path) -> Non
         if front.column.figure == "rank"
     )
     assert front.points.filter("front")["variant"].to_list() == ["a", "b"]
+
+
+def test_a_point_far_out_stands_at_the_edge_with_its_figure() -> None:
+    losses = [2.80, 2.82, 2.84, 2.86, 2.88, 2.90, 5.33, 4.44, *[2.85] * 4]
+    peaks = [14.0, 15.0, 16.0, 14.5, 15.5, 134.0, 15.0, 15.0, *[14.8] * 4]
+    points = pl.DataFrame(
+        {"variant": list("abcdefghijkl"), "x": peaks, "x_error": 0.1, "loss": losses,
+         "loss_error": 0.01, "front": [True, *[False] * 11]}
+    )  # fmt: skip
+    column = Column("max_activation_rest", "max |x|", better="lower")
+    ((_, chart),) = front_charts(
+        SimpleNamespace(baseline="b"),
+        SimpleNamespace(fronts=[Front(column, points)]),
+    )
+    drawn = specification(chart)
+    rows = {row["variant"]: row for row in drawn["datasets"][drawn["layer"][1]["data"]["name"]]}
+    assert {name for name, row in rows.items() if row["place"] == "beyond"} == set("fgh")
+    labels = {name: row["label"] for name, row in rows.items() if row["label"]}
+    # g and h meet at the upper edge, above the same x.
+    assert labels == {"a": "a", "b": "b", "f": "f → 134", "g": "g ↑ 5.33, h ↑ 4.44"}
+    assert rows["f"]["x_shown"] == pytest.approx(16 + 2 / 16)
+    assert rows["f"]["x"] == 134
+    assert rows["g"]["loss_shown"] == pytest.approx(2.90 + 0.1 / 16)
+    assert all(rows[name]["x_shown"] == rows[name]["x"] for name in "abcdeghijkl")
 
 
 def test_only_seeds_that_all_have_are_ranked(tmp_path: Path) -> None:

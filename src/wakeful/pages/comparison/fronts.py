@@ -1,6 +1,7 @@
 """Charts of a ranked comparison: its fronts of loss against each figure, and its ranks."""
 
 import altair as alt
+import numpy as np
 import polars as pl
 
 from wakeful.comparison.reading import Comparison
@@ -25,17 +26,26 @@ def _front(comparison: Comparison, front: Front) -> Drawing:
     kind = pl.when(base).then(pl.lit("baseline")).when(pl.col("front")).then(
         pl.lit("on the front")
     ).otherwise(pl.lit("behind it"))  # fmt: skip
-    frame = rounded(
-        front.points.with_columns(kind=kind).with_columns(
-            pl.when(pl.col("front") | base).then("variant").alias("label")
-        )
+    frame = _fenced(front.points.with_columns(kind=kind), "x", "→", "←")
+    frame = rounded(_fenced(frame, "loss", "↑", "↓"))
+    far = pl.col("x_far") | pl.col("loss_far")
+    frame = frame.with_columns(
+        pl.when(pl.col("front") | base | far)
+        .then(pl.concat_str("variant", "x_told", "loss_told"))
+        .alias("label"),
+        place=pl.when(far).then(pl.lit("beyond")).otherwise(pl.lit("here")),
     )
+    # Points that meet at an edge share a label.
+    here = ("x_shown", "loss_shown")
+    first = pl.int_range(pl.len()).over(here) == 0
+    label = pl.when(~far).then("label").when(first).then(pl.col("label").str.join(", ").over(here))
+    frame = frame.with_columns(label=label).drop("x_far", "x_told", "loss_far", "loss_told")
     x = alt.X(
-        "x:Q", title=front.column.title, scale=alt.Scale(zero=False, padding=40),
+        "x_shown:Q", title=front.column.title, scale=alt.Scale(zero=False, padding=40),
         axis=alt.Axis(tickCount=5, labelFlush=True),
     )  # fmt: skip
     y = alt.Y(
-        "loss:Q", title="loss (nats)", scale=alt.Scale(zero=False, padding=28),
+        "loss_shown:Q", title="loss (nats)", scale=alt.Scale(zero=False, padding=28),
         axis=alt.Axis(tickCount=5),
     )  # fmt: skip
     color = alt.Color(
@@ -48,17 +58,48 @@ def _front(comparison: Comparison, front: Front) -> Drawing:
         tip("loss", ".4f"),
         tip("loss_error", ".4f", title="its standard error"),
     ]
+    shape = alt.Scale(domain=["here", "beyond"], range=["circle", "triangle-up"])
     points = alt.Chart(frame).mark_point(filled=True, size=60, opacity=0.85)
-    points = points.encode(x=x, y=y, color=color, tooltip=tips)
+    points = points.encode(
+        x=x, y=y, color=color, shape=alt.Shape("place:N", scale=shape, legend=None), tooltip=tips
+    )
     on_front = frame.filter("front").sort("x")
     step = "step-after" if front.column.better == "lower" else "step-before"
     line = alt.Chart(on_front).mark_line(strokeWidth=1.5, opacity=0.6, interpolate=step)
     line = line.encode(x=x, y=y, color=alt.value(_COLORS[0]))
-    named = alt.Chart(frame.drop_nulls("label")).mark_text(
-        align="left", baseline="middle", dx=7, dy=-2, fontSize=11, angle=330
+    # A label stands where there is room for it: before the points of the right half.
+    shown = frame["x_shown"].to_numpy()
+    middle = (shown.min() + shown.max()) / 2
+    labels: list[alt.Chart] = []
+    for right in (False, True):
+        side = frame.filter((pl.col("x_shown") > middle) == right).drop_nulls("label")
+        named = alt.Chart(side).mark_text(
+            align="right" if right else "left", baseline="middle", dx=-7 if right else 7, dy=-2,
+            fontSize=11, angle=330,
+        )  # fmt: skip
+        labels.append(named.encode(x=x, y=y, text=alt.Text("label:N")))
+    return alt.layer(line, points, *labels).properties(height=300, width="container")
+
+
+def _fenced(frame: pl.DataFrame, name: str, above: str, below: str) -> pl.DataFrame:
+    """Add where a figure is drawn, whether it is far out, and what a label then tells of it.
+
+    One point far out would press all others into a corner: past three times the distance of the
+    quartiles (Tukey's outer fences) it stands at the edge, by name and figure.
+    """
+    value = pl.col(name)
+    low, high = np.quantile(frame[name].to_numpy(), [0.25, 0.75])
+    reach = 3 * (high - low)
+    far = (value < low - reach) | (value > high + reach) if reach else pl.lit(False)
+    near = frame.filter(~far)[name].to_numpy()
+    margin = np.ptp(near) / 16
+    edges = near.min() - margin, near.max() + margin
+    told = pl.Series(f" {above if each > high else below} {each:.3g}" for each in frame[name])
+    return frame.with_columns(
+        value.clip(*edges).alias(f"{name}_shown"),
+        far.alias(f"{name}_far"),
+        pl.when(far).then(told).otherwise(pl.lit("")).alias(f"{name}_told"),
     )
-    named = named.encode(x=x, y=y, text=alt.Text("label:N"))
-    return alt.layer(line, points, named).properties(height=300, width="container")
 
 
 def rank_chart(comparison: Comparison, ranking: Ranking) -> Drawing:
