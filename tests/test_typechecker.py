@@ -19,7 +19,7 @@ def product(x: Float[Tensor, "B D"], w: Float[Tensor, "D C"]) -> Float[Tensor, "
 
 
 @checked
-def named(x: "list[Absent]", k: "float | None" = None) -> "list[Tensor]":
+def named(x: "list[Absent]", k: "float | None" = None) -> "list[Tensor]":  # noqa: F821 - that it is missing is the test
     return x
 
 

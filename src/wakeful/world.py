@@ -158,12 +158,12 @@ def joined() -> Iterator[World]:
         return
     world = _join()
     _joined.append(world)
-    after = _on_sigterm(_terminate)
+    after = on_sigterm(_terminate)
     try:
         yield world
     except (Exception, KeyboardInterrupt) as error:
         after = signal.SIG_IGN  # torchrun's, to those left, must not cut off what they say
-        _on_sigterm(after)
+        on_sigterm(after)
         if not world.speaks_of_failure():
             time.sleep(_LET_IT_SPEAK)
             sys.exit(1)
@@ -176,7 +176,7 @@ def joined() -> Iterator[World]:
             ) from error
         raise
     finally:
-        _on_sigterm(after)
+        on_sigterm(after)
         _joined.clear()
         dist.destroy_process_group()
 
@@ -260,7 +260,7 @@ def _wait_until(done: Callable[[], bool]) -> None:
         pause = min(2 * pause, _BETWEEN_LOOKS)
 
 
-def _on_sigterm(handler: Any) -> Any:
+def on_sigterm(handler: Any) -> Any:
     """Set what SIGTERM does and return what it did."""
     try:
         return signal.signal(signal.SIGTERM, handler)

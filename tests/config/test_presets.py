@@ -62,7 +62,7 @@ def test_there_are_the_presets_of_the_papers_and_small_ones() -> None:
     small = {"cpu-tiny", "cpu-small", "activation-small", "combination", "demo"}
     small |= {"patient", "patient-rotary", "patient-deep", "small-sinks"}
     arena = {"arena", "arena-combined", "arena-patient", "arena-text"}
-    arena |= {"arena-optimizers", "arena-124m"}
+    arena |= {"arena-optimizers", "arena-124m", "wakeful-best"}
     assert set(presets()) == {*MILLIONS, *tables, *small, *arena}
 
 
@@ -117,11 +117,11 @@ def test_the_arena_has_every_variant_and_its_grounds_the_same_rows() -> None:
                  if found.__module__.startswith("wakeful.")}  # fmt: skip
         used = {getattr(model, field).partition("(")[0] for model in configs}
         assert known - references == used, field
-    ground, together, optimizers = (
+    ground, *others = (
         config_from_table(variants_of(name, read_table(name))["vanilla"])
-        for name in ("arena", "arena-combined", "arena-optimizers")
+        for name in ("arena", "arena-combined", "arena-optimizers", "wakeful-best")
     )
-    assert together == optimizers == ground
+    assert others == [ground] * 3
     eight = variants_of("", read_table("arena-124m"))
     assert len(eight) == 8
     assert eight.keys() < rows["arena"].keys()

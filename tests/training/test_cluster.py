@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from training.runs import tiny
 from wakeful.config.schema import Config
 from wakeful.display import Display
-from wakeful.errors import Diverged, WakefulError
+from wakeful.errors import Diverged, Interrupted, WakefulError
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
 from wakeful.training import cluster
@@ -135,6 +135,19 @@ def test_what_cannot_be_trained_is_said_once_and_the_others_are_cancelled(
     made = stand_in(monkeypatch, {str(other.place): 9})
     with pytest.raises(WakefulError, match="row 1: 3 jobs ended before it was trained"):
         deal([other], cluster_of("slurm(workers=2)"), tmp_path / "out", Notes())
+
+
+def test_sigterm_cancels_the_jobs(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = stand_in(monkeypatch, {})
+    mine = signal.getsignal(signal.SIGTERM)
+    two = rows(text, tmp_path, 2)
+    monkeypatch.setattr(cluster.time, "sleep", lambda _: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(Interrupted, match="its jobs are cancelled; give the same command again"):
+        deal(two, cluster_of("local(workers=2)"), tmp_path / "out", Notes())
+    assert [job.cancelled for job in made.jobs] == [True, True]
+    assert signal.getsignal(signal.SIGTERM) == mine
 
 
 def test_a_cluster_is_an_expression(monkeypatch: pytest.MonkeyPatch) -> None:

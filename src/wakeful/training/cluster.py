@@ -20,6 +20,7 @@ from wakeful.runs.run import is_done
 from wakeful.training.loop import train
 from wakeful.training.setup import admit_parts
 from wakeful.variants import build_call
+from wakeful.world import on_sigterm
 
 TRIES = 3
 """Jobs that may end before one run is trained."""
@@ -125,12 +126,14 @@ def deal(
 
     Raises:
         WakefulError: a row's training refused to begin or to go on, or its jobs kept ending.
+        Interrupted: SIGTERM came, and the jobs are cancelled.
     """
     submitit = _submitit()
     executor = _executor(submitit, cluster, folder / _LOGS)
     waiting = collections.deque(row for row in rows if not row.done)
     ended: collections.Counter[str] = collections.Counter()
     total, running = len(waiting), dict[int, tuple[Work, Any]]()
+    before = on_sigterm(_stop)
     try:
         while waiting or running:
             for slot in range(cluster.workers):
@@ -164,6 +167,14 @@ def deal(
     finally:
         for _, job in running.values():
             job.cancel()
+        on_sigterm(before)
+
+
+def _stop(number: int, frame: Any) -> None:
+    raise Interrupted(
+        "stopped by SIGTERM, and its jobs are cancelled",
+        "give the same command again, a comparison with --resume",
+    )
 
 
 def train_row(table: Mapping[str, Any], place: str) -> Ended:
