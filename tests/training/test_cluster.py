@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -16,7 +17,8 @@ import torch
 from safetensors.torch import load_file
 
 from training.runs import tiny
-from wakeful.config.schema import Config
+from wakeful.cli import INTERRUPTED
+from wakeful.config.schema import Config, config_to_toml
 from wakeful.display import Display
 from wakeful.errors import Diverged, Interrupted, WakefulError
 from wakeful.runs import checkpoint
@@ -52,6 +54,10 @@ class Job:
 
     def cancel(self) -> None:
         self.cancelled = True
+
+    @property
+    def _process(self) -> SimpleNamespace:
+        return SimpleNamespace(send_signal=lambda _: self.cancel())
 
 
 class Submitit:
@@ -237,6 +243,44 @@ def workers_of(folder: Path) -> list[int]:
                 if "submitit.core._submit" in words and str(folder / "jobs") in words:
                     found.append(int(entry.name))
     return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds workers in /proc")
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_workers_of_a_stopped_command_save_their_step(
+    text: Path, tmp_path: Path, sent: signal.Signals
+) -> None:
+    pytest.importorskip("submitit")
+    config = tiny(text, train=SHORT | {"steps": 100_000, "checkpoint_every": 0})
+    table = (
+        config_to_toml(config) + "\n[variants.plain]\n[variants.cured.model]\nroute = 'svformer'"
+    )
+    (tmp_path / "two.toml").write_text(table)
+    command = [sys.executable, "-m", "wakeful", "compare", "two.toml", "--out", "cmp",
+               "--cluster", "local(workers=2)"]  # fmt: skip
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    until = time.monotonic() + 300
+    logs = [tmp_path / "cmp" / name / "seed-0" / "metrics.jsonl" for name in ("plain", "cured")]
+    while not all(log.exists() and log.stat().st_size for log in logs):
+        assert time.monotonic() < until
+        assert process.poll() is None
+        time.sleep(0.1)
+    if sent == signal.SIGINT:
+        os.killpg(process.pid, sent)  # as a terminal does
+    else:
+        process.send_signal(sent)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == INTERRUPTED
+    assert "Traceback" not in said
+    assert not workers_of(tmp_path / "cmp")
+    for log in logs:
+        run = Run.open(log.parent)
+        assert run.header.status == "stopped"
+        assert checkpoint.newest(run.checkpoints).is_dir()
 
 
 @pytest.mark.slow

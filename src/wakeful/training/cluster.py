@@ -5,8 +5,11 @@
 """
 
 import collections
+import contextlib
+import os
+import signal
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -26,6 +29,8 @@ TRIES = 3
 """Jobs that may end before one run is trained."""
 _PAUSE = {"local": 0.2, "slurm": 10.0}
 """Seconds between two looks at the jobs."""
+_SAVES = 60.0
+"""Seconds in which a worker of this machine ends its step and saves it."""
 _LOGS = "jobs"
 
 
@@ -165,9 +170,25 @@ def deal(
                 waiting.append(row)
             time.sleep(_PAUSE[cluster.engine] if running else 0)
     finally:
-        for _, job in running.values():
-            job.cancel()
+        _end([job for _, job in running.values()], cluster)
         on_sigterm(before)
+
+
+def _end(jobs: Sequence[Any], cluster: Cluster) -> None:
+    """Cancel jobs, those of this machine after they have saved the step under way.
+
+    SLURM gives its jobs that time itself. Submitit's own way here is to kill a worker that has not
+    ended a second after a SIGINT; a SIGTERM it passes on, and waits.
+    """
+    if cluster.engine == "local":
+        for job in jobs:
+            job._process.send_signal(signal.SIGTERM)
+        until = time.monotonic() + _SAVES
+        while time.monotonic() < until and not all(job.done() for job in jobs):
+            time.sleep(_PAUSE["local"])
+        jobs = [job for job in jobs if not job.done()]
+    for job in jobs:
+        job.cancel()
 
 
 def _stop(number: int, frame: Any) -> None:
@@ -195,6 +216,8 @@ def train_row(table: Mapping[str, Any], place: str) -> Ended:
 
 def told(work: Callable[[], object]) -> Ended:
     """Do a job's work and return what was wrong."""
+    if os.environ.get("SUBMITIT_EXECUTOR") == "local":
+        os.setpgrp()  # a terminal's Ctrl-C goes to the command, which ends this job
     try:
         work()
     except Interrupted:
@@ -217,7 +240,24 @@ def _submitted(executor: Any, cluster: Cluster, slot: int, row: Work) -> Any:
     if cluster.engine == "local" and cluster.gpus:
         own = range(slot * cluster.gpus, (slot + 1) * cluster.gpus)
         executor.update_parameters(visible_gpus=list(own))
-    return executor.submit(*row.call)
+    if cluster.engine != "local":
+        return executor.submit(*row.call)
+    with _sigint_ignored():
+        return executor.submit(*row.call)
+
+
+@contextlib.contextmanager
+def _sigint_ignored() -> Iterator[None]:
+    """Let processes that are begun here ignore Ctrl-C: the command ends them in its own way."""
+    try:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except ValueError:  # not the main thread: leave signals alone
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _result(submitit: Any, job: Any) -> Ended:
