@@ -158,12 +158,12 @@ def joined() -> Iterator[World]:
         return
     world = _join()
     _joined.append(world)
-    after = on_sigterm(_terminate)
+    after = on_signal(signal.SIGTERM, _terminate)
     try:
         yield world
     except (Exception, KeyboardInterrupt) as error:
         after = signal.SIG_IGN  # torchrun's, to those left, must not cut off what they say
-        on_sigterm(after)
+        on_signal(signal.SIGTERM, after)
         if not world.speaks_of_failure():
             time.sleep(_LET_IT_SPEAK)
             sys.exit(1)
@@ -176,7 +176,7 @@ def joined() -> Iterator[World]:
             ) from error
         raise
     finally:
-        on_sigterm(after)
+        on_signal(signal.SIGTERM, after)
         _joined.clear()
         dist.destroy_process_group()
 
@@ -260,10 +260,10 @@ def _wait_until(done: Callable[[], bool]) -> None:
         pause = min(2 * pause, _BETWEEN_LOOKS)
 
 
-def on_sigterm(handler: Any) -> Any:
-    """Set what SIGTERM does and return what it did."""
+def on_signal(number: signal.Signals, handler: Any) -> Any:
+    """Set what a signal does and return what it did."""
     try:
-        return signal.signal(signal.SIGTERM, handler)
+        return signal.signal(number, handler)
     except ValueError:  # not the main thread: leave signals alone
         return handler
 

@@ -83,13 +83,13 @@ def named_tasks(tasks: Sequence[str], *, shots: int = 0) -> dict[str, Task]:
             ) from error
         for title, task in loaded.items():
             task.set_fewshot_seed(_SEED)
+            without = task.get_config("num_fewshot") == 0
+            if own and without:
+                raise WakefulError(
+                    f"task {title} is defined without solved examples; name it without @{own}"
+                )
             wanted = shots or None if own is None else own
-            if wanted is not None and task.get_config("num_fewshot") == 0 != wanted:
-                if own is not None:
-                    raise WakefulError(
-                        f"task {title} is defined without solved examples; name it without @{own}"
-                    )
-            elif wanted is not None:
+            if wanted is not None and not without:
                 task.set_config(key="num_fewshot", value=wanted)
             if title in found and _shots(found[title]) != _shots(task):
                 raise WakefulError(

@@ -203,12 +203,11 @@ class Plan:
     @property
     def needs(self) -> tuple[str, ...]:
         """The texts, models and tasks that it reads, without who published them."""
-        texts = " ".join(filter(None, (self.text, self.elsewhere)))
+        of_hub = r"hf:(?:[^\s?\"',/]+/)?([^\s?\"',]+)"
+        texts = re.findall(of_hub, f"{self.text} {self.elsewhere}") or [self.text]
         models = (*self.existing.values(), *self.references.values())
-        found = re.findall(r"hf:[^\s?\"',]+", texts) or [self.text]
-        found += [f"hf:{each.source}" for each in models]
-        names = (each.rpartition("/")[2] if each.startswith("hf:") else each for each in found)
-        return tuple(dict.fromkeys([*names, *self.tasks]))
+        names = (each.source.rpartition("/")[2] for each in models)
+        return tuple(dict.fromkeys([*texts, *names, *self.tasks]))
 
     @property
     def stand_ins(self) -> tuple[str, ...]:

@@ -5,11 +5,10 @@
 """
 
 import collections
-import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -23,7 +22,7 @@ from wakeful.runs.run import is_done
 from wakeful.training.loop import train
 from wakeful.training.setup import admit_parts
 from wakeful.variants import build_call
-from wakeful.world import on_sigterm
+from wakeful.world import on_signal
 
 TRIES = 3
 """Jobs that may end before one run is trained."""
@@ -138,7 +137,7 @@ def deal(
     waiting = collections.deque(row for row in rows if not row.done)
     ended: collections.Counter[str] = collections.Counter()
     total, running = len(waiting), dict[int, tuple[Work, Any]]()
-    before = on_sigterm(_stop)
+    before = on_signal(signal.SIGTERM, _stop)
     try:
         while waiting or running:
             for slot in range(cluster.workers):
@@ -171,14 +170,14 @@ def deal(
             time.sleep(_PAUSE[cluster.engine] if running else 0)
     finally:
         _end([job for _, job in running.values()], cluster)
-        on_sigterm(before)
+        on_signal(signal.SIGTERM, before)
 
 
 def _end(jobs: Sequence[Any], cluster: Cluster) -> None:
     """Cancel jobs, those of this machine after they have saved the step under way.
 
-    SLURM gives its jobs that time itself. Submitit's own way here is to kill a worker that has not
-    ended a second after a SIGINT; a SIGTERM it passes on, and waits.
+    SLURM itself gives its jobs the time to save. Submitit's local `cancel` sends SIGINT and kills a
+    worker that still runs a second later, but its controller passes a SIGTERM on and waits.
     """
     if cluster.engine == "local":
         for job in jobs:
@@ -242,22 +241,12 @@ def _submitted(executor: Any, cluster: Cluster, slot: int, row: Work) -> Any:
         executor.update_parameters(visible_gpus=list(own))
     if cluster.engine != "local":
         return executor.submit(*row.call)
-    with _sigint_ignored():
+    # What begins now ignores a terminal's Ctrl-C: the command ends it in its own way.
+    before = on_signal(signal.SIGINT, signal.SIG_IGN)
+    try:
         return executor.submit(*row.call)
-
-
-@contextlib.contextmanager
-def _sigint_ignored() -> Iterator[None]:
-    """Let processes that are begun here ignore Ctrl-C: the command ends them in its own way."""
-    try:
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    except ValueError:  # not the main thread: leave signals alone
-        yield
-        return
-    try:
-        yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        on_signal(signal.SIGINT, before)
 
 
 def _result(submitit: Any, job: Any) -> Ended:
