@@ -79,15 +79,15 @@ class Submitit:
     def update_parameters(self, **given: Any) -> None:
         self.parameters.append(given)
 
-    def submit(self, work: Any, table: Any, place: str) -> Job:
+    def submit(self, work: Any, *given: Any) -> Job:
         under_way = sum(job.looks < 2 for job in self.jobs)
         self.most = max(self.most, under_way + 1)
 
         def worked() -> str:
-            if self.fails.get(place, 0):
-                self.fails[place] -= 1
+            if self.fails.get(given[-1], 0):
+                self.fails[given[-1]] -= 1
                 raise OSError("Job not requeued because: the machine is gone")
-            return work(table, place)
+            return work(*given)
 
         self.jobs.append(Job(worked))
         return self.jobs[-1]

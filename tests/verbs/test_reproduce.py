@@ -6,13 +6,16 @@ import random
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 
 import wakeful
+from training.test_cluster import stand_in
 from wakeful.cli import main
-from wakeful.config.schema import DataConfig
+from wakeful.config.schema import Config, DataConfig
 from wakeful.errors import Diverged, WakefulError
 from wakeful.evaluation.scores import Score
 from wakeful.exhibits.exhibit import Claim, exhibit, exhibit_names
@@ -20,8 +23,10 @@ from wakeful.exhibits.judge import Judged
 from wakeful.exhibits.plan import Plan, plan_of, total_of
 from wakeful.pages.inheritance import read_inheritance
 from wakeful.runs.run import Run
+from wakeful.training import cluster
 from wakeful.verbs import exhibit_runs
 from wakeful.verbs import reproduce as verb
+from wakeful.verbs.reproduce import Reproduction
 
 WORDS = [
     "the",
@@ -140,6 +145,39 @@ def test_heirs_are_compared_with_their_reference(text: Path, tmp_path: Path) -> 
     assert set(done.frame["row"]) == {"reference", "heir"}
     assert "a smaller share of lazy layers" in done.verdicts[0]
     assert "not resolved" in done.verdicts[0]
+
+
+def test_runs_and_heirs_are_dealt_out(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ran(name: str, folder: str, where: str = "") -> Reproduction:
+        return wakeful.reproduce(
+            name, steps=2, seeds=[0, 1], text=str(text), cluster=where,
+            out=str(tmp_path / folder), runs=str(tmp_path / f"{folder}-runs"),
+        )  # fmt: skip
+
+    monkeypatch.setattr(cluster, "_PAUSE", {"local": 0.0, "slurm": 0.0})
+    alone = ran("lazy/fig17", "alone")
+    monkeypatch.delattr(exhibit_runs, "train")  # jobs do it all, and what they leave is read
+    made = stand_in(monkeypatch, {})
+    dealt = ran("lazy/fig17", "dealt", "local(workers=2)")
+    assert (len(made.jobs), made.most) == (4, 2)  # two references, then the heirs of each
+    losses = pl.col("figure").str.contains("loss")
+    assert dealt.frame.filter(losses).equals(alone.frame.filter(losses))
+    assert ran("lazy/fig17", "dealt", "local(workers=2)").verdicts == dealt.verdicts
+    assert len(made.jobs) == 4
+    # A row that diverges is left out, and not tried again where the command runs.
+    real = cluster.train
+
+    def diverging(config: Config, *given: Any, **named: Any) -> Run:
+        if config.name == "resformer" and config.train.seed == 1:
+            raise Diverged("the loss of step 2 is not finite")
+        return real(config, *given, **named)
+
+    monkeypatch.setattr(cluster, "train", diverging)
+    left = ran("value-residual/fig10", "left", "slurm(workers=2)")
+    told = "<li>resformer, seed 1: the loss of step 2 is not finite</li>"
+    assert told in left.page.read_text("utf-8")
 
 
 def test_exhibits_look_closer_by_probes_of_their_own(

@@ -121,12 +121,13 @@ def deal(
     show: Display,
     *,
     may_diverge: Container[str] = (),
-) -> None:
+) -> dict[str, str]:
     """Do the work that is not done, each row's in a job of its own, `workers` at a time.
 
     What a job left goes on in another, a run from its newest checkpoint. Jobs write
     what they say into `folder`/jobs, which all machines must see, as they must the rows' folders.
-    Where a row of a label in `may_diverge` does so, the others go on without it.
+    Where a row of a label in `may_diverge` does so, the others go on without it. Return what was
+    wrong with those, by label.
 
     Raises:
         WakefulError: a row's training refused to begin or to go on, or its jobs kept ending.
@@ -136,6 +137,7 @@ def deal(
     executor = _executor(submitit, cluster, folder / _LOGS)
     waiting = collections.deque(row for row in rows if not row.done)
     ended: collections.Counter[str] = collections.Counter()
+    diverged: dict[str, str] = {}
     total, running = len(waiting), dict[int, tuple[Work, Any]]()
     before = on_signal(signal.SIGTERM, _stop)
     try:
@@ -156,6 +158,7 @@ def deal(
                     continue
                 if came.diverged and row.label in may_diverge:
                     show.note(f"{row.label}: {fault}; the others go on without it")
+                    diverged[row.label] = fault
                     continue
                 if not came.stopped:
                     raise (Diverged if came.diverged else WakefulError)(f"{row.label}: {fault}")
@@ -171,6 +174,7 @@ def deal(
     finally:
         _end([job for _, job in running.values()], cluster)
         on_signal(signal.SIGTERM, before)
+    return diverged
 
 
 def _end(jobs: Sequence[Any], cluster: Cluster) -> None:

@@ -3,10 +3,11 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import transformers
@@ -43,7 +44,6 @@ from wakeful.probes.positions import Positions
 from wakeful.probes.spectrum import Spectrum
 from wakeful.probes.weights import LargestWeights
 from wakeful.runs.run import Run, environment, is_done, read_frame, read_record
-from wakeful.training.cluster import Row, cluster_of, deal
 from wakeful.training.loop import train
 from wakeful.training.measures import observed, rows_of
 from wakeful.training.setup import load_data, make_windows
@@ -74,25 +74,13 @@ class _Figures:
     figures: dict[str, float]
 
 
-def dealt_out(plan: Plan, runs: Path, place: Path, cluster: str, shown: Shown) -> None:
-    """Train what is missing of every row and seed on a cluster."""
-    rows = {
-        (job.folder, seed): Row(
-            f"{job.group} {job.row}, seed {seed}".strip(), job.seeded(seed),
-            (runs / job.folder / f"seed-{seed}").absolute(),
-        )
-        for seed in plan.seeds
-        for job in plan.jobs
-        if plan.reference_of(job.group) is None
-    }  # fmt: skip
-    with shown(plan.exhibit.name) as show:
-        deal([*rows.values()], cluster_of(cluster), place.absolute(), show)
-
-
-def carried_out(plan: Plan, runs: Path, place: Path, shown: Shown) -> tuple[Results, Facts]:
+def carried_out(
+    plan: Plan, runs: Path, place: Path, shown: Shown, overflowed: Mapping[Path, str]
+) -> tuple[Results, Facts]:
     """Train, or take, every run; look at every model; return what they came to.
 
-    A run that diverges is left out and named, unless it is of the baseline.
+    A run that diverges is left out and named, unless it is of the baseline; `overflowed` has those
+    that did so before, by their folders.
     """
     seen: dict[Key, Seen] = {}
     facts: Facts | None = None
@@ -101,8 +89,11 @@ def carried_out(plan: Plan, runs: Path, place: Path, shown: Shown) -> tuple[Resu
         for job in plan.jobs:
             reference = plan.reference_of(job.group)
             if reference is None:
+                path = runs / job.folder / f"seed-{seed}"
                 try:
-                    path = _trained(job, seed, runs, shown)
+                    if path in overflowed:
+                        raise Diverged(overflowed[path])
+                    _train(job, seed, path, shown)
                 except Diverged as fault:
                     if job.row == plan.exhibit.table.baseline:
                         raise  # every claim of the group stands against it
@@ -192,11 +183,10 @@ def _named(source: str) -> str:
     return f"{short(source)}-{digest}" if state else short(source)
 
 
-def _trained(job: Job, seed: int, runs: Path, shown: Shown) -> Path:
-    """Return a finished run of the job, training what is missing of it."""
-    path = runs / job.folder / f"seed-{seed}"
+def _train(job: Job, seed: int, path: Path, shown: Shown) -> None:
+    """Train what is missing of a run of the job."""
     if is_done(path):
-        return path
+        return
     begun = (path / "run.json").is_file()
     try:
         with shown(f"{job.group} {job.row}, seed {seed}".strip()) as show:
@@ -205,7 +195,15 @@ def _trained(job: Job, seed: int, runs: Path, shown: Shown) -> Path:
         raise Interrupted(
             f"{job.row}, seed {seed}: {stopped.what}", "the same command goes on"
         ) from None
-    return path
+
+
+def make_heirs(source: str, table: Mapping[str, Any], path: Path, shown: Shown) -> None:
+    """Do what is missing of an inheritance from `source`; `table` has its options, as tables."""
+    if not (path / "run.json").is_file():
+        options = inherit_options({**table, "out": str(path)})
+        inherit(source, options=options, shown=shown)
+    elif not is_done(path):
+        inherit(options=inherit_options({"resume": str(path)}), shown=shown)
 
 
 def _inherited(
@@ -213,11 +211,7 @@ def _inherited(
 ) -> tuple[dict[Key, Seen], Path]:
     """Return what heirs of a reference came to, doing what is missing, and the last heir's run."""
     path = runs / plan.heirs_folder(job, seed) / f"seed-{seed}"
-    if not (path / "run.json").is_file():
-        table = {**heirs_table(plan, job, seed), "out": str(path)}
-        inherit(source, options=inherit_options(table), shown=shown)
-    elif Run.open(path).header.status != "done":
-        inherit(options=inherit_options({"resume": str(path)}), shown=shown)
+    make_heirs(source, heirs_table(plan, job, seed), path, shown)
     summary, _ = read_inheritance(path)
     found: dict[Key, Seen] = {}
     if plan.reference_of(job.group) is not None:

@@ -32,7 +32,8 @@ from wakeful.runs.run import Run, is_done, read_frame, read_record
 from wakeful.training.cluster import cluster_of
 from wakeful.training.setup import check_run
 from wakeful.verbs.evaluate import read_tasks
-from wakeful.verbs.exhibit_runs import GRADIENTS, PROBES, WEIGHTS, by_shots, carried_out, dealt_out
+from wakeful.verbs.exhibit_jobs import dealt_out
+from wakeful.verbs.exhibit_runs import GRADIENTS, PROBES, WEIGHTS, by_shots, carried_out
 from wakeful.verbs.result import Stored, asked
 
 CLAIMS = "claims.html"
@@ -309,9 +310,10 @@ def _work(
     with run.lock():
         run.set_status("running")
         try:
+            overflowed: Mapping[Path, str] = {}
             if wanted.cluster:
-                dealt_out(plan, runs, place, wanted.cluster, shown)
-            results, facts = carried_out(plan, runs, place, shown)
+                overflowed = dealt_out(plan, runs, place, wanted.cluster, shown)
+            results, facts = carried_out(plan, runs, place, shown, overflowed)
             verdicts = judged(plan.exhibit, results, plan.scale, plan.tasks)
             expressions = list(_expressions(plan.exhibit))
             run.write_frame(
