@@ -32,8 +32,8 @@ GROUPS = (
         "Published models and the smallest patient",
         "Whether the layers of OpenLLaMA and Llama are as lazy as the papers draw them, and what "
         "removes the sink of one head that has nothing to do.",
-        (*_names("lazy", "fig9 fig11"), "value-residual/fig18", "active-dormant/backcopy",
-         "active-dormant/backcopy-deep"),
+        (*_names("lazy", "fig9 fig11"), *_names("activation", "appendix-j appendix-k"),
+         "value-residual/fig18", "active-dormant/backcopy", "active-dormant/backcopy-deep"),
     ),
     Group(
         "Every cure alone",
@@ -44,7 +44,7 @@ GROUPS = (
         "The cures at 60M",
         "Whether softmax-1 and OrthoAdam keep the perplexity, remove sinks and outliers, and "
         "survive quantization.",
-        _names("activation", "table2 table3 table4 table6"),
+        _names("activation", "table2 table3 table4 table6 appendix-l"),
     ),
     Group(
         "Lazy layers and their transfer",

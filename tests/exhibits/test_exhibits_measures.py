@@ -306,6 +306,11 @@ def test_convergence_is_judged_where_all_rows_were_evaluated() -> None:
     assert figure_of(found, "", "reference", 0, "loss_over_training") == 4.5
     assert figure_of(found, "", "twice", 0, "loss_over_training") == 3.5
     assert figure_of(found, "", "random", 0, "loss_over_training") is None
+    own = Seen({}, {"train_loss": (np.array([1, 2, 3]), np.array([6.0, 5.0, 4.0]))})
+    batches = results({("", "vanilla", 0): own})
+    told = "loss_over_training(curve='train_loss')"
+    assert figure_of(batches, "", "vanilla", 0, told) == 5.0
+    assert figure_of(batches, "", "vanilla", 0, "loss_over_training") is None
 
 
 def test_gains_are_compared_between_pairs_of_groups() -> None:

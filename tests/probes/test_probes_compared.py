@@ -1,5 +1,7 @@
 """Probes that compare: leading keys, positions, mappings, rotated states, gradients."""
 
+import itertools
+
 import polars as pl
 import pytest
 import torch
@@ -11,6 +13,7 @@ from wakeful.model.decoder import Decoder
 from wakeful.probes import exact
 from wakeful.probes.attention import Leading, Values
 from wakeful.probes.base import AttentionEvent, HiddenEvent, Probe, gather
+from wakeful.probes.channels import ChannelOverlap
 from wakeful.probes.gradients import query_key_gradients
 from wakeful.probes.hidden import Outliers, Turned
 from wakeful.probes.mappings import Mappings
@@ -151,6 +154,35 @@ def test_a_rotation_spreads_what_one_channel_carries() -> None:
     again = Turned(seed=3)
     again.see(HiddenEvent(0, h))
     assert again.rows().equals(after)
+
+
+def test_channels_that_stand_out_in_every_sequence() -> None:
+    torch.manual_seed(0)
+    states = torch.randn(5, 7, 12, dtype=torch.float64)
+    states[:, :, 3] *= 50  # stands out in all of them, at every token
+    states[2:, 0, 8] = 400  # in three, at the first token
+    for k in (1, 2, 4, 12):
+        probe = ChannelOverlap(channels=k)
+        for lines in (states[:2], states[2:]):
+            probe.see(HiddenEvent(1, lines))
+        probe.see(HiddenEvent(-1, states))  # the embedding is left out
+        for position, part in (("first", slice(1)), ("rest", slice(1, None))):
+            tops = [set(h[part].abs().mean(0).argsort(descending=True)[:k].tolist())
+                    for h in states]  # fmt: skip
+            pairs = [len(a & b) / k for a, b in itertools.combinations(tops, 2)]
+            found = value(probe.rows(), layer=1, metric="outlier_channel_overlap",
+                          position=position)  # fmt: skip
+            assert found == pytest.approx(sum(pairs) / len(pairs)), (k, position)
+            if k == 12 or (k == 1 and position == "rest"):
+                assert found == 1
+        assert probe.rows()["layer"].unique().to_list() == [1]
+    alone = ChannelOverlap()
+    alone.see(HiddenEvent(0, states[:1]))
+    assert alone.rows().is_empty()
+    with pytest.raises(WakefulError, match="channels = 13 is above the model's width, 12"):
+        ChannelOverlap(channels=13).see(HiddenEvent(0, states))
+    with pytest.raises(WakefulError, match="channels = 0 must be at least 1"):
+        ChannelOverlap(channels=0)
 
 
 def test_the_largest_weights_are_those_that_wrote_the_outlier_channels() -> None:

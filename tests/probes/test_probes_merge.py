@@ -18,6 +18,7 @@ from helpers import some_tokens, tiny_decoder
 from wakeful.evaluation.diagnosis import share
 from wakeful.probes.attention import Entropy, Importance, Leading, Sinks, Values
 from wakeful.probes.base import Key, Means, MergeableProbe
+from wakeful.probes.channels import ChannelOverlap
 from wakeful.probes.hidden import BlockInfluence, OutlierChannels, Outliers, Smoothing, Turned
 from wakeful.probes.patterns import AttentionPictures, FirstAttention, HiddenPicture, MeanAttention
 from wakeful.probes.positions import Positions
@@ -40,6 +41,7 @@ PROBES: dict[str, Callable[[], MergeableProbe]] = {
     "spectrum": Spectrum,
     "outliers": Outliers,
     "outlier channels": OutlierChannels,
+    "channel overlap": ChannelOverlap,
     "smoothing": Smoothing,
     "weights": lambda: LargestWeights(tiny_decoder(dtype=torch.float32)),
     "blocks": BlockInfluence,

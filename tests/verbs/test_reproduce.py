@@ -231,6 +231,7 @@ def test_pretrained_models_are_looked_at_and_quantized(
     assert columns.n_unique() == 2  # each seed reads a stretch of its own
     page = done.page.read_text("utf-8")
     assert f"{pretrained} in place of OpenLLaMA 3B" in page
+    assert f"{pretrained.name}, for OpenLLaMA 3B" in page  # in charts and tables
     assert "0 confirmed" not in page
     assert len(done.verdicts) == 1  # the other model is the paper's scale's
     # What has been read is not read again by an exhibit that reads the same.
@@ -243,6 +244,21 @@ def test_pretrained_models_are_looked_at_and_quantized(
     os.utime(weights, (1, 1))
     with pytest.raises(TypeError):
         wakeful.reproduce("value-residual/fig18", **asked)
+
+
+def test_probes_of_an_exhibit_look_at_pretrained_models_too(
+    text: Path, pretrained: Path, tmp_path: Path
+) -> None:
+    asked = {"seeds": [0, 1], "text": str(text), "models": [str(pretrained)]}
+    for name, drawn in (("activation/appendix-j", "magnitude of hidden states"),
+                        ("activation/appendix-k", "mean attention of all heads")):  # fmt: skip
+        done = wakeful.reproduce(name, out=str(tmp_path / name.rpartition("/")[2]), **asked)
+        assert set(done.frame["row"]) == {"gpt2-medium"}
+        assert done.frame["value"].null_count() == 0
+        shares = done.frame.filter(pl.col("figure").str.contains("overlap|share"))["value"]
+        assert shares.is_between(0, 1).all()
+        assert len(shares) == (4 if name.endswith("j") else 2)
+        assert drawn in done.page.read_text("utf-8")
 
 
 def test_a_table_sets_pretrained_models_beside_trained_ones(

@@ -1,7 +1,7 @@
 """All metrics of a model on a text, as one tidy table."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,10 +100,12 @@ def diagnose(
     rank_seconds: float = math.inf,
     picture_layers: Sequence[int] = (),
     picture_heads: Sequence[int] = (0, 1, 2, 3),
+    more: Callable[[], Iterable[MergeableProbe]] = tuple,
     progress: Callable[[int, int], None] = lambda done, total: None,
     world: World = ALONE,
 ) -> Diagnosis:
-    """Run a model over sequences and measure the metrics of docs/metrics.md.
+    """Run a model over sequences and measure the metrics of docs/metrics.md, and those of `more`
+    probes of other kinds.
 
     The sequences are dealt out among the processes of `world`, neighbors to one process; each
     has the model, tells of the `progress` of its own share, and returns the same diagnosis of all.
@@ -117,7 +119,7 @@ def diagnose(
         raise WakefulError(f"{loaded.name} has layers 0 to {num_layers - 1}, not {outside[0]}")
 
     def fresh_probes() -> list[MergeableProbe]:
-        return [
+        known = [
             Sinks(),
             Entropy(),
             Importance(),
@@ -133,6 +135,8 @@ def diagnose(
             HiddenPicture(tokens=32, bins=192),
             FirstAttention(tokens=_LABELLED),
         ]
+        kinds = {type(probe) for probe in known}
+        return [*known, *(probe for probe in more() if type(probe) not in kinds)]
 
     probes = fresh_probes()
     losses: list[float] = []

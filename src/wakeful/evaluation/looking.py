@@ -1,6 +1,6 @@
 """What a model at hand shows on a text: its layers, its loss, and what quantizing it costs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +10,7 @@ from wakeful.estimates import perplexity
 from wakeful.evaluation.diagnosis import diagnose, sequences_of
 from wakeful.evaluation.reading import Words
 from wakeful.loading.model import Model
-from wakeful.probes.base import Frame
+from wakeful.probes.base import Frame, MergeableProbe
 from wakeful.quant.convert import quantize
 from wakeful.quant.measure import measure
 
@@ -38,13 +38,20 @@ def stretches(model: Model, words: Words, count: int, size: int) -> list[list[li
     return [whole[n * size : (n + 1) * size] for n in range(count)]
 
 
-def look(model: Model, sequences: Sequence[Sequence[int]], schemes: Sequence[str] = ()) -> Looked:
+def look(
+    model: Model,
+    sequences: Sequence[Sequence[int]],
+    schemes: Sequence[str] = (),
+    more: Callable[[], Iterable[MergeableProbe]] = tuple,
+) -> Looked:
     """Run a model over sequences; quantize its linear layers by each scheme and run it again.
+
+    `more` probes look besides those of a diagnosis.
 
     The figures are `loss` in nats a token, `perplexity` and `parameters`, and of a scheme
     `increase_SCHEME` of the perplexity and `damage_SCHEME` of the loss.
     """
-    seen = diagnose(model, sequences)
+    seen = diagnose(model, sequences, more=more)
     figures = {
         "loss": seen.loss,
         "perplexity": perplexity(seen.loss),

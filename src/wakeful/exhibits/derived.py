@@ -234,21 +234,21 @@ def parameter_saving(at: At, *, figure: str = "loss", groups: Sequence[str] = ()
     return 1.0 - math.exp(min(700.0, -float(np.mean(differences)) / slope))
 
 
-def loss_over_training(at: At) -> float | None:
+def loss_over_training(at: At, *, curve: str = "validation_loss") -> float | None:
     """Return the mean validation loss over training: the lower, the faster a row converges.
 
     It is of the steps, the start left out, at which all rows of its group were evaluated that
-    train for as many.
+    train for as many. `curve` is "train_loss" for the batches' own.
     """
     rows = [found for row in at.results.rows if (found := at.of(row=row))]
-    own = at.curve("validation_loss")
+    own = at.curve(curve)
     if own is None or not len(own[0]):
         return None
     shared = own[0][own[0] > 0]
     for row in rows:
-        curve = row.curve("validation_loss")
-        if curve is not None and len(curve[0]) and curve[0][-1] == own[0][-1]:
-            shared = np.intersect1d(shared, curve[0])
+        theirs = row.curve(curve)
+        if theirs is not None and len(theirs[0]) and theirs[0][-1] == own[0][-1]:
+            shared = np.intersect1d(shared, theirs[0])
     return float(own[1][np.isin(own[0], shared)].mean()) if len(shared) else None
 
 

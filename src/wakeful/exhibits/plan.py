@@ -166,10 +166,11 @@ class Plan:
                     found[f"{self.heirs_folder(job, seed)}/seed-{seed}"] = Cost(
                         1 + len(heirs.baseline), share * tokens, share * operations, share * disk
                     )
-        text, looks, schemes = self.config.data.source, self.exhibit.looks, self.exhibit.schemes
+        exhibit = self.exhibit
+        facts = [self.config.data.source, exhibit.looks, exhibit.schemes, *exhibit.probes]
         for given in self.existing.values():
             for seed in self.seeds:
-                name = f"{short(given.source)}-read-{_digest([text, looks, schemes])}/seed-{seed}"
+                name = f"{short(given.source)}-read-{_digest(facts)}/seed-{seed}"
                 operations = 2.0 * given.parameters * self.stretch
                 found[name] = Cost(1, self.stretch, operations, 0.0)
         return found
@@ -210,14 +211,30 @@ class Plan:
         return tuple(dict.fromkeys([*texts, *names, *self.tasks]))
 
     @property
-    def stand_ins(self) -> tuple[str, ...]:
-        """What stands in for the paper's models and tasks, in words."""
-        paper = self.exhibit.scales["paper"]
-        theirs = {**paper.get("models", {})}
-        found = [
-            f"{each.source} in place of {self.exhibit.table.labels.get(row, row)}"
+    def _others(self) -> dict[str, str]:
+        """The sources that are not the paper's models, by the rows they stand in."""
+        theirs = self.exhibit.scales["paper"].get("models", {})
+        return {
+            row: each.source
             for row, each in self.existing.items()
             if each.source != theirs.get(row, {}).get("source")
+        }
+
+    @property
+    def shown(self) -> Exhibit:
+        """The exhibit with the words of this plan's rows: one of another model names that too."""
+        table = self.exhibit.table
+        labels = {row: f"{Path(source).name}, for {table.labels.get(row, row)}"
+                  for row, source in self._others.items()}  # fmt: skip
+        table = dataclasses.replace(table, labels={**table.labels, **labels})
+        return dataclasses.replace(self.exhibit, table=table)
+
+    @property
+    def stand_ins(self) -> tuple[str, ...]:
+        """What stands in for the paper's models and tasks, in words."""
+        paper, labels = self.exhibit.scales["paper"], self.exhibit.table.labels
+        found = [
+            f"{source} in place of {labels.get(row, row)}" for row, source in self._others.items()
         ]
         for group, each in paper.get("references", {}).items():
             ours = self.reference_of(group)

@@ -121,7 +121,7 @@ def write_reproduction(
     path: Path, plan: Plan, results: Results, verdicts: Sequence[Verdict], facts: Facts
 ) -> Path:
     """Write the page of an exhibit; an old page stays until the new one is whole."""
-    exhibit = plan.exhibit
+    exhibit = plan.shown
     configs = {
         " ".join(filter(None, (job.group, job.row))): config_to_toml(job.config)
         for job in plan.jobs

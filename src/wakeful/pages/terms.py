@@ -52,6 +52,8 @@ TERMS = {
     "norm_ratio": "the share of a hidden state's energy in its largest channel",
     "outlier_weight_share": "of the channels with the largest activations, how many also have the "
     "largest weights; of channels drawn at random hardly any do",
+    "outlier_channel_overlap": "of the channels with the largest activations, how many are the "
+    "same in another sequence",
     "token_similarity": "near 1 the tokens' states are alike: over-smoothing",
     "block_influence": "1 − cos of a block's input and output; near 0 it changes little",
     "influence": "1 − cos of a block's input and output; near 0 it changes little",

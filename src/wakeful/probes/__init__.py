@@ -16,6 +16,7 @@ from wakeful.lazy import lazily
 if TYPE_CHECKING:
     from wakeful.probes.attention import BosMass, Entropy, Importance, Leading, Sinks, Values
     from wakeful.probes.base import AttentionEvent, HiddenEvent, MeanProbe, MergeableProbe, Probe
+    from wakeful.probes.channels import ChannelOverlap
     from wakeful.probes.hidden import BlockInfluence, OutlierChannels, Outliers, Smoothing, Turned
     from wakeful.probes.mappings import Mappings
     from wakeful.probes.patterns import AttentionPictures, HiddenPicture, MeanAttention
@@ -26,14 +27,15 @@ if TYPE_CHECKING:
     from wakeful.probes.weights import LargestWeights
 
 __all__ = [
-    "AttentionEvent", "AttentionPictures", "BlockInfluence", "BosMass", "Entropy", "HiddenEvent",
-    "HiddenPicture", "Importance", "LargestWeights", "Leading", "Mappings", "MeanAttention",
-    "MeanProbe", "MergeableProbe", "OutlierChannels", "Outliers", "Positions", "Probe", "Ranks",
-    "Sinks", "Smoothing", "Spectrum", "Turned", "Values", "Watch",
+    "AttentionEvent", "AttentionPictures", "BlockInfluence", "BosMass", "ChannelOverlap", "Entropy",
+    "HiddenEvent", "HiddenPicture", "Importance", "LargestWeights", "Leading", "Mappings",
+    "MeanAttention", "MeanProbe", "MergeableProbe", "OutlierChannels", "Outliers", "Positions",
+    "Probe", "Ranks", "Sinks", "Smoothing", "Spectrum", "Turned", "Values", "Watch",
 ]  # fmt: skip
 _HOMES = {
     "attention": ("BosMass", "Entropy", "Importance", "Leading", "Sinks", "Values"),
     "base": ("AttentionEvent", "HiddenEvent", "MeanProbe", "MergeableProbe", "Probe"),
+    "channels": ("ChannelOverlap",),
     "hidden": ("BlockInfluence", "OutlierChannels", "Outliers", "Smoothing", "Turned"),
     "mappings": ("Mappings",),
     "patterns": ("AttentionPictures", "HiddenPicture", "MeanAttention"),

@@ -35,7 +35,8 @@ from wakeful.loading.model import Model
 from wakeful.pages.inheritance import read_inheritance
 from wakeful.pages.reproduction import Facts
 from wakeful.probes.attention import Importance, Leading
-from wakeful.probes.base import SCHEMA, Probe
+from wakeful.probes.base import SCHEMA, MergeableProbe
+from wakeful.probes.channels import ChannelOverlap
 from wakeful.probes.gradients import query_key_gradients
 from wakeful.probes.hidden import Turned
 from wakeful.probes.mappings import Mappings
@@ -54,8 +55,9 @@ GRADIENTS = "gradients"
 """The probe of an exhibit that needs a backward pass."""
 WEIGHTS = "weights"
 """The probe that reads a model's weights beside its states."""
-PROBES: dict[str, Callable[[], Probe]] = {
+PROBES: dict[str, Callable[[], MergeableProbe]] = {
     "attention_picture": partial(AttentionPictures, size=32),
+    "channel_overlap": ChannelOverlap,
     "hidden_picture": partial(HiddenPicture, tokens=32, bins=192),
     "leading": Leading,
     "mappings": Mappings,
@@ -139,7 +141,8 @@ def _read_over(
     size, count, text = plan.exhibit.looks, len(plan.seeds), plan.config.data.source
     words = None if text.startswith("hf:") else words_of(text, size * count * LENGTH)
     read = "" if words is None else fingerprint(words)
-    facts = [source, text, read, size, plan.exhibit.schemes, LENGTH, *_state(source)]
+    probes = [each for each in plan.exhibit.probes if each in PROBES]
+    facts = [source, text, read, size, plan.exhibit.schemes, LENGTH, *_state(source), *probes]
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
     folder = runs / f"{short(source)}-looks-{digest}"
     frames = [folder / f"stretch-{n}.parquet" for n in range(count)]
@@ -150,10 +153,14 @@ def _read_over(
         model = load(source, device=plan.config.train.device)
         words = words or words_of(text, size * count * LENGTH)
         parts = stretches(model, words, count, size)
+
+        def more() -> list[MergeableProbe]:
+            return [PROBES[each]() for each in probes]
+
         folder.mkdir(parents=True, exist_ok=True)
         for n, part in enumerate(parts):
             if not (frames[n].is_file() and records[n].is_file()):
-                looked = look(model, part, plan.exhibit.schemes)
+                looked = look(model, part, plan.exhibit.schemes, more)
                 Run(folder).write_frame(frames[n].name, looked.rows)
                 Run(folder).write_json(records[n].name, {"figures": looked.figures})
             show.count("stretches of the text", n + 1, count)

@@ -330,7 +330,7 @@ def _work(
             run.set_status("stopped")
             raise
         run.set_status("done")
-    pictures = drawings(plan.exhibit, results)
+    pictures = drawings(plan.shown, results)
     save_figures(pictures, place / "figures", wanted.figures)
     return one, pictures[0][1] if pictures else None
 
