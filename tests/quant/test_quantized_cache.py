@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from wakeful.errors import WakefulError
+from wakeful.hf.compressed import save_compressed
 from wakeful.hf.quantized import load_quantized, save_quantized
 from wakeful.hf.weights_in import decoder_of
 from wakeful.loading.load import load
@@ -111,6 +112,28 @@ def test_a_saved_model_has_it_still(scheme: str, tmp_path: Path) -> None:
     assert "wakeful_before" not in (tmp_path / "config.json").read_text("utf-8")
     with pytest.raises(WakefulError, match="quantized already"):
         quantize(again, "fine")
+
+
+@pytest.mark.parametrize("scheme", ["fine", "kv4"])
+def test_softmax1_stays_where_a_model_attends_by_it(scheme: str, tmp_path: Path) -> None:
+    model = llama()
+    plain = logits(quantize(model, scheme))
+    model.set_attn_implementation("wakeful_softmax1")
+    small = quantize(model, scheme)
+    with torch.inference_mode():
+        expected = quantize(decoder_of(model, "it"), scheme)(TOKENS)
+    torch.testing.assert_close(logits(small), expected, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(expected, plain, atol=1e-3)
+    save_quantized(small, tmp_path, name="it", context=32, bos=None)
+    again, _ = load_quantized(tmp_path, device=CPU)
+    assert torch.equal(logits(again), logits(small))
+    header = tmp_path / "quantized.json"
+    header.write_text(header.read_text("utf-8").replace('"wakeful_softmax1"', '"mine"'), "utf-8")
+    with pytest.raises(WakefulError, match="attention cannot be 'mine'"):
+        load_quantized(tmp_path, device=CPU)
+    if scheme == "fine":
+        with pytest.raises(WakefulError, match="no place for softmax-1, by which this Llama"):
+            save_compressed(small, tmp_path / "no", lambda _: None)
 
 
 def test_its_decoder_would_read_other_keys_and_values() -> None:

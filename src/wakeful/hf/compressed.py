@@ -27,6 +27,7 @@ from wakeful.hf.weights_out import (
     write_tensors,
     write_tokenizer,
 )
+from wakeful.implementations import SOFTMAX1, implementation_of
 from wakeful.model.decoder import Decoder
 from wakeful.probes.running import as_decoder
 from wakeful.quant.arithmetic import unpack
@@ -166,6 +167,11 @@ def _stock(
     decoder = as_decoder(model)
     if decoder is None:
         assert isinstance(model, PreTrainedModel)
+        if implementation_of(model) == SOFTMAX1:
+            raise WakefulError(
+                f"{NAME} has no place for softmax-1, by which this {type(model).__name__} attends "
+                f"(attn_implementation = {SOFTMAX1!r}): use the format wakeful"
+            )
         config = copy.deepcopy(model.config)
         names = {name: name for name in (*parameters, *found)}
         return config, _detached(parameters), found, names, None

@@ -26,6 +26,7 @@ from wakeful.config.schema import config_from_table
 from wakeful.errors import WakefulError
 from wakeful.hf.weights_out import read_generation
 from wakeful.hf.whole import check_bounds, first_line, read_config
+from wakeful.implementations import SOFTMAX1, implementation_of
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import skeleton
 from wakeful.probes.running import as_decoder
@@ -113,6 +114,8 @@ def save_quantized(
     else:
         assert isinstance(model, PreTrainedModel)
         header["kind"] = "transformers"
+        if implementation_of(model) == SOFTMAX1:  # Transformers records no attention function
+            header["attention"] = SOFTMAX1
         config = copy.deepcopy(model.config)
         if "quantization_config" in config.to_dict():  # a GGUF file's own, of no use here
             delattr(config, "quantization_config")
@@ -189,6 +192,8 @@ def read_header(folder: Path) -> dict[str, Any]:
             raise WakefulError(f"{path}: {key} cannot be {header.get(key)!r}")
     if type(header.setdefault("bos", None)) not in (int, type(None)):
         raise WakefulError(f"{path}: bos cannot be {header['bos']!r}")
+    if header.setdefault("attention", "") not in ("", SOFTMAX1):
+        raise WakefulError(f"{path}: attention cannot be {header['attention']!r}")
     if header["format"] != FORMAT:
         raise WakefulError(f"{path} has format {header['format']}; this wakeful reads {FORMAT}")
     allowed = {"kind": ("decoder", "transformers"), "dtype": ("float32", "float64", "bfloat16",
@@ -243,7 +248,10 @@ def _architecture(folder: Path, header: dict[str, Any]) -> nn.Module:
     try:
         check_bounds(config, _num_tensors(folder / WEIGHTS), file_bytes(folder), folder)
         dtype = getattr(torch, header["dtype"])
-        return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+        return AutoModelForCausalLM.from_config(
+            config, dtype=dtype, trust_remote_code=False,
+            attn_implementation=header["attention"] or None,
+        )  # fmt: skip
     finally:
         transformers.logging.set_verbosity(level)
 

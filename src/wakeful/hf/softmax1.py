@@ -17,9 +17,10 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import sdpa_mask
 
 from wakeful.errors import WakefulError
+from wakeful.implementations import SOFTMAX1
 from wakeful.model.attend import attend, sink_attention
 
-NAME = "wakeful_softmax1"
+NAME = SOFTMAX1
 """What to write for `attn_implementation`."""
 
 _UNSUPPORTED = {

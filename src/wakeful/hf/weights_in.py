@@ -15,9 +15,9 @@ from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.families import CANNOT, FAMILIES, Family
 from wakeful.hf.softmax1 import NAME
 from wakeful.hf.whole import Shards, first_line, read_config, read_floats, whole_model
+from wakeful.implementations import is_before
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import skeleton
-from wakeful.probes.huggingface import BEHIND
 
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 """Fields in which configurations count experts."""
@@ -99,7 +99,7 @@ def _attending(model: PreTrainedModel, description: ModelConfig) -> ModelConfig:
                 f"{NAME!r}: its own normalizer is {description.normalizer}; load it without that"
             )
         return dataclasses.replace(description, normalizer="softmax1")
-    if name.startswith(BEHIND):
+    if is_before(name):
         raise WakefulError(
             f"our decoder cannot be a {type(model).__name__} that reads its keys and values on a "
             "quantized cache's grid: take the model before it was quantized"

@@ -1,9 +1,9 @@
 """Events of any Transformers causal language model.
 
-While a model is watched, the entry of its own attention implementation ("sdpa", "eager") in
-Transformers' `AttentionInterface` is a function that calls that very implementation and shows q, k
-and v to the probes. The model's configuration and masks are untouched, so it takes every branch it
-takes alone; modules of other models pass straight through.
+While a model is watched, the entry of its own attention implementation ("sdpa", "eager", our
+softmax-1) in Transformers' `AttentionInterface` is a function that calls that very implementation
+and shows q, k and v to the probes. The model's configuration and masks are untouched, so it takes
+every branch it takes alone; modules of other models pass straight through.
 """
 
 import inspect
@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import AttentionInterface
 
 from wakeful.errors import WakefulError
+from wakeful.implementations import KNOWN, SOFTMAX1, implementation_of
 from wakeful.probes.base import (
     AttentionEvent,
     Emit,
@@ -28,21 +29,6 @@ from wakeful.probes.base import (
     Visibility,
     visibility,
 )
-
-_IMPLEMENTATIONS = ("sdpa", "eager")
-BEHIND = "wakeful_before_"
-"""What an attention of ours is called that does something to keys and values and then calls the
-implementation whose name follows.
-"""
-
-
-def implementation_of(model: PreTrainedModel) -> str | None:
-    """Return the name of a model's attention implementation, the inner one where one is before it.
-
-    Where keys and values are rounded for a quantized cache, what is watched are the rounded ones.
-    """
-    name = model.config.get_text_config(decoder=True)._attn_implementation
-    return name.removeprefix(BEHIND).split("_")[0] if name and name.startswith(BEHIND) else name
 
 
 class HuggingFaceSource(EventSource):
@@ -79,7 +65,7 @@ class HuggingFaceSource(EventSource):
                 f"{self.name} can't be watched: its attention, if it has any, goes neither through "
                 "Transformers' AttentionInterface nor through scaled_dot_product_attention"
             )
-        allowed = _IMPLEMENTATIONS if self.interfaces else ("sdpa",)
+        allowed = KNOWN if self.interfaces else ("sdpa",)
         if self.implementation not in allowed:
             raise WakefulError(
                 f"{self.name} can't be watched with attn_implementation="
@@ -176,15 +162,17 @@ class HuggingFaceSource(EventSource):
         if causal is None:
             causal = vars(module).get("is_causal", True)
         if mask is None and q.shape[2] > 1:
-            causal = causal and self.implementation == "sdpa"  # eager masks nothing by itself
-        scaling = kwargs.get("scaling")
+            causal = causal and self.implementation != "eager"  # that masks nothing by itself
+        scaling, sink = kwargs.get("scaling"), kwargs.get("s_aux")
+        if self.implementation == SOFTMAX1 and sink is None:
+            sink = q.new_zeros(q.shape[1])
         return self.event(
             self.layer_of[id(module)], q, k, v, mask,
             causal=bool(causal),
             scale=q.shape[-1] ** -0.5 if scaling is None else float(scaling),
             window=kwargs.get("sliding_window"),
             softcap=kwargs.get("softcap"),
-            sink=kwargs.get("s_aux"),
+            sink=sink,
         )  # fmt: skip
 
     def event(

@@ -18,11 +18,9 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from wakeful.errors import WakefulError
+from wakeful.implementations import KNOWN, implementation_of, name_before
 from wakeful.model.attention import Attention
-from wakeful.probes.huggingface import BEHIND, implementation_of
 from wakeful.quant.schemes import Grid, Scheme
-
-_IMPLEMENTATIONS = ("sdpa", "eager")
 
 
 class QuantizedCache(nn.Module):
@@ -43,9 +41,9 @@ def check_cache(model: nn.Module) -> None:
         return
     if isinstance(model, PreTrainedModel) and model._can_set_attn_implementation():
         own = implementation_of(model)
-        if own not in _IMPLEMENTATIONS:
+        if own not in KNOWN:
             raise WakefulError(
-                f"keys and values are rounded before the attention {' or '.join(_IMPLEMENTATIONS)},"
+                f"keys and values are rounded before the attention {' or '.join(KNOWN)},"
                 f" and this {type(model).__name__} has {own!r}: leave cache out of the scheme"
             )
         return
@@ -80,7 +78,7 @@ def _behind(model: PreTrainedModel, grid: Grid) -> None:
     """Give a model the attention that rounds, and see that it calls it."""
     own = implementation_of(model)
     assert own is not None
-    name = f"{BEHIND}{own}_{zlib.crc32(str(grid).encode()):08x}"
+    name = name_before(own, f"{zlib.crc32(str(grid).encode()):08x}")
     widths: list[tuple[int, int]] = []
 
     def look(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **more: Any):

@@ -1,0 +1,31 @@
+"""What the attention of a Transformers model is called: theirs, ours, and what is put before it."""
+
+from transformers import PreTrainedModel
+
+SOFTMAX1 = "wakeful_softmax1"
+"""softmax-1 in place of a model's own softmax (`wakeful.hf.softmax1`)."""
+KNOWN = ("sdpa", "eager", SOFTMAX1)
+"""Those whose queries, keys and values can be watched and rounded."""
+_BEFORE = "wakeful_before_"
+"""Of an attention that does something to keys and values and then calls the one that it names."""
+
+
+def name_before(own: str, what: str) -> str:
+    """Return what an attention is called that does something, `what`, before it calls `own`."""
+    return f"{_BEFORE}{own}_{what}"
+
+
+def is_before(name: str) -> bool:
+    """Whether an attention does something to keys and values before it calls another."""
+    return name.startswith(_BEFORE)
+
+
+def implementation_of(model: PreTrainedModel) -> str | None:
+    """Return the name of a model's attention implementation, the inner one where one is before it.
+
+    Where keys and values are rounded for a quantized cache, what is watched are the rounded ones.
+    """
+    name = model.config.get_text_config(decoder=True)._attn_implementation
+    if name and is_before(name):
+        return name.removeprefix(_BEFORE).rpartition("_")[0]
+    return name
