@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,7 @@ from wakeful.errors import Diverged, Interrupted, WakefulError
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
 from wakeful.training import cluster
-from wakeful.training.cluster import Row, cluster_of, deal, train_row
+from wakeful.training.cluster import Call, Ended, Row, cluster_of, deal, train_row
 from wakeful.training.comparison import compare
 from wakeful.training.loop import train
 
@@ -139,8 +140,40 @@ def test_what_cannot_be_trained_is_said_once_and_the_others_are_cancelled(
         deal([one, other], cluster_of("slurm(workers=2)"), tmp_path / "out", Notes())
     assert made.jobs[1].cancelled
     made = stand_in(monkeypatch, {str(other.place): 9})
-    with pytest.raises(WakefulError, match="row 1: 3 jobs ended before it was trained"):
+    with pytest.raises(WakefulError, match="row 1: 3 jobs in a row ended before they had saved"):
         deal([other], cluster_of("slurm(workers=2)"), tmp_path / "out", Notes())
+
+
+@dataclass(frozen=True)
+class Preempted:
+    """Work whose every job but the last is ended, having saved a step."""
+
+    label: str
+    place: Path
+
+    @property
+    def done(self) -> bool:
+        return (self.place / "step-5").is_dir()
+
+    @property
+    def call(self) -> Call:
+        return self.step, str(self.place)
+
+    def step(self, place: str) -> Ended:
+        saved = [*Path(place).glob("step-*")]
+        for each in saved:  # old ones are pruned
+            each.rmdir()
+        (Path(place) / f"step-{len(saved) and int(saved[0].name[-1]) + 1}").mkdir(parents=True)
+        return Ended() if self.done else Ended("it was stopped", stopped=True)
+
+
+def test_a_run_is_preempted_as_often_as_may_be_while_it_saves_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, work = stand_in(monkeypatch, {}), Preempted("mine", tmp_path / "mine")
+    deal([work], cluster_of("slurm(workers=1)"), tmp_path, Notes())
+    assert work.done
+    assert len(made.jobs) == 6
 
 
 def test_sigterm_cancels_the_jobs(

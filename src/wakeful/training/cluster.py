@@ -25,7 +25,7 @@ from wakeful.variants import build_call
 from wakeful.world import on_signal
 
 TRIES = 3
-"""Jobs that may end before one run is trained."""
+"""Jobs of one run that may end one after another without having saved a step."""
 _PAUSE = {"local": 0.2, "slurm": 10.0}
 """Seconds between two looks at the jobs."""
 _SAVES = 60.0
@@ -68,6 +68,11 @@ class Work(Protocol):
     @property
     def label(self) -> str:
         """What it is called in messages."""
+        ...
+
+    @property
+    def place(self) -> Path:
+        """The folder that its checkpoints are below."""
         ...
 
     @property
@@ -130,13 +135,15 @@ def deal(
     wrong with those, by label.
 
     Raises:
-        WakefulError: a row's training refused to begin or to go on, or its jobs kept ending.
+        WakefulError: a row's training refused to begin or to go on, or its jobs kept ending
+            before they had saved a step.
         Interrupted: SIGTERM came, and the jobs are cancelled.
     """
     submitit = _submitit()
     executor = _executor(submitit, cluster, folder / _LOGS)
     waiting = collections.deque(row for row in rows if not row.done)
     ended: collections.Counter[str] = collections.Counter()
+    saved: dict[str, set[str]] = {}
     diverged: dict[str, str] = {}
     total, running = len(waiting), dict[int, tuple[Work, Any]]()
     before = on_signal(signal.SIGTERM, _stop)
@@ -145,6 +152,7 @@ def deal(
             for slot in range(cluster.workers):
                 if waiting and slot not in running:
                     row = waiting.popleft()
+                    saved[row.label] = _saved(row.place)
                     running[slot] = row, _submitted(executor, cluster, slot, row)
             for slot, (row, job) in list(running.items()):
                 if not job.done():
@@ -162,11 +170,14 @@ def deal(
                     continue
                 if not came.stopped:
                     raise (Diverged if came.diverged else WakefulError)(f"{row.label}: {fault}")
+                if _saved(row.place) != saved[row.label]:
+                    ended[row.label] = 0
                 ended[row.label] += 1
                 if ended[row.label] == TRIES:
                     raise WakefulError(
-                        f"{row.label}: {TRIES} jobs ended before it was trained, the last with "
-                        f"{fault}; see {folder / _LOGS}, then give the same command again"
+                        f"{row.label}: {TRIES} jobs in a row ended before they had saved a step, "
+                        f"the last with {fault}; see {folder / _LOGS}, then give the same command "
+                        "again"
                     )
                 show.note(f"{row.label}: its job ended ({fault}); it goes on in another")
                 waiting.append(row)
@@ -175,6 +186,11 @@ def deal(
         _end([job for _, job in running.values()], cluster)
         on_signal(signal.SIGTERM, before)
     return diverged
+
+
+def _saved(place: Path) -> set[str]:
+    """Return the checkpoints that are there; a run that goes on has others later."""
+    return {each.as_posix() for each in place.rglob("step-*")}
 
 
 def _end(jobs: Sequence[Any], cluster: Cluster) -> None:

@@ -336,8 +336,8 @@ def _work(
             if wishes.cluster:
                 place = run.path.absolute()
                 seeds = [
-                    Seed(f"seed {seeded.train.seed}", place, number)
-                    for number, (_, seeded) in enumerate(recipe.of_seeds())
+                    Seed(f"seed {seeded.train.seed}", place / name, place, number)
+                    for number, (name, seeded) in enumerate(recipe.of_seeds())
                 ]
                 with shown("inherit") as show:
                     deal(seeds, cluster_of(wishes.cluster), place, show)
@@ -372,6 +372,7 @@ class Seed:
 
     label: str
     place: Path
+    out: Path
     """The inheritance's folder, which all machines must see."""
     number: int
     """Which of the recipe's seeds."""
@@ -383,7 +384,7 @@ class Seed:
 
     @property
     def call(self) -> Call:
-        return train_seed, str(self.place), self.number
+        return train_seed, str(self.out), self.number
 
 
 def train_seed(place: str, number: int) -> Ended:
