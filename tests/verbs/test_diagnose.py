@@ -1,5 +1,6 @@
 """The verb diagnose: models in, tables and a page out; and what it refuses."""
 
+import dataclasses
 import errno
 import json
 import os
@@ -27,7 +28,7 @@ from wakeful.evaluation.diagnosis import diagnose, read_diagnosis
 from wakeful.hf import whole
 from wakeful.loading.load import load
 from wakeful.pages.charts import slug, specification
-from wakeful.pages.diagnosis import diagnosis_figures, write_diagnosis
+from wakeful.pages.diagnosis import diagnosis_figures, next_steps, write_diagnosis
 from wakeful.probes import exact
 from wakeful.runs.run import Run
 from wakeful.training.loop import train
@@ -257,6 +258,22 @@ def test_a_name_is_escaped_in_the_page(text: Path, llama: Path, tmp_path: Path) 
     out = tmp_path / "out"
     assert main(["diagnose", str(evil), "--text", str(text), "--out", str(out), *SMALL]) == 0
     assert "<img src=x" not in (out / "report.html").read_text()
+
+
+def test_a_sink_is_stored_by_bos_where_there_is_one(
+    text: Path, llama: Path, tmp_path: Path
+) -> None:
+    for bos, prefix in (("<bos>", "bos"), (None, "1")):
+        inner = Tokenizer.from_file(str(llama / "tokenizer.json"))
+        PreTrainedTokenizerFast(tokenizer_object=inner, bos_token=bos).save_pretrained(llama)
+        out = tmp_path / prefix
+        wakeful.diagnose(llama, text=str(text), length=12, num_sequences=2, out=str(out))
+        (found,) = read_diagnosis(out)
+        assert found.has_bos == (bos is not None)
+        sunk = pl.when(pl.col("metric").str.starts_with("first_key_share")).then(0.9)
+        rows = found.rows.with_columns(value=sunk.otherwise("value"))
+        (step,) = next_steps([dataclasses.replace(found, rows=rows)], ["my model"])
+        assert step.command == f"wakeful cure 'my model' --rotate hadamard --prefix {prefix}"
 
 
 def test_tokens_and_heads_are_kept_and_older_runs_are_read_without(

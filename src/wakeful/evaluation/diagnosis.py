@@ -53,6 +53,8 @@ class Diagnosis:
     """The texts of the first sequence's first tokens."""
     attention: Frame | None = None
     """Every head's weights among the first of them: layer, head, query, key, value."""
+    has_bos: bool = True
+    """Whether the model's tokenizer has a BOS token."""
 
 
 def sequences_of(
@@ -168,6 +170,7 @@ def diagnose(
         rows=gather(probes),
         tokens=tuple(loaded.text_of(token) for token in sequences[0][:_NAMED]),
         attention=next(each for each in probes if isinstance(each, FirstAttention)).frame(),
+        has_bos=loaded.bos is not None,
     )
 
 
@@ -182,6 +185,8 @@ class _Said:
     sequences: int
     loss: float
     loss_standard_error: float | None
+    has_bos: bool = True
+    """What was diagnosed before it was said."""
 
 
 def read_diagnosis(path: str | Path) -> list[Diagnosis]:
@@ -207,6 +212,7 @@ def read_diagnosis(path: str | Path) -> list[Diagnosis]:
             rows=rows.filter(pl.col("model") == each.model).select(*SCHEMA),
             tokens=tuple(map(str, texts.get(each.model, ()))),
             attention=None if weights is None else weights.filter(model=each.model).drop("model"),
+            has_bos=each.has_bos,
         )
         for each in said
     ]  # fmt: skip

@@ -133,6 +133,7 @@ def summary(diagnosis: Diagnosis) -> dict[str, Any]:
         "sequences": diagnosis.num_sequences,
         "loss": diagnosis.loss,
         "loss_standard_error": finite(diagnosis.loss_error),
+        "has_bos": diagnosis.has_bos,
         # The first token's, each with row 0, which sees nothing else, and without it.
         **{
             name: mean(name)
@@ -447,9 +448,10 @@ def _cure(diagnosis: Diagnosis, source: str) -> Step | None:
     levels = {each.title: each.level for each in findings(diagnosis)}
     model = shlex.quote(source)
     depth = suggested_depth(diagnosis)
+    prefix = "bos" if diagnosis.has_bos else "1"  # the token that a text shows to be best
     if levels["Attention sinks"] != "good":
         return Step(f"store {diagnosis.name}'s sink outside the text, turn its outliers away",
-                    f"wakeful cure {model} --rotate hadamard --prefix bos")  # fmt: skip
+                    f"wakeful cure {model} --rotate hadamard --prefix {prefix}")  # fmt: skip
     if levels["Lazy layers"] == "bad" and depth < diagnosis.num_layers:
         return Step(f"train a model with the {depth} layers of {diagnosis.name} that work",
                     f"wakeful inherit {model} --layers {depth} --choose first")  # fmt: skip
