@@ -222,6 +222,29 @@ def test_how_the_text_is_split_does_not_matter(monkeypatch: pytest.MonkeyPatch) 
     torch.testing.assert_close(one(TOKENS), other(TOKENS), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("first", ["apart", "out", "in"])
+@pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
+def test_documents_of_a_row_are_bridged_as_rows_of_their_own(
+    shape: dict[str, Any], first: Literal["apart", "out", "in"]
+) -> None:
+    reference, alone = tiny_decoder(**shape), some_tokens(8, 7)
+    together, numbers = alone.view(4, 14), torch.arange(14).expand(4, -1) // 7
+    options = BridgeConfig(first=first)
+    one, other, crossed = (inherit(reference, LAYERS) for _ in range(3))
+    bridge(one, reference, LAYERS, alone, options)
+    bridge(other, reference, LAYERS, together, options, documents=numbers)
+    bridge(crossed, reference, LAYERS, together, options)
+    with torch.no_grad():
+        torch.testing.assert_close(one(alone), other(alone), rtol=1e-6, atol=1e-6)
+        assert not torch.allclose(one(alone), crossed(alone), rtol=1e-3, atol=1e-3)
+    before, now = LayerMap((0,), "named"), LayerMap((0, 2), "named")
+    again = [inherit(reference, now) for _ in range(2)]
+    rebridge(again[0], reference, now, before, alone, options)
+    rebridge(again[1], reference, now, before, together, options, documents=numbers)
+    with torch.no_grad():
+        torch.testing.assert_close(again[0](alone), again[1](alone), rtol=1e-6, atol=1e-6)
+
+
 def test_no_bridge_changes_nothing() -> None:
     reference = tiny_decoder()
     heir, plain = inherit(reference, LAYERS), inherit(reference, LAYERS)

@@ -122,6 +122,18 @@ def test_the_solution_is_the_least_squares(weigh: str, first: str) -> None:
     torch.testing.assert_close(gradient, torch.zeros_like(gradient), rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("first", ["apart", "out"])
+def test_documents_of_a_row_are_solved_on_as_rows_of_their_own(first: str) -> None:
+    reference, together = grouped(), some_tokens(6, 10)
+    alone, numbers = together.reshape(-1, 5), torch.arange(10).expand(6, -1) // 5
+    options = BridgeConfig(first=first)
+    one = narrow(reference, HALF, alone, options)
+    other = narrow(reference, HALF, together, options, documents=numbers)
+    crossed = narrow(reference, HALF, together, options)
+    torch.testing.assert_close(one(alone), other(alone), rtol=1e-7, atol=1e-7)
+    assert not torch.allclose(one(alone), crossed(alone), rtol=1e-3, atol=1e-3)
+
+
 def test_at_least_one_of_each_stays() -> None:
     config = narrow_config(grouped().config, WidthConfig(heads=0.01, mlp=0.01))
     assert (config.num_heads, config.num_kv_heads, config.mlp_width) == (2, 1, 1)

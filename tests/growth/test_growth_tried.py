@@ -46,6 +46,21 @@ def test_a_tried_run_has_the_loss_of_the_heir_without_it(
         assert loss == pytest.approx(wanted.item(), rel=1e-5)
 
 
+def test_documents_of_a_row_do_not_see_each_other() -> None:
+    reference = tiny_decoder(num_layers=5)
+    numbers = torch.arange(TEXT.shape[1]).expand(len(TEXT), -1) // 4
+    found = bridged_losses(reference, TEXT, 2, BridgeConfig(), documents=numbers)
+    for start, loss in found.items():
+        layers = LayerMap((*range(start), *range(start + 2, 5)), "named")
+        heir = inherit(reference, layers)
+        output = BridgeConfig(map="output")
+        bridge(heir, reference, layers, TEXT[:-4], output, documents=numbers[:-4])
+        with torch.no_grad():
+            logits = heir(TEXT[-4:, :-1], documents=numbers[-4:, :-1]).flatten(0, 1)
+            wanted = torch.nn.functional.cross_entropy(logits, TEXT[-4:, 1:].flatten())
+        assert loss == pytest.approx(wanted.item(), rel=1e-5)
+
+
 def test_every_second_start_is_tried_and_the_neighbors_of_the_best() -> None:
     reference = tiny_decoder(num_layers=10)
     found = bridged_losses(reference, TEXT, 2, BridgeConfig())

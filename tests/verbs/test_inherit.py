@@ -31,9 +31,11 @@ from wakeful.config.tables import to_table
 from wakeful.config.verbs import InheritOptions, options_from
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.estimates import with_error
+from wakeful.growth.bridge import Stream
 from wakeful.growth.plan import Cost, measure_costs
 from wakeful.growth.recipe import Outcome
 from wakeful.loading.load import read_decoder
+from wakeful.model.decoder import Decoder
 from wakeful.pages.inheritance import read_inheritance, verdicts, write_inheritance
 from wakeful.runs.run import Run, is_done
 from wakeful.training import cluster
@@ -394,6 +396,25 @@ def test_seeds_are_dealt_out_and_what_they_trained_is_read(
     assert "is not one of local, slurm" in fails(
         capsys, *command, "--cluster", "ray", "--out", str(tmp_path / "b")
     )
+
+
+def test_matrices_are_solved_within_documents_where_training_stays_in_them(
+    command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[torch.Tensor | None] = []
+    real = Stream.__init__
+
+    def see(self: Stream, decoder: Decoder, tokens: torch.Tensor, documents=None) -> None:
+        seen.append(documents)
+        assert documents is None or documents.shape == tokens.shape
+        real(self, decoder, tokens, documents)
+
+    monkeypatch.setattr(Stream, "__init__", see)
+    wishes = ["--steps", "1", "--choose", "bridge", "--bridge.map", "output", "--baseline",
+              "narrow", "--data.no_cross_documents"]  # fmt: skip
+    assert main([*command, *wishes]) == 0
+    assert len(seen) == 2 + 2 + 3  # to choose by, to bridge, to narrow
+    assert all(documents is not None for documents in seen)
 
 
 def test_a_baseline_of_the_users_own_module(

@@ -99,6 +99,7 @@ def bridge(
     tokens: Int[Tensor, "B L"],
     options: BridgeConfig | None = None,
     *,
+    documents: Int[Tensor, "B L"] | None = None,
     only: Sequence[Gap] | None = None,
 ) -> list[Bridged]:
     """Give the heir a bridge over each gap of its layers, in place; return what each came to.
@@ -113,6 +114,8 @@ def bridge(
         layers: the heir's.
         tokens: sequences to solve on.
         options: how; by default as `BridgeConfig` says.
+        documents: the number of each token's document, where none sees another; each then has a
+            first token of its own.
         only: the gaps to bridge; by default all.
 
     Raises:
@@ -123,7 +126,7 @@ def bridge(
     if options.map == "none" or not wanted:
         return []
     check_bridge(heir)
-    ours, theirs = Stream(heir, tokens), Stream(reference, tokens)
+    ours, theirs = (Stream(each, tokens, documents) for each in (heir, reference))
     found = []
     for gap in wanted:
         ours.through(gap.after)
@@ -140,6 +143,8 @@ def rebridge(
     before: LayerMap,
     tokens: Int[Tensor, "B L"],
     options: BridgeConfig | None = None,
+    *,
+    documents: Int[Tensor, "B L"] | None = None,
 ) -> list[Bridged]:
     """Bridge the gaps that an heir did not have when its layers were `before`, in place.
 
@@ -165,20 +170,32 @@ def rebridge(
         theirs = reference.get_submodule(f"blocks.{source}.mlp.down")
         heir.get_submodule(name).load_state_dict(theirs.state_dict())
     only = [gap for place, gap in new.items() if place not in old]
-    return bridge(heir, reference, layers, tokens, options, only=only)
+    return bridge(heir, reference, layers, tokens, options, documents=documents, only=only)
 
 
 class Stream:
     """A decoder's stream over all of a text, as far as its first layers take it."""
 
-    def __init__(self, decoder: Decoder, tokens: Int[Tensor, "B L"]) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        tokens: Int[Tensor, "B L"],
+        documents: Int[Tensor, "B L"] | None = None,
+    ) -> None:
         self.blocks = [block for block in decoder.blocks if isinstance(block, Block)]
         self.layer = 0
         rows = max(1, _AT_ONCE // tokens.shape[1])
-        tokens = tokens.to(decoder.embed.weight.device)
+        device = decoder.embed.weight.device
+        parts = tokens.to(device).split(rows)
+        divided = [None] * len(parts) if documents is None else documents.to(device).split(rows)
         self.parts = [
-            decoder.before_blocks(decoder.embed(part), tokens=part) for part in tokens.split(rows)
+            decoder.before_blocks(decoder.embed(part), tokens=part, documents=numbers)
+            for part, numbers in zip(parts, divided, strict=True)
         ]
+        numbers = torch.zeros_like(tokens) if documents is None else documents
+        begins = numbers.to(device).diff(dim=1, prepend=numbers[:, :1].to(device) - 1) != 0
+        self.firsts = begins.split(rows)
+        """Which tokens are the first that their row, or document, has: (B, L) a part."""
 
     def through(self, layer: int) -> None:
         """Go on to what the layer of this number receives."""
@@ -245,15 +262,17 @@ def solve(ours: Stream, theirs: Stream, gap: Gap, options: BridgeConfig) -> Brid
     size = width if through else hidden
     equations = Equations(size + (bias is not None), width, weight.device)
     total, first = 0.0, _Mean()
-    for (read, put_out), state in zip(ours.seen(), theirs.states(), strict=True):
+    for (read, put_out), state, firsts in zip(
+        ours.seen(), theirs.states(), ours.firsts, strict=True
+    ):
         f, out, y = read.double(), put_out.double(), state.double().to(weight.device)
         made = f @ weight.T if bias is None else f @ weight.T + bias.double()
         f = made if through else f
         if bias is not None:
             f = torch.cat([f, torch.ones_like(f[..., :1])], -1)
-        first.add(f[:, 0], out[:, 0], y[:, 0], (out - made)[:, 0])
-        start = 0 if options.first == "in" else 1
-        f, z, y = (part[:, start:].flatten(0, 1) for part in (f, y - (out - made), y))
+        first.add(*(part[firsts] for part in (f, out, y, out - made)))
+        counted = torch.ones_like(firsts) if options.first == "in" else ~firsts
+        f, z, y = (part[counted] for part in (f, y - (out - made), y))
         lengths = y.square().sum(1)
         weights = 1 / lengths if options.weigh == "relative" else torch.ones_like(lengths)
         total += float((weights * lengths).sum())
@@ -274,13 +293,13 @@ def solve(ours: Stream, theirs: Stream, gap: Gap, options: BridgeConfig) -> Brid
 
 
 class _Mean:
-    """Means over sequences of what belongs to their first tokens."""
+    """Means over sequences, or documents, of what belongs to their first tokens."""
 
     def __init__(self) -> None:
         self.sums: list[Tensor] = []
         self.count = 0
 
-    def add(self, *parts: Float[Tensor, "B _"]) -> None:
+    def add(self, *parts: Float[Tensor, "N _"]) -> None:
         sums = [part.sum(0) for part in parts]
         self.sums = [a + b for a, b in zip(self.sums, sums, strict=True)] if self.sums else sums
         self.count += len(parts[0])

@@ -32,12 +32,14 @@ def bridged_losses(
     *,
     pinned: int = 1,
     held_out: int = 4,
+    documents: Int[Tensor, "B L"] | None = None,
 ) -> dict[int, float]:
     """Return the loss, in nats a token, without the run of layers from each start that was tried.
 
     The first `pinned` layers stay, at least one, and so does the last. The last `held_out`
     sequences are measured on, the others are solved on, with a matrix on the output, which needs
-    fewer tokens than W_down anew. The reference is as it was when this returns.
+    fewer tokens than W_down anew. `documents` are as `bridge` takes them. The reference is as it
+    was when this returns.
 
     Raises:
         WakefulError: the stream is not a plain sum, the layers share more than the stream, no run
@@ -55,7 +57,8 @@ def bridged_losses(
     starts = range(max(1, pinned), total - dropped)
     if not starts:
         raise WakefulError(f"no run of {dropped} layers lies between the ends of {total} layers")
-    trial = _Trial(reference, tokens, held_out, dataclasses.replace(options, map="output"))
+    output = dataclasses.replace(options, map="output")
+    trial = _Trial(reference, tokens, documents, held_out, output)
     losses = {start: trial.loss(start, dropped) for start in starts[::_STRIDE]}
     best = min(losses, key=lambda start: losses[start])
     for start in (best - 1, best + 1):
@@ -68,13 +71,21 @@ class _Trial:
     """A model, its stream at every layer over a text, and runs of it left out in turn."""
 
     def __init__(
-        self, reference: Decoder, tokens: Tensor, held_out: int, options: BridgeConfig
+        self,
+        reference: Decoder,
+        tokens: Tensor,
+        documents: Tensor | None,
+        held_out: int,
+        options: BridgeConfig,
     ) -> None:
         self.reference, self.options = reference, options
         targets = tokens[-held_out:, 1:].to(reference.embed.weight.device)
         self.targets = reference.counted(targets)
-        self.fitted = _Layers(reference, tokens[:-held_out])
-        self.measured = _Layers(reference, tokens[-held_out:, :-1])
+        parts = slice(-held_out), (slice(-held_out, None), slice(-1))
+        self.fitted, self.measured = (
+            _Layers(reference, tokens[part], None if documents is None else documents[part])
+            for part in parts
+        )
 
     def loss(self, start: int, dropped: int) -> float:
         """Return the loss without the layers from `start` on, bridged by the one before them."""
@@ -107,8 +118,8 @@ class _Trial:
 class _Layers:
     """A decoder's stream over a text, as each of its layers receives it."""
 
-    def __init__(self, decoder: Decoder, tokens: Tensor) -> None:
-        self.stream = Stream(decoder, tokens)
+    def __init__(self, decoder: Decoder, tokens: Tensor, documents: Tensor | None) -> None:
+        self.stream = Stream(decoder, tokens, documents)
         self.parts = [list(self.stream.parts)]
         for layer in range(len(self.stream.blocks)):
             self.stream.through(layer + 1)

@@ -68,10 +68,13 @@ def narrow(
     width: WidthConfig,
     tokens: Int[Tensor, "B L"],
     options: BridgeConfig | None = None,
+    *,
+    documents: Int[Tensor, "B L"] | None = None,
 ) -> Decoder:
     """Return a decoder with the most important heads and channels of the reference's layers.
 
-    `options` say how what is left out is made up for; with `map = "none"` it is not.
+    `options` say how what is left out is made up for; with `map = "none"` it is not. `documents`
+    are as `bridge` takes them.
 
     Raises:
         WakefulError: see `narrow_config`; the stream is not a plain sum.
@@ -80,13 +83,13 @@ def narrow(
     config = narrow_config(reference.config, width)
     check_bridge(reference)
     target = Decoder(config).to(reference.head.weight)
-    theirs = Stream(reference, tokens)
+    theirs = Stream(reference, tokens, documents)
     kept = [_most_important(theirs, layer, config) for layer in range(config.num_layers)]
     for name, tensor in target.named_parameters():
         tensor.copy_(_chosen(name, reference.get_parameter(name), reference.config, kept))
     if options.map == "none":
         return target
-    ours, theirs = Stream(target, tokens), Stream(reference, tokens)
+    ours, theirs = (Stream(each, tokens, documents) for each in (target, reference))
     for layer in range(config.num_layers):
         ours.through(layer)
         theirs.through(layer)
@@ -170,9 +173,11 @@ def _make_up(ours: Stream, theirs: Stream, name: str, options: BridgeConfig) -> 
     assert isinstance(matrix, nn.Linear)
     weight = matrix.weight.double()
     equations = Equations(weight.shape[1], weight.shape[0], weight.device)
-    start = 1 if options.first == "out" else 0
-    pairs = zip(ours.states(), _sublayers(ours), theirs.states(), _sublayers(theirs), strict=True)
-    for x, mine, y, full in pairs:
+    parts = zip(
+        ours.states(), _sublayers(ours), theirs.states(), _sublayers(theirs), ours.firsts,
+        strict=True,
+    )  # fmt: skip
+    for x, mine, y, full, firsts in parts:
         first = name == _WRITES[0]
         f = mine[0] if first else mine[2]
         # The stream behind the sublayer, without what this matrix adds, and the reference's.
@@ -180,7 +185,8 @@ def _make_up(ours: Stream, theirs: Stream, name: str, options: BridgeConfig) -> 
         before = x if first else x + mine[1]
         if matrix.bias is not None:
             before = before + matrix.bias
-        f, z, y_ = (part[:, start:].flatten(0, 1).double() for part in (f, behind - before, behind))
+        counted = ~firsts if options.first == "out" else torch.ones_like(firsts)
+        f, z, y_ = (part[counted].double() for part in (f, behind - before, behind))
         lengths = y_.square().sum(1)
         weights = 1 / lengths if options.weigh == "relative" else torch.ones_like(lengths)
         equations.add(f, z - f @ weight.T, weights)

@@ -29,6 +29,7 @@ from wakeful.config.schema import (
 )
 from wakeful.config.tables import to_table
 from wakeful.config.verbs import Copy, GrowFrom, Until
+from wakeful.data.order import documents_of
 from wakeful.data.tokens import PreparedData
 from wakeful.device import choose_device
 from wakeful.display import Shown
@@ -366,7 +367,9 @@ def _heir(recipe: Recipe, reference: Decoder, layers: LayerMap, grown: Finished 
 def _narrowed(recipe: Recipe, reference: Decoder, width: WidthConfig) -> Decoder:
     """Return the reference with fewer heads and channels, solved on the text's beginning."""
     device = choose_device(recipe.train.device)
-    donor = narrow(reference.to(device), width, _tokens(recipe), recipe.bridge).cpu()
+    tokens, numbers = _text(recipe)
+    reference.to(device)
+    donor = narrow(reference, width, tokens, recipe.bridge, documents=numbers).cpu()
     reference.to("cpu")
     return donor
 
@@ -378,11 +381,23 @@ def timed_heir(recipe: Recipe, setting: Setting, layers: LayerMap) -> Decoder:
     return setting.inherit(layers, copy=recipe.copy)
 
 
-def _tokens(recipe: Recipe) -> Int[Tensor, "B L"]:
-    """Return the training text's beginning, which heirs are solved on, (B, L)."""
+def _text(recipe: Recipe) -> tuple[Int[Tensor, "B L"], Int[Tensor, "B L"] | None]:
+    """Return the training text's beginning, which heirs are solved on, and its documents' numbers
+    where they do not see each other.
+    """
     data, length = PreparedData.open(recipe.data.source), recipe.train.length
     most = min(recipe.bridge.tokens, recipe.data.max_tokens or data.train.num_tokens)
-    return beginning(data, max(1, most // length), length, bos=recipe.data.bos)
+    tokens = beginning(data, max(1, most // length), length, bos=recipe.data.bos)
+    return tokens, documents(tokens, data, recipe.data)
+
+
+def documents(
+    tokens: Int[Tensor, "B L"], data: PreparedData, config: DataConfig
+) -> Int[Tensor, "B L"] | None:
+    """Return the number of each token's document, None where attention crosses from one to the
+    next.
+    """
+    return None if config.cross_documents else documents_of(tokens, data.train.end_of_text)
 
 
 def beginning(data: PreparedData, rows: int, length: int, *, bos: bool) -> Int[Tensor, "B L"]:
@@ -404,15 +419,15 @@ def _bridges(
     """Bridge an heir's gaps that the one `before` lacked, on the training text's beginning."""
     if recipe.bridge.map == "none":
         return []
-    tokens = _tokens(recipe)
+    tokens, numbers = _text(recipe)
     device = choose_device(recipe.train.device)
     reference.to(device)
     heir.to(device)
     if before is None:
-        found = bridge(heir, reference, layers, tokens, recipe.bridge)
+        found = bridge(heir, reference, layers, tokens, recipe.bridge, documents=numbers)
     else:
         had = LayerMap(before.stage.layers, recipe.rule)
-        found = rebridge(heir, reference, layers, had, tokens, recipe.bridge)
+        found = rebridge(heir, reference, layers, had, tokens, recipe.bridge, documents=numbers)
     reference.to("cpu")
     heir.to("cpu")
     return found

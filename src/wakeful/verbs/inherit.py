@@ -49,7 +49,7 @@ from wakeful.growth.plan import (
     steps_within,
     with_steps,
 )
-from wakeful.growth.recipe import Outcome, Recipe, beginning, carry_out, check_stages
+from wakeful.growth.recipe import Outcome, Recipe, beginning, carry_out, check_stages, documents
 from wakeful.hf.weights_out import export
 from wakeful.loading.load import load, read_decoder
 from wakeful.loading.model import AnyTokenizer, Model
@@ -481,7 +481,10 @@ def _diagnosed(
     show.note(f"trying runs of {dropped} layers")
     tokens = beginning(data, _TRIED, options.train.length, bos=bos)
     decoder = reference.decoder().to(choose_device(options.train.device))
-    losses = bridged_losses(decoder, tokens, dropped, options.bridge, pinned=options.pinned)
+    losses = bridged_losses(
+        decoder, tokens, dropped, options.bridge, pinned=options.pinned,
+        documents=documents(tokens, data, options.data),
+    )  # fmt: skip
     decoder.to("cpu")
     return dataclasses.replace(found, losses=losses)
 
