@@ -11,8 +11,8 @@ from wakeful.probes.base import SCHEMA, Event, Frame, HiddenEvent, MergeableProb
 
 class ChannelOverlap(MergeableProbe):
     """`outlier_channel_overlap`: of a sequence's channels with the largest activations, the share
-    that are so in another sequence too (From Attention to Activation, section 3: "invariant to the
-    input sequence").
+    that are so in another sequence too (From Attention to Activation, section 2.2: outliers are
+    "invariant to the input sequence").
 
     The mean over pairs s ≠ t of |T_k(s) ∩ T_k(t)| / k for each block output, T_k the k of D
     channels with the largest mean of |x_i| over a sequence's tokens, the first or the rest. 1: the
