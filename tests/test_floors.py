@@ -11,7 +11,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "wakeful"
 FLOORS = (
     ("errors", "shape", "paths", "estimates", "roles", "lazy"),
     ("discovery",),
-    ("display", "variants", "world", "families"),
+    ("display", "variants", "world", "families", "implementations"),
     ("config", "device"),
     (
         "routes",
