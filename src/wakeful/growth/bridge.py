@@ -33,7 +33,7 @@ from wakeful.config.schema import BridgeConfig
 from wakeful.errors import WakefulError
 from wakeful.growth.layers import LayerMap
 from wakeful.model.block import Block
-from wakeful.model.decoder import Decoder
+from wakeful.model.decoder import Decoder, begins_of
 
 _AT_ONCE = 2048
 """Tokens that go through a layer together."""
@@ -187,14 +187,13 @@ class Stream:
         rows = max(1, _AT_ONCE // tokens.shape[1])
         device = decoder.embed.weight.device
         parts = tokens.to(device).split(rows)
-        divided = [None] * len(parts) if documents is None else documents.to(device).split(rows)
+        numbers = (torch.zeros_like(tokens) if documents is None else documents).to(device)
+        divided = [None] * len(parts) if documents is None else numbers.split(rows)
         self.parts = [
-            decoder.before_blocks(decoder.embed(part), tokens=part, documents=numbers)
-            for part, numbers in zip(parts, divided, strict=True)
+            decoder.before_blocks(decoder.embed(part), tokens=part, documents=own)
+            for part, own in zip(parts, divided, strict=True)
         ]
-        numbers = torch.zeros_like(tokens) if documents is None else documents
-        begins = numbers.to(device).diff(dim=1, prepend=numbers[:, :1].to(device) - 1) != 0
-        self.firsts = begins.split(rows)
+        self.firsts = begins_of(numbers).split(rows)
         """Which tokens are the first that their row, or document, has: (B, L) a part."""
 
     def through(self, layer: int) -> None:

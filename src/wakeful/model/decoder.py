@@ -289,7 +289,7 @@ class Decoder(HasRoles, Marked, nn.Module):
                     "documents are for whole rows: give them without valid and without a filled "
                     "cache (padding can be a document of its own)"
                 )
-            begins = documents.diff(dim=1, prepend=documents[:, :1] - 1) != 0
+            begins = begins_of(documents)
             number = begins.cumsum(1)
             same = number.unsqueeze(2) == number.unsqueeze(1)
             keep = causal_mask(end, end, 0, x.device) & same
@@ -513,6 +513,11 @@ class Decoder(HasRoles, Marked, nn.Module):
 
 def _places(valid: Bool[Tensor, "B S"]) -> Int[Tensor, "B S"]:
     return (valid.long().cumsum(1) - 1).clamp_min(0)
+
+
+def begins_of(documents: Int[Tensor, "B L"]) -> Bool[Tensor, "B L"]:
+    """Return which tokens are the first of their document, given each one's number."""
+    return documents.diff(dim=1, prepend=documents[:, :1] - 1) != 0
 
 
 def _places_from(begins: Bool[Tensor, "B L"]) -> Int[Tensor, "B L"]:
