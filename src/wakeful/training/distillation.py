@@ -15,6 +15,7 @@ from torch import Tensor
 
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import IGNORED, Decoder, cross_entropy
+from wakeful.training.in_rows import distillation_in_rows, top_k_in_rows
 from wakeful.training.matching import distance, states_of
 from wakeful.training.stored import Store, TopK, top_k
 
@@ -163,7 +164,7 @@ class Distillation:
             wanted = self.teacher(tokens, documents=documents)
         with looks(self.student) as ours:
             found = self.student(tokens, documents=documents)
-        loss = distillation_loss(
+        loss = _fastest(distillation_loss, distillation_in_rows)(
             found,
             wanted,
             _counted(self.student, self._teachers_prefix, targets),
@@ -236,7 +237,7 @@ class StoredDistillation:
         documents: Int[Tensor, "B L"] | None = None,
     ) -> Tensor:
         """Return the distillation loss of a batch; gradients reach the student alone."""
-        return top_k_loss(
+        return _fastest(top_k_loss, top_k_in_rows)(
             self.student(tokens, documents=documents),
             _uncompiled(self.predicted)(tokens, documents),
             _counted(self.student, self._teachers_prefix, targets),
@@ -262,6 +263,13 @@ class StoredDistillation:
             about = self.store.about
             self.store.put(tokens[new], top_k(logits, about.top_k, about.temperature))
         return self.store.get(tokens)
+
+
+def _fastest(
+    definition: Callable[..., Tensor], in_rows: Callable[..., Tensor]
+) -> Callable[..., Tensor]:
+    """Return the form in rows, or where torch.compile looks on, which fuses it, the definition."""
+    return definition if torch.compiler.is_compiling() else in_rows
 
 
 def _uncompiled(function: Callable[..., TopK]) -> Callable[..., TopK]:

@@ -1,0 +1,56 @@
+"""Distillation's loss with its gradient, against the divergence as PyTorch writes it."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.timing import Ratio, compare
+from wakeful.training.distillation import top_k_loss
+from wakeful.training.in_rows import distillation_in_rows, top_k_in_rows
+from wakeful.training.stored import top_k
+
+BATCH, LENGTH = 4, 256
+VOCABULARIES = (4_096, 49_152)
+KEPT = 64
+
+
+def ratios() -> Iterator[Ratio]:
+    """Yield loss and gradient over F.kl_div's of log-softmaxes, and over autograd's with 64 kept.
+
+    F.kl_div of two log-softmaxes is what TRL and most training scripts compute.
+    """
+    for vocabulary in VOCABULARIES:
+        for dtype in (torch.float32, torch.bfloat16):
+            yield from _of(vocabulary, dtype)
+
+
+def _of(vocabulary: int, dtype: torch.dtype) -> Iterator[Ratio]:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, BATCH, LENGTH, vocabulary, generator=generator) * 3
+    student, teacher = logits.to(dtype)
+    student.requires_grad_()
+    targets = torch.randint(vocabulary, (BATCH, LENGTH), generator=generator)
+    stored = top_k(teacher, KEPT, 1.0)
+    given: dict[str, Any] = {"alpha": 0.0, "temperature": 1.0}
+
+    def kl_div() -> Tensor:
+        q, p = (each.float().log_softmax(-1) for each in (student, teacher))
+        return F.kl_div(q, p, reduction="none", log_target=True).sum(-1).mean()
+
+    def with_gradient(loss: Callable[[], Tensor]) -> Callable[[], object]:
+        return lambda: torch.autograd.grad(loss(), student)
+
+    what = f"V = {vocabulary:,}, {str(dtype).removeprefix('torch.')}"
+    yield compare(
+        f"KL, {what}",
+        with_gradient(lambda: distillation_in_rows(student, teacher, targets, **given, over="sum")),
+        "F.kl_div", with_gradient(kl_div), rounds=9,
+    )  # fmt: skip
+    yield compare(
+        f"KL of {KEPT} stored tokens, {what}",
+        with_gradient(lambda: top_k_in_rows(student, stored, targets, **given)),
+        "autograd", with_gradient(lambda: top_k_loss(student, stored, targets, **given)), rounds=9,
+    )  # fmt: skip

@@ -1,0 +1,96 @@
+"""Losses a few rows at a time against their definitions: values, gradients, types, odd sizes."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from wakeful.training.distillation import distillation_loss, top_k_loss
+from wakeful.training.in_rows import distillation_in_rows, top_k_in_rows
+from wakeful.training.stored import top_k
+
+
+def drawn(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a student's and a teacher's logits (3, 5, 13) and targets, some not counted."""
+    generator = torch.Generator().manual_seed(0)
+    student, teacher = torch.randn(2, 3, 5, 13, generator=generator, dtype=torch.float64) * 3
+    targets = torch.randint(13, (3, 5), generator=generator)
+    targets[1, 2:] = -100
+    return student.to(dtype).requires_grad_(), teacher.to(dtype), targets
+
+
+def value_and_gradient(loss: Tensor, student: Tensor) -> tuple[float, Tensor]:
+    (gradient,) = torch.autograd.grad(loss, student)
+    return loss.item(), gradient
+
+
+@pytest.mark.parametrize("rows", [0, 1, 4, 15, 64])
+@pytest.mark.parametrize("over", ["sum", "mean"])
+@pytest.mark.parametrize(("alpha", "temperature"), [(0.0, 1.0), (0.6, 1.0), (0.3, 2.5), (1.0, 2.0)])
+def test_the_whole_divergence(rows: int, over: str, alpha: float, temperature: float) -> None:
+    student, teacher, targets = drawn()
+    given = {"alpha": alpha, "temperature": temperature, "over": over}
+    wanted = value_and_gradient(distillation_loss(student, teacher, targets, **given), student)
+    in_rows = distillation_in_rows(student, teacher, targets, **given, rows=rows)
+    found = value_and_gradient(in_rows, student)
+    assert found[0] == pytest.approx(wanted[0], rel=1e-12)
+    torch.testing.assert_close(found[1], wanted[1], rtol=1e-11, atol=1e-14)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 4])
+@pytest.mark.parametrize("kept", [1, 5, 13])
+@pytest.mark.parametrize("rest", ["bucket", "renormalize"])
+@pytest.mark.parametrize(("alpha", "temperature"), [(0.0, 1.0), (0.3, 2.5)])
+def test_stored_tokens(rows: int, kept: int, rest: str, alpha: float, temperature: float) -> None:
+    student, teacher, targets = drawn()
+    stored = top_k(teacher, kept, temperature)
+    given = {"alpha": alpha, "temperature": temperature, "rest": rest}
+    wanted = value_and_gradient(top_k_loss(student, stored, targets, **given), student)
+    in_rows = top_k_in_rows(student, stored, targets, **given, rows=rows)
+    found = value_and_gradient(in_rows, student)
+    assert found[0] == pytest.approx(wanted[0], rel=1e-12)
+    torch.testing.assert_close(found[1], wanted[1], rtol=1e-11, atol=1e-14)
+
+
+def test_its_gradient_is_its_slope() -> None:
+    student, teacher, targets = drawn()
+
+    def whole(logits: Tensor) -> Tensor:
+        return distillation_in_rows(
+            logits, teacher, targets, alpha=0.3, temperature=1.7, over="sum", rows=4
+        )
+
+    def stored(logits: Tensor) -> Tensor:
+        kept = top_k(teacher, 5, 1.7)
+        return top_k_in_rows(logits, kept, targets, alpha=0.3, temperature=1.7, rows=4)
+
+    assert torch.autograd.gradcheck(whole, student)
+    assert torch.autograd.gradcheck(stored, student)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_narrow_logits_are_read_in_float32(dtype: torch.dtype) -> None:
+    student, teacher, targets = drawn(dtype)
+    given = {"alpha": 0.3, "temperature": 1.0, "over": "sum"}
+    wanted = value_and_gradient(distillation_loss(student, teacher, targets, **given), student)
+    loss = distillation_in_rows(student, teacher, targets, **given, rows=4)
+    found = value_and_gradient(loss, student)
+    assert loss.dtype == torch.float32
+    assert found[1].dtype == dtype
+    assert found[0] == pytest.approx(wanted[0], rel=1e-5)
+    torch.testing.assert_close(found[1], wanted[1])
+
+
+def test_the_teacher_learns_nothing_and_a_scaled_loss_scales() -> None:
+    student, teacher, targets = drawn()
+    teacher.requires_grad_()
+    given = {"alpha": 0.0, "temperature": 1.0, "over": "sum"}
+    loss = distillation_in_rows(student, teacher, targets, **given)
+    once = torch.autograd.grad(loss, student, retain_graph=True)[0]
+    torch.testing.assert_close(
+        torch.autograd.grad(3 * loss, student, retain_graph=True)[0], 3 * once
+    )
+    loss.backward()
+    torch.testing.assert_close(student.grad, once)
+    assert teacher.grad is None
+    with torch.no_grad():
+        assert distillation_in_rows(student, teacher, targets, **given).item() == loss.item()
