@@ -89,8 +89,10 @@ def test_the_teacher_learns_nothing_and_a_scaled_loss_scales() -> None:
     torch.testing.assert_close(
         torch.autograd.grad(3 * loss, student, retain_graph=True)[0], 3 * once
     )
-    loss.backward()
+    loss.backward(retain_graph=True)
     torch.testing.assert_close(student.grad, once)
+    loss.backward()
+    torch.testing.assert_close(student.grad, 2 * once)
     assert teacher.grad is None
     with torch.no_grad():
         assert distillation_in_rows(student, teacher, targets, **given).item() == loss.item()
