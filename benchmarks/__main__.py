@@ -12,9 +12,8 @@ from benchmarks.timing import Ratio
 from wakeful.runs.run import environment
 
 NAMES = (
-    "softmax1", "memory", "training", "distillation", "growth", "optimizer", "diagnose",
-    "inspectors", "loading", "generation", "quantize", "cure", "evaluation", "peaks", "waits",
-    "speed", "gpu",
+    "softmax1", "memory", "training", "losses", "growth", "optimizer", "diagnose", "inspectors",
+    "loading", "generation", "quantize", "cure", "evaluation", "peaks", "waits", "speed", "gpu",
 )  # fmt: skip
 
 

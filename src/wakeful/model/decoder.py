@@ -27,6 +27,7 @@ from wakeful.model.attention import Attention, Flow
 from wakeful.model.block import BLOCKS, Block, ParallelBlock, SublayerBlock, make_mlp
 from wakeful.model.cache import Cache, Slot
 from wakeful.model.positions import Rotary, Rotation
+from wakeful.model.rows import cross_entropy_of_rows
 from wakeful.normalizers.base import Normalizer
 from wakeful.norms.base import Norm, Part, Place
 from wakeful.placements import Placement
@@ -207,8 +208,11 @@ class Decoder(HasRoles, Marked, nn.Module):
         `reduction` is "mean" over the counted targets, "sum", or "none" for (B, L). `documents`
         are those of `tokens`, as `forward` takes them.
         """
-        logits = self(tokens, documents=documents)
-        return cross_entropy(logits, self.counted(targets), reduction=reduction)
+        logits, targets = self(tokens, documents=documents), self.counted(targets)
+        if reduction == "mean" and not torch.compiler.is_compiling():  # which fuses it itself
+            wanted = targets.flatten()
+            return cross_entropy_of_rows(logits.flatten(0, 1), wanted, wanted.ne(IGNORED))
+        return cross_entropy(logits, targets, reduction=reduction)
 
     def counted(self, targets: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
         """Return the targets with −100 where a relaxed prefix lets a token see its own."""

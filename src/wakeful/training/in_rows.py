@@ -1,32 +1,22 @@
 """Distillation's losses a few rows at a time, each with its gradient in closed form.
 
-Autograd keeps half a dozen tensors as large as the logits for a divergence and walks over each
-twice. Here a few rows stay in the processor's cache from the logits to their gradient, which alone
-is kept. The numbers are those of `distillation`'s definitions, to rounding. With s a row of the
-student's logits, q = softmax(s / T), q' = softmax(s), p the teacher's and y the target:
+The numbers are those of `distillation`'s definitions, to rounding. With s a row of the student's
+logits, q = softmax(s / T), q' = softmax(s), p the teacher's and y the target:
 
     d/ds [α CE + (1 − α) T² KL(p ‖ q)] = α (q' − 1_y) + (1 − α) T (q − p)
 
-B batch, L tokens, N = B L rows, V vocabulary, k tokens kept of a stored prediction.
+B batch, L tokens, V vocabulary, k tokens kept of a stored prediction.
 """
 
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from wakeful.model.decoder import IGNORED
+from wakeful.model.rows import OfRows, cross_entropy_and_slope, mean_of_rows
 from wakeful.training.stored import TopK
-
-_NUMBERS = {"cpu": 2**20}
-"""Logits at a time: 4 MB a tensor on a processor, which its cache holds; elsewhere 512 MB."""
-_ELSEWHERE = 2**27
-
-Rows = Callable[[slice, Float[Tensor, "n V"]], tuple[Float[Tensor, "n"], Float[Tensor, "n V"]]]
-"""`of(rows, logits)`: the loss of some rows each, and its gradient by their logits."""
 
 
 def distillation_in_rows(
@@ -112,42 +102,9 @@ def _with_targets(
     """Add α times the cross-entropy to a loss of rows, and its gradient to theirs."""
     if not alpha:
         return loss, slope
-    at = targets.clamp(min=0).unsqueeze(-1)
-    log_q = logits.log_softmax(-1)
-    loss = loss - alpha * log_q.gather(-1, at).squeeze(-1)
-    slope.add_(log_q.exp_(), alpha=alpha)
-    return loss, slope.scatter_add_(-1, at, slope.new_full(at.shape, -alpha))
+    hard, steep = cross_entropy_and_slope(logits, targets)
+    return loss.add_(hard, alpha=alpha), slope.add_(steep, alpha=alpha)
 
 
-def _mean(student: Tensor, of: Rows, targets: Tensor, rows: int) -> Tensor:
-    if not rows:
-        rows = max(1, _NUMBERS.get(student.device.type, _ELSEWHERE) // student.shape[-1])
-    found: Any = _Mean.apply(student.flatten(0, 1), of, targets.ne(IGNORED), rows)
-    return found
-
-
-class _Mean(torch.autograd.Function):
-    """The mean over the rows counted. Logits are read in float32, or in float64 where they are."""
-
-    @staticmethod
-    def forward(ctx, logits: Tensor, of: Rows, counted: Tensor, rows: int) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        wide = torch.promote_types(logits.dtype, torch.float32)
-        share = counted.to(wide)
-        share /= share.sum()
-        slopes = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
-        total = logits.new_zeros((), dtype=wide)
-        for start in range(0, len(logits), rows):
-            some = slice(start, start + rows)
-            loss, slope = of(some, logits[some].to(wide))
-            total += loss.dot(share[some])
-            if slopes is not None:
-                slopes[some] = slope.mul_(share[some].unsqueeze(-1))
-        if slopes is not None:
-            ctx.save_for_backward(slopes)
-        return total
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (slopes,) = ctx.saved_tensors
-        return slopes * grad.to(slopes.dtype), None, None, None
+def _mean(student: Tensor, of: OfRows, targets: Tensor, rows: int) -> Tensor:
+    return mean_of_rows(student.flatten(0, 1), of, targets.ne(IGNORED), rows=rows)

@@ -1,4 +1,4 @@
-"""Distillation's loss with its gradient, against the divergence as PyTorch writes it."""
+"""The losses of training with their gradients, against the same as PyTorch writes them."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.timing import Ratio, compare
+from wakeful.model.decoder import IGNORED, cross_entropy
+from wakeful.model.rows import cross_entropy_of_rows
 from wakeful.training.distillation import top_k_loss
 from wakeful.training.in_rows import distillation_in_rows, top_k_in_rows
 from wakeful.training.stored import top_k
@@ -18,7 +20,7 @@ KEPT = 64
 
 
 def ratios() -> Iterator[Ratio]:
-    """Yield loss and gradient over F.kl_div's of log-softmaxes, and over autograd's with 64 kept.
+    """Yield loss and gradient over F.cross_entropy's, F.kl_div's and autograd's with 64 kept.
 
     F.kl_div of two log-softmaxes is what TRL and most training scripts compute.
     """
@@ -36,6 +38,10 @@ def _of(vocabulary: int, dtype: torch.dtype) -> Iterator[Ratio]:
     stored = top_k(teacher, KEPT, 1.0)
     given: dict[str, Any] = {"alpha": 0.0, "temperature": 1.0}
 
+    def in_rows() -> Tensor:
+        wanted = targets.flatten()
+        return cross_entropy_of_rows(student.flatten(0, 1), wanted, wanted.ne(IGNORED))
+
     def kl_div() -> Tensor:
         q, p = (each.float().log_softmax(-1) for each in (student, teacher))
         return F.kl_div(q, p, reduction="none", log_target=True).sum(-1).mean()
@@ -44,6 +50,10 @@ def _of(vocabulary: int, dtype: torch.dtype) -> Iterator[Ratio]:
         return lambda: torch.autograd.grad(loss(), student)
 
     what = f"V = {vocabulary:,}, {str(dtype).removeprefix('torch.')}"
+    yield compare(
+        f"cross-entropy, {what}", with_gradient(in_rows),
+        "F.cross_entropy", with_gradient(lambda: cross_entropy(student, targets)), rounds=9,
+    )  # fmt: skip
     yield compare(
         f"KL, {what}",
         with_gradient(lambda: distillation_in_rows(student, teacher, targets, **given, over="sum")),

@@ -1,0 +1,85 @@
+"""Means of a loss over rows of logits, a few at a time, each with its gradient in closed form.
+
+Autograd keeps several tensors as large as the logits and walks over each. Here a few rows stay in
+the processor's cache from the logits to their gradient, which alone is kept. N rows, V vocabulary.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+_NUMBERS = {"cpu": 2**20}
+"""Logits at a time: 4 MB a tensor on a processor, which its cache holds; elsewhere 512 MB."""
+_ELSEWHERE = 2**27
+
+OfRows = Callable[[slice, Float[Tensor, "n V"]], tuple[Float[Tensor, "n"], Float[Tensor, "n V"]]]
+"""`of(rows, logits)`: the loss of some rows each, and its gradient by their logits, a new tensor.
+The logits are in float32, or in float64 where they were."""
+
+
+def mean_of_rows(
+    logits: Float[Tensor, "N V"], of: OfRows, counted: Bool[Tensor, "N"], *, rows: int = 0
+) -> Tensor:
+    """Return the mean loss of the rows counted, computed `rows` at a time (0: as many as suit V).
+
+    It can be differentiated once. A gradient comes in the logits' own type.
+    """
+    if not rows:
+        rows = max(1, _NUMBERS.get(logits.device.type, _ELSEWHERE) // logits.shape[-1])
+    found: Any = _Mean.apply(logits, of, counted, rows)
+    return found
+
+
+def cross_entropy_of_rows(
+    logits: Float[Tensor, "N V"],
+    targets: Int[Tensor, "N"],
+    counted: Bool[Tensor, "N"],
+    *,
+    rows: int = 0,
+) -> Tensor:
+    """Return the mean of −log softmax(logits)_target, whose gradient is softmax − 1_target."""
+
+    def of(some: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
+        return cross_entropy_and_slope(logits, targets[some])
+
+    return mean_of_rows(logits, of, counted, rows=rows)
+
+
+def cross_entropy_and_slope(
+    logits: Float[Tensor, "n V"], targets: Int[Tensor, "n"]
+) -> tuple[Float[Tensor, "n"], Float[Tensor, "n V"]]:
+    """Return the cross-entropy of each row, and its gradient by the logits."""
+    at = targets.clamp(min=0).unsqueeze(-1)  # rows that are not counted have any target
+    log_q = logits.log_softmax(-1)
+    loss = -log_q.gather(-1, at).squeeze(-1)
+    slope = log_q.exp_()
+    return loss, slope.scatter_add_(-1, at, slope.new_full(at.shape, -1.0))
+
+
+class _Mean(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits: Tensor, of: OfRows, counted: Tensor, rows: int) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        share = counted.to(wide)
+        share /= share.sum()
+        slopes = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
+        total = logits.new_zeros((), dtype=wide)
+        for start in range(0, len(logits), rows):
+            some = slice(start, start + rows)
+            loss, slope = of(some, logits[some].to(wide))
+            total += loss.dot(share[some])
+            if slopes is not None:
+                slopes[some] = slope.mul_(share[some].unsqueeze(-1))
+        if slopes is not None:
+            ctx.save_for_backward(slopes)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (slopes,) = ctx.saved_tensors
+        return slopes * grad.to(slopes.dtype), None, None, None
