@@ -205,8 +205,8 @@ class Decoder(HasRoles, Marked, nn.Module):
     ) -> Tensor:
         """Return the cross-entropy in nats of `targets` (−100: not counted).
 
-        `reduction` is "mean" over the counted targets, "sum", or "none" for (B, L). `documents`
-        are those of `tokens`, as `forward` takes them.
+        `reduction` is "mean" over the counted targets, which can be differentiated once, "sum", or
+        "none" for (B, L). `documents` are those of `tokens`, as `forward` takes them.
         """
         logits, targets = self(tokens, documents=documents), self.counted(targets)
         if reduction == "mean" and not torch.compiler.is_compiling():  # which fuses it itself
