@@ -16,6 +16,9 @@ _NUMBERS = {"cpu": 2**20}
 """Logits at a time: 4 MB a tensor on a processor, which its cache holds; elsewhere 512 MB."""
 _ELSEWHERE = 2**27
 
+MANY = 2**24
+"""Logits from which on the cross-entropy goes by rows, 64 MB: with fewer it was not seen to pay."""
+
 OfRows = Callable[[slice, Float[Tensor, "n V"]], tuple[Float[Tensor, "n"], Float[Tensor, "n V"]]]
 """`of(rows, logits)`: the loss of some rows each, and its gradient by their logits, a new tensor.
 The logits are in float32, or in float64 where they were."""
