@@ -22,12 +22,12 @@ from wakeful.config.model import VARIANTS, ModelConfig, RotationName
 from wakeful.depth.base import DepthMix, SublayerMix
 from wakeful.embeddings.base import Embedding
 from wakeful.errors import WakefulError
-from wakeful.model import rows
 from wakeful.model.attend import causal_mask
 from wakeful.model.attention import Attention, Flow
 from wakeful.model.block import BLOCKS, Block, ParallelBlock, SublayerBlock, make_mlp
 from wakeful.model.cache import Cache, Slot
 from wakeful.model.positions import Rotary, Rotation
+from wakeful.model.rows import MANY, cross_entropy_of_rows
 from wakeful.normalizers.base import Normalizer
 from wakeful.norms.base import Norm, Part, Place
 from wakeful.placements import Placement
@@ -209,10 +209,10 @@ class Decoder(HasRoles, Marked, nn.Module):
         "none" for (B, L). `documents` are those of `tokens`, as `forward` takes them.
         """
         logits, targets = self(tokens, documents=documents), self.counted(targets)
-        by_rows = reduction == "mean" and logits.numel() >= rows.MANY
+        by_rows = reduction == "mean" and logits.numel() >= MANY
         if by_rows and not torch.compiler.is_compiling():  # which fuses it itself
             wanted = targets.flatten()
-            return rows.cross_entropy_of_rows(logits.flatten(0, 1), wanted, wanted.ne(IGNORED))
+            return cross_entropy_of_rows(logits.flatten(0, 1), wanted, wanted.ne(IGNORED))
         return cross_entropy(logits, targets, reduction=reduction)
 
     def counted(self, targets: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:

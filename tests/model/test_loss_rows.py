@@ -36,7 +36,7 @@ def test_its_gradient_is_its_slope() -> None:
 
 @pytest.mark.parametrize("prefix", [1, 3])
 def test_a_decoders_loss(prefix: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wakeful.model.rows.MANY", 1)
+    monkeypatch.setattr("wakeful.model.decoder.MANY", 1)
     decoder = tiny_decoder(relaxed_prefix=prefix).double()
     tokens, targets = (some_tokens(2, 9)[:, part] for part in (slice(-1), slice(1, None)))
     targets = targets.clone()
