@@ -209,7 +209,7 @@ class Decoder(HasRoles, Marked, nn.Module):
         "none" for (B, L). `documents` are those of `tokens`, as `forward` takes them.
         """
         logits, targets = self(tokens, documents=documents), self.counted(targets)
-        by_rows = reduction == "mean" and logits.numel() >= MANY
+        by_rows = reduction == "mean" and logits.requires_grad and logits.numel() >= MANY
         if by_rows and not torch.compiler.is_compiling():  # which fuses it itself
             wanted = targets.flatten()
             return cross_entropy_of_rows(logits.flatten(0, 1), wanted, wanted.ne(IGNORED))

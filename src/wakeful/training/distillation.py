@@ -6,7 +6,7 @@ kept of a stored prediction.
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 import torch.nn.functional as F
@@ -15,14 +15,9 @@ from torch import Tensor
 
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import IGNORED, Decoder, cross_entropy
-from wakeful.training.in_rows import distillation_in_rows, top_k_in_rows
+from wakeful.training.in_rows import Over, Rest, distillation_in_rows, top_k_in_rows
 from wakeful.training.matching import distance, states_of
 from wakeful.training.stored import Store, TopK, top_k
-
-Over = Literal["sum", "mean"]
-"""How KL gathers the vocabulary: summed, the divergence itself, or averaged, V times less."""
-Rest = Literal["bucket", "renormalize"]
-"""What becomes of the tokens that a stored prediction leaves out."""
 
 
 def distillation_loss(

@@ -18,6 +18,11 @@ from wakeful.model.decoder import IGNORED
 from wakeful.model.rows import OfRows, cross_entropy_and_slope, mean_of_rows
 from wakeful.training.stored import TopK
 
+Over = Literal["sum", "mean"]
+"""How KL gathers the vocabulary: summed, the divergence itself, or averaged, V times less."""
+Rest = Literal["bucket", "renormalize"]
+"""What becomes of the tokens that a stored prediction leaves out."""
+
 
 def distillation_in_rows(
     student: Float[Tensor, "B L V"],
@@ -26,7 +31,7 @@ def distillation_in_rows(
     *,
     alpha: float,
     temperature: float,
-    over: Literal["sum", "mean"],
+    over: Over,
     rows: int = 0,
 ) -> Tensor:
     """Return `distillation.distillation_loss`, `rows` rows at a time (0: as many as suit V).
@@ -37,9 +42,8 @@ def distillation_in_rows(
     width = student.shape[-1] if over == "mean" else 1
 
     def of(some: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
-        log_q = (logits / temperature if temperature != 1 else logits).log_softmax(-1)
-        log_p = theirs[some].to(logits.dtype)
-        log_p = (log_p / temperature if temperature != 1 else log_p).log_softmax(-1)
+        log_q = _divided(logits, temperature).log_softmax(-1)
+        log_p = _divided(theirs[some].to(logits.dtype), temperature).log_softmax(-1)
         p = log_p.exp()
         loss = log_p.sub_(log_q).mul_(p).sum(-1) * ((1 - alpha) * temperature**2 / width)
         slope = log_q.exp().sub_(p).mul_((1 - alpha) * temperature / width)
@@ -55,7 +59,7 @@ def top_k_in_rows(
     *,
     alpha: float,
     temperature: float,
-    rest: Literal["bucket", "renormalize"] = "bucket",
+    rest: Rest = "bucket",
     rows: int = 0,
 ) -> Tensor:
     """Return `distillation.top_k_loss`, `rows` rows at a time (0: as many as suit V).
@@ -68,7 +72,7 @@ def top_k_in_rows(
     whole = ids.shape[-1] == student.shape[-1]
 
     def of(some: slice, logits: Tensor) -> tuple[Tensor, Tensor]:
-        scaled = logits / temperature if temperature != 1 else logits
+        scaled = _divided(logits, temperature)
         named, log_p = ids[some], kept[some].to(logits.dtype)
         found = scaled.gather(-1, named)
         log_whole, outside = found.logsumexp(-1), None
@@ -86,14 +90,17 @@ def top_k_in_rows(
             log_others = outside - log_whole
             loss += log_rest.exp() * (log_rest - log_others)
             slope.mul_((1 - (log_rest - log_others).exp()).unsqueeze(-1))
-        elif outside is not None:
-            slope.mul_(p.sum(-1, keepdim=True))
         slope.scatter_(-1, named, log_q.exp() - p)
         loss *= (1 - alpha) * temperature**2
         slope *= (1 - alpha) * temperature
         return _with_targets(loss, slope, logits, wanted[some], alpha)
 
     return _mean(student, of, wanted, rows)
+
+
+def _divided(logits: Tensor, temperature: float) -> Tensor:
+    """Divide logits by T, which at 1 would be a pass for nothing."""
+    return logits / temperature if temperature != 1 else logits
 
 
 def _with_targets(
