@@ -1,11 +1,14 @@
 """What a model costs who serves it, and several texts beside each other."""
 
+import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from transformers import LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
 import wakeful
 from evaluation.models import llama, loaded_llama, save_llama
@@ -13,8 +16,13 @@ from training.runs import text, tiny
 from wakeful.cli import main
 from wakeful.config.verbs import EvaluateOptions
 from wakeful.errors import WakefulError
-from wakeful.evaluation.costs import DECODED, ROUNDS, costs
+from wakeful.evaluation import costs as costs_module
+from wakeful.evaluation.costs import DECODED, OURS, ROUNDS, THEIRS, costs
+from wakeful.loading.model import Model
+from wakeful.model.decoder import Decoder
+from wakeful.pages.evaluation import shown as rows_of
 from wakeful.training.loop import train
+from wakeful.verbs.evaluate import Evaluation
 
 __all__ = ["llama", "text"]
 LENGTHS = (9, 20)
@@ -58,8 +66,150 @@ def test_our_decoder_costs_what_its_export_does(text: Path, tmp_path: Path) -> N
     )
     assert ours["cache, KB a token"] == theirs["cache, KB a token"]
     assert ours["parameters, M"] == theirs["parameters, M"]
-    assert "files, MB" not in ours
+    # Of the checkpoint's files the weights alone, and not the optimizer's state.
+    newest = run.path / "checkpoints" / "step-00000008"
+    assert ours["files, MB"] == (newest / "model.safetensors").stat().st_size / 1e6
+    assert ours["files, MB"] == pytest.approx(theirs["files, MB"], rel=0.1)
     assert theirs["files, MB"] > theirs["weights, MB"] * 0.99
+
+
+def test_files_are_those_of_the_checkpoint_that_was_loaded(text: Path, tmp_path: Path) -> None:
+    run = train(tiny(text, model={"max_length": 64}), tmp_path / "run")
+    model = wakeful.load(run.path)
+    whole = run.path / "checkpoints" / "step-00000008" / "model.safetensors"
+    older = run.path / "checkpoints" / "step-00000004"
+    older.mkdir()
+    for name, size in (("model-00000-of-00002", 50), ("model-00001-of-00002", 30)):
+        (older / f"{name}.safetensors").write_bytes(bytes(size))
+    (older / "optimizer-00000-of-00002.safetensors").write_bytes(bytes(1000))
+
+    def files(of: Model) -> list[float]:
+        found = costs(of, (8,), progress=lambda *_: None)
+        return [score.figure for score in found if score.metric == "files, MB"]
+
+    assert files(model) == [whole.stat().st_size / 1e6]
+    assert files(dataclasses.replace(model, step=4)) == [pytest.approx(80 / 1e6)]
+    assert files(dataclasses.replace(model, step=5)) == []
+    assert files(dataclasses.replace(model, path=None)) == []
+
+
+def save_opt(folder: Path) -> Path:
+    """Save a random model of an architecture that our decoder cannot be."""
+    save_llama(folder)
+    torch.manual_seed(0)
+    config = OPTConfig(
+        vocab_size=258, hidden_size=16, word_embed_proj_dim=16, ffn_dim=24, num_hidden_layers=2,
+        num_attention_heads=4, max_position_embeddings=64,
+    )  # fmt: skip
+    OPTForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def codes(result: Evaluation) -> dict[str, set[str]]:
+    """Return what ran each model for its cache and speed."""
+    found: dict[str, set[str]] = {}
+    for score in result.scores:
+        if score.task == "speed" or "cache" in score.metric:
+            found.setdefault(score.model, set()).add(score.implementation)
+    return found
+
+
+def test_beside_our_decoder_a_known_architecture_is_timed_with_it_too(
+    text: Path, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = train(tiny(text, model={"max_length": 64}), tmp_path / "run")
+    timed: list[type] = []
+    own = costs_module._timed
+
+    def timing(model: Model, prompt: list[int]) -> tuple[float, float]:
+        timed.append(type(model.module))
+        return own(model, prompt)
+
+    monkeypatch.setattr(costs_module, "_timed", timing)
+    words = {"text": str(text / "000.txt"), "length": 24, "num_sequences": 4}
+    both = wakeful.evaluate(llama, run.path, speed=[8], **words)
+    assert {*timed} == {Decoder}
+    assert codes(both) == {"llama": {OURS}, "vanilla": {OURS}}
+    assert both.method["Implementation timed"] == (
+        "llama our decoder in place of LlamaForCausalLM; vanilla our decoder"
+    )
+    # What it predicts comes from the model as it was loaded.
+    alone = wakeful.evaluate(llama, **words)
+    assert alone.scores[0].values.tolist() == both.scores[0].values.tolist()
+    assert both.names["llama"] == "LlamaForCausalLM"
+    sizes = {(s.model, s.metric): s.figure for s in both.scores if s.task == "size"}
+    stored = (llama / "model.safetensors").stat().st_size
+    assert sizes["llama", "files, MB"] == pytest.approx(stored / 1e6)
+    timed.clear()
+    other = save_llama(tmp_path / "other", seed=1)
+    theirs = wakeful.evaluate(llama, other, speed=[8])
+    assert {*timed} == {LlamaForCausalLM}
+    assert codes(theirs) == {"llama": {THEIRS}, "other": {THEIRS}}
+    assert theirs.method["Implementation timed"] == THEIRS
+
+
+def test_models_in_memory_and_quantized_ones_are_known_before_they_are_loaded(
+    text: Path, llama: Path, tmp_path: Path
+) -> None:
+    model = wakeful.load(llama)
+    decoder = dataclasses.replace(model, module=model.decoder(), name="ours")
+    assert codes(wakeful.evaluate(model, decoder, speed=[8])) == {"llama": {OURS}, "ours": {OURS}}
+    assert codes(wakeful.evaluate(model, speed=[8])) == {"llama": {THEIRS}}
+    run = train(tiny(text, model={"max_length": 64}), tmp_path / "run")
+    small = {"text": str(text), "length": 16, "num_sequences": 1}
+    wakeful.quantize(run.path, scheme=["w4"], save=str(tmp_path / "small"), **small)
+    found = codes(wakeful.evaluate(llama, tmp_path / "small", speed=[8]))
+    assert [*found.values()] == [{OURS}, {OURS}]
+
+
+def test_where_our_decoder_cannot_be_a_model_two_implementations_are_compared(
+    text: Path, llama: Path, tmp_path: Path
+) -> None:
+    run = train(tiny(text, model={"max_length": 64}), tmp_path / "run")
+    foreign = save_opt(tmp_path / "opt")
+    found = wakeful.evaluate(run.path, foreign, llama, speed=[8])
+    assert codes(found) == {"vanilla": {OURS}, "opt": {THEIRS}, "llama": {OURS}}
+    assert (
+        "opt Transformers, another implementation, because our decoder cannot be a opt"
+        in (found.method["Implementation timed"])
+    )
+    page = found.save(tmp_path / "out") / "report.html"
+    shown = page.read_text("utf-8")
+    assert (
+        "Cache and speed compare two implementations: vanilla in our decoder and opt in "
+        "Transformers."
+    ) in shown
+    assert shown.count("compare two implementations") == 1
+    names, rows = rows_of(found.scores)
+    assert names == ["vanilla", "opt", "llama"]
+    cells = {row.title: [cell.difference for cell in row.cells] for row in rows}
+    assert cells["speed: prefill of 8, tokens/s"][1].endswith(", two implementations")
+    assert "two" not in cells["speed: prefill of 8, tokens/s"][2]
+    assert "two" not in cells["size: parameters, M"][1]
+    scores = found.summary["models"][1]["scores"]
+    assert {s["implementation"] for s in scores if s["task"] == "speed"} == {THEIRS}
+
+
+class Doubled(LlamaForCausalLM):
+    """A class with a known configuration that computes something else."""
+
+    def forward(self, *rest: Any, **named: Any) -> Any:
+        output = super().forward(*rest, **named)
+        output.logits = 2 * output.logits
+        return output
+
+
+def test_a_class_that_computes_something_else_is_timed_as_it_is(
+    text: Path, llama: Path, tmp_path: Path
+) -> None:
+    model = wakeful.load(llama)
+    own = Doubled.from_pretrained(llama)
+    doubled = dataclasses.replace(model, module=own.eval(), name="doubled")
+    found = wakeful.evaluate(
+        dataclasses.replace(model, module=model.decoder(), name="ours"), doubled, speed=[8]
+    )
+    assert codes(found) == {"ours": {OURS}, "doubled": {THEIRS}}
+    assert "gives other logits" in found.method["Implementation timed"]
 
 
 def test_several_texts_and_the_costs_stand_in_one_table(

@@ -26,6 +26,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 
 from wakeful.evaluation.adapter import Adapter
+from wakeful.evaluation.groups import TaskSet
 from wakeful.evaluation.harness import Dealt, places, run_tasks
 from wakeful.evaluation.tasks import choices_task, lambada_task
 
@@ -159,8 +160,8 @@ def test_a_tasks_scores_are_those_of_one_process(model: Model, tmp_path: Path) -
     lambada = read_lambada(write_lines(tmp_path / "l.jsonl", LAMBADA))
     choices = read_choices(write_lines(tmp_path / "c.jsonl", CHOICES))
 
-    def tasks() -> dict[str, Any]:
-        return {"lambada": lambada_task(lambada), "choices": choices_task(choices)}
+    def tasks() -> TaskSet:
+        return TaskSet({"lambada": lambada_task(lambada), "choices": choices_task(choices)})
 
     prepared = [tasks() for _ in range(SIZE)]
     wanted = run_tasks("m", Adapter(model, batch_size=2), tasks())

@@ -25,6 +25,7 @@ from wakeful.errors import WakefulError
 from wakeful.evaluation import tasks as tasks_module
 from wakeful.evaluation.adapter import Adapter, Transformer, asked
 from wakeful.evaluation.examples import read_choices, read_lambada
+from wakeful.evaluation.groups import TaskSet
 from wakeful.evaluation.harness import run_tasks
 from wakeful.evaluation.scores import Score
 from wakeful.evaluation.tasks import choices_task, lambada_task, named_tasks, quiet
@@ -52,10 +53,10 @@ def ours(text: Path, tmp_path: Path) -> Model:
 def silent(done: int, total: int) -> None: ...
 
 
-def local_tasks(folder: Path) -> dict[str, Any]:
+def local_tasks(folder: Path) -> TaskSet:
     lambada = read_lambada(write_lines(folder / "l.jsonl", LAMBADA))
     choices = read_choices(write_lines(folder / "c.jsonl", CHOICES))
-    return {"lambada": lambada_task(lambada), "choices": choices_task(choices)}
+    return TaskSet({"lambada": lambada_task(lambada), "choices": choices_task(choices)})
 
 
 def logits_of(loaded: Model, tokens: list[int]) -> torch.Tensor:
@@ -288,7 +289,7 @@ def test_solved_examples_stand_before_a_question(
 ) -> None:
     class Found(Index):
         def load(self, names: list[str]) -> dict[str, Any]:
-            return {"tasks": {"piqa": local_tasks(tmp_path)["choices"]}}
+            return {"tasks": {"piqa": local_tasks(tmp_path).tasks["choices"]}}
 
     monkeypatch.setattr(tasks_module, "TaskManager", lambda: Found(OSError()))
     asked_of: list[str] = []
@@ -312,13 +313,13 @@ def test_a_task_without_solved_examples_keeps_none(
 ) -> None:
     class Found(Index):
         def load(self, names: list[str]) -> dict[str, Any]:
-            task = local_tasks(tmp_path)["choices"]
+            task = local_tasks(tmp_path).tasks["choices"]
             if names == ["piqa"]:
                 task.set_config(key="num_fewshot", value=0)
             return {"tasks": {"choices": task}}
 
     monkeypatch.setattr(tasks_module, "TaskManager", lambda: Found(OSError()))
-    assert named_tasks(["piqa"], shots=5)["choices"].get_config("num_fewshot") == 0
+    assert named_tasks(["piqa"], shots=5).tasks["choices"].get_config("num_fewshot") == 0
     with pytest.raises(WakefulError, match="choices is defined without solved examples"):
         named_tasks(["piqa@5"])
     with pytest.raises(WakefulError, match="asked for with 0 and with 3 shots"):
@@ -326,9 +327,9 @@ def test_a_task_without_solved_examples_keeps_none(
 
 
 def test_a_figure_that_is_no_mean_stands_alone(model: Model, tmp_path: Path) -> None:
-    task = local_tasks(tmp_path)["choices"]
+    task = local_tasks(tmp_path).tasks["choices"]
     task._aggregation_list["acc"] = max  # a median, a BLEU: no ratio over examples
-    found = figures(run_tasks("m", Adapter(model), {"choices": task}))
+    found = figures(run_tasks("m", Adapter(model), TaskSet({"choices": task})))
     own = found["choices", "acc"]
     assert own.keys == ("all",)
     assert own.figure == 1.0

@@ -19,13 +19,13 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
+from wakeful.evaluation.alike import decoder_alike
 from wakeful.evaluation.perplexity import check_numbers
 from wakeful.evaluation.sharing import Question, answers
 from wakeful.evaluation.tasks import quiet
 from wakeful.loading.model import Model
-from wakeful.model.decoder import Decoder
 from wakeful.model.generate import greedy_batch
-from wakeful.probes.running import as_decoder, logits_of
+from wakeful.probes.running import as_decoder
 from wakeful.quant import quantized_layers
 
 Request = tuple[Any, list[int], list[int]]
@@ -39,8 +39,6 @@ _OF_GREEDY = {
     "cache_implementation", "output_attentions", "output_hidden_states", "return_dict_in_generate",
 }  # fmt: skip
 """What a model may say of generation that leaves greedy text what it is."""
-_COMPARED = 32
-"""Tokens on which a model of Transformers and our decoder must agree."""
 
 
 class Adapter(TemplateLM):
@@ -310,27 +308,9 @@ def asked(
     make: Callable[..., TemplateLM] = partial(Adapter, alone=alone)
     if as_decoder(loaded.module) is None:
         try:
-            check_alike(loaded, loaded.decoder())
+            decoder_alike(loaded)
         except WakefulError as error:
             apart(str(error))
             make, batch_size = Transformer, 1 if alone else batch_size
     with quiet():
         return make(loaded, bos=bos, batch_size=batch_size, progress=progress)
-
-
-@torch.inference_mode()
-def check_alike(loaded: Model, decoder: Decoder) -> None:
-    """Raise `WakefulError` where our decoder gives other logits than a model of Transformers.
-
-    A class of the user's own may carry a known configuration and compute something else.
-    """
-    length = min(_COMPARED, loaded.context)
-    tokens = (torch.arange(length, device=loaded.device) * 7919 % decoder.config.vocab_size)[None]
-    own, theirs = (logits_of(module, tokens).float() for module in (decoder, loaded.module))
-    exact = decoder.embed.weight.dtype in (torch.float32, torch.float64)
-    close = 1e-3 if exact else 5e-2
-    if float((own - theirs).abs().max()) > close * float(theirs.abs().max()):
-        raise WakefulError(
-            f"our decoder with the configuration and weights of this "
-            f"{type(loaded.module).__name__} gives other logits"
-        )

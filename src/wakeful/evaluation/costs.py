@@ -1,5 +1,6 @@
 """What a model costs who serves it: size, and tokens a second at several lengths of the prompt."""
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,13 +10,18 @@ import torch
 from torch import nn
 
 from wakeful.errors import WakefulError
+from wakeful.evaluation.alike import decoder_alike
 from wakeful.evaluation.scores import Score
 from wakeful.loading.model import Model
+from wakeful.model.decoder import Decoder
 from wakeful.probes.running import as_decoder, held_bytes
+from wakeful.runs.run import Run
 
 ROUNDS = 3
 DECODED = 32
 """Tokens that are written after each prompt."""
+OURS, THEIRS = "our decoder", "Transformers"
+"""The implementations that run models."""
 _WEIGHTS = ("*.safetensors", "*.gguf")
 
 
@@ -29,6 +35,17 @@ def check_lengths(model: Model, lengths: Sequence[int]) -> None:
         )
 
 
+def on_our_decoder(model: Model) -> Model:
+    """Return the model with our decoder as its module, to measure costs beside other decoders'.
+
+    Raises:
+        WakefulError: our decoder cannot be it, or gives other logits.
+    """
+    if as_decoder(model.module) is not None:
+        return model
+    return dataclasses.replace(model, module=decoder_alike(model))
+
+
 def costs(
     model: Model, lengths: Sequence[int], *, progress: Callable[[int, int], None]
 ) -> list[Score]:
@@ -38,6 +55,7 @@ def costs(
     megabytes of weights and cache together at the longest prompt. Speed: tokens of the prompt a
     second until the first token is known (prefill), and greedy tokens a second after it (decode),
     over `ROUNDS` rounds of all lengths in turn after one unmeasured; the error is over rounds.
+    The model's module is what runs: `OURS` or `THEIRS`, which cache and speed depend on.
 
     Raises:
         WakefulError: a length that does not fit into the model's context.
@@ -53,14 +71,21 @@ def costs(
             seconds[length].append(_timed(model, prompt))
     progress(ROUNDS, ROUNDS)
     keys = tuple(f"round {number}" for number in range(ROUNDS))
+    code = implementation_of(model.module)
     speed: list[Score] = []
     for part, what in ((0, "prefill of {:,}, tokens/s"), (1, "decode after {:,}, tokens/s")):
         for length in lengths:
             taken = np.array([each[part] for each in seconds[length]])
             tokens = np.full(ROUNDS, float((length, DECODED)[part]))
             speed.append(Score(model=model.name, task="speed", metric=what.format(length),
-                               keys=keys, values=tokens, weights=taken, is_cost=True))  # fmt: skip
+                               keys=keys, values=tokens, weights=taken, is_cost=True,
+                               implementation=code))  # fmt: skip
     return [*_sizes(model, max(lengths)), *speed]
+
+
+def implementation_of(module: nn.Module) -> str:
+    """Return whose code runs a module; our class for Transformers holds our decoder."""
+    return OURS if any(isinstance(part, Decoder) for part in module.modules()) else THEIRS
 
 
 def _prompt(model: Model, length: int) -> list[int]:
@@ -86,6 +111,7 @@ def _timed(model: Model, prompt: list[int]) -> tuple[float, float]:
 
 
 def _sizes(model: Model, length: int) -> list[Score]:
+    code = implementation_of(model.module)
     weights = held_bytes([*model.module.parameters(), *model.module.buffers()])
     cache = _cache_bytes(model, length)
     found = {
@@ -100,7 +126,7 @@ def _sizes(model: Model, length: int) -> list[Score]:
     return [
         Score(model=model.name, task="size", metric=metric, keys=("all",),
               values=np.array([value]), weights=np.ones(1), higher_is_better=False,
-              is_cost=True)
+              is_cost=True, implementation=code if "cache" in metric else "")
         for metric, value in found.items()
     ]  # fmt: skip
 
@@ -119,10 +145,16 @@ def _cache_bytes(model: Model, length: int) -> int:
 
 
 def _file_bytes(model: Model) -> int:
-    """Return the bytes of the files of weights; 0 where there are none, as of a run in training."""
+    """Return the bytes of the files of weights; 0 where there are none."""
     path = model.path
     if path is None:
         return 0
     if path.is_file():
         return path.stat().st_size
-    return sum(file.stat().st_size for kind in _WEIGHTS for file in path.glob(kind))
+    checkpoint = Run(path).checkpoints / f"step-{model.step:08d}"
+    if checkpoint.is_dir():  # beside the weights lies the optimizer's state
+        whole = checkpoint / "model.safetensors"
+        files = [whole] if whole.is_file() else checkpoint.glob("model-*-of-*.safetensors")
+    else:
+        files = (file for kind in _WEIGHTS for file in path.glob(kind))
+    return sum(file.stat().st_size for file in files)

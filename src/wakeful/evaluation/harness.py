@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
-from lm_eval.api.task import Task
 from lm_eval.evaluator import evaluate
 
 from wakeful.errors import WakefulError
+from wakeful.evaluation.groups import TaskSet, title_of, with_groups
 from wakeful.evaluation.scores import Score
 from wakeful.evaluation.tasks import quiet
 from wakeful.world import World
@@ -25,20 +25,19 @@ _PERPLEXITIES = ("perplexity", "word_perplexity", "byte_perplexity")
 _LOWER = (*_PERPLEXITIES, "bits_per_byte")
 
 
-def run_tasks(name: str, asked: LM, tasks: Mapping[str, Task], *, limit: int = 0) -> list[Score]:
+def run_tasks(name: str, asked: LM, tasks: TaskSet, *, limit: int = 0) -> list[Score]:
     """Return the scores of the model called `name` on the first `limit` examples (0: all).
 
-    A figure that is not a mean over examples (a BLEU, the mean of a group of tasks) is lm-eval's
-    own, and has no standard error here.
+    A group that aggregates its tasks comes before them. A figure that is not a mean over examples,
+    such as a BLEU, is lm-eval's own and has no standard error here.
 
     Raises:
         WakefulError: lm-eval refuses a task, or a model an example.
     """
     with quiet():
         try:
-            results: Any = evaluate(
-                asked, {"tasks": dict(tasks)}, limit=limit or None, bootstrap_iters=0
-            )
+            given: Any = {"tasks": dict(tasks.tasks), "groups": dict(tasks.groups)}
+            results: Any = evaluate(asked, given, limit=limit or None, bootstrap_iters=0)
         except WakefulError:
             raise
         except (ValueError, ArithmeticError, AssertionError, OSError, ImportError) as error:
@@ -47,10 +46,7 @@ def run_tasks(name: str, asked: LM, tasks: Mapping[str, Task], *, limit: int = 0
     scores: list[Score] = []
     for task, samples in results["samples"].items():
         better = results["higher_is_better"].get(task, {})
-        for metric, own in results["results"][task].items():
-            plain, _, chosen = metric.partition(",")
-            if not chosen or plain.endswith("_stderr") or not isinstance(own, float | int):
-                continue
+        for (plain, chosen), own in _figures(results["results"][task]).items():
             rows = [sample for sample in samples if sample["filter"] == chosen]
             rising = better.get(plain)
             values, weights, keys = _examples(plain, rows, own)
@@ -58,7 +54,7 @@ def run_tasks(name: str, asked: LM, tasks: Mapping[str, Task], *, limit: int = 0
                 Score(
                     model=name,
                     task=task,
-                    metric=plain if chosen == "none" else f"{plain} ({chosen})",
+                    metric=title_of(plain, chosen),
                     keys=keys,
                     values=values,
                     weights=weights,
@@ -67,7 +63,18 @@ def run_tasks(name: str, asked: LM, tasks: Mapping[str, Task], *, limit: int = 0
                     shots=results["n-shot"][task],
                 )
             )
-    return scores
+    own = {name: _figures(results["results"].get(name, {})) for name in tasks.groups}
+    return with_groups(scores, tasks, own)
+
+
+def _figures(found: Mapping[str, Any]) -> dict[tuple[str, str], float]:
+    """Return lm-eval's figures of a task or group, by metric and filter."""
+    split = {key: key.partition(",") for key in found}
+    return {
+        (plain, chosen): found[key]
+        for key, (plain, _, chosen) in split.items()
+        if chosen and not plain.endswith("_stderr") and isinstance(found[key], float | int)
+    }
 
 
 def _examples(

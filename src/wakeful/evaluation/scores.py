@@ -5,6 +5,7 @@ nats as values and tokens as weights.
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,9 @@ import numpy as np
 import polars as pl
 
 from wakeful.estimates import Estimate, Figure
+
+AVERAGE = "average of"
+"""How what stands for a task begins in an average over tasks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +32,18 @@ class Score:
     exponential: bool = False
     """Whether the figure is e to the ratio (a perplexity) and not the ratio itself."""
     higher_is_better: bool = True
-    shots: int = 0
-    """Solved examples before each question."""
+    shots: int | None = 0
+    """Solved examples before each question; None for a group whose tasks differ in it."""
     is_cost: bool = False
     """Whether models are compared by the ratio, as sizes and speeds are."""
+    implementation: str = ""
+    """Of a cost that depends on it: the code that ran the model."""
+    made_of: str = ""
+    """Of a group: how many tasks it has and how they are weighted, in words."""
+    part_of: str = ""
+    """Of a task or group in a group that was asked for: that group."""
+    hidden: bool = False
+    """Whether tables leave it out: a part that was not asked for by its own name."""
 
     @property
     def title(self) -> str:
@@ -62,33 +74,56 @@ def difference(score: Score, baseline: Score) -> Estimate | None:
     return score.over_examples.minus(baseline.over_examples)
 
 
+def can_combine(scores: Sequence[Score]) -> bool:
+    """Tell whether `combined` can take these scores: means over two or more examples each."""
+    return all(len(score.keys) > 1 and not score.exponential for score in scores)
+
+
+def combined(scores: Sequence[Score], shares: Sequence[float], task: str) -> Score:
+    """Return a weighted mean of one model's scores as one score over all their examples.
+
+    With task t of mean m_t, error e_t and share a_t, Σ a_t = 1, it is Σ a_t m_t with the error
+    √(Σ a_t² e_t²): examples scatter around their own task's mean, as in a stratified sample. The
+    same holds of the paired difference between two models.
+    """
+    mean = sum(share * score.figure for share, score in zip(shares, scores, strict=True))
+    size = sum(len(score.keys) for score in scores)
+    values: list[np.ndarray] = []
+    weights: list[np.ndarray] = []
+    for share, score in zip(shares, scores, strict=True):
+        count, scale = len(score.keys), size * share / score.weights.sum()
+        # The error of all examples has size/(size − 1) where this task's has count/(count − 1).
+        exact = math.sqrt(count / (count - 1) * (size - 1) / size)
+        spread = score.values - score.figure * score.weights
+        weights.append(scale * score.weights)
+        values.append(scale * exact * spread + mean * weights[-1])
+    return dataclasses.replace(
+        scores[0], task=task, shots=same_shots(scores),
+        keys=tuple(f"{score.task}/{key}" for score in scores for key in score.keys),
+        values=np.concatenate(values), weights=np.concatenate(weights),
+    )  # fmt: skip
+
+
+def same_shots(scores: Sequence[Score]) -> int | None:
+    """Return the shots of scores, None where they differ."""
+    shots = {score.shots for score in scores}
+    return shots.pop() if len(shots) == 1 else None
+
+
 def averages(scores: Sequence[Score]) -> list[Score]:
     """Return the mean over tasks of each metric that two or more tasks have, for one model.
 
-    Tasks count alike, however many examples they have: with n_t examples of mean m_t and variance
-    σ_t² in task t the average is Σ m_t / T and its error √(n/(n−1) Σ_t σ_t² / n_t) / T, where n is
-    all examples: they scatter around their own task's mean. Perplexities are not averaged.
+    Tasks have equal weight, however many examples they have, and a group counts once: its parts do
+    not count beside it. The error is that of `combined`. Perplexities are not averaged.
     """
     found: list[Score] = []
-    plain = [score for score in scores if not score.exponential and len(score.keys) > 1]
+    plain = [score for score in scores if not score.part_of and can_combine([score])]
     for metric in dict.fromkeys(score.metric for score in plain):
         tasks = [score for score in plain if score.metric == metric]
-        if len(tasks) < 2:
-            continue
-        mean = float(np.mean([score.figure for score in tasks]))
-        # Values around their task's mean, moved to the average: their ratio and spread are as said.
-        weights = [score.weights / score.weights.sum() for score in tasks]
-        values = [
-            (score.values - score.figure * score.weights) / score.weights.sum() + mean * weight
-            for score, weight in zip(tasks, weights, strict=True)
-        ]
-        found.append(
-            dataclasses.replace(
-                tasks[0], task=f"average of {len(tasks)} tasks", shots=0,
-                keys=tuple(f"{score.task}/{key}" for score in tasks for key in score.keys),
-                values=np.concatenate(values), weights=np.concatenate(weights),
-            )
-        )  # fmt: skip
+        if len(tasks) > 1:
+            shares = [1 / len(tasks)] * len(tasks)
+            mean = combined(tasks, shares, f"{AVERAGE} {len(tasks)} tasks")
+            found.append(dataclasses.replace(mean, shots=0, made_of=""))
     return found
 
 

@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import datasets
+from lm_eval.api.group import Group
 from lm_eval.api.task import ConfigurableTask, Task
 from lm_eval.tasks import TaskManager
 
 from wakeful.config.verbs import with_shots
 from wakeful.errors import WakefulError
 from wakeful.evaluation.examples import Choice, Completion
+from wakeful.evaluation.groups import TaskSet
 
 _SEED = 1234
 """What lm-eval's own command seeds the choice of few-shot examples with."""
@@ -51,7 +53,7 @@ def choices_task(examples: Sequence[Choice]) -> Task:
     )
 
 
-def named_tasks(tasks: Sequence[str], *, shots: int = 0) -> dict[str, Task]:
+def named_tasks(tasks: Sequence[str], *, shots: int = 0) -> TaskSet:
     """Return lm-eval's own tasks, TASK or TASK@SHOTS, groups and tags with all that is in them.
 
     `shots` solved examples stand before each question of those that are named without; 0 leaves
@@ -65,6 +67,8 @@ def named_tasks(tasks: Sequence[str], *, shots: int = 0) -> dict[str, Task]:
     manager = TaskManager()
     known = set(manager.all_tasks)
     found: dict[str, Task] = {}
+    groups: dict[str, Group] = {}
+    named: set[str] = set()
     for each in tasks:
         name, own = with_shots(each)
         if name not in known:
@@ -73,7 +77,7 @@ def named_tasks(tasks: Sequence[str], *, shots: int = 0) -> dict[str, Task]:
             raise WakefulError(f"lm-eval has no task {name!r}{hint}")
         try:
             with quiet():
-                loaded = manager.load([name])["tasks"]
+                read = manager.load([name])
         # Each task runs code of its own, so there is no telling what it raises.
         except Exception as error:
             reason = " ".join(str(error).split())[:200]
@@ -81,7 +85,7 @@ def named_tasks(tasks: Sequence[str], *, shots: int = 0) -> dict[str, Task]:
                 f"task {name} cannot be loaded; is the Hugging Face hub reachable? "
                 f"({type(error).__name__}: {reason})"
             ) from error
-        for title, task in loaded.items():
+        for title, task in read["tasks"].items():
             task.set_fewshot_seed(_SEED)
             without = task.get_config("num_fewshot") == 0
             if own and without:
@@ -96,8 +100,10 @@ def named_tasks(tasks: Sequence[str], *, shots: int = 0) -> dict[str, Task]:
                     f"task {title} is asked for with {_shots(found[title])} and with "
                     f"{_shots(task)} shots"
                 )
-        found |= loaded
-    return found
+        found |= read["tasks"]
+        groups |= read.get("groups", {})
+        named.update([name] if name in groups else read["tasks"])
+    return TaskSet(found, groups, frozenset(named))
 
 
 def _shots(task: Task) -> int:

@@ -15,7 +15,7 @@ import polars as pl
 from wakeful.config.verbs import EvaluateOptions
 from wakeful.estimates import finite, reach, with_error
 from wakeful.evaluation.costs import DECODED, ROUNDS
-from wakeful.evaluation.scores import Score, difference
+from wakeful.evaluation.scores import AVERAGE, Score, difference
 from wakeful.pages.charts import Drawing, colored, colors, shaped, tip, tips, unchecked
 from wakeful.pages.page import Step, listed, write_page
 from wakeful.runs.run import Environment
@@ -41,7 +41,10 @@ class Row:
 
 
 def shown(scores: Sequence[Score]) -> tuple[list[str], list[Row]]:
-    """Return the models and, for each task and metric, what to show of each model."""
+    """Return the models and, for each task and metric, what to show of each model.
+
+    A group that aggregates its parts stands for them.
+    """
     names = list(dict.fromkeys(score.model for score in scores))
     rows: list[Row] = []
     for title, found in _measures(scores).items():
@@ -58,7 +61,8 @@ def _cell(score: Score | None, first: Score | None) -> Cell:
     if score.is_cost:
         if first is None or score is first:
             return Cell(value)
-        return Cell(value, f"×{score.figure / first.figure:.3f}")
+        other = ", two implementations" if score.implementation != first.implementation else ""
+        return Cell(value, f"×{score.figure / first.figure:.3f}{other}")
     paired = difference(score, first) if first and score is not first else None
     return Cell(value, with_error(*paired, "+") if paired else "")
 
@@ -80,11 +84,15 @@ def score_charts(scores: Sequence[Score]) -> list[tuple[str, Drawing]]:
 
 
 def _measures(scores: Sequence[Score]) -> dict[str, dict[str, Score]]:
-    """Return the models' scores of each measure, by its title."""
+    """Return the models' scores of each measure that is shown, by its title."""
     found: dict[str, dict[str, Score]] = {}
-    for score in scores:
+    for score in _visible(scores):
         found.setdefault(score.title, {})[score.model] = score
     return found
+
+
+def _visible(scores: Sequence[Score]) -> list[Score]:
+    return [score for score in scores if not score.hidden]
 
 
 def _dots(frame: pl.DataFrame, names: Sequence[str]) -> Drawing:
@@ -106,6 +114,7 @@ def _dots(frame: pl.DataFrame, names: Sequence[str]) -> Drawing:
 
 def headlines(scores: Sequence[Score]) -> list[str]:
     """Return what the models reach, and which are surely better or worse than the first."""
+    scores = _visible(scores)
     names, rows = shown(scores)
     if len(names) == 1:
         told = [f"{row.title} {row.cells[0].value}" for row in rows]
@@ -137,6 +146,13 @@ def headlines(scores: Sequence[Score]) -> list[str]:
         ]
         if ratios:
             sentences.append(f"As ratios to {names[0]}, {name} has {listed(ratios)}.")
+        codes = {
+            one: next((s.implementation for s in scores if s.model == one and s.implementation), "")
+            for one in (names[0], name)
+        }
+        if len({*codes.values()}) > 1:
+            told = " and ".join(f"{one} in {code}" for one, code in codes.items())
+            sentences.append(f"Cache and speed compare two implementations: {told}.")
     return sentences
 
 
@@ -154,7 +170,7 @@ def write_evaluation(
     `sources` are what the models were asked for as, for a command to type.
     """
     names, rows = shown(scores)
-    measured = dict.fromkeys(score.metric for score in scores)
+    measured = dict.fromkeys(score.metric for score in _visible(scores))
     models = " ".join(map(shlex.quote, sources or names))
     return write_page(
         path,
@@ -192,6 +208,8 @@ def summary(
                     {"task": s.task, "metric": s.metric, "value": finite(s.figure),
                      "standard_error": finite(s.error), "examples": len(s.keys), "shots": s.shots,
                      "higher_is_better": s.higher_is_better}
+                    | ({"part_of": s.part_of} if s.part_of else {})
+                    | ({"implementation": s.implementation} if s.implementation else {})
                     for s in scores if s.model == name
                 ],
             }
@@ -216,8 +234,12 @@ def method_of(
     dtype: str,
     text: str,
     windows: str,
+    timed: str = "",
 ) -> dict[str, str]:
-    """Return what a reader needs to judge and repeat the figures."""
+    """Return what a reader needs to judge and repeat the figures.
+
+    `timed` says what ran each model for its speed.
+    """
     method = {
         "Models": ", ".join(f"{name} ({kind})" for name, kind in names.items()),
         "BOS": bos,
@@ -238,15 +260,14 @@ def method_of(
             f"there is no BOS) counted once: {counts}"
         )
     own = {*texts, "size", "speed"}
-    for task in dict.fromkeys(score.task for score in scores if score.task not in own):
+    for task in dict.fromkeys(score.task for score in _visible(scores) if score.task not in own):
+        if task.startswith(AVERAGE):
+            method["Average"] = "tasks have equal weight; a group counts once, without its parts"
+            continue
         asked = [score for score in scores if score.task == task]
-        count, shots = max(len(score.keys) for score in asked), asked[0].shots
         own_files = {"lambada": options.lambada, "choices": options.choices}
         source = own_files.get(task) or "lm-eval's own definition"
-        method[f"Task {task}"] = (
-            f"{source}, {count} examples, "
-            f"{f'{shots} solved ones before each' if shots else 'none shown before'}"
-        )
+        method[f"Task {task}"] = _task_words(source, asked)
     if options.asks:
         method["lm-eval"] = metadata.version("lm-eval")
     if options.speed:
@@ -255,9 +276,26 @@ def method_of(
             f"model after the other; prefill until the first token is known, then {DECODED} greedy "
             "tokens with the cache; errors over rounds"
         )
+        method["Implementation timed"] = timed
     method["Errors"] = (
         "one standard error over windows or examples; differences are paired where both models "
         "had the same ones"
     )
     method["Machine"] = str(machine)
     return method
+
+
+def _task_words(source: str, asked: Sequence[Score]) -> str:
+    """Return what a page says of a task or group, from its scores."""
+    one = max(asked, key=lambda score: len(score.keys))
+    words = [source, one.made_of] if one.made_of else [source]
+    if one.keys != ("all",):
+        words.append(f"{len(one.keys):,} examples")
+    if one.shots is None:
+        words.append("solved ones before each, as many as its task shows")
+    elif one.shots:
+        words.append(f"{one.shots} solved one{'s' * (one.shots > 1)} before each")
+    else:
+        words.append("none shown before")
+    told = ", ".join(words)
+    return f"{told}; its parts are in summary.json and evaluation.parquet" if one.made_of else told

@@ -6,25 +6,37 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 from rich.markup import escape
 from rich.table import Table as Grid
+from torch import nn
 
 from wakeful.config.verbs import LENGTH, EvaluateOptions, Figure
 from wakeful.data.tasks import TaskData
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
-from wakeful.evaluation.costs import check_lengths, costs
+from wakeful.evaluation.costs import (
+    OURS,
+    THEIRS,
+    check_lengths,
+    costs,
+    implementation_of,
+    on_our_decoder,
+)
 from wakeful.evaluation.examples import Choice, Completion, read_choices, read_lambada
+from wakeful.evaluation.groups import TaskSet
 from wakeful.evaluation.perplexity import check_causal, perplexity
 from wakeful.evaluation.reading import Words, words_of
 from wakeful.evaluation.scores import Score, averages, tidy
+from wakeful.hf.quantized import read_header
+from wakeful.loading.load import place_of
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.pages.charts import Drawing, Titled
 from wakeful.pages.evaluation import method_of, score_charts, summary, write_evaluation
 from wakeful.pages.evaluation import shown as rows_of
+from wakeful.probes.running import as_decoder
 from wakeful.runs.run import Environment, Run
 from wakeful.verbs.inherited import spread
 from wakeful.verbs.result import (
@@ -36,9 +48,6 @@ from wakeful.verbs.result import (
 )
 from wakeful.verbs.session import counting, own_words, session, text_words
 from wakeful.world import World
-
-if TYPE_CHECKING:
-    from lm_eval.api.task import Task
 
 INSTALL_LM_EVAL = "pip install 'lm-eval>=0.4.13,<0.5'"
 
@@ -114,7 +123,7 @@ class _Material:
 
     texts: Mapping[str, Words]
     """By the names of their figures."""
-    tasks: Mapping[str, "Task"]
+    tasks: TaskSet
 
 
 def evaluate(
@@ -155,6 +164,8 @@ def evaluate(
         lengths: dict[str, str] = {}
         texts: dict[str, str] = {}
         apart: dict[str, str] = {}
+        timed: dict[str, str] = {}
+        ours = bool(wanted.speed) and any(map(_is_ours, sources))
         for model in at.each(sources, tokenizer):
             names[model.name] = model.architecture
             length = wanted.length_for(model.context)
@@ -164,10 +175,12 @@ def evaluate(
                 text_words(text, wanted) or wanted.sources[name] for name, text in words.items()
             )
             scores += _measure(model, wanted, words, material.tasks, apart, at.show, at.world)
+            if wanted.speed:
+                scores += _costs(model, wanted, timed, at.show, ours=ours)
             del model
         method = method_of(
             names, scores, wanted, at.machine, bos=at.bos, dtype=at.dtype,
-            text=same_or_each(texts), windows=same_or_each(lengths),
+            text=same_or_each(texts), windows=same_or_each(lengths), timed=same_or_each(timed),
         )  # fmt: skip
         if apart:
             method["Asked by lm-eval's own class"] = "; ".join(
@@ -187,7 +200,7 @@ def _read(wanted: EvaluateOptions, show: Display) -> _Material:
     texts = {name: words_of(source, enough) for name, source in wanted.sources.items()}
     completions = read_lambada(wanted.lambada) if wanted.lambada else []
     choices = read_choices(wanted.choices, wanted.labels) if wanted.choices else []
-    tasks: dict[str, Task] = {}
+    tasks = TaskSet()
     if wanted.asks:
         show.note("preparing lm-eval's tasks")
         tasks = read_tasks(wanted, completions, choices)
@@ -196,7 +209,7 @@ def _read(wanted: EvaluateOptions, show: Display) -> _Material:
 
 def read_tasks(
     wanted: EvaluateOptions, completions: Sequence[Completion] = (), choices: Sequence[Choice] = ()
-) -> dict[str, "Task"]:
+) -> TaskSet:
     """Return the tasks that are asked for, lm-eval's own and those of the user's examples.
 
     Raises:
@@ -217,19 +230,20 @@ def read_tasks(
         raise WakefulError(
             f"lm-eval cannot be imported ({error}); install all of it with: {INSTALL_LM_EVAL}"
         ) from error
-    tasks = named_tasks(wanted.tasks, shots=wanted.shots) if wanted.tasks else {}
+    named = named_tasks(wanted.tasks, shots=wanted.shots) if wanted.tasks else TaskSet()
+    tasks = dict(named.tasks)
     if completions:
         tasks["lambada"] = lambada_task(completions)
     if choices:
         tasks["choices"] = choices_task(choices)
-    return tasks
+    return dataclasses.replace(named, tasks=tasks)
 
 
 def _measure(
     model: Model,
     wanted: EvaluateOptions,
     texts: Mapping[str, Words],
-    tasks: Mapping[str, "Task"],
+    tasks: TaskSet,
     apart: dict[str, str],
     show: Display,
     world: World,
@@ -254,7 +268,7 @@ def _measure(
             world=world,
         )
         scores += [dataclasses.replace(score, task=name) for score in found]
-    if tasks:
+    if tasks.tasks:
         from wakeful.evaluation.adapter import asked as as_asked  # noqa: PLC0415 - needs lm-eval
         from wakeful.evaluation.harness import Dealt, run_tasks  # noqa: PLC0415
 
@@ -271,7 +285,35 @@ def _measure(
             answers = Dealt(model.name, answers, world)
         answered = run_tasks(model.name, answers, tasks, limit=wanted.limit)
         scores += [*answered, *averages(answered)]
-    if wanted.speed:
-        timing = partial(show.count, f"{model.name}: rounds of timing")
-        scores += costs(model, wanted.speed, progress=timing)
     return scores
+
+
+def _is_ours(source: Source) -> bool:
+    """Tell, before it is loaded, whether our decoder will run a model."""
+    if isinstance(source, Model | nn.Module):
+        module = source.module if isinstance(source, Model) else source
+        return implementation_of(module) == OURS
+    place = place_of(source)
+    if place.kind == "quantized":
+        return read_header(place.path)["kind"] == "decoder"
+    return place.kind in ("run", "export")
+
+
+def _costs(
+    model: Model, wanted: EvaluateOptions, timed: dict[str, str], show: Display, *, ours: bool
+) -> list[Score]:
+    """Return a model's size and speed, with our decoder where `ours` and where that can be it.
+
+    `timed` is told what ran the model.
+    """
+    ready = model
+    timed[model.name] = implementation_of(model.module)
+    if ours and as_decoder(model.module) is None:
+        try:
+            ready = on_our_decoder(model)
+            timed[model.name] = f"{OURS} in place of {type(model.module).__name__}"
+        except WakefulError as error:
+            timed[model.name] = f"{THEIRS}, another implementation, because {error}"
+            show.note(f"{model.name}: timed with {timed[model.name]}")
+    timing = partial(show.count, f"{model.name}: rounds of timing")
+    return costs(ready, wanted.speed, progress=timing)
