@@ -18,6 +18,7 @@ SAID = {
     "train_resformer_on_your_text.py": ("validation loss", "runs/my-resformer/report.html"),
     "cure_and_quantize.py": ("Rotation: ", "tiny-llama cured"),
     "inherit.py": ("parity", "runs/heir"),
+    "what_a_drained_value_pays.py": ("runs/ill: loss ", "first value at zero "),
 }
 ARGUMENTS = {
     "softmax1_on_a_stock_llama.py": ["--text", "text", "--steps", "3"],

@@ -232,9 +232,9 @@ def test_a_norm_knows_its_layer_and_place():
 
 
 def test_an_unknown_norm_or_placement_is_refused_by_name():
-    with pytest.raises(WakefulError, match=r"unknown norms variant 'batchnorm'.*layernorm"):
+    with pytest.raises(WakefulError, match=r"unknown norm 'batchnorm'.*layernorm"):
         Decoder(tiny_config(norm="batchnorm"))
-    with pytest.raises(WakefulError, match=r"unknown placements variant 'per'.*mean 'peri'"):
+    with pytest.raises(WakefulError, match=r"unknown placement 'per'.*mean 'peri'"):
         Decoder(tiny_config(placement="per"))
     with pytest.raises(WakefulError, match="share must be between 0 and 1"):
         Decoder(tiny_config(placement="mixed(share=1.5)"))
@@ -344,6 +344,10 @@ def relu(x):
     return torch.where(x > 0, x, 0) / x.shape[-1]
 
 
+def relu_of_length(x):
+    return torch.where(x > 0, x, 0) / 16
+
+
 def softpick(x):
     e = torch.exp(x) - 1
     return torch.where(e > 0, e, 0) / (e.abs().sum(-1, keepdim=True) + 1e-6)
@@ -360,6 +364,7 @@ def clipped_softmax(x):
 WEIGHTS = {
     "sigmoid": sigmoid,
     "relu": relu,
+    "relu(length=16)": relu_of_length,
     "softpick": softpick,
     "clipped_softmax": clipped_softmax,
     "clipped": clipped,

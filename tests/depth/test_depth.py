@@ -70,7 +70,7 @@ def test_only_the_hiddens_that_are_read_are_kept():
         ("denseformer(dilation=0)", "count from 1"),
         ("denseformer(period=0)", "count from 1"),
         ("denseformer(period=5)", "longer than the 4 layers"),
-        ("resformer", "unknown depth variant"),
+        ("resformer", "unknown depth mix .resformer."),
         ("denseformr", "did you mean 'denseformer'"),
         ("denseformer(dilation=2.5)", "dilation must be int"),
         ("embedding_residual(weight='x')", "weight must be float"),

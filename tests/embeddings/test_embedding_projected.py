@@ -111,5 +111,5 @@ def test_heirs_keep_it() -> None:
 
 
 def test_an_unknown_embedding_is_refused_by_name() -> None:
-    with pytest.raises(WakefulError, match=r"unknown embeddings variant 'projectd'.*'projected'"):
+    with pytest.raises(WakefulError, match=r"unknown embedding 'projectd'.*'projected'"):
         Decoder(tiny_config(embedding="projectd"))

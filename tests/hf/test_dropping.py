@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import wakeful
@@ -30,6 +30,11 @@ MODELS = {
     "Qwen3Moe": DEEP
     | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8,
        "mlp_only_layers": [0, 3]},
+    # Layers 0 to 2 have no experts.
+    "DeepseekV3": DEEP
+    | {"num_key_value_heads": 4, "kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 8,
+       "qk_nope_head_dim": 8, "v_head_dim": 12, "n_routed_experts": 4, "num_experts_per_tok": 2,
+       "n_group": 1, "topk_group": 1, "moe_intermediate_size": 16, "first_k_dense_replace": 3},
     "Gemma2": DEEP | {"head_dim": 8, "sliding_window": 4, "query_pre_attn_scalar": 8},
     "SmolLM3": DEEP | {"no_rope_layers": [1, 1, 0, 1, 0, 1]},
     "GPT2": {"vocab_size": 320, "n_embd": 32, "n_layer": 6, "n_head": 4, "n_positions": 64},
@@ -202,3 +207,76 @@ def test_numbers_that_enter_the_logits_are_refused(tmp_path: Path) -> None:
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "whole")
     with pytest.raises(WakefulError, match="scale_attn_by_inverse_layer_idx is set"):
         drop_layers(tmp_path / "whole", KEPT, tmp_path / "out")
+
+
+SEES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 6, "depth": 6,
+        "num_attention_heads": 2, "num_heads": 2, "out_hidden_size": 32}  # fmt: skip
+WHOLES = {
+    "Gemma3": MODELS["Gemma2"] | {"layer_types": SLIDING * 3, "num_key_value_heads": 2},
+    "Qwen3_5": MODELS["Qwen3_5Text"],
+}
+
+
+def whole_of(name: str, folder: Path) -> Any:
+    """Save a model that sees, with as many layers of sight as of text."""
+    kind = getattr(transformers, f"{name}Config")
+    sight = {key: value for key, value in SEES.items() if hasattr(kind().vision_config, key)}
+    config = kind(text_config=WHOLES[name], vision_config=sight)
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{name}ForConditionalGeneration")(config).eval()
+    model.save_pretrained(folder)
+    save_tokenizer(folder)
+    (folder / "preprocessor_config.json").write_text("{}")
+    return model
+
+
+@pytest.mark.parametrize("older", [False, True])
+@pytest.mark.parametrize("name", WHOLES)
+def test_layers_of_the_text_part_of_a_model_that_sees(
+    name: str, older: bool, tmp_path: Path
+) -> None:
+    """The other part's layers stay, though they are named alike; `older`: as checkpoints named
+    the text part before it moved under `model`.
+    """
+    model = whole_of(name, tmp_path / "whole")
+    table = json.loads((tmp_path / "whole/config.json").read_text())
+    skipped = [
+        "model.language_model.layers.1.mlp",
+        "model.visual.blocks.1",
+        "model.visual.layers.1",
+    ]
+    table["quantization_config"] = {"quant_method": "fp8", "modules_to_not_convert": skipped}
+    file = tmp_path / "whole/model.safetensors"
+    if older:
+        stored = load_file(file)
+        save_file(
+            {name.replace("model.language_model.", "language_model.model."): tensor
+             for name, tensor in stored.items()}, file, {"format": "pt"},
+        )  # fmt: skip
+    assert drop_layers(tmp_path / "whole", KEPT, tmp_path / "shorter") == table["model_type"]
+    shorter = json.loads((tmp_path / "shorter/config.json").read_text())
+    assert shorter["architectures"] == table["architectures"]
+    assert shorter["text_config"]["num_hidden_layers"] == len(KEPT)
+    assert shorter["vision_config"] | table["vision_config"] == shorter["vision_config"]
+    assert (tmp_path / "shorter/preprocessor_config.json").is_file()
+    if not older:  # Transformers reads the older names of models that had them alone
+        read = type(model).from_pretrained(tmp_path / "shorter").eval()
+        layers = model.get_decoder().layers
+        kept = [layers[layer] for layer in KEPT]
+        for place, block in enumerate(kept):
+            for module in block.modules():
+                if hasattr(module, "layer_idx"):
+                    module.layer_idx = place
+        model.get_decoder().layers = torch.nn.ModuleList(kept)
+        model.get_decoder().config.layer_types = read.config.text_config.layer_types
+        model.get_decoder().config.num_hidden_layers = len(KEPT)
+        tokens = torch.randint(3, 320, (2, 13), generator=torch.Generator().manual_seed(1))
+        with torch.inference_mode():
+            torch.testing.assert_close(read(tokens).logits, model(tokens).logits)
+        assert read.state_dict().keys() == model.state_dict().keys()
+    (tmp_path / "whole/config.json").write_text(json.dumps(table))
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "whole")
+    moved = shortened(config, [0, 1]).to_dict()["quantization_config"]["modules_to_not_convert"]
+    assert moved == skipped
+    moved = shortened(config, [1, 2]).to_dict()["quantization_config"]["modules_to_not_convert"]
+    assert moved == ["model.language_model.layers.0.mlp", *skipped[1:]]

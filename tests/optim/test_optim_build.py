@@ -103,6 +103,34 @@ def test_muon_takes_hidden_matrices_only() -> None:
         assert "exp_avg" in optimizer.state[p]
 
 
+def test_muon_steps_by_its_definition() -> None:
+    """Jordan 2024: W -= lr 0.2 sqrt(max(m, n)) NS5(g + μ (b - g)), b the gradients' running mean.
+
+    NS5 drives singular values toward 1 by x (3.4445 - 4.775 x² + 2.0315 x⁴), five times; torch
+    computes it in bfloat16, hence the tolerance. The factor 0.2 sqrt(max(m, n)) is Moonlight's.
+    """
+    weight = nn.Parameter(torch.randn(6, 10, generator=torch.Generator().manual_seed(1)))
+    table = nn.Parameter(torch.zeros(3, 3))
+    optimizer = build_optimizer(
+        "muon", [("hidden.weight", weight), ("embed.weight", table)], lr=1e-2, weight_decay=0.1
+    )
+    expected, mean = weight.detach().double(), torch.zeros(6, 10, dtype=torch.float64)
+    for seed in range(4):
+        gradient = torch.randn(6, 10, generator=torch.Generator().manual_seed(10 + seed))
+        weight.grad, table.grad = gradient.clone(), torch.zeros(3, 3)
+        optimizer.step()
+        mean = 0.95 * mean + 0.05 * gradient.double()
+        u, s, v = torch.linalg.svd(0.05 * gradient.double() + 0.95 * mean, full_matrices=False)
+        s = s / s.norm()
+        for _ in range(5):
+            s = s * (3.4445 - 4.775 * s**2 + 2.0315 * s**4)
+        assert ((s > 0.6) & (s < 1.3)).all()
+        expected = (1 - 1e-2 * 0.1) * expected - 1e-2 * 0.2 * 10**0.5 * (u * s) @ v
+    moved = expected - torch.randn(6, 10, generator=torch.Generator().manual_seed(1)).double()
+    error = (weight.detach().double() - expected).norm() / moved.norm()
+    assert error < 0.02
+
+
 def test_muon_leaves_embeddings_and_head_a_rate_of_their_own() -> None:
     def moved(name: str, scale: float = 1.0) -> dict[str, torch.Tensor]:
         torch.manual_seed(0)
@@ -160,7 +188,7 @@ def test_expressions_set_what_no_argument_does() -> None:
         ("sgd(groups=1)", {}, "sgd has no option 'groups'"),
         ("adamw(eps=0.0)", {}, "eps must be above 0"),
         ("adamw +", {}, "optimizer 'adamw \\+' does not parse"),
-        ("orthoadam(rotation=spin)", {}, "unknown optim.rotations variant 'spin'"),
+        ("orthoadam(rotation=spin)", {}, "unknown rotation 'spin'"),
         ("haar", {}, "optimizer='haar' is not one of adamw, orthoadam"),
     ):
         with pytest.raises(WakefulError, match=said):

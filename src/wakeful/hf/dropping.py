@@ -1,5 +1,7 @@
 """Layers left out of a Transformers folder: any architecture, file by file, no weight computed.
 
+Of a model that holds more than a language model, such as one that sees, its text decoder's layers.
+
 A tensor of block i goes along under the number that the block has among those that stay, stored as
 it is (quantized ones too). Lists with an entry a layer and lists of layers follow. Whether a block
 is still what it was is not trusted to the configuration's names: both models are built without
@@ -8,11 +10,14 @@ memory for weights, and a block whose parameters or settings differ at its new p
 
 import itertools
 import re
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
@@ -37,6 +42,12 @@ _FIRST_LAYERS = ("first_k_dense_replace", "max_window_layers", "num_dense_layers
 _DIVIDED = ("scale_attn_by_inverse_layer_idx",)
 """Fields by which a layer's number enters what it computes."""
 
+_PROCESSORS = (
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+)
+"""What goes along of a model that reads more than text."""
 _LINEAR = "linear_attention"
 """What `layer_types` calls a layer whose attention is a recurrence."""
 
@@ -51,8 +62,9 @@ def drop_layers(
             at its new place; a folder that cannot be read or written.
     """
     config = read_config(folder)
-    _check(layers, config)
-    total = config.num_hidden_layers
+    text = text_of(config)
+    _check(layers, text)
+    total = text.num_hidden_layers
     whole = _skeleton(config)
     blocks = _place(whole)
     shorter = shortened(config, layers)
@@ -61,6 +73,9 @@ def drop_layers(
         kept = dict(renumbered(tensors, blocks, whole.base_model_prefix, layers, total))
         write_tensors(kept, part, shard)
         ids = write_tokenizer(folder, part, 0)
+        for name in _PROCESSORS:
+            if (folder / name).is_file():
+                shutil.copyfile(folder / name, part / name)
         generation_of(part, ids).save_pretrained(part)
         if card:
             (part / "README.md").write_text(card, "utf-8")
@@ -74,6 +89,9 @@ def shortened(config: PreTrainedConfig, layers: Sequence[int]) -> PreTrainedConf
     Raises:
         WakefulError: the architecture has none.
     """
+    text = text_of(config)
+    if text is not config:
+        return _with_text(config, shortened(text, layers), layers)
     total = config.num_hidden_layers
     table = config.to_dict()
     depth = config.attribute_map.get("num_hidden_layers", "num_hidden_layers")
@@ -90,7 +108,7 @@ def shortened(config: PreTrainedConfig, layers: Sequence[int]) -> PreTrainedConf
         changed["attention_types"] = [[changed["attention_layers"], 1]]
     quantized = table.get("quantization_config")
     if quantized:
-        changed["quantization_config"] = _moved(quantized, places)
+        changed["quantization_config"] = _moved(quantized, places, _BLOCK)
     try:
         return type(config).from_dict(table | changed)
     except Exception as error:  # Transformers raises nothing narrower
@@ -100,15 +118,51 @@ def shortened(config: PreTrainedConfig, layers: Sequence[int]) -> PreTrainedConf
         ) from None
 
 
+def text_of(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Return the configuration of the text decoder: the whole one, or a part of it.
+
+    Raises:
+        WakefulError: it is a part that the whole does not name, or has an encoder.
+    """
+    text = config.get_text_config(decoder=True)
+    if text is not config and (config.is_encoder_decoder or _part_of(config, text) is None):
+        raise WakefulError(
+            f"{config.model_type} keeps its language model where layers cannot be left out"
+        )
+    return text
+
+
+def _part_of(config: PreTrainedConfig, text: PreTrainedConfig) -> str | None:
+    parts = (name for name in config.sub_configs if getattr(config, name, None) is text)
+    return next(parts, None)
+
+
+def _with_text(
+    config: PreTrainedConfig, text: PreTrainedConfig, layers: Sequence[int]
+) -> PreTrainedConfig:
+    """Return the configuration of a whole with another text decoder in it."""
+    part = _part_of(config, config.get_text_config(decoder=True))
+    assert part is not None
+    table = config.to_dict() | {part: text.to_dict()}
+    if quantized := table.get("quantization_config"):  # which names the other parts' blocks too
+        places = {layer: place for place, layer in enumerate(layers)}
+        table["quantization_config"] = _moved(quantized, places, _TEXT_BLOCK)
+    return type(config).from_dict(table)
+
+
 def renumbered(
     tensors: Mapping[str, Tensor], blocks: str, base: str, layers: Sequence[int], total: int
 ) -> Iterator[tuple[str, Tensor]]:
     """Give the tensors that stay by their new names; `blocks` is where the model has its list of
-    blocks, which checkpoints name with or without the `base` before it.
+    blocks, which checkpoints name with or without the `base` before it. Of a whole with a language
+    model in it, older ones name the base after that: language_model.model.layers.
     """
     places = {layer: place for place, layer in enumerate(layers)}
     bare = blocks.removeprefix(f"{base}.")
-    pattern = re.compile(rf"((?:{re.escape(base)}\.)?{re.escape(bare)}\.)(\d+)(\..+)")
+    part, _, rest = bare.partition(".")
+    older = rf"|{re.escape(part)}\.{re.escape(base)}\.{re.escape(rest)}" if "." in bare else ""
+    names = rf"(?:{re.escape(base)}\.)?{re.escape(bare)}{older}"
+    pattern = re.compile(rf"((?:{names})\.)(\d+)(\..+)")
     seen: set[int] = set()
     for name in tensors:
         found = pattern.fullmatch(name)
@@ -129,11 +183,6 @@ def renumbered(
 def _check(layers: Sequence[int], config: PreTrainedConfig) -> None:
     if not layers or any(later <= early for early, later in itertools.pairwise(layers)):
         raise WakefulError(f"name the layers to keep in their order, each once, got {[*layers]}")
-    if config.get_text_config(decoder=True) is not config:
-        raise WakefulError(
-            f"{config.model_type} holds more than a language model: layers are left out of those "
-            "alone"
-        )
     total = config.num_hidden_layers
     if layers[0] < 0 or layers[-1] >= total:
         raise WakefulError(f"the model has the layers 0 to {total - 1}, got {[*layers]}")
@@ -152,9 +201,13 @@ def _check(layers: Sequence[int], config: PreTrainedConfig) -> None:
 
 
 def _skeleton(config: PreTrainedConfig) -> PreTrainedModel:
+    made = partial(AutoModelForCausalLM.from_config, trust_remote_code=False)
+    if config.get_text_config(decoder=True) is not config:  # it would build the text part alone
+        named = getattr(transformers, (config.architectures or [""])[0], None)
+        made = getattr(named, "_from_config", made)
     try:
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+            return made(config)
     except Exception as error:  # Transformers raises nothing narrower
         raise WakefulError(
             f"no model can be built of the configuration: {first_line(error)}"
@@ -163,7 +216,9 @@ def _skeleton(config: PreTrainedConfig) -> PreTrainedModel:
 
 def _place(model: PreTrainedModel) -> str:
     """Return the name of the list of blocks."""
-    blocks = decoder_blocks(model, model.config.num_hidden_layers)
+    text = model.config.get_text_config(decoder=True)
+    decoder = model if text is model.config else model.get_decoder()
+    blocks = decoder_blocks(decoder, text.num_hidden_layers)
     return next(name for name, module in model.named_modules() if module is blocks)
 
 
@@ -195,21 +250,22 @@ def _described(block: nn.Module) -> Iterator[tuple[str, str]]:
         yield name, f"{tuple(tensor.shape)} {tensor.dtype}"
 
 
-def _moved(value: Any, places: Mapping[int, int]) -> Any:
+def _moved(value: Any, places: Mapping[int, int], block: re.Pattern[str]) -> Any:
     """Return a table whose texts name blocks by their new numbers; those of dropped ones go."""
     if isinstance(value, dict):
-        return {key: _moved(entry, places) for key, entry in value.items()}
+        return {key: _moved(entry, places, block) for key, entry in value.items()}
     if isinstance(value, list):
-        return [_moved(entry, places) for entry in value if _stays(entry, places)]
-    if isinstance(value, str) and (found := _BLOCK.search(value)):
+        return [_moved(entry, places, block) for entry in value if _stays(entry, places, block)]
+    if isinstance(value, str) and (found := block.search(value)):
         place = places.get(int(found[2]), int(found[2]))
         return f"{value[: found.start()]}{found[1]}{place}{value[found.end() :]}"
     return value
 
 
-def _stays(entry: Any, places: Mapping[int, int]) -> bool:
-    found = _BLOCK.search(entry) if isinstance(entry, str) else None
+def _stays(entry: Any, places: Mapping[int, int], block: re.Pattern[str]) -> bool:
+    found = block.search(entry) if isinstance(entry, str) else None
     return found is None or int(found[2]) in places
 
 
 _BLOCK = re.compile(r"(\b(?:layers|h|blocks)\.)(\d+)(?=\.|$)")
+_TEXT_BLOCK = re.compile(r"(\blanguage_model\.(?:model\.)?(?:layers|h|blocks)\.)(\d+)(?=\.|$)")
