@@ -9,7 +9,7 @@ from torch import Tensor
 from helpers import EXAMPLES, some_tokens, tiny_decoder
 from wakeful.config.schema import BridgeConfig
 from wakeful.errors import WakefulError
-from wakeful.growth.bridge import Gap, bridge, gaps, rebridge
+from wakeful.growth.bridge import Bridged, Gap, bridge, gaps, rebridge, stayed
 from wakeful.growth.inherit import grow, inherit
 from wakeful.growth.layers import LayerMap
 from wakeful.model.decoder import Decoder
@@ -211,6 +211,13 @@ def test_a_layer_taken_back_replaces_its_bridge() -> None:
         assert torch.equal(parameter, other.get_parameter(name)), name
     none = BridgeConfig(map="none")
     assert rebridge(heir, reference, shrunk, before, TOKENS, none) == []
+
+
+def test_bridges_that_stayed_are_numbered_by_the_layer_that_carries_them_now() -> None:
+    one, two = Bridged(0, 1, 2, plain=0.5, error=0.1), Bridged(1, 4, 6, plain=0.6, error=0.2)
+    layers = [LayerMap(kept, "angle") for kept in ((0, 1, 2, 3, 7), (0, 7), (0, 3, 6, 7))]
+    found = [stayed([one, two], each, 8) for each in layers]
+    assert found == [[Bridged(3, 4, 6, plain=0.6, error=0.2)], [], [one]]
 
 
 def test_how_the_text_is_split_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:

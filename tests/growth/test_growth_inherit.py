@@ -275,6 +275,8 @@ def test_a_borrowed_projection_is_inherited_from_its_owner() -> None:
         ("attention", {"attention_norm", "attention"}),
         ("mlp", {"mlp_norm", "mlp"}),
         ("without_norms", {"attention", "mlp"}),
+        ("blocks", {"attention_norm", "attention", "mlp_norm", "mlp"}),
+        ("embeddings", set()),
     ],
 )
 def test_parts_of_blocks(copy: str, inherited: set[str]) -> None:
@@ -286,7 +288,8 @@ def test_parts_of_blocks(copy: str, inherited: set[str]) -> None:
         for name, tensor in heir.blocks[layer].named_parameters():
             assert torch.equal(tensor, theirs[name]) == (name.split(".")[0] in inherited), name
     for name in ("embed.weight", "norm.weight", "head.weight"):
-        assert torch.equal(heir.get_parameter(name), reference.get_parameter(name))
+        same = torch.equal(heir.get_parameter(name), reference.get_parameter(name))
+        assert same == (copy != "blocks"), name
     if copy == "mlp":
         drawn = "blocks.0.attention.out.weight"
         again = inherit(reference, chosen([1, 2], of=4), copy="mlp", seed=7)
@@ -323,6 +326,18 @@ def test_growing_keeps_what_was_trained() -> None:
         grow(student, layers, reference, LayerMap((0, 2, 4), "named"))
 
 
+def test_growing_by_parts_keeps_the_students_blocks_whole() -> None:
+    reference, layers = tiny_decoder(), chosen([0, 2], of=4)
+    student = inherit(reference, layers, copy="blocks", seed=3)
+    for copy in ("mlp", "blocks"):
+        grown = grow(student, layers, reference, chosen([0, 1, 2], of=4), copy=copy)
+        for name, tensor in student.named_parameters():
+            place = name.replace("blocks.1.", "blocks.2.")
+            assert torch.equal(grown.get_parameter(place), tensor), name
+        new, theirs = (part.blocks[1].attention.out.weight for part in (grown, reference))
+        assert torch.equal(new, theirs) == (copy == "blocks")
+
+
 def test_growing_compensates_moved_blocks() -> None:
     reference = tiny_decoder(scale_logits_by_layer=True)
     layers = chosen([0, 2], of=4)
@@ -335,7 +350,7 @@ def test_what_is_refused() -> None:
     reference = tiny_decoder()
     with pytest.raises(WakefulError, match="wants layer 9"):
         inherit(reference, LayerMap((0, 9), "named"))
-    with pytest.raises(WakefulError, match="unknown routes variant"):
+    with pytest.raises(WakefulError, match="unknown route"):
         inherit(reference, first(2, of=4), route="resfomer")
     with pytest.raises(WakefulError, match="the model has the layers"):
         inherit(reference, first(2, of=4), route="on_layers([3], resformer)")

@@ -71,16 +71,20 @@ def test_matrices_made_later_are_those_made_at_once(
     assert (later.head.weight is later.embed.weight) == tied
 
 
-@pytest.mark.parametrize("copy", ["all", "attention", "mlp", "without_norms"])
+@pytest.mark.parametrize(
+    "copy", ["all", "attention", "mlp", "without_norms", "blocks", "embeddings"]
+)
 def test_what_is_not_inherited_starts_as_in_a_new_model(copy: Any) -> None:
     reference = tiny_decoder(bias=True)
     heir = inherit(reference, first(3, of=4), copy=copy, route="resformer", seed=5)
     new = initialize(Decoder(heir.config), 5)
-    taken = {"all": ("attention", "mlp"), "without_norms": ("attention", "mlp")}.get(copy, (copy,))
+    both = ("attention", "mlp")
+    taken = dict.fromkeys(("all", "without_norms", "blocks"), both).get(copy, (copy,))
     for name, theirs in new.blocks.named_parameters():
         half = name.split(".")[1].partition("_")[0]
         if half not in taken and not name.endswith("norm.weight"):
             assert torch.equal(heir.blocks.get_parameter(name), theirs), name
+    assert torch.equal(heir.embed.weight, new.embed.weight) == (copy == "blocks")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

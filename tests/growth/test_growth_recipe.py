@@ -2,12 +2,15 @@
 
 import contextlib
 import dataclasses
+import itertools
+import math
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import Mock
 
+import numpy as np
 import polars as pl
 import pytest
 import torch
@@ -29,7 +32,7 @@ from wakeful.data.preparing import prepared
 from wakeful.data.tokens import PreparedData
 from wakeful.display import Display, Silent
 from wakeful.errors import Interrupted, WakefulError
-from wakeful.exhibits.figures import train_curve
+from wakeful.exhibits.figures import seen_of_arm, train_curve
 from wakeful.growth.baselines import BASELINES
 from wakeful.growth.bridge import bridge
 from wakeful.growth.inherit import inherit
@@ -308,25 +311,73 @@ def test_steps_are_what_fits_into_the_time() -> None:
         steps_within(costs, 20.0)
 
 
-def test_a_budget_that_cannot_tell_heirs_from_noise_is_named(reference: Run, text: Path) -> None:
+@pytest.mark.parametrize("parts", [1, 2, 3, 5, 7])
+@pytest.mark.parametrize("every", [0, 3])
+def test_every_part_is_evaluated_at_its_start_and_its_end(parts: int, every: int) -> None:
+    costs = [Cost("heir", 2.0, 5.0, 1.0, parts)]
+    steps = steps_within(costs, 2000.0, every=every)
+    between = every or steps // 5
+    ends = [round(part * steps / parts) for part in range(parts + 1)]
+    evaluations = sum(
+        1 + math.ceil((end - start) / between) for start, end in itertools.pairwise(ends)
+    )
+    taken = steps * 2.0 + evaluations * 5.0
+    assert 0.9 * 2000 * 0.94 < taken <= 2000 * 0.94 + parts * 5.0  # parts are of whole steps
+
+
+def test_a_budget_that_cannot_tell_heirs_from_noise_is_named(
+    reference: Run, text: Path, tmp_path: Path
+) -> None:
     def windows(*losses: float) -> pl.DataFrame:
         return pl.DataFrame({"loss": losses, "tokens": [100] * len(losses)})
 
     recipe = recipe_for(reference, text)
-    few, many = (
-        recipe,
-        dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, steps=20)),
-    )
-    assert doubts(many, windows(3.0, 3.1, 2.9), []) == []
-    (said,) = doubts(many, windows(3.0), [])
-    assert "100 tokens in 1 windows, which gives no error" in said
+    data, asked = PreparedData.open(recipe.data.source), DataConfig(source=str(text))
+
+    def said(
+        of: Recipe, frame: pl.DataFrame, *costs: Cost, text: DataConfig = asked,
+        data: PreparedData = data,
+    ) -> list[str]:  # fmt: skip
+        return doubts(of, frame, costs, text, data)
+
+    def steps(count: int, **over: object) -> Recipe:
+        train = dataclasses.replace(recipe.train, steps=count)
+        return dataclasses.replace(recipe, train=train, **over)
+
+    sure, alone = windows(3.0, 3.1, 2.9), windows(3.0)
     # s = 1 over 4 windows: an error of 0.5, and 25 times the tokens for a fifth of it.
-    (said,) = doubts(many, windows(3 - 0.75**0.5, 3 + 0.75**0.5, 3 - 0.75**0.5, 3 + 0.75**0.5), [])
-    assert "± 0.50 nats" in said
-    assert "10,000 tokens would tell 0.1 nats" in said
-    (said,) = doubts(few, windows(3.0, 3.1, 2.9), [Cost("heir", 12.0, 1.0, 1.0)])
-    assert "after 4 steps" in said
-    assert "20, some 4 minutes here, are the fewest" in said
+    unsure = windows(3 - 0.75**0.5, 3 + 0.75**0.5, 3 - 0.75**0.5, 3 + 0.75**0.5)
+    assert said(steps(20), sure) == []
+    (found,) = said(steps(20), alone)
+    assert "100 tokens in one window, which gives no error at all" in found
+    # 20 windows of 16 tokens are 3.2 times what a tenth of the documents came to.
+    assert "; 320 tokens in 20 windows would (--validation_fraction 0.32)" in found
+    (found,) = said(steps(20), unsure)
+    assert "± 0.50 nats" in found
+    assert "10,000 tokens would tell 0.1 nats (more text)" in found
+    # What is held out already is held out otherwise.
+    folder = DataConfig(source=str(data.folder))
+    (found,) = said(steps(20), alone, text=folder)
+    assert "(wakeful data prepare again, with --validation_fraction 0.32)" in found
+    written = PreparedData(data.folder, data.info | {"sampled": {"documents": 9, "cut": 0}})
+    (found,) = said(steps(20), unsure, text=folder, data=written)
+    assert "(wakeful data generate again, with more --tokens)" in found
+    own = PreparedData(data.folder, data.info | {"validation_source": ["b.txt"]})
+    (found,) = said(steps(20), unsure, data=own)
+    assert "(a longer --validation_text)" in found
+    (found,) = said(steps(20), unsure, text=folder, data=own)
+    assert "(wakeful data prepare again, with a longer --validation_source)" in found
+    # Steps are those of each drop, and minutes those of every seed.
+    cost = Cost("heir", 12.0, 1.0, 1.0)
+    (found,) = said(steps(4), sure, cost)
+    assert "after 4 steps a model" in found
+    assert "20, some 4 minutes here, are the fewest" in found
+    (found,) = said(steps(4, seeds=(0, 1, 2)), sure, cost)
+    assert "20, some 13 minutes here, are the fewest" in found
+    (found,) = said(steps(30, drops=2), sure, cost)
+    assert "after 15 steps, the share of each of 2 drops, a model" in found
+    assert "40 for all 2, some 9 minutes here, are the fewest" in found
+    assert said(steps(40, drops=2), sure, cost) == []
 
 
 def test_costs_are_measured_for_every_arm(reference: Run, text: Path, known: Model) -> None:
@@ -339,6 +390,7 @@ def test_costs_are_measured_for_every_arm(reference: Run, text: Path, known: Mod
     costs = measure_costs(recipe, known.decoder(), data)
     assert [cost.name for cost in costs[:-1]] == ["heir", "random", "stacking", "distillation"]
     assert all(cost.step > 0 and cost.evaluation > 0 for cost in costs)
+    assert [cost.parts for cost in costs] == [1, 1, 2, 1, 1]
     assert costs[0].share == pytest.approx(1 + 1.5)
     assert costs[1].share == pytest.approx(2 * 1.5)
     assert costs[-1].share == pytest.approx(2 * costs[1].share)
@@ -435,6 +487,92 @@ def test_layers_are_dropped_in_parts_with_healing_between(
     ]  # fmt: skip
 
 
+def bridges_of(outcome: Outcome) -> list[list[tuple[int, int, int]]]:
+    return [[(b.after, b.first, b.last) for b in each.bridges] for each in outcome.rounds]
+
+
+def test_a_student_that_grows_keeps_the_bridge_over_a_gap_that_stays(
+    reference: Run, text: Path, known: Model, tmp_path: Path
+) -> None:
+    recipe = recipe_for(
+        reference, text, layers=(0, 2), order=(0, 2, 1, 3), rule="rank", grow=1, rounds=2,
+        grow_from="student", bridge=BridgeConfig(tokens=64), heal=HealConfig(),
+    )  # fmt: skip
+    recipe = dataclasses.replace(
+        recipe, train=dataclasses.replace(recipe.train, keep_checkpoints=9)
+    )
+    outcome = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "a", shown=quietly)
+    assert bridges_of(outcome) == [[(0, 1, 1), (1, 3, 3)], [(2, 3, 3)]]
+    before, after = (finished.bridges[-1] for finished in outcome.rounds)
+    assert (after.plain, after.error) == (before.plain, before.error)
+    # The new layer is the reference's, and so is again what stood in its place; the bridge that
+    # stayed has what it has learned.
+    healed = weights(outcome.rounds[0].run)
+    start = load_file(outcome.rounds[1].run.checkpoints / "step-00000000" / "model.safetensors")
+    reference_has = known.decoder().get_parameter
+    for place in (0, 1):
+        name = f"blocks.{place}.mlp.down.weight"
+        assert torch.equal(start[name], reference_has(name))
+    assert torch.equal(start["blocks.2.mlp.down.weight"], healed["blocks.1.mlp.down.weight"])
+    assert torch.equal(start["blocks.0.mlp.up.weight"], healed["blocks.0.mlp.up.weight"])
+
+
+def test_a_bridge_from_an_earlier_drop_is_among_the_last_heirs(
+    reference: Run, text: Path, known: Model, tmp_path: Path
+) -> None:
+    recipe = recipe_for(
+        reference, text, layers=(0, 2), order=(0, 2, 1, 3), drops=2, rule="rank",
+        bridge=BridgeConfig(tokens=64), heal=HealConfig(),
+    )  # fmt: skip
+    outcome = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "a", shown=quietly)
+    assert [finished.stage.layers for finished in outcome.rounds] == [(0, 1, 2), (0, 2)]
+    assert bridges_of(outcome) == [[(2, 3, 3)], [(0, 1, 1), (1, 3, 3)]]
+    assert outcome.rounds[1].bridges[1].error == outcome.rounds[0].bridges[0].error
+    assert [recipe.drops_to(len(each.stage.layers)) for each in outcome.rounds] == [1, 2]
+
+
+def test_growth_from_the_reference_costs_all_of_its_rounds(
+    reference: Run, text: Path, known: Model, tmp_path: Path
+) -> None:
+    recipe = recipe_for(
+        reference, text, grow=1, rounds=3, baselines=("random", "at_once"), copy="mlp"
+    )
+    recipe.check(4)
+    check_stages(recipe, known.decoder())
+    costs = measure_costs(recipe, known.decoder(), PreparedData.open(recipe.data.source))
+    assert {cost.name: cost.share for cost in costs} == {"heir": 4.5, "random": 2, "at_once": 6}
+    recipe = dataclasses.replace(
+        recipe, train=dataclasses.replace(recipe.train, keep_checkpoints=99)
+    )
+    outcome = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "a", shown=quietly)
+    windows = pl.read_parquet(outcome.rounds[0].run.path / "validation.parquet")
+    lines = {arm.arm: arm for arm in compared(outcome, windows, IMPOSSIBLE)}
+    one = 4 * 2 * 16  # tokens of a round
+    spent = {name: (arm.steps, arm.tokens, arm.all_steps, arm.all_tokens)
+             for name, arm in lines.items()}  # fmt: skip
+    assert spent == {
+        "heir-2": (4, one, 4, one), "heir-3": (4, one, 8, 2 * one),
+        "heir-4": (4, one, 12, 3 * one), "random": (4, one, 4, one),
+        "at_once": (12, 3 * one, 12, 3 * one),
+    }  # fmt: skip
+    seconds = sum(finished.summary.seconds for finished in outcome.rounds)
+    assert lines["heir-4"].all_seconds == pytest.approx(seconds)
+    assert seen_of_arm(lines["heir-4"], (np.zeros(0), np.zeros(0))).figures["all_tokens"] == 3 * one
+    # It begins where the last heir began.
+    ours, theirs = (
+        load_file(finished.run.checkpoints / "step-00000000" / "model.safetensors")
+        for finished in (outcome.baselines[1], outcome.rounds[-1])
+    )
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    # A student that grows goes through the rounds as one model, and has their steps anyway.
+    student = dataclasses.replace(recipe, grow_from="student", rounds=2, copy="all")
+    outcome = carry_out(
+        student, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "b", shown=quietly
+    )
+    lines = {arm.arm: arm for arm in compared(outcome, windows, IMPOSSIBLE)}
+    assert {arm.all_steps for arm in lines.values()} == {arm.steps for arm in lines.values()} == {8}
+
+
 def test_at_once_and_narrow_are_healed_as_the_heir_is(
     reference: Run, text: Path, known: Model, tmp_path: Path
 ) -> None:
@@ -450,6 +588,7 @@ def test_at_once_and_narrow_are_healed_as_the_heir_is(
     check_stages(recipe, known.decoder())
     costs = measure_costs(recipe, known.decoder(), PreparedData.open(recipe.data.source))
     assert [cost.name for cost in costs] == ["heir", "at_once", "narrow", "random"]
+    assert [cost.parts for cost in costs] == [2, 1, 1, 1]
     outcome = carry_out(recipe, known.decoder(), loss=IMPOSSIBLE, out=tmp_path / "a", shown=quietly)
     at_once, narrow, random = (finished.run for finished in outcome.baselines)
     heir = outcome.rounds[-1].run
@@ -472,8 +611,8 @@ def test_at_once_and_narrow_are_healed_as_the_heir_is(
     assert narrow.config.model.num_layers == 4
 
 
-def test_at_once_is_refused_without_drops(reference: Run, text: Path) -> None:
-    with pytest.raises(WakefulError, match="at_once is for --drops"):
+def test_at_once_is_refused_where_there_is_one_heir(reference: Run, text: Path) -> None:
+    with pytest.raises(WakefulError, match="at_once is for --drops and --grow"):
         recipe_for(reference, text, layers=(0, 3), baselines=("at_once",)).check(4)
 
 

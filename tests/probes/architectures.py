@@ -71,7 +71,11 @@ ARCHITECTURES = {
     "DeepseekV3": NO_GQA
     | {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
        "v_head_dim": 12, "n_routed_experts": 2, "num_experts_per_tok": 1, "n_group": 1,
-       "topk_group": 1, "moe_intermediate_size": 16, "first_k_dense_replace": 2},
+       "topk_group": 1, "moe_intermediate_size": 16, "first_k_dense_replace": 1},
+    # The first layer alone has no experts.
+    "Qwen3Moe": LLAMA
+    | {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+       "mlp_only_layers": [0]},
     "Afmoe": LLAMA
     | {"head_dim": 8, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"],
        "num_experts": 2, "num_experts_per_tok": 1, "num_shared_experts": 1,

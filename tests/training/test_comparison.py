@@ -287,7 +287,7 @@ def test_seeds_are_a_list_of_whole_numbers() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": {"route": "resformers"}}, "b: unknown routes variant"),
+        ({"model": {"route": "resformers"}}, "b: unknown route"),
         ({"model": {"normalizer": "softmax1(x=1)"}}, "b: "),
         ({"optimizer": {"name": "adamm"}}, "b: optimizer='adamm' is not one of"),
         ({"optimizer": {"name": "orthoadam", "rotation": "spin"}}, "b: .*'spin'"),

@@ -148,7 +148,7 @@ def test_only_the_named_rows_are_trained(
     for wrong, said in (
         (
             ["--only", "bb", "c"],
-            "only names 'bb', and the variants are a, b, c (did you mean 'b'?)",
+            "--only: no variant 'bb' (did you mean 'b'?); the variants are a, b, c",
         ),
         (["--only", "b"], "nothing to compare 'b' with"),
         (["--only", "b", "c", "--variants.a.train.steps", "3"], "--only leaves out"),

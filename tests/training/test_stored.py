@@ -1,17 +1,27 @@
 """Stored predictions of a teacher: the loss, its gradient, and what a folder holds and refuses."""
 
+import gc
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from helpers import some_tokens, tiny_decoder
+from training.runs import tiny
+from wakeful.data.order import Batches
 from wakeful.errors import WakefulError
+from wakeful.loading.load import read_decoder
+from wakeful.loading.model import Model
+from wakeful.model.decoder import Decoder
+from wakeful.training import objective
 from wakeful.training.distillation import (
     StoredDistillation,
     distillation_loss,
     top_k_loss,
 )
+from wakeful.training.loop import train
 from wakeful.training.stored import About, Store, digest_of, top_k
 
 V = 30
@@ -197,6 +207,65 @@ def test_a_teacher_computes_only_what_is_missing_and_is_let_go(tmp_path: Path) -
     loss = later.loss(tokens, tokens)
     loss.backward()
     assert float(loss.detach()) == pytest.approx(0, abs=1e-12)  # the student is the teacher
+
+
+def test_the_teacher_is_let_go_once_all_windows_have_been_there(tmp_path: Path) -> None:
+    teachers, tokens = [], some_tokens(6, 9)
+
+    def again() -> Decoder:
+        teachers.append(weakref.ref(read := tiny_decoder()))
+        return read
+
+    kind = about(vocabulary=tiny_decoder().config.vocab_size, dtype="float64")
+    made = StoredDistillation(
+        tiny_decoder(), again(), Store(kind, tmp_path), alpha=0.0, rest="bucket", again=again
+    )
+
+    def held_after(*rows: int) -> bool:
+        made.predicted(tokens[list(rows)])
+        gc.collect()
+        return teachers[-1]() is not None
+
+    # An epoch of four windows fills the store, across the batch in which the next one begins.
+    assert [held_after(0, 1), held_after(2), held_after(3, 0)] == [True] * 3
+    assert not held_after(1, 2)
+    assert not held_after(3)
+    assert len(teachers) == 1
+    # Rows of another text need it again, and it stays until these come a second time.
+    assert [held_after(4), held_after(0), held_after(5)] == [True] * 3
+    assert len(teachers) == 2
+    assert not held_after(4, 0)
+    assert len(teachers) == 2
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_a_run_that_fills_its_store_goes_on_without_the_teacher(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fixed: bool
+) -> None:
+    teacher = train(tiny(text), tmp_path / "teacher").path
+    held: list[bool] = []
+    read = weakref.WeakSet()
+
+    def known(*given: Any, **options: Any) -> Model:
+        model = read_decoder(*given, **options)
+        read.add(model.decoder())
+        return model
+
+    monkeypatch.setattr(objective, "read_decoder", known)
+    batch = Batches.batch
+
+    def counted(self: Batches, step: int) -> torch.Tensor:
+        gc.collect()
+        held.append(bool(read))
+        return batch(self, step)
+
+    monkeypatch.setattr(Batches, "batch", counted)
+    learns = {"teacher": str(teacher), "top_k": 4, "store": str(tmp_path / "store")}
+    # Six windows, three a step: the third step's come a second time.
+    source = {"max_tokens": 6 * 16, "fixed_windows": fixed}
+    config = tiny(text, data=source, train={"distill": learns, "steps": 5, "batch_size": 3})
+    train(config, tmp_path / "student")
+    assert held == [True] * 3 + [not fixed] * 2
 
 
 def test_documents_are_the_teachers_too(tmp_path: Path) -> None:

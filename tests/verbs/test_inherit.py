@@ -26,23 +26,26 @@ from test_cli import fails
 from training.runs import tiny
 from training.test_cluster import stand_in
 from wakeful.cli import main
-from wakeful.config.schema import TrainConfig
+from wakeful.config.schema import BridgeConfig, TrainConfig, WidthConfig
 from wakeful.config.tables import to_table
 from wakeful.config.verbs import InheritOptions, options_from
+from wakeful.data.preparing import prepared
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.estimates import with_error
-from wakeful.growth.bridge import Stream
+from wakeful.growth.bridge import Stream, gaps
+from wakeful.growth.layers import LayerMap, written
 from wakeful.growth.plan import Cost, measure_costs
-from wakeful.growth.recipe import Outcome
+from wakeful.growth.recipe import Outcome, Recipe
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
+from wakeful.model.initialize import initialize
 from wakeful.pages.inheritance import read_inheritance, verdicts, write_inheritance
 from wakeful.runs.run import Run, is_done
 from wakeful.training import cluster
 from wakeful.training.loop import train
 from wakeful.training.measures import mean_loss
 from wakeful.verbs import inherit as verb
-from wakeful.verbs.inherit import inherit, recorded
+from wakeful.verbs.inherit import _solved_on, inherit, recorded
 from wakeful.verbs.inherited import spread
 
 __all__ = ["reference", "text", "trained"]
@@ -166,6 +169,11 @@ def test_an_heir_may_be_narrow(command: list[str], reference: Run, tmp_path: Pat
     assert "50% of the groups of heads and 50% of the hidden channels" in page
     read = read_decoder(tmp_path / "out/heir-4").decoder()
     assert read.config.mlp_width == heir.mlp_width
+    narrow, random = (
+        card_of(tmp_path / "out" / name, tmp_path / name) for name in ("heir-4", "random")
+    )
+    assert "Of every layer 50% of the groups of heads and 50% of the hidden channels" in narrow
+    assert "Of every layer" not in random
 
 
 def test_heirs_learn_from_predictions_that_were_stored_once(
@@ -220,8 +228,10 @@ def test_an_heir_is_bridged_and_learns_from_its_reference_by_default(
     end = heir.read_json("summary.json")["validation"]
     loss = with_error(end["loss"], end["standard_error"])
     for words in (
-        f"Started from {reference.path}, its layers 0, 3", "Layers 1–2 are left out and bridged",
-        f"Trained on {reference.path}'s predictions: 0 CE + 1 KL", f"Loss {loss} nats",
+        f"Started from {reference.path}, its layers 0, 3",
+        "Layers 1–2 are bridged by the layer before them: its W_down, solved anew",
+        f"Trained on {reference.path}'s predictions: KL(teacher ‖ student).", f"Loss {loss} nats",
+        "of which 512 were read in 4 steps of 8 × 16",
         f"wakeful inherit {reference.path} --baseline first", "--train.steps 4",
         f"wakeful export {heir.path} {tmp_path / 'model'} --dtype bfloat16",
         str(summary.data.corpus_sha256),
@@ -244,6 +254,67 @@ def test_an_heir_is_bridged_and_learns_from_its_reference_by_default(
     assert without.heir.start_loss != summary.heir.start_loss
     assert Run.open(tmp_path / "plain/heir-2").config.train.distill.teacher == ""
     assert "heirs learn from the text alone" in (tmp_path / "plain/report.html").read_text()
+
+
+def card_of(run: Path, folder: Path) -> str:
+    assert main(["export", str(run), str(folder)]) == 0
+    return (folder / "README.md").read_text("utf-8")
+
+
+def test_a_card_and_a_page_say_all_that_an_heir_went_through(
+    command: list[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    given = ["--layers", "2", "--drops", "2", "--choose", "influence", "--heal.hidden", "0.5",
+             "--heal.lora.rank", "2", "--heal.alpha", "0.25", "--baseline", "random"]  # fmt: skip
+    assert main([*command, *given]) == 0
+    summary = read_inheritance(out)[0]
+    heir = summary.heir
+    assert len(heir.runs) == 2
+    # Bridges stand over every gap of the last heir, whichever drop made it.
+    found = [(one.after, one.first, one.last) for one in summary.choice.bridges]
+    layers = LayerMap(heir.layers, "influence")
+    assert found == [(gap.after, gap.first, gap.last) for gap in gaps(layers, 4)]
+    first, last = (card_of(out / run, tmp_path / run) for run in heir.runs)
+    page = (out / "report.html").read_text("utf-8")
+    dropped = "They were left out in 2 parts, with healing in between."
+    taught = "0.25 CE + 0.75 · KL({}) + 0.5 · the distance of their streams, in LoRA adapters of "
+    bridged = f"Layers {written(range(found[0][1], found[0][2] + 1))} are bridged by"
+    for words in (dropped, bridged, taught.format("teacher ‖ student")):
+        assert words in last, words
+    for words in (dropped, bridged, taught.format("reference ‖ heir")):
+        assert words in page, words
+    assert dropped not in first
+    assert "of which 256 were read in 2 steps of 8 × 16" in first
+    assert "of which 512 were read in 4 steps of 8 × 16" in last
+    assert heir.tokens == 512
+    random = card_of(out / "random", tmp_path / "random")
+    assert "The baseline random beside the heirs of" in random
+    assert "Trained on text by cross-entropy." in random
+    assert "Started from" not in random
+
+
+def test_what_growth_until_parity_costs_is_said(
+    command: list[str], done: Path, tmp_path: Path
+) -> None:
+    summary = read_inheritance(done)[0]
+    assert summary.heir.tokens == 512
+    assert "after 512 tokens (1,024 in 8 steps over all 2 rounds of growth)" in verdicts(summary)[0]
+    older = replace(summary.heir, all_tokens=None, all_steps=None)
+    arms = tuple(older if arm.arm == older.arm else arm for arm in summary.arms)
+    assert "after 512 tokens; " in verdicts(replace(summary, arms=arms))[0]
+    out, own = tmp_path / "out", ["--heal.top_k", "5", "--heal.rest", "renormalize"]
+    growing = ["--layers", "2", "--grow", "1", "--until", "budget", "--grow_from", "student"]
+    assert main([*command, *growing, *own, "--heal.temperature", "2"]) == 0
+    card = card_of(out / "heir-4", tmp_path / "card")
+    for words in (
+        "of which 1,536 were read in 12 steps",
+        "It grew by 1 layers a round, with training in between.",
+        "predictions of its 5 likeliest tokens, the others as if there were none: "
+        "4 · KL(teacher ‖ student) at temperature 2.",
+    ):
+        assert words in card, words
+    assert "after 1,536 tokens; " in verdicts(read_inheritance(out)[0])[0]
 
 
 def test_a_reference_in_memory_teaches_before_it_is_written(
@@ -277,9 +348,32 @@ def test_minutes_are_turned_into_steps(
     assert "7 steps a round fit into the time" in capsys.readouterr().out
     for name in ("heir-2", "random"):
         assert Run.open(tmp_path / "out" / name).config.train.steps == 7
+    # Each drop needs a step, which the time may give.
+    parts = ["--choose", "influence", "--layers", "1", "--drops", "3"]
+    out = ["--out", str(tmp_path / "parts")]
+    with monkeypatch.context() as patch:
+        patch.setattr("wakeful.verbs.inherit.measure_costs", slow_steps)
+        assert main([*command, *parts, *out, "--steps", "0", "--minutes", "10"]) == 0
+    steps = [Run.open(tmp_path / f"parts/heir-{n}").config.train.steps for n in (3, 2, 1)]
+    assert sum(steps) == int(600 * 0.94 / 37 / 2)  # at an even pace, twice an heir's layers
     too_short = [*command, "--out", str(tmp_path / "short"), "--steps", "0", "--minutes", "1e-6"]
     assert "are enough for 0 steps" in fails(capsys, *too_short)
     assert not (tmp_path / "short").exists()
+
+
+def test_time_is_kept_back_for_every_heirs_matrices(reference: Run, text: Path) -> None:
+    tokenizer = read_decoder(reference.path).own_tokenizer
+    data = prepared(str(text), tokenizer=tokenizer, validation_fraction=0.1)
+    plain = Recipe(reference="x", rule="rank", layers=(0,), bridge=BridgeConfig(tokens=64))
+
+    def passes(**over: Any) -> float:
+        return _solved_on(replace(plain, **over), data) / 64
+
+    assert passes() == 1
+    assert passes(drops=3) == 3
+    assert passes(rounds=3, grow=1) == 3
+    assert passes(rounds=3, grow=1, baselines=("random", "at_once", "narrow")) == 3 + 1 + 8
+    assert passes(width=WidthConfig(mlp=0.5)) == 1 + 8
 
 
 def test_every_seed_trains_everything_and_errors_are_over_seeds(
@@ -478,7 +572,7 @@ def test_bad_input_is_one_line_and_changes_nothing(
     assert "has no next layer" in refused("--choose", "middle", "--grow", "1")
     assert "are for growing" in refused("--until", "budget")
     assert "baseline='rand' is not one of" in refused("--baseline", "rand")
-    assert "unknown routes variant" in refused("--route", "resformers")
+    assert "unknown route" in refused("--route", "resformers")
     assert "alpha must be between 0 and 1" in refused("--alpha", "2")
     assert "temperature positive" in refused("--temperature", "0", "--baseline", "distillation")
     assert "'adamm'" in refused("--optimizer", "adamm")
@@ -542,6 +636,32 @@ def test_a_recipe_for_mergekit_has_the_heirs_layers(
     ranges = [source["layer_range"] for part in recipe["slices"] for source in part["sources"]]
     assert [layer for low, high in ranges for layer in range(low, high)] == [0, 2]
     assert recipe["slices"][0]["sources"][0]["model"] == str(llama.resolve())
+
+
+def test_a_recipe_that_cannot_be_written_is_refused_before_training(
+    command: list[str], reference: Run, text: Path, llama: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    narrow = ["--width.mlp", "0.5", "--recipe"]
+    said = fails(capsys, "inherit", str(llama), *command[2:], *narrow)
+    assert "--recipe has mergekit copy whole layers" in said
+    model = read_decoder(reference.path)
+    asked = {
+        "tokenizer": model.own_tokenizer, "text": str(text), "out": str(tmp_path / "out"),
+        "steps": 1, "length": 16, "batch_size": 4, "validation_fraction": 0.02, "device": "cpu",
+        "diagnose_length": 16, "recipe": True,
+    }  # fmt: skip
+    (tmp_path / "x.gguf").touch()
+    with pytest.raises(WakefulError, match="is a GGUF file: inherit from an export"):
+        inherit(replace(model, path=tmp_path / "x.gguf", step=0), **(asked | {"tokenizer": None}))
+    config = replace(model.decoder().config, route='resformer(mode="learnable")')
+    with pytest.raises(WakefulError, match="no stock architecture"):
+        inherit(initialize(Decoder(config), 0), **asked)
+    assert not (tmp_path / "out").exists()
+    # A decoder in memory that is a stock architecture is exported, and mergekit reads that.
+    found = inherit(model.decoder(), **asked)
+    recipe = yaml.safe_load((found.path / "mergekit.yaml").read_text())
+    assert recipe["slices"][0]["sources"][0]["model"] == str(found.path / "reference")
 
 
 def test_an_heirs_export_keeps_what_lies_beside_the_references_tokenizer(

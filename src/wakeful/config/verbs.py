@@ -32,9 +32,11 @@ Arithmetic = Literal["reference", "integer", "torchao"]
 SavedAs = Literal["wakeful", "compressed-tensors"]
 Choose = Literal["first", "middle", "last", "alternate", "stacked",
                  "rank", "mass", "influence", "angle", "bridge", "lazy"]  # fmt: skip
-Copy = Literal["all", "attention", "mlp", "without_norms"]
-"""What of a block is inherited: everything; the attention or the feed-forward network, each with
-the norm before it; or both without their norms (table 2). The rest starts at random."""
+Copy = Literal["all", "attention", "mlp", "without_norms", "blocks", "embeddings"]
+"""What is inherited: everything; of the blocks the attention or the feed-forward network, each with
+the norm before it, or both without their norms (table 2); the blocks alone, without embeddings,
+positions, final norm and head, as the paper's code does; or those alone. The rest starts at
+random."""
 Until = Literal["parity", "budget"]
 GrowFrom = Literal["reference", "student"]
 
@@ -511,7 +513,7 @@ class InheritOptions:
     pinned: int = 1
     """First layers that stay whatever a diagnosis says of them."""
     copy: Copy = "all"
-    """What of a block is inherited; the rest starts at random."""
+    """What is inherited; the rest starts at random. The paper's code copies blocks alone."""
     bridge: BridgeConfig = field(default_factory=BridgeConfig)
     heal: HealConfig = field(default_factory=HealConfig)
     width: WidthConfig = field(default_factory=WidthConfig)

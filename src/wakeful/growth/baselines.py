@@ -38,6 +38,8 @@ class Setting:
     normalizer: str = ""
     shape: ModelConfig | None = None
     """The reference with the heir's heads and channels, where those are fewer."""
+    copy: Copy = "all"
+    """What of a block the heir takes."""
     narrowed: Callable[[WidthConfig], Decoder] | None = None
     """Returns the reference with these shares of heads and channels; see `growth.narrow`."""
 
@@ -73,6 +75,8 @@ class Baseline:
     """The model of the second half of its training, from the trained first."""
     times: int = 1
     """Its steps, as a multiple of the heir's."""
+    all_rounds: bool = False
+    """Whether it takes as many steps as all rounds of growth together, not as the last alone."""
     distil: Distil = ""
     """The form of KL in its loss; empty for cross-entropy alone."""
     heals: bool = False
@@ -198,8 +202,12 @@ def half_width(reference: Decoder, *, residual: bool) -> Decoder:
 
 
 def _lazy(setting: Setting) -> Decoder:
+    return setting.inherit(_lazy_layers(setting))
+
+
+def _lazy_layers(setting: Setting) -> LayerMap:
     assert setting.lazy is not None
-    return setting.inherit(setting.lazy)
+    return setting.lazy
 
 
 def _hybrid(setting: Setting) -> Decoder:
@@ -254,8 +262,10 @@ BASELINES: dict[str, Baseline] = {
         looks=_narrow_shape,
     ),
     "at_once": Baseline(
-        "the layers of --drops left out at once, bridged and healed as long",
-        lambda s: s.inherit(s.layers),
+        "the last heir's layers from the beginning, bridged, and healed for as many steps as all "
+        "drops or rounds together",
+        lambda s: s.inherit(s.layers, copy=s.copy),
+        all_rounds=True,
         heals=True,
         bridged=True,
     ),
@@ -281,6 +291,18 @@ BASELINES: dict[str, Baseline] = {
     "attention": Baseline("the heir's attention and its norms alone", _parts("attention")),
     "mlp": Baseline("the heir's feed-forward networks and their norms alone", _parts("mlp")),
     "without_norms": Baseline("the heir without its blocks' norms", _parts("without_norms")),
+    "blocks": Baseline(
+        "the heir's blocks, with embeddings, positions, final norm and head at random",
+        _parts("blocks"),
+    ),
+    "embeddings": Baseline(
+        "the reference's embeddings, positions, final norm and head, with blocks at random",
+        _parts("embeddings"),
+    ),
+    "lazy_blocks": Baseline(
+        "lazy, with embeddings, positions, final norm and head at random",
+        lambda s: s.inherit(_lazy_layers(s), copy="blocks"),
+    ),
     "reference": Baseline(
         "the whole reference, trained further",
         lambda s: s.everything(),

@@ -21,6 +21,7 @@ direction, at a length between the heir's and the reference's. Norms do not see 
 the whole of it would cost the other tokens more than it is worth (docs/findings.md).
 """
 
+import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -149,7 +150,8 @@ def rebridge(
     """Bridge the gaps that an heir did not have when its layers were `before`, in place.
 
     A gap that is another one now loses its bridge: where the layer that carried it is still there,
-    its matrix is the reference's again. Gaps that stayed keep theirs, with what it has learned.
+    its matrix is the reference's again. Gaps that stayed keep theirs, with what it has learned, and
+    are not among those returned; see `stayed`.
 
     Raises:
         WakefulError: see `bridge`.
@@ -171,6 +173,20 @@ def rebridge(
         heir.get_submodule(name).load_state_dict(theirs.state_dict())
     only = [gap for place, gap in new.items() if place not in old]
     return bridge(heir, reference, layers, tokens, options, documents=documents, only=only)
+
+
+def stayed(bridges: Sequence[Bridged], layers: LayerMap, total: int) -> list[Bridged]:
+    """Return those of an earlier heir's bridges that stand over a gap of these layers.
+
+    Each is numbered by the layer that carries it now, and has the errors that it was solved with.
+    `total` is the number of the reference's layers.
+    """
+    carriers = {(gap.first, gap.last): gap.after for gap in gaps(layers, total)}
+    return [
+        dataclasses.replace(one, after=carriers[one.first, one.last])
+        for one in bridges
+        if (one.first, one.last) in carriers
+    ]
 
 
 class Stream:

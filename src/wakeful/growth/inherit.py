@@ -57,7 +57,9 @@ def inherit(
     layers.check(reference.config.num_layers)
     config = target_config(reference.config, layers.sources, route=route, normalizer=normalizer)
     donors = [Donor(reference, source) for source in layers.sources]
-    return _assembled(config, reference, donors, copy=copy, seed=seed)
+    copies: list[Copy] = [copy] * len(donors)
+    ends = copy != "blocks"
+    return _assembled(config, reference, donors, copies=copies, ends=ends, seed=seed)
 
 
 def grow(
@@ -94,7 +96,8 @@ def grow(
         Donor(student, place[source]) if source in place else Donor(reference, source)
         for source in layers.sources
     ]
-    return _assembled(config, student, donors, copy=copy, seed=seed)
+    copies: list[Copy] = ["all" if donor.decoder is student else copy for donor in donors]
+    return _assembled(config, student, donors, copies=copies, ends=True, seed=seed)
 
 
 def target_config(
@@ -143,18 +146,28 @@ def departures(
 
 @torch.no_grad()
 def _assembled(
-    config: ModelConfig, ends: Decoder, donors: Sequence[Donor], *, copy: Copy, seed: int
+    config: ModelConfig,
+    base: Decoder,
+    donors: Sequence[Donor],
+    *,
+    copies: Sequence[Copy],
+    ends: bool,
+    seed: int,
 ) -> Decoder:
-    if copy not in get_args(Copy):
-        raise WakefulError(f"copy must be one of {', '.join(get_args(Copy))}, got {copy!r}")
+    """Return a decoder with what stands around the blocks from `base`, if `ends`, and blocks of
+    which `copies` says what comes from their donors.
+    """
+    for copy in copies:
+        if copy not in get_args(Copy):
+            raise WakefulError(f"copy must be one of {', '.join(get_args(Copy))}, got {copy!r}")
     with without_matrices():
-        target = Decoder(config).to(ends.head.weight.dtype)
+        target = Decoder(config).to(base.head.weight.dtype)
     initialize(target, seed)
-    for part in _ENDS:
+    for part in _ENDS if ends else ():
         if hasattr(target, part):
-            _copy_part(target, part, getattr(ends, part))
-    _start_variants(target, ends, donors)
-    for layer, donor in enumerate(donors):
+            _copy_part(target, part, getattr(base, part))
+    _start_variants(target, base, donors)
+    for layer, (donor, copy) in enumerate(zip(donors, copies, strict=True)):
         _copy_block(target, layer, donor, copy)
     return fill(target, seed)
 
@@ -192,7 +205,7 @@ def _copy_block(target: Decoder, layer: int, donor: Donor, copy: Copy) -> None:
     """Copy the halves of a block that `copy` names, each with the norms that stand around it."""
     for name, part in target.blocks[layer].named_children():
         half = name.partition("_")[0]
-        if copy not in ("all", half) and not (copy == "without_norms" and name == half):
+        if copy not in ("all", "blocks", half) and not (copy == "without_norms" and name == half):
             continue
         if isinstance(part, Attention):
             _copy_attention(target, layer, donor)

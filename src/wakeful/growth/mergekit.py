@@ -7,10 +7,18 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError
+from wakeful.hf.configuration import WakefulConfig
+from wakeful.hf.weights_out import describe
 from wakeful.loading.load import place_of
 
 FILE = "mergekit.yaml"
+_OWN_CLASS = (
+    "is of no stock architecture, so Transformers reads it by our own class, which mergekit does "
+    "not know: leave out --recipe"
+)
+_KINDS = {"run": "run directory", "quantized": "quantized model", "gguf": "GGUF file"}
 
 
 def passthrough(model: str, layers: Sequence[int], *, bridged: bool = False) -> str:
@@ -44,7 +52,15 @@ def merged_from(source: str) -> str:
         return str(Path(place.path).resolve())
     if place.kind == "hub":
         return source
+    if place.kind == "export":
+        raise WakefulError(f"{source} {_OWN_CLASS}")
     raise WakefulError(
         f"--recipe is for a Transformers folder or a hub name, which mergekit reads, and {source} "
-        f"is a {place.kind}: inherit from an export of it (wakeful export)"
+        f"is a {_KINDS[place.kind]}: inherit from an export of it (wakeful export)"
     )
+
+
+def check_mergeable(config: ModelConfig) -> None:
+    """Raise `WakefulError` where the export of such a decoder is none that mergekit can read."""
+    if describe(config)[0] == WakefulConfig.model_type:
+        raise WakefulError(f"the reference {_OWN_CLASS}")

@@ -60,6 +60,10 @@ class Arm:
     steps: int
     tokens: int
     seconds: float
+    all_steps: int | None = None
+    """With those of the rounds of growth before it, as the next two; older summaries lack them."""
+    all_tokens: int | None = None
+    all_seconds: float | None = None
     parameters: int
     loss: float
     standard_error: float | None
@@ -233,6 +237,9 @@ def compared(outcome: Outcome, reference: pl.DataFrame, reference_loss: float) -
     for arm, stages in arms(outcome):
         final, points = stages[-1], curve(stages)
         validation = final.summary.validation
+        spent = stages
+        if final in outcome.rounds:  # growth by parity has trained those before it too
+            spent = outcome.rounds[: outcome.rounds.index(final) + 1]
         to_heir, to_heir_error = (0.0, None) if final is last else _against(final, _windows(last))
         to_reference, to_reference_error = _against(final, reference)
         lines.append(
@@ -246,6 +253,9 @@ def compared(outcome: Outcome, reference: pl.DataFrame, reference_loss: float) -
                 steps=final.stage.offset + final.stage.steps,
                 tokens=sum(finished.summary.tokens for finished in stages),
                 seconds=sum(finished.summary.seconds for finished in stages),
+                all_steps=sum(finished.stage.steps for finished in spent),
+                all_tokens=sum(finished.summary.tokens for finished in spent),
+                all_seconds=sum(finished.summary.seconds for finished in spent),
                 parameters=final.summary.parameters.total,
                 loss=validation.loss,
                 standard_error=validation.standard_error,

@@ -4,6 +4,7 @@ The steps that fit into so many minutes follow from a step of each model that is
 """
 
 import dataclasses
+import math
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -17,7 +18,7 @@ import torch
 from wakeful.config.schema import DataConfig, DistillConfig, LoraConfig
 from wakeful.config.verbs import InheritOptions
 from wakeful.data.order import ValidationWindows
-from wakeful.data.tokens import PreparedData
+from wakeful.data.tokens import PreparedData, is_prepared
 from wakeful.device import choose_device
 from wakeful.errors import WakefulError
 from wakeful.growth.baselines import baseline_of
@@ -65,7 +66,9 @@ def make_recipe(
     data: PreparedData,
     diagnosed: Diagnosed | None,
 ) -> Recipe:
-    """Return the recipe that options come to, with one step where their number is still open."""
+    """Return the recipe that options come to; where the number of steps is still open, with as few
+    as it can be checked with.
+    """
     layers = plan_layers(options, total, diagnosed)
     order: tuple[int, ...] = ()
     if not options.blocks and options.choose in _GROWS:
@@ -109,7 +112,7 @@ def make_recipe(
         ),
         sample=options.sample,
     )
-    return with_steps(recipe, options, options.train.steps or 2)
+    return with_steps(recipe, options, options.train.steps or max(2, options.drops))
 
 
 def with_steps(recipe: Recipe, options: InheritOptions, steps: int) -> Recipe:
@@ -140,7 +143,7 @@ def _lasting(source: str) -> str:
 _RESERVED = 0.06
 """Share of the time for checkpoints, samples and the page."""
 _EVALUATIONS = 5
-"""Evaluations of a run, besides that of its start."""
+"""Evaluations of a round after its start, unless train.eval_every says otherwise."""
 _FEWEST = 5
 
 
@@ -153,18 +156,22 @@ class Cost:
     evaluation: float
     share: float
     """Its steps over those of a round."""
+    parts: int = 1
+    """Runs that divide the steps of a round, each evaluated at its start and at its end."""
 
 
-def steps_within(costs: Sequence[Cost], seconds: float) -> int:
+def steps_within(costs: Sequence[Cost], seconds: float, *, every: int = 0) -> int:
     """Return the steps S of a round such that all arms' steps and evaluations take `seconds`.
 
-    Σ share · (S · step + 6 · evaluation) = seconds, a twentieth of them kept back.
+    Σ share · (S · step + E · evaluation) = seconds, less `_RESERVED`, with E = k (1 + ⌈5 / k⌉)
+    evaluations of a round in k runs, or E = 2 k + S / `every` where that many steps lie between
+    two of them.
 
     Raises:
         WakefulError: not even a few steps fit.
     """
-    fixed = sum(cost.evaluation * (_EVALUATIONS + 1) * max(1, cost.share) for cost in costs)
-    steps = int((seconds * (1 - _RESERVED) - fixed) / sum(cost.share * cost.step for cost in costs))
+    fixed, step = _fixed_and_step(costs, every)
+    steps = int((seconds * (1 - _RESERVED) - fixed) / step)
     if steps < _FEWEST:
         parts = ", ".join(f"{c.name} {c.step:.1f} s a step" for c in costs)
         raise WakefulError(
@@ -175,40 +182,89 @@ def steps_within(costs: Sequence[Cost], seconds: float) -> int:
     return steps
 
 
+def _fixed_and_step(costs: Sequence[Cost], every: int = 0) -> tuple[float, float]:
+    """Return the seconds that all arms take whatever their steps, and for each step of a round."""
+
+    def evaluations(parts: int) -> int:
+        return 2 * parts if every else parts * (1 + math.ceil(_EVALUATIONS / parts))
+
+    fixed = sum(c.evaluation * evaluations(c.parts) * max(1, c.share) for c in costs)
+    step = sum(c.share * (c.step + (c.evaluation / every if every else 0)) for c in costs)
+    return fixed, step
+
+
 _TELLING = 0.1
 """Nats: the difference between two heirs that a budget should be able to tell."""
 _MOVING = 20
 """Steps: half of SmolLM2 with a bridge moves by a third of a nat in so many (docs/findings.md)."""
+_WINDOWS = 20
+"""A standard error over n windows is itself known to 1 / √(2 (n − 1)): over so many to a sixth."""
+_MOST_HELD_OUT = 0.5
+"""Share of a text beyond which it is better to give more text than to hold out more of it."""
 
 
-def doubts(recipe: Recipe, reference: pl.DataFrame, costs: Sequence[Cost]) -> list[str]:
+def doubts(
+    recipe: Recipe,
+    reference: pl.DataFrame,
+    costs: Sequence[Cost],
+    text: DataConfig,
+    data: PreparedData,
+) -> list[str]:
     """Return why a budget cannot tell heirs from noise, and which could; empty where it can.
 
     `reference` has the reference's loss in every validation window. Its standard error over n
-    windows stands for those of differences, which are smaller, and falls with √n.
+    windows stands for those of differences, which are smaller, and falls with √n. `text` is what
+    was asked for and `data` what it came to.
     """
     found = []
     _, error = mean_loss(reference)
     windows, tokens = len(reference), int(reference["tokens"].sum())
-    said = f"the validation text has {tokens:,} tokens in {windows} windows"
+    said = f"the validation text has {tokens:,} tokens in"
     if windows < 2:
-        found.append(f"{said}, which gives no error at all: hold out more (--validation_fraction)")
-    elif error > _TELLING:
-        enough = tokens * (error / _TELLING) ** 2
+        enough = _WINDOWS * recipe.train.length
         found.append(
-            f"{said}, over which the reference's own loss is known to ± {error:.2f} nats: smaller "
-            f"differences between heirs may be noise; {enough:,.0f} tokens would tell "
-            f"{_TELLING:g} nats (--validation_fraction)"
+            f"{said} one window, which gives no error at all; {enough:,} tokens in {_WINDOWS} "
+            f"windows would ({_more(text, data, enough / tokens)})"
         )
-    steps = recipe.train.steps
-    if steps < _MOVING:
-        seconds = _MOVING * sum(cost.step * cost.share for cost in costs)
-        time = f", some {seconds / 60:.0f} minutes here," if costs else ""
+    elif error > _TELLING:
+        times = (error / _TELLING) ** 2
         found.append(
-            f"after {steps} steps a model is about what it started as: {_MOVING}{time} are the "
-            "fewest that tell what training brings (--steps, --minutes)"
+            f"{said} {windows} windows, over which the reference's own loss is known to ± "
+            f"{error:.2f} nats: smaller differences between heirs may be noise; "
+            f"{times * tokens:,.0f} tokens would tell {_TELLING:g} nats "
+            f"({_more(text, data, times)})"
+        )
+    steps, drops = recipe.train.steps, recipe.drops
+    if steps < _MOVING * drops:
+        fixed, step = _fixed_and_step(costs)
+        seconds = len(recipe.of_seeds()) * (fixed + _MOVING * drops * step) / (1 - _RESERVED)
+        time = f", some {seconds / 60:.0f} minutes here," if costs else ""
+        part, whole = "", ""
+        if drops > 1:
+            part, whole = f", the share of each of {drops} drops,", f" for all {drops}"
+        found.append(
+            f"after {steps // drops} steps{part} a model is about what it started as: "
+            f"{_MOVING * drops}{whole}{time} are the fewest that tell what training brings "
+            "(--steps, --minutes)"
         )
     return found
+
+
+def _more(text: DataConfig, data: PreparedData, times: float) -> str:
+    """Return the option that makes a validation set so many times as large."""
+    given, again = is_prepared(Path(text.source)), ""
+    generated = given and "sampled" in data.info
+    if given:
+        again = f"wakeful data {'generate' if generated else 'prepare'} again, with "
+    if data.info.get("validation_source"):
+        return f"{again}a longer --validation_{'source' if given else 'text'}"
+    settings = data.info.get("settings")  # which older folders lack
+    fraction = settings.get("validation_fraction") if isinstance(settings, dict) else None
+    if not isinstance(fraction, float):
+        return f"{again}a larger --validation_fraction"
+    if times * fraction > _MOST_HELD_OUT:
+        return f"{again}more --tokens" if generated else f"{again}more text"
+    return f"{again}--validation_fraction {times * fraction:.2g}"
 
 
 def measure_costs(recipe: Recipe, reference: Decoder, data: PreparedData) -> list[Cost]:
@@ -227,25 +283,24 @@ def measure_costs(recipe: Recipe, reference: Decoder, data: PreparedData) -> lis
     if recipe.drops > 1:
         left_out = (total - depth) / depth  # at an even pace
         share = 1 + left_out * (1 - 1 / recipe.drops) / 2
-    costs = [
-        _cost(
-            recipe, reference, "heir", heir, data, share, recipe.healing(layers, total),
-            lora=recipe.heal.lora,
-        )
-    ]  # fmt: skip
-    # A student that grows goes through every round, and its baselines take as many steps.
-    rounds = len(grown) if recipe.grow_from == "student" else 1
+    cost = _cost(
+        recipe, reference, "heir", heir, data, share, recipe.healing(layers, total),
+        lora=recipe.heal.lora,
+    )  # fmt: skip
+    costs = [dataclasses.replace(cost, parts=recipe.drops)]
     for name in recipe.baselines:
         baseline = baseline_of(name)
         start = baseline.stand_in(setting)
         lesson, lora = learning(recipe, baseline, setting)
-        share = rounds * grown[-1] * baseline.times
+        # A student that grows goes through every round, and its baselines take as many steps.
+        whole = recipe.grow_from == "student" or baseline.all_rounds
+        share = (len(grown) if whole else 1) * grown[-1] * baseline.times
         cost = _cost(recipe, reference, name, start, data, share, lesson, lora=lora)
         costs.append(cost)
         if baseline.second is not None:
             second = baseline.second(setting, start)
             full = _cost(recipe, reference, name, second, data, 0.0, DistillConfig())
-            costs[-1] = Cost(name, (cost.step + full.step) / 2, full.evaluation, cost.share)
+            costs[-1] = Cost(name, (cost.step + full.step) / 2, full.evaluation, cost.share, 2)
     # A teacher is frozen, and this one may be a user's own module.
     reference.to("cpu").train(training)
     for name, parameter in reference.named_parameters():

@@ -27,7 +27,7 @@ from wakeful.config.schema import (
     TrainConfig,
     WidthConfig,
 )
-from wakeful.config.tables import to_table
+from wakeful.config.tables import from_table, to_table
 from wakeful.config.verbs import Copy, GrowFrom, Until
 from wakeful.data.order import documents_of
 from wakeful.data.tokens import PreparedData
@@ -43,7 +43,7 @@ from wakeful.growth.baselines import (
     check_baselines,
     folder_of,
 )
-from wakeful.growth.bridge import Bridged, bridge, check_bridge, gaps, rebridge
+from wakeful.growth.bridge import Bridged, bridge, check_bridge, gaps, rebridge, stayed
 from wakeful.growth.inherit import grow, inherit
 from wakeful.growth.layers import LayerMap, first, from_order, laziest
 from wakeful.growth.narrow import narrow, narrow_config
@@ -128,13 +128,18 @@ class Recipe:
                 f"{self.rounds} rounds that grow {len(self.layers)} layers by {self.grow} go to "
                 f"{largest}, and the reference has {num_layers}"
             )
-        if "at_once" in self.baselines and self.drops == 1:
+        if "at_once" in self.baselines and self.most_heirs == 1:
             raise WakefulError(
-                "baseline at_once is for --drops, which leaves layers out in parts: without it "
-                "they are left out at once"
+                "baseline at_once is for --drops and --grow, which come to the last heir's layers "
+                "in parts: without them the heir has them at once; leave it out"
             )
         if "stacking" in self.baselines and self.train.steps < 2:
             raise WakefulError("stacking trains in two halves: give at least 2 steps")
+
+    @property
+    def most_heirs(self) -> int:
+        """Heirs that are trained with each seed, one after another, if none reaches parity."""
+        return max(self.drops, self.rounds)
 
     def of_seeds(self) -> "list[tuple[str, Recipe]]":
         """Return the recipe with each seed and the folder of its runs, the first's here."""
@@ -167,6 +172,12 @@ class Recipe:
             )
             for part in range(1, self.drops + 1)
         ]
+
+    def drops_to(self, depth: int) -> int:
+        """Return the parts in which the layers were dropped that an heir so deep leaves out."""
+        if self.drops == 1:
+            return 1
+        return sum(len(layers) >= depth for layers, _ in self.parts(len(self.order)))
 
     def lesson(self, distil: Distil) -> DistillConfig:
         """What a baseline is trained on."""
@@ -251,6 +262,12 @@ class Finished:
     def loss(self) -> float:
         """Final loss on the full validation set, nats a token."""
         return self.summary.validation.loss
+
+    @property
+    def bridges(self) -> tuple[Bridged, ...]:
+        """All that it began with, in order of depth."""
+        recorded = (self.run.header.initial or {}).get("bridges", [])
+        return from_table(tuple[Bridged, ...], recorded, record="run.json")
 
 
 @dataclass(frozen=True)
@@ -416,7 +433,10 @@ def beginning(data: PreparedData, rows: int, length: int, *, bos: bool) -> Int[T
 def _bridges(
     recipe: Recipe, reference: Decoder, layers: LayerMap, before: Finished | None, heir: Decoder
 ) -> list[Bridged]:
-    """Bridge an heir's gaps that the one `before` lacked, on the training text's beginning."""
+    """Bridge an heir's gaps that the one `before` lacked, on the training text's beginning.
+
+    Return all of its bridges in order of depth, with those that stayed.
+    """
     if recipe.bridge.map == "none":
         return []
     tokens, numbers = _text(recipe)
@@ -428,6 +448,8 @@ def _bridges(
     else:
         had = LayerMap(before.stage.layers, recipe.rule)
         found = rebridge(heir, reference, layers, had, tokens, recipe.bridge, documents=numbers)
+        found += stayed(before.bridges, layers, reference.config.num_layers)
+        found.sort(key=lambda one: one.first)
     reference.to("cpu")
     heir.to("cpu")
     return found
@@ -436,13 +458,14 @@ def _bridges(
 def _stages(
     recipe: Recipe, reference: Decoder, rounds: list[Finished], out: Path
 ) -> Iterator[Stage]:
-    """The baselines' stages: the last heir's depth, and as many steps as went into it, or so many
-    times as many.
+    """The baselines' stages: the last heir's depth, and as many steps as went into it, so many
+    times as many, or as many as all rounds took.
     """
     last = rounds[-1].stage
-    steps = last.offset + last.steps
+    into_it, in_all = last.offset + last.steps, sum(each.stage.steps for each in rounds)
     setting = setting_of(recipe, reference, LayerMap(last.layers, recipe.rule))
     for name in recipe.baselines:
+        steps = in_all if baseline_of(name).all_rounds else into_it
         yield from _baseline(recipe, name, setting, steps, out)
 
 
@@ -456,6 +479,7 @@ def setting_of(recipe: Recipe, reference: Decoder, layers: LayerMap) -> Setting:
         route=recipe.route,
         normalizer=recipe.normalizer,
         shape=narrow_config(reference.config, recipe.width) if recipe.width else None,
+        copy=recipe.copy,
         narrowed=partial(_narrowed, recipe, reference),
     )
 

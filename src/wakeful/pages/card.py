@@ -12,11 +12,14 @@ from wakeful.config.tables import from_table, read_table, to_table
 from wakeful.config.verbs import InheritOptions
 from wakeful.errors import WakefulError
 from wakeful.estimates import with_error
+from wakeful.growth.baselines import BASELINES
 from wakeful.growth.bridge import Bridged
 from wakeful.growth.layers import written
+from wakeful.growth.recipe import Recipe
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.loading.load import place_of
 from wakeful.loading.model import Model
+from wakeful.pages.lineage import adapters, bridged, left_out, narrowed, objective, predictions
 from wakeful.runs.run import Run
 from wakeful.training.records import Summary
 
@@ -178,25 +181,44 @@ def _on_hub(name: str) -> bool:
 
 
 def _lineage(run: Run) -> list[str]:
-    initial = run.header.initial
-    if initial is None:
-        return [f"Trained from random weights, seed {run.config.train.seed}.\n"]
-    layers = initial.get("layers") or []
-    took = f", its layers {written(layers)} (from 0)" if layers else ""
-    said = [f"Started from {initial.get('reference')}{took}. Its license holds here too.\n"]
-    said += [
-        f"Layers {written(range(one.first, one.last + 1))} are left out and bridged in closed form "
-        f"(ReplaceMe, arXiv 2505.02819): the stream behind them was off by {one.error:.1%} of its "
-        f"square before training, without a bridge by {one.plain:.1%}.\n"
-        for one in from_table(tuple[Bridged, ...], initial.get("bridges", []), record="run.json")
-    ]
-    teacher = run.config.train.distill
+    initial, train = run.header.initial, run.config.train
+    teacher, alone = train.distill, adapters(train.lora)
+    said = [f"Trained from random weights, seed {train.seed}.\n"]
+    if initial is not None:
+        said = [f"{line}\n" for line in _inherited(run, initial)]
     if teacher.teacher:
         said.append(
-            f"Trained on {teacher.teacher}'s predictions: {teacher.alpha:g} CE + "
-            f"{1 - teacher.alpha:g} KL, temperature {teacher.temperature:g}.\n"
+            f"Trained on {teacher.teacher}'s {predictions(teacher)}: "
+            f"{objective(teacher, 'teacher', 'student')}{alone}.\n"
         )
+    elif initial is not None or alone:
+        said.append(f"Trained on text by cross-entropy{alone}.\n")
     return said
+
+
+def _inherited(run: Run, initial: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what was taken of a reference and what became of the rest, before training."""
+    reference, layers = initial.get("reference"), initial.get("layers") or []
+    arm, place = str(initial.get("arm", "")), _inheritance(run)
+    baseline = BASELINES.get(arm)
+    if baseline is not None:
+        yield (
+            f"The baseline {arm} beside the heirs of {reference}: {baseline.summary}. The license "
+            "of that model holds here too."
+        )
+    else:
+        took = f", its layers {written(layers)} (from 0)" if layers else ""
+        yield f"Started from {reference}{took}. Its license holds here too."
+    recipe = None
+    if place is not None:
+        recipe = from_table(Recipe, read_table(place / "recipe.toml"), record="recipe.toml")
+    if recipe is not None and arm.startswith("heir"):
+        made = narrowed(recipe.width, recipe.bridge), left_out(recipe.drops_to(len(layers)))
+        yield from filter(None, made)
+        if recipe.drops == 1 and initial.get("offset"):
+            yield f"It grew by {recipe.grow} layers a round, with training in between."
+    bridges = from_table(tuple[Bridged, ...], initial.get("bridges", []), record="run.json")
+    yield from (bridged(one, recipe and recipe.bridge) for one in bridges)
 
 
 def _figures(run: Run) -> list[str]:
@@ -206,11 +228,13 @@ def _figures(run: Run) -> list[str]:
     summary = run.read(Summary, "summary.json")
     data, end = summary.data, summary.validation
     error = float("nan") if end.standard_error is None else end.standard_error
-    train = run.config.train
+    train, offset = run.config.train, (run.header.initial or {}).get("offset")
+    before = offset if isinstance(offset, int) else 0  # steps of the runs that it goes on from
+    tokens = before * train.batch_size * train.length + summary.tokens
     return [
         "## Data\n",
         f"{data.text} (SHA-256 {data.corpus_sha256}), {data.train_tokens:,} training tokens, of "
-        f"which {summary.tokens:,} were read in {summary.steps:,} steps of {train.batch_size} × "
+        f"which {tokens:,} were read in {before + summary.steps:,} steps of {train.batch_size} × "
         f"{train.length}.\n",
         "## Figures\n",
         f"Loss {with_error(end.loss, error)} nats a token on the {data.validation_tokens:,} "
@@ -222,9 +246,7 @@ def _commands(run: Run | None) -> Iterator[str]:
     """Yield the commands that made a run, as far as its folder says."""
     if run is None:
         return
-    place = run.path.absolute()
-    # Below an inheritance, or below the folder of a later seed of one.
-    above = next((each for each in (place.parent, place.parent.parent) if _planned(each)), None)
+    above = _inheritance(run)
     if above is not None:
         wishes = Run.open(above).read_json("plan.json")["wishes"]
         flags = " ".join(_flags(wishes, to_table(InheritOptions())))
@@ -232,6 +254,13 @@ def _commands(run: Run | None) -> Iterator[str]:
         yield f"wakeful inherit {shlex.quote(str(reference))} {flags}".rstrip()
     else:
         yield f"wakeful train {shlex.quote(str(run.path / 'config.toml'))}"
+
+
+def _inheritance(run: Run) -> Path | None:
+    """Return the folder of the inheritance that a run is of; None where it is of none."""
+    place = run.path.absolute()
+    # Below an inheritance, or below the folder of a later seed of one.
+    return next((each for each in (place.parent, place.parent.parent) if _planned(each)), None)
 
 
 def _planned(place: Path) -> bool:

@@ -12,6 +12,7 @@ from wakeful.growth.layers import written
 from wakeful.growth.outcome import Arm, Behind, Footprint, Reference, Sizes, Summary
 from wakeful.pages.charts import (
     PALETTE,
+    RANKS,
     Drawing,
     colored,
     colors,
@@ -21,6 +22,14 @@ from wakeful.pages.charts import (
     tip,
     tips,
     unchecked,
+)
+from wakeful.pages.lineage import (
+    adapters,
+    bridged,
+    left_out,
+    narrowed,
+    objective,
+    predictions,
 )
 from wakeful.pages.page import Step, rough, write_page
 from wakeful.pages.terms import explained
@@ -94,52 +103,24 @@ def _choice(summary: Summary) -> str:
         "bridge": "all but the neighboring layers without which, bridged, the loss was least",
         "lazy": "the neighboring layers of the lowest mean rank",
     }.get(chosen.rule, chosen.rule)
-    layers = written(chosen.layers)
-    drops = summary.recipe.drops
-    parts = f" They were left out in {drops} parts, with healing in between." if drops > 1 else ""
-    return f"{len(chosen.layers)} of {total} layers ({layers}): {why}.{parts}{_width(summary)}"
-
-
-def _width(summary: Summary) -> str:
-    """Say how much of every layer's width was taken."""
-    width = summary.recipe.width
-    if not width:
-        return ""
-    made_up = "" if summary.recipe.bridge.map == "none" else ", the rest made up for in closed form"
-    return (
-        f" Of every layer {width.heads or 1:.0%} of the groups of heads and {width.mlp or 1:.0%} "
-        f"of the hidden channels, those that put out most{made_up}."
-    )
-
-
-def _bridges(summary: Summary) -> list[str]:
-    """Say what stands for the layers left out, and how near it comes to them."""
-    solved = {
-        "output": "a matrix on its feed-forward network's output, folded into W_down (ReplaceMe)",
-        "down": "its W_down, solved anew",
-    }.get(summary.recipe.bridge.map, "")
-    return [
-        f"Layers {written(range(one.first, one.last + 1))} are bridged by the layer before them: "
-        f"{solved}. On the text it was solved on, the stream behind them is off by "
-        f"{one.error:.1%} of its square, and by {one.plain:.1%} without a bridge."
-        for one in summary.choice.bridges
+    recipe = summary.recipe
+    said = [
+        f"{len(chosen.layers)} of {total} layers ({written(chosen.layers)}): {why}.",
+        left_out(recipe.drops),
+        narrowed(recipe.width, recipe.bridge),
     ]
+    return " ".join(filter(None, said))
 
 
 def _lesson(summary: Summary) -> str:
     """Say what the heirs learn from."""
     heal = summary.recipe.heal
     if heal.by == "text":
-        return "heirs learn from the text alone, by cross-entropy"
-    share = f"{heal.alpha:g} CE + {1 - heal.alpha:g} · " if heal.alpha else ""
-    heat = f" at temperature {heal.temperature:g}" if heal.temperature != 1 else ""
-    rest = {"bucket": "the others as one", "renormalize": "the others as if there were none"}
-    of = f" of its {heal.top_k} likeliest tokens, {rest[heal.rest]}" if heal.top_k else ""
-    streams = f" + {heal.hidden:g} · the distance of their streams" if heal.hidden else ""
-    lora = f", in adapters of rank {heal.lora.rank} alone" if heal.lora.rank else ""
+        return f"heirs learn from the text alone, by cross-entropy{adapters(heal.lora)}"
     return (
-        f"heirs learn from the reference's predictions{of}, {share}KL(reference ‖ heir){heat}"
-        f"{streams}{lora}; baselines as their names say, by cross-entropy unless they distill"
+        f"heirs learn from the reference's {predictions(heal)}, "
+        f"{objective(heal, 'reference', 'heir')}{adapters(heal.lora)}; "
+        "baselines as their names say, by cross-entropy unless they distill"
     )
 
 
@@ -147,9 +128,9 @@ def _parity(summary: Summary, heir: Arm, reference: Reference) -> str:
     gap = with_error(abs(heir.minus_reference), heir.minus_reference_error)
     begins = (
         f"{heir.arm}, {heir.depth} of {reference.layers} layers, ends at "
-        f"{with_error(heir.loss, heir.standard_error)} nats a token after {heir.tokens:,} tokens; "
-        f"{reference.name} itself has {with_error(reference.loss, reference.standard_error)} on "
-        "the same text"
+        f"{with_error(heir.loss, heir.standard_error)} nats a token after {heir.tokens:,} tokens"
+        f"{_grown(summary)}; {reference.name} itself has "
+        f"{with_error(reference.loss, reference.standard_error)} on the same text"
     )
     if heir.parity:
         return f"{begins}: parity is reached, {gap} under it."
@@ -168,6 +149,14 @@ def _parity(summary: Summary, heir: Arm, reference: Reference) -> str:
     else:
         rest = " Its last evaluations do not say what more training would bring."
     return f"{begins}: it is {gap} short of parity.{rest}"
+
+
+def _grown(summary: Summary) -> str:
+    """Say what all rounds took where each began from the reference; nothing of one round."""
+    heir, rounds = summary.heir, sum(arm.heir for arm in summary.arms)
+    if rounds < 2 or heir.all_tokens is None or heir.all_steps is None:
+        return ""
+    return f" ({heir.all_tokens:,} in {heir.all_steps:,} steps over all {rounds} rounds of growth)"
 
 
 def _against_baselines(summary: Summary, heir: Arm) -> list[str]:
@@ -243,7 +232,7 @@ def write_inheritance(path: str | Path, page: str | Path = "") -> Path:
         verdicts=verdicts(summary),
         cost=_cost(summary.reference),
         choice=_choice(summary),
-        bridges=_bridges(summary),
+        bridges=[bridged(one, summary.recipe.bridge) for one in summary.choice.bridges],
         lesson=_lesson(summary),
         curves=loss_curves(summary),
         figures=_chosen_by(summary),
@@ -312,13 +301,23 @@ def _bars(values: Sequence[float], kept: set[int], title: str) -> Drawing:
             "layers": ["kept" if layer in kept else "left out" for layer in layers],
         }
     )
-    colors = alt.Scale(domain=["kept", "left out"], range=[PALETTE[0], PALETTE[7]])
+    names = ["kept", "left out"]
+    edges = alt.Scale(domain=names, range=[PALETTE[0], PALETTE[7]])
+    fills = alt.Scale(domain=names, range=[PALETTE[0], "transparent"])  # not by color alone
     axis = alt.Axis(labelAngle=0, values=list(layers[::5]))
-    chart = alt.Chart(frame).mark_bar()
+    y = alt.Y("value:Q", title=title)
+    chart = alt.Chart(frame).mark_bar(strokeWidth=1.5)
+    if title in (_FIGURES["rank"], _FIGURES["mass"]):
+        # Logarithmic, as in a diagnosis; a bar of rank 1 would have no length there.
+        longest = max(2.0, *values)
+        y = alt.Y("value:Q", title=title, axis=alt.Axis(values=[n for n in RANKS if n <= longest]),
+                  scale=alt.Scale(type="log", domain=(1, longest)))  # fmt: skip
+        chart = alt.Chart(frame).mark_point(size=70, strokeWidth=1.5, opacity=1)
     chart = chart.encode(
         x=alt.X("layer:O", title="layer", axis=axis),
-        y=alt.Y("value:Q", title=title),
-        color=alt.Color("layers:N", scale=colors),
+        y=y,
+        fill=alt.Fill("layers:N", scale=fills),
+        stroke=alt.Stroke("layers:N", scale=edges),
         tooltip=[alt.Tooltip("layer:O"), tip("value", ".4~g"), alt.Tooltip("layers:N")],
     )
     return chart.properties(height=150, width="container")

@@ -17,7 +17,7 @@ from wakeful.errors import WakefulError
 from wakeful.model.decoder import IGNORED, Decoder, cross_entropy
 from wakeful.training.in_rows import Over, Rest, distillation_in_rows, top_k_in_rows
 from wakeful.training.matching import distance, states_of
-from wakeful.training.stored import Store, TopK, top_k
+from wakeful.training.stored import Store, TopK, row_digest, top_k
 
 
 def distillation_loss(
@@ -214,7 +214,10 @@ class StoredDistillation:
     ) -> None:
         """Keep the teacher for rows that are not stored yet.
 
-        With `again`, which reads it from its files, it is let go where the first rows are stored.
+        With `again`, which reads it from its files, it is let go once the store is complete, as far
+        as a run can tell: where the first rows are stored, or where stored rows come a second time,
+        which windows that all epochs cut alike (`data.fixed_windows`) do when all have been there.
+        If a row is missing after all, the teacher is read again.
         """
         self.student, self.store = student, store
         self.alpha = alpha
@@ -222,7 +225,8 @@ class StoredDistillation:
         self._teacher: Decoder | None = teacher.eval().requires_grad_(False)
         self._teachers_prefix = teacher.config.relaxed_prefix
         self._again = again
-        self._first = True
+        self._seen: set[bytes] = set()
+        """Digests of the rows that have come since the teacher was read."""
 
     def loss(
         self,
@@ -244,19 +248,23 @@ class StoredDistillation:
     @torch.no_grad()
     def predicted(self, tokens: Tensor, documents: Tensor | None = None) -> TopK:
         """Return the teacher's likeliest tokens along rows, stored now if they were not before."""
-        new = torch.tensor([row not in self.store for row in tokens.cpu()])
-        if not new.any() and self._first and self._again is not None:
+        rows = tokens.cpu()
+        digests = {row_digest(row) for row in rows}
+        new = torch.tensor([row not in self.store for row in rows])
+        complete = not new.any() and (not self._seen or not self._seen.isdisjoint(digests))
+        if complete and self._again is not None:
             self._teacher = None
-        self._first = False
         if new.any():
             if self._teacher is None:
                 assert self._again is not None
                 self._teacher = self._again().eval().requires_grad_(False)
+                self._seen.clear()  # so that it is read again once an epoch at most
             new = new.to(tokens.device)
             theirs = None if documents is None else documents[new]
             logits = self._teacher(tokens[new], documents=theirs)
             about = self.store.about
             self.store.put(tokens[new], top_k(logits, about.top_k, about.temperature))
+        self._seen |= digests
         return self.store.get(tokens)
 
 

@@ -115,11 +115,11 @@ class Store:
         return read_record(About, folder / _ABOUT)
 
     def __contains__(self, row: Int[Tensor, "L"]) -> bool:
-        return _digest(row) in self._places
+        return row_digest(row) in self._places
 
     def get(self, rows: Int[Tensor, "B L"]) -> TopK:
         """Return what was stored for rows that are all there."""
-        found = np.stack([self._read(_digest(row)) for row in rows])
+        found = np.stack([self._read(row_digest(row)) for row in rows])
         ids, kept, rest = (
             torch.from_numpy(np.ascontiguousarray(found[name])).to(rows.device)
             for name in ("ids", "kept", "rest")
@@ -135,7 +135,7 @@ class Store:
         records = np.zeros(len(rows), self.about.record)
         for name, part in found._asdict().items():
             records[name] = part.cpu().numpy()
-        records["digest"] = [_digest(row) for row in rows]
+        records["digest"] = [row_digest(row) for row in rows]
         with disk_errors(self.path):
             if not self._own.exists():
                 self.path.mkdir(parents=True, exist_ok=True)
@@ -179,7 +179,7 @@ class Store:
                 )
 
 
-def _digest(row: Tensor) -> bytes:
+def row_digest(row: Tensor) -> bytes:
     """Return 32 hexadecimal digits of a row of tokens, which no padding of a record looks like."""
     content = row.cpu().numpy().astype("<i8").tobytes()
     return hashlib.blake2b(content, digest_size=16).hexdigest().encode()

@@ -21,11 +21,10 @@ from wakeful.display import Display, Shown, usual
 from wakeful.errors import WakefulError
 from wakeful.estimates import finite
 from wakeful.growth.baselines import check_baselines
-from wakeful.growth.bridge import Bridged
 from wakeful.growth.choice import bridged_losses
 from wakeful.growth.inherit import departures
 from wakeful.growth.layers import By, Diagnosed, LayerMap, diagnose_layers
-from wakeful.growth.mergekit import FILE, merged_from, passthrough
+from wakeful.growth.mergekit import FILE, check_mergeable, merged_from, passthrough
 from wakeful.growth.outcome import (
     Choice,
     Reference,
@@ -187,11 +186,13 @@ def _begun(
     run = Run(out)
     run.refuse_existing("inherit")
     _check_names(options)
-    if options.recipe and isinstance(source, str | Path):
-        merged_from(str(source))
+    if options.recipe:
+        _check_recipe(options, source)
     with shown("inherit") as show:
         show.note(f"loading {name_of(source)}")
         reference, place = _reference(source, tokenizer, out)
+        if options.recipe:
+            _check_merged(reference, place)
         options = _fitted(options, reference)
         total = reference.decoder().config.num_layers
         plan_layers(options, total, None)
@@ -213,12 +214,14 @@ def _begun(
             show.note("timing a step of every model")
             costs = measure_costs(recipe, reference.decoder(), data)
             left = 60 * (options.minutes or _DEFAULT_MINUTES) - (time.monotonic() - began)
-            seeds = len(recipe.of_seeds())
+            left /= len(recipe.of_seeds())
             if recipe.bridge.map != "none":  # as long as the reference takes for its tokens
-                left -= seeds * recipe.rounds * _solved_on(recipe, data) * per_token
-            recipe = with_steps(recipe, options, steps_within(costs, left / seeds))
+                left -= _solved_on(recipe, data) * per_token
+            steps = steps_within(costs, left, every=options.train.eval_every)
+            recipe = with_steps(recipe, options, steps)
+            recipe.check(total)
             show.note(f"{recipe.train.steps} steps a round fit into the time")
-        for doubt in doubts(recipe, windows, costs):
+        for doubt in doubts(recipe, windows, costs, options.data, data):
             show.note(f"warning: {doubt}")
     device = choose_device(options.train.device)
     with Run.create(out, "inherit", {"reference": name_of(source), "name": out.name}) as new:
@@ -246,10 +249,29 @@ def _check_names(options: InheritOptions) -> None:
         cluster_of(options.cluster)
 
 
+def _check_recipe(options: InheritOptions, source: Source) -> None:
+    """Refuse before anything is read, as far as the options and a name can tell."""
+    if options.width:
+        raise WakefulError(
+            "--recipe has mergekit copy whole layers of the reference, and --width narrows them: "
+            "leave out one of the two"
+        )
+    if isinstance(source, str | Path):
+        merged_from(str(source))
+
+
+def _check_merged(reference: Model, place: str) -> None:
+    """Refuse before training what mergekit cannot read; a model in memory will be an export."""
+    if reference.path is None:
+        check_mergeable(reference.decoder().config)
+    else:
+        merged_from(place)
+
+
 def _solved_on(recipe: Recipe, data: PreparedData) -> int:
-    """Return the tokens that the reference goes through for an heir's matrices in closed form."""
+    """Return the tokens that the reference goes through for one seed's matrices in closed form."""
     narrowing = 8  # of both models, twice a layer, and once to choose
-    passes = narrowing if recipe.width else 1
+    passes = recipe.most_heirs + (narrowing if recipe.width else 0)
     passes += narrowing * ("narrow" in recipe.baselines) + ("at_once" in recipe.baselines)
     return passes * min(recipe.bridge.tokens, data.train.num_tokens)
 
@@ -457,7 +479,7 @@ def _diagnosed(
 ) -> Diagnosed | None:
     """Measure the reference's layers where a choice or a baseline hangs on them."""
     chooses = not options.blocks and options.choose in get_args(By)
-    if not chooses and "lazy" not in options.baseline:
+    if not chooses and not {"lazy", "lazy_blocks"} & {*options.baseline}:
         return None
     show.note(f"diagnosing {reference.name}")
     length, count = options.diagnose_length, options.diagnose_sequences
@@ -566,10 +588,7 @@ def _summary(
             figures=plan.figures,
             pinned=recorded(plan.wishes).pinned,
             gaps=recorded(plan.wishes).gaps,
-            bridges=from_table(
-                tuple[Bridged, ...], (last.run.header.initial or {}).get("bridges", []),
-                record="run.json",
-            ),
+            bridges=last.bridges,
         ),
         recipe=recipe,
         planned_by_time=bool(plan.costs),

@@ -1,0 +1,66 @@
+"""How an heir was made and trained, in sentences that its page and its model card share."""
+
+from wakeful.config.schema import BridgeConfig, DistillConfig, HealConfig, LoraConfig, WidthConfig
+from wakeful.growth.bridge import Bridged
+from wakeful.growth.layers import written
+
+_MAPS = {
+    "output": "a matrix on its feed-forward network's output, folded into W_down (ReplaceMe, arXiv "
+    "2505.02819)",
+    "down": "its W_down, solved anew (after ReplaceMe, arXiv 2505.02819)",
+}
+_REST = {"bucket": "the others as one", "renormalize": "the others as if there were none"}
+
+
+def left_out(drops: int) -> str:
+    """Say in how many parts layers were left out; nothing of one."""
+    return f"They were left out in {drops} parts, with healing in between." if drops > 1 else ""
+
+
+def narrowed(width: WidthConfig, bridge: BridgeConfig) -> str:
+    """Say how much of every layer's width was taken; nothing where all of it was."""
+    if not width:
+        return ""
+    made_up = "" if bridge.map == "none" else ", the rest made up for in closed form"
+    return (
+        f"Of every layer {width.heads or 1:.0%} of the groups of heads and {width.mlp or 1:.0%} "
+        f"of the hidden channels, those that put out most{made_up}."
+    )
+
+
+def bridged(one: Bridged, bridge: BridgeConfig | None) -> str:
+    """Say what stands for layers left out, and how near it came to them; None is an unknown map."""
+    solved = f": {_MAPS[bridge.map]}" if bridge and bridge.map in _MAPS else ", in closed form"
+    return (
+        f"Layers {written(range(one.first, one.last + 1))} are bridged by the layer before them"
+        f"{solved}. On the text it was solved on, the stream behind them was then off by "
+        f"{one.error:.1%} of its square, and by {one.plain:.1%} without a bridge."
+    )
+
+
+def predictions(lesson: HealConfig | DistillConfig) -> str:
+    """Say of which of a teacher's predictions a model learns: "predictions" and which they are."""
+    kept = f" of its {lesson.top_k} likeliest tokens, {_REST[lesson.rest]}" if lesson.top_k else ""
+    return f"predictions{kept}"
+
+
+def objective(lesson: HealConfig | DistillConfig, teacher: str, student: str) -> str:
+    """Return the loss of learning from a teacher, in words."""
+    share = f"{lesson.alpha:g} CE + {1 - lesson.alpha:g} · " if lesson.alpha else ""
+    squared = f"{lesson.temperature**2:g} · " if lesson.temperature != 1 else ""
+    heat = f" at temperature {lesson.temperature:g}" if lesson.temperature != 1 else ""
+    mean = isinstance(lesson, DistillConfig) and lesson.over == "mean"
+    over = " averaged over the vocabulary" if mean else ""
+    streams = f" + {lesson.hidden:g} · the distance of their streams" if lesson.hidden else ""
+    return f"{share}{squared}KL({teacher} ‖ {student}){over}{heat}{streams}"
+
+
+def adapters(lora: LoraConfig) -> str:
+    """Say what alone learned where adapters did; nothing where all weights learned."""
+    if not lora.rank:
+        return ""
+    where = {
+        "attention": " beside the attention's matrices",
+        "mlp": " beside the feed-forward networks' matrices",
+    }.get(lora.modules, "")
+    return f", in LoRA adapters of rank {lora.rank} alone{where}"
