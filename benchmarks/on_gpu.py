@@ -2,6 +2,8 @@
 
 Every step is a process of its own with a time of its own. What it prints, and a line of it in
 summary.json, is written as soon as it ends, so whatever has run stays when the machine is taken.
+
+Of Value Residual Learning it runs table 5, losses at three sizes: table 4 only lists these models.
 """
 
 import json
@@ -29,7 +31,7 @@ LEAST_SHARE = 0.1
 """Of a scale's steps, below which its runs say less than all of a smaller scale's."""
 
 ARENA = (
-    "compare", "arena-124m", "--only", "vanilla", "output-gate", "--train.device", "cuda",
+    "compare", "arena-124m", "--only", "vanilla", "wakeful-best", "--train.device", "cuda",
     "--train.steps", "60", "--train.batch_size", "64", "--train.eval_every", "60",
     "--train.diagnose.every", "60",
     "--optimizer.warmup_steps", "10", "--data.source", "python-stdlib", "--data.tokenizer", "",

@@ -182,7 +182,7 @@ def test_unusual_files_and_paths_are_one_line(
     bad.write_text("[train]\nstep = 3\n")
     assert "did you mean 'steps'" in fails(capsys, "train", str(bad), *out)
     bad.write_text("[train]\ndtype = 'float'\n")
-    assert "did you mean 'float64'" in fails(capsys, "train", str(bad), *out)
+    assert "did you mean 'float32' or 'float64'" in fails(capsys, "train", str(bad), *out)
     assert "neither a file" in fails(capsys, "train", "x" * 5000, *out)
     assert "Not a directory" in fails(capsys, "train", config, "--out", f"{config}/run", *FAST)
     assert "not UTF-8" in fails(capsys, "train", config, *out, "--name", "\udcff")

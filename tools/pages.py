@@ -19,8 +19,9 @@ BESIDE = {
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
     "security.md": "SECURITY.md",
+    "CITATION.cff": "CITATION.cff",
 }
-"""Pages of the site by the file beside docs/ that they are."""
+"""Files of the site by the file beside docs/ that they are."""
 NOT_SHOWN = ("__version__",)
 
 
@@ -42,10 +43,17 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             text = text.replace(f"]({theirs}", f"]({other}")
         files.append(File.generated(config, page, content=text))
     for room, (summary, names) in rooms().items():
-        parts = [f"# {room}", summary, *(f"::: {room}.{name}" for name in names)]
+        parts = [f"# {room}", summary, *(_entry(f"{room}.{name}") for name in names)]
         content = "\n\n".join(parts) + "\n"
         files.append(File.generated(config, f"reference/{room}.md", content=content))
     return files
+
+
+def _entry(name: str) -> str:
+    """Return what mkdocstrings replaces by a name's description."""
+    # Options that several verbs share are fields of a base that has no entry.
+    more = "\n    options: {inherited_members: true, show_bases: false}"
+    return f"::: {name}" + more * name.endswith(("Config", "Options"))
 
 
 def rooms() -> dict[str, tuple[str, list[str]]]:

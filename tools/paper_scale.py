@@ -95,7 +95,7 @@ GROUPS = (
     ),
     Group(
         "Heirs of 7B",
-        "Whether a deeper reference gives the better heir; its memory takes two cards.",
+        "Whether a deeper reference gives the better heir.",
         _names("lazy", "fig21 table9"),
     ),
     Group(
@@ -141,7 +141,8 @@ def _row(name: str, needs: str, total: Total) -> str:
         return f"| {name} | {needs} | – | – | – | – | {total.memory / 1e9:,.0f} GB |"
     hours = _hours(total)
     return (
-        f"| {name} | {needs} | {_tokens(total)} | {_figure(hours)} | {_figure(hours / 8)} | "
+        f"| {name} | {needs} | {_tokens(total)} | {_figure(hours)} | "
+        f"{_figure(total.on_eight / H100 / 3600)} | "
         f"${_figure(hours * PRICE)} | {total.memory / 1e9:,.0f} GB |"
     )
 

@@ -9,6 +9,8 @@ _LONGEST = 1_000
 """Characters of a message; what it quotes may come from a file, and be of any length."""
 _MOST = 1_000
 """Files beside a path that are compared with it: a hint is worth no waiting."""
+_HINTS = 3
+"""Names that begin with what was written, at most."""
 
 
 class WakefulError(ValueError):
@@ -36,9 +38,18 @@ class Diverged(WakefulError):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return `" (did you mean 'x'?)"` for the closest known word, or an empty string."""
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    """Return `" (did you mean 'x'?)"` for the closest known word, or an empty string.
+
+    The first few that begin with the word come before all that only resemble it:
+    `" (did you mean 'x1', 'x2' or 'x3'?)"`.
+    """
+    names = list(known)
+    found = [repr(name) for name in names if word and name.startswith(word)][:_HINTS]
+    found = found or [repr(name) for name in difflib.get_close_matches(word, names, n=1)]
+    if not found:
+        return ""
+    *others, last = found
+    return f" (did you mean {', '.join(others)}{' or ' if others else ''}{last}?)"
 
 
 def nearest_path(path: str | Path) -> str:

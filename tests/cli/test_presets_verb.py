@@ -35,9 +35,13 @@ def test_facts_are_those_of_the_file() -> None:
     config = config_from_table(read_table("cpu-tiny"))
     assert (small.variants, small.seeds, small.runs) == (1, 1, "1")
     assert small.tokens == config.train.steps * config.train.batch_size * config.train.length
-    assert small.operations == 6.0 * small.parameters * small.tokens
-    # From the description: 8 layers of 4 · 128² + 3 · 128 · 344, and 4,096 tokens twice.
-    assert small.parameters == 8 * (4 * 128**2 + 3 * 128 * 344) + 2 * 4096 * 128
+    # 8 layers of 4 · 128² + 3 · 128 · 344 and two norms, 4,096 tokens twice, and the last norm.
+    assert small.parameters == 8 * (4 * 128**2 + 3 * 128 * 344 + 2 * 128) + 2 * 4096 * 128 + 128
+    multiplied = small.parameters - 4096 * 128
+    attention = 8 * config.train.length * 128
+    assert small.operations == 6.0 * (multiplied + attention) * small.tokens
+    # Value embeddings, a table in every other layer, are parameters that are looked up.
+    assert facts("wakeful-best").parameters == 298_496
 
     patient = facts("patient")
     rows = variants_of("patient", read_table("patient"))

@@ -17,6 +17,7 @@ from wakeful.config.schema import (
     variants_of,
 )
 from wakeful.config.tables import merged, presets, read_table
+from wakeful.data.mixture import mixture_of
 from wakeful.exhibits.exhibit import exhibit, exhibit_names, published
 from wakeful.model.decoder import Decoder
 from wakeful.optim.build import BUILDERS
@@ -67,7 +68,7 @@ def test_there_are_the_presets_of_the_papers_and_small_ones() -> None:
     small = {"cpu-tiny", "cpu-small", "activation-small", "combination", "demo"}
     small |= {"patient", "patient-rotary", "patient-deep", "small-sinks"}
     arena = {"arena", "arena-combined", "arena-patient", "arena-text"}
-    arena |= {"arena-optimizers", "arena-124m", "arena-best", "wakeful-best"}
+    arena |= {"arena-optimizers", "arena-124m", "arena-best", "arena-patient-best", "wakeful-best"}
     assert set(presets()) == {*MILLIONS, *tables, *small, *arena}
 
 
@@ -128,8 +129,14 @@ def test_the_arena_has_every_variant_and_its_grounds_the_same_rows() -> None:
         for name in ("arena", "arena-combined", "arena-optimizers", "arena-best")
     )
     assert others == [ground] * 3
+    patients = (
+        config_from_table(variants_of(name, read_table(name))["vanilla"])
+        for name in ("arena-patient", "arena-patient-best")
+    )
+    assert len(set(map(config_to_toml, patients))) == 1
     eight = variants_of("", read_table("arena-124m"))
-    assert len(eight) == 8
+    assert len(eight) == 10  # beside vanilla and wakeful-best
+    eight.pop("wakeful-best")
     assert eight.keys() < rows["arena"].keys()
     cures = ("route", "normalizer", "norm", "placement", "depth", "embedding")
     for name, entry in eight.items():
@@ -207,7 +214,8 @@ def test_gpt2_trains_as_each_size_does_in_when_attention_collapses() -> None:
 def test_paper_sizes_name_the_papers_text_and_tokenizer(name: str) -> None:
     data = preset(name).data
     data.check()
-    assert data.source.startswith("hf:")
+    sources = [part.source for part in mixture_of(data.source) or ()] or [data.source]
+    assert all(source.startswith("hf:") for source in sources)
     assert data.tokenizer.startswith("hf:")
 
 

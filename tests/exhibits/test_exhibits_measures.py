@@ -125,6 +125,18 @@ def test_savings_of_data_and_parameters() -> None:
     assert saved == pytest.approx(1 - 1 / 1.25)
     alone = results({key: value for key, value in sizes.items() if key[0] == "b"})
     assert figure_of(alone, "b", "res", 0, "parameter_saving") is None
+    # One slope for all seeds: the second's own has the wrong sign, and it is not left out.
+    second = {
+        ("a", "vanilla", 1): size(3.0, 1e6), ("b", "vanilla", 1): size(3.5, 1e7),
+        ("a", "res", 1): size(2.9, 1e6), ("b", "res", 1): size(3.4, 1e7),
+    }  # fmt: skip
+    pooled = results(sizes | second)
+    slope = -0.25 / math.log(10)  # a nat down a decade, and half a nat up
+    for seed, gain in ((0, math.log10(1.25)), (1, 0.1)):
+        saved = figure_of(pooled, "b", "res", seed, "parameter_saving(groups=['a', 'b'])")
+        assert saved == pytest.approx(1 - math.exp(gain / slope))
+    rising = results({key: value for key, value in (sizes | second).items() if key[2] == 1})
+    assert figure_of(rising, "b", "res", 1, "parameter_saving") is None
 
 
 def test_figures_of_layers() -> None:
@@ -311,6 +323,16 @@ def test_convergence_is_judged_where_all_rows_were_evaluated() -> None:
     told = "loss_over_training(curve='train_loss')"
     assert figure_of(batches, "", "vanilla", 0, told) == 5.0
     assert figure_of(batches, "", "vanilla", 0, "loss_over_training") is None
+
+
+def test_a_loss_after_a_share_of_the_steps_is_of_that_step_alone() -> None:
+    steps = np.array([0, 10, 500, 1000])
+    curve = {"validation_loss": (steps, np.array([9.0, 5.0, 4.0, 3.0]))}
+    found = results({("", "heir", 0): Seen({}, curve), ("", "none", 0): Seen({})})
+    assert figure_of(found, "", "heir", 0, "loss_after(share=0.01)") == 5.0
+    assert figure_of(found, "", "heir", 0, "loss_after(share=0.5)") == 4.0
+    assert figure_of(found, "", "heir", 0, "loss_after(share=0.02)") is None
+    assert figure_of(found, "", "none", 0, "loss_after(share=0.01)") is None
 
 
 def test_gains_are_compared_between_pairs_of_groups() -> None:

@@ -223,12 +223,3 @@ def test_a_direction_is_the_papers_difference_beyond_its_share() -> None:
     table = PublishedTable("t", "n", "a", (column,), dict.fromkeys("abcdef", "l"), cells)
     found = {variant: table.direction(variant, column) for variant in "abcdef"}
     assert found == {"a": None, "b": "same", "c": "higher", "d": "lower", "e": "lower", "f": None}
-
-
-def test_a_row_that_is_not_judged_has_its_figures_and_no_direction() -> None:
-    table = published("activation-table5")
-    assert table.unjudged == ("rmsprop",)
-    for column in table.columns:
-        assert table.direction("rmsprop", column) is None
-        assert table.direction("sgd", column) is not None
-    assert table.cells["rmsprop", "perplexity"] == 27.4

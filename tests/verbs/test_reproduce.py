@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import random
+import re
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,9 +17,10 @@ import wakeful
 from training.test_cluster import stand_in
 from wakeful.cli import main
 from wakeful.config.schema import Config, DataConfig
+from wakeful.config.verbs import ReproduceOptions
 from wakeful.errors import Diverged, WakefulError
 from wakeful.evaluation.scores import Score
-from wakeful.exhibits.exhibit import Claim, exhibit, exhibit_names
+from wakeful.exhibits.exhibit import Claim, Scale, exhibit, exhibit_names
 from wakeful.exhibits.judge import Judged
 from wakeful.exhibits.plan import Plan, plan_of, total_of
 from wakeful.pages.inheritance import read_inheritance
@@ -301,6 +303,30 @@ def test_models_that_do_not_fit_an_exhibit_are_refused() -> None:
         wakeful.reproduce("value-residual/fig6", models=["smollm2"])
     with pytest.raises(WakefulError, match="looks at 1 pretrained model, and --models names 2"):
         wakeful.reproduce("lazy/fig11", models=["smollm2", "other"])
+    # Heirs need every reference: what is not named would be trained in the paper's place.
+    told = (
+        r"looks at 5 pretrained models, and --models names 1; PLACE=MODEL names some of small-few"
+    )
+    with pytest.raises(WakefulError, match=told):
+        wakeful.reproduce("lazy/table9", models=["smollm2"])
+    for mixed in (["small-few=smollm2", "other"], ["small-few=smollm2", "small-few=other"]):
+        with pytest.raises(WakefulError, match="names 1 of 2 models as PLACE=MODEL"):
+            wakeful.reproduce("lazy/table9", models=mixed)
+
+
+def test_models_are_named_by_the_place_they_take() -> None:
+    def sources(name: str, scale: Scale, *models: str) -> dict[str, str]:
+        plan = plan_of(exhibit(name), scale, models=models)
+        return {row: each.source for row, each in {**plan.existing, **plan.references}.items()}
+
+    theirs = sources("lazy/table9", "paper")
+    assert theirs["other-many"] == "openlm-research/open_llama_7b"
+    named = sources("lazy/table9", "paper", "large-few=mine", "large-many=a=b")
+    assert named == theirs | {"large-few": "mine", "large-many": "a=b"}
+    assert sources("lazy/fig9", "tiny", "openllama-7b=mine") == {
+        "openllama-3b": "smollm2", "openllama-7b": "mine",
+    }  # fmt: skip
+    assert sources("lazy/fig9", "tiny", "mine") == {"openllama-3b": "mine"}
 
 
 def test_what_cannot_be_run_is_said_in_one_line_before_it_begins(
@@ -340,7 +366,7 @@ def test_every_exhibit_is_listed_and_what_all_take(capsys: pytest.CaptureFixture
                      if not exhibit(name).needs)  # fmt: skip
     words = " ".join(shown.split())
     assert f"tiny: {total.runs:,} runs, {total.tokens / 1e6:,.1f}M tokens" in words
-    assert "H100 hours, 107.8 GB of memory" in words
+    assert re.search(r"H100 hours, [5-7]\d\.\d GB of memory", words)  # one card holds each
     assert "Needs c4:en, Meta-Llama-3-8B" in words
 
 
@@ -388,6 +414,40 @@ def test_of_all_exhibits_those_that_do_not_fit_are_left_out(
         wakeful.reproduce(*names[::3])
     assert begun == list(names[:2])
     assert wakeful.reproduce(names[3]).found[0].exhibit == names[3]
+
+
+def test_memory_is_asked_of_the_machine_that_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of(exhibit("value-residual/table5"), "paper")
+    sizes = sorted(size.memory for size in plan.models)
+    runs, room = tmp_path / "runs", [10**15]
+    monkeypatch.setattr(verb, "free_memory", lambda device: room[0])
+    monkeypatch.setattr(verb.shutil, "disk_usage", lambda path: SimpleNamespace(free=10**15))
+
+    def fits(where: str) -> None:
+        found = cluster.cluster_of(where) if where else None
+        verb.check_fits([plan], runs, lambda name: False, found)
+
+    room[0] = sizes[-1]
+    for where in ("", "local(workers=1)", "local(workers=8, gpus=1)"):
+        fits(where)
+    told = r"\(467\.9M parameters in training, 3 runs at a time\).*choose fewer workers"
+    with pytest.raises(WakefulError, match=told):
+        fits("local(workers=3)")
+    room[0] = sum(sizes[-3:])
+    fits("local(workers=3)")
+    room[0] = 10**6  # the machine that submits jobs
+    fits("slurm(workers=8)")
+    with pytest.raises(WakefulError, match="choose a smaller --scale or another --device"):
+        fits("")
+    # Models that are read are so where the command runs.
+    reading = plan_of(exhibit("lazy/fig11"), "paper")
+    with pytest.raises(WakefulError, match="lazy/fig11 at the paper scale takes"):
+        verb.check_fits([reading], runs, lambda name: False, cluster.cluster_of("slurm"))
+    note = verb._told(total_of([plan]), ReproduceOptions(), cluster.cluster_of("slurm"))
+    assert note.endswith("of memory where the largest run is trained")
+    assert "on this machine" not in note
 
 
 def test_free_memory_is_the_machines() -> None:

@@ -210,23 +210,30 @@ def data_saving(at: At) -> float | None:
 def parameter_saving(at: At, *, figure: str = "loss", groups: Sequence[str] = ()) -> float | None:
     """Return the share of parameters saved at equal loss, by a fit over the groups' sizes.
 
-    With b of L = a − b ln N through the baseline's runs of this seed, and Δ the mean over sizes of
-    the row's loss minus the baseline's, the row's line lies Δ lower and so is the baseline's at
-    N' = N exp(−Δ / b): 1 − N / N' is saved. On the losses that table 5 of Value Residual Learning
-    prints this is the paper's 10.4%. It needs two sizes, all of them or those of `groups`.
+    With b of L = a − b ln N through the baseline's runs of all seeds, and Δ the mean over sizes of
+    the row's loss minus the baseline's with this seed, the row's line lies Δ lower and so is the
+    baseline's at N' = N exp(−Δ / b): 1 − N / N' is saved. On the losses that table 5 of Value
+    Residual Learning prints this is the paper's 10.4%. It needs two sizes, all of them or those of
+    `groups`.
+
+    One b serves all seeds: with a b of each, those in which chance turns the small slope would have
+    to be left out, and the others are a selection. Its own error is not counted.
     """
+    base, among = at.results.baseline, groups or at.results.groups
     sizes: list[float] = []
     losses: list[float] = []
     differences: list[float] = []
-    for group in groups or at.results.groups:
-        base = at.of(group=group, row=at.results.baseline)
-        loss = base and figure_of(at.results, group, at.results.baseline, at.seed, figure)
-        own = figure_of(at.results, group, at.row, at.seed, figure)
-        if base and loss is not None and own is not None:
-            sizes.append(base.seen.figures["parameters"])
+    for group in among:
+        for seed in at.results.seeds:
+            loss = figure_of(at.results, group, base, seed, figure)
+            if loss is None:
+                continue
+            sizes.append(at.results.seen[group, base, seed].figures["parameters"])
             losses.append(loss)
-            differences.append(own - loss)
-    if len(set(sizes)) < 2:
+            own = figure_of(at.results, group, at.row, seed, figure)
+            if seed == at.seed and own is not None:
+                differences.append(own - loss)
+    if len(set(sizes)) < 2 or len(differences) < 2:
         return None
     slope = float(np.polyfit(np.log(sizes), losses, 1)[0])
     if slope >= 0:  # no more parameters, no lower loss: there is nothing to read a size from
@@ -250,6 +257,18 @@ def loss_over_training(at: At, *, curve: str = "validation_loss") -> float | Non
         if theirs is not None and len(theirs[0]) and theirs[0][-1] == own[0][-1]:
             shared = np.intersect1d(shared, theirs[0])
     return float(own[1][np.isin(own[0], shared)].mean()) if len(shared) else None
+
+
+def loss_after(at: At, *, share: float, curve: str = "validation_loss") -> float | None:
+    """Return the validation loss after a share of a row's steps, if it was evaluated there.
+
+    `curve` is "train_loss" for that batch's own.
+    """
+    own = at.curve(curve)
+    if own is None or not len(own[0]):
+        return None
+    there = np.flatnonzero(own[0] == round(share * float(own[0][-1])))
+    return float(own[1][there[0]]) if len(there) else None
 
 
 def gains(at: At, *, figure: str, of: Sequence[str], than: Sequence[str]) -> float | None:
@@ -466,6 +485,7 @@ DERIVED: dict[str, Measure] = {
     "data_saving": data_saving,
     "parameter_saving": parameter_saving,
     "loss_over_training": loss_over_training,
+    "loss_after": loss_after,
     "gains": gains,
     "layers": layers,
     "deepening": deepening,

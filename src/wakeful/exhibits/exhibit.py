@@ -59,14 +59,12 @@ class PublishedTable:
     """By variant and figure."""
     grows: tuple[str, ...] = ()
     """Variants whose attention on BOS the paper saw grow in training."""
-    unjudged: tuple[str, ...] = ()
-    """Variants that are shown and not judged; the note says why."""
 
     def direction(self, variant: str, column: Column) -> Direction | None:
         """Return how the paper's row differs from its baseline; None where it does not say."""
         cell = self.cells.get((variant, column.figure))
         base = self.cells.get((self.baseline, column.figure))
-        if variant in (self.baseline, *self.unjudged) or cell is None:
+        if variant == self.baseline or cell is None:
             return None
         if isinstance(cell, str):
             return cell
@@ -121,6 +119,8 @@ class Group:
     """What its runs have in place of the others' configuration."""
     inherit: Mapping[str, Any] = field(default_factory=dict)
     """What its heirs have in place of the others', by the fields of `Heirs`."""
+    scales: tuple[Scale, ...] = ()
+    """Where it is run. Empty: everywhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +174,6 @@ class _Spec:
     columns: Mapping[str, _Heading] = field(default_factory=dict)
     rows: Mapping[str, Mapping[str, str | float]] = field(default_factory=dict)
     grows: tuple[str, ...] = ()
-    unjudged: tuple[str, ...] = ()
     directions: bool = False
     draw: tuple[str, ...] = ()
     compare: str | dict[str, Any] = ""
@@ -234,7 +233,7 @@ class Exhibit:
         return tuple(
             claim
             for claim in self.claims
-            if (bool(tasks) if claim.of_tasks else scale in (claim.scales or SCALES))
+            if scale in (claim.scales or SCALES) and (bool(tasks) or not claim.of_tasks)
         )
 
     @property
@@ -313,7 +312,7 @@ def _read(name: str) -> Exhibit:
     table = PublishedTable(
         spec.title, note, spec.baseline, columns,
         {variant: str(row["label"]) for variant, row in spec.rows.items()}, cells,
-        grows=spec.grows, unjudged=spec.unjudged,
+        grows=spec.grows,
     )  # fmt: skip
     scales = {
         scale: merged(shared.get("scales", {}).get(scale, {}), spec.scales.get(scale, {}))

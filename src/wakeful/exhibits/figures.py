@@ -87,7 +87,8 @@ def seen_of_run(
     domains = (f"{DOMAIN}{name}" for name in run.summary.validation.domains or {})
     names = [*_PLAIN, *run.summary.diagnosis, *schemes, *domains]
     figures = {name: value for name in names if (value := figure(run, name)) is not None}
-    figures |= {"tokens": float(run.summary.tokens), "seconds": run.summary.seconds}
+    tokens = float(run.summary.tokens)
+    figures |= {"tokens": tokens, "all_tokens": tokens, "seconds": run.summary.seconds}
     rows = training_rows(run).drop_nulls("loss")
     tests = run.metrics.filter(pl.col("kind") == "validation").unique("step", keep="last")
     tests = tests.sort("step").drop_nulls("loss")
@@ -101,7 +102,7 @@ def seen_of_run(
 def answer_name(task: str, metric: str, shots: int = 0) -> str:
     """Return what a task's figure is called: `acc_piqa`, or `acc_average` of the average.
 
-    After so many shots it is `acc_average_5_shots`.
+    After so many shots it is `acc_mmlu_5_shots`.
     """
     name = f"{metric}_{'average' if task.startswith('average of ') else task}"
     return f"{name}_{shots}_shots" if shots else name
@@ -133,7 +134,10 @@ def seen_of_arm(
     layers: Frame | None = None,
     answers: Mapping[str, float] | None = None,
 ) -> Seen:
-    """Return the figures and curves of an heir or a baseline, as `seen_of_run`."""
+    """Return the figures and curves of an heir or a baseline, as `seen_of_run`.
+
+    `all_tokens` are the `tokens` with those of the rounds of growth before it.
+    """
     figures = {
         "loss": arm.loss,
         "start_loss": arm.start_loss,
@@ -142,6 +146,8 @@ def seen_of_arm(
         "seconds": arm.seconds,
         "minus_reference": arm.minus_reference,
     }
+    if arm.all_tokens is not None:
+        figures["all_tokens"] = float(arm.all_tokens)
     last = {point.step: point.loss for point in arm.curve}
     steps = np.array(sorted(last), dtype=np.float64)
     curve = np.array([last[step] for step in sorted(last)])

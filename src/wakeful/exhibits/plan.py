@@ -2,13 +2,16 @@
 
 import dataclasses
 import hashlib
+import heapq
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import torch
 
 from wakeful.config.model import LATER, ModelConfig
 from wakeful.config.rows import nested, rescaled
@@ -25,11 +28,16 @@ from wakeful.config.tables import Table, from_table, merged, on_preset, own_tabl
 from wakeful.config.verbs import LENGTH
 from wakeful.data.tasks import task_of
 from wakeful.errors import WakefulError
-from wakeful.exhibits.exhibit import Exhibit, Existing, Heirs, Scale
+from wakeful.exhibits.exhibit import SCALES, Exhibit, Existing, Heirs, Scale
 from wakeful.growth.baselines import baseline_of
+from wakeful.model.block import Block
+from wakeful.model.decoder import Decoder
+from wakeful.roles import role_of
 
 H100 = 989e12 * 0.4
 """Operations a second of one H100 in bfloat16, at two fifths of its peak."""
+CARDS = 8
+"""Those over which `Total.on_eight` deals out runs."""
 _LATER = {"model": {"embedding": "plain"} | LATER, "data": {"max_tokens": 0, "first_batch": 0}}
 """Fields that older runs lack, and what they had."""
 _BYTES_A_PARAMETER = 16
@@ -70,9 +78,22 @@ class Cost:
     runs: int
     tokens: float
     operations: float
-    """Floating-point operations: of training 6 a parameter and token, of reading 2."""
+    """Floating-point operations: of training as `operations_of` counts them; of a model whose shape
+    is not known 6 a parameter and token in training, 2 in reading."""
     disk: float
     """Bytes of the checkpoints."""
+
+
+Stage = Literal["rows", "heirs", "reading"]
+"""The order within an exhibit: a cluster trains rows, then heirs; models are read where the command
+runs."""
+
+
+@dataclass(frozen=True)
+class Piece(Cost):
+    """What one run takes, or one reference's heirs and baselines together."""
+
+    stage: Stage
 
 
 @dataclass(frozen=True)
@@ -81,6 +102,9 @@ class Total(Cost):
 
     memory: int
     """Bytes of the largest run."""
+    on_eight: float
+    """Operations of the busiest card, one stage and exhibit after another, at best: `CARDS` cards
+    share the runs, each run on one card and the longest first."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +136,13 @@ class Plan:
         found: list[Size] = []
         for job in self.jobs:
             given = self.reference_of(job.group)
-            count = int(given.parameters) if given else 0
-            found.append(Size(count, _BYTES_A_PARAMETER * count) if given else size_of(job.config))
+            if given is None:
+                found.append(size_of(job.config))
+                continue
+            count = int(given.parameters)
+            # Nobody trains it: its weights are there while its heir is trained.
+            a_weight = _BYTES_A_WEIGHT + _BYTES_A_PARAMETER * self.heirs[job.group].keep
+            found.append(Size(count, 6.0 * count, round(a_weight * count)))
         return tuple(found)
 
     def reference_of(self, group: str) -> Existing | None:
@@ -147,24 +176,23 @@ class Plan:
         return total_of([self]).operations
 
     @cached_property
-    def pieces(self) -> Mapping[str, Cost]:
+    def pieces(self) -> Mapping[str, Piece]:
         """The runs, by where they lie among those of other exhibits: what is called alike is done
         once.
         """
-        found: dict[str, Cost] = {}
+        found: dict[str, Piece] = {}
         for job, size in zip(self.jobs, self.models, strict=True):
             tokens, kept = _tokens(job.config), 2 if job.config.train.checkpoint_every else 1
-            operations, disk = 6.0 * size.parameters * tokens, 12.0 * size.parameters * kept
+            operations, disk = size.operations * tokens, 12.0 * size.parameters * kept
             for seed in self.seeds:
                 if self.reference_of(job.group) is None:
-                    found[f"{job.folder}/seed-{seed}"] = Cost(1, tokens, operations, disk)
+                    found[f"{job.folder}/seed-{seed}"] = Piece(1, tokens, operations, disk, "rows")
                 if job.group in self.heirs:
                     heirs = self.heirs[job.group]
-                    # The heir and each arm: the reference's shape with a share of its layers.
-                    arms = 1 + sum(baseline_of(name).times for name in heirs.baseline)
-                    share = heirs.keep * heirs.steps * arms
-                    found[f"{self.heirs_folder(job, seed)}/seed-{seed}"] = Cost(
-                        1 + len(heirs.baseline), share * tokens, share * operations, share * disk
+                    runs, arms = _heirs_runs(heirs, job.config.model.num_layers)
+                    share = heirs.steps * arms
+                    found[f"{self.heirs_folder(job, seed)}/seed-{seed}"] = Piece(
+                        runs, share * tokens, share * operations, share * disk, "heirs"
                     )
         exhibit = self.exhibit
         facts = [self.config.data.source, exhibit.looks, exhibit.schemes, *exhibit.probes]
@@ -172,7 +200,7 @@ class Plan:
             for seed in self.seeds:
                 name = f"{short(given.source)}-read-{_digest(facts)}/seed-{seed}"
                 operations = 2.0 * given.parameters * self.stretch
-                found[name] = Cost(1, self.stretch, operations, 0.0)
+                found[name] = Piece(1, self.stretch, operations, 0.0, "reading")
         return found
 
     def heirs_folder(self, job: Job, seed: int) -> str:
@@ -187,8 +215,16 @@ class Plan:
     @property
     def memory(self) -> int:
         """Bytes that the largest run takes, very roughly."""
-        given = (int(_BYTES_A_WEIGHT * each.parameters) for each in self.existing.values())
-        return max((*(size.memory for size in self.models), *given), default=0)
+        return self.memory_of(1)
+
+    def memory_of(self, at_once: int) -> int:
+        """Return the bytes that the largest runs take, so many at a time, very roughly.
+
+        None at a time leaves the largest model that is read and not trained.
+        """
+        read = (int(_BYTES_A_WEIGHT * each.parameters) for each in self.existing.values())
+        sizes = sorted((size.memory for size in self.models for _ in self.seeds), reverse=True)
+        return max(sum(sizes[:at_once]), *read, 0)
 
     @property
     def disk(self) -> float:
@@ -251,31 +287,59 @@ def total_of(plans: Iterable[Plan], done: Callable[[str], bool] = lambda _: Fals
 
     Their texts' tokens lie on the disk beside the checkpoints.
     """
-    pieces: dict[str, Cost] = {}
+    left: dict[str, Piece] = {}
     texts: dict[DataConfig, float] = {}
-    memory = 0
+    memory, on_eight = 0, 0.0
     for plan in plans:
-        pieces |= plan.pieces
+        own = {
+            name: piece
+            for name, piece in plan.pieces.items()
+            if name not in left and not done(name)
+        }
+        left |= own
+        on_eight += _busiest(own.values())
         memory = max(memory, plan.memory)
         for job in plan.jobs:
             data = job.config.data
             texts[data] = max(texts.get(data, 0.0), 4.0 * _tokens(job.config))
-    left = [cost for name, cost in pieces.items() if not done(name)]
+    pieces = left.values()
     return Total(
-        runs=sum(cost.runs for cost in left),
-        tokens=sum(cost.tokens for cost in left),
-        operations=sum(cost.operations for cost in left),
-        disk=sum(cost.disk for cost in left) + sum(texts.values()),
+        runs=sum(piece.runs for piece in pieces),
+        tokens=sum(piece.tokens for piece in pieces),
+        operations=sum(piece.operations for piece in pieces),
+        disk=sum(piece.disk for piece in pieces) + sum(texts.values()),
         memory=memory,
+        on_eight=on_eight,
     )
+
+
+def _busiest(pieces: Iterable[Piece]) -> float:
+    """Return the operations of the busiest card where `CARDS` share an exhibit's runs.
+
+    The longest run left goes to the card that is free first (Graham 1969's LPT rule, at most 4/3 of
+    the best packing). Heirs begin when the rows have ended; models are read on one card.
+    """
+    stages: dict[Stage, list[float]] = {"rows": [], "heirs": [], "reading": []}
+    for piece in pieces:
+        stages[piece.stage].append(piece.operations)
+    whole = sum(stages.pop("reading"))
+    for costs in stages.values():
+        loads = [0.0] * CARDS
+        for cost in sorted(costs, reverse=True):
+            heapq.heapreplace(loads, loads[0] + cost)
+        whole += max(loads)
+    return whole
 
 
 @dataclass(frozen=True)
 class Size:
-    """A model's parameters, and the bytes that training it takes."""
+    """A model's parameters, and what training it takes."""
 
     parameters: int
+    operations: float
+    """Floating-point operations a token."""
     memory: int
+    """Bytes."""
 
 
 def size_of(config: Config) -> Size:
@@ -292,21 +356,69 @@ def size_of(config: Config) -> Size:
     # What a block keeps for its backward pass: about 17 numbers a channel; and the logits twice.
     layers = model.num_layers * model.width * 17 * short
     activations = sequences * train.length * (layers + 8 * model.vocab_size)
-    return Size(parameters, _BYTES_A_PARAMETER * parameters + activations)
+    memory = _BYTES_A_PARAMETER * parameters + activations
+    return Size(parameters, operations_of(model, train.length), memory)
 
 
 def parameters_of(model: ModelConfig) -> int:
-    """Return a model's parameters to some percent, from its description alone.
+    """Return the number of a model's parameters, without making its weights."""
+    return _counted(model)[0]
 
-    The embedding and a head of its own, learned positions, and each layer's matrices; norms,
-    biases and what routes add or leave out are not counted.
+
+def operations_of(model: ModelConfig, length: int) -> float:
+    """Return the floating-point operations of training a decoder on one token.
+
+    They are 6 for each parameter that multiplies, 2 forward and 4 backward: all but the tables in
+    which tokens and positions are looked up. Causal attention adds 6 L H d a layer, with H heads of
+    d channels and rows of L = `length` tokens: a query meets L / 2 keys in the mean, each costs
+    2 H d in the logits and 2 H d in the output, and the backward pass takes twice the forward one.
+    In a window of w tokens the mean is w (1 − w / 2 L) keys. What else a route, a norm or an
+    optimizer computes is not counted. It is the arithmetic of docs/distributed.md.
     """
     shape = model.shape
-    projections = 2 * (shape.num_heads + shape.num_kv_heads) * shape.head_width
-    network = (3 if model.gated else 2) * model.mlp_width
-    table = model.vocab_size * (1 if model.tied else 2)
-    table += model.max_length if model.positions == "learned" else 0
-    return model.width * (table + model.num_layers * (projections + network))
+    keys = 0.0
+    for layer in range(model.num_layers):
+        local = model.window if layer in model.local_layers else 0
+        window = min(local or length, length)
+        keys += window * (1 - window / (2 * length))
+    return 6.0 * _counted(model)[1] + 12.0 * keys * shape.num_heads * shape.head_width
+
+
+class _Sketch(Decoder):
+    """A decoder to count: layers whose blocks have the same parts share one block."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.made: dict[object, Block] = {}
+        super().__init__(config)
+
+    def _block(self, layer: int) -> Block:
+        owned = tuple(self.plan.owns(what, layer) for what in ("query", "key", "value"))
+        parts = (owned, self.placement.at(layer, self.config.num_layers))
+        if parts not in self.made:
+            self.made[parts] = super()._block(layer)
+        return self.made[parts]
+
+
+@cache
+def _counted(model: ModelConfig) -> tuple[int, int]:
+    """Return how many parameters a decoder has, and how many of them multiply.
+
+    It is made on the meta device, where weights take no memory.
+    """
+    with torch.device("meta"):
+        sketch = _Sketch(model)
+    total = looked_up = 0
+    for parameter in sketch.parameters():
+        role = role_of(parameter)
+        total += parameter.numel()
+        looked_up += parameter.numel() if role is not None and role.embedding else 0
+    counts = {
+        block: sum(each.numel() for each in block.parameters()) for block in set(sketch.blocks)
+    }
+    total += sum(counts[block] for block in sketch.blocks) - sum(counts.values())
+    if model.tied:  # the head's product is by the embedding's table
+        looked_up -= sketch.embed.weight.numel()
+    return total, total - looked_up
 
 
 def plan_of(
@@ -338,7 +450,7 @@ def plan_of(
     existing = from_table(dict[str, Existing], settings.pop("models", {}))
     references = from_table(dict[str, Existing], settings.pop("references", {}))
     if models:
-        existing, references = _instead(exhibit, models)
+        existing, references = _instead(exhibit, models, existing, references)
     elsewhere = settings.pop("elsewhere", "")
     asks = tuple(settings.pop("tasks", exhibit.tasks if tasks else ()))
     asked = tuple(seeds or seeds_of(settings))
@@ -355,7 +467,11 @@ def plan_of(
         return Plan(exhibit, scale, asked, (), {}, existing, references, elsewhere, asks, to)
     jobs: list[Job] = []
     heirs: dict[str, Heirs] = {}
-    groups = {key: each.fields for key, each in exhibit.groups.items()} or {"": {}}
+    groups = {
+        key: each.fields
+        for key, each in exhibit.groups.items()
+        if scale in (each.scales or SCALES)
+    } or {"": {}}  # fmt: skip
     variants = {"variants": own.get("variants", {"reference": {}})}
     for group, fields in groups.items():
         if exhibit.inherit is not None:
@@ -377,24 +493,39 @@ def plan_of(
 
 
 def _instead(
-    exhibit: Exhibit, models: Sequence[str]
+    exhibit: Exhibit,
+    models: Sequence[str],
+    existing: dict[str, Existing],
+    references: dict[str, Existing],
 ) -> tuple[dict[str, Existing], dict[str, Existing]]:
-    """Return the models that a user names, in place of the paper's; nobody knows their sizes."""
+    """Return the models that a user names, in place of the paper's; nobody knows their sizes.
+
+    A name alone takes the next of the paper's places, and models that nobody names are not looked
+    at; but heirs need every reference. PLACE=MODEL takes that place, a row or a group of the
+    exhibit, and leaves those of the scale, `existing` and `references`, in the others.
+    """
     theirs = [
         from_table(dict[str, Existing], exhibit.scales["paper"].get(name, {}))
         for name in ("models", "references")
     ]
-    places = [(table, name) for table, given in enumerate(theirs) for name in given]
+    places = {name: table for table, given in enumerate(theirs) for name in given}
     if not places:
         raise WakefulError(f"{exhibit.name} looks at no pretrained model: leave out --models")
-    if len(models) > len(places):
+    named = dict(one.split("=", 1) for one in models if one.partition("=")[0] in places)
+    if named and len(named) < len(models):
+        raise WakefulError(
+            f"--models names {len(named)} of {len(models)} models as PLACE=MODEL, each place once: "
+            f"name all so, or none; the places are {', '.join(places)}"
+        )
+    if len(models) > len(places) or (not named and len(models) < len(theirs[1])):
         raise WakefulError(
             f"{exhibit.name} looks at {len(places)} pretrained model"
             f"{'s' if len(places) > 1 else ''}, and --models names {len(models)}"
+            + (f"; PLACE=MODEL names some of {', '.join(places)}" if len(places) > 1 else "")
         )
-    found: tuple[dict[str, Existing], dict[str, Existing]] = ({}, {})
-    for (table, name), source in zip(places, models, strict=False):
-        found[table][name] = Existing(source, 0.0)
+    found = (dict(existing), dict(references)) if named else ({}, {})
+    for name, source in (named or dict(zip(places, models, strict=False))).items():
+        found[places[name]][name] = Existing(source, 0.0)
     return found
 
 
@@ -408,12 +539,14 @@ def heirs_table(plan: Plan, job: Job, seed: int) -> Table:
     """Return the options of the inheritance from a reference, as tables; see `InheritOptions`.
 
     The heir is that of When Attention Collapses, algorithm 1: the first layers, nothing solved in
-    place of the others, trained on the text.
+    place of the others, trained on the text. An arm is evaluated ten times, or a hundred where its
+    reference is as often.
     """
     heirs, config = plan.heirs[job.group], job.seeded(seed)
     steps = max(2, round(heirs.steps * config.train.steps))
     train = config_to_table(config)["train"] | {"steps": steps}
-    train["eval_every"] = max(1, steps // 10)
+    often = 0 < 100 * config.train.eval_every <= config.train.steps
+    train["eval_every"] = max(1, steps // (100 if often else 10))
     data = config_to_table(config)["data"]
     data = {key: value for key, value in data.items() if key not in ("tokenizer", "vocab_size")}
     del data["max_tokens"], data["first_batch"]
@@ -433,6 +566,19 @@ def heirs_table(plan: Plan, job: Job, seed: int) -> Table:
         "train": train,
         "sample": {"prompts": ["def "], "num_tokens": 16},
     }
+
+
+def _heirs_runs(heirs: Heirs, num_layers: int) -> tuple[int, float]:
+    """Return the runs of an inheritance and what they cost over as many steps of its reference.
+
+    Each has the reference's shape with a share of its layers; growing ends with the last round.
+    """
+    added = round(heirs.grow * num_layers)
+    rounds = 1 + (num_layers - round(heirs.keep * num_layers)) // added if added else 1
+    depths = [heirs.keep + number * added / num_layers for number in range(rounds)]
+    baselines = [baseline_of(name) for name in heirs.baseline]
+    times = sum(each.times * (rounds if each.all_rounds else 1) for each in baselines)
+    return rounds + len(baselines), sum(depths) + depths[-1] * times
 
 
 def _plain(table: Table, name: str) -> Table:

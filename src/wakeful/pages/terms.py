@@ -5,6 +5,9 @@ import re
 TERMS = {
     "loss": "the mean negative log-likelihood of the next token",
     "train_loss": "the loss of training batches, the mean of the last steps",
+    "loss_after": "the validation loss after that share of the steps",
+    "tokens": "what this model was trained on, as often as it read it",
+    "all_tokens": "those of all rounds of growth, of models that were thrown away too",
     "loss_over_training": "the mean of the evaluations after the start: lower converges faster",
     "relative_loss": "smoothed over steps; below zero is better than the baseline",
     "excess_loss": "the loss above that of a model that knows the task, in nats",

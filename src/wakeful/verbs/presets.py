@@ -33,7 +33,7 @@ class Facts:
     memory: int
     """Bytes that training the largest variant takes, very roughly."""
     operations: float
-    """Of all runs: 6 a parameter and token."""
+    """Floating-point operations of all runs, as `operations_of` counts them."""
 
     @property
     def runs(self) -> str:
@@ -57,7 +57,7 @@ def facts(name: str) -> Facts:
         parameters=max(size.parameters for size in sizes),
         tokens=seeds * sum(tokens),
         memory=max(size.memory for size in sizes),
-        operations=seeds * sum(6.0 * size.parameters * count for size, count in pairs),
+        operations=seeds * sum(size.operations * count for size, count in pairs),
     )
 
 
@@ -83,9 +83,10 @@ def listing() -> RenderableType:
             grid.add_row(f"  {each.name}", *_figures(each, each.operations * speed))
     told = (
         "Size: parameters of the largest variant. Tokens and time: of all runs, variants\n"
-        "times seeds. Times are very rough: 6 operations a parameter and token, at two\n"
-        "fifths of what a matrix product reaches here and of an H100's peak, which small\n"
-        "models do not fill. wakeful presets NAME prints one."
+        "times seeds. Times are very rough: 6 operations for a token and each parameter\n"
+        "that multiplies, and those of attention, at two fifths of what a matrix product\n"
+        "reaches here and of an H100's peak, which small models do not fill.\n"
+        "wakeful presets NAME prints one."
     )
     return Group(grid, Text(), Text(told, style="dim"))
 

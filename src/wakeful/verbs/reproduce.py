@@ -29,7 +29,7 @@ from wakeful.pages.charts import Drawing, save_figures
 from wakeful.pages.claims import write_claims
 from wakeful.pages.reproduction import drawings, headline, sentence, write_reproduction
 from wakeful.runs.run import Run, is_done, read_frame, read_record
-from wakeful.training.cluster import cluster_of
+from wakeful.training.cluster import Cluster, cluster_of
 from wakeful.training.setup import check_run
 from wakeful.verbs.evaluate import read_tasks
 from wakeful.verbs.exhibit_jobs import dealt_out
@@ -111,19 +111,19 @@ def reproduce(
         raise WakefulError("name an exhibit, PAPER/EXHIBIT; wakeful reproduce lists them")
     if len(names) > 1 and wanted.out:
         raise WakefulError(f"--out is one exhibit's folder, and {len(names)} are named")
-    if wanted.cluster:
-        cluster_of(wanted.cluster)
+    cluster = cluster_of(wanted.cluster) if wanted.cluster else None
     shown = shown or usual
     runs = Path(wanted.runs or place_of(next(iter(names)), wanted).absolute().parent / "runs")
     finished = cache(lambda name: is_done(runs / name))
-    plans, left_out = _chosen(names, wanted, runs, finished)
+    plans, left_out = _chosen(names, wanted, runs, finished, cluster)
     if len(plans) > 1:
         with shown(f"{len(plans)} exhibits") as show:
-            show.note(f"{len(plans)} exhibits: {_told(total_of(plans.values(), finished), wanted)}")
+            total = total_of(plans.values(), finished)
+            show.note(f"{len(plans)} exhibits: {_told(total, wanted, cluster)}")
     done: list[tuple[Path, Judged, Drawing | None]] = []
     for place, plan in plans.items():
         try:
-            done.append((place, *_work(plan, place, runs, wanted, shown)))
+            done.append((place, *_work(plan, place, runs, wanted, cluster, shown)))
         except WakefulError as error:
             if not wanted.all or isinstance(error, Interrupted):
                 raise
@@ -187,7 +187,11 @@ def planned(found: Exhibit, wanted: ReproduceOptions) -> Plan:
 
 
 def _chosen(
-    names: Sequence[str], wanted: ReproduceOptions, runs: Path, finished: Finished
+    names: Sequence[str],
+    wanted: ReproduceOptions,
+    runs: Path,
+    finished: Finished,
+    cluster: Cluster | None,
 ) -> tuple[dict[Path, Plan], list[str]]:
     """Return the exhibits that can be run, by their folders, and of all those that cannot, and why.
 
@@ -201,7 +205,7 @@ def _chosen(
             plan = planned(exhibit(name), wanted)
             place = place_of(name, wanted)
             _check_folder(plan, place)
-            check_fits([*plans.values(), plan], runs, finished)
+            check_fits([*plans.values(), plan], runs, finished, cluster)
         except WakefulError as error:
             if not wanted.all:
                 raise
@@ -236,18 +240,29 @@ def _check_folder(plan: Plan, place: Path) -> None:
         )
 
 
-def check_fits(plans: Sequence[Plan], runs: Path, finished: Finished) -> None:
+def check_fits(
+    plans: Sequence[Plan], runs: Path, finished: Finished, cluster: Cluster | None = None
+) -> None:
     """Raise `WakefulError` where memory cannot hold the last one's largest run, or the disk all
     runs that are still to come, with the figure.
+
+    Workers of this machine without GPUs of their own share its memory. A scheduler's jobs take
+    that of other machines, which is not known here.
     """
-    plan = plans[-1]
-    room = free_memory(plan.config.train.device)
-    if plan.memory > room:
+    plan, at_once = plans[-1], 1
+    if cluster and cluster.engine != "local":
+        at_once = 0
+    elif cluster and not cluster.gpus:
+        at_once = cluster.workers
+    needed, room = plan.memory_of(at_once), free_memory(plan.config.train.device)
+    if needed > room:
+        fewer = "fewer workers, " if needed > plan.memory else ""
         raise WakefulError(
-            f"{plan.exhibit.name} at the {plan.scale} scale takes about {_size(plan.memory)} of "
+            f"{plan.exhibit.name} at the {plan.scale} scale takes about {_size(needed)} of "
             f"memory ({plan.parameters / 1e6:,.1f}M parameters"
-            f"{' in training' if plan.jobs else ''}), and there are "
-            f"{_size(room)} free: choose a smaller --scale or another --device"
+            f"{' in training' if plan.jobs else ''}"
+            f"{f', {at_once} runs at a time' if fewer else ''}), and there are "
+            f"{_size(room)} free: choose {fewer}a smaller --scale or another --device"
         )
     above = runs.absolute()
     while not above.exists():
@@ -262,16 +277,19 @@ def check_fits(plans: Sequence[Plan], runs: Path, finished: Finished) -> None:
         )
 
 
-def _told(total: Total, wanted: ReproduceOptions) -> str:
+def _told(total: Total, wanted: ReproduceOptions, cluster: Cluster | None) -> str:
     """Return what is still to be run, in words."""
     if not total.runs:
         return "all runs are finished"
-    seconds = rough_seconds(total.operations, choose_device(wanted.device or "auto"))
-    return (
+    told = (
         f"{total.runs:,} run{'' if total.runs == 1 else 's'}, {_count(total.tokens)} tokens; very "
-        f"roughly {duration(seconds)} on this machine, {_size(total.memory)} of memory and "
-        f"{_size(total.disk)} of disk"
+        "roughly"
     )
+    memory, disk = _size(total.memory), _size(total.disk)
+    if cluster and cluster.engine != "local":
+        return f"{told} {disk} of disk, and {memory} of memory where the largest run is trained"
+    seconds = rough_seconds(total.operations, choose_device(wanted.device or "auto"))
+    return f"{told} {duration(seconds)} on this machine, {memory} of memory and {disk} of disk"
 
 
 def free_memory(device: str) -> int:
@@ -289,7 +307,12 @@ def free_memory(device: str) -> int:
 
 
 def _work(
-    plan: Plan, place: Path, runs: Path, wanted: ReproduceOptions, shown: Shown
+    plan: Plan,
+    place: Path,
+    runs: Path,
+    wanted: ReproduceOptions,
+    cluster: Cluster | None,
+    shown: Shown,
 ) -> tuple[Judged, Drawing | None]:
     """Run what is missing of an exhibit, judge it and write its page."""
     with shown(plan.exhibit.name) as show:
@@ -302,7 +325,7 @@ def _work(
         for config in trained.values():
             check_run(config, show.stage)
         total = total_of([plan], lambda name: is_done(runs / name))
-        show.note(f"{plan.exhibit.name}: {_told(total, wanted)}")
+        show.note(f"{plan.exhibit.name}: {_told(total, wanted, cluster)}")
     run = Run(place)
     if not (place / "run.json").is_file():
         facts = {"name": plan.exhibit.name, "scale": plan.scale, "seeds": list(plan.seeds)}
@@ -367,17 +390,20 @@ def listing(options: ReproduceOptions | None = None) -> RenderableType:
                 continue
             for scale, given in scales.items():
                 plans[scale].append(planned(found, given))
-            here, there = plans[wanted.scale][-1], plans["paper"][-1]
-            hours = there.operations / H100 / 3600
-            claim = Text.assemble(found.claim, ("\nNeeds ", "dim"), (", ".join(there.needs), "dim"))
+            here, there = plans[wanted.scale][-1], total_of([plans["paper"][-1]])
+            hours, on_eight = (count / H100 / 3600 for count in (there.operations, there.on_eight))
+            claim = Text.assemble(
+                found.claim, ("\nNeeds ", "dim"), (", ".join(plans["paper"][-1].needs), "dim")
+            )
             grid.add_row(
                 name, claim, _count(here.all_tokens), duration(here.operations * speed),
-                _count(there.all_tokens), _hours(hours), _hours(hours / 8), _size(there.memory),
+                _count(there.tokens), _hours(hours), _hours(on_eight), _size(there.memory),
             )  # fmt: skip
     told = (
         f"Tokens and time here are at the {wanted.scale} scale, needs and the rest at the paper's "
-        "with one seed and bfloat16 at two fifths of an H100's peak; times are very rough. Run one "
-        "by wakeful reproduce PAPER/EXHIBIT --scale tiny|small|paper."
+        "with one seed and bfloat16 at two fifths of an H100's peak; on eight H100s each run takes "
+        "one card. Times are very rough. Run one by wakeful reproduce PAPER/EXHIBIT --scale "
+        "tiny|small|paper."
     )
     totals = [Text("All of them, what they share once:", style="bold")]
     for scale, every in plans.items():
