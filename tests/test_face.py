@@ -6,6 +6,7 @@ import inspect
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import polars as pl
 import pytest
@@ -23,7 +24,7 @@ __all__ = ["llama", "text"]
 SOURCE = Path(wakeful.__file__).parent
 ROOMS = ["wakeful", *(f"wakeful.{room}" for room in (
     "config", "data", "depth", "evaluation", "growth", "hf", "loading", "model", "normalizers",
-    "norms", "optim", "placements", "probes", "quant", "ropes", "routes", "surgery",
+    "norms", "optim", "placements", "probes", "quant", "ropes", "routes", "surgery", "verbs",
 ))]  # fmt: skip
 
 
@@ -74,6 +75,23 @@ def test_the_names_editors_see_are_those_there_are(room: str) -> None:
     }
     assert set(package.__all__) <= imported | classes | others
     assert {name for name in classes if not name.startswith("_")} <= set(package.__all__)
+
+
+def test_the_reference_has_what_verbs_take_and_return() -> None:
+    # A page of the reference lists a room's `__all__`.
+    rooms = [importlib.import_module(room) for room in ROOMS]
+    public = {id(getattr(room, name)) for room in rooms for name in room.__all__}
+    for verb in (getattr(wakeful, name) for name in wakeful.__all__):
+        if not inspect.isfunction(verb):
+            continue
+        hints = get_type_hints(verb)
+        for hint in (hints.get("options"), hints["return"]):
+            for kind in get_args(hint) or (hint,):
+                if getattr(kind, "__module__", "").startswith("wakeful."):
+                    assert id(kind) in public, f"{verb.__name__}: {kind}"
+    options = vars(importlib.import_module("wakeful.config.verbs"))
+    named = {name for name in options if name.endswith("Options")} - {"NoOptions"}
+    assert named <= set(importlib.import_module("wakeful.config").__all__)
 
 
 def test_a_name_that_is_a_submodules_too_is_the_function_in_any_order() -> None:

@@ -1,5 +1,6 @@
 """Links between the pages lead to files and headings that there are."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -29,4 +30,26 @@ def test_links_lead_to_files_and_headings() -> None:
             assert place.is_file(), f"{page.name}: {name}"
             if anchor:
                 assert anchor in anchors(place), f"{page.name}: {name}#{anchor}"
+    assert found > 50
+
+
+def test_pages_of_the_site_link_to_files_of_the_site() -> None:
+    # tools/pages.py imports MkDocs, which tests do without: its table is read from the source.
+    tree = ast.parse((ROOT / "tools" / "pages.py").read_text("utf-8"))
+    (beside,) = (
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "BESIDE"
+    )
+    found = 0
+    for page in (*map(ROOT.joinpath, beside.values()), *ROOT.glob("docs/*.md")):
+        linked = [name for name, _ in LINK.findall(text_of(page))]
+        linked += re.findall(r'(?:src|href|srcset)="(?!https?:)([^"#]+)"', text_of(page))
+        for name in filter(None, linked):
+            found += 1
+            place = (page.parent / name).resolve().relative_to(ROOT).as_posix()
+            if page.parent == ROOT:
+                assert place.startswith("docs/") or place in beside.values(), f"{page.name}: {name}"
+            else:
+                assert place.startswith("docs/"), f"{page.name}: {name}"
     assert found > 50

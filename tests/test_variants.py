@@ -68,7 +68,7 @@ def test_an_expression_is_written_in_one_way(written, again):
     ],
 )
 def test_an_unknown_name_says_which_there_are(word, meant):
-    with pytest.raises(WakefulError, match=f"unknown routes variant '{word}'") as error:
+    with pytest.raises(WakefulError, match=f"unknown route '{word}'") as error:
         build("routes", word)
     assert all(name in str(error.value) for name in variants("routes"))
     assert ("did you mean" in str(error.value)) == (meant is not None)
@@ -303,7 +303,7 @@ def test_objects_are_as_good_as_expressions():
     )
     assert one.route is not two.route
     assert not {id(p) for p in one.parameters()} & {id(p) for p in two.parameters()}
-    with pytest.raises(WakefulError, match="unknown routes variant 'softmax1'"):
+    with pytest.raises(WakefulError, match="unknown route 'softmax1'"):
         Decoder(tiny_config(), route=normalizer)
     with pytest.raises(WakefulError, match="neither an expression nor a variant"):
         Decoder(tiny_config(), route=3)

@@ -27,6 +27,8 @@ _FOREIGN = re.compile(
     r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|\b([^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*)"""
 )
 """A string, which is passed over, or the `module:Name` of a class outside the package."""
+_NOUNS = {"depth": "depth mix", "ropes": "RoPE scaling"}
+"""What a folder's variants are called where it is not the folder's name without its s."""
 
 
 class Variant(HasRoles):
@@ -112,7 +114,7 @@ def build(folder: str, expression: str, *, imports: bool = False) -> Any:
         WakefulError: the expression does not parse, or names an unknown variant or option, or a
             class in a module that is not imported.
     """
-    reading = _Reading(folder, expression, imports, f"{folder} expression")
+    reading = _Reading(folder, expression, imports, f"{_noun(folder)} expression")
     return reading.read(reading.variant)
 
 
@@ -202,9 +204,10 @@ class _Reading:
         except RecursionError:
             raise WakefulError(f"{self.title} {self.expression!r} is nested too deeply") from None
 
-    def variant(self, node: ast.expr) -> Any:
+    def variant(self, node: ast.expr, *, inside: bool = False) -> Any:
+        """Return the variant that a node names; `inside` says that it is another's option."""
         call, called = self._call(node)
-        kind = self._kind(called)
+        kind = self._kind(called, inside)
         arguments = [self._value(argument) for argument in call.args]
         keywords = self._keywords(call, _options(kind))
         _check_types(variant_name(kind), kind, keywords)
@@ -263,14 +266,14 @@ class _Reading:
             keywords[keyword.arg] = self._value(keyword.value)
         return keywords
 
-    def _kind(self, name: str) -> type[Variant]:
+    def _kind(self, name: str, inside: bool) -> type[Variant]:
         if name in self.foreign:
             return self._foreign_kind(self.foreign[name])
         known = variants(self.folder)
         if name not in known:
+            noun, named = _expected(self.folder, inside)
             raise WakefulError(
-                f"unknown {self.folder} variant {name!r}{nearest(name, known)}; "
-                f"there are {', '.join(known)}"
+                f"unknown {noun} {name!r}{nearest(name, known)}; there are {', '.join(named)}"
             )
         return known[name]
 
@@ -280,8 +283,8 @@ class _Reading:
         if not isinstance(kind, type) or not issubclass(kind, bases):
             what = "there is no such class" if kind is None else "it is not one"
             raise WakefulError(
-                f"{name} must be a subclass of {' or '.join(base.__name__ for base in bases)} to "
-                f"stand among {self.folder}, and {what}"
+                f"{name} must be a subclass of {' or '.join(base.__name__ for base in bases)}, and "
+                f"{what}"
             )
         return kind
 
@@ -298,7 +301,7 @@ class _Reading:
                 )
             return range(*bounds)
         if isinstance(node, ast.Name | ast.Call):
-            return self.variant(node)
+            return self.variant(node, inside=True)
         try:
             return ast.literal_eval(node)
         except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
@@ -322,6 +325,26 @@ def _bases(folder: str) -> tuple[type[Variant], ...]:
         and "examples" not in vars(kind)
         and not kind.__name__.startswith("_")
     )
+
+
+def _noun(folder: str) -> str:
+    """Return what messages call a variant of a folder: "scheme" of "quant.schemes"."""
+    return _NOUNS.get(folder, folder.rpartition(".")[2].removesuffix("s"))
+
+
+def _expected(folder: str, inside: bool) -> tuple[str, list[str]]:
+    """Return what may stand in an expression, or `inside` one as an option, and its names.
+
+    A folder may hold parts beside what it is named after, such as the grids of schemes.
+    """
+    noun, known, bases = _noun(folder), variants(folder), _bases(folder)
+    whole = tuple(base for base in bases if base.__name__.lower() == noun)
+    parts = tuple(base for base in bases if not issubclass(base, whole)) if whole else ()
+    if not parts:
+        return noun, [*known]
+    chosen = parts if inside else whole
+    named = [name for name, kind in known.items() if issubclass(kind, chosen)]
+    return " or ".join(base.__name__.lower() for base in chosen), named
 
 
 def _check_types(title: str, kind: Callable[..., Any], keywords: dict[str, Any]) -> None:

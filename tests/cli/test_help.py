@@ -1,6 +1,8 @@
 """What the command line says of itself: every verb, every option, every variant."""
 
+import ast
 import dataclasses
+import importlib
 import inspect
 import re
 import shlex
@@ -163,11 +165,11 @@ def idle(monkeypatch: pytest.MonkeyPatch) -> None:
     def stub(*_: object, **__: object) -> None:
         raise Read("read")
 
-    for work in (
-        *WORK.values(),
-        "wakeful.verbs.presets.listing",
-        "wakeful.verbs.reproduce.listing",
-    ):
+    listings = ("wakeful.verbs.presets.listing", "wakeful.verbs.reproduce.listing")
+    # A module that another first imports now would keep the stub.
+    for work in (*WORK.values(), *listings):
+        importlib.import_module(work.rpartition(".")[0])
+    for work in (*WORK.values(), *listings):
         monkeypatch.setattr(work, stub)
 
 
@@ -190,15 +192,19 @@ def test_the_examples_are_commands_that_can_be_read(
 
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-STAND_INS = {"CONFIG.toml|PRESET": "cpu-tiny", "CONFIG.toml": "my.toml", "...": "", "$P": ""}
+EXAMPLE_FILES = sorted((ROOT / "examples").glob("*.py"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")),
+         *EXAMPLE_FILES]  # fmt: skip
+STAND_INS = {"CONFIG.toml|PRESET": "cpu-tiny", "CONFIG.toml": "my.toml", "...": "", "$P": "",
+             "$what": "my.toml", "[NAME]": ""}  # fmt: skip
 """What a page has in the place of a name, and of what may be repeated."""
 
 
 def commands_of(page: Path) -> Iterator[tuple[str, list[str]]]:
     """Yield each `wakeful ...` of a page's blocks of code, as it stands and as its words."""
     text = page.read_text("utf-8").replace("\\\n", " ")
-    for line in re.findall(r"^(?: {4}|\$ )?(?:[A-Z_]+=\S+ )*wakeful (.*)", text, re.M):
+    began = r"(?:wakeful|(?:srun )?torchrun .*? -m +wakeful) "
+    for line in re.findall(rf"^(?: {{4}}|\$ )?(?:[A-Z_]+=\S+ )*{began}(.*)", text, re.M):
         words = shlex.split(re.split(r" > | && ", line)[0], comments=True)
         # Brackets stand around what may be left out; those of an expression come in pairs.
         words = [w.strip("[]") if w.count("[") != w.count("]") else w for w in words]
@@ -213,17 +219,32 @@ def test_the_commands_of_the_pages_can_be_read(
     page: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "my.toml").write_text(
-        'preset = "cpu-tiny"\n[variants.vanilla]\n[variants.resformer]\n'
-    )
+    variants = "[variants.vanilla]\n[variants.resformer]\n"
     for line, words in commands_of(page):
-        if words[:3] == ["train", "--resume", "RUN"]:  # it opens the run before it reads on
+        if words[:2] == ["train", "--resume"]:  # it opens the run before it reads on
             continue
+        own = variants if words[0] == "compare" else ""
+        (tmp_path / "my.toml").write_text(f'preset = "cpu-tiny"\n{own}')
         assert is_read(words, capsys), line
 
 
 def test_the_pages_have_many_commands() -> None:
     assert sum(len(list(commands_of(page))) for page in PAGES) > 90
+
+
+@pytest.mark.parametrize("page", EXAMPLE_FILES, ids=lambda page: page.name)
+def test_the_commands_of_the_examples_name_their_options(page: Path) -> None:
+    tree = ast.parse(page.read_text("utf-8"))
+    commands = re.findall(r"^    python (\S+)(.*)", ast.get_docstring(tree) or "", re.M)
+    assert [name for name, _ in commands] == ["examples/" + page.name] * len(commands)
+    options = {
+        argument.arg
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and node.name == "main"
+        for argument in (*node.args.args, *node.args.kwonlyargs)
+    }
+    for _, words in commands:
+        assert {word[2:] for word in shlex.split(words) if word.startswith("--")} <= options
 
 
 def test_help_names_presets_and_variants(capsys: pytest.CaptureFixture[str]) -> None:

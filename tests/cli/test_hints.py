@@ -8,6 +8,13 @@ from wakeful.errors import nearest, nearest_path
 def test_the_nearest_word_is_named() -> None:
     assert nearest("diagnos", ["cure", "diagnose"]) == " (did you mean 'diagnose'?)"
     assert nearest("xyz", ["cure", "diagnose"]) == ""
+    assert nearest("", ["cure", "diagnose"]) == ""
+
+
+def test_names_that_begin_with_the_word_come_first() -> None:
+    known = ["fig15d", "fig5-lengths", "fig5-sizes", "fig6"]
+    assert nearest("fig5", known) == " (did you mean 'fig5-lengths' or 'fig5-sizes'?)"
+    assert nearest("fig", known) == " (did you mean 'fig15d', 'fig5-lengths' or 'fig5-sizes'?)"
 
 
 def test_the_nearest_path_is_one_beside_it(tmp_path: Path) -> None:

@@ -237,13 +237,13 @@ def test_a_scheme_and_a_grid_of_ones_own() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("fien", "did you mean 'fine'"),
+        ("fien", r"unknown scheme 'fien' \(did you mean 'fine'\?\); there are [^;]*kv4$"),
         ("inputs=absmax8/token", "a scheme has weights, or a cache and nothing else"),
         ("weights=absmax8/token", "per channel or tensor, not per token"),
         ("weights=absmax9/channel", "2 to 8 bits, got 9"),
         ("weights=absmax8/channel,inputs=zeropoint8/token", "without a zero point, not zeropoint"),
         ("weights=absmax8/channel,weights=absmax8/tensor", "weights is given twice"),
-        ("weights=int8", "unknown quant.schemes variant 'int8'"),
+        ("weights=int8", "unknown grid or method 'int8'; there are absmax, .*smooth$"),
         ("weights=absmax8/group", "per must be 'channel' or 'token' or 'tensor', got 'group'"),
         ("absmax(bits=8, per='tensor')", "is a grid; a scheme says of what"),
         ("scheme(weights=fine)", "scheme: weights must be .*Grid"),

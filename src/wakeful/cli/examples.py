@@ -103,7 +103,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ),
         (
             "wakeful data prepare hf:roneneldan/TinyStories --out data/stories",
-            "Do the same with a data set of the Hugging Face hub.",
+            "Do the same with a dataset of the Hugging Face hub.",
         ),
     ),
     "data generate": (
@@ -117,7 +117,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ),
     ),
     "report": (
-        ("wakeful report runs/compare-patient", "Write the page of a comparison anew."),
+        ("wakeful report runs/compare-patient", "Write the page of a comparison again."),
         (
             "wakeful report runs/first runs/second --out both.html",
             "Set two runs side by side on one page.",

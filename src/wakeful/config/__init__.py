@@ -2,22 +2,42 @@
 
 from wakeful.config.model import ModelConfig
 from wakeful.config.schema import (
+    BridgeConfig,
     Config,
     DataConfig,
     DiagnoseConfig,
     DistillConfig,
+    HealConfig,
+    LoraConfig,
     OptimizerConfig,
     QuantizeConfig,
     SampleConfig,
     TrainConfig,
+    WidthConfig,
     config_from_table,
     config_to_table,
     config_to_toml,
 )
 from wakeful.config.tables import presets, read_table
+from wakeful.config.verbs import (
+    CureOptions,
+    DiagnoseOptions,
+    EvaluateOptions,
+    ExportOptions,
+    GenerateOptions,
+    InheritOptions,
+    PrepareOptions,
+    QuantizeOptions,
+    ReportOptions,
+    ReproduceOptions,
+    SampleOptions,
+)
 
 __all__ = [
-    "Config", "DataConfig", "DiagnoseConfig", "DistillConfig", "ModelConfig", "OptimizerConfig",
-    "QuantizeConfig", "SampleConfig", "TrainConfig", "config_from_table", "config_to_table",
+    "BridgeConfig", "Config", "CureOptions", "DataConfig", "DiagnoseConfig", "DiagnoseOptions",
+    "DistillConfig", "EvaluateOptions", "ExportOptions", "GenerateOptions", "HealConfig",
+    "InheritOptions", "LoraConfig", "ModelConfig", "OptimizerConfig", "PrepareOptions",
+    "QuantizeConfig", "QuantizeOptions", "ReportOptions", "ReproduceOptions", "SampleConfig",
+    "SampleOptions", "TrainConfig", "WidthConfig", "config_from_table", "config_to_table",
     "config_to_toml", "presets", "read_table",
 ]  # fmt: skip

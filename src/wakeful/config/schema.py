@@ -418,8 +418,8 @@ def chosen_variants(variants: Mapping[str, T], names: Sequence[str]) -> dict[str
     for name in names:
         if name not in variants:
             raise WakefulError(
-                f"only names {name!r}, and the variants are {', '.join(variants)}"
-                f"{nearest(name, variants)}"
+                f"--only: no variant {name!r}{nearest(name, variants)}; the variants are "
+                f"{', '.join(variants)}"
             )
     return {name: each for name, each in variants.items() if not names or name in names}
 

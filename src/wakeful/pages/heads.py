@@ -10,7 +10,7 @@ import polars as pl
 
 from wakeful.evaluation.diagnosis import Diagnosis
 from wakeful.pages.charts import RANKS, SHARE, Drawing, heatmap, rounded, tip, tips, wide
-from wakeful.pages.patterns import placed
+from wakeful.pages.patterns import MAGNITUDES, magnitude_legend, placed
 
 _EACH = 8
 """The strongest sinks, and the heads of the highest rank, that come first; others follow."""
@@ -274,9 +274,10 @@ def hidden(diagnosis: Diagnosis) -> Drawing | None:
         return None
     x = alt.X("column:O", title="channels, binned by their largest", axis=_BARE)
     y = alt.Y("row:O", title="position", axis=alt.Axis(labelOverlap=True))
-    legend = alt.Legend(title="mean |x|", values=[0.1, 1, 10, 100, 1000, 10000], format="~s",
-                        gradientLength=240)  # fmt: skip
-    chart = _cells(rows, x, y, legend, _HUNDREDTHS, type="symlog", domain=(0, 10000))
+    tooltip = [alt.Tooltip("row:O", title="position"), alt.Tooltip("column:O", title="channel bin"),
+               tip("value", ",.3~g", title="mean |x|")]  # fmt: skip
+    chart = _cells(rows, x, y, magnitude_legend(), _HUNDREDTHS, type="symlog", domain=MAGNITUDES,
+                   tooltip=tooltip)  # fmt: skip
     return wide(chart, 220)
 
 

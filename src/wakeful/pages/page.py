@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -18,7 +18,7 @@ import vl_convert
 from markupsafe import Markup
 
 from wakeful.errors import WakefulError
-from wakeful.estimates import to_error, with_error
+from wakeful.estimates import mean_and_error, to_error, with_error
 from wakeful.pages.charts import slug, specification, still, theme
 from wakeful.pages.terms import explained
 from wakeful.paths import default_cache_dir
@@ -70,6 +70,7 @@ def write_page(path: str | Path, template: str, **values: Any) -> Path:
     environment.filters["to_error"] = to_error
     environment.filters["with_error"] = with_error
     environment.filters["figure"] = _figure
+    environment.filters["times"] = _times
     environment.filters["explained"] = explained
     environment.globals["means_over_layers"] = "over block outputs, the embedding left out"
     environment.globals["next_id"] = itertools.count(1).__next__
@@ -95,6 +96,12 @@ def _figure(value: float) -> str:
     else:
         text = f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
     return text.replace("-", "−")
+
+
+def _times(ratio: float, ratios: Sequence[float]) -> str:
+    """Return a ratio to the digits that its spread allows; two where nothing spreads."""
+    error = mean_and_error(ratios)[1] if len(ratios) > 1 else 0.0
+    return to_error(ratio, error) if error > 0 else f"{ratio:.2g}"
 
 
 def _picture(spec: dict[str, Any], number: int) -> str:

@@ -13,6 +13,8 @@ Labeled = Sequence[tuple[str, Frame]]
 _SQUARE = 220
 _COLUMNS = 3
 _BARE = alt.Axis(labels=False, ticks=False)
+MAGNITUDES = (0, 10_000)
+"""The scale of mean |x|, by symlog, in every picture of every model."""
 
 
 def placed(rows: Frame, row: str, column: str, *more: str) -> pl.DataFrame:
@@ -44,12 +46,20 @@ def attention_of_layers(shown: Sequence[tuple[str, Frame, Sequence[int]]]) -> Dr
 def hidden_magnitude(shown: Labeled) -> Drawing:
     """Draw `hidden_picture` of each model: positions down, channels across."""
     cells = [(label, placed(rows, "position", "channel")) for label, rows in shown]
-    frame = _stacked(cells).with_columns(size=pl.col("value").log1p())
     x = alt.X("channel:O", title="channels, binned by their largest", axis=_BARE)
     y = alt.Y("position:O", title="position", axis=_BARE)
     tooltip = ["position:O", "channel:O", tip("value", ",.3~g", title="mean |x|")]
-    chart = heatmap(frame, x, y, "size", "log(1 + |x|)", tooltip=tooltip)
+    chart = heatmap(_stacked(cells), x, y, "value", magnitude_legend(), type="symlog",
+                    domain=MAGNITUDES, tooltip=tooltip)  # fmt: skip
     return _beside(chart.properties(width=2 * _SQUARE, height=_SQUARE), [*dict(cells)], 2)
+
+
+def magnitude_legend() -> alt.Legend:
+    """Return the legend of mean |x| on that scale."""
+    # As a `format`, ~s would write all of them in the unit of the largest.
+    label = "format(datum.value, '~s')"
+    ticks = [0, 1, 10, 100, 1000, 10000]
+    return alt.Legend(title="mean |x|", values=ticks, labelExpr=label, gradientLength=240)
 
 
 def _squares(cells: Sequence[tuple[str, pl.DataFrame]], columns: int) -> Drawing:

@@ -21,6 +21,7 @@ from wakeful.exhibits.judge import Outcome, Verdict
 from wakeful.exhibits.plan import H100, Plan
 from wakeful.pages import patterns
 from wakeful.pages.charts import (
+    RANKS,
     Drawing,
     colored,
     dashed,
@@ -41,6 +42,7 @@ from wakeful.variants import build_call
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 _MOST_POINTS = 400
 _BAND = 0.16
+_RANKS = {"rank", "mass_columns"}
 
 
 @dataclass(frozen=True)
@@ -277,7 +279,9 @@ def over_layers(
 ) -> list[tuple[str, Drawing]]:
     """Draw a metric over the layers of the trained models."""
     name = f"{metric}/{variant}/{position}"
-    return _curves(names, lambda at: at.curve(name), "layer", title or metric.replace("_", " "))
+    title = title or metric.replace("_", " ")
+    ranks = metric.partition("@")[0] in _RANKS
+    return _curves(names, lambda at: at.curve(name), "layer", title, ranks=ranks)
 
 
 def over_positions(
@@ -462,8 +466,13 @@ DRAWINGS: dict[str, Draw] = {
 
 
 def _curves(
-    names: _Names, curve: Callable[[At], Curve | None], x: str, title: str, *, zero: bool = False
-) -> list[tuple[str, Drawing]]:
+    names: _Names, curve: Callable[[At], Curve | None], x: str, title: str, *, zero: bool = False,
+    ranks: bool = False,
+) -> list[tuple[str, Drawing]]:  # fmt: skip
+    """Draw a curve of each row, the mean over seeds ± one standard error, a chart a group.
+
+    Ranks have a logarithmic axis, as in a diagnosis; their bands end at 1.
+    """
     found: list[tuple[str, Drawing]] = []
     results = names.results
     for group in results.groups:
@@ -483,8 +492,14 @@ def _curves(
         frame = rounded(pl.concat(frames))
         axis = alt.X("x:Q", title=x, axis=alt.Axis(tickMinStep=1, tickCount=8))
         color = names.color()
+        y = alt.Y("y:Q", title=title, scale=alt.Scale(zero=False))
+        if ranks:
+            frame = frame.with_columns(pl.col("y", "low", "high").clip(1.0))
+            top = max(2.0, *frame["y"], *frame["high"].drop_nulls())
+            y = alt.Y("y:Q", title=title, scale=alt.Scale(type="log", domain=(1, top), nice=False),
+                      axis=alt.Axis(values=[rank for rank in RANKS if rank <= top]))  # fmt: skip
         lines = readable_lines(
-            frame, "row", axis, alt.Y("y:Q", title=title, scale=alt.Scale(zero=False)),
+            frame, "row", axis, y,
             [*tips("row:N", "x:Q"), tip("y", ".4f")], "x", color, names.dash(),
             points=x == "layer",
         )  # fmt: skip

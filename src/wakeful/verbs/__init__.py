@@ -1,0 +1,38 @@
+"""What the verbs return: each is a `Result`, with sentences, figures and a tidy table."""
+
+from typing import TYPE_CHECKING
+
+from wakeful.lazy import lazily
+
+if TYPE_CHECKING:
+    from wakeful.verbs.compare import Comparison
+    from wakeful.verbs.cure import Cure
+    from wakeful.verbs.diagnose import Diagnosis
+    from wakeful.verbs.evaluate import Evaluation
+    from wakeful.verbs.inherit import Inheritance
+    from wakeful.verbs.quantize import Quantization, QuantizationMatrix
+    from wakeful.verbs.reproduce import Reproduction
+    from wakeful.verbs.result import Result, Stored
+    from wakeful.verbs.train import Run
+
+__all__ = [
+    "Comparison", "Cure", "Diagnosis", "Evaluation", "Inheritance", "Quantization",
+    "QuantizationMatrix", "Reproduction", "Result", "Run", "Stored",
+]  # fmt: skip
+
+_HOMES = {
+    "Comparison": "compare",
+    "Cure": "cure",
+    "Diagnosis": "diagnose",
+    "Evaluation": "evaluate",
+    "Inheritance": "inherit",
+    "Quantization": "quantize",
+    "QuantizationMatrix": "quantize",
+    "Reproduction": "reproduce",
+    "Result": "result",
+    "Run": "train",
+    "Stored": "result",
+}
+__getattr__, __dir__ = lazily(
+    __name__, {name: f"wakeful.verbs.{home}" for name, home in _HOMES.items()}
+)

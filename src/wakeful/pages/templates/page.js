@@ -6,6 +6,9 @@ const button = document.getElementById("theme");
 const system = matchMedia("(prefers-color-scheme: dark)");
 const NARROW = 480;
 const PAPER = 640; // pixels, the width of a saved picture
+// What a page's rules of style say of a drawing of its own.
+const STYLES = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "font-family",
+  "font-size", "font-weight", "text-anchor", "image-rendering"];
 const NEAREST = "the point nearest to the pointer";
 const hidden = new Set();
 let chosen = ["dark", "light"].find((name) => location.hash === `#${name}`);
@@ -119,25 +122,40 @@ function then(work) {
 // What a picture is saved as: a light one of a paper's width, under its title.
 function offer(place, element) {
   if (place.nextElementSibling.className === "save") return;
+  place.after(buttons(place, ["SVG", "PNG", "CSV"], (kind) => save(place, element, kind)));
+}
+
+function buttons(place, kinds, work) {
   const row = document.createElement("div");
   row.className = "save";
-  for (const kind of ["SVG", "PNG", "CSV"]) {
+  for (const kind of kinds) {
     const one = document.createElement("button");
     one.type = "button";
     one.textContent = kind;
     one.title = `Save as ${kind}`;
     one.setAttribute("aria-label", `Save ${place.dataset.title} as ${kind}`);
-    one.addEventListener("click", () => save(place, element, kind));
+    one.addEventListener("click", () => work(kind));
     row.append(one);
   }
-  place.after(row);
+  return row;
+}
+
+function download(place, kind, address) {
+  const link = document.createElement("a");
+  link.href = address;
+  link.download = `${place.dataset.name}.${kind.toLowerCase()}`;
+  link.click();
+}
+
+function asText(text) {
+  return URL.createObjectURL(new Blob([text], { type: "text/csv" }));
 }
 
 async function save(place, element, kind) {
   const spec = unpacked(element);
   let address;
   if (kind === "CSV") {
-    address = URL.createObjectURL(new Blob([csv(spec)], { type: "text/csv" }));
+    address = asText(csv(spec));
   } else {
     if (spec.width === "container") spec.width = PAPER;
     spec.title = place.dataset.title;
@@ -153,10 +171,56 @@ async function save(place, element, kind) {
     address = await result.view.toImageURL(kind.toLowerCase(), 3);
     result.finalize();
   }
-  const link = document.createElement("a");
-  link.href = address;
-  link.download = `${place.dataset.name}.${kind.toLowerCase()}`;
-  link.click();
+  download(place, kind, address);
+}
+
+// A drawing of the page's own, as it stands: its rules of style are written into it, in light colors.
+function still(svg) {
+  const root = document.documentElement;
+  const before = root.dataset.theme;
+  root.dataset.theme = "light";
+  const copy = svg.cloneNode(true);
+  const parts = [...copy.querySelectorAll("*")];
+  [...svg.querySelectorAll("*")].forEach((part, number) => {
+    const shown = getComputedStyle(part);
+    for (const name of STYLES) parts[number].setAttribute(name, shown.getPropertyValue(name));
+    if (shown.transform !== "none") parts[number].setAttribute("transform", shown.transform);
+    for (const name of ["class", "style"]) parts[number].removeAttribute(name);
+  });
+  if (before) root.dataset.theme = before;
+  else delete root.dataset.theme;
+  for (const place of copy.querySelectorAll("circle")) place.remove();
+  const { x, y, width, height } = svg.viewBox.baseVal;
+  const paper = document.createElementNS(svg.namespaceURI, "rect");
+  for (const [name, value] of Object.entries({ x, y, width, height, fill: "white" })) {
+    paper.setAttribute(name, value);
+  }
+  copy.prepend(paper);
+  copy.setAttribute("width", PAPER);
+  copy.setAttribute("height", Math.round((PAPER * height) / width));
+  copy.setAttribute("xmlns", svg.namespaceURI);
+  const text = new XMLSerializer().serializeToString(copy);
+  return `data:image/svg+xml;charset=utf-8,${encodeURIComponent(text)}`;
+}
+
+async function saveStill(figure, kind) {
+  const svg = figure.querySelector("svg.film");
+  if (kind === "CSV") {
+    const rows = [...svg.querySelectorAll("circle")].map((place) => ({ ...place.dataset }));
+    download(figure, kind, asText(csv({ datasets: { rows } })));
+    return;
+  }
+  let address = still(svg);
+  if (kind === "PNG") {
+    const picture = new Image();
+    picture.src = address;
+    await picture.decode();
+    const canvas = document.createElement("canvas");
+    [canvas.width, canvas.height] = [3 * picture.width, 3 * picture.height];
+    canvas.getContext("2d").drawImage(picture, 0, 0, canvas.width, canvas.height);
+    address = canvas.toDataURL();
+  }
+  download(figure, kind, address);
 }
 
 /* A head's weights are a sign each, a line a query: the place of a sign among the levels is the root. */
@@ -197,6 +261,11 @@ system.addEventListener("change", () => {
 });
 for (const details of document.querySelectorAll("details")) {
   details.addEventListener("toggle", () => then(() => drawMissing(details)));
+}
+for (const figure of document.querySelectorAll("figure[data-title]")) {
+  const svg = figure.querySelector("svg.film");
+  const kinds = svg.querySelector("circle") ? ["SVG", "PNG", "CSV"] : ["SVG", "PNG"];
+  svg.after(buttons(figure, kinds, (kind) => saveStill(figure, kind)));
 }
 for (const name of document.querySelectorAll(".legend button")) {
   name.disabled = false;

@@ -1,0 +1,73 @@
+"""Axes and scales that charts of different pages share, and digits that errors allow."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_report import make_comparison
+
+from pages.synthetic import diagnosis, inheritance
+from wakeful.comparison.reading import read_comparison
+from wakeful.exhibits.derived import Results
+from wakeful.exhibits.exhibit import exhibit
+from wakeful.exhibits.figures import Seen
+from wakeful.pages.charts import specification
+from wakeful.pages.comparison.page import write_report
+from wakeful.pages.heads import hidden
+from wakeful.pages.inheritance import write_inheritance
+from wakeful.pages.patterns import hidden_magnitude
+from wakeful.pages.reproduction import _Names, over_layers
+
+
+def test_kept_and_left_out_layers_differ_in_more_than_color(tmp_path: Path) -> None:
+    text = write_inheritance(inheritance(tmp_path / "i")).read_text("utf-8")
+    specs = map(json.loads, re.findall('class="spec"[^>]*>(.*?)</script>', text))
+    (ranks,) = (each["encoding"] for each in specs if "fill" in each.get("encoding", {}))
+    assert ranks["fill"]["scale"]["range"][1] == "transparent"
+    assert ranks["stroke"]["scale"]["range"][1] != "transparent"
+    assert ranks["y"]["scale"] == {"type": "log", "domain": [1, 4]}
+
+
+@pytest.mark.parametrize(
+    ("metric", "scale"), [("rank", "log"), ("rank@elsewhere", "log"), ("entropy", None)]
+)
+def test_ranks_over_layers_have_a_logarithmic_axis(metric: str, scale: str | None) -> None:
+    layers, found = np.arange(1.0, 4.0), exhibit("lazy/fig1-medium")
+    curves = {0: np.array([1.0, 7.0, 30.0]), 1: np.array([1.2, 9.0, 40.0])}
+    seen = {
+        ("", "reference", seed): Seen({}, {f"{metric}/paper/all": (layers, values)})
+        for seed, values in curves.items()
+    }
+    names = _Names(found, Results("reference", {}, seen))
+    ((_, chart),) = over_layers(names, metric=metric)
+    drawn = specification(chart)
+    assert drawn["layer"][1]["encoding"]["y"]["scale"].get("type") == scale
+    # A band that went to zero could not be drawn on it.
+    lows = [row["low"] for rows in drawn["datasets"].values() for row in rows]
+    assert min(lows) >= 1
+
+
+def test_pictures_of_hidden_states_have_one_scale_on_every_page() -> None:
+    found = diagnosis("a")
+    alone = hidden(found)
+    assert alone is not None
+    rows = found.rows.filter(metric="hidden_picture")
+    of_one = specification(alone)["encoding"]
+    of_two = specification(hidden_magnitude([("a", rows), ("b", rows)]))["spec"]["encoding"]
+    assert of_one["color"]["scale"] == of_two["color"]["scale"]
+    assert of_one["color"]["scale"]["domain"] == [0, 10000]
+    assert of_one["color"]["legend"] == of_two["color"]["legend"]
+    assert [each["title"] for each in of_one["tooltip"]] == ["position", "channel bin", "mean |x|"]
+
+
+def test_the_ratio_of_speeds_has_the_digits_that_its_spread_allows(tmp_path: Path) -> None:
+    folder = make_comparison(tmp_path / "c", {"a": 0.0, "b": -0.5}, [0, 1, 2])
+    for seed, speed in enumerate((500.0, 600.0, 800.0)):
+        file = folder / "b" / f"seed-{seed}" / "summary.json"
+        summary = json.loads(file.read_text("utf-8"))
+        file.write_text(json.dumps(summary | {"tokens_per_second": speed}), "utf-8")
+    page = write_report(read_comparison(folder), tmp_path / "r.html", title="t")
+    ratios = re.findall("<small>×([^<]+)</small>", page.read_text("utf-8"))
+    assert ratios == ["1.000", "1.000", "1", "1.000", "1.000", "0.94"]
