@@ -1,25 +1,18 @@
 """The plan at the papers' scale, as docs/reproduce.md has it."""
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from exhibits.tool import tool_of
 from wakeful.exhibits.exhibit import exhibit, exhibit_names
 from wakeful.exhibits.plan import plan_of, total_of
-
-TOOL = Path(__file__).resolve().parents[2] / "tools" / "paper_scale.py"
 
 
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("paper_scale", TOOL)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return tool_of("paper_scale")
 
 
 def test_every_exhibit_stands_in_the_plan_once(tool: ModuleType) -> None:

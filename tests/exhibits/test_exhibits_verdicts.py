@@ -1,24 +1,16 @@
 """The page of every verdict: what its cells say."""
 
-import importlib.util
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from exhibits.tool import tool_of
 from wakeful.exhibits.judge import Judged, Verdict
-
-TOOL = Path(__file__).resolve().parents[2] / "tools" / "verdicts.py"
 
 
 @pytest.fixture(scope="module")
 def tool() -> Any:
-    spec = importlib.util.spec_from_file_location("verdicts", TOOL)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return tool_of("verdicts")
 
 
 def verdict(says: str, **given: Any) -> Verdict:

@@ -157,9 +157,10 @@ def _assembled(
     """Return a decoder with what stands around the blocks from `base`, if `ends`, and blocks of
     which `copies` says what comes from their donors.
     """
-    for copy in copies:
-        if copy not in get_args(Copy):
-            raise WakefulError(f"copy must be one of {', '.join(get_args(Copy))}, got {copy!r}")
+    if unknown := set(copies).difference(get_args(Copy)):
+        raise WakefulError(
+            f"copy must be one of {', '.join(get_args(Copy))}, got {unknown.pop()!r}"
+        )
     with without_matrices():
         target = Decoder(config).to(base.head.weight.dtype)
     initialize(target, seed)
