@@ -14,7 +14,6 @@ from wakeful.estimates import (
     perplexity,
     ratio_and_error,
     reach,
-    running_mean,
     student_quantile,
     to_error,
     weighted_mean,
@@ -82,11 +81,6 @@ def test_paired_differences_by_hand() -> None:
 def test_error_of_a_mean_from_its_squares() -> None:
     assert error_of_mean(14.0, 3) == pytest.approx(mean_and_error([1.0, 2.0, 6.0])[1])
     assert math.isnan(error_of_mean(0.0, 1))
-
-
-def test_running_mean_looks_back() -> None:
-    assert running_mean([1.0, 2.0, 3.0, 10.0], 2).tolist() == [1.0, 1.5, 2.5, 6.5]
-    assert running_mean([1.0, 2.0], 100).tolist() == [1.0, 1.5]
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ Differences are paired over seeds, ± one standard error. A direction is confirm
 the 95% interval (Student's t) leaves out zero; "same" is confirmed where the interval lies within
 the share that counts as none. After a published size, "inside" says that it lies in our interval,
 "outside" that it does not. A figure that rests on fewer seeds than others of its exhibit says how
-many. Of so many claims one in twenty would stand out by chance. At the tiny scale the sizes of a
+many. Of this many claims one in twenty would stand out by chance. At the tiny scale the sizes of a
 paper are one model, so exhibits that differ only in size repeat each other, and runs that two
 exhibits share are trained once.
 """

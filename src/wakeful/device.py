@@ -48,7 +48,7 @@ def choose_device(name: str, world: World = ALONE, *, field: str = "device") -> 
 
 
 def rough_seconds(operations: float, device: torch.device) -> float:
-    """Return about how long so many floating-point operations of a model take on a device.
+    """Return about how long that many floating-point operations of a model take on a device.
 
     A matrix product is timed here, and a model taken to reach two fifths of its speed: right to a
     factor of three or so, which tells minutes from days.

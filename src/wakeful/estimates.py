@@ -110,15 +110,6 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def running_mean(values: ArrayLike, window: int) -> np.ndarray:
-    """Return the mean of each value and up to window − 1 values before it."""
-    array = np.asarray(values, dtype=np.float64)
-    sums = np.concatenate([[0.0], np.cumsum(array)])
-    ends = np.arange(1, array.size + 1)
-    starts = np.maximum(0, ends - window)
-    return (sums[ends] - sums[starts]) / (ends - starts)
-
-
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 

@@ -123,13 +123,13 @@ def build_call(
     known: Mapping[str, Callable[..., Any]],
     expression: str,
     *,
-    folder: str,
+    folder: str = "",
     imports: bool = False,
 ) -> "partial[Any]":
     """Return one of `known`, or a user's class or function, with the options an expression sets.
 
     For what is made only once its first argument is there, such as an optimizer. An option may be
-    a variant of `folder`. `imports` is as in `build`.
+    a variant of `folder`, or only a plain value where none is given. `imports` is as in `build`.
 
     Raises:
         WakefulError: as `build`, and if an option is given without its name.
@@ -300,7 +300,7 @@ class _Reading:
                     f"{ast.unparse(node)!r}"
                 )
             return range(*bounds)
-        if isinstance(node, ast.Name | ast.Call):
+        if self.folder and isinstance(node, ast.Name | ast.Call):
             return self.variant(node, inside=True)
         try:
             return ast.literal_eval(node)

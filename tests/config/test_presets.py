@@ -227,7 +227,9 @@ def test_rows_of_the_activation_tables_differ_in_softmax_and_optimizer_alone(nam
     for config in rows.values():
         assert (config.model.norm, config.model.bias) == ("rmsnorm_single", False)
         model = dataclasses.replace(config.model, normalizer=base.model.normalizer)
-        optimizer = dataclasses.replace(config.optimizer, name=base.optimizer.name)
+        optimizer = dataclasses.replace(
+            config.optimizer, name=base.optimizer.name, rotation=base.optimizer.rotation
+        )
         same = dataclasses.replace(config, name="vanilla", model=model, optimizer=optimizer)
         assert same == base
 

@@ -27,6 +27,7 @@ from wakeful.config.schema import (
     SampleConfig,
     TrainConfig,
 )
+from wakeful.config.verbs import InheritOptions
 from wakeful.data.order import Batches
 from wakeful.data.preparing import prepared
 from wakeful.data.tokens import PreparedData
@@ -47,7 +48,7 @@ from wakeful.growth.outcome import (
     outlook,
     over_seeds,
 )
-from wakeful.growth.plan import Cost, doubts, measure_costs, steps_within
+from wakeful.growth.plan import Cost, doubts, make_recipe, measure_costs, steps_within
 from wakeful.growth.recipe import Finished, Outcome, Recipe, carry_out, check_stages, half_way
 from wakeful.loading.load import read_decoder
 from wakeful.loading.model import Model
@@ -285,13 +286,25 @@ def test_recipes_that_cannot_be(reference: Run, text: Path) -> None:
             recipe_for(reference, text, **over).check(4)
 
     recipe_for(reference, text, grow=1, rounds=3).check(4)
-    refused("2 layers by 1 go to 5, and the reference has 4", grow=1, rounds=4)
+    refused("all 4 of the reference before round 4", grow=1, rounds=4)
     refused("without growing", rounds=2)
     refused("has no next layer", grow=1, rounds=2, order=(), rule="named")
     refused("rounds = 0 at least 1", rounds=0)
     refused("baseline='none' is not one of", baselines=("none",))
     refused("wants layer 4", layers=(0, 4))
     refused("at least 2 steps", baselines=("stacking",), train=TrainConfig(steps=1))
+
+
+@pytest.mark.parametrize(("total", "depths"), [(8, [5, 7, 8]), (9, [5, 7, 9]), (6, [5, 6])])
+def test_the_last_round_takes_what_is_left(
+    total: int, depths: list[int], reference: Run, text: Path
+) -> None:
+    options = InheritOptions(choose="first", layers=5, grow=2)
+    data = prepared(str(text), tokenizer=read_decoder(reference.path).own_tokenizer)
+    recipe = make_recipe("runs/reference", options, total, data, None)
+    recipe.check(total)
+    assert [recipe.depth(number) for number in range(recipe.rounds)] == depths
+    assert recipe.layer_map(recipe.rounds - 1).sources == tuple(range(total))
 
 
 def test_half_way_falls_on_an_evaluation(reference: Run, text: Path) -> None:

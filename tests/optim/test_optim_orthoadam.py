@@ -242,6 +242,24 @@ def test_share_takes_one_rotation_a_width() -> None:
     assert len(list(loose.rotations())) == 2
 
 
+def test_rotations_are_counted_in_bytes() -> None:
+    w = weights()
+    held = {}
+    for name in ("identity", "hadamard", "haar", "eigenbasis"):
+        optimizer = ortho(w, name)
+        train(w, optimizer, 1)
+        held[name] = optimizer.rotation_bytes()
+        widths = [line.shape[axis] for line in optimizer.plan() for axis in line.axes]
+        if name == "haar":
+            assert held[name] == sum(8 * n * n for n in widths)  # float64
+    assert held["identity"] == held["eigenbasis"] == 0  # a learned basis is in the state
+    assert 0 < held["hadamard"] < held["haar"]
+    w = weights()
+    optimizer = ortho(w, "haar", share=True)
+    train(w, optimizer, 1)
+    assert optimizer.rotation_bytes() == 8 * max(widths) ** 2  # one matrix, counted once
+
+
 def test_a_deep_copy_goes_on_alike() -> None:
     w = weights()
     optimizer = ortho(w, "hadamard")

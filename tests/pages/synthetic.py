@@ -11,6 +11,7 @@ import polars as pl
 import torch
 
 from wakeful.config.tables import to_table
+from wakeful.evaluation.damage import Damage
 from wakeful.evaluation.diagnosis import Diagnosis
 from wakeful.exhibits.derived import Results
 from wakeful.exhibits.exhibit import exhibit
@@ -31,7 +32,6 @@ from wakeful.growth.outcome import (
     Text,
 )
 from wakeful.growth.recipe import Recipe
-from wakeful.pages.quantization import Damage
 from wakeful.pages.reproduction import Facts, write_reproduction
 from wakeful.probes.base import SCHEMA
 from wakeful.probes.patterns import FirstAttention

@@ -65,16 +65,16 @@ def test_every_direction_is_judged_by_its_interval_over_seeds(tmp_path: Path) ->
         "softmax1": {
             "kurtosis_first": -5.0,
             "kurtosis_rest": 0.1,
-            "first_key_share_without_row_0": 3.0,
+            "first_key_share_with_row_0": 3.0,
         },
         # First lower, rest lower, share lower.
         "orthoadam": {
             "kurtosis_first": 0.01,
             "kurtosis_rest": 4.0,
-            "first_key_share_without_row_0": -2.0,
+            "first_key_share_with_row_0": -2.0,
         },
     }
-    names = ("kurtosis_first", "kurtosis_rest", "first_key_share_without_row_0")
+    names = ("kurtosis_first", "kurtosis_rest", "first_key_share_with_row_0")
     diagnosis: Figures = {("vanilla", seed): dict.fromkeys(names, base[seed]) for seed in SEEDS}
     for variant, figures in shifts.items():
         for seed in SEEDS:
@@ -89,13 +89,14 @@ def test_every_direction_is_judged_by_its_interval_over_seeds(tmp_path: Path) ->
     # Seeds differ by 1, pairs by 0.1: the pairing is what tells them apart.
     assert cell.difference == pytest.approx((-5.0, 0.1 / math.sqrt(3)))
     assert (cell.printed, cell.direction, cell.outcome) == (105.6, "lower", "confirmed")
+    assert cell.size is False
     # 0.1 ± 4.303 · 0.0577 lies within 5% of 11.
     cell = cell_of(table, "softmax1", "kurtosis_rest")
     assert (cell.direction, cell.outcome) == ("same", "confirmed")
-    assert cell_of(table, "softmax1", "first_key_share_without_row_0").outcome == "reversed"
+    assert cell_of(table, "softmax1", "first_key_share_with_row_0").outcome == "reversed"
     assert cell_of(table, "orthoadam", "kurtosis_first").outcome == "not resolved"
     assert cell_of(table, "orthoadam", "kurtosis_rest").outcome == "reversed"
-    assert cell_of(table, "orthoadam", "first_key_share_without_row_0").outcome == "confirmed"
+    assert cell_of(table, "orthoadam", "first_key_share_with_row_0").outcome == "confirmed"
     # Not measured at all.
     cell = cell_of(table, "softmax1-orthoadam", "kurtosis_first")
     assert (cell.value, cell.difference, cell.outcome) == (None, None, "not resolved")
@@ -104,13 +105,13 @@ def test_every_direction_is_judged_by_its_interval_over_seeds(tmp_path: Path) ->
 
     assert sum(table.outcomes.values()) == len(table.sentences) == 3 * 6
     assert (
-        "softmax-1, Adam: kurtosis, first lower in the paper, −5.000 ± 0.058 here: confirmed."
-        in (table.sentences)
+        "softmax-1, Adam: kurtosis, first lower in the paper, −5.000 ± 0.058 here: confirmed, "
+        "the paper's size outside." in (table.sentences)
     )
 
 
 def test_the_same_is_reversed_only_wholly_outside_its_share(tmp_path: Path) -> None:
-    def outcome(shift: float, spread: float) -> str | None:
+    def cell(shift: float, spread: float) -> Cell:
         diagnosis: Figures = {
             (variant, seed): {"kurtosis_rest": 100 + (shift + spread * (seed - 1)) * moved}
             for variant, moved in (("vanilla", 0), ("softmax1", 1))
@@ -118,7 +119,10 @@ def test_the_same_is_reversed_only_wholly_outside_its_share(tmp_path: Path) -> N
         }
         folder = measured(tmp_path / f"{shift},{spread}", ["activation-table2"], diagnosis)
         (table,) = paper_tables(read_comparison(folder))
-        return cell_of(table, "softmax1", "kurtosis_rest").outcome
+        return cell_of(table, "softmax1", "kurtosis_rest")
+
+    def outcome(shift: float, spread: float) -> str | None:
+        return cell(shift, spread).outcome
 
     # 5% of 100; Student's t is 4.303 and the error spread / √3.
     assert outcome(2.0, 1.0) == "confirmed"
@@ -126,6 +130,9 @@ def test_the_same_is_reversed_only_wholly_outside_its_share(tmp_path: Path) -> N
     assert outcome(8.0, 1.0) == "reversed"
     assert outcome(-8.0, 1.0) == "reversed"
     assert outcome(7.0, 1.0) == "not resolved"
+    # The paper's 81.4 − 77.9 = 3.5, in 3 ± 1.24, not in 5 ± 1.24.
+    assert cell(3.0, 0.5).size is True
+    assert cell(5.0, 0.5).size is False
 
 
 def test_one_seed_resolves_nothing(tmp_path: Path) -> None:
@@ -137,6 +144,7 @@ def test_one_seed_resolves_nothing(tmp_path: Path) -> None:
     (folder / "run.json").write_text(json.dumps({**header, "seeds": [0]}))
     (table,) = paper_tables(read_comparison(folder))
     assert set(table.outcomes) == {"not resolved"}
+    assert {each.size for row in table.rows for each in row.cells} == {None}
 
 
 def test_figures_of_a_run(tmp_path: Path) -> None:
@@ -170,7 +178,7 @@ def test_the_page_says_which_runs_counted_the_embedding(tmp_path: Path) -> None:
     share = "first_key_share"
     older: Figures = {("vanilla", seed): {share: 0.5, "kurtosis_rest": 9.0} for seed in SEEDS}
     newer: Figures = {("softmax1", seed): {f"{share}_without_row_0": 0.1} for seed in SEEDS}
-    comparison = read_comparison(measured(tmp_path / "c", ["activation-table2"], older | newer))
+    comparison = read_comparison(measured(tmp_path / "c", ["own/arena"], older | newer))
     assert counting_the_embedding(comparison.runs) == ["vanilla"]
     page = write_report(comparison, tmp_path / "page.html", title="t").read_text()
     assert "the embedding left out; the runs of vanilla are older" in page
@@ -190,12 +198,15 @@ def test_the_page_and_the_terminal_show_the_table(tmp_path: Path) -> None:
     page = write_report(comparison, tmp_path / "page.html", title="t").read_text()
     assert published("activation-table2").title in page
     assert "paper 77.9" in page
-    assert "lower: confirmed" in page
+    assert "lower: confirmed, size outside" in page
     # Table 6 has two rows, and no figures of the paper's.
     assert published("activation-table6").note in page
     shown = io.StringIO()
     Console(width=200, file=shown).print(render_terminal(comparison))
-    line = "softmax, OrthoAdam: kurtosis, rest lower in the paper, −40.00 here: confirmed."
+    line = (
+        "softmax, OrthoAdam: kurtosis, rest lower in the paper, −40.00 here: confirmed, the "
+        "paper's size outside."
+    )
     assert line in shown.getvalue()
 
 

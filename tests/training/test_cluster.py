@@ -198,6 +198,7 @@ def test_a_cluster_is_an_expression(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not {"mem_gb", "slurm_account"} & set(found.parameters)
     for wrong, message in (("ray", "is not one of local, slurm"),
                            ("local(workers=0)", "workers must be at least 1"),
+                           ("local(workers=resformer)", "'resformer' is not a plain value"),
                            ("local(nodes=2)", "no option 'nodes'")):  # fmt: skip
         with pytest.raises(WakefulError, match=message):
             cluster_of(wrong)

@@ -12,9 +12,9 @@ import wakeful
 from verbs.test_diagnose import llama  # noqa: F401
 from wakeful.cli import main
 from wakeful.errors import WakefulError
+from wakeful.evaluation.findings import findings, summary
 from wakeful.hf import as_transformers
 from wakeful.loading.load import read_decoder
-from wakeful.pages.diagnosis import findings, summary
 from wakeful.verbs import session
 from wakeful.verbs.cure import Widened
 

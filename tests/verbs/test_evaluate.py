@@ -15,12 +15,11 @@ from evaluation.models import CHOICES, LAMBADA, llama, save_llama, write_lines
 from training.runs import text, tiny
 from wakeful.cli import main
 from wakeful.data.sources import Beginning
-from wakeful.evaluation import reading
+from wakeful.evaluation import reading, task_set
 from wakeful.evaluation.perplexity import perplexity
 from wakeful.loading.load import load
 from wakeful.runs.run import Run
 from wakeful.training.loop import train
-from wakeful.verbs import evaluate as verb
 
 __all__ = ["llama", "text"]
 HAS_LM_EVAL = importlib.util.find_spec("lm_eval") is not None
@@ -102,7 +101,9 @@ def test_a_text_alone_needs_no_lm_eval(
         monkeypatch.delitem(sys.modules, name)
     found = importlib.util.find_spec
     monkeypatch.setattr(
-        verb.importlib.util, "find_spec", lambda name: None if name == "lm_eval" else found(name)
+        task_set.importlib.util,
+        "find_spec",
+        lambda name: None if name == "lm_eval" else found(name),
     )
     words = ["--text", str(text), "--num_sequences", "3", "--length", "32", "--bos"]
     out = tmp_path / "out"
@@ -116,7 +117,7 @@ def test_a_text_alone_needs_no_lm_eval(
     assert "differences" in page
     lambada = write_lines(tmp_path / "l.jsonl", LAMBADA)
     where = ["--lambada", lambada, "--out", str(tmp_path / "other")]
-    assert verb.INSTALL_LM_EVAL in fails(capsys, str(llama), *where)
+    assert task_set.INSTALL_LM_EVAL in fails(capsys, str(llama), *where)
 
 
 def test_without_a_text_it_is_the_standard_librarys(

@@ -34,12 +34,13 @@ from wakeful.errors import Interrupted, WakefulError
 from wakeful.estimates import with_error
 from wakeful.growth.bridge import Stream, gaps
 from wakeful.growth.layers import LayerMap, written
+from wakeful.growth.outcome import read_inheritance
 from wakeful.growth.plan import Cost, measure_costs
 from wakeful.growth.recipe import Outcome, Recipe
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import initialize
-from wakeful.pages.inheritance import read_inheritance, verdicts, write_inheritance
+from wakeful.pages.inheritance import verdicts, write_inheritance
 from wakeful.runs.run import Run, is_done
 from wakeful.training import cluster
 from wakeful.training.loop import train
@@ -566,9 +567,9 @@ def test_bad_input_is_one_line_and_changes_nothing(
     assert "layers = 5 is more than the reference's 4" in refused("--layers", "5")
     assert "wants layer 7" in refused("--blocks", "0", "7")
     assert "both say which layers" in refused("--layers", "2", "--keep", "0.5")
-    assert "goes past the reference's 4" in refused("--layers", "3", "--grow", "2")
-    assert "go to 6, and the reference has 4" in refused("--layers", "2", "--grow", "2",
-                                                         "--rounds", "3")  # fmt: skip
+    assert "has all 4 layers of the reference" in refused("--layers", "4", "--grow", "2")
+    assert "all 4 of the reference before round 3" in refused("--layers", "2", "--grow", "2",
+                                                              "--rounds", "3")  # fmt: skip
     assert "has no next layer" in refused("--choose", "middle", "--grow", "1")
     assert "are for growing" in refused("--until", "budget")
     assert "baseline='rand' is not one of" in refused("--baseline", "rand")

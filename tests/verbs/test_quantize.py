@@ -20,10 +20,10 @@ from training.runs import text, tiny, write_text
 from wakeful.cli import main
 from wakeful.errors import WakefulError
 from wakeful.estimates import with_error
+from wakeful.evaluation.damage import Damage, predicts
 from wakeful.evaluation.diagnosis import sequences_of
+from wakeful.evaluation.pretrained import Description, pretrained_table
 from wakeful.loading.load import load
-from wakeful.pages.pretrained import Description, pretrained_table
-from wakeful.pages.quantization import Damage, predicts
 from wakeful.pages.quantization_matrix import correlations
 from wakeful.probes.running import logits_of
 from wakeful.quant import Absmax, Scheme, parse_scheme, quantize, quantized_layers

@@ -23,7 +23,7 @@ from wakeful.evaluation.scores import Score
 from wakeful.exhibits.exhibit import Claim, Scale, exhibit, exhibit_names
 from wakeful.exhibits.judge import Judged
 from wakeful.exhibits.plan import Plan, plan_of, total_of
-from wakeful.pages.inheritance import read_inheritance
+from wakeful.growth.outcome import read_inheritance
 from wakeful.runs.run import Run
 from wakeful.training import cluster
 from wakeful.verbs import exhibit_runs

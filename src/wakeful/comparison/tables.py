@@ -22,7 +22,6 @@ from wakeful.estimates import (
     paired_ratio,
     perplexity,
     reach,
-    running_mean,
     weighted_mean,
 )
 
@@ -119,7 +118,7 @@ def _training_time(run: TrainedRun) -> float:
 
 
 def _loss_at(run: TrainedRun, time: float) -> float | None:
-    """Return the validation loss after so many seconds of training; None before an evaluation."""
+    """Return the validation loss after that many seconds of training; None before an evaluation."""
     tests = run.metrics.filter(pl.col("kind") == "validation").unique("step", keep="last")
     tests = tests.sort("step").drop_nulls("loss")
     # To a millionth of a step, so that a run's own time is that of its last evaluation.
@@ -199,15 +198,12 @@ def _relative(pairs: Pairs, window: int) -> pl.DataFrame:
 
 def _smooth(losses: pl.Series, window: int) -> np.ndarray:
     """Return the trailing mean of the losses that are numbers; NaN where a window has none."""
-    values = losses.fill_null(float("nan")).to_numpy()
-    counted = np.isfinite(values)
-    share = running_mean(counted, window)
-    total = running_mean(np.where(counted, values, 0.0), window)
-    return np.divide(total, share, out=np.full(len(values), np.nan), where=share > 0)
+    known = losses.set(~losses.is_finite(), None)
+    return known.rolling_mean(window, min_samples=1).fill_null(math.nan).to_numpy()
 
 
 def _thinned(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return a curve with at most so many of its points, the last among them."""
+    """Return a curve with at most that many of its points, the last among them."""
     every = max(1, -(-len(frame) // _MOST_POINTS))
     return frame[(len(frame) - 1) % every :: every]
 

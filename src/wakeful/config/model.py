@@ -97,7 +97,7 @@ class ModelConfig:
     scale_logits_by_layer: bool = False
     """Divide attention logits by (layer index + 1) besides the square root of head_width."""
     relaxed_prefix: int = 0
-    """The first so many tokens see each other both ways; their losses are left out."""
+    """The first tokens, this many, see each other both ways; their losses are left out."""
     stored_prefix: int = 0
     """Tokens before every sequence whose keys and values are stored with the weights."""
     normalizer: What[str] = "softmax"

@@ -14,7 +14,7 @@ from wakeful.config.schema import (
     table_of,
     variants_of,
 )
-from wakeful.config.tables import Table, merged
+from wakeful.config.tables import Table, merged, nested
 from wakeful.errors import WakefulError
 
 
@@ -118,13 +118,6 @@ def differences(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
     """Return both values of each field, by its dotted name, in which two configurations differ."""
     one, other = ({"name": each.name, **flat(each)} for each in (before, after))
     return {key: (one[key], other[key]) for key in one if one[key] != other[key]}
-
-
-def nested(name: str, value: Any) -> Table:
-    """Return the table in which a dotted name has this value."""
-    for part in reversed(name.split(".")):
-        value = {part: value}
-    return value
 
 
 def _ratio(own: object, base: object) -> float | None:

@@ -41,7 +41,7 @@ class TextConfig:
     validation_fraction: float = 0.02
     """Share of documents held out, chosen by a hash of their text."""
     keep_overlap: bool = False
-    """Validate even on documents that stand in the training text in part."""
+    """Validate even on documents that partly occur in the training text."""
     tokenizer: What[str] = ""
     """A tokenizer.json, a folder with one, or hf:NAME. Empty: a byte-level BPE is trained."""
     vocab_size: HowMuch[int] = 4096
@@ -77,7 +77,7 @@ class DataConfig(TextConfig):
     cross_documents: bool = True
     """Let attention cross from a document into the next of its sequence, in training and losses."""
     max_tokens: int = 0
-    """Train on so many tokens alone, the first, over and over; validation stays. 0 means all."""
+    """Train on the first tokens alone, this many, over and over; validation stays. 0 means all."""
 
     first_batch: int = 0
     """The batch of the seed's order to begin with: that after a run which this one goes on from."""
@@ -132,7 +132,7 @@ class DiagnoseConfig:
     heads: bool = False
     """Log sinks, drains and peaks of every layer and head too, from before the first step on."""
     attention: int = 0
-    """Log every head's weights among so many first tokens of the first window too. 0: none."""
+    """Log every head's weights among this many first tokens of the first window too. 0: none."""
 
     @property
     def from_the_start(self) -> bool:

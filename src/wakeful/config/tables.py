@@ -126,6 +126,13 @@ def at_least(least: int, options: object, *names: str) -> None:
             raise WakefulError(f"{name} must {allowed}, got {value}")
 
 
+def nested(name: str, value: Any) -> Table:
+    """Return the table in which a dotted name has this value."""
+    for part in reversed(name.split(".")):
+        value = {part: value}
+    return value
+
+
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> Table:
     """Return `base` with the entries of `over` in place of its own, tables merged in turn."""
     result = dict(base)

@@ -21,7 +21,7 @@ from wakeful.config.schema import (
     TrainConfig,
     WidthConfig,
 )
-from wakeful.config.tables import at_least, from_table, merged, to_table
+from wakeful.config.tables import at_least, from_table, merged, nested, to_table
 from wakeful.errors import WakefulError, nearest
 
 Bos = Literal["auto", "on", "off"]
@@ -429,7 +429,7 @@ class PrepareOptions(TextConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SampleOptions:
-    """What a model shall write, to be trained on.
+    """Text for a model to generate as training data.
 
     The same command goes on with what was cut off.
     """
@@ -521,13 +521,13 @@ class InheritOptions:
     """BOS before every window that heirs and reference read: as the reference's own tokenizer does
     (auto), on, or off."""
     drops: int = 1
-    """Drop the layers in so many parts, healing after each for its share of the steps."""
+    """Drop the layers in this many parts, healing after each for its share of the steps."""
     route: What[str] = ""
     """Value route to switch on, e.g. resformer(mode="learnable"). Empty: the reference's."""
     normalizer: What[str] = ""
     """Normalizer to switch on, e.g. softmax1. Empty: the reference's."""
     grow: How[int] = 0
-    """Layers that each round adds. 0: one round."""
+    """Layers that each round adds, 2 in the paper; the last takes what is left. 0: one round."""
     until: Until = "parity"
     """Grow until the reference's loss is reached, or through all rounds."""
     rounds: HowMuch[int] = 0
@@ -591,7 +591,9 @@ class InheritOptions:
             raise WakefulError(f"warmup = {self.warmup} is a share of the steps, between 0 and 1")
         if not self.grow and (self.rounds > 1 or self.until != "parity"
                               or self.grow_from != "reference"):  # fmt: skip
-            raise WakefulError("--rounds, --until and --grow_from are for growing: give --grow too")
+            raise WakefulError(
+                "--rounds, --until and --grow_from are for growing: give --grow too, such as 2"
+            )
         if self.diagnose_length < 0 or self.diagnose_length == 1 or self.diagnose_sequences < 1:
             raise WakefulError(
                 "diagnose_length must be 0 or at least 2 and diagnose_sequences at least 1, got "
@@ -724,16 +726,10 @@ def inherit_table(given: Mapping[str, Any]) -> dict[str, Any]:
             other = said.setdefault(target, target if _in(given, target) else name)
             if other != name:
                 raise WakefulError(f"{other} and {name} both set {target}: give one")
-            long = merged(long, _nested(target, value))
+            long = merged(long, nested(target, value))
             for other in others:
-                implied = merged(implied, _nested(other, short_value(other, name, value)))
+                implied = merged(implied, nested(other, short_value(other, name, value)))
     return merged(implied, long)
-
-
-def _nested(target: str, value: Any) -> dict[str, Any]:
-    for part in reversed(target.split(".")):
-        value = {part: value}
-    return value
 
 
 def _in(given: Mapping[str, Any], target: str) -> bool:

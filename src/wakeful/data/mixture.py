@@ -40,7 +40,7 @@ def mixture_of(source: str) -> tuple[Domain, ...] | None:
     """
     if not source.lstrip().startswith(f"{MIXTURE}("):
         return None
-    return build_call("data.source", {MIXTURE: _mixture}, source, folder="routes")(source)
+    return build_call("data.source", {MIXTURE: _mixture}, source)(source)
 
 
 def _mixture(written: str, *, parts: list[tuple[str, str, float]]) -> tuple[Domain, ...]:

@@ -2,7 +2,7 @@
 
 Held-out documents are chosen by a hash of their text, which keeps equal ones together but not
 those that are nearly equal: half of the tables of the standard library's `encodings` stand in each
-other. A loss on them is a loss on what was learned by heart.
+other. A loss on them is a loss on memorized text.
 """
 
 import os
@@ -17,7 +17,7 @@ from wakeful.errors import WakefulError
 PASSAGE = 64
 """Tokens of a passage: longer than a license's name, shorter than a function."""
 ALLOWED = 0.05
-"""Share of a document's passages that may stand in the training text: a license's, say."""
+"""Share of a document's passages that may occur in the training text: a license's, say."""
 _CURE = "or prepare the data with keep_overlap"
 
 

@@ -77,7 +77,7 @@ def prepare(
     Either a `tokenizer` is given (one, or the path of one) or one of `vocab_size` is trained, on
     the training documents alone. About `validation_fraction` of the documents are kept for
     validation (see `split_by_hash`), or all those of `validation_source`; unless `keep_overlap`,
-    held-out documents that stand in the training text in part are dropped, and a validation source
+    held-out documents that partly occur in the training text are dropped, and a validation source
     that does is refused (see `drop_overlap`). `max_bytes` of `source` are taken, in UTF-8. The
     folder appears when it is whole and not before; meanwhile a copy of the text lies beside it.
 

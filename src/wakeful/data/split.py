@@ -132,7 +132,7 @@ class Split:
 def split_by_hash(spool: Spool, *, fraction: float, seed: int, scratch: Path) -> Split:
     """Give about `fraction` of the documents to validation, by a hash of each one's text.
 
-    A text's side hangs on the text and `seed` alone: exact duplicates stay together, and more
+    A text's side depends on the text and `seed` alone: exact duplicates stay together, and more
     documents never move the others. Two departures keep both sides filled: the text with the
     extreme hash goes over to an empty side, and a source of one document is cut in two near its
     end.

@@ -338,7 +338,7 @@ class StreamDecoder:
 
     def push(self, token: int) -> str:
         """Return the text that is certain after one more id: none, or one or more characters."""
-        # How an id decodes may hang on the one before (a leading space, a run of bytes), so the
+        # How an id decodes may depend on the one before (a leading space, a run of bytes), so the
         # window keeps the ids of the last piece that came out beside those still unfinished.
         if not self._special and token in self._tokenizer.special_tokens:
             return ""

@@ -11,7 +11,6 @@ A folder holds
 
 import contextlib
 import functools
-import hashlib
 import json
 import os
 import secrets
@@ -26,6 +25,7 @@ from typing import Any, Literal
 import numpy as np
 
 from wakeful.data.tokenizer import Tokenizer
+from wakeful.digests import file_sha256
 from wakeful.errors import WakefulError
 
 FORMAT, VERSION = "wakeful.tokens", 1
@@ -54,7 +54,7 @@ class Tokens:
         return None
 
     def is_trigger(self, rows: np.ndarray) -> np.ndarray | None:
-        """Return where a head is needed, because the next token hangs on more than the last.
+        """Return where a head is needed, because the next token depends on more than the last.
 
         Bool, as `rows`; None for text, of which nobody knows it.
         """
@@ -243,11 +243,6 @@ def tokens_path(folder: Path, split: SplitName) -> Path:
 
 def documents_path(folder: Path, split: SplitName) -> Path:
     return folder / f"{split}.documents.npy"
-
-
-def file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def split_facts(

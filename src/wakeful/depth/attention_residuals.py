@@ -19,7 +19,7 @@ class AttentionResiduals(SublayerMix):
 
     Attention Residuals (Kimi Team 2026, arXiv 2603.15031, section 3 and figure 2). v_0 is the
     embedding and v_j the output of sublayer j; the final norm reads such a sum as well. With
-    `layers` the outputs of so many layers are summed as usual and count as one v (Block AttnRes),
+    `layers` the outputs of that many layers are summed as usual and count as one v (Block AttnRes),
     the block that is not complete yet among them. RMSNorm has no scale here, which w could take
     over.
     """

@@ -28,6 +28,8 @@ from wakeful.world import ALONE, World
 
 TOKENS, ATTENTION = "tokens.json", "attention.parquet"
 """Files of a diagnosis that older runs lack."""
+PASSES = 3.0
+"""Plain forwards that a diagnosis takes about as long as, most of it for ranks."""
 _LABELLED = 24
 """Tokens whose attention is kept head by head."""
 _NAMED = 512

@@ -15,7 +15,7 @@ Words = Beginning | TaskData
 
 
 def words_of(source: str, num_tokens: int) -> Words:
-    """Return the task that a source names, or a text read as far as so many tokens mostly need.
+    """Return the task that a source names, or a text read as far as `enough` tokens mostly need.
 
     Raises:
         WakefulError: what `task_of` and `beginning_of` raise.

@@ -8,9 +8,9 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import polars as pl
 
 from wakeful.errors import WakefulError
-from wakeful.estimates import running_mean
 from wakeful.exhibits.figures import DOMAIN, Curve, Seen
 from wakeful.variants import build_call
 
@@ -90,18 +90,19 @@ def figure_of(results: Results, group: str, row: str, seed: int, expression: str
         return None
     if expression.isidentifier() and expression not in DERIVED:
         return at.seen.figures.get(expression)
-    return build_call("figure", DERIVED, expression, folder="routes")(at)
+    return build_call("figure", DERIVED, expression)(at)
 
 
 def check_figure(expression: str) -> None:
     """Raise `WakefulError` where an expression is neither a name nor a derived measure."""
     if not expression.isidentifier() or expression in DERIVED:
-        build_call("figure", DERIVED, expression, folder="routes")
+        build_call("figure", DERIVED, expression)
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:
     """Return the trailing mean over the paper's 100 steps, or a tenth of a shorter run."""
-    return running_mean(values, max(1, min(100, len(values) // 10)))
+    window = max(1, min(100, len(values) // 10))
+    return pl.Series(values).rolling_mean(window, min_samples=1).to_numpy()
 
 
 def relative(at: At) -> Curve | None:

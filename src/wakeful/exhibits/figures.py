@@ -42,7 +42,7 @@ class Seen:
 def figure(run: TrainedRun, name: str) -> float | None:
     """Return one figure of a run; None where the run did not measure it.
 
-    `loss` and `perplexity` of the whole validation set, of a task `excess_loss`, and `lossDOMAIN`
+    `loss` and `perplexity` of the whole validation set, of a task `excess_loss`, and `loss_DOMAIN`
     of a part of a mixture;
     `increase_SCHEME`, its increase by quantization, and `damage_SCHEME`, that of the loss, in nats;
     `parameters`; `cache_bytes` a token; `steps_per_second`, `step_milliseconds`;
@@ -102,7 +102,7 @@ def seen_of_run(
 def answer_name(task: str, metric: str, shots: int = 0) -> str:
     """Return what a task's figure is called: `acc_piqa`, or `acc_average` of the average.
 
-    After so many shots it is `acc_mmlu_5_shots`.
+    With five shots it is `acc_mmlu_5_shots`.
     """
     name = f"{metric}_{'average' if task.startswith('average of ') else task}"
     return f"{name}_{shots}_shots" if shots else name

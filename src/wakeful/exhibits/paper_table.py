@@ -1,6 +1,7 @@
 """A comparison laid out as a paper's table, with what it says of the paper's directions."""
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,10 @@ class Cell:
     """How the paper's differs from its baseline."""
     outcome: Outcome | None
     """None where the paper has no direction."""
+    size: bool | None = None
+    """Whether the difference of the paper's figures lies in the 95% interval of ours; None where
+    there is none, or a single seed.
+    """
 
 
 @dataclass(frozen=True)
@@ -140,7 +145,10 @@ def _table(comparison: Comparison, layout: PublishedTable) -> PaperTable:
 
 
 def _cell(comparison: Comparison, layout: PublishedTable, variant: str, column: Column) -> Cell:
-    printed = layout.cells.get((variant, column.figure))
+    printed, first = (
+        value if isinstance(value, int | float) else None
+        for value in (layout.cells.get((row, column.figure)) for row in (variant, layout.baseline))
+    )
     direction = layout.direction(variant, column)
     values = by_seed(comparison, variant, column.figure)
     base = by_seed(comparison, layout.baseline, column.figure)
@@ -154,10 +162,19 @@ def _cell(comparison: Comparison, layout: PublishedTable, variant: str, column: 
         value=mean_and_error([*values.values()]) if values else None,
         difference=difference,
         separated=difference is not None and separated(gaps),
-        printed=printed if isinstance(printed, int | float) else None,
+        printed=printed,
         direction=direction,
         outcome=outcome,
+        size=_inside(printed, first, difference, len(gaps)),
     )
+
+
+def _inside(
+    printed: float | None, first: float | None, difference: Estimate | None, seeds: int
+) -> bool | None:
+    if printed is None or first is None or difference is None or math.isnan(difference[1]):
+        return None
+    return abs(printed - first - difference[0]) <= reach(difference[1], seeds)
 
 
 def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> list[float]:
@@ -186,4 +203,7 @@ def _says(cell: Cell) -> str:
     if cell.difference is None:
         return f"{expected} in the paper, not measured here: not resolved."
     difference, error = cell.difference
-    return f"{expected} in the paper, {with_error(difference, error, '+')} here: {cell.outcome}."
+    size = "" if cell.size is None else f", the paper's size {'in' if cell.size else 'out'}side"
+    return (
+        f"{expected} in the paper, {with_error(difference, error, '+')} here: {cell.outcome}{size}."
+    )

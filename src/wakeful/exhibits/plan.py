@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import heapq
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any, Literal
 import torch
 
 from wakeful.config.model import LATER, ModelConfig
-from wakeful.config.rows import nested, rescaled
+from wakeful.config.rows import rescaled
 from wakeful.config.schema import (
     OWN_KEYS,
     Config,
@@ -24,7 +25,7 @@ from wakeful.config.schema import (
     seeds_of,
     variants_of,
 )
-from wakeful.config.tables import Table, from_table, merged, on_preset, own_table, to_table
+from wakeful.config.tables import Table, from_table, merged, nested, on_preset, own_table, to_table
 from wakeful.config.verbs import LENGTH
 from wakeful.data.tasks import task_of
 from wakeful.errors import WakefulError
@@ -218,7 +219,7 @@ class Plan:
         return self.memory_of(1)
 
     def memory_of(self, at_once: int) -> int:
-        """Return the bytes that the largest runs take, so many at a time, very roughly.
+        """Return the bytes that the largest runs take, `workers` at a time, very roughly.
 
         None at a time leaves the largest model that is read and not trained.
         """
@@ -574,8 +575,9 @@ def _heirs_runs(heirs: Heirs, num_layers: int) -> tuple[int, float]:
     Each has the reference's shape with a share of its layers; growing ends with the last round.
     """
     added = round(heirs.grow * num_layers)
-    rounds = 1 + (num_layers - round(heirs.keep * num_layers)) // added if added else 1
-    depths = [heirs.keep + number * added / num_layers for number in range(rounds)]
+    missing = num_layers - round(heirs.keep * num_layers)
+    rounds = 1 + math.ceil(missing / added) if added else 1
+    depths = [min(1.0, heirs.keep + number * added / num_layers) for number in range(rounds)]
     baselines = [baseline_of(name) for name in heirs.baseline]
     times = sum(each.times * (rounds if each.all_rounds else 1) for each in baselines)
     return rounds + len(baselines), sum(depths) + depths[-1] * times

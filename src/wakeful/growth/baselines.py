@@ -95,7 +95,7 @@ class Baseline:
 
 
 def at_random(setting: Setting, num_layers: int) -> Decoder:
-    """Return a target of the first so many of the heir's layers, with nothing inherited."""
+    """Return a target of as many of the heir's first layers, with nothing inherited."""
     config = target_config(
         setting.shape or setting.reference.config,
         setting.layers.sources[:num_layers],

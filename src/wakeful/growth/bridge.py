@@ -255,17 +255,25 @@ class Equations:
         """Return Σ w ‖S f − z‖², of a solution Sᵀ."""
         return self.zz + float((solution * (self.ff @ solution - 2 * self.fz)).sum())
 
-    def solved(self, ridge: float) -> Tensor:
-        """Return Sᵀ with the least Σ w ‖S f − z‖² + λ ‖S‖², λ = `ridge` times the mean of w f²."""
+    def factored(self, ridge: float, size: int | None = None) -> Tensor:
+        """Return the Cholesky factor of Σ w f fᵀ + λ, λ = `ridge` times the mean of w f².
+
+        Only the first `size` entries of f are counted and damped; a bias comes after them.
+        """
         damped = self.ff.clone()
-        damped.diagonal().add_(ridge * damped.diagonal().mean())
+        diagonal = damped.diagonal()[:size]
+        diagonal += ridge * diagonal.mean()
         factor, failed = torch.linalg.cholesky_ex(damped)
         if failed:
             raise WakefulError(
-                f"the text cannot decide {len(damped)} columns: give more --bridge.tokens, or a "
+                f"the text cannot decide {len(diagonal)} columns: give more --bridge.tokens, or a "
                 f"larger --bridge.ridge than {ridge:g}"
             )
-        return torch.cholesky_solve(self.fz, factor)
+        return factor
+
+    def solved(self, ridge: float) -> Tensor:
+        """Return Sᵀ with the least Σ w ‖S f − z‖² + λ ‖S‖², λ as of `factored`."""
+        return torch.cholesky_solve(self.fz, self.factored(ridge))
 
 
 def solve(ours: Stream, theirs: Stream, gap: Gap, options: BridgeConfig) -> Bridged:
@@ -326,15 +334,7 @@ class _Mean:
 
 def _solved(equations: Equations, size: int, options: BridgeConfig, first: _Mean) -> Tensor:
     """Return Sᵀ with the least Σ w ‖S f − z‖² + λ ‖S‖², and S f₁ = z₁ where first is apart."""
-    damped = equations.ff.clone()
-    ridge = damped.diagonal()[:size]
-    ridge += options.ridge * ridge.mean()
-    factor, failed = torch.linalg.cholesky_ex(damped)
-    if failed:
-        raise WakefulError(
-            f"the text cannot decide a bridge's {size} columns: give more --bridge.tokens, or a "
-            f"larger --bridge.ridge than {options.ridge:g}"
-        )
+    factor = equations.factored(options.ridge, size)
     solution = torch.cholesky_solve(equations.fz, factor)
     if options.first == "apart":
         f, x, y, rest = first.means

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
+from wakeful.model.evaluating import evaluating
 from wakeful.probes.base import SCHEMA, Event, Frame, HiddenEvent, Probe
 from wakeful.probes.hidden import BlockInfluence
 from wakeful.probes.rank import Ranks
@@ -224,14 +225,12 @@ class Angles(Probe):
 
 def diagnose_layers(decoder: Decoder, sequences: Sequence[Sequence[int]]) -> Diagnosed:
     """Run a decoder over sequences of one length and measure every layer."""
-    training = decoder.training
-    decoder.eval()
     angles = Angles()
     device = decoder.head.weight.device
-    with torch.inference_mode(), watch(decoder, Ranks(), BlockInfluence(), angles) as seen:
+    watched = watch(decoder, Ranks(), BlockInfluence(), angles)
+    with evaluating(decoder), torch.inference_mode(), watched as seen:
         for sequence in sequences:
             decoder.hidden(torch.tensor([list(sequence)], device=device))
-    decoder.train(training)
     rows = seen.frame
     figures = {by: _column(rows, *place) for by, place in _ROWS.items()}
     return Diagnosed(figures, angles.matrix().tolist())
@@ -313,7 +312,7 @@ def _without(angles: Sequence[Sequence[float]], start: int, stop: int, layer: in
 def _least_turn(
     angles: Sequence[Sequence[float]], layers: range, dropped: int, gaps: int
 ) -> list[tuple[int, int]]:
-    """Return at most `gaps` runs of so many layers in all with the least sum of angles.
+    """Return at most `gaps` runs of `dropped` layers in all with the least sum of angles.
 
     Over each the stream turns least (Gromov et al. 2024).
     A layer at least is kept between two runs. Of equal sums the earlier run is taken.

@@ -5,6 +5,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -18,9 +19,11 @@ from wakeful.growth.recipe import Finished, Outcome, Recipe
 from wakeful.model.decoder import Decoder
 from wakeful.model.generate import generate
 from wakeful.probes.running import held_bytes
-from wakeful.runs.run import read_windows
+from wakeful.runs.run import Environment, Run, read_windows
 from wakeful.training.records import Evaluation, Step, rows
 
+REFERENCE = "reference"
+"""The folder that a reference in memory is exported to."""
 _MOST_DOUBLINGS = 10.0
 """A straight line that is longer than this says nothing."""
 _ROUNDS = 3
@@ -376,3 +379,14 @@ def _footprint(decoder: Decoder, context: int, speeds: Sequence[float]) -> Footp
         tokens_per_second=statistics.median(speeds),
         speeds=tuple(speeds),
     )
+
+
+def read_inheritance(path: str | Path) -> tuple[Summary, Environment]:
+    """Return an inheritance's summary and its environment.
+
+    Raises:
+        WakefulError: it is none, is not finished, or a field is missing or of another kind.
+    """
+    run = Run.open(path)
+    run.check_kind("inherit", "is not an inheritance")
+    return run.read(Summary, "summary.json"), run.read(Environment, "environment.json")

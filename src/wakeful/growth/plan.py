@@ -1,6 +1,6 @@
 """From what a user asks to a recipe: which layers, how many rounds, what training, how many steps.
 
-The steps that fit into so many minutes follow from a step of each model that is to be trained.
+The steps that fit into the minutes follow from a step of each model that is to be trained.
 """
 
 import dataclasses
@@ -75,11 +75,12 @@ def make_recipe(
         order = tuple(range(total))
         if diagnosed is not None and options.choose != "first":
             order = tuple(_ordered(diagnosed, options, len(layers)))
-    room = (total - len(layers)) // options.grow if options.grow else 0
-    if options.grow and not room:
+    if options.grow and len(layers) == total:
         raise WakefulError(
-            f"growing {len(layers)} layers by {options.grow} goes past the reference's {total}"
+            f"the heir has all {total} layers of the reference: leave out --grow, or begin with "
+            "fewer --layers"
         )
+    room = math.ceil((total - len(layers)) / options.grow) if options.grow else 0
     recipe = Recipe(
         reference=_lasting(source),
         rule=layers.rule,
@@ -116,7 +117,7 @@ def make_recipe(
 
 
 def with_steps(recipe: Recipe, options: InheritOptions, steps: int) -> Recipe:
-    """Return the recipe with so many steps a round, and what follows from their number."""
+    """Return the recipe with `steps` steps a round, and what follows from their number."""
     train = dataclasses.replace(
         options.train,
         steps=steps,
@@ -196,9 +197,9 @@ def _fixed_and_step(costs: Sequence[Cost], every: int = 0) -> tuple[float, float
 _TELLING = 0.1
 """Nats: the difference between two heirs that a budget should be able to tell."""
 _MOVING = 20
-"""Steps: half of SmolLM2 with a bridge moves by a third of a nat in so many (docs/findings.md)."""
+"""Steps: in this many, half of SmolLM2 with a bridge moves by a third of a nat (findings.md)."""
 _WINDOWS = 20
-"""A standard error over n windows is itself known to 1 / √(2 (n − 1)): over so many to a sixth."""
+"""A standard error over n windows is itself known to 1 / √(2 (n − 1)): over these to a sixth."""
 _MOST_HELD_OUT = 0.5
 """Share of a text beyond which it is better to give more text than to hold out more of it."""
 
@@ -251,7 +252,7 @@ def doubts(
 
 
 def _more(text: DataConfig, data: PreparedData, times: float) -> str:
-    """Return the option that makes a validation set so many times as large."""
+    """Return the option that makes a validation set `times` times as large."""
     given, again = is_prepared(Path(text.source)), ""
     generated = given and "sampled" in data.info
     if given:
@@ -275,7 +276,7 @@ def measure_costs(recipe: Recipe, reference: Decoder, data: PreparedData) -> lis
     depth = len(recipe.layers)
     thawed = {name for name, p in reference.named_parameters() if p.requires_grad}
     training = reference.training
-    grown = [1 + number * recipe.grow / depth for number in range(recipe.rounds)]
+    grown = [recipe.depth(number) / depth for number in range(recipe.rounds)]
     total = reference.config.num_layers
     setting = setting_of(recipe, reference, recipe.layer_map(0))
     heir = timed_heir(recipe, setting, recipe.layer_map(0))

@@ -83,7 +83,7 @@ class Recipe:
     until: Until = "parity"
     grow_from: GrowFrom = "reference"
     minutes: float = 0.0
-    """No round begins after so many minutes of training. 0: no limit."""
+    """No round begins after this many minutes of training. 0: no limit."""
     seeds: tuple[int, ...] = ()
     """Everything is trained with each; empty: with train.seed alone."""
     baselines: tuple[str, ...] = ()
@@ -100,7 +100,7 @@ class Recipe:
     sample: SampleConfig = field(default_factory=SampleConfig)
 
     def check(self, num_layers: int) -> None:
-        """Raise `WakefulError` where the recipe cannot be carried out on so many layers."""
+        """Raise `WakefulError` where the recipe cannot be carried out on that many layers."""
         LayerMap(self.layers, self.rule).check(num_layers)
         check_baselines(self.baselines)
         if self.grow < 0 or self.rounds < 1:
@@ -122,11 +122,10 @@ class Recipe:
                 f"{self.rule!r} must say in which order (first, rank, mass, influence, angle or "
                 "bridge)"
             )
-        largest = len(self.layers) + self.grow * (self.rounds - 1)
-        if largest > num_layers:
+        if self.rounds > 1 and self.depth(self.rounds - 2) == num_layers:
             raise WakefulError(
-                f"{self.rounds} rounds that grow {len(self.layers)} layers by {self.grow} go to "
-                f"{largest}, and the reference has {num_layers}"
+                f"an heir that starts at {len(self.layers)} layers and grows by {self.grow} has "
+                f"all {num_layers} of the reference before round {self.rounds}: give fewer rounds"
             )
         if "at_once" in self.baselines and self.most_heirs == 1:
             raise WakefulError(
@@ -191,7 +190,12 @@ class Recipe:
         """Return the layers of round `number`, from 0."""
         if number == 0:
             return LayerMap(self.layers, self.rule)
-        return from_order(self.order, len(self.layers) + number * self.grow, self.rule)
+        return from_order(self.order, self.depth(number), self.rule)
+
+    def depth(self, number: int) -> int:
+        """Return how many layers round `number` has, from 0; the last may grow by fewer."""
+        depth = len(self.layers) + number * self.grow
+        return min(depth, len(self.order)) if self.order else depth
 
 
 def check_stages(recipe: Recipe, reference: Decoder) -> Config:

@@ -201,7 +201,7 @@ def read_config(folder: Path) -> PreTrainedConfig:
 
 
 def check_bounds(config: PreTrainedConfig, num_tensors: int, num_bytes: int, place: Path) -> None:
-    """Raise `WakefulError` unless so many tensors and bytes can be the model's weights.
+    """Raise `WakefulError` unless that many tensors and bytes can be the model's weights.
 
     A number takes half a byte or more. The model is built without memory for its weights.
     """

@@ -93,7 +93,7 @@ def load(
         dtype: of the weights; "auto" is as they are stored.
         step: the checkpoint of a run; 0 is the newest.
         trust_remote_code: run code that comes with the model.
-        max_length: cuts the context to so many tokens; 0 keeps the model's.
+        max_length: cuts the context to this many tokens; 0 keeps the model's.
 
     Raises:
         WakefulError: it cannot be found or loaded, has no tokenizer, or has a weight that is not a

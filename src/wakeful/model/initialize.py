@@ -95,7 +95,7 @@ def skeleton(config: ModelConfig, num_tensors: int, place: Path) -> Decoder:
     """Return the decoder on the meta device, where weights take no memory.
 
     Raises:
-        WakefulError: `place`, with so many tensors, cannot hold a model of so many layers, or no
+        WakefulError: `place`, with its tensors, cannot hold a model of that many layers, or no
             tensor can have the sizes described.
     """
     if config.num_layers > num_tensors:

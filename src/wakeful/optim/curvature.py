@@ -95,7 +95,7 @@ def shampoo(
 ) -> torch.optim.Optimizer:
     """Return Shampoo (Gupta et al., 1802.09568): L^{-1/4} G R^{-1/4} with L = ε + Σ G Gᵀ, R alike.
 
-    The roots are taken anew every `every` steps, the first time after so many, and nothing moves
+    The roots are taken anew every `every` steps, the first time after `every`, and nothing moves
     before. Sums over all steps, as published, and no momentum: its learning rate is not Adam's.
     Each side of each matrix has a square matrix of its own. Weight decay is decoupled.
     """

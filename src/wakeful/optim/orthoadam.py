@@ -21,7 +21,7 @@ from torch.optim.optimizer import ParamsT
 from wakeful.errors import WakefulError
 from wakeful.optim.axes import Axes, Line, Plan, decide
 from wakeful.optim.recipe import Place, Recipe, as_now, moment_dtype
-from wakeful.optim.rotations.base import Rotation, rotation_of
+from wakeful.optim.rotations.base import Learned, Rotation, rotation_of
 from wakeful.optim.sharding import is_sharded, whole
 from wakeful.optim.step import Job, take_step
 
@@ -164,6 +164,19 @@ class OrthoAdam(torch.optim.Optimizer):
         """Yield the rotations made so far, each once: a weight's is made at its first step."""
         made = {id(r): r for place in self._places.values() for r in place.rotations or ()}
         yield from made.values()
+
+    def rotation_bytes(self) -> int:
+        """Return the bytes of the fixed rotations made so far; learned ones are in the state."""
+        storages = {
+            storage.data_ptr(): storage.nbytes()
+            for rotation in self.rotations()
+            if not isinstance(rotation, Learned)
+            for value in vars(rotation).values()
+            for tensor in (value if isinstance(value, tuple | list) else (value,))
+            if isinstance(tensor, Tensor)
+            for storage in (tensor.untyped_storage(),)
+        }
+        return sum(storages.values())
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -151,7 +151,7 @@ def line_at(axis: str, value: float, name: str, **more: Any) -> alt.Chart:
 
 
 def rounded(frame: pl.DataFrame, digits: int = 6) -> pl.DataFrame:
-    """Return the frame with so many significant digits, all that a chart shows."""
+    """Return the frame with that many significant digits, all that a chart shows."""
     return frame.with_columns(pl.selectors.float().round_sig_figs(digits))
 
 

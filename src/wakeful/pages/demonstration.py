@@ -10,10 +10,11 @@ import polars as pl
 from wakeful.comparison.reading import Comparison, TrainedRun
 from wakeful.comparison.tables import machines, smoothing_window
 from wakeful.evaluation.diagnosis import Diagnosis
+from wakeful.evaluation.findings import Level, findings, sink_level
 from wakeful.pages.charts import Titled, colors, unchecked
 from wakeful.pages.comparison.charts import difference_chart, relative_loss_chart
 from wakeful.pages.comparison.page import caveat, comparison_figures, verdicts
-from wakeful.pages.diagnosis import Level, findings, first_token_heads, sink_level
+from wakeful.pages.diagnosis import first_token_heads
 from wakeful.pages.film import film_of
 from wakeful.pages.page import Step, write_page
 

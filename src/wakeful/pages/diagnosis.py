@@ -1,17 +1,24 @@
-"""What a diagnosis says: figures for a summary, plain words, charts, and one offline HTML page."""
+"""A diagnosis drawn: its charts, and one offline HTML page."""
 
 import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import altair as alt
 import polars as pl
 
 from wakeful.estimates import finite, to_error, with_error
 from wakeful.evaluation.diagnosis import Diagnosis
+from wakeful.evaluation.findings import (
+    findings,
+    head_values,
+    layer_values,
+    lazy_layers,
+    suggested_depth,
+    summary,
+)
 from wakeful.pages.charts import (
     DASHES,
     RANKS,
@@ -35,7 +42,6 @@ from wakeful.pages.heads import (
     MAPS,
     attention,
     head_map,
-    head_values,
     hidden,
     maps,
     mean_attention,
@@ -46,9 +52,10 @@ from wakeful.pages.page import Step, listed, rough, write_page
 from wakeful.pages.terms import explained
 from wakeful.probes.base import block_outputs, mean_over_layers
 
+_SHARE = "first_key_share_without_row_0"
 _COMPARED = (
     ("loss", "loss (nats)"),
-    ("first_key_share_without_row_0", "first-token share, without row 0"),
+    (_SHARE, "first-token share, without row 0"),
     ("first_key_share_with_row_0", "first-token share, with row 0"),
     ("first_key_mass_without_row_0", "first-token mass, without row 0"),
     ("first_key_mass_with_row_0", "first-token mass, with row 0"),
@@ -59,13 +66,13 @@ _COMPARED = (
     ("value_drain_lowest", "lowest value drain"),
     ("kurtosis_first", "kurtosis, first"),
     ("kurtosis_rest", "kurtosis, rest"),
-    ("max_activation_first", "max |x|, first"),
-    ("max_activation_rest", "max |x|, rest"),
+    ("max_activation_first", "mean max |x|, first"),
+    ("max_activation_rest", "mean max |x|, rest"),
 )
 _COUNTED = {"median_head_rank", "heads_near_rank_1"}
 """Figures that have no error over sequences."""
 _CURVES = (
-    ("first_key_share_without_row_0", "paper", "all", "share of pairs led by key 0, without row 0"),
+    (_SHARE, "paper", "all", "share of pairs led by key 0, without row 0"),
     ("rank", "paper", "all", "largest head rank"),
     ("value_drain", "paper", "first", "‖v₀‖ over the others' mean"),
     ("residual_peak", "paper", "first", "‖h₀‖ over the others' mean"),
@@ -75,8 +82,8 @@ _CURVES = (
     ("entropy", "code", "all", "entropy of importance (nats)"),
     ("mass_columns", "paper", "all", "columns holding the mass"),
     ("value_eigenvalue", "paper", "1", "largest value eigenvalue"),
-    ("max_activation", "paper", "first", "max |x|, first token"),
-    ("max_activation", "paper", "rest", "max |x|, the rest"),
+    ("max_activation", "paper", "first", "mean max |x|, first token"),
+    ("max_activation", "paper", "rest", "mean max |x|, the rest"),
     ("token_similarity", "paper", "all", "token similarity (cosine)"),
     ("block_influence", "paper", "all", "block influence"),
     ("angular_distance", "paper", "last", "angular distance (of π)"),
@@ -95,150 +102,6 @@ _LAYERS = alt.X(
     axis=alt.Axis(tickMinStep=1, format="d"),
 )  # fmt: skip
 """From the first layer, the embedding's −1 or 0, to the last."""
-Level = Literal["good", "mixed", "bad"]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One statement of the verdict: what was measured, what it means, what others have."""
-
-    title: str
-    level: Level
-    text: str
-    band: str
-    """Published figures to compare with."""
-
-
-def layer_values(
-    diagnosis: Diagnosis, metric: str, *, variant: str = "paper", position: str = "all"
-) -> pl.DataFrame:
-    """Return a metric's row for each layer: layer, value, standard_error, kind."""
-    rows = diagnosis.rows.filter(metric=metric, variant=variant, position=position)
-    return rows.filter(pl.col("head").is_null()).sort("layer")
-
-
-def summary(diagnosis: Diagnosis) -> dict[str, Any]:
-    """Return the figures that papers print, each a mean over layers unless its name says more."""
-
-    def mean(metric: str, **where: str) -> float | None:
-        return mean_over_layers(layer_values(diagnosis, metric, **where))
-
-    ranks = head_values(diagnosis, "rank")
-    drain = layer_values(diagnosis, "value_drain", position="first")
-    return {
-        "model": diagnosis.name,
-        "architecture": diagnosis.architecture,
-        "layers": diagnosis.num_layers,
-        "length": diagnosis.length,
-        "sequences": diagnosis.num_sequences,
-        "loss": diagnosis.loss,
-        "loss_standard_error": finite(diagnosis.loss_error),
-        "has_bos": diagnosis.has_bos,
-        # The first token's, each with row 0, which sees nothing else, and without it.
-        **{
-            name: mean(name)
-            for part in ("share", "mass")
-            for name in (f"first_key_{part}_with_row_0", f"first_key_{part}_without_row_0")
-        },
-        "stored_prefix_mass": mean("stored_prefix_mass"),
-        "entropy": mean("entropy", variant="code"),
-        "value_drain_lowest": drain["value"].min(),
-        "lazy_layers": lazy_layers(diagnosis),
-        "heads_near_rank_1": int(layer_values(diagnosis, "near_rank_1")["value"].sum()),
-        "heads": len(ranks),
-        "median_head_rank": ranks["value"].median(),
-        "ranks_that_are_bounds": int((ranks["kind"] == "bound").sum()),
-        "suggested_depth": suggested_depth(diagnosis),
-        **{
-            f"{metric}_{position}": mean(metric, position=position)
-            for metric in ("kurtosis", "max_activation")
-            for position in ("first", "rest")
-        },
-    }
-
-
-def lazy_layers(diagnosis: Diagnosis) -> list[int]:
-    """Return the layers whose every head has a rank at or under the threshold."""
-    return layer_values(diagnosis, "lazy").filter(pl.col("value") > 0)["layer"].to_list()
-
-
-def suggested_depth(diagnosis: Diagnosis) -> int:
-    """Return how many first layers to inherit: all up to the last that is not lazy.
-
-    A lazy layer before a working one has to stay, for the layers after it were trained on its
-    output; with no lazy layer at the end that is the whole depth, and the paper's default of half
-    the layers is then a choice without this evidence.
-    """
-    lazy = set(lazy_layers(diagnosis))
-    return 1 + max((n for n in range(diagnosis.num_layers) if n not in lazy), default=0)
-
-
-def findings(diagnosis: Diagnosis) -> list[Finding]:
-    """Return the verdict on sinks, lazy layers, drained values and outliers."""
-    figures, layers = summary(diagnosis), diagnosis.num_layers
-    share, mass = (figures[f"first_key_{part}_without_row_0"] for part in ("share", "mass"))
-    near, heads, lazy = figures["heads_near_rank_1"], figures["heads"], figures["lazy_layers"]
-    drain = layer_values(diagnosis, "value_drain", position="first")
-    drained = len(drain.filter(pl.col("value") < 0.5))
-    first, rest = figures["kurtosis_first"], figures["kurtosis_rest"]
-    bounds = figures["ranks_that_are_bounds"]
-    kept = figures["stored_prefix_mass"]
-    stored = "" if kept is None else f"; the stored prefix holds {kept:.1%}"
-    whole = "No layer is lazy as a whole"
-    if lazy:
-        whole = f"{len(lazy)} of {layers} layers are lazy ({', '.join(map(str, lazy))})"
-    return [
-        Finding(
-            "Attention sinks",
-            sink_level(share or 0.0),
-            f"The first token is the most attended key of {share:.1%} of (query, head) pairs and "
-            f"takes {mass:.1%} of all attention, its own row left out{stored}.",
-            "GPT-2 medium 76% and 52%; softmax-1 models about 2% (From Attention to Activation).",
-        ),
-        Finding(
-            "Lazy layers",
-            "bad" if lazy else _level(near / max(1, heads), 0.1, 0.4),
-            f"{whole}; {near} of {heads} heads are near rank 1 and the median head's rank is "
-            f"{figures['median_head_rank']:.0f} of {diagnosis.length}. "
-            f"Suggested depth to inherit: {figures['suggested_depth']}."
-            + (f" {bounds} ranks are bounds." if bounds else ""),
-            "About half of Llama-3-8B's heads are near rank 1 (When Attention Collapses, fig. 11).",
-        ),
-        Finding(
-            "Drained values",
-            _level(drained / layers, 0.1, 0.5),
-            f"The first token's values have less than half the norm of the others' in "
-            f"{drained} of {layers} layers; at the lowest, "
-            f"{figures['value_drain_lowest']:.2f} of it.",
-            "ResFormer keeps about 0.7 (Value Residual Learning, appendix A.2).",
-        ),
-        Finding(
-            "Outlier activations",
-            _level(max(first, rest or 0.0), 12.0, 60.0),
-            f"Mean kurtosis is {first:.1f} at the first token and {rest or math.nan:.1f} at the "
-            f"rest (a Gaussian has 3); the largest activation of the first token is "
-            f"{figures['max_activation_first']:,.0f} on average{_channel(diagnosis)}.",
-            "GPT-2 130M 514.9 and 141.5; with softmax-1 and OrthoAdam 10.1 and 7.3 (From Attention "
-            "to Activation, table 2).",
-        ),
-    ]
-
-
-def sink_level(share: float) -> Level:
-    """Return what a first token's share of attention means."""
-    return _level(share, 0.05, 0.3)
-
-
-def _level(value: float, good: float, bad: float) -> Level:
-    return "good" if value <= good else "bad" if value >= bad else "mixed"
-
-
-def _channel(diagnosis: Diagnosis) -> str:
-    rows = block_outputs(diagnosis.rows.filter(metric="outlier_channel"))
-    if rows.is_empty():
-        return ""
-    top = rows.group_by("variant").agg(pl.col("value").sum()).sort("value", descending=True)
-    return f"; {top['variant'][0]} stands out most"
 
 
 def layer_charts(diagnoses: Sequence[Diagnosis]) -> list[tuple[str, Drawing]]:
@@ -400,7 +263,7 @@ def _models(diagnoses: Sequence[Diagnosis], **more: Any) -> alt.Color:
 
 def first_token_heads(diagnosis: Diagnosis) -> Drawing:
     """Draw the first-token share of every layer and head."""
-    return head_map(diagnosis, next(each for each in MAPS if each.title == "first-token share"))
+    return head_map(diagnosis, next(each for each in MAPS if each.metric == _SHARE))
 
 
 def headlines(diagnoses: Sequence[Diagnosis]) -> list[str]:

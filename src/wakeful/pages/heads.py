@@ -9,6 +9,7 @@ import altair as alt
 import polars as pl
 
 from wakeful.evaluation.diagnosis import Diagnosis
+from wakeful.evaluation.findings import head_values
 from wakeful.pages.charts import RANKS, SHARE, Drawing, heatmap, rounded, tip, tips, wide
 from wakeful.pages.patterns import MAGNITUDES, magnitude_legend, placed
 
@@ -43,9 +44,9 @@ class Map:
 
 
 MAPS = (
-    Map("first_key_mass_without_row_0", "paper", "first-token mass",
+    Map("first_key_mass_without_row_0", "paper", "first-token mass, without row 0",
         "the share of its attention that a head gives the first token"),
-    Map("first_key_share_without_row_0", "paper", "first-token share",
+    Map("first_key_share_without_row_0", "paper", "first-token share, without row 0",
         "the share of queries whose largest weight is the first token's"),
     Map("rank", "paper", "rank", "singular values that hold the stated share of a head's energy; "
         "1 means that every query gets the same mixture. ≤ marks a bound"),
@@ -54,12 +55,6 @@ MAPS = (
     Map("value_drain", "per_head", "value drain",
         "the norm of the first token's value over the others' mean; near 0 it adds nothing"),
 )  # fmt: skip
-
-
-def head_values(diagnosis: Diagnosis, metric: str, variant: str = "paper") -> pl.DataFrame:
-    """Return a metric's row for each layer and head."""
-    rows = diagnosis.rows.filter(metric=metric, variant=variant)
-    return rows.filter(pl.col("head").is_not_null()).sort("layer", "head")
 
 
 def head_map(diagnosis: Diagnosis, each: Map, longest: int = 0) -> Drawing:
@@ -98,7 +93,7 @@ def head_map(diagnosis: Diagnosis, each: Map, longest: int = 0) -> Drawing:
 
 
 def round_up(length: int) -> float:
-    """Return the largest entropy of so many tokens, log(length), to the next half."""
+    """Return the largest entropy of that many tokens, log(length), to the next half."""
     return float((2 * pl.Series([length]).log().ceil().item()) / 2)
 
 

@@ -9,7 +9,15 @@ import polars as pl
 
 from wakeful.estimates import mean_and_error, with_error
 from wakeful.growth.layers import written
-from wakeful.growth.outcome import Arm, Behind, Footprint, Reference, Sizes, Summary
+from wakeful.growth.outcome import (
+    Arm,
+    Behind,
+    Footprint,
+    Reference,
+    Sizes,
+    Summary,
+    read_inheritance,
+)
 from wakeful.pages.charts import (
     PALETTE,
     RANKS,
@@ -33,7 +41,6 @@ from wakeful.pages.lineage import (
 )
 from wakeful.pages.page import Step, rough, write_page
 from wakeful.pages.terms import explained
-from wakeful.runs.run import Environment, Run
 
 _FIGURES = {
     "rank": "largest head rank",
@@ -49,17 +56,6 @@ _SIZES = (
     ("cache_bytes", "key/value cache of a whole context, MB", "{:,.2f}", 1e-6),
     ("tokens_per_second", "generation, tokens a second", "", 1.0),
 )
-
-
-def read_inheritance(path: str | Path) -> tuple[Summary, Environment]:
-    """Return an inheritance's summary and its environment.
-
-    Raises:
-        WakefulError: it is none, is not finished, or a field is missing or of another kind.
-    """
-    run = Run.open(path)
-    run.check_kind("inherit", "is not an inheritance")
-    return run.read(Summary, "summary.json"), run.read(Environment, "environment.json")
 
 
 def verdicts(summary: Summary) -> list[str]:

@@ -199,7 +199,7 @@ def vega_bundle() -> str:
         with replaced(path) as temporary:
             temporary.write_bytes(f"{_head(script)}\n{script}".encode())
     except (OSError, WakefulError):
-        pass  # a page does not hang on the cache
+        pass  # a page does not depend on the cache
     return script
 
 

@@ -9,22 +9,19 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from wakeful.estimates import with_error
-from wakeful.pages.charts import Drawing, colored, colors, tip, unchecked, wide
-from wakeful.pages.page import write_page
-from wakeful.pages.pretrained import PretrainedTable
-from wakeful.pages.quantization import (
+from wakeful.evaluation.damage import (
     Damage,
-    error_over_kurtosis,
     follows,
-    headline,
-    next_step,
     over_layers,
     over_models,
     predicts,
     summary,
-    with_errors,
     worst_layers,
 )
+from wakeful.evaluation.pretrained import PretrainedTable
+from wakeful.pages.charts import Drawing, colored, colors, tip, unchecked, wide
+from wakeful.pages.page import write_page
+from wakeful.pages.quantization import error_over_kurtosis, headline, next_step, with_errors
 
 
 def matrix_summary(damages: Sequence[Damage]) -> dict[str, Any]:

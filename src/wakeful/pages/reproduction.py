@@ -228,7 +228,7 @@ def _drawn(exhibit: Exhibit, results: Results) -> list[tuple[str, str, Drawing]]
     return [
         (title, explained(expression), drawing)
         for expression in exhibit.draw
-        for title, drawing in build_call("draw", DRAWINGS, expression, folder="routes")(names)
+        for title, drawing in build_call("draw", DRAWINGS, expression)(names)
     ]
 
 

@@ -78,7 +78,7 @@ class Attended:
 
 
 def check_length(length: int) -> None:
-    """Raise `WakefulError` where weights of so many tokens are not made whole."""
+    """Raise `WakefulError` where weights of that many tokens are not made whole."""
     if length > LONGEST_BY_DEFINITION:
         raise WakefulError(
             f"attention weights that are not a softmax are seen whole, in sequences of up to "

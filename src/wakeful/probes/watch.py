@@ -142,7 +142,7 @@ def shares_of(layer: int, block: Block) -> tuple[tuple[float, ...], str]:
 
 
 def check_one_matrix(model: Decoder, length: int) -> None:
-    """Raise `WakefulError` where a layer's weights on sequences of so many tokens are not one
+    """Raise `WakefulError` where a layer's weights on sequences of that many tokens are not one
     matrix that probes can see.
     """
     for layer, block in enumerate(model.blocks):

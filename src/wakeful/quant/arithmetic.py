@@ -26,7 +26,7 @@ from wakeful.quant.schemes import Grid, Scales
 
 Arithmetic = Literal["reference", "integer", "torchao"]
 _EXACT_COLUMNS = 2**10
-"""Products of int8 numbers are 2¹⁴ at most; float32 adds up so many exactly, 2²⁴, in any order."""
+"""Products of int8 numbers are 2¹⁴ at most; float32 adds integers up to 2²⁴ exactly."""
 INSTALL_TORCHAO = "pip install 'wakeful[torchao]'"
 
 
@@ -144,7 +144,7 @@ def integer_matmul(a: Int8[Tensor, "M K"], b: Int8[Tensor, "N K"]) -> Int[Tensor
 
 
 def _by_floats(a: Tensor, b: Tensor) -> Tensor:
-    """Return a bᵀ from float32's fast kernels, so many columns at a time that no sum is rounded."""
+    """Return a bᵀ from float32's fast kernels, by blocks of columns whose sums are exact."""
     total = a.new_zeros((a.shape[0], b.shape[0]), dtype=torch.int32)
     columns = zip(a.split(_EXACT_COLUMNS, dim=1), b.split(_EXACT_COLUMNS, dim=1), strict=True)
     for left, right in columns:

@@ -18,7 +18,7 @@ from wakeful.quant.arithmetic import LINEARS, Arithmetic, Operands, emulated, pa
 from wakeful.quant.schemes import Scales, Scheme
 
 _PACKED_BITS = 4
-"""Up to so many bits, two numbers share a byte."""
+"""Up to this many bits, two numbers share a byte."""
 _SCALES = ("scale", "outer", "input_scale", "output_scale", "divisor")
 
 

@@ -23,7 +23,7 @@ class Gated(Gates):
     * `mix`: V'_n = V_1 + g (V_n − V_1) with the sigmoid's g (x-transformers' learned mix of value
       residuals, with our start).
 
-    h_n is the normalized input of layer n's attention; with `channels` W reads so many of its first
+    h_n is the normalized input of layer n's attention; with `channels` W reads only its first
     channels alone, as the gates of modded-nanogpt and nanochat read 12.
     """
 

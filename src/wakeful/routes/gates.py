@@ -19,7 +19,7 @@ Per = Literal["head", "channel"]
 class Gates(ValueRoute):
     """What routes share that have W h_n + b of the normalized input h_n a layer, as gates.
 
-    W starts at zero and b at `start`; with `channels` W reads so many first channels of h_n alone.
+    W starts at zero and b at `start`; with `channels` W reads the first channels of h_n alone.
     """
 
     biased = True
@@ -93,7 +93,7 @@ class OutputGate(Gates):
 
     h_n is the normalized input of layer n's attention; W is (H, D), a gate a head, or (H d, D) with
     `per="channel"`. W starts at zero and b at `start`, so every gate starts at sigmoid(`start`), ½
-    by default; b and this start are ours. With `channels` W reads so many first channels of h_n
+    by default; b and this start are ours. With `channels` W reads the first channels of h_n
     (modded-nanogpt: 12).
     """
 

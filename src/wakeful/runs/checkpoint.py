@@ -12,7 +12,6 @@ processes reads either form. Nothing here is ever unpickled.
 """
 
 import contextlib
-import hashlib
 import json
 import os
 import re
@@ -28,6 +27,7 @@ from torch.distributed.tensor import DTensor
 
 from wakeful.config.model import ModelConfig
 from wakeful.config.tables import to_table
+from wakeful.digests import file_sha256
 from wakeful.errors import WakefulError
 from wakeful.model import lora
 from wakeful.model.initialize import check_shapes, skeleton
@@ -374,7 +374,7 @@ def verify(path: Path, world: World = ALONE, *, digests: bool = True) -> None:
                 f"{file} has {file.stat().st_size} bytes instead of {entry.bytes}: it is cut "
                 f"short; {cure}"
             )
-        if digests and number % world.size == world.rank and _digest(file) != entry.sha256:
+        if digests and number % world.size == world.rank and file_sha256(file) != entry.sha256:
             raise WakefulError(f"{file} is corrupt: its SHA-256 is not the manifest's; {cure}")
 
 
@@ -403,12 +403,7 @@ def _unique(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _entry(path: Path) -> dict[str, Any]:
-    return to_table(Entry(bytes=path.stat().st_size, sha256=_digest(path)))
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return to_table(Entry(bytes=path.stat().st_size, sha256=file_sha256(path)))
 
 
 def _sync(path: Path) -> None:

@@ -7,7 +7,7 @@ p_ij = (1 − p_iz) p̂_ij, so a gate g_i = 1 − p_iz does what z did:
 
 The log-odds are nearly a linear function of the attention's input, which the gate's weights are
 fitted to by ridge regression over a text; its bias gives it the mean that it should have. Shifts of
-keys change nothing in p̂, so rotary positions are no hindrance.
+keys change nothing in p̂, so rotary positions do no harm.
 """
 
 import torch

@@ -112,7 +112,7 @@ def cluster_of(expression: str) -> Cluster:
         WakefulError: it names none, an option is out of its range, or submitit is not installed.
     """
     known = {"local": _local, "slurm": _slurm}
-    found: Cluster = build_call("cluster", known, expression, folder="routes")(expression)
+    found: Cluster = build_call("cluster", known, expression)(expression)
     at_least(1, found, "workers")
     at_least(0, found, "gpus")
     _submitit()
@@ -283,7 +283,7 @@ def _submitit() -> Any:
         import submitit  # noqa: PLC0415 # pyright: ignore[reportMissingImports]
     except ImportError:
         raise WakefulError(
-            "several machines need the package submitit: pip install 'wakeful[cluster]'"
+            "--cluster needs the package submitit: pip install 'wakeful[cluster]'"
         ) from None
     return submitit
 

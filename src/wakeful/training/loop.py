@@ -75,8 +75,8 @@ def train(
 
     `resume` continues the run that is there from its newest checkpoint: on one machine's CPU the
     losses and the final weights are those of a run that was never interrupted, to the bit. With
-    `steps` it goes on to so many: from its newest checkpoint on, the learning rate is that of a run
-    planned this long, so it rises again from where the old schedule had come down to.
+    `steps` it goes on to that many: from its newest checkpoint on, the learning rate is that of a
+    run planned this long, so it rises again from where the old schedule had come down to.
     `initial` weights become the run's checkpoint of step 0, so that resuming needs them no more,
     and are evaluated before the first step; the model is then theirs, whose vocabulary may be
     larger than the data's.
@@ -359,7 +359,7 @@ def _moved(optimizer: torch.optim.Optimizer, unread: Unread) -> Fault | None:
 
 
 def _falls(step: int, every: int) -> bool:
-    """Whether what is done `every` so many steps, 0 for never, is done after this one."""
+    """Whether what is done once in `every` steps, 0 for never, is done after this one."""
     return every > 0 and step % every == 0
 
 

@@ -19,7 +19,9 @@ from wakeful.data.tokens import Data, Tokens
 from wakeful.errors import Diverged
 from wakeful.estimates import Estimate, finite, weighted_mean
 from wakeful.model.decoder import IGNORED, Decoder
+from wakeful.model.evaluating import evaluating
 from wakeful.model.generate import generate
+from wakeful.optim.orthoadam import OrthoAdam
 from wakeful.probes.attention import BosMass, Entropy, Sinks, Values
 from wakeful.probes.base import Event, Frame, Probe, mean_over_layers
 from wakeful.probes.hidden import Outliers, Smoothing
@@ -73,8 +75,6 @@ def evaluate(
     parallel = model if isinstance(model, Parallel) else Alone(model, ALONE)
     decoder, world = parallel.decoder, parallel.world
     device = decoder.embed.weight.device
-    training = decoder.training
-    decoder.eval()
     losses = torch.zeros(windows.num_windows, dtype=torch.float64)
     tokens = torch.zeros(windows.num_windows, dtype=torch.int64)
     best: Tensor | None = None
@@ -84,24 +84,24 @@ def evaluate(
         documents = None if cross_documents else documents_of(inputs, end_of_text)
         return decoder.loss(inputs, targets, reduction="none", documents=documents)
 
-    for begin in range(0, len(windows), world.size):
-        number = begin + world.rank
-        mine = number < len(windows)
-        inputs, targets = windows.batch(number if mine else 0)
-        with autocast:
-            each = parallel.call(one_by_one, inputs.to(device), targets.to(device))
-        if not mine:
-            continue
-        rows = slice(number * windows.batch_size, number * windows.batch_size + len(inputs))
-        seen = max(0, decoder.config.relaxed_prefix - 1)
-        tokens[rows] = (targets[:, seen:] != IGNORED).sum(1)
-        losses[rows] = each.double().sum(1).cpu() / tokens[rows]
-        least = optimal(windows.token_file, inputs, targets)
-        if least is not None:
-            best = torch.zeros_like(losses) if best is None else best
-            best[rows] = least[:, seen:].sum(1) / tokens[rows]
-    parallel.settle()
-    decoder.train(training)
+    with evaluating(decoder):
+        for begin in range(0, len(windows), world.size):
+            number = begin + world.rank
+            mine = number < len(windows)
+            inputs, targets = windows.batch(number if mine else 0)
+            with autocast:
+                each = parallel.call(one_by_one, inputs.to(device), targets.to(device))
+            if not mine:
+                continue
+            rows = slice(number * windows.batch_size, number * windows.batch_size + len(inputs))
+            seen = max(0, decoder.config.relaxed_prefix - 1)
+            tokens[rows] = (targets[:, seen:] != IGNORED).sum(1)
+            losses[rows] = each.double().sum(1).cpu() / tokens[rows]
+            least = optimal(windows.token_file, inputs, targets)
+            if least is not None:
+                best = torch.zeros_like(losses) if best is None else best
+                best[rows] = least[:, seen:].sum(1) / tokens[rows]
+        parallel.settle()
     known = any(world.gather(best is not None))
     losses, tokens = world.sum(losses), world.sum(tokens)
     frame = pl.DataFrame(
@@ -132,8 +132,11 @@ def mean_loss(windows: pl.DataFrame) -> Estimate:
 
 
 FIGURES = {
-    "first_key_share_without_row_0": ("first_key_share_without_row_0", "paper", "all"),
-    "first_key_mass_with_row_0": ("first_key_mass_with_row_0", "paper", "all"),
+    **{
+        name: (name, "paper", "all")
+        for part in ("share", "mass")
+        for name in (f"first_key_{part}_with_row_0", f"first_key_{part}_without_row_0")
+    },
     "entropy": ("entropy", "code", "all"),
     "rank": ("rank", "paper", "all"),
     "near_rank_1": ("near_rank_1", "paper", "all"),
@@ -210,13 +213,11 @@ def observed(
     sequences = torch.cat(whole_windows(windows, num_sequences))
     triggers = windows.token_file.is_trigger(sequences.numpy())
     bos = BosMass(None if triggers is None else torch.from_numpy(triggers))
-    training = decoder.training
-    decoder.eval()
     probes = Sinks(), bos, Entropy(), Ranks(), Values(curve=1), Outliers(), Smoothing(), *more
-    with autocast, watch(decoder, *(_Layers(probe, world) for probe in probes)) as seen:
+    layers = watch(decoder, *(_Layers(probe, world) for probe in probes))
+    with evaluating(decoder), autocast, layers as seen:
         parallel.call(decoder.hidden, sequences.to(device))
     parallel.settle()
-    decoder.train(training)
     rows = seen.frame
     everywhere = [tuple(row) for part in world.gather(rows.rows()) for row in part]
     return pl.DataFrame(everywhere, schema=rows.schema, orient="row").sort(
@@ -234,7 +235,7 @@ def head_weights(
 ) -> list[HeadWeights]:
     """Return every head's weights among the first `size` tokens of the first window.
 
-    Every process calls it. A causal model's weights do not hang on the tokens after them.
+    Every process calls it. A causal model's weights do not depend on the tokens after them.
     """
     decoder = parallel.decoder
     tokens = whole_windows(windows, 1)[0][:, :size]
@@ -242,12 +243,9 @@ def head_weights(
     probe = AttentionPictures(
         layers=range(config.num_layers), heads=range(config.num_heads), size=size
     )
-    training = decoder.training
-    decoder.eval()
-    with autocast, watch(decoder, probe):
+    with evaluating(decoder), autocast, watch(decoder, probe):
         parallel.call(decoder.hidden, tokens.to(decoder.head.weight.device))
     parallel.settle()
-    decoder.train(training)
     ids = tuple(tokens[0].tolist())
     return [
         HeadWeights(
@@ -304,12 +302,10 @@ def quantization_damage(
     if not settings.schemes:
         return {}
     device = decoder.head.weight.device
-    training = decoder.training
-    decoder.eval()
     sequences = [row.to(device) for row in whole_windows(windows, settings.num_sequences)]
-    forms = {scheme: quantize(decoder, scheme) for scheme in settings.schemes}
-    found = measure(config.name, decoder, forms, sequences)
-    decoder.train(training)
+    with evaluating(decoder):
+        forms = {scheme: quantize(decoder, scheme) for scheme in settings.schemes}
+        found = measure(config.name, decoder, forms, sequences)
     return {
         scheme: {
             "perplexity": finite(found.perplexity(scheme)[0]),
@@ -327,8 +323,9 @@ def forget_peak(device: torch.device) -> None:
 
 
 def training_bytes(decoder: Decoder, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the bytes of the weights and of the optimizer's state, and on a GPU the peak of all.
+    """Return the bytes of the weights and of the optimizer, and on a GPU the peak of all.
 
+    The optimizer's are its state and, of OrthoAdam, the rotations, which no checkpoint holds.
     Gradients take as many bytes as the weights; activations depend on the batch and are in the
     peak alone.
     """
@@ -339,6 +336,8 @@ def training_bytes(decoder: Decoder, optimizer: torch.optim.Optimizer) -> dict[s
         for value in entry.values()
         if isinstance(value, torch.Tensor)
     )
+    if isinstance(optimizer, OrthoAdam):
+        state += optimizer.rotation_bytes()
     found: dict[str, Any] = {"weights": sum(weights.values()), "optimizer": state}
     device = decoder.head.weight.device
     if device.type == "cuda":

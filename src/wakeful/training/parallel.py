@@ -194,7 +194,7 @@ def check_shares(config: Config, world: World) -> None:
     if config.train.parallel == "hsdp" and size % world.local_size:
         raise WakefulError(
             f'train.parallel = "hsdp" needs as many processes on each machine, and {size} are not '
-            f'so many times {world.local_size}; use "fsdp"'
+            f'that many times {world.local_size}; use "fsdp"'
         )
     if size == 1 or config.train.parallel == "ddp":
         return

@@ -14,7 +14,7 @@ from wakeful.runs.run import Run
 
 @dataclass(frozen=True, kw_only=True)
 class Dropped:
-    """Held-out documents that stand in the training text in part and were left out."""
+    """Held-out documents that partly occur in the training text and were left out."""
 
     documents: int = 0
     tokens: int = 0

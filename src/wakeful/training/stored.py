@@ -22,6 +22,7 @@ from torch import Tensor
 
 from wakeful.config.model import LATER
 from wakeful.config.tables import to_table
+from wakeful.digests import state_sha256
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.paths import default_cache_dir
@@ -84,11 +85,7 @@ def digest_of(decoder: Decoder) -> str:
     """Return the SHA-256 of a decoder's configuration and weights, as float32."""
     table = to_table(decoder.config)
     table = {name: value for name, value in table.items() if LATER.get(name) != value}
-    found = hashlib.sha256(json.dumps(table, sort_keys=True).encode())
-    for name, tensor in decoder.state_dict().items():
-        found.update(name.encode())
-        found.update(tensor.detach().float().cpu().contiguous().numpy())
-    return found.hexdigest()
+    return state_sha256(decoder, json.dumps(table, sort_keys=True))
 
 
 class Store:

@@ -32,7 +32,7 @@ class Unread:
     """The steps since the last reading, and how long they take together."""
 
     def __init__(self, every: int, tokens: int, seconds: float) -> None:
-        """Read every so many steps, after `tokens` and `seconds` of training."""
+        """Read once in a number of steps, after `tokens` and `seconds` of training."""
         self.every = every
         self.tokens = tokens
         self.seconds = seconds
@@ -49,7 +49,7 @@ class Unread:
     def add(
         self, step: int, lr: float, tokens: int, loss: Tensor, norm: Tensor, best: float | None
     ) -> None:
-        """Note step `step`, counted from 1, of so many tokens; `best` is a task's own loss."""
+        """Note step `step`, counted from 1, of `tokens` tokens; `best` is a task's own loss."""
         self.tokens += tokens
         self._taken.append(_Taken(step, lr, self.tokens, loss, norm, best))
 

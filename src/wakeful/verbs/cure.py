@@ -22,7 +22,7 @@ from wakeful.data.tokenizer import Tokenizer
 from wakeful.device import choose_device
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
-from wakeful.evaluation.diagnosis import sequences_of
+from wakeful.evaluation.diagnosis import PASSES, sequences_of
 from wakeful.hf.weights_out import describe, export, refuse_existing
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.model.decoder import Decoder
@@ -32,7 +32,7 @@ from wakeful.pages.charts import Drawing, Titled
 from wakeful.pages.diagnosis import after_cure, write_diagnosis
 from wakeful.runs.run import disk_errors, replaced
 from wakeful.surgery import check_rotates, choose_prefix, rotate, store_prefix
-from wakeful.verbs.diagnose import PASSES, Diagnosis, diagnose
+from wakeful.verbs.diagnose import Diagnosis, diagnose
 from wakeful.verbs.result import Result, Source, asked, each_model, name_of, showing
 from wakeful.verbs.retraining import FITTED, check_retrains, retrained
 from wakeful.verbs.session import foretell
@@ -158,11 +158,11 @@ class Cure(Result):
 
 _SHOWN = {
     "loss": "loss, nats a token",
-    "first_key_share_without_row_0": "first-token share",
+    "first_key_share_without_row_0": "first-token share, without row 0",
     "kurtosis_first": "kurtosis, first token",
     "kurtosis_rest": "kurtosis, the rest",
-    "max_activation_first": "largest |x|, first token",
-    "max_activation_rest": "largest |x|, the rest",
+    "max_activation_first": "mean max |x|, first token",
+    "max_activation_rest": "mean max |x|, the rest",
 }
 
 

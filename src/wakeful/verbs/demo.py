@@ -14,7 +14,7 @@ from wakeful.config.verbs import Figure
 from wakeful.data.preparing import Progress
 from wakeful.device import choose_device, rough_seconds
 from wakeful.display import Shown, duration, usual
-from wakeful.evaluation.diagnosis import Diagnosis, read_diagnosis
+from wakeful.evaluation.diagnosis import PASSES, Diagnosis, read_diagnosis
 from wakeful.hf.whole import INSTALL_SMOLLM2
 from wakeful.model.decoder import Decoder
 from wakeful.pages.charts import save_figures
@@ -22,7 +22,7 @@ from wakeful.pages.demonstration import Story, demonstration_figures, write_demo
 from wakeful.runs.run import Run
 from wakeful.training.setup import check_run
 from wakeful.verbs.compare import compare_variants
-from wakeful.verbs.diagnose import PASSES, diagnose
+from wakeful.verbs.diagnose import diagnose
 
 _CURE = "large-sink"
 """The variant of the preset `patient` that stands beside vanilla."""

@@ -13,19 +13,14 @@ from rich.text import Text
 from wakeful.config.verbs import LENGTH, DiagnoseOptions, Figure
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
+from wakeful.evaluation.diagnosis import PASSES, sequences_of, tidy, write_tokens
 from wakeful.evaluation.diagnosis import Diagnosis as Diagnosed
 from wakeful.evaluation.diagnosis import diagnose as diagnose_model
-from wakeful.evaluation.diagnosis import sequences_of, tidy, write_tokens
+from wakeful.evaluation.findings import findings, summary
 from wakeful.evaluation.reading import Words, words_of
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.pages.charts import Drawing, Titled
-from wakeful.pages.diagnosis import (
-    diagnosis_figures,
-    findings,
-    layer_charts,
-    summary,
-    write_diagnosis,
-)
+from wakeful.pages.diagnosis import diagnosis_figures, layer_charts, write_diagnosis
 from wakeful.runs.run import Environment, Run
 from wakeful.verbs.result import (
     Result,
@@ -36,9 +31,6 @@ from wakeful.verbs.result import (
 )
 from wakeful.verbs.session import counting, own_words, session, text_words
 from wakeful.world import World
-
-PASSES = 3.0
-"""Plain forwards that a diagnosis takes about as long as, most of it for ranks."""
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

@@ -1,8 +1,7 @@
 """The verb evaluate: models, a text and examples in; scores, verdicts and a page out."""
 
 import dataclasses
-import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,11 +24,12 @@ from wakeful.evaluation.costs import (
     implementation_of,
     on_our_decoder,
 )
-from wakeful.evaluation.examples import Choice, Completion, read_choices, read_lambada
+from wakeful.evaluation.examples import read_choices, read_lambada
 from wakeful.evaluation.groups import TaskSet
 from wakeful.evaluation.perplexity import check_causal, perplexity
 from wakeful.evaluation.reading import Words, words_of
 from wakeful.evaluation.scores import Score, averages, tidy
+from wakeful.evaluation.task_set import read_tasks
 from wakeful.hf.quantized import read_header
 from wakeful.loading.load import place_of
 from wakeful.loading.model import AnyTokenizer, Model
@@ -48,8 +48,6 @@ from wakeful.verbs.result import (
 )
 from wakeful.verbs.session import counting, own_words, session, text_words
 from wakeful.world import World
-
-INSTALL_LM_EVAL = "pip install 'lm-eval>=0.4.13,<0.5'"
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -205,38 +203,6 @@ def _read(wanted: EvaluateOptions, show: Display) -> _Material:
         show.note("preparing lm-eval's tasks")
         tasks = read_tasks(wanted, completions, choices)
     return _Material(texts, tasks)
-
-
-def read_tasks(
-    wanted: EvaluateOptions, completions: Sequence[Completion] = (), choices: Sequence[Choice] = ()
-) -> TaskSet:
-    """Return the tasks that are asked for, lm-eval's own and those of the user's examples.
-
-    Raises:
-        WakefulError: lm-eval is missing, it knows no such task, or a task's data cannot be fetched.
-    """
-    if importlib.util.find_spec("lm_eval") is None:
-        raise WakefulError(
-            f"lm-eval, which runs these tasks, is not installed; install it with: {INSTALL_LM_EVAL}"
-        )
-    try:
-        from wakeful.evaluation import adapter, harness  # noqa: F401, PLC0415 - all of it is there?
-        from wakeful.evaluation.tasks import (  # noqa: PLC0415 - only who asks needs lm-eval
-            choices_task,
-            lambada_task,
-            named_tasks,
-        )
-    except ImportError as error:
-        raise WakefulError(
-            f"lm-eval cannot be imported ({error}); install all of it with: {INSTALL_LM_EVAL}"
-        ) from error
-    named = named_tasks(wanted.tasks, shots=wanted.shots) if wanted.tasks else TaskSet()
-    tasks = dict(named.tasks)
-    if completions:
-        tasks["lambada"] = lambada_task(completions)
-    if choices:
-        tasks["choices"] = choices_task(choices)
-    return dataclasses.replace(named, tasks=tasks)
 
 
 def _measure(

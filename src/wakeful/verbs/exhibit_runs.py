@@ -30,9 +30,9 @@ from wakeful.exhibits.figures import (
     train_curve,
 )
 from wakeful.exhibits.plan import Job, Plan, heirs_table, short
+from wakeful.growth.outcome import read_inheritance
 from wakeful.loading.load import load, read_decoder
 from wakeful.loading.model import Model
-from wakeful.pages.inheritance import read_inheritance
 from wakeful.pages.reproduction import Facts
 from wakeful.probes.attention import Importance, Leading
 from wakeful.probes.base import SCHEMA, MergeableProbe

@@ -26,6 +26,7 @@ from wakeful.growth.inherit import departures
 from wakeful.growth.layers import By, Diagnosed, LayerMap, diagnose_layers
 from wakeful.growth.mergekit import FILE, check_mergeable, merged_from, passthrough
 from wakeful.growth.outcome import (
+    REFERENCE,
     Choice,
     Reference,
     Sizes,
@@ -36,6 +37,7 @@ from wakeful.growth.outcome import (
     measure,
     outlook,
     over_seeds,
+    read_inheritance,
 )
 from wakeful.growth.outcome import Text as TrainingText
 from wakeful.growth.plan import (
@@ -54,13 +56,7 @@ from wakeful.loading.load import load, read_decoder
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.optim.build import optimizer_of
 from wakeful.pages.charts import Drawing, Titled
-from wakeful.pages.inheritance import (
-    inheritance_figures,
-    loss_curves,
-    read_inheritance,
-    verdicts,
-    write_inheritance,
-)
+from wakeful.pages.inheritance import inheritance_figures, loss_curves, verdicts, write_inheritance
 from wakeful.runs.run import Run, environment, read_windows
 from wakeful.training.cluster import Call, Ended, cluster_of, deal, told
 from wakeful.training.measures import evaluate, mean_loss
@@ -73,8 +69,6 @@ from wakeful.verbs.result import Source, Stored, asked, name_of, out_of
 _DEFAULT_MINUTES = 30.0
 _TRIED = 20
 """Sequences that runs of layers are tried on."""
-REFERENCE = "reference"
-"""The folder that a reference in memory is exported to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,7 +284,7 @@ def _reference(
 
 def _fitted(options: InheritOptions, reference: Model) -> InheritOptions:
     """Return the options with the lengths that the reference's context allows, and with BOS where
-    the reference is used to it.
+    the reference was trained with it.
     """
     context = reference.decoder().config.context
     train = dataclasses.replace(options.train, length=options.train.length or min(256, context))
@@ -320,8 +314,8 @@ def _resumed(out: Path, shown: Shown) -> Run:
         data = found if found is not None and found.info.get("corpora_sha256") == texts else None
     if data is None:
         raise WakefulError(
-            f"{out} was begun on other text than {options.data.source} holds now: restore it, or "
-            "start anew"
+            f"{out} was started on different text than {options.data.source} now holds: restore "
+            "the text, or start again in a new folder"
         )
     frame = read_windows(run.path / "reference.parquet")
     return _work(run, recipe, reference, data, frame, shown)
@@ -401,7 +395,7 @@ class Seed:
 
     @property
     def done(self) -> bool:
-        """Never known before: how many rounds there are hangs on parity. What is there is read."""
+        """Never known beforehand: parity decides the number of rounds. Finished runs are read."""
         return False
 
     @property
@@ -468,8 +462,8 @@ def _data(options: InheritOptions, reference: Model, show: Display) -> PreparedD
         )
     if dropped["documents"]:
         show.note(
-            f"{dropped['documents']} held-out documents ({dropped['tokens']:,} tokens) stand in "
-            "the training text in part and are left out of validation"
+            f"{dropped['documents']} held-out documents ({dropped['tokens']:,} tokens) partly "
+            "occur in the training text and are left out of validation"
         )
     return data
 
@@ -477,7 +471,7 @@ def _data(options: InheritOptions, reference: Model, show: Display) -> PreparedD
 def _diagnosed(
     options: InheritOptions, reference: Model, data: PreparedData, show: Display
 ) -> Diagnosed | None:
-    """Measure the reference's layers where a choice or a baseline hangs on them."""
+    """Measure the reference's layers where a choice or a baseline depends on them."""
     chooses = not options.blocks and options.choose in get_args(By)
     if not chooses and not {"lazy", "lazy_blocks"} & {*options.baseline}:
         return None

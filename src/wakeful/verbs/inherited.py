@@ -4,10 +4,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from wakeful.growth.baselines import folder_of
-from wakeful.growth.outcome import Summary
-from wakeful.pages.inheritance import read_inheritance
+from wakeful.growth.outcome import REFERENCE, Summary, read_inheritance
 from wakeful.runs.run import Run
-from wakeful.verbs.inherit import REFERENCE
 from wakeful.verbs.result import Source
 
 

@@ -19,7 +19,9 @@ from wakeful.data.sources import Beginning
 from wakeful.device import choose_device
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
+from wakeful.evaluation.damage import Damage, findings, predicts, scheme_rows, summary
 from wakeful.evaluation.diagnosis import sequences_of
+from wakeful.evaluation.pretrained import Description, PretrainedTable, pretrained_table
 from wakeful.evaluation.reading import Words, words_of
 from wakeful.hf.compressed import compressed_config, save_compressed
 from wakeful.hf.configuration import WakefulConfig
@@ -28,16 +30,10 @@ from wakeful.hf.weights_out import describe
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.pages.card import command_of, quantized_card
 from wakeful.pages.charts import Drawing, Titled
-from wakeful.pages.pretrained import Description, PretrainedTable, pretrained_table
 from wakeful.pages.quantization import (
-    Damage,
     before_and_after,
     damage_grid,
-    findings,
     layer_error,
-    predicts,
-    scheme_rows,
-    summary,
     titled,
     write_quantization,
 )

@@ -20,6 +20,7 @@ from wakeful.config.verbs import EvaluateOptions, ReproduceOptions
 from wakeful.device import choose_device, rough_seconds
 from wakeful.display import Shown, duration, usual
 from wakeful.errors import Interrupted, WakefulError, nearest
+from wakeful.evaluation.task_set import read_tasks
 from wakeful.exhibits.derived import check_figure, tidy
 from wakeful.exhibits.exhibit import SCALES, Exhibit, exhibit, exhibit_names, natural
 from wakeful.exhibits.judge import Judged
@@ -31,7 +32,6 @@ from wakeful.pages.reproduction import drawings, headline, sentence, write_repro
 from wakeful.runs.run import Run, is_done, read_frame, read_record
 from wakeful.training.cluster import Cluster, cluster_of
 from wakeful.training.setup import check_run
-from wakeful.verbs.evaluate import read_tasks
 from wakeful.verbs.exhibit_jobs import dealt_out
 from wakeful.verbs.exhibit_runs import GRADIENTS, PROBES, WEIGHTS, by_shots, carried_out
 from wakeful.verbs.result import Stored, asked

@@ -10,6 +10,7 @@ from wakeful.config.verbs import SampleOptions
 from wakeful.data.order import key64
 from wakeful.data.sampled import Documents, sampled
 from wakeful.data.tokens import PreparedData
+from wakeful.digests import state_sha256
 from wakeful.display import Shown, usual
 from wakeful.errors import WakefulError
 from wakeful.loading.chat import user_turn
@@ -77,7 +78,7 @@ def sample_data(
         begin = _beginnings(wanted, loaded, lines, length)
         settings = {
             "model": loaded.name,
-            "weights_sha256": _digest(loaded),
+            "weights_sha256": state_sha256(loaded.module),
             "step": loaded.step,
             "tokenizer": loaded.own_tokenizer.fingerprint,
             "tokens": wanted.tokens,
@@ -188,15 +189,6 @@ def _part(
         if new[0] not in begin.ends and not unasked:
             found.append(row[begin.silent :])
     return found
-
-
-def _digest(model: Model) -> str:
-    """Return the SHA-256 of a model's weights, as float32."""
-    found = hashlib.sha256()
-    for name, tensor in model.module.state_dict().items():
-        found.update(name.encode())
-        found.update(tensor.detach().float().cpu().contiguous().numpy())
-    return found.hexdigest()
 
 
 def _sha256(value: object) -> str:

@@ -88,7 +88,7 @@ def train(
         config: a `Config`, a preset's name, a TOML file or a table of fields.
         out: folder to create; empty is runs/NAME.
         resume: go on with the run in this folder instead, with its own configuration.
-        steps: lengthen the run that is resumed to so many; 0 leaves it as long as it is.
+        steps: lengthen the run that is resumed to this many; 0 leaves it as long as it is.
         figures: formats to write the charts in too, into the folder figures.
         shown: how to show progress; None is a bar where there is a terminal.
         changes: fields in place of the configuration's, tables for its parts.

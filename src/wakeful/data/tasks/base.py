@@ -41,7 +41,7 @@ class Task(Variant):
     @property
     @abstractmethod
     def sha256(self) -> str:
-        """What names the process: the hash of everything its probabilities hang on."""
+        """What names the process: the hash of everything its probabilities depend on."""
 
     @abstractmethod
     def draw(self, numbers: np.ndarray) -> np.ndarray:
@@ -63,7 +63,7 @@ class Task(Variant):
 
     @abstractmethod
     def is_trigger(self, rows: np.ndarray) -> np.ndarray:
-        """Return where the next token hangs on more than the token itself: bool, as `rows`."""
+        """Return where the next token depends on more than the token itself: bool, as `rows`."""
 
     def tokenizer(self) -> Tokenizer:
         """Return a tokenizer of single characters, which leaves out those that it does not know."""

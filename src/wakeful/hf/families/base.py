@@ -56,7 +56,7 @@ def transposed(theirs: str, ours: str) -> Link:
 class Family:
     """How to read one family of architectures.
 
-    `describe` turns a configuration into ours, with a context of so many tokens (0: its own), and
+    `describe` turns a configuration into ours, with a context of that many tokens (0: its own), and
     refuses by name what our decoder cannot be. `compose` turns ours into the nearest of theirs,
     which is the same model only if `describe` gives ours back. `links` names every tensor of such a
     model, without the `prefix` that a model with a head puts before those of its body.

@@ -227,11 +227,13 @@ def render_terminal(comparison: Comparison) -> RenderableType:
     lines = [Text(_plain(sentence)) for sentence in verdicts(comparison)]
     dim = [Text(_plain(note), style="dim") for note in notes(comparison)]
     papers: list[str] = []
+    run = comparison.runs[0]
+    scale = f"at {run.summary.parameters.total:,} parameters and {run.summary.tokens:,} tokens"
     for paper in paper_tables(comparison):
         if paper.outcomes:
             counts = ", ".join(f"{paper.outcomes[name]} {name}" for name in get_args(Outcome))
             said = (f"  {line}" for line in paper.sentences)
-            papers += [f"{paper.published.title}: {counts}.", *said, ""]
+            papers += [f"{paper.published.title}: {counts}, {scale}.", *said, ""]
     grown = [
         f"{each.variant}: attention on BOS {with_error(*each.before)} before training, "
         f"{with_error(*each.after)} after: {each.outcome}."

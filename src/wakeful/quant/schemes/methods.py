@@ -16,7 +16,7 @@ from wakeful.quant.schemes.grids import Grid, Scales
 from wakeful.variants import Variant
 
 _COLUMNS = 128
-"""About so many columns are rounded before the rest hears of their errors at once."""
+"""About this many columns are rounded before the rest hears of their errors at once."""
 
 
 @dataclass(kw_only=True, eq=False)

@@ -12,7 +12,7 @@ from importlib import resources
 from wakeful.errors import WakefulError
 from wakeful.variants import nearest
 
-_FOLDER = resources.files("wakeful.pages.pretrained")
+_FOLDER = resources.files("wakeful.evaluation.pretrained")
 
 
 @dataclass(frozen=True)

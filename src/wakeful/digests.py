@@ -1,0 +1,23 @@
+"""SHA-256 of files and of models' weights."""
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def state_sha256(model: "nn.Module", about: str = "") -> str:
+    """Return the SHA-256 of a text and of a model's state: names, and tensors as float32."""
+    found = hashlib.sha256(about.encode())
+    for name, tensor in model.state_dict().items():
+        found.update(name.encode())
+        found.update(tensor.detach().float().cpu().contiguous().numpy())
+    return found.hexdigest()

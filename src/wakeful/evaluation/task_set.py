@@ -1,0 +1,44 @@
+"""The tasks that a user asks for; lm-eval is imported here, and only when there are any."""
+
+import dataclasses
+import importlib.util
+from collections.abc import Sequence
+
+from wakeful.config.verbs import EvaluateOptions
+from wakeful.errors import WakefulError
+from wakeful.evaluation.examples import Choice, Completion
+from wakeful.evaluation.groups import TaskSet
+
+INSTALL_LM_EVAL = "pip install 'lm-eval>=0.4.13,<0.5'"
+
+
+def read_tasks(
+    wanted: EvaluateOptions, completions: Sequence[Completion] = (), choices: Sequence[Choice] = ()
+) -> TaskSet:
+    """Return the tasks that are asked for, lm-eval's own and those of the user's examples.
+
+    Raises:
+        WakefulError: lm-eval is missing, it knows no such task, or a task's data cannot be fetched.
+    """
+    if importlib.util.find_spec("lm_eval") is None:
+        raise WakefulError(
+            f"lm-eval, which runs these tasks, is not installed; install it with: {INSTALL_LM_EVAL}"
+        )
+    try:
+        from wakeful.evaluation import adapter, harness  # noqa: F401, PLC0415 - all of it is there?
+        from wakeful.evaluation.tasks import (  # noqa: PLC0415 - only who asks needs lm-eval
+            choices_task,
+            lambada_task,
+            named_tasks,
+        )
+    except ImportError as error:
+        raise WakefulError(
+            f"lm-eval cannot be imported ({error}); install all of it with: {INSTALL_LM_EVAL}"
+        ) from error
+    named = named_tasks(wanted.tasks, shots=wanted.shots) if wanted.tasks else TaskSet()
+    tasks = dict(named.tasks)
+    if completions:
+        tasks["lambada"] = lambada_task(completions)
+    if choices:
+        tasks["choices"] = choices_task(choices)
+    return dataclasses.replace(named, tasks=tasks)
