@@ -116,7 +116,7 @@ def test_a_validation_text_that_overlaps_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WakefulError, match="document 0 with 100% of its passages of 64 tokens"):
         prepare(str(source), out, vocab_size=300, validation_source=str(theirs))
     all_tables = corpus(tmp_path / "tables", tables=30)
-    with pytest.raises(WakefulError, match="every held-out document stands in it in part"):
+    with pytest.raises(WakefulError, match="every held-out document partly occurs in it"):
         prepare(str(all_tables), out, vocab_size=300)
     assert not out.exists()
     prepare(str(all_tables), out, vocab_size=300, keep_overlap=True)

@@ -119,6 +119,8 @@ def test_python_files_are_read_in_their_declared_encoding(tmp_path):
     assert read_python(path) is None
     path.write_bytes(b"# coding: no-such-thing\n")
     assert read_python(path) is None
+    with pytest.raises(WakefulError, match=r"cannot read .*check the path and its permissions"):
+        read_python(tmp_path / "gone.py")
 
 
 def test_what_is_not_there(tmp_path):

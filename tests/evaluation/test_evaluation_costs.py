@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaForCausalLM, OPTConfig, OPTForCausalLM
+from transformers import LlamaForCausalLM, OPTConfig, OPTForCausalLM, PreTrainedTokenizerFast
 
 import wakeful
 from evaluation.models import llama, loaded_llama, save_llama
+from probes.architectures import build
 from training.runs import text, tiny
 from wakeful.cli import main
 from wakeful.config.verbs import EvaluateOptions
@@ -55,6 +56,22 @@ def test_sizes_are_counted_and_speeds_timed_over_rounds(tmp_path: Path) -> None:
         assert prefill.figure > 0 < decode.figure
         assert prefill.higher_is_better
     assert not found["weights, MB"].higher_is_better
+
+
+def test_states_of_linear_attention_are_counted(tmp_path: Path) -> None:
+    module = build("Qwen3_5Text", layer_types=["linear_attention", "full_attention"])
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(save_llama(tmp_path / "llama"))
+    model = wakeful.load(module, tokenizer=tokenizer)
+    sizes = {score.metric: score.figure for score in costs(model, (9,), progress=lambda *_: None)}
+    config = module.config
+    keys, values = (
+        getattr(config, f"linear_num_{part}_heads") * getattr(config, f"linear_{part}_head_dim")
+        for part in ("key", "value")
+    )
+    convolved = (2 * keys + values) * config.linear_conv_kernel_dim
+    recurrent = values * config.linear_key_head_dim
+    attended = 2 * 9 * config.num_key_value_heads * config.head_dim
+    assert sizes["cache, KB a token"] == 4 * (convolved + recurrent + attended) / 9 / 1e3
 
 
 def test_our_decoder_costs_what_its_export_does(text: Path, tmp_path: Path) -> None:

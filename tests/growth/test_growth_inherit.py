@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from torch import Tensor
 
 from helpers import EXAMPLES, FIELD, some_tokens, tiny_config, tiny_decoder
 from wakeful.errors import WakefulError
@@ -259,6 +260,91 @@ def test_dense_and_denseformer_weights_follow_their_layers() -> None:
     )
     with pytest.raises(WakefulError, match="only the first layers"):
         inherit(former, last(2, of=4))
+
+
+def by_number(decoder: Decoder) -> dict[tuple[str, int, str], Tensor]:
+    """Return what the route and depth mix have of each number; rows of a vector count as well."""
+    found: dict[tuple[str, int, str], Tensor] = {}
+    for name, parameter in decoder.named_parameters():
+        if own_parameter(name):
+            _, kind, *number = name.split(".", 3)
+            if number:
+                found[kind, int(number[0]), ".".join(number[1:])] = parameter
+            else:
+                found |= {(kind, row, ""): each for row, each in enumerate(parameter)}
+    return found
+
+
+LAYERS = {0: 0, 1: 2, 2: 3}
+SUBLAYERS = {0: 0, 1: 1, 2: 4, 3: 5, 4: 6, 5: 7}
+READERS = {2: 2, 3: 5, 4: 6, 5: 7, 6: 8, 7: 9}
+"""Sublayers counted from 1, and the final norm; the first has nothing to choose from."""
+
+
+@pytest.mark.parametrize(
+    ("options", "places"),
+    [
+        ({"depth": "x0_lambdas"}, LAYERS),
+        ({"depth": "hyper_connections"}, SUBLAYERS),
+        ({"depth": "hyper_connections(streams=3, dynamic=False)"}, SUBLAYERS),
+        ({"depth": "attention_residuals"}, READERS),
+        ({"depth": "attention_residuals(layers=3)"}, READERS),
+        ({"route": "gated"}, {1: 2, 2: 3}),
+        ({"route": 'gated(gate="relu")'}, {1: 2, 2: 3}),
+        ({"route": "output_gate"}, LAYERS),
+        ({"route": 'output_gate(per="channel")'}, LAYERS),
+        ({"route": "value_embedding(every=1)"}, LAYERS),
+    ],
+)
+def test_what_each_layer_has_of_a_variant_comes_from_its_source(
+    options: dict, places: dict[int, int]
+) -> None:
+    reference = tiny_decoder(**options)
+    theirs = by_number(reference)
+    heir = by_number(inherit(reference, chosen([0, 2, 3], of=4)))
+    assert {number for _, number, _ in heir} == set(places)
+    for (kind, number, rest), tensor in heir.items():
+        assert torch.equal(tensor, theirs[kind, places[number], rest]), (kind, number, rest)
+
+
+@pytest.mark.parametrize("options", [{"depth": "x0_lambdas"}, {"route": "value_embedding"}])
+def test_a_layer_whose_source_has_nothing_starts_plain(options: dict) -> None:
+    reference, layers = tiny_decoder(**options), chosen([0, 3], of=4)
+    heir = inherit(reference, layers)
+    grown = grow(heir, layers, reference, chosen([0, 2, 3], of=4))
+    student, found = by_number(heir), by_number(grown)
+    if "route" in options:  # tables in layer 3 of four, 1 of two, and 0 and 2 of three
+        places, plain = {2: 1}, {("tables", 0): 0.0, ("gates", 0): None}
+    else:
+        places, plain = {0: 0, 2: 1}, {("stream", 1): 1.0, ("embedded", 1): 0.0}
+    for (kind, number, rest), tensor in found.items():
+        if number in places:
+            assert torch.equal(tensor, student[kind, places[number], rest])
+        elif (start := plain[kind, number]) is not None:
+            assert (tensor == start).all()
+
+
+def test_mudd_keeps_what_sums_as_many_blocks() -> None:
+    reference = tiny_decoder(depth="mudd")
+    layers = first(2, of=4)
+    heir = inherit(reference, layers)
+    grown = grow(heir, layers, reference, first(3, of=4))
+    for made in (heir, grown):
+        for part in ("into.1.weight", "out.1", "fixed.1"):
+            name = f"depth.{part}"
+            assert torch.equal(made.get_parameter(name), reference.get_parameter(name))
+    # After a last block there is one way instead of four: its weights start anew, as do those of
+    # the block that was the last and of the one that is new.
+    for made, block, ways in ((heir, 2, 1), (grown, 2, 4), (grown, 3, 1)):
+        one_hot = torch.zeros(ways, block + 1, dtype=torch.float64)
+        one_hot[:, block] = 1.0
+        assert torch.equal(made.get_parameter(f"depth.fixed.{block}"), one_hot)
+        out = made.get_parameter(f"depth.out.{block}")
+        assert out.shape == (ways * (block + 1),) * 2
+        assert not out.any()
+    for others in (last(2, of=4), chosen([0, 2, 3], of=4)):
+        with pytest.raises(WakefulError, match="only the first layers"):
+            inherit(reference, others)
 
 
 def test_a_borrowed_projection_is_inherited_from_its_owner() -> None:

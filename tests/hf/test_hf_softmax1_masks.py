@@ -102,12 +102,20 @@ def test_what_it_cannot_do_is_refused(overrides, message):
         softmax1_attention(Module(), **arguments)
 
 
-def test_absent_features_are_not_refused():
+def test_absent_features_change_nothing():
     q, k, v = given_heads(3, 3)
-    softmax1_attention(
+    absent, _ = softmax1_attention(
         Module(), q, k, v, None, softcap=None, s_aux=None, position_bias=None, cache=None,
         output_attentions=False, sliding_window=4, position_ids=torch.arange(3)[None],
     )  # fmt: skip
+    plain, _ = softmax1_attention(Module(), q, k, v, None)
+    assert torch.equal(absent, plain)
+
+
+def test_a_window_that_no_mask_states_is_refused():
+    q, k, v = given_heads(5, 5)
+    with pytest.raises(WakefulError, match=r"looks back 4 of 5 keys.*needs the mask"):
+        softmax1_attention(Module(), q, k, v, None, sliding_window=4)
 
 
 def test_models_that_need_more_are_refused():

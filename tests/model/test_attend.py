@@ -314,13 +314,13 @@ def test_what_no_kernel_can_do_is_refused():
     q, k, v, sink = heads(case)
     meta = [x.detach().to("meta") for x in (q, k, v, sink)]
     with pytest.raises(WakefulError, match=r"no fused kernel for torch\.float64 on meta"):
-        attend_module._stock_kernels(*meta[:2], None)
+        attend_module._stock_kernels(meta[0], None)
     # On another device's float64, whatever the mask.
     fake = type(
         "Fake", (), {"device": torch.device("cuda"), "dtype": torch.float64, "shape": (1, d)}
     )
     with pytest.raises(WakefulError, match=r"float64 on cuda.*float64 runs on the CPU"):
-        attend_module._stock_kernels(fake, fake, None)
+        attend_module._stock_kernels(fake, None)
 
 
 def test_a_copy_of_this_file_leaves_the_operators_of_others_alone():

@@ -83,11 +83,11 @@ def test_on_a_gpu_the_fused_kernels_are_taken():
     odd = torch.empty(1, 4, 2, 12, device="cuda", dtype=torch.bfloat16)
     keep = torch.ones(1, 4, 4, device="cuda", dtype=torch.bool)
     kernels = attend_module._stock_kernels
-    assert kernels(q, q, None)[0] is attend_module._flash_forward
-    assert kernels(q, q, keep)[0] is attend_module._efficient_forward
-    assert kernels(q.float(), q.float(), None)[0] is attend_module._efficient_forward
-    assert kernels(wide, wide, None)[0] is attend_module._efficient_forward
-    assert kernels(odd, odd, None)[0] is attend_module._efficient_forward
+    assert kernels(q, None)[0] is attend_module._flash_forward
+    assert kernels(q, keep)[0] is attend_module._efficient_forward
+    assert kernels(q.float(), None)[0] is attend_module._efficient_forward
+    assert kernels(wide, None)[0] is attend_module._efficient_forward
+    assert kernels(odd, None)[0] is attend_module._efficient_forward
 
 
 @pytest.mark.gpu

@@ -158,5 +158,5 @@ def test_an_old_gpu_takes_the_kernel_that_it_has(monkeypatch, capability, kernel
         q = torch.empty(1, 4, 2, 64, device="cuda:0", dtype=torch.float16)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
     attend_module._has_flash.cache_clear()
-    assert attend_module._stock_kernels(q, q, None) == KERNELS[kernel]
+    assert attend_module._stock_kernels(q, None) == KERNELS[kernel]
     attend_module._has_flash.cache_clear()

@@ -23,7 +23,7 @@ from wakeful.config.schema import Config, config_to_toml
 from wakeful.errors import WakefulError
 from wakeful.pages.charts import save_chart
 from wakeful.pages.comparison.charts import (
-    cost_chart,
+    cost_charts,
     difference_chart,
     relative_loss_chart,
     training_loss_chart,
@@ -235,7 +235,7 @@ def test_charts_are_written_for_papers(tmp_path: Path, suffix: str, magic: bytes
     charts = [
         relative_loss_chart(comparison, 10),
         difference_chart(comparison),
-        cost_chart(comparison),
+        cost_charts(comparison)[0][1],
         training_loss_chart(comparison, 10),
     ]
     for number, chart in enumerate(charts):

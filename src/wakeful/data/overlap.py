@@ -21,6 +21,10 @@ ALLOWED = 0.05
 _CURE = "or prepare the data with keep_overlap"
 
 
+class NothingHeldOut(WakefulError):
+    """Every held-out document occurs in the training text."""
+
+
 def drop_overlap(data: PreparedData, num_bytes: np.ndarray, *, common: int = 0) -> dict[str, Any]:
     """Rewrite the validation files without documents that overlap training; return what changed.
 
@@ -44,12 +48,12 @@ def drop_overlap(data: PreparedData, num_bytes: np.ndarray, *, common: int = 0) 
     if data.info["validation_source"]:
         raise WakefulError(
             f"the training text overlaps validation: of {len(shares)} validation documents "
-            f"{int(bad.sum())} stand in it in part, document {worst} with {shares[worst]:.0%} of "
+            f"{int(bad.sum())} partly occur in it, document {worst} with {shares[worst]:.0%} of "
             f"its passages of {PASSAGE} tokens; take them out of one of the two, {_CURE}"
         )
     if bad.all():
-        raise WakefulError(
-            f"the training text overlaps validation: every held-out document stands in it in part "
+        raise NothingHeldOut(
+            f"the training text overlaps validation: every held-out document partly occurs in it "
             f"({shares[worst]:.0%} of passages of {PASSAGE} tokens at the worst); pass a "
             f"validation text of its own, hold out more, {_CURE}"
         )

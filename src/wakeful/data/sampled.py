@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from wakeful.data.overlap import drop_overlap
+from wakeful.data.overlap import NothingHeldOut, drop_overlap
 from wakeful.data.split import DIGEST, held_out
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.data.tokens import (
@@ -217,7 +217,7 @@ def _built(
         info["splits"][split] = facts
     try:
         found = drop_overlap(PreparedData(building, info), num_bytes[kept], common=common)
-    except WakefulError:
+    except NothingHeldOut:
         raise _alike(name) from None
     info["splits"]["validation"], info["overlap"] = found["validation"], found["overlap"]
     return info

@@ -226,13 +226,19 @@ def read_python(path: Path) -> str | None:
 
     Newlines become `\\n`, as `tokenize.open` has it. A file that does not decode is left out
     everywhere alike, since the declaration stands in the file.
+
+    Raises:
+        WakefulError: the file cannot be read.
     """
     try:
         data = path.read_bytes()
+    except OSError as error:
+        raise _unreadable(str(path), error) from error
+    try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
         text = data.decode(encoding)
         text.encode("utf-8")
-    except (OSError, SyntaxError, UnicodeError, LookupError):
+    except (SyntaxError, UnicodeError, LookupError):
         return None
     return text.replace("\r\n", "\n").replace("\r", "\n")
 

@@ -117,9 +117,10 @@ def _sizes(model: Model, length: int) -> list[Score]:
     found = {
         "parameters, M": sum(each.numel() for each in model.module.parameters()) / 1e6,
         "weights, MB": weights / 1e6,
-        "cache, KB a token": cache / length / 1e3,
-        f"weights and cache of {length:,} tokens, MB": (weights + cache) / 1e6,
     }
+    if cache is not None:
+        found["cache, KB a token"] = cache / length / 1e3
+        found[f"weights and cache of {length:,} tokens, MB"] = (weights + cache) / 1e6
     files = _file_bytes(model)
     if files:
         found["files, MB"] = files / 1e6
@@ -131,17 +132,26 @@ def _sizes(model: Model, length: int) -> list[Score]:
     ]  # fmt: skip
 
 
+_HELD = ("keys", "values", "conv_states", "recurrent_states")
+"""What layers of Transformers' caches keep of the text: attention, and linear attention."""
+
+
 @torch.inference_mode()
-def _cache_bytes(model: Model, length: int) -> int:
-    """Return the bytes of keys and values after a prompt: of a window that slides, its own."""
+def _cache_bytes(model: Model, length: int) -> int | None:
+    """Return the bytes that are kept of a prompt: keys and values, of a window that slides its own,
+    and the states of linear attention. None where a layer's cache is of another kind.
+    """
     own = as_decoder(model.module)
     if own is not None:
         return own.new_cache(1, length).num_bytes
     tokens = torch.tensor([_prompt(model, length)], device=model.device)
     past = model.module(input_ids=tokens, use_cache=True).past_key_values
-    parts = [getattr(layer, name, None) for layer in past.layers for name in ("keys", "values")]
-    tensors = [part for part in parts if isinstance(part, torch.Tensor)]
-    return sum(part.numel() * part.element_size() for part in tensors)
+    held = [[vars(layer)[name] for name in _HELD if name in vars(layer)] for layer in past.layers]
+    if not all(held):
+        return None
+    parts = [part for kept in held for each in kept
+             for part in (each.values() if isinstance(each, dict) else [each])]  # fmt: skip
+    return sum(part.nbytes for part in parts if isinstance(part, torch.Tensor))
 
 
 def _file_bytes(model: Model) -> int:

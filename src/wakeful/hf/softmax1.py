@@ -98,6 +98,12 @@ def softmax1_attention(
     if attention_mask is not None:
         keep = _keep(module, attention_mask, queries, keys)
         return attend(q, k, v, scale=scale, sink=sink, keep=keep), None
+    window = kwargs.get("sliding_window")
+    if isinstance(window, int) and window < keys:
+        raise WakefulError(
+            f"{type(module).__name__} looks back {window} of {keys} keys, and gives no mask that "
+            f"says so: {NAME} needs the mask"
+        )
     if causal and queries > 1:
         # A static cache that was empty: what lies past the queries is not written yet.
         return attend(q, k[:, :queries], v[:, :queries], scale=scale, sink=sink), None

@@ -198,7 +198,7 @@ def sink_attention(
 
     `keep` is a boolean mask (1 or B, L, S). The lse is float32, float64 for float64 inputs.
     """
-    forward, _ = _stock_kernels(q, k, keep)
+    forward, _ = _stock_kernels(q, keep)
     out, lse = forward(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), keep, causal, scale)
     if keep is not None:
         # Kernels disagree about a query that sees nothing; its output is zero by definition.
@@ -231,7 +231,7 @@ def sink_attention_backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v from the stock backward kernel at (out', lse')."""
-    _, backward = _stock_kernels(q, k, keep)
+    _, backward = _stock_kernels(q, keep)
     grads = backward(
         grad.transpose(1, 2), q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
         out.transpose(1, 2), lse, keep, causal, scale,
@@ -273,7 +273,7 @@ def _backward(ctx, grad, *_):
 sink_attention.register_autograd(_backward, setup_context=_setup_context)
 
 
-def _stock_kernels(q: Tensor, k: Tensor, keep: Tensor | None):
+def _stock_kernels(q: Tensor, keep: Tensor | None):
     """Choose the stock forward and backward kernels that share a log-sum-exp."""
     kind, dtype, width = q.device.type, q.dtype, q.shape[-1]
     if kind == "cpu":

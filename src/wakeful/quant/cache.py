@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from wakeful.errors import WakefulError
 from wakeful.implementations import KNOWN, implementation_of, name_before
@@ -116,8 +115,15 @@ def _attend(
     """Attend as a model's own implementation does, to keys and values (B, G, S, d) on a grid."""
     file = vars(sys.modules[type(module).__module__])
     interface = file.get("ALL_ATTENTION_FUNCTIONS") or AttentionInterface()
-    eager: Callable[..., Any] = file.get("eager_attention_forward", sdpa_attention_forward)
-    function = interface.get_interface(own, eager)
+    if own == "eager":
+        if "eager_attention_forward" not in file:
+            raise WakefulError(
+                f"{type(module).__name__} has no eager attention to compute beside its cache: load "
+                "it with attn_implementation='sdpa', or leave cache out of the scheme"
+            )
+        function = file["eager_attention_forward"]
+    else:
+        function = interface[own]
     return function(module, query, _rounded(grid, key), _rounded(grid, value), *rest, **more)
 
 

@@ -82,7 +82,9 @@ def train(
     larger than the data's.
 
     Raises:
-        WakefulError: see its message; whatever was there before is kept.
+        WakefulError: the configuration or the text cannot be trained on, `path` exists (or, with
+            `resume`, holds no such run), the disk is full, or a loss is not finite. Whatever was
+            there before is kept.
     """
     with joined() as world:
         show = show if show and world.first else Silent()

@@ -46,6 +46,7 @@ class Comparison(Stored):
 
     @property
     def summary(self) -> dict[str, Any]:
+        """A row of figures per variant, the baseline, what differences pair, what is unfinished."""
         return {
             "variants": self.frame.to_dicts(),
             "baseline": self.found.baseline,
@@ -55,12 +56,15 @@ class Comparison(Stored):
 
     @property
     def verdicts(self) -> list[str]:
+        """Each variant's paired difference in loss from the baseline's, and how far to trust it."""
         return [*verdicts(self.found), caveat(self.found)]
 
     def charts(self) -> Titled:
+        """Return every chart of the page with a title of its own."""
         return comparison_figures(self.found)
 
     def picture(self) -> Drawing | None:
+        """Return the validation losses' paired differences, or the training losses."""
         return difference_chart(self.found)
 
     def __rich__(self) -> RenderableType:
@@ -99,7 +103,9 @@ def compare(
         shown: how to show progress; None is a bar where there is a terminal.
 
     Raises:
-        WakefulError: see its message; what can be checked is checked before anything is written.
+        WakefulError: a configuration, a variant's name or a layout does not exist or cannot be
+            trained, a text cannot be read, `out` exists (or, with `resume`, holds other variants),
+            or a run fails. What can be checked is checked before anything is written.
     """
     rows = rows_of(configs)
     return compare_variants(

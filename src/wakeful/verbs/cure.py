@@ -91,6 +91,7 @@ class Cure(Result):
 
     @property
     def summary(self) -> dict[str, Any]:
+        """The diagnosis before and after, what was done, and how far the predictions moved."""
         figures = self.diagnosis.summary | {
             "prefix": list(self.prefix), "architecture": self.stock, "done": dict(self.done),
             "differences": {name: vars(each) for name, each in self.differences.items()},
@@ -99,6 +100,7 @@ class Cure(Result):
 
     @property
     def verdicts(self) -> list[str]:
+        """What was done, and the diagnosis of the model before and after."""
         return [*(f"{what}: {said}" for what, said in self.done), *self.diagnosis.verdicts]
 
     def save(self, folder: str | Path) -> Path:
@@ -135,9 +137,11 @@ class Cure(Result):
         return path
 
     def charts(self) -> Titled:
+        """Return the charts of the diagnosis before and after."""
         return self.diagnosis.charts()
 
     def picture(self) -> Drawing | None:
+        """Return the first curve over layers, before and after."""
         return self.diagnosis.picture()
 
     def __rich__(self) -> Grid:

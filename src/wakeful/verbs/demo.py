@@ -73,7 +73,7 @@ def demonstrate(
     too, into the folder figures.
 
     Raises:
-        WakefulError: see its message.
+        WakefulError: `out` exists, or a run fails.
     """
     shown, run = shown or usual, Run(out)
     if resume:

@@ -51,6 +51,7 @@ class Diagnosis(Result):
 
     @property
     def summary(self) -> dict[str, Any]:
+        """`models`, with each one's figures as means over layers, and `method`, in words."""
         return {
             "models": [json.loads(json.dumps(summary(each))) for each in self.models],
             "method": dict(self.method),
@@ -58,6 +59,7 @@ class Diagnosis(Result):
 
     @property
     def verdicts(self) -> list[str]:
+        """Per model: attention sinks, lazy layers, drained values, outliers."""
         return [
             f"{each.name}: {finding.title}: {finding.text}"
             for each in self.models
@@ -65,6 +67,7 @@ class Diagnosis(Result):
         ]
 
     def save(self, folder: str | Path) -> Path:
+        """Write the rows, the tokens, summary.json and report.html to a new folder; return it."""
         title = "Diagnosis of " + ", ".join(each.name for each in self.models)
         fields = {"models": list(self.sources), "status": "done"}
         with Run.create(folder, "diagnose", fields) as new:
@@ -80,9 +83,11 @@ class Diagnosis(Result):
         return Path(folder)
 
     def charts(self) -> Titled:
+        """Return every chart of the page with a title of its own."""
         return diagnosis_figures(self.models)
 
     def picture(self) -> Drawing | None:
+        """Return the first curve over layers, of all models."""
         return layer_charts(self.models)[0][1]
 
     def __rich__(self) -> Grid:
@@ -116,7 +121,8 @@ def diagnose(
     several processes each looks at its share of the sequences, and the first writes.
 
     Raises:
-        WakefulError: see its message; nothing is written.
+        WakefulError: a model or the text cannot be read, the text is shorter than one sequence, an
+            option is out of its range, or `out` exists. Nothing is written.
     """
     wanted = asked(DiagnoseOptions, options, given)
     with session("diagnose", wanted, shown) as at:

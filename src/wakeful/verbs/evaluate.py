@@ -70,10 +70,12 @@ class Evaluation(Result):
 
     @property
     def summary(self) -> dict[str, Any]:
+        """`models`, `scores` with errors and paired differences, and `method`, in words."""
         return summary(self.names, self.scores, self.method)
 
     @property
     def verdicts(self) -> list[str]:
+        """Per figure and model: its value, and its paired difference from the first model's."""
         names, rows = rows_of(self.scores)
         sentences: list[str] = []
         for row in rows:
@@ -83,6 +85,7 @@ class Evaluation(Result):
         return sentences
 
     def save(self, folder: str | Path) -> Path:
+        """Write evaluation.parquet, summary.json and report.html to a new folder; return it."""
         title = "Evaluation of " + ", ".join(self.names)
         fields = {"models": list(self.sources), "status": "done"}
         with Run.create(folder, "evaluate", fields) as new:
@@ -97,9 +100,11 @@ class Evaluation(Result):
         return Path(folder)
 
     def charts(self) -> Titled:
+        """Return a chart per figure, of all models."""
         return score_charts(self.scores)
 
     def picture(self) -> Drawing | None:
+        """Return the first figure's chart; None for a single model."""
         charts = score_charts(self.scores) if len(self.names) > 1 else []
         return charts[0][1] if charts else None
 
@@ -149,7 +154,9 @@ def evaluate(
     several processes each takes its share of the windows and examples, and the first writes.
 
     Raises:
-        WakefulError: see its message; nothing is written.
+        WakefulError: a model, a text or a file of examples cannot be read, lm-eval is missing or
+            does not know a task, an option is out of its range, or `out` exists. Nothing is
+            written.
     """
     wanted = asked(EvaluateOptions, options, given)
     sources = spread(models)

@@ -107,16 +107,20 @@ class Inheritance(Stored):
 
     @property
     def summary(self) -> dict[str, Any]:
+        """summary.json: the recipe, the heir's and the baselines' losses, sizes and speeds."""
         return to_table(self._read)
 
     @property
     def verdicts(self) -> list[str]:
+        """Whether the heir reaches its reference, how it does beside baselines, what it saves."""
         return verdicts(self._read)
 
     def charts(self) -> Titled:
+        """Return every chart of the page with a title of its own."""
         return inheritance_figures(self._read)
 
     def picture(self) -> Drawing | None:
+        """Return the validation losses of the heir and its baselines over tokens."""
         return loss_curves(self._read)
 
     def __rich__(self) -> Text:
@@ -152,7 +156,9 @@ def inherit(
     be checked has been.
 
     Raises:
-        WakefulError: see its message; whatever was there before is kept.
+        WakefulError: the reference or the text cannot be read, its architecture cannot be inherited
+            from, the layers, the width or a baseline do not fit it, `out` exists, or a run fails.
+            Whatever was there before is kept.
     """
     wanted = asked(InheritOptions, options, given)
     if wanted.resume:
@@ -400,6 +406,7 @@ class Seed:
 
     @property
     def call(self) -> Call:
+        """Its training, or what is left of it."""
         return train_seed, str(self.out), self.number
 
 

@@ -103,6 +103,7 @@ class Quantization(Result):
 
     @property
     def summary(self) -> dict[str, Any]:
+        """Perplexity, size and the figures of every scheme, `layers`, `method`, in words."""
         figures = summary(self._measured) | {
             "layers": list(self.layers), "method": dict(self.method), "saved": None,
         }  # fmt: skip
@@ -110,6 +111,7 @@ class Quantization(Result):
 
     @property
     def verdicts(self) -> list[str]:
+        """Per scheme: perplexity before and after, the worst layer, the bytes saved."""
         return [f"{finding.title}: {finding.text}" for finding in findings(self._measured)]
 
     def save(self, folder: str | Path, *, saved: Mapping[str, Any] | None = None) -> Path:
@@ -130,6 +132,7 @@ class Quantization(Result):
         return Path(folder)
 
     def charts(self) -> Titled:
+        """Return every chart of the page with a title of its own."""
         return titled(self._measured)
 
     def save_model(self, folder: str | Path, *, save_as: SavedAs = "wakeful") -> dict[str, Any]:
@@ -167,6 +170,7 @@ class Quantization(Result):
         )
 
     def picture(self) -> Drawing | None:
+        """Return each layer's error."""
         return None if self.damage is None else layer_error(self.damage)
 
     def __rich__(self) -> Grid:
@@ -195,6 +199,7 @@ class QuantizationMatrix(Result):
 
     @property
     def frame(self) -> pl.DataFrame:
+        """The rows of `Quantization.frame` of all models, one after another."""
         return pl.concat(one.frame for one in self.each.values())
 
     @property
@@ -211,6 +216,7 @@ class QuantizationMatrix(Result):
 
     @property
     def verdicts(self) -> list[str]:
+        """Per model and scheme: perplexity before and after; whether kurtosis predicts it."""
         sentences = [
             f"{name}, {sentence}" for name, one in self.each.items() for sentence in one.verdicts
         ]
@@ -232,6 +238,7 @@ class QuantizationMatrix(Result):
         )
 
     def save(self, folder: str | Path) -> Path:
+        """Write the damage of all models with its page to a new folder; return it."""
         first = next(iter(self.each.values()))
         fields = {
             "models": [one.source for one in self.each.values()],
@@ -261,6 +268,7 @@ class QuantizationMatrix(Result):
         return Path(folder)
 
     def charts(self) -> Titled:
+        """Return every chart of the page with a title of its own."""
         return [
             (f"Error of layers against the kurtosis of their inputs under {name}", chart)
             for name, chart in matrix_charts(self._damages)
@@ -310,7 +318,9 @@ def quantize(
     With `out` the run directory is written, with `save` the model; neither may exist.
 
     Raises:
-        WakefulError: see its message; nothing is written before all is measured.
+        WakefulError: a model, a scheme or the text cannot be read, a scheme does not fit a layer's
+            width or needs a text to calibrate on, or `out` or `save` exists. Nothing is written
+            before all is measured.
     """
     if schemes:
         if "scheme" in given:

@@ -64,13 +64,16 @@ class Reproduction(Stored):
 
     @property
     def summary(self) -> dict[str, Any]:
+        """summary.json of the last exhibit: its rows' figures and its verdicts."""
         return to_table(self.found[-1])
 
     @property
     def verdicts(self) -> list[str]:
+        """Each claim's verdict, of all exhibits."""
         return [sentence(each) for judged in self.found for each in judged.verdicts]
 
     def picture(self) -> Drawing | None:
+        """Return the last exhibit as the paper draws it."""
         return self._drawing
 
     def __rich__(self) -> RenderableType:
@@ -102,7 +105,9 @@ def reproduce(
         given: those fields.
 
     Raises:
-        WakefulError: see its message; what can be checked is checked before anything is written.
+        WakefulError: an exhibit does not exist, it needs a text, a model or tasks that are missing,
+            it fits neither memory nor disk, its folder holds another exhibit, or a run fails. What
+            can be checked is checked before anything is written.
     """
     wanted = asked(ReproduceOptions, options, given)
     if wanted.all:

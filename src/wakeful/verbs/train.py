@@ -49,10 +49,12 @@ class Run(Stored):
 
     @property
     def summary(self) -> dict[str, Any]:
+        """summary.json: the last validation, parameters, bytes, tokens and seconds."""
         return Directory(self.path).read_json("summary.json")
 
     @property
     def verdicts(self) -> list[str]:
+        """The validation loss with its standard error, and where the run is."""
         validation = self.summary["validation"]
         return [
             f"validation loss {with_error(validation['loss'], validation['standard_error'])} "
@@ -60,9 +62,11 @@ class Run(Stored):
         ]
 
     def charts(self) -> Titled:
+        """Return every chart of the page with a title of its own."""
         return comparison_figures(read_comparison(self.path))
 
     def picture(self) -> Drawing | None:
+        """Return the training loss over steps."""
         comparison = read_comparison(self.path)
         return training_loss_chart(comparison, smoothing_window(comparison))
 
@@ -94,7 +98,9 @@ def train(
         changes: fields in place of the configuration's, tables for its parts.
 
     Raises:
-        WakefulError: see its message; whatever was there before is kept.
+        WakefulError: the configuration names what does not exist or cannot be trained, the text
+            cannot be read, `out` exists, `resume` holds no run or another one, memory or disk is
+            full, or a loss is not finite. Whatever was there before is kept.
     """
     if bool(resume) == (config is not None):
         raise WakefulError("give a configuration, or resume=... and no configuration")

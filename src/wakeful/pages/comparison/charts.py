@@ -202,14 +202,6 @@ def cost_charts(comparison: Comparison) -> list[tuple[str, Drawing]]:
     return [(title, _cost(comparison, table, title, column)) for title, column in _MEASURES]
 
 
-def cost_chart(comparison: Comparison) -> Drawing | None:
-    """Draw the same side by side in one chart."""
-    charts = cost_charts(comparison)
-    if not charts:
-        return None
-    return alt.hconcat(*(chart.properties(width=200) for _, chart in charts))
-
-
 def _cost(comparison: Comparison, table: pl.DataFrame, title: str, column: str) -> Drawing:
     frame = rounded(table.select("variant", ratio=column).drop_nulls())
     largest = max((1.0, *frame["ratio"]))
