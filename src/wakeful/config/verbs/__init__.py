@@ -1,0 +1,36 @@
+"""What each verb may be told: one dataclass a verb, for flags, Python and files alike.
+
+Nothing here imports torch, so that `--help` is quick.
+"""
+
+from wakeful.config.verbs.cure import CureOptions
+from wakeful.config.verbs.diagnose import DiagnoseOptions
+from wakeful.config.verbs.evaluate import EvaluateOptions, with_shots
+from wakeful.config.verbs.export import ExportOptions
+from wakeful.config.verbs.generate import GenerateOptions
+from wakeful.config.verbs.given import NoOptions, options_from
+from wakeful.config.verbs.inherit import (
+    SHORT,
+    Choose,
+    Copy,
+    GrowFrom,
+    InheritOptions,
+    Until,
+    inherit_options,
+    inherit_table,
+    short_value,
+)
+from wakeful.config.verbs.prepare import PrepareOptions
+from wakeful.config.verbs.quantize import Arithmetic, QuantizeOptions, SavedAs, ScaleKind
+from wakeful.config.verbs.reading import LENGTH, SOURCES, Bos, Dtype, Figure
+from wakeful.config.verbs.report import ReportOptions
+from wakeful.config.verbs.reproduce import ReproduceOptions
+from wakeful.config.verbs.sample import SampleOptions
+
+__all__ = [
+    "LENGTH", "SHORT", "SOURCES", "Arithmetic", "Bos", "Choose", "Copy", "CureOptions",
+    "DiagnoseOptions", "Dtype", "EvaluateOptions", "ExportOptions", "Figure", "GenerateOptions",
+    "GrowFrom", "InheritOptions", "NoOptions", "PrepareOptions", "QuantizeOptions",
+    "ReportOptions", "ReproduceOptions", "SampleOptions", "SavedAs", "ScaleKind", "Until",
+    "inherit_options", "inherit_table", "options_from", "short_value", "with_shots",
+]  # fmt: skip

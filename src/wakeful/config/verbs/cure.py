@@ -1,0 +1,77 @@
+"""What `cure` may be told."""
+
+import math
+from dataclasses import dataclass
+
+from wakeful.config.options import How, HowMuch, Where
+from wakeful.config.tables import at_least
+from wakeful.config.verbs.reading import Figure, Reading
+from wakeful.errors import WakefulError
+
+
+@dataclass(frozen=True, kw_only=True)
+class CureOptions(Reading):
+    """What to do to a model, and what text to verify it on."""
+
+    rotate: How[str] = ""
+    """Rotate the residual stream: hadamard, haar, block_diagonal(size=64). Empty: leave it."""
+    rotate_inner: How[bool] = False
+    """Rotate what the feed-forward networks' last projections read too, as the model runs."""
+    prefix: How[str] = ""
+    """Store a prefix: bos, or a number of tokens to choose (1, 2 ...). Empty: none."""
+    sinks: How[bool] = False
+    """Put a learned sink into every head, fitted to the model's own statistics."""
+    gates: How[bool] = False
+    """Put a gate on every head's output, fitted likewise; beside sinks it needs --steps."""
+    steps: HowMuch[int] = 0
+    """Steps to train a model with sinks or gates. 0: none, they stay as they were fitted."""
+    batch_size: HowMuch[int] = 4
+    """Sequences a training step."""
+    train_length: HowMuch[int] = 256
+    """Tokens of a training sequence, or the model's context where that is shorter."""
+    lr: How[float] = 1e-4
+    """Peak learning rate of the training of sinks and gates."""
+    seed: int = 0
+    """Seed of the rotation and of the order of training."""
+    num_sequences: HowMuch[int] = 2
+    """Sequences to verify on, one after another from the text's beginning."""
+    figures: Where[tuple[Figure, ...]] = ()
+    """Write the charts for a paper too, in these formats, into the folder figures."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(1, self, "num_sequences")
+        if not (self.rotate or self.rotate_inner or self.prefix or self.trains):
+            raise WakefulError(
+                "name a cure: --rotate hadamard, --rotate_inner, --prefix bos, --sinks, --gates"
+            )
+        if self.prefix and self.trains:
+            raise WakefulError(
+                f"prefix = {self.prefix!r} keeps the token that sinks and gates do without: choose "
+                "one of them"
+            )
+        if self.trains and self.dtype == "bfloat16":
+            raise WakefulError("dtype = bfloat16 is too coarse to train sinks and gates: float32")
+        if self.gates and self.rotate:
+            raise WakefulError(
+                f"rotate = {self.rotate!r} does not turn the gates' own matrices: rotate without "
+                "--gates, or use --sinks"
+            )
+        if self.sinks and self.gates and not self.steps:
+            raise WakefulError(
+                "steps = 0 leaves gates beside sinks that do nothing: train them, or choose one"
+            )
+        at_least(1, self, "batch_size")
+        at_least(2, self, "train_length")
+        at_least(0, self, "steps")
+        if not 0 < self.lr < math.inf:
+            raise WakefulError(f"lr = {self.lr}: must be positive")
+        if self.prefix not in ("", "bos") and not (self.prefix.isdecimal() and int(self.prefix)):
+            raise WakefulError(
+                f"prefix = {self.prefix!r}: must be bos, or a number of tokens to choose"
+            )
+
+    @property
+    def trains(self) -> bool:
+        """Whether sinks or gates are put in, which are trained."""
+        return self.sinks or self.gates

@@ -1,0 +1,36 @@
+"""What `diagnose` may be told."""
+
+from dataclasses import dataclass
+
+from wakeful.config.options import How, HowMuch, Where
+from wakeful.config.tables import at_least
+from wakeful.config.verbs.reading import Figure, Reading
+from wakeful.errors import WakefulError
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiagnoseOptions(Reading):
+    """What to measure, on what."""
+
+    num_sequences: HowMuch[int] = 4
+    """Sequences, one after another from the text's beginning."""
+    tau: How[float] = 0.9
+    """Share of a head's energy that its rank holds."""
+    lazy_rank: How[float] = 2.0
+    """A layer is lazy when no head's rank is above this."""
+    rank_tokens: int = 2048
+    """Longest sequence whose ranks are settled exactly; past it they may be bounds."""
+    rank_seconds: HowMuch[float] = 600.0
+    """Time for exact ranks; past it they may be bounds."""
+    layers: How[tuple[int, ...]] = ()
+    """Layers whose attention is pictured. Empty: four, spread over the depth."""
+    heads: How[tuple[int, ...]] = ()
+    """Heads whose attention is pictured. Empty: the first four."""
+    figures: Where[tuple[Figure, ...]] = ()
+    """Write the charts for a paper too, in these formats, into the folder figures."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(1, self, "num_sequences")
+        if not 0 < self.tau <= 1:
+            raise WakefulError(f"tau = {self.tau} is a share, above 0 and at most 1")

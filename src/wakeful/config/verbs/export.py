@@ -1,0 +1,20 @@
+"""What `export` may be told."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from wakeful.config.options import How, What
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """How to write a model for Transformers."""
+
+    dtype: How[Literal["float32", "bfloat16", "float16"]] = "float32"
+    """Type of the weights written to a folder."""
+    gguf: How[Literal["f32", "f16", "q8_0", "q4_0"]] = "f16"
+    """What a file NAME.gguf stores matrices as."""
+    step: What[int] = 0
+    """Checkpoint of the run to write, by its step. 0 means the newest."""
+    layers: What[tuple[str, ...]] = ()
+    """Layers to keep, from 0, e.g. 0-2 18-29. Of any architecture of Transformers, experts too."""

@@ -1,0 +1,288 @@
+"""What `inherit` may be told, under long names and short ones."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from wakeful.config.options import How, HowMuch, Seldom, What, Where
+from wakeful.config.schema import (
+    BridgeConfig,
+    DataConfig,
+    HealConfig,
+    OptimizerConfig,
+    SampleConfig,
+    TrainConfig,
+    WidthConfig,
+)
+from wakeful.config.tables import at_least, from_table, merged, nested, to_table
+from wakeful.config.verbs.reading import Bos, Figure
+from wakeful.errors import WakefulError
+
+Choose = Literal["first", "middle", "last", "alternate", "stacked",
+                 "rank", "mass", "influence", "angle", "bridge", "lazy"]  # fmt: skip
+Copy = Literal["all", "attention", "mlp", "without_norms", "blocks", "embeddings"]
+"""What is inherited: everything; of the blocks the attention or the feed-forward network, each with
+the norm before it, or both without their norms (table 2); the blocks alone, without embeddings,
+positions, final norm and head, as the paper's code does; or those alone. The rest starts at
+random."""
+Until = Literal["parity", "budget"]
+GrowFrom = Literal["reference", "student"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InheritOptions:
+    """What to inherit, how to train it, and what to compare it with.
+
+    Unless told otherwise, steps are as many as minutes allow, length is 256 or the reference's
+    context, and eval_every is a fifth of the steps.
+
+    Long names work too: --steps is --train.steps, --text and --data are --data.source, and --lr is
+    --optimizer.lr with a tenth of it as --optimizer.final_lr.
+    """
+
+    out: Where[str] = ""
+    """Folder to create. Empty: runs/inherit-REFERENCE."""
+    resume: Where[str] = ""
+    """Continue the inheritance in this folder; it takes no other option but figures."""
+    layers: What[int] = 0
+    """Layers of the heir. 0: as many as keep says, half of the reference's, or all with width."""
+    keep: What[float] = 0.0
+    """Share of the reference's layers to keep, instead of layers."""
+    choose: How[Choose] = "angle"
+    """Which layers: all but the neighbors over which the stream turns least (angle), or without
+    which, bridged, the loss is least (bridge); those with the highest rank, mass or influence; or
+    a range: first is the paper's."""
+    gaps: int = 1
+    """Runs of neighbors that angle may leave out."""
+    blocks: tuple[int, ...] = ()
+    """The layers themselves, counted from 0, instead of layers, keep and choose."""
+    pinned: int = 1
+    """First layers that stay whatever a diagnosis says of them."""
+    copy: Copy = "all"
+    """What is inherited; the rest starts at random. The paper's code copies blocks alone."""
+    bridge: BridgeConfig = field(default_factory=BridgeConfig)
+    heal: HealConfig = field(default_factory=HealConfig)
+    width: WidthConfig = field(default_factory=WidthConfig)
+    bos: Bos = "auto"
+    """BOS before every window that heirs and reference read: as the reference's own tokenizer does
+    (auto), on, or off."""
+    drops: int = 1
+    """Drop the layers in this many parts, healing after each for its share of the steps."""
+    route: What[str] = ""
+    """Value route to switch on, e.g. resformer(mode="learnable"). Empty: the reference's."""
+    normalizer: What[str] = ""
+    """Normalizer to switch on, e.g. softmax1. Empty: the reference's."""
+    grow: How[int] = 0
+    """Layers that each round adds, 2 in the paper; the last takes what is left. 0: one round."""
+    until: Until = "parity"
+    """Grow until the reference's loss is reached, or through all rounds."""
+    rounds: HowMuch[int] = 0
+    """Most rounds. 0: until the heir is as deep as the reference."""
+    grow_from: GrowFrom = "reference"
+    """A round begins from the reference's blocks, or keeps the student's and adds to them."""
+    baseline: What[tuple[str, ...]] = ()
+    """Other starts to train alike, by name: random, stacking, half_width ..."""
+    seeds: HowMuch[tuple[int, ...]] = ()
+    """Train everything with each of these seeds, for errors over seeds. Empty: with seed alone."""
+    cluster: Where[str] = ""
+    """Deal the seeds out: "local(workers=2)", "slurm(workers=8, partition='a')" ..."""
+    figures: Where[tuple[Figure, ...]] = ()
+    """Write the charts for a paper too, in these formats, into the folder figures."""
+    recipe: bool = False
+    """Write mergekit.yaml too: a passthrough recipe of the last heir's layers."""
+    minutes: HowMuch[float] = 0.0
+    """Time for everything; with steps, no new round begins after it. 0 without steps: 30."""
+    warmup: float = 0.05
+    """Share of the steps in which the learning rate rises, unless optimizer.warmup_steps says."""
+    diagnose_length: int = 0
+    """Tokens a sequence of the diagnosis that layers are chosen by. 0: 512, or the context."""
+    diagnose_sequences: int = 4
+    """Sequences of that diagnosis, from the training text's beginning."""
+    data: Annotated[DataConfig, Seldom(("tokenizer", "vocab_size"))] = field(
+        default_factory=lambda: DataConfig(validation_fraction=0.005)
+    )
+    optimizer: OptimizerConfig = field(
+        default_factory=lambda: OptimizerConfig(lr=3e-4, final_lr=3e-5, warmup_steps=0)
+    )
+    train: TrainConfig = field(
+        default_factory=lambda: TrainConfig(
+            steps=0, length=0, batch_size=4, eval_batch_size=4, eval_every=0, checkpoint_every=0,
+            keep_checkpoints=1,
+        )
+    )  # fmt: skip
+    sample: SampleConfig = field(
+        default_factory=lambda: SampleConfig(prompts=("def ",), num_tokens=32)
+    )
+
+    def __post_init__(self) -> None:
+        depth = [name for name in ("layers", "keep", "blocks") if getattr(self, name)]
+        if len(depth) > 1:
+            raise WakefulError(f"--{depth[0]} and --{depth[1]} both say which layers: give one")
+        if self.data.first_batch:
+            raise WakefulError(
+                "data.first_batch follows from what an heir was trained for before: leave it out"
+            )
+        if self.bos == "off" and self.data.bos:
+            raise WakefulError("bos = off and data.bos contradict each other: leave out one")
+        if self.blocks and self.choose != InheritOptions.choose:
+            raise WakefulError(f"--blocks names the layers, so --choose {self.choose} does nothing")
+        if not 0 <= self.keep <= 1:
+            raise WakefulError(f"keep = {self.keep} is a share of the layers, between 0 and 1")
+        at_least(
+            0, self, "layers", "grow", "rounds", "minutes", "pinned", "train.steps",
+            "train.length", "train.eval_every", "train.checkpoint_every", "bridge.ridge",
+        )  # fmt: skip
+        self._check_heir()
+        if not 0 <= self.warmup <= 1:
+            raise WakefulError(f"warmup = {self.warmup} is a share of the steps, between 0 and 1")
+        if not self.grow and (self.rounds > 1 or self.until != "parity"
+                              or self.grow_from != "reference"):  # fmt: skip
+            raise WakefulError(
+                "--rounds, --until and --grow_from are for growing: give --grow too, such as 2"
+            )
+        if self.diagnose_length < 0 or self.diagnose_length == 1 or self.diagnose_sequences < 1:
+            raise WakefulError(
+                "diagnose_length must be 0 or at least 2 and diagnose_sequences at least 1, got "
+                f"{self.diagnose_length} and {self.diagnose_sequences}"
+            )
+        if self.data.tokenizer or self.data.vocab_size != DataConfig.vocab_size:
+            raise WakefulError(
+                "data.tokenizer and data.vocab_size: an heir has its reference's tokenizer; leave "
+                "them out"
+            )
+        if self.data.keep_overlap:
+            raise WakefulError(
+                "data.keep_overlap: what an heir remembers of its validation text would count as "
+                "what it has learned; leave it out"
+            )
+        if self.train.distill.teacher:
+            raise WakefulError(
+                f"train.distill.teacher = {self.train.distill.teacher!r}: an inheritance's teacher "
+                "is its reference, for the baselines that learn from one"
+            )
+
+        if self.train.lora.rank:
+            raise WakefulError(
+                f"train.lora.rank = {self.train.lora.rank}: adapters are for what begins as good "
+                "as healed, which no baseline does; give --heal.lora.rank"
+            )
+
+    def _check_heir(self) -> None:
+        at_least(1, self, "gaps", "bridge.tokens")
+        if self.gaps > 1 and (self.blocks or self.choose != "angle"):
+            raise WakefulError("--gaps is for --choose angle, which decides what is left out")
+        if self.choose == "bridge" and self.bridge.map == "none":
+            raise WakefulError("--choose bridge tries runs of layers with a bridge: --bridge.map")
+        if len(set(self.seeds)) < len(self.seeds) or min(self.seeds, default=0) < 0:
+            raise WakefulError(f"seeds = {list(self.seeds)}: each is a whole number, named once")
+        if self.seeds and self.train.seed:
+            raise WakefulError("--seed and --seeds both name the seed: give one")
+        at_least(0, self, "heal.top_k", "heal.hidden", "heal.lora.rank")
+        at_least(1, self, "drops")
+        for name in ("top_k", "by"):
+            value = getattr(self.heal, name)
+            if self.heal.hidden and value != getattr(HealConfig, name):
+                raise WakefulError(
+                    f"--heal.hidden {self.heal.hidden:g} needs the reference's streams in every "
+                    f"step, which --heal.{name} {value} does without: leave out one"
+                )
+        if self.width and (self.grow or self.drops > 1 or self.copy != "all"):
+            raise WakefulError(
+                "--width narrows every layer once, from the whole reference: leave out --grow, "
+                "--drops and --copy"
+            )
+        if self.drops > 1 and (self.grow or self.blocks or self.copy != "all"):
+            raise WakefulError(
+                f"--drops {self.drops} heals between drops of whole layers in the order that "
+                "--choose gives: leave out --grow, --blocks and --copy"
+            )
+        if self.heal.lora.rank and self.copy != "all":
+            raise WakefulError(
+                f"--copy {self.copy} starts parts of every block at random, which adapters "
+                "(--heal.lora.rank) cannot train: give one of the two"
+            )
+        if not self.heal.top_k and (self.heal.store or self.heal.rest != HealConfig.rest):
+            raise WakefulError(
+                "--heal.store and --heal.rest are for stored predictions: give --heal.top_k too"
+            )
+        if self.heal.top_k and self.heal.by == "text":
+            raise WakefulError(
+                f"--heal.top_k {self.heal.top_k} is of the reference's predictions, which "
+                "--heal.by text does not learn from: give one of the two"
+            )
+        if self.copy != "all" and self.bridge.map != "none":
+            raise WakefulError(
+                f"--copy {self.copy} starts parts of every block at random, and a bridge is solved "
+                "on what the blocks compute: give --bridge.map none too"
+            )
+
+
+SHORT = {
+    "text": ("data.source",),
+    "text_field": ("data.text_field",),
+    "max_bytes": ("data.max_bytes",),
+    "validation_text": ("data.validation_source",),
+    "validation_fraction": ("data.validation_fraction",),
+    "steps": ("train.steps",),
+    "batch_size": ("train.batch_size", "train.eval_batch_size"),
+    "micro_batch_size": ("train.micro_batch_size",),
+    "length": ("train.length",),
+    "eval_every": ("train.eval_every",),
+    "checkpoint_every": ("train.checkpoint_every",),
+    "seed": ("train.seed",),
+    "device": ("train.device",),
+    "dtype": ("train.dtype",),
+    "alpha": ("train.distill.alpha",),
+    "temperature": ("train.distill.temperature",),
+    "lr": ("optimizer.lr", "optimizer.final_lr"),
+    "weight_decay": ("optimizer.weight_decay",),
+    "prompts": ("sample.prompts",),
+    "data": ("data.source",),
+    "optimizer": ("optimizer.name",),
+}
+"""Short names of an inheritance's options, which its older files have too."""
+
+
+def short_value(field_name: str, name: str, value: Any) -> Any:
+    """Return what a short name's value means for one of the fields it stands for."""
+    return float(value) / 10 if (name, field_name) == ("lr", "optimizer.final_lr") else value
+
+
+def inherit_table(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table of `InheritOptions` from one that may use short names.
+
+    Raises:
+        WakefulError: two names say one thing.
+    """
+    long: dict[str, Any] = {}
+    said: dict[str, str] = {}
+    implied: dict[str, Any] = {}
+    for name, value in given.items():
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            long = merged(long, {name: to_table(value)})
+        elif isinstance(value, Mapping) or name not in SHORT:
+            long = merged(long, {name: value})
+        else:
+            target, *others = SHORT[name]
+            other = said.setdefault(target, target if _in(given, target) else name)
+            if other != name:
+                raise WakefulError(f"{other} and {name} both set {target}: give one")
+            long = merged(long, nested(target, value))
+            for other in others:
+                implied = merged(implied, nested(other, short_value(other, name, value)))
+    return merged(implied, long)
+
+
+def _in(given: Mapping[str, Any], target: str) -> bool:
+    found: Any = given
+    for part in target.split("."):
+        if not isinstance(found, Mapping) or part not in found:
+            return False
+        found = found[part]
+    return True
+
+
+def inherit_options(given: Mapping[str, Any]) -> InheritOptions:
+    """Return the options that a table with long or short names describes."""
+    return from_table(InheritOptions, merged(to_table(InheritOptions()), inherit_table(given)))

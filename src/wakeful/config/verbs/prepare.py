@@ -1,0 +1,17 @@
+"""What `data prepare` may be told."""
+
+from dataclasses import dataclass
+
+from wakeful.config.options import Where
+from wakeful.config.schema import TextConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareOptions(TextConfig):
+    """How to turn text into memory-mapped tokens.
+
+    wakeful data generate --help: text that a model writes.
+    """
+
+    out: Where[str]
+    """Folder to create."""

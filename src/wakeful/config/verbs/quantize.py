@@ -1,0 +1,54 @@
+"""What `quantize` may be told."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from wakeful.config.options import How, HowMuch, What, Where
+from wakeful.config.tables import at_least
+from wakeful.config.verbs.reading import Figure, Reading
+from wakeful.errors import WakefulError
+
+ScaleKind = Literal["dynamic", "static"]
+Arithmetic = Literal["reference", "integer", "torchao"]
+SavedAs = Literal["wakeful", "compressed-tensors"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizeOptions(Reading):
+    """How to quantize, and what text to measure the damage on."""
+
+    scheme: How[tuple[str, ...]] = ()
+    """fine, moderate, coarse, w4, w4g128, w4g128_gptq, w4a16, w8a8, smoothquant, fp8, mxfp4, nvfp4,
+    kv8, kv4, or e.g. scheme(weights=absmax(bits=6, per="channel")). None: the first four, or the
+    layout's."""
+    layout: How[str] = ""
+    """Set the models beside a published table of pretrained ones: activation-table1."""
+    scales: How[tuple[ScaleKind, ...]] = ("dynamic",)
+    """Activation scales: of the text at hand, or calibrated once; both measure each that can be."""
+    num_sequences: HowMuch[int] = 8
+    """Sequences to measure on, one after another from the text's beginning."""
+    calibration_sequences: HowMuch[int] = 4
+    """Sequences for static scales, gptq and smoothquant, the next ones of the text."""
+    save: Where[str] = ""
+    """Folder to create with the quantized model, to load and generate from. Takes one scheme."""
+    save_as: Where[SavedAs] = "wakeful"
+    """What --save writes: our own format, or compressed-tensors, which stock Transformers and vLLM
+    load."""
+    arithmetic: Arithmetic = "integer"
+    """Dequantized numbers, int8 products, or torchao's kernels; the same to rounding."""
+    skip: What[tuple[str, ...]] = ()
+    """Layers to leave in full precision, by name or pattern: lm_head, *.down_proj."""
+    figures: Where[tuple[Figure, ...]] = ()
+    """Write the charts for a paper too, in these formats, into the folder figures."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(1, self, "num_sequences", "calibration_sequences")
+        if not self.scales:
+            raise WakefulError("name at least one kind of scales")
+        if self.save_as != "wakeful" and not self.save:
+            raise WakefulError(f"save_as = {self.save_as!r} says what --save writes: name a folder")
+        if self.layout and self.save:
+            raise WakefulError(
+                "--save writes one model, and --layout measures a table: name one of them"
+            )

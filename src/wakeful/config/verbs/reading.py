@@ -1,0 +1,59 @@
+"""What verbs that read a text with a model share."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from wakeful.config.options import HowMuch, What, Where
+from wakeful.config.schema import DataConfig
+from wakeful.errors import WakefulError
+
+Bos = Literal["auto", "on", "off"]
+Dtype = Literal["float32", "float64", "bfloat16"]
+Figure = Literal["svg", "png", "pdf"]
+SOURCES = (
+    "a run directory, a Transformers folder, a GGUF file, smollm2, a hub name or a quantized model"
+)
+"""What a model is named by."""
+
+
+LENGTH = 512
+"""Tokens a sequence where neither the user nor the model's context says otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """A model and the text it reads."""
+
+    text: What[str] = ""
+    """Text to read: a file, folder or glob, or a task: backcopy(triggers=3). Empty: see data."""
+    data: What[str] = ""
+    """Text by name instead, such as hf:NAME. Empty: a run's own task, or python-stdlib."""
+    length: HowMuch[int] = 0
+    """Tokens a sequence. 0: 512, or the model's context where that is shorter."""
+    bos: Bos = "auto"
+    """BOS before every sequence: as the model's own tokenizer does (auto), on, or off."""
+    out: Where[str] = ""
+    """Folder to create. Empty: runs/VERB-MODEL."""
+    device: Where[str] = "auto"
+    """auto, cpu, cuda ..."""
+    dtype: Dtype = "float32"
+    """Arithmetic of the full-precision model; what is measured is float32 or better."""
+    trust_remote_code: bool = False
+    """Run code that comes with the model. Leave it out for models you do not trust."""
+
+    def __post_init__(self) -> None:
+        if self.text and self.data:
+            raise WakefulError(
+                f"text = {self.text!r} and data = {self.data!r} both name the text: give one"
+            )
+        if self.length < 0 or self.length == 1:
+            raise WakefulError(f"length = {self.length}: a sequence needs at least 2 tokens")
+
+    @property
+    def source(self) -> str:
+        """The text to read."""
+        return self.text or self.data or DataConfig.source
+
+    def length_for(self, context: int) -> int:
+        """Return the tokens a sequence for a model with this context."""
+        return self.length or min(LENGTH, context)

@@ -1,0 +1,18 @@
+"""What `report` may be told."""
+
+from dataclasses import dataclass
+
+from wakeful.config.options import Where
+from wakeful.config.verbs.reading import Figure
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """Where the report goes."""
+
+    out: Where[str] = ""
+    """HTML file to write. Empty: report.html in the first folder; for exhibits, claims.html."""
+    title: Where[str] = ""
+    """Heading of the page."""
+    figures: Where[tuple[Figure, ...]] = ()
+    """Write the charts for a paper too, in these formats, into the folder figures."""

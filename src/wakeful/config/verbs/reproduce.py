@@ -1,0 +1,54 @@
+"""What `reproduce` may be told."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from wakeful.config.options import HowMuch, What, Where
+from wakeful.config.tables import at_least
+from wakeful.config.verbs.reading import Figure
+from wakeful.errors import WakefulError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReproduceOptions:
+    """At which scale, and where; without an exhibit's name, all are listed."""
+
+    scale: HowMuch[Literal["tiny", "small", "paper"]] = "tiny"
+    """Minutes on two cores, an hour or so, or the paper's own models and tokens."""
+    all: What[bool] = False
+    """Run every exhibit that can be run."""
+    out: Where[str] = ""
+    """Folder of the exhibit. Empty: runs/reproduce/SCALE/PAPER-EXHIBIT. The same one goes on."""
+    runs: str = ""
+    """Folder of the training runs, which exhibits share. Empty: runs, beside the exhibit's."""
+    seeds: HowMuch[tuple[int, ...]] = ()
+    """Seeds of every row. Empty: the scale's."""
+    steps: HowMuch[int] = 0
+    """Steps of the baseline instead of the scale's; rows that train longer do so in proportion."""
+    text: What[str] = ""
+    """Text instead of the scale's: a file, folder, glob, prepared data or hf:NAME."""
+    validation_text: str = ""
+    """Text to validate on. Empty: a part of the text."""
+    tokenizer: str = ""
+    """Tokenizer instead of the scale's, or "train" for one of the text. Empty: the scale's."""
+    models: What[tuple[str, ...]] = ()
+    """Pretrained models instead of the scale's: of an exhibit that looks at some, one for each of
+    its rows; of one that makes heirs of one, that one. Empty: the scale's."""
+    tasks: What[bool] = False
+    """Ask the models the paper's tasks at this scale too, whose data the hub has; else the
+    validation loss is judged in their place."""
+    device: Where[str] = ""
+    """auto, cpu, cuda ... Empty: the scale's."""
+    dtype: str = ""
+    """float32, bfloat16 ... Empty: the scale's."""
+    cluster: Where[str] = ""
+    """Deal rows and seeds out: "local(workers=2)", "slurm(workers=8, partition='a')" ..."""
+    figures: Where[tuple[Figure, ...]] = ()
+    """Write the charts for a paper too, in these formats, into the folder figures."""
+
+    def __post_init__(self) -> None:
+        at_least(0, self, "steps")
+        if self.validation_text and not self.text:
+            raise WakefulError("--validation_text is for a text of one's own: give --text too")
+        if self.all and self.out:
+            raise WakefulError("--out is one exhibit's folder: leave it out with --all")

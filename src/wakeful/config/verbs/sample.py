@@ -1,0 +1,66 @@
+"""What `data generate` may be told."""
+
+import math
+from dataclasses import dataclass
+
+from wakeful.config.options import How, HowMuch, What, Where
+from wakeful.config.schema import TextConfig
+from wakeful.config.tables import at_least
+from wakeful.config.verbs.reading import LENGTH, Bos
+from wakeful.errors import WakefulError
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleOptions:
+    """Text for a model to generate as training data.
+
+    The same command goes on with what was cut off.
+    """
+
+    out: Where[str]
+    """Folder to create."""
+    tokens: HowMuch[int] = 1_000_000
+    """Tokens to write at least; the last document is whole."""
+    length: HowMuch[int] = 0
+    """Most tokens of a document. 0: 512, or the model's context where that is shorter."""
+    batch_size: HowMuch[int] = 16
+    """Documents written side by side."""
+    temperature: How[float] = 1.0
+    """Divides the logits."""
+    top_k: How[int] = 0
+    """Sample from this many of the likeliest tokens; 0 means all."""
+    top_p: How[float] = 1.0
+    """Choose among the likeliest tokens that together reach this probability."""
+    seed: How[int] = 0
+    """Seed of the choice, and of what is held out."""
+    prompts: What[str] = ""
+    """File with a prompt a line, each for a document in turn. Empty: none."""
+    chat: How[Bos] = "auto"
+    """Begin with the chat template: a prompt is what a user says; without prompts the model writes
+    question and answer. auto: of a model that has one."""
+    validation_fraction: float = TextConfig.validation_fraction
+    """Share of documents held out, chosen by a hash of their tokens."""
+    step: What[int] = 0
+    """Checkpoint of a run to use, by its step. 0 means the newest."""
+    device: Where[str] = "auto"
+    """auto, cpu, cuda ..."""
+    trust_remote_code: bool = False
+    """Run code that comes with the model. Leave it out for models you do not trust."""
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "tokens", "batch_size")
+        at_least(0, self, "top_k", "length", "seed")
+        if not 0 < self.temperature < math.inf:
+            raise WakefulError(
+                f"temperature = {self.temperature}: must be positive, or every document is the same"
+            )
+        if not 0 < self.top_p <= 1:
+            raise WakefulError(f"top_p = {self.top_p}: must be in (0, 1]")
+        if not 0 < self.validation_fraction < 1:
+            raise WakefulError(
+                f"validation_fraction = {self.validation_fraction}: must lie between 0 and 1"
+            )
+
+    def length_for(self, context: int) -> int:
+        """Return the most tokens of a document, for a model with this context."""
+        return self.length or min(LENGTH, context)
