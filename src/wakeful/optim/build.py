@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from wakeful.config.schema import OptimizerConfig
 from wakeful.errors import WakefulError
 from wakeful.families import role_outside_layers
 from wakeful.optim.curvature import shampoo, soap
@@ -112,6 +113,34 @@ def build_optimizer(
     if not isinstance(made, torch.optim.Optimizer):
         raise WakefulError(f"{title} gives a {type(made).__name__}, which is not an optimizer")
     return made
+
+
+def configured(
+    config: OptimizerConfig, named_parameters: NamedParameters, *, seed: int
+) -> torch.optim.Optimizer:
+    """Return the optimizer that a configuration describes; each takes the fields that it has.
+
+    RMSProp's decay of squares is `beta2`, and SGD's momentum `beta1`.
+
+    Raises:
+        WakefulError: see `build_optimizer`.
+    """
+    build = optimizer_of(config.name)
+    fields = {
+        "betas": (config.beta1, config.beta2),
+        "eps": config.eps,
+        "rotation": config.rotation,
+        "seed": seed,
+        "check_finite": False,  # the loop reads the gradient's norm itself
+    }
+    options = {name: value for name, value in fields.items() if name in options_of(build)}
+    if build.func is rmsprop:
+        options["alpha"] = config.beta2
+    if build.func is sgd_momentum:
+        options["momentum"] = config.beta1
+    return build_optimizer(
+        config.name, named_parameters, lr=config.lr, weight_decay=config.weight_decay, **options
+    )
 
 
 def optimizer_of(given: str | Builder, *, imports: bool = False) -> "partial[Any]":

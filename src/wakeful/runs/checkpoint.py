@@ -31,18 +31,13 @@ from wakeful.digests import file_sha256
 from wakeful.errors import WakefulError
 from wakeful.model import lora
 from wakeful.model.initialize import check_shapes, skeleton
+from wakeful.optim.saved import missing
 from wakeful.runs.run import disk_errors, read_record, save_tensors
 from wakeful.runs.shards import Along, Stored, cut_of, is_complete, local, part_name, share_of
 from wakeful.world import ALONE, World
 
 _NAME = re.compile(r"step-(\d{8,})")
 _FILE = re.compile(r"(model|optimizer)(-\d{5}-of-\d{5})?\.safetensors|state\.json")
-_ADAM = {"step", "exp_avg", "exp_avg_sq"}
-_NEEDED: Mapping[str, set[str]] = {
-    "AdamW": _ADAM, "OrthoAdam": _ADAM, "RMSprop": {"step", "square_avg"},
-    "SGD": set(), "MuonAdamW": set(),
-}  # fmt: skip
-"""What each optimizer of ours expects of a parameter's state, once there is any."""
 _OWN_SHAPE = "rotation_"
 """How the names of tensors begin whose shape differs from their parameter's."""
 
@@ -322,14 +317,11 @@ def _same_groups(
 
 def _check_entry(title: str, state: dict[str, Any], parameter: Tensor, kind: str) -> None:
     """Raise `WakefulError` unless an optimizer of this kind could have saved this state."""
-    if kind not in _NEEDED:  # a user's own, which alone knows its state
+    lacks = missing(kind, state)
+    if lacks is None:
         return
-    needed = _NEEDED[kind]
-    if kind == "MuonAdamW" and "momentum_buffer" not in state:
-        needed = _ADAM
-    missing = sorted(needed - state.keys())
-    if missing:
-        raise WakefulError(f"{title} has no {missing[0]} in the optimizer's state")
+    if lacks:
+        raise WakefulError(f"{title} has no {lacks[0]} in the optimizer's state")
     for key, value in state.items():
         if not isinstance(value, Tensor) or key.startswith(_OWN_SHAPE):
             continue

@@ -23,7 +23,7 @@ from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder, admit
 from wakeful.model.initialize import initialize
 from wakeful.model.lora import adapt
-from wakeful.optim.build import BUILDERS, build_optimizer, optimizer_of, options_of
+from wakeful.optim.build import configured, optimizer_of
 from wakeful.quant.schemes import parse_scheme
 from wakeful.training.distillation import check_same_vocabulary
 from wakeful.training.events import check_installed
@@ -267,27 +267,7 @@ def _memory_errors() -> Iterator[None]:
 
 def make_optimizer(config: Config, decoder: Decoder) -> torch.optim.Optimizer:
     """Return the optimizer over the decoder's parameters."""
-    optimizer = config.optimizer
-    build = optimizer_of(optimizer.name)
-    fields = {
-        "betas": (optimizer.beta1, optimizer.beta2),
-        "eps": optimizer.eps,
-        "rotation": optimizer.rotation,
-        "seed": config.train.seed,
-        "check_finite": False,  # the loop reads the gradient's norm itself
-    }
-    options = {name: value for name, value in fields.items() if name in options_of(build)}
-    if build.func is BUILDERS["rmsprop"]:
-        options["alpha"] = optimizer.beta2
-    if build.func is BUILDERS["sgd_momentum"]:
-        options["momentum"] = optimizer.beta1
-    return build_optimizer(
-        optimizer.name,
-        decoder.named_parameters(),
-        lr=optimizer.lr,
-        weight_decay=optimizer.weight_decay,
-        **options,
-    )
+    return configured(config.optimizer, decoder.named_parameters(), seed=config.train.seed)
 
 
 def autocast(config: Config, device: torch.device) -> contextlib.AbstractContextManager[object]:
