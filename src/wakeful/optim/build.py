@@ -7,11 +7,10 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from wakeful.config.schema import OptimizerConfig
 from wakeful.errors import WakefulError
 from wakeful.families import role_outside_layers
 from wakeful.optim.curvature import shampoo, soap
@@ -19,6 +18,9 @@ from wakeful.optim.muon import MuonAdamW, can_fuse
 from wakeful.optim.orthoadam import OrthoAdam
 from wakeful.roles import role_of
 from wakeful.variants import build_call
+
+if TYPE_CHECKING:
+    from wakeful.config.schema import OptimizerConfig
 
 NamedParameters = Iterable[tuple[str, torch.nn.Parameter]]
 
@@ -116,7 +118,7 @@ def build_optimizer(
 
 
 def configured(
-    config: OptimizerConfig, named_parameters: NamedParameters, *, seed: int
+    config: "OptimizerConfig", named_parameters: NamedParameters, *, seed: int
 ) -> torch.optim.Optimizer:
     """Return the optimizer that a configuration describes; each takes the fields that it has.
 
