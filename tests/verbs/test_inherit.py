@@ -32,6 +32,7 @@ from wakeful.config.verbs import InheritOptions, options_from
 from wakeful.data.preparing import prepared
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.estimates import with_error
+from wakeful.growth import seeds
 from wakeful.growth.bridge import Stream, gaps
 from wakeful.growth.layers import LayerMap, written
 from wakeful.growth.outcome import read_inheritance
@@ -45,7 +46,6 @@ from wakeful.runs.run import Run, is_done
 from wakeful.training import cluster
 from wakeful.training.loop import train
 from wakeful.training.measures import mean_loss
-from wakeful.verbs import inherit as verb
 from wakeful.verbs.inherit import _solved_on, inherit, recorded
 from wakeful.verbs.inherited import spread
 
@@ -476,14 +476,14 @@ def test_seeds_are_dealt_out_and_what_they_trained_is_read(
     assert read_inheritance(alone)[0].over_seeds == summary.over_seeds
     shutil.rmtree(out / "seed-4")
     stopped = iter([True])
-    whole = verb.carry_out
+    whole = seeds.carry_out
 
     def once(*given: Any, **named: Any) -> Outcome:
         if next(stopped, False):
             raise Interrupted("stopped", "go on")
         return whole(*given, **named)
 
-    monkeypatch.setattr(verb, "carry_out", once)
+    monkeypatch.setattr(seeds, "carry_out", once)
     Run(out).set_status("stopped")
     assert main(["inherit", "--resume", str(out)]) == 0
     assert "its job ended (it was stopped); it goes on in another" in capsys.readouterr().out

@@ -4,26 +4,22 @@ import dataclasses
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import polars as pl
 import tomli_w
 from rich.text import Text
 
-from wakeful.config.schema import Config
-from wakeful.config.tables import from_table, read_table, to_table
+from wakeful.config.tables import to_table
 from wakeful.config.verbs import LENGTH, SOURCES, InheritOptions, inherit_options
-from wakeful.data.mixture import mixture_of
-from wakeful.data.preparing import prepared
 from wakeful.data.tokens import PreparedData, is_prepared
 from wakeful.device import choose_device
-from wakeful.display import Display, Shown, usual
+from wakeful.display import Shown, usual
 from wakeful.errors import WakefulError
 from wakeful.estimates import finite
 from wakeful.growth.baselines import check_baselines
-from wakeful.growth.choice import bridged_losses
 from wakeful.growth.inherit import departures
-from wakeful.growth.layers import By, Diagnosed, LayerMap, diagnose_layers
+from wakeful.growth.layers import Diagnosed, LayerMap
 from wakeful.growth.mergekit import FILE, check_mergeable, merged_from, passthrough
 from wakeful.growth.outcome import (
     REFERENCE,
@@ -42,7 +38,6 @@ from wakeful.growth.outcome import (
 from wakeful.growth.outcome import Text as TrainingText
 from wakeful.growth.plan import (
     Cost,
-    depth_of,
     doubts,
     make_recipe,
     measure_costs,
@@ -50,7 +45,9 @@ from wakeful.growth.plan import (
     steps_within,
     with_steps,
 )
-from wakeful.growth.recipe import Outcome, Recipe, beginning, carry_out, check_stages, documents
+from wakeful.growth.reading import diagnosed_layers, evaluated, prepared_text
+from wakeful.growth.recipe import Outcome, Recipe, carry_out, check_stages
+from wakeful.growth.seeds import Seed, read_recipe
 from wakeful.hf.weights_out import export
 from wakeful.loading.load import load, read_decoder
 from wakeful.loading.model import AnyTokenizer, Model
@@ -58,17 +55,14 @@ from wakeful.optim.build import optimizer_of
 from wakeful.pages.charts import Drawing, Titled
 from wakeful.pages.inheritance import inheritance_figures, loss_curves, verdicts, write_inheritance
 from wakeful.runs.run import Run, environment, read_windows
-from wakeful.training.cluster import Call, Ended, cluster_of, deal, told
-from wakeful.training.measures import evaluate, mean_loss
+from wakeful.training.cluster import cluster_of, deal
+from wakeful.training.measures import mean_loss
 from wakeful.training.objective import open_store
 from wakeful.training.records import Step, data_facts, rows
-from wakeful.training.setup import autocast, check_prepared, make_windows
 from wakeful.variants import build
 from wakeful.verbs.result import Source, Stored, asked, name_of, out_of
 
 _DEFAULT_MINUTES = 30.0
-_TRIED = 20
-"""Sequences that runs of layers are tried on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,8 +190,8 @@ def _begun(
         options = _fitted(options, reference)
         total = reference.decoder().config.num_layers
         plan_layers(options, total, None)
-        data = _data(options, reference, show)
-        diagnosed = _diagnosed(options, reference, data, show)
+        data = prepared_text(options, reference, show)
+        diagnosed = diagnosed_layers(options, reference, data, show)
         recipe = make_recipe(place, options, total, data, diagnosed)
         recipe.check(total)
         config = check_stages(recipe, reference.decoder())
@@ -207,7 +201,7 @@ def _begun(
             store = dataclasses.replace(config, train=healed)
             open_store(store, reference.decoder(), data.train.end_of_text)
         started = time.monotonic()
-        windows = _evaluated(config, reference, data, show)
+        windows = evaluated(config, reference, data, show)
         per_token = (time.monotonic() - started) / int(windows["tokens"].sum())
         costs: list[Cost] = []
         if not options.train.steps:
@@ -304,14 +298,14 @@ def _resumed(out: Path, shown: Shown) -> Run:
     """Go on with an interrupted inheritance where it was cut off."""
     run = Run.open(out)
     run.check_kind("inherit", "is not an inheritance")
-    recipe = _recipe(run.path)
+    recipe = read_recipe(run.path)
     plan = run.read(Plan, "plan.json")
     with shown("inherit") as show:
         show.note(f"loading {recipe.reference}")
         reference = read_decoder(recipe.reference)
         recipe.check(reference.decoder().config.num_layers)
         options = recorded(plan.wishes)
-        data = _data(options, reference, show)
+        data = prepared_text(options, reference, show)
     if str(data.folder) != recipe.data.source:
         # The cache may name the same text anew; what the runs were begun on counts.
         begun = Path(recipe.data.source)
@@ -386,144 +380,6 @@ def _work(
             raise
         run.set_status("done")
     return run
-
-
-@dataclass(frozen=True)
-class Seed:
-    """All that one seed of an inheritance trains, as work of a cluster."""
-
-    label: str
-    place: Path
-    out: Path
-    """The inheritance's folder, which all machines must see."""
-    number: int
-    """Which of the recipe's seeds."""
-
-    @property
-    def done(self) -> bool:
-        """Never known beforehand: parity decides the number of rounds. Finished runs are read."""
-        return False
-
-    @property
-    def call(self) -> Call:
-        """Its training, or what is left of it."""
-        return train_seed, str(self.out), self.number
-
-
-def train_seed(place: str, number: int) -> Ended:
-    """Train one seed's heirs and baselines, or go on."""
-    return told(lambda: _train_seed(Path(place), number))
-
-
-def _train_seed(place: Path, number: int) -> None:
-    recipe = _recipe(place)
-    name, seeded = recipe.of_seeds()[number]
-    loss, _ = mean_loss(read_windows(place / "reference.parquet"))
-    reference = read_decoder(recipe.reference).decoder()
-    carry_out(seeded, reference, loss=loss, out=place / name, shown=usual, resume=place)
-
-
-def _recipe(place: Path) -> Recipe:
-    return from_table(Recipe, read_table(place / "recipe.toml"))
-
-
-def _data(options: InheritOptions, reference: Model, show: Display) -> PreparedData:
-    """Return the text as the reference's tokens, with a validation set that is not in it."""
-    source = options.data.source
-    if mixture_of(source) is not None:
-        raise WakefulError(
-            "data.source is a mixture, and an heir is trained on one text: name its source"
-        )
-    if is_prepared(Path(source)):
-        data = PreparedData.open(source)
-        check_prepared(options.data, data)
-    else:
-        data = prepared(
-            source,
-            tokenizer=reference.own_tokenizer,
-            validation_source=options.data.validation_source or None,
-            validation_fraction=options.data.validation_fraction,
-            max_bytes=options.data.max_bytes or None,
-            text_field=options.data.text_field,
-            progress=show.stage,
-        )
-    ours, theirs = data.tokenizer, reference.own_tokenizer
-    same = ours.inner.get_vocab() == theirs.inner.get_vocab()
-    if not same or ours.end_of_text != theirs.end_of_text:
-        raise WakefulError(
-            f"the tokenizer does not match: {source} was prepared with one of {ours.vocab_size} "
-            f"tokens that is not {reference.name}'s, of {theirs.vocab_size}; prepare it with "
-            "--tokenizer of the reference, or give the text itself"
-        )
-    size = reference.decoder().config.vocab_size
-    if data.vocab_size > size:
-        raise WakefulError(
-            f"the vocabularies differ: {reference.name}'s tokenizer has {data.vocab_size} tokens "
-            f"and its embedding {size}"
-        )
-    dropped = data.info.get("overlap")
-    if not dropped:
-        raise WakefulError(
-            f"{source} was prepared with keep_overlap: what an heir remembers of its validation "
-            "text would count as what it has learned; prepare it without"
-        )
-    if dropped["documents"]:
-        show.note(
-            f"{dropped['documents']} held-out documents ({dropped['tokens']:,} tokens) partly "
-            "occur in the training text and are left out of validation"
-        )
-    return data
-
-
-def _diagnosed(
-    options: InheritOptions, reference: Model, data: PreparedData, show: Display
-) -> Diagnosed | None:
-    """Measure the reference's layers where a choice or a baseline depends on them."""
-    chooses = not options.blocks and options.choose in get_args(By)
-    if not chooses and not {"lazy", "lazy_blocks"} & {*options.baseline}:
-        return None
-    show.note(f"diagnosing {reference.name}")
-    length, count = options.diagnose_length, options.diagnose_sequences
-    context = reference.decoder().config.context
-    if length > context:
-        raise WakefulError(
-            f"diagnose_length = {length} is past {reference.name}'s context of {context} tokens"
-        )
-    if data.train.num_tokens < length * count:
-        raise WakefulError(
-            f"{count} sequences of {length} tokens to diagnose need {length * count} tokens, and "
-            f"the training text has {data.train.num_tokens}: lower --diagnose_length"
-        )
-    bos = options.data.bos
-    tokens = beginning(data, count, length, bos=bos)
-    found = diagnose_layers(reference.decoder(), tokens.tolist())
-    total = reference.decoder().config.num_layers
-    dropped = total - depth_of(options, total)
-    if options.blocks or options.choose != "bridge" or not dropped:
-        return found
-    show.note(f"trying runs of {dropped} layers")
-    tokens = beginning(data, _TRIED, options.train.length, bos=bos)
-    decoder = reference.decoder().to(choose_device(options.train.device))
-    losses = bridged_losses(
-        decoder, tokens, dropped, options.bridge, pinned=options.pinned,
-        documents=documents(tokens, data, options.data),
-    )  # fmt: skip
-    decoder.to("cpu")
-    return dataclasses.replace(found, losses=losses)
-
-
-def _evaluated(config: Config, reference: Model, data: PreparedData, show: Display) -> pl.DataFrame:
-    """Return the reference's loss in every validation window."""
-    train = config.train
-    windows = make_windows(config, data)
-    show.note(f"evaluating {reference.name} on {windows.num_predicted:,} tokens")
-    device = choose_device(train.device)
-    decoder = reference.decoder().to(device)
-    frame = evaluate(
-        decoder, windows, autocast(config, device), cross_documents=config.data.cross_documents
-    )
-    decoder.to("cpu")
-    return frame
 
 
 def _plan(

@@ -1,0 +1,125 @@
+"""What an inheritance reads before it plans: its text, its reference's layers and losses."""
+
+import dataclasses
+from pathlib import Path
+from typing import get_args
+
+import polars as pl
+
+from wakeful.config.schema import Config
+from wakeful.config.verbs import InheritOptions
+from wakeful.data.mixture import mixture_of
+from wakeful.data.preparing import prepared
+from wakeful.data.tokens import PreparedData, is_prepared
+from wakeful.device import choose_device
+from wakeful.display import Display
+from wakeful.errors import WakefulError
+from wakeful.growth.choice import bridged_losses
+from wakeful.growth.layers import By, Diagnosed, diagnose_layers
+from wakeful.growth.plan import depth_of
+from wakeful.growth.recipe import beginning, documents
+from wakeful.loading.model import Model
+from wakeful.training.measures import evaluate
+from wakeful.training.setup import autocast, check_prepared, make_windows
+
+_TRIED = 20
+"""Sequences that runs of layers are tried on."""
+
+
+def prepared_text(options: InheritOptions, reference: Model, show: Display) -> PreparedData:
+    """Return the text as the reference's tokens, with a validation set that is not in it."""
+    source = options.data.source
+    if mixture_of(source) is not None:
+        raise WakefulError(
+            "data.source is a mixture, and an heir is trained on one text: name its source"
+        )
+    if is_prepared(Path(source)):
+        data = PreparedData.open(source)
+        check_prepared(options.data, data)
+    else:
+        data = prepared(
+            source,
+            tokenizer=reference.own_tokenizer,
+            validation_source=options.data.validation_source or None,
+            validation_fraction=options.data.validation_fraction,
+            max_bytes=options.data.max_bytes or None,
+            text_field=options.data.text_field,
+            progress=show.stage,
+        )
+    ours, theirs = data.tokenizer, reference.own_tokenizer
+    same = ours.inner.get_vocab() == theirs.inner.get_vocab()
+    if not same or ours.end_of_text != theirs.end_of_text:
+        raise WakefulError(
+            f"the tokenizer does not match: {source} was prepared with one of {ours.vocab_size} "
+            f"tokens that is not {reference.name}'s, of {theirs.vocab_size}; prepare it with "
+            "--tokenizer of the reference, or give the text itself"
+        )
+    size = reference.decoder().config.vocab_size
+    if data.vocab_size > size:
+        raise WakefulError(
+            f"the vocabularies differ: {reference.name}'s tokenizer has {data.vocab_size} tokens "
+            f"and its embedding {size}"
+        )
+    dropped = data.info.get("overlap")
+    if not dropped:
+        raise WakefulError(
+            f"{source} was prepared with keep_overlap: what an heir remembers of its validation "
+            "text would count as what it has learned; prepare it without"
+        )
+    if dropped["documents"]:
+        show.note(
+            f"{dropped['documents']} held-out documents ({dropped['tokens']:,} tokens) partly "
+            "occur in the training text and are left out of validation"
+        )
+    return data
+
+
+def diagnosed_layers(
+    options: InheritOptions, reference: Model, data: PreparedData, show: Display
+) -> Diagnosed | None:
+    """Measure the reference's layers where a choice or a baseline depends on them."""
+    chooses = not options.blocks and options.choose in get_args(By)
+    if not chooses and not {"lazy", "lazy_blocks"} & {*options.baseline}:
+        return None
+    show.note(f"diagnosing {reference.name}")
+    length, count = options.diagnose_length, options.diagnose_sequences
+    context = reference.decoder().config.context
+    if length > context:
+        raise WakefulError(
+            f"diagnose_length = {length} is past {reference.name}'s context of {context} tokens"
+        )
+    if data.train.num_tokens < length * count:
+        raise WakefulError(
+            f"{count} sequences of {length} tokens to diagnose need {length * count} tokens, and "
+            f"the training text has {data.train.num_tokens}: lower --diagnose_length"
+        )
+    bos = options.data.bos
+    tokens = beginning(data, count, length, bos=bos)
+    found = diagnose_layers(reference.decoder(), tokens.tolist())
+    total = reference.decoder().config.num_layers
+    dropped = total - depth_of(options, total)
+    if options.blocks or options.choose != "bridge" or not dropped:
+        return found
+    show.note(f"trying runs of {dropped} layers")
+    tokens = beginning(data, _TRIED, options.train.length, bos=bos)
+    decoder = reference.decoder().to(choose_device(options.train.device))
+    losses = bridged_losses(
+        decoder, tokens, dropped, options.bridge, pinned=options.pinned,
+        documents=documents(tokens, data, options.data),
+    )  # fmt: skip
+    decoder.to("cpu")
+    return dataclasses.replace(found, losses=losses)
+
+
+def evaluated(config: Config, reference: Model, data: PreparedData, show: Display) -> pl.DataFrame:
+    """Return the reference's loss in every validation window."""
+    train = config.train
+    windows = make_windows(config, data)
+    show.note(f"evaluating {reference.name} on {windows.num_predicted:,} tokens")
+    device = choose_device(train.device)
+    decoder = reference.decoder().to(device)
+    frame = evaluate(
+        decoder, windows, autocast(config, device), cross_documents=config.data.cross_documents
+    )
+    decoder.to("cpu")
+    return frame
