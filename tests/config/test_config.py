@@ -1,6 +1,5 @@
 """The configuration: what it reads and what it refuses."""
 
-import contextlib
 import dataclasses
 import functools
 import math
@@ -124,7 +123,14 @@ MADE_UP = [
     b"\xff\xfe",
     b"name = '\x00'",
 ]
-"""What random bytes would hardly hit."""
+"""What random bytes would hardly hit: none is a configuration."""
+READABLE = [
+    b"",
+    b"[train]\nsteps = 30",
+    b"# a comment\nname = 'mine'\r\noptimizer.lr = 1e-2\n",
+    b'preset = "cpu-tiny"\n[model]\nroute = "svformer"',
+    '[sample]\nprompts = ["é", \'"\']'.encode(),
+]
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
 
@@ -211,13 +217,33 @@ CHOICES: dict[str, object] = {
 }
 
 
-@given(st.binary(max_size=200) | st.sampled_from(MADE_UP))
-def test_bytes_are_a_configuration_or_refused(content: bytes) -> None:
+def bytes_are_accepted(content: bytes) -> bool:
     with tempfile.NamedTemporaryFile(suffix=".toml") as file:
         file.write(content)
         file.flush()
-        with contextlib.suppress(WakefulError):
+        try:
             config_from_table(read_table(file.name))
+        except WakefulError:
+            return False
+    return True
+
+
+@given(st.binary(max_size=200) | st.sampled_from(MADE_UP))
+def test_bytes_are_a_configuration_or_refused(content: bytes) -> None:
+    bytes_are_accepted(content)
+
+
+def test_bytes_of_a_configuration_are_accepted_and_made_up_ones_refused() -> None:
+    assert all(map(bytes_are_accepted, READABLE))
+    assert not any(map(bytes_are_accepted, MADE_UP))
+
+
+def table_is_accepted(value: object) -> bool:
+    try:
+        config_from_table(value if isinstance(value, dict) else {"model": value})
+    except WakefulError:
+        return False
+    return True
 
 
 @given(
@@ -231,8 +257,13 @@ def test_bytes_are_a_configuration_or_refused(content: bytes) -> None:
     )
 )
 def test_tables_are_a_configuration_or_refused(value: object) -> None:
-    with contextlib.suppress(WakefulError):
-        config_from_table(value if isinstance(value, dict) else {"model": value})
+    table_is_accepted(value)
+
+
+def test_tables_of_a_configuration_are_accepted() -> None:
+    tables = ({}, {"model": {}}, {"model": {"width": 64}, "train": {"steps": 30}})
+    assert all(map(table_is_accepted, tables))
+    assert not any(map(table_is_accepted, (None, [], 3.0, {"x": {}}, {"model": {"steps": 3}})))
 
 
 def test_a_file_may_start_from_a_preset(tmp_path: Path) -> None:

@@ -364,6 +364,20 @@ def test_a_run_reads_the_first_tokens_alone_where_asked(
         make_batches(tiny(text, data={"max_tokens": 10**9}), data, ALONE)
 
 
+@pytest.mark.parametrize("given", [{}, {"max_tokens": 1500}])
+def test_a_run_begins_with_a_later_batch_where_asked(
+    given: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WAKEFUL_CACHE", str(tmp_path / "cache"))
+    text = write_text(tmp_path / "text")
+    plain, later = tiny(text, data=given), tiny(text, data={"first_batch": 3, **given})
+    data = load_data(plain.data)
+    whole, rest = (make_batches(each, data, ALONE) for each in (plain, later))
+    assert not torch.equal(whole.batch(0), whole.batch(3))
+    for step in range(3):
+        assert torch.equal(rest.batch(step), whole.batch(3 + step))
+
+
 def test_windows_of_text_begin_with_bos_where_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -227,6 +227,28 @@ def test_claims_are_paired_over_seeds_and_say_whether_the_size_fits() -> None:
     assert found["λ = 1 is below vanilla"].difference is None
 
 
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize(
+    ("direction", "apart", "expected"),
+    [
+        ("same", 0.1, "confirmed"), ("same", -0.49, "confirmed"), ("same", 0.49, "confirmed"),
+        ("same", 0.51, "reversed"), ("same", -0.51, "reversed"),
+        ("not higher", 0.49, "confirmed"), ("not higher", 0.51, "reversed"),
+        ("not higher", -0.8, "confirmed"),
+    ],
+)  # fmt: skip
+def test_the_margin_is_a_share_of_the_other_rows_mean(direction, apart, expected, sign) -> None:
+    claim = Claim(says="n", row="ours", figure="n", direction=direction, same=0.1)
+    found = dataclasses.replace(exhibit("value-residual/fig6"), claims=(claim,))
+    rows = {}
+    for seed, level in enumerate((4.0, 7.0, 4.0)):  # a tenth of the mean is 0.5
+        rows["", "vanilla", seed] = Seen({"n": sign * level})
+        rows["", "ours", seed] = Seen({"n": sign * level + apart + 0.001 * (seed - 1)})
+    (told,) = verdicts(found, results(rows), "tiny", ())
+    assert told.difference == pytest.approx(apart)
+    assert told.outcome == expected
+
+
 def test_a_claim_without_a_group_is_judged_in_each_and_groups_can_be_compared() -> None:
     fig14 = exhibit("value-residual/fig14")
     later = Claim(says="later", row="s", figure="n", direction="higher", group="l8192",

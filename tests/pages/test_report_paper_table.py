@@ -135,6 +135,18 @@ def test_the_same_is_reversed_only_wholly_outside_its_share(tmp_path: Path) -> N
     assert cell(5.0, 0.5).size is False
 
 
+def test_what_counts_as_the_same_is_a_share_of_the_seeds_that_are_paired(tmp_path: Path) -> None:
+    base, ours = (4.0, 4.0, 10.0), (4.25, 4.251)
+    folder = measured(tmp_path / "c", ["activation-table2"], {
+        (variant, seed): {"kurtosis_rest": value}
+        for variant, values in (("vanilla", base), ("softmax1", ours))
+        for seed, value in zip(SEEDS, values, strict=False)
+    })  # fmt: skip
+    (table,) = paper_tables(read_comparison(folder))
+    # 5% of 4 is less than 0.25; 5% of all three seeds' mean would be more.
+    assert cell_of(table, "softmax1", "kurtosis_rest").outcome == "reversed"
+
+
 def test_one_seed_resolves_nothing(tmp_path: Path) -> None:
     folder = measured(tmp_path / "c", ["activation-table2"], {
         (variant, seed): {"kurtosis_rest": 5.0 * (1 + (variant == "vanilla"))}

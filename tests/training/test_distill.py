@@ -9,18 +9,41 @@ import torch
 from helpers import some_tokens, tiny_decoder
 from wakeful.config.schema import config_from_table
 from wakeful.errors import WakefulError
+from wakeful.model.decoder import Decoder
 from wakeful.training.distillation import (
     Distillation,
     StoredDistillation,
     distillation_loss,
 )
-from wakeful.training.objective import check_distill
+from wakeful.training.in_rows import Over, Rest
+from wakeful.training.objective import check_distill, make_loss
 from wakeful.training.stored import About, Store
 
 TOKENS = some_tokens(2, 9)
+DOCUMENTS = torch.tensor([[0] * 4 + [1] * 5, [0] * 7 + [1] * 2])
+KEPT = 4
+"""Tokens of a stored prediction."""
 
 
-def by_hand(student, teacher, targets, alpha: float, temperature: float, over: str) -> float:
+def other_targets() -> torch.Tensor:
+    """Return targets of TOKENS, some of which are not counted."""
+    targets = some_tokens(2, 9, seed=4)
+    targets[1, 2:5] = -100
+    return targets
+
+
+def divergence(p: np.ndarray, q: np.ndarray, how: str) -> float:
+    """Return KL(p ‖ q), gathered as `over` or `rest` have it."""
+    kept, others = np.split(np.argsort(-p), [KEPT])
+    if how == "bucket":
+        p, q = (np.append(each[kept], each[others].sum()) for each in (p, q))
+    if how == "renormalize":
+        p, q = p[kept] / p[kept].sum(), q[kept]
+    terms = p * np.log(p / q)
+    return terms.mean() if how == "mean" else terms.sum()
+
+
+def by_hand(student, teacher, targets, alpha: float, temperature: float, how: str) -> float:
     """Return the loss in numpy, token by token."""
     total, count = 0.0, 0
     for s, t, target in zip(
@@ -32,9 +55,7 @@ def by_hand(student, teacher, targets, alpha: float, temperature: float, over: s
         q = np.exp(s / temperature) / np.exp(s / temperature).sum()
         p = np.exp(t / temperature) / np.exp(t / temperature).sum()
         hard = -np.log(np.exp(s) / np.exp(s).sum())[target]
-        terms = p * np.log(p / q)
-        soft = terms.sum() if over == "sum" else terms.mean()
-        total += alpha * hard + (1 - alpha) * temperature**2 * soft
+        total += alpha * hard + (1 - alpha) * temperature**2 * divergence(p, q, how)
         count += 1
     return total / count
 
@@ -51,6 +72,38 @@ def test_the_formula(over: str, alpha: float, temperature: float) -> None:
     )
     expected = by_hand(student.numpy(), teacher.numpy(), targets.numpy(), alpha, temperature, over)
     assert float(found) == pytest.approx(expected, rel=1e-12)
+
+
+def predictions(*decoders: Decoder, documents: torch.Tensor | None) -> list[np.ndarray]:
+    with torch.no_grad():
+        return [decoder(TOKENS, documents=documents).numpy() for decoder in decoders]
+
+
+@pytest.mark.parametrize("over", ["sum", "mean"])
+def test_the_loss_is_the_formula_of_what_both_models_predict(over: Over) -> None:
+    student, teacher = tiny_decoder(seed=2), tiny_decoder(seed=1)
+    made = Distillation(student, teacher, alpha=0.3, temperature=2.5, over=over)
+    for documents in (DOCUMENTS, None):
+        ours, theirs = predictions(student, teacher, documents=documents)
+        expected = by_hand(ours, theirs, other_targets().numpy(), 0.3, 2.5, over)
+        found = made.loss(TOKENS, other_targets(), documents=documents)
+        assert found.item() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("rest", ["bucket", "renormalize"])
+def test_the_stored_loss_is_the_formula_of_what_both_models_predict(
+    rest: Rest, tmp_path: Path
+) -> None:
+    student, teacher = tiny_decoder(seed=2), tiny_decoder(seed=1)
+    kind = About(teacher="x", vocabulary=29, top_k=KEPT, temperature=2.5, length=9,
+                 dtype="float64", end_of_text=0)  # fmt: skip
+    made = StoredDistillation(student, teacher, Store(kind, tmp_path), alpha=0.3, rest=rest)
+    ours, theirs = predictions(student, teacher, documents=DOCUMENTS)
+    expected = by_hand(ours, theirs, other_targets().numpy(), 0.3, 2.5, rest)
+    made.predicted(TOKENS[:1], DOCUMENTS[:1])
+    for _ in range(2):  # a row is missing, and then none is
+        found = made.loss(TOKENS, other_targets(), documents=DOCUMENTS)
+        assert found.item() == pytest.approx(expected, rel=1e-12)
 
 
 def test_float32_logits_are_not_lost() -> None:
@@ -128,6 +181,21 @@ def test_what_is_refused() -> None:
         Distillation(student, tiny_decoder(), alpha=0.6, temperature=1.0, over="max")
 
 
+def streams_apart(student: Decoder, teacher: Decoder, layers: tuple[int, ...]) -> torch.Tensor:
+    """Return the mean over layers of how far their states of TOKENS are from the teacher's."""
+
+    def behind(decoder: Decoder, layer: int) -> torch.Tensor:
+        seen = []
+        handle = decoder.blocks[layer].register_forward_hook(lambda _, __, out: seen.append(out[0]))
+        decoder(TOKENS)
+        handle.remove()
+        return seen[0]
+
+    pairs = [(behind(student, n), behind(teacher, layer)) for n, layer in enumerate(layers)]
+    apart = [((x - y).square().sum(-1) / y.square().sum(-1)).mean() for x, y in pairs]
+    return torch.stack(apart).mean()
+
+
 def test_streams_are_matched_behind_the_layers_named() -> None:
     teacher, student = tiny_decoder(num_layers=4), tiny_decoder(num_layers=2)
     with torch.no_grad():
@@ -137,22 +205,44 @@ def test_streams_are_matched_behind_the_layers_named() -> None:
     plain = Distillation(student, teacher, **options).loss(TOKENS, TOKENS)
     made = Distillation(student, teacher, hidden=0.7, layers=(1, 3), **options)
     found = made.loss(TOKENS, TOKENS)
-
-    def behind(decoder, layer: int) -> torch.Tensor:
-        seen = []
-        handle = decoder.blocks[layer].register_forward_hook(lambda _, __, out: seen.append(out[0]))
-        decoder(TOKENS)
-        handle.remove()
-        return seen[0]
-
-    expected = 0.0
-    for ours, theirs in ((0, 1), (1, 3)):
-        x, y = behind(student, ours), behind(teacher, theirs)
-        expected += ((x - y).square().sum(-1) / y.square().sum(-1)).mean() / 2
+    expected = streams_apart(student, teacher, (1, 3))
     torch.testing.assert_close(found, plain + 0.7 * expected)
     found.backward()
     assert all(parameter.grad is None for parameter in teacher.parameters())
     assert student.blocks[0].mlp.down.weight.grad is not None
+
+
+@pytest.mark.parametrize("over", ["sum", "mean"])
+def test_a_configurations_loss_has_its_streams_and_layers(over: str) -> None:
+    teacher, student = tiny_decoder(num_layers=4, seed=1), tiny_decoder(num_layers=2, seed=2)
+    distill = {"teacher": "given", "alpha": 0.3, "temperature": 2.0, "over": over,
+               "hidden": 0.7, "layers": [1, 3]}  # fmt: skip
+    config = config_from_table({"train": {"distill": distill}})
+    loss = make_loss(config, student, torch.device("cpu"), end_of_text=0, teacher=teacher)
+    ours, theirs = predictions(student, teacher, documents=None)
+    expected = by_hand(ours, theirs, other_targets().numpy(), 0.3, 2.0, over)
+    expected += 0.7 * streams_apart(student, teacher, (1, 3)).item()
+    assert loss(TOKENS, other_targets()).item() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("rest", ["bucket", "renormalize"])
+@pytest.mark.parametrize("across", [True, False])
+def test_a_configurations_stored_loss_has_its_numbers_and_documents(
+    rest: str, across: bool, tmp_path: Path
+) -> None:
+    student, teacher = tiny_decoder(seed=2), tiny_decoder(seed=1)
+    distill = {"teacher": "given", "alpha": 0.3, "temperature": 2.0, "top_k": KEPT, "rest": rest,
+               "store": str(tmp_path)}  # fmt: skip
+    config = config_from_table({
+        "train": {"distill": distill, "length": 9, "dtype": "float64"},
+        "data": {"cross_documents": across},
+    })  # fmt: skip
+    end = int(TOKENS[0, 4])
+    documents = None if across else TOKENS.eq(end).cumsum(1)
+    loss = make_loss(config, student, torch.device("cpu"), end_of_text=end, teacher=teacher)
+    ours, theirs = predictions(student, teacher, documents=documents)
+    expected = by_hand(ours, theirs, other_targets().numpy(), 0.3, 2.0, rest)
+    assert loss(TOKENS, other_targets()).item() == pytest.approx(expected, rel=1e-12)
 
 
 def test_fields_that_would_do_nothing_are_refused() -> None:

@@ -27,6 +27,8 @@ from wakeful.display import Display, Silent
 from wakeful.errors import WakefulError
 from wakeful.hf.weights_out import export
 from wakeful.loading.load import read_decoder
+from wakeful.model.decoder import Decoder
+from wakeful.optim.muon import MuonAdamW
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
 from wakeful.training.comparison import compare
@@ -245,6 +247,68 @@ def test_the_optimizer_gives_no_decay_to_vectors(text: Path) -> None:
     decayed = {p for g in optimizer.param_groups if g["weight_decay"] for p in g["params"]}
     for name, parameter in decoder.named_parameters():
         assert (parameter in decayed) == (parameter.ndim > 1), name
+
+
+ASKED = {"lr": 2e-3, "beta1": 0.7, "beta2": 0.83, "eps": 3e-7, "weight_decay": 0.13,
+         "rotation": "block_diagonal(size=4)"}  # fmt: skip
+
+
+def optimizer_asked(name: str) -> torch.optim.Optimizer:
+    config = tiny(Path("text"), optimizer={**ASKED, "name": name}, train={"seed": 11})
+    return make_optimizer(config, Decoder(config.model))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("adamw", {"betas": (0.7, 0.83), "eps": 3e-7}),
+        ("orthoadam", {"betas": (0.7, 0.83), "eps": 3e-7}),
+        ("muon", {"betas": (0.7, 0.83), "eps": 3e-7}),
+        ("soap", {"betas": (0.7, 0.83), "eps": 3e-7}),
+        ("rmsprop", {"alpha": 0.83, "eps": 3e-7, "momentum": 0}),
+        ("sgd", {"momentum": 0}),
+        ("sgd_momentum", {"momentum": 0.7}),
+    ],
+)
+def test_the_optimizer_has_what_the_configuration_says(name: str, expected: dict) -> None:
+    if name == "soap":
+        pytest.importorskip("pytorch_optimizer")
+    groups = optimizer_asked(name).param_groups
+    assert {group["lr"] for group in groups} == {2e-3}
+    assert {group["weight_decay"] for group in groups} == {0.13, 0.0}
+    # Muon's own groups, those of the hidden matrices, have no moments of Adam's.
+    groups = [group for group in groups if name != "muon" or "betas" in group]
+    assert groups
+    for group in groups:
+        assert {key: group[key] for key in expected} == expected
+
+
+def test_orthoadams_rotations_are_of_the_kind_asked_for_and_the_runs_seed() -> None:
+    groups = optimizer_asked("orthoadam").param_groups
+    found = [each for group in groups for entry in group["rotations"] for each in entry]
+    assert {(each["kind"], each["seed"]) for each in found} == {("block_diagonal(size=4)", 11)}
+
+
+def test_muons_rate_for_embeddings_and_head_is_kept_at_every_step(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates: list[tuple[list[float], list[float]]] = []
+    real = MuonAdamW.step
+
+    def step(self: MuonAdamW) -> None:
+        matrices, rest = (
+            sorted({group["lr"] for group in self.param_groups if ("betas" in group) is adams})
+            for adams in (False, True)
+        )
+        rates.append((matrices, rest))
+        real(self)
+
+    monkeypatch.setattr(MuonAdamW, "step", step)
+    optimizer = {"name": "muon(adamw_lr=2e-4)", "initial_lr": 1e-3, "lr": 1e-2, "final_lr": 4e-3,
+                 "warmup_steps": 1}  # fmt: skip
+    train(tiny(text, optimizer=optimizer, train={"steps": 3}), tmp_path / "run")
+    assert [pytest.approx([rate]) for rate in (1e-3, 1e-2, 4e-3)] == [each for each, _ in rates]
+    assert [pytest.approx([rate]) for rate in (2e-5, 2e-4, 8e-5)] == [each for _, each in rates]
 
 
 def test_tensorboard_has_what_the_metrics_have(

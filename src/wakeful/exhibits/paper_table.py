@@ -156,7 +156,9 @@ def _cell(comparison: Comparison, layout: PublishedTable, variant: str, column: 
     difference = mean_and_error(gaps) if variant != layout.baseline and gaps else None
     outcome: Outcome | None = None
     if direction is not None:
-        margin = column.same * abs(mean_and_error([*base.values()])[0]) if base else 0.0
+        # Of the seeds that are paired, as `judge.verdicts` has it.
+        theirs = [value for seed, value in base.items() if seed in values]
+        margin = column.same * abs(mean_and_error(theirs)[0]) if theirs else 0.0
         outcome = outcome_of(direction, difference, len(gaps), margin)
     return Cell(
         value=mean_and_error([*values.values()]) if values else None,
