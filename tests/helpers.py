@@ -1,8 +1,9 @@
 """Small models and the list of every variant, for all tests."""
 
+import copy
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,20 @@ def gradients(decoder: Decoder, tokens: Tensor) -> tuple[Tensor, dict[str, Tenso
         name: None if p.grad is None else p.grad.clone() for name, p in decoder.named_parameters()
     }
     return loss.detach(), found
+
+
+EIGHT_BITS = "scheme(weights=absmax(bits=8, per='channel'))"
+
+
+@torch.no_grad()
+def with_eight_bits(decoder: Decoder, layers: Iterable[str]) -> Decoder:
+    """Return a copy whose layers have the nearest multiples of max|w| / 127 in each row w."""
+    made = copy.deepcopy(decoder)
+    for name in layers:
+        weight = made.get_parameter(f"{name}.weight")
+        step = weight.abs().amax(1, keepdim=True) / 127
+        weight.copy_(torch.round(weight / step) * step)
+    return made
 
 
 WRITERS = (".attention.out.weight", ".mlp.down.weight", "norm.up", "embedding.first.weight")

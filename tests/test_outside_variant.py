@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers import some_tokens, tiny_config, tiny_decoder
+from helpers import EIGHT_BITS, some_tokens, tiny_config, tiny_decoder, with_eight_bits
 from hf.test_export import ALONE
 from training.runs import tiny, write_text
 from wakeful.config.schema import config_from_table, config_to_table
@@ -222,12 +222,12 @@ def test_what_cannot_go_along_is_refused_in_a_line(route: str, place: Path) -> N
 @torch.no_grad()
 def test_it_is_quantized_as_its_roles_say(route: str) -> None:
     decoder = tiny_decoder(route=route, dtype=torch.float32).eval()
-    small = quantize(decoder, "fine")
+    small = quantize(decoder, EIGHT_BITS)
     layers = quantized_layers(small)
     assert {f"route.maps.{n}" for n in range(4)} <= layers.keys()
     assert torch.equal(small.get_parameter("route.table"), decoder.route.table)
     tokens = some_tokens(2, 9)
-    torch.testing.assert_close(small(tokens), decoder(tokens), rtol=0, atol=0.5)
+    torch.testing.assert_close(small(tokens), with_eight_bits(decoder, layers)(tokens))
 
 
 @torch.no_grad()

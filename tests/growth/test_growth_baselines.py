@@ -151,13 +151,25 @@ def test_odd_heads_are_rounded_up_in_whole_groups() -> None:
     assert half_width(reference, residual=True).config.mlp_width == 8
 
 
+UNEVEN = {"num_heads": 10, "num_kv_heads": 5, "head_width": 8, "width": 15, "mlp_width": 21}
+HALVES = {80: 48, 40: 24, 10: 6, 5: 3, 21: 11}
+"""Of H d, G d, H, G and the feed-forward units; no other size of such a model is among these."""
+
+
 @pytest.mark.parametrize("options", [{"tied": True}, {"bias": True, "norm": "layernorm"},
                                      {"positions": "learned"}, {"norm": "rmsnorm_single"},
                                      {"route": 'resformer(mode="learnable")'}, {"route": "gated"},
                                      {"normalizer": "softmax1(learned=True)"}])  # fmt: skip
 @pytest.mark.parametrize("residual", [False, True])
 def test_half_width_of_every_kind(options: dict, residual: bool) -> None:
-    narrow = half_width(tiny_decoder(**options), residual=residual)
+    reference = tiny_decoder(**UNEVEN, **options)
+    narrow = half_width(reference, residual=residual)
+    halves = HALVES | ({15: 8} if residual else {})
+    theirs = dict(reference.named_parameters())
+    assert [name for name, _ in narrow.named_parameters()] == list(theirs)
+    for name, tensor in narrow.named_parameters():
+        corner = tuple(slice(halves.get(size, size)) for size in theirs[name].shape)
+        assert torch.equal(tensor, theirs[name][corner]), name
     assert narrow(TOKENS).isfinite().all()
 
 

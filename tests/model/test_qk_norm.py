@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from helpers import some_tokens, tiny_config, tiny_decoder
+from helpers import EIGHT_BITS, some_tokens, tiny_config, tiny_decoder, with_eight_bits
 from wakeful.config.schema import WidthConfig
 from wakeful.errors import WakefulError
 from wakeful.growth.narrow import narrow
 from wakeful.hf import as_transformers
 from wakeful.model.lora import adapt
-from wakeful.quant import quantize
+from wakeful.quant import quantize, quantized_layers
 
 TOKENS = some_tokens(2, 11)
 WHOLE = {"qk_norm": True, "qk_norm_whole": True}
@@ -43,8 +43,9 @@ def test_other_projections_into_heads_do_the_same() -> None:
     wanted = decoder(TOKENS)
     assert_close(as_transformers(decoder)(TOKENS).logits, wanted)
     assert_close(adapt(tiny_decoder(**WHOLE), 2, alpha=4.0)(TOKENS), wanted)
-    close = quantize(tiny_decoder(**WHOLE, dtype=torch.float32).eval(), "w8a8")
-    assert_close(close(TOKENS).double(), wanted, rtol=0, atol=0.5)
+    narrow = tiny_decoder(**WHOLE, dtype=torch.float32).eval()
+    small = quantize(narrow, EIGHT_BITS)
+    assert_close(small(TOKENS), with_eight_bits(narrow, quantized_layers(small))(TOKENS))
 
 
 def test_what_is_refused() -> None:

@@ -160,6 +160,66 @@ def test_eigenbasis_first_step_is_adam_in_the_eigenbasis() -> None:
     torch.testing.assert_close(weight.data, definition(start, [grad], q, eye), rtol=0, atol=1e-10)
 
 
+def in_eigenbases(
+    weight: Tensor,
+    grads: list[Tensor],
+    sides: tuple[int, ...],
+    *,
+    beta: float,
+    every: int,
+    eps: float,
+) -> Tensor:
+    """SOAP's steps by eigenbasis' docstring; the first moment stays in the weight's own basis.
+
+    There, to be carried to a new basis exactly is to stay as it is.
+    """
+    (beta1, beta2), theta = OPTIONS["betas"], weight.clone()
+    eye = [torch.eye(n, dtype=torch.float64) for n in weight.shape]
+    q, c = list(eye), [torch.zeros_like(each) for each in eye]
+    m = v = torch.zeros_like(weight)
+    for t, g in enumerate(grads, start=1):
+        for side in sides:
+            new = g @ g.T if side == 0 else g.T @ g
+            c[side] = new if t == 1 else beta * c[side] + (1 - beta) * new
+            if t == 1:
+                q[side] = torch.linalg.eigh(c[side]).eigenvectors.flip(1).T
+            elif t % every == 0:
+                vectors, r = torch.linalg.qr(c[side] @ q[side].T)
+                q[side] = (vectors @ torch.diag(r.diagonal().sign())).T
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * (q[0] @ g @ q[1].T) ** 2
+        turned = q[0] @ m @ q[1].T / (1 - beta1**t)
+        s = turned / ((v / (1 - beta2**t)).sqrt() + eps)
+        decayed = theta * (1 - OPTIONS["lr"] * OPTIONS["weight_decay"])
+        theta = decayed - OPTIONS["lr"] * q[0].T @ s @ q[1]
+    return theta
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(
+    ("axes", "shape"), [((1,), (9, 5)), ((0,), (5, 9)), ((1, 0), (7, 7)), ((0, 1), (7, 7))]
+)
+def test_eigenbasis_is_its_definition(
+    axes: tuple[int, ...], shape: tuple[int, int], kernel: str
+) -> None:
+    # Covariances have full rank, for no basis of a null space is better than another; and both
+    # eigenbases make the first gradient diagonal, whose rounded zeros an eps of 1e-7 would show.
+    start, *grads = torch.randn(8, *shape, dtype=torch.float64)
+    weight = nn.Parameter(start.clone())
+    optimizer = OrthoAdam(
+        [("w", weight)],
+        rotation="eigenbasis(beta=0.8, every=2)",
+        axes={"w": axes},
+        kernel=kernel,  # pyright: ignore[reportArgumentType]
+        **{**OPTIONS, "eps": 1e-4},
+    )
+    for taken, grad in enumerate(grads, start=1):
+        weight.grad = grad.clone()
+        optimizer.step()
+        expected = in_eigenbases(start, grads[:taken], axes, beta=0.8, every=2, eps=1e-4)
+        torch.testing.assert_close(weight.data, expected, rtol=0, atol=1e-10)
+
+
 # Dtypes and loops
 
 

@@ -153,6 +153,19 @@ def test_eigenbasis_diagonalizes_and_keeps_the_moment() -> None:
     assert rotation.learn(grad) is None
 
 
+def test_eigenbasis_of_one_covariance_stays_where_it_is() -> None:
+    """Eigenvectors are their own orthogonal iteration; QR without the sign fix would turn them."""
+    rotation = make("eigenbasis(every=1)", 7)
+    assert isinstance(rotation, Learned)
+    grad = torch.randn(15, 7, dtype=torch.float64)
+    rotation.learn(grad)
+    q = matrix(rotation, 7)
+    for _ in range(3):
+        change = rotation.learn(grad)
+        torch.testing.assert_close(change, torch.eye(7, dtype=torch.float64), rtol=0, atol=1e-12)
+    torch.testing.assert_close(matrix(rotation, 7), q, rtol=0, atol=1e-12)
+
+
 def test_eigenbasis_survives_zero_gradients() -> None:
     rotation = make("eigenbasis(every=1)", 3)
     assert isinstance(rotation, Learned)

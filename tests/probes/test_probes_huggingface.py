@@ -137,6 +137,10 @@ def test_rows_are_means_over_sequences_of_the_definitions():
         assert got[1] == pytest.approx(each.std().item() / 2**0.5, rel=1e-3, abs=1e-6)
 
     check(value(1, "first_key_share_with_row_0", head=2), [exact.first_key_share(a)[2] for a in A])
+    check(
+        value(1, "first_key_share_without_row_0", head=2),
+        [(a[2, 1:].argmax(-1) == 0).double().mean() for a in A],
+    )
     check(value(1, "first_key_mass_with_row_0"), [exact.first_key_mass(a).mean() for a in A])
     check(
         value(1, "first_key_mass_without_row_0"),
@@ -153,10 +157,19 @@ def test_rows_are_means_over_sequences_of_the_definitions():
         value(1, "top_importance", "code", "2"),
         [exact.top_importance(exact.token_importance(a.mean(0)), 2) for a in A],
     )
+    for variant, head, each in (
+        ("code", None, [a.mean((0, 1)) for a in A]),
+        ("per_head", 1, [a[1].mean(0) for a in A]),
+    ):
+        check(value(1, "importance", variant, "first", head), [a[0] for a in each])
+        check(value(1, "importance", variant, "rest", head), [a[1:].mean() for a in each])
     check(value(1, "rank", head=0), [exact.rank(a)[0] for a in A])
     check(value(1, "mass_columns", head=1), [exact.mass_columns(a)[1] for a in A])
     check(value(0, "kurtosis", position="first"), [exact.kurtosis(each)[0] for each in h])
     check(value(0, "kurtosis", position="rest"), [exact.kurtosis(each)[1:].mean() for each in h])
+    ratios = [e.abs().amax(1) ** 2 / (e**2).sum(1) for e in h]
+    check(value(0, "norm_ratio", position="first"), [each[0] for each in ratios])
+    check(value(0, "norm_ratio", position="rest"), [each[1:].mean() for each in ratios])
     check(value(0, "max_activation", "largest", "rest"), [exact.max_activation(e[1:]) for e in h])
     check(
         value(0, "max_activation", position="rest"),
@@ -188,5 +201,8 @@ def test_rows_are_means_over_sequences_of_the_definitions():
         value(0, "angular_distance", position="last"),
         [exact.angular_distance(a, b) for a, b in pairs],
     )
+    cosines = [(a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1)) for a, b in pairs]
+    angles = [each.arccos() / math.pi for each in cosines]
+    check(value(0, "angular_distance", "all_tokens"), [each.mean() for each in angles])
     largest = rows.filter(metric="outlier_channel", layer=0)["value"].max()
     assert largest == pytest.approx(max(each.abs().max().item() for each in h), rel=1e-4)

@@ -70,14 +70,15 @@ def test_which_layers() -> None:
 
 
 def test_a_quantized_decoder_still_caches_and_has_a_loss() -> None:
-    decoder = quantize(tiny_decoder(**FLOAT32).eval(), "fine", arithmetic="integer")
+    # In float64 no sum in another order puts an activation on the other side of a rounding.
+    decoder = quantize(tiny_decoder().eval(), "fine", arithmetic="integer")
     tokens = some_tokens(1, 9)
     with torch.inference_mode():
         whole = decoder(tokens)
         cache = decoder.new_cache(1, 9)
         parts = [decoder(tokens[:, n : n + 1], cache=cache) for n in range(9)]
         # Per-token scales do not see the other tokens.
-        torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=2e-2, atol=2e-2)
+        torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=0, atol=1e-12)
         loss = decoder.loss(tokens[:, :-1], tokens[:, 1:])
         expected = torch.nn.functional.cross_entropy(whole[0, :-1], tokens[0, 1:])
     torch.testing.assert_close(loss, expected)
