@@ -17,7 +17,7 @@ import wakeful
 from evaluation.models import LAMBADA, loaded_llama, write_lines
 from wakeful.config.model import ModelConfig
 from wakeful.evaluation.adapter import Adapter, Transformer, asked
-from wakeful.evaluation.sharing import Question, answers
+from wakeful.evaluation.batching import Question, answers
 from wakeful.evaluation.tasks import quiet
 from wakeful.loading.load import load
 from wakeful.loading.model import Model

@@ -28,7 +28,7 @@ from wakeful.hf.weights_in import decoder_of
 from wakeful.probes.running import logits_of
 from wakeful.quant import parse_scheme, quantize, quantized_layers
 from wakeful.quant.convert import linear_layers
-from wakeful.quant.feeding import readers_of_norms
+from wakeful.quant.norm_readers import readers_of_norms
 from wakeful.quant.schemes import Absmax, Scales
 
 SIZES = {

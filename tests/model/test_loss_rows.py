@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from helpers import some_tokens, tiny_decoder
+from wakeful.model.chunked import cross_entropy_of_rows
 from wakeful.model.decoder import cross_entropy
-from wakeful.model.rows import cross_entropy_of_rows
 
 
 @pytest.mark.parametrize("rows", [0, 1, 4, 15, 64])

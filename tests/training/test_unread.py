@@ -18,8 +18,8 @@ from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.runs.run import Run
 from wakeful.training import loop
-from wakeful.training.ahead import ahead
 from wakeful.training.loop import train
+from wakeful.training.prefetch import ahead
 
 
 def item(tensor: Tensor) -> Any:

@@ -19,9 +19,9 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
-from wakeful.evaluation.alike import decoder_alike
+from wakeful.evaluation.batching import Question, answers
+from wakeful.evaluation.conversion import decoder_alike
 from wakeful.evaluation.perplexity import check_numbers
-from wakeful.evaluation.sharing import Question, answers
 from wakeful.evaluation.tasks import quiet
 from wakeful.loading.model import Model
 from wakeful.model.generate import greedy_batch

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from wakeful.errors import WakefulError
-from wakeful.evaluation.alike import decoder_alike
+from wakeful.evaluation.conversion import decoder_alike
 from wakeful.evaluation.scores import Score
 from wakeful.loading.model import Model
 from wakeful.model.decoder import Decoder

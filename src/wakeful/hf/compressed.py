@@ -32,8 +32,8 @@ from wakeful.model.decoder import Decoder
 from wakeful.probes.running import as_decoder
 from wakeful.quant.arithmetic import unpack
 from wakeful.quant.convert import quantized_layers, scheme_of
-from wakeful.quant.feeding import readers_of_norms
 from wakeful.quant.linear import QuantizedLinear
+from wakeful.quant.norm_readers import readers_of_norms
 from wakeful.quant.schemes import Absmax, Grid, Scheme, Zeropoint
 from wakeful.quant.schemes.grids import E4M3
 

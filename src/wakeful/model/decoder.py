@@ -26,8 +26,8 @@ from wakeful.model.attend import causal_mask
 from wakeful.model.attention import Attention, Flow
 from wakeful.model.block import BLOCKS, Block, ParallelBlock, SublayerBlock, make_mlp
 from wakeful.model.cache import Cache, Slot
+from wakeful.model.chunked import MANY, cross_entropy_of_rows
 from wakeful.model.positions import Rotary, Rotation
-from wakeful.model.rows import MANY, cross_entropy_of_rows
 from wakeful.normalizers.base import Normalizer
 from wakeful.norms.base import Norm, Part, Place
 from wakeful.placements import Placement

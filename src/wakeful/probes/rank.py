@@ -8,7 +8,6 @@ import polars as pl
 import torch
 
 from wakeful.errors import WakefulError
-from wakeful.probes.at_once import at_once
 from wakeful.probes.base import SCHEMA, AttentionEvent, Event, Frame, Key, Means, MergeableProbe
 from wakeful.probes.certificates import (
     RankBounds,
@@ -18,6 +17,7 @@ from wakeful.probes.certificates import (
     top_columns_bounds,
 )
 from wakeful.probes.streaming import Attended, TileStatistics, head_weights
+from wakeful.probes.threads import at_once
 
 
 class Ranks(MergeableProbe):

@@ -17,8 +17,8 @@ from wakeful.model.fold import folded
 from wakeful.probes.running import logits_of
 from wakeful.quant.arithmetic import LINEARS, Arithmetic, torchao_kernels
 from wakeful.quant.cache import QuantizedCache, check_cache, with_cache
-from wakeful.quant.feeding import readers_of_norms
 from wakeful.quant.linear import QuantizedLinear, Seen, check, matrix, quantized
+from wakeful.quant.norm_readers import readers_of_norms
 from wakeful.quant.schemes import Scheme, parse_scheme
 from wakeful.roles import role_of
 

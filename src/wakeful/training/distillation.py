@@ -15,7 +15,7 @@ from torch import Tensor
 
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import IGNORED, Decoder, cross_entropy
-from wakeful.training.in_rows import Over, Rest, distillation_in_rows, top_k_in_rows
+from wakeful.training.chunked_distillation import Over, Rest, distillation_in_rows, top_k_in_rows
 from wakeful.training.matching import distance, states_of
 from wakeful.training.stored import Store, TopK, row_digest, top_k
 

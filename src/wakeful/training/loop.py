@@ -26,11 +26,12 @@ from wakeful.probes.watch import check_one_matrix
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Environment, Run, SharedRun, environment
 from wakeful.runs.shards import local
-from wakeful.training.ahead import ahead
+from wakeful.training.deferred import Fault, Unread
 from wakeful.training.events import Write, event_writer
 from wakeful.training.measures import best_loss, diagnose, finish, forget_peak, validate
 from wakeful.training.objective import Loss, make_loss
 from wakeful.training.parallel import Parallel, spread
+from wakeful.training.prefetch import ahead
 from wakeful.training.records import check_rows, check_same_data, data_facts, record
 from wakeful.training.setup import (
     admit_parts,
@@ -44,7 +45,6 @@ from wakeful.training.setup import (
     make_windows,
     resolved,
 )
-from wakeful.training.unread import Fault, Unread
 from wakeful.world import World, is_lost, joined, lost
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

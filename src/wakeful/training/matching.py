@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from wakeful.model.decoder import Decoder
 from wakeful.optim.build import warmup_cosine
-from wakeful.training.in_rows import distillation_in_rows
+from wakeful.training.chunked_distillation import distillation_in_rows
 
 PASSES = 4
 """Forward passes that a step is worth: the teacher's, and the student's with its backward."""

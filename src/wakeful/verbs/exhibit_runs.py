@@ -18,7 +18,7 @@ from wakeful.device import choose_device
 from wakeful.display import Display, Shown
 from wakeful.errors import Diverged, Interrupted
 from wakeful.evaluation.diagnosis import sequences_of
-from wakeful.evaluation.looking import look, stretches
+from wakeful.evaluation.examine import look, stretches
 from wakeful.evaluation.reading import fingerprint, words_of
 from wakeful.exhibits.derived import Key, Results
 from wakeful.exhibits.figures import (

@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from wakeful.model.chunked import OfRows, cross_entropy_and_slope, mean_of_rows
 from wakeful.model.decoder import IGNORED
-from wakeful.model.rows import OfRows, cross_entropy_and_slope, mean_of_rows
 from wakeful.training.stored import TopK
 
 Over = Literal["sum", "mean"]
