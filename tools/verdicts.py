@@ -63,7 +63,8 @@ def _told(exhibits: Sequence[Judged]) -> str:
         every = [verdict for judged in at_it for verdict in judged.verdicts]
         if at_it:
             sentences.append(
-                f"{scale.capitalize()} scale, {len(at_it)} exhibits, {len(every)} claims: "
+                f"{scale.capitalize()} scale, {len(at_it)} exhibit{'s' * (len(at_it) > 1)}, "
+                f"{len(every)} claims: "
                 f"{in_words(counted(every))}."
             )
     return " ".join(sentences)
