@@ -1,6 +1,7 @@
 """The command line, as its users type it."""
 
 import io
+import os
 import re
 import shutil
 import subprocess
@@ -452,3 +453,33 @@ def test_the_program_runs_in_a_process_of_its_own(run: str) -> None:
     reader.stderr.close()
     assert reader.wait() == 141
     assert b"Traceback" not in errors
+
+
+def ran(command: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a line of the shell in which "$@" is wakeful with arguments."""
+    wakeful = [sys.executable, "-m", "wakeful", *arguments]
+    return subprocess.run(
+        ["sh", "-c", command, "sh", *wakeful], capture_output=True, check=False,
+        env=os.environ | environment,
+    )  # fmt: skip
+
+
+def test_output_is_printable_in_any_encoding_and_may_be_closed() -> None:
+    whole = ran('"$@"', "presets")
+    plain = ran('"$@"', "presets", PYTHONIOENCODING="ascii")
+    assert (whole.returncode, plain.returncode) == (0, 0)
+    assert "–" in whole.stdout.decode()
+    assert rb"\u2013" in plain.stdout
+    closed = ran('"$@" >&-', "presets")
+    assert (closed.returncode, closed.stdout, closed.stderr) == (0, b"", b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no device that is always full")
+@pytest.mark.parametrize("arguments", [("presets",), ("completion", "bash"), ("train", "--help")])
+def test_a_disk_that_is_full_of_output_is_one_line(arguments: tuple[str, ...]) -> None:
+    found = ran('"$@" > /dev/full', *arguments)
+    assert found.returncode == 1
+    (line,) = found.stderr.decode().splitlines()
+    assert line.startswith(
+        f"wakeful {arguments[0]}: the output cannot be read or written: No space"
+    )

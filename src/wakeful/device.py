@@ -36,6 +36,8 @@ def choose_device(name: str, world: World = ALONE, *, field: str = "device") -> 
         raise WakefulError(f"{field} = {name!r} is not supported; use auto, cpu, cuda or mps")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise WakefulError(f"{field} = {name!r}, but torch sees no CUDA device here")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise WakefulError(f"{field} = {name!r}, but torch sees no MPS device here")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         more = "" if world.size == 1 else "; start no more processes on a machine than it has GPUs"
         raise WakefulError(

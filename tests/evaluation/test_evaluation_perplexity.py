@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
 
 import wakeful
 from evaluation.models import loaded_llama, save_llama
@@ -166,3 +167,17 @@ def test_a_saved_models_perplexity_does_not_depend_on_the_batch(
     ]  # fmt: skip
     assert said[1] == pytest.approx(said[0], rel=1e-6)
     assert said[2] == pytest.approx(said[0], rel=1e-6)
+
+
+def test_a_tokenizer_of_more_tokens_than_the_model_is_refused(tmp_path: Path) -> None:
+    llama = save_llama(tmp_path / "llama")
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(llama)
+    tokenizer.add_tokens(["zebra"])
+    loaded = load(str(llama), tokenizer=tokenizer)
+    told = "gives token 258, and the model has embeddings of 258 tokens"
+    for call in (loaded.plain, loaded.encode, lambda text: tokenize(loaded, text),
+                 lambda text: loaded.generate(text, num_tokens=1)):  # fmt: skip
+        with pytest.raises(WakefulError, match=told):
+            call("a zebra")
+    assert loaded.plain("a bear")
+    assert tokenize(loaded, "a bear").tokens == loaded.plain("a bear")

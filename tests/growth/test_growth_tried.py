@@ -31,7 +31,7 @@ def test_a_tried_run_has_the_loss_of_the_heir_without_it(
     monkeypatch.setattr(choice, "_STRIDE", 1)
     reference = tiny_decoder(num_layers=7, **shape)
     before = {name: p.clone() for name, p in reference.named_parameters()}
-    options = BridgeConfig(ridge=1e-3)
+    options = BridgeConfig(ridge=1e-2)
     found = bridged_losses(reference, TEXT, 3, options, pinned=pinned)
     assert list(found) == list(range(max(1, pinned), 4))
     for name, parameter in reference.named_parameters():
@@ -39,8 +39,7 @@ def test_a_tried_run_has_the_loss_of_the_heir_without_it(
     for start, loss in found.items():
         layers = LayerMap((*range(start), *range(start + 3, 7)), "named")
         heir = inherit(reference, layers)
-        output = BridgeConfig(ridge=1e-3, map="output")
-        bridge(heir, reference, layers, TEXT[:5], output)
+        bridge(heir, reference, layers, TEXT[:5], options)
         with torch.no_grad():
             wanted = heir.loss(TEXT[5:, :-1], TEXT[5:, 1:])
         assert loss == pytest.approx(wanted.item(), rel=1e-5)
@@ -53,12 +52,22 @@ def test_documents_of_a_row_do_not_see_each_other() -> None:
     for start, loss in found.items():
         layers = LayerMap((*range(start), *range(start + 2, 5)), "named")
         heir = inherit(reference, layers)
-        output = BridgeConfig(map="output")
-        bridge(heir, reference, layers, TEXT[:-4], output, documents=numbers[:-4])
+        bridge(heir, reference, layers, TEXT[:-4], BridgeConfig(), documents=numbers[:-4])
         with torch.no_grad():
             logits = heir(TEXT[-4:, :-1], documents=numbers[-4:, :-1]).flatten(0, 1)
             wanted = torch.nn.functional.cross_entropy(logits, TEXT[-4:, 1:].flatten())
         assert loss == pytest.approx(wanted.item(), rel=1e-5)
+
+
+def test_runs_are_tried_in_mixed_precision_with_the_matrix_of_each() -> None:
+    reference = tiny_decoder(num_layers=7).float()
+    context = torch.autocast("cpu", dtype=torch.bfloat16)
+    exact = bridged_losses(reference, TEXT, 3, BridgeConfig())
+    mixed = bridged_losses(reference, TEXT, 3, BridgeConfig(), autocast=context)
+    assert mixed == pytest.approx(exact, rel=0.01)
+    assert mixed != exact
+    again = bridged_losses(reference, TEXT, 3, BridgeConfig(), autocast=context)
+    assert mixed == again
 
 
 def test_every_second_start_is_tried_and_the_neighbors_of_the_best() -> None:

@@ -212,6 +212,22 @@ def test_a_number_that_json_lacks_is_never_written(tmp_path: Path) -> None:
     assert run.metrics() == []
 
 
+def test_a_frame_of_a_run_in_a_folder_called_tilde(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = made(Path("~") / "run")
+    run.write_frame("mine.parquet", pl.DataFrame({"x": [1, 2]}))
+    assert pl.read_parquet(tmp_path / "~/run/mine.parquet")["x"].to_list() == [1, 2]
+
+
+def test_a_frame_of_a_run_whose_folder_was_removed(tmp_path: Path) -> None:
+    run = made(tmp_path / "run")
+    shutil.rmtree(run.path)
+    with pytest.raises(WakefulError, match=r"mine\.parquet cannot be written: No such file"):
+        run.write_frame("mine.parquet", pl.DataFrame({"x": [1, 2]}))
+
+
 def test_one_at_a_time(tmp_path: Path) -> None:
     run = made(tmp_path / "run")
     with (

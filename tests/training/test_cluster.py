@@ -101,6 +101,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, fails: dict[str, int]) -> Submitit:
     made = Submitit(fails)
+    monkeypatch.setattr(cluster.shutil, "which", lambda name: name)
     monkeypatch.setitem(sys.modules, "submitit", made)  # pyright: ignore[reportArgumentType]
     return made
 
@@ -202,6 +203,10 @@ def test_a_cluster_is_an_expression(monkeypatch: pytest.MonkeyPatch) -> None:
                            ("local(nodes=2)", "no option 'nodes'")):  # fmt: skip
         with pytest.raises(WakefulError, match=message):
             cluster_of(wrong)
+    monkeypatch.setattr(cluster.shutil, "which", lambda _: None)
+    with pytest.raises(WakefulError, match="there is no srun here"):
+        cluster_of("slurm")
+    assert cluster_of("local").engine == "local"
     monkeypatch.setitem(sys.modules, "submitit", None)  # pyright: ignore[reportArgumentType]
     with pytest.raises(WakefulError, match=r"pip install 'wakeful\[cluster\]'"):
         cluster_of("local")

@@ -90,7 +90,7 @@ def test_training_learns_and_restores_what_it_learned(text: Path, tmp_path: Path
     trained = read_decoder(run.path, dtype="auto")
     data = load_data(config.data)
     windows = ValidationWindows(data.validation, length=16, batch_size=16)
-    frame = evaluate(trained.decoder(), windows, autocast(config, torch.device("cpu")))
+    frame = evaluate(trained.decoder(), windows, autocast(config.train, torch.device("cpu")))
     stored = pl.read_parquet(run.path / "validation.parquet")
     assert frame["loss"].to_list() == pytest.approx(stored["loss"].to_list(), rel=1e-6)
 
@@ -409,10 +409,14 @@ def test_no_clipping_means_none(text: Path, tmp_path: Path) -> None:
     [
         ("tpu", "is not a device"),
         ("meta", "is not supported"),
+        ("mps", "torch sees no MPS device here"),
         ("cuda:99", r"no CUDA device|CUDA devices here"),
     ],
 )
-def test_devices_that_are_not_there_are_refused(name: str, message: str) -> None:
+def test_devices_that_are_not_there_are_refused(
+    name: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     for field in ("device", "train.device"):
         with pytest.raises(WakefulError, match=f"^{field} = '{name}'.*({message})"):
             choose_device(name, field=field)
@@ -500,6 +504,9 @@ def test_files_have_the_permissions_of_the_umask(text: Path, tmp_path: Path, mas
 class Session:
     """A stand-in for a run of Weights & Biases."""
 
+    class Error(Exception):
+        """What the package raises."""
+
     def __init__(self) -> None:
         self.begun: list[dict[str, Any]] = []
         self.logged: list[tuple[int, dict[str, float]]] = []
@@ -547,6 +554,18 @@ def test_weights_and_biases_offline(
     run = train(tiny(text, train={"wandb": True, "steps": 2}), tmp_path / "run")
     (folder,) = (run.path / "wandb").glob("offline-run-*")
     assert list(folder.glob("run-*.wandb"))
+
+
+def test_weights_and_biases_without_a_login(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class LoggedOut(Session):
+        def init(self, **_: Any) -> "Session":
+            raise self.Error("No API key configured.")
+
+    monkeypatch.setitem(sys.modules, "wandb", LoggedOut())
+    with pytest.raises(WakefulError, match=r"No API key configured.*wandb login, or set WANDB_"):
+        train(tiny(text, train={"wandb": True}), tmp_path / "run")
 
 
 def test_without_wandb_nothing_is_begun(

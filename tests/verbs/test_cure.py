@@ -221,9 +221,10 @@ def test_a_folder_that_exists(
 
 
 def test_a_quantized_model(llama: Path, words: str, tmp_path: Path) -> None:  # noqa: F811
-    wakeful.quantize(llama, "fine", save=str(tmp_path / "small"))
-    with pytest.raises(WakefulError):
-        wakeful.cure(tmp_path / "small", rotate="hadamard", text=words, length=16, num_sequences=2)
+    for scheme in ("fine", "w4"):
+        wakeful.quantize(llama, scheme, save=str(tmp_path / scheme), out=tmp_path / f"{scheme}-out")
+        with pytest.raises(WakefulError, match="is quantized: cure the model it was made from"):
+            wakeful.cure(tmp_path / scheme, rotate="haar", text=words, length=16, num_sequences=2)
 
 
 SHORT = {"steps": 3, "batch_size": 2, "train_length": 16, "length": 16, "num_sequences": 2}

@@ -365,7 +365,8 @@ def test_minutes_are_turned_into_steps(
 def test_time_is_kept_back_for_every_heirs_matrices(reference: Run, text: Path) -> None:
     tokenizer = read_decoder(reference.path).own_tokenizer
     data = prepared(str(text), tokenizer=tokenizer, validation_fraction=0.1)
-    plain = Recipe(reference="x", rule="rank", layers=(0,), bridge=BridgeConfig(tokens=64))
+    plain = Recipe(reference="x", rule="rank", layers=(0,), bridge=BridgeConfig(tokens=64),
+                   width=WidthConfig(tokens=64))  # fmt: skip
 
     def passes(**over: Any) -> float:
         return _solved_on(replace(plain, **over), data) / 64
@@ -374,7 +375,7 @@ def test_time_is_kept_back_for_every_heirs_matrices(reference: Run, text: Path) 
     assert passes(drops=3) == 3
     assert passes(rounds=3, grow=1) == 3
     assert passes(rounds=3, grow=1, baselines=("random", "at_once", "narrow")) == 3 + 1 + 8
-    assert passes(width=WidthConfig(mlp=0.5)) == 1 + 8
+    assert passes(width=WidthConfig(mlp=0.5, tokens=32)) == 1 + 8 / 2
 
 
 def test_every_seed_trains_everything_and_errors_are_over_seeds(

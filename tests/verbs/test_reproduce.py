@@ -424,6 +424,7 @@ def test_memory_is_asked_of_the_machine_that_trains(
     runs, room = tmp_path / "runs", [10**15]
     monkeypatch.setattr(verb, "free_memory", lambda device: room[0])
     monkeypatch.setattr(verb.shutil, "disk_usage", lambda path: SimpleNamespace(free=10**15))
+    monkeypatch.setattr(cluster.shutil, "which", lambda name: name)
 
     def fits(where: str) -> None:
         found = cluster.cluster_of(where) if where else None

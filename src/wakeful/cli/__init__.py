@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table as Grid
 
 import wakeful
-from wakeful.cli.console import ERR, LET_IT_SPEAK, OUT, another_speaks
+from wakeful.cli.console import ERR, LET_IT_SPEAK, OUT, another_speaks, open_streams
 from wakeful.errors import Interrupted, WakefulError, nearest
 
 VERBS = {
@@ -41,12 +41,17 @@ SPREAD = ("train", "diagnose", "evaluate")
 """Those that share their work out over the processes of torchrun."""
 INTERRUPTED = 130
 """The exit status after Ctrl-C, whatever was saved: the shell's."""
+_FOR_THE_USER = frozenset(
+    (errno.ENAMETOOLONG, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO)
+)
+"""Errors of the system that no code can prevent."""
 _CHATTY = ("torchao", "torch.utils._pytree")
 """Loggers that complain of torchao, which Transformers imports wherever it is installed."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; return its exit status."""
+    open_streams()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     for name in _CHATTY:
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -81,14 +86,22 @@ def _status(verb: str, rest: list[str]) -> int:
         sys.stderr.close()
         return 141
     except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
+        if error.errno not in _FOR_THE_USER:
             raise
-        _complain(verb, f"a path is longer than this system takes: {str(error.filename)[:60]}...")
+        _complain(verb, _of_system(error))
         return 1
     except KeyboardInterrupt:
         ERR.print("interrupted")
         return INTERRUPTED
     return 0
+
+
+def _of_system(error: OSError) -> str:
+    """Return what the system says, and of which path; standard output has none."""
+    if error.errno == errno.ENAMETOOLONG:
+        return f"a path is longer than this system takes: {str(error.filename)[:60]}..."
+    place = "the output" if error.filename is None else str(error.filename)
+    return f"{place} cannot be read or written: {os.strerror(error.errno or 0)}"
 
 
 def _complain(verb: str, message: str) -> None:

@@ -1,5 +1,6 @@
 """What the command line prints, and where."""
 
+import io
 import os
 import sys
 from contextlib import AbstractContextManager
@@ -16,13 +17,27 @@ _WIDE = 120
 LET_IT_SPEAK = 2.0
 """Seconds before another process ends with an error: torchrun ends the first when one ends."""
 
-OUT = Console(soft_wrap=True, width=None if sys.stdout.isatty() else _WIDE)
+_TERMINAL = sys.stdout is not None and sys.stdout.isatty()  # None where the caller closed it
+
+OUT = Console(soft_wrap=True, width=None if _TERMINAL else _WIDE)
 ERR = Console(stderr=True, soft_wrap=True)
 
 
 def another_speaks() -> bool:
     """Whether this is not the first of several processes that torchrun has started."""
     return os.environ.get("WORLD_SIZE", "1") != "1" and os.environ.get("RANK", "0") != "0"
+
+
+def open_streams() -> None:
+    """Make any text printable: to nowhere where a stream is closed, and escaped where its encoding
+    lacks a character.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def tell(line: str) -> None:

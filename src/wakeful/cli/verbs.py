@@ -220,8 +220,11 @@ def generate(arguments: list[str]) -> None:
     names = [entry.name for entry in dataclasses.fields(GenerateOptions)]
     choice = GenerateOptions(**{name: getattr(options, name) for name in names})
 
+    import transformers
+
     from wakeful.verbs.generate import stream
 
+    transformers.logging.disable_progress_bar()
     pieces = stream(model, prompt, options=choice)
     sys.stdout.write(prompt)
     for piece in pieces:

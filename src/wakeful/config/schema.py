@@ -192,7 +192,7 @@ class BridgeConfig:
 
     map: How[Literal["none", "output", "down"]] = "down"
     """Nothing; the paper's matrix on the feed-forward network's output; or W_down anew."""
-    tokens: int = 24576
+    tokens: int = 65536
     """Tokens of the training text's beginning that it is solved on, in sequences of train.length"""
     ridge: float = 0.05
     """λ of the penalty on the map, over the mean square of what it reads."""
@@ -211,6 +211,9 @@ class WidthConfig:
     """Share of the groups of heads that have a key and value in common. 0: all."""
     mlp: What[float] = 0.0
     """Share of the hidden channels of the feed-forward networks. 0: all."""
+    tokens: int = 24576
+    """Tokens of the training text's beginning that they are chosen and made up for on, in
+    sequences of train.length."""
 
     def __post_init__(self) -> None:
         for name in ("heads", "mlp"):

@@ -230,7 +230,7 @@ def _offsets(loaded: Model, text: str) -> tuple[list[int], list[int] | None]:
     if not tokenizer.is_fast:
         return loaded.plain(text), None
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    return list(encoded["input_ids"]), [end for _, end in encoded["offset_mapping"]]
+    return loaded.checked(list(encoded["input_ids"])), [end for _, end in encoded["offset_mapping"]]
 
 
 def _sizes(

@@ -21,9 +21,11 @@ direction, at a length between the heir's and the reference's. Norms do not see 
 the whole of it would cost the other tokens more than it is worth (docs/findings.md).
 """
 
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -38,6 +40,9 @@ from wakeful.model.decoder import Decoder, begins_of
 
 _AT_ONCE = 2048
 """Tokens that go through a layer together."""
+
+AS_IT_IS = contextlib.nullcontext()
+"""No mixed precision."""
 
 
 @dataclass(frozen=True)
@@ -102,12 +107,14 @@ def bridge(
     *,
     documents: Int[Tensor, "B L"] | None = None,
     only: Sequence[Gap] | None = None,
+    autocast: AbstractContextManager[object] = AS_IT_IS,
 ) -> list[Bridged]:
     """Give the heir a bridge over each gap of its layers, in place; return what each came to.
 
     Gaps are bridged in order of depth, each on the stream of the heir with those before it. Both
     models go through all of the text layer by layer, so that the activations of one layer of each
-    are held, and the normal equations are summed in float64.
+    are held. The normal equations are summed in float64, of products in float32 of 2,048 tokens,
+    or in float64 where the models are.
 
     Args:
         heir: a decoder whose block t was the reference's block `layers.sources[t]`.
@@ -118,6 +125,7 @@ def bridge(
         documents: the number of each token's document, where none sees another; each then has a
             first token of its own.
         only: the gaps to bridge; by default all.
+        autocast: the context that both models run in.
 
     Raises:
         WakefulError: the stream is not a plain sum, or the text has too few tokens to solve on.
@@ -127,7 +135,7 @@ def bridge(
     if options.map == "none" or not wanted:
         return []
     check_bridge(heir)
-    ours, theirs = (Stream(each, tokens, documents) for each in (heir, reference))
+    ours, theirs = (Stream(each, tokens, documents, autocast) for each in (heir, reference))
     found = []
     for gap in wanted:
         ours.through(gap.after)
@@ -146,6 +154,7 @@ def rebridge(
     options: BridgeConfig | None = None,
     *,
     documents: Int[Tensor, "B L"] | None = None,
+    autocast: AbstractContextManager[object] = AS_IT_IS,
 ) -> list[Bridged]:
     """Bridge the gaps that an heir did not have when its layers were `before`, in place.
 
@@ -172,7 +181,10 @@ def rebridge(
         theirs = reference.get_submodule(f"blocks.{source}.mlp.down")
         heir.get_submodule(name).load_state_dict(theirs.state_dict())
     only = [gap for place, gap in new.items() if place not in old]
-    return bridge(heir, reference, layers, tokens, options, documents=documents, only=only)
+    return bridge(
+        heir, reference, layers, tokens, options, documents=documents, only=only,
+        autocast=autocast,
+    )  # fmt: skip
 
 
 def stayed(bridges: Sequence[Bridged], layers: LayerMap, total: int) -> list[Bridged]:
@@ -197,7 +209,9 @@ class Stream:
         decoder: Decoder,
         tokens: Int[Tensor, "B L"],
         documents: Int[Tensor, "B L"] | None = None,
+        autocast: AbstractContextManager[object] = AS_IT_IS,
     ) -> None:
+        self.autocast = autocast
         self.blocks = [block for block in decoder.blocks if isinstance(block, Block)]
         self.layer = 0
         rows = max(1, _AT_ONCE // tokens.shape[1])
@@ -216,7 +230,8 @@ class Stream:
         """Go on to what the layer of this number receives."""
         while self.layer < layer:
             for number, (x, flow) in enumerate(self.parts):
-                out, left = self.blocks[self.layer](x, flow)
+                with self.autocast:
+                    out, left = self.blocks[self.layer](x, flow)
                 flow.memory.update(left)
                 self.parts[number] = out, flow
             self.layer += 1
@@ -231,14 +246,18 @@ class Stream:
         handle = block.mlp.down.register_forward_pre_hook(lambda _, args: read.append(args[0]))
         try:
             for x, flow in self.parts:
-                out, _ = block(x, flow)
+                with self.autocast:
+                    out, _ = block(x, flow)
                 yield read.pop(), out
         finally:
             handle.remove()
 
 
 class Equations:
-    """Σ w f fᵀ, Σ w f zᵀ and Σ w ‖z‖² of features f and targets z, in float64."""
+    """Σ w f fᵀ, Σ w f zᵀ and Σ w ‖z‖² of features f and targets z, summed in float64.
+
+    Each part's products are in its own dtype.
+    """
 
     def __init__(self, features: int, width: int, device: torch.device) -> None:
         self.ff = torch.zeros(features, features, dtype=torch.float64, device=device)
@@ -246,9 +265,9 @@ class Equations:
         self.zz = 0.0
 
     def add(self, f: Tensor, z: Tensor, weights: Tensor) -> None:
-        weighted = f * weights.unsqueeze(1)
-        self.ff.addmm_(weighted.T, f)
-        self.fz.addmm_(weighted.T, z)
+        weighted = (f * weights.unsqueeze(1)).T
+        self.ff += weighted @ f
+        self.fz += weighted @ z
         self.zz += float((z.square().sum(1) * weights).sum())
 
     def error(self, solution: Tensor) -> float:
@@ -276,10 +295,15 @@ class Equations:
         return torch.cholesky_solve(self.fz, self.factored(ridge))
 
 
+def exact(x: Tensor) -> Tensor:
+    """Return a tensor in float32, or in float64 where it is."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
 def solve(ours: Stream, theirs: Stream, gap: Gap, options: BridgeConfig) -> Bridged:
     """Solve for one bridge and fold it into the layer before the gap."""
     down = ours.blocks[gap.after].mlp.down
-    weight, bias = down.weight.double(), down.bias
+    weight, bias = exact(down.weight), down.bias
     width, hidden = weight.shape
     through = options.map == "output"
     size = width if through else hidden
@@ -288,8 +312,8 @@ def solve(ours: Stream, theirs: Stream, gap: Gap, options: BridgeConfig) -> Brid
     for (read, put_out), state, firsts in zip(
         ours.seen(), theirs.states(), ours.firsts, strict=True
     ):
-        f, out, y = read.double(), put_out.double(), state.double().to(weight.device)
-        made = f @ weight.T if bias is None else f @ weight.T + bias.double()
+        f, out, y = exact(read), exact(put_out), exact(state).to(weight.device)
+        made = f @ weight.T if bias is None else f @ weight.T + exact(bias)
         f = made if through else f
         if bias is not None:
             f = torch.cat([f, torch.ones_like(f[..., :1])], -1)
@@ -301,12 +325,12 @@ def solve(ours: Stream, theirs: Stream, gap: Gap, options: BridgeConfig) -> Brid
         total += float((weights * lengths).sum())
         equations.add(f, z, weights)
     if through:
-        old = torch.eye(len(equations.ff), width, dtype=weight.dtype, device=weight.device)
+        old = torch.eye(len(equations.ff), width, dtype=torch.float64, device=weight.device)
     else:
-        old = torch.cat([weight.T, *([] if bias is None else [bias.double().unsqueeze(0)])])
+        old = torch.cat([weight.T, *([] if bias is None else [bias.unsqueeze(0)])]).double()
     solution = _solved(equations, size, options, first)
     new = solution[:size].T
-    down.weight.copy_(new @ weight if through else new)
+    down.weight.copy_(new @ weight.double() if through else new)
     if bias is not None:
         bias.copy_(solution[size] + (new @ bias.double() if through else 0))
     return Bridged(
@@ -323,7 +347,7 @@ class _Mean:
         self.count = 0
 
     def add(self, *parts: Float[Tensor, "N _"]) -> None:
-        sums = [part.sum(0) for part in parts]
+        sums = [part.sum(0, dtype=torch.float64) for part in parts]
         self.sums = [a + b for a, b in zip(self.sums, sums, strict=True)] if self.sums else sums
         self.count += len(parts[0])
 

@@ -7,8 +7,8 @@ stream, so a run costs one least squares and the layers behind it.
 """
 
 import copy
-import dataclasses
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 import torch
 from jaxtyping import Float, Int
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from wakeful.config.schema import BridgeConfig
 from wakeful.errors import WakefulError
-from wakeful.growth.bridge import Gap, Stream, check_bridge, solve
+from wakeful.growth.bridge import AS_IT_IS, Gap, Stream, check_bridge, solve
 from wakeful.model.decoder import IGNORED, Decoder, cross_entropy
 
 _STRIDE = 2
@@ -33,13 +33,13 @@ def bridged_losses(
     pinned: int = 1,
     held_out: int = 4,
     documents: Int[Tensor, "B L"] | None = None,
+    autocast: AbstractContextManager[object] = AS_IT_IS,
 ) -> dict[int, float]:
     """Return the loss, in nats a token, without the run of layers from each start that was tried.
 
     The first `pinned` layers stay, at least one, and so does the last. The last `held_out`
-    sequences are measured on, the others are solved on, with a matrix on the output, which needs
-    fewer tokens than W_down anew. `documents` are as `bridge` takes them. The reference is as it
-    was when this returns.
+    sequences are measured on, the others are solved on. `documents` and `autocast` are as `bridge`
+    takes them. The reference is as it was when this returns.
 
     Raises:
         WakefulError: the stream is not a plain sum, the layers share more than the stream, no run
@@ -57,8 +57,7 @@ def bridged_losses(
     starts = range(max(1, pinned), total - dropped)
     if not starts:
         raise WakefulError(f"no run of {dropped} layers lies between the ends of {total} layers")
-    output = dataclasses.replace(options, map="output")
-    trial = _Trial(reference, tokens, documents, held_out, output)
+    trial = _Trial(reference, tokens, documents, held_out, options, autocast)
     losses = {start: trial.loss(start, dropped) for start in starts[::_STRIDE]}
     best = min(losses, key=lambda start: losses[start])
     for start in (best - 1, best + 1):
@@ -77,13 +76,16 @@ class _Trial:
         documents: Tensor | None,
         held_out: int,
         options: BridgeConfig,
+        autocast: AbstractContextManager[object],
     ) -> None:
         self.reference, self.options = reference, options
         targets = tokens[-held_out:, 1:].to(reference.embed.weight.device)
         self.targets = reference.counted(targets)
         parts = slice(-held_out), (slice(-held_out, None), slice(-1))
         self.fitted, self.measured = (
-            _Layers(reference, tokens[part], None if documents is None else documents[part])
+            _Layers(
+                reference, tokens[part], None if documents is None else documents[part], autocast
+            )
             for part in parts
         )
 
@@ -109,7 +111,8 @@ class _Trial:
         total, done = 0.0, 0
         for state in states:
             targets = self.targets[done : done + len(state)]
-            logits = self.reference.logits(self.reference.after_blocks(state))
+            with self.measured.stream.autocast:
+                logits = self.reference.logits(self.reference.after_blocks(state))
             total += float(cross_entropy(logits, targets, reduction="sum"))
             done += len(state)
         return total / int((self.targets != IGNORED).sum())
@@ -118,8 +121,14 @@ class _Trial:
 class _Layers:
     """A decoder's stream over a text, as each of its layers receives it."""
 
-    def __init__(self, decoder: Decoder, tokens: Tensor, documents: Tensor | None) -> None:
-        self.stream = Stream(decoder, tokens, documents)
+    def __init__(
+        self,
+        decoder: Decoder,
+        tokens: Tensor,
+        documents: Tensor | None,
+        autocast: AbstractContextManager[object],
+    ) -> None:
+        self.stream = Stream(decoder, tokens, documents, autocast)
         self.parts = [list(self.stream.parts)]
         for layer in range(len(self.stream.blocks)):
             self.stream.through(layer + 1)

@@ -18,7 +18,7 @@ Weights w and λ are those of bridges (`BridgeConfig`). B batch, L tokens.
 
 import dataclasses
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from jaxtyping import Int
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from wakeful.config.model import ModelConfig
 from wakeful.config.schema import BridgeConfig, WidthConfig
 from wakeful.errors import WakefulError
-from wakeful.growth.bridge import Equations, Stream, check_bridge
+from wakeful.growth.bridge import AS_IT_IS, Equations, Stream, check_bridge, exact
 from wakeful.model.block import Block
 from wakeful.model.decoder import Decoder
 
@@ -70,11 +70,12 @@ def narrow(
     options: BridgeConfig | None = None,
     *,
     documents: Int[Tensor, "B L"] | None = None,
+    autocast: AbstractContextManager[object] = AS_IT_IS,
 ) -> Decoder:
     """Return a decoder with the most important heads and channels of the reference's layers.
 
     `options` say how what is left out is made up for; with `map = "none"` it is not. `documents`
-    are as `bridge` takes them.
+    and `autocast` are as `bridge` takes them.
 
     Raises:
         WakefulError: see `narrow_config`; the stream is not a plain sum.
@@ -83,13 +84,13 @@ def narrow(
     config = narrow_config(reference.config, width)
     check_bridge(reference)
     target = Decoder(config).to(reference.head.weight)
-    theirs = Stream(reference, tokens, documents)
+    theirs = Stream(reference, tokens, documents, autocast)
     kept = [_most_important(theirs, layer, config) for layer in range(config.num_layers)]
     for name, tensor in target.named_parameters():
         tensor.copy_(_chosen(name, reference.get_parameter(name), reference.config, kept))
     if options.map == "none":
         return target
-    ours, theirs = (Stream(each, tokens, documents) for each in (target, reference))
+    ours, theirs = (Stream(each, tokens, documents, autocast) for each in (target, reference))
     for layer in range(config.num_layers):
         ours.through(layer)
         theirs.through(layer)
@@ -109,7 +110,7 @@ def _most_important(
     stream.through(layer)
     heads, channels = torch.zeros(()), torch.zeros(())
     for u, _, h, _ in _sublayers(stream):
-        by_head = u.unflatten(-1, (-1, config.shape.head_width)).norm(dim=-1)
+        by_head = exact(u).unflatten(-1, (-1, config.shape.head_width)).norm(dim=-1)
         heads = heads.to(u.device) + by_head.double().sum((0, 1))
         channels = channels.to(u.device) + h.double().abs().sum((0, 1))
     groups = heads.unflatten(0, (-1, config.num_heads // config.shape.num_kv_heads)).sum(-1)
@@ -148,7 +149,8 @@ def _sublayers(stream: Stream) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]
     with _watched(block) as seen:
         for x, flow in stream.parts:
             seen.clear()
-            block(x, flow)
+            with stream.autocast:
+                block(x, flow)
             yield tuple(seen)  # pyright: ignore[reportReturnType]
 
 
@@ -171,7 +173,7 @@ def _make_up(ours: Stream, theirs: Stream, name: str, options: BridgeConfig) -> 
     """Solve for one writing matrix of the next layer anew, in place."""
     matrix = ours.blocks[ours.layer].get_submodule(name)
     assert isinstance(matrix, nn.Linear)
-    weight = matrix.weight.double()
+    weight = exact(matrix.weight)
     equations = Equations(weight.shape[1], weight.shape[0], weight.device)
     parts = zip(
         ours.states(), _sublayers(ours), theirs.states(), _sublayers(theirs), ours.firsts,
@@ -186,7 +188,7 @@ def _make_up(ours: Stream, theirs: Stream, name: str, options: BridgeConfig) -> 
         if matrix.bias is not None:
             before = before + matrix.bias
         counted = ~firsts if options.first == "out" else torch.ones_like(firsts)
-        f, z, y_ = (part[counted].double() for part in (f, behind - before, behind))
+        f, z, y_ = (exact(part[counted]) for part in (f, behind - before, behind))
         lengths = y_.square().sum(1)
         weights = 1 / lengths if options.weigh == "relative" else torch.ones_like(lengths)
         equations.add(f, z - f @ weight.T, weights)

@@ -335,14 +335,14 @@ def _cost(
         began = time.perf_counter()
         batch = batches.batch(step).to(device)
         for part in batch.split(config.train.micro_batch_size or len(batch)):
-            with autocast(config, device):
+            with autocast(config.train, device):
                 loss = loss_of(part[:, :-1], part[:, 1:])
             loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         decoder.head.weight[0, 0].item()  # a GPU has then done what it was asked
         taken = time.perf_counter() - began
-    return Cost(name, taken, _evaluation(decoder, windows, autocast(config, device)), share)
+    return Cost(name, taken, _evaluation(decoder, windows, autocast(config.train, device)), share)
 
 
 @torch.no_grad()

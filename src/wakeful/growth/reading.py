@@ -22,8 +22,8 @@ from wakeful.loading.model import Model
 from wakeful.training.measures import evaluate
 from wakeful.training.setup import autocast, check_prepared, make_windows
 
-_TRIED = 20
-"""Sequences that runs of layers are tried on."""
+_SOLVED_ON, _MEASURED_ON = 12_288, 2_048
+"""Tokens that runs of layers are tried on."""
 
 
 def prepared_text(options: InheritOptions, reference: Model, show: Display) -> PreparedData:
@@ -101,11 +101,15 @@ def diagnosed_layers(
     if options.blocks or options.choose != "bridge" or not dropped:
         return found
     show.note(f"trying runs of {dropped} layers")
-    tokens = beginning(data, _TRIED, options.train.length, bos=bos)
-    decoder = reference.decoder().to(choose_device(options.train.device))
+    length = options.train.length
+    held_out = max(1, _MEASURED_ON // length)
+    solved_on = max(1, min(_SOLVED_ON, options.bridge.tokens) // length)
+    tokens = beginning(data, solved_on + held_out, length, bos=bos)
+    device = choose_device(options.train.device)
+    decoder = reference.decoder().to(device)
     losses = bridged_losses(
-        decoder, tokens, dropped, options.bridge, pinned=options.pinned,
-        documents=documents(tokens, data, options.data),
+        decoder, tokens, dropped, options.bridge, pinned=options.pinned, held_out=held_out,
+        documents=documents(tokens, data, options.data), autocast=autocast(options.train, device),
     )  # fmt: skip
     decoder.to("cpu")
     return dataclasses.replace(found, losses=losses)
@@ -119,7 +123,7 @@ def evaluated(config: Config, reference: Model, data: PreparedData, show: Displa
     device = choose_device(train.device)
     decoder = reference.decoder().to(device)
     frame = evaluate(
-        decoder, windows, autocast(config, device), cross_documents=config.data.cross_documents
+        decoder, windows, autocast(train, device), cross_documents=config.data.cross_documents
     )
     decoder.to("cpu")
     return frame

@@ -52,7 +52,7 @@ from wakeful.model.decoder import Decoder
 from wakeful.runs.run import Run, refuse_link
 from wakeful.training.loop import Initial, train
 from wakeful.training.records import Summary
-from wakeful.training.setup import check_parts
+from wakeful.training.setup import autocast, check_parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -388,9 +388,12 @@ def _heir(recipe: Recipe, reference: Decoder, layers: LayerMap, grown: Finished 
 def _narrowed(recipe: Recipe, reference: Decoder, width: WidthConfig) -> Decoder:
     """Return the reference with fewer heads and channels, solved on the text's beginning."""
     device = choose_device(recipe.train.device)
-    tokens, numbers = _text(recipe)
+    tokens, numbers = _text(recipe, recipe.width.tokens)
     reference.to(device)
-    donor = narrow(reference, width, tokens, recipe.bridge, documents=numbers).cpu()
+    donor = narrow(
+        reference, width, tokens, recipe.bridge, documents=numbers,
+        autocast=autocast(recipe.train, device),
+    ).cpu()  # fmt: skip
     reference.to("cpu")
     return donor
 
@@ -402,12 +405,12 @@ def timed_heir(recipe: Recipe, setting: Setting, layers: LayerMap) -> Decoder:
     return setting.inherit(layers, copy=recipe.copy)
 
 
-def _text(recipe: Recipe) -> tuple[Int[Tensor, "B L"], Int[Tensor, "B L"] | None]:
-    """Return the training text's beginning, which heirs are solved on, and its documents' numbers
-    where they do not see each other.
+def _text(recipe: Recipe, most: int) -> tuple[Int[Tensor, "B L"], Int[Tensor, "B L"] | None]:
+    """Return at most so many tokens of the training text's beginning, to solve on, and their
+    documents' numbers where these do not see each other.
     """
     data, length = PreparedData.open(recipe.data.source), recipe.train.length
-    most = min(recipe.bridge.tokens, recipe.data.max_tokens or data.train.num_tokens)
+    most = min(most, recipe.data.max_tokens or data.train.num_tokens)
     tokens = beginning(data, max(1, most // length), length, bos=recipe.data.bos)
     return tokens, documents(tokens, data, recipe.data)
 
@@ -443,15 +446,21 @@ def _bridges(
     """
     if recipe.bridge.map == "none":
         return []
-    tokens, numbers = _text(recipe)
+    tokens, numbers = _text(recipe, recipe.bridge.tokens)
     device = choose_device(recipe.train.device)
     reference.to(device)
     heir.to(device)
+    context = autocast(recipe.train, device)
     if before is None:
-        found = bridge(heir, reference, layers, tokens, recipe.bridge, documents=numbers)
+        found = bridge(
+            heir, reference, layers, tokens, recipe.bridge, documents=numbers, autocast=context
+        )
     else:
         had = LayerMap(before.stage.layers, recipe.rule)
-        found = rebridge(heir, reference, layers, had, tokens, recipe.bridge, documents=numbers)
+        found = rebridge(
+            heir, reference, layers, had, tokens, recipe.bridge, documents=numbers,
+            autocast=context,
+        )  # fmt: skip
         found += stayed(before.bridges, layers, reference.config.num_layers)
         found.sort(key=lambda one: one.first)
     reference.to("cpu")

@@ -147,11 +147,32 @@ class Model:
         return [*self.begin(bos), *self.plain(text)]
 
     def plain(self, text: str) -> list[int]:
-        """Return the tokens of a text and nothing else."""
+        """Return the tokens of a text and nothing else.
+
+        Raises:
+            WakefulError: the model has no embedding of one of them.
+        """
         tokenizer = self.tokenizer
         if isinstance(tokenizer, Tokenizer):
-            return tokenizer.encode(text)
-        return tokenizer.encode(text, add_special_tokens=False)
+            return self.checked(tokenizer.encode(text))
+        return self.checked(tokenizer.encode(text, add_special_tokens=False))
+
+    def checked(self, tokens: list[int]) -> list[int]:
+        """Return token ids as they are, once each is known to have an embedding.
+
+        Raises:
+            WakefulError: one has none.
+        """
+        own = as_decoder(self.module)
+        embedding = self.module.get_input_embeddings() if own is None else own.embed  # pyright: ignore
+        size = len(embedding.weight)
+        largest = max(tokens, default=0)
+        if largest >= size:
+            raise WakefulError(
+                f"the tokenizer of {self.name} gives token {largest}, and the model has embeddings "
+                f"of {size} tokens: one of the two is another model's"
+            )
+        return tokens
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of token ids, special ones left out."""

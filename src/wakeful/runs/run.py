@@ -463,7 +463,7 @@ def _is_plain(path: Path) -> bool:
 @contextlib.contextmanager
 def replaced(path: Path) -> Iterator[Path]:
     """Give a temporary path beside `path` and move what was written there into its place."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = path.absolute().with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with disk_errors(path):
             yield temporary
@@ -496,7 +496,8 @@ def disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError, pl.exceptions.PolarsError) as error:
-        number = error.errno if isinstance(error, OSError) else _number_in(str(error))
+        number = error.errno if isinstance(error, OSError) else None
+        number = number or _number_in(str(error))  # Polars' own has the number in its text
         if number is None:
             raise
         if number in (errno.ENOSPC, errno.EDQUOT):

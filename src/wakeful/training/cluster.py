@@ -6,6 +6,7 @@
 
 import collections
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -109,13 +110,19 @@ def cluster_of(expression: str) -> Cluster:
     """Return the cluster that an expression names.
 
     Raises:
-        WakefulError: it names none, an option is out of its range, or submitit is not installed.
+        WakefulError: it names none, an option is out of its range, submitit is not installed, or
+            SLURM is not to be had here.
     """
     known = {"local": _local, "slurm": _slurm}
     found: Cluster = build_call("cluster", known, expression)(expression)
     at_least(1, found, "workers")
     at_least(0, found, "gpus")
     _submitit()
+    if found.engine == "slurm" and shutil.which("srun") is None:
+        raise WakefulError(
+            f"cluster = {expression}: there is no srun here; give the command on a machine that "
+            "submits to SLURM"
+        )
     return found
 
 

@@ -60,14 +60,21 @@ def _to_tensorboard(run: Run, first: int) -> Write:
 
 def _to_wandb(config: Config, run: Run, stack: contextlib.ExitStack) -> Write:
     born = f"{run.header.created} {config.name} {config.train.seed}"
-    session = _wandb().init(
-        project=os.environ.get("WANDB_PROJECT", "wakeful"),
-        name=config.name,
-        id=hashlib.sha256(born.encode()).hexdigest()[:16],
-        resume="allow",
-        dir=str(run.path),
-        config=config_to_table(config),
-    )
+    wandb = _wandb()
+    try:
+        session = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "wakeful"),
+            name=config.name,
+            id=hashlib.sha256(born.encode()).hexdigest()[:16],
+            resume="allow",
+            dir=str(run.path),
+            config=config_to_table(config),
+        )
+    except wandb.Error as error:
+        raise WakefulError(
+            f"train.wandb: Weights & Biases cannot be reached ({error}); log in with wandb login, "
+            "or set WANDB_MODE=offline"
+        ) from None
 
     def end(kind: type[BaseException] | None, _: object, __: TracebackType | None) -> None:
         session.finish(exit_code=0 if kind is None else 1)

@@ -256,7 +256,7 @@ def _steps(
     device = decoder.head.weight.device
     share = settings.batch_size // world.size
     micro = min(settings.micro_batch_size or share, share)
-    mixed = autocast(config, device)
+    mixed = autocast(config.train, device)
     parameters = [p for p in decoder.parameters() if p.requires_grad]
     every = settings.log_every or (1 if device.type == "cpu" else _LOG_EVERY)
     unread = Unread(every, progress.tokens, progress.seconds)

@@ -180,7 +180,7 @@ def _precision(config: Config, parallel: Parallel) -> contextlib.AbstractContext
     """
     if not parallel.in_shares:
         return _AS_IT_IS
-    return autocast(config, parallel.decoder.head.weight.device)
+    return autocast(config.train, parallel.decoder.head.weight.device)
 
 
 def watched(
@@ -399,7 +399,10 @@ def validate(
     """Evaluate on the full validation set and record the result."""
     device = parallel.decoder.head.weight.device
     frame = evaluate(
-        parallel, windows, autocast(config, device), cross_documents=config.data.cross_documents
+        parallel,
+        windows,
+        autocast(config.train, device),
+        cross_documents=config.data.cross_documents,
     )
     loss, error = mean_loss(frame)
     if not math.isfinite(loss):

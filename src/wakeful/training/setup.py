@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from wakeful.config.model import ModelConfig
-from wakeful.config.schema import Config, DataConfig
+from wakeful.config.schema import Config, DataConfig, TrainConfig
 from wakeful.config.tables import from_table, to_table
 from wakeful.data.mixture import MixedBatches, MixedData, MixedWindows
 from wakeful.data.order import Batches, ValidationWindows
@@ -270,8 +270,8 @@ def make_optimizer(config: Config, decoder: Decoder) -> torch.optim.Optimizer:
     return configured(config.optimizer, decoder.named_parameters(), seed=config.train.seed)
 
 
-def autocast(config: Config, device: torch.device) -> contextlib.AbstractContextManager[object]:
+def autocast(train: TrainConfig, device: torch.device) -> contextlib.AbstractContextManager[object]:
     """Return the context of the forward pass: mixed precision for bfloat16, else nothing."""
-    if config.train.dtype != "bfloat16":
+    if train.dtype != "bfloat16":
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype=DTYPES["bfloat16"])

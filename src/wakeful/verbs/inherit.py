@@ -264,10 +264,11 @@ def _check_merged(reference: Model, place: str) -> None:
 
 def _solved_on(recipe: Recipe, data: PreparedData) -> int:
     """Return the tokens that the reference goes through for one seed's matrices in closed form."""
-    narrowing = 8  # of both models, twice a layer, and once to choose
-    passes = recipe.most_heirs + (narrowing if recipe.width else 0)
-    passes += narrowing * ("narrow" in recipe.baselines) + ("at_once" in recipe.baselines)
-    return passes * min(recipe.bridge.tokens, data.train.num_tokens)
+    most = data.train.num_tokens
+    bridging = recipe.most_heirs + ("at_once" in recipe.baselines)
+    # Narrowing goes through both models, twice a layer, and once to choose.
+    narrowing = 8 * (bool(recipe.width) + ("narrow" in recipe.baselines))
+    return bridging * min(recipe.bridge.tokens, most) + narrowing * min(recipe.width.tokens, most)
 
 
 def _reference(

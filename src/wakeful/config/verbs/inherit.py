@@ -169,7 +169,7 @@ class InheritOptions:
             )
 
     def _check_heir(self) -> None:
-        at_least(1, self, "gaps", "bridge.tokens")
+        at_least(1, self, "gaps", "bridge.tokens", "width.tokens")
         if self.gaps > 1 and (self.blocks or self.choose != "angle"):
             raise WakefulError("--gaps is for --choose angle, which decides what is left out")
         if self.choose == "bridge" and self.bridge.map == "none":
