@@ -14,7 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wakeful.config.schema import Config, config_from_table, config_to_table, config_to_toml
+from wakeful.cli.parsing import parse
+from wakeful.config.schema import (
+    Config,
+    DataConfig,
+    config_from,
+    config_from_table,
+    config_to_table,
+    config_to_toml,
+)
 from wakeful.config.tables import from_table, merged, read_table, to_table
 from wakeful.errors import WakefulError
 
@@ -193,8 +201,11 @@ def test_each_field_survives_toml_alone(name: str) -> None:
     assert config_to_table(config) == merged(config_to_table(Config()), table)
 
 
-NEEDS = {"model.qk_norm_whole": {"model": {"qk_norm": True}}}
-"""What a field is refused without."""
+NEEDS = {
+    "model.qk_norm_whole": {"model": {"qk_norm": True}},
+    "data.tokenizer": {"data": {"vocab_size": DEFAULTS["data.vocab_size"]}},
+}
+"""What a field is refused without, or takes away."""
 CHOICES: dict[str, object] = {
     "train.distill.layers": [0, 2],
     "model.local_layers": [0, 2],
@@ -364,3 +375,20 @@ def test_merging_keeps_what_is_not_named() -> None:
         "a": {"b": 1, "c": 4},
         "d": 3,
     }
+
+
+def test_a_tokenizer_that_is_given_leaves_out_the_size_of_one_to_train() -> None:
+    base = {"data": {"vocab_size": 512, "source": "x"}, "model": {"vocab_size": 9}}
+    over = merged(base, {"data": {"tokenizer": "mine"}, "model": {"width": 8}})
+    assert over == {"data": {"tokenizer": "mine", "source": "x"},
+                    "model": {"vocab_size": 9, "width": 8}}  # fmt: skip
+    assert merged(base, {"data": {"tokenizer": ""}})["data"]["vocab_size"] == 512
+    both = merged(base, {"data": {"tokenizer": "mine", "vocab_size": 99}})
+    assert both["data"]["vocab_size"] == 99
+    found = config_from("activation-small", data={"tokenizer": "mine"}).data
+    assert (found.tokenizer, found.vocab_size) == ("mine", DataConfig.vocab_size)
+    told = parse(Config, ["--data.tokenizer", "mine"], "train CONFIG", config_from(base)).data
+    assert (told.tokenizer, told.vocab_size) == ("mine", DataConfig.vocab_size)
+    with pytest.raises(WakefulError, match="is for a tokenizer that is trained"):
+        parse(Config, ["--data.tokenizer=mine", "--data.vocab_size=99"], "train CONFIG",
+              config_from(base)).data.check()  # fmt: skip

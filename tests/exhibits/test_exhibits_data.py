@@ -35,7 +35,7 @@ from wakeful.variants import build_call
 from wakeful.verbs.presets import TWO_CORES
 
 SCALES = ("tiny", "small", "paper")
-RUNNABLE = [name for name in exhibit_names() if not exhibit(name).needs]
+RUNNABLE = [name for name in exhibit_names() if not exhibit(name).settings]
 PLAIN = {"loss", "perplexity", "excess_loss", "parameters", "cache_bytes", "tokens", "all_tokens",
          "steps_per_second", "step_milliseconds", "training_megabytes"}  # fmt: skip
 
@@ -415,7 +415,7 @@ def test_an_exhibit_that_does_not_exist_or_waits_is_refused() -> None:
         *most, last = (f"'{written.partition('/')[0]}/{name}'" for name in meant)
         with pytest.raises(WakefulError, match=f"mean {', '.join(most)} or {last}\\?"):
             exhibit(written)
-    with pytest.raises(WakefulError, match="cannot be run yet: it needs"):
+    with pytest.raises(WakefulError, match="lists settings and has nothing to measure"):
         plan_of(exhibit("value-residual/table4"), "tiny")
     with pytest.raises(WakefulError, match=r"layersx"):
         check_figure("layersx(metric='rank')")

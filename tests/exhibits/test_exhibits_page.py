@@ -17,7 +17,7 @@ def tool() -> ModuleType:
 
 def test_every_exhibit_stands_in_the_plan_once(tool: ModuleType) -> None:
     planned = [name for group in tool.GROUPS for name in group.exhibits]
-    runnable = [name for name in exhibit_names() if not exhibit(name).needs]
+    runnable = [name for name in exhibit_names() if not exhibit(name).settings]
     assert sorted(planned) == sorted(runnable)
 
 
@@ -25,7 +25,7 @@ def test_the_page_is_as_the_exhibits_are(tool: ModuleType) -> None:
     assert tool.main(["--check"]) == 0
     text = tool.PAGE.read_text("utf-8")
     assert f"${tool.PRICE:.2f} an H100 hour" in text
-    every = (exhibit(name) for name in exhibit_names() if not exhibit(name).needs)
+    every = (exhibit(name) for name in exhibit_names() if not exhibit(name).settings)
     total = total_of(plan_of(each, "paper") for each in every)
     assert f"Together {total.runs} runs" in text
 

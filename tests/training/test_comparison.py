@@ -153,6 +153,12 @@ def test_a_half_trained_twin_is_continued_not_begun_again(
     assert resumed == [True, False]
 
 
+def test_resuming_what_is_not_a_comparison_is_refused(text: Path, tmp_path: Path) -> None:
+    run = train(tiny(text), tmp_path / "run")
+    with pytest.raises(WakefulError, match=r"is not a comparison: run\.json calls it"):
+        compare(two(text), run.path, seeds=[0], shown=silent, resume=True)
+
+
 def test_resuming_another_comparison_is_refused(text: Path, tmp_path: Path) -> None:
     compare(two(text), tmp_path / "cmp", seeds=[0], shown=silent)
     before = files(tmp_path / "cmp")

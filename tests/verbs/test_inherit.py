@@ -319,12 +319,16 @@ def test_what_growth_until_parity_costs_is_said(
 
 
 def test_a_reference_in_memory_teaches_before_it_is_written(
-    reference: Run, text: Path, tmp_path: Path
+    reference: Run, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def slow_steps(*given: Any) -> list[Cost]:
+        return [replace(cost, step=37, evaluation=0) for cost in measure_costs(*given)]
+
+    monkeypatch.setattr("wakeful.verbs.inherit.measure_costs", slow_steps)
     model = read_decoder(reference.path)
     found = inherit(
         model.decoder(), tokenizer=model.own_tokenizer, text=str(text), out=str(tmp_path / "out"),
-        minutes=0.2, length=16, batch_size=4, validation_fraction=0.02, device="cpu",
+        minutes=10, length=16, batch_size=4, validation_fraction=0.02, device="cpu",
         diagnose_length=16,
     )  # fmt: skip
     teacher = Run.open(found.path / "heir-2").config.train.distill.teacher
@@ -500,10 +504,12 @@ def test_matrices_are_solved_within_documents_where_training_stays_in_them(
     seen: list[torch.Tensor | None] = []
     real = Stream.__init__
 
-    def see(self: Stream, decoder: Decoder, tokens: torch.Tensor, documents=None) -> None:
+    def see(
+        self: Stream, decoder: Decoder, tokens: torch.Tensor, documents=None, *rest: Any
+    ) -> None:
         seen.append(documents)
         assert documents is None or documents.shape == tokens.shape
-        real(self, decoder, tokens, documents)
+        real(self, decoder, tokens, documents, *rest)
 
     monkeypatch.setattr(Stream, "__init__", see)
     wishes = ["--steps", "1", "--choose", "bridge", "--bridge.map", "output", "--baseline",
@@ -813,6 +819,11 @@ def test_a_damaged_summary_is_named(done: Path, tmp_path: Path) -> None:
         ({"train": {"distill": {"teacher": "x"}}}, "train.distill.teacher"),
         ({"heal": {"store": "x"}}, "give --heal.top_k too"),
         ({"heal": {"top_k": 4, "by": "text"}}, "give one of the two"),
+        ({"heal": {"alpha": 1.5}}, "heal.alpha = 1.5 is a share"),
+        ({"heal": {"alpha": float("nan")}}, "heal.alpha = nan is a share"),
+        ({"heal": {"temperature": 0.0}}, "heal.temperature = 0.0 must be above 0"),
+        ({"heal": {"temperature": float("inf")}}, "heal.temperature = inf must be above 0 and fi"),
+        ({"width": {"tokens": 0}}, "width.tokens must be at least 1"),
         ({"heal": {"top_k": -1}}, "heal.top_k must not be negative"),
         ({"train": {"lora": {"rank": 2}}}, "give --heal.lora.rank"),
         (
@@ -887,3 +898,17 @@ def test_a_reference_in_float64_is_inherited_in_float32(
                  "--out", str(tmp_path / "out"), *SMALL]) == 0  # fmt: skip
     heir = read_decoder(tmp_path / "out/heir-1", dtype="auto").decoder()
     assert heir.head.weight.dtype == torch.float32
+
+
+def test_a_text_that_repeats_itself_asks_for_another_to_validate_on(
+    reference: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = "".join(f"one line of many, number {n};\n" for n in range(200))
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for n in range(6):
+        (folder / f"{n}.txt").write_text(f"{n}\n{line}", "utf-8")
+    asked = ["inherit", str(reference.path), "--layers", "2", "--steps", "1", "--text", str(folder)]
+    told = fails(capsys, *asked, "--data.validation_fraction", "0.5", "--out", str(tmp_path / "o"))
+    assert "would be held out partly occurs in the others: give --validation_text" in told
+    assert not (tmp_path / "o").exists()

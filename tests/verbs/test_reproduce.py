@@ -335,7 +335,7 @@ def test_what_cannot_be_run_is_said_in_one_line_before_it_begins(
     monkeypatch.chdir(tmp_path)
     cases = {
         ("value-residual/fig66",): "did you mean 'value-residual/fig6'",
-        ("value-residual/table4",): "it needs nothing to be measured",
+        ("value-residual/table4",): "nothing to measure: they are the presets",
         ("value-residual/fig6", "--all"): "leave out value-residual/fig6",
         ("value-residual/fig6", "value-residual/fig7", "--out", "x"): "one exhibit's folder",
         ("value-residual/fig6", "--seeds", "-1"): "seed",
@@ -363,7 +363,7 @@ def test_every_exhibit_is_listed_and_what_all_take(capsys: pytest.CaptureFixture
     shown = capsys.readouterr().out
     assert all(name in shown for name in exhibit_names())
     total = total_of(plan_of(exhibit(name), "tiny") for name in exhibit_names()
-                     if not exhibit(name).needs)  # fmt: skip
+                     if not exhibit(name).settings)  # fmt: skip
     words = " ".join(shown.split())
     assert f"tiny: {total.runs:,} runs, {total.tokens / 1e6:,.1f}M tokens" in words
     assert re.search(r"H100 hours, [5-7]\d\.\d GB of memory", words)  # one card holds each
@@ -505,10 +505,20 @@ def test_trained_models_are_asked_tasks_once(
 
 @pytest.mark.slow
 def test_a_tenth_of_all_exhibits_at_a_tenth_of_the_steps(tmp_path: Path) -> None:
-    runnable = [name for name in exhibit_names() if not exhibit(name).needs]
+    runnable = [name for name in exhibit_names() if not exhibit(name).settings]
     for name in runnable[::10]:
         steps = plan_of(exhibit(name), "tiny").jobs[0].config.train.steps // 10
         out = tmp_path / name.replace("/", "-")
         done = wakeful.reproduce(name, steps=steps, seeds=[0, 1], out=str(out))
         assert all(verdict.difference is not None for verdict in done.found[-1].verdicts), name
         assert done.page.is_file()
+
+
+def test_a_tokenizer_takes_the_place_of_one_to_train() -> None:
+    found = exhibit("value-residual/fig6")
+    own = {job.config.data.vocab_size for job in verb.planned(found, ReproduceOptions()).jobs}
+    assert own != {DataConfig.vocab_size}
+    given = verb.planned(found, ReproduceOptions(tokenizer="mine"))
+    for job in given.jobs:
+        job.config.data.check()
+        assert job.config.data.tokenizer == "mine"

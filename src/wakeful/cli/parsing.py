@@ -52,6 +52,7 @@ def parse(kind: type, arguments: list[str], prog: str, default: Any = None) -> A
         sys.exit(0)
     arguments = spelled_out(prog.split(maxsplit=1)[0], arguments)
     check_words(options_of(kind, default), arguments, prog)
+    default = _of_its_tokenizer(default, arguments)
     import tyro
 
     extra = {} if default is None else {"default": default}
@@ -73,6 +74,15 @@ def parse(kind: type, arguments: list[str], prog: str, default: Any = None) -> A
         elif ended.code:
             time.sleep(LET_IT_SPEAK)
         raise
+
+
+def _of_its_tokenizer(default: Any, arguments: list[str]) -> Any:
+    """Return the defaults without the size of a tokenizer to train where one is given."""
+    given = {argument.partition("=")[0].replace("-", "_") for argument in arguments}
+    if not hasattr(default, "data") or "__data.tokenizer" not in given:
+        return default
+    size = type(default.data).vocab_size
+    return dataclasses.replace(default, data=dataclasses.replace(default.data, vocab_size=size))
 
 
 def check_words(options: Iterator[Option], arguments: list[str], prog: str) -> None:

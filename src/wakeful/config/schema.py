@@ -248,6 +248,12 @@ class HealConfig:
     those that it stands for, added to the loss: mean over tokens and layers of ‖x − y‖² / ‖y‖²."""
     lora: LoraConfig = field(default_factory=LoraConfig)
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1:
+            raise WakefulError(f"heal.alpha = {self.alpha} is a share, between 0 and 1")
+        if not 0 < self.temperature < math.inf:
+            raise WakefulError(f"heal.temperature = {self.temperature} must be above 0 and finite")
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:

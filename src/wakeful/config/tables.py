@@ -134,8 +134,13 @@ def nested(name: str, value: Any) -> Table:
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> Table:
-    """Return `base` with the entries of `over` in place of its own, tables merged in turn."""
+    """Return `base` with the entries of `over` in place of its own, tables merged in turn.
+
+    Where `over` brings a tokenizer, the size of one to train that `base` has is left out.
+    """
     result = dict(base)
+    if over.get("tokenizer") and "vocab_size" not in over:
+        result.pop("vocab_size", None)
     for key, value in over.items():
         below = result.get(key)
         if isinstance(value, Mapping) and isinstance(below, Mapping):

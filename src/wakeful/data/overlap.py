@@ -18,7 +18,7 @@ PASSAGE = 64
 """Tokens of a passage: longer than a license's name, shorter than a function."""
 ALLOWED = 0.05
 """Share of a document's passages that may occur in the training text: a license's, say."""
-_CURE = "or prepare the data with keep_overlap"
+_CURE = "or keep such documents (data.keep_overlap)"
 
 
 class NothingHeldOut(WakefulError):

@@ -168,7 +168,7 @@ class _Spec:
     title: str
     claim: str
     note: str = ""
-    needs: str = ""
+    settings: str = ""
     formerly: str = ""
     baseline: str = "vanilla"
     columns: Mapping[str, _Heading] = field(default_factory=dict)
@@ -197,8 +197,8 @@ class Exhibit:
     """The paper's title."""
     claim: str
     """What the paper says it shows, in a sentence."""
-    needs: str
-    """What is missing here to run it; empty where nothing is."""
+    settings: str
+    """Where the settings that it lists are to be found; empty where it has something to measure."""
     formerly: str
     """What its published table was called in older runs."""
     table: PublishedTable
@@ -308,7 +308,9 @@ def _read(name: str) -> Exhibit:
         for key, cell in row.items()
         if key != "label"
     }
-    claim, note, needs = (" ".join(words.split()) for words in (spec.claim, spec.note, spec.needs))
+    claim, note, settings = (
+        " ".join(words.split()) for words in (spec.claim, spec.note, spec.settings)
+    )
     table = PublishedTable(
         spec.title, note, spec.baseline, columns,
         {variant: str(row["label"]) for variant, row in spec.rows.items()}, cells,
@@ -320,7 +322,7 @@ def _read(name: str) -> Exhibit:
     }
     directions = _claims(table) if spec.directions or not spec.claims else ()
     return Exhibit(
-        name=name, paper=shared["title"], claim=claim, needs=needs,
+        name=name, paper=shared["title"], claim=claim, settings=settings,
         formerly=spec.formerly, table=table, draw=spec.draw, compare=spec.compare,
         groups=spec.groups, inherit=spec.inherit, looks=spec.looks, probes=spec.probes,
         lengths=spec.lengths, schemes=spec.schemes, scales=scales,

@@ -439,10 +439,12 @@ def plan_of(
     ones in place of its own; with `tasks` the models are asked the paper's tasks at any scale.
 
     Raises:
-        WakefulError: the exhibit cannot be run yet, or a row is no whole configuration there.
+        WakefulError: the exhibit has nothing to run, or a row is not a whole configuration there.
     """
-    if exhibit.needs:
-        raise WakefulError(f"{exhibit.name} cannot be run yet: it needs {exhibit.needs}")
+    if exhibit.settings:
+        raise WakefulError(
+            f"{exhibit.name} lists settings and has nothing to measure: {exhibit.settings}"
+        )
     own = exhibit.compare or {}
     own = own_table(own) if isinstance(own, str) else own
     common = {key: value for key, value in own.items() if key not in (*OWN_KEYS, "preset")}

@@ -9,6 +9,7 @@ import polars as pl
 from wakeful.config.schema import Config
 from wakeful.config.verbs import InheritOptions
 from wakeful.data.mixture import mixture_of
+from wakeful.data.overlap import NothingHeldOut
 from wakeful.data.preparing import prepared
 from wakeful.data.tokens import PreparedData, is_prepared
 from wakeful.device import choose_device
@@ -37,15 +38,21 @@ def prepared_text(options: InheritOptions, reference: Model, show: Display) -> P
         data = PreparedData.open(source)
         check_prepared(options.data, data)
     else:
-        data = prepared(
-            source,
-            tokenizer=reference.own_tokenizer,
-            validation_source=options.data.validation_source or None,
-            validation_fraction=options.data.validation_fraction,
-            max_bytes=options.data.max_bytes or None,
-            text_field=options.data.text_field,
-            progress=show.stage,
-        )
+        try:
+            data = prepared(
+                source,
+                tokenizer=reference.own_tokenizer,
+                validation_source=options.data.validation_source or None,
+                validation_fraction=options.data.validation_fraction,
+                max_bytes=options.data.max_bytes or None,
+                text_field=options.data.text_field,
+                progress=show.stage,
+            )
+        except NothingHeldOut:
+            raise WakefulError(
+                f"every document of {source} that would be held out partly occurs in the others: "
+                "give --validation_text, more text, or a larger --data.validation_fraction"
+            ) from None
     ours, theirs = data.tokenizer, reference.own_tokenizer
     same = ours.inner.get_vocab() == theirs.inner.get_vocab()
     if not same or ours.end_of_text != theirs.end_of_text:

@@ -108,7 +108,9 @@ def _joined(comparison: Run, facts: dict[str, Any]) -> tuple[str, Mapping[str, o
 
     Return one of its runs, by name, and what all must have in common with it, if there is any.
     """
-    header = Run.open(comparison.path).header
+    begun = Run.open(comparison.path)
+    begun.check_kind("compare", "is not a comparison")
+    header = begun.header
     if not set(header.variants) & set(facts["variants"]):
         raise WakefulError(
             f"{comparison.path} compares {', '.join(header.variants)}, and none of "

@@ -52,7 +52,7 @@ def report(
         return done
     if kinds != ["compare"] and set(kinds) != {"train"}:
         told = ", ".join(
-            f"{place} is {_KINDS.get(kind, kind)}"
+            f"{place} is {_KINDS.get(kind, repr(kind))}"
             for place, kind in zip(places, kinds, strict=True)
         )
         raise WakefulError(

@@ -15,6 +15,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
+from wakeful.config.schema import DataConfig
 from wakeful.config.tables import to_table
 from wakeful.config.verbs import EvaluateOptions, ReproduceOptions
 from wakeful.device import choose_device, rough_seconds
@@ -111,7 +112,7 @@ def reproduce(
     """
     wanted = asked(ReproduceOptions, options, given)
     if wanted.all:
-        names = tuple(name for name in exhibit_names() if not exhibit(name).needs)
+        names = tuple(name for name in exhibit_names() if not exhibit(name).settings)
     if not names:
         raise WakefulError("name an exhibit, PAPER/EXHIBIT; wakeful reproduce lists them")
     if len(names) > 1 and wanted.out:
@@ -173,6 +174,8 @@ def planned(found: Exhibit, wanted: ReproduceOptions) -> Plan:
     if wanted.tokenizer:
         trains = wanted.tokenizer == "train"
         changes["data.tokenizer"] = "" if trains else wanted.tokenizer
+        if not trains:  # the scale's size is of one to train
+            changes["data.vocab_size"] = DataConfig.vocab_size
     for name in ("device", "dtype"):
         if getattr(wanted, name):
             changes[f"train.{name}"] = getattr(wanted, name)
@@ -236,7 +239,7 @@ def _check_folder(plan: Plan, place: Path) -> None:
         return
     header = Run.open(place).header
     if header.kind != "reproduce":
-        raise WakefulError(f"{place} is no exhibit's folder; choose another with --out")
+        raise WakefulError(f"{place} is not an exhibit's folder; choose another with --out")
     there = (header.name, header.scale, header.seeds)
     if there != (plan.exhibit.name, plan.scale, plan.seeds):
         raise WakefulError(
@@ -389,9 +392,9 @@ def listing(options: ReproduceOptions | None = None) -> RenderableType:
         grid.add_row(Text(paper, style="bold"))
         for name in names:
             found = exhibit(name)
-            if found.needs:
-                needs = Text(f"{found.claim} Needs {found.needs}.", style="dim")
-                grid.add_row(Text(name, style="dim"), needs)
+            if found.settings:
+                told = Text(f"{found.claim} Nothing to measure: {found.settings}.", style="dim")
+                grid.add_row(Text(name, style="dim"), told)
                 continue
             for scale, given in scales.items():
                 plans[scale].append(planned(found, given))
