@@ -21,6 +21,7 @@ from wakeful.config.verbs import ReproduceOptions
 from wakeful.errors import WakefulError
 from wakeful.exhibits.exhibit import exhibit
 from wakeful.exhibits.plan import H100, Plan
+from wakeful.exhibits.total import total_of
 from wakeful.verbs.reproduce import planned
 
 TOTAL = 25 * 60
@@ -117,7 +118,8 @@ def fitting(name: str, budget: float, memory: int) -> tuple[str, int]:
 def seconds_of(plan: Plan) -> float:
     """Return about how long an exhibit's training takes on one H100."""
     steps = {job.folder: job.config.train.steps for job in plan.jobs}
-    return max(plan.operations / H100, len(plan.seeds) * sum(steps.values()) * STEP_SECONDS)
+    taken = total_of([plan]).operations / H100
+    return max(taken, len(plan.seeds) * sum(steps.values()) * STEP_SECONDS)
 
 
 def carry_out(

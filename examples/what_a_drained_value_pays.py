@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 import wakeful
 from wakeful.runs.run import Run
-from wakeful.training.measures import rows_of
 from wakeful.training.setup import load_data, make_windows
+from wakeful.training.watching import rows_of
 
 TASK = {"data": {"source": "backcopy"}, "train": {"steps": 3}}
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wakeful.exhibits.exhibit import exhibit
-from wakeful.exhibits.plan import H100, Plan, Total, plan_of, total_of
+from wakeful.exhibits.plan import H100, Plan, plan_of
+from wakeful.exhibits.total import Total, total_of
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reproduce.md"
 FROM = "<!-- python tools/paper_scale.py writes what follows -->\n"

@@ -21,7 +21,7 @@ from wakeful.data.mixture import mixture_of
 from wakeful.exhibits.exhibit import exhibit, exhibit_names, published
 from wakeful.model.decoder import Decoder
 from wakeful.optim.build import BUILDERS
-from wakeful.training.measures import FIGURES
+from wakeful.training.watching import FIGURES
 from wakeful.variants import variants
 
 MILLIONS = {

@@ -20,9 +20,9 @@ from wakeful.loading.load import load
 from wakeful.model.decoder import Decoder
 from wakeful.runs.run import Run
 from wakeful.training.loop import train
-from wakeful.training.measures import evaluate, optimal
 from wakeful.training.records import DataFacts, data_facts
 from wakeful.training.setup import load_data, make_batches, make_windows
+from wakeful.training.validation import evaluate, optimal
 from wakeful.variants import build, variants
 from wakeful.world import ALONE
 

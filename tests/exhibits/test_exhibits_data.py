@@ -16,21 +16,13 @@ from wakeful.errors import WakefulError
 from wakeful.exhibits.derived import DERIVED, check_figure
 from wakeful.exhibits.exhibit import Scale, exhibit, exhibit_names
 from wakeful.exhibits.figures import answer_name
-from wakeful.exhibits.plan import (
-    CARDS,
-    H100,
-    Job,
-    heirs_table,
-    operations_of,
-    parameters_of,
-    plan_of,
-    size_of,
-    total_of,
-)
+from wakeful.exhibits.plan import H100, Job, heirs_table, plan_of
+from wakeful.exhibits.size import operations_of, parameters_of, size_of
+from wakeful.exhibits.total import CARDS, total_of
 from wakeful.model.decoder import Decoder
 from wakeful.pages.reproduction import DRAWINGS
-from wakeful.training.measures import FIGURES
 from wakeful.training.setup import load_data
+from wakeful.training.watching import FIGURES
 from wakeful.variants import build_call
 from wakeful.verbs.presets import TWO_CORES
 
@@ -292,12 +284,12 @@ def test_eight_cards_are_as_fast_as_the_longest_run_allows() -> None:
     assert total_of([sizes]).on_eight == costs[-1]  # six runs of three sizes
     # Heirs begin when their reference is trained, and those of one reference take one card.
     plan = plan_of(exhibit("lazy/fig5-medium"), "paper")
-    assert total_of([plan]).on_eight == pytest.approx(plan.operations)
+    assert total_of([plan]).on_eight == pytest.approx(total_of([plan]).operations)
     # Exhibits are run one after another, and what they share is trained by the first.
     both = total_of([sizes, plan])
-    assert both.on_eight == pytest.approx(costs[-1] + plan.operations)
-    assert total_of([plan, plan]).on_eight == pytest.approx(plan.operations)
-    assert plan.operations / H100 > 3600
+    assert both.on_eight == pytest.approx(costs[-1] + total_of([plan]).operations)
+    assert total_of([plan, plan]).on_eight == pytest.approx(total_of([plan]).operations)
+    assert total_of([plan]).operations / H100 > 3600
 
 
 @pytest.mark.parametrize("name", RUNNABLE)
@@ -316,7 +308,9 @@ def test_heirs_train_what_when_attention_collapses_trains() -> None:
     # Its three heirs and, beside the last, random for as many steps and for twice as many.
     train = job.config.train
     own = operations_of(job.config.model, 1024) * train.steps * train.batch_size * 1024
-    assert plan.operations == pytest.approx(own * (1 + 0.5 + 0.5833 + 0.6667 * (1 + 1 + 2)))
+    assert total_of([plan]).operations == pytest.approx(
+        own * (1 + 0.5 + 0.5833 + 0.6667 * (1 + 1 + 2))
+    )
     tokens = {}
     for name in ("lazy/table6", "lazy/table9"):
         plan = plan_of(exhibit(name), "paper")

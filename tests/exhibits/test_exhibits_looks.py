@@ -15,7 +15,7 @@ from wakeful.exhibits.figures import PICTURES, Seen, of_layers
 from wakeful.pages.reproduction import drawings
 from wakeful.probes.attention import Importance
 from wakeful.probes.weights import LargestWeights
-from wakeful.training.measures import observed
+from wakeful.training.watching import observed
 from wakeful.verbs.exhibit_runs import GRADIENTS, PROBES, WEIGHTS
 
 LOOKING = [

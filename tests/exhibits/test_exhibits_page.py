@@ -7,7 +7,8 @@ import pytest
 
 from exhibits.tool import tool_of
 from wakeful.exhibits.exhibit import exhibit, exhibit_names
-from wakeful.exhibits.plan import plan_of, total_of
+from wakeful.exhibits.plan import plan_of
+from wakeful.exhibits.total import total_of
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,9 @@ from wakeful.growth.outcome import (
     over_seeds,
 )
 from wakeful.growth.plan import Cost, doubts, make_recipe, measure_costs, steps_within
-from wakeful.growth.recipe import Finished, Outcome, Recipe, carry_out, check_stages, half_way
+from wakeful.growth.recipe import Recipe
+from wakeful.growth.rounds import carry_out
+from wakeful.growth.stages import Finished, Outcome, check_stages, half_way
 from wakeful.loading.load import read_decoder
 from wakeful.loading.model import Model
 from wakeful.runs import checkpoint

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from helpers import EIGHT_BITS, some_tokens, tiny_config, tiny_decoder, with_eight_bits
 from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError
-from wakeful.exhibits.plan import parameters_of
+from wakeful.exhibits.size import parameters_of
 from wakeful.hf import as_transformers
 from wakeful.model.generate import generate
 from wakeful.probes.running import logits_of

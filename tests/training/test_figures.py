@@ -17,8 +17,8 @@ from wakeful.errors import WakefulError
 from wakeful.loading.load import read_decoder
 from wakeful.quant.convert import quantize
 from wakeful.runs.run import Run
+from wakeful.training.finishing import quantization_damage
 from wakeful.training.loop import train
-from wakeful.training.measures import quantization_damage
 from wakeful.training.setup import load_data
 
 

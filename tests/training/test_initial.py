@@ -22,10 +22,11 @@ from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
 from wakeful.training import loop
 from wakeful.training.distillation import distillation_loss
+from wakeful.training.finishing import quantization_damage
 from wakeful.training.loop import Initial, train
-from wakeful.training.measures import evaluate, mean_loss, quantization_damage
 from wakeful.training.setup import autocast, load_data, make_windows
 from wakeful.training.stored import Store
+from wakeful.training.validation import evaluate, mean_loss
 
 ORIGIN = {"reference": "a run", "layers": [0]}
 

@@ -32,8 +32,8 @@ from wakeful.optim.muon import MuonAdamW
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
 from wakeful.training.comparison import compare
+from wakeful.training.finishing import forget_peak
 from wakeful.training.loop import train
-from wakeful.training.measures import evaluate, forget_peak, mean_loss
 from wakeful.training.setup import (
     autocast,
     load_data,
@@ -41,6 +41,7 @@ from wakeful.training.setup import (
     make_optimizer,
     resolved,
 )
+from wakeful.training.validation import evaluate, mean_loss
 from wakeful.world import World
 
 

@@ -20,9 +20,9 @@ from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.pages.comparison.page import write_report
 from wakeful.training.loop import train
-from wakeful.training.measures import evaluate, mean_loss
 from wakeful.training.objective import make_loss
 from wakeful.training.setup import load_data, make_decoder, resolved
+from wakeful.training.validation import evaluate, mean_loss
 
 
 def with_data(text: Path, **over: dict) -> tuple[Config, Decoder, ValidationWindows]:

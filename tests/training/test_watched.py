@@ -22,11 +22,11 @@ from wakeful.probes.base import AttentionEvent, Event, Frame, HiddenEvent, Probe
 from wakeful.probes.streaming import head_weights
 from wakeful.probes.watch import watch
 from wakeful.runs.run import Run
-from wakeful.training import measures
+from wakeful.training import watching
 from wakeful.training.loop import train
-from wakeful.training.measures import FIGURES, FOLLOWED, watched, whole_windows
 from wakeful.training.records import HeadWeights, rows
 from wakeful.training.setup import load_data, make_windows
+from wakeful.training.watching import FIGURES, FOLLOWED, watched, whole_windows
 
 
 class Weights(Probe):
@@ -82,8 +82,8 @@ def test_the_last_step_is_diagnosed_once(
         seen.append(figures(rows))
         return seen[-1]
 
-    figures = measures._figures
-    monkeypatch.setattr(measures, "_figures", counted)
+    figures = watching._figures
+    monkeypatch.setattr(watching, "_figures", counted)
     run = train(tiny(text, train={"diagnose": {"every": every}}), tmp_path / "run")
     rows = [row for row in run.metrics() if row["kind"] == "diagnosis"]
     assert [row["step"] for row in rows] == steps

@@ -37,7 +37,8 @@ from wakeful.growth.bridge import Stream, gaps
 from wakeful.growth.layers import LayerMap, written
 from wakeful.growth.outcome import read_inheritance
 from wakeful.growth.plan import Cost, measure_costs
-from wakeful.growth.recipe import Outcome, Recipe
+from wakeful.growth.recipe import Recipe
+from wakeful.growth.stages import Outcome
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import initialize
@@ -45,7 +46,7 @@ from wakeful.pages.inheritance import verdicts, write_inheritance
 from wakeful.runs.run import Run, is_done
 from wakeful.training import cluster
 from wakeful.training.loop import train
-from wakeful.training.measures import mean_loss
+from wakeful.training.validation import mean_loss
 from wakeful.verbs.inherit import _solved_on, inherit, recorded
 from wakeful.verbs.inherited import spread
 

@@ -22,7 +22,8 @@ from wakeful.errors import Diverged, WakefulError
 from wakeful.evaluation.scores import Score
 from wakeful.exhibits.exhibit import Claim, Scale, exhibit, exhibit_names
 from wakeful.exhibits.judge import Judged
-from wakeful.exhibits.plan import Plan, plan_of, total_of
+from wakeful.exhibits.plan import Plan, plan_of
+from wakeful.exhibits.total import total_of
 from wakeful.growth.outcome import read_inheritance
 from wakeful.runs.run import Run
 from wakeful.training import cluster
@@ -408,7 +409,7 @@ def test_of_all_exhibits_those_that_do_not_fit_are_left_out(
         wakeful.reproduce(*names[::3])
     # The disk holds either of two exhibits, not both.
     monkeypatch.setattr(verb, "free_memory", lambda device: 10**15)
-    room = 0.9 * sum(plan.disk for plan in (first, last))
+    room = 0.9 * sum(total_of([plan]).disk for plan in (first, last))
     monkeypatch.setattr(verb.shutil, "disk_usage", lambda path: SimpleNamespace(free=room))
     with pytest.raises(WakefulError, match="lazy/fig1-large at the tiny scale with the 1 before"):
         wakeful.reproduce(*names[::3])

@@ -2,24 +2,20 @@
 
 import dataclasses
 import hashlib
-import heapq
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
-from wakeful.config.model import LATER, ModelConfig
+from wakeful.config.model import LATER
 from wakeful.config.rows import rescaled
 from wakeful.config.schema import (
     OWN_KEYS,
     Config,
-    DataConfig,
     config_from_table,
     config_to_table,
     seeds_of,
@@ -27,24 +23,15 @@ from wakeful.config.schema import (
 )
 from wakeful.config.tables import Table, from_table, merged, nested, on_preset, own_table, to_table
 from wakeful.config.verbs import LENGTH
-from wakeful.data.tasks import task_of
 from wakeful.errors import WakefulError
 from wakeful.exhibits.exhibit import SCALES, Exhibit, Existing, Heirs, Scale
+from wakeful.exhibits.size import BYTES_A_PARAMETER, BYTES_A_WEIGHT, Size, size_of
 from wakeful.growth.baselines import baseline_of
-from wakeful.model.block import Block
-from wakeful.model.decoder import Decoder
-from wakeful.roles import role_of
 
 H100 = 989e12 * 0.4
 """Operations a second of one H100 in bfloat16, at two fifths of its peak."""
-CARDS = 8
-"""Those over which `Total.on_eight` deals out runs."""
 _LATER = {"model": {"embedding": "plain"} | LATER, "data": {"max_tokens": 0, "first_batch": 0}}
 """Fields that older runs lack, and what they had."""
-_BYTES_A_PARAMETER = 16
-"""In training: weight, gradient and two moments in float32."""
-_BYTES_A_WEIGHT = 4
-"""In reading: float32."""
 
 
 @dataclass(frozen=True)
@@ -98,17 +85,6 @@ class Piece(Cost):
 
 
 @dataclass(frozen=True)
-class Total(Cost):
-    """What exhibits take together, very roughly."""
-
-    memory: int
-    """Bytes of the largest run."""
-    on_eight: float
-    """Operations of the busiest card, one stage and exhibit after another, at best: `CARDS` cards
-    share the runs, each run on one card and the longest first."""
-
-
-@dataclass(frozen=True)
 class Plan:
     """What an exhibit takes at a scale."""
 
@@ -142,7 +118,7 @@ class Plan:
                 continue
             count = int(given.parameters)
             # Nobody trains it: its weights are there while its heir is trained.
-            a_weight = _BYTES_A_WEIGHT + _BYTES_A_PARAMETER * self.heirs[job.group].keep
+            a_weight = BYTES_A_WEIGHT + BYTES_A_PARAMETER * self.heirs[job.group].keep
             found.append(Size(count, 6.0 * count, round(a_weight * count)))
         return tuple(found)
 
@@ -159,22 +135,12 @@ class Plan:
     @property
     def tokens(self) -> int:
         """Tokens of the longest run."""
-        return max((_tokens(job.config) for job in self.jobs), default=0)
+        return max((tokens_of(job.config) for job in self.jobs), default=0)
 
     @property
     def stretch(self) -> int:
         """Tokens of the text that an existing model reads with each seed."""
         return self.exhibit.looks * LENGTH
-
-    @property
-    def all_tokens(self) -> float:
-        """Tokens of every run and seed together."""
-        return total_of([self]).tokens
-
-    @property
-    def operations(self) -> float:
-        """Floating-point operations of every run and seed together."""
-        return total_of([self]).operations
 
     @cached_property
     def pieces(self) -> Mapping[str, Piece]:
@@ -183,7 +149,7 @@ class Plan:
         """
         found: dict[str, Piece] = {}
         for job, size in zip(self.jobs, self.models, strict=True):
-            tokens, kept = _tokens(job.config), 2 if job.config.train.checkpoint_every else 1
+            tokens, kept = tokens_of(job.config), 2 if job.config.train.checkpoint_every else 1
             operations, disk = size.operations * tokens, 12.0 * size.parameters * kept
             for seed in self.seeds:
                 if self.reference_of(job.group) is None:
@@ -223,14 +189,9 @@ class Plan:
 
         None at a time leaves the largest model that is read and not trained.
         """
-        read = (int(_BYTES_A_WEIGHT * each.parameters) for each in self.existing.values())
+        read = (int(BYTES_A_WEIGHT * each.parameters) for each in self.existing.values())
         sizes = sorted((size.memory for size in self.models for _ in self.seeds), reverse=True)
         return max(sum(sizes[:at_once]), *read, 0)
-
-    @property
-    def disk(self) -> float:
-        """Bytes of all runs' checkpoints and of the tokens, very roughly."""
-        return total_of([self]).disk
 
     @property
     def text(self) -> str:
@@ -281,145 +242,6 @@ class Plan:
         if self.exhibit.tasks and not self.tasks:
             found.append(f"validation loss in place of accuracy on {', '.join(self.exhibit.tasks)}")
         return tuple(dict.fromkeys(found))
-
-
-def total_of(plans: Iterable[Plan], done: Callable[[str], bool] = lambda _: False) -> Total:
-    """Return what exhibits take together: what they share once, without the runs that are `done`.
-
-    Their texts' tokens lie on the disk beside the checkpoints.
-    """
-    left: dict[str, Piece] = {}
-    texts: dict[DataConfig, float] = {}
-    memory, on_eight = 0, 0.0
-    for plan in plans:
-        own = {
-            name: piece
-            for name, piece in plan.pieces.items()
-            if name not in left and not done(name)
-        }
-        left |= own
-        on_eight += _busiest(own.values())
-        memory = max(memory, plan.memory)
-        for job in plan.jobs:
-            data = job.config.data
-            texts[data] = max(texts.get(data, 0.0), 4.0 * _tokens(job.config))
-    pieces = left.values()
-    return Total(
-        runs=sum(piece.runs for piece in pieces),
-        tokens=sum(piece.tokens for piece in pieces),
-        operations=sum(piece.operations for piece in pieces),
-        disk=sum(piece.disk for piece in pieces) + sum(texts.values()),
-        memory=memory,
-        on_eight=on_eight,
-    )
-
-
-def _busiest(pieces: Iterable[Piece]) -> float:
-    """Return the operations of the busiest card where `CARDS` share an exhibit's runs.
-
-    The longest run left goes to the card that is free first (Graham 1969's LPT rule, at most 4/3 of
-    the best packing). Heirs begin when the rows have ended; models are read on one card.
-    """
-    stages: dict[Stage, list[float]] = {"rows": [], "heirs": [], "reading": []}
-    for piece in pieces:
-        stages[piece.stage].append(piece.operations)
-    whole = sum(stages.pop("reading"))
-    for costs in stages.values():
-        loads = [0.0] * CARDS
-        for cost in sorted(costs, reverse=True):
-            heapq.heapreplace(loads, loads[0] + cost)
-        whole += max(loads)
-    return whole
-
-
-@dataclass(frozen=True)
-class Size:
-    """A model's parameters, and what training it takes."""
-
-    parameters: int
-    operations: float
-    """Floating-point operations a token."""
-    memory: int
-    """Bytes."""
-
-
-def size_of(config: Config) -> Size:
-    """Return a configuration's size, without making its weights."""
-    model, train, data = config.model, config.train, config.data
-    task = task_of(data.source)
-    if task is not None:
-        model = dataclasses.replace(model, vocab_size=len(task.characters) + 1)
-    elif not data.tokenizer:  # one of this size is trained, and gives the model its vocabulary
-        model = dataclasses.replace(model, vocab_size=data.vocab_size)
-    parameters = parameters_of(model)
-    sequences = train.micro_batch_size or train.batch_size
-    short = 2 if train.dtype == "bfloat16" else 4
-    # What a block keeps for its backward pass: about 17 numbers a channel; and the logits twice.
-    layers = model.num_layers * model.width * 17 * short
-    activations = sequences * train.length * (layers + 8 * model.vocab_size)
-    memory = _BYTES_A_PARAMETER * parameters + activations
-    return Size(parameters, operations_of(model, train.length), memory)
-
-
-def parameters_of(model: ModelConfig) -> int:
-    """Return the number of a model's parameters, without making its weights."""
-    return _counted(model)[0]
-
-
-def operations_of(model: ModelConfig, length: int) -> float:
-    """Return the floating-point operations of training a decoder on one token.
-
-    They are 6 for each parameter that multiplies, 2 forward and 4 backward: all but the tables in
-    which tokens and positions are looked up. Causal attention adds 6 L H d a layer, with H heads of
-    d channels and rows of L = `length` tokens: a query meets L / 2 keys in the mean, each costs
-    2 H d in the logits and 2 H d in the output, and the backward pass takes twice the forward one.
-    In a window of w tokens the mean is w (1 − w / 2 L) keys. What else a route, a norm or an
-    optimizer computes is not counted. It is the arithmetic of docs/distributed.md.
-    """
-    shape = model.shape
-    keys = 0.0
-    for layer in range(model.num_layers):
-        local = model.window if layer in model.local_layers else 0
-        window = min(local or length, length)
-        keys += window * (1 - window / (2 * length))
-    return 6.0 * _counted(model)[1] + 12.0 * keys * shape.num_heads * shape.head_width
-
-
-class _Sketch(Decoder):
-    """A decoder to count: layers whose blocks have the same parts share one block."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        self.made: dict[object, Block] = {}
-        super().__init__(config)
-
-    def _block(self, layer: int) -> Block:
-        owned = tuple(self.plan.owns(what, layer) for what in ("query", "key", "value"))
-        parts = (owned, self.placement.at(layer, self.config.num_layers))
-        if parts not in self.made:
-            self.made[parts] = super()._block(layer)
-        return self.made[parts]
-
-
-@cache
-def _counted(model: ModelConfig) -> tuple[int, int]:
-    """Return how many parameters a decoder has, and how many of them multiply.
-
-    It is made on the meta device, where weights take no memory.
-    """
-    with torch.device("meta"):
-        sketch = _Sketch(model)
-    total = looked_up = 0
-    for parameter in sketch.parameters():
-        role = role_of(parameter)
-        total += parameter.numel()
-        looked_up += parameter.numel() if role is not None and role.embedding else 0
-    counts = {
-        block: sum(each.numel() for each in block.parameters()) for block in set(sketch.blocks)
-    }
-    total += sum(counts[block] for block in sketch.blocks) - sum(counts.values())
-    if model.tied:  # the head's product is by the embedding's table
-        looked_up -= sketch.embed.weight.numel()
-    return total, total - looked_up
 
 
 def plan_of(
@@ -595,5 +417,5 @@ def _digest(facts: object) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def _tokens(config: Config) -> int:
+def tokens_of(config: Config) -> int:
     return config.train.steps * config.train.batch_size * config.train.length

@@ -15,7 +15,8 @@ from wakeful.estimates import finite, mean_and_error, paired_ratio
 from wakeful.growth.baselines import baseline_of
 from wakeful.growth.bridge import Bridged
 from wakeful.growth.layers import written
-from wakeful.growth.recipe import Finished, Outcome, Recipe
+from wakeful.growth.recipe import Recipe
+from wakeful.growth.stages import Finished, Outcome
 from wakeful.model.decoder import Decoder
 from wakeful.model.generate import generate
 from wakeful.probes.running import held_bytes

@@ -23,9 +23,9 @@ from wakeful.device import choose_device
 from wakeful.errors import WakefulError
 from wakeful.growth.baselines import baseline_of
 from wakeful.growth.layers import RANGES, By, Diagnosed, LayerMap, chosen, ordered
-from wakeful.growth.recipe import Recipe, Stage, learning, setting_of, stage_config, timed_heir
+from wakeful.growth.recipe import Recipe
+from wakeful.growth.stages import Stage, learning, setting_of, stage_config, timed_heir
 from wakeful.model.decoder import Decoder
-from wakeful.training.measures import mean_loss
 from wakeful.training.objective import make_loss
 from wakeful.training.setup import (
     adapted,
@@ -34,6 +34,7 @@ from wakeful.training.setup import (
     make_optimizer,
     make_windows,
 )
+from wakeful.training.validation import mean_loss
 from wakeful.world import ALONE
 
 _GROWS = ("first", "rank", "mass", "influence", "angle", "bridge")

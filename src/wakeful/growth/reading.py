@@ -18,10 +18,10 @@ from wakeful.errors import WakefulError
 from wakeful.growth.choice import bridged_losses
 from wakeful.growth.layers import By, Diagnosed, diagnose_layers
 from wakeful.growth.plan import depth_of
-from wakeful.growth.recipe import beginning, documents
+from wakeful.growth.solving import beginning, documents
 from wakeful.loading.model import Model
-from wakeful.training.measures import evaluate
 from wakeful.training.setup import autocast, check_prepared, make_windows
+from wakeful.training.validation import evaluate
 
 _SOLVED_ON, _MEASURED_ON = 12_288, 2_048
 """Tokens that runs of layers are tried on."""

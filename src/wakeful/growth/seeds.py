@@ -5,11 +5,12 @@ from pathlib import Path
 
 from wakeful.config.tables import from_table, read_table
 from wakeful.display import usual
-from wakeful.growth.recipe import Recipe, carry_out
+from wakeful.growth.recipe import Recipe
+from wakeful.growth.rounds import carry_out
 from wakeful.loading.load import read_decoder
 from wakeful.runs.run import read_windows
 from wakeful.training.cluster import Call, Ended, told
-from wakeful.training.measures import mean_loss
+from wakeful.training.validation import mean_loss
 
 
 @dataclass(frozen=True)

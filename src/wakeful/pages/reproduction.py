@@ -19,6 +19,7 @@ from wakeful.exhibits.exhibit import Exhibit
 from wakeful.exhibits.figures import Curve, Seen
 from wakeful.exhibits.judge import Outcome, Verdict
 from wakeful.exhibits.plan import H100, Plan
+from wakeful.exhibits.total import total_of
 from wakeful.pages import patterns
 from wakeful.pages.charts import (
     RANKS,
@@ -128,7 +129,7 @@ def write_reproduction(
         " ".join(filter(None, (job.group, job.row))): config_to_toml(job.config)
         for job in plan.jobs
     }
-    counts = counted(verdicts)
+    counts, total = counted(verdicts), total_of([plan])
     return write_page(
         path,
         "reproduction",
@@ -147,7 +148,8 @@ def write_reproduction(
         facts=facts,
         plan=plan,
         here=duration(sum(seen.figures.get("seconds", 0.0) for seen in results.seen.values())),
-        hours=plan.operations / H100 / 3600,
+        hours=total.operations / H100 / 3600,
+        all_tokens=total.tokens,
         configs=configs,
         diverged=results.diverged,
     )

@@ -28,7 +28,7 @@ from wakeful.runs.run import Environment, Run, SharedRun, environment
 from wakeful.runs.shards import local
 from wakeful.training.deferred import Fault, Unread
 from wakeful.training.events import Write, event_writer
-from wakeful.training.measures import best_loss, diagnose, finish, forget_peak, validate
+from wakeful.training.finishing import finish, forget_peak
 from wakeful.training.objective import Loss, make_loss
 from wakeful.training.parallel import Parallel, spread
 from wakeful.training.prefetch import ahead
@@ -45,6 +45,8 @@ from wakeful.training.setup import (
     make_windows,
     resolved,
 )
+from wakeful.training.validation import best_loss, validate
+from wakeful.training.watching import diagnose
 from wakeful.world import World, is_lost, joined, lost
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -46,8 +46,8 @@ from wakeful.probes.spectrum import Spectrum
 from wakeful.probes.weights import LargestWeights
 from wakeful.runs.run import Run, environment, is_done, read_frame, read_record
 from wakeful.training.loop import train
-from wakeful.training.measures import observed, rows_of
 from wakeful.training.setup import load_data, make_windows
+from wakeful.training.watching import observed, rows_of
 from wakeful.verbs.evaluate import evaluate
 from wakeful.verbs.inherit import inherit
 

@@ -46,8 +46,10 @@ from wakeful.growth.plan import (
     with_steps,
 )
 from wakeful.growth.reading import diagnosed_layers, evaluated, prepared_text
-from wakeful.growth.recipe import Outcome, Recipe, carry_out, check_stages
+from wakeful.growth.recipe import Recipe
+from wakeful.growth.rounds import carry_out
 from wakeful.growth.seeds import Seed, read_recipe
+from wakeful.growth.stages import Outcome, check_stages
 from wakeful.hf.weights_out import export
 from wakeful.loading.load import load, read_decoder
 from wakeful.loading.model import AnyTokenizer, Model
@@ -56,9 +58,9 @@ from wakeful.pages.charts import Drawing, Titled
 from wakeful.pages.inheritance import inheritance_figures, loss_curves, verdicts, write_inheritance
 from wakeful.runs.run import Run, environment, read_windows
 from wakeful.training.cluster import cluster_of, deal
-from wakeful.training.measures import mean_loss
 from wakeful.training.objective import open_store
 from wakeful.training.records import Step, data_facts, rows
+from wakeful.training.validation import mean_loss
 from wakeful.variants import build
 from wakeful.verbs.result import Source, Stored, asked, name_of, out_of
 

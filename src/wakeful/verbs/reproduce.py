@@ -26,7 +26,8 @@ from wakeful.exhibits.derived import check_figure, tidy
 from wakeful.exhibits.exhibit import SCALES, Exhibit, exhibit, exhibit_names, natural
 from wakeful.exhibits.judge import Judged
 from wakeful.exhibits.judge import verdicts as judged
-from wakeful.exhibits.plan import H100, Plan, Total, plan_of, total_of
+from wakeful.exhibits.plan import H100, Plan, plan_of
+from wakeful.exhibits.total import Total, total_of
 from wakeful.pages.charts import Drawing, save_figures
 from wakeful.pages.claims import write_claims
 from wakeful.pages.reproduction import drawings, headline, sentence, write_reproduction
@@ -398,13 +399,13 @@ def listing(options: ReproduceOptions | None = None) -> RenderableType:
                 continue
             for scale, given in scales.items():
                 plans[scale].append(planned(found, given))
-            here, there = plans[wanted.scale][-1], total_of([plans["paper"][-1]])
+            here, there = (total_of([plans[scale][-1]]) for scale in (wanted.scale, "paper"))
             hours, on_eight = (count / H100 / 3600 for count in (there.operations, there.on_eight))
             claim = Text.assemble(
                 found.claim, ("\nNeeds ", "dim"), (", ".join(plans["paper"][-1].needs), "dim")
             )
             grid.add_row(
-                name, claim, _count(here.all_tokens), duration(here.operations * speed),
+                name, claim, _count(here.tokens), duration(here.operations * speed),
                 _count(there.tokens), _hours(hours), _hours(on_eight), _size(there.memory),
             )  # fmt: skip
     told = (

@@ -1,0 +1,111 @@
+"""What a configuration takes: parameters, operations a token, memory."""
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from wakeful.config.model import ModelConfig
+from wakeful.config.schema import Config
+from wakeful.data.tasks import task_of
+from wakeful.model.block import Block
+from wakeful.model.decoder import Decoder
+from wakeful.roles import role_of
+
+BYTES_A_PARAMETER = 16
+"""In training: weight, gradient and two moments in float32."""
+
+
+BYTES_A_WEIGHT = 4
+"""In reading: float32."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model's parameters, and what training it takes."""
+
+    parameters: int
+    operations: float
+    """Floating-point operations a token."""
+    memory: int
+    """Bytes."""
+
+
+def size_of(config: Config) -> Size:
+    """Return a configuration's size, without making its weights."""
+    model, train, data = config.model, config.train, config.data
+    task = task_of(data.source)
+    if task is not None:
+        model = dataclasses.replace(model, vocab_size=len(task.characters) + 1)
+    elif not data.tokenizer:  # one of this size is trained, and gives the model its vocabulary
+        model = dataclasses.replace(model, vocab_size=data.vocab_size)
+    parameters = parameters_of(model)
+    sequences = train.micro_batch_size or train.batch_size
+    short = 2 if train.dtype == "bfloat16" else 4
+    # What a block keeps for its backward pass: about 17 numbers a channel; and the logits twice.
+    layers = model.num_layers * model.width * 17 * short
+    activations = sequences * train.length * (layers + 8 * model.vocab_size)
+    memory = BYTES_A_PARAMETER * parameters + activations
+    return Size(parameters, operations_of(model, train.length), memory)
+
+
+def parameters_of(model: ModelConfig) -> int:
+    """Return the number of a model's parameters, without making its weights."""
+    return _counted(model)[0]
+
+
+def operations_of(model: ModelConfig, length: int) -> float:
+    """Return the floating-point operations of training a decoder on one token.
+
+    They are 6 for each parameter that multiplies, 2 forward and 4 backward: all but the tables in
+    which tokens and positions are looked up. Causal attention adds 6 L H d a layer, with H heads of
+    d channels and rows of L = `length` tokens: a query meets L / 2 keys in the mean, each costs
+    2 H d in the logits and 2 H d in the output, and the backward pass takes twice the forward one.
+    In a window of w tokens the mean is w (1 − w / 2 L) keys. What else a route, a norm or an
+    optimizer computes is not counted. It is the arithmetic of docs/distributed.md.
+    """
+    shape = model.shape
+    keys = 0.0
+    for layer in range(model.num_layers):
+        local = model.window if layer in model.local_layers else 0
+        window = min(local or length, length)
+        keys += window * (1 - window / (2 * length))
+    return 6.0 * _counted(model)[1] + 12.0 * keys * shape.num_heads * shape.head_width
+
+
+class _Sketch(Decoder):
+    """A decoder to count: layers whose blocks have the same parts share one block."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.made: dict[object, Block] = {}
+        super().__init__(config)
+
+    def _block(self, layer: int) -> Block:
+        owned = tuple(self.plan.owns(what, layer) for what in ("query", "key", "value"))
+        parts = (owned, self.placement.at(layer, self.config.num_layers))
+        if parts not in self.made:
+            self.made[parts] = super()._block(layer)
+        return self.made[parts]
+
+
+@cache
+def _counted(model: ModelConfig) -> tuple[int, int]:
+    """Return how many parameters a decoder has, and how many of them multiply.
+
+    It is made on the meta device, where weights take no memory.
+    """
+    with torch.device("meta"):
+        sketch = _Sketch(model)
+    total = looked_up = 0
+    for parameter in sketch.parameters():
+        role = role_of(parameter)
+        total += parameter.numel()
+        looked_up += parameter.numel() if role is not None and role.embedding else 0
+    counts = {
+        block: sum(each.numel() for each in block.parameters()) for block in set(sketch.blocks)
+    }
+    total += sum(counts[block] for block in sketch.blocks) - sum(counts.values())
+    if model.tied:  # the head's product is by the embedding's table
+        looked_up -= sketch.embed.weight.numel()
+    return total, total - looked_up

@@ -1,0 +1,205 @@
+"""A recipe carried out: inherit, train, evaluate, grow until parity (algorithm 1), and baselines.
+
+What has been done is read from the runs' folders alone: a recipe continues wherever it was cut off.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from wakeful.config.tables import to_table
+from wakeful.display import Shown
+from wakeful.errors import Interrupted
+from wakeful.growth.baselines import Setting, baseline_of, folder_of
+from wakeful.growth.bridge import Bridged
+from wakeful.growth.inherit import grow, inherit
+from wakeful.growth.layers import LayerMap
+from wakeful.growth.recipe import Recipe
+from wakeful.growth.solving import bridges, narrowed
+from wakeful.growth.stages import (
+    Finished,
+    Outcome,
+    Stage,
+    half_way,
+    learning,
+    setting_of,
+    stage_config,
+)
+from wakeful.loading.load import read_decoder
+from wakeful.model.decoder import Decoder
+from wakeful.runs.run import Run, refuse_link
+from wakeful.training.loop import Initial, train
+
+
+def carry_out(
+    recipe: Recipe,
+    reference: Decoder,
+    *,
+    loss: float,
+    out: Path,
+    shown: Shown,
+    resume: Path | None = None,
+) -> Outcome:
+    """Train the heirs and the baselines below `out`, going on with what is there.
+
+    `loss` is the reference's on the same validation set: parity is a final loss at or under it.
+    `resume` is the inheritance's folder, where it is not `out`.
+
+    Raises:
+        Interrupted: a signal ended a run, which is saved.
+    """
+    try:
+        rounds = list(_rounds(recipe, reference, loss, out, shown))
+        stages = _stages(recipe, reference, rounds, out)
+        baselines = [_finished(recipe, stage, out, shown) for stage in stages]
+    except Interrupted:
+        raise Interrupted(
+            "stopped, and what was trained is saved",
+            f"continue with: wakeful inherit --resume {resume or out}",
+        ) from None
+    return Outcome(tuple(rounds), tuple(baselines))
+
+
+def _drops(recipe: Recipe, reference: Decoder, out: Path, shown: Shown) -> Iterator[Finished]:
+    """Train an heir after each drop, from the one before it."""
+    total, before, done = reference.config.num_layers, None, 0
+    for layers, steps in recipe.parts(total):
+        stage = Stage(
+            name=f"heir-{len(layers)}",
+            arm="heir",
+            steps=steps,
+            offset=done,
+            start=partial(_dropped, recipe, reference, layers, before),
+            layers=layers.sources,
+            distill=recipe.healing(layers, total),
+            lora=recipe.heal.lora,
+            bridge=partial(bridges, recipe, reference, layers, *_had(recipe, before)),
+        )
+        before = _finished(recipe, stage, out, shown)
+        done += steps
+        yield before
+
+
+def _had(recipe: Recipe, before: Finished | None) -> tuple[LayerMap | None, tuple[Bridged, ...]]:
+    """Return the layers and bridges of the heir that another one starts from."""
+    if before is None:
+        return None, ()
+    return LayerMap(before.stage.layers, recipe.rule), before.bridges
+
+
+def _dropped(
+    recipe: Recipe, reference: Decoder, layers: LayerMap, before: Finished | None
+) -> Decoder:
+    if before is None:
+        return _heir(recipe, reference, layers, None)
+    student = read_decoder(before.run.path, dtype="auto").decoder()
+    had = LayerMap(before.stage.layers, recipe.rule)
+    return inherit(student, layers.within(had), seed=recipe.train.seed)
+
+
+def _rounds(
+    recipe: Recipe, reference: Decoder, loss: float, out: Path, shown: Shown
+) -> Iterator[Finished]:
+    if recipe.drops > 1:
+        yield from _drops(recipe, reference, out, shown)
+        return
+    steps, spent = recipe.train.steps, 0.0
+    grows_on = recipe.grow_from == "student" and recipe.rounds > 1
+    before: Finished | None = None
+    for number in range(recipe.rounds):
+        layers = recipe.layer_map(number)
+        grown = before if grows_on else None
+        stage = Stage(
+            name=f"heir-{len(layers)}",
+            arm="heir" if grows_on else f"heir-{len(layers)}",
+            steps=steps,
+            offset=number * steps if grown else 0,
+            start=lambda grown=grown, layers=layers: _heir(recipe, reference, layers, grown),
+            layers=layers.sources,
+            distill=recipe.healing(layers, reference.config.num_layers),
+            lora=recipe.heal.lora,
+            bridge=partial(bridges, recipe, reference, layers, *_had(recipe, grown)),
+        )
+        before = _finished(recipe, stage, out, shown)
+        yield before
+        spent += before.summary.seconds
+        if recipe.until == "parity" and before.loss <= loss:
+            return
+        if recipe.minutes and spent >= 60 * recipe.minutes:
+            return
+
+
+def _heir(recipe: Recipe, reference: Decoder, layers: LayerMap, grown: Finished | None) -> Decoder:
+    if grown is not None:
+        student = read_decoder(grown.run.path, dtype="auto").decoder()
+        before = LayerMap(grown.stage.layers, recipe.rule)
+        return grow(student, before, reference, layers, copy=recipe.copy, seed=recipe.train.seed)
+    donor = narrowed(recipe, reference, recipe.width) if recipe.width else reference
+    return inherit(
+        donor, layers, copy=recipe.copy, route=recipe.route, normalizer=recipe.normalizer,
+        seed=recipe.train.seed,
+    )  # fmt: skip
+
+
+def _stages(
+    recipe: Recipe, reference: Decoder, rounds: list[Finished], out: Path
+) -> Iterator[Stage]:
+    """The baselines' stages: the last heir's depth, and as many steps as went into it, so many
+    times as many, or as many as all rounds took.
+    """
+    last = rounds[-1].stage
+    into_it, in_all = last.offset + last.steps, sum(each.stage.steps for each in rounds)
+    setting = setting_of(recipe, reference, LayerMap(last.layers, recipe.rule))
+    for name in recipe.baselines:
+        steps = in_all if baseline_of(name).all_rounds else into_it
+        yield from _baseline(recipe, name, setting, steps, out)
+
+
+def _baseline(
+    recipe: Recipe, name: str, setting: Setting, steps: int, out: Path
+) -> Iterator[Stage]:
+    baseline, folder = baseline_of(name), folder_of(name)
+    start, then = partial(baseline.start, setting), baseline.second
+    steps *= baseline.times
+    if then is None:
+        lesson, lora = learning(recipe, baseline, setting)
+        solved = partial(bridges, recipe, setting.reference, setting.layers, None, ())
+        yield Stage(
+            folder, name, steps, 0, start, distill=lesson, lora=lora,
+            layers=setting.layers.sources if baseline.bridged else (),
+            bridge=solved if baseline.bridged else None,
+        )  # fmt: skip
+        return
+    before, half = out / f"{folder}-1", half_way(recipe, steps)
+    yield Stage(before.name, name, half, 0, start)
+    yield Stage(
+        folder, name, steps - half, half,
+        lambda: then(setting, read_decoder(before, dtype="auto").decoder()),
+    )  # fmt: skip
+
+
+def _finished(recipe: Recipe, stage: Stage, out: Path, shown: Shown) -> Finished:
+    """Return the stage's run: the one that is there, continued if need be, or a new one."""
+    place = out / stage.name
+    refuse_link(place)
+    if (place / "run.json").is_file():
+        run = Run.open(place)
+        if run.header.status != "done":
+            with shown(stage.name) as show:
+                run = train(run.config, place, resume=True, show=show)
+        return Finished(stage, run)
+    decoder = stage.start()
+    origin = {
+        "reference": recipe.reference,
+        "arm": stage.arm,
+        "offset": stage.offset,
+        "layers": list(stage.layers),
+    }
+    if stage.bridge is not None:
+        with shown(stage.name) as show:
+            show.note("bridging the layers left out")
+            origin["bridges"] = [to_table(found) for found in stage.bridge(decoder)]
+    config = stage_config(recipe, stage, decoder)
+    with shown(stage.name) as show:
+        run = train(config, place, initial=Initial(decoder, origin), show=show)
+    return Finished(stage, run)

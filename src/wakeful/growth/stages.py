@@ -1,0 +1,159 @@
+"""The training runs that a recipe takes, each a stage: what it starts from and learns from."""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+from wakeful.config.schema import Config, DistillConfig, LoraConfig
+from wakeful.config.tables import from_table
+from wakeful.growth.baselines import Baseline, Setting, at_random, baseline_of
+from wakeful.growth.bridge import Bridged, check_bridge, gaps
+from wakeful.growth.layers import LayerMap, first, laziest
+from wakeful.growth.narrow import narrow_config
+from wakeful.growth.recipe import Recipe
+from wakeful.growth.solving import narrowed
+from wakeful.model.decoder import Decoder
+from wakeful.runs.run import Run
+from wakeful.training.records import Summary
+from wakeful.training.setup import check_parts
+
+
+def check_stages(recipe: Recipe, reference: Decoder) -> Config:
+    """Raise what the training of any stage would raise; return the configuration of them all.
+
+    Every model is made on the meta device, where weights take no memory.
+    """
+    with torch.device("meta"):
+        blank = Decoder(reference.config)
+    layers = recipe.layer_map(recipe.rounds - 1)
+    setting = setting_of(recipe, blank, layers)
+    left_out = recipe.width or gaps(recipe.layer_map(0), blank.config.num_layers)
+    if "narrow" in recipe.baselines or (recipe.bridge.map != "none" and left_out):
+        check_bridge(blank)
+    heir = Baseline("", lambda s: timed_heir(recipe, s, layers))
+    arms = [
+        ("heir", heir, recipe.healing(layers, blank.config.num_layers), recipe.heal.lora),
+        ("heir", heir, recipe.lesson("sum"), LoraConfig()),
+    ]
+    baselines = [(name, baseline_of(name)) for name in recipe.baselines]
+    arms += [(name, arm, *learning(recipe, arm, setting)) for name, arm in baselines]
+    for name, arm, lesson, lora in arms:
+        stage = Stage(
+            name, name, recipe.train.steps, 0, partial(arm.stand_in, setting), distill=lesson,
+            lora=lora,
+        )  # fmt: skip
+        with torch.device("meta"):
+            decoder = stage.start()
+            if arm.second is not None:
+                decoder = arm.second(setting, decoder)
+        check_parts(stage_config(recipe, stage, decoder))
+    whole = Stage("reference", "reference", recipe.train.steps, 0, lambda: reference)
+    return stage_config(recipe, whole, reference)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One training run of a recipe."""
+
+    name: str
+    """Its folder."""
+    arm: str
+    """The line of the comparison it belongs to."""
+    steps: int
+    offset: int
+    """Steps that the arm has taken before it."""
+    start: Callable[[], Decoder]
+    layers: tuple[int, ...] = ()
+    """The reference's layers that it took, where it took any by number."""
+    distill: DistillConfig = field(default_factory=DistillConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    bridge: Callable[[Decoder], list[Bridged]] | None = None
+    """Bridges the layers that it leaves out, once it has started."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A stage and the run it became."""
+
+    stage: Stage
+    run: Run
+
+    @property
+    def summary(self) -> Summary:
+        return self.run.read(Summary, "summary.json")
+
+    @property
+    def loss(self) -> float:
+        """Final loss on the full validation set, nats a token."""
+        return self.summary.validation.loss
+
+    @property
+    def bridges(self) -> tuple[Bridged, ...]:
+        """All that it began with, in order of depth."""
+        recorded = (self.run.header.initial or {}).get("bridges", [])
+        return from_table(tuple[Bridged, ...], recorded, record="run.json")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The heir's rounds and the baselines' stages, in the order they ran."""
+
+    rounds: tuple[Finished, ...]
+    baselines: tuple[Finished, ...]
+
+
+def timed_heir(recipe: Recipe, setting: Setting, layers: LayerMap) -> Decoder:
+    """Return a model of an heir's shape, to look at or to time, without what it takes to make."""
+    if recipe.width:
+        return at_random(setting, len(layers))
+    return setting.inherit(layers, copy=recipe.copy)
+
+
+def setting_of(recipe: Recipe, reference: Decoder, layers: LayerMap) -> Setting:
+    """Return what the baselines of an heir of these layers may use."""
+    return Setting(
+        reference,
+        layers,
+        seed=recipe.train.seed,
+        lazy=laziest(recipe.ranks, len(layers)) if recipe.ranks else None,
+        route=recipe.route,
+        normalizer=recipe.normalizer,
+        shape=narrow_config(reference.config, recipe.width) if recipe.width else None,
+        copy=recipe.copy,
+        narrowed=partial(narrowed, recipe, reference),
+    )
+
+
+def learning(
+    recipe: Recipe, baseline: Baseline, setting: Setting
+) -> tuple[DistillConfig, LoraConfig]:
+    """Return what a baseline is trained on, and with which adapters."""
+    if not baseline.heals:
+        return recipe.lesson(baseline.distil), LoraConfig()
+    total = setting.reference.config.num_layers
+    layers = setting.layers if baseline.bridged else first(total, of=total)
+    return recipe.healing(layers, total), recipe.heal.lora
+
+
+def half_way(recipe: Recipe, steps: int) -> int:
+    """Return the steps of a first half, so that both halves are evaluated where others are."""
+    every = min(recipe.train.eval_every or 1, steps // 2) or 1
+    return max(every, steps // 2 // every * every)
+
+
+def stage_config(recipe: Recipe, stage: Stage, decoder: Decoder) -> Config:
+    """Return the configuration of a stage's run."""
+    warmup = min(recipe.optimizer.warmup_steps, stage.steps)
+    return Config(
+        name=stage.name,
+        model=decoder.config,
+        data=dataclasses.replace(recipe.data, first_batch=stage.offset),
+        optimizer=dataclasses.replace(recipe.optimizer, warmup_steps=warmup),
+        train=dataclasses.replace(
+            recipe.train, steps=stage.steps, distill=stage.distill, lora=stage.lora
+        ),
+        sample=recipe.sample,
+    )

@@ -1,0 +1,185 @@
+"""What a run measures once it is trained: loss, figures, damage by quantization, bytes, samples."""
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from wakeful.config.schema import Config
+from wakeful.data.order import ValidationWindows
+from wakeful.data.tokens import Data
+from wakeful.estimates import finite
+from wakeful.model.decoder import Decoder
+from wakeful.model.evaluating import evaluating
+from wakeful.model.generate import generate
+from wakeful.optim.orthoadam import OrthoAdam
+from wakeful.quant.convert import quantize
+from wakeful.quant.measure import measure
+from wakeful.runs import checkpoint
+from wakeful.runs.run import Run
+from wakeful.training.events import Write
+from wakeful.training.parallel import Parallel
+from wakeful.training.records import (
+    AtTheEnd,
+    Parameters,
+    Sample,
+    Step,
+    Summary,
+    Validated,
+    data_facts,
+    rows,
+)
+from wakeful.training.setup import bos_of
+from wakeful.training.validation import validate
+from wakeful.training.watching import logged, precision_of, watched, whole_windows
+
+
+def quantization_damage(
+    config: Config, decoder: Decoder, windows: ValidationWindows
+) -> dict[str, dict[str, float | None]]:
+    """Return each scheme's `perplexity`, `increase` over full precision and `divergence` (KL, nats
+    a token), on the first whole validation windows, every one alone; None of what overflows.
+    """
+    settings = config.train.quantize
+    if not settings.schemes:
+        return {}
+    device = decoder.head.weight.device
+    sequences = [row.to(device) for row in whole_windows(windows, settings.num_sequences)]
+    with evaluating(decoder):
+        forms = {scheme: quantize(decoder, scheme) for scheme in settings.schemes}
+        found = measure(config.name, decoder, forms, sequences)
+    return {
+        scheme: {
+            "perplexity": finite(found.perplexity(scheme)[0]),
+            "increase": finite(found.increase(scheme)[0]),
+            "divergence": finite(found.divergence(scheme)[0]),
+        }
+        for scheme in settings.schemes
+    }
+
+
+def forget_peak(device: torch.device) -> None:
+    """Begin to measure a GPU's peak anew, so that it is one run's and not that of those before."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def training_bytes(decoder: Decoder, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return the bytes of the weights and of the optimizer, and on a GPU the peak of all.
+
+    The optimizer's are its state and, of OrthoAdam, the rotations, which no checkpoint holds.
+    Gradients take as many bytes as the weights; activations depend on the batch and are in the
+    peak alone.
+    """
+    weights = {id(p): p.numel() * p.element_size() for p in decoder.parameters()}
+    state = sum(
+        value.numel() * value.element_size()
+        for entry in optimizer.state.values()
+        for value in entry.values()
+        if isinstance(value, torch.Tensor)
+    )
+    if isinstance(optimizer, OrthoAdam):
+        state += optimizer.rotation_bytes()
+    found: dict[str, Any] = {"weights": sum(weights.values()), "optimizer": state}
+    device = decoder.head.weight.device
+    if device.type == "cuda":
+        found["peak"] = torch.cuda.max_memory_allocated(device)
+    return found
+
+
+_LARGEST_EXPONENT = 700.0
+"""e to this is still a float; JSON has no infinity."""
+
+
+def finish(
+    config: Config,
+    run: Run,
+    parallel: Parallel,
+    optimizer: torch.optim.Optimizer,
+    data: Data,
+    windows: ValidationWindows,
+    write_scalars: Write,
+) -> None:
+    """Evaluate, continue the sample prompts and write the run's figures.
+
+    The last two are the first process's work alone, with the whole model; the others end before.
+    """
+    steps = config.train.steps
+    run.keep_metrics_before_final(steps)
+    frame, row = validate(config, run, parallel, windows, steps, write_scalars)
+    settings = config.train.diagnose
+    diagnosis: dict[str, float] = {}
+    if settings.every:
+        world, precision = parallel.world, precision_of(config, parallel)
+        diagnosis = world.gather(logged(run, steps) if world.first else None)[0] or watched(
+            parallel, windows, settings.num_sequences, autocast=precision
+        )
+    if not parallel.world.first:
+        return
+    used = training_bytes(parallel.decoder, optimizer)
+    decoder = _whole(config, run, parallel)
+    run.write_frame("validation.parquet", frame.with_columns(step=steps))
+    run.finish_metrics()
+    trained = rows(run, Step)
+    summary = Summary(
+        steps=steps,
+        tokens=trained[-1].tokens,
+        seconds=trained[-1].seconds,
+        tokens_per_second=statistics.median(step.tokens_per_second for step in trained),
+        parameters=Parameters(**decoder.num_parameters()),
+        kv_cache_bytes_per_token=decoder.cache_bytes_per_token,
+        kv_cache_dtype=str(decoder.head.weight.dtype).removeprefix("torch."),
+        validation=AtTheEnd(
+            **{entry.name: getattr(row, entry.name) for entry in dataclasses.fields(Validated)},
+            perplexity=math.exp(min(row.loss, _LARGEST_EXPONENT)),
+            length=config.train.length,
+        ),
+        diagnosis=diagnosis,
+        quantization=quantization_damage(config, decoder, windows),
+        bytes=used,
+        samples=tuple(_samples(config, decoder, data)),
+        data=data_facts(data),
+    )
+    run.write_json("summary.json", summary)
+
+
+def _whole(config: Config, run: Run, parallel: Parallel) -> Decoder:
+    """Return the whole model as others read it, its adapters merged.
+
+    Where it is in shares or has adapters, it comes from the last step's checkpoint.
+    """
+    if not (parallel.in_shares or config.train.lora.rank):
+        return parallel.decoder
+    decoder = Decoder(config.model)
+    weight = parallel.decoder.head.weight
+    decoder.to(weight.dtype)
+    checkpoint.load_model(checkpoint.newest(run.checkpoints), decoder)
+    return decoder.to(weight.device)
+
+
+def _samples(config: Config, decoder: Decoder, data: Data) -> Iterator[Sample]:
+    settings, bos = config.sample, bos_of(config, data)
+    before = [] if bos is None else [bos]
+    decoder.eval()
+    for prompt in settings.prompts:
+        # A document begins with the end of the one before; an empty prompt begins one.
+        ids = [*before, *data.tokenizer.encode(prompt)] or [data.tokenizer.end_of_text]
+        room = config.model.context - len(ids)
+        readable = room >= 0 and len(ids) >= config.model.relaxed_prefix
+        new = generate(
+            decoder,
+            ids if readable else [data.tokenizer.end_of_text],
+            num_tokens=min(settings.num_tokens, room) if readable else 0,
+            temperature=settings.temperature,
+            top_k=settings.top_k,
+            seed=settings.seed,
+            stop={data.tokenizer.end_of_text},
+        )
+        text = data.tokenizer.decode(list(new))
+        yield Sample(
+            prompt=prompt, text=text, temperature=settings.temperature, top_k=settings.top_k,
+            seed=settings.seed,
+        )  # fmt: skip

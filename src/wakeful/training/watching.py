@@ -1,0 +1,230 @@
+"""The figures of a diagnosis, measured while a model trains."""
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import polars as pl
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from wakeful.config.schema import Config
+from wakeful.config.tables import to_table
+from wakeful.data.order import ValidationWindows
+from wakeful.model.decoder import IGNORED, Decoder
+from wakeful.model.evaluating import evaluating
+from wakeful.probes.attention import BosMass, Entropy, Sinks, Values
+from wakeful.probes.base import Event, Frame, Probe, mean_over_layers
+from wakeful.probes.hidden import Outliers, Smoothing
+from wakeful.probes.patterns import AttentionPictures
+from wakeful.probes.rank import Ranks
+from wakeful.probes.watch import watch
+from wakeful.runs.run import TRAJECTORIES, Run
+from wakeful.training.events import Write
+from wakeful.training.parallel import Alone, Parallel
+from wakeful.training.records import HeadWeights
+from wakeful.training.setup import autocast
+from wakeful.world import ALONE, World
+
+FIGURES = {
+    **{
+        name: (name, "paper", "all")
+        for part in ("share", "mass")
+        for name in (f"first_key_{part}_with_row_0", f"first_key_{part}_without_row_0")
+    },
+    "entropy": ("entropy", "code", "all"),
+    "rank": ("rank", "paper", "all"),
+    "near_rank_1": ("near_rank_1", "paper", "all"),
+    "lazy": ("lazy", "paper", "all"),
+    "bos_mass_trigger": ("bos_mass", "paper", "trigger"),
+    "bos_mass_other": ("bos_mass", "paper", "other"),
+    "value_drain": ("value_drain", "paper", "first"),
+    "residual_peak": ("residual_peak", "paper", "first"),
+    "kurtosis_first": ("kurtosis", "paper", "first"),
+    "kurtosis_rest": ("kurtosis", "paper", "rest"),
+    "max_activation_first": ("max_activation", "paper", "first"),
+    "max_activation_rest": ("max_activation", "paper", "rest"),
+}
+"""Metric, variant and position of each figure that a run logs, as docs/metrics.md defines them."""
+
+
+FOLLOWED = ("bos_mass", "value_drain", "residual_peak")
+"""Metrics that a run logs of each layer and head where it is asked to."""
+
+
+AS_IT_IS = contextlib.nullcontext()
+
+
+class _Layers(Probe):
+    """Every `size`-th layer's events, from `rank` on, for a probe."""
+
+    def __init__(self, probe: Probe, world: World) -> None:
+        self.probe = probe
+        self.world = world
+
+    def see(self, event: Event) -> None:
+        if event.layer % self.world.size == self.world.rank:
+            self.probe.see(event)
+
+    def rows(self) -> Frame:
+        return self.probe.rows()
+
+
+def precision_of(config: Config, parallel: Parallel) -> contextlib.AbstractContextManager[object]:
+    """Return the context of a pass that probes watch: the weights' own precision.
+
+    Blocks in shares get theirs in that of training, which asks for its context.
+    """
+    if not parallel.in_shares:
+        return AS_IT_IS
+    return autocast(config.train, parallel.decoder.head.weight.device)
+
+
+def watched(
+    model: Decoder | Parallel,
+    windows: ValidationWindows,
+    num_sequences: int,
+    *,
+    autocast: contextlib.AbstractContextManager[object] = AS_IT_IS,
+) -> dict[str, float]:
+    """Return each figure's mean over layers, on the first whole windows of the validation set.
+
+    Every process calls it, and each looks at its share of the layers.
+    """
+    return _figures(observed(model, windows, num_sequences, autocast=autocast))
+
+
+@torch.no_grad()
+def observed(
+    model: Decoder | Parallel,
+    windows: ValidationWindows,
+    num_sequences: int,
+    more: Sequence[Probe] = (),
+    *,
+    autocast: contextlib.AbstractContextManager[object] = AS_IT_IS,
+) -> Frame:
+    """Return what the probes of `FIGURES`, and `more`, saw of each layer and head, as `watched`."""
+    parallel = model if isinstance(model, Parallel) else Alone(model, ALONE)
+    decoder, world = parallel.decoder, parallel.world
+    device = decoder.head.weight.device
+    sequences = torch.cat(whole_windows(windows, num_sequences))
+    triggers = windows.token_file.is_trigger(sequences.numpy())
+    bos = BosMass(None if triggers is None else torch.from_numpy(triggers))
+    probes = Sinks(), bos, Entropy(), Ranks(), Values(curve=1), Outliers(), Smoothing(), *more
+    layers = watch(decoder, *(_Layers(probe, world) for probe in probes))
+    with evaluating(decoder), autocast, layers as seen:
+        parallel.call(decoder.hidden, sequences.to(device))
+    parallel.settle()
+    rows = seen.frame
+    everywhere = [tuple(row) for part in world.gather(rows.rows()) for row in part]
+    return pl.DataFrame(everywhere, schema=rows.schema, orient="row").sort(
+        "layer", maintain_order=True
+    )
+
+
+@torch.no_grad()
+def head_weights(
+    parallel: Parallel,
+    windows: ValidationWindows,
+    size: int,
+    step: int,
+    autocast: contextlib.AbstractContextManager[object],
+) -> list[HeadWeights]:
+    """Return every head's weights among the first `size` tokens of the first window.
+
+    Every process calls it. A causal model's weights do not depend on the tokens after them.
+    """
+    decoder = parallel.decoder
+    tokens = whole_windows(windows, 1)[0][:, :size]
+    config = decoder.config
+    probe = AttentionPictures(
+        layers=range(config.num_layers), heads=range(config.num_heads), size=size
+    )
+    with evaluating(decoder), autocast, watch(decoder, probe):
+        parallel.call(decoder.hidden, tokens.to(decoder.head.weight.device))
+    parallel.settle()
+    ids = tuple(tokens[0].tolist())
+    return [
+        HeadWeights(
+            step=step, layer=layer, head=head, tokens=ids,
+            weights=tuple(tuple(round(each, 4) for each in row) for row in picture.tolist()),
+        )
+        for (layer, head), picture in sorted(probe.pictures().items())
+    ]  # fmt: skip
+
+
+def whole_windows(windows: ValidationWindows, number: int) -> list[Int[Tensor, "1 L"]]:
+    """Return the inputs of the first `number` windows that no end of text fills up, or of all."""
+    rows: list[Tensor] = []
+    for inputs, targets in windows:
+        whole = inputs[targets[:, -1] != IGNORED][: number - len(rows)]
+        rows += whole.split(1) if len(whole) else ()
+        if len(rows) == number:
+            break
+    return rows or [windows.batch(0)[0][:1]]
+
+
+def rows_of(windows: ValidationWindows, number: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield inputs and targets of the first `number` windows, one row each."""
+    for inputs, targets in windows:
+        for row in range(min(number, len(inputs))):
+            yield inputs[row : row + 1], targets[row : row + 1]
+        number -= len(inputs)
+        if number <= 0:
+            return
+
+
+def _figures(rows: Frame) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, (metric, variant, position) in FIGURES.items():
+        chosen = rows.filter(
+            rows["head"].is_null()
+            & (rows["metric"] == metric)
+            & (rows["variant"] == variant)
+            & (rows["position"] == position)
+        )
+        mean = mean_over_layers(chosen)
+        if mean is not None and math.isfinite(mean):
+            found[name] = mean
+    return found
+
+
+def diagnose(
+    config: Config,
+    run: Run,
+    parallel: Parallel,
+    windows: ValidationWindows,
+    step: int,
+    write_scalars: Write,
+) -> None:
+    """Measure the chosen figures and record them; before the first step those of heads alone."""
+    settings = config.train.diagnose
+    if settings.attention:
+        precision = precision_of(config, parallel)
+        for weights in head_weights(parallel, windows, settings.attention, step, precision):
+            run.append({"kind": weights.kind, **to_table(weights)}, log=weights.log)
+    precision = precision_of(config, parallel)
+    seen = observed(parallel, windows, settings.num_sequences, autocast=precision)
+    if settings.heads:
+        run.append(*_followed(seen, step), log="trajectories.jsonl")
+    if step:
+        row = {"kind": "diagnosis", "step": step, **_figures(seen)}
+        run.append(row)
+        write_scalars(row)
+
+
+def logged(run: Run, step: int) -> dict[str, float]:
+    """Return the figures of the diagnosis after a step, empty where there was none."""
+    found: dict[str, float] = {}
+    for row in run.metrics():
+        if (row["kind"], row["step"]) == ("diagnosis", step):
+            found = {name: value for name, value in row.items() if name not in ("kind", "step")}
+    return found
+
+
+def _followed(seen: Frame, step: int) -> list[dict[str, Any]]:
+    """Return the rows of trajectories.jsonl."""
+    rows = seen.filter(seen["metric"].is_in(FOLLOWED)).select(*list(TRAJECTORIES)[1:])
+    return [{"kind": "figure", "step": step, **row} for row in rows.iter_rows(named=True)]
