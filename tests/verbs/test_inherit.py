@@ -35,13 +35,14 @@ from wakeful.estimates import with_error
 from wakeful.growth import seeds
 from wakeful.growth.bridge import Stream, gaps
 from wakeful.growth.layers import LayerMap, written
-from wakeful.growth.outcome import read_inheritance
+from wakeful.growth.outcome import Behind, read_inheritance
 from wakeful.growth.plan import Cost, measure_costs
 from wakeful.growth.recipe import Recipe
 from wakeful.growth.stages import Outcome
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import initialize
+from wakeful.pages import inheritance
 from wakeful.pages.inheritance import verdicts, write_inheritance
 from wakeful.runs.run import Run, is_done
 from wakeful.training import cluster
@@ -913,3 +914,14 @@ def test_a_text_that_repeats_itself_asks_for_another_to_validate_on(
     told = fails(capsys, *asked, "--data.validation_fraction", "0.5", "--out", str(tmp_path / "o"))
     assert "would be held out partly occurs in the others: give --validation_text" in told
     assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize(
+    ("behind", "evaluations", "words"),
+    [(0, 4, ", never behind it after the first step"),
+     (3, 4, ", behind it at 3 of 4 evaluations after the first step"),
+     (4, 4, ", behind it at all 4 evaluations after the first step"),
+     (1, 1, ", behind it at the only evaluation after the first step"), (0, 0, "")],
+)  # fmt: skip
+def test_how_often_a_baseline_was_behind(behind: int, evaluations: int, words: str) -> None:
+    assert inheritance._how_often(Behind(evaluations, behind)) == words

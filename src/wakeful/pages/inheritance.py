@@ -162,13 +162,23 @@ def _against_baselines(summary: Summary, heir: Arm) -> list[str]:
             continue
         difference = with_error(arm.minus_heir, arm.minus_heir_error, "+")
         behind = arm.behind or Behind(0, 0)
-        every = behind.behind == behind.evaluations
-        place = "every one" if every else f"{behind.behind}"
-        said.append(
-            f"{arm.arm}: {difference} nats against {heir.arm}, behind it at {place} of "
-            f"{behind.evaluations} evaluations after the first step."
-        )
+        said.append(f"{arm.arm}: {difference} nats against {heir.arm}{_how_often(behind)}.")
     return said
+
+
+def _how_often(behind: Behind) -> str:
+    """Return in how many evaluations after the first step; nothing where there are none."""
+    if not behind.evaluations:
+        return ""
+    if not behind.behind:
+        often = "never behind it"
+    elif behind.behind < behind.evaluations:
+        often = f"behind it at {behind.behind} of {behind.evaluations} evaluations"
+    elif behind.evaluations == 1:
+        often = "behind it at the only evaluation"
+    else:
+        often = f"behind it at all {behind.evaluations} evaluations"
+    return f", {often} after the first step"
 
 
 def _saved(sizes: Sizes) -> str:
