@@ -9,12 +9,22 @@ from torch import Tensor
 from helpers import EXAMPLES, some_tokens, tiny_decoder
 from wakeful.config.schema import BridgeConfig
 from wakeful.errors import WakefulError
-from wakeful.growth.bridge import Bridged, Gap, bridge, gaps, rebridge, stayed
+from wakeful.growth.bridge import (
+    Bridged,
+    Gap,
+    Stream,
+    bridge,
+    gaps,
+    rebridge,
+    stayed,
+    whole_products,
+)
 from wakeful.growth.inherit import grow, inherit
 from wakeful.growth.layers import LayerMap
 from wakeful.model.decoder import Decoder
 
 LAYERS = LayerMap((0, 3), "named")
+ONE_GAP = LayerMap((0, 3, 4), "named")
 TOKENS = some_tokens(9, 11)
 SHAPES: list[dict[str, Any]] = [
     {"mlp": "swiglu"},
@@ -274,3 +284,47 @@ def test_too_few_tokens_are_refused() -> None:
     reference = tiny_decoder()
     with pytest.raises(WakefulError, match=r"give more --bridge\.tokens"):
         bridge(inherit(reference, LAYERS), reference, LAYERS, TOKENS[:1], BridgeConfig(ridge=0.0))
+
+
+@pytest.mark.parametrize("kind", ["down", "output"])
+@pytest.mark.parametrize("shape", SHAPES[1:3])
+def test_float32_solves_as_float64_does(
+    shape: dict[str, Any], kind: Literal["down", "output"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wakeful.growth.bridge._AT_ONCE", 25)  # several parts are summed
+    options = BridgeConfig(map=kind, ridge=1e-2)
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        reference = tiny_decoder(num_layers=5, **shape).to(dtype)
+        heir = inherit(reference, ONE_GAP)
+        (told,) = bridge(heir, reference, ONE_GAP, TOKENS, options)
+        found.append((heir.get_parameter("blocks.0.mlp.down.weight").double(), told))
+    (single, one), (double, other) = found
+    torch.testing.assert_close(single, double, rtol=1e-3, atol=1e-5)
+    assert one.error == pytest.approx(other.error, rel=1e-4)
+    assert one.plain == pytest.approx(other.plain, rel=1e-4)
+
+
+def test_what_is_left_of_a_layer_is_without_what_its_matrix_put_out_in_mixed_precision() -> None:
+    decoder = tiny_decoder(num_layers=3).float()
+    context = torch.autocast("cpu", dtype=torch.bfloat16)
+    stream = Stream(decoder, TOKENS, autocast=context)
+    with torch.no_grad():
+        for read, made, put_out in stream.seen():
+            assert (read.dtype, made.dtype, put_out.dtype) == (
+                torch.bfloat16, torch.bfloat16, torch.float32,
+            )  # fmt: skip
+            with context:
+                again = stream.blocks[0].mlp.down(read)
+            assert torch.equal(made, again)
+            assert not torch.equal(made.float(), read.float() @ stream.blocks[0].mlp.down.weight.T)
+
+
+def test_products_are_whole_whatever_is_allowed_elsewhere() -> None:
+    torch.set_float32_matmul_precision("high")
+    try:
+        with whole_products():
+            assert torch.get_float32_matmul_precision() == "highest"
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision("highest")

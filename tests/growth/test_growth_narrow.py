@@ -1,5 +1,7 @@
 """Fewer heads and channels: which stay, what they compute, and how the rest is made up for."""
 
+import copy
+
 import pytest
 import torch
 
@@ -149,3 +151,17 @@ def test_parts_with_heads_of_their_own_are_refused(over: dict[str, str]) -> None
 def test_a_share_is_between_0_and_1() -> None:
     with pytest.raises(WakefulError, match=r"width\.mlp = 1\.5"):
         WidthConfig(mlp=1.5)
+
+
+def test_narrowing_in_float32_and_in_mixed_precision_comes_near_float64() -> None:
+    reference = grouped()
+    options = BridgeConfig(ridge=1e-2)
+    exact = narrow(reference, HALF, TOKENS, options)
+    single = narrow(copy.deepcopy(reference).float(), HALF, TOKENS, options)
+    context = torch.autocast("cpu", dtype=torch.bfloat16)
+    mixed = narrow(copy.deepcopy(reference).float(), HALF, TOKENS, options, autocast=context)
+    name = "blocks.1.mlp.down.weight"
+    wanted = exact.get_parameter(name)
+    torch.testing.assert_close(single.get_parameter(name).double(), wanted, rtol=1e-3, atol=1e-5)
+    distance = (mixed.get_parameter(name).double() - wanted).norm() / wanted.norm()
+    assert 0 < distance < 0.1  # bfloat16 has three digits, and a ridge of 0.01 lets them grow

@@ -1,5 +1,6 @@
 """The verb inherit: what it writes, what it refuses, and its page."""
 
+import copy
 import json
 import re
 import shutil
@@ -26,7 +27,7 @@ from test_cli import fails
 from training.runs import tiny
 from training.test_cluster import stand_in
 from wakeful.cli import main
-from wakeful.config.schema import BridgeConfig, TrainConfig, WidthConfig
+from wakeful.config.schema import BridgeConfig, DataConfig, TrainConfig, WidthConfig
 from wakeful.config.tables import to_table
 from wakeful.config.verbs import InheritOptions, options_from
 from wakeful.data.preparing import prepared
@@ -38,17 +39,18 @@ from wakeful.growth.layers import LayerMap, written
 from wakeful.growth.outcome import Behind, read_inheritance
 from wakeful.growth.plan import Cost, measure_costs
 from wakeful.growth.recipe import Recipe
+from wakeful.growth.solving import solved_on
 from wakeful.growth.stages import Outcome
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import initialize
 from wakeful.pages import inheritance
 from wakeful.pages.inheritance import verdicts, write_inheritance
-from wakeful.runs.run import Run, is_done
+from wakeful.runs.run import Run, is_done, read_windows
 from wakeful.training import cluster
 from wakeful.training.loop import train
 from wakeful.training.validation import mean_loss
-from wakeful.verbs.inherit import _solved_on, inherit, recorded
+from wakeful.verbs.inherit import inherit, recorded
 from wakeful.verbs.inherited import spread
 
 __all__ = ["reference", "text", "trained"]
@@ -371,17 +373,24 @@ def test_minutes_are_turned_into_steps(
 def test_time_is_kept_back_for_every_heirs_matrices(reference: Run, text: Path) -> None:
     tokenizer = read_decoder(reference.path).own_tokenizer
     data = prepared(str(text), tokenizer=tokenizer, validation_fraction=0.1)
-    plain = Recipe(reference="x", rule="rank", layers=(0,), bridge=BridgeConfig(tokens=64),
+    plain = Recipe(reference="x", rule="rank", layers=(0,), order=(0, 1, 2, 3, 4),
+                   bridge=BridgeConfig(tokens=64),
                    width=WidthConfig(tokens=64))  # fmt: skip
 
     def passes(**over: Any) -> float:
-        return _solved_on(replace(plain, **over), data) / 64
+        return solved_on(replace(plain, **over), 5, data) / 64
 
     assert passes() == 1
     assert passes(drops=3) == 3
     assert passes(rounds=3, grow=1) == 3
     assert passes(rounds=3, grow=1, baselines=("random", "at_once", "narrow")) == 3 + 1 + 8
     assert passes(width=WidthConfig(mlp=0.5, tokens=32)) == 1 + 8 / 2
+    # Where no layer is left out there is nothing to bridge, and without a map nothing to solve.
+    assert passes(rounds=5, grow=1) == 4
+    whole = {"layers": (0, 1, 2, 3, 4), "width": WidthConfig(mlp=0.5, tokens=32)}
+    assert passes(**whole) == 8 / 2
+    assert passes(**whole, bridge=BridgeConfig(map="none")) == 2 / 2
+    assert passes(data=DataConfig(max_tokens=16)) == 16 / 64
 
 
 def test_every_seed_trains_everything_and_errors_are_over_seeds(
@@ -511,11 +520,13 @@ def test_matrices_are_solved_within_documents_where_training_stays_in_them(
     ) -> None:
         seen.append(documents)
         assert documents is None or documents.shape == tokens.shape
+        assert isinstance(rest[0], torch.autocast)
+        assert rest[0].fast_dtype == torch.bfloat16
         real(self, decoder, tokens, documents, *rest)
 
     monkeypatch.setattr(Stream, "__init__", see)
     wishes = ["--steps", "1", "--choose", "bridge", "--bridge.map", "output", "--baseline",
-              "narrow", "--data.no_cross_documents"]  # fmt: skip
+              "narrow", "--data.no_cross_documents", "--dtype", "bfloat16"]  # fmt: skip
     assert main([*command, *wishes]) == 0
     assert len(seen) == 2 + 2 + 3  # to choose by, to bridge, to narrow
     assert all(documents is not None for documents in seen)
@@ -821,6 +832,10 @@ def test_a_damaged_summary_is_named(done: Path, tmp_path: Path) -> None:
         ({"train": {"distill": {"teacher": "x"}}}, "train.distill.teacher"),
         ({"heal": {"store": "x"}}, "give --heal.top_k too"),
         ({"heal": {"top_k": 4, "by": "text"}}, "give one of the two"),
+        ({"heal": {"by": "text", "alpha": 0.5}}, "--heal.alpha does nothing with --heal.by text"),
+        ({"bridge": {"map": "none", "ridge": 0.1}}, "--bridge.ridge does nothing with --bridge.m"),
+        ({"heal": {"lora": {"alpha": 9.0}}}, "give --heal.lora.rank too"),
+        ({"width": {"tokens": 9}}, "--width.tokens is for --width.heads"),
         ({"heal": {"alpha": 1.5}}, "heal.alpha = 1.5 is a share"),
         ({"heal": {"alpha": float("nan")}}, "heal.alpha = nan is a share"),
         ({"heal": {"temperature": 0.0}}, "heal.temperature = 0.0 must be above 0"),
@@ -925,3 +940,19 @@ def test_a_text_that_repeats_itself_asks_for_another_to_validate_on(
 )  # fmt: skip
 def test_how_often_a_baseline_was_behind(behind: int, evaluations: int, words: str) -> None:
     assert inheritance._how_often(Behind(evaluations, behind)) == words
+
+
+def test_a_reference_in_memory_is_read_as_one_from_a_path_is(
+    reference: Run, text: Path, tmp_path: Path
+) -> None:
+    model = read_decoder(reference.path)
+    short = {"tokenizer": model.own_tokenizer, "text": str(text), "layers": 2, "steps": 1,
+             "length": 16, "validation_fraction": 0.1, "device": "cpu",
+             "diagnose_length": 16}  # fmt: skip
+    half = copy.deepcopy(model.decoder()).bfloat16()
+    found = inherit(half, out=str(tmp_path / "half"), **short)
+    assert half.head.weight.dtype == torch.bfloat16
+    whole = inherit(copy.deepcopy(half).float(), out=str(tmp_path / "whole"), **short)
+    one, other = (read_windows(each.path / "reference.parquet") for each in (found, whole))
+    assert one["loss"].to_list() == other["loss"].to_list()
+    assert read_inheritance(found.path)[0].heir.loss == read_inheritance(whole.path)[0].heir.loss

@@ -86,14 +86,14 @@ def gaps(layers: LayerMap, total: int) -> list[Gap]:
     ]
 
 
-def check_bridge(decoder: Decoder) -> None:
-    """Raise `WakefulError` where no matrix of a model can carry a bridge."""
+def check_bridge(decoder: Decoder, remedy: str = "give --bridge.map none") -> None:
+    """Raise `WakefulError`, which names the remedy, where no matrix can carry a bridge."""
     for field, part, plain in (("placement", decoder.placement, "pre"),
                                ("depth", decoder.depth, "residual")):  # fmt: skip
         if str(part) != plain:
             raise WakefulError(
                 f"model.{field} = {part}: a bridge is folded into a matrix whose output is added "
-                f"to the stream as it is, which {plain} alone does; give --bridge.map none"
+                f"to the stream as it is, which {plain} alone does; {remedy}"
             )
 
 
@@ -240,15 +240,19 @@ class Stream:
         """Yield the stream, part by part."""
         return (x for x, _ in self.parts)
 
-    def seen(self) -> Iterator[tuple[Float[Tensor, "B L H"], Float[Tensor, "B L D"]]]:
-        """Yield what the next layer's `down` reads, and what the layer puts out, part by part."""
-        block, read = self.blocks[self.layer], []
-        handle = block.mlp.down.register_forward_pre_hook(lambda _, args: read.append(args[0]))
+    def seen(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield what the next layer's `down` reads (B, L, H) and puts out (B, L, D), and what the
+        layer puts out (B, L, D), part by part.
+        """
+        block, seen = self.blocks[self.layer], []
+        handle = block.mlp.down.register_forward_hook(
+            lambda _, args, output: seen.append((args[0], output))
+        )
         try:
             for x, flow in self.parts:
                 with self.autocast:
                     out, _ = block(x, flow)
-                yield read.pop(), out
+                yield *seen.pop(), out
         finally:
             handle.remove()
 
@@ -266,8 +270,9 @@ class Equations:
 
     def add(self, f: Tensor, z: Tensor, weights: Tensor) -> None:
         weighted = (f * weights.unsqueeze(1)).T
-        self.ff += weighted @ f
-        self.fz += weighted @ z
+        with whole_products():
+            self.ff += weighted @ f
+            self.fz += weighted @ z
         self.zz += float((z.square().sum(1) * weights).sum())
 
     def error(self, solution: Tensor) -> float:
@@ -295,6 +300,17 @@ class Equations:
         return torch.cholesky_solve(self.fz, self.factored(ridge))
 
 
+@contextlib.contextmanager
+def whole_products() -> Iterator[None]:
+    """Multiply float32 matrices in float32, whatever shorter format a user allows elsewhere."""
+    allowed = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(allowed)
+
+
 def exact(x: Tensor) -> Tensor:
     """Return a tensor in float32, or in float64 where it is."""
     return x if x.dtype == torch.float64 else x.float()
@@ -309,17 +325,18 @@ def solve(ours: Stream, theirs: Stream, gap: Gap, options: BridgeConfig) -> Brid
     size = width if through else hidden
     equations = Equations(size + (bias is not None), width, weight.device)
     total, first = 0.0, _Mean()
-    for (read, put_out), state, firsts in zip(
+    for (read, made, put_out), state, firsts in zip(
         ours.seen(), theirs.states(), ours.firsts, strict=True
     ):
         f, out, y = exact(read), exact(put_out), exact(state).to(weight.device)
-        made = f @ weight.T if bias is None else f @ weight.T + exact(bias)
-        f = made if through else f
+        rest = out - exact(made)
+        if through:
+            f = f @ weight.T if bias is None else f @ weight.T + exact(bias)
         if bias is not None:
             f = torch.cat([f, torch.ones_like(f[..., :1])], -1)
-        first.add(*(part[firsts] for part in (f, out, y, out - made)))
+        first.add(*(part[firsts] for part in (f, out, y, rest)))
         counted = torch.ones_like(firsts) if options.first == "in" else ~firsts
-        f, z, y = (part[counted] for part in (f, y - (out - made), y))
+        f, z, y = (part[counted] for part in (f, y - rest, y))
         lengths = y.square().sum(1)
         weights = 1 / lengths if options.weigh == "relative" else torch.ones_like(lengths)
         total += float((weights * lengths).sum())

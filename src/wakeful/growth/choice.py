@@ -45,7 +45,7 @@ def bridged_losses(
         WakefulError: the stream is not a plain sum, the layers share more than the stream, no run
             fits between the ends, or there are too few sequences.
     """
-    check_bridge(reference)
+    check_bridge(reference, "choose by angle, with --bridge.map none")
     if str(reference.route) != "own":
         raise WakefulError(
             f"model.route = {reference.config.route}: its layers read of each other, so none can "

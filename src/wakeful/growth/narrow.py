@@ -82,7 +82,7 @@ def narrow(
     """
     options = options or BridgeConfig()
     config = narrow_config(reference.config, width)
-    check_bridge(reference)
+    check_bridge(reference, "leave out --width and the baseline narrow")
     target = Decoder(config).to(reference.head.weight)
     theirs = Stream(reference, tokens, documents, autocast)
     kept = [_most_important(theirs, layer, config) for layer in range(config.num_layers)]
@@ -179,16 +179,18 @@ def _make_up(ours: Stream, theirs: Stream, name: str, options: BridgeConfig) -> 
         ours.states(), _sublayers(ours), theirs.states(), _sublayers(theirs), ours.firsts,
         strict=True,
     )  # fmt: skip
-    for x, mine, y, full, firsts in parts:
-        first = name == _WRITES[0]
-        f = mine[0] if first else mine[2]
+    first = name == _WRITES[0]
+    for stream, own, their_stream, their_own, firsts in parts:
+        x, y = exact(stream), exact(their_stream)
+        mine, full = ([exact(part) for part in each] for each in (own, their_own))
         # The stream behind the sublayer, without what this matrix adds, and the reference's.
         behind = (y + full[1]) if first else (y + full[1] + full[3])
         before = x if first else x + mine[1]
         if matrix.bias is not None:
-            before = before + matrix.bias
+            before = before + exact(matrix.bias)
+        f = mine[0] if first else mine[2]
         counted = ~firsts if options.first == "out" else torch.ones_like(firsts)
-        f, z, y_ = (exact(part[counted]) for part in (f, behind - before, behind))
+        f, z, y_ = (part[counted] for part in (f, behind - before, behind))
         lengths = y_.square().sum(1)
         weights = 1 / lengths if options.weigh == "relative" else torch.ones_like(lengths)
         equations.add(f, z - f @ weight.T, weights)

@@ -15,7 +15,7 @@ from typing import cast, get_args
 import polars as pl
 import torch
 
-from wakeful.config.schema import DataConfig, DistillConfig, LoraConfig
+from wakeful.config.schema import Config, DataConfig, DistillConfig, LoraConfig
 from wakeful.config.verbs import InheritOptions
 from wakeful.data.order import ValidationWindows
 from wakeful.data.tokens import PreparedData, is_prepared
@@ -24,13 +24,14 @@ from wakeful.errors import WakefulError
 from wakeful.growth.baselines import baseline_of
 from wakeful.growth.layers import RANGES, By, Diagnosed, LayerMap, chosen, ordered
 from wakeful.growth.recipe import Recipe
+from wakeful.growth.solving import solved_on
 from wakeful.growth.stages import Stage, learning, setting_of, stage_config, timed_heir
 from wakeful.model.decoder import Decoder
 from wakeful.training.objective import make_loss
 from wakeful.training.setup import (
-    adapted,
     autocast,
     make_batches,
+    make_decoder,
     make_optimizer,
     make_windows,
 )
@@ -162,12 +163,15 @@ class Cost:
     """Runs that divide the steps of a round, each evaluated at its start and at its end."""
 
 
-def steps_within(costs: Sequence[Cost], seconds: float, *, every: int = 0) -> int:
+def steps_within(
+    costs: Sequence[Cost], seconds: float, *, every: int = 0, before: float = 0.0
+) -> int:
     """Return the steps S of a round such that all arms' steps and evaluations take `seconds`.
 
     Σ share · (S · step + E · evaluation) = seconds, less `_RESERVED`, with E = k (1 + ⌈5 / k⌉)
     evaluations of a round in k runs, or E = 2 k + S / `every` where that many steps lie between
-    two of them.
+    two of them. `before` are the seconds of what comes before the first step, which `seconds` do
+    not count; the error names them.
 
     Raises:
         WakefulError: not even a few steps fit.
@@ -178,8 +182,9 @@ def steps_within(costs: Sequence[Cost], seconds: float, *, every: int = 0) -> in
         parts = ", ".join(f"{c.name} {c.step:.1f} s a step" for c in costs)
         raise WakefulError(
             f"{max(0.0, seconds) / 60:.3g} minutes are enough for {max(0, steps)} steps ({parts}; "
-            f"{fixed:.0f} s of evaluations): give more --minutes, fewer --baseline, a smaller "
-            "--batch_size or less validation text"
+            f"{fixed:.0f} s of evaluations; reading, choosing and bridging take {before:.0f} s "
+            "more): give more --minutes, fewer --baseline, a smaller --batch_size, less validation "
+            "text or fewer --bridge.tokens"
         )
     return steps
 
@@ -211,12 +216,14 @@ def doubts(
     costs: Sequence[Cost],
     text: DataConfig,
     data: PreparedData,
+    *,
+    before: float = 0.0,
 ) -> list[str]:
     """Return why a budget cannot tell heirs from noise, and which could; empty where it can.
 
     `reference` has the reference's loss in every validation window. Its standard error over n
     windows stands for those of differences, which are smaller, and falls with √n. `text` is what
-    was asked for and `data` what it came to.
+    was asked for and `data` what it came to; `before` is as for `steps_within`.
     """
     found = []
     _, error = mean_loss(reference)
@@ -240,7 +247,7 @@ def doubts(
     if steps < _MOVING * drops:
         fixed, step = _fixed_and_step(costs)
         seconds = len(recipe.of_seeds()) * (fixed + _MOVING * drops * step) / (1 - _RESERVED)
-        time = f", some {seconds / 60:.0f} minutes here," if costs else ""
+        time = f", some {math.ceil((seconds + before) / 60)} minutes here," if costs else ""
         part, whole = "", ""
         if drops > 1:
             part, whole = f", the share of each of {drops} drops,", f" for all {drops}"
@@ -325,7 +332,7 @@ def _cost(
     stage = Stage(name, name, 2, 0, lambda: decoder, distill=distill, lora=adapters)
     config = stage_config(recipe, stage, decoder)
     device = choose_device(config.train.device)
-    decoder = adapted(config, decoder.to(device).requires_grad_(True)).train()
+    decoder = make_decoder(config, device, decoder).train()
     optimizer = make_optimizer(config, decoder)
     loss_of = make_loss(
         config, decoder, device, end_of_text=data.train.end_of_text, teacher=reference.to(device)
@@ -343,11 +350,12 @@ def _cost(
         optimizer.zero_grad(set_to_none=True)
         decoder.head.weight[0, 0].item()  # a GPU has then done what it was asked
         taken = time.perf_counter() - began
-    return Cost(name, taken, _evaluation(decoder, windows, autocast(config.train, device)), share)
+    evaluation = evaluation_seconds(decoder, windows, autocast(config.train, device))
+    return Cost(name, taken, evaluation, share)
 
 
 @torch.no_grad()
-def _evaluation(
+def evaluation_seconds(
     decoder: Decoder, windows: ValidationWindows, mixed: AbstractContextManager[object]
 ) -> float:
     """Return the seconds that the whole validation set takes, by its first batch."""
@@ -358,3 +366,16 @@ def _evaluation(
     with mixed:
         decoder.loss(inputs, targets).item()
     return (time.perf_counter() - began) * windows.num_windows / len(inputs)
+
+
+def seconds_to_solve(
+    recipe: Recipe, config: Config, reference: Decoder, data: PreparedData
+) -> float:
+    """Return about how long one seed's matrices in closed form take.
+
+    As long as the reference takes for their tokens, in the precision of the training.
+    """
+    device, windows = choose_device(config.train.device), make_windows(config, data)
+    taken = evaluation_seconds(reference.to(device), windows, autocast(config.train, device))
+    reference.to("cpu")
+    return solved_on(recipe, reference.config.num_layers, data) * taken / windows.num_predicted

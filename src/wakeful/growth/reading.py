@@ -95,13 +95,13 @@ def diagnosed_layers(
         raise WakefulError(
             f"diagnose_length = {length} is past {reference.name}'s context of {context} tokens"
         )
-    if data.train.num_tokens < length * count:
+    tokens = beginning(data, count, length, options.data)
+    if len(tokens) < count:
         raise WakefulError(
             f"{count} sequences of {length} tokens to diagnose need {length * count} tokens, and "
-            f"the training text has {data.train.num_tokens}: lower --diagnose_length"
+            f"the training text has {options.data.max_tokens or data.train.num_tokens}: lower "
+            "--diagnose_length"
         )
-    bos = options.data.bos
-    tokens = beginning(data, count, length, bos=bos)
     found = diagnose_layers(reference.decoder(), tokens.tolist())
     total = reference.decoder().config.num_layers
     dropped = total - depth_of(options, total)
@@ -109,9 +109,9 @@ def diagnosed_layers(
         return found
     show.note(f"trying runs of {dropped} layers")
     length = options.train.length
-    held_out = max(1, _MEASURED_ON // length)
-    solved_on = max(1, min(_SOLVED_ON, options.bridge.tokens) // length)
-    tokens = beginning(data, solved_on + held_out, length, bos=bos)
+    rows = max(1, min(_SOLVED_ON, options.bridge.tokens) // length)
+    tokens = beginning(data, rows + max(1, _MEASURED_ON // length), length, options.data)
+    held_out = max(1, len(tokens) * _MEASURED_ON // (_SOLVED_ON + _MEASURED_ON))
     device = choose_device(options.train.device)
     decoder = reference.decoder().to(device)
     losses = bridged_losses(

@@ -10,7 +10,7 @@ from wakeful.config.schema import DataConfig, WidthConfig
 from wakeful.data.order import documents_of
 from wakeful.data.tokens import PreparedData
 from wakeful.device import choose_device
-from wakeful.growth.bridge import Bridged, bridge, rebridge, stayed
+from wakeful.growth.bridge import Bridged, bridge, gaps, rebridge, stayed
 from wakeful.growth.layers import LayerMap
 from wakeful.growth.narrow import narrow
 from wakeful.growth.recipe import Recipe
@@ -36,9 +36,26 @@ def _text(recipe: Recipe, most: int) -> tuple[Int[Tensor, "B L"], Int[Tensor, "B
     documents' numbers where these do not see each other.
     """
     data, length = PreparedData.open(recipe.data.source), recipe.train.length
-    most = min(most, recipe.data.max_tokens or data.train.num_tokens)
-    tokens = beginning(data, max(1, most // length), length, bos=recipe.data.bos)
+    tokens = beginning(data, max(1, most // length), length, recipe.data)
     return tokens, documents(tokens, data, recipe.data)
+
+
+def solved_on(recipe: Recipe, num_layers: int, data: PreparedData) -> int:
+    """Return the tokens that the reference goes through for one seed's matrices in closed form."""
+    if recipe.drops > 1:
+        heirs = [layers for layers, _ in recipe.parts(num_layers)]
+    else:
+        heirs = [recipe.layer_map(number) for number in range(recipe.rounds)]
+    solves = recipe.bridge.map != "none"
+    bridging = sum(bool(gaps(layers, num_layers)) for layers in heirs) * solves
+    bridging += "at_once" in recipe.baselines and solves
+    # Narrowing goes through the reference once to choose; to make up, through both models, twice
+    # a layer.
+    narrowing = (8 if solves else 2) * (bool(recipe.width) + ("narrow" in recipe.baselines))
+    most = data.train.num_tokens
+    if recipe.data.max_tokens:
+        most = min(most, recipe.data.max_tokens)
+    return bridging * min(recipe.bridge.tokens, most) + narrowing * min(recipe.width.tokens, most)
 
 
 def documents(
@@ -50,15 +67,16 @@ def documents(
     return None if config.cross_documents else documents_of(tokens, data.train.end_of_text)
 
 
-def beginning(data: PreparedData, rows: int, length: int, *, bos: bool) -> Int[Tensor, "B L"]:
-    """Return the first rows of the training text, at most as many as there are.
+def beginning(data: PreparedData, rows: int, length: int, config: DataConfig) -> Int[Tensor, "B L"]:
+    """Return the first rows of the training text, at most as many as `max_tokens` and it have.
 
     With `bos` each begins as training's windows then do: with BOS in the place of its first token.
     """
-    rows = min(rows, data.train.num_tokens // length)
+    most = min(data.train.num_tokens, config.max_tokens or data.train.num_tokens)
+    rows = min(rows, most // length)
     tokens = torch.from_numpy(data.train.tokens[: rows * length].astype("int64"))
     tokens = tokens.view(rows, length)
-    if bos:
+    if config.bos:
         tokens[:, 0] = data.tokenizer.begin
     return tokens
 

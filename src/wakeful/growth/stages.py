@@ -30,8 +30,11 @@ def check_stages(recipe: Recipe, reference: Decoder) -> Config:
         blank = Decoder(reference.config)
     layers = recipe.layer_map(recipe.rounds - 1)
     setting = setting_of(recipe, blank, layers)
-    left_out = recipe.width or gaps(recipe.layer_map(0), blank.config.num_layers)
-    if "narrow" in recipe.baselines or (recipe.bridge.map != "none" and left_out):
+    if recipe.width:
+        check_bridge(blank, "leave out --width")
+    if "narrow" in recipe.baselines:
+        check_bridge(blank, "leave out the baseline narrow")
+    if recipe.bridge.map != "none" and gaps(recipe.layer_map(0), blank.config.num_layers):
         check_bridge(blank)
     heir = Baseline("", lambda s: timed_heir(recipe, s, layers))
     arms = [

@@ -1,5 +1,6 @@
 """The verb inherit: a reference and a text in, a folder of runs and a page out."""
 
+import copy
 import dataclasses
 import time
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import Any
 
 import polars as pl
 import tomli_w
+import torch
 from rich.text import Text
 
 from wakeful.config.tables import to_table
@@ -42,6 +44,7 @@ from wakeful.growth.plan import (
     make_recipe,
     measure_costs,
     plan_layers,
+    seconds_to_solve,
     steps_within,
     with_steps,
 )
@@ -202,22 +205,20 @@ def _begun(
             healed = dataclasses.replace(config.train, distill=lesson)
             store = dataclasses.replace(config, train=healed)
             open_store(store, reference.decoder(), data.train.end_of_text)
-        started = time.monotonic()
         windows = evaluated(config, reference, data, show)
-        per_token = (time.monotonic() - started) / int(windows["tokens"].sum())
-        costs: list[Cost] = []
+        costs, before = list[Cost](), 0.0
         if not options.train.steps:
             show.note("timing a step of every model")
             costs = measure_costs(recipe, reference.decoder(), data)
-            left = 60 * (options.minutes or _DEFAULT_MINUTES) - (time.monotonic() - began)
-            left /= len(recipe.of_seeds())
-            if recipe.bridge.map != "none":  # as long as the reference takes for its tokens
-                left -= _solved_on(recipe, data) * per_token
-            steps = steps_within(costs, left, every=options.train.eval_every)
+            solving = seconds_to_solve(recipe, config, reference.decoder(), data)
+            seeds = len(recipe.of_seeds())
+            before = time.monotonic() - began + seeds * solving
+            left = (60 * (options.minutes or _DEFAULT_MINUTES) - before) / seeds
+            steps = steps_within(costs, left, every=options.train.eval_every, before=before)
             recipe = with_steps(recipe, options, steps)
             recipe.check(total)
             show.note(f"{recipe.train.steps} steps a round fit into the time")
-        for doubt in doubts(recipe, windows, costs, options.data, data):
+        for doubt in doubts(recipe, windows, costs, options.data, data, before=before):
             show.note(f"warning: {doubt}")
     device = choose_device(options.train.device)
     with Run.create(out, "inherit", {"reference": name_of(source), "name": out.name}) as new:
@@ -264,15 +265,6 @@ def _check_merged(reference: Model, place: str) -> None:
         merged_from(place)
 
 
-def _solved_on(recipe: Recipe, data: PreparedData) -> int:
-    """Return the tokens that the reference goes through for one seed's matrices in closed form."""
-    most = data.train.num_tokens
-    bridging = recipe.most_heirs + ("at_once" in recipe.baselines)
-    # Narrowing goes through both models, twice a layer, and once to choose.
-    narrowing = 8 * (bool(recipe.width) + ("narrow" in recipe.baselines))
-    return bridging * min(recipe.bridge.tokens, most) + narrowing * min(recipe.width.tokens, most)
-
-
 def _reference(
     source: Source, tokenizer: AnyTokenizer | str | Path | None, out: Path
 ) -> tuple[Model, str]:
@@ -280,6 +272,9 @@ def _reference(
     if isinstance(source, str | Path):
         return read_decoder(source), str(source)
     model = load(source, tokenizer=tokenizer)
+    decoder = model.decoder()
+    if decoder.head.weight.dtype != torch.float32:  # what a path is read as, and so when resumed
+        model = dataclasses.replace(model, module=copy.deepcopy(decoder).float())
     if model.path is not None and not model.step:
         return model, str(model.path)
     return dataclasses.replace(model, path=None), str((out / REFERENCE).absolute())

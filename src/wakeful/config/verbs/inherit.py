@@ -10,6 +10,7 @@ from wakeful.config.schema import (
     BridgeConfig,
     DataConfig,
     HealConfig,
+    LoraConfig,
     OptimizerConfig,
     SampleConfig,
     TrainConfig,
@@ -168,6 +169,33 @@ class InheritOptions:
                 "as healed, which no baseline does; give --heal.lora.rank"
             )
 
+    def _check_idle(self) -> None:
+        """Refuse what would do nothing beside the other options."""
+
+        def changed(part: object, *names: str) -> list[str]:
+            return [name for name in names if getattr(part, name) != getattr(type(part), name)]
+
+        for said, part, names in (
+            ("--heal.by text", self.heal, ("alpha", "temperature")),
+            ("--bridge.map none", self.bridge, ("tokens", "ridge", "weigh", "first")),
+        ):
+            option, value = said.split()
+            name = option.rpartition(".")[2]
+            idle = changed(part, *names)
+            if getattr(part, name) == value and idle:
+                raise WakefulError(
+                    f"{option.rpartition('.')[0]}.{idle[0]} does nothing with {said}: leave out "
+                    "one of the two"
+                )
+        if not self.heal.lora.rank and self.heal.lora != LoraConfig():
+            raise WakefulError("--heal.lora is for adapters: give --heal.lora.rank too")
+        if self.width.tokens != WidthConfig.tokens and not (
+            self.width or "narrow" in self.baseline
+        ):
+            raise WakefulError(
+                "--width.tokens is for --width.heads, --width.mlp and the baseline narrow: give one"
+            )
+
     def _check_heir(self) -> None:
         at_least(1, self, "gaps", "bridge.tokens", "width.tokens")
         if self.gaps > 1 and (self.blocks or self.choose != "angle"):
@@ -178,6 +206,7 @@ class InheritOptions:
             raise WakefulError(f"seeds = {list(self.seeds)}: each is a whole number, named once")
         if self.seeds and self.train.seed:
             raise WakefulError("--seed and --seeds both name the seed: give one")
+        self._check_idle()
         at_least(0, self, "heal.top_k", "heal.hidden", "heal.lora.rank")
         at_least(1, self, "drops")
         for name in ("top_k", "by"):
