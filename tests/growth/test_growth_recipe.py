@@ -386,9 +386,11 @@ def test_a_budget_that_cannot_tell_heirs_from_noise_is_named(
     cost = Cost("heir", 12.0, 1.0, 1.0)
     (found,) = said(steps(4), sure, cost)
     assert "after 4 steps a model" in found
-    assert "20, some 4 minutes here, are the fewest" in found
+    assert "20, some 5 minutes here, are the fewest" in found
     (found,) = said(steps(4, seeds=(0, 1, 2)), sure, cost)
-    assert "20, some 13 minutes here, are the fewest" in found
+    assert "20, some 14 minutes here, are the fewest" in found
+    (found,) = doubts(steps(4), sure, [cost], asked, data, before=90.0)
+    assert "20, some 6 minutes here, are the fewest" in found
     (found,) = said(steps(30, drops=2), sure, cost)
     assert "after 15 steps, the share of each of 2 drops, a model" in found
     assert "40 for all 2, some 9 minutes here, are the fewest" in found
