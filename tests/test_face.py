@@ -224,8 +224,10 @@ def test_a_run_is_trained_resumed_compared_and_exported(
         wakeful.train(config, name="../x")
     with pytest.raises(wakeful.WakefulError, match="resume"):
         wakeful.train(config, resume="other")
-    with pytest.raises(wakeful.WakefulError, match="leave out one"):
+    with pytest.raises(wakeful.WakefulError, match="no tokenizer at x"):
         wakeful.train(config, data={"tokenizer": "x.json"}, out="y")
+    with pytest.raises(wakeful.WakefulError, match="leave out one"):
+        wakeful.train(config, data={"tokenizer": "x.json", "vocab_size": 512}, out="y")
     for folders in (["runs/first", "compared"], ["compared"]):
         Run("compared").refuse_existing("x") if not Path("compared").exists() else None
         if not Path("compared").exists():

@@ -151,7 +151,7 @@ def test_domains_are_prepared_apart_with_one_tokenizer(
         mixed(DataConfig(source=source, validation_source="x"), source)
     folder = data.parts[0].folder
     of_tokens = f'mixture(parts=[("one", "{folder}", 3), ("two", "{tmp_path}/two", 1)])'
-    with pytest.raises(WakefulError, match="is prepared: give its text"):
+    with pytest.raises(WakefulError, match="is prepared data, which a mixture cannot use"):
         mixed(config, of_tokens)
 
 

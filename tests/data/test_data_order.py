@@ -131,7 +131,7 @@ def test_a_beginning_is_read_over_and_over():
     seen = np.concatenate([batches.batch(epoch).numpy().ravel() for epoch in range(5)])
     assert set(seen) <= set(whole.tokens[:205].tolist())
     assert (first.documents < 205).all()
-    with pytest.raises(WakefulError, match="the training data has 1,000 tokens"):
+    with pytest.raises(WakefulError, match="is more than the 1,000 training tokens"):
         whole.beginning(1001)
 
 

@@ -360,7 +360,9 @@ def test_a_run_reads_the_first_tokens_alone_where_asked(
     starts = [batches.starts(step) for step in range(20)]
     assert max(each.max() for each in starts) < 200
     assert len(make_windows(some, data)) == len(make_windows(whole, data))
-    with pytest.raises(WakefulError, match=r"max_tokens = .*: the training data has"):
+    with pytest.raises(
+        WakefulError, match=r"data\.max_tokens = .* is more than the .* training tokens: lower it"
+    ):
         make_batches(tiny(text, data={"max_tokens": 10**9}), data, ALONE)
 
 

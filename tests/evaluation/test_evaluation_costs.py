@@ -261,7 +261,7 @@ def test_what_cannot_be_is_said_before_anything_is_measured(
     said = capsys.readouterr().err
     assert f"speed = 40: the prompt and {DECODED} tokens after it are more than llama" in said
     assert not (tmp_path / "out").exists()
-    with pytest.raises(WakefulError, match="texts stand in place of text and data"):
+    with pytest.raises(WakefulError, match="--texts replaces --text and --data"):
         EvaluateOptions(text="a.txt", texts=("b.txt",))
     with pytest.raises(WakefulError, match="two of the texts are called a"):
         EvaluateOptions(texts=("x/a.txt", "y/a.txt"))

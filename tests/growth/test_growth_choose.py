@@ -162,7 +162,7 @@ def test_the_laziest_run_is_contiguous() -> None:
 @pytest.mark.usefixtures("as_users_run_it")
 def test_what_is_refused() -> None:
     facts = diagnosed([1.0, 2.0])
-    with pytest.raises(WakefulError, match="layers = 3: the reference has 2"):
+    with pytest.raises(WakefulError, match="layers = 3: must be between 1 and the reference's 2"):
         choose(facts, "rank", 3)
     with pytest.raises(WakefulError, match="pinned = 2 must be"):
         choose(facts, "rank", 1, pinned=2)

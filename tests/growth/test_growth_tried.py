@@ -91,11 +91,11 @@ def test_the_run_of_the_least_loss_is_left_out_and_grows_back_by_angle() -> None
 
 def test_what_cannot_be_tried_is_refused() -> None:
     reference = tiny_decoder()
-    with pytest.raises(WakefulError, match="no run of 3 layers lies between the ends of 4"):
+    with pytest.raises(WakefulError, match="no run of 3 layers fits between the ends of 4"):
         bridged_losses(reference, TEXT, 3, BridgeConfig())
     with pytest.raises(WakefulError, match="leave none to solve on"):
         bridged_losses(reference, TEXT[:4], 2, BridgeConfig())
-    with pytest.raises(WakefulError, match="its layers read of each other"):
+    with pytest.raises(WakefulError, match="its layers read from each other"):
         bridged_losses(tiny_decoder(route="resformer"), TEXT, 2, BridgeConfig())
     with pytest.raises(WakefulError, match=r"model\.placement = post"):
         bridged_losses(tiny_decoder(placement="post"), TEXT, 2, BridgeConfig())

@@ -220,19 +220,25 @@ def test_what_the_format_lacks_is_refused(tmp_path: Path) -> None:
         assert not list(tmp_path.iterdir())
 
     model = llama()
-    fails("outputs or keys and values", model, "coarse")
-    fails("outputs or keys and values", model, "kv8")
-    fails("weights and inputs but both by absmax", model, "nvfp4")
-    fails("but in 4 or 8 bits", model, "scheme(weights=absmax(bits=6, per='channel'))")
-    fails("a dynamic scale of a whole tensor", model, "moderate")
-    fails("inputs that clips", model, "w8a8(inputs=absmax(bits=8, per='token', clip=0.9))")
+    fails("stores only schemes of weights and inputs", model, "coarse")
+    fails("not of outputs or the KV cache; use --save_as wakeful", model, "kv8")
+    fails("both 8-bit absmax or both fp8", model, "nvfp4")
+    fails(
+        "weight-only schemes of 4 or 8 bits", model, "scheme(weights=absmax(bits=6, per='channel'))"
+    )
+    fails("per-tensor input scales that are static", model, "moderate")
+    fails(
+        "dynamic input scales without clipping",
+        model,
+        "w8a8(inputs=absmax(bits=8, per='token', clip=0.9))",
+    )
     fails("whole groups of 24", model, "w4a16(weights=absmax(bits=4, per='channel', group=24))")
     fails(r"smooth\(norms=True\)", model, "fine(method=smooth)")
-    fails("zero points that Transformers can read", model, "w4")
+    fails("weights without a zero point", model, "w4")
     gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=61, n_embd=32, n_layer=1, n_head=2)).eval()
     fails("is an nn.Linear in Transformers", gpt2, "fine")
     fails("holds several of ours", decoder_of(gpt2, "it"), "fine")
-    fails("this decoder is of none", tiny_decoder(dtype=torch.float32, route="resformer"), "fine")
+    fails("this decoder is not one", tiny_decoder(dtype=torch.float32, route="resformer"), "fine")
     part = quantize(model, "fine(method=smooth(norms=True))", calibration=TEXT, skip=["*.q_proj"])
     with pytest.raises(WakefulError, match="read one norm and divide it differently"):
         save_compressed(part, tmp_path / "no", lambda _: None)

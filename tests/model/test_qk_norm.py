@@ -49,7 +49,7 @@ def test_other_projections_into_heads_do_the_same() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(WakefulError, match=r"qk_norm_whole is a kind of model.qk_norm"):
+    with pytest.raises(WakefulError, match=r"qk_norm_whole needs model\.qk_norm: turn it on too"):
         tiny_config(qk_norm_whole=True)
     with pytest.raises(WakefulError, match=r"model.qk_norm_whole = True: --width"):
         narrow(tiny_decoder(**WHOLE), WidthConfig(heads=0.5), TOKENS)

@@ -159,7 +159,7 @@ def test_an_evaluation_says_which_model_is_surely_better() -> None:
     said = headlines([score("a", 0.0), score("b", -0.5), score("c", 0.0)])
     assert said == [
         "Against a, b is better in text: bits per byte.",
-        "Against a, c is not surely different in text: bits per byte.",
+        "Against a, c is not significantly different in text: bits per byte.",
     ]
 
 

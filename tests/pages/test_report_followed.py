@@ -109,7 +109,7 @@ def test_growth_is_judged_by_its_interval_over_seeds(folder: Path, tmp_path: Pat
     assert "Heads over training steps" in page
     assert verdicts(comparison)[0] == (
         "A sink grows in ill (0.620 ± 0.012). Whether one grows is not resolved in "
-        "well (0.0190 ± 0.0059). In brackets: attention on BOS at the end."
+        "well (0.0190 ± 0.0059). In parentheses: attention on BOS at the end."
     )
     assert "loss over the task&#39;s own (nats) of each variant over steps" in page
     terminal = io.StringIO()

@@ -155,7 +155,7 @@ def test_pickled_weights_and_adapters_are_refused(models: Path, tmp_path: Path) 
         use(work)
     (tmp_path / "kept").rename(work / "model.safetensors")
     (work / "adapter_config.json").write_text('{"base_model_name_or_path": "/somewhere"}')
-    with pytest.raises(WakefulError, match="holds an adapter, which names a model elsewhere"):
+    with pytest.raises(WakefulError, match="holds an adapter without its base model"):
         use(work)
 
 

@@ -179,7 +179,9 @@ def test_a_run_is_not_written_through_a_link(base: Path, tmp_path: Path, name: s
     (work / name).unlink(missing_ok=True)
     (work / name).symlink_to(victim)
     before = sorted(path.name for path in victim.rglob("*")) or victim.read_bytes()
-    with pytest.raises(WakefulError, match=rf"{name} is a link, and a run is written inside"):
+    with pytest.raises(
+        WakefulError, match=rf"{name} is a symbolic link, and a run writes only inside"
+    ):
         train(Config(), work, resume=True)
     assert (sorted(path.name for path in victim.rglob("*")) or victim.read_bytes()) == before
 
@@ -193,7 +195,7 @@ def test_a_comparison_is_not_written_through_a_link(base: Path, tmp_path: Path) 
     shutil.copytree(folder / "a", tmp_path / "victim")
     shutil.rmtree(folder / "a")
     (folder / "a").symlink_to(tmp_path / "victim")
-    with pytest.raises(WakefulError, match="a is a link"):
+    with pytest.raises(WakefulError, match="a is a symbolic link"):
         compare(variants, folder, seeds=[0], shown=stopping, resume=True)
 
 

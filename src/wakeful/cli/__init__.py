@@ -30,7 +30,7 @@ VERBS = {
     "report": "Write one offline HTML page about runs or exhibits.",
     "export": "Write a model as a folder that Transformers loads, or as one GGUF file.",
     "presets": "List the configurations that come with wakeful: size, tokens, memory, time.",
-    "completion": "Print what completes verbs and options in bash, zsh or fish.",
+    "completion": "Print a shell completion script for bash, zsh or fish.",
 }
 """In the order a newcomer reads them; each is a function of `cli.verbs`."""
 SUMMARIES = VERBS | {

@@ -76,7 +76,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ),
         (
             "wakeful evaluate smollm2 heir --texts wiki.txt code.txt --speed 128 1024",
-            "Two texts, and what each model costs who serves it.",
+            "Compare perplexity on two texts, and what each model costs to serve.",
         ),
     ),
     "quantize": (

@@ -70,7 +70,7 @@ class ModelConfig:
     local_theta: float = 0.0
     """RoPE's base in the local layers. 0 means none: they see no positions (NoPE)."""
     window: int = 0
-    """Tokens that the local layers' attention sees, a query's own the last. 0 means all."""
+    """Sliding window of the local layers, in tokens, the query's own included. 0 means all."""
     mlp: MLPName = "swiglu"
     """SwiGLU (Llama), GeGLU (Gemma), tanh-GELU (GPT-2) or exact GELU (GPT-NeoX)."""
     mlp_rotation: bool = False
@@ -97,7 +97,7 @@ class ModelConfig:
     scale_logits_by_layer: bool = False
     """Divide attention logits by (layer index + 1) besides the square root of head_width."""
     relaxed_prefix: int = 0
-    """The first tokens, this many, see each other both ways; their losses are left out."""
+    """Prefix LM: this many first tokens attend in both directions and have no loss."""
     stored_prefix: int = 0
     """Tokens before every sequence whose keys and values are stored with the weights."""
     normalizer: What[str] = "softmax"
@@ -144,9 +144,11 @@ class ModelConfig:
                 )
         self._check_prefixes()
         if self.qk_norm_whole and not self.qk_norm:
-            raise WakefulError("model.qk_norm_whole is a kind of model.qk_norm, which is off")
+            raise WakefulError("model.qk_norm_whole needs model.qk_norm: turn it on too")
         if self.norm_eps <= 0 or self.init_std < 0 or self.rope_theta <= 0:
-            raise WakefulError("model.norm_eps and rope_theta must be positive, init_std not less")
+            raise WakefulError(
+                "model.norm_eps and model.rope_theta must be positive, model.init_std not negative"
+            )
 
     def _check_prefixes(self) -> None:
         if self.relaxed_prefix > self.max_length:

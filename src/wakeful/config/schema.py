@@ -77,10 +77,10 @@ class DataConfig(TextConfig):
     cross_documents: bool = True
     """Let attention cross from a document into the next of its sequence, in training and losses."""
     max_tokens: int = 0
-    """Train on the first tokens alone, this many, over and over; validation stays. 0 means all."""
+    """Train on the first tokens alone, this many, repeated; validation is as ever. 0 means all."""
 
     first_batch: int = 0
-    """The batch of the seed's order to begin with: that after a run which this one goes on from."""
+    """First batch to read in the seed's order, to go on where an earlier run's data ended."""
 
     def __post_init__(self) -> None:
         at_least(0, self, "max_tokens", "first_batch")
@@ -183,7 +183,7 @@ class LoraConfig:
     alpha: float = 32.0
     """The difference is scaled by alpha / rank."""
     modules: Literal["all", "attention", "mlp"] = "all"
-    """Layers of blocks that have one: all linear ones, the attention's, the feed-forward net's."""
+    """Linear layers that get an adapter: all, the attention's, or the feed-forward network's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +191,7 @@ class BridgeConfig:
     """The closed-form map that stands for layers left out (ReplaceMe, arXiv 2505.02819)."""
 
     map: How[Literal["none", "output", "down"]] = "down"
-    """Nothing; the paper's matrix on the feed-forward network's output; or W_down anew."""
+    """none; output: the paper's matrix on the feed-forward output; down: W_down solved again."""
     tokens: int = 65536
     """Tokens of the training text's beginning that it is solved on, in sequences of train.length"""
     ridge: float = 0.05
@@ -208,7 +208,7 @@ class WidthConfig:
     """Heads and channels that stay in every layer, the most important (Minitron, 2407.14679)."""
 
     heads: What[float] = 0.0
-    """Share of the groups of heads that have a key and value in common. 0: all."""
+    """Share of key/value heads to keep, each with its group of query heads. 0: all."""
     mlp: What[float] = 0.0
     """Share of the hidden channels of the feed-forward networks. 0: all."""
     tokens: int = 24576
@@ -274,14 +274,14 @@ class TrainConfig:
     dtype: How[Literal["float32", "bfloat16", "float64"]] = "float32"
     """Arithmetic of the forward pass; bfloat16 is mixed precision over float32 weights."""
     parallel: Literal["fsdp", "hsdp", "ddp"] = "fsdp"
-    """Under torchrun: weights shared out over all processes, over each machine's, or over none."""
+    """Under torchrun, shard weights over all processes (fsdp), a machine's (hsdp) or none (ddp)."""
     compile: bool = False
     """Compile the model with torch.compile."""
     checkpoint_activations: bool = False
     """Recompute blocks in the backward pass: less memory, about a third more time."""
     log_every: int = 0
     """Steps between readings of the loss, which wait for a GPU; each step has its row all the same.
-    0: every step on a processor, every tenth elsewhere."""
+    0: every step on a CPU, every tenth elsewhere."""
     eval_every: HowMuch[int] = 100
     """Steps between evaluations of the full validation set. 0 means only at the end."""
     eval_batch_size: int = 16
@@ -414,7 +414,10 @@ def variants_of(name: str, table: Table) -> dict[str, Table]:
         if not isinstance(entry, Mapping):
             raise WakefulError(f"variants.{key!r} must be a table, got {entry!r}")
         if not key or key.startswith(".") or set(key) & set("/\\\0") or key in _OWN_FILES:
-            raise WakefulError(f"variants.{key!r}: a variant's name is also its folder's")
+            raise WakefulError(
+                f"variants.{key!r}: a variant's name becomes its folder's: "
+                "choose one that can be a folder name"
+            )
     return {key: merged(merged(rest, entry), {"name": key}) for key, entry in entries.items()}
 
 
@@ -493,8 +496,8 @@ def _check_sizes(config: Config) -> None:
 def _check_prefix(config: Config) -> None:
     if config.model.relaxed_prefix and not config.data.cross_documents:
         raise WakefulError(
-            f"model.relaxed_prefix = {config.model.relaxed_prefix} is of whole sequences, which "
-            "data.cross_documents = false divides: give one of the two"
+            f"model.relaxed_prefix = {config.model.relaxed_prefix} needs whole sequences, which "
+            "data.cross_documents = false splits: leave out one of the two"
         )
     if config.model.relaxed_prefix > config.train.length:
         raise WakefulError(

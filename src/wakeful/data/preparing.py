@@ -227,7 +227,10 @@ def mixed(config: TextConfig, source: str, progress: Progress | None = None) -> 
         )
     for each in domains:
         if is_prepared(Path(each.source)):
-            raise WakefulError(f"{each.name}, {each.source}, is prepared: give its text instead")
+            raise WakefulError(
+                f"{each.name}, {each.source}, is prepared data, which a mixture cannot use: "
+                "give its source text"
+            )
     options = preparation(config)
     if options["tokenizer"] is None:
         options["tokenizer"] = _shared_tokenizer(domains, config, progress or _no_progress)

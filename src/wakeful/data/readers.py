@@ -111,7 +111,7 @@ def _json_text(line: str, place: str, text_field: str) -> str:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
         reason = error.msg if isinstance(error, json.JSONDecodeError) else "too large or too deep"
-        raise WakefulError(f"{place}: not JSON ({reason}): mend or remove the line") from error
+        raise WakefulError(f"{place}: not JSON ({reason}): fix or remove the line") from error
     if not isinstance(row, dict):
         raise WakefulError(
             f'{place}: a JSON {type(row).__name__}, not an object: write {{"{text_field}": ...}}'

@@ -97,7 +97,8 @@ class TokenFile(Tokens):
         """
         if count > self.num_tokens:
             raise WakefulError(
-                f"max_tokens = {count:,}: the training data has {self.num_tokens:,} tokens"
+                f"data.max_tokens = {count:,} is more than the {self.num_tokens:,} "
+                "training tokens: lower it"
             )
         documents = self.documents[self.documents < count]
         return replace(self, tokens=self.tokens[:count], documents=documents)

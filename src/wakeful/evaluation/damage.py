@@ -199,7 +199,7 @@ def _sentence(what: str, damage: str, frames: Mapping[str, pl.DataFrame]) -> str
             groups[_strength(rho, len(frame))].append(f"{name} (ρ = {rho:+.2f})")
     told = [f"{verb} {damage} under {', '.join(names)}" for verb, names in groups.items() if names]
     if not told:
-        return f"{what} cannot be set against {damage}."
+        return f"{what} and {damage} cannot be correlated."
     return f"{what} {'; it '.join(told)}.".replace("-", "−")
 
 
@@ -238,7 +238,7 @@ def _judged(damage: Damage, name: str) -> tuple[Level, str]:
             f"Its worst layer, {figures['worst_layer']}, is off by "
             f"{figures['layer_error_worst']:.1%}; the median layer by "
             f"{figures['layer_error_median']:.1%}. "
-            f"Weights take {figures['bytes_ratio']:.0%} of what they did."
+            f"Weights take {figures['bytes_ratio']:.0%} of their original size."
             if figures["worst_layer"]
             else "No layer's weights change."
         ),

@@ -78,7 +78,8 @@ def sequences_of(
         raise WakefulError(f"length = {length}: a sequence needs at least 2 tokens")
     if length > loaded.context:
         raise WakefulError(
-            f"length = {length} is past {loaded.name}'s context of {loaded.context} tokens"
+            f"length = {length} is past {loaded.name}'s context of {loaded.context} "
+            "tokens: lower it"
         )
     if bos and loaded.bos is None:
         raise WakefulError(f"{loaded.name} has no BOS token; leave out --bos")

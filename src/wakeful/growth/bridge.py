@@ -290,7 +290,8 @@ class Equations:
         factor, failed = torch.linalg.cholesky_ex(damped)
         if failed:
             raise WakefulError(
-                f"the text cannot decide {len(diagonal)} columns: give more --bridge.tokens, or a "
+                f"too little text to solve for {len(diagonal)} columns: "
+                "give more --bridge.tokens, or a "
                 f"larger --bridge.ridge than {ridge:g}"
             )
         return factor

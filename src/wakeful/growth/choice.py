@@ -48,15 +48,18 @@ def bridged_losses(
     check_bridge(reference, "choose by angle, with --bridge.map none")
     if str(reference.route) != "own":
         raise WakefulError(
-            f"model.route = {reference.config.route}: its layers read of each other, so none can "
-            "be tried without the others; choose by angle"
+            f"model.route = {reference.config.route}: its layers read from each other, so none can "
+            "be tried without the others; use --choose angle"
         )
     if len(tokens) <= held_out:
         raise WakefulError(f"{len(tokens)} sequences to choose by leave none to solve on")
     total = reference.config.num_layers
     starts = range(max(1, pinned), total - dropped)
     if not starts:
-        raise WakefulError(f"no run of {dropped} layers lies between the ends of {total} layers")
+        raise WakefulError(
+            f"no run of {dropped} layers fits between the ends of {total} layers: "
+            "keep more --layers"
+        )
     trial = _Trial(reference, tokens, documents, held_out, options, autocast)
     losses = {start: trial.loss(start, dropped) for start in starts[::_STRIDE]}
     best = min(losses, key=lambda start: losses[start])

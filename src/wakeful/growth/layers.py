@@ -248,7 +248,7 @@ def ordered(
     if by not in get_args(By):
         raise WakefulError(f"choose must be one of {', '.join(get_args(By))}, got {by!r}")
     if not 0 < num_layers <= total:
-        raise WakefulError(f"layers = {num_layers}: the reference has {total}, the target 1 to it")
+        raise WakefulError(f"layers = {num_layers}: must be between 1 and the reference's {total}")
     if not 0 <= pinned <= num_layers:
         raise WakefulError(f"pinned = {pinned} must be between 0 and the {num_layers} layers kept")
     if by == "angle":

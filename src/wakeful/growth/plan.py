@@ -252,7 +252,7 @@ def doubts(
         if drops > 1:
             part, whole = f", the share of each of {drops} drops,", f" for all {drops}"
         found.append(
-            f"after {steps // drops} steps{part} a model is about what it started as: "
+            f"after {steps // drops} steps{part} a model has hardly changed from its start: "
             f"{_MOVING * drops}{whole}{time} are the fewest that tell what training brings "
             "(--steps, --minutes)"
         )

@@ -59,7 +59,7 @@ def prepared_text(options: InheritOptions, reference: Model, show: Display) -> P
         raise WakefulError(
             f"the tokenizer does not match: {source} was prepared with one of {ours.vocab_size} "
             f"tokens that is not {reference.name}'s, of {theirs.vocab_size}; prepare it with "
-            "--tokenizer of the reference, or give the text itself"
+            "the reference's tokenizer (--tokenizer), or give the text itself"
         )
     size = reference.decoder().config.vocab_size
     if data.vocab_size > size:

@@ -79,7 +79,7 @@ class Recipe:
             raise WakefulError(f"rounds = {self.rounds} without growing: give --grow too")
         if self.rounds > 1 and not self.order:
             raise WakefulError(
-                f"an heir whose layers are {self.rule!r} has no next layer to grow by: choose "
+                f"layers chosen by {self.rule!r} have no order to grow in: use --choose "
                 "first, rank, mass, influence, angle or bridge"
             )
         left_out = num_layers - len(self.layers)

@@ -48,24 +48,26 @@ def compressed_config(scheme: Scheme) -> dict[str, Any]:
     """
     weights, inputs = scheme.weights, scheme.inputs
     if weights is None or scheme.outputs is not None or scheme.cache is not None:
-        raise _lacks(scheme, "outputs or keys and values of ours")
+        raise _lacks(scheme, "schemes of weights and inputs, not of outputs or the KV cache")
     whole = isinstance(weights, Absmax | Zeropoint)
     if inputs is None:
         if not whole or weights.bits not in (4, 8) or weights.per != "channel":
-            raise _lacks(scheme, "weights alone but in 4 or 8 bits per channel or group")
+            raise _lacks(scheme, "weight-only schemes of 4 or 8 bits per channel or group")
         if not weights.symmetric:
             # Its package 0.20 packs zero points when it writes and expects them unpacked when it
             # reads (`PackedQuantizationCompressor.compress` on the meta device).
-            raise _lacks(scheme, "zero points that Transformers can read: use absmax")
+            raise _lacks(scheme, "weights without a zero point, such as absmax")
         form = "pack-quantized"
     else:
         kinds = [kind for kind in (Absmax, E4M3) if type(weights) is type(inputs) is kind]
         if not kinds or weights.bits != 8 or inputs.bits != 8 or weights.group or inputs.group:
-            raise _lacks(scheme, "weights and inputs but both by absmax in 8 bits, or in fp8")
+            raise _lacks(
+                scheme, "weights and inputs that are both 8-bit absmax or both fp8, ungrouped"
+            )
         if inputs.per == "tensor" and scheme.scales == "dynamic":
-            raise _lacks(scheme, "a dynamic scale of a whole tensor of inputs that is a sequence's")
+            raise _lacks(scheme, "per-tensor input scales that are static")
         if isinstance(inputs, Absmax) and inputs.clip != 1 and scheme.scales == "dynamic":
-            raise _lacks(scheme, "a dynamic scale of inputs that clips")
+            raise _lacks(scheme, "dynamic input scales without clipping")
         form = "int-quantized" if whole else "float-quantized"
     group: dict[str, Any] = {
         "targets": ["Linear"],
@@ -113,7 +115,7 @@ def save_compressed(
         if linears.get(name) != (layer.out_features, layer.in_features):
             raise WakefulError(
                 f"{NAME} holds what is an nn.Linear in Transformers, and {name} of a "
-                f"{config.model_type} is not: use the format wakeful"
+                f"{config.model_type} is not: use --save_as wakeful"
             )
     dtype = next(model.parameters()).dtype
     _fold(model, tensors, names, less)
@@ -170,7 +172,7 @@ def _stock(
         if implementation_of(model) == SOFTMAX1:
             raise WakefulError(
                 f"{NAME} has no place for softmax-1, by which this {type(model).__name__} attends "
-                f"(attn_implementation = {SOFTMAX1!r}): use the format wakeful"
+                f"(attn_implementation = {SOFTMAX1!r}): use --save_as wakeful"
             )
         config = copy.deepcopy(model.config)
         names = {name: name for name in (*parameters, *found)}
@@ -179,8 +181,7 @@ def _stock(
     kind, config = describe(model.config)
     if kind == WakefulConfig.model_type:
         raise WakefulError(
-            f"{NAME} is for stock architectures, and this decoder is of none: use the format "
-            "wakeful"
+            f"{NAME} is for stock architectures, and this decoder is not one: use --save_as wakeful"
         )
     family = FAMILIES[kind]
     layers: dict[str, QuantizedLinear] = {}
@@ -198,7 +199,7 @@ def _stock(
         elif len(owners) > 1:
             raise WakefulError(
                 f"{NAME} has one grid a matrix, and {theirs} of a {kind} holds several of ours: "
-                "use the format wakeful"
+                "use --save_as wakeful"
             )
         else:
             layers[theirs.rpartition(".")[0]] = found[owners[0]]
@@ -315,4 +316,6 @@ def packed(codes: Tensor, bits: int) -> Tensor:
 
 
 def _lacks(scheme: Scheme, what: str) -> WakefulError:
-    return WakefulError(f"{scheme} cannot be saved as {NAME}, which does not have {what}")
+    return WakefulError(
+        f"{scheme} cannot be saved as {NAME}, which stores only {what}; use --save_as wakeful"
+    )

@@ -148,7 +148,7 @@ def _pattern(table: dict[str, Any]) -> str:
             if named is not None:
                 return named
     raise WakefulError(
-        "the tokenizer cuts text in a way that llama.cpp has no name for that is known here "
+        "llama.cpp's name for this tokenizer's pre-tokenizer is unknown here "
         "(byte-level BPE as GPT-2's, SmolLM's, Llama 3's, DBRX's, Qwen2's and Mistral's, and "
         "SentencePiece BPE are known); export a folder instead"
     )

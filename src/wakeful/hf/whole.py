@@ -191,8 +191,8 @@ def read_config(folder: Path) -> PreTrainedConfig:
     """
     if (folder / "adapter_config.json").is_file():
         raise WakefulError(
-            f"{folder} holds an adapter, which names a model elsewhere: merge the two, and name "
-            "the folder of that"
+            f"{folder} holds an adapter without its base model: merge the two, and name "
+            "the merged folder"
         )
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)

@@ -318,8 +318,9 @@ def fetched(name: str) -> Path:
         return Path(huggingface_hub.snapshot_download(name, allow_patterns=_HUB_FILES))
     except Exception as error:  # the hub's own errors have no common class
         raise WakefulError(
-            f"{name[:80]!r} is not a folder, GGUF file or run directory here, and the hub does not "
-            f"give it: {_first_line(error)}"
+            f"{name[:80]!r} is not a folder, GGUF file or run directory here, "
+            "and fetching it from the hub "
+            f"failed: {_first_line(error)}"
         ) from None
 
 

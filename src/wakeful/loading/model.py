@@ -170,7 +170,7 @@ class Model:
         if largest >= size:
             raise WakefulError(
                 f"the tokenizer of {self.name} gives token {largest}, and the model has embeddings "
-                f"of {size} tokens: one of the two is another model's"
+                f"of {size} tokens: load it with its own tokenizer"
             )
         return tokens
 

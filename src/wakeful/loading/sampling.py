@@ -70,6 +70,6 @@ class _TheirStep:
         if self._past is None:
             raise WakefulError(
                 f"{self._model.name}, a {self._model.architecture}, keeps no cache of keys and "
-                "values, and writing without one takes too long"
+                "values, and generating without one takes too long: choose another model"
             )
         return output.logits[self._rows, -1]

@@ -287,7 +287,7 @@ def _stock_kernels(q: Tensor, keep: Tensor | None):
             return _efficient_forward, _efficient_backward
     raise WakefulError(
         f"softmax-1 has no fused kernel for {dtype} on {kind}: use float32, bfloat16 or float16 "
-        "there (float64 runs on the CPU), or normalizer = 'softmax'"
+        "there (float64 runs on the CPU), or model.normalizer = 'softmax'"
     )
 
 

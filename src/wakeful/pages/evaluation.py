@@ -130,7 +130,7 @@ def headlines(scores: Sequence[Score]) -> list[str]:
                 continue
             gap, error = paired
             if not abs(gap) > reach(error, len(score.keys)):
-                side = "not surely different in"
+                side = "not significantly different in"
             else:
                 side = "better in" if (gap > 0) == score.higher_is_better else "worse in"
             sides.setdefault(side, []).append(score.title)

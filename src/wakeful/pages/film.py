@@ -48,7 +48,10 @@ def film_of(run: TrainedRun, color: str) -> Film:
         row for row in rows(Run.open(run.path), HeadWeights) if (row.layer, row.head) == (0, 0)
     ]
     if not frames:
-        raise WakefulError(f"{place} has no weights of the first head: set diagnose.attention")
+        raise WakefulError(
+            f"{place} has no weights of the first head: "
+            "set train.diagnose.every and train.diagnose.attention, and train again"
+        )
     tokens = frames[0].tokens
     square = {(row.tokens, len(row.weights), *map(len, row.weights)) for row in frames}
     if square != {(tokens, *[len(tokens)] * (len(tokens) + 1))}:

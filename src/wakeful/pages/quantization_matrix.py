@@ -82,7 +82,7 @@ def told(damages: Sequence[Damage], table: PretrainedTable) -> list[str]:
     sentences = []
     for row in beside(damages, table):
         for each in row["schemes"] if row["model"] else ():
-            ours = "no finite number"
+            ours = "a non-finite multiple"
             if each["ratio"] is not None:
                 ours = f"{with_error(each['ratio'])} times"
             theirs = "the paper does not have it"

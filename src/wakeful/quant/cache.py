@@ -134,6 +134,6 @@ def _rounded(grid: Grid, heads: Tensor) -> Tensor:
 
 def _out_of_reach(model: nn.Module) -> WakefulError:
     return WakefulError(
-        f"keys and values of a {type(model).__name__} are out of reach: its attention goes past "
+        f"keys and values of a {type(model).__name__} cannot be quantized: its attention bypasses "
         "Transformers' AttentionInterface; leave cache out of the scheme"
     )

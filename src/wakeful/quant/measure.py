@@ -155,7 +155,10 @@ def measure(
                 rows.put(scheme, label, "block_error", relative_errors(found[label], h))
         progress(done)
     if not all(map(math.isfinite, full.nll)):
-        raise WakefulError(f"{name}'s loss is not finite before it is quantized")
+        raise WakefulError(
+            f"{name}'s loss is not finite even before quantization: "
+            "the model is damaged, or needs --dtype float32"
+        )
     return Measurement(name=name, counts=counts, full=full, schemes=totals, layers=rows.frame())
 
 

@@ -451,7 +451,7 @@ def refuse_link(path: Path) -> None:
     """Raise `WakefulError` where a place that a run is to be written to is a link elsewhere."""
     if path.is_symlink():
         raise WakefulError(
-            f"{path} is a link, and a run is written inside its own folder alone: put what it "
+            f"{path} is a symbolic link, and a run writes only inside its own folder: put what it "
             "links to in its place"
         )
 

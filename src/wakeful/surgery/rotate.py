@@ -92,7 +92,10 @@ def check_rotates(decoder: Decoder, rotation: Rotation | str, *, values: bool = 
     """Return the rotation; raise `WakefulError` for what is known to keep it from being exact."""
     kind = rotation_of(rotation)
     if isinstance(kind, Learned):
-        raise WakefulError(f"{kind} follows gradients, and here there are none: use another one")
+        raise WakefulError(
+            f"{kind} is learned from gradients, which a cure does not have: "
+            "use another, such as hadamard"
+        )
     config = decoder.config
     if str(decoder.placement) != "pre":
         raise WakefulError(

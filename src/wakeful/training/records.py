@@ -221,6 +221,6 @@ def check_rows(run: Run, *, done: bool = False) -> None:
     """
     if not rows(run, Step) and done:
         raise WakefulError(
-            f"{run.path / 'metrics.jsonl'} does not tell of a single step, and all are done: "
+            f"{run.path / 'metrics.jsonl'} has no training steps, although the run is finished: "
             "restore it"
         )

@@ -297,7 +297,8 @@ def _rest(loaded: Model, words: Beginning, skip: int, count: int, wanted: CureOp
     if len(found) < least:
         raise WakefulError(
             f"the text has {skip + len(found):,} tokens, and {skip:,} of them are to verify on: "
-            f"training needs at least {least} more (num_sequences and length make it less)"
+            f"training needs at least {least} more "
+            "(lower --num_sequences, --length or --train_length)"
         )
     return torch.tensor(found, device=loaded.device)
 

@@ -250,7 +250,8 @@ def _check_recipe(options: InheritOptions, source: Source) -> None:
     """Refuse before anything is read, as far as the options and a name can tell."""
     if options.width:
         raise WakefulError(
-            "--recipe has mergekit copy whole layers of the reference, and --width narrows them: "
+            "--recipe has mergekit copy whole layers, and --width.heads and --width.mlp "
+            "narrow them: "
             "leave out one of the two"
         )
     if isinstance(source, str | Path):

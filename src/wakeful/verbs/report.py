@@ -41,7 +41,10 @@ def report(
     kinds = [Run.open(place).header.kind for place in places]
     if set(kinds) == {"reproduce"}:
         if title or figures:
-            raise WakefulError("the page of exhibits has its own title, and no charts")
+            raise WakefulError(
+                "the page of exhibits has its own title and no charts: "
+                "leave out --title and --figures"
+            )
         return claims(places, Path(out) if out else None)
     page = Path(out or places[0] / "report.html")
     if kinds == ["inherit"]:

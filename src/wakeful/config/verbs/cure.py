@@ -51,7 +51,9 @@ class CureOptions(Reading):
                 "one of them"
             )
         if self.trains and self.dtype == "bfloat16":
-            raise WakefulError("dtype = bfloat16 is too coarse to train sinks and gates: float32")
+            raise WakefulError(
+                "dtype = bfloat16 is too coarse to train sinks and gates: use --dtype float32"
+            )
         if self.gates and self.rotate:
             raise WakefulError(
                 f"rotate = {self.rotate!r} does not turn the gates' own matrices: rotate without "

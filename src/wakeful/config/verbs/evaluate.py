@@ -61,7 +61,7 @@ class EvaluateOptions(Reading):
         at_least(1, self, "batch_size")
         at_least(0, self, "stride", "num_sequences", "limit", "shots")
         if self.texts and (self.text or self.data):
-            raise WakefulError("texts stand in place of text and data: name all among texts")
+            raise WakefulError("--texts replaces --text and --data: name every text in --texts")
         stems = [Path(text).stem for text in self.texts]
         for stem in stems:
             if stems.count(stem) > 1:

@@ -11,7 +11,7 @@ class GenerateOptions:
     """How to continue a prompt."""
 
     num_tokens: HowMuch[int] = 100
-    """Most tokens to add."""
+    """Maximum number of tokens to generate."""
     temperature: How[float] = 0.8
     """Divides the logits; 0 takes the likeliest token every time."""
     top_k: How[int] = 50

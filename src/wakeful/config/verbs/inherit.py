@@ -160,7 +160,7 @@ class InheritOptions:
         if self.train.distill.teacher:
             raise WakefulError(
                 f"train.distill.teacher = {self.train.distill.teacher!r}: an inheritance's teacher "
-                "is its reference, for the baselines that learn from one"
+                "is its reference: leave it out"
             )
 
         if self.train.lora.rank:
@@ -201,7 +201,7 @@ class InheritOptions:
         if self.gaps > 1 and (self.blocks or self.choose != "angle"):
             raise WakefulError("--gaps is for --choose angle, which decides what is left out")
         if self.choose == "bridge" and self.bridge.map == "none":
-            raise WakefulError("--choose bridge tries runs of layers with a bridge: --bridge.map")
+            raise WakefulError("--choose bridge needs a bridge: leave out --bridge.map none")
         if len(set(self.seeds)) < len(self.seeds) or min(self.seeds, default=0) < 0:
             raise WakefulError(f"seeds = {list(self.seeds)}: each is a whole number, named once")
         if self.seeds and self.train.seed:
@@ -218,7 +218,7 @@ class InheritOptions:
                 )
         if self.width and (self.grow or self.drops > 1 or self.copy != "all"):
             raise WakefulError(
-                "--width narrows every layer once, from the whole reference: leave out --grow, "
+                "--width.heads and --width.mlp narrow the whole reference once: leave out --grow, "
                 "--drops and --copy"
             )
         if self.drops > 1 and (self.grow or self.blocks or self.copy != "all"):

@@ -86,12 +86,12 @@ def _inseparable(comparison: Comparison, ranking: Ranking) -> list[str]:
     """Say which variants differ from the baseline in nothing that was measured; costs aside."""
     if len(ranking.seeds) < 2:
         return []
-    where = f"of the {ranking.num_columns} figures that are ranked and are not costs"
+    where = f"of the {ranking.num_columns} ranked figures that are not costs"
     base = comparison.baseline
     if not ranking.inseparable:
-        return [f"In one or more {where} an interval separates each variant from {base}."]
+        return [f"Each variant differs significantly from {base} in at least one {where}."]
     names = ", ".join(ranking.inseparable)
-    return [f"In none {where} does an interval separate these from {base}: {names}."]
+    return [f"Not significantly different from {base} in any {where}: {names}."]
 
 
 def _sinks(growth: Sequence[Growth]) -> list[str]:
@@ -106,7 +106,7 @@ def _sinks(growth: Sequence[Growth]) -> list[str]:
         ends.setdefault(words, []).append(f"{each.variant} ({with_error(*each.after)})")
     said = [f"{words} {', '.join(names)}." for words, names in ends.items()]
     resolved = any(words in begin.values() for words in ends)
-    return [" ".join([*said, "In brackets: attention on BOS at the end."])] if resolved else []
+    return [" ".join([*said, "In parentheses: attention on BOS at the end."])] if resolved else []
 
 
 def _verdict(comparison: Comparison, variant: str) -> str:
@@ -132,11 +132,13 @@ def headline(comparison: Comparison) -> str:
     if not others:
         loss = summary_table(comparison).row(0, named=True)
         return f"{base} ends at {with_error(loss['loss'], loss['loss_error'])} nats a token."
-    counts = {"lower": 0, "higher": 0, "not surely different": 0}
+    counts = {"lower": 0, "higher": 0, "not significantly different": 0}
     for variant in others:
         difference, error = paired_difference(comparison, variant)
         sure = abs(difference) > reach(error, pairs_counted(comparison, variant))
-        side = "not surely different" if not sure else "lower" if difference < 0 else "higher"
+        side = (
+            "not significantly different" if not sure else "lower" if difference < 0 else "higher"
+        )
         counts[side] += 1
     told = listed(f"{count} {side}" for side, count in counts.items() if count)
     return f"Of {len(others)} variants, against the validation loss of {base}: {told}."
