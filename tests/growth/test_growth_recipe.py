@@ -290,7 +290,7 @@ def test_recipes_that_cannot_be(reference: Run, text: Path) -> None:
     recipe_for(reference, text, grow=1, rounds=3).check(4)
     refused("all 4 of the reference before round 4", grow=1, rounds=4)
     refused("without growing", rounds=2)
-    refused("has no next layer", grow=1, rounds=2, order=(), rule="named")
+    refused("have no order to grow in", grow=1, rounds=2, order=(), rule="named")
     refused("rounds = 0 at least 1", rounds=0)
     refused("baseline='none' is not one of", baselines=("none",))
     refused("wants layer 4", layers=(0, 4))

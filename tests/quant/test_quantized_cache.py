@@ -150,7 +150,7 @@ def test_its_decoder_would_read_other_keys_and_values() -> None:
 def test_models_out_of_reach_are_refused() -> None:
     torch.manual_seed(0)
     bloom = BloomForCausalLM(BloomConfig(vocab_size=29, hidden_size=16, n_layer=1, n_head=2)).eval()
-    with pytest.raises(WakefulError, match="goes past Transformers' AttentionInterface"):
+    with pytest.raises(WakefulError, match="bypasses Transformers' AttentionInterface"):
         quantize(bloom, "kv8")
     narrow = DeepseekV3Config(
         vocab_size=29, hidden_size=16, intermediate_size=16, num_hidden_layers=1,

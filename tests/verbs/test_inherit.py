@@ -590,7 +590,7 @@ def test_bad_input_is_one_line_and_changes_nothing(
     assert "has all 4 layers of the reference" in refused("--layers", "4", "--grow", "2")
     assert "all 4 of the reference before round 3" in refused("--layers", "2", "--grow", "2",
                                                               "--rounds", "3")  # fmt: skip
-    assert "has no next layer" in refused("--choose", "middle", "--grow", "1")
+    assert "have no order to grow in" in refused("--choose", "middle", "--grow", "1")
     assert "are for growing" in refused("--until", "budget")
     assert "baseline='rand' is not one of" in refused("--baseline", "rand")
     assert "unknown route" in refused("--route", "resformers")
