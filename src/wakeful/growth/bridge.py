@@ -37,12 +37,10 @@ from wakeful.errors import WakefulError
 from wakeful.growth.layers import LayerMap
 from wakeful.model.block import Block
 from wakeful.model.decoder import Decoder, begins_of
+from wakeful.training.setup import AS_IT_IS
 
 _AT_ONCE = 2048
 """Tokens that go through a layer together."""
-
-AS_IT_IS = contextlib.nullcontext()
-"""No mixed precision."""
 
 
 @dataclass(frozen=True)

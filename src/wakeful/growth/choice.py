@@ -16,8 +16,9 @@ from torch import Tensor
 
 from wakeful.config.schema import BridgeConfig
 from wakeful.errors import WakefulError
-from wakeful.growth.bridge import AS_IT_IS, Gap, Stream, check_bridge, solve
+from wakeful.growth.bridge import Gap, Stream, check_bridge, solve
 from wakeful.model.decoder import IGNORED, Decoder, cross_entropy
+from wakeful.training.setup import AS_IT_IS
 
 _STRIDE = 2
 """Runs are first tried at every second start, then beside the best."""

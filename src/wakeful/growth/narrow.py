@@ -27,9 +27,10 @@ from torch import Tensor, nn
 from wakeful.config.model import ModelConfig
 from wakeful.config.schema import BridgeConfig, WidthConfig
 from wakeful.errors import WakefulError
-from wakeful.growth.bridge import AS_IT_IS, Equations, Stream, check_bridge, exact
+from wakeful.growth.bridge import Equations, Stream, check_bridge, exact
 from wakeful.model.block import Block
 from wakeful.model.decoder import Decoder
+from wakeful.training.setup import AS_IT_IS
 
 _WRITES = ("attention.out", "mlp.down")
 """The matrices of a block that write to the stream, in their order."""

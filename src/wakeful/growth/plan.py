@@ -375,7 +375,10 @@ def seconds_to_solve(
 
     As long as the reference takes for their tokens, in the precision of the training.
     """
+    tokens = solved_on(recipe, reference.config.num_layers, data)
+    if not tokens:
+        return 0.0
     device, windows = choose_device(config.train.device), make_windows(config, data)
     taken = evaluation_seconds(reference.to(device), windows, autocast(config.train, device))
     reference.to("cpu")
-    return solved_on(recipe, reference.config.num_layers, data) * taken / windows.num_predicted
+    return tokens * taken / windows.num_predicted

@@ -52,9 +52,7 @@ def solved_on(recipe: Recipe, num_layers: int, data: PreparedData) -> int:
     # Narrowing goes through the reference once to choose; to make up, through both models, twice
     # a layer.
     narrowing = (8 if solves else 2) * (bool(recipe.width) + ("narrow" in recipe.baselines))
-    most = data.train.num_tokens
-    if recipe.data.max_tokens:
-        most = min(most, recipe.data.max_tokens)
+    most = _allowed(data, recipe.data)
     return bridging * min(recipe.bridge.tokens, most) + narrowing * min(recipe.width.tokens, most)
 
 
@@ -72,13 +70,17 @@ def beginning(data: PreparedData, rows: int, length: int, config: DataConfig) ->
 
     With `bos` each begins as training's windows then do: with BOS in the place of its first token.
     """
-    most = min(data.train.num_tokens, config.max_tokens or data.train.num_tokens)
-    rows = min(rows, most // length)
+    rows = min(rows, _allowed(data, config) // length)
     tokens = torch.from_numpy(data.train.tokens[: rows * length].astype("int64"))
     tokens = tokens.view(rows, length)
     if config.bos:
         tokens[:, 0] = data.tokenizer.begin
     return tokens
+
+
+def _allowed(data: PreparedData, config: DataConfig) -> int:
+    """Return how many of the training tokens may be read."""
+    return min(data.train.num_tokens, config.max_tokens or data.train.num_tokens)
 
 
 def bridges(

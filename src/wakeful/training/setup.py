@@ -270,8 +270,12 @@ def make_optimizer(config: Config, decoder: Decoder) -> torch.optim.Optimizer:
     return configured(config.optimizer, decoder.named_parameters(), seed=config.train.seed)
 
 
+AS_IT_IS = contextlib.nullcontext()
+"""The context of a pass in the weights' own precision."""
+
+
 def autocast(train: TrainConfig, device: torch.device) -> contextlib.AbstractContextManager[object]:
     """Return the context of the forward pass: mixed precision for bfloat16, else nothing."""
     if train.dtype != "bfloat16":
-        return contextlib.nullcontext()
+        return AS_IT_IS
     return torch.autocast(device.type, dtype=DTYPES["bfloat16"])

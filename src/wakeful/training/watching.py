@@ -25,7 +25,7 @@ from wakeful.runs.run import TRAJECTORIES, Run
 from wakeful.training.events import Write
 from wakeful.training.parallel import Alone, Parallel
 from wakeful.training.records import HeadWeights
-from wakeful.training.setup import autocast
+from wakeful.training.setup import AS_IT_IS, autocast
 from wakeful.world import ALONE, World
 
 FIGURES = {
@@ -52,9 +52,6 @@ FIGURES = {
 
 FOLLOWED = ("bos_mass", "value_drain", "residual_peak")
 """Metrics that a run logs of each layer and head where it is asked to."""
-
-
-AS_IT_IS = contextlib.nullcontext()
 
 
 class _Layers(Probe):

@@ -15,7 +15,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
-from wakeful.config.schema import DataConfig
 from wakeful.config.tables import to_table
 from wakeful.config.verbs import EvaluateOptions, ReproduceOptions
 from wakeful.device import choose_device, rough_seconds
@@ -175,8 +174,6 @@ def planned(found: Exhibit, wanted: ReproduceOptions) -> Plan:
     if wanted.tokenizer:
         trains = wanted.tokenizer == "train"
         changes["data.tokenizer"] = "" if trains else wanted.tokenizer
-        if not trains:  # the scale's size is of one to train
-            changes["data.vocab_size"] = DataConfig.vocab_size
     for name in ("device", "dtype"):
         if getattr(wanted, name):
             changes[f"train.{name}"] = getattr(wanted, name)

@@ -172,21 +172,19 @@ class InheritOptions:
     def _check_idle(self) -> None:
         """Refuse what would do nothing beside the other options."""
 
-        def changed(part: object, *names: str) -> list[str]:
-            return [name for name in names if getattr(part, name) != getattr(type(part), name)]
-
-        for said, part, names in (
-            ("--heal.by text", self.heal, ("alpha", "temperature")),
-            ("--bridge.map none", self.bridge, ("tokens", "ridge", "weigh", "first")),
+        for section, switch, off, names in (
+            ("heal", "by", "text", ("alpha", "temperature")),
+            ("bridge", "map", "none", ("tokens", "ridge", "weigh", "first")),
         ):
-            option, value = said.split()
-            name = option.rpartition(".")[2]
-            idle = changed(part, *names)
-            if getattr(part, name) == value and idle:
-                raise WakefulError(
-                    f"{option.rpartition('.')[0]}.{idle[0]} does nothing with {said}: leave out "
-                    "one of the two"
-                )
+            part = getattr(self, section)
+            if getattr(part, switch) != off:
+                continue
+            for name in names:
+                if getattr(part, name) != getattr(type(part), name):
+                    raise WakefulError(
+                        f"--{section}.{name} does nothing with --{section}.{switch} {off}: leave "
+                        "out one of the two"
+                    )
         if not self.heal.lora.rank and self.heal.lora != LoraConfig():
             raise WakefulError("--heal.lora is for adapters: give --heal.lora.rank too")
         if self.width.tokens != WidthConfig.tokens and not (
