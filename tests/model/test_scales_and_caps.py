@@ -10,13 +10,13 @@ from torch.testing import assert_close
 from helpers import EIGHT_BITS, some_tokens, tiny_config, tiny_decoder, with_eight_bits
 from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError
-from wakeful.exhibits.size import parameters_of
 from wakeful.hf import as_transformers
 from wakeful.model.generate import generate
 from wakeful.probes.running import logits_of
 from wakeful.quant import quantize, quantized_layers
 from wakeful.quant.linear import QuantizedLinear
 from wakeful.surgery import rotate, store_prefix
+from wakeful.training.size import parameters_of
 
 TOKENS = some_tokens(2, 11)
 ALL: dict[str, Any] = {

@@ -1,6 +1,7 @@
 """Rows dealt out over workers: each an ordinary run, gone on with where its worker was killed."""
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -85,8 +86,9 @@ class Submitit:
         self.most = max(self.most, under_way + 1)
 
         def worked() -> str:
-            if self.fails.get(given[-1], 0):
-                self.fails[given[-1]] -= 1
+            ((_, *_, place), *_) = given[0]  # the first row's call
+            if self.fails.get(place, 0):
+                self.fails[place] -= 1
                 raise OSError("Job not requeued because: the machine is gone")
             return work(*given)
 
@@ -127,7 +129,7 @@ def test_rows_are_dealt_out_so_many_at_a_time_and_moved_on(
     given = [each["visible_gpus"] for each in made.parameters if "visible_gpus" in each]
     assert given[:2] == [[0, 1], [2, 3]]
     assert "row 0: its job ended (Job not requeued because: the machine is gone)" in notes.lines[0]
-    assert sum("is trained" in line for line in notes.lines) == 2
+    assert sum("is done" in line for line in notes.lines) == 2
 
 
 def test_what_cannot_be_trained_is_said_once_and_the_others_are_cancelled(
@@ -145,12 +147,128 @@ def test_what_cannot_be_trained_is_said_once_and_the_others_are_cancelled(
         deal([other], cluster_of("slurm(workers=2)"), tmp_path / "out", Notes())
 
 
+def test_small_rows_share_a_job_and_a_large_one_has_its_own(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = stand_in(monkeypatch, {})
+    batches: list[list[str]] = []
+    real = cluster.in_turn
+
+    def seen(calls: list[Call]) -> list[Ended]:
+        batches.append([str(given[-1])[-1] for _, *given in calls])
+        return real(calls)
+
+    monkeypatch.setattr(cluster, "in_turn", seen)
+    monkeypatch.setattr(cluster, "rough_seconds", lambda operations, device: operations)
+    costs = [1.0, 1.0, 1.0, 1.0, math.inf, 30.0, 30.0, 30.0]
+    several = [Costly(f"row {n}", tmp_path / str(n), cost) for n, cost in enumerate(costs)]
+    deal(several, cluster_of("slurm(workers=2)"), tmp_path, Notes())
+    # A minute at most; where less is left, half of it each.
+    assert batches == [["0", "1", "2", "3"], ["4"], ["5"], ["6"], ["7"]]
+    batches.clear()
+    again = [Costly(f"row {n}", tmp_path / f"again-{n}", 1.0) for n in range(7)]
+    deal(again, cluster_of("slurm(workers=2)"), tmp_path, Notes())
+    assert batches == [["0", "1", "2"], ["3", "4"], ["5"], ["6"]]
+    assert len(made.jobs) == 9
+
+
+def test_a_job_of_several_rows_that_ends_is_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [Costly(f"row {n}", tmp_path / str(n), 1.0) for n in range(4)]
+    notes = Notes()
+    made = stand_in(monkeypatch, {str(rows[0].place): 1})
+    deal(rows, cluster_of("slurm(workers=1)"), tmp_path, notes)
+    assert all(row.done for row in rows)
+    assert len(made.jobs) == 2
+    assert notes.lines[0].startswith("row 0: its job ended")
+    assert notes.lines[1:] == [f"row {n} is done ({n + 1} of 4)" for n in range(4)]
+    # What was stopped in the middle of a job is done first in the next, and the rest after it.
+    stopped = [Costly("one", tmp_path / "a", 1.0), Costly("two", tmp_path / "b", 1.0, stops=1),
+               Costly("three", tmp_path / "c", 1.0)]  # fmt: skip
+    notes.lines.clear()
+    deal(stopped, cluster_of("slurm(workers=1)"), tmp_path, notes)
+    assert [line.partition(" is")[0] for line in notes.lines] == [
+        "one", "two: its job ended (it was stopped); it goes on in another", "two", "three",
+    ]  # fmt: skip
+
+
+def test_what_waits_for_another_begins_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch, {})
+    notes = Notes()
+    first = Costly("first", tmp_path / "first", math.inf, fault="it broke")
+    heir = Costly("heir", tmp_path / "heir", math.inf, after=("first",))
+    other = Costly("other", tmp_path / "other", math.inf)
+    where = cluster_of("slurm(workers=1)")
+    faults = deal([heir, first, other], where, tmp_path, notes, may_fail=True)
+    assert faults == {"first": "it broke"}
+    assert notes.lines == ["first: it broke; the others go on without it",
+                           "heir is done (2 of 3)", "other is done (3 of 3)"]  # fmt: skip
+    with pytest.raises(WakefulError, match="first: it broke"):
+        deal([first, heir], where, tmp_path, notes)
+
+
+def test_workers_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, {})
+    monkeypatch.setattr(cluster.os, "sched_getaffinity", lambda _: set(range(8)))
+    given: list[str | None] = []
+    real = Submitit.submit
+
+    def submit(self: Submitit, work: Any, *calls: Any) -> Job:
+        given.append(os.environ.get("OMP_NUM_THREADS"))
+        return real(self, work, *calls)
+
+    monkeypatch.setattr(Submitit, "submit", submit)
+    for where in ("local(workers=3)", "local(workers=99)", "slurm(workers=3)"):
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        deal([Costly("row", tmp_path / where, 1.0)], cluster_of(where), tmp_path, Notes())
+        assert "OMP_NUM_THREADS" not in os.environ
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    deal([Costly("row", tmp_path / "own", 1.0)], cluster_of("local(workers=3)"), tmp_path, Notes())
+    assert given == ["2", "1", None, "5"]
+
+
+@dataclass(frozen=True)
+class Costly:
+    """Work that takes so many operations."""
+
+    label: str
+    place: Path
+    operations: float
+    after: tuple[str, ...] = ()
+    fault: str = ""
+    stops: int = 0
+
+    @property
+    def done(self) -> bool:
+        return (self.place / "done").exists()
+
+    @property
+    def call(self) -> Call:
+        return self.work, str(self.place)
+
+    def work(self, place: str) -> Ended:
+        if self.fault:
+            return Ended(self.fault)
+        Path(place).mkdir(exist_ok=True)
+        tries = len([*Path(place).glob("try-*")])
+        if tries < self.stops:
+            (Path(place) / f"try-{tries}").touch()
+            return Ended("it was stopped", stopped=True)
+        (Path(place) / "done").touch()
+        return Ended()
+
+
 @dataclass(frozen=True)
 class Preempted:
     """Work whose every job but the last is ended, having saved a step."""
 
     label: str
     place: Path
+    after: tuple[str, ...] = ()
+    operations: float = 1.0
 
     @property
     def done(self) -> bool:

@@ -4,6 +4,7 @@ import dataclasses
 import os
 import random
 import re
+import shutil
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -181,6 +182,55 @@ def test_runs_and_heirs_are_dealt_out(
     left = ran("value-residual/fig10", "left", "slurm(workers=2)")
     told = "<li>resformer, seed 1: the loss of step 2 is not finite</li>"
     assert told in left.page.read_text("utf-8")
+
+
+def test_several_exhibits_are_trained_side_by_side_and_judged_by_workers(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cluster, "_PAUSE", {"local": 0.0, "slurm": 0.0})
+    names = ("value-residual/fig10", "value-residual/fig12", "lazy/fig17")
+    asked: dict[str, Any] = {"steps": 2, "seeds": [0], "text": str(text)}
+    alone = wakeful.reproduce(*names, **asked, runs=str(tmp_path / "alone"))
+    kept = [one.verdicts for one in alone.found]
+    for place in (tmp_path / "runs/reproduce/tiny").glob("*-fig*"):
+        shutil.rmtree(place)
+    stand_in(monkeypatch, {})
+    trained: list[Path] = []
+    real = cluster.train
+
+    def counted(config: Config, path: Path, **given: Any) -> Run:
+        trained.append(Path(path))
+        return real(config, path, **given)
+
+    monkeypatch.setattr(cluster, "train", counted)
+    monkeypatch.setattr(exhibit_runs, "train", None)  # what a job left is read
+    dealt = wakeful.reproduce(*names, **asked, cluster="local(workers=2)")
+    assert [one.exhibit for one in dealt.found] == [one.exhibit for one in alone.found]
+    for one, before in zip(dealt.found, kept, strict=True):
+        assert [each.outcome for each in one.verdicts] == [each.outcome for each in before]
+        folder = tmp_path / "runs/reproduce/tiny" / one.exhibit.replace("/", "-")
+        assert Run.open(folder).header.status == "done"
+        assert (folder / "report.html").is_file()
+    assert len(trained) == len(set(trained)) == 3  # vanilla and resformer once, and a reference
+    assert dealt.page.name == "claims.html"
+    assert dealt.picture() is not None
+    # One that cannot be judged leaves the others as they are.
+    stand_in(monkeypatch, {})
+    judged = verb._judge
+
+    def failing(wanted: Any, runs: str, name: str, place: Path) -> None:
+        if name == "value-residual/fig10":
+            raise WakefulError("no memory")
+        judged(wanted, runs, name, place)
+
+    monkeypatch.setattr(verb, "_judge", failing)
+    monkeypatch.setattr(verb, "exhibit_names", lambda: names)
+    left = wakeful.reproduce(**asked, all=True, cluster="local(workers=2)")
+    assert left.left_out == ("value-residual/fig10: no memory",)
+    assert len(left.found) == 2
+    with pytest.raises(WakefulError, match="no memory"):
+        wakeful.reproduce(*names, **asked, cluster="local(workers=2)")
 
 
 def test_exhibits_look_closer_by_probes_of_their_own(

@@ -25,8 +25,8 @@ from wakeful.config.tables import Table, from_table, merged, nested, on_preset, 
 from wakeful.config.verbs import LENGTH
 from wakeful.errors import WakefulError
 from wakeful.exhibits.exhibit import SCALES, Exhibit, Existing, Heirs, Scale
-from wakeful.exhibits.size import BYTES_A_PARAMETER, BYTES_A_WEIGHT, Size, size_of
 from wakeful.growth.baselines import baseline_of
+from wakeful.training.size import BYTES_A_PARAMETER, BYTES_A_WEIGHT, Size, size_of, tokens_of
 
 H100 = 989e12 * 0.4
 """Operations a second of one H100 in bfloat16, at two fifths of its peak."""
@@ -415,7 +415,3 @@ def _plain(table: Table, name: str) -> Table:
 
 def _digest(facts: object) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def tokens_of(config: Config) -> int:
-    return config.train.steps * config.train.batch_size * config.train.length

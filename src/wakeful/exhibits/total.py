@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from wakeful.config.schema import DataConfig
-from wakeful.exhibits.plan import Cost, Piece, Plan, Stage, tokens_of
+from wakeful.exhibits.plan import Cost, Piece, Plan, Stage
+from wakeful.training.size import tokens_of
 
 CARDS = 8
 """Those over which `Total.on_eight` deals out runs."""
@@ -18,8 +19,8 @@ class Total(Cost):
     memory: int
     """Bytes of the largest run."""
     on_eight: float
-    """Operations of the busiest card, one stage and exhibit after another, at best: `CARDS` cards
-    share the runs, each run on one card and the longest first."""
+    """Operations of the busiest card at best: `CARDS` cards share the runs, each run on one card
+    and the longest first, and heirs begin when all rows have ended."""
 
 
 def total_of(plans: Iterable[Plan], done: Callable[[str], bool] = lambda _: False) -> Total:
@@ -29,15 +30,9 @@ def total_of(plans: Iterable[Plan], done: Callable[[str], bool] = lambda _: Fals
     """
     left: dict[str, Piece] = {}
     texts: dict[DataConfig, float] = {}
-    memory, on_eight = 0, 0.0
+    memory = 0
     for plan in plans:
-        own = {
-            name: piece
-            for name, piece in plan.pieces.items()
-            if name not in left and not done(name)
-        }
-        left |= own
-        on_eight += _busiest(own.values())
+        left |= {name: piece for name, piece in plan.pieces.items() if not done(name)}
         memory = max(memory, plan.memory)
         for job in plan.jobs:
             data = job.config.data
@@ -49,12 +44,12 @@ def total_of(plans: Iterable[Plan], done: Callable[[str], bool] = lambda _: Fals
         operations=sum(piece.operations for piece in pieces),
         disk=sum(piece.disk for piece in pieces) + sum(texts.values()),
         memory=memory,
-        on_eight=on_eight,
+        on_eight=_busiest(pieces),
     )
 
 
 def _busiest(pieces: Iterable[Piece]) -> float:
-    """Return the operations of the busiest card where `CARDS` share an exhibit's runs.
+    """Return the operations of the busiest card where `CARDS` share runs.
 
     The longest run left goes to the card that is free first (Graham 1969's LPT rule, at most 4/3 of
     the best packing). Heirs begin when the rows have ended; models are read on one card.

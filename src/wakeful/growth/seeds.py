@@ -1,5 +1,6 @@
 """One seed of an inheritance as the work of a cluster."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,16 @@ class Seed:
     """The inheritance's folder, which all machines must see."""
     number: int
     """Which of the recipe's seeds."""
+
+    @property
+    def after(self) -> tuple[str, ...]:
+        """Nothing: the reference is there."""
+        return ()
+
+    @property
+    def operations(self) -> float:
+        """Enough for a job of its own."""
+        return math.inf
 
     @property
     def done(self) -> bool:

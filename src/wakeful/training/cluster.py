@@ -5,11 +5,13 @@
 """
 
 import collections
+import itertools
 import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -17,11 +19,13 @@ from typing import Any, Protocol, runtime_checkable
 from wakeful.config.schema import Config, config_from_table, config_to_table
 from wakeful.config.tables import at_least
 from wakeful.data.tasks.base import task_of
+from wakeful.device import choose_device, rough_seconds
 from wakeful.display import Display
 from wakeful.errors import Diverged, Interrupted, WakefulError
 from wakeful.runs.run import is_done
 from wakeful.training.loop import train
 from wakeful.training.setup import admit_parts
+from wakeful.training.size import run_operations
 from wakeful.variants import build_call
 from wakeful.world import on_signal
 
@@ -31,7 +35,11 @@ _PAUSE = {"local": 0.2, "slurm": 10.0}
 """Seconds between two looks at the jobs."""
 _SAVES = 60.0
 """Seconds in which a worker of this machine ends its step and saves it."""
+TOGETHER = 60.0
+"""Seconds that a job of several small rows takes, very roughly: a process takes ten to begin."""
 _LOGS = "jobs"
+THREADS = "OMP_NUM_THREADS"
+"""How many threads torch takes."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +85,16 @@ class Work(Protocol):
         ...
 
     @property
+    def after(self) -> Collection[str]:
+        """The labels of what must have ended before it begins."""
+        ...
+
+    @property
+    def operations(self) -> float:
+        """Floating-point operations that it takes, very roughly; inf has a job of its own."""
+        ...
+
+    @property
     def done(self) -> bool:
         """Whether nothing is left to do."""
         ...
@@ -94,6 +112,12 @@ class Row:
     label: str
     config: Config
     place: Path
+    after: Collection[str] = ()
+
+    @property
+    def operations(self) -> float:
+        """Those of its training."""
+        return run_operations(self.config)
 
     @property
     def done(self) -> bool:
@@ -133,13 +157,14 @@ def deal(
     show: Display,
     *,
     may_diverge: Container[str] = (),
+    may_fail: bool = False,
 ) -> dict[str, str]:
-    """Do the work that is not done, each row's in a job of its own, `workers` at a time.
+    """Do the work that is not done, in jobs of a row or of several small ones, `workers` at a time.
 
     What a job left goes on in another, a run from its newest checkpoint. Jobs write
     what they say into `folder`/jobs, which all machines must see, as they must the rows' folders.
-    Where a row of a label in `may_diverge` does so, the others go on without it. Return what was
-    wrong with those, by label.
+    Where a row of a label in `may_diverge` does so, the others go on without it, and with
+    `may_fail` whatever was wrong. Return what was wrong with those, by label.
 
     Raises:
         WakefulError: a row's training refused to begin or to go on, or its jobs kept ending
@@ -148,51 +173,104 @@ def deal(
     """
     submitit = _submitit()
     executor = _executor(submitit, cluster, folder / _LOGS)
-    waiting = collections.deque(row for row in rows if not row.done)
-    ended: collections.Counter[str] = collections.Counter()
-    saved: dict[str, set[str]] = {}
-    diverged: dict[str, str] = {}
-    total, running = len(waiting), dict[int, tuple[Work, Any]]()
+    dealing = _Dealing(
+        [row for row in rows if not row.done], cluster.workers, folder / _LOGS, may_diverge,
+        may_fail,
+    )  # fmt: skip
+    running = dict[int, tuple[list[Work], Any]]()
     before = on_signal(signal.SIGTERM, _stop)
     try:
-        while waiting or running:
+        while dealing.waiting or running:
             for slot in range(cluster.workers):
-                if waiting and slot not in running:
-                    row = waiting.popleft()
-                    saved[row.label] = _saved(row.place)
-                    running[slot] = row, _submitted(executor, cluster, slot, row)
-            for slot, (row, job) in list(running.items()):
+                batch = [] if slot in running else dealing.batch()
+                if batch:
+                    running[slot] = batch, _submitted(executor, cluster, slot, batch)
+            for slot, (batch, job) in list(running.items()):
                 if not job.done():
+                    for row in itertools.takewhile(lambda row: row.done, batch):
+                        dealing.trained(row, show)
                     continue
                 del running[slot]
-                came = _result(submitit, job)
-                fault = came.fault
-                if not fault or row.done:  # a signal may come after the last step
-                    left = len(waiting) + len(running)
-                    show.note(f"{row.label} is trained ({total - left} of {total})")
-                    continue
-                if came.diverged and row.label in may_diverge:
-                    show.note(f"{row.label}: {fault}; the others go on without it")
-                    diverged[row.label] = fault
-                    continue
-                if not came.stopped:
-                    raise (Diverged if came.diverged else WakefulError)(f"{row.label}: {fault}")
-                if _saved(row.place) != saved[row.label]:
-                    ended[row.label] = 0
-                ended[row.label] += 1
-                if ended[row.label] == TRIES:
-                    raise WakefulError(
-                        f"{row.label}: {TRIES} jobs in a row ended before they had saved a step, "
-                        f"the last with {fault}; see {folder / _LOGS}, then give the same command "
-                        "again"
-                    )
-                show.note(f"{row.label}: its job ended ({fault}); it goes on in another")
-                waiting.append(row)
+                for row, came in zip(batch, _result(submitit, job, batch), strict=False):
+                    dealing.ended(row, came, show)
+                again = [row for row in batch if row.label in dealing.left]
+                dealing.waiting = again + dealing.waiting
             time.sleep(_PAUSE[cluster.engine] if running else 0)
     finally:
         _end([job for _, job in running.values()], cluster)
         on_signal(signal.SIGTERM, before)
-    return diverged
+    return dealing.faults
+
+
+class _Dealing:
+    """What is left to be dealt out, and what became of the rest."""
+
+    def __init__(
+        self,
+        rows: Sequence[Work],
+        workers: int,
+        logs: Path,
+        may_diverge: Container[str],
+        may_fail: bool,
+    ) -> None:
+        self.waiting, self.total, self.workers, self.logs = list(rows), len(rows), workers, logs
+        self.may_diverge, self.may_fail = may_diverge, may_fail
+        self.left = {row.label for row in rows}
+        """The labels of what has not ended."""
+        self.faults: dict[str, str] = {}
+        self.tries: collections.Counter[str] = collections.Counter()
+        self.saved: dict[str, set[str]] = {}
+        self.speed = rough_seconds(1.0, choose_device("auto")) if rows else 0.0
+
+    def batch(self) -> list[Work]:
+        """Take the next job's rows: those that may begin, in order, up to a worker's share of all.
+
+        The share is taken of what is left, so that the last jobs are short and end together.
+        """
+        ready = [row for row in self.waiting if self.left.isdisjoint(row.after)]
+        times = [self.speed * row.operations for row in ready]
+        most = min(TOGETHER, sum(times) / self.workers)
+        spent = list(itertools.accumulate(times))
+        batch = [row for row, until in zip(ready, spent, strict=True) if until <= most]
+        batch = batch or ready[:1]
+        taken = {row.label for row in batch}
+        self.waiting = [row for row in self.waiting if row.label not in taken]
+        for row in batch:
+            self.saved[row.label] = _saved(row.place)
+        return batch
+
+    def trained(self, row: Work, show: Display) -> None:
+        """Say once that a row has ended."""
+        if row.label in self.left:
+            self.left.discard(row.label)
+            show.note(f"{row.label} is done ({self.total - len(self.left)} of {self.total})")
+
+    def ended(self, row: Work, came: Ended, show: Display) -> None:
+        """Take what became of a row in a job that has ended.
+
+        Raises:
+            WakefulError: what was wrong, where the others do not go on without it.
+        """
+        fault = came.fault
+        if not fault or row.done:  # a signal may come after the last step
+            self.trained(row, show)
+            return
+        if came.stopped:
+            if _saved(row.place) != self.saved[row.label]:
+                self.tries[row.label] = 0
+            self.tries[row.label] += 1
+            if self.tries[row.label] < TRIES:
+                show.note(f"{row.label}: its job ended ({fault}); it goes on in another")
+                return
+            fault = (
+                f"{TRIES} jobs in a row ended before they had saved a step, the last with {fault}; "
+                f"see {self.logs}, then give the same command again"
+            )
+        if not (self.may_fail or (came.diverged and row.label in self.may_diverge)):
+            raise (Diverged if came.diverged else WakefulError)(f"{row.label}: {fault}")
+        show.note(f"{row.label}: {fault}; the others go on without it")
+        self.faults[row.label] = fault
+        self.left.discard(row.label)
 
 
 def _saved(place: Path) -> set[str]:
@@ -240,6 +318,16 @@ def train_row(table: Mapping[str, Any], place: str) -> Ended:
     return told(work)
 
 
+def in_turn(calls: Sequence[Call]) -> list[Ended]:
+    """Do a job's rows one after another, up to one that is stopped; return what became of each."""
+    ended: list[Ended] = []
+    for function, *given in calls:
+        ended.append(function(*given))
+        if ended[-1].stopped:
+            break
+    return ended
+
+
 def told(work: Callable[[], object]) -> Ended:
     """Do a job's work and return what was wrong."""
     if os.environ.get("SUBMITIT_EXECUTOR") == "local":
@@ -262,27 +350,44 @@ def _executor(submitit: Any, cluster: Cluster, logs: Path) -> Any:
     return executor
 
 
-def _submitted(executor: Any, cluster: Cluster, slot: int, row: Work) -> Any:
+def _submitted(executor: Any, cluster: Cluster, slot: int, batch: Sequence[Work]) -> Any:
+    calls = [row.call for row in batch]
     if cluster.engine == "local" and cluster.gpus:
         own = range(slot * cluster.gpus, (slot + 1) * cluster.gpus)
         executor.update_parameters(visible_gpus=list(own))
     if cluster.engine != "local":
-        return executor.submit(*row.call)
+        return executor.submit(in_turn, calls)
     # What begins now ignores a terminal's Ctrl-C: the command ends it in its own way.
     before = on_signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        return executor.submit(*row.call)
+        with _threads(cluster.workers):
+            return executor.submit(in_turn, calls)
     finally:
         on_signal(signal.SIGINT, before)
 
 
-def _result(submitit: Any, job: Any) -> Ended:
-    """Return what an ended job returned; one that was killed was stopped too."""
+@contextmanager
+def _threads(workers: int) -> Iterator[None]:
+    """Let a process that begins now have its share of the cores, unless the user says how many."""
+    if THREADS in os.environ:
+        yield
+        return
+    os.environ[THREADS] = str(max(1, len(os.sched_getaffinity(0)) // workers))
+    try:
+        yield
+    finally:
+        del os.environ[THREADS]
+
+
+def _result(submitit: Any, job: Any, batch: Sequence[Work]) -> list[Ended]:
+    """Return what became of an ended job's rows, up to where it ended; a killed one was stopped."""
     try:
         return job.result()
     except (submitit.core.utils.FailedJobError, submitit.core.utils.UncompletedJobError) as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
-        return Ended(lines[-1].strip()[:200] if lines else type(error).__name__, stopped=True)
+        fault = lines[-1].strip()[:200] if lines else type(error).__name__
+        finished = [Ended() for _ in itertools.takewhile(lambda row: row.done, batch)]
+        return [*finished, Ended(fault, stopped=True)][: len(batch)]
 
 
 def _submitit() -> Any:

@@ -12,7 +12,7 @@ from wakeful.config.tables import preset_text, presets, read_table
 from wakeful.device import choose_device, rough_seconds
 from wakeful.display import duration
 from wakeful.exhibits.plan import H100
-from wakeful.exhibits.size import size_of
+from wakeful.training.size import size_of
 
 TWO_CORES = 40e9
 """Operations a second that training reaches on two cores of a server, in float32, roughly."""

@@ -5,7 +5,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from rich.text import Text
 from wakeful.config.tables import to_table
 from wakeful.config.verbs import EvaluateOptions, ReproduceOptions
 from wakeful.device import choose_device, rough_seconds
-from wakeful.display import Shown, duration, usual
+from wakeful.display import Display, Shown, duration, usual
 from wakeful.errors import Interrupted, WakefulError, nearest
 from wakeful.evaluation.task_set import read_tasks
 from wakeful.exhibits.derived import check_figure, tidy
@@ -126,10 +126,15 @@ def reproduce(
         with shown(f"{len(plans)} exhibits") as show:
             total = total_of(plans.values(), finished)
             show.note(f"{len(plans)} exhibits: {_told(total, wanted, cluster)}")
+    shared = cluster is not None and len(plans) > 1
+    faults = _shared_out(plans, runs, wanted, shown) if shared else {}
     done: list[tuple[Path, Judged, Drawing | None]] = []
     for place, plan in plans.items():
         try:
-            done.append((place, *_work(plan, place, runs, wanted, cluster, shown)))
+            if shared and place != list(plans)[-1]:  # the last one's picture is returned
+                done.append((place, _kept(place, faults), None))
+            else:
+                done.append((place, *_work(plan, place, runs, wanted, cluster, shown)))
         except WakefulError as error:
             if not wanted.all or isinstance(error, Interrupted):
                 raise
@@ -312,6 +317,50 @@ def free_memory(device: str) -> int:
     return 1024 * int(known["MemAvailable"].split()[0]) if "MemAvailable" in known else pages
 
 
+def _shared_out(
+    plans: Mapping[Path, Plan], runs: Path, wanted: ReproduceOptions, shown: Shown
+) -> Mapping[Path, str]:
+    """Let workers run and judge all exhibits; return what was wrong, by their folders."""
+    faults: dict[Path, str] = {}
+    sound: dict[Path, Plan] = {}
+    for place, plan in plans.items():
+        with shown(plan.exhibit.name) as show:
+            try:
+                _prepare(plan, show)
+                sound[place] = plan
+            except WakefulError as error:
+                if not wanted.all:
+                    raise
+                faults[place] = str(error)
+    if not sound:
+        return faults
+    judge = partial(_judge, dataclasses.replace(wanted, cluster=""), str(runs.absolute()))
+    where = next(iter(sound)).parent
+    return faults | dealt_out(sound, runs, where, wanted.cluster, shown, judge)
+
+
+def _kept(place: Path, faults: Mapping[Path, str]) -> Judged:
+    """Return what a worker found of an exhibit; raise what was wrong with it."""
+    if place in faults:
+        raise WakefulError(faults[place])
+    return read_record(Judged, place / "summary.json")
+
+
+def _judge(wanted: ReproduceOptions, runs: str, name: str, place: Path) -> None:
+    """Look at an exhibit's runs and judge it, as the work of a cluster."""
+    _work(planned(exhibit(name), wanted), place, Path(runs), wanted, None, usual)
+
+
+def _prepare(plan: Plan, show: Display) -> None:
+    """Read the tasks and make the texts of an exhibit, and raise what its runs would raise."""
+    for shots, tasks in by_shots(plan.tasks).items():
+        show.note(f"preparing {', '.join(tasks)}")
+        read_tasks(EvaluateOptions(tasks=tasks, shots=shots))
+    trained = {job.folder: job.config for job in plan.jobs if plan.reference_of(job.group) is None}
+    for config in trained.values():
+        check_run(config, show.stage)
+
+
 def _work(
     plan: Plan,
     place: Path,
@@ -322,14 +371,7 @@ def _work(
 ) -> tuple[Judged, Drawing | None]:
     """Run what is missing of an exhibit, judge it and write its page."""
     with shown(plan.exhibit.name) as show:
-        for shots, tasks in by_shots(plan.tasks).items():
-            show.note(f"preparing {', '.join(tasks)}")
-            read_tasks(EvaluateOptions(tasks=tasks, shots=shots))
-        trained = {
-            job.folder: job.config for job in plan.jobs if plan.reference_of(job.group) is None
-        }
-        for config in trained.values():
-            check_run(config, show.stage)
+        _prepare(plan, show)
         total = total_of([plan], lambda name: is_done(runs / name))
         show.note(f"{plan.exhibit.name}: {_told(total, wanted, cluster)}")
     run = Run(place)
@@ -341,7 +383,7 @@ def _work(
         try:
             overflowed: Mapping[Path, str] = {}
             if wanted.cluster:
-                overflowed = dealt_out(plan, runs, place, wanted.cluster, shown)
+                overflowed = dealt_out({place: plan}, runs, place, wanted.cluster, shown)
             results, facts = carried_out(plan, runs, place, shown, overflowed)
             verdicts = judged(plan.exhibit, results, plan.scale, plan.tasks)
             expressions = list(_expressions(plan.exhibit))

@@ -50,6 +50,16 @@ def size_of(config: Config) -> Size:
     return Size(parameters, operations_of(model, train.length), memory)
 
 
+def tokens_of(config: Config) -> int:
+    """Return the tokens that a run trains on."""
+    return config.train.steps * config.train.batch_size * config.train.length
+
+
+def run_operations(config: Config) -> float:
+    """Return the floating-point operations of a run, as `operations_of` counts them."""
+    return size_of(config).operations * tokens_of(config)
+
+
 def parameters_of(model: ModelConfig) -> int:
     """Return the number of a model's parameters, without making its weights."""
     return _counted(model)[0]
