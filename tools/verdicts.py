@@ -1,19 +1,25 @@
-"""Write docs/verdicts.md, every claim of finished exhibits: python tools/verdicts.py FOLDER..."""
+"""Write docs/verdicts.md, every claim of finished exhibits: python tools/verdicts.py FOLDER...
 
+What the page has of exhibits whose folders are not named stays.
+"""
+
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import date
 from itertools import groupby
 from pathlib import Path
 from typing import get_args
 
 from wakeful.estimates import with_error
-from wakeful.exhibits.exhibit import Scale, natural
-from wakeful.exhibits.judge import Judged, Verdict
-from wakeful.pages.reproduction import Found, counted, in_words
+from wakeful.exhibits.exhibit import SCALES, Scale, natural
+from wakeful.exhibits.judge import Judged, Outcome, Verdict
+from wakeful.pages.reproduction import OUTCOMES, Found, in_words
 from wakeful.runs.run import Run, read_record
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "verdicts.md"
+HEADING = re.compile(r"\*\*(?P<exhibit>.*)\*\* — (?P<scale>\w+) scale.*")
 HEAD = """\
 # Verdicts on every claim
 
@@ -33,54 +39,89 @@ exhibits share are trained once.
 """
 
 
+@dataclass(frozen=True)
+class Section:
+    """An exhibit at a scale, as the page has it."""
+
+    paper: str
+    exhibit: str
+    scale: str
+    lines: tuple[str, ...]
+    """Its heading, a table and an empty line."""
+
+    @property
+    def outcomes(self) -> list[str]:
+        """What became of each claim: the table's last column."""
+        return [line.rpartition(" | ")[2].removesuffix(" |") for line in self.lines[4:-1]]
+
+
 def main(folders: Iterable[Path], day: str) -> None:
-    """Write the page of these exhibits' folders."""
-    exhibits = [
-        read_record(Judged, folder / "summary.json")
-        for folder in folders
-        if Run.open(folder).header.status == "done"
-    ]
-    PAGE.write_text("\n".join(lines(exhibits, day)), encoding="utf-8")
+    """Write the page: these exhibits' folders, and what it has of others or of other scales."""
+    kept = {(each.exhibit, each.scale): each for each in read(PAGE.read_text("utf-8"))}
+    for folder in folders:
+        if Run.open(folder).header.status == "done":
+            judged = read_record(Judged, folder / "summary.json")
+            kept[judged.exhibit, judged.scale] = section(judged)
+    PAGE.write_text("\n".join(lines(kept.values(), day)), encoding="utf-8")
 
 
-def lines(exhibits: Sequence[Judged], day: str) -> Iterator[str]:
+def lines(sections: Iterable[Section], day: str) -> Iterator[str]:
     """Yield the page's lines."""
+    every = sorted(
+        sections,
+        key=lambda one: (one.paper, natural(one.exhibit), list[str](SCALES).index(one.scale)),
+    )
     yield HEAD
-    yield f"{day}. {_told(exhibits)}\n"
-    ordered = sorted(exhibits, key=lambda judged: (judged.paper, natural(judged.exhibit)))
-    for paper, group in groupby(ordered, key=lambda judged: judged.paper):
+    yield f"{day}. {_told(every)}\n"
+    for paper, group in groupby(every, key=lambda one: one.paper):
         of_paper = list(group)
         yield f"## {paper}\n\n{_told(of_paper)}\n"
-        for judged in of_paper:
-            yield from _exhibit(judged)
+        for one in of_paper:
+            yield from one.lines
 
 
-def _told(exhibits: Sequence[Judged]) -> str:
+def read(page: str) -> Iterator[Section]:
+    """Yield the sections of a page that was written here."""
+    paper, block = "", list[str]()
+    for line in [*page.splitlines(), ""]:
+        if line.startswith("## "):
+            paper = line.removeprefix("## ")
+        elif line.startswith("**") or block:
+            block.append(line)
+        if not line and len(block) > 2:  # the heading is followed by one too
+            found = HEADING.fullmatch(block[0])
+            assert found, block[0]
+            yield Section(paper, found["exhibit"], found["scale"], tuple(block))
+            block = []
+
+
+def _told(sections: Sequence[Section]) -> str:
     """Return what came out at each scale: verdicts of two do not add up."""
     sentences: list[str] = []
     for scale in get_args(Scale):
-        at_it = [judged for judged in exhibits if judged.scale == scale]
-        every = [verdict for judged in at_it for verdict in judged.verdicts]
+        at_it = [one for one in sections if one.scale == scale]
+        every = [outcome for one in at_it for outcome in one.outcomes]
         if at_it:
+            counts: dict[Outcome, int] = {outcome: every.count(outcome) for outcome in OUTCOMES}
             sentences.append(
                 f"{scale.capitalize()} scale, {len(at_it)} exhibit{'s' * (len(at_it) > 1)}, "
-                f"{len(every)} claims: "
-                f"{in_words(counted(every))}."
+                f"{len(every)} claims: {in_words(counts)}."
             )
     return " ".join(sentences)
 
 
-def _exhibit(judged: Judged) -> Iterator[str]:
-    yield f"**{judged.exhibit}** — {judged.headline}\n"
-    yield "| claim | published | here | verdict |"
-    yield "|---|---|---|---|"
+def section(judged: Judged) -> Section:
+    """Return what the page says of an exhibit."""
+    rows: list[str] = []
     seeds = max((verdict.seeds for verdict in judged.verdicts), default=0)
     for verdict in judged.verdicts:
         where = f" ({verdict.group})" if verdict.group else ""
         here = _here(verdict, seeds)
         cells = (f"{verdict.says}{where}", _published(verdict), here, verdict.outcome)
-        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
-    yield ""
+        rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    heading = f"**{judged.exhibit}** — {judged.headline}"
+    head = (heading, "", "| claim | published | here | verdict |", "|---|---|---|---|")
+    return Section(judged.paper, judged.exhibit, judged.scale, (*head, *rows, ""))
 
 
 def _published(verdict: Verdict) -> str:
