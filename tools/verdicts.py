@@ -67,9 +67,9 @@ def main(folders: Iterable[Path], day: str) -> None:
 
 def lines(sections: Iterable[Section], day: str) -> Iterator[str]:
     """Yield the page's lines."""
+    scales = list[str](SCALES)
     every = sorted(
-        sections,
-        key=lambda one: (one.paper, natural(one.exhibit), list[str](SCALES).index(one.scale)),
+        sections, key=lambda one: (one.paper, natural(one.exhibit), scales.index(one.scale))
     )
     yield HEAD
     yield f"{day}. {_told(every)}\n"

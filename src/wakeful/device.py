@@ -26,18 +26,18 @@ def choose_device(name: str, world: World = ALONE, *, field: str = "device") -> 
                 'with "cuda" each takes its own'
             )
         name = f"cuda:{world.local_rank}"
-    if world.size > 1 and name == "mps":
-        raise WakefulError(f'{field} = "mps" takes one process; leave out torchrun')
     try:
         device = torch.device(name)
     except RuntimeError:
         raise WakefulError(f"{field} = {name!r} is not a device; use auto, cpu or cuda") from None
-    if device.type not in ("cpu", "cuda", "mps"):
-        raise WakefulError(f"{field} = {name!r} is not supported; use auto, cpu, cuda or mps")
+    if device.type == "mps":
+        raise WakefulError(
+            f"{field} = {name!r}: sums are kept in float64, which Apple's GPUs lack; use cpu"
+        )
+    if device.type not in ("cpu", "cuda"):
+        raise WakefulError(f"{field} = {name!r} is not supported; use auto, cpu or cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise WakefulError(f"{field} = {name!r}, but torch sees no CUDA device here")
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise WakefulError(f"{field} = {name!r}, but torch sees no MPS device here")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         more = "" if world.size == 1 else "; start no more processes on a machine than it has GPUs"
         raise WakefulError(
