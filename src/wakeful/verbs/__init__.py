@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from wakeful.verbs.diagnose import Diagnosis
     from wakeful.verbs.evaluate import Evaluation
     from wakeful.verbs.inherit import Inheritance
-    from wakeful.verbs.quantize import Quantization, QuantizationMatrix
+    from wakeful.verbs.quantization import Quantization, QuantizationMatrix
     from wakeful.verbs.reproduce import Reproduction
     from wakeful.verbs.result import Result, Stored
     from wakeful.verbs.train import Run
@@ -26,8 +26,8 @@ _HOMES = {
     "Diagnosis": "diagnose",
     "Evaluation": "evaluate",
     "Inheritance": "inherit",
-    "Quantization": "quantize",
-    "QuantizationMatrix": "quantize",
+    "Quantization": "quantization",
+    "QuantizationMatrix": "quantization",
     "Reproduction": "reproduce",
     "Result": "result",
     "Run": "train",

@@ -101,7 +101,8 @@ def dealt_out(
             after = {work[path].label for path in own}
             work[folder] = Judgment(plan.exhibit.name, folder.absolute(), after, operations, judge)
     may_diverge = {each.label for each in work.values() if isinstance(each, Row)} - baselines
-    with shown(f"{len(plans)} exhibits" if judge else plan.exhibit.name) as show:
+    names = [plan.exhibit.name for plan in plans.values()]
+    with shown(names[0] if len(names) == 1 else f"{len(names)} exhibits") as show:
         faults = deal(
             [*work.values()], cluster_of(cluster), place.absolute(), show,
             may_diverge=may_diverge, may_fail=judge is not None,

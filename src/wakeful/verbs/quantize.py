@@ -1,286 +1,48 @@
 """The verb quantize: models and schemes in; smaller ones, and the damage done to a text, out."""
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, overload
 
-import polars as pl
 import torch
-from rich.console import Group, RenderableType
-from rich.table import Table as Grid
 from torch import Tensor, nn
 
-from wakeful.config.verbs import LENGTH, Figure, QuantizeOptions, SavedAs
+from wakeful.config.verbs import LENGTH, QuantizeOptions
 from wakeful.data.sources import Beginning
 from wakeful.device import choose_device
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
-from wakeful.evaluation.damage import Damage, findings, predicts, scheme_rows, summary
+from wakeful.evaluation.damage import Damage
 from wakeful.evaluation.diagnosis import sequences_of
 from wakeful.evaluation.pretrained import Description, PretrainedTable, pretrained_table
 from wakeful.evaluation.reading import Words, words_of
-from wakeful.hf.compressed import compressed_config, save_compressed
+from wakeful.hf.compressed import compressed_config
 from wakeful.hf.configuration import WakefulConfig
-from wakeful.hf.quantized import file_bytes, save_quantized, state_bytes
+from wakeful.hf.quantized import state_bytes
 from wakeful.hf.weights_out import describe
 from wakeful.loading.model import AnyTokenizer, Model
-from wakeful.pages.card import command_of, quantized_card
-from wakeful.pages.charts import Drawing, Titled
-from wakeful.pages.quantization import (
-    before_and_after,
-    damage_grid,
-    layer_error,
-    titled,
-    write_quantization,
-)
-from wakeful.pages.quantization_matrix import (
-    beside,
-    matrix_charts,
-    matrix_grid,
-    matrix_summary,
-    told,
-    write_matrix,
-)
+from wakeful.pages.card import command_of
 from wakeful.probes.running import as_decoder
 from wakeful.quant.cache import check_cache
-from wakeful.quant.convert import linear_layers, scheme_of
+from wakeful.quant.convert import linear_layers
 from wakeful.quant.convert import quantize as quantize_module
 from wakeful.quant.measure import measure
 from wakeful.quant.schemes import SCHEMES, ScaleKind, Scheme, parse_scheme
 from wakeful.runs.run import Environment, Run, environment
+from wakeful.verbs.quantization import Quantization, QuantizationMatrix
 from wakeful.verbs.result import (
-    Result,
     Source,
     asked,
     dtype_of,
     each_model,
     name_of,
-    same_or_each,
     showing,
 )
 from wakeful.verbs.session import bos_words, foretell, own_words, text_words
 from wakeful.world import ALONE
-
-
-@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class Quantization(Result):
-    """Quantized models, and what quantizing did to a text where one was given."""
-
-    models: Mapping[str, Model]
-    """The quantized models by scheme: each runs, generates and is measured as any other."""
-    bos: int | None
-    source: str
-    damage: Damage | None
-    method: Mapping[str, str]
-    layers: tuple[str, ...]
-    command: str
-    """The command line that does the same."""
-    head: bool
-    """Whether the output head is quantized too; one that is tied to the embedding stays."""
-    machine: Environment
-    figures: tuple[Figure, ...] = ()
-    """Formats of charts that are saved beside the page."""
-
-    @property
-    def model(self) -> Model:
-        """The quantized model, where there is one scheme."""
-        if len(self.models) > 1:
-            raise WakefulError(
-                f"there are {len(self.models)} quantized models: models[...] of "
-                f"{', '.join(self.models)}"
-            )
-        return next(iter(self.models.values()))
-
-    @property
-    def frame(self) -> pl.DataFrame:
-        """Rows of every layer: its relative error and its input's kurtosis, by scheme."""
-        measurement = self._measured.measurement
-        return measurement.layers.select(pl.lit(measurement.name).alias("model"), pl.all())
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """Perplexity, size and the figures of every scheme, `layers`, `method`, in words."""
-        figures = summary(self._measured) | {
-            "layers": list(self.layers), "method": dict(self.method), "saved": None,
-        }  # fmt: skip
-        return json.loads(json.dumps(figures))
-
-    @property
-    def verdicts(self) -> list[str]:
-        """Per scheme: perplexity before and after, the worst layer, the bytes saved."""
-        return [f"{finding.title}: {finding.text}" for finding in findings(self._measured)]
-
-    def save(self, folder: str | Path, *, saved: Mapping[str, Any] | None = None) -> Path:
-        """Write the damage's run directory; `save_model` writes the model."""
-        damage = self._measured
-        fields = {"model": self.source, "schemes": list(damage.schemes), "status": "done"}
-        with Run.create(folder, "quantize", fields) as run:
-            run.write_json("environment.json", self.machine)
-            run.write_frame("quantization.parquet", self.frame)
-            run.write_frame("sequences.parquet", sequence_rows(damage))
-            run.write_json("summary.json", self.summary | {"saved": saved})
-            title = f"Quantization of {damage.measurement.name}"
-            page = run.path / "report.html"
-            write_quantization(
-                damage, page, title=title, method=self.method, saved=saved, source=self.source
-            )
-            self.save_figures(run.path / "figures", self.figures)
-        return Path(folder)
-
-    def charts(self) -> Titled:
-        """Return every chart of the page with a title of its own."""
-        return titled(self._measured)
-
-    def save_model(self, folder: str | Path, *, save_as: SavedAs = "wakeful") -> dict[str, Any]:
-        """Write the quantized model to a folder that `wakeful.load` reads; return its size.
-
-        As "compressed-tensors" it is one that Transformers and vLLM read without us.
-        """
-        model, path = self.model, Path(folder)
-        if save_as == "compressed-tensors":
-            ours = as_decoder(model.module) is not None
-            tokenizer = model.own_tokenizer if ours else model.save_tokenizer
-            save_compressed(model.module, path, tokenizer, card=self._card(stock=True))
-            return {"folder": str(folder), "bytes": file_bytes(path)}
-        scheme = next(iter(self.models))
-        name = model.name.removesuffix(f" {scheme}")
-        fields = {"source": self.source, "scheme": scheme, "status": "done"}
-        with Run.create(path, "quantized", fields) as run:
-            save_quantized(model.module, run.path, name=name, context=model.context, bos=self.bos)
-            model.save_tokenizer(run.path)
-            run.write_text("README.md", self._card(stock=False))
-        return {"folder": str(folder), "bytes": file_bytes(path)}
-
-    def _card(self, *, stock: bool) -> str:
-        scheme = scheme_of(self.model.module)
-        assert scheme is not None
-        done = [
-            f"Quantized by {scheme.definition}"
-            + (f", {scheme.scales} scales of inputs" if scheme.inputs is not None else ""),
-            f"{len(self.layers)} linear layers; the output head "
-            + ("too" if self.head else "stays in full precision"),
-        ]
-        figures = () if self.damage is None else before_and_after(self.damage)
-        return quantized_card(
-            self.model.name, self.source, self.command, stock=stock, done=done, figures=figures
-        )
-
-    def picture(self) -> Drawing | None:
-        """Return each layer's error."""
-        return None if self.damage is None else layer_error(self.damage)
-
-    def __rich__(self) -> Grid:
-        return damage_grid(self._measured)
-
-    def _repr_html_(self) -> str:
-        return "" if self.damage is None else super()._repr_html_()
-
-    @property
-    def _measured(self) -> Damage:
-        if self.damage is None:
-            raise WakefulError("nothing was measured: give quantize a text=... or data=...")
-        return self.damage
-
-
-@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class QuantizationMatrix(Result):
-    """What several schemes did to several models; the quantized models themselves are let go of."""
-
-    each: Mapping[str, Quantization]
-    """Every model's own result, by its name, without models."""
-    table: PretrainedTable | None = None
-    """The published table that the models are set beside."""
-    figures: tuple[Figure, ...] = ()
-    """Formats of charts that are saved beside the page."""
-
-    @property
-    def frame(self) -> pl.DataFrame:
-        """The rows of `Quantization.frame` of all models, one after another."""
-        return pl.concat(one.frame for one in self.each.values())
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """`models` with each one's summary as alone, `correlations`, `kurtosis_predicts`; and
-        `published`, the rows of the table that the models are set beside.
-        """
-        found = matrix_summary(self._damages)
-        found["models"] = [one.summary for one in self.each.values()]
-        if self.table is not None:
-            rows = beside(self._damages, self.table)
-            found["published"] = {"title": self.table.title, "rows": rows}
-        return json.loads(json.dumps(found))
-
-    @property
-    def verdicts(self) -> list[str]:
-        """Per model and scheme: perplexity before and after; whether kurtosis predicts it."""
-        sentences = [
-            f"{name}, {sentence}" for name, one in self.each.items() for sentence in one.verdicts
-        ]
-        paper = [] if self.table is None else told(self._damages, self.table)
-        heads = [self._heads] if self._heads else []
-        return [*paper, *heads, *sentences, predicts(self._damages)]
-
-    @property
-    def _heads(self) -> str:
-        """Which models' output heads are quantized, in a sentence; empty where all are alike."""
-        quantized = [name for name, one in self.each.items() if one.head]
-        rest = [name for name, one in self.each.items() if not one.head]
-        if not quantized or not rest:
-            return ""
-        return (
-            f"The output head of {', '.join(quantized)} is quantized too, that of "
-            f"{', '.join(rest)} is tied to the embedding and stays: --skip '*head' leaves all of "
-            "them out."
-        )
-
-    def save(self, folder: str | Path) -> Path:
-        """Write the damage of all models with its page to a new folder; return it."""
-        first = next(iter(self.each.values()))
-        fields = {
-            "models": [one.source for one in self.each.values()],
-            "schemes": list(self._damages[0].schemes),
-            "status": "done",
-        }
-        keys = list(dict.fromkeys(key for one in self.each.values() for key in one.method))
-        method = {
-            key: same_or_each({n: one.method[key] for n, one in self.each.items()
-                               if key in one.method})
-            for key in keys
-        }  # fmt: skip
-        if self._heads:
-            method["Output head"] = self._heads
-        with Run.create(folder, "quantize", fields) as run:
-            run.write_json("environment.json", first.machine)
-            run.write_frame("quantization.parquet", self.frame)
-            run.write_frame("sequences.parquet", pl.concat(map(sequence_rows, self._damages)))
-            run.write_json("summary.json", self.summary)
-            title = "Quantization of " + ", ".join(self.each)
-            page = run.path / "report.html"
-            write_matrix(
-                self._damages, page, title=title, method=method, table=self.table,
-                sources=[one.source for one in self.each.values()],
-            )  # fmt: skip
-            self.save_figures(run.path / "figures", self.figures)
-        return Path(folder)
-
-    def charts(self) -> Titled:
-        """Return every chart of the page with a title of its own."""
-        return [
-            (f"Error of layers against the kurtosis of their inputs under {name}", chart)
-            for name, chart in matrix_charts(self._damages)
-        ]
-
-    def __rich__(self) -> RenderableType:
-        grid = matrix_grid(self._damages)
-        return Group(grid, self._heads) if self._heads else grid
-
-    @property
-    def _damages(self) -> list[Damage]:
-        return [one._measured for one in self.each.values()]
 
 
 @overload
@@ -470,11 +232,6 @@ def chosen_schemes(names: Sequence[str], scales: Sequence[ScaleKind]) -> list[Sc
                 raise WakefulError(f"scheme {each} is named twice")
             found.append(each)
     return found
-
-
-def sequence_rows(damage: Damage) -> pl.DataFrame:
-    """Return `scheme_rows` with the model's name before them."""
-    return scheme_rows(damage).select(pl.lit(damage.measurement.name).alias("model"), pl.all())
 
 
 def _check(wanted: QuantizeOptions, schemes: Sequence[Scheme], models: int) -> None:
