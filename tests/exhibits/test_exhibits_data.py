@@ -19,7 +19,7 @@ from wakeful.exhibits.figures import answer_name
 from wakeful.exhibits.plan import H100, Job, heirs_table, plan_of
 from wakeful.exhibits.total import CARDS, total_of
 from wakeful.model.decoder import Decoder
-from wakeful.pages.reproduction import DRAWINGS
+from wakeful.pages.exhibit_charts import DRAWINGS
 from wakeful.training.setup import load_data
 from wakeful.training.size import operations_of, parameters_of, size_of
 from wakeful.training.watching import FIGURES

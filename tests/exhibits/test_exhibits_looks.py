@@ -12,7 +12,7 @@ from helpers import some_tokens, tiny_decoder
 from wakeful.exhibits.derived import Results, figure_of
 from wakeful.exhibits.exhibit import exhibit, exhibit_names
 from wakeful.exhibits.figures import PICTURES, Seen, of_layers
-from wakeful.pages.reproduction import drawings
+from wakeful.pages.exhibit_charts import drawings
 from wakeful.probes.attention import Importance
 from wakeful.probes.weights import LargestWeights
 from wakeful.training.watching import observed

@@ -15,10 +15,10 @@ from wakeful.exhibits.exhibit import exhibit
 from wakeful.exhibits.figures import Seen
 from wakeful.pages.charts import specification
 from wakeful.pages.comparison.page import write_report
+from wakeful.pages.exhibit_charts import Names, over_layers
 from wakeful.pages.heads import hidden
 from wakeful.pages.inheritance import write_inheritance
 from wakeful.pages.patterns import hidden_magnitude
-from wakeful.pages.reproduction import _Names, over_layers
 
 
 def test_kept_and_left_out_layers_differ_in_more_than_color(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_ranks_over_layers_have_a_logarithmic_axis(metric: str, scale: str | Non
         ("", "reference", seed): Seen({}, {f"{metric}/paper/all": (layers, values)})
         for seed, values in curves.items()
     }
-    names = _Names(found, Results("reference", {}, seen))
+    names = Names(found, Results("reference", {}, seen))
     ((_, chart),) = over_layers(names, metric=metric)
     drawn = specification(chart)
     assert drawn["layer"][1]["encoding"]["y"]["scale"].get("type") == scale

@@ -203,7 +203,7 @@ class Exhibit:
     """What its published table was called in older runs."""
     table: PublishedTable
     draw: tuple[str, ...]
-    """The drawings of its page, by `pages.reproduction.DRAWINGS`."""
+    """The drawings of its page, by `pages.exhibit_charts.DRAWINGS`."""
     compare: str | dict[str, Any]
     """A preset with variants, or a table like one: what is trained, in the paper's own numbers."""
     groups: Mapping[str, Group]

@@ -29,7 +29,8 @@ from wakeful.exhibits.plan import H100, Plan, plan_of
 from wakeful.exhibits.total import Total, total_of
 from wakeful.pages.charts import Drawing, save_figures
 from wakeful.pages.claims import write_claims
-from wakeful.pages.reproduction import drawings, headline, sentence, write_reproduction
+from wakeful.pages.exhibit_charts import drawings
+from wakeful.pages.reproduction import headline, sentence, write_reproduction
 from wakeful.runs.run import Run, is_done, read_frame, read_record
 from wakeful.training.cluster import Cluster, cluster_of
 from wakeful.training.setup import check_run
