@@ -91,6 +91,7 @@ def steps_for(memory: int) -> list[Step]:
         scale, count = fitting(name, budget, memory)
         command = (python, "-m", "wakeful", "reproduce", name, "--scale", scale)
         command += ("--device", "cuda", "--dtype", "bfloat16", "--steps", str(count))
+        command += ("--out", f"runs/gpu/{name.replace('/', '-')}-{scale}-{count}")
         if scale == "paper":  # whose text and tokenizer are the hub's
             command += ("--text", "python-stdlib", "--tokenizer", "train")
         found.append(Step(name, budget, command))

@@ -15,7 +15,8 @@ def test_the_citation_is_of_this_version_by_these_authors() -> None:
     assert PROJECT["version"] == wakeful.__version__
     assert f"\nversion: {PROJECT['version']}\n" in CITATION
     assert f"\nlicense: {PROJECT['license']}\n" in CITATION
-    assert re.search(r"\ndate-released: \d{4}-\d\d-\d\d\n", CITATION)
+    released = f"\n## {PROJECT['version']}" in (ROOT / "CHANGELOG.md").read_text("utf-8")
+    assert bool(re.search(r"\ndate-released: \d{4}-\d\d-\d\d\n", CITATION)) == released
     names = [author["name"] for author in PROJECT["authors"]]
     own = CITATION.partition("\nreferences:")[0]
     assert re.findall(r"^  - name: (.+)$", own, re.M) == names

@@ -122,6 +122,13 @@ def test_an_exhibit_is_run_judged_and_gone_on_with(
         told = ["reproduce", other, "--out", str(place), "--seeds", *seeds, "--text", str(text)]
         assert main(told) == 1
         assert "is of value-residual/fig10 at the tiny scale" in capsys.readouterr().err
+    # So is one with other settings, whose page would be lost.
+    kept, longer = done.page.read_text("utf-8"), asked | {"steps": 3, "out": str(place)}
+    with pytest.raises(
+        WakefulError, match=r"with seeds 0, 1 and --steps 2, --text .*text.*; choos"
+    ):
+        wakeful.reproduce("value-residual/fig10", **longer)
+    assert done.page.read_text("utf-8") == kept
     # A row that diverges with one seed leaves the claims to the others; the baseline may not.
     wild = "resformer"
 

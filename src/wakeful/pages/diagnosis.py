@@ -317,7 +317,7 @@ def _cure(diagnosis: Diagnosis, source: str) -> Step | None:
                     f"wakeful cure {model} --rotate hadamard --prefix {prefix}")  # fmt: skip
     if levels["Lazy layers"] == "bad" and depth < diagnosis.num_layers:
         return Step(f"train a model with the {depth} layers of {diagnosis.name} that work",
-                    f"wakeful inherit {model} --layers {depth} --choose first")  # fmt: skip
+                    f"wakeful inherit {model} --layers {depth}")  # fmt: skip
     if levels["Outlier activations"] != "good":
         return Step(
             f"turn the outliers of {diagnosis.name} away", f"wakeful cure {model} --rotate hadamard"

@@ -87,7 +87,9 @@ class Header:
     layouts: tuple[str, ...] = ()
     """The published tables that the report sets the figures beside."""
     scale: str = ""
-    """Of an exhibit: tiny, small or paper."""
+    """Of an exhibit, as the next: tiny, small or paper."""
+    given: tuple[str, ...] = ()
+    """What was asked for in place of the scale's own, as it is written on the command line."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -216,7 +216,7 @@ def _chosen(
         try:
             plan = planned(exhibit(name), wanted)
             place = place_of(name, wanted)
-            _check_folder(plan, place)
+            _check_folder(plan, place, wanted.given)
             check_fits([*plans.values(), plan], runs, finished, cluster)
         except WakefulError as error:
             if not wanted.all:
@@ -237,18 +237,23 @@ def place_of(name: str, wanted: ReproduceOptions) -> Path:
     return Path(wanted.out or f"runs/reproduce/{wanted.scale}/{name.replace('/', '-')}")
 
 
-def _check_folder(plan: Plan, place: Path) -> None:
-    """Raise `WakefulError` where another exhibit, or anything else, is in the folder."""
+def _check_folder(plan: Plan, place: Path, given: Sequence[str]) -> None:
+    """Raise `WakefulError` where another exhibit, or anything else, is in the folder.
+
+    One with other settings is another one: its page would be lost.
+    """
     if not place.exists() or (place.is_dir() and not any(place.iterdir())):
         return
     header = Run.open(place).header
     if header.kind != "reproduce":
         raise WakefulError(f"{place} is not an exhibit's folder; choose another with --out")
-    there = (header.name, header.scale, header.seeds)
-    if there != (plan.exhibit.name, plan.scale, plan.seeds):
+    there = (header.name, header.scale, header.seeds, header.given)
+    if there != (plan.exhibit.name, plan.scale, plan.seeds, tuple(given)):
+        seeds = ", ".join(map(str, header.seeds))
+        settings = ", ".join(header.given) or "no other setting"
         raise WakefulError(
-            f"{place} is of {header.name} at the {header.scale} scale with seeds "
-            f"{', '.join(map(str, header.seeds))}; choose another folder with --out"
+            f"{place} is of {header.name} at the {header.scale} scale with seeds {seeds} and "
+            f"{settings}; choose another folder with --out"
         )
 
 
@@ -377,7 +382,10 @@ def _work(
         show.note(f"{plan.exhibit.name}: {_told(total, wanted, cluster)}")
     run = Run(place)
     if not (place / "run.json").is_file():
-        facts = {"name": plan.exhibit.name, "scale": plan.scale, "seeds": list(plan.seeds)}
+        facts = {
+            "name": plan.exhibit.name, "scale": plan.scale, "seeds": list(plan.seeds),
+            "given": list(wanted.given),
+        }  # fmt: skip
         run.make("reproduce", facts)
     with run.lock():
         run.set_status("running")

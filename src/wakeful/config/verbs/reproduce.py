@@ -1,5 +1,6 @@
 """What `reproduce` may be told."""
 
+import shlex
 from dataclasses import dataclass
 from typing import Literal
 
@@ -52,3 +53,15 @@ class ReproduceOptions:
             raise WakefulError("--validation_text is for a text of one's own: give --text too")
         if self.all and self.out:
             raise WakefulError("--out is one exhibit's folder: leave it out with --all")
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """What decides the figures beside scale and seeds, as it is written on the command line."""
+        texts = {
+            "steps": str(self.steps or ""), "text": self.text, "tokenizer": self.tokenizer,
+            "validation_text": self.validation_text, "dtype": self.dtype,
+        }  # fmt: skip
+        words = [[f"--{name}", value] for name, value in texts.items() if value]
+        words += [["--models", *self.models]] if self.models else []
+        words += [["--tasks"]] if self.tasks else []
+        return tuple(map(shlex.join, words))
