@@ -54,6 +54,11 @@ class Section:
         """What became of each claim: the table's last column."""
         return [line.rpartition(" | ")[2].removesuffix(" |") for line in self.lines[4:-1]]
 
+    @property
+    def claims(self) -> list[str]:
+        """What each claim says: the table's first column."""
+        return [line.partition(" | ")[0] for line in self.lines[4:-1]]
+
 
 def main(folders: Iterable[Path], day: str) -> None:
     """Write the page: these exhibits' folders, and what it has of others or of other scales."""
@@ -72,7 +77,11 @@ def lines(sections: Iterable[Section], day: str) -> Iterator[str]:
         sections, key=lambda one: (one.paper, natural(one.exhibit), scales.index(one.scale))
     )
     yield HEAD
-    yield f"{day}. {_told(every)}\n"
+    claims = {(one.paper, words) for one in every if one.scale == "tiny" for words in one.claims}
+    yield (
+        f"{day}. {_told(every)} {len(claims)} of the tiny scale's differ in paper or wording: the "
+        "others repeat one at another of the paper's sizes.\n"
+    )
     for paper, group in groupby(every, key=lambda one: one.paper):
         of_paper = list(group)
         yield f"## {paper}\n\n{_told(of_paper)}\n"
