@@ -30,6 +30,13 @@ from wakeful.growth.baselines import BASELINES
 from wakeful.runs.run import Run
 from wakeful.variants import catalog as imported_catalog
 
+AUTOMATIC = {
+    "train.steps": "Optimizer steps of each round. 0: as many as minutes allow.",
+    "train.length": "Tokens a sequence. 0: 256, or the reference's context where it is shorter.",
+    "train.eval_every": "Steps between validations on all the text. 0: a fifth of the steps.",
+}  # fmt: skip
+"""What 0 means to inherit, where it is another thing than in a training run."""
+
 
 def options_of(kind: type, prefix: str = "") -> Iterator[tuple[str, str, object]]:
     """Yield every option of a verb: its name, its description in the source and its default."""
@@ -83,8 +90,11 @@ def test_all_help_has_every_option_with_its_description_and_default(
     shown = help_of(capsys, verb, ask="--help-all")
     found = list(options_of(KINDS[verb]))
     assert len(found) == len({name for name, _, _ in found})
-    for name, words, plain in found:
-        default = default_of(InheritOptions, name) if verb == "inherit" else plain
+    for name, described, plain in found:
+        words = described
+        default = plain
+        if verb == "inherit":
+            words, default = AUTOMATIC.get(name, words), default_of(InheritOptions, name)
         (end,) = re.findall(
             rf" {re.escape(flag_of(verb, name, default))} .*?{re.escape(words)}(.{{0,140}})", shown
         )[:1]

@@ -46,6 +46,14 @@ class Seldom:
 
 
 @dataclass(frozen=True)
+class Instead:
+    """Beside the type of a part: what is said of some of its options there."""
+
+    words: tuple[tuple[str, str], ...]
+    """Names and descriptions."""
+
+
+@dataclass(frozen=True)
 class Option:
     """One field, of a verb's options or of a part of them."""
 
@@ -93,7 +101,11 @@ class Option:
 
 
 def options_of(
-    kind: type, default: Any = None, prefix: str = "", seldom: tuple[str, ...] = ()
+    kind: type,
+    default: Any = None,
+    prefix: str = "",
+    seldom: tuple[str, ...] = (),
+    instead: tuple[tuple[str, str], ...] = (),
 ) -> Iterator[Option]:
     """Yield the options of a dataclass and of those in it, its own before those of its bases.
 
@@ -101,7 +113,7 @@ def options_of(
     """
     hints = typing.get_type_hints(kind, include_extras=True)
     plain = typing.get_type_hints(kind)
-    words = descriptions(kind)
+    words = descriptions(kind) | dict(instead)
     for entry in _fields(kind):
         name, inner = prefix + entry.name, plain[entry.name]
         extras = getattr(hints[entry.name], "__metadata__", ())
@@ -109,7 +121,8 @@ def options_of(
         if dataclasses.is_dataclass(inner):
             assert isinstance(inner, type)
             rare = next((each.names for each in extras if isinstance(each, Seldom)), ())
-            yield from options_of(inner, value, f"{name}.", rare)
+            told = next((each.words for each in extras if isinstance(each, Instead)), ())
+            yield from options_of(inner, value, f"{name}.", rare, told)
             continue
         group = next((each for each in extras if isinstance(each, Group)), None)
         group = None if entry.name in seldom else group

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from wakeful.config.options import How, HowMuch, Seldom, What, Where
+from wakeful.config.options import How, HowMuch, Instead, Seldom, What, Where
 from wakeful.config.schema import (
     BridgeConfig,
     DataConfig,
@@ -29,6 +29,14 @@ positions, final norm and head, as the paper's code does; or those alone. The re
 random."""
 Until = Literal["parity", "budget"]
 GrowFrom = Literal["reference", "student"]
+
+
+_AUTOMATIC = (
+    ("steps", "Optimizer steps of each round. 0: as many as minutes allow."),
+    ("length", "Tokens a sequence. 0: 256, or the reference's context where it is shorter."),
+    ("eval_every", "Steps between validations on all the text. 0: a fifth of the steps."),
+)  # fmt: skip
+"""What 0 means to the options of training here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +114,7 @@ class InheritOptions:
     optimizer: OptimizerConfig = field(
         default_factory=lambda: OptimizerConfig(lr=3e-4, final_lr=3e-5, warmup_steps=0)
     )
-    train: TrainConfig = field(
+    train: Annotated[TrainConfig, Instead(_AUTOMATIC)] = field(
         default_factory=lambda: TrainConfig(
             steps=0, length=0, batch_size=4, eval_batch_size=4, eval_every=0, checkpoint_every=0,
             keep_checkpoints=1,
