@@ -29,9 +29,12 @@ def test_a_published_size_says_whether_ours_agrees_and_a_figure_of_few_seeds_how
         verdict("unpublished"),
         verdict("missing", difference=None, error=None, low=None, high=None, seeds=0),
     )
-    judged = Judged(exhibit="a/fig1", paper="A", title="", scale="tiny", headline="",
+    judged = Judged(exhibit="a/fig1", paper="A", title="", scale="tiny", headline="tiny scale: 1M",
                     verdicts=verdicts)  # fmt: skip
-    rows = [line for line in tool.lines([judged], "2026-01-01") if line.endswith("confirmed |")]
+    written = [*tool.lines([tool.section(judged)], "2026-01-01")]
+    rows = [line for line in written if line.endswith("confirmed |")]
+    (kept,) = tool.read("\n".join(written))
+    assert kept == tool.section(judged)
     assert rows == [
         "| within | lower, −0.027, inside | −0.030 ± 0.010 | confirmed |",
         "| beyond | lower, −0.1, outside | −0.030 ± 0.010, 2 of 3 seeds | confirmed |",
