@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from datetime import date
 from itertools import groupby
 from pathlib import Path
-from typing import get_args
 
 from wakeful.estimates import with_error
-from wakeful.exhibits.exhibit import SCALES, Scale, natural
+from wakeful.exhibits.exhibit import SCALES, natural
 from wakeful.exhibits.judge import Judged, Outcome, Verdict
 from wakeful.pages.reproduction import OUTCOMES, Found, in_words
 from wakeful.runs.run import Run, read_record
@@ -107,7 +106,7 @@ def read(page: str) -> Iterator[Section]:
 def _told(sections: Sequence[Section]) -> str:
     """Return what came out at each scale: verdicts of two do not add up."""
     sentences: list[str] = []
-    for scale in get_args(Scale):
+    for scale in SCALES:
         at_it = [one for one in sections if one.scale == scale]
         every = [outcome for one in at_it for outcome in one.outcomes]
         if at_it:

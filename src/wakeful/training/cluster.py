@@ -216,7 +216,7 @@ class _Dealing:
         self.waiting, self.total, self.workers, self.logs = list(rows), len(rows), workers, logs
         self.may_diverge, self.may_fail = may_diverge, may_fail
         self.left = {row.label for row in rows}
-        """The labels of what has not ended."""
+        """The labels of what is still to be done."""
         self.faults: dict[str, str] = {}
         self.tries: collections.Counter[str] = collections.Counter()
         self.saved: dict[str, set[str]] = {}
