@@ -56,8 +56,10 @@ def without(reference: Decoder) -> Decoder:
 
 
 @pytest.mark.parametrize(
-    "over", [{}, {"mlp": "gelu", "bias": True}, {"qk_norm": True}, {"tied": False}],
-    ids=["plain", "biases", "head norms", "own head"],
+    "over",
+    [{}, {"mlp": "gelu", "bias": True}, {"qk_norm": True}, {"tied": False},
+     {"placement": "peri"}, {"placement": "reordered", "bias": True}],
+    ids=["plain", "biases", "head norms", "own head", "norms behind", "norms behind alone"],
 )  # fmt: skip
 @pytest.mark.parametrize("map", ["none", "down"])
 def test_what_does_nothing_goes_first_and_is_not_missed(over: dict, map: str) -> None:
@@ -93,8 +95,9 @@ def test_what_stays_is_the_most_important_by_definition() -> None:
     assert torch.equal(found.mlp.down.weight, theirs.mlp.down.weight[:, channels])
 
 
-def test_all_kept_is_the_reference() -> None:
-    reference = grouped()
+@pytest.mark.parametrize("placement", ["pre", "peri"])
+def test_all_kept_is_the_reference(placement: str) -> None:
+    reference = grouped(placement=placement)
     found = narrow(reference, WidthConfig(), TOKENS)
     torch.testing.assert_close(found(TOKENS), reference(TOKENS), rtol=1e-9, atol=1e-9)
 
@@ -122,6 +125,47 @@ def test_the_solution_is_the_least_squares(weigh: str, first: str) -> None:
     gradient = (weights.unsqueeze(1) * error).T @ f + ridge * moved
     assert moved.abs().max() > 1e-3
     torch.testing.assert_close(gradient, torch.zeros_like(gradient), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("placement", ["peri", "reordered"])
+@pytest.mark.parametrize(("weigh", "first"), [("relative", "apart"), ("equal", "out")])
+def test_before_a_norm_the_target_is_what_the_references_matrix_gives(
+    placement: str, weigh: str, first: str
+) -> None:
+    reference = tiny_decoder(num_layers=1, mlp_width=20, placement=placement)
+    options = BridgeConfig(weigh=weigh, first=first, ridge=0.1)
+    bare, found = (narrow(reference, WidthConfig(mlp=0.5), TOKENS, how) for how in (NONE, options))
+    seen: dict[str, torch.Tensor] = {}
+    for name, decoder in (("ours", found), ("theirs", reference)):
+        decoder.blocks[0].mlp.down.register_forward_hook(
+            lambda _, args, out, name=name: seen.update({f"{name} read": args[0], name: out})
+        )
+        decoder.blocks[0].register_forward_pre_hook(lambda _, args: seen.update(stream=args[0]))
+        with torch.no_grad():
+            decoder(TOKENS)
+    start = 1 if first == "out" else 0
+    f, v, made, y = (
+        seen[name][:, start:].flatten(0, 1) for name in ("ours read", "ours", "theirs", "stream")
+    )
+    weights = 1 / made.square().sum(1)
+    weights = weights / y.square().sum(1) if weigh == "relative" else weights
+    ridge = 0.1 * (weights.unsqueeze(1) * f.square()).sum(0).mean()
+    moved = found.blocks[0].mlp.down.weight - bare.blocks[0].mlp.down.weight
+    gradient = (weights.unsqueeze(1) * (v - made)).T @ f + ridge * moved
+    assert moved.abs().max() > 1e-3
+    torch.testing.assert_close(gradient, torch.zeros_like(gradient), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("placement", ["peri", "reordered"])
+def test_making_up_before_norms_brings_the_stream_nearer(placement: str) -> None:
+    reference = grouped(placement=placement)
+    bare, made_up = (narrow(reference, HALF, TOKENS, how) for how in (NONE, BridgeConfig()))
+    assert off(made_up, reference) < 0.7 * off(bare, reference)
+
+
+def test_a_norm_over_the_whole_stream_is_refused() -> None:
+    with pytest.raises(WakefulError, match=r"model\.placement = post.* leave out --width"):
+        narrow(tiny_decoder(placement="post"), HALF, TOKENS)
 
 
 @pytest.mark.parametrize("first", ["apart", "out"])

@@ -34,13 +34,14 @@ from wakeful.data.preparing import prepared
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.estimates import with_error
 from wakeful.growth import seeds
-from wakeful.growth.bridge import Stream, gaps
+from wakeful.growth.bridge import gaps
 from wakeful.growth.layers import LayerMap, written
 from wakeful.growth.outcome import Behind, read_inheritance
 from wakeful.growth.plan import Cost, measure_costs
 from wakeful.growth.recipe import Recipe
 from wakeful.growth.solving import solved_on
 from wakeful.growth.stages import Outcome
+from wakeful.growth.stream import Stream
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import initialize

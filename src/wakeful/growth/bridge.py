@@ -12,6 +12,11 @@ after it, and y the reference's stream after the last layer that is left out,
 over tokens of text, w = 1 or 1 / ‖y‖². The architecture stays. A bias of `down` is solved for too,
 without a penalty. λ is `ridge` times the mean of w m², or of w h².
 
+**Where a norm N(v) = γ ⊙ v / ρ(v) + β stands between the network and the stream** (`peri`,
+`reordered`: Gemma 2, OLMo 2), its divisor ρ is kept at what it was without a bridge: h / ρ stands
+for h, m / ρ for m, and (y − r − β) / γ for y − r. Then γ is solved for with the divisor that the
+new matrix gives, on y − r − β: one number a channel, or one for all where the norm has one.
+
 **The first token** of a sequence parks attention and is unlike all others: its stream is hundreds
 of times as long, in few channels, from early layers on. Counted as any other it would decide the
 solution; left out, it comes out with any direction, and the sink of later layers is lost. `apart`
@@ -21,26 +26,25 @@ direction, at a length between the heir's and the reference's. Norms do not see 
 the whole of it would cost the other tokens more than it is worth (docs/findings.md).
 """
 
-import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from wakeful.config.schema import BridgeConfig
 from wakeful.errors import WakefulError
+from wakeful.growth.equations import Equations, exact, token_weights
 from wakeful.growth.layers import LayerMap
-from wakeful.model.block import Block
-from wakeful.model.decoder import Decoder, begins_of
+from wakeful.growth.stream import Stream, behind_mlp
+from wakeful.model.block import Block, PostBlock
+from wakeful.model.decoder import Decoder
+from wakeful.norms.base import Norm
 from wakeful.training.setup import AS_IT_IS
-
-_AT_ONCE = 2048
-"""Tokens that go through a layer together."""
 
 
 @dataclass(frozen=True)
@@ -86,13 +90,30 @@ def gaps(layers: LayerMap, total: int) -> list[Gap]:
 
 def check_bridge(decoder: Decoder, remedy: str = "give --bridge.map none") -> None:
     """Raise `WakefulError`, which names the remedy, where no matrix can carry a bridge."""
-    for field, part, plain in (("placement", decoder.placement, "pre"),
-                               ("depth", decoder.depth, "residual")):  # fmt: skip
-        if str(part) != plain:
+    if str(decoder.depth) != "residual":
+        raise WakefulError(
+            f"model.depth = {decoder.depth}: a bridge is folded into a matrix whose output is "
+            f"added to the stream, which residual alone does; {remedy}"
+        )
+    for block in decoder.blocks:
+        assert isinstance(block, Block)
+        if isinstance(block, PostBlock):
             raise WakefulError(
-                f"model.{field} = {part}: a bridge is folded into a matrix whose output is added "
-                f"to the stream as it is, which {plain} alone does; {remedy}"
+                f"model.placement = {decoder.placement}: a norm over the whole stream stands "
+                f"behind the matrix that would carry a bridge; {remedy}"
             )
+        norm = behind_mlp(block)
+        if norm is not None and type(norm).take_scale is Norm.take_scale:
+            raise WakefulError(
+                f"model.norm = {norm} behind the matrix that would carry a bridge does more than "
+                f"scale channels; {remedy}"
+            )
+
+
+def carriers(block: Block) -> list[nn.Module]:
+    """Return the parts of a block that a bridge changes."""
+    norm = behind_mlp(block)
+    return [block.mlp.down] if norm is None else [block.mlp.down, norm]
 
 
 @torch.no_grad()
@@ -133,6 +154,7 @@ def bridge(
     if options.map == "none" or not wanted:
         return []
     check_bridge(heir)
+    check_bridge(reference)
     ours, theirs = (Stream(each, tokens, documents, autocast) for each in (heir, reference))
     found = []
     for gap in wanted:
@@ -175,9 +197,11 @@ def rebridge(
     for source, _, _ in old.keys() - new.keys():
         if source not in layers.sources:
             continue
-        name = f"blocks.{layers.sources.index(source)}.mlp.down"
-        theirs = reference.get_submodule(f"blocks.{source}.mlp.down")
-        heir.get_submodule(name).load_state_dict(theirs.state_dict())
+        ours, theirs = heir.blocks[layers.sources.index(source)], reference.blocks[source]
+        assert isinstance(ours, Block)
+        assert isinstance(theirs, Block)
+        for part, whole in zip(carriers(ours), carriers(theirs), strict=True):
+            part.load_state_dict(whole.state_dict())
     only = [gap for place, gap in new.items() if place not in old]
     return bridge(
         heir, reference, layers, tokens, options, documents=documents, only=only,
@@ -199,160 +223,86 @@ def stayed(bridges: Sequence[Bridged], layers: LayerMap, total: int) -> list[Bri
     ]
 
 
-class Stream:
-    """A decoder's stream over all of a text, as far as its first layers take it."""
-
-    def __init__(
-        self,
-        decoder: Decoder,
-        tokens: Int[Tensor, "B L"],
-        documents: Int[Tensor, "B L"] | None = None,
-        autocast: AbstractContextManager[object] = AS_IT_IS,
-    ) -> None:
-        self.autocast = autocast
-        self.blocks = [block for block in decoder.blocks if isinstance(block, Block)]
-        self.layer = 0
-        rows = max(1, _AT_ONCE // tokens.shape[1])
-        device = decoder.embed.weight.device
-        parts = tokens.to(device).split(rows)
-        numbers = (torch.zeros_like(tokens) if documents is None else documents).to(device)
-        divided = [None] * len(parts) if documents is None else numbers.split(rows)
-        self.parts = [
-            decoder.before_blocks(decoder.embed(part), tokens=part, documents=own)
-            for part, own in zip(parts, divided, strict=True)
-        ]
-        self.firsts = begins_of(numbers).split(rows)
-        """Which tokens are the first that their row, or document, has: (B, L) a part."""
-
-    def through(self, layer: int) -> None:
-        """Go on to what the layer of this number receives."""
-        while self.layer < layer:
-            for number, (x, flow) in enumerate(self.parts):
-                with self.autocast:
-                    out, left = self.blocks[self.layer](x, flow)
-                flow.memory.update(left)
-                self.parts[number] = out, flow
-            self.layer += 1
-
-    def states(self) -> Iterator[Float[Tensor, "B L D"]]:
-        """Yield the stream, part by part."""
-        return (x for x, _ in self.parts)
-
-    def seen(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield what the next layer's `down` reads (B, L, H) and puts out (B, L, D), and what the
-        layer puts out (B, L, D), part by part.
-        """
-        block, seen = self.blocks[self.layer], []
-        handle = block.mlp.down.register_forward_hook(
-            lambda _, args, output: seen.append((args[0], output))
-        )
-        try:
-            for x, flow in self.parts:
-                with self.autocast:
-                    out, _ = block(x, flow)
-                yield *seen.pop(), out
-        finally:
-            handle.remove()
-
-
-class Equations:
-    """Σ w f fᵀ, Σ w f zᵀ and Σ w ‖z‖² of features f and targets z, summed in float64.
-
-    Each part's products are in its own dtype.
-    """
-
-    def __init__(self, features: int, width: int, device: torch.device) -> None:
-        self.ff = torch.zeros(features, features, dtype=torch.float64, device=device)
-        self.fz = torch.zeros(features, width, dtype=torch.float64, device=device)
-        self.zz = 0.0
-
-    def add(self, f: Tensor, z: Tensor, weights: Tensor) -> None:
-        weighted = (f * weights.unsqueeze(1)).T
-        with whole_products():
-            self.ff += weighted @ f
-            self.fz += weighted @ z
-        self.zz += float((z.square().sum(1) * weights).sum())
-
-    def error(self, solution: Tensor) -> float:
-        """Return Σ w ‖S f − z‖², of a solution Sᵀ."""
-        return self.zz + float((solution * (self.ff @ solution - 2 * self.fz)).sum())
-
-    def factored(self, ridge: float, size: int | None = None) -> Tensor:
-        """Return the Cholesky factor of Σ w f fᵀ + λ, λ = `ridge` times the mean of w f².
-
-        Only the first `size` entries of f are counted and damped; a bias comes after them.
-        """
-        damped = self.ff.clone()
-        diagonal = damped.diagonal()[:size]
-        diagonal += ridge * diagonal.mean()
-        factor, failed = torch.linalg.cholesky_ex(damped)
-        if failed:
-            raise WakefulError(
-                f"too little text to solve for {len(diagonal)} columns: "
-                "give more --bridge.tokens, or a "
-                f"larger --bridge.ridge than {ridge:g}"
-            )
-        return factor
-
-    def solved(self, ridge: float) -> Tensor:
-        """Return Sᵀ with the least Σ w ‖S f − z‖² + λ ‖S‖², λ as of `factored`."""
-        return torch.cholesky_solve(self.fz, self.factored(ridge))
-
-
-@contextlib.contextmanager
-def whole_products() -> Iterator[None]:
-    """Multiply float32 matrices in float32, whatever shorter format a user allows elsewhere."""
-    allowed = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(allowed)
-
-
-def exact(x: Tensor) -> Tensor:
-    """Return a tensor in float32, or in float64 where it is."""
-    return x if x.dtype == torch.float64 else x.float()
-
-
 def solve(ours: Stream, theirs: Stream, gap: Gap, options: BridgeConfig) -> Bridged:
     """Solve for one bridge and fold it into the layer before the gap."""
-    down = ours.blocks[gap.after].mlp.down
+    block = ours.blocks[gap.after]
+    down, norm = block.mlp.down, behind_mlp(block)
     weight, bias = exact(down.weight), down.bias
     width, hidden = weight.shape
     through = options.map == "output"
     size = width if through else hidden
     equations = Equations(size + (bias is not None), width, weight.device)
-    total, first = 0.0, _Mean()
-    for (read, made, put_out), state, firsts in zip(
+    old = torch.cat([weight.T, *([] if bias is None else [exact(bias).unsqueeze(0)])])
+    scale, shift = _affine(norm)
+    total, plain, first = 0.0, 0.0, _Mean()
+    for (read, added, put_out), state, firsts in zip(
         ours.seen(), theirs.states(), ours.firsts, strict=True
     ):
         f, out, y = exact(read), exact(put_out), exact(state).to(weight.device)
-        rest = out - exact(made)
+        rest = out - exact(added) + shift
         if through:
             f = f @ weight.T if bias is None else f @ weight.T + exact(bias)
         if bias is not None:
             f = torch.cat([f, torch.ones_like(f[..., :1])], -1)
+        if norm is not None:
+            f = f / _divisor(norm, f[..., :size] if through else f @ old.to(f))
         first.add(*(part[firsts] for part in (f, out, y, rest)))
-        counted = torch.ones_like(firsts) if options.first == "in" else ~firsts
-        f, z, y = (part[counted] for part in (f, y - rest, y))
-        lengths = y.square().sum(1)
-        weights = 1 / lengths if options.weigh == "relative" else torch.ones_like(lengths)
+        counted = _counted(firsts, options)
+        f, out, y, rest = (part[counted] for part in (f, out, y, rest))
+        weights, lengths = token_weights(y, options), y.square().sum(1)
         total += float((weights * lengths).sum())
-        equations.add(f, z, weights)
-    if through:
-        old = torch.eye(len(equations.ff), width, dtype=torch.float64, device=weight.device)
-    else:
-        old = torch.cat([weight.T, *([] if bias is None else [bias.unsqueeze(0)])]).double()
-    solution = _solved(equations, size, options, first)
+        plain += float((weights * (out - y).square().sum(1)).sum())
+        equations.add(f, (y - rest) / scale, weights)
+    solution = _solved(equations, size, options, first, scale)
     new = solution[:size].T
     down.weight.copy_(new @ weight.double() if through else new)
     if bias is not None:
         bias.copy_(solution[size] + (new @ bias.double() if through else 0))
-    return Bridged(
-        gap.after, gap.first, gap.last,
-        plain=equations.error(old) / total, error=equations.error(solution) / total,
-    )  # fmt: skip
+    left = equations.error(solution) if norm is None else _rescaled(norm, ours, theirs, options)
+    return Bridged(gap.after, gap.first, gap.last, plain=plain / total, error=left / total)
+
+
+def _affine(norm: Norm | None) -> tuple[Tensor | float, Tensor | float]:
+    """Return a norm's scales γ and biases β, a number each where it has none of a channel."""
+    if norm is None:
+        return 1.0, 0.0
+    bias = dict(norm.named_parameters()).get("bias")
+    scale = norm.folded().get("weight", norm.get_parameter("weight"))
+    return exact(scale), 0.0 if bias is None else exact(bias)
+
+
+def _divisor(norm: Norm, v: Float[Tensor, "*B D"]) -> Float[Tensor, "*B 1"]:
+    """Return what a norm divides by."""
+    centered = v - v.mean(-1, keepdim=True) if norm.centers else v
+    return (centered.square().mean(-1, keepdim=True) + norm.place.eps).sqrt()
+
+
+def _rescaled(norm: Norm, ours: Stream, theirs: Stream, options: BridgeConfig) -> float:
+    """Scale a norm by least squares for what the new matrix gives; return Σ w ‖x − y‖² then."""
+    _, shift = _affine(norm)
+    nn_, nz, zz = (torch.zeros((), dtype=torch.float64) for _ in range(3))
+    for (_, added, put_out), state, firsts in zip(
+        ours.seen(), theirs.states(), ours.firsts, strict=True
+    ):
+        counted = _counted(firsts, options)
+        n, out, y = (exact(part)[counted] for part in (added, put_out, state.to(added.device)))
+        z, n = (y - (out - n) - shift).double(), (n - shift).double()
+        weights = token_weights(y, options).double().unsqueeze(1)
+        nn_, nz, zz = (
+            total.to(z.device) + (weights * a * b).sum(0)
+            for total, a, b in ((nn_, n, n), (nz, n, z), (zz, z, z))
+        )
+    if not norm.scales_channels:
+        nn_, nz, zz = (total.sum(0, keepdim=True) for total in (nn_, nz, zz))
+    by = nz / nn_
+    weight = norm.get_parameter("weight")
+    weight.copy_(weight.double() * by)
+    return float((zz - 2 * by * nz + by * by * nn_).sum())
+
+
+def _counted(firsts: Tensor, options: BridgeConfig) -> Tensor:
+    """Return the tokens that the least squares is over: a mask like `firsts`."""
+    return torch.ones_like(firsts) if options.first == "in" else ~firsts
 
 
 class _Mean:
@@ -372,13 +322,15 @@ class _Mean:
         return [total / self.count for total in self.sums]
 
 
-def _solved(equations: Equations, size: int, options: BridgeConfig, first: _Mean) -> Tensor:
+def _solved(
+    equations: Equations, size: int, options: BridgeConfig, first: _Mean, scale: Tensor | float
+) -> Tensor:
     """Return Sᵀ with the least Σ w ‖S f − z‖² + λ ‖S‖², and S f₁ = z₁ where first is apart."""
     factor = equations.factored(options.ridge, size)
     solution = torch.cholesky_solve(equations.fz, factor)
     if options.first == "apart":
         f, x, y, rest = first.means
-        wanted = y * (x.norm() / y.norm()).sqrt() - rest
+        wanted = (y * (x.norm() / y.norm()).sqrt() - rest) / scale
         lever = torch.cholesky_solve(f.unsqueeze(1), factor).squeeze(1)
         solution += torch.outer(lever, wanted - f @ solution) / (f @ lever)
     return solution

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from wakeful.config.schema import BridgeConfig
 from wakeful.errors import WakefulError
-from wakeful.growth.bridge import Gap, Stream, check_bridge, solve
+from wakeful.growth.bridge import Gap, carriers, check_bridge, solve
+from wakeful.growth.stream import Stream
 from wakeful.model.decoder import IGNORED, Decoder, cross_entropy
 from wakeful.training.setup import AS_IT_IS
 
@@ -97,7 +98,7 @@ class _Trial:
         """Return the loss without the layers from `start` on, bridged by the one before them."""
         before, stop = start - 1, start + dropped
         block = self.fitted.stream.blocks[before]
-        parameters = list(block.mlp.down.parameters())
+        parameters = [each for part in carriers(block) for each in part.parameters()]
         kept = [parameter.clone() for parameter in parameters]
         try:
             gap = Gap(before, start, stop - 1)

@@ -13,7 +13,9 @@ is made up for in closed form: layer by layer, of each matrix that writes to the
 
 with W the columns that stay, f what they read in the narrow model, and z what is missing from its
 stream to the reference's behind the sublayer. The penalty holds on to what the model had learned.
-Weights w and λ are those of bridges (`BridgeConfig`). B batch, L tokens.
+Weights w and λ are those of bridges (`BridgeConfig`). Where a norm stands between the matrix and
+the stream (`peri`, `reordered`), which takes out the length of what it reads, z is what the
+reference's matrix gives and w is divided by ‖z‖². B batch, L tokens.
 """
 
 import dataclasses
@@ -27,7 +29,9 @@ from torch import Tensor, nn
 from wakeful.config.model import ModelConfig
 from wakeful.config.schema import BridgeConfig, WidthConfig
 from wakeful.errors import WakefulError
-from wakeful.growth.bridge import Equations, Stream, check_bridge, exact
+from wakeful.growth.bridge import check_bridge
+from wakeful.growth.equations import Equations, exact, token_weights
+from wakeful.growth.stream import Stream, behind_mlp
 from wakeful.model.block import Block
 from wakeful.model.decoder import Decoder
 from wakeful.training.setup import AS_IT_IS
@@ -181,18 +185,23 @@ def _make_up(ours: Stream, theirs: Stream, name: str, options: BridgeConfig) -> 
         strict=True,
     )  # fmt: skip
     first = name == _WRITES[0]
+    normed = behind_mlp(ours.blocks[ours.layer]) is not None
     for stream, own, their_stream, their_own, firsts in parts:
         x, y = exact(stream), exact(their_stream)
         mine, full = ([exact(part) for part in each] for each in (own, their_own))
-        # The stream behind the sublayer, without what this matrix adds, and the reference's.
-        behind = (y + full[1]) if first else (y + full[1] + full[3])
-        before = x if first else x + mine[1]
+        f, made = (mine[0], full[1]) if first else (mine[2], full[3])
+        if normed:
+            behind, z = y, made
+        else:
+            # The stream behind the sublayer, without what this matrix adds, and the reference's.
+            behind = (y + full[1]) if first else (y + full[1] + full[3])
+            z = behind - (x if first else x + mine[1])
         if matrix.bias is not None:
-            before = before + exact(matrix.bias)
-        f = mine[0] if first else mine[2]
+            z = z - exact(matrix.bias)
         counted = ~firsts if options.first == "out" else torch.ones_like(firsts)
-        f, z, y_ = (part[counted] for part in (f, behind - before, behind))
-        lengths = y_.square().sum(1)
-        weights = 1 / lengths if options.weigh == "relative" else torch.ones_like(lengths)
+        f, z, behind, made = (part[counted] for part in (f, z, behind, made))
+        weights = token_weights(behind, options)
+        if normed:
+            weights = weights / made.square().sum(1)
         equations.add(f, z - f @ weight.T, weights)
     matrix.weight.copy_(weight + equations.solved(options.ridge).T)

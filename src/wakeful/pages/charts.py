@@ -49,8 +49,13 @@ def dashed(field: str, names: Sequence[str], dashes: Sequence[list[int]], **more
 
 def shaped(field: str, names: Sequence[str], **more: Any) -> alt.Shape:
     """Return the encoding of a field by a shape for each name."""
-    shapes = [SHAPES[n % len(SHAPES)] for n in range(len(names))]
-    return alt.Shape(f"{field}:N", scale=alt.Scale(domain=list(names), range=shapes), **more)
+    scale = alt.Scale(domain=list(names), range=shapes(names))
+    return alt.Shape(f"{field}:N", scale=scale, **more)
+
+
+def shapes(names: Sized) -> list[str]:
+    """Return a shape for each name; past their number they come again, with another color."""
+    return [SHAPES[n % len(SHAPES)] for n in range(len(names))]
 
 
 def dashes(names: Sized) -> list[list[int]]:

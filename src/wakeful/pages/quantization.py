@@ -28,7 +28,11 @@ from wakeful.pages.charts import (
     heatmap,
     line_at,
     nearest,
+    opacity,
     rounded,
+    shaped,
+    shapes,
+    switchable,
     tip,
     tips,
     unchecked,
@@ -79,19 +83,19 @@ def with_errors(figures: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def charts(damage: Damage) -> list[tuple[str, Drawing]]:
-    """Return every chart with a name fit for a file."""
+def charts(damage: Damage, *, legends: bool = False) -> list[tuple[str, Drawing]]:
+    """Return every chart with a name fit for a file; the page has one legend for all schemes."""
     names = [
         (f"layers-{n}", name)
         for n, (name, scheme) in enumerate(damage.schemes.items())
         if scheme.weights is not None
     ]
     return [
-        ("layer-error", layer_error(damage)),
+        ("layer-error", layer_error(damage, legend=legends)),
         ("input-kurtosis", _input_kurtosis(damage)),
-        ("block-error", _block_error(damage)),
+        ("block-error", _block_error(damage, legend=legends)),
         ("block-kurtosis", _block_kurtosis(damage)),
-        ("error-against-kurtosis", _scatter(damage)),
+        ("error-against-kurtosis", _scatter(damage, legend=legends)),
         *((file, _layer_map(damage, name)) for file, name in names),
     ]
 
@@ -107,7 +111,7 @@ _TITLES = {
 
 def titled(damage: Damage) -> list[tuple[str, Drawing]]:
     """Return every chart with a title for a paper."""
-    drawn = dict(charts(damage))
+    drawn = dict(charts(damage, legends=True))
     layers = [
         (f"Relative error of every layer under {name}", drawn[f"layers-{n}"])
         for n, name in enumerate(damage.schemes)
@@ -116,7 +120,7 @@ def titled(damage: Damage) -> list[tuple[str, Drawing]]:
     return [*((title, drawn[name]) for name, title in _TITLES.items()), *layers]
 
 
-def layer_error(damage: Damage) -> Drawing:
+def layer_error(damage: Damage, *, legend: bool = True) -> Drawing:
     """Draw the relative error of the layers of each block: their root mean square."""
     frames = {
         (name, position): _over_blocks(
@@ -125,17 +129,17 @@ def layer_error(damage: Damage) -> Drawing:
         for name in damage.schemes
         for position in _POSITIONS
     }
-    return _errors(damage, frames, "relative error of layers")
+    return _errors(damage, frames, "relative error of layers", legend=legend)
 
 
-def _block_error(damage: Damage) -> Drawing:
+def _block_error(damage: Damage, *, legend: bool) -> Drawing:
     """Draw the relative error of each block's output, with all errors before it."""
     frames = {
         (name, position): block_values(damage, "block_error", name, position)
         for name in damage.schemes
         for position in _POSITIONS
     }
-    return _errors(damage, frames, "relative error of the block's output")
+    return _errors(damage, frames, "relative error of the block's output", legend=legend)
 
 
 def _input_kurtosis(damage: Damage) -> Drawing:
@@ -154,7 +158,7 @@ def _block_kurtosis(damage: Damage) -> Drawing:
     return _kurtosis(frames, "kurtosis of the block's output")
 
 
-def _scatter(damage: Damage) -> Drawing:
+def _scatter(damage: Damage, *, legend: bool) -> Drawing:
     """Draw every layer's relative error against the kurtosis of its input."""
     frames = [
         layer_errors(damage, name).select(
@@ -162,8 +166,12 @@ def _scatter(damage: Damage) -> Drawing:
         )
         for name in damage.schemes
     ]
-    color = colored("scheme", [*damage.schemes], legend=alt.Legend())
-    return wide(error_over_kurtosis(pl.concat(frames), "scheme", color), 300)
+    shown = alt.Legend() if legend else None
+    color = colored("scheme", [*damage.schemes], legend=shown)
+    chart = error_over_kurtosis(pl.concat(frames), "scheme", color).encode(
+        shape=shaped("scheme", [*damage.schemes], legend=shown), opacity=opacity("scheme", 0.65)
+    )
+    return wide(switchable(chart), 300)
 
 
 def error_over_kurtosis(
@@ -222,17 +230,26 @@ def _over_blocks(errors: pl.DataFrame, value: pl.Expr, *, squared: bool) -> pl.D
     return known.group_by("layer").agg(value=mean).sort("layer")
 
 
-def _errors(damage: Damage, frames: Mapping[tuple[str, str], pl.DataFrame], title: str) -> Drawing:
+def _errors(
+    damage: Damage, frames: Mapping[tuple[str, str], pl.DataFrame], title: str, *, legend: bool
+) -> Drawing:
     frame = pl.concat(
         frame.select("layer", "value", scheme=pl.lit(scheme), position=pl.lit(position))
         for (scheme, position), frame in frames.items()
     )
-    color = colored("scheme", [*damage.schemes], legend=None)
-    base = alt.Chart(rounded(frame.filter(pl.col("value") > 0))).encode(x=_LAYERS, color=color)
+    shown, names = alt.Legend() if legend else None, [*damage.schemes]
+    base = alt.Chart(rounded(frame.filter(pl.col("value") > 0))).encode(
+        x=_LAYERS, color=colored("scheme", names, legend=shown)
+    )
     y = _log(title, "~p")
-    lines = base.mark_line(strokeWidth=2).encode(y=y, strokeDash=_dash(None))
+    lines = base.mark_line(strokeWidth=2).encode(
+        y=y, strokeDash=_dash(shown), opacity=opacity("scheme")
+    )
+    marks = base.mark_point(filled=True, size=36).encode(
+        y=y, shape=shaped("scheme", names, legend=shown), opacity=opacity("scheme")
+    )
     tooltip = [*tips("scheme:N", "position:N", "layer:Q"), _ERROR]
-    return wide(alt.layer(lines, nearest(base, tooltip, y)), 240)
+    return wide(switchable(alt.layer(lines, marks, nearest(base, tooltip, y))), 240)
 
 
 def _kurtosis(frames: Mapping[str, pl.DataFrame], title: str) -> Drawing:
@@ -323,7 +340,9 @@ def write_quantization(
         findings=findings(damage),
         rows=[figures | with_errors(figures) for figures in full["schemes"]],
         before=with_error(full["perplexity"], full["perplexity_standard_error"]),
+        names=[*damage.schemes],
         colors=colors(damage.schemes),
+        shapes=shapes(damage.schemes),
         drawn=dict(charts(damage)),
         worst=[worst_layers(damage, name) for name in damage.schemes],
     )

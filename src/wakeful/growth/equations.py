@@ -1,0 +1,77 @@
+"""`Equations`: the normal equations of a weighted least squares with a ridge, in float64."""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from wakeful.config.schema import BridgeConfig
+from wakeful.errors import WakefulError
+
+
+class Equations:
+    """Σ w f fᵀ, Σ w f zᵀ and Σ w ‖z‖² of features f and targets z, summed in float64.
+
+    Each part's products are in its own dtype.
+    """
+
+    def __init__(self, features: int, width: int, device: torch.device) -> None:
+        self.ff = torch.zeros(features, features, dtype=torch.float64, device=device)
+        self.fz = torch.zeros(features, width, dtype=torch.float64, device=device)
+        self.zz = 0.0
+
+    def add(self, f: Tensor, z: Tensor, weights: Tensor) -> None:
+        weighted = (f * weights.unsqueeze(1)).T
+        with whole_products():
+            self.ff += weighted @ f
+            self.fz += weighted @ z
+        self.zz += float((z.square().sum(1) * weights).sum())
+
+    def error(self, solution: Tensor) -> float:
+        """Return Σ w ‖S f − z‖², of a solution Sᵀ."""
+        return self.zz + float((solution * (self.ff @ solution - 2 * self.fz)).sum())
+
+    def factored(self, ridge: float, size: int | None = None) -> Tensor:
+        """Return the Cholesky factor of Σ w f fᵀ + λ, λ = `ridge` times the mean of w f².
+
+        Only the first `size` entries of f are counted and damped; a bias comes after them.
+        """
+        damped = self.ff.clone()
+        diagonal = damped.diagonal()[:size]
+        diagonal += ridge * diagonal.mean()
+        factor, failed = torch.linalg.cholesky_ex(damped)
+        if failed:
+            raise WakefulError(
+                f"too little text to solve for {len(diagonal)} columns: "
+                "give more --bridge.tokens, or a "
+                f"larger --bridge.ridge than {ridge:g}"
+            )
+        return factor
+
+    def solved(self, ridge: float) -> Tensor:
+        """Return Sᵀ with the least Σ w ‖S f − z‖² + λ ‖S‖², λ as of `factored`."""
+        return torch.cholesky_solve(self.fz, self.factored(ridge))
+
+
+@contextlib.contextmanager
+def whole_products() -> Iterator[None]:
+    """Multiply float32 matrices in float32, whatever shorter format a user allows elsewhere."""
+    allowed = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(allowed)
+
+
+def exact(x: Tensor) -> Tensor:
+    """Return a tensor in float32, or in float64 where it is."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def token_weights(stream: Float[Tensor, "N D"], options: BridgeConfig) -> Float[Tensor, "N"]:
+    """Return w of each token: 1 / ‖y‖², y its stream in the reference, or 1 (`weigh`)."""
+    lengths = stream.square().sum(1)
+    return 1 / lengths if options.weigh == "relative" else torch.ones_like(lengths)
