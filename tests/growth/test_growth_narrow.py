@@ -185,11 +185,37 @@ def test_at_least_one_of_each_stays() -> None:
     assert (config.num_heads, config.num_kv_heads, config.mlp_width) == (2, 1, 1)
 
 
-@pytest.mark.parametrize("over", [{"route": "svformer"}, {"normalizer": "softmax1(learned=True)"}])
-def test_parts_with_heads_of_their_own_are_refused(over: dict[str, str]) -> None:
-    (name,) = over
-    with pytest.raises(WakefulError, match=f"model.{name} = "):
-        narrow(tiny_decoder(**over), HALF, TOKENS)
+@pytest.mark.parametrize(
+    "over",
+    [{"route": "svformer"}, {"normalizer": "softmax1(learned=True)"},
+     {"qk_norm_whole": True, "qk_norm": True}],
+    ids=str,
+)  # fmt: skip
+def test_parts_with_heads_of_their_own_are_refused_unless_all_heads_stay(over: dict) -> None:
+    name = next(iter(over))
+    reference = grouped(**over)
+    with pytest.raises(WakefulError, match=rf"model\.{name} = .*: --width\.heads narrows"):
+        narrow(reference, HALF, TOKENS)
+    bare, made_up = (
+        narrow(reference, WidthConfig(mlp=0.5), TOKENS, how) for how in (NONE, BridgeConfig())
+    )
+    assert made_up.config.num_heads == 4
+    assert off(made_up, reference) < 0.7 * off(bare, reference)
+
+
+def test_turned_channels_are_refused_unless_all_stay() -> None:
+    reference = grouped(mlp_rotation=True)
+    with pytest.raises(WakefulError, match=r"model\.mlp_rotation = True: --width\.mlp narrows"):
+        narrow(reference, WidthConfig(mlp=0.5), TOKENS)
+    assert narrow(reference, WidthConfig(heads=0.5), TOKENS).config.num_heads == 2
+
+
+@pytest.mark.parametrize("normalizer", ["softcap(cap=2.0)", "softmax1", "relu"])
+def test_normalizers_without_parameters_are_narrowed(normalizer: str) -> None:
+    reference = without(grouped(normalizer=normalizer))
+    before = reference(TOKENS)
+    found = narrow(reference, HALF, TOKENS)
+    torch.testing.assert_close(found(TOKENS), before, rtol=1e-9, atol=1e-9)
 
 
 def test_a_share_is_between_0_and_1() -> None:

@@ -35,9 +35,13 @@ from wakeful.growth.stream import Stream, behind_mlp
 from wakeful.model.block import Block
 from wakeful.model.decoder import Decoder
 from wakeful.training.setup import AS_IT_IS
+from wakeful.variants import build
 
 _WRITES = ("attention.out", "mlp.down")
 """The matrices of a block that write to the stream, in their order."""
+
+_LAYERS = ("query", "key", "value", "out", "gate", "up", "down")
+"""The linear layers of a block; what else has parameters has none of a head or a channel."""
 
 
 def narrow_config(config: ModelConfig, width: WidthConfig) -> ModelConfig:
@@ -46,25 +50,34 @@ def narrow_config(config: ModelConfig, width: WidthConfig) -> ModelConfig:
     Raises:
         WakefulError: a variant has weights or meanings by head or channel of its own.
     """
-    others = {
-        "route": "own", "normalizer": "softmax", "stored_prefix": 0, "mlp_rotation": False,
-        "qk_norm_whole": False,
-    }  # fmt: skip
-    for name, plain in others.items():
-        if getattr(config, name) != plain:
-            raise WakefulError(
-                f"model.{name} = {getattr(config, name)}: --width takes heads and channels out of "
-                f"a model with {name} = {plain} alone"
-            )
     shape = config.shape
     groups = _kept(width.heads, shape.num_kv_heads)
+    channels = _kept(width.mlp, config.mlp_width)
+    if groups < shape.num_kv_heads:
+        normalizer = build("normalizers", config.normalizer)
+        normalizer.attach(shape)
+        _check(config, "heads", route="own", stored_prefix=0, qk_norm_whole=False)
+        if any(True for _ in normalizer.parameters()):
+            _check(config, "heads", normalizer="softmax")
+    if channels < config.mlp_width:
+        _check(config, "mlp", mlp_rotation=False)
     return dataclasses.replace(
         config,
         num_heads=groups * (shape.num_heads // shape.num_kv_heads),
         num_kv_heads=groups,
         head_width=shape.head_width,
-        mlp_width=_kept(width.mlp, config.mlp_width),
+        mlp_width=channels,
     )
+
+
+def _check(config: ModelConfig, what: str, **plain: object) -> None:
+    """Raise `WakefulError` where `--width.WHAT` cuts through what a variant has."""
+    for name, value in plain.items():
+        if getattr(config, name) != value:
+            raise WakefulError(
+                f"model.{name} = {getattr(config, name)}: --width.{what} narrows a model with "
+                f"{name} = {value} alone"
+            )
 
 
 @torch.no_grad()
@@ -131,12 +144,12 @@ def _chosen(
 ) -> Tensor:
     """Return the rows or columns of a parameter of the reference that stay."""
     parts = name.split(".")
-    if parts[0] != "blocks" or len(parts) < 5:
+    if parts[0] != "blocks" or len(parts) != 5 or parts[3] not in _LAYERS:
         return tensor
     groups, channels = kept[int(parts[1])]
-    half, layer, what = parts[2], parts[3], parts[4]
+    half, layer, what = parts[2:]
     axis = 1 if layer in ("out", "down") else 0
-    if what == "norm" or (axis and what == "bias"):  # norms of heads are shared by all
+    if axis and what == "bias":
         return tensor
     if half == "mlp":
         return tensor.index_select(axis, channels)
