@@ -100,7 +100,7 @@ def test_narrow_is_refused_where_the_numbers_do_not_allow_it() -> None:
     one_group = tiny_decoder(num_heads=4, num_kv_heads=1, mlp_width=8)
     with pytest.raises(WakefulError, match=r"4 layers of one group .* the heir has [\d,]+: keep"):
         narrow_shares(setting(one_group, 1))
-    with pytest.raises(WakefulError, match="takes heads and channels out of"):
+    with pytest.raises(WakefulError, match=r"--width\.heads narrows a model with route = own"):
         narrow_shares(setting(tiny_decoder(route="svformer")))
 
 

@@ -23,7 +23,10 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8
 gray, which show on white and on black."""
 _PLAIN = str.maketrans({"‖": " ", "₀": "0", "|": " ", "β": "beta", "π": "pi", "'": "", "’": ""})
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 4], [10, 2], [1, 3], [6, 2, 2, 2])
-SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
+SHAPES = (
+    "circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right",
+    "triangle-left",
+)  # fmt: skip
 _NEAREST = "the point nearest to the pointer"
 _PLACES = 100
 """Places of a line that the pointer finds, at least; more would be slow to draw."""

@@ -1,7 +1,7 @@
 """What quantization did, drawn: a table for the terminal, charts, and one offline HTML page."""
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -166,40 +166,34 @@ def _scatter(damage: Damage, *, legend: bool) -> Drawing:
         )
         for name in damage.schemes
     ]
-    shown = alt.Legend() if legend else None
-    color = colored("scheme", [*damage.schemes], legend=shown)
-    chart = error_over_kurtosis(pl.concat(frames), "scheme", color).encode(
-        shape=shaped("scheme", [*damage.schemes], legend=shown), opacity=opacity("scheme", 0.65)
+    return error_over_kurtosis(
+        pl.concat(frames), "scheme", [*damage.schemes], height=300, legend=legend
     )
-    return wide(switchable(chart), 300)
 
 
 def error_over_kurtosis(
-    frame: pl.DataFrame, of: str, color: alt.Color, *more: alt.Tooltip
-) -> alt.Chart:
+    frame: pl.DataFrame, of: str, names: Sequence[str], *more: alt.Tooltip, height: int,
+    legend: bool,
+) -> Drawing:  # fmt: skip
     """Draw a point a layer: its relative error, `value`, over the `kurtosis` of its input.
 
-    `of` is the column that points are colored by.
+    `of` is the column whose `names` have a color and a shape each.
     """
-    frame = frame.filter((pl.col("value") > 0) & (pl.col("kurtosis") > 0))
-    chart = alt.Chart(rounded(frame)).mark_point(filled=True, size=26, opacity=0.65)
-    return chart.encode(
-        x=alt.X(
-            "kurtosis:Q",
-            title="kurtosis of the layer's input (all but the first token)",
-            scale=alt.Scale(type="log", nice=False, padding=8),
-            axis=alt.Axis(format="~g", tickCount=5),
-        ),
-        y=_log("relative error", "~p", padding=8),
-        color=color,
-        tooltip=[
-            alt.Tooltip(f"{of}:N"),
-            alt.Tooltip("module:N"),
-            tip("kurtosis", ".4~g"),
-            *more,
-            _ERROR,
-        ],
+    shown = alt.Legend() if legend else None
+    x = alt.X(
+        "kurtosis:Q",
+        title="kurtosis of the layer's input (all but the first token)",
+        scale=alt.Scale(type="log", nice=False, padding=8),
+        axis=alt.Axis(format="~g", tickCount=5),
     )
+    y = _log("relative error", "~p", padding=8)
+    frame = rounded(frame.filter((pl.col("value") > 0) & (pl.col("kurtosis") > 0)))
+    base = alt.Chart(frame).encode(x=x, color=colored(of, names, legend=shown))
+    points = base.mark_point(filled=True, size=26).encode(
+        y=y, shape=shaped(of, names, legend=shown), opacity=opacity(of, 0.65)
+    )
+    tooltip = [*tips(f"{of}:N", "module:N"), tip("kurtosis", ".4~g"), *more, _ERROR]
+    return wide(switchable(alt.layer(points, nearest(base, tooltip, y))), height)
 
 
 _ERRORS = (0.001, 1.0)

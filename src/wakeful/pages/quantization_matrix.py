@@ -19,7 +19,7 @@ from wakeful.evaluation.damage import (
     worst_layers,
 )
 from wakeful.evaluation.pretrained import PretrainedTable
-from wakeful.pages.charts import Drawing, colored, colors, tip, unchecked, wide
+from wakeful.pages.charts import Drawing, colors, shapes, tip, unchecked
 from wakeful.pages.page import write_page
 from wakeful.pages.quantization import error_over_kurtosis, headline, next_step, with_errors
 
@@ -127,22 +127,25 @@ def matrix_grid(damages: Sequence[Damage]) -> Grid:
     return grid
 
 
-def matrix_charts(damages: Sequence[Damage]) -> list[tuple[str, Drawing]]:
-    """Return each scheme's layers of all models, error against kurtosis, by the scheme's name."""
+def matrix_charts(damages: Sequence[Damage], *, legends: bool = True) -> list[tuple[str, Drawing]]:
+    """Return each scheme's layers of all models, error against kurtosis, by the scheme's name.
+
+    The page has one legend for all of them.
+    """
     return [
-        (name, _scatter(damages, name))
+        (name, _scatter(damages, name, legend=legends))
         for name, scheme in damages[0].schemes.items()
         if scheme.weights is not None
     ]
 
 
-def _scatter(damages: Sequence[Damage], scheme: str) -> Drawing:
+def _scatter(damages: Sequence[Damage], scheme: str, *, legend: bool) -> Drawing:
     frame = over_layers(damages, scheme).select(
         "model", "module", "value", kurtosis="kurtosis_rest", peak="max_over_mean_rest"
     )
-    color = colored("model", [damage.measurement.name for damage in damages], legend=None)
+    names = [damage.measurement.name for damage in damages]
     peak = tip("peak", ".4~g", title="max / mean")
-    return wide(error_over_kurtosis(frame, "model", color, peak), 260)
+    return error_over_kurtosis(frame, "model", names, peak, height=260, legend=legend)
 
 
 @unchecked
@@ -188,10 +191,11 @@ def write_matrix(
         told=[] if table is None else told(damages, table),
         schemes=list(damages[0].schemes),
         rows=rows,
-        colors=colors([damage.measurement.name for damage in damages]),
+        colors=colors(damages),
+        shapes=shapes(damages),
         sentence=predicts(damages),
         correlations=correlations(damages),
-        charts=matrix_charts(damages),
+        charts=matrix_charts(damages, legends=False),
     )
 
 
