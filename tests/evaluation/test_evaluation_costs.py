@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -249,6 +250,11 @@ def test_several_texts_and_the_costs_stand_in_one_table(
     page = (out / "report.html").read_text("utf-8")
     assert "As ratios to llama, other has parameters 1.00, weights 1.00, cache 1.00" in page
     assert "×1.000" in page
+    assert re.search(r"prefill of 8 \d[\d.]* ± \d[\d.]* and decode", page)
+    times = {each["metric"]: each for each in summary["ratios"]}
+    assert times["weights, MB"]["ratio"] == 1
+    assert times["weights, MB"]["standard_error"] is None
+    assert times["prefill of 8, tokens/s"]["standard_error"] > 0
     assert "001.txt" in page
     assert f"then {DECODED} greedy tokens with the cache" in page
 

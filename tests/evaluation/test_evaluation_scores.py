@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wakeful.estimates import mean_and_error, ratio_and_error
-from wakeful.evaluation.scores import Score, averages, difference, tidy
+from wakeful.evaluation.scores import Score, averages, difference, ratio, tidy
 
 
 def score(values: list[float], weights: list[float] | None = None, **over: object) -> Score:
@@ -51,6 +51,16 @@ def test_a_paired_difference_is_that_of_the_differences() -> None:
     assert paired is not None
     assert paired[1] < unpaired
     assert difference(score(ours), score(ours)) == (0.0, 0.0)
+
+
+def test_a_ratio_of_two_speeds_has_the_error_of_both() -> None:
+    ours, theirs = (score([32.0] * 3, seconds) for seconds in ([1.0, 1.1, 1.2], [2.0, 2.3, 2.1]))
+    times, error = ratio(ours, theirs)
+    assert times == pytest.approx((96 / 3.3) / (96 / 6.4))
+    # The delta method on ln r: the logarithms of two independent figures are subtracted.
+    logs = [each.error / each.figure for each in (ours, theirs)]
+    assert error == pytest.approx(times * math.sqrt(logs[0] ** 2 + logs[1] ** 2))
+    assert math.isnan(ratio(score([2.0]), score([1.0]))[1])
 
 
 def test_other_examples_are_not_paired() -> None:

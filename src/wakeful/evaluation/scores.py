@@ -74,6 +74,13 @@ def difference(score: Score, baseline: Score) -> Estimate | None:
     return score.over_examples.minus(baseline.over_examples)
 
 
+def ratio(score: Score, baseline: Score) -> Estimate:
+    """Return score / baseline with its standard error, the two measured apart; NaN without one."""
+    value = score.figure / baseline.figure
+    relative = math.hypot(score.error / score.figure, baseline.error / baseline.figure)
+    return value, abs(value) * relative
+
+
 def can_combine(scores: Sequence[Score]) -> bool:
     """Tell whether `combined` can take these scores: means over two or more examples each."""
     return all(len(score.keys) > 1 and not score.exponential for score in scores)

@@ -15,7 +15,7 @@ import polars as pl
 from wakeful.config.verbs import EvaluateOptions
 from wakeful.estimates import finite, reach, with_error
 from wakeful.evaluation.costs import DECODED, ROUNDS
-from wakeful.evaluation.scores import AVERAGE, Score, difference
+from wakeful.evaluation.scores import AVERAGE, Score, difference, ratio
 from wakeful.pages.charts import Drawing, colored, colors, shaped, tip, tips, unchecked
 from wakeful.pages.page import Step, listed, write_page
 from wakeful.runs.run import Environment
@@ -62,9 +62,15 @@ def _cell(score: Score | None, first: Score | None) -> Cell:
         if first is None or score is first:
             return Cell(value)
         other = ", two implementations" if score.implementation != first.implementation else ""
-        return Cell(value, f"×{score.figure / first.figure:.3f}{other}")
+        return Cell(value, f"×{_times(score, first, 3)}{other}")
     paired = difference(score, first) if first and score is not first else None
     return Cell(value, with_error(*paired, "+") if paired else "")
+
+
+def _times(score: Score, first: Score, digits: int) -> str:
+    """Return a cost as a ratio to the first model's; one with rounds has their error."""
+    times, error = ratio(score, first)
+    return f"{times:.{digits}f}" if math.isnan(error) else with_error(times, error)
 
 
 def score_charts(scores: Sequence[Score]) -> list[tuple[str, Drawing]]:
@@ -140,7 +146,7 @@ def headlines(scores: Sequence[Score]) -> list[str]:
             sentences.append(f"Against {names[0]}, {name} is {'; '.join(told)}.")
         ratios = [
             f"{score.metric.rpartition(', ')[0]} "
-            f"{score.figure / first[score.task, score.metric].figure:.2f}"
+            f"{_times(score, first[score.task, score.metric], 2)}"
             for score in scores
             if score.model == name and score.is_cost and (score.task, score.metric) in first
         ]
@@ -191,7 +197,7 @@ def write_evaluation(
 def summary(
     names: Mapping[str, str], scores: Sequence[Score], method: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return every model's scores, and every paired difference to the first model's."""
+    """Return every model's scores, paired differences to the first model's, ratios of costs."""
     first = next(iter(names))
     baseline = {(s.task, s.metric): s for s in scores if s.model == first}
     pairs = [
@@ -219,6 +225,12 @@ def summary(
             {"model": score.model, "baseline": first, "task": score.task, "metric": score.metric,
              "difference": finite(paired[0]), "standard_error": finite(paired[1])}
             for score, paired in pairs if paired is not None
+        ],
+        "ratios": [
+            {"model": score.model, "baseline": first, "metric": score.metric,
+             "ratio": finite(times), "standard_error": finite(error)}
+            for score, _ in pairs if score.is_cost
+            for times, error in [ratio(score, baseline[score.task, score.metric])]
         ],
         "method": dict(method),
     }  # fmt: skip
