@@ -1,7 +1,8 @@
 """Build wheel and sdist into dist/, check both, and install the wheel where nothing else is.
 
-The wheel must hold every file of the package (presets, exhibits, templates, py.typed) and import in
-an environment without a single dependency; the sdist must hold what its tests need.
+The wheel must hold every file of the package (presets, exhibits, templates, py.typed), import in an
+environment without a single dependency, and import whole in one with those that it declares; the
+sdist must hold what its tests need.
 """
 
 import shutil
@@ -28,6 +29,18 @@ assert metadata.version("wakeful") == wakeful.__version__
 assert sys.prefix in wakeful.__file__, wakeful.__file__
 assert '[model]' in (resources.files("wakeful") / "presets" / "demo.toml").read_text("utf-8")
 """
+EVERY_MODULE = """
+import importlib, pkgutil
+import wakeful
+
+EXTRAS = {"lm_eval", "datasets"}
+for module in pkgutil.walk_packages(wakeful.__path__, "wakeful."):
+    if not module.name.endswith("__main__"):
+        try:
+            importlib.import_module(module.name)
+        except ModuleNotFoundError as error:
+            assert error.name.partition(".")[0] in EXTRAS, f"{module.name} needs {error.name}"
+"""
 
 
 def main() -> int:
@@ -48,6 +61,13 @@ def main() -> int:
         run("-I", "-c", INSTALLED, python=python, at=folder)
         (package,) = Path(folder).glob("lib/*/site-packages/wakeful")
         ours, theirs = files(ROOT / "src" / "wakeful"), files(package)
+    with tempfile.TemporaryDirectory() as folder:
+        venv.create(folder, with_pip=True)
+        python = str(Path(folder) / "bin" / "python")
+        constraints = ["--constraint", str(ROOT / "constraints.txt")]
+        run("-m", "pip", "install", "--quiet", *constraints, str(wheel), python=python)
+        run("-I", "-c", EVERY_MODULE, python=python, at=folder)
+        run("-I", "-m", "wakeful", "presets", "demo", python=python, at=folder)
     for name in NEEDED:
         if not any(each == name or each.startswith(name) for each in theirs):
             return fail(f"{wheel.name} lacks {name}")

@@ -14,16 +14,17 @@ from wakeful.runs import checkpoint
 BETA1, BETA2, EPS, LR, DECAY = 0.8, 0.9, 1e-8, 3e-2, 0.1
 
 
-def gradients(number: int) -> list[Tensor]:
+def gradients(number: int, rows: int = 5, columns: int = 3) -> list[Tensor]:
     generator = torch.Generator().manual_seed(3)
-    return [torch.randn(5, 3, generator=generator, dtype=torch.float64) for _ in range(number)]
+    shape = (rows, columns)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(number)]
 
 
-def trained(name: str, steps: int, **options: object) -> Tensor:
+def trained(name: str, steps: int, rows: int = 5, columns: int = 3, **options: object) -> Tensor:
     """Return a weight after steps along given gradients."""
-    weight = nn.Parameter(torch.ones(5, 3, dtype=torch.float64))
+    weight = nn.Parameter(torch.ones(rows, columns, dtype=torch.float64))
     optimizer = build_optimizer(name, [("w", weight)], weight_decay=DECAY, lr=LR, **options)
-    for gradient in gradients(steps):
+    for gradient in gradients(steps, rows, columns):
         weight.grad = gradient.clone()
         optimizer.step()
     return weight.detach()
@@ -64,6 +65,39 @@ def test_soap_is_adam_in_the_eigenbasis() -> None:
     # basis is any: what lies in them is left out.
     seen = left[:, 2:]
     torch.testing.assert_close(seen.T @ found, seen.T @ weight, rtol=0, atol=1e-9)
+
+
+def test_soaps_basis_turns_by_a_power_iteration() -> None:
+    """Vyas et al. 2024, algorithms 3 and 4: sums of squares that decay, and QR every other step."""
+    pytest.importorskip("pytorch_optimizer")
+    first, *later = gradients(9, 4, 4)
+    weight = torch.ones(4, 4, dtype=torch.float64)
+    sums = [(1 - BETA2) * first @ first.T, (1 - BETA2) * first.T @ first]
+    left, right = (torch.linalg.eigh(m)[1].flip(1) for m in sums)
+    mean = square = torch.zeros(4, 4, dtype=torch.float64)
+    still = left
+    for number, gradient in enumerate(later, 1):
+        mean = BETA1 * mean + (1 - BETA1) * gradient
+        square = BETA2 * square + (1 - BETA2) * (left.T @ gradient @ right) ** 2
+        turned = left.T @ mean @ right / (square.sqrt() + EPS)
+        size = LR * (1 - BETA2**number) ** 0.5 / (1 - BETA1**number)
+        weight = (weight - size * left @ turned @ right.T) * (1 - LR * DECAY)
+        for side, product in enumerate((gradient @ gradient.T, gradient.T @ gradient)):
+            sums[side] = BETA2 * sums[side] + (1 - BETA2) * product
+        if number % 2 == 0:
+            orders = [
+                (basis.T @ total @ basis).diagonal().argsort(descending=True)
+                for total, basis in zip(sums, (left, right), strict=True)
+            ]
+            square = square[orders[0]][:, orders[1]]
+            left = torch.linalg.qr((sums[0] @ left)[:, orders[0]])[0]
+            right = torch.linalg.qr((sums[1] @ right)[:, orders[1]])[0]
+    assert (left - still).abs().max() > 0.1
+    found = trained("soap(every=2)", 9, 4, 4, betas=(BETA1, BETA2), eps=EPS)
+    # The library takes its QR decompositions in float32.
+    torch.testing.assert_close(found, weight, rtol=0, atol=1e-6)
+    other = trained("soap(every=100)", 9, 4, 4, betas=(BETA1, BETA2), eps=EPS)
+    assert (other - weight).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("name", ["soap(every=2)", "shampoo(every=2)"])

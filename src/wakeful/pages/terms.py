@@ -11,6 +11,9 @@ TERMS = {
     "loss_over_training": "the mean of the evaluations after the start: lower converges faster",
     "relative_loss": "smoothed over steps; below zero is better than the baseline",
     "excess_loss": "the loss above that of a model that knows the task, in nats",
+    "validation_loss": "the mean negative log-likelihood of the next token, in nats (1 nat is 1.44 "
+    "bits), on text that was held out",
+    "parity": "a loss that is not above the reference's on the same tokens",
     "perplexity": "exp(loss): the equally likely tokens that the model in effect chooses among",
     "bits_per_byte": "the loss in bits over the text's bytes: it compares tokenizers that differ",
     "acc_norm": "the share of questions whose right answer is likeliest per character",
