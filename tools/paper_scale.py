@@ -51,7 +51,7 @@ GROUPS = (
         "Lazy layers and their transfer",
         "Whether deep layers of GPT-2 have rank 1, and whether such layers start a model no "
         "better than random ones do.",
-        _names("lazy", "fig1-medium fig1-large fig1-xl fig2 fig3-medium fig3-large fig4 "
+        _names("lazy", "fig1-medium fig1-large fig1-xl fig2 fig3-medium fig3-large fig4 growth "
                        "fig8-medium fig8-large fig8-xl fig10 fig10-large fig10-xl fig13"),
     ),
     Group(

@@ -9,7 +9,7 @@ from wakeful.errors import WakefulError
 from wakeful.evaluation.examples import Choice, Completion
 from wakeful.evaluation.groups import TaskSet
 
-INSTALL_LM_EVAL = "pip install 'lm-eval>=0.4.13,<0.5'"
+INSTALL_LM_EVAL = "pip install 'wakeful[eval]'"
 
 
 def read_tasks(
