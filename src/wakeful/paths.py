@@ -11,3 +11,15 @@ def default_cache_dir() -> Path:
     if shared := os.environ.get("XDG_CACHE_HOME"):
         return Path(shared).expanduser() / "wakeful"
     return Path.home() / ".cache" / "wakeful"
+
+
+def moved_in(part: Path, folder: Path, file: str) -> None:
+    """Give a finished folder its name in one step, or leave the one that another process made.
+
+    `file` is one that a finished folder has: without it there, the error of the move is raised.
+    """
+    try:
+        part.rename(folder)
+    except OSError:
+        if not (folder / file).is_file():
+            raise

@@ -35,7 +35,7 @@ from wakeful.data.tokens import (
     tokens_path,
 )
 from wakeful.errors import WakefulError
-from wakeful.paths import default_cache_dir
+from wakeful.paths import default_cache_dir, moved_in
 
 Progress = Callable[[str, int, int | None], None]
 """Called with a stage ("reading", "tokenizer", "encoding", "comparing"), the bytes of text done,
@@ -272,8 +272,7 @@ def _shared_tokenizer(
             for number in range(len(domains)):
                 shutil.rmtree(building / f"part-{number}")
             tokenizer.save(building)
-            if not folder.exists():
-                building.rename(folder)
+            moved_in(building, folder, "tokenizer.json")
     return Tokenizer.load(folder)
 
 

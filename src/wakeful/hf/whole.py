@@ -32,7 +32,7 @@ from transformers import (
 
 from wakeful.errors import WakefulError
 from wakeful.hf.gguf_header import GGUFHeader, read_gguf_header
-from wakeful.paths import default_cache_dir
+from wakeful.paths import default_cache_dir, moved_in
 
 _MOST_BUFFERED = 2**30
 """Numbers in masks and tables, which no file holds."""
@@ -258,7 +258,7 @@ def smollm2_folder() -> Path:
     try:
         model.save_pretrained(part)
         tokenizer.save_pretrained(part)
-        part.rename(folder)
+        moved_in(part, folder, "config.json")
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return folder

@@ -1,0 +1,40 @@
+"""A cache folder that is made several times at once is complete and left once."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+
+import pytest
+
+from wakeful.paths import moved_in
+
+MAKERS = 8
+
+
+def test_the_first_to_finish_gives_the_folder_and_the_others_take_it(tmp_path: Path) -> None:
+    folder, together = tmp_path / "model", Barrier(MAKERS)
+
+    def make(number: int) -> None:
+        part = tmp_path / f".part-{number}"
+        part.mkdir()
+        for name in ("config.json", "weights"):
+            (part / name).write_text(str(number))
+        together.wait()
+        moved_in(part, folder, "config.json")
+
+    with ThreadPoolExecutor(MAKERS) as pool:
+        list(pool.map(make, range(MAKERS)))  # an error of any is raised here
+    first = (folder / "config.json").read_text()
+    assert (folder / "weights").read_text() == first
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"model"} | {f".part-{n}" for n in range(MAKERS) if str(n) != first}
+
+
+def test_an_unfinished_folder_in_the_way_is_an_error(tmp_path: Path) -> None:
+    part, folder = tmp_path / "part", tmp_path / "model"
+    for each in (part, folder):
+        each.mkdir()
+        (each / "weights").write_text("1")
+    with pytest.raises(OSError, match="not empty"):
+        moved_in(part, folder, "config.json")
+    assert (part / "weights").is_file()
