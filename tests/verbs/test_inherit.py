@@ -33,14 +33,14 @@ from wakeful.config.verbs import InheritOptions, options_from
 from wakeful.data.preparing import prepared
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.estimates import with_error
-from wakeful.growth import seeds
+from wakeful.growth import arms
+from wakeful.growth.arms import arms_of, read_recipe
 from wakeful.growth.bridge import gaps
 from wakeful.growth.layers import LayerMap, written
 from wakeful.growth.outcome import Behind, read_inheritance
 from wakeful.growth.plan import Cost, measure_costs
 from wakeful.growth.recipe import Recipe
 from wakeful.growth.solving import solved_on
-from wakeful.growth.stages import Outcome
 from wakeful.growth.stream import Stream
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
@@ -471,7 +471,7 @@ def test_the_folder_of_several_seeds_stands_for_the_models_of_each(
     assert spread([out])[1:] == [str(out / name) for name in [*names, *later]]
 
 
-def test_seeds_are_dealt_out_and_what_they_trained_is_read(
+def test_seeds_and_baselines_are_dealt_out_and_what_they_trained_is_read(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -481,7 +481,7 @@ def test_seeds_are_dealt_out_and_what_they_trained_is_read(
     dealt = [*command, "--baseline", "random", "--seeds", "0", "4", "--cluster", "local(workers=2)"]
     assert main(dealt) == 0
     assert (made.engine, made.folder, made.most) == ("local", out.absolute() / "jobs", 2)
-    assert len(made.jobs) == 2
+    assert len(made.jobs) == 4  # two seeds, each its heir and a baseline
     summary = read_inheritance(out)[0]
     assert [line.arm for line in summary.over_seeds] == ["heir-2", "random"]
     trained = [out / name for name in ("heir-2", "random", "seed-4/heir-2", "seed-4/random")]
@@ -493,14 +493,14 @@ def test_seeds_are_dealt_out_and_what_they_trained_is_read(
     assert read_inheritance(alone)[0].over_seeds == summary.over_seeds
     shutil.rmtree(out / "seed-4")
     stopped = iter([True])
-    whole = seeds.carry_out
+    whole = arms.train_baseline
 
-    def once(*given: Any, **named: Any) -> Outcome:
+    def once(*given: Any, **named: Any) -> None:
         if next(stopped, False):
             raise Interrupted("stopped", "go on")
-        return whole(*given, **named)
+        whole(*given, **named)
 
-    monkeypatch.setattr(seeds, "carry_out", once)
+    monkeypatch.setattr(arms, "train_baseline", once)
     Run(out).set_status("stopped")
     assert main(["inherit", "--resume", str(out)]) == 0
     assert "its job ended (it was stopped); it goes on in another" in capsys.readouterr().out
@@ -508,6 +508,34 @@ def test_seeds_are_dealt_out_and_what_they_trained_is_read(
     assert "is not one of local, slurm" in fails(
         capsys, *command, "--cluster", "ray", "--out", str(tmp_path / "b")
     )
+
+
+def test_baselines_of_several_heirs_wait_for_the_last_and_others_do_not(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch, {})
+    monkeypatch.setattr(cluster, "_PAUSE", {"local": 0.0})
+    baselines = ["random", "stacking", "at_once"]
+    grown = [*command, "--baseline", *baselines, "--grow", "1", "--rounds", "2", "--until",
+             "budget", "--choose", "influence"]  # fmt: skip
+    out, alone = tmp_path / "out", tmp_path / "alone"
+    assert main([*grown, "--cluster", "local(workers=2)"]) == 0
+    assert main([str(alone) if part == str(out) else part for part in grown]) == 0
+    whole, parts = (read_inheritance(place)[0].arms for place in (alone, out))
+    assert [(arm.arm, arm.layers, arm.curve) for arm in parts] == [
+        (arm.arm, arm.layers, arm.curve) for arm in whole
+    ]
+    assert [arm.arm for arm in parts] == ["heir-2", "heir-3", *baselines]
+    recipe = read_recipe(out)
+    dealt = list(arms_of(recipe, out))
+    assert [arm.label for arm in dealt] == ["seed 0, heirs", *(f"seed 0, {b}" for b in baselines)]
+    assert [arm.after for arm in dealt] == [(), *[("seed 0, heirs",)] * 3]
+    single = replace(recipe, rounds=1, grow=0, baselines=("random",), seeds=(0, 4))
+    dealt = list(arms_of(single, out))
+    assert [arm.label for arm in dealt] == [
+        "seed 0, heir", "seed 0, random", "seed 4, heir", "seed 4, random"
+    ]  # fmt: skip
+    assert [arm.after for arm in dealt] == [()] * 4
 
 
 def test_matrices_are_solved_within_documents_where_training_stays_in_them(

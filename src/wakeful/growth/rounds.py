@@ -3,7 +3,9 @@
 What has been done is read from the runs' folders alone: a recipe continues wherever it was cut off.
 """
 
-from collections.abc import Iterator
+import collections
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -48,16 +50,59 @@ def carry_out(
     Raises:
         Interrupted: a signal ended a run, which is saved.
     """
+    with _resumable(resume or out):
+        rounds = tuple(_rounds(recipe, reference, loss, out, shown))
+        heirs = [each.stage for each in rounds]
+        baselines = tuple(
+            _finished(recipe, stage, out, shown)
+            for name in recipe.baselines
+            for stage in _stages(recipe, reference, name, heirs, out)
+        )
+    return Outcome(rounds, baselines)
+
+
+def train_heirs(
+    recipe: Recipe, reference: Decoder, *, loss: float, out: Path, shown: Shown, resume: Path
+) -> None:
+    """Do the part of `carry_out` that is the heirs'."""
+    with _resumable(resume):
+        collections.deque(_rounds(recipe, reference, loss, out, shown), maxlen=0)
+
+
+def train_baseline(
+    recipe: Recipe,
+    name: str,
+    reference: Decoder,
+    *,
+    loss: float,
+    out: Path,
+    shown: Shown,
+    resume: Path,
+) -> None:
+    """Do the part of `carry_out` that is one baseline's.
+
+    Of several heirs the last decides its depth and steps, so those must be trained; a single one
+    need not be.
+    """
+    with _resumable(resume):
+        if recipe.most_heirs > 1:
+            heirs = [each.stage for each in _rounds(recipe, reference, loss, out, shown)]
+        else:
+            heirs = [_round(recipe, reference, 0, None)]
+        for stage in _stages(recipe, reference, name, heirs, out):
+            _finished(recipe, stage, out, shown)
+
+
+@contextmanager
+def _resumable(out: Path) -> Iterator[None]:
+    """Say how to go on where a signal ends a run."""
     try:
-        rounds = list(_rounds(recipe, reference, loss, out, shown))
-        stages = _stages(recipe, reference, rounds, out)
-        baselines = [_finished(recipe, stage, out, shown) for stage in stages]
+        yield
     except Interrupted:
         raise Interrupted(
             "stopped, and what was trained is saved",
-            f"continue with: wakeful inherit --resume {resume or out}",
+            f"continue with: wakeful inherit --resume {out}",
         ) from None
-    return Outcome(tuple(rounds), tuple(baselines))
 
 
 def _drops(recipe: Recipe, reference: Decoder, out: Path, shown: Shown) -> Iterator[Finished]:
@@ -103,23 +148,10 @@ def _rounds(
     if recipe.drops > 1:
         yield from _drops(recipe, reference, out, shown)
         return
-    steps, spent = recipe.train.steps, 0.0
-    grows_on = recipe.grow_from == "student" and recipe.rounds > 1
+    spent = 0.0
     before: Finished | None = None
     for number in range(recipe.rounds):
-        layers = recipe.layer_map(number)
-        grown = before if grows_on else None
-        stage = Stage(
-            name=f"heir-{len(layers)}",
-            arm="heir" if grows_on else f"heir-{len(layers)}",
-            steps=steps,
-            offset=number * steps if grown else 0,
-            start=lambda grown=grown, layers=layers: _heir(recipe, reference, layers, grown),
-            layers=layers.sources,
-            distill=recipe.healing(layers, reference.config.num_layers),
-            lora=recipe.heal.lora,
-            bridge=partial(bridges, recipe, reference, layers, *_had(recipe, grown)),
-        )
+        stage = _round(recipe, reference, number, before)
         before = _finished(recipe, stage, out, shown)
         yield before
         spent += before.summary.seconds
@@ -127,6 +159,24 @@ def _rounds(
             return
         if recipe.minutes and spent >= 60 * recipe.minutes:
             return
+
+
+def _round(recipe: Recipe, reference: Decoder, number: int, before: Finished | None) -> Stage:
+    """Return an heir's stage; it grows from the one before it where the recipe says so."""
+    steps, layers = recipe.train.steps, recipe.layer_map(number)
+    grows_on = recipe.grow_from == "student" and recipe.rounds > 1
+    grown = before if grows_on else None
+    return Stage(
+        name=f"heir-{len(layers)}",
+        arm="heir" if grows_on else f"heir-{len(layers)}",
+        steps=steps,
+        offset=number * steps if grown else 0,
+        start=partial(_heir, recipe, reference, layers, grown),
+        layers=layers.sources,
+        distill=recipe.healing(layers, reference.config.num_layers),
+        lora=recipe.heal.lora,
+        bridge=partial(bridges, recipe, reference, layers, *_had(recipe, grown)),
+    )
 
 
 def _heir(recipe: Recipe, reference: Decoder, layers: LayerMap, grown: Finished | None) -> Decoder:
@@ -142,17 +192,16 @@ def _heir(recipe: Recipe, reference: Decoder, layers: LayerMap, grown: Finished 
 
 
 def _stages(
-    recipe: Recipe, reference: Decoder, rounds: list[Finished], out: Path
+    recipe: Recipe, reference: Decoder, name: str, heirs: Sequence[Stage], out: Path
 ) -> Iterator[Stage]:
-    """The baselines' stages: the last heir's depth, and as many steps as went into it, so many
-    times as many, or as many as all rounds took.
+    """A baseline's stages: the last heir's depth, and as many steps as went into it, so many times
+    as many, or as many as all rounds took.
     """
-    last = rounds[-1].stage
-    into_it, in_all = last.offset + last.steps, sum(each.stage.steps for each in rounds)
+    last = heirs[-1]
+    into_it, in_all = last.offset + last.steps, sum(each.steps for each in heirs)
     setting = setting_of(recipe, reference, LayerMap(last.layers, recipe.rule))
-    for name in recipe.baselines:
-        steps = in_all if baseline_of(name).all_rounds else into_it
-        yield from _baseline(recipe, name, setting, steps, out)
+    steps = in_all if baseline_of(name).all_rounds else into_it
+    yield from _baseline(recipe, name, setting, steps, out)
 
 
 def _baseline(

@@ -19,6 +19,7 @@ from wakeful.device import choose_device
 from wakeful.display import Shown, usual
 from wakeful.errors import WakefulError
 from wakeful.estimates import finite
+from wakeful.growth.arms import arms_of, read_recipe
 from wakeful.growth.baselines import check_baselines
 from wakeful.growth.inherit import departures
 from wakeful.growth.layers import Diagnosed, LayerMap
@@ -51,7 +52,6 @@ from wakeful.growth.plan import (
 from wakeful.growth.reading import diagnosed_layers, evaluated, prepared_text
 from wakeful.growth.recipe import Recipe
 from wakeful.growth.rounds import carry_out
-from wakeful.growth.seeds import Seed, read_recipe
 from wakeful.growth.stages import Outcome, check_stages
 from wakeful.hf.weights_out import export
 from wakeful.loading.load import load, read_decoder
@@ -350,12 +350,8 @@ def _work(
         try:
             if wishes.cluster:
                 place = run.path.absolute()
-                seeds = [
-                    Seed(f"seed {seeded.train.seed}", place / name, place, number)
-                    for number, (name, seeded) in enumerate(recipe.of_seeds())
-                ]
                 with shown("inherit") as show:
-                    deal(seeds, cluster_of(wishes.cluster), place, show)
+                    deal([*arms_of(recipe, place)], cluster_of(wishes.cluster), place, show)
             # What has been trained is read, not trained again.
             outcomes = [
                 carry_out(
