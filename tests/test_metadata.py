@@ -36,3 +36,14 @@ def test_the_classifiers_are_those_that_the_package_needs() -> None:
     assert versions[0] == oldest
     workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8")
     assert re.findall(r'"(3\.\d+)"', workflow.partition("python: ")[2].split("\n")[0]) == versions
+
+
+def test_the_projects_address_is_given_everywhere_or_nowhere() -> None:
+    urls = PROJECT.get("urls", {})
+    site = (ROOT / "mkdocs.yml").read_text("utf-8")
+    named = {
+        urls.get("Repository"),
+        *(re.findall(r"^repository-code: (\S+)$", CITATION, re.M) or [None]),
+        *(re.findall(r"^repo_url: (\S+)$", site, re.M) or [None]),
+    }
+    assert len(named) == 1, named

@@ -23,10 +23,10 @@ HEAD = """\
 # Verdicts on every claim
 
 What `wakeful reproduce EXHIBIT` found of each claim, paper by paper; [findings](findings.md) say
-what surprised. A verdict is of its scale and text, and speaks for no other: the tiny scale trains
-models of 0.1 to 1 million parameters for some hundred steps, which shows what a method does early
-and says little of where it ends: of the arena's claims, on a ground where no sink grows, three of
-100 steps (MUDD, attention residuals, hyper-connections) do not hold over 1,000.
+what surprised. A verdict holds for its scale and text only. The tiny scale trains models of 0.1 to
+1.3 million parameters for a few hundred steps, which shows what a method does early rather than
+where it ends. Three of the arena's claims at 100 steps (MUDD, attention residuals,
+hyper-connections) do not hold after 1,000.
 
 Differences are paired over seeds, ± one standard error. A direction is confirmed or reversed where
 the 95% interval (Student's t) leaves out zero; "same" is confirmed where the interval lies within

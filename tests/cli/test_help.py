@@ -32,7 +32,7 @@ from wakeful.variants import catalog as imported_catalog
 
 AUTOMATIC = {
     "train.steps": "Optimizer steps of each round. 0: as many as minutes allow.",
-    "train.length": "Tokens a sequence. 0: 256, or the reference's context where it is shorter.",
+    "train.length": "Tokens per sequence. 0: 256, or the reference's context where it is shorter.",
     "train.eval_every": "Steps between validations on all the text. 0: a fifth of the steps.",
 }  # fmt: skip
 """What 0 means to inherit, where it is another thing than in a training run."""

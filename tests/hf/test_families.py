@@ -1,5 +1,6 @@
 """Architectures that are ours: the same greedy text, and heirs that are of the architecture too."""
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from transformers import AutoModelForCausalLM
 from helpers import some_tokens
 from hf.test_weights_in import MODELS, random_model
 from wakeful.data.tokenizer import Tokenizer
+from wakeful.growth.bridge import bridge
 from wakeful.growth.inherit import inherit
 from wakeful.growth.layers import chosen
 from wakeful.hf.weights_in import decoder_of
@@ -45,7 +47,7 @@ def same_text(ours: Decoder, theirs: torch.nn.Module) -> None:
 @torch.no_grad()
 def test_text_and_heirs_of_a_family(name: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
     kind = name.split(",", maxsplit=1)[0]
-    theirs = random_model(MODELS[name])
+    theirs = random_model(copy.deepcopy(MODELS[name]))  # its configuration is changed below
     ours = decoder_of(theirs, name)
     same_text(ours, theirs)
     seen = []
@@ -73,4 +75,22 @@ def test_text_and_heirs_of_a_family(name: str, tokenizer: Tokenizer, tmp_path: P
     if kind == "smollm3":
         assert again.config.no_rope_layers == [theirs.config.no_rope_layers[n] for n in KEPT[kind]]
     torch.testing.assert_close(theirs(tokens).logits, heir(tokens), rtol=0, atol=1e-4)
+    same_text(heir, again)
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in _PLAIN])
+@torch.no_grad()
+def test_an_heir_with_a_bridge_is_read_back_by_its_family(
+    name: str, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """Bridges change matrices, and norms behind them, which families store in their own ways."""
+    ours, kept = decoder_of(random_model(MODELS[name]), name), chosen((0, 2), of=3)
+    plain, heir = (inherit(ours, kept).eval() for _ in range(2))
+    (found,) = bridge(heir, ours, kept, some_tokens(40, 31))
+    assert found.error < found.plain
+    tokens = some_tokens(2, 21)
+    assert (heir(tokens) - plain(tokens)).abs().max() > 1e-2
+    export(heir, tmp_path / "out", tokenizer=tokenizer)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    torch.testing.assert_close(again(tokens).logits, heir(tokens), rtol=0, atol=1e-4)
     same_text(heir, again)

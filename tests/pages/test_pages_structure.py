@@ -166,7 +166,7 @@ def test_an_evaluation_says_which_model_is_surely_better() -> None:
 def test_a_comparison_counts_what_is_sure(tmp_path: Path) -> None:
     folder = make_comparison(tmp_path / "c", {"a": 0.0, "b": -0.5, "d": 0.3}, [0, 1, 2])
     assert headline(read_comparison(folder)) == (
-        "Of 2 variants, against the validation loss of a: 1 lower and 1 higher."
+        "Validation loss compared with a: of 2 variants, 1 lower and 1 higher."
     )
 
 

@@ -22,7 +22,7 @@ VERBS = {
     "generate": "Continue a prompt with a trained, pretrained or quantized model.",
     "diagnose": "Measure where a model wastes its attention and channels.",
     "inherit": "Turn a pretrained model into a smaller one that matches it.",
-    "cure": "Take away a model's outliers and sinks, with little training or none.",
+    "cure": "Remove a model's outliers and sinks, with little or no training.",
     "evaluate": "Measure how well a model predicts: perplexity, LAMBADA, multiple choice.",
     "quantize": "Quantize a model's linear layers; measure the damage; save it smaller.",
     "reproduce": "Run a paper's figure or table and judge its claims; list them all.",

@@ -3,7 +3,7 @@
 EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "demo": (
         ("wakeful demo", "Tell the whole story in minutes, on one page: runs/demo/demo.html."),
-        ("wakeful demo --resume", "Go on with a demonstration that was interrupted."),
+        ("wakeful demo --resume", "Resume an interrupted demonstration."),
     ),
     "train": (
         (
@@ -42,7 +42,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ),
         (
             "wakeful diagnose runs/first runs/second --figures svg",
-            "Set two models side by side, and write the charts for a paper too.",
+            "Compare two models side by side and write the charts for a paper.",
         ),
     ),
     "inherit": (

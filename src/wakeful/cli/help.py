@@ -16,13 +16,13 @@ from wakeful.config.model import VARIANTS
 from wakeful.config.options import Group, Option, options_of, sections_of
 from wakeful.config.schema import Config
 from wakeful.config.tables import preset_text, presets
-from wakeful.config.verbs import SHORT, SOURCES
+from wakeful.config.verbs import REFERENCES, SHORT, SOURCES
 
 SHOWN, ALL = ("--help", "-h"), ("--help-all", "--help_all")
 """What asks for the usual options, and for all of them."""
 NAMES = {
     "MODEL": SOURCES,
-    "REFERENCE": SOURCES,
+    "REFERENCE": REFERENCES,
     "RUN": "the folder of a run, a comparison, an inheritance or an exhibit",
     "CONFIG": "a TOML file, or a preset's name (wakeful presets lists them)",
     "SOURCE": "python-stdlib, a file, folder or glob (text, JSONL, parquet), or hf:NAME",

@@ -17,6 +17,7 @@ from wakeful.config.rows import rescaled, rows_of
 from wakeful.config.schema import Config, chosen_variants, config_from
 from wakeful.config.tables import preset_text
 from wakeful.config.verbs import (
+    REFERENCES,
     CureOptions,
     DiagnoseOptions,
     EvaluateOptions,
@@ -41,7 +42,7 @@ class DemoOptions:
     out: Where[str] = "runs/demo"
     """Folder to create."""
     resume: Where[bool] = False
-    """Go on with an interrupted demonstration in the same folder."""
+    """Resume an interrupted demonstration in the same folder."""
     figures: Where[tuple[Figure, ...]] = ()
     """Write the charts for a paper too, in these formats, into the folder figures."""
 
@@ -99,11 +100,12 @@ class CompareOptions(_WithConfig):
     only: What[tuple[str, ...]] = ()
     """Variants to train, by name; the first of the file that is among them is the baseline."""
     resume: Where[bool] = False
-    """Go on with an interrupted comparison in the same folder."""
+    """Resume an interrupted comparison in the same folder."""
     figures: Where[tuple[Figure, ...]] = ()
     """Write the charts for a paper too, in these formats, into the folder figures."""
     cluster: Where[str] = ""
-    """Deal rows and seeds out: "local(workers=2)", "slurm(workers=8, partition='a')" ..."""
+    """Distribute rows and seeds over workers: "local(workers=2)",
+    "slurm(workers=8, partition='a')" ..."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,7 +257,7 @@ def inherit(arguments: list[str]) -> None:
                 "--resume takes the inheritance's own recipe and no other option but --figures"
             )
     elif len(sources) != 1:
-        raise WakefulError(f"name one reference: {SOURCES}")
+        raise WakefulError(f"name one reference: {REFERENCES}")
 
     from wakeful.verbs.inherit import inherit
 

@@ -40,9 +40,9 @@ class ModelConfig:
     num_layers: What[int] = 8
     """Layers (blocks)."""
     num_heads: What[int] = 4
-    """Query heads a layer."""
+    """Query heads per layer."""
     num_kv_heads: int = 0
-    """Key/value heads a layer; divides num_heads. 0 means as many as num_heads (no GQA)."""
+    """Key/value heads per layer; divides num_heads. 0 means as many as num_heads (no GQA)."""
     width: What[int] = 128
     """Channels of the residual stream."""
     head_width: int = 0
@@ -50,7 +50,7 @@ class ModelConfig:
     mlp_width: int = 344
     """Hidden channels of the feed-forward network."""
     norm: What[str] = "rmsnorm"
-    """layernorm, rmsnorm (a scale a channel, M), rmsnorm_single (one scale, S), or e.g.
+    """layernorm, rmsnorm (one scale per channel, M), rmsnorm_single (one scale, S), or e.g.
     layernorm_scaling."""
     placement: What[str] = "pre"
     """Where norms stand: pre, post, peri, reordered, or e.g. mixed(share=0.25), post-norm in the

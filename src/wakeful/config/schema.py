@@ -262,11 +262,11 @@ class TrainConfig:
     steps: HowMuch[int] = 500
     """Optimizer steps."""
     batch_size: HowMuch[int] = 16
-    """Sequences a step."""
+    """Sequences per step."""
     micro_batch_size: int = 0
     """Sequences at once; the rest of a step accumulates. 0 means batch_size."""
     length: HowMuch[int] = 256
-    """Tokens a sequence."""
+    """Tokens per sequence."""
     seed: How[int] = 0
     """Seed of the initial weights and of the data order."""
     device: Where[str] = "auto"

@@ -313,14 +313,14 @@ def _cure(diagnosis: Diagnosis, source: str) -> Step | None:
     depth = suggested_depth(diagnosis)
     prefix = "bos" if diagnosis.has_bos else "1"  # the token that a text shows to be best
     if levels["Attention sinks"] != "good":
-        return Step(f"store {diagnosis.name}'s sink outside the text, turn its outliers away",
+        return Step(f"move {diagnosis.name}'s sink out of the text and rotate its outliers away",
                     f"wakeful cure {model} --rotate hadamard --prefix {prefix}")  # fmt: skip
     if levels["Lazy layers"] == "bad" and depth < diagnosis.num_layers:
         return Step(f"train a model with the {depth} layers of {diagnosis.name} that work",
                     f"wakeful inherit {model} --layers {depth}")  # fmt: skip
     if levels["Outlier activations"] != "good":
         return Step(
-            f"turn the outliers of {diagnosis.name} away", f"wakeful cure {model} --rotate hadamard"
+            f"rotate {diagnosis.name}'s outliers away", f"wakeful cure {model} --rotate hadamard"
         )
     return None
 
@@ -329,9 +329,7 @@ def after_cure(source: str, folder: str | Path) -> list[Step]:
     """Return what to do with a cured model in a folder and the model that it was made of."""
     before, after = shlex.quote(source), shlex.quote(str(folder))
     return [
-        Step(
-            "set it beside the model it was made of, on text", f"wakeful evaluate {before} {after}"
-        ),
+        Step("compare it with the original on text", f"wakeful evaluate {before} {after}"),
         Step("see what quantization costs each of them", f"wakeful quantize {before} {after}"),
     ]
 

@@ -289,7 +289,7 @@ def next_step(damage: Damage, source: str) -> Step:
     model = shlex.quote(source)
     harmless = [each.title for each in findings(damage) if each.level == "good"]
     if not harmless:
-        return Step("no scheme is harmless: turn the outliers away first",
+        return Step("no scheme is harmless: rotate the outliers away first",
                     f"wakeful cure {model} --rotate hadamard")  # fmt: skip
     best = min(harmless, key=lambda name: damage.bytes[name])
     command = f"wakeful quantize {model} --scheme {shlex.quote(best)} --save {model}-quantized"
@@ -300,9 +300,9 @@ def after_saving(source: str, folder: str) -> list[Step]:
     """Return what to do with a quantized model in a folder and the model that it was made of."""
     model, small = shlex.quote(source), shlex.quote(folder)
     return [
-        Step("set it beside the model it was made of, its speed too",
+        Step("compare it with the original, speed included",
              f"wakeful evaluate {model} {small} --speed 512"),
-        Step("read what it writes", f'wakeful generate {small} --prompt "Once upon a time"'),
+        Step("see what it generates", f'wakeful generate {small} --prompt "Once upon a time"'),
     ]  # fmt: skip
 
 

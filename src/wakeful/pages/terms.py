@@ -50,7 +50,7 @@ TERMS = {
     "hidden_norm_at": "a residual peak is a hidden state that outgrows the others",
     "hidden_magnitude": "a bright column is an outlier channel, a bright row a token with a large "
     "state",
-    "kurtosis": "how much few channels carry of a hidden state; a Gaussian has 3",
+    "kurtosis": "how far a few channels dominate a hidden state; a Gaussian has 3",
     "kurtosis_rest": "the same at all other tokens: what makes quantization lossy",
     "max_activation": "the largest channel of a hidden state",
     "max_activation_first": "the largest channel of the first token's hidden state",

@@ -13,7 +13,7 @@ import torch
 from rich.text import Text
 
 from wakeful.config.tables import to_table
-from wakeful.config.verbs import LENGTH, SOURCES, InheritOptions, inherit_options
+from wakeful.config.verbs import LENGTH, REFERENCES, InheritOptions, inherit_options
 from wakeful.data.tokens import PreparedData, is_prepared
 from wakeful.device import choose_device
 from wakeful.display import Shown, usual
@@ -165,7 +165,7 @@ def inherit(
             raise WakefulError("resume goes on with a folder's own reference: name none")
         run = _resumed(Path(wanted.resume), shown or usual)
     elif reference is None:
-        raise WakefulError(f"name one reference: {SOURCES}")
+        raise WakefulError(f"name one reference: {REFERENCES}")
     else:
         run = _begun(reference, tokenizer, wanted, shown or usual)
     done = Inheritance(run.path, run.path / "report.html")

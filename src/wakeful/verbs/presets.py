@@ -84,9 +84,9 @@ def listing() -> RenderableType:
             grid.add_row(f"  {each.name}", *_figures(each, each.operations * speed))
     told = (
         "Size: parameters of the largest variant. Tokens and time: of all runs, variants\n"
-        "times seeds. Times are very rough: 6 operations for a token and each parameter\n"
-        "that multiplies, and those of attention, at two fifths of what a matrix product\n"
-        "reaches here and of an H100's peak, which small models do not fill.\n"
+        "times seeds. Times are rough estimates: 6 operations per token and multiplying\n"
+        "parameter, plus attention, at two fifths of this machine's measured matrix speed\n"
+        "and of an H100's peak. Small models are slower.\n"
         "wakeful presets NAME prints one."
     )
     return Group(grid, Text(), Text(told, style="dim"))

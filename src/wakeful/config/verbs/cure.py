@@ -26,7 +26,7 @@ class CureOptions(Reading):
     steps: HowMuch[int] = 0
     """Steps to train a model with sinks or gates. 0: none, they stay as they were fitted."""
     batch_size: HowMuch[int] = 4
-    """Sequences a training step."""
+    """Sequences per training step."""
     train_length: HowMuch[int] = 256
     """Tokens of a training sequence, or the model's context where that is shorter."""
     lr: How[float] = 1e-4

@@ -21,7 +21,7 @@ class DiagnoseOptions(Reading):
     rank_tokens: int = 2048
     """Longest sequence whose ranks are settled exactly; past it they may be bounds."""
     rank_seconds: HowMuch[float] = 600.0
-    """Time for exact ranks; past it they may be bounds."""
+    """Seconds for exact ranks; ranks not settled by then are reported as bounds."""
     layers: How[tuple[int, ...]] = ()
     """Layers whose attention is pictured. Empty: four, spread over the depth."""
     heads: How[tuple[int, ...]] = ()

@@ -52,7 +52,7 @@ class EvaluateOptions(Reading):
     limit: HowMuch[int] = 0
     """Examples at most of each task. 0: all."""
     batch_size: HowMuch[int] = 4
-    """Windows or examples a forward pass."""
+    """Windows or examples per forward pass."""
     figures: Where[tuple[Figure, ...]] = ()
     """Write the charts for a paper too, in these formats, into the folder figures."""
 

@@ -33,7 +33,7 @@ GrowFrom = Literal["reference", "student"]
 
 _AUTOMATIC = (
     ("steps", "Optimizer steps of each round. 0: as many as minutes allow."),
-    ("length", "Tokens a sequence. 0: 256, or the reference's context where it is shorter."),
+    ("length", "Tokens per sequence. 0: 256, or the reference's context where it is shorter."),
     ("eval_every", "Steps between validations on all the text. 0: a fifth of the steps."),
 )  # fmt: skip
 """What 0 means to the options of training here."""
@@ -95,7 +95,8 @@ class InheritOptions:
     seeds: HowMuch[tuple[int, ...]] = ()
     """Train everything with each of these seeds, for errors over seeds. Empty: with seed alone."""
     cluster: Where[str] = ""
-    """Deal the seeds out: "local(workers=2)", "slurm(workers=8, partition='a')" ..."""
+    """Distribute seeds and baselines over workers: "local(workers=2)",
+    "slurm(workers=8, partition='a')" ..."""
     figures: Where[tuple[Figure, ...]] = ()
     """Write the charts for a paper too, in these formats, into the folder figures."""
     recipe: bool = False
@@ -105,7 +106,7 @@ class InheritOptions:
     warmup: float = 0.05
     """Share of the steps in which the learning rate rises, unless optimizer.warmup_steps says."""
     diagnose_length: int = 0
-    """Tokens a sequence of the diagnosis that layers are chosen by. 0: 512, or the context."""
+    """Tokens per sequence of the diagnosis that layers are chosen by. 0: 512, or the context."""
     diagnose_sequences: int = 4
     """Sequences of that diagnosis, from the training text's beginning."""
     data: Annotated[DataConfig, Seldom(("tokenizer", "vocab_size"))] = field(

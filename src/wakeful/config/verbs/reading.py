@@ -10,10 +10,12 @@ from wakeful.errors import WakefulError
 Bos = Literal["auto", "on", "off"]
 Dtype = Literal["float32", "float64", "bfloat16"]
 Figure = Literal["svg", "png", "pdf"]
+REFERENCES = "a run directory, a Transformers folder, a GGUF file, smollm2 or a hub name"
+"""What a model that others are made from is named by."""
 SOURCES = (
     "a run directory, a Transformers folder, a GGUF file, smollm2, a hub name or a quantized model"
 )
-"""What a model is named by."""
+"""What any model is named by."""
 
 
 LENGTH = 512
@@ -29,7 +31,7 @@ class Reading:
     data: What[str] = ""
     """Text by name instead, such as hf:NAME. Empty: a run's own task, or python-stdlib."""
     length: HowMuch[int] = 0
-    """Tokens a sequence. 0: 512, or the model's context where that is shorter."""
+    """Tokens per sequence. 0: 512, or the model's context where that is shorter."""
     bos: Bos = "auto"
     """BOS before every sequence: as the model's own tokenizer does (auto), on, or off."""
     out: Where[str] = ""

@@ -19,7 +19,8 @@ class ReproduceOptions:
     all: What[bool] = False
     """Run every exhibit that can be run."""
     out: Where[str] = ""
-    """Folder of the exhibit. Empty: runs/reproduce/SCALE/PAPER-EXHIBIT. The same one goes on."""
+    """Folder of the exhibit. Empty: runs/reproduce/SCALE/PAPER-EXHIBIT. Name the
+    same folder again to resume."""
     runs: str = ""
     """Folder of the training runs, which exhibits share. Empty: runs, beside the exhibit's."""
     seeds: HowMuch[tuple[int, ...]] = ()
@@ -43,7 +44,8 @@ class ReproduceOptions:
     dtype: str = ""
     """float32, bfloat16 ... Empty: the scale's."""
     cluster: Where[str] = ""
-    """Deal rows and seeds out: "local(workers=2)", "slurm(workers=8, partition='a')" ..."""
+    """Distribute rows and seeds over workers: "local(workers=2)",
+    "slurm(workers=8, partition='a')" ..."""
     figures: Where[tuple[Figure, ...]] = ()
     """Write the charts for a paper too, in these formats, into the folder figures."""
 

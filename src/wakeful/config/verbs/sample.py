@@ -34,7 +34,7 @@ class SampleOptions:
     seed: How[int] = 0
     """Seed of the choice, and of what is held out."""
     prompts: What[str] = ""
-    """File with a prompt a line, each for a document in turn. Empty: none."""
+    """File with one prompt per line, each for a document in turn. Empty: none."""
     chat: How[Bos] = "auto"
     """Begin with the chat template: a prompt is what a user says; without prompts the model writes
     question and answer. auto: of a model that has one."""

@@ -141,7 +141,7 @@ def headline(comparison: Comparison) -> str:
         )
         counts[side] += 1
     told = listed(f"{count} {side}" for side, count in counts.items() if count)
-    return f"Of {len(others)} variants, against the validation loss of {base}: {told}."
+    return f"Validation loss compared with {base}: of {len(others)} variants, {told}."
 
 
 def next_step(comparison: Comparison) -> Step:
