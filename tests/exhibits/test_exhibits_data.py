@@ -3,14 +3,16 @@
 import dataclasses
 import hashlib
 import json
+from functools import cache
 
 import pytest
 import torch
 
+from helpers import tiny_decoder
 from wakeful.config.model import LATER, ModelConfig
 from wakeful.config.schema import Config, config_from_table, config_to_table
 from wakeful.config.tables import read_table
-from wakeful.config.verbs import inherit_options
+from wakeful.config.verbs import LENGTH, inherit_options
 from wakeful.data.mixture import mixture_of
 from wakeful.errors import WakefulError
 from wakeful.exhibits.derived import DERIVED, check_figure
@@ -18,6 +20,8 @@ from wakeful.exhibits.exhibit import Scale, exhibit, exhibit_names
 from wakeful.exhibits.figures import answer_name
 from wakeful.exhibits.plan import H100, Job, heirs_table, plan_of
 from wakeful.exhibits.total import CARDS, total_of
+from wakeful.growth.baselines import Setting, baseline_of
+from wakeful.growth.layers import first, last
 from wakeful.model.decoder import Decoder
 from wakeful.pages.exhibit_charts import DRAWINGS
 from wakeful.training.setup import load_data
@@ -324,6 +328,66 @@ def test_heirs_train_what_when_attention_collapses_trains() -> None:
     assert tokens["large-many"] == tokens["other-many"] == (pytest.approx(50e9, rel=0.01), 0)
 
 
+RECIPES = {
+    "lazy/fig4": "growth until parity beside training from scratch",
+    "lazy/fig5": "the heir beside training from scratch",
+    "lazy/fig6": "the heir beside training from scratch, on another text",
+    "lazy/fig7": "the heir beside distillation and training from scratch",
+    "lazy/fig14": "the heir beside stacking, which has no reference",
+    "lazy/fig16": "the heir beside training from scratch, of half the layers",
+    "lazy/growth": "tokens until parity, of which a start from scratch takes its own",
+    "lazy/table1": "the heir beside stacking, which has no reference",
+    "lazy/table3": "the heir beside training from scratch, for as many steps and for twice as many",
+    "lazy/table5": "the heir beside training from scratch, by tasks",
+}
+"""Exhibits that set the paper's whole recipe beside one that takes nothing, and what they compare.
+
+Elsewhere an arm with the reference's embeddings and head beside one without would show what these
+give, and not what its blocks do.
+"""
+
+
+@cache
+def has_the_references_embeddings(arm: str) -> bool:
+    if arm in ("heir", "reference"):
+        return True
+    reference = tiny_decoder()
+    setting = Setting(reference, first(2, of=4), seed=5, lazy=last(2, of=4))
+    ours = baseline_of(arm).start(setting).embed.weight
+    return torch.equal(ours, reference.embed.weight[:, : ours.shape[1]])
+
+
+def test_blocks_are_compared_between_the_same_embeddings_and_head() -> None:
+    found = set()
+    for name in exhibit_names():
+        shown = exhibit(name)
+        if shown.inherit is None:
+            continue
+        for claim in shown.claims:
+            if claim.than_value is not None or claim.than_group:
+                continue
+            arms = claim.row, claim.than or shown.table.baseline
+            if len({has_the_references_embeddings(arm) for arm in arms}) > 1:
+                found.add(name.partition("-")[0])
+    assert found == set(RECIPES)
+
+
+@pytest.mark.parametrize("name", ["fig2", "table4"])
+def test_both_forms_of_an_inheritance_are_judged(name: str) -> None:
+    """Of When Attention Collapses: blocks alone, as its code copies, and whole heirs."""
+    claims = exhibit(f"lazy/{name}").claims
+    whole = {"heir": "blocks", "middle": "middle_blocks", "last": "last_blocks"}
+    alone = whole | {"embeddings": "random"}
+    pairs = [(claim.row, claim.than, claim.direction, claim.same) for claim in claims]
+    of_whole = [pair for pair in pairs if pair[0] in whole]
+    assert len(of_whole) == 6
+    for row, than, *direction in of_whole:
+        assert (alone[row], alone[than], *direction) in pairs
+    for scale in SCALES:
+        arms = [plan_of(exhibit(f"lazy/{each}"), scale).heirs[""] for each in ("fig2", "table4")]
+        assert arms[0] == arms[1]  # which they share
+
+
 def test_an_arm_is_evaluated_as_often_as_its_reference_or_ten_times() -> None:
     """After 1,000 of 100,000 steps the losses of figure 5 are known."""
     often = {}
@@ -342,6 +406,37 @@ def test_a_model_of_the_papers_own_scale_is_left_out_at_the_others() -> None:
         assert there == (scale == "paper")
         claims = found.claims_at(scale, plan.tasks)
         assert ("other-many" in {claim.group for claim in claims}) == there
+
+
+def test_the_start_token_stands_in_every_window_where_the_paper_has_it() -> None:
+    """Appendix A.2 of Value Residual Learning: it is the same in all sequences."""
+    assert not config_from_table(read_table("value-residual-82m")).data.bos
+    for name, rows in {"fig10": 2, "fig19": 4}.items():
+        for scale in SCALES:
+            jobs = plan_of(exhibit(f"value-residual/{name}"), scale).jobs
+            assert [job.config.data.bos for job in jobs] == [True] * rows
+
+
+def test_the_paper_scale_looks_at_as_many_windows_as_the_papers_do() -> None:
+    shown = exhibit("value-residual/fig10")
+    assert [plan_of(shown, scale).exhibit.looks for scale in SCALES] == [8, 8, 1000]
+    looks = {name: plan_of(exhibit(name), "paper").exhibit.looks for name in RUNNABLE}
+    assert all(type(each) is int and each >= exhibit(name).looks for name, each in looks.items())
+    # Sections 3.2 and 4.5 and appendix A.2 of Value Residual Learning.
+    sampled = {f"value-residual/fig{number}" for number in (1, 3, 10, 11, 12, 19, 20)}
+    assert {name for name in looks if name.startswith("value-residual/")
+            and looks[name] == 1000} == sampled  # fmt: skip
+    plan = plan_of(exhibit("activation/table1"), "paper")
+    assert plan.stretch == 256 * LENGTH
+    assert {piece.tokens for piece in plan.pieces.values() if piece.stage == "reading"} == {
+        plan.stretch
+    }
+    for name in RUNNABLE:
+        if name.startswith("activation/"):
+            for job in plan_of(exhibit(name), "paper").jobs:
+                train = job.config.train
+                windows = (train.diagnose.num_sequences, train.quantize.num_sequences)
+                assert windows == (256, 2048), name
 
 
 def test_growth_is_counted_with_all_the_rounds_that_it_may_take() -> None:
@@ -366,8 +461,8 @@ def test_rows_keep_their_ratios_at_a_smaller_scale() -> None:
 
 
 def test_what_exhibits_share_is_counted_once() -> None:
-    alone = plan_of(exhibit("value-residual/fig10"), "tiny")
-    other = plan_of(exhibit("value-residual/fig12"), "tiny")  # of the same runs and no others
+    alone = plan_of(exhibit("value-residual/fig12"), "tiny")
+    other = plan_of(exhibit("value-residual/fig20"), "tiny")  # of the same runs and no others
     one, both = total_of([alone]), total_of([alone, other])
     assert (one.runs, one.tokens) == (6, 6 * 120 * 32 * 64)
     one_token = [size_of(job.config).operations for job in alone.jobs]
@@ -407,9 +502,24 @@ def test_an_exhibit_that_does_not_exist_or_waits_is_refused() -> None:
         "lazy/fig1": ("fig1-large", "fig1-medium", "fig1-xl"),
         "value-residual/fig15": ("fig15a", "fig15b", "fig15c"),
     }.items():
-        *most, last = (f"'{written.partition('/')[0]}/{name}'" for name in meant)
-        with pytest.raises(WakefulError, match=f"mean {', '.join(most)} or {last}\\?"):
+        *most, final = (f"'{written.partition('/')[0]}/{name}'" for name in meant)
+        with pytest.raises(WakefulError, match=f"mean {', '.join(most)} or {final}\\?"):
             exhibit(written)
+    # Without its paper it is that of every paper.
+    for written, meant in {
+        "fig6": ("lazy/fig6-large", "lazy/fig6-medium", "value-residual/fig6"),
+        "table2": ("activation/table2", "lazy/table2", "value-residual/table2"),
+        "fig15": ("lazy/fig15", *(f"value-residual/fig15{letter}" for letter in "abcd")),
+        "Figure6": ("lazy/fig6-large", "lazy/fig6-medium", "value-residual/fig6"),
+        "arena": ("own/arena",),
+        "activation-table2": ("activation/table2",),
+    }.items():
+        *most, final = map(repr, meant)
+        told = f"mean {', '.join(most)}{' or ' if most else ''}{final}\\?"
+        with pytest.raises(WakefulError, match=told):
+            exhibit(written)
+    with pytest.raises(WakefulError, match="no exhibit 'nothing'; wakeful reproduce lists them"):
+        exhibit("nothing")
     with pytest.raises(WakefulError, match="lists settings and has nothing to measure"):
         plan_of(exhibit("value-residual/table4"), "tiny")
     with pytest.raises(WakefulError, match=r"layersx"):

@@ -1,5 +1,6 @@
 """What exhibits measure and draw of layers is what the probes they ask for see."""
 
+import re
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from wakeful.exhibits.figures import PICTURES, Seen, of_layers
 from wakeful.pages.exhibit_charts import drawings
 from wakeful.probes.attention import Importance
 from wakeful.probes.weights import LargestWeights
+from wakeful.training import watching
 from wakeful.training.watching import observed
 from wakeful.verbs.exhibit_runs import GRADIENTS, PROBES, WEIGHTS
 
@@ -52,9 +54,9 @@ def seen() -> dict[str, set[str]]:
     """Curves by the probe that sees them, those of every run by the empty name."""
     decoder: Any = tiny_decoder(dtype=torch.float32)
     windows: Any = Windows()
-    always = set(of_layers(observed(decoder, windows, 2, [Importance()])))
+    always = set(of_layers(observed(decoder, windows, 2, [Importance()], ranks=False)))
     more = {
-        name: set(of_layers(observed(decoder, windows, 2, [make()])))
+        name: set(of_layers(observed(decoder, windows, 2, [make()], ranks=False)))
         for name, make in PROBES.items()
         if name not in PICTURES
     }
@@ -81,6 +83,39 @@ def test_every_curve_that_an_exhibit_names_is_measured(
     metrics = {each.partition("@")[0] + each[each.index("/") :] if "@" in each else each
                for each in asked.names}  # fmt: skip
     assert metrics - measured == set()
+
+
+def test_windows_are_looked_at_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder: Any = tiny_decoder()
+    windows: Any = Windows()
+    windows.token_file = SimpleNamespace(is_trigger=lambda rows: rows % 3 == rows[:, :1] % 3)
+    whole = observed(decoder, windows, 2, [Importance()])
+    sizes: list[int] = []
+    hidden = decoder.hidden
+
+    def counted(tokens: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(tokens))
+        return hidden(tokens)
+
+    monkeypatch.setattr(decoder, "hidden", counted)
+    monkeypatch.setattr(watching, "_AT_ONCE", 17)
+    parts = observed(decoder, windows, 2, [Importance()])
+    assert sizes == [1, 1]
+    assert "trigger" in parts.filter(metric="bos_mass")["position"]
+    keys = ["layer", "head", "position", "metric", "variant", "kind"]
+    assert parts.select(keys).equals(whole.select(keys))
+    for column in ("value", "standard_error"):
+        ours, theirs = (frame[column].fill_null(0.0).to_numpy() for frame in (parts, whole))
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+def test_ranks_are_looked_at_where_an_exhibit_asks_for_them() -> None:
+    of_ranks = r"metric='(rank|mass_columns|near_rank_1\w*|lazy)'|lazy_layers"
+    for name in LOOKING:
+        shown = exhibit(name)
+        named = [*shown.draw, *(column.figure for column in shown.table.columns)]
+        named += [claim.figure for claim in shown.claims]
+        assert ("ranks" in shown.probes) == any(re.search(of_ranks, each) for each in named), name
 
 
 def test_the_lines_that_parameters_are_saved_by_are_drawn() -> None:

@@ -135,6 +135,12 @@ def test_savings_of_data_and_parameters() -> None:
     for seed, gain in ((0, math.log10(1.25)), (1, 0.1)):
         saved = figure_of(pooled, "b", "res", seed, "parameter_saving(groups=['a', 'b'])")
         assert saved == pytest.approx(1 - math.exp(gain / slope))
+    # A gain of more than the sizes' decade is beyond what they can tell, one of less is not.
+    for gain, expected in ((-1.01, None), (-0.99, 1 - 10**-0.99), (1.01, None)):
+        moved = {("a", "res", 0): size(4.0 + gain, 1e6), ("b", "res", 0): size(3.0 + gain, 1e7)}
+        far = results({key: sizes[key] for key in sizes if key[0] != "c"} | moved)
+        saved = figure_of(far, "b", "res", 0, "parameter_saving")
+        assert saved == (None if expected is None else pytest.approx(expected))
     rising = results({key: value for key, value in (sizes | second).items() if key[2] == 1})
     assert figure_of(rising, "b", "res", 1, "parameter_saving") is None
 

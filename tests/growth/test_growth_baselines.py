@@ -58,6 +58,22 @@ def test_random_is_a_model_of_its_own_seed() -> None:
         assert torch.equal(tensor, again.get_parameter(name))
 
 
+def test_blocks_alone_differ_from_random_in_their_blocks_alone() -> None:
+    given = setting(tiny_decoder(num_layers=6), 2)
+    random = BASELINES["random"].start(given)
+    places = {"blocks": 0, "middle_blocks": 2, "last_blocks": 4}
+    for name, place in places.items():
+        decoder = BASELINES[name].start(given)
+        for layer, block in enumerate(decoder.blocks):
+            for part, tensor in block.named_parameters():
+                theirs = given.reference.blocks[place + layer].get_parameter(part)
+                assert torch.equal(tensor, theirs), name
+        ends = [part for part, _ in decoder.named_parameters() if not part.startswith("blocks.")]
+        assert {part.partition(".")[0] for part in ends} >= {"embed", "head"}
+        for part in ends:
+            assert torch.equal(decoder.get_parameter(part), random.get_parameter(part)), name
+
+
 def test_stacking_copies_the_trained_half_onto_itself() -> None:
     given = setting(tiny_decoder())
     half = BASELINES["stacking"].start(given)

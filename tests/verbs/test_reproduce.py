@@ -28,7 +28,7 @@ from wakeful.exhibits.total import total_of
 from wakeful.growth.outcome import read_inheritance
 from wakeful.runs.run import Run
 from wakeful.training import cluster
-from wakeful.verbs import exhibit_runs
+from wakeful.verbs import exhibit_models, exhibit_runs
 from wakeful.verbs import reproduce as verb
 from wakeful.verbs.reproduce import Reproduction
 
@@ -112,11 +112,11 @@ def test_an_exhibit_is_run_judged_and_gone_on_with(
     assert mass.is_between(0, 1).all()
     assert done.summary["scale"] == "tiny"
     # Another exhibit takes the runs that are there; so does the same one again.
-    again = wakeful.reproduce("value-residual/fig12", **asked)
-    assert len(trained) == 5
-    assert again.path.name == "value-residual-fig12"
+    again = wakeful.reproduce("value-residual/fig19", **asked)
+    assert trained[5:] == ["neutreno", "svformer", "neutreno", "svformer"]
+    assert again.path.name == "value-residual-fig19"
     wakeful.reproduce("value-residual/fig10", **asked)
-    assert len(trained) == 5
+    assert len(trained) == 9
     # A folder of another exhibit, or of other seeds, is left as it is.
     for other, seeds in (("value-residual/fig12", ["0", "1"]), ("value-residual/fig10", ["5"])):
         told = ["reproduce", other, "--out", str(place), "--seeds", *seeds, "--text", str(text)]
@@ -196,7 +196,7 @@ def test_several_exhibits_are_trained_side_by_side_and_judged_by_workers(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(cluster, "_PAUSE", {"local": 0.0, "slurm": 0.0})
-    names = ("value-residual/fig10", "value-residual/fig12", "lazy/fig17")
+    names = ("value-residual/fig20", "value-residual/fig12", "lazy/fig17")
     asked: dict[str, Any] = {"steps": 2, "seeds": [0], "text": str(text)}
     alone = wakeful.reproduce(*names, **asked, runs=str(tmp_path / "alone"))
     kept = [one.verdicts for one in alone.found]
@@ -227,14 +227,14 @@ def test_several_exhibits_are_trained_side_by_side_and_judged_by_workers(
     judged = verb._judge
 
     def failing(wanted: Any, runs: str, name: str, place: Path) -> None:
-        if name == "value-residual/fig10":
+        if name == "value-residual/fig20":
             raise WakefulError("no memory")
         judged(wanted, runs, name, place)
 
     monkeypatch.setattr(verb, "_judge", failing)
     monkeypatch.setattr(verb, "exhibit_names", lambda: names)
     left = wakeful.reproduce(**asked, all=True, cluster="local(workers=2)")
-    assert left.left_out == ("value-residual/fig10: no memory",)
+    assert left.left_out == ("value-residual/fig20: no memory",)
     assert len(left.found) == 2
     with pytest.raises(WakefulError, match="no memory"):
         wakeful.reproduce(*names, **asked, cluster="local(workers=2)")
@@ -372,6 +372,80 @@ def test_models_that_do_not_fit_an_exhibit_are_refused() -> None:
             wakeful.reproduce("lazy/table9", models=mixed)
 
 
+@pytest.mark.parametrize("name", ["lazy/fig11", "lazy/fig20", "activation/table1"])
+def test_a_model_that_is_not_there_leaves_nothing_behind(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of an exhibit that reads it, makes heirs of it, and reads it beside rows of its own."""
+    asked: list[str] = []
+
+    def missing(name: str, **options: object) -> None:
+        asked.append(name)
+        raise OSError(f"{name} is not on the hub\nTry another")
+
+    monkeypatch.setattr(exhibit_models.AutoConfig, "from_pretrained", missing)
+    monkeypatch.chdir(tmp_path)
+    for model, told in {
+        "nope-model": "'nope-model' is no run directory, Transformers folder or GGUF file here, "
+        "and cannot be read from the hub: nope-model is not on the hub",
+        "smolm2": "unknown model 'smolm2' (did you mean 'smollm2'?)",
+    }.items():
+        assert main(["reproduce", name, "--models", model]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.endswith(told)
+    assert asked == ["nope-model"]
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_model_is_refused_by_what_lies_there(
+    pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(model: Path, name: str = "lazy/fig11") -> str:
+        known: exhibit_models.Known = {}
+        plan = plan_of(exhibit(name), "tiny", models=[str(model)])
+        with pytest.raises(WakefulError) as first:
+            exhibit_models.check_models(plan, known)
+        with monkeypatch.context() as patch:
+            patch.setattr(exhibit_models, "found", None)  # nobody looks again
+            with pytest.raises(WakefulError) as again:
+                exhibit_models.check_models(plan, known)
+        assert str(first.value) == str(again.value)
+        return str(first.value)
+
+    plan = plan_of(exhibit("lazy/fig20"), "tiny", models=[str(pretrained)])
+    exhibit_models.check_models(plan, {})
+    comparison = tmp_path / "comparison"
+    Run(comparison).make("compare", {})
+    assert "holds no trained model: run.json calls it 'compare'" in refused(comparison)
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    for each in ("run.json", "config.toml"):
+        shutil.copy(pretrained / each, begun)
+    assert "holds no checkpoint" in refused(begun)
+    assert "holds no model" in refused(pretrained / "checkpoints")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    assert "has no model.safetensors" in refused(folder)
+    (folder / "config.json").write_text('{"model_type": "nobody"}')
+    assert "describes no model" in refused(folder)
+    (tmp_path / "cut.gguf").write_bytes(b"GGUF")
+    assert "cut.gguf" in refused(tmp_path / "cut.gguf")
+    (folder / "quantized.json").write_text("{}")
+    assert "quantized, and heirs have whole weights" in refused(folder, "lazy/fig20")
+
+
+def test_a_text_that_is_not_there_leaves_nothing_behind(
+    pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = {path.name for path in tmp_path.iterdir()}
+    for name in ("lazy/fig11", "lazy/fig20"):
+        with pytest.raises(WakefulError, match="nowhere"):
+            wakeful.reproduce(name, models=[str(pretrained)], text="nowhere.txt")
+    assert {path.name for path in tmp_path.iterdir()} == before
+
+
 def test_models_are_named_by_the_place_they_take() -> None:
     def sources(name: str, scale: Scale, *models: str) -> dict[str, str]:
         plan = plan_of(exhibit(name), scale, models=models)
@@ -432,7 +506,7 @@ def test_of_all_exhibits_those_that_do_not_fit_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    names = ("value-residual/fig10", "value-residual/fig12", "value-residual/fig7",
+    names = ("value-residual/fig12", "value-residual/fig20", "value-residual/fig7",
              "lazy/fig1-large")  # fmt: skip
     monkeypatch.setattr(verb, "exhibit_names", lambda: names)
     other = tmp_path / "runs/reproduce/tiny/value-residual-fig7"

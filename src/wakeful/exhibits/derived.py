@@ -218,7 +218,9 @@ def parameter_saving(at: At, *, figure: str = "loss", groups: Sequence[str] = ()
     `groups`.
 
     One b serves all seeds: with a b of each, those in which chance turns the small slope would have
-    to be left out, and the others are a selection. Its own error is not counted.
+    to be left out, and the others are a selection. Its own error is not counted. Where N' is as far
+    from N as the smallest size from the largest, or farther, nothing was saved that these sizes can
+    tell: so it is where losses hardly fall with the size.
     """
     base, among = at.results.baseline, groups or at.results.groups
     sizes: list[float] = []
@@ -239,7 +241,8 @@ def parameter_saving(at: At, *, figure: str = "loss", groups: Sequence[str] = ()
     slope = float(np.polyfit(np.log(sizes), losses, 1)[0])
     if slope >= 0:  # no more parameters, no lower loss: there is nothing to read a size from
         return None
-    return 1.0 - math.exp(min(700.0, -float(np.mean(differences)) / slope))
+    apart = -float(np.mean(differences)) / slope  # ln N / N'
+    return 1.0 - math.exp(apart) if abs(apart) < math.log(max(sizes) / min(sizes)) else None
 
 
 def loss_over_training(at: At, *, curve: str = "validation_loss") -> float | None:

@@ -13,6 +13,7 @@ has those that were trained; its columns that say which way is better are ranked
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -219,8 +220,9 @@ class Exhibit:
     scales: Mapping[str, Table]
     """Fields in place of the paper's, by the scale's name. Beside those of a configuration:
     `models`, existing models by row; `references`, those that heirs are made of, by group, `all` of
-    every group; `elsewhere`, a text besides its own on which a trained model's layers are looked
-    at; and `tasks`, lm-eval's, that the models are asked, whose data comes from the hub."""
+    every group; `looks`, in place of the exhibit's; `elsewhere`, a text besides its own on which a
+    trained model's layers are looked at; and `tasks`, lm-eval's, that the models are asked, whose
+    data comes from the hub."""
     claims: tuple[Claim, ...]
 
     @property
@@ -269,10 +271,33 @@ def exhibit(name: str) -> Exhibit:
     """
     if name not in exhibit_names():
         raise WakefulError(
-            f"there is no exhibit {name[:80]!r}{nearest(name, exhibit_names())}; wakeful reproduce "
-            "lists them"
+            f"there is no exhibit {name[:80]!r}{_meant(name)}; wakeful reproduce lists them"
         )
     return _read(name)
+
+
+def _meant(name: str) -> str:
+    """Return a hint at what an unknown name may mean.
+
+    Without a paper it is that exhibit of each; of one that has it with suffixes alone all these.
+    """
+    own = {known: known.partition("/")[2] for known in exhibit_names()}
+    wanted = name.casefold()
+    if "/" not in name and not any(_begins(wanted, last) for last in own.values()):
+        wanted = next(iter(get_close_matches(wanted, own.values(), n=1)), "")
+    found = [known for known, last in own.items() if _begins(wanted, last)]
+    if "/" in name or not found:
+        return nearest(name, own)
+    whole = [known for known in found if own[known] == wanted]
+    papers = {known.partition("/")[0] for known in whole}
+    found = [known for known in found if known in whole or known.partition("/")[0] not in papers]
+    *others, last = map(repr, found)
+    return f" (did you mean {', '.join(others)}{' or ' if others else ''}{last}?)"
+
+
+def _begins(wanted: str, name: str) -> bool:
+    """Tell whether an exhibit's name is this one, alone or with a suffix: fig15a, fig6-medium."""
+    return bool(wanted) and re.fullmatch(rf"{re.escape(wanted)}([a-z]|-.+)?", name) is not None
 
 
 def layout_names() -> tuple[str, ...]:

@@ -89,6 +89,7 @@ class Plan:
     """What an exhibit takes at a scale."""
 
     exhibit: Exhibit
+    """With as many looks as there are at this scale."""
     scale: Scale
     seeds: tuple[int, ...]
     jobs: tuple[Job, ...]
@@ -277,6 +278,7 @@ def plan_of(
     if models:
         existing, references = _instead(exhibit, models, existing, references)
     elsewhere = settings.pop("elsewhere", "")
+    exhibit = dataclasses.replace(exhibit, looks=settings.pop("looks", exhibit.looks))
     asks = tuple(settings.pop("tasks", exhibit.tasks if tasks else ()))
     asked = tuple(seeds or seeds_of(settings))
     if len(set(asked)) < len(asked) or not all(0 <= seed < 2**63 for seed in asked):

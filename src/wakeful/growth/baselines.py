@@ -215,10 +215,10 @@ def _hybrid(setting: Setting) -> Decoder:
     return setting.inherit(layers)
 
 
-def _ranged(choose: Callable[..., LayerMap]) -> Start:
+def _ranged(choose: Callable[..., LayerMap], copy: Copy = "all") -> Start:
     def start(setting: Setting) -> Decoder:
         layers = choose(setting.num_layers, of=setting.reference.config.num_layers)
-        return setting.inherit(layers)
+        return setting.inherit(layers, copy=copy)
 
     return start
 
@@ -298,6 +298,14 @@ BASELINES: dict[str, Baseline] = {
     "embeddings": Baseline(
         "the reference's embeddings, positions, final norm and head, with blocks at random",
         _parts("embeddings"),
+    ),
+    "middle_blocks": Baseline(
+        "middle, with embeddings, positions, final norm and head at random",
+        _ranged(middle, "blocks"),
+    ),
+    "last_blocks": Baseline(
+        "last, with embeddings, positions, final norm and head at random",
+        _ranged(last, "blocks"),
     ),
     "lazy_blocks": Baseline(
         "lazy, with embeddings, positions, final norm and head at random",

@@ -53,6 +53,9 @@ FIGURES = {
 FOLLOWED = ("bos_mass", "value_drain", "residual_peak")
 """Metrics that a run logs of each layer and head where it is asked to."""
 
+_AT_ONCE = 2**15
+"""Tokens of one pass that probes watch: these need memory, however many windows there are."""
+
 
 class _Layers(Probe):
     """Every `size`-th layer's events, from `rank` on, for a probe."""
@@ -100,19 +103,27 @@ def observed(
     num_sequences: int,
     more: Sequence[Probe] = (),
     *,
+    ranks: bool = True,
     autocast: contextlib.AbstractContextManager[object] = AS_IT_IS,
 ) -> Frame:
-    """Return what the probes of `FIGURES`, and `more`, saw of each layer and head, as `watched`."""
+    """Return what the probes of `FIGURES`, and `more`, saw of each layer and head, as `watched`.
+
+    Those of `ranks`, which take longer than all others, may be left out.
+    """
     parallel = model if isinstance(model, Parallel) else Alone(model, ALONE)
     decoder, world = parallel.decoder, parallel.world
     device = decoder.head.weight.device
     sequences = torch.cat(whole_windows(windows, num_sequences))
     triggers = windows.token_file.is_trigger(sequences.numpy())
-    bos = BosMass(None if triggers is None else torch.from_numpy(triggers))
-    probes = Sinks(), bos, Entropy(), Ranks(), Values(curve=1), Outliers(), Smoothing(), *more
+    bos, of_ranks = BosMass(), [Ranks()] if ranks else []
+    probes = Sinks(), bos, Entropy(), *of_ranks, Values(curve=1), Outliers(), Smoothing(), *more
     layers = watch(decoder, *(_Layers(probe, world) for probe in probes))
+    size = max(1, _AT_ONCE // sequences.shape[1])
     with evaluating(decoder), autocast, layers as seen:
-        parallel.call(decoder.hidden, sequences.to(device))
+        for start in range(0, len(sequences), size):
+            part = slice(start, start + size)
+            bos.triggers = None if triggers is None else torch.from_numpy(triggers[part])
+            parallel.call(decoder.hidden, sequences[part].to(device))
     parallel.settle()
     rows = seen.frame
     everywhere = [tuple(row) for part in world.gather(rows.rows()) for row in part]

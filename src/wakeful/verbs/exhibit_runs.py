@@ -42,6 +42,7 @@ from wakeful.probes.hidden import Turned
 from wakeful.probes.mappings import Mappings
 from wakeful.probes.patterns import AttentionPictures, HiddenPicture, MeanAttention
 from wakeful.probes.positions import Positions
+from wakeful.probes.rank import Ranks
 from wakeful.probes.spectrum import Spectrum
 from wakeful.probes.weights import LargestWeights
 from wakeful.runs.run import Run, environment, is_done, read_frame, read_record
@@ -63,6 +64,7 @@ PROBES: dict[str, Callable[[], MergeableProbe]] = {
     "mappings": Mappings,
     "mean_attention": MeanAttention,
     "positions": Positions,
+    "ranks": Ranks,
     "spectrum": Spectrum,
     "turned": Turned,
 }
@@ -256,14 +258,15 @@ def _looked_at(
             more = [PROBES[each]() for each in looked.probes if each in PROBES]
             if WEIGHTS in looked.probes:
                 more.append(LargestWeights(decoder))
-            frames = [observed(decoder, tests, windows, [Importance(), *more])]
+            ranks = "ranks" in looked.probes
+            frames = [observed(decoder, tests, windows, [Importance(), *more], ranks=False)]
             if GRADIENTS in looked.probes:
                 frames.append(query_key_gradients(decoder, rows_of(tests, windows)))
             for share in looked.lengths:
                 length = max(2, round(share * config.train.length))
                 train = dataclasses.replace(config.train, length=length)
                 shorter = make_windows(dataclasses.replace(config, train=train), data)
-                found = observed(decoder, shorter, windows)
+                found = observed(decoder, shorter, windows, ranks=ranks)
                 frames.append(
                     found.with_columns(metric=pl.format("{}@{}", "metric", pl.lit(f"{share:g}")))
                 )

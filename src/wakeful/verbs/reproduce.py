@@ -16,10 +16,12 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from wakeful.config.tables import to_table
-from wakeful.config.verbs import EvaluateOptions, ReproduceOptions
+from wakeful.config.verbs import LENGTH, EvaluateOptions, ReproduceOptions
+from wakeful.data.tokens import is_prepared
 from wakeful.device import choose_device, rough_seconds
 from wakeful.display import Display, Shown, duration, usual
 from wakeful.errors import Interrupted, WakefulError, nearest
+from wakeful.evaluation.reading import words_of
 from wakeful.evaluation.task_set import read_tasks
 from wakeful.exhibits.derived import check_figure, tidy
 from wakeful.exhibits.exhibit import SCALES, Exhibit, exhibit, exhibit_names, natural
@@ -35,6 +37,7 @@ from wakeful.runs.run import Run, is_done, read_frame, read_record
 from wakeful.training.cluster import Cluster, cluster_of
 from wakeful.training.setup import check_run
 from wakeful.verbs.exhibit_jobs import dealt_out
+from wakeful.verbs.exhibit_models import Known, check_models
 from wakeful.verbs.exhibit_runs import GRADIENTS, PROBES, WEIGHTS, by_shots, carried_out
 from wakeful.verbs.result import Stored, asked
 
@@ -212,12 +215,14 @@ def _chosen(
     """
     plans: dict[Path, Plan] = {}
     left_out: list[str] = []
+    known: Known = {}
     for name in names:
         try:
             plan = planned(exhibit(name), wanted)
             place = place_of(name, wanted)
             _check_folder(plan, place, wanted.given)
             check_fits([*plans.values(), plan], runs, finished, cluster)
+            check_models(plan, known)
         except WakefulError as error:
             if not wanted.all:
                 raise
@@ -358,13 +363,22 @@ def _judge(wanted: ReproduceOptions, runs: str, name: str, place: Path) -> None:
 
 
 def _prepare(plan: Plan, show: Display) -> None:
-    """Read the tasks and make the texts of an exhibit, and raise what its runs would raise."""
+    """Read the tasks and make the texts of an exhibit, and raise what its runs would raise.
+
+    Of a text that only other models read, the beginning is read; the hub's not before they need it.
+    """
     for shots, tasks in by_shots(plan.tasks).items():
         show.note(f"preparing {', '.join(tasks)}")
         read_tasks(EvaluateOptions(tasks=tasks, shots=shots))
     trained = {job.folder: job.config for job in plan.jobs if plan.reference_of(job.group) is None}
     for config in trained.values():
         check_run(config, show.stage)
+    of_heirs = (job.config.data.source for job in plan.jobs if plan.reference_of(job.group))
+    read = [source for source in of_heirs if not is_prepared(Path(source))]
+    read += [plan.config.data.source] if plan.existing else []
+    for source in dict.fromkeys(read):
+        if not source.startswith("hf:"):
+            words_of(source, LENGTH)
 
 
 def _work(

@@ -1,0 +1,67 @@
+"""The models that exhibits name and do not train: found before anything is written."""
+
+from transformers import AutoConfig
+
+from wakeful.errors import WakefulError, nearest_path
+from wakeful.exhibits.plan import Plan
+from wakeful.hf.gguf_header import read_gguf_header
+from wakeful.hf.whole import Shards, first_line, read_config
+from wakeful.loading.load import Place, place_of
+from wakeful.runs import checkpoint
+from wakeful.runs.run import Run
+
+Known = dict[str, Place | WakefulError]
+"""Where models lie, or why they cannot be read, by what names them."""
+
+
+def check_models(plan: Plan, known: Known) -> None:
+    """Raise `WakefulError` where a model of a plan cannot be read, or heirs be made of it.
+
+    `known` is added to: the hub is asked once for a model of several plans.
+    """
+    for given in (*plan.existing.values(), *plan.references.values()):
+        if given.source not in known:
+            try:
+                known[given.source] = found(given.source)
+            except WakefulError as error:
+                known[given.source] = error
+        place = known[given.source]
+        if isinstance(place, WakefulError):
+            raise place
+        if place.kind == "quantized" and given in plan.references.values():
+            raise WakefulError(
+                f"{given.source} is quantized, and heirs have whole weights: name the model it was "
+                "made from"
+            )
+
+
+def found(source: str) -> Place:
+    """Return where a model lies; SmolLM2 is unpacked, and of the hub's its configuration fetched.
+
+    Raises:
+        WakefulError: there is no model, or not the files that one of its kind has.
+    """
+    place = place_of(source)
+    if place.kind == "run":
+        run = Run.open(place.path)
+        run.check_kind("train", "holds no trained model")
+        checkpoint.newest(run.checkpoints)
+    elif place.kind == "gguf":
+        read_gguf_header(place.path)
+    elif place.kind in ("folder", "export"):
+        read_config(place.path)
+        with Shards(place.path):  # they are all there
+            pass
+    elif place.kind == "hub":
+        _check_hub(place.name)
+    return place
+
+
+def _check_hub(name: str) -> None:
+    try:
+        AutoConfig.from_pretrained(name, trust_remote_code=False)
+    except Exception as error:  # Transformers raises nothing narrower
+        raise WakefulError(
+            f"{name[:80]!r} is no run directory, Transformers folder or GGUF file here"
+            f"{nearest_path(name)}, and cannot be read from the hub: {first_line(error)}"
+        ) from None
