@@ -10,6 +10,7 @@ from wakeful.config.model import VARIANTS
 from wakeful.config.rows import rows_of
 from wakeful.config.schema import (
     Config,
+    chosen_variants,
     config_from_table,
     config_to_toml,
     layouts_of,
@@ -68,7 +69,8 @@ def test_there_are_the_presets_of_the_papers_and_small_ones() -> None:
     small = {"cpu-tiny", "cpu-small", "activation-small", "combination", "demo"}
     small |= {"patient", "patient-rotary", "patient-deep", "small-sinks"}
     arena = {"arena", "arena-combined", "arena-patient", "arena-text"}
-    arena |= {"arena-optimizers", "arena-124m", "arena-best", "arena-patient-best", "wakeful-best"}
+    arena |= {"arena-optimizers", "arena-124m", "wakeful-best"}
+    arena |= {"arena-best", "arena-patient-best", "arena-text-best"}
     assert set(presets()) == {*MILLIONS, *tables, *small, *arena}
 
 
@@ -245,6 +247,26 @@ def test_rmsprops_learning_rates_are_tried_on_table_5s_row() -> None:
         optimizer = dataclasses.replace(twin.optimizer, **rate)
         assert row == dataclasses.replace(twin, name=row.name, optimizer=optimizer)
         assert row.optimizer.final_lr == pytest.approx(row.optimizer.lr / 10)
+
+
+def test_wakeful_best_stands_beside_every_row_of_its_larger_ground() -> None:
+    rows = rows_of(["arena-text"])
+    best = rows_of(["arena-text-best"])
+    assert list(best.variants) == [*rows.variants, "wakeful-best", "rotary"]
+    assert all(best.variants[name] == row for name, row in rows.variants.items())
+    assert (best.layouts, best.asked) == (rows.layouts, rows.asked)
+    vanilla, alone = rows.variants["vanilla"], preset("wakeful-best")
+    cures = {key: getattr(alone.model, key) for key in ("route", "normalizer", "positions")}
+    own = dataclasses.replace(
+        vanilla,
+        model=dataclasses.replace(vanilla.model, **cures),
+        optimizer=dataclasses.replace(vanilla.optimizer, name=alone.optimizer.name),
+    )
+    assert best.variants["wakeful-best"] == dataclasses.replace(own, name="wakeful-best")
+    rotary = dataclasses.replace(vanilla.model, positions="rotary")
+    assert best.variants["rotary"] == dataclasses.replace(vanilla, name="rotary", model=rotary)
+    chosen = chosen_variants(best.variants, ["vanilla", "muon", "wakeful-best"])
+    assert list(chosen) == ["vanilla", "muon", "wakeful-best"]
 
 
 @pytest.mark.parametrize("name", ["arena", "arena-patient", "arena-text"])

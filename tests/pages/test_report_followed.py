@@ -42,6 +42,13 @@ def folder(tmp_path: Path) -> Path:
                         row | {"layer": layer, "head": head, "value": value},
                         log="trajectories.jsonl",
                     )
+            drain = row | {"metric": "value_drain", "position": "first"}
+            for layer in (0, 1):
+                joined = 1 - mass * (layer + 1) / 2  # of all its heads together, not their mean
+                for head, times in ((None, 1.0), (0, 0.5), (1, 2.0)):
+                    kind = "paper" if head is None else "per_head"
+                    place = {"layer": layer, "head": head, "variant": kind}
+                    run.append(drain | place | {"value": joined * times}, log="trajectories.jsonl")
             peak = {"metric": "residual_peak", "position": "first", "head": None}
             for layer, value in ((-1, 99.0), (0, 2.0), (1, 4.0)):  # the embedding is left out
                 run.append(row | peak | {"layer": layer, "value": value}, log="trajectories.jsonl")
@@ -53,14 +60,16 @@ def folder(tmp_path: Path) -> Path:
 def test_figures_over_steps_are_means_over_layers_then_seeds(folder: Path) -> None:
     table = followed(read_comparison(folder))
     rows = {(r["figure"], r["variant"], r["step"]): r for r in table.iter_rows(named=True)}
-    assert len(rows) == len(table) == 3 * 2 * 3
+    assert len(rows) == len(table) == 4 * 2 * 3
     assert rows["bos_mass_other", "ill", 10]["value"] == pytest.approx(0.4)
     assert rows["bos_mass_other", "ill", 10]["error"] == pytest.approx(0.1 / 3**0.5)
+    assert rows["value_drain_first", "ill", 10]["value"] == pytest.approx(1 - 0.4 * 3 / 4)
     assert rows["residual_peak_first", "well", 20]["value"] == 3.0
     assert rows["excess_loss", "ill", 20]["value"] == pytest.approx(0.3)
     assert {row["seeds"] for row in rows.values()} == {3}
     assert [title for title, _ in followed_charts(read_comparison(folder))] == [
         "attention on BOS, no copy due",
+        "BOS's value norm over the others'",
         "BOS's residual norm over the others'",
         "loss over the task's own (nats)",
     ]
@@ -73,20 +82,29 @@ def test_each_layer_and_head_is_drawn_over_steps(folder: Path, tmp_path: Path) -
     table = heads_over_steps(comparison)
     rows = {(r["figure"], r["variant"], r["layer"], r["head"], r["step"]): r["value"]
             for r in table.iter_rows(named=True)}  # fmt: skip
-    # Two layers of two heads, and two layers where heads have no figure of their own.
-    assert len(rows) == len(table) == 2 * 3 * (2 * 2 + 2)
+    # Two figures of two layers of two heads, and one of two layers whose heads have none.
+    assert len(rows) == len(table) == 2 * 3 * (2 * 2 * 2 + 2)
     assert rows["bos_mass_other", "ill", 0, 1, 10] == pytest.approx(0.4 * 1.5 * 0.5)
+    assert rows["value_drain_first", "ill", 1, 0, 10] == pytest.approx((1 - 0.4) / 2)
+    assert rows["value_drain_first", "ill", 1, 1, 10] == pytest.approx(2 * (1 - 0.4))
     assert rows["residual_peak_first", "well", 1, None, 20] == 4.0
-    (sinks, peaks) = head_charts(comparison)
-    assert sinks[0] == "attention on BOS, no copy due"
+    (sinks, drains, peaks) = head_charts(comparison)
+    assert [title for title, _ in (sinks, drains)] == [
+        "attention on BOS, no copy due", "BOS's value norm over the others'",
+    ]  # fmt: skip
     assert [variant for variant, _ in sinks[1]] == ["ill", "well"]
-    charts = [specification(chart) for _, chart in (*sinks[1], *peaks[1])]
+    charts = [specification(chart) for _, chart in (*sinks[1], *drains[1], *peaks[1])]
     scales = [chart["encoding"]["color"]["scale"]["domain"] for chart in charts]
-    assert scales == [[0.0, 1.0]] * 2 + [[0.0, 4.0]] * 2
-    assert charts[0]["encoding"]["y"]["sort"] == ["0, 0", "0, 1", "1, 0", "1, 1"]
-    assert charts[2]["encoding"]["y"]["sort"] == ["0", "1"]
+    largest = pytest.approx(2 * (1 - 0.019 / 2))  # well's second head in the first layer, step 20
+    assert scales == [[0.0, 1.0]] * 2 + [[0.0, largest]] * 2 + [[0.0, 4.0]] * 2
+    heads = ["0, 0", "0, 1", "1, 0", "1, 1"]
+    assert [chart["encoding"]["y"]["sort"] for chart in charts[::2]] == [heads, heads, ["0", "1"]]
+    assert [chart["encoding"]["y"]["title"] for chart in charts[::2]] == [
+        "layer, head", "layer, key/value head", "layer",
+    ]  # fmt: skip
     page = write_report(comparison, tmp_path / "r.html", title="t").read_text()
     assert "Each layer and head: attention on BOS, no copy due" in page
+    assert "Each layer and head: BOS&#39;s value norm over the others&#39;" in page
 
 
 def test_one_head_is_drawn_once(folder: Path) -> None:

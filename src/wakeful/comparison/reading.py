@@ -53,7 +53,7 @@ class TrainedRun:
     excess loss; no rows where nothing was asked for."""
     heads: pl.DataFrame
     """The same of each layer and head: `step`, `figure`, `layer`, `head` and `value`; no head in
-    figures of a layer."""
+    figures of a layer, and key/value heads in the value drain."""
 
     @property
     def summary(self) -> Summary:
@@ -299,7 +299,11 @@ def _read(
 def _trajectories(run: Run) -> pl.DataFrame:
     """Return what was followed of layers and heads: `step`, `figure`, `layer`, `head`, `value`."""
     figure = pl.concat_str("metric", "position", separator="_").alias("figure")
-    found = block_outputs(run.trajectories()).filter(pl.col("variant") == "paper")
+    variant, of_head = pl.col("variant"), pl.col("head").is_not_null()
+    # The paper's value drain joins a layer's heads; each head's own is a variant beside it.
+    found = block_outputs(run.trajectories()).filter(
+        (variant == "paper") | ((variant == "per_head") & of_head)
+    )
     return found.select("step", figure, "layer", "head", "value")
 
 

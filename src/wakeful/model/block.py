@@ -12,7 +12,7 @@ from wakeful.depth.base import State, SublayerMix
 from wakeful.model.attention import Attention, Flow
 from wakeful.norms.base import Norm, Part
 from wakeful.optim.rotations.hadamard import transform, transform_factors
-from wakeful.placements import Where
+from wakeful.placements.base import Where
 from wakeful.roles import BIAS, READS, WRITES, HasRoles, Role
 from wakeful.routes.base import Read
 

@@ -30,7 +30,7 @@ from wakeful.model.chunked import MANY, cross_entropy_of_rows
 from wakeful.model.positions import Rotary, Rotation
 from wakeful.normalizers.base import Normalizer
 from wakeful.norms.base import Norm, Part, Place
-from wakeful.placements import Placement
+from wakeful.placements.base import Placement
 from wakeful.roles import HEAD, TABLE, HasRoles, Marked, Role, role_of
 from wakeful.ropes import RopeScaling
 from wakeful.routes.base import EMBEDDED, TOKENS, Read, RoutePlan, ValueRoute

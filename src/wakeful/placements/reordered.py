@@ -1,6 +1,6 @@
 """Norms after the sublayers, inside the residual stream's branches."""
 
-from wakeful.placements import Placement, Where
+from wakeful.placements.base import Placement, Where
 
 
 class Reordered(Placement):

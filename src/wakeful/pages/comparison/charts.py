@@ -139,8 +139,9 @@ def head_charts(comparison: Comparison) -> list[tuple[str, list[tuple[str, Drawi
             continue
         largest = max(1.0, *frame["value"])
         domain = SHARE if name.startswith("bos_mass") else (0.0, largest)
+        head = "key/value head" if name.startswith("value_drain") else "head"
         of_each: list[tuple[str, Drawing]] = [
-            (variant, _over_steps(frame.filter(pl.col("variant") == variant), domain))
+            (variant, _over_steps(frame.filter(pl.col("variant") == variant), domain, head))
             for variant in shown
             if variant in frame["variant"]
         ]
@@ -148,10 +149,10 @@ def head_charts(comparison: Comparison) -> list[tuple[str, list[tuple[str, Drawi
     return charts
 
 
-def _over_steps(frame: pl.DataFrame, domain: tuple[float, float]) -> Drawing:
-    """Draw a line of cells for each layer and head, and a cell a diagnosis."""
+def _over_steps(frame: pl.DataFrame, domain: tuple[float, float], head: str) -> Drawing:
+    """Draw a line of cells for each layer and head, called `head`, and a cell a diagnosis."""
     places = frame.select("layer", "head").unique(maintain_order=True)
-    name = "layer" if places["head"].null_count() else "layer, head"
+    name = "layer" if places["head"].null_count() else f"layer, {head}"
     label = pl.concat_str("layer", "head", separator=", ", ignore_nulls=True)
     cells = frame.select("step", "value", place=label)
     x = alt.X("step:O", title="training step", axis=alt.Axis(labelAngle=0, labelOverlap=True))
@@ -179,7 +180,7 @@ def difference_chart(comparison: Comparison) -> Drawing | None:
     color = _color(comparison)
     points = alt.Chart(frame).mark_point(filled=True, size=90, opacity=1)
     points = points.encode(
-        x=alt.X("difference:Q", title=title),
+        x=alt.X("difference:Q", title=title, axis=alt.Axis(tickCount=8)),
         y=y,
         color=color,
         tooltip=[
