@@ -1,6 +1,6 @@
 """What verbs find, invented: enough of it for a page, without a model."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -125,22 +125,31 @@ def _pairs(length: int) -> Iterator[tuple[int, int]]:
     return ((query, key) for query in range(length) for key in range(query + 1))
 
 
-def damage(name: str, *, lost: float) -> Damage:
-    """Return what a scheme did to a model that loses so many nats a token by it."""
+def damage(name: str, *, lost: float, schemes: Sequence[str] = ("fine",)) -> Damage:
+    """Return what schemes did to a model that loses so many nats a token by each."""
+    measured = [
+        (kind, scheme, position, metric, value)
+        for scheme in schemes
+        for kind, position, metric, value in (
+            *(("mlp", at, "relative_error", 0.1) for at in ("all", "first", "rest")),
+            *(("block", at, "block_error", 0.2) for at in ("first", "rest")),
+        )
+    ]
     rows = [
         (scheme, f"layers.{layer}.{kind}", layer, kind, position, metric, value, None)
         for layer in range(2)
         for kind, scheme, position, metric, value in (
-            *(("mlp", "fine", at, "relative_error", 0.1) for at in ("all", "first", "rest")),
+            *measured,
             *(("mlp", "", at, "input_kurtosis", 5.0 + layer) for at in ("first", "rest")),
-            *(("block", "fine", at, "relative_error", 0.2) for at in ("first", "rest")),
             *(("block", "", at, "kurtosis", 9.0) for at in ("first", "rest")),
         )
     ]
     layers = pl.DataFrame(rows, schema=LAYER_SCHEMA, orient="row")
     quantized = Totals([3.0 + 3.1 * lost, 4.0 + 2.9 * lost], [0.1, 0.2])
-    measured = Measurement(name, [3, 3], Totals([3.0, 4.0]), {"fine": quantized}, layers)
-    return Damage(measured, {"fine": parse_scheme("fine")}, 8, {"fine": 2}, {"fine": 1.0})
+    each = dict.fromkeys(schemes, quantized)
+    found = Measurement(name, [3, 3], Totals([3.0, 4.0]), each, layers)
+    parsed = {scheme: parse_scheme(scheme) for scheme in schemes}
+    return Damage(found, parsed, 8, dict.fromkeys(schemes, 2), dict.fromkeys(schemes, 1.0))
 
 
 def inheritance(folder: Path) -> Path:
@@ -194,8 +203,10 @@ def inheritance(folder: Path) -> Path:
     return folder
 
 
-def reproduction(path: Path, name: str = "value-residual/fig6") -> Path:
-    """Write the page of an exhibit whose rows reach random losses."""
+def reproduction(
+    path: Path, name: str = "value-residual/fig6", figures: Sequence[str] = ()
+) -> Path:
+    """Write the page of an exhibit whose rows reach random losses and other figures."""
     plan = plan_of(exhibit(name), "tiny")
     random = np.random.default_rng(0)
     steps = np.arange(1.0, 5.0)
@@ -203,7 +214,10 @@ def reproduction(path: Path, name: str = "value-residual/fig6") -> Path:
         (job.group, job.row, seed): random.uniform(3, 4) for job in plan.jobs for seed in (0, 1)
     }
     seen = {
-        key: Seen({"loss": loss, "seconds": 1.0}, {"train_loss": (steps, loss / steps)})
+        key: Seen(
+            {"loss": loss, "seconds": 1.0} | {figure: random.uniform(2, 4) for figure in figures},
+            {"train_loss": (steps, loss / steps)},
+        )
         for key, loss in losses.items()
     }
     places = {key: group.at for key, group in plan.exhibit.groups.items() if group.at is not None}

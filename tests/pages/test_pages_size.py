@@ -1,19 +1,41 @@
 """A page of several models stays small enough to send and short enough to read."""
 
+import html
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import polars as pl
 import pytest
 import vl_convert
 
+from pages.browser import browsed, needs_browser, with_script
 from pages.synthetic import diagnosis
 from wakeful.pages.charts import specification
 from wakeful.pages.diagnosis import rank_strips, write_diagnosis
 from wakeful.pages.heads import attention, hidden
 from wakeful.pages.page import _packed
 
+SCREEN = 900
+"""Pixels of a screen's height; its width is 1400."""
+MEASURE = """<script>
+const ready = setInterval(() => {
+  if (!document.documentElement.dataset.drawn) return;
+  clearInterval(ready);
+  const title = [...document.querySelectorAll("h2")].find((each) => each.textContent === "Details");
+  const told = document.createElement("pre");
+  told.id = "told";
+  told.textContent = JSON.stringify({
+    width: innerWidth,
+    details: title.getBoundingClientRect().top + scrollY,
+    open: document.querySelectorAll("details[open]").length,
+    drawn: document.querySelectorAll(".save").length,
+  });
+  document.body.append(told);
+}, 50);
+</script>"""
+"""Tells how far down the details begin, once the page is drawn."""
 SMOLLM2 = {"layers": 30, "heads": 9, "groups": 3, "pictured": 4}
 
 
@@ -30,12 +52,27 @@ def test_four_models_make_two_megabytes_at_most(page: str) -> None:
 
 
 def test_four_models_are_read_in_few_charts_before_the_details(page: str) -> None:
-    """Six curves, attention and one map a model: under six screens of 900 pixels at 1400."""
+    """Six curves, attention and one map a model."""
     before, details = page.split(">Details</h2>")
     assert before.count('class="spec"') == 6 + 4 + 4
     assert details.count('class="spec"') > 30
     assert before.count("The text that all of them read begins") == 1
     assert "The text it read begins" not in before
+
+
+@pytest.mark.slow
+@needs_browser
+def test_four_models_are_read_in_six_screens_before_the_details(page: str, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    path.write_text(page, "utf-8")
+    with_script(path, MEASURE)
+    seen = browsed(path, "--hide-scrollbars", f"--window-size=1400,{SCREEN}").stdout
+    (told,) = re.findall('<pre id="told">(.+?)</pre>', seen)
+    told = json.loads(html.unescape(told))
+    assert told["width"] == 1400
+    assert told["open"] == 0
+    assert told["drawn"] == 6 + 4 + 4  # charts in closed details wait until they are opened
+    assert 3 * SCREEN < told["details"] <= 6 * SCREEN
 
 
 def test_rows_are_packed_without_loss() -> None:
@@ -61,7 +98,8 @@ def test_every_head_is_in_the_list_and_both_orders_share_it() -> None:
     assert chart is not None
     spec = specification(chart)
     (pick,) = [each for each in spec["params"] if each["name"] == "shown"]
-    named = pick["bind"]["options"]
+    named = pick["bind"]["labels"]
+    assert pick["bind"]["options"] == [*range(len(named))]
     assert len(named) == len(set(named)) == 10 * 2  # each of all layers' heads, once
     ranks = [float(re.findall(r"rank (\d+)", name)[0]) for name in named]
     masses = [float(re.findall(r"mass ([\d.]+)", name)[0]) for name in named]

@@ -5,13 +5,12 @@ import html
 import io
 import json
 import re
-import shutil
-import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 from xml.etree import ElementTree
 
 import numpy as np
@@ -20,6 +19,7 @@ import pytest
 from test_report import make_comparison, make_run
 
 import wakeful
+from pages.browser import browsed, needs_browser, saved_by
 from pages.synthetic import damage, diagnosis, inheritance, reproduction
 from pages.test_claims import written
 from pages.test_report_demonstration import filmed, make_sick
@@ -37,8 +37,6 @@ from wakeful.pages.quantization import write_quantization
 from wakeful.pages.quantization_matrix import write_matrix
 from wakeful.verbs.report import report
 
-_BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
-
 
 def score(model: str, shift: float) -> Score:
     values = np.linspace(1.0, 2.0, 8) + shift + 0.001 * np.arange(8)
@@ -51,7 +49,8 @@ def score(model: str, shift: float) -> Score:
 def text_of(page: Path) -> str:
     """Return what a reader sees above the end of the page, without scripts and pictures."""
     shown = page.read_text().split("<main>")[1].split("</main>")[0]
-    return re.sub(r"(?s)<script.*?</script>|<svg.*?</svg>|<pre>.*?</pre>", "", shown)
+    left_out = "|".join(f"<{tag}.*?</{tag}>" for tag in ("script", "noscript", "svg", "pre"))
+    return re.sub(f"(?s){left_out}", "", shown)
 
 
 def _comparison(folder: Path, out: Path) -> Path:
@@ -234,17 +233,8 @@ frame.addEventListener("load", async () => {{
 """A page in a frame: no window of a browser is as narrow as a phone's."""
 
 
-def browsed(page: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    """Return what a browser makes of a page, and its console."""
-    return subprocess.run(
-        [str(_BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
-         "--virtual-time-budget=60000", *more, "--dump-dom", page.as_uri()],
-        capture_output=True, text=True, check=True, timeout=300,
-    )  # fmt: skip
-
-
 @pytest.mark.slow
-@pytest.mark.skipif(_BROWSER is None, reason="no browser")
+@needs_browser
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1400, 390])
 def test_a_browser_draws_every_chart_without_an_error(
@@ -268,37 +258,8 @@ def test_a_browser_draws_every_chart_without_an_error(
     assert shown.count("mark-group role-frame root") == specs
 
 
-_PRESS = """<script>
-const tell = (text) => {{
-  const told = document.createElement("pre");
-  told.className = "saved";
-  told.textContent = text;
-  document.body.append(told);
-}};
-URL.createObjectURL = (blob) => {{ blob.text().then(tell); return "#"; }};
-HTMLAnchorElement.prototype.click = function () {{
-  if (!this.href.endsWith("#")) tell(decodeURIComponent(this.href));
-}};
-const ready = setInterval(() => {{
-  if (!document.documentElement.dataset.drawn) return;
-  clearInterval(ready);
-  for (const one of document.querySelectorAll('{buttons}')) one.click();
-}}, 50);
-</script>"""
-
-
-def saved_by(page: Path, buttons: str) -> list[str]:
-    """Return what a page saves when buttons are pressed."""
-    text, end, rest = page.read_text("utf-8").rpartition("</body>")
-    # The page lets no script run but its own.
-    text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)
-    page.write_text(text + _PRESS.format(buttons=buttons) + end + rest, "utf-8")
-    found = re.findall(r'(?s)<pre class="saved">(.*?)</pre>', browsed(page).stdout)
-    return [html.unescape(each) for each in found]
-
-
 @pytest.mark.slow
-@pytest.mark.skipif(_BROWSER is None, reason="no browser")
+@needs_browser
 def test_the_csv_of_attention_has_every_heads_weights(tmp_path: Path) -> None:
     found = diagnosis("a")
     assert found.attention is not None
@@ -320,7 +281,7 @@ def test_the_csv_of_attention_has_every_heads_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(_BROWSER is None, reason="no browser")
+@needs_browser
 def test_films_and_panels_are_saved_as_they_stand(tmp_path: Path) -> None:
     page = _demonstration(tmp_path, tmp_path / "page.html")
     saved = saved_by(page, "figure .save button")
@@ -341,13 +302,23 @@ def test_films_and_panels_are_saved_as_they_stand(tmp_path: Path) -> None:
 
 
 def test_pictures_stand_in_for_scripts(page: Path) -> None:
-    text = page.read_text()
-    charts = len(re.findall('class="spec"', text))
-    pictures = re.findall(
-        r'<noscript><img alt="[^"]+" src="data:image/svg\+xml;base64,([^"]+)"', text
-    )
-    assert len(pictures) == min(6, charts)
+    """Of every chart in the open, and of none in details."""
+    parts = re.split(r"(<details\b|</details>)", page.read_text("utf-8").split("<footer>")[0])
+    depth, pictures = 0, []
+    for part in parts:
+        depth += {"<details": 1, "</details>": -1}.get(part, 0)
+        charts = part.count('class="spec"')
+        shown = re.findall(r'<noscript><img alt="[^"]+" src="(data:image/[^"]+)"></noscript>', part)
+        assert len(shown) == (charts if depth == 0 else 0)
+        assert part.count("<noscript>") == charts
+        pictures += shown
+    assert depth == 0
     for picture in pictures:
-        svg = base64.b64decode(picture).decode()
-        assert svg.startswith("<svg")
-        assert "nearest" not in svg
+        kind, _, data = picture.partition(",")
+        if kind == "data:image/png;base64":
+            assert base64.b64decode(data).startswith(b"\x89PNG")
+        else:
+            assert kind == "data:image/svg+xml"
+            svg = unquote(data)
+            assert ElementTree.fromstring(svg).tag == "{http://www.w3.org/2000/svg}svg"
+            assert "nearest" not in svg

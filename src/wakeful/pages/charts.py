@@ -2,6 +2,7 @@
 
 import math
 import re
+import textwrap
 from collections.abc import Sequence, Sized
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,10 @@ SHAPES = (
 _NEAREST = "the point nearest to the pointer"
 _PLACES = 100
 """Places of a line that the pointer finds, at least; more would be slow to draw."""
+_LETTER, _SYMBOL = 8, 40
+"""Pixels that a letter of a legend takes, and a symbol with its margins."""
+_TITLE = 8
+"""Pixels that a letter of a title takes, margins included."""
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 
 
@@ -83,6 +88,8 @@ HIDDEN = "hidden"
 """The parameter of a chart that lists the names which the reader has switched off."""
 SHARE = (0.0, 1.0)
 """The scale of a share or a mass, in every chart of every model."""
+WHOLE = "datum.value % 1 ? '' : datum.label"
+"""Labels of an axis of layers: of two or three Vega has ticks between them, too."""
 RANKS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000]
 """Ticks of a logarithmic axis of ranks."""
 
@@ -178,7 +185,7 @@ def save_chart(chart: Drawing, path: str | Path, title: str = "") -> Path:
     The HTML is one file that loads nothing: the libraries that draw are inside.
     """
     path = Path(path)
-    spec = fixed(chart) | ({"title": title} if title else {})
+    spec = still(specification(chart), title=title)
     match path.suffix.lower():
         case ".svg":
             content = vl_convert.vegalite_to_svg(spec).encode()
@@ -217,19 +224,85 @@ def slug(title: str) -> str:
     return re.sub("-+", "-", letters).strip("-")
 
 
-def fixed(chart: Drawing, width: int = 640) -> dict[str, Any]:
+def fixed(chart: Drawing) -> dict[str, Any]:
     """Return a chart as Vega-Lite with a width and colors of its own, to stand outside a page."""
-    return still(specification(chart), width)
+    return still(specification(chart))
 
 
-def still(spec: dict[str, Any], width: int = 640) -> dict[str, Any]:
-    """Return a specification without what only a pointer brings up, with a width of its own."""
-    spec = spec | {"config": theme()}
+def still(spec: dict[str, Any], width: int = 640, title: str = "") -> dict[str, Any]:
+    """Return a specification that stands by itself: with a width of its own, the legends that a
+    page has beside its charts, a title, and what is chosen of a list; without what only a pointer
+    brings up.
+    """
+    spec = _legended(spec) | {"config": theme()}
+    spec["config"]["legend"]["columns"] = _columns(spec, width)
+    chosen = _chosen(spec)
+    if title or chosen:
+        text = textwrap.wrap(title or chosen, width // _TITLE)
+        spec["title"] = {"text": text, "subtitle": chosen if title else ""}
     if "layer" in spec:
         spec["layer"] = [each for each in spec["layer"] if each.get("description") != _NEAREST]
     if "params" in spec:
         spec["params"] = [each for each in spec["params"] if not _follows_pointer(each)]
     return spec | {"width": width} if spec.get("width") == "container" else spec
+
+
+def _legended(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return a specification with the legends that the page has once for all of its charts: of each
+    field that a shape or a dash tells apart, where it has several names.
+    """
+    if all(each["name"] != HIDDEN for each in spec.get("params", ())):
+        return spec
+    layers = [each.get("encoding", {}) for each in spec.get("layer", [spec])]
+    legends: dict[str, dict[str, Any]] = {}
+    for name, symbol in (("strokeDash", {"symbolType": "stroke"}), ("shape", {})):
+        told = [encoding[name] for encoding in layers if name in encoding]
+        legend = symbol | {"symbolOpacity": 1}  # else that of a band
+        legends |= {each["field"]: legend for each in told if _legend_is_elsewhere(each)}
+    if "layer" in spec:
+        return spec | {"layer": [_named(each, legends) for each in spec["layer"]]}
+    return _named(spec, legends)
+
+
+def _legend_is_elsewhere(channel: dict[str, Any]) -> bool:
+    return channel.get("legend", {}) is None and len(channel["scale"]["domain"]) > 1
+
+
+def _named(part: dict[str, Any], legends: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return a layer with a legend of each of the fields, in every layer the same."""
+    encoding = part.get("encoding", {})
+    named = {
+        name: encoding[name] | {"legend": legends[encoding[name]["field"]]}
+        for name in ("color", "shape", "strokeDash")
+        if name in encoding and encoding[name].get("field") in legends
+    }
+    return part | {"encoding": encoding | named}
+
+
+def _columns(spec: dict[str, Any], width: int) -> int:
+    """Return how many of the longest name stand side by side in a legend of that width."""
+    return max(1, min(4, width // (_LETTER * _longest(spec) + _SYMBOL)))
+
+
+def _longest(part: Any) -> int:
+    """Return the letters of the longest name in any legend."""
+    if isinstance(part, list):
+        return max(map(_longest, part), default=0)
+    if not isinstance(part, dict):
+        return 0
+    scale = part.get("scale") if part.get("legend", {}) is not None else None
+    names = scale.get("domain") if isinstance(scale, dict) else None
+    here = [len(each) for each in names or () if isinstance(each, str)]
+    inside = [_longest(each) for key, each in part.items() if key != "datasets"]
+    return max([*here, *inside], default=0)
+
+
+def _chosen(spec: dict[str, Any]) -> str:
+    """Return what a list beside the chart has chosen at first; nothing where there is no list."""
+    for each in spec.get("params", ()):
+        if "labels" in each.get("bind", ()):
+            return each["bind"]["labels"][each["value"]]
+    return ""
 
 
 def _follows_pointer(param: dict[str, Any]) -> bool:
@@ -266,11 +339,12 @@ def theme(*, dark: bool = False) -> dict[str, Any]:
         "legend": {
             "labelColor": ink, "titleColor": ink, "orient": "top", "title": None,
             "labelFontSize": 13, "symbolStrokeWidth": 3, "symbolSize": 260, "columns": 4,
-            "labelLimit": 300,
+            "labelLimit": 300, "titleLimit": 300,
         },
         "text": {"color": ink, "font": _FONT, "fontSize": 12},
         "title": {"color": ink, "font": _FONT, "fontSize": 13, "fontWeight": 500,
-                  "anchor": "start", "frame": "group"},
+                  "anchor": "start", "frame": "group", "subtitleColor": faint,
+                  "subtitleFont": _FONT, "subtitleFontSize": 12},
         "header": {"labelColor": ink, "labelAnchor": "start", "labelFontWeight": 600,
                    "labelOrient": "top"},
     }  # fmt: skip

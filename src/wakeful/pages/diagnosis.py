@@ -23,6 +23,7 @@ from wakeful.pages.charts import (
     DASHES,
     RANKS,
     SHARE,
+    WHOLE,
     Drawing,
     colored,
     colors,
@@ -99,9 +100,10 @@ _LOG = {"kurtosis", "max_activation", "residual_peak", "value_eigenvalue"}
 _LOG_LABELS = "format(datum.value, datum.value < 1 ? '~g' : '~s')"
 _LAYERS = alt.X(
     "layer:Q", title="layer", scale=alt.Scale(nice=False, zero=False, padding=6),
-    axis=alt.Axis(tickMinStep=1, format="d"),
+    axis=alt.Axis(tickMinStep=1, format="d", labelExpr=WHOLE),
 )  # fmt: skip
 """From the first layer, the embedding's −1 or 0, to the last."""
+_KS = alt.Legend(title="k", symbolType="stroke", columns=5)
 
 
 def layer_charts(diagnoses: Sequence[Diagnosis]) -> list[tuple[str, Drawing]]:
@@ -151,7 +153,7 @@ def rank_strips(diagnoses: Sequence[Diagnosis]) -> Drawing:
     longest = max(each.length for each in diagnoses)
     ticks = [rank for rank in RANKS if rank <= longest]
     base = alt.Chart(rounded(frame, 4)).encode(
-        x=alt.X("place:Q", title="heads, sorted", axis=alt.Axis(format="%")),
+        x=alt.X("place:Q", title="heads, sorted", axis=alt.Axis(format="%", tickCount=5)),
         color=_models(diagnoses, legend=None),
     )
     y = alt.Y("value:Q", title="rank", scale=alt.Scale(type="log", domain=(1, longest), clamp=True),
@@ -182,37 +184,44 @@ def spectra(diagnoses: Sequence[Diagnosis]) -> Drawing:
 
 
 def top_importance(diagnoses: Sequence[Diagnosis]) -> Drawing:
-    """Draw the k-th largest token importance over layers."""
+    """Draw the k-th largest token importances over layers, a dash a k; of several models, which
+    have dashes of their own, the largest alone.
+    """
     frame = _of_all(
         diagnoses,
         lambda each: each.rows.filter(metric="top_importance", variant="code").select(
             "layer", "value", k=pl.col("position").cast(pl.Int64)
         ),
     )
+    many = len(diagnoses) > 1
+    title = "largest importance" if many else "k-th largest importance"
+    y = alt.Y("value:Q", title=title, scale=alt.Scale(type="log"),
+              axis=alt.Axis(format="~g", tickCount=4))  # fmt: skip
+    if many:
+        first = frame.filter(k=1).drop("k")
+        return wide(_lines(diagnoses, first, _LAYERS, y, ["layer:Q"], ".3~g"), 240)
     ks = sorted(frame["k"].unique())
     scale = alt.Scale(domain=ks, range=list(DASHES[: len(ks)]))
     base = alt.Chart(rounded(frame, 4)).encode(x=_LAYERS, color=_models(diagnoses, legend=None))
-    y = alt.Y("value:Q", title="k-th largest importance", scale=alt.Scale(type="log"),
-              axis=alt.Axis(format="~g", tickCount=4))  # fmt: skip
-    lines = base.mark_line(strokeWidth=2).encode(
-        y=y, opacity=opacity("model"),
-        strokeDash=alt.StrokeDash("k:O", scale=scale, legend=alt.Legend(title="k")),
-    )  # fmt: skip
+    dash = alt.StrokeDash("k:O", scale=scale, legend=_KS)
+    lines = base.mark_line(strokeWidth=2).encode(y=y, strokeDash=dash)
     tooltip = [*tips("model:N", "layer:Q", "k:O"), tip("value", ".3~g")]
-    return wide(switchable(alt.layer(lines, nearest(base, tooltip, y))), 240)
+    return wide(alt.layer(lines, nearest(base, tooltip, y)), 240)
 
 
 def _curve(
     diagnoses: Sequence[Diagnosis], metric: str, variant: str, position: str, title: str
 ) -> Drawing:
     value, error = pl.col("value"), pl.col("standard_error").fill_null(0)
-    low = value - error
+    low, high = value - error, value + error
     if metric in _LOG:
         low = low.clip(lower_bound=value / 10)
+    elif metric.startswith("first_key"):
+        low, high = low.clip(*SHARE), high.clip(*SHARE)
     frame = _of_all(
         diagnoses,
         lambda each: layer_values(each, metric, variant=variant, position=position).select(
-            "layer", "value", "kind", low=low, high=value + error
+            "layer", "value", "kind", low=low, high=high
         ),
     )
     scale, axis = alt.Scale(), alt.Axis(tickCount=4)

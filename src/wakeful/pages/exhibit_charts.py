@@ -14,6 +14,7 @@ from wakeful.exhibits.exhibit import Exhibit
 from wakeful.exhibits.figures import Curve, Seen
 from wakeful.pages import patterns
 from wakeful.pages.charts import (
+    PALETTE,
     RANKS,
     Drawing,
     colored,
@@ -29,6 +30,7 @@ from wakeful.pages.terms import explained
 from wakeful.probes.base import Frame
 from wakeful.variants import build_call
 
+_PRINTED = "in the paper"
 _MOST_POINTS = 400
 _BAND = 0.16
 _RANKS = {"rank", "mass_columns"}
@@ -55,10 +57,15 @@ def drawn(exhibit: Exhibit, results: Results) -> list[tuple[str, str, Drawing]]:
     """Return the charts, each with its title and a line that explains what it draws."""
     names = Names(exhibit, results)
     return [
-        (title, explained(expression), drawing)
+        (title, "; ".join(filter(None, (explained(expression), _described(drawing)))), drawing)
         for expression in exhibit.draw
         for title, drawing in build_call("draw", DRAWINGS, expression)(names)
     ]
+
+
+def _described(drawing: Drawing) -> str:
+    """Return what a drawing says of itself."""
+    return drawing.description if isinstance(drawing.description, str) else ""
 
 
 @dataclass(frozen=True)
@@ -133,12 +140,14 @@ def over_positions(
 
 
 def over_groups(
-    names: Names, *, figure: str = "loss", title: str = "", log: bool = False,
+    names: Names, *, figure: str = "loss", title: str = "", axis: str = "", log: bool = False,
     fit: Sequence[str] = (),
 ) -> list[tuple[str, Drawing]]:  # fmt: skip
     """Draw a figure over the place of the groups, such as length or size, ± one standard error.
 
-    With the straight line of each row over the logarithm of the place, through the groups of `fit`.
+    Places are the paper's own numbers at every scale, and `axis` says of what: "tokens per
+    sequence, in the paper". With the straight line of each row over the logarithm of the place,
+    through the groups of `fit`.
     """
     results = names.results
     rows = [
@@ -150,7 +159,7 @@ def over_groups(
     if not rows:
         return []
     scale = alt.Scale(type="log") if log else alt.Scale(zero=False)
-    x = alt.X("x:Q", title=None, scale=alt.Scale(type="log"))
+    x = alt.X("x:Q", title=axis or None, scale=alt.Scale(type="log"))
     y = alt.Y("y:Q", title=title or figure, scale=scale)
     frame = rounded(pl.DataFrame(rows))
     base = alt.Chart(frame).encode(x=x, color=names.color(legend=None))
@@ -179,7 +188,7 @@ def bars(
 ) -> list[tuple[str, Drawing]]:
     """Draw a figure of each row ± one standard error, paired differences to the baseline's.
 
-    The paper's own stand beside them as open diamonds, where it prints them.
+    The paper's own stand beside them as open diamonds, where it prints them, with a legend.
     """
     results, base = names.results, names.results.baseline
     found: list[tuple[str, Drawing]] = []
@@ -211,13 +220,17 @@ def bars(
         )
         layers: list[Any] = [line_at("x", 0.0, "zero")] if against else []
         layers += [rules, points]
+        told: dict[str, str] = {}
         if frame["paper"].drop_nulls().len():
+            scale = alt.Scale(domain=[_PRINTED], range=["diamond"])
             layers.append(
                 shown.transform_filter("datum.paper !== null")
-                .mark_point(shape="diamond", filled=False, size=110, color="#7F7F7F")
-                .encode(x=alt.X("paper:Q"))
+                .transform_calculate(printed=f"'{_PRINTED}'")
+                .mark_point(filled=False, size=110, color=PALETTE[-1])
+                .encode(x=alt.X("paper:Q"), shape=alt.Shape("printed:N", scale=scale))
             )
-        chart = alt.layer(*layers).properties(height=34 * len(rows), width="container")
+            told["description"] = "points are means over seeds here, open diamonds are the paper's"
+        chart = alt.layer(*layers).properties(height=34 * len(rows), width="container", **told)
         found.append((" ".join(filter(None, (names.group(group), axis))), chart))
     return found
 

@@ -207,9 +207,10 @@ def _to_choose(
 
     Each head's weights are one string, because all heads of a model are hundreds of thousands.
     """
-    rows = [{"of": name, "weights": _written(cells)} for name, cells in places.items()]
-    bind = alt.binding_select(options=list(places), name="head ")
-    pick = alt.param(name="shown", value=next(iter(places)), bind=bind)
+    rows = [{"of": n, "weights": _written(cells)} for n, cells in enumerate(places.values())]
+    # By number, because the names once more would be a sixth of all.
+    bind = alt.binding_select(options=list(range(len(places))), labels=list(places), name="head ")
+    pick = alt.param(name="shown", value=0, bind=bind)
     text = "labels[datum.value]" if labels else "datum.value"
     x_title, y_title = titles
     x = alt.X("key:O", title=x_title, axis=alt.Axis(

@@ -19,7 +19,8 @@ from markupsafe import Markup
 
 from wakeful.errors import WakefulError
 from wakeful.estimates import mean_and_error, to_error, with_error
-from wakeful.pages.charts import slug, specification, still, theme
+from wakeful.pages.charts import slug, specification, theme
+from wakeful.pages.pictures import Pictures
 from wakeful.pages.terms import explained
 from wakeful.paths import default_cache_dir
 from wakeful.runs.run import replaced
@@ -39,11 +40,6 @@ def listed(names: Iterable[object]) -> str:
     return f"{', '.join(before)} and {last}" if before else last
 
 
-_PICTURES = 6
-"""Charts of a page, the first, that stand there as pictures too: a tenth of a second each."""
-_WIDTH = 480
-_LARGE = 60_000
-"""Bytes of a picture of lines; what is larger is smaller as dots."""
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -64,7 +60,9 @@ def write_page(path: str | Path, template: str, **values: Any) -> Path:
     environment.filters["spec"] = specification
     environment.filters["json"] = _json
     environment.filters["packed"] = _packed
-    environment.filters["picture"] = _picture
+    pictures = Pictures()
+    environment.filters["place_picture"] = pictures.place
+    environment.filters["fill_pictures"] = pictures.fill
     environment.filters["anchors"] = _anchors
     environment.filters["slug"] = slug
     environment.filters["to_error"] = to_error
@@ -102,18 +100,6 @@ def _times(ratio: float, ratios: Sequence[float]) -> str:
     """Return a ratio to the digits that its spread allows; two where nothing spreads."""
     error = mean_and_error(ratios)[1] if len(ratios) > 1 else 0.0
     return to_error(ratio, error) if error > 0 else f"{ratio:.2g}"
-
-
-def _picture(spec: dict[str, Any], number: int) -> str:
-    """Return the address of a picture for a page whose scripts are off, for its first charts."""
-    if number > _PICTURES:
-        return ""
-    config = still(spec, _WIDTH)
-    config["config"]["aria"] = False
-    svg = vl_convert.vegalite_to_svg(config).encode()
-    png = vl_convert.svg_to_png(svg.decode(), scale=1) if len(svg) > _LARGE else b""
-    kind, data = ("png", png) if png else ("svg+xml", svg)
-    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def _anchors(content: Markup) -> tuple[list[tuple[str, Markup]], Markup]:

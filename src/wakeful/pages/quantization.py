@@ -21,6 +21,7 @@ from wakeful.evaluation.damage import (
 )
 from wakeful.evaluation.findings import Level
 from wakeful.pages.charts import (
+    WHOLE,
     Drawing,
     colored,
     colors,
@@ -83,7 +84,7 @@ def with_errors(figures: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def charts(damage: Damage, *, legends: bool = False) -> list[tuple[str, Drawing]]:
+def charts(damage: Damage) -> list[tuple[str, Drawing]]:
     """Return every chart with a name fit for a file; the page has one legend for all schemes."""
     names = [
         (f"layers-{n}", name)
@@ -91,11 +92,11 @@ def charts(damage: Damage, *, legends: bool = False) -> list[tuple[str, Drawing]
         if scheme.weights is not None
     ]
     return [
-        ("layer-error", layer_error(damage, legend=legends)),
+        ("layer-error", layer_error(damage)),
         ("input-kurtosis", _input_kurtosis(damage)),
-        ("block-error", _block_error(damage, legend=legends)),
+        ("block-error", _block_error(damage)),
         ("block-kurtosis", _block_kurtosis(damage)),
-        ("error-against-kurtosis", _scatter(damage, legend=legends)),
+        ("error-against-kurtosis", _scatter(damage)),
         *((file, _layer_map(damage, name)) for file, name in names),
     ]
 
@@ -111,7 +112,7 @@ _TITLES = {
 
 def titled(damage: Damage) -> list[tuple[str, Drawing]]:
     """Return every chart with a title for a paper."""
-    drawn = dict(charts(damage, legends=True))
+    drawn = dict(charts(damage))
     layers = [
         (f"Relative error of every layer under {name}", drawn[f"layers-{n}"])
         for n, name in enumerate(damage.schemes)
@@ -120,7 +121,7 @@ def titled(damage: Damage) -> list[tuple[str, Drawing]]:
     return [*((title, drawn[name]) for name, title in _TITLES.items()), *layers]
 
 
-def layer_error(damage: Damage, *, legend: bool = True) -> Drawing:
+def layer_error(damage: Damage) -> Drawing:
     """Draw the relative error of the layers of each block: their root mean square."""
     frames = {
         (name, position): _over_blocks(
@@ -129,17 +130,17 @@ def layer_error(damage: Damage, *, legend: bool = True) -> Drawing:
         for name in damage.schemes
         for position in _POSITIONS
     }
-    return _errors(damage, frames, "relative error of layers", legend=legend)
+    return _errors(damage, frames, "relative error of layers")
 
 
-def _block_error(damage: Damage, *, legend: bool) -> Drawing:
+def _block_error(damage: Damage) -> Drawing:
     """Draw the relative error of each block's output, with all errors before it."""
     frames = {
         (name, position): block_values(damage, "block_error", name, position)
         for name in damage.schemes
         for position in _POSITIONS
     }
-    return _errors(damage, frames, "relative error of the block's output", legend=legend)
+    return _errors(damage, frames, "relative error of the block's output")
 
 
 def _input_kurtosis(damage: Damage) -> Drawing:
@@ -158,7 +159,7 @@ def _block_kurtosis(damage: Damage) -> Drawing:
     return _kurtosis(frames, "kurtosis of the block's output")
 
 
-def _scatter(damage: Damage, *, legend: bool) -> Drawing:
+def _scatter(damage: Damage) -> Drawing:
     """Draw every layer's relative error against the kurtosis of its input."""
     frames = [
         layer_errors(damage, name).select(
@@ -166,31 +167,27 @@ def _scatter(damage: Damage, *, legend: bool) -> Drawing:
         )
         for name in damage.schemes
     ]
-    return error_over_kurtosis(
-        pl.concat(frames), "scheme", [*damage.schemes], height=300, legend=legend
-    )
+    return error_over_kurtosis(pl.concat(frames), "scheme", [*damage.schemes], height=300)
 
 
 def error_over_kurtosis(
-    frame: pl.DataFrame, of: str, names: Sequence[str], *more: alt.Tooltip, height: int,
-    legend: bool,
-) -> Drawing:  # fmt: skip
+    frame: pl.DataFrame, of: str, names: Sequence[str], *more: alt.Tooltip, height: int
+) -> Drawing:
     """Draw a point a layer: its relative error, `value`, over the `kurtosis` of its input.
 
     `of` is the column whose `names` have a color and a shape each.
     """
-    shown = alt.Legend() if legend else None
     x = alt.X(
         "kurtosis:Q",
-        title="kurtosis of the layer's input (all but the first token)",
+        title=["kurtosis of the layer's input,", "all but the first token"],
         scale=alt.Scale(type="log", nice=False, padding=8),
         axis=alt.Axis(format="~g", tickCount=5),
     )
     y = _log("relative error", "~p", padding=8)
     frame = rounded(frame.filter((pl.col("value") > 0) & (pl.col("kurtosis") > 0)))
-    base = alt.Chart(frame).encode(x=x, color=colored(of, names, legend=shown))
+    base = alt.Chart(frame).encode(x=x, color=colored(of, names, legend=None))
     points = base.mark_point(filled=True, size=26).encode(
-        y=y, shape=shaped(of, names, legend=shown), opacity=opacity(of, 0.65)
+        y=y, shape=shaped(of, names, legend=None), opacity=opacity(of, 0.65)
     )
     tooltip = [*tips(f"{of}:N", "module:N"), tip("kurtosis", ".4~g"), *more, _ERROR]
     return wide(switchable(alt.layer(points, nearest(base, tooltip, y))), height)
@@ -224,23 +221,21 @@ def _over_blocks(errors: pl.DataFrame, value: pl.Expr, *, squared: bool) -> pl.D
     return known.group_by("layer").agg(value=mean).sort("layer")
 
 
-def _errors(
-    damage: Damage, frames: Mapping[tuple[str, str], pl.DataFrame], title: str, *, legend: bool
-) -> Drawing:
+def _errors(damage: Damage, frames: Mapping[tuple[str, str], pl.DataFrame], title: str) -> Drawing:
     frame = pl.concat(
         frame.select("layer", "value", scheme=pl.lit(scheme), position=pl.lit(position))
         for (scheme, position), frame in frames.items()
     )
-    shown, names = alt.Legend() if legend else None, [*damage.schemes]
+    names = [*damage.schemes]
     base = alt.Chart(rounded(frame.filter(pl.col("value") > 0))).encode(
-        x=_LAYERS, color=colored("scheme", names, legend=shown)
+        x=_LAYERS, color=colored("scheme", names, legend=None)
     )
     y = _log(title, "~p")
     lines = base.mark_line(strokeWidth=2).encode(
-        y=y, strokeDash=_dash(shown), opacity=opacity("scheme")
+        y=y, strokeDash=_dash(None), opacity=opacity("scheme")
     )
     marks = base.mark_point(filled=True, size=36).encode(
-        y=y, shape=shaped("scheme", names, legend=shown), opacity=opacity("scheme")
+        y=y, shape=shaped("scheme", names, legend=None), opacity=opacity("scheme")
     )
     tooltip = [*tips("scheme:N", "position:N", "layer:Q"), _ERROR]
     return wide(switchable(alt.layer(lines, marks, nearest(base, tooltip, y))), 240)
@@ -259,7 +254,7 @@ def _kurtosis(frames: Mapping[str, pl.DataFrame], title: str) -> Drawing:
     return wide(alt.layer(gaussian, lines, nearest(base, tooltip, y)), 240)
 
 
-_LAYERS = alt.X("layer:Q", title="layer", axis=alt.Axis(format="d", tickMinStep=1))
+_LAYERS = alt.X("layer:Q", title="layer", axis=alt.Axis(format="d", tickMinStep=1, labelExpr=WHOLE))
 _ERROR = tip("value", ".3~%", title="relative error")
 
 

@@ -127,25 +127,25 @@ def matrix_grid(damages: Sequence[Damage]) -> Grid:
     return grid
 
 
-def matrix_charts(damages: Sequence[Damage], *, legends: bool = True) -> list[tuple[str, Drawing]]:
+def matrix_charts(damages: Sequence[Damage]) -> list[tuple[str, Drawing]]:
     """Return each scheme's layers of all models, error against kurtosis, by the scheme's name.
 
     The page has one legend for all of them.
     """
     return [
-        (name, _scatter(damages, name, legend=legends))
+        (name, _scatter(damages, name))
         for name, scheme in damages[0].schemes.items()
         if scheme.weights is not None
     ]
 
 
-def _scatter(damages: Sequence[Damage], scheme: str, *, legend: bool) -> Drawing:
+def _scatter(damages: Sequence[Damage], scheme: str) -> Drawing:
     frame = over_layers(damages, scheme).select(
         "model", "module", "value", kurtosis="kurtosis_rest", peak="max_over_mean_rest"
     )
     names = [damage.measurement.name for damage in damages]
     peak = tip("peak", ".4~g", title="max / mean")
-    return error_over_kurtosis(frame, "model", names, peak, height=260, legend=legend)
+    return error_over_kurtosis(frame, "model", names, peak, height=260)
 
 
 @unchecked
@@ -195,7 +195,7 @@ def write_matrix(
         shapes=shapes(damages),
         sentence=predicts(damages),
         correlations=correlations(damages),
-        charts=matrix_charts(damages, legends=False),
+        charts=matrix_charts(damages),
     )
 
 

@@ -18,20 +18,24 @@ let drawing = Promise.resolve();
 function configuration(theme, width, spec) {
   const config = structuredClone(themes[theme]);
   config.background = "transparent";
-  config.legend.columns = 4;
+  config.legend.columns = columns(spec, width);
   if (width < NARROW) {
-    // Two names stand side by side on a phone where both are short; a long one needs the line.
-    config.legend.columns = longest(spec) > 13 ? 1 : 2;
     config.axis.labelLimit = 110;
     config.legend.labelLimit = 260;
   }
   return config;
 }
 
-// The letters of the longest name that a color or a dash stands for.
+// How many of the longest name stand side by side in a legend: letters of 8 pixels, a symbol of 40.
+function columns(spec, width) {
+  return Math.max(1, Math.min(4, Math.floor(width / (8 * longest(spec) + 40))));
+}
+
+// The letters of the longest name in any legend.
 function longest(part) {
   if (!part || typeof part !== "object") return 0;
-  const names = (part.scale?.domain || []).filter?.((name) => typeof name === "string") || [];
+  const told = part.legend === null ? [] : part.scale?.domain || [];
+  const names = told.filter?.((name) => typeof name === "string") || [];
   const inside = Object.entries(part).filter(([key]) => key !== "datasets");
   return Math.max(0, ...names.map((name) => name.length), ...inside.map(([, each]) => longest(each)));
 }
@@ -83,7 +87,7 @@ function unpacked(element) {
 
 async function drawOne(element, theme) {
   const place = document.getElementById(element.dataset.for);
-  if (!place.clientWidth) return; // in details that are closed
+  if (place.closest("details:not([open])")) return; // its width tells in some browsers only
   try {
     const spec = unpacked(element);
     const config = configuration(theme, place.clientWidth, spec);
@@ -151,19 +155,46 @@ function asText(text) {
   return URL.createObjectURL(new Blob([text], { type: "text/csv" }));
 }
 
+// A picture has the legends that the page has once for all charts, as `_legended` of charts.py says.
+function addLegends(spec) {
+  if (!spec.params?.some((each) => each.name === "hidden")) return;
+  const legends = {};
+  const layers = (spec.layer || [spec]).map((each) => each.encoding || {});
+  for (const [name, symbol] of [["strokeDash", { symbolType: "stroke" }], ["shape", {}]]) {
+    for (const { [name]: channel } of layers) {
+      if (channel?.legend !== null || channel.scale.domain.length < 2) continue;
+      legends[channel.field] = { ...symbol, symbolOpacity: 1 };
+    }
+  }
+  for (const { color, shape, strokeDash } of layers) {
+    for (const channel of [color, shape, strokeDash]) {
+      if (channel?.field in legends) channel.legend = legends[channel.field];
+    }
+  }
+}
+
+// What is chosen of a list beside a chart; nothing where there is no list.
+function listed(spec, signals) {
+  const list = spec.params?.find((each) => each.bind?.labels);
+  return list ? list.bind.labels[signals[list.name] ?? list.value] : "";
+}
+
 async function save(place, element, kind) {
   const spec = unpacked(element);
   let address;
   if (kind === "CSV") {
     address = asText(csv(spec));
   } else {
+    const signals = drawn.get(element)?.view.getState().signals || {};
     if (spec.width === "container") spec.width = PAPER;
-    spec.title = place.dataset.title;
+    addLegends(spec);
+    const lines = place.dataset.title.match(/.{1,80}(?:\s|$)|\S+/g);
+    spec.title = { text: lines.map((line) => line.trim()), subtitle: listed(spec, signals) };
     if (spec.layer) spec.layer = spec.layer.filter((each) => each.description !== NEAREST);
     if (spec.params) spec.params = spec.params.filter((each) => !each.select?.nearest);
-    const config = { ...themes.light, background: "white" };
+    const config = structuredClone(themes.light);
+    config.legend.columns = columns(spec, PAPER);
     const result = await embed(document.createElement("div"), spec, config);
-    const signals = drawn.get(element)?.view.getState().signals || {};
     for (const { name } of spec.params || []) {
       if (name in signals) result.view.signal(name, signals[name]);
     }
@@ -224,10 +255,10 @@ async function saveStill(figure, kind) {
 }
 
 /* A head's weights are a sign each, a line a query: the place of a sign among the levels is the root. */
-function weights(row, levels) {
+function weights(row, levels, heads) {
   const weight = (sign) => Number(((levels.indexOf(sign) / (levels.length - 1)) ** 2).toPrecision(2));
   return row.weights.split("|").flatMap((line, query) => [...line].flatMap((sign, key) =>
-    levels.includes(sign) ? [{ head: row.of, query, key, weight: weight(sign) }] : []));
+    levels.includes(sign) ? [{ head: heads[row.of], query, key, weight: weight(sign) }] : []));
 }
 
 function csv(spec) {
@@ -245,7 +276,9 @@ function csv(spec) {
     return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   };
   const levels = spec.params?.find((each) => each.name === "levels")?.value;
-  return found.map((rows) => levels ? rows.flatMap((row) => weights(row, levels)) : rows).map((rows) => {
+  const heads = spec.params?.find((each) => each.bind?.labels)?.bind.labels;
+  const told = (rows) => levels ? rows.flatMap((row) => weights(row, levels, heads)) : rows;
+  return found.map(told).map((rows) => {
     const names = Object.keys(rows[0] || {});
     return [names, ...rows.map((row) => names.map((name) => row[name]))]
       .map((line) => line.map(cell).join(",")).join("\n");

@@ -1,0 +1,116 @@
+"""Whoever meets a chart of several models by itself reads their names in it."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import vl_convert
+
+from pages.browser import needs_browser, saved_by
+from pages.synthetic import damage, diagnosis
+from wakeful.pages.charts import Titled, fixed, save_figures, slug, specification, still
+from wakeful.pages.diagnosis import (
+    diagnosis_figures,
+    layer_charts,
+    rank_strips,
+    top_importance,
+    write_diagnosis,
+)
+from wakeful.pages.quantization import titled
+from wakeful.pages.quantization_matrix import matrix_charts
+
+NAMES = ("HuggingFaceTB/SmolLM2-135M-Instruct", "the same, cured")
+OF_EACH = re.compile("|".join(f"-of-{slug(name)}$" for name in NAMES))
+"""What the file of one model's chart is called at the end."""
+HEAD = re.compile(r"layer \d, head \d: first-token mass [01]\.\d\d, rank \d+$")
+
+
+def words(svg: str) -> list[str]:
+    """Return the texts that a drawing shows, not those that only a screen reader finds."""
+    return [each.text or "" for each in ElementTree.fromstring(svg).iter() if "}text" in each.tag]
+
+
+def written(charts: Titled, folder: Path) -> dict[str, list[str]]:
+    """Return the words of each chart's file, by its name."""
+    save_figures(charts, folder, ("svg",))
+    return {path.stem: words(path.read_text("utf-8")) for path in folder.iterdir()}
+
+
+def nameless(files: dict[str, list[str]], names: Iterable[str]) -> list[str]:
+    """Return the files that do not show every name."""
+    return [file for file, told in files.items() if not {*names} <= {*told}]
+
+
+def test_files_of_a_diagnosis_of_two_name_both(tmp_path: Path) -> None:
+    files = written(diagnosis_figures([diagnosis(name) for name in NAMES]), tmp_path)
+    shared = {file: told for file, told in files.items() if not OF_EACH.search(file)}
+    assert len(shared) == 15 + 3  # curves over layers; ranks, spectra, importances
+    assert len(files) > len(shared)
+    assert nameless(shared, NAMES) == []
+
+
+def test_a_chart_of_one_model_has_no_legend() -> None:
+    svg = vl_convert.vegalite_to_svg(fixed(rank_strips([diagnosis(NAMES[0])])))
+    assert NAMES[0] not in words(svg)
+
+
+def test_files_of_a_quantization_name_every_scheme(tmp_path: Path) -> None:
+    schemes = ("fine", "w4")
+    files = written(titled(damage("a", lost=0.1, schemes=schemes)), tmp_path)
+    shared = {file: told for file, told in files.items() if "error-of-every-layer" not in file}
+    of_all = {file: told for file, told in shared.items() if not file.startswith("kurtosis")}
+    assert len(of_all) == 3
+    assert nameless(of_all, schemes) == []
+    over_layers = {file: told for file, told in shared.items() if "against" not in file}
+    assert len(over_layers) == 4
+    assert nameless(over_layers, ("first", "rest")) == []
+
+
+def test_files_of_several_quantized_models_name_them(tmp_path: Path) -> None:
+    files = written(matrix_charts([damage(name, lost=0.1) for name in NAMES]), tmp_path)
+    assert len(files) == 1
+    assert nameless(files, NAMES) == []
+
+
+def test_long_names_stand_one_below_the_other() -> None:
+    def columns(names: Iterable[str], width: int) -> int:
+        spec = specification(layer_charts([diagnosis(name) for name in names])[0][1])
+        return still(spec, width)["config"]["legend"]["columns"]
+
+    assert columns(("a", "b"), 640) == 4
+    assert columns(NAMES, 640) == 2
+    assert columns(NAMES, 480) == 1
+
+
+def test_a_dash_is_a_model_where_there_are_several_and_a_k_where_there_is_one() -> None:
+    for names, field in ((NAMES, "model"), (NAMES[:1], "k")):
+        spec = specification(top_importance([diagnosis(name) for name in names]))
+        (dash,) = (
+            layer["encoding"]["strokeDash"]
+            for layer in spec["layer"]
+            if "strokeDash" in layer["encoding"]
+        )
+        assert dash["field"] == field
+        (rows,) = spec["datasets"].values()
+        assert len({row.get("k") for row in rows}) == (1 if field == "model" else 5)
+
+
+def test_a_file_says_which_head_it_shows(tmp_path: Path) -> None:
+    files = written(diagnosis_figures([diagnosis("a")]), tmp_path)
+    told = files["attention-of-the-strongest-sink-head-of-a"]
+    assert any(HEAD.match(each) for each in told)
+
+
+@pytest.mark.slow
+@needs_browser
+def test_what_a_page_saves_names_both_models_and_the_head(tmp_path: Path) -> None:
+    page = write_diagnosis([*map(diagnosis, NAMES)], tmp_path / "p.html", title="t", method={})
+    saved = [words(svg) for svg in saved_by(page, 'main [aria-label$="as SVG"]')]
+    curves = [told for told in saved if any(each.endswith("over layers") for each in told)]
+    assert len(curves) == 6
+    assert all({*NAMES} <= {*told} for told in curves)
+    heads = [told for told in saved if any(each.startswith("Attention of") for each in told)]
+    assert len(heads) == 2
+    assert all(any(HEAD.match(each) for each in told) for told in heads)
