@@ -18,7 +18,8 @@ from wakeful.config.tables import merged, on_preset, own_table
 
 PAGES = ("README.md", "docs/getting-started.md", "docs/train.md", "docs/compare.md")
 SKIPPED: dict[str, str] = {}
-"""Lines that only run with what a test has not, and what that is: the hub, a GPU, torchrun."""
+"""Lines that need what a test has not, and what that is: the hub, a GPU, several processes. These
+pages have none: those that need it are forms with placeholders."""
 MODEL = """
 [model]
 num_layers = {layers}
@@ -38,7 +39,7 @@ device = "cpu"
 [sample]
 num_tokens = 4
 """
-TEXT = "vocab_size = 320\nmax_bytes = 300_000\nvalidation_fraction = 0.1"
+TEXT = 'source = "notes"\nvocab_size = 320\nvalidation_fraction = 0.1'
 LOOK = "[train.diagnose]\nevery = 2\nnum_sequences = 2"
 PRESETS = {
     "cpu-tiny": MODEL.format(layers=5, heads=2, data=TEXT, length=16, train=""),
@@ -48,6 +49,13 @@ PRESETS = {
 }
 """What stands on each preset in its place: a file goes before the preset of that name."""
 STEPS = re.compile(r"(--(?:train\.)?steps) \d+")
+MORE = {
+    "wakeful train cpu-tiny --data.source 'mixture(": "--data.max_bytes 300_000 --out runs/mixture",
+    'wakeful train cpu-tiny --data.source "backcopy(': "--out runs/backcopy",
+    "wakeful compare my.toml --variants.": "--out runs/rate",
+}
+"""Options that lines which begin so have here besides: folders where a line before them has written
+theirs, and less text."""
 TRAINED = tuple(f"wakeful train cpu-tiny --out runs/{name}" for name in ("first", "second"))
 BEFORE = {"docs/compare.md": TRAINED}
 """Lines of an earlier page whose runs a page speaks of."""
@@ -99,8 +107,10 @@ def run(line: str, place: Path) -> str:
         **os.environ, "HOME": str(place), "WAKEFUL_CACHE": str(place / "cache"),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
     }  # fmt: skip
+    more = " ".join(options for begins, options in MORE.items() if line.startswith(begins))
+    short = STEPS.sub(r"\1 2", line)
     done = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", STEPS.sub(r"\1 2", line)], cwd=place, env=environment,
+        ["bash", "-o", "pipefail", "-c", f"{short} {more}"], cwd=place, env=environment,
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     return "" if done.returncode == 0 else (done.stderr or done.stdout)[-500:]
@@ -112,12 +122,13 @@ def test_the_lines_of_a_page_run_in_a_shell(page: str, place: Path) -> None:
     """In their order, in one new folder, as they stand, but for what would take hours.
 
     - The presets cpu-tiny, demo, patient and small-sinks are replaced by files of those names: the
-      same variants, of a few layers of width 16, trained for 4 steps on the first 300 kB of the
-      library. `wakeful demo` trains its patient as long as ever, 600 such steps.
-    - `--train.steps N` and `--steps N` become 2 steps.
-    - smollm2 is a random Llama of two layers, `my.toml` is docs/compare.md's own on the small
-      cpu-tiny, `notes` a few words.
-    - A line that a page has twice runs once; so does none with a placeholder (`MODEL`, `...`).
+      same variants, of a few layers of width 16, trained for 4 steps on a few words. `wakeful demo`
+      still trains its patient for 600 steps.
+    - `--train.steps N` and `--steps N` become 2 steps, and `MORE` is appended.
+    - smollm2 is a random Llama of two layers, `my.toml` the table of docs/compare.md with the sizes
+      of the small cpu-tiny, `notes` a few words. The folders that shells look for completions in
+      are there.
+    - A line that a page has twice runs once, and one with a placeholder (`MODEL`, `...`) does not.
     """
     for line in BEFORE.get(page, ()):
         assert not run(line, place)
@@ -130,6 +141,7 @@ def test_lines_are_found_and_those_skipped_are_lines() -> None:
     found = [line for page in PAGES for line in lines(page)]
     assert len(found) > 25
     assert {*SKIPPED} <= {*found}
+    assert all(any(line.startswith(begins) for line in found) for begins in MORE)
     verbs = {line.split()[1] for line in found if line.startswith("wakeful ")}
     assert verbs >= {"cure", "compare", "data", "demo", "diagnose", "evaluate", "generate",
                      "inherit", "quantize", "report", "train"}  # fmt: skip
