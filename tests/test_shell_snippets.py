@@ -18,8 +18,8 @@ from wakeful.config.tables import merged, on_preset, own_table
 
 PAGES = ("README.md", "docs/getting-started.md", "docs/train.md", "docs/compare.md")
 SKIPPED: dict[str, str] = {}
-"""Lines that need what a test has not, and what that is: the hub, a GPU, several processes. These
-pages have none: those that need it are forms with placeholders."""
+"""Lines that no test can run, and why: they need the hub, a GPU or several processes. These pages
+have none: such lines have placeholders."""
 MODEL = """
 [model]
 num_layers = {layers}

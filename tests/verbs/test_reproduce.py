@@ -386,8 +386,8 @@ def test_a_model_that_is_not_there_leaves_nothing_behind(
     monkeypatch.setattr(exhibit_models.AutoConfig, "from_pretrained", missing)
     monkeypatch.chdir(tmp_path)
     for model, told in {
-        "nope-model": "'nope-model' is no run directory, Transformers folder or GGUF file here, "
-        "and cannot be read from the hub: nope-model is not on the hub",
+        "nope-model": "'nope-model' cannot be loaded as a run directory, a Transformers folder, a "
+        "GGUF file or a hub name: nope-model is not on the hub",
         "smolm2": "unknown model 'smolm2' (did you mean 'smollm2'?)",
     }.items():
         assert main(["reproduce", name, "--models", model]) == 1

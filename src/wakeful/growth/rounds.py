@@ -3,7 +3,6 @@
 What has been done is read from the runs' folders alone: a recipe continues wherever it was cut off.
 """
 
-import collections
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -66,7 +65,8 @@ def train_heirs(
 ) -> None:
     """Do the part of `carry_out` that is the heirs'."""
     with _resumable(resume):
-        collections.deque(_rounds(recipe, reference, loss, out, shown), maxlen=0)
+        for _ in _rounds(recipe, reference, loss, out, shown):
+            pass
 
 
 def train_baseline(

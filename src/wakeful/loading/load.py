@@ -255,11 +255,7 @@ def _transformers(
     except WakefulError:
         raise
     except Exception as error:  # Transformers raises nothing narrower
-        hint = nearest_path(place.name)
-        raise WakefulError(
-            f"{place.name[:80]!r} cannot be loaded as a run directory, a Transformers folder, a "
-            f"GGUF file or a hub name{hint}: {_first_line(error)}"
-        ) from None
+        raise no_model(place.name, error) from None
     read = partial(_stock_tokenizer, source, gguf=gguf, trust_remote_code=trust_remote_code)
     return {
         "name": place.name,
@@ -310,6 +306,14 @@ def _stock_tokenizer(
         raise WakefulError(
             f"{place} has no tokenizer that can be loaded: {_first_line(error)}"
         ) from None
+
+
+def no_model(name: str, error: BaseException) -> WakefulError:
+    """Return the error for a name that nothing can be loaded by."""
+    return WakefulError(
+        f"{name[:80]!r} cannot be loaded as a run directory, a Transformers folder, a GGUF file or "
+        f"a hub name{nearest_path(name)}: {_first_line(error)}"
+    )
 
 
 def fetched(name: str) -> Path:

@@ -2,11 +2,11 @@
 
 from transformers import AutoConfig
 
-from wakeful.errors import WakefulError, nearest_path
+from wakeful.errors import WakefulError
 from wakeful.exhibits.plan import Plan
 from wakeful.hf.gguf_header import read_gguf_header
-from wakeful.hf.whole import Shards, first_line, read_config
-from wakeful.loading.load import Place, place_of
+from wakeful.hf.whole import Shards, read_config
+from wakeful.loading.load import Place, no_model, place_of
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
 
@@ -39,7 +39,7 @@ def found(source: str) -> Place:
     """Return where a model lies; SmolLM2 is unpacked, and of the hub's its configuration fetched.
 
     Raises:
-        WakefulError: there is no model, or not the files that one of its kind has.
+        WakefulError: no model is there, or some of its files are missing.
     """
     place = place_of(source)
     if place.kind == "run":
@@ -61,7 +61,4 @@ def _check_hub(name: str) -> None:
     try:
         AutoConfig.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # Transformers raises nothing narrower
-        raise WakefulError(
-            f"{name[:80]!r} is no run directory, Transformers folder or GGUF file here"
-            f"{nearest_path(name)}, and cannot be read from the hub: {first_line(error)}"
-        ) from None
+        raise no_model(name, error) from None
