@@ -290,6 +290,18 @@ def test_a_file_may_start_from_a_preset(tmp_path: Path) -> None:
         read_table("nowhere")
 
 
+def test_a_file_called_like_the_preset_it_starts_from_starts_from_the_preset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    whole = read_table("cpu-tiny")
+    Path("cpu-tiny").write_text('preset = "cpu-tiny"\n[train]\nsteps = 3\n')
+    found = read_table("cpu-tiny")
+    assert found["train"].pop("steps") == 3
+    assert whole["train"].pop("steps") != 3
+    assert found == whole
+
+
 def test_a_file_that_cannot_be_read_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

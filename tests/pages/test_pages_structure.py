@@ -167,6 +167,10 @@ def test_a_comparison_counts_what_is_sure(tmp_path: Path) -> None:
     assert headline(read_comparison(folder)) == (
         "Validation loss compared with a: of 2 variants, 1 lower and 1 higher."
     )
+    for other, said in ((-0.5, "lower than"), (0.0, "not significantly different from")):
+        folder = make_comparison(tmp_path / f"{other}", {"a": 0.0, "b": other}, [0, 1, 2])
+        words = f"The validation loss of b is {said} that of a."
+        assert headline(read_comparison(folder)) == words
 
 
 def test_names_are_listed_as_english_does() -> None:

@@ -81,7 +81,7 @@ def on_preset(table: Mapping[str, Any], name: str) -> Table:
     base = table["preset"]
     if base not in presets():
         raise WakefulError(f"{name}: unknown preset {base!r}{nearest(str(base), presets())}")
-    return merged(read_table(base), rest)
+    return merged(on_preset(own_table(base), base), rest)  # a file of that name is no preset
 
 
 def parse_toml(content: bytes, name: str) -> Table:

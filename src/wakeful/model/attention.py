@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from wakeful.config.model import RotationName
+from wakeful.errors import WakefulError
 from wakeful.model.attend import attend, attend_by_definition
 from wakeful.model.cache import Cache
 from wakeful.model.positions import Rotation, rotate
@@ -228,6 +229,11 @@ class Attention(HasRoles, nn.Module):
         if stored:
             self.stored = StoredPrefix(stored, shape, keys=self.owns_key, values=self.owns_value)
         self.leaves = tuple(sorted(plan.leaves[layer]))
+        if "sink" in self.leaves and not normalizer.fused:
+            raise WakefulError(
+                f"model.normalizer = {normalizer} has no constant in its denominator, which "
+                "model.route reads in later layers: take softmax or softmax1, or another route"
+            )
         # Plain lists: the decoder owns the routes and their parameters.
         routes = plan.routes[layer]
         self.mixers = [r for r in routes if type(r).mix is not ValueRoute.mix]

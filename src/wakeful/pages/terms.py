@@ -51,10 +51,11 @@ TERMS = {
     "hidden_magnitude": "a bright column is an outlier channel, a bright row a token with a large "
     "state",
     "kurtosis": "how far a few channels dominate a hidden state; a Gaussian has 3",
-    "kurtosis_rest": "the same at all other tokens: what makes quantization lossy",
+    "kurtosis_rest": "how far a few channels dominate the hidden states of all tokens but the "
+    "first: what makes quantization lossy",
     "max_activation": "the largest channel of a hidden state",
     "max_activation_first": "the largest channel of the first token's hidden state",
-    "max_activation_rest": "the largest channel of other tokens, their mean",
+    "max_activation_rest": "the largest channel of each token but the first, on average",
     "norm_ratio": "the share of a hidden state's energy in its largest channel",
     "outlier_weight_share": "of the channels with the largest activations, how many also have the "
     "largest weights; of channels drawn at random hardly any do",

@@ -140,6 +140,10 @@ def headline(comparison: Comparison) -> str:
             "not significantly different" if not sure else "lower" if difference < 0 else "higher"
         )
         counts[side] += 1
+    if len(others) == 1:
+        (side,) = (side for side, count in counts.items() if count)
+        than = "from" if side == "not significantly different" else "than"
+        return f"The validation loss of {others[0]} is {side} {than} that of {base}."
     told = listed(f"{count} {side}" for side, count in counts.items() if count)
     return f"Validation loss compared with {base}: of {len(others)} variants, {told}."
 

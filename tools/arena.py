@@ -1,0 +1,118 @@
+"""Write docs/arena-table.md, every column of finished arenas: python tools/arena.py FOLDER...
+
+What the page has of comparisons whose folders are not named stays.
+"""
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import date
+from pathlib import Path
+
+from wakeful.comparison.reading import Comparison, read_comparison
+from wakeful.comparison.tables import machines
+from wakeful.estimates import with_error
+from wakeful.exhibits.exhibit import Column
+from wakeful.exhibits.paper_table import Cell, Row, paper_tables
+from wakeful.exhibits.ranks import LOSS, Ranked, ranking_of
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "arena-table.md"
+HEAD = """\
+# The arena's table
+
+Every column of the arenas that were run, a table for each group; [arena](arena.md) says what the
+columns are, and [findings](findings.md) what surprised. Means over seeds ± one standard error.
+Losses are differences from the baseline, paired over seeds. Bold: the 95% interval (Student's t) of
+the paired difference from the baseline leaves out zero. Of this many figures one in twenty would
+stand out by chance. Overall ranks have their 95% interval.
+"""
+
+
+def main(folders: Iterable[Path], day: str) -> None:
+    """Write the page: the comparisons in these folders, and what it has of others."""
+    kept = read(PAGE.read_text("utf-8")) if PAGE.exists() else {}
+    for folder in folders:
+        comparison = read_comparison(folder)
+        kept[comparison.name] = "\n".join(section(comparison, day))
+    PAGE.write_text("\n".join([HEAD, *kept.values()]), encoding="utf-8")
+
+
+def read(page: str) -> dict[str, str]:
+    """Return the sections of a page that was written here, by the comparison's name."""
+    _, *sections = page.split("\n## ")
+    return {text.split("\n", 1)[0]: f"## {text}" for text in sections}
+
+
+def section(comparison: Comparison, day: str) -> Iterator[str]:
+    """Yield what the page says of a comparison: its setting, and a table for each group.
+
+    Raises:
+        ValueError: none of its tables says which way a column is better.
+    """
+    ranking = ranking_of(comparison)
+    if ranking is None:
+        raise ValueError(f"{comparison.name} ranks nothing: name an arena's folder.")
+    table = next(t for t in paper_tables(comparison) if any(c.better for c in t.published.columns))
+    ranks = {row.variant: row for row in ranking.rows}
+    first, base = comparison.runs[0].summary, comparison.baseline
+    seeds = ", ".join(map(str, ranking.seeds))
+    yield f"## {comparison.name}\n"
+    yield (
+        f"{day}. {first.parameters.total:,} parameters, {first.tokens:,} tokens in {first.steps:,} "
+        f"steps, seed{'s' * (len(ranking.seeds) > 1)} {seeds}.\n"
+    )
+    yield f"Trained on {' / '.join(machines(comparison))}.\n"
+    rows = sorted(table.rows, key=lambda row: ranks[row.variant].difference[0])
+    for group in ranking.groups:
+        loss = group == LOSS
+        those = [
+            (place, column)
+            for place, column in enumerate(table.published.columns)
+            if column.group == group and column.figure != LOSS
+        ]
+        yield f"**{group[0].upper()}{group[1:]}**\n"
+        titles = [column.title.replace("|", "\\|") for _, column in those]
+        if loss:
+            titles = ["loss", "at equal tokens", "at equal time", *titles, "overall rank"]
+        yield f"| {' | '.join(['', *titles])} |"
+        yield f"|{'---|' * (1 + len(titles))}"
+        for row in rows:
+            cells = [_told(row.cells[place]) for place, _ in those]
+            if loss:
+                cells = [*_losses(table.published.columns, row, ranks, base), *cells]
+                cells.append(_rank(ranks[row.variant]))
+            yield f"| {' | '.join([f'`{row.label}`', *cells])} |"
+        yield ""
+
+
+def _losses(
+    columns: Iterable[Column], row: Row, ranks: Mapping[str, Ranked], base: str
+) -> list[str]:
+    """Return a row's loss, and its differences after the same tokens and the same time."""
+    (cell,) = (c for column, c in zip(columns, row.cells, strict=True) if column.figure == LOSS)
+    loss = with_error(*cell.value) if cell.value else ""
+    if row.variant == base:
+        return [loss, "", ""]
+    tokens = with_error(*ranks[row.variant].difference, "+")
+    same_time = ranks[row.variant].same_time
+    return [
+        loss,
+        f"**{tokens}**" if cell.separated else tokens,
+        with_error(*same_time, "+") if same_time else "not measured",
+    ]
+
+
+def _told(cell: Cell) -> str:
+    """Return a cell's mean ± its error; of what is the same with every seed, the value alone."""
+    if cell.value is None:
+        return "not measured"
+    mean, error = cell.value
+    told = f"{mean:,.0f}" if not error and mean == round(mean) else with_error(mean, error)
+    return f"**{told}**" if cell.separated else told
+
+
+def _rank(row: Ranked) -> str:
+    return f"{row.overall[0]:.1f} ± {row.reach:.1f}"
+
+
+if __name__ == "__main__":
+    main(map(Path, sys.argv[1:]), date.today().isoformat())
