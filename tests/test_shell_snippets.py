@@ -50,26 +50,26 @@ PRESETS = {
 """What stands on each preset in its place: a file goes before the preset of that name."""
 STEPS = re.compile(r"(--(?:train\.)?steps) \d+")
 MORE = {
-    "wakeful train cpu-tiny --data.source 'mixture(": "--data.max_bytes 300_000 --out runs/mixture",
-    'wakeful train cpu-tiny --data.source "backcopy(': "--out runs/backcopy",
-    "wakeful compare my.toml --variants.": "--out runs/rate",
+    "wakeful train cpu-tiny --out runs/mixture": "--data.max_bytes 300_000",
 }
-"""Options that lines which begin so have here besides: folders where a line before them has written
-theirs, and less text."""
+"""Options that lines which begin so have here besides: less text."""
 TRAINED = tuple(f"wakeful train cpu-tiny --out runs/{name}" for name in ("first", "second"))
 BEFORE = {"docs/compare.md": TRAINED}
 """Lines of an earlier page whose runs a page speaks of."""
 
 
 def lines(page: str) -> list[str]:
-    """Return the commands of a page's blocks, each once, without those that are forms."""
+    """Return the commands of a page's blocks, each once, without those that are forms.
+
+    Those of wakeful, and the folders that are made for them.
+    """
     text = (ROOT / page).read_text("utf-8")
     blocks = [found["fenced"] or found["indented"] for found in BLOCK.finditer(text)]
     told = [
         re.sub(r"\s+#.*", "", line).strip()
         for block in blocks
         for line in block.replace("\\\n", " ").splitlines()
-        if BEGINS.match(line)
+        if BEGINS.match(line) or line.lstrip().startswith("mkdir ")
     ]
     return [line for line in dict.fromkeys(told) if not PLACEHOLDER.search(line)]
 
@@ -96,8 +96,6 @@ def place(tmp_path: Path) -> Path:
     (llama / "config.json").write_text(
         re.sub(r'"max_position_embeddings": \d+', longer, config), "utf-8"
     )
-    for shell in (".local/share/bash-completion/completions", ".config/fish/completions"):
-        (tmp_path / shell).mkdir(parents=True)
     return tmp_path
 
 
@@ -126,8 +124,7 @@ def test_the_lines_of_a_page_run_in_a_shell(page: str, place: Path) -> None:
       still trains its patient for 600 steps.
     - `--train.steps N` and `--steps N` become 2 steps, and `MORE` is appended.
     - smollm2 is a random Llama of two layers, `my.toml` the table of docs/compare.md with the sizes
-      of the small cpu-tiny, `notes` a few words. The folders that shells look for completions in
-      are there.
+      of the small cpu-tiny, `notes` a few words.
     - A line that a page has twice runs once, and one with a placeholder (`MODEL`, `...`) does not.
     """
     for line in BEFORE.get(page, ()):
