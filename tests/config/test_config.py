@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wakeful.cli.parsing import parse
+from wakeful.config.model import ModelConfig
 from wakeful.config.schema import (
     Config,
     DataConfig,
@@ -48,6 +49,18 @@ def nested(name: str, value: object) -> dict:
 KINDS = {name: kind for name, kind, _ in leaves(Config)}
 DEFAULTS = {name: default for name, _, default in leaves(Config)}
 FIELDS = [name for name in KINDS if name != "name"]
+
+
+def test_a_model_made_in_python_has_numbers_of_its_fields_types() -> None:
+    given = {"rope_theta": 500000, "logit_cap": 30, "norm_eps": 1, "local_theta": 2, "init_std": 0}
+    config = ModelConfig(**given)
+    floats = {field.name for field in dataclasses.fields(config) if field.type is float}
+    assert floats == set(given)
+    for name, value in given.items():
+        assert type(getattr(config, name)) is float
+        assert getattr(config, name) == value
+    assert type(dataclasses.replace(config, rope_theta=10).rope_theta) is float
+    assert {type(getattr(config, name)) for name in ("num_layers", "query_scalar")} == {int}
 
 
 def test_every_field_survives_toml() -> None:

@@ -328,6 +328,18 @@ def test_heirs_train_what_when_attention_collapses_trains() -> None:
     assert tokens["large-many"] == tokens["other-many"] == (pytest.approx(50e9, rel=0.01), 0)
 
 
+def test_no_arm_is_all_warmup() -> None:
+    for scale in ("tiny", "small", "paper"):
+        for name in ("lazy/fig3-medium", "lazy/growth", "lazy/fig22"):
+            plan = plan_of(exhibit(name), scale)
+            for job in plan.jobs:
+                table = heirs_table(plan, job, 0)
+                warmup, steps = table["optimizer"]["warmup_steps"], table["train"]["steps"]
+                assert warmup <= steps // 5, (name, scale, job.group)
+                if scale == "paper":  # the paper's own
+                    assert warmup == job.config.optimizer.warmup_steps
+
+
 RECIPES = {
     "lazy/fig4": "growth until parity beside training from scratch",
     "lazy/fig5": "the heir beside training from scratch",

@@ -47,7 +47,7 @@ def test_every_map_has_the_depth_it_is_asked_for(name: str) -> None:
 
 
 def test_what_is_refused() -> None:
-    for make in (first, middle, last, alternate):
+    for make in (first, middle, last, alternate, stacked):
         with pytest.raises(WakefulError, match="layers = 31 is more than the reference's 30"):
             make(31, of=30)
         with pytest.raises(WakefulError, match="at least 1"):

@@ -1,6 +1,7 @@
 """Fewer heads and channels: which stay, what they compute, and how the rest is made up for."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -183,6 +184,39 @@ def test_documents_of_a_row_are_solved_on_as_rows_of_their_own(first: str) -> No
 def test_at_least_one_of_each_stays() -> None:
     config = narrow_config(grouped().config, WidthConfig(heads=0.01, mlp=0.01))
     assert (config.num_heads, config.num_kv_heads, config.mlp_width) == (2, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("width", "said"),
+    [
+        (WidthConfig(heads=0.9), "heads 0.9 comes to all 3 groups of heads: 0.7 would leave out"),
+        (WidthConfig(heads=0.7, mlp=0.99), "mlp 0.99 comes to all 20 hidden channels: 0.95 would"),
+        (WidthConfig(mlp=0.9999), "mlp 0.9999 comes to all 20 hidden channels: 0.95 would"),
+    ],
+)
+def test_a_share_that_leaves_nothing_out_is_refused(width: WidthConfig, said: str) -> None:
+    config = tiny_decoder(num_heads=6, num_kv_heads=3, mlp_width=20).config
+    with pytest.raises(WakefulError, match=f"--width.{said}"):
+        narrow_config(config, width)
+    # What the message names narrows by one, and 1 asks for all.
+    found = narrow_config(config, WidthConfig(heads=0.7, mlp=0.95))
+    assert (found.num_kv_heads, found.mlp_width) == (2, 19)
+    assert narrow_config(config, WidthConfig(heads=1.0, mlp=0.5)).num_kv_heads == 3
+
+
+def test_a_single_group_of_heads_cannot_be_narrowed() -> None:
+    config = tiny_decoder(num_heads=4, num_kv_heads=1).config
+    with pytest.raises(WakefulError, match=r"heads 0\.3: a layer has 1 of the groups of heads"):
+        narrow_config(config, WidthConfig(heads=0.3))
+
+
+@pytest.mark.parametrize("whole", [2, 3, 5, 9, 344, 1536, 14336, 53248])
+def test_the_share_that_is_named_leaves_out_one(whole: int) -> None:
+    config = replace(tiny_decoder().config, mlp_width=whole)
+    with pytest.raises(WakefulError, match="would leave out one") as refused:
+        narrow_config(config, WidthConfig(mlp=1 - 1e-9))
+    share = float(str(refused.value).partition(": ")[2].split()[0])
+    assert narrow_config(config, WidthConfig(mlp=share)).mlp_width == whole - 1
 
 
 @pytest.mark.parametrize(

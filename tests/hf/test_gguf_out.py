@@ -161,6 +161,30 @@ def test_positions_are_known_where_a_file_does_not_say_how_wide_heads_are(
         _check_rotation(GGUFHeader(values, {}, tensors), "m.gguf")
 
 
+@pytest.mark.parametrize(
+    ("family", "fields", "why"),
+    [
+        ("gemma2", {"head_width": 128}, "gemma2.attention.key_length is 128, .* assumes 256"),
+        ("gemma2", {"logit_cap": 5.0}, "gemma2.final_logit_softcapping is 5.0, .* assumes 30"),
+        (
+            "gemma2",
+            {"normalizer": "softcap(cap=3.0)"},
+            "gemma2.attn_logit_softcapping is 3.0, .* assumes 50",
+        ),
+        ("gemma3", {"head_width": 128}, "gemma3.attention.key_length is 128, .* assumes 256"),
+    ],
+)
+def test_what_transformers_assumes_of_a_gemma_is_refused_where_a_file_says_otherwise(
+    tokenizer: Tokenizer, tmp_path: Path, family: str, fields: dict[str, object], why: str
+) -> None:
+    path = tmp_path / "m.gguf"
+    usual = FAMILIES[f"{family}, as made"][1]
+    scalar = {"query_scalar": fields["head_width"]} if "head_width" in fields else {}
+    export_gguf(decoder(270, **usual | fields | scalar), path, tokenizer=tokenizer)
+    with pytest.raises(WakefulError, match=f"m.gguf cannot be read: {why}"):
+        wakeful.load(path)
+
+
 def test_a_mixture_of_experts_is_refused(tmp_path: Path) -> None:
     config = MixtralConfig(
         vocab_size=270, hidden_size=16, intermediate_size=24, num_hidden_layers=2,

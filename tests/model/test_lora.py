@@ -66,6 +66,37 @@ def test_a_decoder_begins_as_it_was_and_only_adapters_learn(
         assert not role.decays
 
 
+@pytest.mark.parametrize(
+    ("fields", "learn"),
+    [
+        ({"normalizer": "softmax1(learned=True)"}, ["log_sinks"]),
+        ({"route": "value_embedding"}, ["tables", "gates"]),
+        ({"route": "then(gated, output_gate)"}, ["gates"]),
+        ({"route": "resformer(mode='learnable')"}, ["weights"]),
+        ({"route": "resformer"}, []),
+        ({"depth": "denseformer"}, ["weights"]),
+        ({"norm": "gated_norm"}, []),
+    ],
+)
+def test_what_routes_depth_mixes_and_normalizers_learn_learns_on(
+    fields: dict[str, str], learn: list[str]
+) -> None:
+    decoder, tokens = adapt(tiny_decoder(**fields), 2, alpha=4.0), some_tokens(2, 9)
+    decoder.loss(tokens, tokens).backward()
+    free = {name for name, p in decoder.named_parameters() if p.requires_grad}
+    others = {name for name in free if ".lora_" not in name}
+    assert all(decoder.get_parameter(name).grad is not None for name in free)
+    assert bool(others) == bool(learn)
+    for part in learn:
+        assert any(part in name for name in others), others
+    plain = tiny_decoder(**fields)
+    variants = {
+        name for name, _ in plain.named_parameters()
+        if name.startswith(("route.", "depth.")) or ".normalizer." in name
+    }  # fmt: skip
+    assert others == variants
+
+
 def test_the_draw_hangs_on_seed_and_layer_alone() -> None:
     def drawn(seed: int, modules: str) -> torch.Tensor:
         decoder = adapt(tiny_decoder(), 2, alpha=1.0, modules=modules, seed=seed)

@@ -145,6 +145,8 @@ def test_what_they_cannot_do_is_said_in_a_line(monkeypatch: pytest.MonkeyPatch) 
     wide = nn.Parameter(torch.ones(8193, 2))
     with pytest.raises(WakefulError, match="embed is 8193 wide, more than 8192: use soap"):
         build_optimizer("shampoo", [("embed", wide)])
+    with pytest.raises(WakefulError, match="shampoo: every must be at least 1, got 0"):
+        build_optimizer("shampoo(every=0)", [("w", nn.Parameter(torch.ones(2, 2)))])
     monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
     with pytest.raises(WakefulError, match=r"soap needs .*pip install 'wakeful\[optimizers\]'"):
         build_optimizer("soap", [("w", nn.Parameter(torch.ones(2, 2)))])

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from wakeful.comparison.tables import (
 from wakeful.errors import WakefulError
 from wakeful.pages.charts import specification
 from wakeful.pages.comparison.charts import difference_chart, relative_loss_chart
+from wakeful.pages.comparison.page import caveat, headline, write_report
 
 
 def change_json(path: Path, change: dict[str, Any]) -> None:
@@ -207,6 +209,41 @@ def test_what_differs_is_found(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert not same_batches(comparison)
     assert len(machines(comparison)) == 2
+
+
+@pytest.mark.parametrize("order", ["max_tokens = 2000", "fixed_windows = true", "first_batch = 3"])
+def test_what_decides_where_windows_begin_decides_whether_batches_are_the_same(
+    tmp_path: Path, order: str
+) -> None:
+    runs = [make_run(tmp_path / "x", "x"), make_run(tmp_path / "y", "y")]
+    config = runs[1] / "config.toml"
+    name = order.split(" = ", maxsplit=1)[0]
+    config.write_text(re.sub(rf"^{name} = .*", order, config.read_text(), flags=re.M))
+    assert not same_batches(read_comparison(runs))
+
+
+def test_runs_that_share_no_seed_are_not_called_alike(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / "x", "x"), make_run(tmp_path / "y", "y", seed=1)]
+    comparison = read_comparison(runs)
+    assert headline(comparison) == "Nothing is compared: no variant has a seed that x has."
+    assert caveat(comparison) == "No variant has a seed that x has: there are no differences."
+
+
+def test_a_task_begins_windows_with_bos_whatever_it_is_called(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "x", "x")
+    page = write_report(read_comparison([folder]), tmp_path / "x.html", title="x").read_text()
+    assert "none before a window, in training and validation" in page
+    config = folder / "config.toml"
+    named = 'source = "backcopy-notes.txt"'
+    config.write_text(re.sub(r"^source = .*", named, config.read_text(), flags=re.M))
+    page = write_report(read_comparison([folder]), tmp_path / "y.html", title="y").read_text()
+    assert "none before a window, in training and validation" in page
+    config.write_text(config.read_text().replace("backcopy-notes.txt", "mine:MyTask"))
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["data"]["train_tokens"] = 0
+    (folder / "summary.json").write_text(json.dumps(summary))
+    page = write_report(read_comparison([folder]), tmp_path / "z.html", title="z").read_text()
+    assert "every window begins with it" in page
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,7 @@ from wakeful.training.loop import train
 from wakeful.training.validation import mean_loss
 from wakeful.verbs.inherit import inherit, recorded
 from wakeful.verbs.inherited import spread
+from wakeful.verbs.quantize import quantize
 
 __all__ = ["reference", "text", "trained"]
 
@@ -172,14 +173,32 @@ def test_an_heir_may_be_narrow(command: list[str], reference: Run, tmp_path: Pat
     arms = {arm.arm: arm for arm in read_inheritance(tmp_path / "out")[0].arms}
     assert arms["heir-4"].start_loss < arms["random"].start_loss
     page = (tmp_path / "out/report.html").read_text()
-    assert "50% of the groups of heads and 50% of the hidden channels" in page
+    kept = "Of every layer 1 of 2 groups of heads and 12 of 24 hidden channels, those that put out"
+    assert kept in page
     read = read_decoder(tmp_path / "out/heir-4").decoder()
     assert read.config.mlp_width == heir.mlp_width
     narrow, random = (
         card_of(tmp_path / "out" / name, tmp_path / name) for name in ("heir-4", "random")
     )
-    assert "Of every layer 50% of the groups of heads and 50% of the hidden channels" in narrow
+    assert kept in narrow
     assert "Of every layer" not in random
+    assert "license" not in random.partition("## Lineage")[2].partition("## Data")[0]
+
+
+def test_a_width_that_leaves_nothing_out_is_refused(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = fails(capsys, *command, "--width.heads", "0.9")
+    assert "--width.heads 0.9 comes to all 2 groups of heads: 0.5 would leave out one" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_more_layers_than_the_reference_has_are_refused(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = fails(capsys, *command, "--layers", "5", "--choose", "stacked")
+    assert "layers = 5 is more than the reference's 4" in said
+    assert not (tmp_path / "out").exists()
 
 
 def test_heirs_learn_from_predictions_that_were_stored_once(
@@ -690,7 +709,7 @@ def test_a_recipe_for_mergekit_has_the_heirs_layers(
 
 def test_a_recipe_that_cannot_be_written_is_refused_before_training(
     command: list[str], reference: Run, text: Path, llama: Path, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     narrow = ["--width.mlp", "0.5", "--recipe"]
     said = fails(capsys, "inherit", str(llama), *command[2:], *narrow)
@@ -702,8 +721,11 @@ def test_a_recipe_that_cannot_be_written_is_refused_before_training(
         "diagnose_length": 16, "recipe": True,
     }  # fmt: skip
     (tmp_path / "x.gguf").touch()
-    with pytest.raises(WakefulError, match="is a GGUF file: inherit from an export"):
-        inherit(replace(model, path=tmp_path / "x.gguf", step=0), **(asked | {"tokenizer": None}))
+    gguf = replace(model, path=tmp_path / "x.gguf", step=0)
+    with monkeypatch.context() as patched:
+        patched.setattr("wakeful.verbs.inherit.read_decoder", lambda _: model)
+        with pytest.raises(WakefulError, match="is a GGUF file: inherit from an export"):
+            inherit(gguf, **(asked | {"tokenizer": None}))
     config = replace(model.decoder().config, route='resformer(mode="learnable")')
     with pytest.raises(WakefulError, match="no stock architecture"):
         inherit(initialize(Decoder(config), 0), **asked)
@@ -789,6 +811,37 @@ def test_prepared_data_of_the_same_tokenizer_is_taken(
     wrong = fails(capsys, *command, "--text", str(data), "--max_bytes", "999")
     assert "data.max_bytes = 999 does nothing" in wrong
     assert main([*command, "--text", str(data), "--layers", "1"]) == 0
+
+
+def test_prepared_data_that_lost_what_lies_beside_the_tokenizer_is_refused(
+    command: list[str], llama: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    theirs = AutoTokenizer.from_pretrained(llama)
+    theirs.add_special_tokens({"bos_token": "<s>"})
+    theirs.save_pretrained(llama)
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    shutil.copy(llama / "tokenizer.json", bare)
+    (bare / "tokenizer_config.json").write_text('{"eos_token": "<end>"}')
+    data = tmp_path / "data"
+    prepare = ["data", "prepare", str(text)]
+    assert main([*prepare, "--out", str(data), "--tokenizer", str(bare)]) == 0
+    capsys.readouterr()
+    short = ["inherit", str(llama), *command[2:], "--layers", "2", "--steps", "1"]
+    begin, end = (theirs.convert_tokens_to_ids(token) for token in ("<s>", "<end>"))
+    said = fails(capsys, *short, "--text", str(data))
+    assert f"begins texts with token {begin}, and that one's with {end}" in said
+    theirs.chat_template = "{{ messages[0]['content'] }}!"
+    theirs.save_pretrained(llama)
+    (bare / "tokenizer_config.json").write_text('{"eos_token": "<end>", "bos_token": "<s>"}')
+    assert main([*prepare, "--out", str(tmp_path / "more"), "--tokenizer", str(bare)]) == 0
+    capsys.readouterr()
+    said = fails(capsys, *short, "--text", str(tmp_path / "more"))
+    assert "has a chat template, and that one none: prepare it with the folder" in said
+    assert not (tmp_path / "out").exists()
+    whole = tmp_path / "whole"
+    assert main([*prepare, "--out", str(whole), "--tokenizer", str(llama)]) == 0
+    assert main([*short, "--text", str(whole)]) == 0
 
 
 def test_training_text_that_overlaps_validation_is_refused_or_left_out(
@@ -985,3 +1038,43 @@ def test_a_reference_in_memory_is_read_as_one_from_a_path_is(
     one, other = (read_windows(each.path / "reference.parquet") for each in (found, whole))
     assert one["loss"].to_list() == other["loss"].to_list()
     assert read_inheritance(found.path)[0].heir.loss == read_inheritance(whole.path)[0].heir.loss
+
+
+def test_a_model_that_was_changed_since_it_was_read_teaches_as_it_is(
+    llama: Path, text: Path, tmp_path: Path
+) -> None:
+    short = {"text": str(text), "layers": 2, "steps": 1, "length": 16, "device": "cpu",
+             "validation_fraction": 0.1, "diagnose_length": 16}  # fmt: skip
+    model = read_decoder(llama)
+    same = inherit(model, out=str(tmp_path / "same"), **short)
+    teacher = Run.open(same.path / "heir-2").config.train.distill.teacher
+    assert teacher == str(llama)
+    with torch.no_grad():
+        model.decoder().head.weight.mul_(1.5)
+    changed = inherit(model, out=str(tmp_path / "changed"), **short)
+    teacher = Run.open(changed.path / "heir-2").config.train.distill.teacher
+    assert teacher == str(changed.path / "reference")
+    weights = read_decoder(teacher).decoder().head.weight
+    assert torch.equal(weights, model.decoder().head.weight)
+
+
+def test_a_quantized_reference_in_memory_is_refused(
+    reference: Run, text: Path, tmp_path: Path
+) -> None:
+    quantized = quantize(reference.path, "w4", text=str(text), length=16, num_sequences=2).model
+    with pytest.raises(WakefulError, match="is quantized: name the model it was made from"):
+        inherit(quantized, text=str(text), out=str(tmp_path / "out"), length=16, device="cpu")
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_run_has_its_own_warmup(reference: Run, text: Path, tmp_path: Path) -> None:
+    short = {"text": str(text), "length": 16, "device": "cpu", "validation_fraction": 0.1,
+             "diagnose_length": 16, "bridge": {"map": "none"}}  # fmt: skip
+    drops = {"layers": 2, "drops": 2, "steps": 40, "warmup": 0.1}
+    found = inherit(reference.path, out=str(tmp_path / "drops"), **short, **drops)
+    parts = [Run.open(path).config for path in sorted(found.path.glob("heir-*"))]
+    assert [(each.train.steps, each.optimizer.warmup_steps) for each in parts] == [(20, 2)] * 2
+    more = drops | {"steps": 8, "optimizer": {"warmup_steps": 3}}
+    found = inherit(reference.path, out=str(tmp_path / "given"), **short, **more)
+    parts = [Run.open(path).config for path in sorted(found.path.glob("heir-*"))]
+    assert [(each.train.steps, each.optimizer.warmup_steps) for each in parts] == [(4, 3)] * 2

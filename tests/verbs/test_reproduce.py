@@ -240,6 +240,20 @@ def test_several_exhibits_are_trained_side_by_side_and_judged_by_workers(
         wakeful.reproduce(*names, **asked, cluster="local(workers=2)")
 
 
+def test_runs_of_a_text_that_has_changed_are_not_set_beside_new_ones(
+    text: Path, tmp_path: Path
+) -> None:
+    asked = {"steps": 2, "seeds": (0,), "text": str(text), "runs": str(tmp_path / "runs")}
+    wakeful.reproduce("value-residual/fig3", out=str(tmp_path / "one"), **asked)
+    for number in range(30):
+        (text / f"{number}.txt").write_text(" ".join(random.Random(-number).choices(WORDS, k=90)))
+    # Rows that are new beside a baseline of old, and a model of old that is to be looked at.
+    with pytest.raises(WakefulError, match="were trained on different texts, both called"):
+        wakeful.reproduce("value-residual/fig16", out=str(tmp_path / "two"), **asked)
+    with pytest.raises(WakefulError, match="was trained on other data than"):
+        wakeful.reproduce("value-residual/fig12", out=str(tmp_path / "three"), **asked)
+
+
 def test_exhibits_look_closer_by_probes_of_their_own(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -298,7 +298,8 @@ def differing_fields(comparison: Comparison) -> list[tuple[str, list[str]]]:
 def same_batches(comparison: Comparison) -> bool:
     """Say whether runs of one seed saw the same tokens at the same step.
 
-    The order is a function of the seed, the training tokens, the length and the batch size.
+    The order is a function of the seed, the tokens that training may read, the length, the batch
+    size, and where windows begin.
     """
     orders = {
         (
@@ -306,6 +307,8 @@ def same_batches(comparison: Comparison) -> bool:
             run.config.train.batch_size,
             run.data.train_tokens,
             run.config.data.first_batch,
+            run.config.data.max_tokens,
+            run.config.data.fixed_windows,
         )
         for run in (*comparison.runs, *comparison.partial)
     }

@@ -112,6 +112,11 @@ class ModelConfig:
     """Divide the initial out and down projections by sqrt(2 · num_layers), as GPT-2 does."""
 
     def __post_init__(self) -> None:
+        for entry in dataclasses.fields(self):
+            value = getattr(self, entry.name)
+            if entry.type is float and type(value) is int:
+                # Formats that we export to tell 500000 from 500000.0.
+                object.__setattr__(self, entry.name, float(value))
         for name in ("vocab_size", "max_length", "num_layers", "num_heads", "width", "mlp_width"):
             if getattr(self, name) < 1:
                 raise WakefulError(f"model.{name} must be at least 1, got {getattr(self, name)}")

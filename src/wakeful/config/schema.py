@@ -25,6 +25,8 @@ _MOST_LAYERS = 2**14
 """Of a model: each is an object of its own, and no published model has two thousand."""
 _MOST_TOKENS = 2**28
 """Of a step: a batch is made at once."""
+_MOST_BATCHES = 2**32
+"""Batches that a run may leave out: times a batch's rows, a place among windows is a machine's."""
 T = TypeVar("T")
 OWN_KEYS = ("variants", "seeds", "layouts")
 """What a table says of a comparison and not of a run."""
@@ -84,6 +86,10 @@ class DataConfig(TextConfig):
 
     def __post_init__(self) -> None:
         at_least(0, self, "max_tokens", "first_batch")
+        if self.first_batch > _MOST_BATCHES:
+            raise WakefulError(
+                f"data.first_batch must be at most {_MOST_BATCHES:,}, got {self.first_batch:,}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

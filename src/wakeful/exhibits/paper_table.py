@@ -152,6 +152,8 @@ def _cell(comparison: Comparison, layout: PublishedTable, variant: str, column: 
     direction = layout.direction(variant, column)
     values = by_seed(comparison, variant, column.figure)
     base = by_seed(comparison, layout.baseline, column.figure)
+    # As everywhere on the page, of the seeds that both have where there are any.
+    values = {seed: value for seed, value in values.items() if seed in base} or values
     gaps = paired(values, base)
     difference = mean_and_error(gaps) if variant != layout.baseline and gaps else None
     outcome: Outcome | None = None

@@ -367,7 +367,9 @@ def heirs_table(plan: Plan, job: Job, seed: int) -> Table:
 
     The heir is that of When Attention Collapses, algorithm 1: the first layers, nothing solved in
     place of the others, trained on the text. An arm is evaluated ten times, or a hundred where its
-    reference is as often.
+    reference is as often. Its warmup is its reference's, but at most a fifth of its own steps, as
+    the paper's shortest arms have: at the smaller scales, which shorten the warmup less than the
+    rest, an arm of a tenth of the steps would not get past it.
     """
     heirs, config = plan.heirs[job.group], job.seeded(seed)
     steps = max(2, round(heirs.steps * config.train.steps))
@@ -381,6 +383,8 @@ def heirs_table(plan: Plan, job: Job, seed: int) -> Table:
         trained = steps * config.train.batch_size * config.train.length
         data["max_tokens"] = max(config.train.length + 1, round(trained / heirs.epochs))
     layers = max(1, round(heirs.keep * config.model.num_layers))
+    optimizer = config_to_table(config)["optimizer"]
+    optimizer["warmup_steps"] = min(optimizer["warmup_steps"], steps // 5)
     return {
         **({"keep": heirs.keep} if plan.reference_of(job.group) else {"layers": layers}),
         "choose": "first",
@@ -389,7 +393,7 @@ def heirs_table(plan: Plan, job: Job, seed: int) -> Table:
         "baseline": list(heirs.baseline),
         "grow": round(heirs.grow * config.model.num_layers),
         "data": data,
-        "optimizer": config_to_table(config)["optimizer"],
+        "optimizer": optimizer,
         "train": train,
         "sample": {"prompts": ["def "], "num_tokens": 16},
     }

@@ -17,7 +17,7 @@ from wakeful.config.schema import WidthConfig
 from wakeful.config.verbs import Copy
 from wakeful.errors import WakefulError
 from wakeful.growth.inherit import inherit, target_config
-from wakeful.growth.layers import LayerMap, alternate, first, last, middle, stacked
+from wakeful.growth.layers import LayerMap, alternate, first, last, middle, twice
 from wakeful.growth.narrow import narrow_config
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import initialize
@@ -85,6 +85,8 @@ class Baseline:
     """Whether the layers that the heir leaves out are bridged."""
     looks: Start | None = None
     """A model of the shape of `start`'s, where that takes long to make."""
+    from_random: bool = False
+    """Whether no weight of it comes from the reference."""
 
     def stand_in(self, setting: Setting) -> Decoder:
         """Return a model of the start's shape, to look at or to time."""
@@ -170,9 +172,8 @@ def _narrow_shape(setting: Setting) -> Decoder:
 
 def stack(setting: Setting, trained: Decoder) -> Decoder:
     """Return the trained ⌈n/2⌉ layers twice, cut to n (Gong et al. 2019)."""
-    return inherit(
-        trained, stacked(setting.num_layers, of=trained.config.num_layers), seed=setting.seed
-    )
+    layers = twice(setting.num_layers, of=trained.config.num_layers)
+    return inherit(trained, layers, seed=setting.seed)
 
 
 @torch.no_grad()
@@ -211,7 +212,7 @@ def _lazy_layers(setting: Setting) -> LayerMap:
 
 
 def _hybrid(setting: Setting) -> Decoder:
-    layers = stacked(setting.num_layers, of=setting.reference.config.num_layers)
+    layers = twice(setting.num_layers, of=setting.reference.config.num_layers)
     return setting.inherit(layers)
 
 
@@ -228,22 +229,29 @@ def _parts(copy: Copy) -> Start:
 
 
 BASELINES: dict[str, Baseline] = {
-    "random": Baseline("the same shape at random", lambda s: at_random(s, s.num_layers)),
+    "random": Baseline(
+        "the same shape at random",
+        lambda s: at_random(s, s.num_layers),
+        from_random=True,
+    ),
     "random_twice": Baseline(
         "the same shape at random, for twice the steps",
         lambda s: at_random(s, s.num_layers),
         times=2,
+        from_random=True,
     ),
     "stacking": Baseline(
         "half the layers trained from random, then copied onto themselves",
         lambda s: at_random(s, -(-s.num_layers // 2)),
         second=stack,
+        from_random=True,
     ),
     "full_stacking": Baseline(
         "stacking with all the steps before and all the steps after",
         lambda s: at_random(s, -(-s.num_layers // 2)),
         second=stack,
         times=2,
+        from_random=True,
     ),
     "hybrid_stacking": Baseline("the reference's first n/2 layers twice", _hybrid),
     "half_width": Baseline(
@@ -273,11 +281,13 @@ BASELINES: dict[str, Baseline] = {
         "random, trained on the reference's predictions, KL summed over the vocabulary",
         lambda s: at_random(s, s.num_layers),
         distil="sum",
+        from_random=True,
     ),
     "distillation_mean": Baseline(
         "random, trained on the reference's predictions, KL averaged over the vocabulary",
         lambda s: at_random(s, s.num_layers),
         distil="mean",
+        from_random=True,
     ),
     "distilbert": Baseline(
         "every second layer, trained on the reference's predictions", _ranged(alternate),

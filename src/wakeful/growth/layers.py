@@ -122,6 +122,12 @@ def alternate(num_layers: int, *, of: int) -> LayerMap:
 
 def stacked(num_layers: int, *, of: int) -> LayerMap:
     """Return the first ⌈n/2⌉ layers and then the same again, cut to n (hybrid stacking)."""
+    _check_depth(num_layers, of)
+    return twice(num_layers, of=of)
+
+
+def twice(num_layers: int, *, of: int) -> LayerMap:
+    """Return what `stacked` does, of a model that may have those ⌈n/2⌉ layers alone."""
     half = -(-num_layers // 2)
     _check_depth(half, of)
     return LayerMap(tuple(i % half for i in range(num_layers)), "stacked")

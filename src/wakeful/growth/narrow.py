@@ -19,8 +19,11 @@ reference's matrix gives and w is divided by ‖z‖². B batch, L tokens.
 """
 
 import dataclasses
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -28,6 +31,7 @@ from torch import Tensor, nn
 
 from wakeful.config.model import ModelConfig
 from wakeful.config.schema import BridgeConfig, WidthConfig
+from wakeful.config.tables import from_table
 from wakeful.errors import WakefulError
 from wakeful.growth.bridge import check_bridge
 from wakeful.growth.equations import Equations, exact, token_weights
@@ -44,15 +48,46 @@ _LAYERS = ("query", "key", "value", "out", "gate", "up", "down")
 """The linear layers of a block; what else has parameters has none of a head or a channel."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """What a narrow model's layers have of their reference's."""
+
+    groups: int
+    """Groups of heads that share a key and value."""
+    of_groups: int
+    """The reference's."""
+    channels: int
+    """Hidden channels of the feed-forward network."""
+    of_channels: int
+    """The reference's."""
+
+
+def kept_of(config: ModelConfig, reference: ModelConfig) -> Kept:
+    """Return what the layers of a narrow model have of their reference's."""
+    return Kept(
+        groups=config.shape.num_kv_heads,
+        of_groups=reference.shape.num_kv_heads,
+        channels=config.mlp_width,
+        of_channels=reference.mlp_width,
+    )
+
+
+def kept_by(initial: Mapping[str, Any] | None) -> Kept | None:
+    """Return what run.json records, under "initial", of a narrow heir; None where it does not."""
+    width = (initial or {}).get("width")
+    return None if width is None else from_table(Kept, width, record="run.json")
+
+
 def narrow_config(config: ModelConfig, width: WidthConfig) -> ModelConfig:
     """Return a configuration with the shares of heads and channels that `width` keeps.
 
     Raises:
-        WakefulError: a variant has weights or meanings by head or channel of its own.
+        WakefulError: a share leaves nothing out once it is rounded; a variant has weights or
+            meanings by head or channel of its own.
     """
     shape = config.shape
-    groups = _kept(width.heads, shape.num_kv_heads)
-    channels = _kept(width.mlp, config.mlp_width)
+    groups = _kept("heads", width.heads, shape.num_kv_heads)
+    channels = _kept("mlp", width.mlp, config.mlp_width)
     if groups < shape.num_kv_heads:
         normalizer = build("normalizers", config.normalizer)
         normalizer.attach(shape)
@@ -117,8 +152,27 @@ def narrow(
     return target
 
 
-def _kept(share: float, whole: int) -> int:
-    return max(1, round((share or 1.0) * whole))
+def _kept(what: str, share: float, whole: int) -> int:
+    """Return how many of `whole` the share `--width.WHAT` comes to; 0 and 1 are all."""
+    kept = _rounded(share or 1.0, whole)
+    if kept < whole or share in (0.0, 1.0):
+        return kept
+    units = {"heads": "groups of heads", "mlp": "hidden channels"}[what]
+    if whole == 1:
+        raise WakefulError(
+            f"--width.{what} {share}: a layer has 1 of the {units}, which stays: leave it out"
+        )
+    # The share of all but one, in the fewest digits that come to it.
+    digits = (round((whole - 1) / whole, count) for count in itertools.count(1))
+    enough = next(each for each in digits if _rounded(each, whole) == whole - 1)
+    raise WakefulError(
+        f"--width.{what} {share} comes to all {whole} {units}: {enough} would leave out one; give "
+        "that or less"
+    )
+
+
+def _rounded(share: float, whole: int) -> int:
+    return max(1, round(share * whole))
 
 
 def _most_important(

@@ -15,6 +15,7 @@ from wakeful.estimates import finite, mean_and_error, paired_ratio
 from wakeful.growth.baselines import baseline_of
 from wakeful.growth.bridge import Bridged
 from wakeful.growth.layers import written
+from wakeful.growth.narrow import Kept, kept_by
 from wakeful.growth.recipe import Recipe
 from wakeful.growth.stages import Finished, Outcome
 from wakeful.model.decoder import Decoder
@@ -79,6 +80,8 @@ class Arm:
     parity: bool
     behind: Behind | None = None
     """None of the last heir."""
+    width: Kept | None = None
+    """Of a narrow heir; older summaries lack it."""
     curve: tuple[Point, ...]
 
 
@@ -270,6 +273,7 @@ def compared(outcome: Outcome, reference: pl.DataFrame, reference_loss: float) -
                 minus_reference_error=to_reference_error,
                 parity=validation.loss <= reference_loss,
                 behind=_behind(points, heirs_curve) if final is not last else None,
+                width=kept_by(final.run.header.initial),
                 curve=points,
             )
         )

@@ -126,10 +126,8 @@ def with_steps(recipe: Recipe, options: InheritOptions, steps: int) -> Recipe:
         eval_every=options.train.eval_every or max(1, steps // 5),
         distill=DistillConfig(),
     )
-    optimizer = options.optimizer
-    if not optimizer.warmup_steps:
-        optimizer = dataclasses.replace(optimizer, warmup_steps=round(options.warmup * steps))
-    return dataclasses.replace(recipe, train=train, optimizer=optimizer)
+    warmup = 0.0 if options.optimizer.warmup_steps else options.warmup
+    return dataclasses.replace(recipe, train=train, optimizer=options.optimizer, warmup=warmup)
 
 
 def _ordered(diagnosed: Diagnosed, options: InheritOptions, num_layers: int) -> list[int]:

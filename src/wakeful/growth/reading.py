@@ -61,6 +61,17 @@ def prepared_text(options: InheritOptions, reference: Model, show: Display) -> P
             f"tokens that is not {reference.name}'s, of {theirs.vocab_size}; prepare it with "
             "the reference's tokenizer (--tokenizer), or give the text itself"
         )
+    lost = ""
+    if ours.begin != theirs.begin:
+        lost = f"begins texts with token {theirs.begin}, and that one's with {ours.begin}"
+    elif theirs.chat_template and not ours.chat_template:
+        lost = "has a chat template, and that one none"
+    if lost:
+        raise WakefulError(
+            f"{source} was prepared with the tokens of {reference.name}'s tokenizer alone, which "
+            f"{lost}: prepare it with the folder that tokenizer lies in (--tokenizer), or give the "
+            "text itself"
+        )
     size = reference.decoder().config.vocab_size
     if data.vocab_size > size:
         raise WakefulError(

@@ -64,6 +64,8 @@ class Recipe:
     temperature: float = 1.0
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    warmup: float = 0.0
+    """Share of each run's steps; 0: optimizer.warmup_steps, in older recipes too."""
     train: TrainConfig = field(default_factory=TrainConfig)
     sample: SampleConfig = field(default_factory=SampleConfig)
 

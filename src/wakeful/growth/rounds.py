@@ -15,6 +15,7 @@ from wakeful.growth.baselines import Setting, baseline_of, folder_of
 from wakeful.growth.bridge import Bridged
 from wakeful.growth.inherit import grow, inherit
 from wakeful.growth.layers import LayerMap
+from wakeful.growth.narrow import kept_of
 from wakeful.growth.recipe import Recipe
 from wakeful.growth.solving import bridges, narrowed
 from wakeful.growth.stages import (
@@ -53,7 +54,7 @@ def carry_out(
         rounds = tuple(_rounds(recipe, reference, loss, out, shown))
         heirs = [each.stage for each in rounds]
         baselines = tuple(
-            _finished(recipe, stage, out, shown)
+            _finished(recipe, reference, stage, out, shown)
             for name in recipe.baselines
             for stage in _stages(recipe, reference, name, heirs, out)
         )
@@ -90,7 +91,7 @@ def train_baseline(
         else:
             heirs = [_round(recipe, reference, 0, None)]
         for stage in _stages(recipe, reference, name, heirs, out):
-            _finished(recipe, stage, out, shown)
+            _finished(recipe, reference, stage, out, shown)
 
 
 @contextmanager
@@ -120,7 +121,7 @@ def _drops(recipe: Recipe, reference: Decoder, out: Path, shown: Shown) -> Itera
             lora=recipe.heal.lora,
             bridge=partial(bridges, recipe, reference, layers, *_had(recipe, before)),
         )
-        before = _finished(recipe, stage, out, shown)
+        before = _finished(recipe, reference, stage, out, shown)
         done += steps
         yield before
 
@@ -152,7 +153,7 @@ def _rounds(
     before: Finished | None = None
     for number in range(recipe.rounds):
         stage = _round(recipe, reference, number, before)
-        before = _finished(recipe, stage, out, shown)
+        before = _finished(recipe, reference, stage, out, shown)
         yield before
         spent += before.summary.seconds
         if recipe.until == "parity" and before.loss <= loss:
@@ -227,7 +228,9 @@ def _baseline(
     )  # fmt: skip
 
 
-def _finished(recipe: Recipe, stage: Stage, out: Path, shown: Shown) -> Finished:
+def _finished(
+    recipe: Recipe, reference: Decoder, stage: Stage, out: Path, shown: Shown
+) -> Finished:
     """Return the stage's run: the one that is there, continued if need be, or a new one."""
     place = out / stage.name
     refuse_link(place)
@@ -244,6 +247,8 @@ def _finished(recipe: Recipe, stage: Stage, out: Path, shown: Shown) -> Finished
         "offset": stage.offset,
         "layers": list(stage.layers),
     }
+    if recipe.width and stage.layers:  # an heir, whose card and page say what the shares came to
+        origin["width"] = to_table(kept_of(decoder.config, reference.config))
     if stage.bridge is not None:
         with shown(stage.name) as show:
             show.note("bridging the layers left out")

@@ -149,7 +149,8 @@ def half_way(recipe: Recipe, steps: int) -> int:
 
 def stage_config(recipe: Recipe, stage: Stage, decoder: Decoder) -> Config:
     """Return the configuration of a stage's run."""
-    warmup = min(recipe.optimizer.warmup_steps, stage.steps)
+    asked = recipe.optimizer.warmup_steps
+    warmup = min(asked, stage.steps) if asked else round(recipe.warmup * stage.steps)
     return Config(
         name=stage.name,
         model=decoder.config,

@@ -180,9 +180,14 @@ def renumbered(
         )
 
 
-def _check(layers: Sequence[int], config: PreTrainedConfig) -> None:
+def check_order(layers: Sequence[int]) -> None:
+    """Raise `WakefulError` unless layers to keep stand in their order, each once."""
     if not layers or any(later <= early for early, later in itertools.pairwise(layers)):
         raise WakefulError(f"name the layers to keep in their order, each once, got {[*layers]}")
+
+
+def _check(layers: Sequence[int], config: PreTrainedConfig) -> None:
+    check_order(layers)
     total = config.num_hidden_layers
     if layers[0] < 0 or layers[-1] >= total:
         raise WakefulError(f"the model has the layers 0 to {total - 1}, got {[*layers]}")

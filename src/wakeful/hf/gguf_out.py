@@ -68,6 +68,8 @@ def export_gguf(
     decoder = folded(decoder)
     kind, config = stated(decoder.config)
     vocabulary = vocabulary_of(tokenizer, config.vocab_size)
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     with disk_errors(path), replaced(path) as part:
         writer = GGUFWriter(part, gguf.MODEL_ARCH_NAMES[ARCHITECTURES[kind]])
         writer.add_name(name or path.stem)

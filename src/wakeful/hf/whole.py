@@ -45,6 +45,16 @@ _READ_WITH_POSITIONS = ("gpt-oss", "minimax-m2")
 """Architectures of GGUF files whose scaled or partial RoPE Transformers reads."""
 _TURNED = {"stablelm": 0.25, "nemotron": 0.5}
 """The share of a head's channels that RoPE turns where Transformers assumes another than all."""
+_ASSUMED: dict[str, dict[str, float]] = {
+    "gemma2": {
+        "attention.key_length": 256,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+    "gemma3": {"attention.key_length": 256},
+}
+"""What Transformers' reader takes a GGUF file's values to be, whatever they are. From a head's
+width of 256 follows the scale of its logits, which the file does not have."""
 
 
 class Shards(Mapping[str, Tensor]):
@@ -138,7 +148,9 @@ def whole_model(
     if Path(place).is_dir() and not gguf and not trust_remote_code:
         _check_folder(Path(place))
     if gguf:
-        _check_rotation(read_gguf_header(Path(place) / gguf), gguf)
+        header = read_gguf_header(Path(place) / gguf)
+        _check_rotation(header, gguf)
+        _check_assumed(header, gguf)
         options = {"gguf_file": gguf}
     options |= {"trust_remote_code": trust_remote_code, "output_loading_info": True}
     loaded: Any = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, **options)
@@ -176,6 +188,18 @@ def _check_rotation(header: GGUFHeader, name: str) -> None:
             f"{name} cannot be read: {why}, which Transformers' reader of GGUF files leaves out; "
             "load the folder that it was made of"
         )
+
+
+def _check_assumed(header: GGUFHeader, name: str) -> None:
+    """Raise `WakefulError` where Transformers' reader puts a value in the place of the file's."""
+    kind = str(header.values.get("general.architecture"))
+    for key, assumed in _ASSUMED.get(kind, {}).items():
+        there = header.values.get(f"{kind}.{key}", assumed)
+        if there != assumed:
+            raise WakefulError(
+                f"{name} cannot be read: {kind}.{key} is {there}, and Transformers' reader of GGUF "
+                f"files assumes {assumed:g}; load the folder that it was made of"
+            )
 
 
 def _check_folder(folder: Path) -> None:

@@ -11,11 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from wakeful.depth.base import DepthMix
 from wakeful.errors import WakefulError
 from wakeful.model.attention import Heads
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import seed_of
+from wakeful.normalizers.base import Normalizer
 from wakeful.roles import HasRoles, Role
+from wakeful.routes.base import ValueRoute
 
 Modules = Literal["all", "attention", "mlp"]
 A, B, SCALE = ".lora_a", ".lora_b", ".lora_scale"
@@ -63,7 +66,10 @@ def merged(weight: Tensor, a: Tensor, b: Tensor, scale: Tensor) -> Tensor:
 def adapt(
     decoder: Decoder, rank: int, *, alpha: float, modules: Modules = "all", seed: int = 0
 ) -> Decoder:
-    """Give the linear layers of a decoder's blocks adapters, in place, and let nothing else learn.
+    """Give the linear layers of a decoder's blocks adapters, in place, and let their matrices rest.
+
+    Of the rest, what a value route, a depth mix and a normalizer learn goes on learning: a model
+    that one of them was switched on in begins as if it were off, and would stay so.
 
     `modules` are those of the attention, of the feed-forward network, or both. Each adapter draws
     from a stream of its own, named by its layer and the seed.
@@ -75,7 +81,16 @@ def adapt(
         raise WakefulError(
             f"train.lora.rank must be at least 1 and alpha positive, got {rank} and {alpha}"
         )
+    learns = [
+        parameter
+        for module in decoder.modules()
+        if isinstance(module, ValueRoute | DepthMix | Normalizer)
+        for parameter in module.parameters()
+        if parameter.requires_grad
+    ]
     decoder.requires_grad_(False)
+    for parameter in learns:
+        parameter.requires_grad_(True)
     found = [
         (name, module)
         for name, module in decoder.blocks.named_modules(prefix="blocks")

@@ -99,6 +99,8 @@ def shampoo(
     before. Sums over all steps, as published, and no momentum: its learning rate is not Adam's.
     Each side of each matrix has a square matrix of its own. Weight decay is decoupled.
     """
+    if every < 1:
+        raise WakefulError(f"shampoo: every must be at least 1, got {every}")
     for group in groups:
         for name, parameter in group["params"]:
             if max(parameter.shape, default=0) > _WIDEST:

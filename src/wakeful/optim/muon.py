@@ -10,6 +10,9 @@ from wakeful.errors import WakefulError
 from wakeful.families import role_outside_layers
 from wakeful.roles import role_of
 
+_MOST_STEPS = 99
+"""Newton-Schulz steps that torch takes."""
+
 
 class MuonAdamW(torch.optim.Optimizer):
     """torch's Muon on the hidden matrices, AdamW on embeddings, head and 1-D parameters.
@@ -35,6 +38,11 @@ class MuonAdamW(torch.optim.Optimizer):
             raise WakefulError(
                 f"muon: adamw_lr must be above 0 beside an lr above 0, or 0 for lr itself; got "
                 f"{adamw_lr} and lr = {lr}"
+            )
+        if not 1 <= ns_steps <= _MOST_STEPS or not 0 <= momentum < 1:
+            raise WakefulError(
+                f"muon: ns_steps must be 1 to {_MOST_STEPS} and momentum at least 0 and below 1, "
+                f"got {ns_steps} and {momentum}"
             )
         hidden, rest = (
             [{**group, "params": some} for group in groups if (some := _chosen(group, wanted))]

@@ -12,16 +12,17 @@ from wakeful.config.tables import from_table, read_table, to_table
 from wakeful.config.verbs import InheritOptions
 from wakeful.errors import WakefulError
 from wakeful.estimates import with_error
-from wakeful.growth.baselines import BASELINES
+from wakeful.growth.baselines import BASELINES, Baseline
 from wakeful.growth.bridge import Bridged
 from wakeful.growth.layers import written
+from wakeful.growth.narrow import kept_by
 from wakeful.growth.recipe import Recipe
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.loading.load import place_of
 from wakeful.loading.model import Model
 from wakeful.pages.lineage import adapters, bridged, left_out, narrowed, objective, predictions
 from wakeful.runs.run import Run
-from wakeful.training.records import Summary
+from wakeful.training.records import Evaluation, Step, Summary, Validated, rows
 
 
 def model_card(
@@ -52,7 +53,8 @@ def model_card(
         _loading(trusting),
         "## Lineage\n",
         *(lineage or [f"Written from {model.name}; nothing was trained.\n"]),
-        *(_figures(run) if run is not None else []),
+        *(_data(run, source.step) if run is not None else []),
+        *(_figures(run, model, source) if run is not None else []),
         *_beside(figures),
         "## Commands\n",
         "\n".join(f"    {line}" for line in [*_commands(run), command]) + "\n",
@@ -169,7 +171,14 @@ def _run(model: Model) -> Run | None:
 
 def _origin(run: Run | None) -> str:
     """Return the model that a run's weights come from, as it was named."""
-    return str((run.header.initial or {}).get("reference", "")) if run is not None else ""
+    initial = (run.header.initial or {}) if run is not None else {}
+    baseline = _baseline(initial)
+    return "" if baseline and baseline.from_random else str(initial.get("reference", ""))
+
+
+def _baseline(initial: Mapping[str, Any]) -> Baseline | None:
+    """Return the baseline that a run is; None of heirs and of what users wrote themselves."""
+    return BASELINES.get(str(initial.get("arm", "")).partition("(")[0])
 
 
 def _on_hub(name: str) -> bool:
@@ -200,12 +209,12 @@ def _inherited(run: Run, initial: Mapping[str, Any]) -> Iterator[str]:
     """Yield what was taken of a reference and what became of the rest, before training."""
     reference, layers = initial.get("reference"), initial.get("layers") or []
     arm, place = str(initial.get("arm", "")), _inheritance(run)
-    baseline = BASELINES.get(arm)
+    baseline = _baseline(initial)
     if baseline is not None:
-        yield (
-            f"The baseline {arm} beside the heirs of {reference}: {baseline.summary}. The license "
-            "of that model holds here too."
-        )
+        terms = "The license of that model holds here too."
+        if baseline.from_random:
+            terms = "No weight comes from that model."
+        yield (f"The baseline {arm} beside the heirs of {reference}: {baseline.summary}. {terms}")
     else:
         took = f", its layers {written(layers)} (from 0)" if layers else ""
         yield f"Started from {reference}{took}. Its license holds here too."
@@ -213,32 +222,63 @@ def _inherited(run: Run, initial: Mapping[str, Any]) -> Iterator[str]:
     if place is not None:
         recipe = from_table(Recipe, read_table(place / "recipe.toml"), record="recipe.toml")
     if recipe is not None and arm.startswith("heir"):
-        made = narrowed(recipe.width, recipe.bridge), left_out(recipe.drops_to(len(layers)))
-        yield from filter(None, made)
+        made = narrowed(kept_by(initial), recipe.width, recipe.bridge)
+        yield from filter(None, (made, left_out(recipe.drops_to(len(layers)))))
         if recipe.drops == 1 and initial.get("offset"):
             yield f"It grew by {recipe.grow} layers a round, with training in between."
     bridges = from_table(tuple[Bridged, ...], initial.get("bridges", []), record="run.json")
     yield from (bridged(one, recipe and recipe.bridge) for one in bridges)
 
 
-def _figures(run: Run) -> list[str]:
-    """Say what it was trained on and what it reached; nothing of a run that is not finished."""
-    if not (run.path / "summary.json").is_file():
+def _summary(run: Run) -> Summary | None:
+    """Return the figures of a finished run."""
+    finished = (run.path / "summary.json").is_file()
+    return run.read(Summary, "summary.json") if finished else None
+
+
+def _data(run: Run, step: int) -> list[str]:
+    """Say what the weights of a step were trained on; nothing of a run that is not finished.
+
+    Step 0 is the newest.
+    """
+    summary = _summary(run)
+    if summary is None:
         return []
-    summary = run.read(Summary, "summary.json")
-    data, end = summary.data, summary.validation
-    error = float("nan") if end.standard_error is None else end.standard_error
-    train, offset = run.config.train, (run.header.initial or {}).get("offset")
+    data, train = summary.data, run.config.train
+    offset = (run.header.initial or {}).get("offset")
     before = offset if isinstance(offset, int) else 0  # steps of the runs that it goes on from
-    tokens = before * train.batch_size * train.length + summary.tokens
+    each, tokens, steps = train.batch_size * train.length, summary.tokens, summary.steps
+    if step not in (0, steps):
+        logged = {row.step: row.tokens for row in rows(run, Step)}
+        tokens, steps = logged.get(step, step * each), step
     return [
         "## Data\n",
         f"{data.text} (SHA-256 {data.corpus_sha256}), {data.train_tokens:,} training tokens, of "
-        f"which {tokens:,} were read in {before + summary.steps:,} steps of {train.batch_size} × "
-        f"{train.length}.\n",
+        f"which {before * each + tokens:,} were read in {before + steps:,} steps of "
+        f"{train.batch_size} × {train.length}.\n",
+    ]
+
+
+def _figures(run: Run, model: Model, source: Model) -> list[str]:
+    """Say what the run's weights, the `source`, reached; nothing where that was not measured, or of
+    a model with fewer layers.
+    """
+    summary = _summary(run)
+    if summary is None or model.decoder().config.num_layers < source.decoder().config.num_layers:
+        return []
+    found: Validated | None = summary.validation
+    length = summary.validation.length or run.config.train.length
+    if source.step not in (0, summary.steps):
+        found = {row.step: row for row in rows(run, Evaluation)}.get(source.step)
+    if found is None:
+        return []
+    error = float("nan") if found.standard_error is None else found.standard_error
+    before = "" if model is source else " It was measured before that was done to it."
+    return [
         "## Figures\n",
-        f"Loss {with_error(end.loss, error)} nats a token on the {data.validation_tokens:,} "
-        f"held-out tokens of that text, windows of {end.length or train.length}, one seed.\n",
+        f"Loss {with_error(found.loss, error)} nats a token on the "
+        f"{summary.data.validation_tokens:,} held-out tokens of that text, windows of {length}, "
+        f"one seed.{before}\n",
     ]
 
 
@@ -272,6 +312,10 @@ def _flags(given: Mapping[str, Any], usual: Mapping[str, Any], prefix: str = "")
     for name, value in given.items():
         if isinstance(value, Mapping):
             yield from _flags(value, usual.get(name, {}), f"{prefix}{name}.")
-        elif value != usual.get(name) and f"{prefix}{name}" not in ("out", "resume"):
+        elif value == usual.get(name) or f"{prefix}{name}" in ("out", "resume"):
+            continue
+        elif value is False:  # a switch that is on by default is turned off by another flag
+            yield f"--{prefix}no_{name}"
+        else:
             values = value if isinstance(value, list) else [] if value is True else [value]
             yield " ".join([f"--{prefix}{name}", *(shlex.quote(str(each)) for each in values)])

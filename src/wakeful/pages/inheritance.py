@@ -103,7 +103,7 @@ def _choice(summary: Summary) -> str:
     said = [
         f"{len(chosen.layers)} of {total} layers ({written(chosen.layers)}): {why}.",
         left_out(recipe.drops),
-        narrowed(recipe.width, recipe.bridge),
+        narrowed(summary.heir.width, recipe.width, recipe.bridge),
     ]
     return " ".join(filter(None, said))
 

@@ -3,6 +3,7 @@
 from wakeful.config.schema import BridgeConfig, DistillConfig, HealConfig, LoraConfig, WidthConfig
 from wakeful.growth.bridge import Bridged
 from wakeful.growth.layers import written
+from wakeful.growth.narrow import Kept
 
 _MAPS = {
     "output": "a matrix on its feed-forward network's output, folded into W_down (ReplaceMe, arXiv "
@@ -17,14 +18,21 @@ def left_out(drops: int) -> str:
     return f"They were left out in {drops} parts, with healing in between." if drops > 1 else ""
 
 
-def narrowed(width: WidthConfig, bridge: BridgeConfig) -> str:
-    """Say how much of every layer's width was taken; nothing where all of it was."""
+def narrowed(kept: Kept | None, width: WidthConfig, bridge: BridgeConfig) -> str:
+    """Say how much of every layer's width was taken; nothing where all of it was.
+
+    Older runs do not record what was `kept`: of them what was asked for is said.
+    """
     if not width:
         return ""
     made_up = "" if bridge.map == "none" else ", the rest made up for in closed form"
+    heads, channels = f"about {width.heads or 1:.0%} of the", f"about {width.mlp or 1:.0%} of the"
+    if kept is not None:
+        heads = f"{kept.groups} of {kept.of_groups}"
+        channels = f"{kept.channels:,} of {kept.of_channels:,}"
     return (
-        f"Of every layer {width.heads or 1:.0%} of the groups of heads and {width.mlp or 1:.0%} "
-        f"of the hidden channels, those that put out most{made_up}."
+        f"Of every layer {heads} groups of heads and {channels} hidden channels, those that put "
+        f"out most{made_up}."
     )
 
 

@@ -12,11 +12,12 @@ from typing import Any
 import polars as pl
 import transformers
 
-from wakeful.comparison.reading import read_run
+from wakeful.comparison.reading import TrainedRun, read_run
+from wakeful.config.schema import DataConfig
 from wakeful.config.verbs import LENGTH, inherit_options, with_shots
 from wakeful.device import choose_device
 from wakeful.display import Display, Shown
-from wakeful.errors import Diverged, Interrupted
+from wakeful.errors import Diverged, Interrupted, WakefulError
 from wakeful.evaluation.diagnosis import sequences_of
 from wakeful.evaluation.examine import look, stretches
 from wakeful.evaluation.reading import fingerprint, words_of
@@ -47,6 +48,7 @@ from wakeful.probes.spectrum import Spectrum
 from wakeful.probes.weights import LargestWeights
 from wakeful.runs.run import Run, environment, is_done, read_frame, read_record
 from wakeful.training.loop import train
+from wakeful.training.records import check_same_data
 from wakeful.training.setup import load_data, make_windows
 from wakeful.training.watching import observed, rows_of
 from wakeful.verbs.evaluate import evaluate
@@ -88,6 +90,7 @@ def carried_out(
     """
     seen: dict[Key, Seen] = {}
     facts: Facts | None = None
+    trained: dict[DataConfig, TrainedRun] = {}
     diverged: list[str] = []
     for seed in plan.seeds:
         for job in plan.jobs:
@@ -104,6 +107,7 @@ def carried_out(
                     diverged.append(f"{f'{job.group} {job.row}'.strip()}, seed {seed}: {fault}")
                     continue
                 read = read_run(path, job.row)
+                _check_text(read, trained.setdefault(read.config.data, read))
                 facts = facts or Facts.of(read)
                 layers = _looked_at(path, f"{job.folder}-{seed}", job.row, plan, place, shown)
                 answers = _asked(str(path), f"{job.folder}-{seed}", plan, place, shown)
@@ -206,6 +210,16 @@ def _train(job: Job, seed: int, path: Path, shown: Shown) -> None:
         ) from None
 
 
+def _check_text(run: TrainedRun, other: TrainedRun) -> None:
+    """Raise `WakefulError` where runs that name the same text were trained on different ones."""
+    if run.data.anywhere != other.data.anywhere:
+        raise WakefulError(
+            f"{other.path} and {run.path} were trained on different texts, both called "
+            f"{run.config.data.source!r}: remove the one whose text is gone, or keep the runs of "
+            "this text in another folder (--runs)"
+        )
+
+
 def make_heirs(source: str, table: Mapping[str, Any], path: Path, shown: Shown) -> None:
     """Do what is missing of an inheritance from `source`; `table` has its options, as tables."""
     if not (path / "run.json").is_file():
@@ -252,6 +266,7 @@ def _looked_at(
             show.note(f"looking at the layers of {row}")
             config = Run.open(path).config
             data = load_data(config.data)
+            check_same_data(Run.open(path), data)
             tests = make_windows(config, data)
             model = read_decoder(path, device=choose_device(config.train.device))
             decoder = model.decoder()

@@ -11,7 +11,7 @@ from wakeful.config.verbs import ExportOptions
 from wakeful.errors import WakefulError
 from wakeful.growth.inherit import inherit
 from wakeful.growth.layers import chosen, numbered, written
-from wakeful.hf.dropping import drop_layers
+from wakeful.hf.dropping import check_order, drop_layers
 from wakeful.hf.gguf_out import export_gguf
 from wakeful.hf.weights_out import describe, refuse_existing
 from wakeful.hf.weights_out import export as write
@@ -50,11 +50,16 @@ def export(
     wanted = asked(ExportOptions, options, given)
     dtype = getattr(torch, wanted.dtype)
     folder = Path(folder)
+    _check_form(wanted, folder)
     refuse_existing(folder)
     flags = "".join(f" --{name} {value}" for name, value in _said(wanted).items())
     command = f"wakeful export {shlex.quote(name_of(model))} {shlex.quote(str(folder))}{flags}"
     layers = numbered(wanted.layers)
-    stock = _stock_folder(model) if layers and folder.suffix != ".gguf" else None
+    if layers:
+        check_order(layers)
+    stock = None
+    if layers and folder.suffix != ".gguf":
+        stock = _stock_folder(model, wanted.step)
     if stock is not None:
         if wanted.dtype != ExportOptions.dtype:
             raise WakefulError(
@@ -77,21 +82,43 @@ def export(
     if folder.suffix == ".gguf":
         lineage, origin = file_lineage(found, source=whole, done=done)
         return export_gguf(
-            found.decoder(), folder, tokenizer=found.own_tokenizer, storage=wanted.gguf,
-            name=found.name, lineage=lineage, origin=origin,
+            found.decoder(), folder, tokenizer=found.own_tokenizer,
+            storage="f16" if wanted.gguf == "auto" else wanted.gguf, name=found.name,
+            lineage=lineage, origin=origin,
         )  # fmt: skip
     kind = describe(found.decoder().config)[0]
     card = model_card(found, kind, command, source=whole, done=done)
     return write(found.decoder(), folder, tokenizer=found.own_tokenizer, dtype=dtype, card=card)
 
 
-def _stock_folder(model: Source) -> Path | None:
+def _check_form(options: ExportOptions, out: Path) -> None:
+    """Refuse an option of a folder beside a file, and of a file beside a folder."""
+    if out.suffix == ".gguf" and options.dtype != ExportOptions.dtype:
+        raise WakefulError(
+            f"dtype = {options.dtype} is for a folder, and {out} is a file: choose what it stores "
+            "with gguf"
+        )
+    if out.suffix != ".gguf" and options.gguf != ExportOptions.gguf:
+        raise WakefulError(
+            f"gguf = {options.gguf} is for a file, and {out} would be a folder: name one that ends "
+            f"in .gguf, such as {out}.gguf"
+        )
+
+
+def _stock_folder(model: Source, step: int) -> Path | None:
     """Return the folder of Transformers' files that a model is read from, fetched from the hub
     where that is its place; None for runs, our own exports and models in memory.
+
+    Raises:
+        WakefulError: a `step` is asked for, which runs alone have.
     """
     if not isinstance(model, str | Path):
         return None
     place = place_of(model)
+    if step and place.kind in ("hub", "folder"):
+        raise WakefulError(
+            f"step = {step}: {place.name} is not a run directory, so it has no checkpoints"
+        )
     if place.kind == "hub":
         return fetched(place.name)
     return place.path if place.kind == "folder" else None

@@ -59,10 +59,12 @@ from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.optim.build import optimizer_of
 from wakeful.pages.charts import Drawing, Titled
 from wakeful.pages.inheritance import inheritance_figures, loss_curves, verdicts, write_inheritance
+from wakeful.quant.linear import QuantizedLinear
 from wakeful.runs.run import Run, environment, read_windows
 from wakeful.training.cluster import cluster_of, deal
 from wakeful.training.objective import open_store
 from wakeful.training.records import Step, data_facts, rows
+from wakeful.training.stored import digest_of
 from wakeful.training.validation import mean_loss
 from wakeful.variants import build
 from wakeful.verbs.result import Source, Stored, asked, name_of, out_of
@@ -273,11 +275,16 @@ def _reference(
     if isinstance(source, str | Path):
         return read_decoder(source), str(source)
     model = load(source, tokenizer=tokenizer)
+    if any(isinstance(module, QuantizedLinear) for module in model.module.modules()):
+        raise WakefulError(f"{model.name} is quantized: name the model it was made from")
     decoder = model.decoder()
     if decoder.head.weight.dtype != torch.float32:  # what a path is read as, and so when resumed
         model = dataclasses.replace(model, module=copy.deepcopy(decoder).float())
+    # What teaches heirs and what is resumed from is read again: it must be these weights.
     if model.path is not None and not model.step:
-        return model, str(model.path)
+        stored = read_decoder(model.path).decoder()
+        if digest_of(stored) == digest_of(model.decoder()):
+            return model, str(model.path)
     return dataclasses.replace(model, path=None), str((out / REFERENCE).absolute())
 
 

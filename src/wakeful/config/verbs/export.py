@@ -12,8 +12,8 @@ class ExportOptions:
 
     dtype: How[Literal["float32", "bfloat16", "float16"]] = "float32"
     """Type of the weights written to a folder."""
-    gguf: How[Literal["f32", "f16", "q8_0", "q4_0"]] = "f16"
-    """What a file NAME.gguf stores matrices as."""
+    gguf: How[Literal["auto", "f32", "f16", "q8_0", "q4_0"]] = "auto"
+    """What a file NAME.gguf stores matrices as. auto: f16."""
     step: What[int] = 0
     """Checkpoint of the run to write, by its step. 0 means the newest."""
     layers: What[tuple[str, ...]] = ()

@@ -133,6 +133,9 @@ def headline(comparison: Comparison) -> str:
         loss = summary_table(comparison).row(0, named=True)
         return f"{base} ends at {with_error(loss['loss'], loss['loss_error'])} nats a token."
     counts = {"lower": 0, "higher": 0, "not significantly different": 0}
+    others = [variant for variant in others if comparison.pairs(variant)]
+    if not others:
+        return f"Nothing is compared: no variant has a seed that {base} has."
     for variant in others:
         difference, error = paired_difference(comparison, variant)
         sure = abs(difference) > reach(error, pairs_counted(comparison, variant))
@@ -164,6 +167,8 @@ def caveat(comparison: Comparison) -> str:
         return "One variant: nothing to compare."
     rule = "A difference counts when its 95% confidence interval (Student's t) leaves out zero."
     compared = [v for v in comparison.variants[1:] if comparison.pairs(v)]
+    if not compared:
+        return f"No variant has a seed that {comparison.baseline} has: there are no differences."
     single = [v for v in compared if comparison.paired_over(v) == "windows"]
     if not single:
         return f"Differences are paired over seeds. {rule}"
@@ -259,7 +264,7 @@ def _domains(comparison: Comparison) -> tuple[list[str], list[tuple[str, list[Es
     names = list(comparison.runs[0].summary.validation.domains or {})
     rows: list[tuple[str, list[Estimate]]] = []
     for variant in comparison.variants if names else ():
-        found = [run.summary.validation.domains or {} for run in comparison.of(variant)]
+        found = [run.summary.validation.domains or {} for run in comparison.compared(variant)]
         rows.append((variant, [mean_and_error([each[name] for each in found]) for name in names]))
     return names, rows
 

@@ -1,0 +1,163 @@
+"""Model cards: what they say is true of the weights beside them, and their commands are taken."""
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import wakeful
+from training.runs import tiny, write_text
+from wakeful.cli.parsing import parse
+from wakeful.config.schema import BridgeConfig, DataConfig, SampleConfig, WidthConfig
+from wakeful.config.tables import to_table
+from wakeful.config.verbs import CureOptions, InheritOptions, QuantizeOptions
+from wakeful.estimates import with_error
+from wakeful.growth.baselines import BASELINES
+from wakeful.growth.narrow import Kept
+from wakeful.pages.card import _flags, command_of
+from wakeful.pages.lineage import narrowed
+from wakeful.runs.run import Run
+from wakeful.training.loop import train
+from wakeful.training.records import Evaluation, rows
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Give a run with a checkpoint every second step and an evaluation every fourth."""
+    folder = tmp_path_factory.mktemp("card")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WAKEFUL_CACHE", str(folder / "cache"))
+        settings = {"steps": 8, "eval_every": 4, "checkpoint_every": 2, "keep_checkpoints": 9}
+        config = tiny(write_text(folder / "text"), model={"num_layers": 3}, train=settings)
+        return train(config, folder / "run")
+
+
+ORIGIN = {"reference": "some/model", "arm": "heir-3", "offset": 0, "layers": []}
+
+
+@pytest.fixture
+def begun(run: Run) -> Iterator[Run]:
+    """Give the run to a test that changes what run.json says it began with."""
+    before = run.read_json("run.json")
+    yield run
+    run.write_json("run.json", before)
+
+
+def card(run: Run, folder: Path, **options: Any) -> str:
+    wakeful.export(run.path, folder, **options)
+    return (folder / "README.md").read_text("utf-8")
+
+
+def test_an_earlier_step_has_figures_of_its_own(run: Run, tmp_path: Path) -> None:
+    losses = {
+        row.step: f"Loss {with_error(row.loss, row.standard_error or 0.0)} nats"
+        for row in rows(run, Evaluation)
+    }
+    assert losses.keys() == {4, 8}
+    assert losses[4] != losses[8]
+    last = card(run, tmp_path / "last")
+    assert "of which 512 were read in 8 steps of 4 × 16" in last
+    assert losses[8] in last
+    assert card(run, tmp_path / "named", step=8).count(losses[8]) == 1
+    earlier = card(run, tmp_path / "earlier", step=4)
+    assert "of which 256 were read in 4 steps of 4 × 16" in earlier
+    assert losses[4] in earlier
+    assert losses[8] not in earlier
+    between = card(run, tmp_path / "between", step=6)
+    assert "of which 384 were read in 6 steps of 4 × 16" in between
+    assert "## Figures" not in between
+    assert "Loss" not in between
+
+
+def test_steps_before_the_run_count_at_an_earlier_step_too(begun: Run, tmp_path: Path) -> None:
+    begun.update(initial=ORIGIN | {"arm": "heir", "offset": 10})
+    text = card(begun, tmp_path / "model", step=4)
+    assert "of which 896 were read in 14 steps of 4 × 16" in text
+
+
+def test_a_model_with_fewer_layers_has_none_of_the_whole_ones_figures(
+    run: Run, tmp_path: Path
+) -> None:
+    shorter = card(run, tmp_path / "shorter", layers=["0-1"])
+    assert "its layers 0–1 (from 0)" in shorter
+    assert "## Data" in shorter
+    assert "## Figures" not in shorter
+    assert "Loss" not in shorter
+
+
+def test_what_a_cured_model_had_before_is_said_to_be_that(run: Run, tmp_path: Path) -> None:
+    wakeful.cure(
+        run.path, rotate="hadamard", text=str(run.config.data.source), length=16, num_sequences=2,
+        out=tmp_path / "cured",
+    )  # fmt: skip
+    text = (tmp_path / "cured/README.md").read_text("utf-8")
+    assert "one seed. It was measured before that was done to it." in text
+    assert "measured before" not in card(run, tmp_path / "model")
+
+
+@pytest.mark.parametrize("arm", ["random", "random()", "stacking", "distillation"])
+def test_a_license_holds_where_weights_come_from(arm: str, begun: Run, tmp_path: Path) -> None:
+    begun.update(initial=ORIGIN | {"arm": arm})
+    text = card(begun, tmp_path / "random")
+    begun.update(initial=ORIGIN | {"arm": "alternate"})
+    copied = card(begun, tmp_path / "alternate")
+    facts = [yaml.safe_load(each.split("---\n")[1]) for each in (text, copied)]
+    assert f"The baseline {arm} beside the heirs of some/model" in text
+    assert "No weight comes from that model." in text
+    assert "holds here too" not in text
+    assert "base_model" not in facts[0]
+    assert "The license of that model holds here too." in copied
+    assert facts[1]["base_model"] == "some/model"
+
+
+def test_baselines_that_begin_at_random_are_known() -> None:
+    assert {name for name, each in BASELINES.items() if each.from_random} == {
+        "random", "random_twice", "stacking", "full_stacking", "distillation", "distillation_mean"
+    }  # fmt: skip
+
+
+def test_a_narrow_heir_says_what_was_kept() -> None:
+    width, bare = WidthConfig(heads=0.7, mlp=0.5), BridgeConfig(map="none")
+    kept = Kept(groups=2, of_groups=3, channels=768, of_channels=1536)
+    assert narrowed(kept, width, bare) == (
+        "Of every layer 2 of 3 groups of heads and 768 of 1,536 hidden channels, those that put "
+        "out most."
+    )
+    assert narrowed(kept, width, BridgeConfig()).endswith("the rest made up for in closed form.")
+    assert "about 70% of the groups of heads and about 50%" in narrowed(None, width, bare)
+    assert narrowed(None, WidthConfig(), bare) == ""
+
+
+INHERITED = [
+    InheritOptions(),
+    InheritOptions(layers=2, baseline=("random", 'mine:start(k="a b")'), seeds=(3, 0)),
+    InheritOptions(width=WidthConfig(heads=0.5), bos="on"),
+    InheritOptions(sample=SampleConfig(prompts=())),
+    replace(
+        InheritOptions(),
+        data=DataConfig(source="a b", validation_fraction=0.02, cross_documents=False, bos=True),
+    ),
+]
+
+
+@pytest.mark.parametrize("options", INHERITED, ids=range(len(INHERITED)))
+def test_the_command_of_an_inheritance_gives_its_options(options: InheritOptions) -> None:
+    flags = " ".join(_flags(to_table(options), to_table(InheritOptions())))
+    assert parse(InheritOptions, shlex.split(flags), "inherit REFERENCE", InheritOptions()) == (
+        options
+    )
+
+
+@pytest.mark.parametrize(
+    ("verb", "options"),
+    [("cure", CureOptions(rotate="hadamard", text="a b.txt", num_sequences=3)),
+     ("quantize", QuantizeOptions(text="a b.txt", length=16))],
+)  # fmt: skip
+def test_the_command_of_a_verb_gives_its_options(verb: str, options: object) -> None:
+    command, name, *flags = shlex.split(command_of(verb, "a model", options))[1:]
+    assert (command, name) == (verb, "a model")
+    assert parse(type(options), flags, f"{verb} MODEL") == options

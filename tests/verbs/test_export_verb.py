@@ -1,0 +1,120 @@
+"""The verb export: what it refuses before it reads a model, and what it makes."""
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+
+import wakeful
+from hf.gguf_models import GEMMA2, TEXTS, decoder
+from test_cli import fails
+from training.runs import text, tiny
+from wakeful.data.tokenizer import Tokenizer
+from wakeful.errors import WakefulError
+from wakeful.hf.gguf_out import export_gguf
+from wakeful.hf.weights_out import export
+from wakeful.loading.model import Model
+from wakeful.training.loop import train
+
+__all__ = ["text"]
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    tokenizer = Tokenizer.train(TEXTS, vocab_size=270)
+    return wakeful.load(decoder(tokenizer.vocab_size), tokenizer=tokenizer)
+
+
+@pytest.fixture
+def folder(model: Model, tmp_path: Path) -> Path:
+    """Give a folder of Transformers."""
+    export(model.decoder(), tmp_path / "llama", tokenizer=model.own_tokenizer)
+    return tmp_path / "llama"
+
+
+@pytest.mark.parametrize(
+    ("out", "given", "said"),
+    [
+        ("out", {"gguf": "q8_0"}, r"gguf = q8_0 is for a file, .* such as .*out\.gguf"),
+        ("out", {"gguf": "f16"}, "gguf = f16 is for a file"),
+        ("m.gguf", {"dtype": "bfloat16"}, "dtype = bfloat16 is for a folder, and .* is a file"),
+        ("m.gguf", {"gguf": "f32", "dtype": "float16"}, "dtype = float16 is for a folder"),
+    ],
+)
+def test_options_of_the_other_form_are_refused(
+    out: str, given: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(WakefulError, match=said):  # before the model is looked for
+        wakeful.export(tmp_path / "nowhere", tmp_path / out, **given)
+    assert not (tmp_path / out).exists()
+
+
+def test_the_command_line_refuses_them_in_one_line(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    said = fails(capsys, "export", str(folder), str(out), "--gguf", "q8_0")
+    assert f"name one that ends in .gguf, such as {out}.gguf" in said
+    assert not out.exists()
+
+
+def test_a_file_stores_half_precision_unless_told_otherwise(model: Model, tmp_path: Path) -> None:
+    wakeful.export(model, tmp_path / "usual.gguf")
+    for storage in ("f16", "f32"):
+        wakeful.export(model, tmp_path / f"{storage}.gguf", gguf=storage)
+    usual, half, whole = (
+        (tmp_path / f"{name}.gguf").stat().st_size for name in ("usual", "f16", "f32")
+    )
+    assert usual == half < whole
+
+
+def test_a_file_is_written_below_folders_that_are_not_there_yet(
+    model: Model, tmp_path: Path
+) -> None:
+    path = tmp_path / "a/b/m.gguf"
+    assert wakeful.export(model, path) == "llama"
+    assert gguf.GGUFReader(path).tensors
+    (tmp_path / "file").touch()
+    with pytest.raises(WakefulError, match="cannot be written"):
+        wakeful.export(model, tmp_path / "file/m.gguf")
+
+
+def test_a_step_of_what_is_no_run_is_refused(folder: Path, tmp_path: Path) -> None:
+    for layers in ([], ["0"]):
+        with pytest.raises(WakefulError, match="step = 5: llama is not a run directory"):
+            wakeful.export(folder, tmp_path / "out", step=5, layers=layers)
+    # Nothing is fetched first.
+    with pytest.raises(WakefulError, match="step = 5: some/model is not a run directory"):
+        wakeful.export("some/model", tmp_path / "out", step=5, layers=["0"])
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("layers", [["1", "0", "0"], ["0", "0"], ["1", "0"]])
+def test_layers_are_named_in_their_order_once(
+    layers: list[str], folder: Path, text: Path, model: Model, tmp_path: Path
+) -> None:
+    run = train(tiny(text), tmp_path / "run").path
+    for source in (run, folder, model):
+        for out in ("out", "out.gguf"):
+            with pytest.raises(WakefulError, match="in their order, each once, got"):
+                wakeful.export(source, tmp_path / out, layers=layers)
+            assert not (tmp_path / out).exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "key"),
+    [
+        ("llama", {"rope_theta": 500000}, "llama.rope.freq_base"),
+        ("gemma2", GEMMA2 | {"logit_cap": 30}, "gemma2.final_logit_softcapping"),
+    ],
+)
+def test_whole_numbers_are_exported_as_what_their_fields_hold(
+    kind: str, given: dict[str, object], key: str, model: Model, tmp_path: Path
+) -> None:
+    tokenizer = model.own_tokenizer
+    made = decoder(tokenizer.vocab_size, **given)
+    assert export_gguf(made, tmp_path / "m.gguf", tokenizer=tokenizer) == kind
+    assert gguf.GGUFReader(tmp_path / "m.gguf").fields[key].types == [gguf.GGUFValueType.FLOAT32]
+    assert export(made, tmp_path / "folder", tokenizer=tokenizer) == kind
+    assert wakeful.load(tmp_path / "folder").decoder().config.rope_theta == made.config.rope_theta
