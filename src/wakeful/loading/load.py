@@ -148,10 +148,7 @@ def _read(
     trust_remote_code: bool,
     ours: bool,
 ) -> Model:
-    if step and place.kind != "run":
-        raise WakefulError(
-            f"step = {step}: {place.name} is not a run directory, so it has no checkpoints"
-        )
+    check_step(place, step)
     if max_length < 0:
         raise WakefulError(f"max_length = {max_length} must not be negative")
     if max_length and place.kind in ("run", "quantized"):
@@ -171,6 +168,14 @@ def _read(
         found = _transformers(place, device, dtype, max_length, trust_remote_code)
     read = found.pop("read")
     return Model(read_tokenizer=(lambda: tokenizer) if tokenizer else read, **found)
+
+
+def check_step(place: Place, step: int) -> None:
+    """Raise `WakefulError` where a step is asked for, and no run is there to have it."""
+    if step and place.kind != "run":
+        raise WakefulError(
+            f"step = {step}: {place.name} is not a run directory, so it has no checkpoints"
+        )
 
 
 def _run(place: Place, device: torch.device, dtype: torch.dtype | None, step: int) -> dict:

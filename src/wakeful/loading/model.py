@@ -20,6 +20,7 @@ from wakeful.hf.weights_in import decoder_of
 from wakeful.model.decoder import Decoder
 from wakeful.model.generate import continuation, generate
 from wakeful.probes.running import as_decoder, blocks_of, logits_of
+from wakeful.quant.linear import QuantizedLinear
 
 Bos = Literal["auto", "on", "off"]
 """Whether a BOS token stands before a text: as the model's own tokenizer does, always, never."""
@@ -118,6 +119,11 @@ class Model:
     def device(self) -> torch.device:
         """Where its weights are."""
         return next(self.module.parameters()).device
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether some of its layers are."""
+        return any(isinstance(module, QuantizedLinear) for module in self.module.modules())
 
     @property
     def blocks(self) -> nn.ModuleList:

@@ -30,7 +30,6 @@ from wakeful.optim.rotations.base import rotation_of
 from wakeful.pages.card import command_of, model_card
 from wakeful.pages.charts import Drawing, Titled
 from wakeful.pages.diagnosis import after_cure, write_diagnosis
-from wakeful.quant.linear import QuantizedLinear
 from wakeful.runs.run import disk_errors, replaced
 from wakeful.surgery import check_rotates, choose_prefix, rotate, store_prefix
 from wakeful.verbs.diagnose import Diagnosis, diagnose
@@ -216,7 +215,7 @@ def cure(
                 trust_remote_code=wanted.trust_remote_code, show=show, world=ALONE,
             )
         )  # fmt: skip
-        if any(isinstance(module, QuantizedLinear) for module in loaded.module.modules()):
+        if loaded.is_quantized:
             raise WakefulError(
                 f"{loaded.name} is quantized: cure the model it was made from, then quantize"
             )

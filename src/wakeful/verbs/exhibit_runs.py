@@ -264,9 +264,10 @@ def _looked_at(
     if not file.is_file():
         with shown(row) as show:
             show.note(f"looking at the layers of {row}")
-            config = Run.open(path).config
+            run = Run.open(path)
+            config = run.config
             data = load_data(config.data)
-            check_same_data(Run.open(path), data)
+            check_same_data(run, data)
             tests = make_windows(config, data)
             model = read_decoder(path, device=choose_device(config.train.device))
             decoder = model.decoder()

@@ -16,7 +16,7 @@ from wakeful.hf.gguf_out import export_gguf
 from wakeful.hf.weights_out import describe, refuse_existing
 from wakeful.hf.weights_out import export as write
 from wakeful.hf.whole import read_config
-from wakeful.loading.load import fetched, load, place_of, read_decoder
+from wakeful.loading.load import check_step, fetched, load, place_of, read_decoder
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.pages.card import file_lineage, model_card, shortened_card
 from wakeful.verbs.result import Source, asked, name_of
@@ -115,10 +115,7 @@ def _stock_folder(model: Source, step: int) -> Path | None:
     if not isinstance(model, str | Path):
         return None
     place = place_of(model)
-    if step and place.kind in ("hub", "folder"):
-        raise WakefulError(
-            f"step = {step}: {place.name} is not a run directory, so it has no checkpoints"
-        )
+    check_step(place, step)
     if place.kind == "hub":
         return fetched(place.name)
     return place.path if place.kind == "folder" else None

@@ -59,7 +59,6 @@ from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.optim.build import optimizer_of
 from wakeful.pages.charts import Drawing, Titled
 from wakeful.pages.inheritance import inheritance_figures, loss_curves, verdicts, write_inheritance
-from wakeful.quant.linear import QuantizedLinear
 from wakeful.runs.run import Run, environment, read_windows
 from wakeful.training.cluster import cluster_of, deal
 from wakeful.training.objective import open_store
@@ -275,7 +274,7 @@ def _reference(
     if isinstance(source, str | Path):
         return read_decoder(source), str(source)
     model = load(source, tokenizer=tokenizer)
-    if any(isinstance(module, QuantizedLinear) for module in model.module.modules()):
+    if model.is_quantized:
         raise WakefulError(f"{model.name} is quantized: name the model it was made from")
     decoder = model.decoder()
     if decoder.head.weight.dtype != torch.float32:  # what a path is read as, and so when resumed
