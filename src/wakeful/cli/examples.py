@@ -34,6 +34,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
             'wakeful generate runs/first --prompt "def main(" --temperature 0',
             "Continue with a model of your own, always with the likeliest token.",
         ),
+        (
+            'wakeful generate smollm2 --chat --prompt "What is gravity?"',
+            "Answer what a user says, by the model's chat template.",
+        ),
     ),
     "diagnose": (
         (

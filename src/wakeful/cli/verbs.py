@@ -228,7 +228,7 @@ def generate(arguments: list[str]) -> None:
 
     transformers.logging.disable_progress_bar()
     pieces = stream(model, prompt, options=choice)
-    sys.stdout.write(prompt)
+    sys.stdout.write("" if choice.chat else prompt)
     for piece in pieces:
         sys.stdout.write(piece)
         sys.stdout.flush()

@@ -23,8 +23,10 @@ class Turn:
     """The token that ends the message; None where the template ends it with ordinary text."""
 
 
-def user_turn(tokenizer: Tokenizer) -> Turn | None:
+def user_turn(tokenizer: Tokenizer, *, otherwise: str = "give --chat off") -> Turn | None:
     """Return a user's first turn by the tokenizer's chat template; None where it has none.
+
+    `otherwise` is how to do without it, for messages.
 
     Raises:
         WakefulError: the template cannot be rendered, or does not hold the message as it is.
@@ -43,13 +45,13 @@ def user_turn(tokenizer: Tokenizer) -> Turn | None:
     except Exception as error:  # a template is a program, and fails as one
         raise WakefulError(
             f"the chat template cannot be rendered ({' '.join(str(error).split())[:200]}): mend "
-            "it, or leave it out with --chat off"
+            f"it, or {otherwise}"
         ) from None
     before, message, after = str(text).partition(_MESSAGE)
     if not message or _MESSAGE in after:
         raise WakefulError(
-            "the chat template does not hold a user's message once and as it is: leave it out with "
-            "--chat off"
+            "the chat template does not hold a user's message once and as it is: mend it, or "
+            f"{otherwise}"
         )
     ids = tokenizer.encode_marked(after)
     added = tokenizer.inner.get_added_tokens_decoder()

@@ -17,6 +17,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from wakeful.data.tokenizer import GENERATION, StreamDecoder, Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.hf.weights_in import decoder_of
+from wakeful.loading.chat import Turn, user_turn
 from wakeful.model.decoder import Decoder
 from wakeful.model.generate import continuation, generate
 from wakeful.probes.running import as_decoder, blocks_of, logits_of
@@ -221,23 +222,44 @@ class Model:
         top_p: float = 1.0,
         seed: int = 0,
         bos: Bos = "auto",
+        chat: bool = False,
     ) -> Iterator[str]:
         """Return the text that continues a prompt, in whole characters as they come.
 
         A prompt of token ids is taken as it is; before a text stands BOS as `bos` says, and an
-        empty one begins as a document does. The other options are those of
+        empty one begins as a document does. With `chat` the text is a user's message in the model's
+        chat template, and what is returned the answer. The other options are those of
         `wakeful.model.generate.generate`.
 
         Raises:
-            WakefulError: an option is out of its range, or the context too short.
+            WakefulError: an option is out of its range, the context too short, or the chat template
+                cannot be used.
         """
-        tokenizer = self.own_tokenizer
-        given = self.encode(prompt, bos) if isinstance(prompt, str) else list(prompt)
+        tokenizer, stop = self.own_tokenizer, self.ends
+        if chat:
+            turn = self._turn(prompt, bos)
+            given = [*turn.before, *tokenizer.encode(str(prompt)), *turn.after]
+            stop |= set() if turn.end is None else {turn.end}
+        else:
+            given = self.encode(prompt, bos) if isinstance(prompt, str) else list(prompt)
         tokens = self.tokens_after(
             given or [tokenizer.end_of_text], num_tokens=num_tokens, temperature=temperature,
-            top_k=top_k, top_p=top_p, seed=seed, stop=self.ends,
+            top_k=top_k, top_p=top_p, seed=seed, stop=stop,
         )  # fmt: skip
         return _pieces(StreamDecoder(tokenizer), tokens)
+
+    def _turn(self, prompt: str | Sequence[int], bos: Bos) -> Turn:
+        """Return the turn that a user's message goes into."""
+        if not isinstance(prompt, str):
+            raise WakefulError("chat takes a text, and a prompt of token ids is taken as it is")
+        if bos != "auto":
+            raise WakefulError(f"bos = {bos}: the chat template decides that; leave out one")
+        turn = user_turn(self.own_tokenizer, otherwise="leave out --chat")
+        if turn is None:
+            raise WakefulError(
+                f"the tokenizer of {self.name} has no chat template: leave out --chat"
+            )
+        return turn
 
     def tokens_after(self, prompt: Sequence[int], **choice: Any) -> Iterator[int]:
         """Return up to `num_tokens` token ids that continue `prompt`, each once it is known.

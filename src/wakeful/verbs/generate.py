@@ -30,7 +30,8 @@ def generate(
         given: those fields.
 
     Raises:
-        WakefulError: an option is out of its range, or the context too short.
+        WakefulError: an option is out of its range, the context too short, or the chat template
+            cannot be used.
     """
     return "".join(stream(model, prompt, tokenizer=tokenizer, options=options, **given))
 
@@ -55,4 +56,5 @@ def stream(
         top_p=wanted.top_p,
         seed=wanted.seed,
         bos=wanted.bos,
+        chat=wanted.chat,
     )

@@ -20,6 +20,8 @@ class GenerateOptions:
     """Choose among the likeliest tokens that together reach this probability."""
     seed: How[int] = 0
     """Seed of the choice."""
+    chat: How[bool] = False
+    """The prompt is what a user says, and the model answers, by its chat template."""
     bos: Bos = "auto"
     """BOS before the prompt: as the model's own tokenizer does (auto), on, or off."""
     step: What[int] = 0
