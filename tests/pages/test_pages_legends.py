@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 import vl_convert
 
-from pages.browser import needs_browser, saved_by
+from pages.browser import needs_browser, saved_by, with_script
 from pages.synthetic import damage, diagnosis
 from wakeful.pages.charts import Titled, fixed, save_figures, slug, specification, still
 from wakeful.pages.diagnosis import (
@@ -18,6 +18,7 @@ from wakeful.pages.diagnosis import (
     top_importance,
     write_diagnosis,
 )
+from wakeful.pages.heads import attention
 from wakeful.pages.quantization import titled
 from wakeful.pages.quantization_matrix import matrix_charts
 
@@ -114,3 +115,35 @@ def test_what_a_page_saves_names_both_models_and_the_head(tmp_path: Path) -> Non
     heads = [told for told in saved if any(each.startswith("Attention of") for each in told)]
     assert len(heads) == 2
     assert all(any(HEAD.match(each) for each in told) for told in heads)
+
+
+CHOOSE = """<script>
+const theme = () => document.documentElement.dataset.drawn;
+const list = () => document.querySelector("main .vega-bind select");
+const before = setInterval(() => {
+  if (!theme()) return;
+  clearInterval(before);
+  list().value = "1";
+  list().dispatchEvent(new Event("input", { bubbles: true }));
+  list().dispatchEvent(new Event("change", { bubbles: true }));
+  document.documentElement.dataset.drawn = "";
+  document.getElementById("theme").click();
+  const after = setInterval(() => {
+    if (theme() !== "dark") return;
+    clearInterval(after);
+    document.querySelector('main [aria-label^="Save Attention of"][aria-label$="as SVG"]').click();
+  }, 50);
+}, 50);
+</script>"""
+
+
+@pytest.mark.slow
+@needs_browser
+def test_a_chosen_head_stays_chosen_in_the_other_theme(tmp_path: Path) -> None:
+    page = write_diagnosis([diagnosis("a")], tmp_path / "p.html", title="t", method={})
+    with_script(page, CHOOSE)
+    (saved,) = [words(svg) for svg in saved_by(page, "none")]
+    chart = attention(diagnosis("a"), "sinks")
+    assert chart is not None
+    (pick,) = [each for each in specification(chart)["params"] if each["name"] == "shown"]
+    assert [each for each in saved if HEAD.match(each)] == [pick["bind"]["labels"][1]]

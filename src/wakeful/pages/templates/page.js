@@ -11,6 +11,7 @@ const STYLES = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dashar
   "font-size", "font-weight", "text-anchor", "image-rendering"];
 const NEAREST = "the point nearest to the pointer";
 const hidden = new Set();
+const before = new Map(); // what was chosen in a chart when it was last drawn
 let chosen = ["dark", "light"].find((name) => location.hash === `#${name}`);
 let drawn = new Map();
 let drawing = Promise.resolve();
@@ -74,6 +75,14 @@ function fade(view) {
   }
 }
 
+// Choose in a chart what was chosen before, but for the point nearest to the pointer.
+async function choose(view, spec, signals) {
+  for (const { name, select } of spec.params || []) {
+    if (name in signals && !select?.nearest) view.signal(name, signals[name]);
+  }
+  await view.runAsync();
+}
+
 function unpacked(element) {
   const spec = JSON.parse(element.textContent);
   for (const [name, table] of Object.entries(spec.datasets)) {
@@ -93,6 +102,7 @@ async function drawOne(element, theme) {
     const config = configuration(theme, place.clientWidth, spec);
     const result = await embed(place, spec, config);
     drawn.set(element, result);
+    await choose(result.view, spec, before.get(element) || {});
     fade(result.view);
     offer(place, element);
   } catch (error) {
@@ -106,7 +116,10 @@ async function draw() {
   if (chosen) document.documentElement.dataset.theme = chosen;
   button.hidden = false;
   button.setAttribute("aria-pressed", String(theme === "dark"));
-  for (const result of drawn.values()) result.finalize();
+  for (const [element, result] of drawn) {
+    before.set(element, result.view.getState().signals);
+    result.finalize();
+  }
   drawn = new Map();
   await drawMissing(document);
   document.documentElement.dataset.drawn = theme;
@@ -195,10 +208,7 @@ async function save(place, element, kind) {
     const config = structuredClone(themes.light);
     config.legend.columns = columns(spec, PAPER);
     const result = await embed(document.createElement("div"), spec, config);
-    for (const { name } of spec.params || []) {
-      if (name in signals) result.view.signal(name, signals[name]);
-    }
-    await result.view.runAsync();
+    await choose(result.view, spec, signals);
     address = await result.view.toImageURL(kind.toLowerCase(), 3);
     result.finalize();
   }
