@@ -653,6 +653,8 @@ def test_bad_input_is_one_line_and_changes_nothing(
     assert "does nothing" in refused("--blocks", "0", "--choose", "rank")
     assert "give --bridge.map none too" in refused("--copy", "mlp")
     assert "--gaps is for --choose angle" in refused("--gaps", "2", "--choose", "rank")
+    assert "does nothing with --choose last" in refused("--pinned", "2", "--choose", "last")
+    assert "does nothing with --blocks" in refused("--pinned", "0", "--blocks", "0", "1")
     assert "inherit from an export" in refused("--recipe")
     assert "name one reference" in fails(capsys, "inherit", "--layers", "2")
     nowhere = fails(capsys, "inherit", str(tmp_path / "none"), *command[2:])

@@ -22,6 +22,8 @@ from wakeful.errors import WakefulError
 
 Choose = Literal["first", "middle", "last", "alternate", "stacked",
                  "rank", "mass", "influence", "angle", "bridge", "lazy"]  # fmt: skip
+_FIXED = ("first", "middle", "last", "alternate", "stacked", "lazy")
+"""Choices that keep no layer for being among the first."""
 Copy = Literal["all", "attention", "mlp", "without_norms", "blocks", "embeddings"]
 """What is inherited: everything; of the blocks the attention or the feed-forward network, each with
 the norm before it, or both without their norms (table 2); the blocks alone, without embeddings,
@@ -207,6 +209,9 @@ class InheritOptions:
         at_least(1, self, "gaps", "bridge.tokens", "width.tokens")
         if self.gaps > 1 and (self.blocks or self.choose != "angle"):
             raise WakefulError("--gaps is for --choose angle, which decides what is left out")
+        if self.pinned != InheritOptions.pinned and (self.blocks or self.choose in _FIXED):
+            how = "--blocks" if self.blocks else f"--choose {self.choose}"
+            raise WakefulError(f"--pinned does nothing with {how}, which says which layers stay")
         if self.choose == "bridge" and self.bridge.map == "none":
             raise WakefulError("--choose bridge needs a bridge: leave out --bridge.map none")
         if len(set(self.seeds)) < len(self.seeds) or min(self.seeds, default=0) < 0:
