@@ -1076,7 +1076,9 @@ def test_every_run_has_its_own_warmup(reference: Run, text: Path, tmp_path: Path
     found = inherit(reference.path, out=str(tmp_path / "drops"), **short, **drops)
     parts = [Run.open(path).config for path in sorted(found.path.glob("heir-*"))]
     assert [(each.train.steps, each.optimizer.warmup_steps) for each in parts] == [(20, 2)] * 2
+    assert "after 10% of each run’s steps" in found.page.read_text("utf-8")
     more = drops | {"steps": 8, "optimizer": {"warmup_steps": 3}}
     found = inherit(reference.path, out=str(tmp_path / "given"), **short, **more)
     parts = [Run.open(path).config for path in sorted(found.path.glob("heir-*"))]
     assert [(each.train.steps, each.optimizer.warmup_steps) for each in parts] == [(4, 3)] * 2
+    assert "after 3 steps, cosine" in found.page.read_text("utf-8")
