@@ -17,6 +17,9 @@ from contracts import test_variants_contract as contract
 from helpers import gradients, rivals, some_tokens, tiny_config, tiny_decoder
 from hf.models import padded, pair
 from wakeful.errors import WakefulError
+from wakeful.growth.inherit import inherit
+from wakeful.growth.layers import first
+from wakeful.hf.modeling import WakefulForCausalLM
 from wakeful.model.attention import DotProduct, Flow
 from wakeful.model.block import Block, ParallelBlock
 from wakeful.model.decoder import Decoder
@@ -29,6 +32,8 @@ from wakeful.probes.rank import Ranks
 from wakeful.probes.streaming import head_weights
 from wakeful.probes.watch import check_one_matrix, watch
 from wakeful.quant import quantize, quantized_layers
+from wakeful.roles import Role
+from wakeful.routes import ValueRoute
 from wakeful.surgery import store_prefix
 from wakeful.variants import build
 
@@ -198,6 +203,49 @@ def test_a_route_that_reads_tokens_refuses_embeddings_alone():
             run()
 
 
+class Counted(ValueRoute):
+    """A route with a parameter that counts tokens and is no table of `nn.Embedding`."""
+
+    examples = ("counted",)
+
+    def attach(self, shape, layers):
+        super().attach(shape, layers)
+        self.table = torch.nn.Parameter(torch.zeros(shape.vocab_size, shape.width))
+
+    def roles(self):
+        return {"table": Role(vocabulary=True)}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("tied", [False, True])
+def test_tables_of_a_route_grow_and_shrink_with_the_vocabulary(tied, tmp_path):
+    _, model = pair(torch.float32, route="then(value_embedding, xsa)", tied=tied)
+    tokens = some_tokens(1, 5)
+    before = model(tokens).logits
+    model.model.decoder.route.parts[0].tables["1"].requires_grad_(False)
+    model.resize_token_embeddings(37, pad_to_multiple_of=8, mean_resizing=False)
+    tables = model.model.decoder.route.parts[0].tables
+    assert {table.weight.shape for table in tables.values()} == {(40, 16)}
+    assert [table.weight.requires_grad for table in tables.values()] == [False, True]
+    torch.testing.assert_close(model(tokens).logits[..., :29], before)
+    new = torch.tensor([[3, 39, 29]])
+    assert model(new).logits.isfinite().all()
+
+    model.save_pretrained(tmp_path)
+    again = WakefulForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(again(new).logits, model(new).logits)
+    again.resize_token_embeddings(29)
+    torch.testing.assert_close(again(tokens).logits, before)
+
+
+def test_a_vocabulary_that_cannot_be_resized_is_refused_before_anything_changes():
+    _, model = pair(route=f"{__name__}:Counted")
+    with pytest.raises(WakefulError, match=r"Counted counts tokens in its parameter table, which"):
+        model.resize_token_embeddings(40)
+    assert model.get_input_embeddings().num_embeddings == model.config.vocab_size == 29
+    assert model.resize_token_embeddings() is model.get_input_embeddings()
+
+
 def test_the_layer_input_opens_the_gate():
     """W = 0 opens every gate by half: the output projection of half the heads' output."""
     gated = tiny_decoder(route="output_gate", noise=0)
@@ -229,6 +277,33 @@ def test_a_norm_knows_its_layer_and_place():
         for part in ("query", "key"):
             expected[f"{block}.attention.{part}.norm"] = (part, n, 4, 8)
     assert places == expected
+
+
+class Drawn(Norm):
+    """A norm with random numbers in its definition."""
+
+    examples = ("drawn",)
+
+    def attach(self, place):
+        super().attach(place)
+        self.turn = torch.nn.Linear(place.width, place.width, bias=False)
+
+    def forward(self, x):
+        return self.turn(torch.nn.functional.rms_norm(x, x.shape[-1:]))
+
+
+def test_what_a_norm_draws_is_the_same_in_every_model():
+    norm = f"{__name__}:Drawn"
+    one, two = (tiny_decoder(norm=norm, noise=0) for _ in range(2))
+    for (name, parameter), other in zip(one.named_parameters(), two.parameters(), strict=True):
+        assert torch.equal(parameter, other), name
+    # And an heir that does not take the reference's norms has them too.
+    heir = inherit(one, first(2, of=4), copy="without_norms")
+    assert torch.equal(heir.blocks[1].mlp_norm.turn.weight, one.blocks[1].mlp_norm.turn.weight)
+    _, model = pair(norm=norm, noise=0)
+    fresh = WakefulForCausalLM(model.config)
+    theirs = fresh.model.decoder.norm.turn.weight
+    torch.testing.assert_close(theirs, one.norm.turn.weight.float())
 
 
 def test_an_unknown_norm_or_placement_is_refused_by_name():

@@ -20,7 +20,10 @@ from helpers import (
 )
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.hf import code
+from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.families.base import canonical
+from wakeful.hf.modeling import WakefulForCausalLM
+from wakeful.hf.projections import named
 from wakeful.hf.weights_out import export
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
@@ -94,6 +97,25 @@ def test_an_export_comes_back_to_us_and_to_transformers(
         tokens[:1], attention_mask=torch.ones_like(tokens[:1]), max_new_tokens=3, do_sample=False
     )
     assert said[0, 9:].tolist() == text
+
+
+@every_example
+def test_a_new_model_of_transformers_starts_as_ours_does(folder: str, expression: str) -> None:
+    decoder = decoder_of(folder, expression, noise=0, width=32, init_std=0.02)
+    model = WakefulForCausalLM(WakefulConfig.of(decoder.config))
+    theirs = dict(model.model.decoder.named_parameters())
+    roles = roles_of(decoder)
+    for name, parameter in decoder.named_parameters():
+        found = model.lm_head.weight if name == "head.weight" else theirs[named(name)]
+        start = roles[name].start
+        if start == "orthogonal":
+            torch.testing.assert_close(found @ found.T, torch.eye(32), rtol=0, atol=1e-5)
+        elif start in ("normal", "residual"):
+            # Of n numbers, the deviation is known to 1 / √(2n).
+            wide = 5 / (2 * found.numel()) ** 0.5
+            assert found.std().item() == pytest.approx(0.02, rel=wide), name
+        else:
+            assert torch.equal(found, parameter), name
 
 
 @every_example

@@ -19,6 +19,7 @@ from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
 from wakeful.depth.base import DepthMix
+from wakeful.embeddings.base import Embedding
 from wakeful.errors import WakefulError
 from wakeful.hf.cache import Visibility, WakefulCache
 from wakeful.hf.configuration import WakefulConfig
@@ -28,13 +29,15 @@ from wakeful.model.initialize import deviation
 from wakeful.model.positions import Rotary
 from wakeful.normalizers.base import Normalizer
 from wakeful.norms.base import Norm
-from wakeful.roles import HEAD, HasRoles, Marked, Role, mark, role_of
+from wakeful.roles import HEAD, HasRoles, Marked, Role, mark, role_of, roles_of
 from wakeful.routes.base import ValueRoute
 from wakeful.variants import build
 
 _logger = logging.get_logger(__name__)
 _ROOM = 256
 """Tokens that a new cache has room for; it doubles whenever they are used up."""
+_Part = ValueRoute | DepthMix | Embedding | Normalizer | Norm
+"""The variants that may have parameters."""
 
 
 class WakefulPreTrainedModel(PreTrainedModel):
@@ -67,6 +70,8 @@ class WakefulPreTrainedModel(PreTrainedModel):
             start = "defined" if role is None else role.start
             if start == "residual" or (start == "normal" and starts is not None):
                 init.normal_(tensor, std=deviation(self.config.model, start))
+            elif start == "orthogonal":
+                init.orthogonal_(tensor)
             elif start == "zeros":
                 init.zeros_(tensor)
             elif starts is not None:
@@ -75,6 +80,42 @@ class WakefulPreTrainedModel(PreTrainedModel):
     @property
     def _decoder(self) -> Decoder:
         raise NotImplementedError
+
+    def _resize_token_embeddings(
+        self,
+        new_num_tokens: int | None,
+        pad_to_multiple_of: int | None = None,
+        mean_resizing: bool = True,
+    ) -> nn.Module:
+        """Give the tables of tokens that a route has of its own as many rows as the embedding.
+
+        Raises:
+            WakefulError: one of them is not an `nn.Embedding`; nothing has changed.
+        """
+        route = self._decoder.route
+        asked = new_num_tokens is not None or pad_to_multiple_of is not None
+        counts = [name for name, role in roles_of(route).items() if role.vocabulary]
+        for name in counts if asked else ():
+            if not isinstance(route.get_submodule(name.rpartition(".")[0]), nn.Embedding):
+                raise WakefulError(
+                    f"model.route = {route} counts tokens in its parameter {name}, which is not of "
+                    "an nn.Embedding: the vocabulary cannot be resized"
+                )
+        embeddings = super()._resize_token_embeddings(
+            new_num_tokens, pad_to_multiple_of, mean_resizing
+        )
+        for name in counts if asked else ():
+            place = name.rpartition(".")[0]
+            old = route.get_submodule(place)
+            assert isinstance(old, nn.Embedding)
+            assert isinstance(embeddings, nn.Embedding)
+            new = self._get_resized_embeddings(
+                old, embeddings.num_embeddings, mean_resizing=mean_resizing
+            )
+            new.requires_grad_(old.weight.requires_grad)
+            parent, _, key = place.rpartition(".")
+            route.get_submodule(parent).add_module(key, new)
+        return embeddings
 
     def _set_gradient_checkpointing(
         self,
@@ -329,7 +370,7 @@ def defined_starts(decoder: Decoder, module: nn.Module) -> Mapping[str, Tensor] 
         cos, sin = module.table()
         return {"cos": cos, "sin": sin}
     for variant in decoder.modules():
-        if not isinstance(variant, ValueRoute | DepthMix | Normalizer | Norm):
+        if not isinstance(variant, _Part):
             continue
         name = next((name for name, part in variant.named_modules() if part is module), None)
         if name is not None:
@@ -338,7 +379,7 @@ def defined_starts(decoder: Decoder, module: nn.Module) -> Mapping[str, Tensor] 
     return None
 
 
-def _twin(decoder: Decoder, variant: ValueRoute | DepthMix | Normalizer | Norm) -> nn.Module:
+def _twin(decoder: Decoder, variant: _Part) -> nn.Module:
     """Return a variant as its definition starts it."""
     shape = decoder.config.shape
     with drawn_alike():
@@ -348,6 +389,9 @@ def _twin(decoder: Decoder, variant: ValueRoute | DepthMix | Normalizer | Norm) 
                 twin.attach(shape, range(shape.num_layers))
             case DepthMix():
                 twin = build("depth", str(variant))
+                twin.attach(shape)
+            case Embedding():
+                twin = build("embeddings", str(variant))
                 twin.attach(shape)
             case Normalizer():
                 twin = build("normalizers", str(variant))

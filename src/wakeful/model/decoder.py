@@ -416,7 +416,8 @@ class Decoder(HasRoles, Marked, nn.Module):
             eps=config.norm_eps,
             bias=config.bias,
         )
-        norm.attach(place)
+        with drawn_alike():
+            norm.attach(place)
         return norm
 
     def _norm_width(self, part: Part) -> int:
