@@ -89,6 +89,7 @@ def test_an_unknown_name_says_which_there_are(word, meant):
         ("cla(group=resfomer)", "did you mean 'resformer'"),
         ("neutreno(lam='0.4')", "neutreno: lam must be float"),
         ("neutreno(lam=True)", "neutreno: lam must be float"),
+        ("neutreno(lam=1e999)", "neutreno: lam must be finite, got inf"),
         ("dense(learned=0)", "dense: learned must be bool"),
         ("cla(2)", "cla: .*cla\\(2\\)"),
         ("cla(group=1, group=2)", "group is given twice"),

@@ -8,6 +8,7 @@ calls and literals, never evaluated.
 
 import ast
 import inspect
+import math
 import re
 import types
 from collections.abc import Callable, Mapping
@@ -361,6 +362,8 @@ def _check_types(title: str, kind: Callable[..., Any], keywords: dict[str, Any])
             if get_origin(expected) is Literal:
                 named = " or ".join(map(repr, get_args(expected)))
             raise WakefulError(f"{title}: {name} must be {named}, got {value!r}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise WakefulError(f"{title}: {name} must be finite, got {value}")
         if expected is float:
             keywords[name] = float(value)
 
