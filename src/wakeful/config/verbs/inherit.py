@@ -196,6 +196,9 @@ class InheritOptions:
                         f"--{section}.{name} does nothing with --{section}.{switch} {off}: leave "
                         "out one of the two"
                     )
+        if self.pinned != InheritOptions.pinned and (self.blocks or self.choose in _FIXED):
+            how = "--blocks" if self.blocks else f"--choose {self.choose}"
+            raise WakefulError(f"--pinned does nothing with {how}, which says which layers stay")
         if not self.heal.lora.rank and self.heal.lora != LoraConfig():
             raise WakefulError("--heal.lora is for adapters: give --heal.lora.rank too")
         if self.width.tokens != WidthConfig.tokens and not (
@@ -209,9 +212,6 @@ class InheritOptions:
         at_least(1, self, "gaps", "bridge.tokens", "width.tokens")
         if self.gaps > 1 and (self.blocks or self.choose != "angle"):
             raise WakefulError("--gaps is for --choose angle, which decides what is left out")
-        if self.pinned != InheritOptions.pinned and (self.blocks or self.choose in _FIXED):
-            how = "--blocks" if self.blocks else f"--choose {self.choose}"
-            raise WakefulError(f"--pinned does nothing with {how}, which says which layers stay")
         if self.choose == "bridge" and self.bridge.map == "none":
             raise WakefulError("--choose bridge needs a bridge: leave out --bridge.map none")
         if len(set(self.seeds)) < len(self.seeds) or min(self.seeds, default=0) < 0:
