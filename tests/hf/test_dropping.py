@@ -103,6 +103,102 @@ def test_the_blocks_that_stay_compute_what_they_did(name: str, tmp_path: Path) -
     assert torch.equal(ours, plain)
 
 
+SLICED = DEEP | {
+    "head_dim": 8, "global_head_dim": 8, "hidden_size_per_layer_input": 4, "sliding_window": 4,
+    "vocab_size_per_layer_input": 320, "layer_types": SLIDING * 3,
+}  # fmt: skip
+LLAMA4 = DEEP | {"head_dim": 8, "num_local_experts": 4, "intermediate_size_mlp": 48,
+                 "attention_chunk_size": 8}  # fmt: skip
+LATER: dict[str, tuple[str, dict[str, Any], list[int]]] = {
+    "a slice for each layer": ("Gemma4Text", SLICED | {"num_kv_shared_layers": 0}, KEPT),
+    # Layers 4 and 5 read the keys and values of layers 2 and 3.
+    "shared keys and values": ("Gemma4Text", SLICED | {"num_kv_shared_layers": 2}, [1, 2, 3, 5]),
+    "experts everywhere": ("Llama4Text", LLAMA4 | {"interleave_moe_layer_step": 1}, KEPT),
+    # Layers 1, 3 and 5.
+    "experts by a list": ("Llama4Text", LLAMA4 | {"interleave_moe_layer_step": 2}, [0, 2, 3, 5]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_what_later_architectures_say_of_layers_follows(name: str, tmp_path: Path) -> None:
+    kind, options, kept = LATER[name]
+    config = getattr(transformers, f"{kind}Config")(**options)
+    torch.manual_seed(0)
+    whole: Any = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    whole.save_pretrained(tmp_path / "whole")
+    save_tokenizer(tmp_path / "whole")
+    drop_layers(tmp_path / "whole", kept, tmp_path / "shorter")
+    read: Any = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "shorter", attn_implementation="eager"
+    ).eval()
+    # A layer left out is one that hands on what it receives.
+    for number, block in enumerate(decoder_blocks(whole, 6)):
+        if number not in kept:
+            block.forward = lambda x, *_, **__: x
+    tokens = torch.randint(3, 320, (2, 13), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        ours, expected = (model(tokens, use_cache=False).logits for model in (read, whole))
+        torch.testing.assert_close(ours, expected)
+        told = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
+        plain = tokens
+        for _ in range(6):
+            plain = torch.cat([plain, read(plain).logits[:, -1:].argmax(-1)], 1)
+        assert torch.equal(read.generate(tokens, **told), plain)
+
+
+def test_what_depends_on_the_number_of_layers_in_an_unknown_way_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = transformers.Gemma4TextConfig(**SLICED, num_kv_shared_layers=0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "whole")
+    save_tokenizer(tmp_path / "whole")
+    file = tmp_path / "whole/model.safetensors"
+    stored = load_file(file)
+    (name,) = (each for each in stored if each.endswith("per_layer_model_projection.weight"))
+    save_file(stored | {f"{name}_scale": torch.ones(24, 1)}, file, {"format": "pt"})
+    with pytest.raises(WakefulError, match=r"weight_scale has shape \(24, 1\), in which no slice"):
+        drop_layers(tmp_path / "whole", KEPT, tmp_path / "out")
+    monkeypatch.setattr("wakeful.hf.dropping._SLICED", {})
+    with pytest.raises(WakefulError, match=r"embed_tokens_per_layer\.weight depends on the number"):
+        drop_layers(tmp_path / "whole", KEPT, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_blocks_behind_the_last_layer_stay_behind_it(tmp_path: Path) -> None:
+    """Of a DeepSeek-V3 or GLM-4.5, one that predicts the token after the next."""
+    model, folder = saved("DeepseekV3", tmp_path / "whole")
+    assert model.config.num_nextn_predict_layers == 1
+    file = folder / "model.safetensors"
+    head = torch.randn(32, 64)
+    save_file(load_file(file) | {"model.layers.6.eh_proj.weight": head}, file, {"format": "pt"})
+    table = json.loads((folder / "config.json").read_text())
+    table["quantization_config"] = {
+        "quant_method": "fp8", "modules_to_not_convert": ["model.layers.6.eh_proj"]
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(table))
+    drop_layers(folder, KEPT, tmp_path / "shorter")
+    stored = load_file(tmp_path / "shorter/model.safetensors")
+    assert torch.equal(stored["model.layers.4.eh_proj.weight"], head)
+    assert not any(name.startswith(("model.layers.5.", "model.layers.6.")) for name in stored)
+    table = json.loads((tmp_path / "shorter/config.json").read_text())
+    assert table["num_nextn_predict_layers"] == 1
+    skipped = table["quantization_config"]["modules_to_not_convert"]
+    assert skipped == ["model.layers.4.eh_proj"]
+
+
+def test_tables_of_quantized_modules_name_them_by_their_new_numbers() -> None:
+    config = transformers.LlamaConfig(**DEEP)
+    config.quantization_config = {  # as AutoRound's and compressed-tensors' are
+        "extra_config": {
+            "model.layers.1.mlp": {"bits": 8}, "model.layers.4.mlp": {"bits": 16}, "lm_head": {},
+        },
+        "ignore": [r"re:.*layers\.1\.mlp.*", r"re:.*layers\.4\.mlp.*", "re:.*lm_head"],
+    }  # fmt: skip
+    moved = shortened(config, [0, 4, 5]).to_dict()["quantization_config"]
+    assert moved["extra_config"] == {"model.layers.1.mlp": {"bits": 16}, "lm_head": {}}
+    assert moved["ignore"] == [r"re:.*layers\.1\.mlp.*", "re:.*lm_head"]
+
+
 def test_lists_of_layers_follow(tmp_path: Path) -> None:
     _, folder = saved("GptOss", tmp_path / "oss")
     drop_layers(folder, [1, 2, 3], tmp_path / "oss3")
@@ -226,7 +322,8 @@ def whole_of(name: str, folder: Path) -> Any:
     model = getattr(transformers, f"{name}ForConditionalGeneration")(config).eval()
     model.save_pretrained(folder)
     save_tokenizer(folder)
-    (folder / "preprocessor_config.json").write_text("{}")
+    for beside in ("preprocessor_config.json", "chat_template.json"):
+        (folder / beside).write_text("{}")
     return model
 
 
@@ -258,7 +355,8 @@ def test_layers_of_the_text_part_of_a_model_that_sees(
     assert shorter["architectures"] == table["architectures"]
     assert shorter["text_config"]["num_hidden_layers"] == len(KEPT)
     assert shorter["vision_config"] | table["vision_config"] == shorter["vision_config"]
-    assert (tmp_path / "shorter/preprocessor_config.json").is_file()
+    for beside in ("preprocessor_config.json", "chat_template.json"):
+        assert (tmp_path / "shorter" / beside).is_file()
     if not older:  # Transformers reads the older names of models that had them alone
         read = type(model).from_pretrained(tmp_path / "shorter").eval()
         layers = model.get_decoder().layers

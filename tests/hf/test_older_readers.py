@@ -5,7 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoConfig, Gemma3TextConfig, GPTNeoXConfig, LlamaConfig, PhiConfig
+from transformers import (
+    AutoConfig,
+    Gemma3Config,
+    Gemma3TextConfig,
+    GPTNeoXConfig,
+    LlamaConfig,
+    PhiConfig,
+)
 
 from wakeful.hf.weights_out import write_config
 
@@ -67,3 +74,20 @@ def test_both_are_written_and_read_alike(
     del table["rope_parameters"]
     (tmp_path / "config.json").write_text(json.dumps(table))
     assert AutoConfig.from_pretrained(tmp_path).rope_parameters == config.rope_parameters
+
+
+def test_so_are_those_of_the_text_part_of_a_model_that_sees(tmp_path: Path) -> None:
+    text = Gemma3TextConfig(
+        **SIZES, rope_parameters=SCALED, layer_types=["sliding_attention", "full_attention"]
+    )
+    write_config(Gemma3Config(text_config=text), tmp_path)
+    table = json.loads((tmp_path / "config.json").read_text())
+    part = table["text_config"]
+    assert (part["rope_theta"], part["rope_local_base_freq"]) == (1e6, 2e4)
+    assert part["rope_scaling"] == {"rope_type": "linear", "factor": 8.0}
+    read = AutoConfig.from_pretrained(tmp_path)
+    assert read.text_config.rope_parameters == text.rope_parameters
+    del part["rope_parameters"]
+    (tmp_path / "config.json").write_text(json.dumps(table))
+    read = AutoConfig.from_pretrained(tmp_path)
+    assert read.text_config.rope_parameters == text.rope_parameters

@@ -6,9 +6,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import tokenizers
 import torch
+from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
 from tokenizers import models, pre_tokenizers
 from transformers import (
@@ -38,7 +40,7 @@ from wakeful.hf.families.base import canonical
 from wakeful.hf.weights_in import decoder_of
 from wakeful.hf.weights_out import describe
 from wakeful.hf.whole import smollm2_folder
-from wakeful.loading.load import read_decoder
+from wakeful.loading.load import fetched, read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.optim import OrthoAdam
 from wakeful.probes.watch import DecoderSource
@@ -231,6 +233,45 @@ def test_probes_and_rotations_know_the_new_parts(name: str, tmp_path: Path) -> N
     assert len(hidden) == 4
     wanted = theirs(tokens, output_hidden_states=True).hidden_states
     torch.testing.assert_close(hidden[2].h, wanted[2], rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["llama", "olmo2"])
+def test_a_window_that_the_architectures_code_ignores_is_none(name: str, tmp_path: Path) -> None:
+    theirs = random_model(MODELS[name])
+    theirs.save_pretrained(tmp_path)
+    table = json.loads((tmp_path / "config.json").read_text()) | {"sliding_window": 4}
+    (tmp_path / "config.json").write_text(json.dumps(table))
+    assert AutoModelForCausalLM.from_pretrained(tmp_path).config.sliding_window == 4
+    tokens = some_tokens(1, 9)
+    stock = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    decoder = read_decoder(tmp_path).decoder()
+    torch.testing.assert_close(decoder(tokens), stock(tokens).logits, rtol=0, atol=1e-5)
+
+
+def test_a_head_that_is_missing_has_its_own_name(tmp_path: Path) -> None:
+    random_model(MODELS["llama"]).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    stored = load_file(file)
+    del stored["lm_head.weight"]
+    save_file(stored, file, {"format": "pt"})
+    with pytest.raises(WakefulError, match=r"has no tensor lm_head\.weight, which"):
+        read_decoder(tmp_path)
+
+
+def test_weights_are_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Repositories hold them again, for other programs: gpt-oss's in folders, Mistral's beside."""
+    there = ["config.json", "model-00001-of-00002.safetensors", "tokenizer.json",
+             "chat_template.jinja", "original/model.safetensors", "original/config.json",
+             "metal/model.bin", "consolidated.safetensors"]  # fmt: skip
+
+    def fetch(name: str, **patterns: Any) -> str:
+        kept = filter_repo_objects(there, **patterns)
+        (tmp_path / name).write_text("\n".join(kept))
+        return str(tmp_path / name)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    assert fetched("oss").read_text().split("\n") == there[:4]
 
 
 def test_old_names_and_constants_are_understood(tmp_path: Path) -> None:

@@ -1,10 +1,13 @@
 """The verb export: what it refuses before it reads a model, and what it makes."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import gguf
 import pytest
+from tokenizers import pre_tokenizers
+from transformers import AutoModelForCausalLM, GPT2Config
 
 import wakeful
 from hf.gguf_models import GEMMA2, TEXTS, decoder
@@ -14,6 +17,7 @@ from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.hf.gguf_out import export_gguf
 from wakeful.hf.weights_out import export
+from wakeful.loading.load import read_decoder
 from wakeful.loading.model import Model
 from wakeful.training.loop import train
 
@@ -88,6 +92,55 @@ def test_a_step_of_what_is_no_run_is_refused(folder: Path, tmp_path: Path) -> No
     with pytest.raises(WakefulError, match="step = 5: some/model is not a run directory"):
         wakeful.export("some/model", tmp_path / "out", step=5, layers=["0"])
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("layers", [[], ["0"]])
+def test_settings_that_transformers_warns_of_go_along(
+    layers: list[str], folder: Path, tmp_path: Path
+) -> None:
+    """As Vicuna's: a temperature is named, and sampling is not turned on."""
+    said = {"temperature": 0.6, "top_p": 0.9, "eos_token_id": [0, 7]}
+    (folder / "generation_config.json").write_text(json.dumps(said))
+    wakeful.export(folder, tmp_path / "out", layers=layers)
+    table = json.loads((tmp_path / "out/generation_config.json").read_text())
+    assert {name: table.get(name) for name in said} == said
+    (folder / "generation_config.json").write_text('{"max_new_tokens": -1}')
+    with pytest.raises(
+        WakefulError, match=r"^generation_config\.json is damaged: .*max_new_tokens"
+    ):
+        wakeful.export(folder, tmp_path / "next", layers=layers)
+    assert not (tmp_path / "next").exists()
+
+
+@pytest.mark.parametrize("ends", [[0, 7], 7])
+@pytest.mark.parametrize("layers", [[], ["0"]])
+def test_the_ends_of_a_configuration_alone_go_along(
+    layers: list[str], ends: int | list[int], folder: Path, tmp_path: Path
+) -> None:
+    table = json.loads((folder / "config.json").read_text()) | {"eos_token_id": ends}
+    (folder / "config.json").write_text(json.dumps(table))
+    (folder / "generation_config.json").unlink()
+    wakeful.export(folder, tmp_path / "out", layers=layers)
+    wakeful.export(wakeful.load(folder), tmp_path / "loaded")  # by Transformers' tokenizer
+    for name in ("out", "loaded"):
+        stock = AutoModelForCausalLM.from_pretrained(tmp_path / name)
+        assert stock.generation_config.eos_token_id == ends, name
+    both = {0, 7}
+    assert read_decoder(folder).ends == wakeful.load(tmp_path / "out").ends == both
+
+
+def test_settings_go_along_with_a_tokenizer_that_is_in_older_files(tmp_path: Path) -> None:
+    theirs = GPT2Config(vocab_size=258, n_embd=16, n_layer=2, n_head=2, n_positions=32)
+    AutoModelForCausalLM.from_config(theirs).save_pretrained(tmp_path / "gpt2")
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    names = {name: number for number, name in enumerate([*letters, "<|endoftext|>"])}
+    (tmp_path / "gpt2/vocab.json").write_text(json.dumps(names))
+    (tmp_path / "gpt2/merges.txt").write_text("#version: 0.2\n")
+    (tmp_path / "gpt2/generation_config.json").write_text('{"eos_token_id": [256, 9]}')
+    assert read_decoder(tmp_path / "gpt2").ends == {256, 9}
+    wakeful.export(tmp_path / "gpt2", tmp_path / "out")
+    stock = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert stock.generation_config.eos_token_id == [256, 9]
 
 
 @pytest.mark.parametrize("layers", [["1", "0", "0"], ["0", "0"], ["1", "0"]])

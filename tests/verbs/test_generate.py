@@ -1,15 +1,19 @@
 """`wakeful generate --chat`: what a user says and what the model answers, by its chat template."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from evaluation.models import save_llama
+from hf.gguf_models import sentencepiece
 from test_cli import fails
 from wakeful.cli import main
+from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
+from wakeful.loading.chat import user_turn
 from wakeful.loading.load import load
 from wakeful.verbs.generate import generate
 
@@ -59,6 +63,81 @@ def test_a_message_is_mere_text_and_the_end_of_a_turn_ends_the_answer(
     assert seen["prompt"] == [*plain("["), *plain("a <eos>"), end, *plain(":")]
     assert end not in model.ends
     assert seen["stop"] == {end, *model.ends}
+
+
+def kept(message: str, *, spaces: bool) -> str:
+    """Return how a template of a known family writes a message: Llama 2's, or Gemma's, trimmed."""
+    return f"'a ' + {message} + ' qu'" if spaces else f"'</s>qu' + {message} | trim + '</s>qu'"
+
+
+@pytest.mark.parametrize("spaces", [True, False])
+@pytest.mark.parametrize("prefix", [True, False])
+def test_a_turn_has_the_tokens_that_transformers_gives_it(
+    prefix: bool, spaces: bool, tmp_path: Path
+) -> None:
+    """SentencePiece writes the space before a word with it, and some put one before a text."""
+    said = kept("message.content", spaces=spaces)
+    template = f"{{% for message in messages %}}{{{{ {said} }}}}{{% endfor %}}"
+    theirs = PreTrainedTokenizerFast(
+        tokenizer_object=sentencepiece(prefix=prefix).inner, bos_token="<s>", eos_token="</s>",
+        chat_template="{{ bos_token }}" + template,
+    )  # fmt: skip
+    theirs.save_pretrained(tmp_path)
+    turn = user_turn(Tokenizer.load(tmp_path))
+    assert turn is not None
+    for message in ("a qu", " a", "qu\n", " a  a ", ""):
+        turns = [{"role": "user", "content": message}]
+        ids = theirs.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
+        assert turn.around(message) == ids, message
+    spelled = turn.around("a</s>")
+    assert spelled.count(theirs.eos_token_id) == (0 if spaces else 2)
+
+
+def test_a_message_that_spells_a_special_token_is_trimmed_as_any_other(instruct: str) -> None:
+    Path(instruct, "chat_template.jinja").write_text("[{{ messages[0].content | trim }}<bos>:")
+    tokenizer = load(instruct, device="cpu").own_tokenizer
+    turn = user_turn(tokenizer)
+    assert turn is not None
+    assert turn.around(" <eos> ") == turn.around("<eos>")
+    assert turn.around("<eos>")[1:-2] == tokenizer.encode("<eos>")
+
+
+def test_an_answer_may_hold_what_ends_a_message(
+    instruct: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As gpt-oss's: what it thinks ends like a message, and then comes what it says."""
+    theirs = AutoTokenizer.from_pretrained(instruct)
+    theirs.add_special_tokens({"additional_special_tokens": ["<|end|>", "<|return|>"]})
+    theirs.chat_template = (
+        "{% for message in messages %}{{ message.role }}:{{ message.content }}"
+        "{{ '<|return|>' if message.role == 'assistant' else '<|end|>' }}{% endfor %}"
+    )
+    theirs.save_pretrained(instruct)
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(
+        "wakeful.loading.model.Model.tokens_after",
+        lambda _, prompt, **choice: seen.update(choice, prompt=prompt) or iter(()),
+    )
+    model = load(instruct, device="cpu")
+    model.generate("why?", chat=True)
+    end, returned = (theirs.convert_tokens_to_ids(each) for each in ("<|end|>", "<|return|>"))
+    assert end in seen["prompt"]
+    assert seen["stop"] == {returned, *model.ends}
+
+
+def test_the_usual_one_of_several_templates_is_taken(instruct: str, tmp_path: Path) -> None:
+    file = Path(instruct, "tokenizer_config.json")
+    several = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": TEMPLATE}]
+    Path(instruct, "chat_template.jinja").unlink()
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": several}))
+    tokenizer = Tokenizer.load(instruct)
+    assert tokenizer.chat_template == TEMPLATE
+    turn = user_turn(tokenizer)
+    assert turn is not None
+    said = [{"role": "user", "content": "why?"}]
+    theirs = AutoTokenizer.from_pretrained(instruct)
+    ids = theirs.apply_chat_template(said, add_generation_prompt=True, return_dict=False)
+    assert turn.around("why?") == ids
 
 
 def test_chat_that_cannot_be_had_is_refused(

@@ -172,6 +172,28 @@ def test_a_prompt_is_what_a_user_says(instruct: Path, tmp_path: Path) -> None:
     assert plain.info["settings"]["chat"] is False
 
 
+def test_an_answer_to_a_prompt_ends_as_the_template_ends_one(
+    instruct: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the model's own settings name another token, it would go on with the next question."""
+    (instruct / "chat_template.jinja").write_text(TEMPLATE.replace("{{ eos_token }}", "<bos>"))
+    (tmp_path / "prompts.txt").write_text("why\n")
+    seen: dict[str, Any] = {}
+
+    def stopped(*_: object, **choice: Any) -> list[list[int]]:
+        seen.update(choice)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(verb, "sample", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        sample_data(
+            str(instruct), out=tmp_path / "own", prompts=tmp_path / "prompts.txt", **few(length=60)
+        )
+    model = load(str(instruct), device="cpu")
+    assert model.bos not in model.ends
+    assert seen["ends"] == {model.bos, *model.ends}
+
+
 def test_a_document_begins_as_the_tokenizer_begins_one(llama: Path, tmp_path: Path) -> None:
     tokenizer = load(str(llama), device="cpu").own_tokenizer
     data = sample_data(str(llama), out=tmp_path / "own", **FEW)

@@ -1,5 +1,6 @@
 """Text to token ids and back: byte-level BPE, trained here or loaded from Hugging Face files."""
 
+import functools
 import hashlib
 import itertools
 import json
@@ -167,6 +168,11 @@ class Tokenizer:
     def chat_template(self) -> str:
         """The template of conversations that lies beside it; "" where there is none."""
         named = self.table.get("chat_template")
+        if isinstance(named, list):  # several by name, as tokenizers said them before files
+            of = {
+                each.get("name"): each.get("template") for each in named if isinstance(each, dict)
+            }
+            named = of.get("default")
         return self.beside.get(TEMPLATE, named if isinstance(named, str) else "")
 
     @property
@@ -255,8 +261,11 @@ class Tokenizer:
 
         For what a program writes, a chat template say; never for data.
         """
-        taken = tokenizers.Tokenizer.from_str(self._json())
-        return taken.encode(text, add_special_tokens=False).ids
+        return self._marked.encode(text, add_special_tokens=False).ids
+
+    @functools.cached_property
+    def _marked(self) -> tokenizers.Tokenizer:
+        return tokenizers.Tokenizer.from_str(self._json())
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text, encoded together."""

@@ -22,8 +22,8 @@ from wakeful.hf.families import FAMILIES
 from wakeful.hf.weights_out import (
     created,
     describe,
-    generation_of,
     write_config,
+    write_generation,
     write_tensors,
     write_tokenizer,
 )
@@ -129,7 +129,7 @@ def save_compressed(
             ids = write_tokenizer(tokenizer, part, config.max_position_embeddings)
             for name, token in ids.items():
                 setattr(config, name, token)
-            generation_of(part, ids).save_pretrained(part)
+            write_generation(part, ids)
         else:
             tokenizer(part)
         write_config(config, part)

@@ -25,8 +25,8 @@ from wakeful.errors import WakefulError
 from wakeful.hf.weights_out import (
     SHARD,
     created,
-    generation_of,
     write_config,
+    write_generation,
     write_tensors,
     write_tokenizer,
 )
@@ -35,16 +35,23 @@ from wakeful.probes.huggingface import decoder_blocks
 
 _NUMBERS = ("layer_idx", "layer_index", "layer_id", "idx", "block_idx", "layer_number")
 """What modules call a block's own number."""
-_LISTS_OF_LAYERS = ("mlp_only_layers", "attn_layer_indices", "full_attn_idxs")
+_LISTS_OF_LAYERS = ("mlp_only_layers", "moe_layers", "attn_layer_indices", "full_attn_idxs")
 """Fields that name layers by their numbers."""
 _FIRST_LAYERS = ("first_k_dense_replace", "max_window_layers", "num_dense_layers")
 """Fields that count layers from the first on."""
+_LAST_LAYERS = ("num_kv_shared_layers",)
+"""Fields that count layers up to the last."""
+_BEYOND = "num_nextn_predict_layers"
+"""The field that counts blocks behind the last layer, which predict later tokens."""
+_SLICED = {"embed_tokens_per_layer.weight": 1, "per_layer_model_projection.weight": 0}
+"""Tensors outside the blocks with a slice for each layer, side by side in this dimension."""
 _DIVIDED = ("scale_attn_by_inverse_layer_idx",)
 """Fields by which a layer's number enters what it computes."""
 
 _PROCESSORS = (
     "preprocessor_config.json",
     "processor_config.json",
+    "chat_template.json",
     "video_preprocessor_config.json",
 )
 """What goes along of a model that reads more than text."""
@@ -68,15 +75,20 @@ def drop_layers(
     whole = _skeleton(config)
     blocks = _place(whole)
     shorter = shortened(config, layers)
-    _compare(whole, _skeleton(shorter), layers)
+    made = _skeleton(shorter)
+    _compare(whole, made, layers)
+    sliced = _compare_rest(whole, made)
+    beyond = _beyond(text, len(layers))
     with created(out) as part, Shards(folder) as tensors:
-        kept = dict(renumbered(tensors, blocks, whole.base_model_prefix, layers, total))
+        kept = dict(renumbered(tensors, blocks, whole.base_model_prefix, layers, total, beyond))
+        for end in sliced:
+            kept |= _slices(kept, end, layers, total)
         write_tensors(kept, part, shard)
         ids = write_tokenizer(folder, part, 0)
         for name in _PROCESSORS:
             if (folder / name).is_file():
                 shutil.copyfile(folder / name, part / name)
-        generation_of(part, ids).save_pretrained(part)
+        write_generation(part, ids)
         if card:
             (part / "README.md").write_text(card, "utf-8")
         write_config(shorter, part)
@@ -102,13 +114,16 @@ def shortened(config: PreTrainedConfig, layers: Sequence[int]) -> PreTrainedConf
             changed[name] = [places[layer] for layer in value if layer in places]
         elif name in _FIRST_LAYERS and type(value) is int:
             changed[name] = sum(layer < value for layer in layers)
+        elif name in _LAST_LAYERS and type(value) is int:
+            changed[name] = sum(layer >= total - value for layer in layers)
         elif "layer" in name and isinstance(value, list) and len(value) == total:
             changed[name] = [value[layer] for layer in layers]
     if {"attention_types", "attention_layers"} <= table.keys():  # GPT-Neo: one is made of the other
         changed["attention_types"] = [[changed["attention_layers"], 1]]
     quantized = table.get("quantization_config")
     if quantized:
-        changed["quantization_config"] = _moved(quantized, places, _BLOCK)
+        moved = places | _beyond(config, len(layers))
+        changed["quantization_config"] = _moved(quantized, moved, _BLOCK)
     try:
         return type(config).from_dict(table | changed)
     except Exception as error:  # Transformers raises nothing narrower
@@ -145,19 +160,27 @@ def _with_text(
     assert part is not None
     table = config.to_dict() | {part: text.to_dict()}
     if quantized := table.get("quantization_config"):  # which names the other parts' blocks too
+        before = config.get_text_config(decoder=True)
         places = {layer: place for place, layer in enumerate(layers)}
-        table["quantization_config"] = _moved(quantized, places, _TEXT_BLOCK)
+        moved = places | _beyond(before, len(layers))
+        table["quantization_config"] = _moved(quantized, moved, _TEXT_BLOCK)
     return type(config).from_dict(table)
 
 
 def renumbered(
-    tensors: Mapping[str, Tensor], blocks: str, base: str, layers: Sequence[int], total: int
+    tensors: Mapping[str, Tensor],
+    blocks: str,
+    base: str,
+    layers: Sequence[int],
+    total: int,
+    beyond: dict[int, int],
 ) -> Iterator[tuple[str, Tensor]]:
     """Give the tensors that stay by their new names; `blocks` is where the model has its list of
     blocks, which checkpoints name with or without the `base` before it. Of a whole with a language
-    model in it, older ones name the base after that: language_model.model.layers.
+    model in it, older ones name the base after that: language_model.model.layers. `beyond` are the
+    new numbers of blocks that may follow the last layer.
     """
-    places = {layer: place for place, layer in enumerate(layers)}
+    places = {layer: place for place, layer in enumerate(layers)} | beyond
     bare = blocks.removeprefix(f"{base}.")
     part, _, rest = bare.partition(".")
     older = rf"|{re.escape(part)}\.{re.escape(base)}\.{re.escape(rest)}" if "." in bare else ""
@@ -173,11 +196,17 @@ def renumbered(
         place = places.get(int(found[2]))
         if place is not None:
             yield f"{found[1]}{place}{found[3]}", tensors[name]
-    if seen != set(range(total)):
+    if seen - beyond.keys() != set(range(total)):
         raise WakefulError(
             f"the checkpoint names tensors of {len(seen)} blocks {blocks}.N, and the configuration "
             f"says {total}: it is not whole, or names its tensors in another way"
         )
+
+
+def _beyond(config: PreTrainedConfig, kept: int) -> dict[int, int]:
+    """Return the new numbers of the blocks that predict later tokens, behind the last layer."""
+    total, count = config.num_hidden_layers, getattr(config, _BEYOND, None) or 0
+    return {total + each: kept + each for each in range(count)}
 
 
 def check_order(layers: Sequence[int]) -> None:
@@ -243,6 +272,42 @@ def _compare(whole: PreTrainedModel, shorter: PreTrainedModel, layers: Sequence[
                 )
 
 
+def _compare_rest(whole: PreTrainedModel, shorter: PreTrainedModel) -> list[str]:
+    """Return the ends of the names of tensors outside the blocks that hold a slice for each layer.
+
+    Raises:
+        WakefulError: one depends on the number of layers in a way that is not known.
+    """
+    blocks, found = f"{_place(whole)}.", []
+    after = {name: tensor.shape for name, tensor in shorter.state_dict().items()}
+    for name, tensor in whole.state_dict().items():
+        if name.startswith(blocks) or after.get(name) == tensor.shape:
+            continue
+        end = ".".join(name.split(".")[-2:])
+        if end not in _SLICED:
+            raise WakefulError(
+                f"{name} depends on the number of layers, in a way that is not known here"
+            )
+        found.append(end)
+    return found
+
+
+def _slices(
+    tensors: Mapping[str, Tensor], end: str, layers: Sequence[int], total: int
+) -> dict[str, Tensor]:
+    """Return the tensors whose names end so, with what they hold of these layers alone."""
+    module, where = end.removesuffix("weight"), _SLICED[end]
+    found = [name for name in tensors if f".{module}" in f".{name}"]
+    for name in found:
+        if not name.endswith(end) or tensors[name].shape[where] % total:
+            raise WakefulError(
+                f"the tensor {name} has shape {tuple(tensors[name].shape)}, in which no slice for "
+                f"each of {total} layers is known"
+            )
+    chunks = {name: tensors[name].chunk(total, where) for name in found}
+    return {name: torch.cat([each[n] for n in layers], where) for name, each in chunks.items()}
+
+
 def _described(block: nn.Module) -> Iterator[tuple[str, str]]:
     """Give what makes a block what it is: parts, shapes and settings, but not its number."""
     for name, module in block.named_modules():
@@ -256,9 +321,15 @@ def _described(block: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def _moved(value: Any, places: Mapping[int, int], block: re.Pattern[str]) -> Any:
-    """Return a table whose texts name blocks by their new numbers; those of dropped ones go."""
+    """Return a table whose keys and texts name blocks by their new numbers; those of dropped ones
+    go.
+    """
     if isinstance(value, dict):
-        return {key: _moved(entry, places, block) for key, entry in value.items()}
+        return {
+            _moved(key, places, block): _moved(entry, places, block)
+            for key, entry in value.items()
+            if _stays(key, places, block)
+        }
     if isinstance(value, list):
         return [_moved(entry, places, block) for entry in value if _stays(entry, places, block)]
     if isinstance(value, str) and (found := block.search(value)):
@@ -272,5 +343,8 @@ def _stays(entry: Any, places: Mapping[int, int], block: re.Pattern[str]) -> boo
     return found is None or int(found[2]) in places
 
 
-_BLOCK = re.compile(r"(\b(?:layers|h|blocks)\.)(\d+)(?=\.|$)")
-_TEXT_BLOCK = re.compile(r"(\blanguage_model\.(?:model\.)?(?:layers|h|blocks)\.)(\d+)(?=\.|$)")
+# Some of these texts are patterns, in which a dot is escaped.
+_BLOCK = re.compile(r"(\b(?:layers|h|blocks)\\?\.)(\d+)(?=\\?\.|$)")
+_TEXT_BLOCK = re.compile(
+    r"(\blanguage_model\\?\.(?:model\\?\.)?(?:layers|h|blocks)\\?\.)(\d+)(?=\\?\.|$)"
+)

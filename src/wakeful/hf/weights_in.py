@@ -161,11 +161,11 @@ def _stored(
             )
     missing = [name for name in wanted if name not in stored]
     if missing:
+        first = missing[0] if missing[0] == family.head else family.prefix + missing[0]
         raise WakefulError(
-            f"the checkpoint has no tensor {family.prefix}{missing[0]}, nor {len(missing) - 1} "
-            "others that the configuration needs: is a shard missing?"
+            f"the checkpoint has no tensor {first}, nor {len(missing) - 1} others that the "
+            "configuration needs: is a shard missing?"
             if len(missing) > 1
-            else f"the checkpoint has no tensor {family.prefix}{missing[0]}, which the "
-            "configuration needs"
+            else f"the checkpoint has no tensor {first}, which the configuration needs"
         )
     return stored

@@ -59,7 +59,7 @@ def export(
         ids = write_tokenizer(tokenizer, part, decoder.config.context)
         for name, token in ids.items():
             setattr(config, name, token)
-        generation_of(part, ids).save_pretrained(part)
+        write_generation(part, ids)
         if card:
             (part / "README.md").write_text(card, "utf-8")
         if kind == WakefulConfig.model_type:
@@ -113,9 +113,13 @@ def write_config(config: PreTrainedConfig, folder: Path) -> None:
     config.save_pretrained(folder)
     file = folder / "config.json"
     table = json.loads(file.read_text("utf-8"))
-    rope = table.get("rope_parameters")
-    if rope:
-        table |= _older(rope, table["model_type"])
+    text = table.get("text_config")  # of a model that reads more than text
+    found = [
+        part for part in (table, text) if isinstance(part, dict) and part.get("rope_parameters")
+    ]
+    for part in found:
+        part.update(_older(part["rope_parameters"], part["model_type"]))
+    if found:
         file.write_text(json.dumps(table, indent=2, sort_keys=True) + "\n", "utf-8")
 
 
@@ -185,23 +189,30 @@ def _state_length(file: Path, max_length: int) -> None:
     file.write_text(json.dumps(table, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
-def generation_of(folder: Path, ids: dict[str, int | list[int] | None]) -> GenerationConfig:
-    """Return how to generate: as the file that went along with the tokenizer says, if one did."""
-    found = read_generation(folder)
-    if found is None:
-        return GenerationConfig(**ids)
-    try:
-        found.validate(strict=True)
-    except ValueError as error:
-        raise _damaged(folder, error) from None
-    for name, token in ids.items():
-        if getattr(found, name, None) is None:
-            setattr(found, name, token)
-    return found
+def write_generation(folder: Path, ids: dict[str, int | list[int] | None]) -> None:
+    """Write how to generate: as the file that went along with the tokenizer says, if one did.
+
+    What it says stays, also what Transformers would only warn of, such as a temperature without
+    sampling.
+
+    Raises:
+        WakefulError: it is damaged.
+    """
+    if read_generation(folder, GENERATION) is None:
+        GenerationConfig(**ids).save_pretrained(folder)
+        return
+    file = folder / GENERATION
+    table = json.loads(file.read_text("utf-8"))
+    missing = {
+        name: token for name, token in ids.items() if token is not None and table.get(name) is None
+    }
+    file.write_text(json.dumps(table | missing, indent=2, sort_keys=True) + "\n", "utf-8")
 
 
-def read_generation(folder: Path) -> GenerationConfig | None:
+def read_generation(folder: Path, name: str = "") -> GenerationConfig | None:
     """Return what a folder's generation_config.json says; None where there is none.
+
+    `name` is what to call the file in messages; "" is where it is.
 
     Raises:
         WakefulError: it is damaged.
@@ -211,11 +222,8 @@ def read_generation(folder: Path) -> GenerationConfig | None:
     try:
         return GenerationConfig.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # Transformers raises nothing narrower
-        raise _damaged(folder, error) from None
-
-
-def _damaged(folder: Path, error: Exception) -> WakefulError:
-    return WakefulError(f"{folder / GENERATION} is damaged: {first_line(error)}")
+        called = name or str(folder / GENERATION)
+        raise WakefulError(f"{called} is damaged: {first_line(error)}") from None
 
 
 def refuse_existing(folder: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from wakeful.data.tokenizer import Tokenizer
+from wakeful.data.tokenizer import GENERATION, Tokenizer
 from wakeful.device import DTYPES, choose_device
 from wakeful.errors import WakefulError, nearest, nearest_path
 from wakeful.hf.configuration import WakefulConfig
@@ -28,6 +28,8 @@ from wakeful.runs.run import Run
 _UNLIMITED = 2**31
 """The context of a model that names none."""
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
+_HUB_COPIES = ["*/*", "consolidated*.safetensors"]
+"""The weights again for other programs, which would be as much to fetch (gpt-oss, Mistral)."""
 
 
 @dataclass(frozen=True)
@@ -214,8 +216,8 @@ def _decoder(
     read = decoder_from_gguf if place.kind == "gguf" else decoder_from_folder
     decoder = read(path, max_length=max_length, dtype=dtype, device=device)
     found = _own(decoder, place.name, path)
-    if place.kind == "gguf" or not (path / "tokenizer.json").is_file():
-        found["read"] = partial(_stock_tokenizer, path)
+    stored = place.kind != "gguf" and (path / "tokenizer.json").is_file()
+    found["read"] = partial(_stored_tokenizer if stored else _stock_tokenizer, path)
     return found
 
 
@@ -297,6 +299,18 @@ def _context(module: nn.Module) -> int:
     return getattr(module.config.get_text_config(), "max_position_embeddings", None) or _UNLIMITED
 
 
+def _stored_tokenizer(folder: Path) -> Tokenizer:
+    """Return a model's own tokenizer, with the ends that config.json names where nothing else says
+    how the model generates: there Transformers takes them from it.
+    """
+    tokenizer = Tokenizer.load(folder)
+    if GENERATION not in tokenizer.beside:
+        ends = json.loads((folder / "config.json").read_text("utf-8")).get("eos_token_id")
+        if ends not in (None, tokenizer.end_of_text):
+            tokenizer.beside[GENERATION] = json.dumps({"eos_token_id": ends})
+    return tokenizer
+
+
 def _stock_tokenizer(
     place: str | Path, *, gguf: str = "", trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
@@ -324,7 +338,11 @@ def no_model(name: str, error: BaseException) -> WakefulError:
 def fetched(name: str) -> Path:
     """Return the folder that holds a model of the hub."""
     try:
-        return Path(huggingface_hub.snapshot_download(name, allow_patterns=_HUB_FILES))
+        return Path(
+            huggingface_hub.snapshot_download(
+                name, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_COPIES
+            )
+        )
     except Exception as error:  # the hub's own errors have no common class
         raise WakefulError(
             f"{name[:80]!r} is not a folder, GGUF file or run directory here, "

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -91,8 +92,8 @@ class Model:
         ours = isinstance(tokenizer, Tokenizer)
         end = tokenizer.end_of_text if ours else tokenizer.eos_token_id  # pyright: ignore
         said = getattr(getattr(self.module, "generation_config", None), "eos_token_id", None)
-        if said is None and ours:
-            said = json.loads(tokenizer.beside.get(GENERATION, "{}")).get("eos_token_id")
+        if said is None and (ours or as_decoder(self.module) is not None):
+            said = json.loads(self.own_tokenizer.beside.get(GENERATION, "{}")).get("eos_token_id")
         named = said if isinstance(said, list) else [said]
         return frozenset(token for token in (end, *named) if isinstance(token, int))
 
@@ -238,8 +239,8 @@ class Model:
         tokenizer, stop = self.own_tokenizer, self.ends
         if chat:
             turn = self._turn(prompt, bos)
-            given = [*turn.before, *tokenizer.encode(str(prompt)), *turn.after]
-            stop |= set() if turn.end is None else {turn.end}
+            given = turn.around(str(prompt))
+            stop |= set() if turn.answer_end is None else {turn.answer_end}
         else:
             given = self.encode(prompt, bos) if isinstance(prompt, str) else list(prompt)
         tokens = self.tokens_after(
@@ -294,10 +295,13 @@ class Model:
             return
         tokenizer.save_pretrained(folder)
         said = getattr(self.module, "generation_config", None)
+        if said is None and self.path is not None and (self.path / GENERATION).is_file():
+            shutil.copyfile(self.path / GENERATION, folder / GENERATION)
         table = said.to_diff_dict() if isinstance(said, GenerationConfig) else {}
         table.pop("transformers_version", None)
         derived = table.pop("_from_model_config", False)  # no file of its own said it
-        if table and (not derived or isinstance(table.get("eos_token_id"), list)):
+        own_ends = table.get("eos_token_id") not in (None, tokenizer.eos_token_id)
+        if table and (not derived or own_ends):
             (folder / GENERATION).write_text(json.dumps(table, indent=2) + "\n", "utf-8")
 
 

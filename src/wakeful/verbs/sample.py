@@ -1,6 +1,7 @@
 """The verb `data generate`: a model in, prepared data that it wrote itself out."""
 
 import hashlib
+import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,14 +140,18 @@ def _beginnings(wanted: SampleOptions, model: Model, lines: list[str], length: i
     turn = None if wanted.chat == "off" else user_turn(tokenizer)
     if turn is None and wanted.chat == "on":
         raise WakefulError(f"chat = on: the tokenizer of {model.name} has no chat template")
+    if turn is not None and turn.answer_end is not None:
+        ends |= {turn.answer_end}
     if turn is None:
         begin = [model.encode(line) for line in lines] or [model.begin()]
         found = _Beginnings(begin, [], ends, chat=False)
         if not begin[0]:
             found = _Beginnings([[tokenizer.end_of_text]], [], ends, chat=False, silent=1)
     elif lines:
-        begin = [[*turn.before, *tokenizer.encode(line), *turn.after] for line in lines]
-        found = _Beginnings(begin, [], ends, chat=True, common=len(turn.before))
+        begin = [turn.around(line) for line in lines]
+        alike = (len(set(each)) == 1 for each in zip(turn.before, *begin, strict=False))
+        common = sum(itertools.takewhile(bool, alike))
+        found = _Beginnings(begin, [], ends, chat=True, common=common)
     elif turn.end is None:
         raise WakefulError(
             f"the chat template of {model.name} ends a user's message with ordinary text, so it is "
