@@ -78,9 +78,9 @@ def drop_layers(
     made = _skeleton(shorter)
     _compare(whole, made, layers)
     sliced = _compare_rest(whole, made)
-    beyond = _beyond(text, len(layers))
+    places = _places(text, layers)
     with created(out) as part, Shards(folder) as tensors:
-        kept = dict(renumbered(tensors, blocks, whole.base_model_prefix, layers, total, beyond))
+        kept = dict(renumbered(tensors, blocks, whole.base_model_prefix, places, total))
         for end in sliced:
             kept |= _slices(kept, end, layers, total)
         write_tensors(kept, part, shard)
@@ -108,10 +108,9 @@ def shortened(config: PreTrainedConfig, layers: Sequence[int]) -> PreTrainedConf
     table = config.to_dict()
     depth = config.attribute_map.get("num_hidden_layers", "num_hidden_layers")
     changed: dict[str, Any] = {depth: len(layers)}
-    places = {layer: place for place, layer in enumerate(layers)}
     for name, value in table.items():
         if name in _LISTS_OF_LAYERS and isinstance(value, list):
-            changed[name] = [places[layer] for layer in value if layer in places]
+            changed[name] = [layers.index(layer) for layer in value if layer in layers]
         elif name in _FIRST_LAYERS and type(value) is int:
             changed[name] = sum(layer < value for layer in layers)
         elif name in _LAST_LAYERS and type(value) is int:
@@ -122,8 +121,7 @@ def shortened(config: PreTrainedConfig, layers: Sequence[int]) -> PreTrainedConf
         changed["attention_types"] = [[changed["attention_layers"], 1]]
     quantized = table.get("quantization_config")
     if quantized:
-        moved = places | _beyond(config, len(layers))
-        changed["quantization_config"] = _moved(quantized, moved, _BLOCK)
+        changed["quantization_config"] = _moved(quantized, _places(config, layers), _BLOCK)
     try:
         return type(config).from_dict(table | changed)
     except Exception as error:  # Transformers raises nothing narrower
@@ -156,31 +154,24 @@ def _with_text(
     config: PreTrainedConfig, text: PreTrainedConfig, layers: Sequence[int]
 ) -> PreTrainedConfig:
     """Return the configuration of a whole with another text decoder in it."""
-    part = _part_of(config, config.get_text_config(decoder=True))
+    before = config.get_text_config(decoder=True)
+    part = _part_of(config, before)
     assert part is not None
     table = config.to_dict() | {part: text.to_dict()}
     if quantized := table.get("quantization_config"):  # which names the other parts' blocks too
-        before = config.get_text_config(decoder=True)
-        places = {layer: place for place, layer in enumerate(layers)}
-        moved = places | _beyond(before, len(layers))
-        table["quantization_config"] = _moved(quantized, moved, _TEXT_BLOCK)
+        places = _places(before, layers)
+        table["quantization_config"] = _moved(quantized, places, _TEXT_BLOCK)
     return type(config).from_dict(table)
 
 
 def renumbered(
-    tensors: Mapping[str, Tensor],
-    blocks: str,
-    base: str,
-    layers: Sequence[int],
-    total: int,
-    beyond: dict[int, int],
+    tensors: Mapping[str, Tensor], blocks: str, base: str, places: Mapping[int, int], total: int
 ) -> Iterator[tuple[str, Tensor]]:
     """Give the tensors that stay by their new names; `blocks` is where the model has its list of
     blocks, which checkpoints name with or without the `base` before it. Of a whole with a language
-    model in it, older ones name the base after that: language_model.model.layers. `beyond` are the
-    new numbers of blocks that may follow the last layer.
+    model in it, older ones name the base after that: language_model.model.layers. `places` are
+    the new numbers of the blocks that stay; those behind the last layer may be missing.
     """
-    places = {layer: place for place, layer in enumerate(layers)} | beyond
     bare = blocks.removeprefix(f"{base}.")
     part, _, rest = bare.partition(".")
     older = rf"|{re.escape(part)}\.{re.escape(base)}\.{re.escape(rest)}" if "." in bare else ""
@@ -196,17 +187,20 @@ def renumbered(
         place = places.get(int(found[2]))
         if place is not None:
             yield f"{found[1]}{place}{found[3]}", tensors[name]
-    if seen - beyond.keys() != set(range(total)):
+    beyond = {number for number in places if number >= total}
+    if seen - beyond != set(range(total)):
         raise WakefulError(
             f"the checkpoint names tensors of {len(seen)} blocks {blocks}.N, and the configuration "
             f"says {total}: it is not whole, or names its tensors in another way"
         )
 
 
-def _beyond(config: PreTrainedConfig, kept: int) -> dict[int, int]:
-    """Return the new numbers of the blocks that predict later tokens, behind the last layer."""
+def _places(config: PreTrainedConfig, layers: Sequence[int]) -> dict[int, int]:
+    """Return the new numbers of the blocks that stay: these layers, and behind the last layer those
+    that predict later tokens.
+    """
     total, count = config.num_hidden_layers, getattr(config, _BEYOND, None) or 0
-    return {total + each: kept + each for each in range(count)}
+    return {old: new for new, old in enumerate([*layers, *range(total, total + count)])}
 
 
 def check_order(layers: Sequence[int]) -> None:

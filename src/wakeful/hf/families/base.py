@@ -15,6 +15,7 @@ from wakeful.ropes import Linear, Llama3
 from wakeful.variants import build
 
 _WITHOUT_WINDOWS = ("llama", "olmo2")
+"""Architectures whose code ignores a window that their configuration names."""
 FULL, SLIDING = "full_attention", "sliding_attention"
 """What Transformers calls a layer that sees all of the text, and one that has a window."""
 Join = Callable[[Sequence[Tensor]], Tensor]
@@ -211,7 +212,7 @@ def with_window(config: PreTrainedConfig, ours: ModelConfig) -> ModelConfig:
         WakefulError: these layers are not those that have positions of their own.
     """
     window = getattr(config, "sliding_window", None)
-    if config.model_type in _WITHOUT_WINDOWS:  # their code ignores the field
+    if config.model_type in _WITHOUT_WINDOWS:
         window = None
     kinds = getattr(config, "layer_types", None) or [SLIDING] * ours.num_layers
     sliding = tuple(layer for layer, kind in enumerate(kinds) if kind == SLIDING)
