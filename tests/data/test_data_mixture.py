@@ -1,5 +1,7 @@
 """Mixtures: shares to the window, the order sought and resumed, validation domain by domain."""
 
+import dataclasses
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -7,10 +9,11 @@ import pytest
 
 from wakeful.config.schema import DataConfig
 from wakeful.data.mixture import BLOCK, MixedBatches, MixedTokens, MixedWindows, mixture_of
-from wakeful.data.preparing import mixed, prepare
+from wakeful.data.preparing import mixed, prepare, reopened
 from wakeful.data.sources import read_documents
-from wakeful.data.tokens import TokenFile
+from wakeful.data.tokens import PreparedData, TokenFile
 from wakeful.errors import WakefulError
+from wakeful.training.setup import check_prepared
 
 SOURCE = 'mixture(parts=[("a", "x", 6), ("b", "y", 3), ("c", "z", 1)])'
 
@@ -27,6 +30,14 @@ def tokens(*sizes: int) -> MixedTokens:
     domains = mixture_of(SOURCE)
     assert domains is not None
     return MixedTokens(domains, [part(size, 100_000 * n) for n, size in enumerate(sizes)])
+
+
+def write_words(tmp_path: Path, **words: str) -> None:
+    """Write a folder of texts for each word."""
+    for name, word in words.items():
+        (tmp_path / name).mkdir()
+        for number in range(30):
+            (tmp_path / name / f"{number}.txt").write_text(f"{word} {number} " * (number + 3))
 
 
 def test_shares_are_exact_and_each_window_comes_once_an_epoch_of_its_domain() -> None:
@@ -128,10 +139,7 @@ def test_domains_are_prepared_apart_with_one_tokenizer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WAKEFUL_CACHE", str(tmp_path / "cache"))
-    for name, word in (("one", "apples"), ("two", "pears")):
-        (tmp_path / name).mkdir()
-        for number in range(30):
-            (tmp_path / name / f"{number}.txt").write_text(f"{word} {number} " * (number + 3))
+    write_words(tmp_path, one="apples", two="pears")
     source = f'mixture(parts=[("one", "{tmp_path}/one", 3), ("two", "{tmp_path}/two", 1)])'
     config = DataConfig(source=source, vocab_size=300, validation_fraction=0.2, keep_overlap=True)
     data = mixed(config, source)
@@ -149,10 +157,54 @@ def test_domains_are_prepared_apart_with_one_tokenizer(
     assert heavier.corpus_sha256 != data.corpus_sha256
     with pytest.raises(WakefulError, match="validation_source = 'x' does nothing"):
         mixed(DataConfig(source=source, validation_source="x"), source)
-    folder = data.parts[0].folder
-    of_tokens = f'mixture(parts=[("one", "{folder}", 3), ("two", "{tmp_path}/two", 1)])'
-    with pytest.raises(WakefulError, match="is prepared data, which a mixture cannot use"):
-        mixed(config, of_tokens)
+    whole = mixed(DataConfig(source=data.place), data.place)
+    assert whole is not None
+    assert whole.place == data.place
+    assert whole.info["corpora_sha256"] == data.info["corpora_sha256"]
+    found = reopened(DataConfig(source=data.place))
+    assert found is not None
+    assert found.info["splits"] == data.info["splits"]
+    shutil.rmtree(data.parts[1].folder)
+    assert reopened(DataConfig(source=data.place)) is None
+
+
+def test_a_part_may_be_prepared_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WAKEFUL_CACHE", str(tmp_path / "cache"))
+    write_words(tmp_path, one="apples", two="pears")
+    folder, size = tmp_path / "prepared", 300
+    there = prepare(str(tmp_path / "one"), folder, vocab_size=size, validation_fraction=0.2,
+                    keep_overlap=True)  # fmt: skip
+    source = f'mixture(parts=[("two", "{tmp_path}/two", 1), ("one", "{folder}", 3)])'
+    config = DataConfig(source=source, validation_fraction=0.3, keep_overlap=True)
+    data = mixed(config, source)
+    assert data is not None
+    # Its tokenizer is that of all, and what it holds out stays.
+    assert data.tokenizer.same_tokens(there.tokenizer)
+    assert data.parts[1].info == there.info
+    assert "pears" in data.tokenizer.decode(data.parts[0].train.tokens.tolist())
+    check_prepared(config, data)
+    with pytest.raises(WakefulError, match=r"max_bytes = 5 does nothing: .*prepared' is prepared"):
+        check_prepared(dataclasses.replace(config, max_bytes=5), data)
+    other = tmp_path / "other"
+    prepare(str(tmp_path / "two"), other, vocab_size=301, keep_overlap=True)
+    both = f'mixture(parts=[("one", "{folder}", 3), ("two", "{other}", 1)])'
+    with pytest.raises(WakefulError, match=r"two, .*other, was prepared with another tokenizer"):
+        mixed(config, both)
+    with pytest.raises(WakefulError, match=r"one, .*prepared, was prepared with another tokenizer"):
+        mixed(config, source, tokenizer=PreparedData.open(other).tokenizer)
+
+
+def test_opening_rows_are_dealt_by_share_and_take_turns() -> None:
+    found = tokens(70, 900, 3000)
+    assert found.read(found.opening(10, 10), 10)[:, 0].tolist() == [
+        0, 100_000, 10, 20, 100_010, 200_000, 30, 40, 100_020, 50,
+    ]  # fmt: skip
+    # A part gives what it has: seven rows of the twelve that are its share.
+    rows = found.read(found.opening(20, 10), 10)
+    assert np.bincount(rows[:, 0] // 100_000).tolist() == [7, 6, 2]
+    assert (np.diff(rows) == 1).all()
+    alone = part(25, 0)
+    assert alone.opening(9, 10).tolist() == [0, 10]
 
 
 def test_parts_of_the_standard_library_are_sources() -> None:

@@ -30,9 +30,11 @@ from wakeful.cli import main
 from wakeful.config.schema import BridgeConfig, DataConfig, TrainConfig, WidthConfig
 from wakeful.config.tables import to_table
 from wakeful.config.verbs import InheritOptions, options_from
+from wakeful.data.mixture import mixture_of
 from wakeful.data.preparing import prepared
+from wakeful.data.tokens import PreparedData, is_prepared
 from wakeful.errors import Interrupted, WakefulError
-from wakeful.estimates import with_error
+from wakeful.estimates import paired_ratio, with_error
 from wakeful.growth import arms
 from wakeful.growth.arms import arms_of, read_recipe
 from wakeful.growth.bridge import gaps
@@ -40,7 +42,7 @@ from wakeful.growth.layers import LayerMap, written
 from wakeful.growth.outcome import Behind, read_inheritance
 from wakeful.growth.plan import Cost, measure_costs
 from wakeful.growth.recipe import Recipe
-from wakeful.growth.solving import solved_on
+from wakeful.growth.solving import beginning, solved_on
 from wakeful.growth.stream import Stream
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
@@ -50,6 +52,7 @@ from wakeful.pages.inheritance import verdicts, write_inheritance
 from wakeful.runs.run import Run, is_done, read_windows
 from wakeful.training import cluster
 from wakeful.training.loop import train
+from wakeful.training.setup import load_data
 from wakeful.training.validation import mean_loss
 from wakeful.verbs.inherit import inherit, recorded
 from wakeful.verbs.inherited import spread
@@ -488,6 +491,67 @@ def test_the_folder_of_several_seeds_stands_for_the_models_of_each(
     names = ["heir-3", "random", "stacking", "lazy"]
     later = ["seed-4/heir-2", "seed-4/random", "seed-4/stacking", "seed-4/lazy"]
     assert spread([out])[1:] == [str(out / name) for name in [*names, *later]]
+
+
+def test_a_mixture_heals_an_heir_on_text_and_on_what_the_reference_wrote(
+    command: list[str], reference: Run, text: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    own, out = tmp_path / "own", tmp_path / "out"
+    text = Path(shutil.copytree(text, tmp_path / "text"))  # what follows changes it
+    assert main(
+        ["data", "generate", str(reference.path), "--out", str(own), "--tokens", "2000",
+         "--length", "32", "--validation_fraction", "0.2", "--device", "cpu"]
+    ) == 0  # fmt: skip
+    source = f'mixture(parts=[("text", "{text}", 3), ("own", "{own}", 1)])'
+    mixed = [*command, "--text", source, "--baseline", "random", "--bridge.tokens", "320"]
+    assert main(mixed) == 0
+    recipe = read_recipe(out)
+    domains = mixture_of(recipe.data.source)
+    assert domains is not None
+    assert [(each.name, each.weight) for each in domains] == [("text", 3), ("own", 1)]
+    assert [is_prepared(Path(each.source)) for each in domains] == [True, True]
+    assert domains[1].source == str(own)
+    # The closed forms read each part by its share: of twenty rows fifteen and five.
+    data = load_data(recipe.data)
+    rows = beginning(data, 20, 16, recipe.data)
+    firsts = [PreparedData.open(each.source).train.tokens[:16].tolist() for each in domains]
+    assert all(first in rows.tolist() for first in firsts)
+    assert rows.tolist().index(firsts[1]) == 2
+    summary = read_inheritance(out)[0]
+    windows = read_windows(out / "reference.parquet")
+    heir = read_windows(out / "heir-2" / "validation.parquet")
+    assert windows["domain"].to_list() == heir["domain"].to_list()
+    for place, part in enumerate(("text", "own")):
+        ours, theirs = (each.filter(pl.col("domain") == part) for each in (heir, windows))
+        found, usual = summary.heir.parts[place], summary.reference.parts[place]
+        assert (found.part, usual.part) == (part, part)
+        assert (found.loss, found.standard_error) == mean_loss(ours)
+        assert (usual.loss, usual.standard_error) == mean_loss(theirs)
+        gap = paired_ratio(ours["loss"], theirs["loss"], ours["tokens"])
+        assert (found.minus_reference, found.minus_reference_error) == gap
+        assert usual.minus_reference == 0
+    page = (out / "report.html").read_text()
+    assert "Loss by part" in page
+    assert "a mixture of text (0.75), own (0.25)" in page
+    # It goes on, with the same tokens, though the cache no longer knows the text by that name.
+    shutil.rmtree(out / "random")
+    Run(out).set_status("stopped")
+    folder = Path(domains[0].source)
+    (text / "000.txt").touch()
+    assert main(["inherit", "--resume", str(out)]) == 0
+    assert read_inheritance(out)[0].arms[1].loss == summary.arms[1].loss
+    shutil.rmtree(folder)
+    Run(out).set_status("stopped")
+    assert "was started on different text" in fails(capsys, "inherit", "--resume", str(out))
+    other = tmp_path / "other"
+    prepared(str(text), tokenizer=None, vocab_size=290, cache_dir=other)
+    (folder,) = (other / "data").iterdir()
+    wrong = source.replace(str(own), str(folder))
+    assert "with another tokenizer than the rest of the mixture" in fails(
+        capsys, *command, "--text", wrong, "--out", str(tmp_path / "b")
+    )
+    assert not (tmp_path / "b").exists()
 
 
 def test_seeds_and_baselines_are_dealt_out_and_what_they_trained_is_read(

@@ -6,6 +6,7 @@ that was held out of each, one domain after another.
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,8 @@ class Domain:
 
     name: str
     source: str
+    weight: float
+    """As written."""
     share: float
     """Of the training windows; the shares of a mixture sum to 1."""
 
@@ -55,7 +58,16 @@ def _mixture(written: str, *, parts: list[tuple[str, str, float]]) -> tuple[Doma
         if not 0 < weight < 1e9:
             raise WakefulError(f"the weight of {name} must be positive, got {weight}")
     total = sum(weight for _, _, weight in parts)
-    return tuple(Domain(name, source, weight / total) for name, source, weight in parts)
+    return tuple(Domain(name, source, weight, weight / total) for name, source, weight in parts)
+
+
+def in_words(source: str | Sequence[str]) -> str:
+    """Return a text's source, or sources, as a reader would write it."""
+    sources = [source] if isinstance(source, str) else source
+    domains = mixture_of(sources[0]) if len(sources) == 1 else None
+    if domains is None:
+        return ", ".join(sources)
+    return "a mixture of " + ", ".join(f"{each.name} ({each.share:.3g})" for each in domains)
 
 
 class MixedTokens(Tokens):
@@ -79,6 +91,18 @@ class MixedTokens(Tokens):
             rows[mine] = self.parts[owner].read(starts[mine] - self.offsets[owner], count)
         return rows
 
+    def opening(self, rows: int, length: int) -> np.ndarray:
+        """Return where rows from the beginnings of the domains start, each by its share.
+
+        The domains take turns evenly. One with too few tokens gives what it has.
+        """
+        shares = np.array([domain.share for domain in self.domains])
+        counts = np.minimum(_dealt(shares, rows), self.sizes // length)
+        owners = np.repeat(np.arange(len(counts)), counts)
+        places = np.concatenate([np.arange(count) for count in counts])
+        turns = np.argsort((places + 0.5) / counts[owners], kind="stable")
+        return (self.offsets[owners] + length * places)[turns]
+
 
 class MixedData(Data):
     """Prepared domains in the place of one prepared text."""
@@ -86,9 +110,14 @@ class MixedData(Data):
     train: MixedTokens
     validation: MixedTokens
 
-    def __init__(self, source: str, domains: tuple[Domain, ...], parts: list[PreparedData]) -> None:
-        self.domains, self.parts = domains, parts
-        self.tokenizer: Tokenizer = parts[0].tokenizer
+    def __init__(
+        self,
+        source: str,
+        domains: tuple[Domain, ...],
+        parts: list[PreparedData],
+        tokenizer: Tokenizer,
+    ) -> None:
+        self.domains, self.parts, self.tokenizer = domains, parts, tokenizer
         train = MixedTokens(domains, [part.train for part in parts])
         validation = MixedTokens(domains, [part.validation for part in parts])
         self.train = train  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -108,6 +137,12 @@ class MixedData(Data):
                 **{name: sum(each[name] for each in overlaps) for name in ("documents", "tokens")},
             },
         }  # fmt: skip
+
+    @property
+    def place(self) -> str:
+        pairs = zip(self.domains, self.parts, strict=True)
+        parts = [(each.name, part.place, each.weight) for each, part in pairs]
+        return f"{MIXTURE}({parts=!r})"
 
     def _split(self, split: SplitName) -> dict[str, Any]:
         facts = [part.info["splits"][split] for part in self.parts]
@@ -147,7 +182,11 @@ class MixedBatches(Batches):
                 )
             own = key64("domain", seed, number)
             self._orders.append(WindowOrder(part.num_tokens, length, own, fixed=fixed))
-        self._counts = _dealt(np.array([each.share for each in token_file.domains]))
+        self._counts = _dealt(np.array([each.share for each in token_file.domains]), BLOCK)
+        if not self._counts.all():
+            raise WakefulError(
+                f"a part of a mixture has less than one in {BLOCK} windows: leave it out"
+            )
 
     def starts_of(self, numbers: np.ndarray) -> np.ndarray:
         owners, places = self.dealt(numbers)
@@ -201,16 +240,12 @@ class MixedWindows(ValidationWindows):
         return [names[owner] for owner in np.repeat(np.arange(len(names)), self._windows)]
 
 
-def _dealt(shares: np.ndarray) -> np.ndarray:
-    """Return how many of `BLOCK` windows each share comes to, by the largest remainders."""
-    exact = shares * BLOCK
+def _dealt(shares: np.ndarray, windows: int) -> np.ndarray:
+    """Return how many of the windows each share comes to, by the largest remainders."""
+    exact = shares * windows
     counts = np.floor(exact).astype(np.int64)
-    for place in np.argsort(counts - exact, kind="stable")[: BLOCK - int(counts.sum())]:
+    for place in np.argsort(counts - exact, kind="stable")[: windows - int(counts.sum())]:
         counts[place] += 1
-    if not counts.all():
-        raise WakefulError(
-            f"a part of a mixture has less than one in {BLOCK} windows: leave it out"
-        )
     return counts
 
 

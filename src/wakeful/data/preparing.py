@@ -3,6 +3,7 @@
 import hashlib
 import inspect
 import json
+import os
 import re
 import shutil
 from array import array
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from wakeful.config.schema import TextConfig
+from wakeful.config.schema import DataConfig, TextConfig
 from wakeful.data.mixture import Domain, MixedData, mixture_of
 from wakeful.data.overlap import drop_overlap
 from wakeful.data.sources import MIXTURE, PYTHON_STDLIB, listed, read_documents, source_manifest
@@ -23,6 +24,7 @@ from wakeful.data.tokens import (
     FORMAT,
     SPLITS,
     VERSION,
+    Data,
     PreparedData,
     SplitName,
     building_beside,
@@ -208,14 +210,22 @@ def prepared(
     return prepare(source, root / "data" / f"{label}-{digest}", **options)
 
 
-def mixed(config: TextConfig, source: str, progress: Progress | None = None) -> MixedData | None:
+def mixed(
+    config: TextConfig,
+    source: str,
+    progress: Progress | None = None,
+    *,
+    tokenizer: Tokenizer | None = None,
+) -> MixedData | None:
     """Return the prepared domains of a mixture; None where the source is not one.
 
-    `max_bytes` and `validation_fraction` are of each domain. A tokenizer that is trained is trained
-    on the training documents of all.
+    `max_bytes` and `validation_fraction` are of each domain that is a text. The tokenizer of all is
+    the given one, the one that `config` names, that of a domain that is prepared already, or else
+    one that is trained on the training documents of all.
 
     Raises:
-        WakefulError: as `prepare` does; a domain is prepared already, or validation_source is set.
+        WakefulError: as `prepare` does; a domain is prepared with another tokenizer, or
+            validation_source is set.
     """
     domains = mixture_of(source)
     if domains is None:
@@ -225,19 +235,38 @@ def mixed(config: TextConfig, source: str, progress: Progress | None = None) -> 
             f"data.validation_source = {config.validation_source!r} does nothing: each part of a "
             "mixture is validated on what is held out of it; leave it out"
         )
-    for each in domains:
-        if is_prepared(Path(each.source)):
+    there = {
+        each.name: PreparedData.open(each.source)
+        for each in domains
+        if is_prepared(Path(each.source))
+    }
+    if tokenizer is None and config.tokenizer:
+        tokenizer = Tokenizer.load(config.tokenizer)
+    if tokenizer is None and there:
+        tokenizer = next(iter(there.values())).tokenizer
+    if tokenizer is None:
+        tokenizer = _shared_tokenizer(domains, config, progress or _no_progress)
+    for name, data in there.items():
+        if not data.tokenizer.same_tokens(tokenizer):
             raise WakefulError(
-                f"{each.name}, {each.source}, is prepared data, which a mixture cannot use: "
-                "give its source text"
+                f"{name}, {data.folder}, was prepared with another tokenizer than the rest of the "
+                "mixture: prepare it with the same (--tokenizer)"
             )
-    options = preparation(config)
-    if options["tokenizer"] is None:
-        options["tokenizer"] = _shared_tokenizer(domains, config, progress or _no_progress)
-        options["vocab_size"] = None
-    return MixedData(
-        source, domains, [prepared(each.source, progress=progress, **options) for each in domains]
-    )
+    options = preparation(config) | {"tokenizer": tokenizer, "vocab_size": None}
+    parts = [
+        there.get(each.name) or prepared(each.source, progress=progress, **options)
+        for each in domains
+    ]
+    return MixedData(source, domains, parts, tokenizer)
+
+
+def reopened(config: DataConfig) -> Data | None:
+    """Return what `Data.place` names; None where it, or a part of it, is no longer there."""
+    domains = mixture_of(config.source)
+    sources = [config.source] if domains is None else [each.source for each in domains]
+    if not all(is_prepared(Path(each)) for each in sources):
+        return None
+    return mixed(config, config.source) or PreparedData.open(config.source)
 
 
 def _shared_tokenizer(
@@ -298,7 +327,8 @@ def _chosen_tokenizer(
 def _check_outside(folder: Path, source: str | Sequence[str]) -> None:
     for one in listed(source):
         path = Path(one).expanduser()
-        if path.is_dir() and folder.resolve().is_relative_to(path.resolve()):
+        # Not `Path.is_dir`, which raises where a source, a mixture say, is too long for a name.
+        if os.path.isdir(path) and folder.resolve().is_relative_to(path.resolve()):
             raise WakefulError(
                 f"{folder} lies inside its source {one}, and would be read as text the next time: "
                 "choose a folder outside it"

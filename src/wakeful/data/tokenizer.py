@@ -248,6 +248,11 @@ class Tokenizer:
         """Return the SHA-256 of the `tokenizer.json` that `save` writes."""
         return hashlib.sha256(self._json().encode("utf-8")).hexdigest()
 
+    def same_tokens(self, other: "Tokenizer") -> bool:
+        """Return whether ids mean the same: the vocabularies are equal, and what ends a text."""
+        ours, theirs = self.inner.get_vocab(), other.inner.get_vocab()
+        return ours == theirs and self.end_of_text == other.end_of_text
+
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`, with no special ids.
 

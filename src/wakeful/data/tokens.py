@@ -45,6 +45,13 @@ class Tokens:
         """Return the `count` tokens from each start on: int64 (len(starts), count)."""
         raise NotImplementedError
 
+    def opening(self, rows: int, length: int) -> np.ndarray:
+        """Return where rows of `length` tokens start, one after another from the beginning.
+
+        At most `rows` of them; none reaches past the end.
+        """
+        return length * np.arange(min(rows, self.num_tokens // length))
+
     def optimal(self, rows: np.ndarray) -> np.ndarray | None:
         """Return −ln p of each token of `rows` (n, L + 1) but the first, (n, L), in nats.
 
@@ -136,6 +143,11 @@ class Data:
     tokenizer: Tokenizer
 
     @property
+    def place(self) -> str:
+        """Return the source that gives the same tokens again, with nothing left to prepare."""
+        raise NotImplementedError
+
+    @property
     def vocab_size(self) -> int:
         return self.info["tokenizer"]["vocab_size"]
 
@@ -173,6 +185,10 @@ class PreparedData(Data):
                 f"cannot read {folder}: {error.strerror or error}: prepare the data again"
             ) from error
         return prepared
+
+    @property
+    def place(self) -> str:
+        return str(self.folder)
 
     @property
     def train(self) -> TokenFile:  # pyright: ignore[reportIncompatibleVariableOverride]

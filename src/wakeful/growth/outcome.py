@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from wakeful.data.mixture import in_words
 from wakeful.errors import WakefulError
-from wakeful.estimates import finite, mean_and_error, paired_ratio
+from wakeful.estimates import finite, mean_and_error, paired_ratio, weighted_mean
 from wakeful.growth.baselines import baseline_of
 from wakeful.growth.bridge import Bridged
 from wakeful.growth.layers import written
@@ -41,6 +42,17 @@ class Point:
     tokens: int
     loss: float
     standard_error: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartLoss:
+    """The loss on one part of a mixture, and minus the reference's, paired by window."""
+
+    part: str
+    loss: float
+    standard_error: float | None
+    minus_reference: float
+    minus_reference_error: float | None
 
 
 @dataclass(frozen=True)
@@ -83,6 +95,8 @@ class Arm:
     width: Kept | None = None
     """Of a narrow heir; older summaries lack it."""
     curve: tuple[Point, ...]
+    parts: tuple[PartLoss, ...] = ()
+    """Of a text that is a mixture."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +133,8 @@ class Reference:
     standard_error: float | None = None
     tokens: int | None
     seconds: float | None
+    parts: tuple[PartLoss, ...] = ()
+    """As an arm's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +187,11 @@ class Text:
     validation_tokens: int
     dropped_documents: int
     dropped_tokens: int
+
+    @property
+    def text(self) -> str:
+        """The source in words."""
+        return in_words(self.source)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,6 +296,7 @@ def compared(outcome: Outcome, reference: pl.DataFrame, reference_loss: float) -
                 behind=_behind(points, heirs_curve) if final is not last else None,
                 width=kept_by(final.run.header.initial),
                 curve=points,
+                parts=by_part(_windows(final), reference),
             )
         )
     return tuple(lines)
@@ -351,6 +373,26 @@ def _against(finished: Finished, other: pl.DataFrame) -> tuple[float, float | No
     )
     loss, error = paired_ratio(both["loss"], both["theirs"], both["tokens"])
     return loss, finite(error)
+
+
+def by_part(windows: pl.DataFrame, reference: pl.DataFrame) -> tuple[PartLoss, ...]:
+    """Return the loss on each part of a mixture; nothing of one text."""
+    if "domain" not in reference.columns:
+        return ()
+    both = windows.select("window", "loss", "tokens").join(
+        reference.select("window", "domain", theirs="loss"), on="window", maintain_order="left"
+    )
+    lines = []
+    for (part,), rows_of in both.group_by("domain", maintain_order=True):
+        loss, error = weighted_mean(rows_of["loss"], rows_of["tokens"])
+        minus, minus_error = paired_ratio(rows_of["loss"], rows_of["theirs"], rows_of["tokens"])
+        lines.append(
+            PartLoss(
+                part=str(part), loss=loss, standard_error=finite(error), minus_reference=minus,
+                minus_reference_error=finite(minus_error),
+            )
+        )  # fmt: skip
+    return tuple(lines)
 
 
 def _windows(finished: Finished) -> pl.DataFrame:

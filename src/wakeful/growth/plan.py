@@ -18,7 +18,7 @@ import torch
 from wakeful.config.schema import Config, DataConfig, DistillConfig, LoraConfig
 from wakeful.config.verbs import InheritOptions
 from wakeful.data.order import ValidationWindows
-from wakeful.data.tokens import PreparedData, is_prepared
+from wakeful.data.tokens import Data, is_prepared
 from wakeful.device import choose_device
 from wakeful.errors import WakefulError
 from wakeful.growth.baselines import baseline_of
@@ -65,7 +65,7 @@ def make_recipe(
     source: str,
     options: InheritOptions,
     total: int,
-    data: PreparedData,
+    data: Data,
     diagnosed: Diagnosed | None,
 ) -> Recipe:
     """Return the recipe that options come to; where the number of steps is still open, with as few
@@ -106,7 +106,7 @@ def make_recipe(
         bridge=options.bridge,
         heal=options.heal,
         data=DataConfig(
-            source=str(data.folder),
+            source=data.place,
             cross_documents=options.data.cross_documents,
             bos=options.data.bos,
             # What is stored of a window is met again where windows are cut alike.
@@ -213,7 +213,7 @@ def doubts(
     reference: pl.DataFrame,
     costs: Sequence[Cost],
     text: DataConfig,
-    data: PreparedData,
+    data: Data,
     *,
     before: float = 0.0,
 ) -> list[str]:
@@ -257,7 +257,7 @@ def doubts(
     return found
 
 
-def _more(text: DataConfig, data: PreparedData, times: float) -> str:
+def _more(text: DataConfig, data: Data, times: float) -> str:
     """Return the option that makes a validation set `times` times as large."""
     given, again = is_prepared(Path(text.source)), ""
     generated = given and "sampled" in data.info
@@ -274,7 +274,7 @@ def _more(text: DataConfig, data: PreparedData, times: float) -> str:
     return f"{again}--validation_fraction {times * fraction:.2g}"
 
 
-def measure_costs(recipe: Recipe, reference: Decoder, data: PreparedData) -> list[Cost]:
+def measure_costs(recipe: Recipe, reference: Decoder, data: Data) -> list[Cost]:
     """Take two steps with a model of each arm, the first not counted, and evaluate one batch.
 
     Later rounds are counted at the first's cost a layer, and all the rounds that may be needed.
@@ -320,7 +320,7 @@ def _cost(
     reference: Decoder,
     name: str,
     decoder: Decoder,
-    data: PreparedData,
+    data: Data,
     share: float,
     distill: DistillConfig,
     *,
@@ -366,9 +366,7 @@ def evaluation_seconds(
     return (time.perf_counter() - began) * windows.num_windows / len(inputs)
 
 
-def seconds_to_solve(
-    recipe: Recipe, config: Config, reference: Decoder, data: PreparedData
-) -> float:
+def seconds_to_solve(recipe: Recipe, config: Config, reference: Decoder, data: Data) -> float:
     """Return about how long one seed's matrices in closed form take.
 
     As long as the reference takes for their tokens, in the precision of the training.

@@ -8,10 +8,11 @@ import polars as pl
 
 from wakeful.config.schema import Config
 from wakeful.config.verbs import InheritOptions
-from wakeful.data.mixture import mixture_of
+from wakeful.data.mixture import MixedData, mixture_of
 from wakeful.data.overlap import NothingHeldOut
-from wakeful.data.preparing import prepared
-from wakeful.data.tokens import PreparedData, is_prepared
+from wakeful.data.preparing import mixed, prepared
+from wakeful.data.tokenizer import Tokenizer
+from wakeful.data.tokens import Data, PreparedData, is_prepared
 from wakeful.device import choose_device
 from wakeful.display import Display
 from wakeful.errors import WakefulError
@@ -27,51 +28,32 @@ _SOLVED_ON, _MEASURED_ON = 12_288, 2_048
 """Tokens that runs of layers are tried on."""
 
 
-def prepared_text(options: InheritOptions, reference: Model, show: Display) -> PreparedData:
+def prepared_text(options: InheritOptions, reference: Model, show: Display) -> Data:
     """Return the text as the reference's tokens, with a validation set that is not in it."""
-    source = options.data.source
-    if mixture_of(source) is not None:
-        raise WakefulError(
-            "data.source is a mixture, and an heir is trained on one text: name its source"
-        )
-    if is_prepared(Path(source)):
-        data = PreparedData.open(source)
-        check_prepared(options.data, data)
-    else:
-        try:
+    source, tokenizer = options.data.source, reference.own_tokenizer
+    try:
+        data = mixed(options.data, source, show.stage, tokenizer=tokenizer)
+        if data is None and is_prepared(Path(source)):
+            data = PreparedData.open(source)
+        if data is None:
             data = prepared(
                 source,
-                tokenizer=reference.own_tokenizer,
+                tokenizer=tokenizer,
                 validation_source=options.data.validation_source or None,
                 validation_fraction=options.data.validation_fraction,
                 max_bytes=options.data.max_bytes or None,
                 text_field=options.data.text_field,
                 progress=show.stage,
             )
-        except NothingHeldOut:
-            raise WakefulError(
-                f"every document of {source} that would be held out partly occurs in the others: "
-                "give --validation_text, more text, or a larger --data.validation_fraction"
-            ) from None
-    ours, theirs = data.tokenizer, reference.own_tokenizer
-    same = ours.inner.get_vocab() == theirs.inner.get_vocab()
-    if not same or ours.end_of_text != theirs.end_of_text:
+    except NothingHeldOut:
+        own = "" if mixture_of(source) else "--validation_text, "
         raise WakefulError(
-            f"the tokenizer does not match: {source} was prepared with one of {ours.vocab_size} "
-            f"tokens that is not {reference.name}'s, of {theirs.vocab_size}; prepare it with "
-            "the reference's tokenizer (--tokenizer), or give the text itself"
-        )
-    lost = ""
-    if ours.begin != theirs.begin:
-        lost = f"begins texts with token {theirs.begin}, and that one's with {ours.begin}"
-    elif theirs.chat_template and not ours.chat_template:
-        lost = "has a chat template, and that one none"
-    if lost:
-        raise WakefulError(
-            f"{source} was prepared with the tokens of {reference.name}'s tokenizer alone, which "
-            f"{lost}: prepare it with the folder that tokenizer lies in (--tokenizer), or give the "
-            "text itself"
-        )
+            f"every document of {source} that would be held out partly occurs in the others: "
+            f"give {own}more text, or a larger --data.validation_fraction"
+        ) from None
+    check_prepared(options.data, data)
+    for part in data.parts if isinstance(data, MixedData) else [data]:
+        _check_tokenizer(part.place, part.tokenizer, reference)
     size = reference.decoder().config.vocab_size
     if data.vocab_size > size:
         raise WakefulError(
@@ -92,8 +74,30 @@ def prepared_text(options: InheritOptions, reference: Model, show: Display) -> P
     return data
 
 
+def _check_tokenizer(source: str, ours: Tokenizer, reference: Model) -> None:
+    """Refuse text that was prepared with other tokens than the reference's tokenizer gives."""
+    theirs = reference.own_tokenizer
+    if not ours.same_tokens(theirs):
+        raise WakefulError(
+            f"the tokenizer does not match: {source} was prepared with one of {ours.vocab_size} "
+            f"tokens that is not {reference.name}'s, of {theirs.vocab_size}; prepare it with "
+            "the reference's tokenizer (--tokenizer), or give the text itself"
+        )
+    lost = ""
+    if ours.begin != theirs.begin:
+        lost = f"begins texts with token {theirs.begin}, and that one's with {ours.begin}"
+    elif theirs.chat_template and not ours.chat_template:
+        lost = "has a chat template, and that one none"
+    if lost:
+        raise WakefulError(
+            f"{source} was prepared with the tokens of {reference.name}'s tokenizer alone, which "
+            f"{lost}: prepare it with the folder that tokenizer lies in (--tokenizer), or give the "
+            "text itself"
+        )
+
+
 def diagnosed_layers(
-    options: InheritOptions, reference: Model, data: PreparedData, show: Display
+    options: InheritOptions, reference: Model, data: Data, show: Display
 ) -> Diagnosed | None:
     """Measure the reference's layers where a choice or a baseline depends on them."""
     chooses = not options.blocks and options.choose in get_args(By)
@@ -133,7 +137,7 @@ def diagnosed_layers(
     return dataclasses.replace(found, losses=losses)
 
 
-def evaluated(config: Config, reference: Model, data: PreparedData, show: Display) -> pl.DataFrame:
+def evaluated(config: Config, reference: Model, data: Data, show: Display) -> pl.DataFrame:
     """Return the reference's loss in every validation window."""
     train = config.train
     windows = make_windows(config, data)

@@ -8,14 +8,14 @@ from torch import Tensor
 
 from wakeful.config.schema import DataConfig, WidthConfig
 from wakeful.data.order import documents_of
-from wakeful.data.tokens import PreparedData
+from wakeful.data.tokens import Data
 from wakeful.device import choose_device
 from wakeful.growth.bridge import Bridged, bridge, gaps, rebridge, stayed
 from wakeful.growth.layers import LayerMap
 from wakeful.growth.narrow import narrow
 from wakeful.growth.recipe import Recipe
 from wakeful.model.decoder import Decoder
-from wakeful.training.setup import autocast
+from wakeful.training.setup import autocast, load_data
 
 
 def narrowed(recipe: Recipe, reference: Decoder, width: WidthConfig) -> Decoder:
@@ -35,12 +35,12 @@ def _text(recipe: Recipe, most: int) -> tuple[Int[Tensor, "B L"], Int[Tensor, "B
     """Return at most so many tokens of the training text's beginning, to solve on, and their
     documents' numbers where these do not see each other.
     """
-    data, length = PreparedData.open(recipe.data.source), recipe.train.length
+    data, length = load_data(recipe.data), recipe.train.length
     tokens = beginning(data, max(1, most // length), length, recipe.data)
     return tokens, documents(tokens, data, recipe.data)
 
 
-def solved_on(recipe: Recipe, num_layers: int, data: PreparedData) -> int:
+def solved_on(recipe: Recipe, num_layers: int, data: Data) -> int:
     """Return the tokens that the reference goes through for one seed's matrices in closed form."""
     if recipe.drops > 1:
         heirs = [layers for layers, _ in recipe.parts(num_layers)]
@@ -57,7 +57,7 @@ def solved_on(recipe: Recipe, num_layers: int, data: PreparedData) -> int:
 
 
 def documents(
-    tokens: Int[Tensor, "B L"], data: PreparedData, config: DataConfig
+    tokens: Int[Tensor, "B L"], data: Data, config: DataConfig
 ) -> Int[Tensor, "B L"] | None:
     """Return the number of each token's document, None where attention crosses from one to the
     next.
@@ -65,20 +65,20 @@ def documents(
     return None if config.cross_documents else documents_of(tokens, data.train.end_of_text)
 
 
-def beginning(data: PreparedData, rows: int, length: int, config: DataConfig) -> Int[Tensor, "B L"]:
+def beginning(data: Data, rows: int, length: int, config: DataConfig) -> Int[Tensor, "B L"]:
     """Return the first rows of the training text, at most as many as `max_tokens` and it have.
 
-    With `bos` each begins as training's windows then do: with BOS in the place of its first token.
+    Of a mixture each part's first, by its share. With `bos` each begins as training's windows then
+    do: with BOS in the place of its first token.
     """
     rows = min(rows, _allowed(data, config) // length)
-    tokens = torch.from_numpy(data.train.tokens[: rows * length].astype("int64"))
-    tokens = tokens.view(rows, length)
+    tokens = torch.from_numpy(data.train.read(data.train.opening(rows, length), length))
     if config.bos:
         tokens[:, 0] = data.tokenizer.begin
     return tokens
 
 
-def _allowed(data: PreparedData, config: DataConfig) -> int:
+def _allowed(data: Data, config: DataConfig) -> int:
     """Return how many of the training tokens may be read."""
     return min(data.train.num_tokens, config.max_tokens or data.train.num_tokens)
 

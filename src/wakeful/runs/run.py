@@ -374,8 +374,9 @@ def read_record(kind: Any, path: Path) -> Any:
     return from_table(kind, read_json(path), record=str(path))
 
 
-def read_frame(path: Path, columns: Columns) -> pl.DataFrame:
-    """Return a parquet file's frame, whose `columns` have these types.
+def read_frame(path: Path, columns: Columns, *, optional: Columns | None = None) -> pl.DataFrame:
+    """Return a parquet file's frame, whose `columns` have these types, and so do the `optional`
+    ones that are there.
 
     Raises:
         WakefulError: it is missing, damaged, or without one of the columns.
@@ -388,6 +389,8 @@ def read_frame(path: Path, columns: Columns) -> pl.DataFrame:
             raise WakefulError(f"{path} cannot be read: {fault}")
         table = pl.scan_parquet(path, glob=False, hive_partitioning=False)
         schema = table.collect_schema()
+        there = {name: kind for name, kind in (optional or {}).items() if name in schema}
+        columns = {**columns, **there}
         for name in columns:
             if name not in schema:
                 raise WakefulError(f"{path} has no column {name!r}")
@@ -407,8 +410,11 @@ def _first_line(error: Exception) -> str:
 
 
 def read_windows(path: Path) -> pl.DataFrame:
-    """Return the losses of validation windows, each finite and of at least one token."""
-    frame = read_frame(path, VALIDATION)
+    """Return the losses of validation windows, each finite and of at least one token.
+
+    Those of a mixture have the column `domain` too.
+    """
+    frame = read_frame(path, VALIDATION, optional={"domain": pl.String})
     if frame.is_empty():
         raise WakefulError(f"{path} has no validation windows")
     sound = pl.col("loss").is_finite() & (pl.col("loss").abs() < _LARGEST_LOSS)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 from wakeful.config.tables import from_table, to_table
-from wakeful.data.mixture import mixture_of
+from wakeful.data.mixture import in_words
 from wakeful.data.tokens import Data
 from wakeful.errors import WakefulError
 from wakeful.runs.run import Run
@@ -42,11 +42,7 @@ class DataFacts:
     @property
     def text(self) -> str:
         """The source in words."""
-        if not isinstance(self.source, str) and len(self.source) == 1:
-            domains = mixture_of(self.source[0])
-            if domains is not None:
-                return "a mixture of " + ", ".join(f"{d.name} ({d.share:.3g})" for d in domains)
-        return self.source if isinstance(self.source, str) else ", ".join(self.source)
+        return in_words(self.source)
 
     @property
     def anywhere(self) -> "DataFacts":

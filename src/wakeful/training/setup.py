@@ -170,6 +170,10 @@ def check_prepared(config: DataConfig, data: Data) -> None:
                     f"{config.source!r} is a task, which has its own; leave it out"
                 )
         return
+    if isinstance(data, MixedData):
+        for domain, part in zip(data.domains, data.parts, strict=True):
+            check_prepared(dataclasses.replace(config, source=domain.source), part)
+        return
     if not is_prepared(Path(config.source)):
         return
     there = _as_prepared(config, data)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import tomli_w
 import torch
@@ -14,7 +15,8 @@ from rich.text import Text
 
 from wakeful.config.tables import to_table
 from wakeful.config.verbs import LENGTH, REFERENCES, InheritOptions, inherit_options
-from wakeful.data.tokens import PreparedData, is_prepared
+from wakeful.data.preparing import reopened
+from wakeful.data.tokens import Data
 from wakeful.device import choose_device
 from wakeful.display import Shown, usual
 from wakeful.errors import WakefulError
@@ -31,6 +33,7 @@ from wakeful.growth.outcome import (
     Sizes,
     Summary,
     arms,
+    by_part,
     compared,
     curve,
     measure,
@@ -311,12 +314,11 @@ def _resumed(out: Path, shown: Shown) -> Run:
         recipe.check(reference.decoder().config.num_layers)
         options = recorded(plan.wishes)
         data = prepared_text(options, reference, show)
-    if str(data.folder) != recipe.data.source:
+    if data.place != recipe.data.source:
         # The cache may name the same text anew; what the runs were begun on counts.
-        begun = Path(recipe.data.source)
-        found = PreparedData.open(begun) if is_prepared(begun) else None
+        begun = reopened(recipe.data)
         texts = data.info.get("corpora_sha256")
-        data = found if found is not None and found.info.get("corpora_sha256") == texts else None
+        data = begun if begun is not None and begun.info.get("corpora_sha256") == texts else None
     if data is None:
         raise WakefulError(
             f"{out} was started on different text than {options.data.source} now holds: restore "
@@ -344,7 +346,7 @@ def _work(
     run: Run,
     recipe: Recipe,
     reference: Model,
-    data: PreparedData,
+    data: Data,
     windows: pl.DataFrame,
     shown: Shown,
 ) -> Run:
@@ -384,7 +386,7 @@ def _work(
 
 
 def _plan(
-    options: InheritOptions, data: PreparedData, diagnosed: Diagnosed | None, costs: list[Cost]
+    options: InheritOptions, data: Data, diagnosed: Diagnosed | None, costs: list[Cost]
 ) -> Plan:
     figures = diagnosed.figures if diagnosed else {}
     return Plan(
@@ -408,7 +410,7 @@ def _summary(
     run: Run,
     recipe: Recipe,
     reference: Model,
-    data: PreparedData,
+    data: Data,
     windows: pl.DataFrame,
     outcomes: list[Outcome],
 ) -> Summary:
@@ -419,7 +421,7 @@ def _summary(
     last = outcome.rounds[-1]
     heir = read_decoder(last.run.path, dtype="auto").decoder()
     context = min(1024, reference.decoder().config.context)
-    prompt = data.train.tokens[: min(16, context // 4)].tolist()
+    prompt = data.train.read(np.zeros(1, np.int64), min(16, context // 4))[0].tolist()
     sizes = measure(
         {"reference": reference.decoder(), "heir": heir}, prompt,
         num_tokens=min(64, context // 4), context=context,
@@ -435,6 +437,7 @@ def _summary(
             standard_error=finite(error),
             tokens=tokens,
             seconds=seconds,
+            parts=by_part(windows, windows),
         ),
         final=last.stage.arm,
         arms=compared(outcome, windows, loss),

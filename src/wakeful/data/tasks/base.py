@@ -119,6 +119,10 @@ class TaskData(Data):
             "overlap": {"documents": 0, "tokens": 0},
         }
 
+    @property
+    def place(self) -> str:
+        return str(self.task)
+
 
 def task_of(source: str, *, imports: bool = False) -> Task | None:
     """Return the task that a source names, as `backcopy` and `backcopy(triggers=2)` do.
