@@ -11,9 +11,9 @@ from wakeful.config.schema import DataConfig
 from wakeful.data.mixture import BLOCK, MixedBatches, MixedTokens, MixedWindows, mixture_of
 from wakeful.data.preparing import mixed, prepare, reopened
 from wakeful.data.sources import read_documents
-from wakeful.data.tokens import PreparedData, TokenFile
+from wakeful.data.tokens import PreparedData, TokenFile, is_prepared
 from wakeful.errors import WakefulError
-from wakeful.training.setup import check_prepared
+from wakeful.training.setup import check_prepared, load_data
 
 SOURCE = 'mixture(parts=[("a", "x", 6), ("b", "y", 3), ("c", "z", 1)])'
 
@@ -213,3 +213,14 @@ def test_parts_of_the_standard_library_are_sources() -> None:
     assert all(name.startswith("json/") for name in names)
     with pytest.raises(WakefulError, match="no file of the standard library matches nothing/"):
         list(read_documents("python-stdlib:nothing/*"))
+
+
+def test_home_is_where_a_folder_of_tokens_may_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_words(tmp_path, one="apples")
+    prepare(str(tmp_path / "one"), tmp_path / "there", vocab_size=300, keep_overlap=True)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    found = load_data(DataConfig(source="~/there"))
+    assert found.place == str(tmp_path / "there")
+    assert not is_prepared(Path("~nobody-of-that-name/there"))

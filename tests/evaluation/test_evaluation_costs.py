@@ -269,6 +269,13 @@ def test_what_cannot_be_is_said_before_anything_is_measured(
     assert not (tmp_path / "out").exists()
     with pytest.raises(WakefulError, match="--texts replaces --text and --data"):
         EvaluateOptions(text="a.txt", texts=("b.txt",))
+    for name, task in (
+        ("lambada", {"lambada": "x.jsonl"}), ("piqa", {"tasks": ("piqa@5",)}),
+        ("choices", {"choices": "x.jsonl"}),
+    ):  # fmt: skip
+        with pytest.raises(WakefulError, match=f"a text is called {name}, and so is a task"):
+            EvaluateOptions(texts=(f"texts/{name}.txt", "b.txt"), **task)
+    EvaluateOptions(texts=("lambada.txt", "b.txt"))
     with pytest.raises(WakefulError, match="two of the texts are called a"):
         EvaluateOptions(texts=("x/a.txt", "y/a.txt"))
     with pytest.raises(WakefulError, match="lengths of at least 1, each once"):

@@ -3,8 +3,9 @@
 import copy
 import itertools
 import math
+import pickle
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -361,3 +362,24 @@ def test_the_rate_rises_to_the_peak_and_falls_to_the_floor(schedule: dict) -> No
 
 def test_past_its_end_a_run_stays_at_the_floor() -> None:
     assert warmup_cosine(20_000, **PAPER) == pytest.approx(6e-5)
+
+
+@pytest.mark.parametrize("name", list(BUILDERS))
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))])
+def test_a_copy_goes_on_alike(name: str, copied: Callable[[Any], Any]) -> None:
+    if name in BY_A_LIBRARY:
+        pytest.importorskip("pytorch_optimizer")
+    model = Tiny()
+    optimizer = build_optimizer(name, model.named_parameters(), **OPTIONS[name])
+    step(model, optimizer, 3)
+    model2, optimizer2 = copied((model, optimizer))
+    optimizer2.load_state_dict(copy.deepcopy(optimizer2.state_dict()))
+    assert step(model, optimizer, 4) == step(model2, optimizer2, 4)
+
+
+def test_muon_refuses_a_further_group() -> None:
+    optimizer = build_optimizer("muon", Tiny().named_parameters(), lr=1e-2)
+    groups = len(optimizer.param_groups)
+    with pytest.raises(WakefulError, match="muon takes no further group"):
+        optimizer.add_param_group({"params": [("more.weight", nn.Parameter(torch.ones(4, 4)))]})
+    assert len(optimizer.param_groups) == groups

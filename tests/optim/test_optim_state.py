@@ -176,3 +176,25 @@ def test_without_names_the_order_is_what_counts() -> None:
     twins = [nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.ones(2, 3))]
     one = OrthoAdam(twins)
     OrthoAdam(twins[::-1]).load_state_dict(one.state_dict())
+
+
+@pytest.mark.parametrize("change", ["vectors", "identity", "share"])
+def test_other_names_are_refused_where_no_rotation_tells(change: str) -> None:
+    def made(names: dict[str, str]) -> OrthoAdam:
+        shapes = {"rows": (3, 4), "other": (3, 4), "bias": (5,), "scale": (5,)}
+        w = {
+            names.get(name, name): nn.Parameter(torch.ones(shape)) for name, shape in shapes.items()
+        }
+        more: dict[str, Any] = {"rotation": "identity"} if change == "identity" else {}
+        optimizer = OrthoAdam(w.items(), share=change == "share", **more)
+        for p in w.values():
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+        return optimizer
+
+    one, two = ("bias", "scale") if change == "vectors" else ("rows", "other")
+    saved = made({one: two, two: one}).state_dict()
+    with pytest.raises(WakefulError, match=f"the state has {two} where this optimizer has {one}"):
+        made({}).load_state_dict(saved)
+    wrapped = made({name: f"_orig_mod.{name}" for name in ("rows", "other", "bias", "scale")})
+    made({}).load_state_dict(wrapped.state_dict())

@@ -1,5 +1,6 @@
 """What reports make of runs that are unfinished, damaged or odd."""
 
+import io
 import json
 import math
 import re
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from rich.console import Console
 from test_report import STEPS, make_comparison, make_run
 
 from wakeful.comparison.reading import Comparison, read_comparison, read_run
@@ -24,7 +26,7 @@ from wakeful.comparison.tables import (
 from wakeful.errors import WakefulError
 from wakeful.pages.charts import specification
 from wakeful.pages.comparison.charts import difference_chart, relative_loss_chart
-from wakeful.pages.comparison.page import caveat, headline, write_report
+from wakeful.pages.comparison.page import caveat, headline, render_terminal, write_report
 
 
 def change_json(path: Path, change: dict[str, Any]) -> None:
@@ -227,6 +229,11 @@ def test_runs_that_share_no_seed_are_not_called_alike(tmp_path: Path) -> None:
     comparison = read_comparison(runs)
     assert headline(comparison) == "Nothing is compared: no variant has a seed that x has."
     assert caveat(comparison) == "No variant has a seed that x has: there are no differences."
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(render_terminal(comparison))
+    text = console.export_text()
+    assert re.search(r"^y .* – ", text, re.MULTILINE)
+    assert "not finite" not in text
 
 
 def test_a_task_begins_windows_with_bos_whatever_it_is_called(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """`quantize` on whole models: which layers, on which routes, and what it refuses."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -14,6 +16,8 @@ from transformers import (
     MambaForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
 )  # fmt: skip
 
 from helpers import some_tokens, tiny_decoder
@@ -246,3 +250,25 @@ def test_models_that_are_not_causal_are_refused() -> None:
         check(BertLMHeadModel(BertConfig(**small, is_decoder=True)).eval())
         check(llama())
         check(gpt2())
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_sequences_that_a_model_puts_in_one_row_have_their_own_scales(by_name: bool) -> None:
+    """OPT's feed-forward networks read the tokens of a whole batch in one row."""
+    torch.manual_seed(0)
+    config = OPTConfig(
+        vocab_size=29, hidden_size=16, ffn_dim=24, num_hidden_layers=2, num_attention_heads=2,
+        max_position_embeddings=64, word_embed_proj_dim=16, init_std=0.3,
+    )  # fmt: skip
+    small = copy.deepcopy(quantize(OPTForCausalLM(config).eval(), "moderate"))
+    tokens = some_tokens(3, 11)
+    with torch.inference_mode():
+        given = {"input_ids": tokens} if by_name else {"inputs_embeds": embedded(small, tokens)}
+        together = small(**given).logits
+        for n, row in enumerate(together):
+            alone = small(**{name: each[n : n + 1] for name, each in given.items()}).logits[0]
+            assert torch.equal(alone, row)
+
+
+def embedded(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    return model.get_input_embeddings()(tokens)  # pyright: ignore[reportCallIssue]

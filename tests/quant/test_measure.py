@@ -183,3 +183,14 @@ def test_hooks_are_gone_after_a_failure() -> None:
     for module in (*model.modules(), *broken.modules()):
         assert not module._forward_hooks
         assert not module._forward_pre_hooks
+
+
+def test_a_projected_models_head_is_compared_with_what_it_is_folded_into() -> None:
+    model = decoder(embedding="projected")
+    small = quantize(model, "scheme(weights=absmax(bits=8, per='channel'))")
+    name = str(small.get_submodule("head").scheme)  # pyright: ignore[reportAttributeAccessIssue]
+    found = measure("tiny", model, {name: small}, SEQUENCES).layers
+    assert set(found.filter(pl.col("metric") == "relative_error")["module"]) == set(
+        quantized_layers(small)
+    )
+    assert value(found, module="head", metric="relative_error", position="all") < 0.02

@@ -1,17 +1,27 @@
 """GPTQ and SmoothQuant against their definitions, and quantized keys and values."""
 
+import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from test_convert import gpt2, llama, logits
 from torch import Tensor, nn
-from transformers import PhiConfig, PhiForCausalLM
+from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
+)  # fmt: skip
 
 from helpers import some_tokens, tiny_decoder
 from wakeful.errors import WakefulError
 from wakeful.quant import parse_scheme, quantize, quantized_layers
 from wakeful.quant.convert import linear_layers, observe, plain_linear
+from wakeful.quant.norm_readers import readers_of_norms
 from wakeful.quant.schemes.grids import E4M3, Absmax, Grid, MxE2M1, NvE2M1, Zeropoint
 from wakeful.quant.schemes.methods import Gptq, Smooth
 
@@ -299,3 +309,67 @@ def test_all_readers_of_one_tensor_are_divided_alike() -> None:
         for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.fc1"):
             found = layers[f"model.layers.{number}.{name}"].divisor
             torch.testing.assert_close(found, expected)
+
+
+SMOOTH_NORMS = "fine(method=smooth(norms=True))"
+
+
+def scales_moved_into_norms(model: nn.Module, skip: tuple[str, ...] = ()) -> nn.Module:
+    """A copy whose norms do what the quantized layers' divisions do, in full precision."""
+    tokens = some_tokens(1, 12)
+    layers = quantized_layers(quantize(model, SMOOTH_NORMS, calibration=[tokens], skip=skip))
+    moved = copy.deepcopy(model)
+    with torch.no_grad():
+        for norm, readers in readers_of_norms(model).items():
+            divisor = layers[readers[0]].divisor
+            assert divisor is not None
+            for name, parameter in moved.get_submodule(norm).named_parameters():
+                assert name in ("weight", "bias")
+                parameter.div_(divisor)
+            for reader in readers:
+                moved.get_parameter(f"{reader}.weight").mul_(divisor)
+                layers.pop(reader)
+    assert all(bool((layer.divisor == 1).all()) for layer in layers.values())
+    return moved
+
+
+def post_norm() -> OPTForCausalLM:
+    config = OPTConfig(
+        vocab_size=29, hidden_size=16, ffn_dim=24, num_hidden_layers=2, num_attention_heads=2,
+        max_position_embeddings=64, word_embed_proj_dim=8, init_std=0.3,
+        do_layer_norm_before=False,
+    )  # fmt: skip
+    return OPTForCausalLM(config).eval()
+
+
+def shared_experts() -> DeepseekV3ForCausalLM:
+    config = DeepseekV3Config(
+        vocab_size=29, hidden_size=16, intermediate_size=24, moe_intermediate_size=8,
+        num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=64,
+        n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1,
+        first_k_dense_replace=1, q_lora_rank=8, kv_lora_rank=8, qk_rope_head_dim=4,
+        qk_nope_head_dim=4, v_head_dim=4, initializer_range=0.3,
+    )  # fmt: skip
+    return DeepseekV3ForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("make", [llama, post_norm, shared_experts])
+def test_no_division_goes_into_a_norm_that_something_else_reads(
+    make: Callable[[], nn.Module],
+) -> None:
+    """A residual stream behind a post-norm, or a router of experts, would read it divided."""
+    torch.manual_seed(0)
+    model = make()
+    skip = ("*.mlp.gate", "*.mlp.experts") if make is shared_experts else ()
+    expected = logits(model)
+    assert torch.allclose(
+        logits(scales_moved_into_norms(model, skip)), expected, rtol=1e-4, atol=1e-4
+    )
+    read = readers_of_norms(model)
+    assert ("model.layers.1.post_attention_layernorm" in read) == (make is llama)
+
+
+def test_norms_of_a_model_with_a_relaxed_prefix_have_readers() -> None:
+    model = tiny_decoder(dtype=torch.float32, relaxed_prefix=4).eval()
+    small = quantize(model, SMOOTH_NORMS, calibration=[some_tokens(1, 12)])
+    assert bool((quantized_layers(small)["head"].divisor != 1).any())

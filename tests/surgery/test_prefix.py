@@ -141,6 +141,10 @@ def test_weights_are_shared_and_the_model_unchanged() -> None:
     assert stored.embed.weight is plain.embed.weight is stored.head.weight
     assert plain.config.stored_prefix == 0
     assert stored.blocks[0].attention.stored.keys.shape == (2, 2, 6)
+    assert all(parameter.requires_grad for parameter in plain.parameters())
+    frozen = decoder(tied=True).requires_grad_(False)
+    store_prefix(frozen, TOKENS)
+    assert not any(parameter.requires_grad for parameter in frozen.parameters())
 
 
 @pytest.mark.parametrize("tokens", [[], [61], [-1], list(range(24))])

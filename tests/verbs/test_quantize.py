@@ -328,6 +328,15 @@ def test_a_matrix_says_whose_output_head_is_quantized(
     assert [len(one.layers) for one in alike.each.values()] == [14, 14]
 
 
+def test_layers_are_those_of_the_model_as_it_is_quantized(text: Path, tmp_path: Path) -> None:
+    """Projections beside the embeddings are multiplied into them, which unties the head."""
+    changes = {"tied": True, "embedding": "projected"}
+    run = train(tiny(text, model=changes), tmp_path / "projected").path
+    found = wakeful.quantize(str(run), "fine")
+    assert found.head
+    assert list(found.layers) == list(quantized_layers(found.model.module))
+
+
 def test_a_published_table_stands_beside_the_models(
     text: Path, run: Path, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture,

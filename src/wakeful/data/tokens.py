@@ -173,7 +173,7 @@ class PreparedData(Data):
         Raises:
             WakefulError: the folder is not a prepared one, or a file is cut or damaged.
         """
-        folder = Path(folder)
+        folder = Path(folder).expanduser()
         try:
             prepared = cls(folder, _read_info(folder))
             for split in SPLITS:
@@ -283,8 +283,8 @@ def token_dtype(vocab_size: int) -> str:
 def is_prepared(folder: Path) -> bool:
     """Return whether `folder` claims to be ours; `PreparedData.open` says whether it is whole."""
     try:
-        info = json.loads((folder / "data.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        info = json.loads((folder.expanduser() / "data.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, RuntimeError):  # the last: of a user unknown here
         return False
     return isinstance(info, dict) and info.get("format") == FORMAT
 

@@ -64,7 +64,8 @@ def layer_errors(damage: Damage, scheme: str, position: str = "all") -> pl.DataF
     """Return every layer's relative error under a scheme, beside its input's kurtosis.
 
     Columns: module, layer, kind, value, standard_error, kurtosis_first, kurtosis_rest,
-    max_over_mean_first, max_over_mean_rest.
+    max_over_mean_first, max_over_mean_rest. Null is what is not finite: the error of an output
+    that is all zero, the kurtosis of such an input.
     """
     rows = damage.measurement.layers
     found = rows.filter(scheme=scheme, metric="relative_error", position=position)
@@ -74,7 +75,8 @@ def layer_errors(damage: Damage, scheme: str, position: str = "all") -> pl.DataF
             shape = rows.filter(metric=f"input_{metric}", position=part)
             shape = shape.select("module", pl.col("value").alias(f"{metric}_{part}"))
             found = found.join(shape, on="module", how="left", maintain_order="left")
-    return found
+    figures = pl.selectors.float()
+    return found.with_columns(pl.when(figures.is_finite()).then(figures))
 
 
 def block_values(damage: Damage, metric: str, scheme: str, position: str) -> pl.DataFrame:
@@ -82,6 +84,12 @@ def block_values(damage: Damage, metric: str, scheme: str, position: str) -> pl.
     rows = damage.measurement.layers
     rows = rows.filter(scheme=scheme, metric=metric, position=position, kind="block")
     return rows.select("layer", "value", "standard_error").sort("layer")
+
+
+def _mean_kurtosis(damage: Damage, position: str) -> float | None:
+    """Return the mean over blocks' outputs; None where it is not finite."""
+    mean = block_values(damage, "kurtosis", "", position)["value"].mean()
+    return finite(mean) if isinstance(mean, float) else None
 
 
 def summary(damage: Damage) -> dict[str, Any]:
@@ -97,7 +105,7 @@ def summary(damage: Damage) -> dict[str, Any]:
         "parameters": damage.parameters,
         "bytes": damage.full_bytes,
         **{
-            f"kurtosis_{position}": block_values(damage, "kurtosis", "", position)["value"].mean()
+            f"kurtosis_{position}": _mean_kurtosis(damage, position)
             for position in ("first", "rest")
         },
         "schemes": [scheme_figures(damage, name) for name in damage.schemes],
@@ -140,10 +148,14 @@ def scheme_figures(damage: Damage, name: str) -> dict[str, Any]:
 
 def follows(errors: pl.DataFrame, shape: str) -> float | None:
     """Return Spearman's ρ between `value` and a column; None for fewer than three rows."""
-    known = errors.filter(pl.col("value").is_finite() & pl.col(shape).is_finite())
+    known = _known(errors, shape)
     if len(known) < 3:
         return None
     return finite(known.select(pl.corr("value", shape, method="spearman")).item())
+
+
+def _known(errors: pl.DataFrame, shape: str) -> pl.DataFrame:
+    return errors.filter(pl.col("value").is_finite() & pl.col(shape).is_finite())
 
 
 def over_layers(damages: Sequence[Damage], scheme: str) -> pl.DataFrame:
@@ -161,9 +173,7 @@ def over_models(damages: Sequence[Damage], scheme: str) -> pl.DataFrame:
     return pl.DataFrame(
         {
             "value": [damage.measurement.loss_increase(scheme)[0] for damage in damages],
-            "kurtosis_rest": [
-                block_values(damage, "kurtosis", "", "rest")["value"].mean() for damage in damages
-            ],
+            "kurtosis_rest": [_mean_kurtosis(damage, "rest") for damage in damages],
         },
         schema={"value": pl.Float64, "kurtosis_rest": pl.Float64},
     )
@@ -196,7 +206,8 @@ def _sentence(what: str, damage: str, frames: Mapping[str, pl.DataFrame]) -> str
     for name, frame in frames.items():
         rho = follows(frame, "kurtosis_rest")
         if rho is not None:
-            groups[_strength(rho, len(frame))].append(f"{name} (ρ = {rho:+.2f})")
+            known = len(_known(frame, "kurtosis_rest"))
+            groups[_strength(rho, known)].append(f"{name} (ρ = {rho:+.2f})")
     told = [f"{verb} {damage} under {', '.join(names)}" for verb, names in groups.items() if names]
     if not told:
         return f"{what} and {damage} cannot be correlated."
@@ -231,17 +242,19 @@ def _judged(damage: Damage, name: str) -> tuple[Level, str]:
         unsure = abs(loss) <= reach(error, len(damage.measurement.counts))
         doubt = ", too close to zero to tell on so little text" if unsure else ""
         sure = f" (loss {with_error(loss, error, '+')} nats{doubt})"
-    return (
-        "good" if ratio <= _FREE else "bad" if ratio >= _HEAVY else "mixed",
-        f"Perplexity goes from {with_error(before)} to {with_error(after)}{sure}. "
-        + (
+    layers = "No layer's weights change."
+    if figures["worst_layer"]:
+        layers = "No layer's relative error is known."
+    if figures["layer_error_worst"] is not None:
+        layers = (
             f"Its worst layer, {figures['worst_layer']}, is off by "
             f"{figures['layer_error_worst']:.1%}; the median layer by "
             f"{figures['layer_error_median']:.1%}. "
             f"Weights take {figures['bytes_ratio']:.0%} of their original size."
-            if figures["worst_layer"]
-            else "No layer's weights change."
-        ),
+        )
+    return (
+        "good" if ratio <= _FREE else "bad" if ratio >= _HEAVY else "mixed",
+        f"Perplexity goes from {with_error(before)} to {with_error(after)}{sure}. {layers}",
     )
 
 

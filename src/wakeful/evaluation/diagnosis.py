@@ -256,4 +256,10 @@ def _loss(loaded: Model, ids: torch.Tensor) -> float:
     if start >= ids.shape[1]:
         raise WakefulError("a sequence has no token to predict; make them longer (--length)")
     logits = loaded.logits(ids)[0, start - 1 : -1].float()
-    return float(F.cross_entropy(logits, ids[0, start:]))
+    loss = float(F.cross_entropy(logits, ids[0, start:]))
+    if not math.isfinite(loss):
+        raise WakefulError(
+            f"{loaded.name}'s loss is not finite: the model is damaged, or needs --dtype float32 "
+            "or float64"
+        )
+    return loss

@@ -36,7 +36,7 @@ def summary(diagnosis: Diagnosis) -> dict[str, Any]:
     """Return the figures that papers print, each a mean over layers unless its name says more."""
 
     def mean(metric: str, **where: str) -> float | None:
-        return mean_over_layers(layer_values(diagnosis, metric, **where))
+        return _known(mean_over_layers(layer_values(diagnosis, metric, **where)))
 
     ranks = head_values(diagnosis, "rank")
     drain = layer_values(diagnosis, "value_drain", position="first")
@@ -57,7 +57,7 @@ def summary(diagnosis: Diagnosis) -> dict[str, Any]:
         },
         "stored_prefix_mass": mean("stored_prefix_mass"),
         "entropy": mean("entropy", variant="code"),
-        "value_drain_lowest": drain["value"].min(),
+        "value_drain_lowest": _known(drain["value"].min()),
         "lazy_layers": lazy_layers(diagnosis),
         "heads_near_rank_1": int(layer_values(diagnosis, "near_rank_1")["value"].sum()),
         "heads": len(ranks),
@@ -95,7 +95,10 @@ def findings(diagnosis: Diagnosis) -> list[Finding]:
     near, heads, lazy = figures["heads_near_rank_1"], figures["heads"], figures["lazy_layers"]
     drain = layer_values(diagnosis, "value_drain", position="first")
     drained = len(drain.filter(pl.col("value") < 0.5))
-    first, rest = figures["kurtosis_first"], figures["kurtosis_rest"]
+    lowest = figures["value_drain_lowest"]
+    # A kurtosis that is not finite is of activations whose fourth power is not.
+    kurtoses = [figures[f"kurtosis_{part}"] for part in ("first", "rest")]
+    first, rest = (math.inf if each is None else each for each in kurtoses)
     bounds = figures["ranks_that_are_bounds"]
     kept = figures["stored_prefix_mass"]
     stored = "" if kept is None else f"; the stored prefix holds {kept:.1%}"
@@ -123,20 +126,29 @@ def findings(diagnosis: Diagnosis) -> list[Finding]:
             "Drained values",
             _level(drained / layers, 0.1, 0.5),
             f"The first token's values have less than half the norm of the others' in "
-            f"{drained} of {layers} layers; at the lowest, "
-            f"{figures['value_drain_lowest']:.2f} of it.",
+            f"{drained} of {layers} layers; "
+            + ("all values are zero." if lowest is None else f"at the lowest, {lowest:.2f} of it."),
             "ResFormer keeps about 0.7 (Value Residual Learning, appendix A.2).",
         ),
         Finding(
             "Outlier activations",
-            _level(max(first, rest or 0.0), 12.0, 60.0),
-            f"Mean kurtosis is {first:.1f} at the first token and {rest or math.nan:.1f} at the "
-            f"rest (a Gaussian has 3); the largest activation of the first token is "
-            f"{figures['max_activation_first']:,.0f} on average{_channel(diagnosis)}.",
+            _level(max(first, rest), 12.0, 60.0),
+            f"Mean kurtosis is {_told(first, '.1f')} at the first token and {_told(rest, '.1f')} "
+            f"at the rest (a Gaussian has 3); the largest activation of the first token is "
+            f"{_told(figures['max_activation_first'], ',.0f')} on average{_channel(diagnosis)}.",
             "GPT-2 130M 514.9 and 141.5; with softmax-1 and OrthoAdam 10.1 and 7.3 (From Attention "
             "to Activation, table 2).",
         ),
     ]
+
+
+def _known(value: Any) -> float | None:
+    """Return a figure; None where there is none, or it is not finite."""
+    return None if value is None else finite(value)
+
+
+def _told(value: float | None, style: str) -> str:
+    return "not finite" if value is None or math.isinf(value) else format(value, style)
 
 
 def sink_level(share: float) -> Level:

@@ -24,6 +24,9 @@ def rebuilt(decoder: Decoder, new: Mapping[str, Tensor] | None = None, **changes
         made = Decoder(dataclasses.replace(decoder.config, **changes))
     known = made.state_dict().keys()
     kept = {name: tensor for name, tensor in state.items() if name in known}
+    for name, parameter in made.named_parameters():
+        if name in kept:  # or loading would thaw a frozen one, which is the caller's too
+            parameter.requires_grad_(kept[name].requires_grad)
     made.load_state_dict(kept | given, assign=True)
     if made.config.tied:
         made.head.weight = made.embed.weight

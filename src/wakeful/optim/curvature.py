@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from wakeful.errors import WakefulError
 
+_SHARED = ("param_groups", "state")
 _LISTS = ("GG", "Q")
 """SOAP's sums of squares and bases, a list each with an entry a side of the matrix."""
 
@@ -31,6 +32,19 @@ class Curved(torch.optim.Optimizer):
         plain = [{**g, "params": [p for _, p in g["params"]]} for g in groups]
         self._theirs = _class(name)(plain, **options)
         super().__init__(self._theirs.param_groups, dict(self._theirs.defaults))
+        self._link()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy of theirs alone would lack what torch does not know of.
+        theirs = {key: value for key, value in vars(self._theirs).items() if key not in _SHARED}
+        return {**super().__getstate__(), "_theirs": (type(self._theirs), theirs)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:  # of a copy, and of what is loaded
+        super().__setstate__(state)
+        if "_theirs" in state:
+            kind, theirs = state["_theirs"]
+            self._theirs = kind.__new__(kind)
+            vars(self._theirs).update(theirs)
         self._link()
 
     def _link(self) -> None:

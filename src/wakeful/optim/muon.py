@@ -61,7 +61,25 @@ class MuonAdamW(torch.optim.Optimizer):
             adamw = torch.optim.AdamW(rest, betas=betas, eps=eps, fused=can_fuse(rest))
             self._parts.append(adamw)
         super().__init__([group for part in self._parts for group in part.param_groups], {"lr": lr})
+        self._whole = True
         self._link()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_parts": self._parts, "_whole": True}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:  # of a copy, and of what is loaded
+        super().__setstate__(state)
+        self._link()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuse a group: which of the two parts it belongs to is decided once, for all of them.
+
+        Raises:
+            WakefulError: always, once the optimizer is made.
+        """
+        if getattr(self, "_whole", False):
+            raise WakefulError("muon takes no further group: give it all parameters at once")
+        super().add_param_group(param_group)
 
     def _link(self) -> None:
         """Let the two parts work on this optimizer's own groups and state."""
@@ -80,11 +98,6 @@ class MuonAdamW(torch.optim.Optimizer):
         for part in self._parts:
             part.step()
         return loss
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Load the state of both."""
-        super().load_state_dict(state_dict)
-        self._link()
 
 
 def can_fuse(groups: list[dict[str, Any]]) -> bool:

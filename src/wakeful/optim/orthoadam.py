@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import ParamsT
 
 from wakeful.errors import WakefulError
-from wakeful.optim.axes import Axes, Line, Plan, decide
+from wakeful.optim.axes import Axes, Line, Plan, decide, plain_name
 from wakeful.optim.recipe import Place, Recipe, as_now, moment_dtype
 from wakeful.optim.rotations.base import Learned, Rotation, rotation_of
 from wakeful.optim.sharding import is_sharded, whole
@@ -275,6 +275,7 @@ class OrthoAdam(torch.optim.Optimizer):
                     )
                 states[parameter] = state_dict["state"].get(key, {})
                 self._check_state(states[parameter], place)
+            self._check_names(saved.get("param_names"), parameters)
         super().load_state_dict(state_dict)
         for group, (_, rotations) in zip(self.param_groups, ours, strict=True):
             group["rotations"] = rotations
@@ -289,6 +290,15 @@ class OrthoAdam(torch.optim.Optimizer):
                     state[key] = place.moment(parameter, saved[key])
                 for key in [key for key in saved if key.startswith("rotation_")]:
                     state[key] = saved[key].clone()
+
+    def _check_names(self, saved: list[str] | None, parameters: list[Tensor]) -> None:
+        """Refuse names that differ: those of rotations miss what is not rotated, or shares one."""
+        if saved is None or "param_names" not in self.param_groups[0]:
+            return
+        for theirs, parameter in zip(saved, parameters, strict=True):
+            mine = self._places[parameter].name
+            if plain_name(theirs) != plain_name(mine):
+                raise WakefulError(f"the state has {theirs} where this optimizer has {mine}")
 
     def _check_state(self, state: Mapping[str, Any], place: Place) -> None:
         if not state:

@@ -177,6 +177,7 @@ def spectra(diagnoses: Sequence[Diagnosis]) -> Drawing:
             .sort("position")
         ),
     )
+    frame = _positive(frame)
     x = alt.X("position:Q", title="eigenvalue, from the largest")
     y = alt.Y("value:Q", title="ratio to the largest", scale=alt.Scale(type="log"),
               axis=alt.Axis(format="~g", tickCount=4))  # fmt: skip
@@ -193,6 +194,7 @@ def top_importance(diagnoses: Sequence[Diagnosis]) -> Drawing:
             "layer", "value", k=pl.col("position").cast(pl.Int64)
         ),
     )
+    frame = _positive(frame)
     many = len(diagnoses) > 1
     title = "largest importance" if many else "k-th largest importance"
     y = alt.Y("value:Q", title=title, scale=alt.Scale(type="log"),
@@ -226,6 +228,7 @@ def _curve(
     )
     scale, axis = alt.Scale(), alt.Axis(tickCount=4)
     if metric in _LOG:
+        frame = _positive(frame)
         scale, axis = alt.Scale(type="log"), alt.Axis(labelExpr=_LOG_LABELS, tickCount=3)
     elif metric.startswith("first_key"):
         scale = alt.Scale(domain=SHARE)
@@ -264,6 +267,11 @@ def _of_all(
     diagnoses: Sequence[Diagnosis], rows: Callable[[Diagnosis], pl.DataFrame]
 ) -> pl.DataFrame:
     return pl.concat([rows(each).with_columns(model=pl.lit(each.name)) for each in diagnoses])
+
+
+def _positive(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows that a logarithmic axis has a place for: a zero would flatten all others."""
+    return frame.filter(pl.col("value") > 0)
 
 
 def _models(diagnoses: Sequence[Diagnosis], **more: Any) -> alt.Color:

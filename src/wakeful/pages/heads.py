@@ -94,7 +94,7 @@ def head_map(diagnosis: Diagnosis, each: Map, longest: int = 0) -> Drawing:
 
 def round_up(length: int) -> float:
     """Return the largest entropy of that many tokens, log(length), to the next half."""
-    return float((2 * pl.Series([length]).log().ceil().item()) / 2)
+    return math.ceil(2 * math.log(length)) / 2
 
 
 def maps(diagnosis: Diagnosis, longest: int = 0) -> list[tuple[str, str, Drawing]]:

@@ -17,7 +17,7 @@ from wakeful.model.fold import folded
 from wakeful.probes.running import logits_of
 from wakeful.quant.arithmetic import LINEARS, Arithmetic, torchao_kernels
 from wakeful.quant.cache import QuantizedCache, check_cache, with_cache
-from wakeful.quant.linear import QuantizedLinear, Seen, check, matrix, quantized
+from wakeful.quant.linear import QuantizedLinear, Seen, by_sequence, check, matrix, quantized
 from wakeful.quant.norm_readers import readers_of_norms
 from wakeful.quant.schemes import Scheme, parse_scheme
 from wakeful.roles import role_of
@@ -294,4 +294,6 @@ def exchange(model: nn.Module, replaced: dict[int, QuantizedLinear]) -> nn.Modul
     shared |= {id(tensor): tensor for tensor in model.buffers()}
     # The copy must not see the exchanged layers' matrices, so it is told what they become.
     shared |= dict(replaced)
-    return copy.deepcopy(model, shared).eval()
+    made = copy.deepcopy(model, shared).eval()
+    padded = any(layer.sees_padding for layer in replaced.values())
+    return by_sequence(made) if padded and not isinstance(made, Decoder) else made

@@ -3,6 +3,7 @@
 Shapes: M tokens, K input channels, N output channels.
 """
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -152,12 +153,12 @@ class QuantizedLinear(nn.Module):
         """Return ŷ (..., N) of x (..., K).
 
         A dynamic scale "per tensor" is of one sequence, x[b] of x (B, L, K): what a sequence gives
-        does not depend on those beside it.
+        does not depend on those beside it, nor does it in an x (B · L, K) inside of `by_sequence`.
         """
         rows = x.reshape(-1, self.in_features).float()
         if self.divisor is not None:
             rows = rows / self.divisor
-        each = x.shape[0] if x.ndim > 2 else 1  # sequences
+        each = x.shape[0] if x.ndim > 2 else _batch.sequences_of(len(rows))
         inputs, outputs = self.scheme.inputs, self.scheme.outputs
         scales = None
         if inputs is not None:
@@ -189,6 +190,40 @@ class QuantizedLinear(nn.Module):
             if scale is not None:
                 self._buffers[name] = scale.to(self.integers.device)
         return self
+
+
+class _Batch(threading.local):
+    """The shape (B, L) of the tokens that a model is reading in this thread, (1, 0) for none."""
+
+    shape: tuple[int, int] = (1, 0)
+
+    def sequences_of(self, rows: int) -> int:
+        """Return B where that many rows are all tokens, one sequence after another; else 1."""
+        batch, length = self.shape
+        return batch if rows == batch * length else 1
+
+
+_batch = _Batch()
+
+
+def by_sequence(model: nn.Module) -> nn.Module:
+    """Let layers that a model gives the tokens of a whole batch in one row (OPT's feed-forward
+    networks, experts that all share) know where a sequence ends; return it, changed in place.
+    """
+    model.register_forward_pre_hook(_begin, with_kwargs=True)
+    model.register_forward_hook(_end, always_call=True)
+    return model
+
+
+def _begin(_model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+    given = (*args[:1], kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
+    tokens = next((each for each in given if isinstance(each, Tensor)), None)
+    if tokens is not None and tokens.ndim == (3 if tokens.is_floating_point() else 2):
+        _batch.shape = (tokens.shape[0], tokens.shape[1])
+
+
+def _end(_model: nn.Module, _args: tuple, _output: object) -> None:
+    _batch.shape = (1, 0)
 
 
 class QuantizedHeads(QuantizedLinear):

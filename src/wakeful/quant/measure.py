@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
 from wakeful.estimates import Estimate, Figure, finite, mean_and_error, ratio_and_error
+from wakeful.model.decoder import Decoder
+from wakeful.model.fold import folded
 from wakeful.probes import exact
 from wakeful.probes.running import blocks_of, check_causal, first_target, hidden, logits_of, places
 from wakeful.quant.convert import plain_linear, quantized_layers
@@ -129,12 +131,17 @@ def measure(
     blocks = {id(module): label for label, module in model.named_modules()}
     names |= {blocks[id(block)]: (n, "block") for n, block in enumerate(blocks_of(model))}
     rows = _Rows(names)
+    # Where projections beside the embeddings are multiplied into them, the layers that were
+    # quantized are those of the product.
+    plain = folded(model) if isinstance(model, Decoder) and model.embedding.plainer else model
     full = Totals()
     totals = {scheme: Totals() for scheme in quantized}
     counts: list[int] = []
     for done, tokens in enumerate(sequences, start=1):
-        with _see_layers(model, quantized, rows), _hiddens(model) as states:
+        with _see_layers(plain, quantized, rows), _hiddens(model) as states:
             reference = logits_of(model, tokens)[0]
+            if plain is not model:
+                logits_of(plain, tokens)
         for label, h in states.items():
             rows.put("", label, "kurtosis", _by_position(h, _mean_kurtosis))
         start = first_target(model)

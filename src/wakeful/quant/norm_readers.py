@@ -1,37 +1,61 @@
 """Which layers read a norm's output: where a division of inputs can go into the norm's scale."""
 
+from collections.abc import Collection
 from contextlib import ExitStack
 
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from wakeful.probes.running import logits_of
+from wakeful.probes.running import first_target, logits_of
 from wakeful.quant.linear import QuantizedLinear
+
+_TOKENS = 4
+"""Tokens that are read to see it, past those of a relaxed prefix: a padding token may be zeros."""
 
 
 @torch.no_grad()
 def readers_of_norms(model: nn.Module) -> dict[str, list[str]]:
     """Return the linear layers that read each norm's very output, by the norms' names.
 
-    A norm is a module with a scale of its own for each channel that it puts out. Two tokens are
-    read to see it.
+    A norm is a module with a scale of its own for each channel that it puts out. One whose output
+    something else reads too (the residual stream after a post-norm, a router of experts) is left
+    out: what is divided there would be missing elsewhere.
+    """
+    found, expected = _read(model, ())
+
+    def alone(norms: Collection[str]) -> bool:
+        return torch.equal(_read(model, norms)[1], expected)
+
+    return found if alone(found) else {name: found[name] for name in found if alone([name])}
+
+
+def _read(model: nn.Module, larger: Collection[str]) -> tuple[dict[str, list[str]], Tensor]:
+    """Return the readers of every norm, and the logits of a few tokens.
+
+    Every other channel of what the norms in `larger` put out is doubled, and halved where a linear
+    layer reads it: that changes no bit unless something else reads it.
     """
     made: dict[int, tuple[Tensor, str]] = {}
     found: dict[str, list[str]] = {}
 
     def leave(name: str):
-        def hook(_norm: nn.Module, _args: tuple, output: object) -> None:
-            if isinstance(output, Tensor):
-                made[id(output)] = (output, name)  # kept, so that nothing else gets its id
+        def hook(_norm: nn.Module, _args: tuple, output: object) -> object:
+            if not isinstance(output, Tensor):
+                return output
+            output = output * _twos(output) if name in larger else output
+            made[id(output)] = (output, name)  # kept, so that nothing else gets its id
+            return output
 
         return hook
 
     def read(name: str):
-        def hook(_layer: nn.Module, args: tuple) -> None:
+        def hook(_layer: nn.Module, args: tuple) -> tuple:
             _, norm = made.get(id(args[0]), (None, None)) if args else (None, None)
-            if norm is not None:
-                found.setdefault(norm, []).append(name)
+            if norm is None:
+                return args
+            found.setdefault(norm, []).append(name)
+            return (args[0] / _twos(args[0]), *args[1:]) if norm in larger else args
 
         return hook
 
@@ -41,6 +65,11 @@ def readers_of_norms(model: nn.Module) -> dict[str, list[str]]:
                 hooks.callback(module.register_forward_pre_hook(read(name)).remove)
             elif getattr(module, "weight", None) is not None and module.weight.ndim == 1:
                 hooks.callback(module.register_forward_hook(leave(name)).remove)
-        device = next(model.parameters()).device
-        logits_of(model, torch.zeros(1, 2, dtype=torch.long, device=device))
-    return found
+        table = next(module for module in model.modules() if isinstance(module, nn.Embedding))
+        tokens = torch.arange(first_target(model) + _TOKENS, device=table.weight.device)
+        return found, logits_of(model, tokens[None] % table.num_embeddings)
+
+
+def _twos(x: Tensor) -> Tensor:
+    """Return 1 and 2 in turns, a number a channel."""
+    return torch.arange(x.shape[-1], device=x.device).remainder(2).add(1).to(x.dtype)

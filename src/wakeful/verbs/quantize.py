@@ -24,6 +24,7 @@ from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.quantized import state_bytes
 from wakeful.hf.weights_out import describe
 from wakeful.loading.model import AnyTokenizer, Model
+from wakeful.model.fold import folded
 from wakeful.pages.card import command_of
 from wakeful.probes.running import as_decoder
 from wakeful.quant.cache import check_cache
@@ -142,7 +143,9 @@ def _of_one(
 ) -> Quantization:
     """Load the next model, quantize it, and measure it on `count` sequences; let go of it."""
     loaded = next(loading)
-    layers = linear_layers(loaded.module, wanted.skip)
+    decoder = as_decoder(loaded.module)
+    whole = loaded.module if decoder is None else folded(decoder)  # as it is quantized
+    layers = linear_layers(whole, wanted.skip)
     if any(each.cache is not None for each in schemes):
         check_cache(loaded.module)
     length = wanted.length_for(loaded.context)
@@ -169,7 +172,7 @@ def _of_one(
             damage = replace(damage, printed=table.row_of(_description(loaded)))
     machine = environment(choose_device(wanted.device))
     text = text_words(words, wanted)
-    head = _head(loaded)
+    head = _head(whole)
     return Quantization(
         models=forms, bos=loaded.bos, source=name_of(source), damage=damage,
         method=_method(loaded, wanted, text, len(layers), length, extra, machine),
@@ -179,11 +182,11 @@ def _of_one(
     )  # fmt: skip
 
 
-def _head(loaded: Model) -> nn.Module | None:
-    decoder = as_decoder(loaded.module)
+def _head(model: nn.Module) -> nn.Module | None:
+    decoder = as_decoder(model)
     if decoder is not None:
         return decoder.head
-    find: Callable[[], nn.Module] | None = getattr(loaded.module, "get_output_embeddings", None)
+    find: Callable[[], nn.Module] | None = getattr(model, "get_output_embeddings", None)
     return None if find is None else find()
 
 

@@ -80,6 +80,15 @@ class EvaluateOptions(Reading):
         named = [with_shots(task)[0] for task in self.tasks]
         if len(set(named)) < len(named):
             raise WakefulError(f"tasks = {self.tasks}: each once, with one number of shots")
+        both = {*stems} & {
+            *named,
+            *(name for name in ("lambada", "choices") if getattr(self, name)),
+        }
+        if both:
+            raise WakefulError(
+                f"a text is called {min(both)}, and so is a task: figures go by that name, so "
+                "rename the text"
+            )
         if self.shots and not self.tasks:
             raise WakefulError("shots are for tasks, which bring solved examples; add --tasks")
         if self.limit and not self.asks:

@@ -225,12 +225,16 @@ def render_terminal(comparison: Comparison) -> RenderableType:
     for column in (*several, "loss", "difference", "parameters", "B/token", "tokens/s"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in summary_table(comparison).iter_rows(named=True):
-        baseline = row["variant"] == comparison.baseline
+        difference = with_error(row["difference"], row["difference_error"], "+")
+        if row["variant"] == comparison.baseline:
+            difference = "baseline"
+        elif math.isnan(row["difference"]):  # it shares no seed with the baseline
+            difference = "–"
         table.add_row(
             Text(_plain(row["variant"])),
             *([row["seeds_used"]] if several else []),
             with_error(row["loss"], row["loss_error"]),
-            "baseline" if baseline else with_error(row["difference"], row["difference_error"], "+"),
+            difference,
             f"{row['parameters']:,}",
             f"{row['cache_bytes']:,}",
             f"{row['tokens_per_second']:,.0f}",

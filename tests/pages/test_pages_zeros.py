@@ -1,0 +1,60 @@
+"""Logarithmic axes where a figure is zero: a zero would flatten every other value."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import polars as pl
+import pytest
+
+from pages.synthetic import diagnosis
+from wakeful.evaluation.diagnosis import Diagnosis
+from wakeful.pages.charts import specification
+from wakeful.pages.diagnosis import layer_charts, spectra, top_importance
+from wakeful.pages.heads import round_up
+
+
+def with_a_zero(metric: str) -> Diagnosis:
+    """Return a diagnosis whose first layer has zeros for a metric."""
+    found = diagnosis("made", layers=3)
+    here = (pl.col("metric") == metric) & (pl.col("layer") == 0)
+    rows = found.rows.with_columns(value=pl.when(here).then(0.0).otherwise("value"))
+    return replace(found, rows=rows)
+
+
+def drawn(chart: Any) -> list[float]:
+    """Return the values that a chart draws."""
+    return [row["value"] for rows in specification(chart)["datasets"].values() for row in rows]
+
+
+@pytest.mark.parametrize("metric", ["kurtosis", "max_activation", "residual_peak"])
+def test_a_layer_of_zeros_is_left_out_of_a_logarithmic_curve(metric: str) -> None:
+    titles = {"kurtosis": "kurtosis, the rest", "max_activation": "mean max |x|, the rest",
+              "residual_peak": "‖h₀‖ over the others' mean"}  # fmt: skip
+    whole = drawn(dict(layer_charts([diagnosis("made", layers=3)]))[titles[metric]])
+    some = drawn(dict(layer_charts([with_a_zero(metric)]))[titles[metric]])
+    assert min(some) > 0
+    assert len(some) < len(whole)
+
+
+def test_zeros_of_a_linear_curve_are_drawn() -> None:
+    charts = dict(layer_charts([with_a_zero("value_drain")]))
+    assert min(drawn(charts["‖v₀‖ over the others' mean"])) == 0
+
+
+def test_an_importance_of_zero_is_left_out() -> None:
+    assert min(drawn(top_importance([with_a_zero("top_importance")]))) > 0
+
+
+def test_an_eigenvalue_of_zero_is_left_out() -> None:
+    found = diagnosis("made", layers=3)
+    here = (pl.col("metric") == "value_spectrum") & (pl.col("position") == "2")
+    rows = found.rows.with_columns(value=pl.when(here).then(0.0).otherwise("value"))
+    assert min(drawn(spectra([replace(found, rows=rows)]))) > 0
+
+
+@pytest.mark.parametrize("length", [2, 64, 128, 512, 1024])
+def test_the_scale_of_entropies_ends_at_the_next_half(length: int) -> None:
+    top = round_up(length)
+    assert top % 0.5 == 0
+    assert 0 <= top - math.log(length) < 0.5
