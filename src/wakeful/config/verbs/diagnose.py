@@ -32,5 +32,5 @@ class DiagnoseOptions(Reading):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(1, self, "num_sequences")
-        if not 0 < self.tau <= 1:
-            raise WakefulError(f"tau = {self.tau} is a share, above 0 and at most 1")
+        if not 0 < self.tau < 1:
+            raise WakefulError(f"tau = {self.tau} is a share, above 0 and below 1")
