@@ -47,11 +47,14 @@ BATCH_BYTES = 2**20
 """Of text between two writes and two calls of `progress`."""
 
 
-def preparation(config: TextConfig) -> dict[str, Any]:
-    """Return the arguments of `prepare` and `prepared` that a configuration's fields stand for."""
+def preparation(config: TextConfig, tokenizer: Tokenizer | None = None) -> dict[str, Any]:
+    """Return the arguments of `prepare` and `prepared` that a configuration's fields stand for,
+    with a given tokenizer in the place of the one they name or train.
+    """
+    chosen = config.tokenizer or None if tokenizer is None else tokenizer
     return {
-        "tokenizer": config.tokenizer or None,
-        "vocab_size": None if config.tokenizer else config.vocab_size,
+        "tokenizer": chosen,
+        "vocab_size": config.vocab_size if chosen is None else None,
         "validation_source": config.validation_source or None,
         "validation_fraction": config.validation_fraction,
         "max_bytes": config.max_bytes or None,
@@ -252,7 +255,7 @@ def mixed(
                 f"{name}, {data.folder}, was prepared with another tokenizer than the rest of the "
                 "mixture: prepare it with the same (--tokenizer)"
             )
-    options = preparation(config) | {"tokenizer": tokenizer, "vocab_size": None}
+    options = preparation(config, tokenizer)
     parts = [
         there.get(each.name) or prepared(each.source, progress=progress, **options)
         for each in domains

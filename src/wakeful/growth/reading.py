@@ -10,7 +10,7 @@ from wakeful.config.schema import Config
 from wakeful.config.verbs import InheritOptions
 from wakeful.data.mixture import MixedData, mixture_of
 from wakeful.data.overlap import NothingHeldOut
-from wakeful.data.preparing import mixed, prepared
+from wakeful.data.preparing import mixed, preparation, prepared
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.data.tokens import Data, PreparedData, is_prepared
 from wakeful.device import choose_device
@@ -36,15 +36,7 @@ def prepared_text(options: InheritOptions, reference: Model, show: Display) -> D
         if data is None and is_prepared(Path(source)):
             data = PreparedData.open(source)
         if data is None:
-            data = prepared(
-                source,
-                tokenizer=tokenizer,
-                validation_source=options.data.validation_source or None,
-                validation_fraction=options.data.validation_fraction,
-                max_bytes=options.data.max_bytes or None,
-                text_field=options.data.text_field,
-                progress=show.stage,
-            )
+            data = prepared(source, progress=show.stage, **preparation(options.data, tokenizer))
     except NothingHeldOut:
         own = "" if mixture_of(source) else "--validation_text, "
         raise WakefulError(

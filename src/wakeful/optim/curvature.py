@@ -81,7 +81,6 @@ class Curved(torch.optim.Optimizer):
                 entry[name] = [
                     entry.pop(f"{name}_{side}", []) for side in range(max(1, parameter.dim()))
                 ]
-        self._link()
 
 
 def soap(
