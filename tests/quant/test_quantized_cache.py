@@ -12,6 +12,8 @@ from transformers import (
     BloomForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     PreTrainedModel,
 )
 
@@ -145,6 +147,27 @@ def test_its_decoder_would_read_other_keys_and_values() -> None:
     with torch.inference_mode():
         wanted = small.generate(torch.tensor([prompt]), max_new_tokens=9, do_sample=False)
     assert sample(loaded, [prompt], **choice) == wanted.tolist()
+
+
+def test_weights_that_could_not_be_quantized_are_not_asked_for(tmp_path: Path) -> None:
+    """Fused experts have matrices that are no linear layer's."""
+    torch.manual_seed(0)
+    config = MixtralConfig(
+        vocab_size=29, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, num_local_experts=2, initializer_range=0.3,
+    )  # fmt: skip
+    model = MixtralForCausalLM(config).eval()
+    with pytest.raises(WakefulError, match="cannot be quantized"):
+        quantize(model, "w4(cache=absmax(bits=8, per='token'))")
+    small = quantize(model, "kv4")
+    assert not torch.allclose(logits(small), logits(model), atol=1e-4)
+    save_quantized(small, tmp_path, name="it", context=64, bos=None)
+    found, _ = load_quantized(tmp_path, device=CPU)
+    assert torch.equal(logits(found), logits(small))
+    with pytest.raises(WakefulError, match="kv4 quantizes no layer"):
+        quantize(model, "kv4", skip=["lm_head"])
+    with pytest.raises(WakefulError, match=r"quantized already: quantized_cache is kv4"):
+        quantize(small, "kv8")
 
 
 def test_models_out_of_reach_are_refused() -> None:

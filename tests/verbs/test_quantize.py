@@ -273,10 +273,19 @@ def test_methods_formats_and_caches_make_a_page(text: Path, run: Path, tmp_path:
     assert "No layer&#39;s weights change." in page
     alone = wakeful.quantize(str(run), "kv8", text=str(text), length=16, out=str(tmp_path / "kv"))
     assert alone.summary["schemes"][0]["worst_layer"] is None
+    assert alone.layers == ()
+    assert not alone.head
+    assert alone.method["Layers"].startswith("none: keys and values")
     small = wakeful.quantize(str(run), "kv8", save=str(tmp_path / "small")).model
     again = wakeful.load(str(tmp_path / "small"))
     tokens = torch.arange(12)[None]
     assert torch.equal(again.logits(tokens), small.logits(tokens))
+    assert "The weights stay in full precision" in (tmp_path / "small" / "README.md").read_text()
+    with pytest.raises(WakefulError, match="kv8 and kv4 quantize the cache alone"):
+        wakeful.quantize(str(run), "kv8", "kv4", text=str(text), skip=("*",))
+    both = wakeful.quantize(str(run), "kv4", "fine", text=str(text), length=16, skip=("*query*",))
+    assert both.layers
+    assert not any("query" in name for name in both.layers)
 
 
 def test_several_models_make_one_matrix(

@@ -37,8 +37,8 @@ def quantize(
     """Return a model whose linear layers are quantized; it shares the rest with `model`.
 
     All linear layers but those tied to an embedding and those whose role is to stay; embeddings,
-    norms and the mixing weights of routes and depth stay as they are. `quantized_layers` says which
-    layers it became. A decoder is folded before.
+    norms and the mixing weights of routes and depth stay as they are. A scheme of the cache alone
+    touches no layer. `quantized_layers` says which layers it became. A decoder is folded before.
 
     Args:
         model: a `Decoder` or a Transformers model, in evaluation mode.
@@ -46,7 +46,8 @@ def quantize(
         arithmetic: how the layers compute: "reference" (dequantized), "integer" or "torchao"; an
             emulated scheme computes one way.
         calibration: token ids (B, L) that static activation scales and methods look at.
-        skip: patterns ("lm_head", "*.down_proj") of layers to leave in full precision.
+        skip: patterns ("lm_head", "*.down_proj") of layers to leave in full precision; none where
+            the scheme quantizes the cache alone.
 
     Raises:
         WakefulError: a layer cannot be quantized (it is named), calibration is missing or
@@ -67,9 +68,12 @@ def quantize(
         check_cache(model)
     if isinstance(model, Decoder):
         model = folded(model)
-    layers = linear_layers(model, skip)
     if weights is None:
+        if skip:
+            raise WakefulError(f"{scheme} quantizes no layer, so there is nothing to skip")
+        _refuse_quantized(model)
         return with_cache(exchange(model, {}), scheme)
+    layers = linear_layers(model, skip)
     replaced: dict[int, QuantizedLinear] = {}
     for name, layer in layers.items():
         try:
@@ -137,12 +141,11 @@ def linear_layers(model: nn.Module, skip: Sequence[str] = ()) -> dict[str, nn.Mo
         WakefulError: the model has a layer with a matrix that is neither a linear layer nor known
             to stay, is quantized already, or has no linear layer; or a pattern matches nothing.
     """
+    _refuse_quantized(model)
     embedded = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     layers: dict[str, nn.Module] = {}
     used: set[str] = set()
     for name, module in model.named_modules():
-        if isinstance(module, QuantizedLinear | QuantizedCache):
-            raise WakefulError(f"the model is quantized already: {name} is {module.scheme}")
         patterns = [pattern for pattern in skip if name and fnmatchcase(name, pattern)]
         used.update(patterns)
         if patterns or isinstance(module, nn.Embedding):
@@ -158,6 +161,12 @@ def linear_layers(model: nn.Module, skip: Sequence[str] = ()) -> dict[str, nn.Mo
     if not layers:
         raise WakefulError(f"{type(model).__name__} has no linear layer to quantize")
     return layers
+
+
+def _refuse_quantized(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, QuantizedLinear | QuantizedCache):
+            raise WakefulError(f"the model is quantized already: {name} is {module.scheme}")
 
 
 def _portions(layers: dict[str, nn.Module]) -> Iterator[dict[str, nn.Module]]:

@@ -139,7 +139,9 @@ class Quantization(Result):
             f"Quantized by {scheme.definition}"
             + (f", {scheme.scales} scales of inputs" if scheme.inputs is not None else ""),
             f"{len(self.layers)} linear layers; the output head "
-            + ("too" if self.head else "stays in full precision"),
+            + ("too" if self.head else "stays in full precision")
+            if self.layers
+            else "The weights stay in full precision",
         ]
         figures = () if self.damage is None else before_and_after(self.damage)
         return quantized_card(

@@ -145,7 +145,9 @@ def _of_one(
     loaded = next(loading)
     decoder = as_decoder(loaded.module)
     whole = loaded.module if decoder is None else folded(decoder)  # as it is quantized
-    layers = linear_layers(whole, wanted.skip)
+    layers: dict[str, nn.Module] = {}
+    if any(each.weights is not None for each in schemes):
+        layers = linear_layers(whole, wanted.skip)
     if any(each.cache is not None for each in schemes):
         check_cache(loaded.module)
     length = wanted.length_for(loaded.context)
@@ -240,6 +242,11 @@ def chosen_schemes(names: Sequence[str], scales: Sequence[ScaleKind]) -> list[Sc
 def _check(wanted: QuantizeOptions, schemes: Sequence[Scheme], models: int) -> None:
     if wanted.out:
         Run(wanted.out).refuse_existing("quantize")
+    if wanted.skip and all(each.weights is None for each in schemes):
+        raise WakefulError(
+            f"{' and '.join(map(str, schemes))} quantize the cache alone: there is nothing to "
+            f"--skip"
+        )
     if not wanted.save:
         return
     if models > 1:
@@ -276,8 +283,9 @@ def _quantized(
     show.note(f"quantizing {loaded.name}: {scheme}")
     given = calibration if scheme.calibrated else ()
     module = quantize_module(
-        loaded.module, scheme, arithmetic=wanted.arithmetic, calibration=given, skip=wanted.skip
-    )
+        loaded.module, scheme, arithmetic=wanted.arithmetic, calibration=given,
+        skip=() if scheme.weights is None else wanted.skip,
+    )  # fmt: skip
     return replace(
         loaded, name=f"{loaded.name} {scheme}", module=module, path=None,
         architecture=f"{loaded.architecture}, {scheme}",
@@ -325,7 +333,9 @@ def _method(
     return {
         "Model": f"{loaded.name} ({loaded.architecture})",
         "Layers": f"{layers} linear layers; embeddings, norms and a head tied to an embedding stay"
-        + skipped,
+        + skipped
+        if layers
+        else "none: keys and values are rounded as attention reads them",
         "Text": f"{text}, {wanted.num_sequences} sequences of {length} tokens from its "
         "beginning, the same for every scheme",
         "BOS": bos_words(loaded, wanted.bos),
