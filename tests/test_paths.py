@@ -6,7 +6,7 @@ from threading import Barrier
 
 import pytest
 
-from wakeful.paths import moved_in
+from wakeful.paths import moved_in, part_beside
 
 MAKERS = 8
 
@@ -38,3 +38,9 @@ def test_an_unfinished_folder_in_the_way_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="not empty"):
         moved_in(part, folder, "config.json")
     assert (part / "weights").is_file()
+
+
+def test_a_path_beside_is_hidden_and_new(tmp_path: Path) -> None:
+    parts = {part_beside(tmp_path / "model") for _ in range(99)}
+    assert len(parts) == 99
+    assert all(part.parent == tmp_path and part.match(".model.*.part") for part in parts)

@@ -1,6 +1,7 @@
 """Where what was made once is kept for next time."""
 
 import os
+import secrets
 from pathlib import Path
 
 
@@ -11,6 +12,14 @@ def default_cache_dir() -> Path:
     if shared := os.environ.get("XDG_CACHE_HOME"):
         return Path(shared).expanduser() / "wakeful"
     return Path.home() / ".cache" / "wakeful"
+
+
+def part_beside(path: Path) -> Path:
+    """Return a hidden path beside `path`, free to write what is to take its place.
+
+    No process number is unique: containers that share a disk count from 1.
+    """
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
 
 
 def moved_in(part: Path, folder: Path, file: str) -> None:

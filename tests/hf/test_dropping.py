@@ -35,6 +35,13 @@ MODELS = {
     | {"num_key_value_heads": 4, "kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 8,
        "qk_nope_head_dim": 8, "v_head_dim": 12, "n_routed_experts": 4, "num_experts_per_tok": 2,
        "n_group": 1, "topk_group": 1, "moe_intermediate_size": 16, "first_k_dense_replace": 3},
+    # "shared" layers read the tokens that the last "full" layer has chosen.
+    "GlmMoeDsa": DEEP
+    | {"num_key_value_heads": 4, "kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 8,
+       "qk_nope_head_dim": 8, "v_head_dim": 12, "n_routed_experts": 4, "num_experts_per_tok": 2,
+       "n_group": 1, "topk_group": 1, "moe_intermediate_size": 16, "index_topk": 4,
+       "index_head_dim": 16, "index_n_heads": 2,
+       "indexer_types": ["full", "full", "shared", "full", "shared", "shared"]},
     "Gemma2": DEEP | {"head_dim": 8, "sliding_window": 4, "query_pre_attn_scalar": 8},
     "SmolLM3": DEEP | {"no_rope_layers": [1, 1, 0, 1, 0, 1]},
     "GPT2": {"vocab_size": 320, "n_embd": 32, "n_layer": 6, "n_head": 4, "n_positions": 64},
@@ -230,7 +237,11 @@ def test_what_is_stored_is_copied_as_it_is(tmp_path: Path) -> None:
     skipped = ["lm_head", "model.layers.1.mlp", "model.layers.4.mlp"]
     table["quantization_config"] = {"quant_method": "fp8", "modules_to_not_convert": skipped}
     (folder / "config.json").write_text(json.dumps(table))
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tools.jinja").write_text("{{ tools }}")
     drop_layers(folder, [0, 4, 5], tmp_path / "shorter", shard="40KB")
+    template = tmp_path / "shorter" / "additional_chat_templates" / "tools.jinja"
+    assert template.read_text() == "{{ tools }}"
     files = sorted((tmp_path / "shorter").glob("*.safetensors"))
     assert len(files) > 1
     stored = {k: v for file in files for k, v in load_file(file).items()}

@@ -262,7 +262,8 @@ def test_a_head_that_is_missing_has_its_own_name(tmp_path: Path) -> None:
 def test_weights_are_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Repositories hold them again, for other programs: gpt-oss's in folders, Mistral's beside."""
     there = ["config.json", "model-00001-of-00002.safetensors", "tokenizer.json",
-             "chat_template.jinja", "original/model.safetensors", "original/config.json",
+             "chat_template.jinja", "additional_chat_templates/tools.jinja",
+             "original/model.safetensors", "original/config.json",
              "metal/model.bin", "consolidated.safetensors"]  # fmt: skip
 
     def fetch(name: str, **patterns: Any) -> str:
@@ -271,7 +272,7 @@ def test_weights_are_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return str(tmp_path / name)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
-    assert fetched("oss").read_text().split("\n") == there[:4]
+    assert fetched("oss").read_text().split("\n") == there[:5]
 
 
 def test_old_names_and_constants_are_understood(tmp_path: Path) -> None:

@@ -37,6 +37,8 @@ _NUMBERS = ("layer_idx", "layer_index", "layer_id", "idx", "block_idx", "layer_n
 """What modules call a block's own number."""
 _LISTS_OF_LAYERS = ("mlp_only_layers", "moe_layers", "attn_layer_indices", "full_attn_idxs")
 """Fields that name layers by their numbers."""
+_ONE_EACH = ("indexer_types",)
+"""Fields with an entry for each layer whose names do not say so."""
 _FIRST_LAYERS = ("first_k_dense_replace", "max_window_layers", "num_dense_layers")
 """Fields that count layers from the first on."""
 _LAST_LAYERS = ("num_kv_shared_layers",)
@@ -115,7 +117,11 @@ def shortened(config: PreTrainedConfig, layers: Sequence[int]) -> PreTrainedConf
             changed[name] = sum(layer < value for layer in layers)
         elif name in _LAST_LAYERS and type(value) is int:
             changed[name] = sum(layer >= total - value for layer in layers)
-        elif "layer" in name and isinstance(value, list) and len(value) == total:
+        elif (
+            ("layer" in name or name in _ONE_EACH)
+            and isinstance(value, list)
+            and len(value) == total
+        ):
             changed[name] = [value[layer] for layer in layers]
     if {"attention_types", "attention_layers"} <= table.keys():  # GPT-Neo: one is made of the other
         changed["attention_types"] = [[changed["attention_layers"], 1]]

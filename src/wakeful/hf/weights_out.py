@@ -1,7 +1,6 @@
 """Weights out: a decoder as a folder that `AutoModelForCausalLM.from_pretrained` loads."""
 
 import json
-import os
 import shutil
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -24,12 +23,14 @@ from wakeful.hf.families.base import canonical
 from wakeful.hf.whole import INDEX, ONE, first_line
 from wakeful.model.decoder import Decoder
 from wakeful.model.fold import folded, folded_config
+from wakeful.paths import part_beside
 from wakeful.runs.run import disk_errors, save_tensors
 
 STOCK = ("llama", "phi3", "olmo2", "gemma2", "gpt2", "gpt_neox")
 """Families to try before our own class; a Qwen is one of the Llamas."""
 SHARD = "5GB"
 _VOCABULARY = ("added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model")
+_TEMPLATES = "additional_chat_templates"
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -177,6 +178,8 @@ def write_tokenizer(
     for name in (*BESIDE, "tokenizer.json", *_VOCABULARY):
         if (tokenizer / name).is_file():
             shutil.copyfile(tokenizer / name, folder / name)
+    if (tokenizer / _TEMPLATES).is_dir():
+        shutil.copytree(tokenizer / _TEMPLATES, folder / _TEMPLATES)
     if max_length and (folder / CONFIG).is_file():
         _state_length(folder / CONFIG, max_length)
     table = json.loads((tokenizer / "config.json").read_text("utf-8"))
@@ -237,7 +240,7 @@ def refuse_existing(folder: Path) -> None:
 def created(folder: Path) -> Iterator[Path]:
     """Give a folder beside `folder` to fill; it takes its place when that is done."""
     refuse_existing(folder)
-    part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    part = part_beside(folder)
     try:
         with disk_errors(folder):
             part.mkdir(parents=True)

@@ -11,7 +11,6 @@ SmolLM2-135M-Instruct, the real pretrained model that a Python package carries, 
 
 import importlib.util
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -32,7 +31,7 @@ from transformers import (
 
 from wakeful.errors import WakefulError
 from wakeful.hf.gguf_header import GGUFHeader, read_gguf_header
-from wakeful.paths import default_cache_dir, moved_in
+from wakeful.paths import default_cache_dir, moved_in, part_beside
 
 _MOST_BUFFERED = 2**30
 """Numbers in masks and tables, which no file holds."""
@@ -278,7 +277,7 @@ def smollm2_folder() -> Path:
     )
     model.load_state_dict(read.state_dict())
     tokenizer = AutoTokenizer.from_pretrained(source.parent, **options)
-    part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    part = part_beside(folder)
     try:
         model.save_pretrained(part)
         tokenizer.save_pretrained(part)

@@ -28,7 +28,7 @@ from wakeful.runs.run import Run
 _UNLIMITED = 2**31
 """The context of a model that names none."""
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
-_HUB_COPIES = ["*/*", "consolidated*.safetensors"]
+_HUB_COPIES = ["*/*.json", "*/*.safetensors", "consolidated*.safetensors"]
 """The weights again for other programs, which would be as much to fetch (gpt-oss, Mistral)."""
 
 

@@ -32,6 +32,7 @@ from wakeful.errors import WakefulError
 from wakeful.model import lora
 from wakeful.model.initialize import check_shapes, skeleton
 from wakeful.optim.saved import missing
+from wakeful.paths import part_beside
 from wakeful.runs.run import disk_errors, read_record, save_tensors
 from wakeful.runs.shards import Along, Stored, cut_of, is_complete, local, part_name, share_of
 from wakeful.world import ALONE, World
@@ -103,7 +104,7 @@ def save(
         WakefulError: the disk is full; the older checkpoints are untouched.
     """
     final = folder / f"step-{progress.step:08d}"
-    part = folder / f".{final.name}.{world.gather(os.getpid())[0]}.part"
+    part = folder / world.gather(part_beside(final).name)[0]
     weights = _unique(model)
     tensors, numbers = _pack(optimizer)
     cut = {"model": {} if whole else _cuts(weights), "optimizer": _cuts(tensors)}

@@ -39,6 +39,7 @@ from wakeful.config.schema import Config, config_from_table
 from wakeful.config.tables import from_table, read_table, to_table
 from wakeful.data.parquet_header import fault_in_parquet
 from wakeful.errors import WakefulError, nearest_path
+from wakeful.paths import part_beside
 
 try:
     import fcntl
@@ -134,7 +135,7 @@ class Run:
         final = cls(path)
         final.refuse_existing(kind)
         aside = not final.path.is_dir()
-        part = final.path.with_name(f".{final.path.name}.{os.getpid()}.part")
+        part = part_beside(final.path)
         run = cls(part if aside else path)
         try:
             with disk_errors(final.path):
@@ -471,7 +472,7 @@ def _is_plain(path: Path) -> bool:
 @contextlib.contextmanager
 def replaced(path: Path) -> Iterator[Path]:
     """Give a temporary path beside `path` and move what was written there into its place."""
-    temporary = path.absolute().with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = part_beside(path.absolute())
     try:
         with disk_errors(path):
             yield temporary
