@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wakeful.optim import Learned, OrthoAdam, rotation_of
+from wakeful.optim import Learned, OrthoAdam, Rotation, rotation_of
 from wakeful.optim.rotations import generator_for
 from wakeful.variants import variants
 
@@ -52,7 +52,7 @@ def train(
 
 
 def ortho(
-    w: dict[str, nn.Parameter], rotation: str, *, named: bool = True, **more: Any
+    w: dict[str, nn.Parameter], rotation: str | Rotation, *, named: bool = True, **more: Any
 ) -> OrthoAdam:
     """The optimizer of these weights: given with their names, or by themselves, axes by tensor."""
     axes = more.pop("axes", {name: axis for name, axis in AXES.items() if name in w})

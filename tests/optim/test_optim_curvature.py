@@ -129,6 +129,33 @@ def test_a_checkpoint_goes_on_to_the_bit(name: str, tmp_path: Path) -> None:
         assert torch.equal(one, two)
 
 
+@pytest.mark.parametrize("name", ["soap", "shampoo"])
+def test_a_checkpoint_in_another_order_is_refused(name: str, tmp_path: Path) -> None:
+    """Parameters of one shape would take each other's squares."""
+    pytest.importorskip("pytorch_optimizer")
+    twins = nn.ParameterDict({"a": torch.ones(3, 3), "b": torch.ones(3, 3)})
+    optimizer, turned = (
+        build_optimizer(name, [(each, twins[each]) for each in order]) for order in ("ab", "ba")
+    )
+    saved = checkpoint.save(tmp_path, twins, optimizer, checkpoint.Progress(step=1), keep=1)
+    with pytest.raises(WakefulError, match=r"whose param_names is \['a', 'b'\]"):
+        checkpoint.load_optimizer(saved, turned)
+
+
+@pytest.mark.parametrize("name", ["soap", "shampoo"])
+def test_the_state_of_a_single_number_goes_on(name: str) -> None:
+    pytest.importorskip("pytorch_optimizer")
+    number = nn.Parameter(torch.tensor(1.0))
+    optimizer = build_optimizer(name, [("number", number)], lr=LR)
+    found = [number.item()]
+    for _ in range(3):
+        number.grad = torch.tensor(0.5)
+        optimizer.step()
+        optimizer.load_state_dict(optimizer.state_dict())
+        found.append(number.item())
+    assert found[-1] < found[-2] < found[0]
+
+
 def test_a_state_of_another_shape_is_refused() -> None:
     pytest.importorskip("pytorch_optimizer")
     weight = nn.Parameter(torch.ones(5, 3))

@@ -13,6 +13,7 @@ from optim.problems import (
     AXES,
     KERNELS,
     OPTIONS,
+    ROTATIONS,
     SEEDED,
     WIDTH,
     assert_same,
@@ -23,6 +24,7 @@ from optim.problems import (
     weights,
 )
 from wakeful.optim import Hadamard, OrthoAdam, decay_groups
+from wakeful.optim.rotations.hadamard import transform_factors
 
 # Known answers
 
@@ -330,14 +332,29 @@ def test_a_deep_copy_goes_on_alike() -> None:
     assert_same(w, w2, 0)
 
 
-def test_autocast_does_not_reach_the_rotations() -> None:
+@pytest.mark.parametrize("rotation", ROTATIONS)
+def test_autocast_does_not_reach_the_rotations(rotation: str) -> None:
     a, b = weights(torch.float32), weights(torch.float32)
-    one, two = ortho(a, "haar"), ortho(b, "haar")
+    one, two = ortho(a, rotation), ortho(b, rotation)
     for w in (a, b):
         loss_of(w, 0).backward()
     one.step()
     with torch.autocast("cpu", torch.bfloat16):
         two.step()
+    assert_same(a, b, 0)
+
+
+@pytest.mark.parametrize("rotation", ROTATIONS)
+def test_a_default_device_changes_nothing(rotation: str) -> None:
+    """Users set it to their accelerator, whose generator draws other numbers."""
+    transform_factors.cache_clear()
+    a, b = weights(), weights()
+    one, two = ortho(a, rotation), ortho(b, rotation)
+    for w in (a, b):
+        loss_of(w, 0).backward()
+    with torch.device("meta"):
+        two.step()
+    one.step()
     assert_same(a, b, 0)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from optim.problems import ROTATIONS, SEEDED
 from wakeful.errors import WakefulError
 from wakeful.optim import Haar, Learned, Rotation, rotation_of
-from wakeful.optim.rotations import generator_for
+from wakeful.optim.rotations import generator_for, hadamard
 from wakeful.optim.rotations.base import haar_matrix
 from wakeful.variants import variants
 
@@ -108,8 +108,6 @@ def test_wide_hadamards_need_no_dense_matrix(width: int) -> None:
 
 
 def test_fft_and_dense_hartley_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    from wakeful.optim.rotations import hadamard
-
     x = torch.randn(4, 16 * 129, dtype=torch.float64)
     dense = make("hadamard", 16 * 129).into(x)
     monkeypatch.setattr(hadamard, "LARGEST_DENSE", 100)
@@ -118,6 +116,19 @@ def test_fft_and_dense_hartley_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     hadamard.transform_factors.cache_clear()
     assert any(isinstance(f, int) for f in fast.factors)  # pyright: ignore[reportAttributeAccessIssue]
     torch.testing.assert_close(fast.into(x), dense, rtol=0, atol=1e-12)
+
+
+def test_a_transform_begun_in_inference_mode_can_be_trained_through() -> None:
+    """As when a model whose hidden channels turn writes a text before it is trained on."""
+    hadamard.transform_factors.cache_clear()
+    rows = torch.randn(2, 24)
+    for begun in (torch.inference_mode(), torch.enable_grad()):
+        with begun:
+            factors = hadamard.transform_factors(24, rows.device, rows.dtype)
+            found = hadamard.transform(rows.requires_grad_(), factors)
+    found.sum().backward()
+    expected = hadamard.transform(torch.ones(2, 24), factors)
+    torch.testing.assert_close(rows.grad, expected)
 
 
 def test_haar_has_haars_moments() -> None:

@@ -19,7 +19,7 @@ from optim.problems import (
     weights,
 )
 from wakeful.errors import WakefulError
-from wakeful.optim import OrthoAdam, decay_groups
+from wakeful.optim import Learned, OrthoAdam, decay_groups
 
 
 def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
@@ -47,6 +47,53 @@ def test_a_checkpoint_goes_on_bit_for_bit(rotation: str, named: bool, dtype: tor
     assert float(optimizer2.state[w2["rows"]]["step"]) == 13
     for a, b in zip(optimizer.param_groups, optimizer2.param_groups, strict=True):
         assert a["rotations"] == b["rotations"]
+
+
+class Reflected(Learned):
+    """A learned rotation with a state of its own: the reflection that a gradient's sum gives."""
+
+    examples = ("reflected",)
+
+    def draw(
+        self, width: int, generator: torch.Generator, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self.normal = torch.zeros(width, device=device, dtype=dtype)
+
+    def into(self, grad: torch.Tensor) -> torch.Tensor:
+        return grad - 2 * (grad @ self.normal).unsqueeze(1) * self.normal
+
+    def back(self, step: torch.Tensor) -> torch.Tensor:
+        return self.into(step)
+
+    def learn(self, grad: torch.Tensor) -> torch.Tensor:
+        before = self.into(torch.eye(grad.shape[1], dtype=grad.dtype))
+        self.normal.copy_(nn.functional.normalize(self.normal + grad.sum(0), dim=0))
+        return self.into(before)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {"normal": self.normal}
+
+    def memory(self, width: int, itemsize: int) -> int:
+        return width * itemsize
+
+
+def test_a_rotation_from_outside_may_learn_another_state() -> None:
+    w = weights()
+    optimizer = ortho(w, Reflected())
+    train(w, optimizer, 3)
+    saved = through_a_file(optimizer.state_dict())
+    w2 = {name: nn.Parameter(p.detach().clone()) for name, p in w.items()}
+    optimizer2 = ortho(w2, Reflected())
+    optimizer2.load_state_dict(saved)
+    train(w, optimizer, 3, start=3)
+    train(w2, optimizer2, 3, start=3)
+    assert_same(w, w2, 0)
+    saved["state"][0]["rotation_1_normal"] = torch.zeros(5)
+    with pytest.raises(WakefulError, match=r"rotation_1_normal of rows .* must have \(12,\)"):
+        optimizer.load_state_dict(saved)
+    del saved["state"][0]["rotation_1_normal"]
+    with pytest.raises(WakefulError, match="the state of rows has no rotation_1_normal"):
+        optimizer.load_state_dict(saved)
 
 
 def test_a_checkpoint_of_no_step_starts_afresh() -> None:

@@ -1,7 +1,8 @@
 """SOAP and Shampoo by pytorch-optimizer: what Adam does in the basis of a matrix's own gradients.
 
-The library keeps the squares of gradients in lists and has no names for parameters; what is here
-puts their tensors side by side, so that a checkpoint holds each by a name.
+The library keeps the squares of gradients in lists and takes parameters without names; what is here
+puts their tensors side by side, so that a checkpoint holds each by a name, and names the parameters
+in their groups, so that a checkpoint of others or in another order is refused.
 """
 
 from collections.abc import Callable
@@ -29,7 +30,10 @@ class Curved(torch.optim.Optimizer):
                         f"{name.lower()} needs whole matrices, and {known} is in shares: use "
                         "train.parallel = 'ddp'"
                     )
-        plain = [{**g, "params": [p for _, p in g["params"]]} for g in groups]
+        plain = [
+            {**g, "params": [p for _, p in g["params"]], "param_names": [n for n, _ in g["params"]]}
+            for g in groups
+        ]
         self._theirs = _class(name)(plain, **options)
         super().__init__(self._theirs.param_groups, dict(self._theirs.defaults))
         self._link()
@@ -78,9 +82,7 @@ class Curved(torch.optim.Optimizer):
         for parameter, entry in self.state.items():
             _check_sides(parameter, entry)
             for name in _LISTS if "precondition_frequency" in entry else ():
-                entry[name] = [
-                    entry.pop(f"{name}_{side}", []) for side in range(max(1, parameter.dim()))
-                ]
+                entry[name] = [entry.pop(f"{name}_{side}", []) for side in range(parameter.dim())]
 
 
 def soap(
@@ -108,9 +110,9 @@ def shampoo(
 ) -> torch.optim.Optimizer:
     """Return Shampoo (Gupta et al., 1802.09568): L^{-1/4} G R^{-1/4} with L = ε + Σ G Gᵀ, R alike.
 
-    The roots are taken anew every `every` steps, the first time after `every`, and nothing moves
-    before. Sums over all steps, as published, and no momentum: its learning rate is not Adam's.
-    Each side of each matrix has a square matrix of its own. Weight decay is decoupled.
+    The roots are taken anew every `every` steps, the first time after `every`; before, weights only
+    decay. Sums over all steps, as published, and no momentum: its learning rate is not Adam's. Each
+    side of each matrix has a square matrix of its own. Weight decay is decoupled.
     """
     if every < 1:
         raise WakefulError(f"shampoo: every must be at least 1, got {every}")

@@ -11,6 +11,7 @@ with m̂ = m̄ / (1 − β₁ᵗ), v̂ = v̄ / (1 − β₂ᵗ) and weight decay
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -233,15 +234,13 @@ class OrthoAdam(torch.optim.Optimizer):
         place, state = self._places[parameter], self.state[parameter]
         made_for = (parameter.device, moment_dtype(parameter))
         if place.rotations is None or place.made_for != made_for:
-            place.rotations = tuple(
-                self._recipe.make(place, axis, *made_for) for axis in place.axes
-            )
+            place.rotations = self._recipe.make_all(place, parameter)
             place.made_for = made_for
             for key, tensor in place.learned().items():
                 if key in state:
                     state[key] = tensor.copy_(state[key])
         if "step" not in state:
-            state["step"] = torch.tensor(0.0)
+            state["step"] = torch.tensor(0.0, device="cpu")
             state["exp_avg"] = place.moment(parameter)
             state["exp_avg_sq"] = place.moment(parameter)
             state.update(place.learned())
@@ -274,7 +273,7 @@ class OrthoAdam(torch.optim.Optimizer):
                         f"saved, {_written(mine)} here"
                     )
                 states[parameter] = state_dict["state"].get(key, {})
-                self._check_state(states[parameter], place)
+                self._check_state(states[parameter], parameter)
             self._check_names(saved.get("param_names"), parameters)
         super().load_state_dict(state_dict)
         for group, (_, rotations) in zip(self.param_groups, ours, strict=True):
@@ -300,13 +299,14 @@ class OrthoAdam(torch.optim.Optimizer):
             if plain_name(theirs) != plain_name(mine):
                 raise WakefulError(f"the state has {theirs} where this optimizer has {mine}")
 
-    def _check_state(self, state: Mapping[str, Any], place: Place) -> None:
+    def _check_state(self, state: Mapping[str, Any], parameter: Tensor) -> None:
         if not state:
             return
+        place = self._places[parameter]
         shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("exp_avg", "exp_avg_sq"), place.shape)
-        for axis in place.axes if self._recipe.learns else ():
-            width = place.shape[axis]
-            shapes |= {f"rotation_{axis}_{key}": (width, width) for key in ("basis", "covariance")}
+        if self._recipe.learns:
+            fresh = replace(place, rotations=self._recipe.make_all(place, parameter))
+            shapes |= {key: tuple(tensor.shape) for key, tensor in fresh.learned().items()}
         for key in ("step", *shapes):
             if key not in state:
                 raise WakefulError(f"the state of {place.name} has no {key}")

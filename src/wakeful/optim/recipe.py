@@ -84,6 +84,11 @@ class Recipe:
             for axis in place.axes
         ]
 
+    def make_all(self, place: Place, parameter: Tensor) -> tuple[Rotation, ...]:
+        """Return the rotations of a parameter's axes, for its device and its moments' dtype."""
+        made_for = parameter.device, moment_dtype(parameter)
+        return tuple(self.make(place, axis, *made_for) for axis in place.axes)
+
     def make(self, place: Place, axis: int, device: torch.device, dtype: torch.dtype) -> Rotation:
         """Return the rotation of one axis; with `share` the one of its width."""
         width = place.shape[axis]

@@ -50,10 +50,11 @@ class Job:
         for side, rotation in enumerate(self.rotations):
             if isinstance(rotation, Learned):
                 grad = self.grad.to(self.exp_avg.dtype)
-                change = rotation.learn(grad.mT if side == 1 else grad)
-                if change is not None:
-                    moment = self.exp_avg.mT if side == 1 else self.exp_avg
-                    moment.copy_(moment @ change)
+                with torch.autocast(grad.device.type, enabled=False):
+                    change = rotation.learn(grad.mT if side == 1 else grad)
+                    if change is not None:
+                        moment = self.exp_avg.mT if side == 1 else self.exp_avg
+                        moment.copy_(moment @ change)
 
     def end(self) -> None:
         """Write a resharded weight back where it came from."""

@@ -45,7 +45,8 @@ class Rotation(Variant, ABC):
         """Make the tensors of a Q of this width.
 
         Random numbers come from `generator`, a CPU generator, in float64 and are rounded once, so
-        that a seed gives one rotation whatever the device.
+        that a seed gives one rotation whatever the device. Draw them with `device="cpu"`: torch's
+        default device may be another.
         """
 
     @abstractmethod
@@ -108,14 +109,16 @@ def haar_matrix(width: int, generator: torch.Generator) -> Float[Tensor, "n n"]:
     QR of a Gaussian matrix, each column of Q multiplied by the sign of R's diagonal: without that
     fix the law is not Haar's (Mezzadri, How to generate random matrices, 2007, section 5).
     """
-    gaussian = torch.randn(width, width, generator=generator, dtype=torch.float64)
+    size = (width, width)
+    gaussian = torch.randn(size, generator=generator, dtype=torch.float64, device="cpu")
     q, r = torch.linalg.qr(gaussian)
     return q * torch.where(r.diagonal() < 0, -1.0, 1.0)
 
 
 def random_signs(width: int, generator: torch.Generator) -> Float[Tensor, " n"]:
     """Return n independent fair signs, ±1 in float64 on the CPU."""
-    return torch.randint(0, 2, (width,), generator=generator).double().mul_(2).sub_(1)
+    fair = torch.randint(0, 2, (width,), generator=generator, device="cpu")
+    return fair.double().mul_(2).sub_(1)
 
 
 class Identity(Rotation):
@@ -151,7 +154,7 @@ class SignedPermutation(Rotation):
     def draw(
         self, width: int, generator: torch.Generator, device: torch.device, dtype: torch.dtype
     ) -> None:
-        order = torch.randperm(width, generator=generator)
+        order = torch.randperm(width, generator=generator, device="cpu")
         self.order = order.to(device)
         self.inverse = order.argsort().to(device)
         self.signs = random_signs(width, generator).to(device, dtype)

@@ -37,7 +37,7 @@ class Eigenbasis(Learned):
         del generator
         self.basis = torch.eye(width, device=device, dtype=dtype)
         self.covariance = torch.zeros(width, width, device=device, dtype=dtype)
-        self.seen = torch.zeros((), dtype=torch.float32)
+        self.seen = torch.zeros((), dtype=torch.float32, device="cpu")
 
     def into(self, grad: Float[Tensor, "R n"]) -> Float[Tensor, "R n"]:
         return grad @ self.basis.mT

@@ -76,10 +76,16 @@ def transform_factors(
     width: int, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor | int, ...]:
     """Return the Kronecker factors of F, outermost first; each is symmetric and orthogonal."""
+    # They are kept, and autograd refuses tensors that were made in inference mode.
+    with torch.inference_mode(False):
+        return _factors(width, device, dtype)
+
+
+def _factors(width: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor | int, ...]:
     odd = width // (width & -width)
     power = width // odd
     if odd > LARGEST_DENSE:
-        rest = transform_factors(power, device, dtype) if power > 1 else ()
+        rest = _factors(power, device, dtype) if power > 1 else ()
         return (odd, *rest)
     if width <= LARGEST_FACTOR or power < TAIL:
         if width <= LARGEST_DENSE:
@@ -101,11 +107,12 @@ def transform_factors(
 
 def _factor(odd: int, power: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Return C_odd ⊗ H_power, normalized, computed in float64 and rounded once."""
-    hadamard = torch.ones(1, 1, dtype=torch.float64)
-    pair = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64)
+    exact = {"dtype": torch.float64, "device": "cpu"}  # whatever the default device is
+    hadamard = torch.ones(1, 1, **exact)
+    pair = torch.tensor([[1.0, 1.0], [1.0, -1.0]], **exact)
     while hadamard.shape[0] < power:
         hadamard = torch.kron(hadamard, pair)
-    index = torch.arange(odd, dtype=torch.float64)
+    index = torch.arange(odd, **exact)
     angle = 2 * math.pi * torch.outer(index, index).remainder(odd) / odd
     hartley = angle.cos() + angle.sin()
     return (torch.kron(hartley, hadamard) / math.sqrt(odd * power)).to(device, dtype)
