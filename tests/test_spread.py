@@ -101,7 +101,7 @@ def test_a_diagnosis_is_that_of_one_process(folder: Path, spoken: str, case: str
     for mine, theirs in zip(here["models"], there["models"], strict=True):
         losses = [value for key, value in theirs.items() if key.startswith("loss")]
         assert losses == [value for key, value in mine.items() if key.startswith("loss")] != []
-    assert "2 processes of 1 threads" in here["method"]["Machine"]
+    assert "2 processes of 1 thread;" in here["method"]["Machine"]
     assert "processes" not in there["method"]["Machine"]
 
 

@@ -3,13 +3,14 @@
 What the page has of comparisons whose folders are not named stays.
 """
 
+import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
 from pathlib import Path
 
 from wakeful.comparison.reading import Comparison, read_comparison
-from wakeful.comparison.tables import machines
+from wakeful.comparison.tables import machines, same_tokens
 from wakeful.estimates import with_error
 from wakeful.exhibits.exhibit import Column
 from wakeful.exhibits.paper_table import Cell, Row, paper_tables
@@ -25,6 +26,9 @@ Losses are differences from the baseline, paired over seeds. Bold: the 95% inter
 the paired difference from the baseline leaves out zero. Of this many figures one in twenty would
 stand out by chance. Overall ranks have their 95% interval.
 """
+ONE_SEED = """\
+One seed: nothing is bold, and the errors of differences are over the validation windows; they do
+not say how much another seed would differ."""
 
 
 def main(folders: Iterable[Path], day: str) -> None:
@@ -46,11 +50,15 @@ def section(comparison: Comparison, day: str) -> Iterator[str]:
     """Yield what the page says of a comparison: its setting, and a table for each group.
 
     Raises:
-        ValueError: none of its tables says which way a column is better.
+        ValueError: none of its tables says which way a column is better, or no seed is finished by
+            all variants.
     """
     ranking = ranking_of(comparison)
     if ranking is None:
-        raise ValueError(f"{comparison.name} ranks nothing: name an arena's folder.")
+        raise ValueError(
+            f"{comparison.name} ranks nothing: name the folder of an arena, one with a seed that "
+            "all variants have finished."
+        )
     table = next(t for t in paper_tables(comparison) if any(c.better for c in t.published.columns))
     ranks = {row.variant: row for row in ranking.rows}
     first, base = comparison.runs[0].summary, comparison.baseline
@@ -61,6 +69,8 @@ def section(comparison: Comparison, day: str) -> Iterator[str]:
         f"steps, seed{'s' * (len(ranking.seeds) > 1)} {seeds}.\n"
     )
     yield f"Trained on {' / '.join(machines(comparison))}.\n"
+    if len(comparison.seeds) == 1:
+        yield f"{ONE_SEED}\n"
     rows = sorted(table.rows, key=lambda row: ranks[row.variant].difference[0])
     for group in ranking.groups:
         loss = group == LOSS
@@ -72,7 +82,8 @@ def section(comparison: Comparison, day: str) -> Iterator[str]:
         yield f"**{group[0].upper()}{group[1:]}**\n"
         titles = [column.title.replace("|", "\\|") for _, column in those]
         if loss:
-            titles = ["loss", "at equal tokens", "at equal time", *titles, "overall rank"]
+            final = "at equal tokens" if same_tokens(comparison) else "at the end"
+            titles = ["loss", final, "at equal time", *titles, "overall rank"]
         yield f"| {' | '.join(['', *titles])} |"
         yield f"|{'---|' * (1 + len(titles))}"
         for row in rows:
@@ -87,7 +98,7 @@ def section(comparison: Comparison, day: str) -> Iterator[str]:
 def _losses(
     columns: Iterable[Column], row: Row, ranks: Mapping[str, Ranked], base: str
 ) -> list[str]:
-    """Return a row's loss, and its differences after the same tokens and the same time."""
+    """Return a row's loss, and its differences at the end and after the same time."""
     (cell,) = (c for column, c in zip(columns, row.cells, strict=True) if column.figure == LOSS)
     loss = with_error(*cell.value) if cell.value else ""
     if row.variant == base:
@@ -106,12 +117,14 @@ def _told(cell: Cell) -> str:
     if cell.value is None:
         return "not measured"
     mean, error = cell.value
-    told = f"{mean:,.0f}" if not error and mean == round(mean) else with_error(mean, error)
+    exact = not error > 0 and mean == round(mean)  # of one seed the error is NaN
+    told = f"{mean:,.0f}" if exact else with_error(mean, error)
     return f"**{told}**" if cell.separated else told
 
 
 def _rank(row: Ranked) -> str:
-    return f"{row.overall[0]:.1f} ± {row.reach:.1f}"
+    interval = f" ± {row.reach:.1f}" if math.isfinite(row.reach) else ""
+    return f"{row.overall[0]:.1f}{interval}"
 
 
 if __name__ == "__main__":

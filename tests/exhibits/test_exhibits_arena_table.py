@@ -1,5 +1,7 @@
 """The arena's table as a page: every group's columns, beside what the page already has."""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +9,7 @@ import pytest
 
 from exhibits.test_exhibits_ranks import KURTOSIS, ranked
 from exhibits.tool import tool_of
+from wakeful.comparison.reading import read_comparison
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +62,39 @@ def test_what_the_page_has_of_other_comparisons_stays(
     assert both.count("2026-01-02. ") == 1
     tool.main([tmp_path / "two"], "2026-01-02")
     assert page.read_text() == both
+
+
+def test_one_seed_has_no_interval_and_its_counts_are_whole(tool: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    ranked(folder, KURTOSIS, {"a": 480.0})
+    change(folder / "run.json", seeds=[0])
+    for place in folder.glob("*/seed-0/summary.json"):
+        change(place, parameters={"total": 124_439_808})
+    written = "\n".join(tool.section(read_comparison(folder), "2026-01-01"))
+    assert tool.ONE_SEED in written
+    assert "inf" not in written
+    assert cells(written, "Loss")["b"][3] == "2.0"
+    assert cells(written, "Cost")["a"][0] == "124,439,808"
+    change(folder / "run.json", seeds=[0, 1])
+    assert tool.ONE_SEED not in "\n".join(tool.section(read_comparison(folder), "2026-01-01"))
+
+
+def test_losses_after_other_tokens_are_not_called_equal(tool: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    ranked(folder, KURTOSIS, {})
+    change(folder / "b" / "seed-1" / "summary.json", tokens=5120)
+    written = "\n".join(tool.section(read_comparison(folder), "2026-01-01"))
+    assert cells(written, "Loss")[""][1] == "at the end"
+
+
+def test_an_arena_in_which_variants_share_no_seed_is_told_so(tool: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    ranked(folder, KURTOSIS, {})
+    for variant, seed in (("a", 0), ("a", 1), ("b", 2)):
+        shutil.rmtree(folder / variant / f"seed-{seed}")
+    with pytest.raises(ValueError, match="one with a seed that all variants have finished"):
+        list(tool.section(read_comparison(folder), "2026-01-01"))
+
+
+def change(place: Path, **fields: Any) -> None:
+    place.write_text(json.dumps(json.loads(place.read_text()) | fields))

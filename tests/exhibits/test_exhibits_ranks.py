@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 
 from pages.test_report import make_comparison
+from pages.test_report_reading import change_json, interrupt
 from wakeful.comparison.reading import Comparison, read_comparison
 from wakeful.comparison.tables import equal_time
 from wakeful.exhibits.exhibit import Column
@@ -204,3 +205,40 @@ def test_of_many_variants_those_that_fare_alike_share_a_sentence(tmp_path: Path)
     page = write_report(comparison, tmp_path / "page.html", title="t").read_text()
     assert "Of 13 variants, vanilla and the 11 of the lowest loss are drawn." in page
     assert "<summary>Configurations</summary>" in page
+
+
+def test_one_seed_is_not_said_to_have_means_or_pairs_of_seeds(tmp_path: Path) -> None:
+    ranked(tmp_path / "c", KURTOSIS, {})
+    change_json(tmp_path / "c" / "run.json", {"seeds": [0]})
+    comparison = read_comparison(tmp_path / "c")
+    page = write_report(comparison, tmp_path / "page.html", title="t").read_text()
+    assert "± one standard error over validation windows" in page
+    assert "; at equal time over seeds alone.\n" in page
+    assert "One seed, which leaves no standard error." in page
+    assert "Each point is a variant. " in page
+    assert "paired over seeds" not in page
+    assert "eans over seeds" not in page
+
+
+def test_losses_after_other_tokens_are_not_called_equal(tmp_path: Path) -> None:
+    ranked(tmp_path / "c", KURTOSIS, {})
+    page = write_report(read_comparison(tmp_path / "c"), tmp_path / "page.html", title="t")
+    assert "loss, equal tokens" in page.read_text()
+    change_json(tmp_path / "c" / "b" / "seed-0" / "summary.json", {"tokens": 5120})
+    page = write_report(read_comparison(tmp_path / "c"), tmp_path / "page.html", title="t")
+    assert "loss, equal tokens" not in page.read_text()
+    assert "loss, at the end" in page.read_text()
+    assert "Not all were trained on equally many tokens." in page.read_text()
+
+
+def test_of_many_variants_under_way_the_page_says_which_are_drawn(tmp_path: Path) -> None:
+    folder = make_comparison(tmp_path / "c", {f"v{n}": 0.01 * n for n in range(14)}, [0])
+    for n in range(2, 14):
+        interrupt(folder / f"v{n}" / "seed-0", 20)
+    page = write_report(read_comparison(folder), tmp_path / "page.html", title="t").read_text()
+    assert "Of 14 variants, v0 and the one of the lowest loss are drawn." in page
+    assert "as far as it has come" not in page
+    interrupt(folder / "v1" / "seed-0", 20)
+    page = write_report(read_comparison(folder), tmp_path / "page.html", title="t").read_text()
+    assert "Of 14 variants, v0 alone is drawn: none of the others has finished a seed" in page
+    assert "Training loss against v0" not in page

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from pages.test_report import make_comparison
+from pages.test_report_reading import change_json, interrupt
 from wakeful.comparison.reading import read_comparison
 from wakeful.comparison.tables import followed, heads_over_steps, sink_growth
 from wakeful.errors import WakefulError
@@ -126,7 +127,7 @@ def test_growth_is_judged_by_its_interval_over_seeds(folder: Path, tmp_path: Pat
     page = write_report(comparison, tmp_path / "r.html", title="t").read_text()
     assert "Heads over training steps" in page
     assert verdicts(comparison)[0] == (
-        "A sink grows in ill (0.620 ± 0.012). Whether one grows is not resolved in "
+        "A sink grows in ill (0.620 ± 0.012). Whether a sink grows is not resolved in "
         "well (0.0190 ± 0.0059). In parentheses: attention on BOS at the end."
     )
     assert "loss over the task&#39;s own (nats) of each variant over steps" in page
@@ -134,6 +135,28 @@ def test_growth_is_judged_by_its_interval_over_seeds(folder: Path, tmp_path: Pat
     Console(file=terminal, width=200).print(render_terminal(comparison))
     said = "ill: attention on BOS 0.0200 before training, 0.620 ± 0.012 after: grows."
     assert said in terminal.getvalue()
+
+
+def test_what_grows_is_said_before_what_is_not_resolved(folder: Path) -> None:
+    names = ["well", "ill", "quiet"]
+    change_json(folder / "run.json", {"baseline": "well", "variants": names})
+    assert verdicts(read_comparison(folder))[0].startswith(
+        "A sink grows in ill (0.620 ± 0.012). Whether a sink grows is not resolved in well ("
+    )
+
+
+def test_seeds_under_way_are_followed_to_where_all_have_come(folder: Path) -> None:
+    for seed in range(3):
+        interrupt(folder / "ill" / f"seed-{seed}", 30)
+    log = folder / "ill" / "seed-2" / "trajectories.jsonl"
+    kept = [line for line in log.read_text().splitlines() if json.loads(line)["step"] < 20]
+    log.write_text("\n".join(kept) + "\n")
+    change_json(folder / "run.json", {"baseline": "well"})
+    comparison = read_comparison(folder)
+    for table in (followed(comparison), heads_over_steps(comparison)):
+        sinks = table.filter(figure="bos_mass_other")
+        steps = {name: {*sinks.filter(variant=name)["step"]} for name in ("ill", "well")}
+        assert steps == {"ill": {0, 10}, "well": {0, 10, 20}}
 
 
 def test_a_sink_that_a_paper_saw_grow_is_judged(folder: Path, monkeypatch) -> None:

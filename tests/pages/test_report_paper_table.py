@@ -246,3 +246,18 @@ def test_a_direction_is_the_papers_difference_beyond_its_share() -> None:
     table = PublishedTable("t", "n", "a", (column,), dict.fromkeys("abcdef", "l"), cells)
     found = {variant: table.direction(variant, column) for variant in "abcdef"}
     assert found == {"a": None, "b": "same", "c": "higher", "d": "lower", "e": "lower", "f": None}
+
+
+def test_bold_is_against_the_tables_first_row_whatever_the_baseline(tmp_path: Path) -> None:
+    shifts = {"resformer": 0.0, "vanilla": -0.4}
+    folder = make_comparison(tmp_path / "c", shifts, SEEDS)
+    header = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(header | {"layouts": ["own/combination"]}))
+    comparison = read_comparison(folder)
+    (table,) = paper_tables(comparison)
+    bold = {row.variant for row in table.rows if any(cell.separated for cell in row.cells)}
+    assert (comparison.baseline, table.rows[0].variant, bold) == (
+        "resformer", "vanilla", {"resformer"},
+    )  # fmt: skip
+    page = write_report(comparison, tmp_path / "r.html", title="t").read_text()
+    assert "difference from the first row, paired over seeds, leaves out zero" in page

@@ -12,8 +12,8 @@ import numpy as np
 import polars as pl
 import pytest
 from rich.console import Console
-from test_report import STEPS, make_comparison, make_run
 
+from pages.test_report import STEPS, make_comparison, make_run
 from wakeful.comparison.reading import Comparison, read_comparison, read_run
 from wakeful.comparison.tables import (
     differing_fields,
@@ -26,7 +26,13 @@ from wakeful.comparison.tables import (
 from wakeful.errors import WakefulError
 from wakeful.pages.charts import specification
 from wakeful.pages.comparison.charts import difference_chart, relative_loss_chart
-from wakeful.pages.comparison.page import caveat, headline, render_terminal, write_report
+from wakeful.pages.comparison.page import (
+    caveat,
+    headline,
+    next_step,
+    render_terminal,
+    write_report,
+)
 
 
 def change_json(path: Path, change: dict[str, Any]) -> None:
@@ -315,3 +321,32 @@ def test_a_comparison_that_cannot_be_is_refused(
     change_json(folder / "run.json", change)
     with pytest.raises(WakefulError, match=message):
         read_comparison(folder)
+
+
+def test_machines_are_told_by_their_processes_and_threads(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / "x", "x"), make_run(tmp_path / "y", "y")]
+    change_json(runs[0] / "environment.json", {"threads": 1})
+    change_json(runs[1] / "environment.json", {"threads": 1, "processes": 2})
+    assert machines(read_comparison(runs)) == [
+        "CPU, 1 thread; torch 2, Python 3, wakeful 0",
+        "CPU, 2 processes of 1 thread; torch 2, Python 3, wakeful 0",
+    ]
+
+
+def test_the_lowest_is_named_among_several_alone(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / "x", "x"), make_run(tmp_path / "y", "y", seed=1, shift=-1.0)]
+    # Losses of other seeds are not compared: nothing is lowest.
+    for folders in (runs[:1], runs):
+        assert next_step(read_comparison(folders)).words == "look inside x"
+    runs.append(make_run(tmp_path / "z", "z", shift=-0.1))
+    assert next_step(read_comparison(runs)).words == "look inside z, the lowest"
+
+
+def test_domains_that_a_run_did_not_measure_are_left_out(tmp_path: Path) -> None:
+    folder = make_comparison(tmp_path / "c", {"a": 0.0, "b": 0.1}, [0])
+    for name, shown in (("a", False), ("b", True)):
+        file = folder / name / "seed-0" / "summary.json"
+        told = json.loads(file.read_text())["validation"]
+        change_json(file, {"validation": told | {"domains": {"prose": 3.0, "code": 2.0}}})
+        page = write_report(read_comparison(folder), tmp_path / "r.html", title="t").read_text()
+        assert ("Loss by domain" in page) == shown

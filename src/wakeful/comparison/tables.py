@@ -15,7 +15,6 @@ import polars as pl
 
 from wakeful.comparison.reading import Comparison, Pairs, TrainedRun
 from wakeful.config.schema import config_to_table
-from wakeful.config.tables import to_table
 from wakeful.estimates import (
     Estimate,
     mean_and_error,
@@ -24,6 +23,7 @@ from wakeful.estimates import (
     reach,
     weighted_mean,
 )
+from wakeful.runs.run import Environment
 
 _MOST_POINTS = 500
 _EXPECTED = ("name", "train.seed")
@@ -212,6 +212,7 @@ def followed(comparison: Comparison) -> pl.DataFrame:
     """Return what variants followed over steps: a row a `figure`, `variant` and `step`.
 
     `value` is the mean over the seeds (`seeds` of them) and `error` its standard error, NaN of one.
+    Of seeds under way it has the steps that all of them have come to.
     """
     parts = [
         run.followed.with_columns(variant=pl.lit(variant))
@@ -227,23 +228,27 @@ def followed(comparison: Comparison) -> pl.DataFrame:
     schema = {"figure": pl.String, "variant": pl.String, "step": pl.Int64, "value": pl.Float64,
               "error": pl.Float64, "seeds": pl.Int64}  # fmt: skip
     found = [(*key, *mean_and_error(values), len(values)) for key, values in cells.items()]
-    return pl.DataFrame(found, schema=schema, orient="row").sort(
-        "figure", "variant", "step", maintain_order=True
-    )
+    table = pl.DataFrame(found, schema=schema, orient="row")
+    shared = pl.col("seeds") == pl.col("seeds").max().over("figure", "variant")
+    return table.filter(shared).sort("figure", "variant", "step", maintain_order=True)
 
 
 def heads_over_steps(comparison: Comparison) -> pl.DataFrame:
     """Return what layers and heads came to over steps, means over the seeds: a row a `figure`,
-    `variant`, `layer`, `head` and `step`; none where there is one layer of one head."""
+    `variant`, `layer`, `head` and `step`; none where there is one layer of one head.
+
+    Of seeds under way it has the steps that all of them have come to.
+    """
     parts = [
         run.heads.with_columns(variant=pl.lit(variant))
         for variant in comparison.drawn
         for run in comparison.curves(variant)
     ]
     place = ["figure", "variant", "layer", "head", "step"]
-    found = pl.concat(parts).group_by(place).agg(pl.col("value").mean()).sort(place)
+    found = pl.concat(parts).group_by(place).agg(pl.col("value").mean(), seeds=pl.len())
+    shared = pl.col("seeds") == pl.col("seeds").max().over("figure", "variant")
     several = pl.struct("layer", "head").n_unique().over("figure") > 1
-    return found.filter(several)
+    return found.filter(shared & several).drop("seeds").sort(place)
 
 
 @dataclass(frozen=True)
@@ -315,12 +320,18 @@ def same_batches(comparison: Comparison) -> bool:
     return len(orders) == 1
 
 
+def same_tokens(comparison: Comparison) -> bool:
+    """Say whether all finished runs were trained on equally many tokens."""
+    return len({run.summary.tokens for run in comparison.runs}) == 1
+
+
 def machines(comparison: Comparison) -> list[str]:
     """Describe each different machine and version that finished runs were trained on."""
-    words = "{device_name}, {threads} threads; torch {torch}, Python {python}, wakeful {wakeful}"
-    return list(
-        dict.fromkeys(words.format_map(to_table(run.environment)) for run in comparison.runs)
-    )
+    return list(dict.fromkeys(_machine(run.environment) for run in comparison.runs))
+
+
+def _machine(where: Environment) -> str:
+    return f"{where.computer}; torch {where.torch}, Python {where.python}, wakeful {where.wakeful}"
 
 
 def _flat(table: Mapping[str, Any], place: str = "") -> list[tuple[str, Any]]:

@@ -32,9 +32,9 @@ class Ranked:
     reach: float
     """How far the 95% interval of `overall` goes to either side; infinite for one seed."""
     difference: Estimate
-    """Its loss minus the baseline's after the same tokens."""
+    """Its final loss minus the baseline's."""
     same_time: Estimate | None
-    """The same after the same time (`equal_time`); None where it cannot be read."""
+    """That after the same time (`equal_time`); None where it cannot be read."""
 
 
 @dataclass(frozen=True)

@@ -54,10 +54,7 @@ class Facts:
 
 
 def _machine(environment: Environment) -> str:
-    return (
-        f"{environment.device_name}, {environment.threads} threads; torch {environment.torch}, "
-        f"wakeful {environment.wakeful}"
-    )
+    return f"{environment.computer}; torch {environment.torch}, wakeful {environment.wakeful}"
 
 
 def headline(plan: Plan, facts: Facts, results: Results) -> str:

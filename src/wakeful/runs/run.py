@@ -111,11 +111,17 @@ class Environment:
     threads: int
     processes: int = 1
 
-    def __str__(self) -> str:
+    @property
+    def computer(self) -> str:
+        """The device, its processes and their threads in words."""
         processes = "" if self.processes == 1 else f"{self.processes} processes of "
+        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
+        return f"{self.device_name}, {processes}{threads}"
+
+    def __str__(self) -> str:
         return (
-            f"{self.device_name}, {processes}{self.threads} threads; torch {self.torch}, "
-            f"Transformers {self.transformers}, wakeful {self.wakeful}"
+            f"{self.computer}; torch {self.torch}, Transformers {self.transformers}, "
+            f"wakeful {self.wakeful}"
         )
 
 

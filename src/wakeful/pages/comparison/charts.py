@@ -69,6 +69,8 @@ def relative_loss_chart(comparison: Comparison, window: int) -> Drawing | None:
         pl.col("step") >= pl.col("step").max().clip(upper_bound=window),
         pl.col("variant").is_in(shown),
     )
+    if steady.is_empty():
+        return None
     y = alt.Y("difference:Q", title=f"training loss minus {comparison.baseline} (nats)")
     lines = _curves(comparison, steady.select("variant", "step", "difference"), y, "+.4f", shown)
     layers: list[Any] = [line_at("y", 0.0, "zero"), *lines]

@@ -20,6 +20,7 @@ from wakeful.comparison.tables import (
     paired_difference,
     pairs_counted,
     same_batches,
+    same_tokens,
     sink_growth,
     smoothing_window,
     summary_table,
@@ -99,14 +100,18 @@ def _sinks(growth: Sequence[Growth]) -> list[str]:
 
     Nothing where no interval resolves a change, as those of one seed cannot.
     """
-    begin = {"grows": "A sink grows in", "shrinks": "Attention on BOS shrinks in"}
-    ends: dict[str, list[str]] = {}
+    begin = {
+        "grows": "A sink grows in",
+        "shrinks": "Attention on BOS shrinks in",
+        "not resolved": "Whether a sink grows is not resolved in",
+    }
+    ends: dict[str, list[str]] = {outcome: [] for outcome in begin}
     for each in growth:
-        words = begin.get(each.outcome, "Whether one grows is not resolved in")
-        ends.setdefault(words, []).append(f"{each.variant} ({with_error(*each.after)})")
-    said = [f"{words} {', '.join(names)}." for words, names in ends.items()]
-    resolved = any(words in begin.values() for words in ends)
-    return [" ".join([*said, "In parentheses: attention on BOS at the end."])] if resolved else []
+        ends[each.outcome].append(f"{each.variant} ({with_error(*each.after)})")
+    if not ends["grows"] and not ends["shrinks"]:
+        return []
+    said = [f"{begin[outcome]} {', '.join(names)}." for outcome, names in ends.items() if names]
+    return [" ".join([*said, "In parentheses: attention on BOS at the end."])]
 
 
 def _verdict(comparison: Comparison, variant: str) -> str:
@@ -154,11 +159,10 @@ def headline(comparison: Comparison) -> str:
 def next_step(comparison: Comparison) -> Step:
     """Return how to look inside the variant that ended lowest."""
     rows = summary_table(comparison).filter(pl.col("difference").is_finite())
-    best = comparison.baseline
-    if not rows.is_empty():
-        best = rows.sort("difference")["variant"][0]
+    best = rows.sort("difference", maintain_order=True)["variant"][0]
     run = comparison.of(best)[0]
-    return Step(f"look inside {best}, the lowest", f"wakeful diagnose {shlex.quote(str(run.path))}")
+    lowest = ", the lowest" if len(rows) > 1 else ""  # the baseline's row is always there
+    return Step(f"look inside {best}{lowest}", f"wakeful diagnose {shlex.quote(str(run.path))}")
 
 
 def caveat(comparison: Comparison) -> str:
@@ -264,8 +268,13 @@ def _plain(text: str) -> str:
 
 
 def _domains(comparison: Comparison) -> tuple[list[str], list[tuple[str, list[Estimate]]]]:
-    """Return the parts of a mixture, and each variant's mean loss on them over seeds."""
-    names = list(comparison.runs[0].summary.validation.domains or {})
+    """Return the parts of a mixture, and each variant's mean loss on them over seeds.
+
+    Nothing where a run has none: those from before they were measured.
+    """
+    runs = comparison.runs
+    whole = all(run.summary.validation.domains for run in runs)
+    names = list(runs[0].summary.validation.domains or {}) if whole else []
     rows: list[tuple[str, list[Estimate]]] = []
     for variant in comparison.variants if names else ():
         found = [run.summary.validation.domains or {} for run in comparison.compared(variant)]
@@ -296,6 +305,22 @@ def _speeds(comparison: Comparison) -> dict[str, tuple[str, str]]:
     return found
 
 
+def _which_curves(comparison: Comparison) -> str:
+    """Say which variants are drawn over steps; "" where all are."""
+    drawn, others = len(comparison.drawn), len(with_curves(comparison)) - 1
+    if others + 1 == drawn:
+        return ""
+    if others == 0:
+        return (
+            f"Of {drawn} variants, {comparison.baseline} alone is drawn: none of the others has "
+            "finished a seed that it has."
+        )
+    lowest = "one" if others == 1 else str(others)
+    return (
+        f"Of {drawn} variants, {comparison.baseline} and the {lowest} of the lowest loss are drawn."
+    )
+
+
 def comparison_figures(comparison: Comparison) -> list[tuple[str, Drawing]]:
     """Return every chart of the page with a title for a paper."""
     window, ranking = smoothing_window(comparison), ranking_of(comparison)
@@ -321,7 +346,6 @@ def write_report(comparison: Comparison, path: str | Path, *, title: str) -> Pat
     window = smoothing_window(comparison)
     firsts = {variant: comparison.of(variant)[0] for variant in comparison.variants}
     ranking = ranking_of(comparison)
-    drawn, curves = len(comparison.drawn), len(with_curves(comparison))
     return write_page(
         path,
         "comparison",
@@ -347,10 +371,8 @@ def write_report(comparison: Comparison, path: str | Path, *, title: str) -> Pat
         heads=head_charts(comparison),
         growth=sink_growth(comparison),
         many=len(comparison.variants) > _MANY,
-        curves=""
-        if curves == drawn
-        else f"Of {drawn} variants, {comparison.baseline} and the "
-        f"{curves - 1} of the lowest loss are drawn.",
+        curves=_which_curves(comparison),
+        under_way=not {*with_curves(comparison)} <= {*comparison.variants},
         speeds=_speeds(comparison),
         older=counting_the_embedding(comparison.runs),
         costs=cost_charts(comparison),
@@ -359,6 +381,7 @@ def write_report(comparison: Comparison, path: str | Path, *, title: str) -> Pat
         first=comparison.runs[0],
         differing=differing_fields(comparison),
         same_batches=same_batches(comparison),
+        same_tokens=same_tokens(comparison),
         machines=machines(comparison),
         configs={variant: config_to_toml(run.config) for variant, run in firsts.items()},
         samples={variant: run.summary.samples for variant, run in firsts.items()},
