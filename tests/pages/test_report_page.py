@@ -22,7 +22,7 @@ from wakeful.errors import WakefulError
 from wakeful.pages.charts import save_chart, specification
 from wakeful.pages.comparison.charts import cost_charts, training_loss_chart
 from wakeful.pages.comparison.page import render_terminal, write_report
-from wakeful.pages.page import vega_bundle
+from wakeful.pages.page import _figure, vega_bundle
 
 # A link to a part of the page itself, href="#part-1", and a picture inside it ask for nothing.
 _ASKS = (
@@ -178,3 +178,12 @@ def test_a_cache_that_cannot_be_written_is_done_without(bundles: list[int], tmp_
     (tmp_path / "cache").write_text("a file where a folder should be")
     assert again() == again()
     assert len(bundles) == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [(0, "0"), (6174336.0, "6,174,336"), (1181.25, "1,181.2"), (100, "100"), (9.0, "9.00"),
+     (0.5, "0.500"), (-0.0005, "−0.0005"), (43.56, "43.6")],
+)  # fmt: skip
+def test_counts_are_whole_and_measures_have_three_digits(value: float, told: str) -> None:
+    assert _figure(value) == told

@@ -156,6 +156,9 @@ def test_one_seed_resolves_nothing(tmp_path: Path) -> None:
     (folder / "run.json").write_text(json.dumps({**header, "seeds": [0]}))
     (table,) = paper_tables(read_comparison(folder))
     assert set(table.outcomes) == {"not resolved"}
+    page = write_report(read_comparison(folder), tmp_path / "page.html", title="t").read_text()
+    assert "<td>10.0" in page
+    assert "± nan" not in page
     assert {each.size for row in table.rows for each in row.cells} == {None}
 
 

@@ -86,10 +86,12 @@ def write_page(path: str | Path, template: str, **values: Any) -> Path:
 
 
 def _figure(value: float) -> str:
-    """Return a figure to three or more digits, small ones with a power of ten."""
+    """Return a figure to three or more digits, small ones with a power of ten, counts whole."""
     if 0 < abs(value) < 1e-3:
         text = f"{value:.2g}"
-    elif value == 0 or abs(value) >= 100:
+    elif value == 0 or (abs(value) >= 100 and value == round(value)):
+        text = f"{value:,.0f}"
+    elif abs(value) >= 100:
         text = f"{value:,.1f}"
     else:
         text = f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
