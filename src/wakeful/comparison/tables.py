@@ -26,6 +26,8 @@ from wakeful.estimates import (
 from wakeful.runs.run import Environment
 
 _MOST_POINTS = 500
+_WHOLE = pl.col("seeds") == pl.col("seeds").max().over("figure", "variant")
+"""Rows of steps that all seeds under way have come to."""
 _EXPECTED = ("name", "train.seed")
 """Fields that differ between any two variants or seeds."""
 
@@ -229,8 +231,7 @@ def followed(comparison: Comparison) -> pl.DataFrame:
               "error": pl.Float64, "seeds": pl.Int64}  # fmt: skip
     found = [(*key, *mean_and_error(values), len(values)) for key, values in cells.items()]
     table = pl.DataFrame(found, schema=schema, orient="row")
-    shared = pl.col("seeds") == pl.col("seeds").max().over("figure", "variant")
-    return table.filter(shared).sort("figure", "variant", "step", maintain_order=True)
+    return table.filter(_WHOLE).sort("figure", "variant", "step", maintain_order=True)
 
 
 def heads_over_steps(comparison: Comparison) -> pl.DataFrame:
@@ -246,9 +247,8 @@ def heads_over_steps(comparison: Comparison) -> pl.DataFrame:
     ]
     place = ["figure", "variant", "layer", "head", "step"]
     found = pl.concat(parts).group_by(place).agg(pl.col("value").mean(), seeds=pl.len())
-    shared = pl.col("seeds") == pl.col("seeds").max().over("figure", "variant")
     several = pl.struct("layer", "head").n_unique().over("figure") > 1
-    return found.filter(shared & several).drop("seeds").sort(place)
+    return found.filter(_WHOLE & several).drop("seeds").sort(place)
 
 
 @dataclass(frozen=True)
