@@ -19,7 +19,7 @@ from wakeful.exhibits.paper_table import paper_tables
 from wakeful.exhibits.ranks import Front, Ranking, ranking_of, undominated
 from wakeful.pages.charts import specification
 from wakeful.pages.comparison.fronts import front_charts
-from wakeful.pages.comparison.page import verdicts, write_report
+from wakeful.pages.comparison.page import notes, verdicts, write_report
 
 SEEDS = [0, 1, 2]
 SPREAD = (0.0, 0.3, -0.3)
@@ -178,9 +178,18 @@ def test_only_seeds_that_all_have_are_ranked(tmp_path: Path) -> None:
     late.write_text(json.dumps({**json.loads(late.read_text()), "status": "running"}))
     found = ranks(read_comparison(tmp_path / "c"))
     assert found.seeds == (0, 1)
+    unranked = "The variants are not ranked: they have no finished seed in common."
+    assert unranked not in notes(read_comparison(tmp_path / "c"))
+    for variant, seeds in {"b": (1,), "c": (0,)}.items():
+        for seed in seeds:
+            place = tmp_path / "c" / variant / f"seed-{seed}" / "run.json"
+            place.write_text(late.read_text())
+    assert ranking_of(read_comparison(tmp_path / "c")) is None
+    assert unranked in notes(read_comparison(tmp_path / "c"))
     header = json.loads((tmp_path / "c" / "run.json").read_text())
     (tmp_path / "c" / "run.json").write_text(json.dumps({**header, "layouts": []}))
     assert ranking_of(read_comparison(tmp_path / "c")) is None
+    assert unranked not in notes(read_comparison(tmp_path / "c"))
 
 
 def test_a_figure_that_no_variant_has_with_all_seeds_draws_no_front(tmp_path: Path) -> None:

@@ -72,12 +72,26 @@ def ranking_of(comparison: Comparison) -> Ranking | None:
 
     None where no table ranks, or no seed is finished by all variants.
     """
+    ranked = _ranked_table(comparison)
+    seeds = _common_seeds(comparison)
+    return _ranking(comparison, *ranked, seeds) if ranked and seeds else None
+
+
+def lacks_common_seed(comparison: Comparison) -> bool:
+    """Return whether there would be ranks if the variants had a finished seed in common."""
+    return _ranked_table(comparison) is not None and not _common_seeds(comparison)
+
+
+def _ranked_table(comparison: Comparison) -> tuple[PublishedTable, list[Column]] | None:
+    """Return the first table with columns that have a better side, and those; None of one variant
+    or where there is none."""
+    if len(comparison.variants) < 2:
+        return None
     for layout in map(published, comparison.layouts):
         table = as_trained(comparison, layout)
         columns = [column for column in table.columns if column.better]
-        seeds = _common_seeds(comparison)
-        if columns and seeds and len(comparison.variants) > 1:
-            return _ranking(comparison, table, columns, seeds)
+        if columns:
+            return table, columns
     return None
 
 

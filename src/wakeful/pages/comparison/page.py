@@ -31,7 +31,7 @@ from wakeful.estimates import Estimate, mean_and_error, reach, with_error
 from wakeful.exhibits.figures import counting_the_embedding
 from wakeful.exhibits.judge import Outcome
 from wakeful.exhibits.paper_table import paper_tables
-from wakeful.exhibits.ranks import Ranking, ranking_of
+from wakeful.exhibits.ranks import Ranking, lacks_common_seed, ranking_of
 from wakeful.pages.charts import Drawing, unchecked
 from wakeful.pages.comparison.charts import (
     cost_charts,
@@ -192,6 +192,8 @@ def notes(comparison: Comparison) -> list[str]:
     found = [caveat(comparison), seeds_missing(comparison)]
     if comparison.unfinished:
         found.append(f"Not finished and left out: {'; '.join(comparison.unfinished)}.")
+    if lacks_common_seed(comparison):
+        found.append("The variants are not ranked: they have no finished seed in common.")
     return [note for note in found if note]
 
 
