@@ -1,4 +1,4 @@
-# `make demo` and `make test` do all the set-up themselves: Python 3.11 or later and make are enough.
+# `make demo` and `make test` do all the setup themselves: Python 3.11 or later and make are enough.
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin

@@ -20,8 +20,8 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "arena-table.md"
 HEAD = """\
 # The arena's table
 
-Every column of the arenas that were run, a table for each group; [arena](arena.md) says what the
-columns are, and [findings](findings.md) what surprised. Means over seeds ± one standard error.
+Every column of the arenas below, a table for each group; [arena](arena.md) says what the
+columns are, and [findings](findings.md) what was surprising. Means over seeds ± one standard error.
 Losses are differences from the baseline, paired over seeds. Bold: the 95% interval (Student's t) of
 the paired difference from the baseline leaves out zero. Of this many figures one in twenty would
 stand out by chance. Overall ranks have their 95% interval.
@@ -66,7 +66,8 @@ def section(comparison: Comparison, day: str) -> Iterator[str]:
     yield f"## {comparison.name}\n"
     yield (
         f"{day}. {first.parameters.total:,} parameters, {first.tokens:,} tokens in {first.steps:,} "
-        f"steps, seed{'s' * (len(ranking.seeds) > 1)} {seeds}.\n"
+        f"steps in {comparison.runs[0].config.train.dtype}, seed{'s' * (len(ranking.seeds) > 1)} "
+        f"{seeds}.\n"
     )
     yield f"Trained on {' / '.join(machines(comparison))}.\n"
     if len(comparison.seeds) == 1:

@@ -22,21 +22,21 @@ HEADING = re.compile(r"\*\*(?P<exhibit>.*)\*\* — (?P<scale>\w+) scale.*")
 HEAD = """\
 # Verdicts on every claim
 
-What `wakeful reproduce EXHIBIT` found of each claim, paper by paper; [findings](findings.md) say
-what surprised. A verdict holds for its scale and text only. The tiny scale trains models of 0.1 to
-1.3 million parameters for a few hundred steps, which shows what a method does early rather than
-where it ends. Three of the arena's claims at 100 steps (MUDD, attention residuals,
+What `wakeful reproduce EXHIBIT` found about each claim, paper by paper; [findings](findings.md) say
+what was surprising. A verdict holds for its scale and text only. The tiny scale trains models of
+0.1 to 1.3 million parameters for a few hundred steps, which shows what a method does early rather
+than where it ends. Three of the arena's claims at 100 steps (MUDD, attention residuals,
 hyper-connections) do not hold after 1,000.
 
 Differences are paired over seeds, ± one standard error. A direction is confirmed or reversed
 where the 95% interval (Student's t) leaves out zero; "same" is confirmed where the interval lies
-within the share that counts as none. After a published size, "inside" says that it lies in our
-interval, "outside" that it does not. A figure that rests on fewer seeds than others of its
-exhibit says how many. Exhibits in which three seeds left a direction at 2.2 errors or more have
-five. Where all seeds agree exactly, as shares of a few layers may, the interval has no width and
-any difference counts. Of this many claims one in twenty would stand out by chance. At the tiny
-scale the sizes of a paper are one model, so exhibits that differ only in size repeat each other,
-and runs that two exhibits share are trained once.
+within the equivalence margin (a difference so small counts as none). After a published size,
+"inside" says that it lies in our interval, "outside" that it does not. A figure that rests on fewer
+seeds than others of its exhibit says how many. Exhibits in which three seeds left a direction at
+2.2 errors or more have five. Where all seeds agree exactly, as shares of a few layers may, the
+interval has no width and any difference counts. Of this many claims one in twenty would stand out
+by chance. At the tiny scale the sizes of a paper are one model, so exhibits that differ only in
+size repeat each other, and runs that two exhibits share are trained once.
 """
 
 

@@ -95,6 +95,7 @@ def test_all_help_has_every_option_with_its_description_and_default(
         default = plain
         if verb == "inherit":
             words, default = AUTOMATIC.get(name, words), default_of(InheritOptions, name)
+        words = words.replace("runs/VERB-", f"runs/{verb}-")
         (end,) = re.findall(
             rf" {re.escape(flag_of(verb, name, default))} .*?{re.escape(words)}(.{{0,140}})", shown
         )[:1]
@@ -403,3 +404,11 @@ def test_short_names_of_an_inheritance_stand_for_options_that_exist() -> None:
     names = {name for name, _, _ in options_of(InheritOptions)}
     assert {target for targets in SHORT.values() for target in targets} <= names
     assert not set(SHORT) & names
+
+
+@pytest.mark.parametrize("verb", ["cure", "quantize", "export", "diagnose", "evaluate"])
+def test_help_names_quantized_models_where_the_verb_takes_them(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    takes = verb in ("diagnose", "evaluate")
+    assert ("a hub name or a quantized model" in help_of(capsys, verb)) == takes

@@ -282,5 +282,5 @@ def test_what_cannot_be_is_said_before_anything_is_measured(
         EvaluateOptions(speed=(8, 8))
     with pytest.raises(WakefulError, match="each once, with one number of shots"):
         EvaluateOptions(tasks=("mmlu", "mmlu@5"))
-    with pytest.raises(WakefulError, match="the number of solved examples"):
+    with pytest.raises(WakefulError, match="the number of few-shot examples"):
         EvaluateOptions(tasks=("mmlu@five",))

@@ -320,7 +320,7 @@ def test_a_task_without_solved_examples_keeps_none(
 
     monkeypatch.setattr(tasks_module, "TaskManager", lambda: Found(OSError()))
     assert named_tasks(["piqa"], shots=5).tasks["choices"].get_config("num_fewshot") == 0
-    with pytest.raises(WakefulError, match="choices is defined without solved examples"):
+    with pytest.raises(WakefulError, match="choices is defined without few-shot examples"):
         named_tasks(["piqa@5"])
     with pytest.raises(WakefulError, match="asked for with 0 and with 3 shots"):
         named_tasks(["piqa", "lambada_openai@3"])

@@ -302,7 +302,7 @@ def test_sigterm_cancels_the_jobs(
     mine = signal.getsignal(signal.SIGTERM)
     two = rows(text, tmp_path, 2)
     monkeypatch.setattr(cluster.time, "sleep", lambda _: signal.raise_signal(signal.SIGTERM))
-    with pytest.raises(Interrupted, match="its jobs are cancelled; give the same command again"):
+    with pytest.raises(Interrupted, match="its jobs are canceled; give the same command again"):
         deal(two, cluster_of("local(workers=2)"), tmp_path / "out", Notes())
     assert [job.cancelled for job in made.jobs] == [True, True]
     assert signal.getsignal(signal.SIGTERM) == mine

@@ -117,7 +117,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ),
         (
             "wakeful data generate runs/first --out data/own --prompts prompts.txt --length 128",
-            "Continue a prompt a line; a run without a chat template writes plain text.",
+            "Continue one prompt per line; a run without a chat template writes plain text.",
         ),
     ),
     "report": (
@@ -138,12 +138,12 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ),
         (
             "wakeful export openai/gpt-oss-20b shorter --layers 0-14 19-23",
-            "Leave layers out of any model of Transformers.",
+            "Leave layers out of any Transformers model.",
         ),
     ),
     "presets": (
         ("wakeful presets", "List what comes with wakeful, with sizes and times."),
-        ("wakeful presets cpu-tiny", "Print one, as a beginning for a file of your own."),
+        ("wakeful presets cpu-tiny", "Print one, as a starting point for a file of your own."),
     ),
     "completion": (
         (

@@ -28,10 +28,12 @@ NAMES = {
     "SOURCE": "python-stdlib, a file, folder or glob (text, JSONL, parquet), or hf:NAME",
     "DIR": "a folder to create, or a file NAME.gguf",
     "PAPER/EXHIBIT": "a figure or table; without one, all are listed",
-    "PRESET": "a preset to print, as a beginning for a TOML file of your own",
+    "PRESET": "a preset to print, as a starting point for a TOML file of your own",
     "SHELL": "bash, zsh or fish",
 }
 """What the words of a usage line stand for."""
+_FROM_WHOLE = ("cure", "quantize", "export")
+"""Verbs that refuse quantized models."""
 _WIDEST = 100
 """Columns at most: longer lines are hard to read."""
 _COLUMN = 28
@@ -72,7 +74,8 @@ def _head(kind: Any, verb: str, usage: str, width: int) -> Iterator[Text]:
     for word in usage.split()[1:]:
         name = word.strip("[].")
         if name in NAMES:
-            yield from _wrapped(f"{name}: {NAMES[name]}", width, 2)
+            stands = REFERENCES if name == "MODEL" and verb in _FROM_WHOLE else NAMES[name]
+            yield from _wrapped(f"{name}: {stands}", width, 2)
 
 
 def _options(kind: type, verb: str, width: int, whole: bool, default: Any) -> Iterator[Text]:
@@ -94,7 +97,8 @@ def _options(kind: type, verb: str, width: int, whole: bool, default: Any) -> It
             yield Text(title, style="bold")
             yield from _wrapped(words, width, 2)
         for each in within:
-            yield from _row(written[each.name], _described(each), column, width)
+            told = _described(each).replace("runs/VERB-", f"runs/{verb}-")
+            yield from _row(written[each.name], told, column, width)
     if rare and not whole:
         yield Text()
         more = "1 more option" if len(rare) == 1 else f"{len(rare)} more options"

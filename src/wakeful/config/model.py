@@ -53,8 +53,8 @@ class ModelConfig:
     """layernorm, rmsnorm (one scale per channel, M), rmsnorm_single (one scale, S), or e.g.
     layernorm_scaling."""
     placement: What[str] = "pre"
-    """Where norms stand: pre, post, peri, reordered, or e.g. mixed(share=0.25), post-norm in the
-    first."""
+    """Where norms stand: pre, post, peri, reordered, or e.g. mixed(share=0.25), post-norm in that
+    share of the first layers."""
     norm_eps: float = 1e-5
     """Added to the variance."""
     positions: PositionName = "rotary"

@@ -79,7 +79,7 @@ class DataConfig(TextConfig):
     cross_documents: bool = True
     """Let attention cross from a document into the next of its sequence, in training and losses."""
     max_tokens: int = 0
-    """Train on the first tokens alone, this many, repeated; validation is as ever. 0 means all."""
+    """Train on this many first tokens alone, repeated; validation is unchanged. 0 means all."""
 
     first_batch: int = 0
     """First batch to read in the seed's order, to go on where an earlier run's data ended."""
@@ -175,14 +175,14 @@ class DistillConfig:
     store: str = ""
     """Folder of the stored tokens. Empty: one in the cache for each teacher and setting."""
     hidden: float = 0.0
-    """Times the distance of the streams behind layers, added to the loss: mean ‖x − y‖² / ‖y‖²."""
+    """Weight in the loss of the distance between streams after layers: mean ‖x − y‖² / ‖y‖²."""
     layers: tuple[int, ...] = ()
     """The teacher's layer, from 0, that each of the student's matches. Empty: its own number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig:
-    """Low-rank adapters: each matrix of a block stands still and learns a difference B A."""
+    """Low-rank adapters: each matrix of a block is frozen and learns a difference B A."""
 
     rank: int = 0
     """Rank of every difference. 0: no adapters, all weights learn."""
@@ -218,7 +218,7 @@ class WidthConfig:
     mlp: What[float] = 0.0
     """Share of the hidden channels of the feed-forward networks. 0: all."""
     tokens: int = 24576
-    """Tokens of the training text's beginning that they are chosen and made up for on, in
+    """Tokens of the training text's beginning that they are chosen and compensated on, in
     sequences of train.length."""
 
     def __post_init__(self) -> None:
@@ -250,8 +250,8 @@ class HealConfig:
     store: str = ""
     """Folder of the stored tokens. Empty: one in the cache for each reference and setting."""
     hidden: float = 0.0
-    """Times the distance of the heir's stream from the reference's, behind each of its layers and
-    those that it stands for, added to the loss: mean over tokens and layers of ‖x − y‖² / ‖y‖²."""
+    """Weight of the distance of the heir's stream from the reference's, after each of its layers
+    and those that it stands for, in the loss: mean over tokens and layers of ‖x − y‖² / ‖y‖²."""
     lora: LoraConfig = field(default_factory=LoraConfig)
 
     def __post_init__(self) -> None:

@@ -56,7 +56,7 @@ def choices_task(examples: Sequence[Choice]) -> Task:
 def named_tasks(tasks: Sequence[str], *, shots: int = 0) -> TaskSet:
     """Return lm-eval's own tasks, TASK or TASK@SHOTS, groups and tags with all that is in them.
 
-    `shots` solved examples stand before each question of those that are named without; 0 leaves
+    `shots` few-shot examples stand before each question of those that are named without; 0 leaves
     it to the task, mostly none. A task that is defined without any stays so, as in lm-eval's own
     command.
 
@@ -90,7 +90,7 @@ def named_tasks(tasks: Sequence[str], *, shots: int = 0) -> TaskSet:
             without = task.get_config("num_fewshot") == 0
             if own and without:
                 raise WakefulError(
-                    f"task {title} is defined without solved examples; name it without @{own}"
+                    f"task {title} is defined without few-shot examples; name it without @{own}"
                 )
             wanted = shots or None if own is None else own
             if wanted is not None and not without:

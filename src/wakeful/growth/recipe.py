@@ -47,7 +47,7 @@ class Recipe:
     grow: int = 0
     """Layers that each round adds."""
     rounds: int = 1
-    """Most rounds."""
+    """Maximum rounds."""
     until: Until = "parity"
     grow_from: GrowFrom = "reference"
     minutes: float = 0.0

@@ -169,7 +169,7 @@ def deal(
     Raises:
         WakefulError: a row's training refused to begin or to go on, or its jobs kept ending
             before they had saved a step.
-        Interrupted: SIGTERM came, and the jobs are cancelled.
+        Interrupted: SIGTERM came, and the jobs are canceled.
     """
     submitit = _submitit()
     executor = _executor(submitit, cluster, folder / _LOGS)
@@ -297,7 +297,7 @@ def _end(jobs: Sequence[Any], cluster: Cluster) -> None:
 
 def _stop(number: int, frame: Any) -> None:
     raise Interrupted(
-        "stopped by SIGTERM, and its jobs are cancelled",
+        "stopped by SIGTERM, and its jobs are canceled",
         "give the same command again, a comparison with --resume",
     )
 

@@ -86,7 +86,7 @@ def listing() -> RenderableType:
         "Size: parameters of the largest variant. Tokens and time: of all runs, variants\n"
         "times seeds. Times are rough estimates: 6 operations per token and multiplying\n"
         "parameter, plus attention, at two fifths of this machine's measured matrix speed\n"
-        "and of an H100's peak. Small models are slower.\n"
+        "and of an H100's peak. On a GPU, small models are slower.\n"
         "wakeful presets NAME prints one."
     )
     return Group(grid, Text(), Text(told, style="dim"))

@@ -473,7 +473,7 @@ def listing(options: ReproduceOptions | None = None) -> RenderableType:
     told = (
         f"Tokens and time here are at the {wanted.scale} scale, needs and the rest at the paper's "
         "with one seed and bfloat16 at two fifths of an H100's peak; on eight H100s each run takes "
-        "one card. Times are very rough. Run one by wakeful reproduce PAPER/EXHIBIT --scale "
+        "one card. Times are very rough. Run one with wakeful reproduce PAPER/EXHIBIT --scale "
         "tiny|small|paper."
     )
     totals = [Text("All of them, what they share once:", style="bold")]

@@ -19,7 +19,7 @@ def with_shots(task: str) -> tuple[str, int | None]:
     name, at, shots = task.partition("@")
     if at and not shots.isdecimal():
         raise WakefulError(
-            f"task {task!r}: behind the @ goes the number of solved examples, e.g. {name}@5"
+            f"task {task!r}: after the @ goes the number of few-shot examples, e.g. {name}@5"
         )
     return name, int(shots) if at else None
 
@@ -32,7 +32,7 @@ class EvaluateOptions(Reading):
     """Several texts in place of one, each with figures of its own: files, folders, globs."""
     speed: What[tuple[int, ...]] = ()
     """Lengths of a prompt at which reading and writing are timed, e.g. 128 1024 4096; the model's
-    size comes along."""
+    size is reported too."""
     stride: HowMuch[int] = 0
     """Tokens from one window to the next. 0: the length, so that windows do not overlap."""
     num_sequences: HowMuch[int] = 0
@@ -45,8 +45,8 @@ class EvaluateOptions(Reading):
     labels: str = ""
     """The answers to choices, one number a line from 0, where they are in a file of their own."""
     tasks: What[tuple[str, ...]] = ()
-    """Tasks of lm-eval by name, as TASK@SHOTS with that many solved examples before each question;
-    their data comes from the Hugging Face hub."""
+    """Tasks of lm-eval by name, as TASK@SHOTS with that many examples before each question; their
+    data comes from the Hugging Face hub."""
     shots: int = 0
     """Solved examples before each question of tasks that are named without."""
     limit: HowMuch[int] = 0
@@ -90,7 +90,7 @@ class EvaluateOptions(Reading):
                 "rename the text"
             )
         if self.shots and not self.tasks:
-            raise WakefulError("shots are for tasks, which bring solved examples; add --tasks")
+            raise WakefulError("shots are for tasks, which bring few-shot examples; add --tasks")
         if self.limit and not self.asks:
             raise WakefulError("limit is for examples; a text is shortened by --num_sequences")
 

@@ -89,7 +89,7 @@ class InheritOptions:
     until: Until = "parity"
     """Grow until the reference's loss is reached, or through all rounds."""
     rounds: HowMuch[int] = 0
-    """Most rounds. 0: until the heir is as deep as the reference."""
+    """Maximum rounds. 0: until the heir is as deep as the reference."""
     grow_from: GrowFrom = "reference"
     """A round begins from the reference's blocks, or keeps the student's and adds to them."""
     baseline: What[tuple[str, ...]] = ()

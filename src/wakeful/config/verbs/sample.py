@@ -14,7 +14,7 @@ from wakeful.errors import WakefulError
 class SampleOptions:
     """Text for a model to generate as training data.
 
-    The same command goes on with what was cut off.
+    Run the same command again to resume.
     """
 
     out: Where[str]
@@ -22,7 +22,7 @@ class SampleOptions:
     tokens: HowMuch[int] = 1_000_000
     """Tokens to write at least; the last document is whole."""
     length: HowMuch[int] = 0
-    """Most tokens of a document. 0: 512, or the model's context where that is shorter."""
+    """Maximum tokens per document. 0: 512, or the model's context where that is shorter."""
     batch_size: HowMuch[int] = 16
     """Documents written side by side."""
     temperature: How[float] = 1.0
