@@ -180,8 +180,9 @@ def test_the_first_token_apart_comes_out_in_the_references_direction() -> None:
     assert cosine.item() == pytest.approx(1.0, abs=1e-9)
 
 
-def test_a_bridge_taken_back_takes_its_norm_back() -> None:
-    reference = tiny_decoder(num_layers=6, placement="peri")
+@pytest.mark.parametrize("norm", ["rmsnorm", "layernorm_scaling"])
+def test_a_bridge_taken_back_takes_its_norm_back(norm: str) -> None:
+    reference = tiny_decoder(num_layers=6, placement="peri", norm=norm)
     before, later = LayerMap((0, 4, 5), "angle"), LayerMap((0, 2, 4, 5), "angle")
     student = inherit(reference, before)
     bridge(student, reference, before, TOKENS)

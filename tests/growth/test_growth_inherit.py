@@ -1,6 +1,7 @@
 """Inheriting blocks: known answers, moved blocks, variants switched on, and what is refused."""
 
 import dataclasses
+import re
 
 import pytest
 import torch
@@ -14,6 +15,9 @@ from wakeful.model.decoder import Decoder
 from wakeful.surgery import store_prefix
 
 TOKENS = some_tokens(2, 13)
+UNGROWN = ('resformer(mode="plus")', 'on_layers([3], resformer(mode="learnable"))')
+"""What divides one total among the layers there are, and what is on a layer that a student lacks.
+"""
 
 
 def own_parameter(name: str) -> bool:
@@ -307,13 +311,41 @@ def test_what_each_layer_has_of_a_variant_comes_from_its_source(
         assert torch.equal(tensor, theirs[kind, places[number], rest]), (kind, number, rest)
 
 
-def test_a_layer_that_is_new_to_a_student_starts_plain() -> None:
+@pytest.mark.parametrize(
+    ("folder", "expression"),
+    [each for each in EXAMPLES if each[1] not in UNGROWN],
+    ids=[e for _, e in EXAMPLES if e not in UNGROWN],
+)
+def test_a_student_grown_back_untrained_is_its_reference(folder: str, expression: str) -> None:
+    reference = tiny_decoder(**{FIELD[folder]: expression})
+    # Two layers, but for routes that name the third.
+    layers, every = first(3 if re.search(r"2\]|range", expression) else 2, of=4), first(4, of=4)
+    student = inherit(reference, layers)
+    grown = grow(student, layers, reference, every)
+    for name, parameter in grown.named_parameters():
+        # After its last block the student's MUDD has one way instead of four.
+        assert torch.equal(parameter, reference.get_parameter(name)), name
+
+
+def test_a_layer_that_is_new_to_a_student_brings_what_its_reference_learned() -> None:
     reference, layers = tiny_decoder(depth="x0_lambdas"), chosen([0, 3], of=4)
     student = inherit(reference, layers)
+    with torch.no_grad():
+        student.depth.get_parameter("stream").add_(1)
     grown = grow(student, layers, reference, chosen([0, 2, 3], of=4)).depth
-    for name, plain in (("stream", 1.0), ("embedded", 0.0)):
+    for name in ("stream", "embedded"):
         first_one, last_one = student.depth.get_parameter(name).tolist()
-        assert grown.get_parameter(name).tolist() == [first_one, plain, last_one]
+        learned = reference.depth.get_parameter(name)[2].item()
+        assert grown.get_parameter(name).tolist() == [first_one, learned, last_one]
+
+
+def test_a_layer_that_is_new_to_a_student_starts_plain_in_a_route_of_the_students_own() -> None:
+    reference, layers = tiny_decoder(), chosen([0, 3], of=4)
+    student = inherit(reference, layers, route="output_gate")
+    with torch.no_grad():
+        student.route.gates["1"].bias.fill_(0.5)
+    grown = grow(student, layers, reference, chosen([0, 2, 3], of=4)).route
+    assert [grown.gates[str(layer)].bias[0].item() for layer in range(3)] == [8.0, 8.0, 0.5]
 
 
 def test_mudd_keeps_what_sums_as_many_blocks() -> None:
@@ -325,9 +357,12 @@ def test_mudd_keeps_what_sums_as_many_blocks() -> None:
         for part in ("into.1.weight", "out.1", "fixed.1"):
             name = f"depth.{part}"
             assert torch.equal(made.get_parameter(name), reference.get_parameter(name))
-    # After a last block there is one way instead of four: its weights start anew, as do those of
-    # the block that was the last and of the one that is new.
-    for made, block, ways in ((heir, 2, 1), (grown, 2, 4), (grown, 3, 1)):
+    # Where the student had one way, after its last block, the reference's four are back.
+    for part in ("into.2.weight", "out.2", "fixed.2"):
+        name = f"depth.{part}"
+        assert torch.equal(grown.get_parameter(name), reference.get_parameter(name))
+    # After a last block there is one way instead of four: its weights start anew.
+    for made, block, ways in ((heir, 2, 1), (grown, 3, 1)):
         one_hot = torch.zeros(ways, block + 1, dtype=torch.float64)
         one_hot[:, block] = 1.0
         assert torch.equal(made.get_parameter(f"depth.fixed.{block}"), one_hot)
@@ -396,7 +431,7 @@ def test_growing_keeps_what_was_trained() -> None:
             donor = student.get_parameter(name)
         assert torch.equal(tensor, donor), name
     rows = grown.route.get_parameter("weights")
-    assert rows[0].tolist() == [0.0, 1.0]
+    assert torch.equal(rows[0], reference.route.get_parameter("weights")[0])
     assert torch.equal(rows[1], student.route.get_parameter("weights")[0])
     with pytest.raises(WakefulError, match="cannot grow"):
         grow(student, layers, reference, chosen([0, 1, 3], of=4))

@@ -248,6 +248,18 @@ def test_named_seeds_make_twins():
                 assert torch.equal(parameter, names[name]), name
                 shared += 1
         assert shared > 10
+    for part, others in (
+        ({"depth": "mudd"}, ({"route": "output_gate"}, {"embedding": "projected"})),
+        ({"route": 'gated(gate="relu")'}, ({"embedding": "projected"}, {"depth": "mudd"})),
+    ):
+        alone = dict(initialize(Decoder(tiny_config(**part)), 7).named_parameters())
+        (kind,) = part
+        for other in others:
+            both = dict(initialize(Decoder(tiny_config(**part, **other)), 7).named_parameters())
+            drawn = [name for name in alone if name.startswith(f"{kind}.")]
+            assert drawn
+            for name in drawn:
+                assert torch.equal(both[name], alone[name]), (name, other)
     other = initialize(Decoder(tiny_config()), 8)
     assert not torch.equal(other.embed.weight, one.embed.weight)
     assert seed_of(7, "a") != seed_of(7, "b")

@@ -14,6 +14,7 @@ from wakeful.probes.attention import Entropy, Sinks, Values
 from wakeful.probes.base import AttentionEvent, Probe, gather
 from wakeful.probes.hidden import BlockInfluence, Outliers
 from wakeful.probes.patterns import AttentionPictures, MeanAttention
+from wakeful.probes.positions import Positions
 from wakeful.probes.rank import Ranks
 from wakeful.probes.streaming import head_weights
 from wakeful.probes.watch import watch
@@ -44,6 +45,31 @@ class Recorder(Probe):
 
     def rows(self):
         return gather([])
+
+
+@pytest.mark.parametrize("heads", [4, 2])
+def test_values_that_stand_side_by_side_count_once(heads):
+    shape = SMALL | {"num_kv_heads": heads, "num_layers": 1, "route": "differential"}
+    model = Decoder(ModelConfig(**shape)).double().eval()
+    tokens = torch.randint(0, 61, (1, 21))
+    made = []
+    model.blocks[0].attention.value.register_forward_hook(lambda _m, _a, out: made.append(out[0]))
+    with watch(model, Values(), Positions()) as seen, torch.no_grad():
+        model(tokens)
+    frame = seen.frame
+    own = made[0].transpose(0, 1)  # (G, L, d)
+    joined = made[0].flatten(1)
+
+    def values(metric, variant, position):
+        found = frame.filter(metric=metric, variant=variant, position=position).sort("head")
+        return torch.tensor(found["value"].to_list(), dtype=torch.float64)
+
+    largest = exact.value_spectrum(joined)[:1]
+    torch.testing.assert_close(values("value_eigenvalue", "paper", "1"), largest)
+    each = exact.value_spectrum(own)[:, 0]
+    torch.testing.assert_close(values("value_eigenvalue", "per_head", "1"), each)
+    norm = joined[0].norm().unsqueeze(0)
+    torch.testing.assert_close(values("value_norm_at", "paper", "0"), norm)
 
 
 @pytest.mark.parametrize("padded", [False, True])

@@ -1,6 +1,7 @@
 """`quantize` on whole models: which layers, on which routes, and what it refuses."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -20,9 +21,12 @@ from transformers import (
     OPTForCausalLM,
 )  # fmt: skip
 
-from helpers import some_tokens, tiny_decoder
+from helpers import some_tokens, tiny_config, tiny_decoder
 from wakeful.errors import WakefulError
 from wakeful.evaluation.perplexity import check_causal as likelihood_check
+from wakeful.hf.configuration import WakefulConfig
+from wakeful.hf.modeling import WakefulForCausalLM
+from wakeful.model.lora import adapt
 from wakeful.probes.running import logits_of
 from wakeful.quant import SCHEMES, parse_scheme, quantize, quantized_layers
 from wakeful.quant.linear import quantized
@@ -153,11 +157,31 @@ def test_what_is_refused(as_users_run_it: None) -> None:
     with pytest.raises(WakefulError, match="no linear layer"):
         quantize(nn.Sequential(nn.Embedding(3, 4)), "fine")
     decoder.blocks[2].mlp.up.weight.data.zero_()
+    down = decoder.blocks[0].mlp.down.weight.data.clone()
     before = logits(decoder)
     with pytest.raises(WakefulError, match=r"blocks.2.mlp.up cannot be quantized: .* all zero"):
         quantize(decoder, "fine")
+    decoder.blocks[0].mlp.down.weight.data.zero_()
+    skip = "--skip blocks.0.mlp.down blocks.2.mlp.up"
+    with pytest.raises(WakefulError, match=rf"1 other layer cannot either.* {skip}$"):
+        quantize(decoder, "fine")
+    decoder.blocks[0].mlp.down.weight.data.copy_(down)
     assert torch.equal(logits(decoder), before)
     assert "blocks.2.mlp.up" not in quantized_layers(quantize(decoder, "w4", skip=["*.2.mlp.up"]))
+
+
+def test_projections_of_the_embedding_stay_where_they_cannot_be_folded() -> None:
+    config = WakefulConfig(parts=dataclasses.asdict(tiny_config(embedding="projected")))
+    model = WakefulForCausalLM(config).eval()
+    small = quantized_layers(quantize(model, "fine"))
+    assert "model.decoder.blocks.0.attention.query.q_proj" in small
+    assert not any("embedding" in name for name in small)
+
+
+def test_adapters_are_never_left_out_silently() -> None:
+    decoder = adapt(tiny_decoder(dtype=torch.float32), 2, alpha=4.0).eval()
+    with pytest.raises(WakefulError, match=r"blocks\.0\.attention\.query"):
+        quantize(decoder, "fine", skip=["*mlp*", "*out*"])
 
 
 def test_layers_that_are_no_matrix_are_named() -> None:

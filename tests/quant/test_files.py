@@ -47,6 +47,15 @@ MODELS = {
 }  # fmt: skip
 
 
+def test_the_gain_of_a_norm_may_be_negative(tmp_path: Path) -> None:
+    model = tiny_decoder(dtype=torch.float32, norm="gated_norm(rank=3)").eval()
+    with torch.no_grad():
+        model.blocks[1].get_submodule("mlp_norm").get_parameter("scale")[0] = -0.1
+    small = quantize(model, "w4")
+    again, _ = load_quantized(saved(small, tmp_path / "q"), device=CPU)
+    torch.testing.assert_close(logits(again), logits(small))
+
+
 @pytest.mark.parametrize("scheme", ["fine", "coarse", "w4", "coarse static"])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_loaded_model_is_the_saved_one_to_the_bit(

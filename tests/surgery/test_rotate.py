@@ -153,6 +153,12 @@ def test_a_stock_architecture_stays_stock(shape: str) -> None:
     assert describe(rotate(plain).config)[0] == describe(plain.config)[0] != "wakeful"
 
 
+def test_a_placement_is_taken_for_what_it_is_in_every_layer() -> None:
+    check_rotates(decoder(placement="mixed(share=0.0)"), "hadamard")
+    with pytest.raises(WakefulError, match=r"model\.placement"):
+        check_rotates(decoder(placement="mixed(share=0.5)"), "hadamard")
+
+
 @pytest.mark.parametrize(
     ("changes", "word"),
     [

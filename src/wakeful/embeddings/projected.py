@@ -30,8 +30,9 @@ class Projected(Embedding):
 
     def roles(self) -> Mapping[str, Role]:
         return {
-            "first.weight": replace(WRITES, start="orthogonal"),
-            "last.weight": replace(READS, start="orthogonal"),
+            # A decoder is folded before it is quantized; elsewhere they stay as they are.
+            "first.weight": replace(WRITES, start="orthogonal", quantized=False),
+            "last.weight": replace(READS, start="orthogonal", quantized=False),
         }
 
     def into(self, x: Tensor) -> Tensor:

@@ -202,6 +202,8 @@ def rebridge(
         assert isinstance(theirs, Block)
         for part, whole in zip(carriers(ours), carriers(theirs), strict=True):
             part.load_state_dict(whole.state_dict())
+            if isinstance(part, Norm) and isinstance(whole, Norm):
+                part.take_over(whole)
     only = [gap for place, gap in new.items() if place not in old]
     return bridge(
         heir, reference, layers, tokens, options, documents=documents, only=only,

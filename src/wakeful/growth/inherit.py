@@ -59,7 +59,9 @@ def inherit(
     donors = [Donor(reference, source) for source in layers.sources]
     copies: list[Copy] = [copy] * len(donors)
     ends = copy != "blocks"
-    return _assembled(config, reference, donors, copies=copies, ends=ends, seed=seed)
+    return _assembled(
+        config, reference, donors, copies=copies, ends=ends, variants=[donors], seed=seed
+    )
 
 
 def grow(
@@ -74,7 +76,8 @@ def grow(
     """Return the student with more blocks: those it has stay trained, new ones are inherited.
 
     `student_layers` says which reference layers the student's blocks came from; `layers` must hold
-    all of them. Embedding, positions, final norm and head are the student's.
+    all of them. Embedding, positions, final norm and head are the student's. Where route or depth
+    mix are the reference's too, new blocks bring what it learned of them.
 
     Raises:
         WakefulError: `layers` leaves out a block of the student, or the reference lacks one.
@@ -97,7 +100,13 @@ def grow(
         for source in layers.sources
     ]
     copies: list[Copy] = ["all" if donor.decoder is student else copy for donor in donors]
-    return _assembled(config, student, donors, copies=copies, ends=True, seed=seed)
+    kept = [donor if donor.decoder is student else Donor(student, -1) for donor in donors]
+    # All layers are some of the reference's: its routes read earlier ones under its own numbers.
+    known = [[Donor(reference, source) for source in layers.sources], kept]
+    variants = known[len(student_layers) == len(layers) :]
+    return _assembled(
+        config, student, donors, copies=copies, ends=True, variants=variants, seed=seed
+    )
 
 
 def target_config(
@@ -152,10 +161,11 @@ def _assembled(
     *,
     copies: Sequence[Copy],
     ends: bool,
+    variants: Sequence[Sequence[Donor]],
     seed: int,
 ) -> Decoder:
     """Return a decoder with what stands around the blocks from `base`, if `ends`, and blocks of
-    which `copies` says what comes from their donors.
+    which `copies` says what comes from their donors; for `variants` see `_start_variants`.
     """
     if unknown := set(copies).difference(get_args(Copy)):
         raise WakefulError(
@@ -167,7 +177,7 @@ def _assembled(
     for part in _ENDS if ends else ():
         if hasattr(target, part):
             _copy_part(target, part, getattr(base, part))
-    _start_variants(target, base, donors)
+    _start_variants(target, variants)
     for layer, (donor, copy) in enumerate(zip(donors, copies, strict=True)):
         _copy_block(target, layer, donor, copy)
     return fill(target, seed)
@@ -184,16 +194,20 @@ def _copy_part(target: Decoder, name: str, theirs: nn.Module) -> None:
     target.get_submodule(name).load_state_dict(theirs.state_dict())
 
 
-def _start_variants(target: Decoder, ends: Decoder, donors: Sequence[Donor]) -> None:
-    """Start the route, depth mix and normalizers where they change nothing, or where they were."""
-    # A layer that comes from another decoder than the ends do is new to the route.
-    sources = [donor.layer if donor.decoder is ends else -1 for donor in donors]
+def _start_variants(target: Decoder, known: Sequence[Sequence[Donor]]) -> None:
+    """Start the route, depth mix and normalizers where they change nothing, or where they were.
+
+    Each of `known` has a donor for every layer, all of one decoder, −1 where that lacks the layer;
+    what a later one knows counts.
+    """
     target.route.start_plain()
-    if target.config.route == ends.config.route:
-        target.route.take_over(ends.route, sources)
     target.depth.start_plain()
-    if target.config.depth == ends.config.depth:
-        target.depth.take_over(ends.depth, sources)
+    for donors in known:
+        theirs, sources = donors[0].decoder, [donor.layer for donor in donors]
+        if target.config.route == theirs.config.route:
+            target.route.take_over(theirs.route, sources)
+        if target.config.depth == theirs.config.depth:
+            target.depth.take_over(theirs.depth, sources)
     for normalizer in _normalizers(target):
         normalizer.start_plain()
 

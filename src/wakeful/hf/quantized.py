@@ -283,6 +283,7 @@ def _fill(model: nn.Module, path: Path) -> None:
     """Copy a file's tensors into the model after checking that each fits."""
     wanted = _tensors(model)
     state = model.state_dict(keep_vars=True)
+    quantized = tuple(f"{name}." for name in quantized_layers(model))
     with _reading(path), safe_open(path, framework="pt") as file:
         names = set(file.keys())
         missing, unknown = sorted(set(wanted) - names), sorted(names - set(wanted))
@@ -299,15 +300,19 @@ def _fill(model: nn.Module, path: Path) -> None:
                     f"{path}: {name} is {found[1]} {found[0]}, and the model needs "
                     f"{expected[1]} {expected[0]}"
                 )
-            _check_values(path, name, tensor)
+            _check_values(path, name, tensor, scales=name.startswith(quantized))
             place.copy_(tensor)
 
 
-def _check_values(path: Path, name: str, tensor: Tensor) -> None:
+def _check_values(path: Path, name: str, tensor: Tensor, *, scales: bool) -> None:
+    """Raise `WakefulError` for what no model has; `scales` says whether a scale is one of a grid,
+    which a norm's γ is not.
+    """
     if tensor.is_floating_point() and not torch.isfinite(tensor).all():
         raise WakefulError(f"{path} is damaged: {name} has a NaN or an infinity")
     if (
-        name.rsplit(".", 1)[-1] in ("scale", "outer", "input_scale", "output_scale", "divisor")
+        scales
+        and name.rsplit(".", 1)[-1] in ("scale", "outer", "input_scale", "output_scale", "divisor")
         and not (tensor > 0).all()
     ):
         raise WakefulError(f"{path} is damaged: {name} has a scale that is not positive")

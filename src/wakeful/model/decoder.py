@@ -146,10 +146,13 @@ class Decoder(HasRoles, Marked, nn.Module):
         self.route: ValueRoute = build("routes", config.route)
         self.depth: DepthMix = build("depth", config.depth)
         self.embedding: Embedding = build("embeddings", config.embedding)
+        # Each alone: what one of them draws leaves the others' draws as they are.
         with drawn_alike():
             self.embedding.attach(shape)
+        with drawn_alike():
             self.plan = RoutePlan(self.route, shape)
-            self._check_rotations()
+        self._check_rotations()
+        with drawn_alike():
             self.depth.attach(shape)
         self.placement: Placement = build("placements", config.placement)
         self.blocks = nn.ModuleList(self._block(layer) for layer in range(shape.num_layers))

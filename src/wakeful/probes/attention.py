@@ -158,7 +158,8 @@ class Values(MeanProbe):
         if not isinstance(event, AttentionEvent):
             return
         for sequence in event.sequences:
-            v = sequence.v if sequence.v.dtype == torch.float64 else sequence.v.float()
+            v = sequence.values
+            v = v if v.dtype == torch.float64 else v.float()
             joined = v.transpose(0, 1).flatten(1)
             # The smaller side has the same non-zero eigenvalues.
             length, width = joined.shape

@@ -49,6 +49,7 @@ class AttentionEvent:
     Where a layer attends several times to the same values, its weights are the sum of this event's
     and of those in `others`, each times its `share`. `unseen` says why the weights are not one
     L × L matrix, where they are not: a probe that asks for them is refused with that reason.
+    With `joined` = n, each n heads in turn have the same values: those of all n, side by side.
     """
 
     layer: int
@@ -66,6 +67,7 @@ class AttentionEvent:
     share: float = 1.0
     others: "tuple[AttentionEvent, ...]" = ()
     unseen: str = ""
+    joined: int = 1
 
     @cached_property
     def sequences(self) -> list[Attended]:
@@ -100,7 +102,7 @@ class AttentionEvent:
         return Attended(
             q=q, k=k, v=v, scale=self.scale, window=window,
             softcap=self.softcap, sink=self.sink, before=self.before, weigh=self.weigh,
-            keep=keep, share=self.share,
+            keep=keep, share=self.share, joined=self.joined,
             others=tuple(other._sequence(b) for other in self.others),
         )  # fmt: skip
 

@@ -20,7 +20,7 @@ class Positions(MeanProbe):
                 self._put(event.layer, "hidden_norm_at", torch.linalg.vector_norm(h, dim=-1))
         if isinstance(event, AttentionEvent):
             for sequence, statistics in zip(event.sequences, event.statistics, strict=True):
-                norms = torch.linalg.vector_norm(sequence.v.double(), dim=(0, 2))
+                norms = torch.linalg.vector_norm(sequence.values.double(), dim=(0, 2))
                 self._put(event.layer, "value_norm_at", norms)
                 self._put(event.layer, "importance_at", statistics.importance.mean(0))
 

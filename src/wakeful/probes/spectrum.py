@@ -20,7 +20,8 @@ class Spectrum(MeanProbe):
         if not isinstance(event, AttentionEvent) or event.layer != self.layer:
             return
         for sequence in event.sequences:
-            v = sequence.v if sequence.v.dtype == torch.float64 else sequence.v.float()
+            v = sequence.values
+            v = v if v.dtype == torch.float64 else v.float()
             found = exact.value_spectrum(v.transpose(0, 1).flatten(1))[: self.curve]
             for i, value in enumerate(found.tolist(), start=1):
                 self.put(event.layer, "value_eigenvalue_sorted", value, position=str(i))

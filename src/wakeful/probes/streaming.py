@@ -46,6 +46,15 @@ class Attended:
     keep: Bool[Tensor, "L L"] | None = None
     share: float = 1.0
     others: "tuple[Attended, ...]" = ()
+    joined: int = 1
+
+    @property
+    def values(self) -> Float[Tensor, "G L _"]:
+        """Each key/value head's own values, which `v` may hold several of side by side."""
+        if self.joined == 1:
+            return self.v
+        own = self.v[:: self.joined].unflatten(-1, (self.joined, -1))
+        return own.transpose(1, 2).flatten(0, 1)
 
     @property
     def length(self) -> int:

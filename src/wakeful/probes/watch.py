@@ -57,6 +57,7 @@ class DecoderSource(EventSource):
     def _hook(self, layer: int, block: Block, hooks: ExitStack, emit: Emit) -> None:
         received: list[Tensor] = []
         shares, unseen = shares_of(layer, block)
+        joined = next((route.joined(layer) for route in block.attention.attenders), 1)
 
         def before(_block: nn.Module, args: tuple) -> None:
             received[:] = [args[0].detach()]
@@ -67,7 +68,7 @@ class DecoderSource(EventSource):
 
         def attention(dot: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
             assert isinstance(dot, DotProduct)
-            self.calls.append(self._call(layer, dot, args, kwargs, unseen))
+            self.calls.append(self._call(layer, dot, args, kwargs, unseen, joined))
             if len(self.calls) == len(shares):
                 emit(mixed(self.calls, shares))
 
@@ -85,7 +86,13 @@ class DecoderSource(EventSource):
         hooks.callback(block.register_forward_hook(after).remove)
 
     def _call(
-        self, layer: int, dot: DotProduct, args: tuple, kwargs: dict[str, Any], unseen: str
+        self,
+        layer: int,
+        dot: DotProduct,
+        args: tuple,
+        kwargs: dict[str, Any],
+        unseen: str,
+        joined: int,
     ) -> AttentionEvent:
         q, k, v = (heads.detach().transpose(1, 2) for heads in args)
         length = q.shape[2]
@@ -107,6 +114,7 @@ class DecoderSource(EventSource):
         return AttentionEvent(
             layer, q, k, v, kwargs.get("scale", dot.scale), keep=seen.keep, valid=self.valid,
             sink=None if sink is None else sink.detach(), before=before, weigh=weigh, unseen=unseen,
+            joined=joined,
         )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 import copy
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
 
@@ -75,13 +75,7 @@ def quantize(
         return with_cache(exchange(model, {}), scheme)
     layers = linear_layers(model, skip)
     replaced: dict[int, QuantizedLinear] = {}
-    for name, layer in layers.items():
-        try:
-            check(layer)
-        except WakefulError as error:
-            raise WakefulError(
-                f"{name} cannot be quantized: {error}; leave it as it is with --skip {name}"
-            ) from None
+    _check_all(layers)
     products = scheme.method is not None and scheme.method.needs_products
     fed = set(layers)
     if scheme.method is not None and scheme.method.only_after_norms:
@@ -97,6 +91,26 @@ def quantize(
                 shown.of_norm = name in fed
             replaced[id(layer)] = quantized(layer, scheme, arithmetic, shown)
     return with_cache(exchange(model, replaced), scheme)
+
+
+def _check_all(layers: Mapping[str, nn.Module]) -> None:
+    """Raise `WakefulError` with the names of all layers that cannot be quantized."""
+    refused: dict[str, str] = {}
+    for name, layer in layers.items():
+        try:
+            check(layer)
+        except WakefulError as error:
+            refused[name] = str(error)
+    if refused:
+        first, *others = refused
+        what, leave = "", "leave it as it is"
+        if others:
+            others_too = "1 other layer" if len(others) == 1 else f"{len(others)} other layers"
+            what, leave = f" ({others_too} cannot either)", "leave them as they are"
+        raise WakefulError(
+            f"{first} cannot be quantized: {refused[first]}{what}; {leave} "
+            f"with --skip {' '.join(refused)}"
+        )
 
 
 def _check_arithmetic(scheme: Scheme, arithmetic: Arithmetic) -> None:
@@ -255,7 +269,7 @@ def plain_linear(layer: nn.Module, x: Tensor) -> Tensor:
 
 def is_linear(module: nn.Module) -> bool:
     """Whether a module is a linear layer whose product is all it does, or our heads."""
-    if isinstance(module, Heads | Conv1D):
+    if type(module) is Heads or isinstance(module, Conv1D):
         return True
     if not isinstance(module, nn.Linear):
         return False

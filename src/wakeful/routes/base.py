@@ -130,6 +130,13 @@ class ValueRoute(Variant, nn.Module):
         """
         return (1.0,)
 
+    def joined(self, layer: int) -> int:
+        """Return how many heads' values stand side by side in what `attend` attends to.
+
+        Each of those heads attends to them all, so that they are there as often.
+        """
+        return 1
+
     def correct(self, layer: int, x: Tensor, u: Tensor, v: Tensor, memory: Memory) -> Tensor:
         """Change the attention output `u` (B, L, H, d) before the output projection.
 

@@ -97,7 +97,8 @@ def check_rotates(decoder: Decoder, rotation: Rotation | str, *, values: bool = 
             "use another, such as hadamard"
         )
     config = decoder.config
-    if str(decoder.placement) != "pre":
+    layers = range(config.num_layers)
+    if any(decoder.placement.at(layer, config.num_layers) != "before" for layer in layers):
         raise WakefulError(
             f"model.placement = {config.placement}: a norm after a sublayer scales channels of the "
             "residual stream itself, so no other basis gives the same function"

@@ -104,7 +104,7 @@ class FullyShard(Parallel):
     A block's weights are gathered when it runs and let go after it, forward and backward. In mixed
     precision they travel as bfloat16 and gradients as float32; embeddings, head, final norm and
     the coefficients of routes stay float32, so the arithmetic is that of autocast on one process
-    but for the blocks' norms, whose gains are rounded to bfloat16.
+    but for the blocks' norms and learned sinks, whose numbers are rounded to bfloat16.
     """
 
     in_shares = True
@@ -161,6 +161,7 @@ def spread(config: Config, decoder: Decoder, device: torch.device, world: World)
     if world.size == 1:
         return Alone(decoder, world)
     if config.train.compile:
+        allow_recompiling(len(decoder.blocks))
         for block in decoder.blocks:
             block.compile()
     if config.train.parallel == "ddp":
@@ -172,6 +173,17 @@ def spread(config: Config, decoder: Decoder, device: torch.device, world: World)
         mixed=config.train.dtype == "bfloat16",
         machines=world.size // world.local_size if config.train.parallel == "hsdp" else 1,
     )
+
+
+def allow_recompiling(blocks: int) -> None:
+    """Let Dynamo compile a block's code once for each: routes depend on the layer's number.
+
+    It stops at 8 forms of one function otherwise, and later blocks run as plain Python. Training
+    and evaluation, with and without gradients, whole and last batches: four forms each.
+    """
+    limits = torch._dynamo.config
+    limits.recompile_limit = max(limits.recompile_limit, 4 * blocks)
+    limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, 16 * blocks)
 
 
 def check_shares(config: Config, world: World) -> None:
