@@ -24,7 +24,7 @@ Every column of the arenas below, a table for each group; [arena](arena.md) says
 columns are, and [findings](findings.md) what was surprising. Means over seeds ± one standard error.
 Losses are differences from the baseline, paired over seeds. Bold: the 95% interval (Student's t) of
 the paired difference from the baseline leaves out zero. Of this many figures one in twenty would
-stand out by chance. Overall ranks have their 95% interval.
+stand out by chance. Overall ranks have a 95% interval.
 """
 ONE_SEED = """\
 One seed: nothing is bold, and the errors of differences are over the validation windows; they do

@@ -38,7 +38,7 @@ GROUPS = (
     ),
     Group(
         "Every cure alone",
-        "Which cures of the field do what their authors say, on one ground.",
+        "Which cures of the field do what their authors say, in one setting.",
         ("own/arena", "own/small-sinks"),
     ),
     Group(
