@@ -9,7 +9,7 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "wakeful"
 
 FLOORS = (
-    ("errors", "shape", "paths", "digests", "estimates", "roles", "lazy"),
+    ("errors", "shape", "paths", "digests", "estimates", "roles", "lazy", "hub"),
     ("discovery",),
     ("display", "variants", "world", "families", "implementations"),
     ("config", "device"),

@@ -13,6 +13,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from wakeful.errors import WakefulError
+from wakeful.hub import hub_or_cache
 
 END_OF_TEXT = "<|endoftext|>"
 MIN_VOCAB_SIZE = 256 + 1  # every byte, and the end of a text
@@ -380,11 +381,12 @@ def _fetched(name: str) -> Path:
     """Return the folder of the hub's cache with the tokenizer `hf:NAME`."""
     repository = name.removeprefix(HUB)
     try:
-        return Path(
-            huggingface_hub.snapshot_download(
-                repository, allow_patterns=["tokenizer.json", *BESIDE]
+        with hub_or_cache():
+            return Path(
+                huggingface_hub.snapshot_download(
+                    repository, allow_patterns=["tokenizer.json", *BESIDE]
+                )
             )
-        )
     except Exception as error:  # no connection, no such name, not allowed in: each its own
         reason = " ".join(str(error).split())[:200]
         raise WakefulError(

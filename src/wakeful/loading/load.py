@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.quantized import converted, is_quantized_folder, load_quantized, quantized_as
 from wakeful.hf.weights_in import decoder_from_folder, decoder_from_gguf
 from wakeful.hf.whole import SMOLLM2, smollm2_folder, whole_model
+from wakeful.hub import hub_or_cache
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.model.decoder import Decoder
 from wakeful.probes.running import as_decoder
@@ -256,9 +258,10 @@ def _transformers(
     gguf = place.path.name if place.kind == "gguf" else ""
     source = place.name if place.kind == "hub" else place.path.parent if gguf else place.path
     try:
-        module = whole_model(
-            source, dtype=dtype or "auto", gguf=gguf, trust_remote_code=trust_remote_code
-        )
+        with hub_or_cache() if isinstance(source, str) else nullcontext():
+            module = whole_model(
+                source, dtype=dtype or "auto", gguf=gguf, trust_remote_code=trust_remote_code
+            )
     except WakefulError:
         raise
     except Exception as error:  # Transformers raises nothing narrower
@@ -320,7 +323,10 @@ def _stock_tokenizer(
     if gguf:
         options["gguf_file"] = gguf
     try:
-        return AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code, **options)
+        with hub_or_cache() if isinstance(place, str) else nullcontext():
+            return AutoTokenizer.from_pretrained(
+                place, trust_remote_code=trust_remote_code, **options
+            )
     except Exception as error:  # Transformers raises nothing narrower
         raise WakefulError(
             f"{place} has no tokenizer that can be loaded: {_first_line(error)}"
@@ -338,11 +344,12 @@ def no_model(name: str, error: BaseException) -> WakefulError:
 def fetched(name: str) -> Path:
     """Return the folder that holds a model of the hub."""
     try:
-        return Path(
-            huggingface_hub.snapshot_download(
-                name, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_COPIES
+        with hub_or_cache():
+            return Path(
+                huggingface_hub.snapshot_download(
+                    name, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_COPIES
+                )
             )
-        )
     except Exception as error:  # the hub's own errors have no common class
         raise WakefulError(
             f"{name[:80]!r} is not a folder, GGUF file or run directory here, "

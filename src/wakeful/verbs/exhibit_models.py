@@ -6,6 +6,7 @@ from wakeful.errors import WakefulError
 from wakeful.exhibits.plan import Plan
 from wakeful.hf.gguf_header import read_gguf_header
 from wakeful.hf.whole import Shards, read_config
+from wakeful.hub import hub_or_cache
 from wakeful.loading.load import Place, no_model, place_of
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
@@ -59,6 +60,7 @@ def found(source: str) -> Place:
 
 def _check_hub(name: str) -> None:
     try:
-        AutoConfig.from_pretrained(name, trust_remote_code=False)
+        with hub_or_cache():
+            AutoConfig.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # Transformers raises nothing narrower
         raise no_model(name, error) from None
