@@ -36,6 +36,15 @@ def test_nothing_asked_changes_nothing_and_whole_numbers_stay_whole() -> None:
     assert rescaled(found, found["a"], changed(train={"steps": 1}))["b"].train.steps == 1
 
 
+def test_numbers_without_a_ratio_stay_the_rows_own() -> None:
+    found = rows(a={}, b={"optimizer": {"beta2": 0.99}, "sample": {"seed": 3}})
+    to = changed(optimizer={"beta2": 0.999}, sample={"seed": 5})
+    again = rescaled(found, found["a"], to)["b"]
+    assert (again.optimizer.beta2, again.sample.seed) == (0.99, 3)
+    with pytest.raises(WakefulError, match=r"beta2 differs between the rows .*0\.99 in b"):
+        rescaled(found, found["a"], changed(optimizer={"beta2": 0.999}), strict=True)
+
+
 def test_words_in_which_rows_differ_have_no_ratio() -> None:
     found = rows(a={}, b={"optimizer": {"name": "sgd"}}, c={"model": {"bias": True}})
     to = changed(optimizer={"name": "muon"})

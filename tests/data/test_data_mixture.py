@@ -183,8 +183,12 @@ def test_a_part_may_be_prepared_already(tmp_path: Path, monkeypatch: pytest.Monk
     assert data.parts[1].info == there.info
     assert "pears" in data.tokenizer.decode(data.parts[0].train.tokens.tolist())
     check_prepared(config, data)
+    check_prepared(dataclasses.replace(config, max_bytes=5), data)  # it is for the other part
+    twice = f'mixture(parts=[("one", "{folder}", 3), ("again", "{folder}", 1)])'
+    every = mixed(dataclasses.replace(config, source=twice), twice)
+    assert every is not None
     with pytest.raises(WakefulError, match=r"max_bytes = 5 does nothing: .*prepared' is prepared"):
-        check_prepared(dataclasses.replace(config, max_bytes=5), data)
+        check_prepared(dataclasses.replace(config, source=twice, max_bytes=5), every)
     other = tmp_path / "other"
     prepare(str(tmp_path / "two"), other, vocab_size=301, keep_overlap=True)
     both = f'mixture(parts=[("one", "{folder}", 3), ("two", "{other}", 1)])'

@@ -129,7 +129,13 @@ def test_a_beginning_is_read_over_and_over():
     batches = Batches(first, length=10, batch_size=20, seed=0)
     assert batches.num_windows == 20
     seen = np.concatenate([batches.batch(epoch).numpy().ravel() for epoch in range(5)])
-    assert set(seen) <= set(whole.tokens[:205].tolist())
+    assert set(seen) <= {*whole.tokens[:204].tolist(), whole.end_of_text}
+    # Its end is one of a document, so that what is read over again follows as another.
+    assert first.read(np.array([200]), 8)[0].tolist() == [
+        *whole.tokens[200:204].tolist(), whole.end_of_text, *whole.tokens[:3].tolist(),
+    ]  # fmt: skip
+    assert first.read(np.array([195]), 10)[0, -1] == whole.end_of_text
+    assert np.array_equal(first.read(np.array([0]), 204)[0], whole.tokens[:204])
     assert (first.documents < 205).all()
     with pytest.raises(WakefulError, match="is more than the 1,000 training tokens"):
         whole.beginning(1001)

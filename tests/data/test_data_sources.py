@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wakeful.data import readers
+from wakeful.data.preparing import prepare
 from wakeful.data.readers import Document, DocumentsHasher, documents_hash
 from wakeful.data.sources import (
     Beginning,
@@ -155,7 +156,6 @@ def test_text_that_is_not_utf8_is_named_with_its_byte(tmp_path):
         ('"text"', "not an object"),
         ('{"body": "x"}', "no field 'text' (fields: 'body')"),
         ('{"text": 3}', "holds int"),
-        ('{"text": null}', "holds NoneType"),
         ('{"text": "\\ud800"}', "surrogate"),
         ("[" * 100_000, "not JSON"),
         ('{"text": ' + "9" * 10_000 + "}", "not JSON"),
@@ -168,6 +168,23 @@ def test_a_bad_json_line_is_named(tmp_path, line, words):
     assert "line 2" in message
     assert words in message
     assert len(message) < 500
+
+
+def test_a_null_is_no_text(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "good"}\n{"text": null}\n{"text": "more"}\n')
+    assert [each.text for each in read_documents(str(path)) if each.text] == ["good", "more"]
+
+
+def test_tokens_are_never_read_as_text(tmp_path):
+    text, folder = tmp_path / "texts", tmp_path / "prepared"
+    text.mkdir()
+    (text / "a.txt").write_text("apples and pears " * 100)
+    (text / "b.txt").write_text("plums and cherries " * 100)
+    prepare(str(text), folder, vocab_size=270, validation_fraction=0.5, keep_overlap=True)
+    assert "holds tokens that wakeful data prepare wrote" in failure(str(folder))
+    folder.rename(text / "prepared")
+    assert [each.name for each in read_documents(str(text))] == ["a.txt", "b.txt"]
 
 
 def test_a_line_too_long_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch):

@@ -60,6 +60,8 @@ def test_the_smallest_vocabulary_is_the_bytes():
     assert len(tokenizer.encode("日本")) == 6
     with pytest.raises(WakefulError, match="at least 257"):
         Tokenizer.train(TEXTS, 256)
+    with pytest.raises(WakefulError, match="at most 1,048,576 tokens are trained"):
+        Tokenizer.train(TEXTS, 10**20)
 
 
 @settings(deadline=None)

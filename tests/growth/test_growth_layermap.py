@@ -35,6 +35,8 @@ def test_odd_depths() -> None:
     assert alternate(3, of=12).sources == (0, 4, 8)
     assert alternate(15, of=30).sources == tuple(range(0, 30, 2))
     assert alternate(4, of=4).sources == (0, 2, 0, 1)
+    assert alternate(3, of=5).sources == (0, 2, 4)
+    assert alternate(14, of=27).sources == tuple(range(0, 27, 2))
 
 
 @pytest.mark.parametrize("name", RANGES)

@@ -1,5 +1,6 @@
 """Signals end a run cleanly, and two processes do not share one."""
 
+import os
 import re
 import signal
 from pathlib import Path
@@ -13,6 +14,7 @@ from wakeful.config.schema import Config
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
+from wakeful.training.deferred import Unread
 from wakeful.training.loop import train
 
 
@@ -47,6 +49,23 @@ def test_a_signal_ends_the_run_after_its_step_and_loses_nothing(
     assert checkpoint.steps(Run.open(path).checkpoints) == [3, 4]
     assert [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)] == handlers
     assert left_by(train(Config(), path, resume=True)) == uncut
+
+
+def test_a_signal_does_not_wait_until_losses_are_read(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = Unread.add
+
+    def signalled(self: Unread, step: int, *rest: Any) -> None:
+        add(self, step, *rest)
+        if step == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Unread, "add", signalled)
+    settings = {"steps": 40, "log_every": 20, "checkpoint_every": 0, "eval_every": 0}
+    with pytest.raises(Interrupted, match="stopped by SIGTERM after step 5,"):
+        train(tiny(text, train=settings), tmp_path / "run")
+    assert checkpoint.steps(Run.open(tmp_path / "run").checkpoints) == [5]
 
 
 def test_a_second_signal_does_not_wait(text: Path, tmp_path: Path) -> None:

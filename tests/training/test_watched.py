@@ -72,7 +72,7 @@ def test_a_run_logs_its_diagnosis_and_trains_as_without(text: Path, tmp_path: Pa
     assert rows[0] != rows[1]
 
 
-@pytest.mark.parametrize(("every", "steps"), [(4, [4, 8]), (3, [3, 6])])
+@pytest.mark.parametrize(("every", "steps"), [(4, [4, 8]), (3, [3, 6, 8])])
 def test_the_last_step_is_diagnosed_once(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int, steps: list[int]
 ) -> None:
@@ -84,10 +84,12 @@ def test_the_last_step_is_diagnosed_once(
 
     figures = watching._figures
     monkeypatch.setattr(watching, "_figures", counted)
-    run = train(tiny(text, train={"diagnose": {"every": every}}), tmp_path / "run")
+    asked = {"diagnose": {"every": every, "heads": True}}
+    run = train(tiny(text, train=asked), tmp_path / "run")
     rows = [row for row in run.metrics() if row["kind"] == "diagnosis"]
     assert [row["step"] for row in rows] == steps
-    assert len(seen) == (2 if steps[-1] == 8 else 3)
+    assert len(seen) == len(steps)
+    assert run.trajectories()["step"].unique().sort().to_list() == [0, *steps]
     assert run.read_json("summary.json")["diagnosis"] == seen[-1]
 
 

@@ -86,7 +86,9 @@ def rescaled(
         for key in changed:
             value = after[key]
             if own[key] != before[key]:
-                ratio = _ratio(own[key], before[key])
+                ratio = None
+                if key.rpartition(".")[2] not in _WITHOUT_RATIO:
+                    ratio = _ratio(own[key], before[key])
                 if ratio is None and strict:
                     raise WakefulError(
                         f"{key} differs between the rows on purpose ({own[key]!r} in {name}): name "
@@ -96,6 +98,10 @@ def rescaled(
             table = merged(table, nested(key, value))
         found[name] = config_from_table(table)
     return found
+
+
+_WITHOUT_RATIO = ("seed", "beta1", "beta2")
+"""Numbers of which a multiple means nothing."""
 
 
 def flat(config: Config) -> dict[str, Any]:

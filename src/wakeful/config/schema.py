@@ -459,12 +459,7 @@ def layouts_of(table: Table) -> list[str]:
 
 
 def _check_values(config: Config) -> None:
-    for section, table in config_to_table(config).items():
-        for name, value in table.items() if isinstance(table, dict) else ():
-            if isinstance(value, float) and not math.isfinite(value):
-                raise WakefulError(f"{section}.{name} must be finite, got {value}")
-            if name == "seed" and not 0 <= value < 2**63:
-                raise WakefulError(f"{section}.seed must be in [0, 2**63), got {value}")
+    _check_numbers(config_to_table(config), "")
     _check_prefix(config)
     _check_attention(config)
     distill = config.train.distill
@@ -475,6 +470,16 @@ def _check_values(config: Config) -> None:
         )
     if not config.name or "\0" in config.name:
         raise WakefulError(f"name must be fit for a folder, got {config.name!r}")
+
+
+def _check_numbers(table: Table, place: str) -> None:
+    for name, value in table.items():
+        if isinstance(value, dict):
+            _check_numbers(value, f"{place}{name}.")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise WakefulError(f"{place}{name} must be finite, got {value}")
+        if name == "seed" and isinstance(value, int) and not 0 <= value < 2**63:
+            raise WakefulError(f"{place}seed must be in [0, 2**63), got {value}")
 
 
 def _check_attention(config: Config) -> None:

@@ -118,7 +118,8 @@ def _json_text(line: str, place: str, text_field: str) -> str:
         )
     if text_field not in row:
         raise without(text_field, place, sorted(row), "field")
-    return checked_text(row[text_field], place, text_field)
+    text = row[text_field]  # null is no text, as in Parquet
+    return "" if text is None else checked_text(text, place, text_field)
 
 
 def without(name: str, place: str, there: Iterable[str], kind: str = "column") -> WakefulError:

@@ -29,6 +29,7 @@ from wakeful.data.readers import (
     read_file,
     without,
 )
+from wakeful.data.tokens import is_prepared
 from wakeful.errors import WakefulError, nearest, nearest_path
 from wakeful.variants import variants
 
@@ -149,9 +150,14 @@ def _find(source: str) -> list[tuple[str, Path]]:
     if path.is_file():
         return [(path.name, path)]
     if path.is_dir():
+        if is_prepared(path):
+            raise WakefulError(
+                f"{path} holds tokens that wakeful data prepare wrote, and text is needed here: "
+                "name the text itself"
+            )
         found = _below(
             path,
-            lambda folder: not folder.startswith("."),
+            lambda folder: not folder.name.startswith(".") and not is_prepared(folder),
             lambda name: Path(name).suffix.lower() in FOLDER_ENDINGS and not name.startswith("."),
         )
         if not found:
@@ -185,7 +191,9 @@ def stdlib_files() -> list[tuple[str, Path]]:
     root = Path(sysconfig.get_path("stdlib"))
     files = _below(
         root,
-        lambda folder: folder not in _NOT_LIBRARY and not folder.startswith(_GENERATED_FOLDER),
+        lambda folder: (
+            folder.name not in _NOT_LIBRARY and not folder.name.startswith(_GENERATED_FOLDER)
+        ),
         lambda name: name.endswith(".py") and not name.startswith(_GENERATED_FILE),
     )
     if not files:
@@ -196,12 +204,12 @@ def stdlib_files() -> list[tuple[str, Path]]:
 
 
 def _below(
-    root: Path, entered: Callable[[str], bool], taken: Callable[[str], bool]
+    root: Path, entered: Callable[[Path], bool], taken: Callable[[str], bool]
 ) -> list[tuple[str, Path]]:
-    """Return the files below a folder whose folders' and own names are wanted, sorted."""
+    """Return the files below a folder whose folders and own names are wanted, sorted."""
     files: list[tuple[str, Path]] = []
     for folder, folders, names in os.walk(root, onerror=_raise):
-        folders[:] = filter(entered, folders)
+        folders[:] = [name for name in folders if entered(Path(folder, name))]
         paths = [Path(folder, name) for name in filter(taken, names)]
         files += [(path.relative_to(root).as_posix(), path) for path in paths if path.is_file()]
     return sorted(files)

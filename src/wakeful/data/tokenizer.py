@@ -17,6 +17,7 @@ from wakeful.hub import hub_or_cache
 
 END_OF_TEXT = "<|endoftext|>"
 MIN_VOCAB_SIZE = 256 + 1  # every byte, and the end of a text
+_MOST_TRAINED = 2**20
 MOST_HOLES = 100  # ids for each token that there is
 CONFIG, SPECIAL = "tokenizer_config.json", "special_tokens_map.json"
 GENERATION = "generation_config.json"
@@ -97,6 +98,11 @@ class Tokenizer:
             raise WakefulError(
                 f"vocab_size is {vocab_size}: it must be at least {MIN_VOCAB_SIZE}, "
                 "the 256 bytes and the end of a text"
+            )
+        if vocab_size > _MOST_TRAINED:
+            raise WakefulError(
+                f"vocab_size is {vocab_size}: at most {_MOST_TRAINED:,} tokens are trained, since "
+                "memory is set aside for all of them"
             )
         inner = tokenizers.Tokenizer(models.BPE())
         inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

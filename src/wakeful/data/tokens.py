@@ -81,6 +81,8 @@ class TokenFile(Tokens):
     vocab_size: int
     end_of_text: int
     path: Path
+    cut: bool = False
+    """The last token is not the file's but `end_of_text`: a document goes on there."""
 
     @property
     def num_tokens(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -97,7 +99,7 @@ class TokenFile(Tokens):
         return rows.astype(np.int64)
 
     def beginning(self, count: int) -> "TokenFile":
-        """Return the first `count` tokens as a row of their own.
+        """Return the first `count` tokens as a row of their own, whose last one ends the text.
 
         Raises:
             WakefulError: there are fewer.
@@ -108,12 +110,16 @@ class TokenFile(Tokens):
                 "training tokens: lower it"
             )
         documents = self.documents[self.documents < count]
-        return replace(self, tokens=self.tokens[:count], documents=documents)
+        return replace(self, tokens=self.tokens[:count], documents=documents, cut=True)
 
     def _row(self, start: int, count: int) -> np.ndarray:
-        if start + count <= len(self.tokens):
+        if start + count < len(self.tokens):
             return self.tokens[start : start + count]
-        return self.tokens[np.arange(start, start + count) % len(self.tokens)]
+        places = np.arange(start, start + count) % len(self.tokens)
+        row = self.tokens[places]
+        if self.cut:
+            row[places == len(self.tokens) - 1] = self.end_of_text
+        return row
 
     def check(self, tokens: np.ndarray) -> None:
         """Check ids of the file.

@@ -113,7 +113,7 @@ def alternate(num_layers: int, *, of: int) -> LayerMap:
     """
     _check_depth(num_layers, of)
     even = range(0, of, 2)
-    if num_layers <= len(even):
+    if num_layers < len(even):
         return LayerMap(tuple(i * of // num_layers for i in range(num_layers)), "alternate")
     rest = num_layers - len(even)
     start = max(0, of - 2 - rest)

@@ -289,9 +289,11 @@ def _steps(
 
         last = done == settings.steps
         evaluates = _falls(done, settings.eval_every) and not last
-        diagnoses = _falls(done, settings.diagnose.every)
+        diagnoses = _falls(done, settings.diagnose.every) or (last and settings.diagnose.every > 0)
         due = _falls(done, settings.checkpoint_every) or last
-        reads = unread.due(done) or evaluates or diagnoses or due
+        # One process knows by itself that it is to stop, several ask each other.
+        asks = bool(stopped) if world.size == 1 else _falls(done, _LOG_EVERY)
+        reads = unread.due(done) or evaluates or diagnoses or due or asks
         fault = unread.read() if reads else None
         if fault is None:
             fault = _moved(optimizer, unread)

@@ -111,6 +111,11 @@ def make_batches(config: Config, data: Data, world: World) -> Batches:
                 f"data.max_tokens = {most} is for one text: {config.data.source!r} has no first "
                 "tokens; leave it out"
             )
+        if most < config.train.length + 1:
+            raise WakefulError(
+                f"data.max_tokens = {most} is less than one sequence needs: train.length + 1 = "
+                f"{config.train.length + 1}"
+            )
         return Batches(tokens.beginning(most), **options)
     if isinstance(data, MixedData):
         return MixedBatches(data.train, **options)
@@ -160,7 +165,9 @@ def load_data(
 def check_prepared(config: DataConfig, data: Data) -> None:
     """Raise `WakefulError` where a field asks prepared data for what it was not prepared with.
 
-    A field that is left at its default asks for nothing.
+    A field that is left at its default asks for nothing. Neither do fields whose default is a size
+    or a share: nobody can say who has set them. Of a mixture, `max_bytes` and `keep_overlap` are
+    for the parts that are not prepared yet.
     """
     if isinstance(data, TaskData):
         for name in ("validation_source", "max_bytes", "max_tokens", "keep_overlap", "tokenizer"):
@@ -171,6 +178,11 @@ def check_prepared(config: DataConfig, data: Data) -> None:
                 )
         return
     if isinstance(data, MixedData):
+        if not all(is_prepared(Path(domain.source)) for domain in data.domains):
+            plain = DataConfig()
+            config = dataclasses.replace(
+                config, max_bytes=plain.max_bytes, keep_overlap=plain.keep_overlap
+            )
         for domain, part in zip(data.domains, data.parts, strict=True):
             check_prepared(dataclasses.replace(config, source=domain.source), part)
         return
