@@ -23,6 +23,7 @@ from wakeful.evaluation.costs import DECODED, OURS, ROUNDS, THEIRS, costs
 from wakeful.loading.model import Model
 from wakeful.model.decoder import Decoder
 from wakeful.pages.evaluation import shown as rows_of
+from wakeful.quant import quantize
 from wakeful.training.loop import train
 from wakeful.verbs.evaluate import Evaluation
 
@@ -73,6 +74,17 @@ def test_states_of_linear_attention_are_counted(tmp_path: Path) -> None:
     recurrent = values * config.linear_key_head_dim
     attended = 2 * 9 * config.num_key_value_heads * config.head_dim
     assert sizes["cache, KB a token"] == 4 * (convolved + recurrent + attended) / 9 / 1e3
+
+
+def test_quantized_matrices_are_parameters_too(tmp_path: Path) -> None:
+    model = loaded_llama(tmp_path / "llama", dtype=torch.float32)
+    small = dataclasses.replace(model, module=quantize(model.module, "fine"))
+    whole, quantized = (
+        {s.metric: s.figure for s in costs(each, (16,), progress=lambda *_: None)}
+        for each in (model, small)
+    )
+    assert quantized["parameters, M"] == whole["parameters, M"]
+    assert quantized["weights, MB"] < whole["weights, MB"]
 
 
 def test_our_decoder_costs_what_its_export_does(text: Path, tmp_path: Path) -> None:

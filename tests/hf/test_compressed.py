@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GPT2Config,
@@ -245,3 +248,21 @@ def test_what_the_format_lacks_is_refused(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     with pytest.raises(WakefulError, match="exists already"):
         save_compressed(small(model, "fine"), tmp_path / "there", lambda _: None)
+
+
+def test_buffers_that_belong_to_the_weights_are_written(tmp_path: Path) -> None:
+    model = DeepseekV3ForCausalLM(
+        DeepseekV3Config(
+            vocab_size=61, hidden_size=32, intermediate_size=64, moe_intermediate_size=16,
+            num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4, n_routed_experts=4,
+            num_experts_per_tok=2, n_group=2, topk_group=1, first_k_dense_replace=1,
+            kv_lora_rank=8, q_lora_rank=8, qk_rope_head_dim=4, qk_nope_head_dim=4, v_head_dim=8,
+        )
+    ).eval()  # fmt: skip
+    name = "model.layers.1.mlp.gate.e_score_correction_bias"
+    with torch.no_grad():
+        model.get_buffer(name).copy_(torch.tensor([5.0, 0.0, 0.0, -5.0]))
+    part = quantize(model, "fine", skip=["*.mlp.experts", "*.mlp.gate"])
+    save_compressed(part, tmp_path / "small", lambda _: None)
+    stored = load_file(tmp_path / "small" / "model.safetensors")
+    assert torch.equal(stored[name], model.get_buffer(name))

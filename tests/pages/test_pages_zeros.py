@@ -11,7 +11,7 @@ from pages.synthetic import diagnosis
 from wakeful.evaluation.diagnosis import Diagnosis
 from wakeful.pages.charts import specification
 from wakeful.pages.diagnosis import layer_charts, spectra, top_importance
-from wakeful.pages.heads import round_up
+from wakeful.pages.heads import round_up, sink
 
 
 def with_a_zero(metric: str) -> Diagnosis:
@@ -58,3 +58,16 @@ def test_the_scale_of_entropies_ends_at_the_next_half(length: int) -> None:
     top = round_up(length)
     assert top % 0.5 == 0
     assert 0 <= top - math.log(length) < 0.5
+
+
+def test_no_token_is_named_where_sequences_are_led_by_different_ones() -> None:
+    found = diagnosis("made", layers=3)
+    here = (pl.col("metric") == "leading_key") & pl.col("head").is_null()
+    named = sink(found)
+    assert named is not None
+    # Sequences led by tokens 0 and 2: a mean of 1, a token that leads nowhere.
+    apart = found.rows.with_columns(
+        value=pl.when(here).then(1.0).otherwise("value"),
+        standard_error=pl.when(here).then(1.0).otherwise("standard_error"),
+    )
+    assert sink(replace(found, rows=apart)) is None

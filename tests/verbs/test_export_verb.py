@@ -6,10 +6,12 @@ from typing import Any
 
 import gguf
 import pytest
+import torch
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, GPT2Config
 
 import wakeful
+from helpers import tiny_decoder
 from hf.gguf_models import GEMMA2, TEXTS, decoder
 from test_cli import fails
 from training.runs import text, tiny
@@ -19,6 +21,7 @@ from wakeful.hf.gguf_out import export_gguf
 from wakeful.hf.weights_out import export
 from wakeful.loading.load import read_decoder
 from wakeful.loading.model import Model
+from wakeful.quant import quantize
 from wakeful.training.loop import train
 
 __all__ = ["text"]
@@ -171,3 +174,14 @@ def test_whole_numbers_are_exported_as_what_their_fields_hold(
     assert gguf.GGUFReader(tmp_path / "m.gguf").fields[key].types == [gguf.GGUFValueType.FLOAT32]
     assert export(made, tmp_path / "folder", tokenizer=tokenizer) == kind
     assert wakeful.load(tmp_path / "folder").decoder().config.rope_theta == made.config.rope_theta
+
+
+@pytest.mark.parametrize("scheme", ["fine", "kv8"])
+def test_a_quantized_model_in_memory_is_refused(scheme: str, tmp_path: Path) -> None:
+    small = quantize(tiny_decoder(dtype=torch.float32).eval(), scheme)
+    for out, more in (("out", {}), ("out.gguf", {}), ("cut", {"layers": ["0-1"]})):
+        with pytest.raises(WakefulError, match="is quantized: export the model it was made from"):
+            wakeful.export(small, tmp_path / out, **more)
+    with pytest.raises(WakefulError, match="is quantized: cure the model it was made from"):
+        wakeful.cure(small, rotate="hadamard")
+    assert not list(tmp_path.iterdir())

@@ -15,6 +15,7 @@ from wakeful.evaluation.scores import Score
 from wakeful.loading.model import Model
 from wakeful.model.decoder import Decoder
 from wakeful.probes.running import as_decoder, held_bytes
+from wakeful.quant.linear import QuantizedLinear
 from wakeful.runs.run import Run
 
 ROUNDS = 3
@@ -110,12 +111,22 @@ def _timed(model: Model, prompt: list[int]) -> tuple[float, float]:
     return first - began, time.perf_counter() - first
 
 
+def _num_parameters(module: nn.Module) -> int:
+    """Return how many numbers a model has, those of quantized matrices too, which are buffers."""
+    matrices = sum(
+        each.in_features * each.out_features + (0 if each.bias is None else each.bias.numel())
+        for each in module.modules()
+        if isinstance(each, QuantizedLinear)
+    )
+    return matrices + sum(each.numel() for each in module.parameters())
+
+
 def _sizes(model: Model, length: int) -> list[Score]:
     code = implementation_of(model.module)
     weights = held_bytes([*model.module.parameters(), *model.module.buffers()])
     cache = _cache_bytes(model, length)
     found = {
-        "parameters, M": sum(each.numel() for each in model.module.parameters()) / 1e6,
+        "parameters, M": _num_parameters(model.module) / 1e6,
         "weights, MB": weights / 1e6,
     }
     if cache is not None:

@@ -22,7 +22,7 @@ from wakeful.loading.chat import Turn, user_turn
 from wakeful.model.decoder import Decoder
 from wakeful.model.generate import continuation, generate
 from wakeful.probes.running import as_decoder, blocks_of, logits_of
-from wakeful.quant.linear import QuantizedLinear
+from wakeful.quant.convert import scheme_of
 
 Bos = Literal["auto", "on", "off"]
 """Whether a BOS token stands before a text: as the model's own tokenizer does, always, never."""
@@ -124,8 +124,8 @@ class Model:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether some of its layers are."""
-        return any(isinstance(module, QuantizedLinear) for module in self.module.modules())
+        """Whether some of its layers are, or its cache."""
+        return scheme_of(self.module) is not None
 
     @property
     def blocks(self) -> nn.ModuleList:

@@ -124,8 +124,9 @@ def sink(diagnosis: Diagnosis) -> Sink | None:
     rows = rows.filter(pl.col("head").is_null())
     if rows.is_empty():
         return None
-    # A mean over sequences that is no whole number is of sequences led by different tokens.
-    places = rows.filter(pl.col("value") == pl.col("value").round())["value"].cast(pl.Int64)
+    # A mean over sequences with an error is of sequences led by different tokens.
+    alike = pl.col("standard_error").is_null() | (pl.col("standard_error") == 0)
+    places = rows.filter(alike)["value"].cast(pl.Int64)
     if places.is_empty():
         return None
     position = int(places.mode().sort()[0])

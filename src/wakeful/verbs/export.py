@@ -74,6 +74,11 @@ def export(
         raise WakefulError(f"step = {wanted.step} is for a run, and this model is in memory")
     else:
         found = model if isinstance(model, Model) else load(model, tokenizer=tokenizer)
+    if found.is_quantized:
+        raise WakefulError(
+            f"{found.name} is quantized: export the model it was made from, or save this one with "
+            "wakeful quantize --save"
+        )
     whole = found
     if layers:
         of = found.decoder().config.num_layers
