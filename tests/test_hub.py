@@ -17,7 +17,7 @@ from wakeful.hub import hub_or_cache
 
 @pytest.fixture
 def looked_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """No network: no host has an address. The hosts that one was looked up for."""
+    """Cut the network: no host has an address. Returns the hosts that were looked up."""
     hosts: list[str] = []
 
     def unknown(host: str, *_: Any, **__: Any) -> None:

@@ -86,9 +86,7 @@ def rescaled(
         for key in changed:
             value = after[key]
             if own[key] != before[key]:
-                ratio = None
-                if key.rpartition(".")[2] not in _WITHOUT_RATIO:
-                    ratio = _ratio(own[key], before[key])
+                ratio = _ratio(key, own[key], before[key])
                 if ratio is None and strict:
                     raise WakefulError(
                         f"{key} differs between the rows on purpose ({own[key]!r} in {name}): name "
@@ -98,10 +96,6 @@ def rescaled(
             table = merged(table, nested(key, value))
         found[name] = config_from_table(table)
     return found
-
-
-_WITHOUT_RATIO = ("seed", "beta1", "beta2")
-"""Numbers of which a multiple means nothing."""
 
 
 def flat(config: Config) -> dict[str, Any]:
@@ -126,7 +120,13 @@ def differences(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
     return {key: (one[key], other[key]) for key in one if one[key] != other[key]}
 
 
-def _ratio(own: object, base: object) -> float | None:
+_WITHOUT_RATIO = ("seed", "beta1", "beta2")
+"""Numbers of which a multiple means nothing."""
+
+
+def _ratio(key: str, own: object, base: object) -> float | None:
+    if key.rpartition(".")[2] in _WITHOUT_RATIO:
+        return None
     numbers = type(own) in (int, float) and type(base) in (int, float)
     return own / base if numbers and own and base else None  # pyright: ignore
 

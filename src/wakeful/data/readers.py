@@ -118,7 +118,8 @@ def _json_text(line: str, place: str, text_field: str) -> str:
         )
     if text_field not in row:
         raise without(text_field, place, sorted(row), "field")
-    text = row[text_field]  # null is no text, as in Parquet
+    text = row[text_field]
+    # A null counts as empty text, like one in a Parquet column.
     return "" if text is None else checked_text(text, place, text_field)
 
 

@@ -102,10 +102,9 @@ def grow(
     copies: list[Copy] = ["all" if donor.decoder is student else copy for donor in donors]
     kept = [donor if donor.decoder is student else Donor(student, -1) for donor in donors]
     # All layers are some of the reference's: its routes read earlier ones under its own numbers.
-    known = [[Donor(reference, source) for source in layers.sources], kept]
-    variants = known[len(student_layers) == len(layers) :]
+    known = [Donor(reference, source) for source in layers.sources]
     return _assembled(
-        config, student, donors, copies=copies, ends=True, variants=variants, seed=seed
+        config, student, donors, copies=copies, ends=True, variants=[known, kept], seed=seed
     )
 
 

@@ -177,13 +177,10 @@ def _stock(
         config = copy.deepcopy(model.config)
         # Persistent buffers too: a router's correction is one, and so is a scale of Gemma 4's.
         inside = tuple(f"{name}." for name in found)
-        kept = {
-            name: tensor for name, tensor in model.state_dict().items()
-            if name not in parameters and not name.startswith(inside)
-        }  # fmt: skip
         stored = parameters | {
-            name: tensor for name, tensor in kept.items() if not _is_tied(tensor, parameters)
-        }
+            name: tensor for name, tensor in model.state_dict(keep_vars=True).items()
+            if not isinstance(tensor, nn.Parameter) and not name.startswith(inside)
+        }  # fmt: skip
         names = {name: name for name in (*stored, *found)}
         return config, _detached(stored), found, names, None
     assert isinstance(model, Decoder)
@@ -230,11 +227,6 @@ def _added(model: nn.Module) -> dict[str, float]:
         none, one = (norm(x + 0 * weight.fill_(value)).abs().sum() for value in (0.0, 1.0))
         found[f"{name}.weight"] = round(float(none / (one - none)), 3)
     return found
-
-
-def _is_tied(tensor: Tensor, parameters: Mapping[str, Tensor]) -> bool:
-    """Whether a state dict's entry is a parameter under a second name, such as a tied head."""
-    return any(tensor.data_ptr() == each.data_ptr() for each in parameters.values())
 
 
 def _detached(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -159,7 +159,6 @@ class Values(MeanProbe):
             return
         for sequence in event.sequences:
             v = sequence.values
-            v = v if v.dtype == torch.float64 else v.float()
             joined = v.transpose(0, 1).flatten(1)
             # The smaller side has the same non-zero eigenvalues.
             length, width = joined.shape

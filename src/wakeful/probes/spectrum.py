@@ -1,7 +1,5 @@
 """The eigenvalues of one layer's values, the whole distribution."""
 
-import torch
-
 from wakeful.probes import exact
 from wakeful.probes.base import AttentionEvent, Event, MeanProbe
 
@@ -20,8 +18,6 @@ class Spectrum(MeanProbe):
         if not isinstance(event, AttentionEvent) or event.layer != self.layer:
             return
         for sequence in event.sequences:
-            v = sequence.values
-            v = v if v.dtype == torch.float64 else v.float()
-            found = exact.value_spectrum(v.transpose(0, 1).flatten(1))[: self.curve]
+            found = exact.value_spectrum(sequence.values.transpose(0, 1).flatten(1))[: self.curve]
             for i, value in enumerate(found.tolist(), start=1):
                 self.put(event.layer, "value_eigenvalue_sorted", value, position=str(i))

@@ -50,11 +50,12 @@ class Attended:
 
     @property
     def values(self) -> Float[Tensor, "G L _"]:
-        """Each key/value head's own values, which `v` may hold several of side by side."""
+        """Each key/value head's own values, several of which `v` may hold side by side, in float32
+        (float64 stays)."""
+        v = self.v.to(_precision(self.v))
         if self.joined == 1:
-            return self.v
-        own = self.v[:: self.joined].unflatten(-1, (self.joined, -1))
-        return own.transpose(1, 2).flatten(0, 1)
+            return v
+        return v[:: self.joined].unflatten(-1, (self.joined, -1)).transpose(1, 2).flatten(0, 1)
 
     @property
     def length(self) -> int:
@@ -290,5 +291,5 @@ def _mask(
         logits.masked_fill_(key <= query - heads.window, -math.inf)
 
 
-def _precision(q: Tensor) -> torch.dtype:
-    return torch.float64 if q.dtype == torch.float64 else torch.float32
+def _precision(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32

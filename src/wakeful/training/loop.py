@@ -291,7 +291,7 @@ def _steps(
         evaluates = _falls(done, settings.eval_every) and not last
         diagnoses = _falls(done, settings.diagnose.every) or (last and settings.diagnose.every > 0)
         due = _falls(done, settings.checkpoint_every) or last
-        # One process knows by itself that it is to stop, several ask each other.
+        # A single process sees its own signal; several have to ask each other.
         asks = bool(stopped) if world.size == 1 else _falls(done, _LOG_EVERY)
         reads = unread.due(done) or evaluates or diagnoses or due or asks
         fault = unread.read() if reads else None
