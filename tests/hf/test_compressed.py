@@ -121,7 +121,7 @@ def test_a_norm_that_is_stored_less_one_is_divided_whole(ours: bool, tmp_path: P
         for name, parameter in gemma.named_parameters():
             if "norm" in name:
                 parameter.uniform_(-0.5, 0.5)
-    model = decoder_of(gemma, "it") if ours else gemma
+    model = decoder_of(gemma) if ours else gemma
     quantized = small(model, "fp8(method=smooth(norms=True))")
     theirs = saved(quantized, tmp_path / "small")
     assert isinstance(theirs, Gemma3ForCausalLM)
@@ -158,7 +158,7 @@ def test_int8_inputs_are_rounded_to_one_more_number(scheme: str, tmp_path: Path)
 def test_our_decoder_becomes_the_stock_architecture(
     scheme: str, tied: bool, tmp_path: Path
 ) -> None:
-    decoder = decoder_of(llama(tie_word_embeddings=tied, attention_bias=True), "it")
+    decoder = decoder_of(llama(tie_word_embeddings=tied, attention_bias=True))
     ours = small(decoder, scheme)
     theirs = saved(ours, tmp_path / "small")
     assert isinstance(theirs, LlamaForCausalLM)
@@ -201,7 +201,7 @@ def test_which_layers_read_which_norm() -> None:
         f"model.layers.1.self_attn.{name}_proj" for name in "qkv"
     ]
     assert sum(map(len, found.values())) == 2 * 5  # Transformers cuts what the head reads
-    found = readers_of_norms(decoder_of(llama(), "it"))
+    found = readers_of_norms(decoder_of(llama()))
     assert found["blocks.0.mlp_norm"] == ["blocks.0.mlp.gate", "blocks.0.mlp.up"]
     assert found["norm"] == ["head"]
 
@@ -240,7 +240,7 @@ def test_what_the_format_lacks_is_refused(tmp_path: Path) -> None:
     fails("weights without a zero point", model, "w4")
     gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=61, n_embd=32, n_layer=1, n_head=2)).eval()
     fails("is an nn.Linear in Transformers", gpt2, "fine")
-    fails("holds several of ours", decoder_of(gpt2, "it"), "fine")
+    fails("holds several of ours", decoder_of(gpt2), "fine")
     fails("this decoder is not one", tiny_decoder(dtype=torch.float32, route="resformer"), "fine")
     part = quantize(model, "fine(method=smooth(norms=True))", calibration=TEXT, skip=["*.q_proj"])
     with pytest.raises(WakefulError, match="read one norm and divide it differently"):

@@ -48,7 +48,7 @@ def same_text(ours: Decoder, theirs: torch.nn.Module) -> None:
 def test_text_and_heirs_of_a_family(name: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
     kind = name.split(",", maxsplit=1)[0]
     theirs = random_model(copy.deepcopy(MODELS[name]))  # its configuration is changed below
-    ours = decoder_of(theirs, name)
+    ours = decoder_of(theirs)
     same_text(ours, theirs)
     seen = []
     for model in (ours, theirs):
@@ -84,7 +84,7 @@ def test_an_heir_with_a_bridge_is_read_back_by_its_family(
     name: str, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     """Bridges change matrices, and norms behind them, which families store in their own ways."""
-    ours, kept = decoder_of(random_model(MODELS[name]), name), chosen((0, 2), of=3)
+    ours, kept = decoder_of(random_model(MODELS[name])), chosen((0, 2), of=3)
     plain, heir = (inherit(ours, kept).eval() for _ in range(2))
     (found,) = bridge(heir, ours, kept, some_tokens(40, 31))
     assert found.error < found.plain

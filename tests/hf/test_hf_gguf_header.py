@@ -122,5 +122,5 @@ def test_a_checkpoint_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:
     state = model.state_dict()
     del state["model.layers.1.mlp.up_proj.weight"]
     model.save_pretrained(tmp_path / "m", state_dict=state)
-    with pytest.raises(WakefulError, match=r"has no model.layers.1.mlp.up_proj.weight"):
+    with pytest.raises(WakefulError, match=r"has no tensor model.layers.1.mlp.up_proj.weight"):
         load(str(tmp_path / "m"), device=torch.device("cpu"), dtype=torch.float32)

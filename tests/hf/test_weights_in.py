@@ -255,7 +255,7 @@ def test_a_head_that_is_missing_has_its_own_name(tmp_path: Path) -> None:
     stored = load_file(file)
     del stored["lm_head.weight"]
     save_file(stored, file, {"format": "pt"})
-    with pytest.raises(WakefulError, match=r"has no tensor lm_head\.weight, which"):
+    with pytest.raises(WakefulError, match=r"has no tensor lm_head\.weight: it is not"):
         read_decoder(tmp_path)
 
 
@@ -467,7 +467,7 @@ def edit(folder: Path, **fields: object) -> None:
             "shape",
             r"up_proj.weight has shape \(24, 44\), and the configuration makes it \(44, 24\)",
         ),
-        ("integers", "up_proj.weight is stored as torch.int8"),
+        ("integers", "up_proj.weight is stored as I8"),
         ("one dimension", r"up_proj.weight has shape \(1056,\)"),
         ("architecture", "our decoder cannot be a bloom: it can be gemma2, gemma3_text, gpt2"),
         ("linear attention", "cannot be a qwen3_5_text: most of its layers are linear attention"),
@@ -511,24 +511,24 @@ def test_a_model_in_memory_with_softmax1_keeps_it(name: str) -> None:
     tokens = some_tokens(2, 11)
     with torch.no_grad():
         wanted = model(tokens).logits
-        decoder = decoder_of(model, name)
+        decoder = decoder_of(model)
         assert decoder.config.normalizer == "softmax1"
         torch.testing.assert_close(decoder(tokens), wanted, rtol=1e-5, atol=1e-5)
         model.set_attn_implementation("sdpa")
         assert not torch.allclose(model(tokens).logits, wanted, atol=1e-3)
-    assert decoder_of(model, name).config.normalizer == "softmax"
+    assert decoder_of(model).config.normalizer == "softmax"
 
 
 def test_an_attention_that_our_decoder_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     capped = build("gemma2", attn_logit_softcapping=2.0)
     with pytest.raises(WakefulError, match=r"its own normalizer is softcap\(cap=2\.0\)"):
-        decoder_of(capped, "it")
+        decoder_of(capped)
     monkeypatch.setitem(AttentionInterface._global_mapping, PLAIN, plain_attention)
     model = build("llama", "eager")
-    assert decoder_of(model, "it").config.normalizer == "softmax"
+    assert decoder_of(model).config.normalizer == "softmax"
     model.config._attn_implementation = PLAIN
     with pytest.raises(WakefulError, match="'plain_softmax1', which is not one of Transformers'"):
-        decoder_of(model, "it")
+        decoder_of(model)
 
 
 def test_our_own_class_is_known_by_its_parts_wherever_it_was_loaded_from() -> None:

@@ -45,7 +45,7 @@ def test_the_same_numbers_as_in_our_decoder(
     before = logits(model)
     small = quantize(model, scheme)
     with torch.inference_mode():
-        expected = quantize(decoder_of(model, "it"), scheme)(TOKENS)
+        expected = quantize(decoder_of(model), scheme)(TOKENS)
     torch.testing.assert_close(logits(small), expected, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(expected, before, atol=1e-4)
     assert model.config._attn_implementation == "sdpa"
@@ -123,7 +123,7 @@ def test_softmax1_stays_where_a_model_attends_by_it(scheme: str, tmp_path: Path)
     model.set_attn_implementation("wakeful_softmax1")
     small = quantize(model, scheme)
     with torch.inference_mode():
-        expected = quantize(decoder_of(model, "it"), scheme)(TOKENS)
+        expected = quantize(decoder_of(model), scheme)(TOKENS)
     torch.testing.assert_close(logits(small), expected, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(expected, plain, atol=1e-3)
     save_quantized(small, tmp_path, name="it", context=32, bos=None)
@@ -141,7 +141,7 @@ def test_softmax1_stays_where_a_model_attends_by_it(scheme: str, tmp_path: Path)
 def test_its_decoder_would_read_other_keys_and_values() -> None:
     small = quantize(llama(), "kv4")
     with pytest.raises(WakefulError, match="take the model before it was quantized"):
-        decoder_of(small, "it")
+        decoder_of(small)
     loaded = load(small, tokenizer=None)
     prompt, choice = [1, 2, 3], {"length": 12, "ends": set[int](), "temperature": 0.0}
     with torch.inference_mode():

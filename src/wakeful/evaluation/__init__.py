@@ -6,7 +6,6 @@ perplexity.py  log-likelihoods under any model that gives logits, and a text in 
 examples.py    the user's JSON lines, read and checked
 tasks.py       those examples as lm-eval tasks, and lm-eval's own tasks by name
 groups.py      groups of lm-eval's tasks: their own figures, weighted as they are defined
-conversion.py  a model of Transformers as our decoder, once both give the same logits
 adapter.py     our decoder as a model that lm-eval can ask
 harness.py     lm-eval run on a model, over processes too, its answers as scores
 """

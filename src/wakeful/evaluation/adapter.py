@@ -20,7 +20,6 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.evaluation.batching import Question, answers
-from wakeful.evaluation.conversion import decoder_alike
 from wakeful.evaluation.perplexity import check_numbers
 from wakeful.evaluation.tasks import quiet
 from wakeful.loading.model import Model
@@ -308,7 +307,7 @@ def asked(
     make: Callable[..., TemplateLM] = partial(Adapter, alone=alone)
     if as_decoder(loaded.module) is None:
         try:
-            decoder_alike(loaded)
+            loaded.decoder()
         except WakefulError as error:
             apart(str(error))
             make, batch_size = Transformer, 1 if alone else batch_size

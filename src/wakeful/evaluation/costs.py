@@ -1,6 +1,5 @@
 """What a model costs who serves it: size, and tokens a second at several lengths of the prompt."""
 
-import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,7 +9,6 @@ import torch
 from torch import nn
 
 from wakeful.errors import WakefulError
-from wakeful.evaluation.conversion import decoder_alike
 from wakeful.evaluation.scores import Score
 from wakeful.loading.model import Model
 from wakeful.model.decoder import Decoder
@@ -44,7 +42,7 @@ def on_our_decoder(model: Model) -> Model:
     """
     if as_decoder(model.module) is not None:
         return model
-    return dataclasses.replace(model, module=decoder_alike(model))
+    return model.converted()
 
 
 def costs(

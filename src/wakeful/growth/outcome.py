@@ -133,6 +133,8 @@ class Reference:
     standard_error: float | None = None
     tokens: int | None
     seconds: float | None
+    agreement: str = ""
+    """How far our decoder is from the model that Transformers runs; "" of our own."""
     parts: tuple[PartLoss, ...] = ()
     """As an arm's."""
 

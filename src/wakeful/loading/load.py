@@ -1,5 +1,6 @@
 """Models to look at: runs, exports, quantized models, Hugging Face folders, GGUF files, SmolLM2."""
 
+import dataclasses
 import json
 import os
 from contextlib import nullcontext
@@ -18,8 +19,9 @@ from wakeful.device import DTYPES, choose_device
 from wakeful.errors import WakefulError, nearest, nearest_path
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.quantized import converted, is_quantized_folder, load_quantized, quantized_as
-from wakeful.hf.weights_in import decoder_from_folder, decoder_from_gguf
-from wakeful.hf.whole import SMOLLM2, smollm2_folder, whole_model
+from wakeful.hf.weights_in import described, own_decoder
+from wakeful.hf.weights_out import read_generation
+from wakeful.hf.whole import SMOLLM2, read_config, smollm2_folder, whole_model
 from wakeful.hub import hub_or_cache
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.model.decoder import Decoder
@@ -127,13 +129,13 @@ def read_decoder(
 ) -> Model:
     """Return the model that `source` names as our `Decoder`, with the same logits.
 
-    As `load` and then `decoder()`, but weights are read straight into the decoder, one that the
-    configuration gives no place is refused, and a tokenizer may be missing. Dropout is not carried
-    over.
+    As `load` and then `converted()`, but a weight that the configuration gives no place is refused,
+    and a tokenizer may be missing. Dropout is not carried over.
 
     Raises:
         WakefulError: it cannot be found or read, a tensor is missing, unknown or of another shape,
-            or our decoder cannot be it (the field of its configuration is named).
+            our decoder cannot be it (the field of its configuration is named), or it gives other
+            logits than Transformers.
     """
     return _read(
         place_of(source), _device(device), _dtype(dtype), step, max_length, None,
@@ -160,18 +162,28 @@ def _read(
             f"max_length = {max_length}: {place.name} is a {place.kind} model, whose context is "
             "its own"
         )
+    if place.kind == "hub" and ours:
+        place = dataclasses.replace(place_of(fetched(place.name)), name=place.name)
     if place.kind == "run":
         found = _run(place, device, dtype, step)
     elif place.kind == "quantized":
         if ours:
             raise WakefulError(f"{place.path} is quantized: name the model it was made from")
         found = _quantized(place, device, dtype)
-    elif ours or place.kind == "export":
-        found = _decoder(place, device, dtype, max_length)
+    elif place.kind == "export":
+        decoder = own_decoder(place.path, max_length=max_length, dtype=dtype, device=device)
+        found = _own(decoder, place.name, place.path)
+        found["read"] = partial(_stored_tokenizer, place.path)
     else:
-        found = _transformers(place, device, dtype, max_length, trust_remote_code)
+        if ours and place.kind == "folder":
+            described(read_config(place.path), max_length)  # before any weight is read
+            read_generation(place.path, GENERATION)
+        found = _transformers(place, device, dtype, max_length, trust_remote_code, strict=ours)
+        if ours and (place.path / "tokenizer.json").is_file():
+            found["read"] = partial(_stored_tokenizer, place.path)
     read = found.pop("read")
-    return Model(read_tokenizer=(lambda: tokenizer) if tokenizer else read, **found)
+    model = Model(read_tokenizer=(lambda: tokenizer) if tokenizer else read, **found)
+    return model.converted(max_length) if ours else model
 
 
 def check_step(place: Place, step: int) -> None:
@@ -211,18 +223,6 @@ def _run(place: Place, device: torch.device, dtype: torch.dtype | None, step: in
     }
 
 
-def _decoder(
-    place: Place, device: torch.device, dtype: torch.dtype | None, max_length: int
-) -> dict[str, Any]:
-    path = place.path if place.kind != "hub" else fetched(place.name)
-    read = decoder_from_gguf if place.kind == "gguf" else decoder_from_folder
-    decoder = read(path, max_length=max_length, dtype=dtype, device=device)
-    found = _own(decoder, place.name, path)
-    stored = place.kind != "gguf" and (path / "tokenizer.json").is_file()
-    found["read"] = partial(_stored_tokenizer if stored else _stock_tokenizer, path)
-    return found
-
-
 def _own(decoder: Decoder, name: str, path: Path) -> dict[str, Any]:
     return {
         "name": name,
@@ -254,14 +254,17 @@ def _transformers(
     dtype: torch.dtype | None,
     max_length: int,
     trust_remote_code: bool,
+    *,
+    strict: bool,
 ) -> dict[str, Any]:
     gguf = place.path.name if place.kind == "gguf" else ""
     source = place.name if place.kind == "hub" else place.path.parent if gguf else place.path
     try:
         with hub_or_cache() if isinstance(source, str) else nullcontext():
             module = whole_model(
-                source, dtype=dtype or "auto", gguf=gguf, trust_remote_code=trust_remote_code
-            )
+                source, dtype=dtype or "auto", gguf=gguf, trust_remote_code=trust_remote_code,
+                strict=strict,
+            )  # fmt: skip
     except WakefulError:
         raise
     except Exception as error:  # Transformers raises nothing narrower

@@ -1,5 +1,6 @@
 """A model ready to run, with what turns text into its tokens: what `load` returns."""
 
+import dataclasses
 import inspect
 import json
 import shutil
@@ -17,6 +18,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from wakeful.data.tokenizer import GENERATION, StreamDecoder, Tokenizer
 from wakeful.errors import WakefulError
+from wakeful.hf.agreement import Agreement, agreement
 from wakeful.hf.weights_in import decoder_of
 from wakeful.loading.chat import Turn, user_turn
 from wakeful.model.decoder import Decoder
@@ -44,6 +46,8 @@ class Model:
     """The run directory, the folder or the GGUF file it was read from."""
     step: int = 0
     """The checkpoint's, for a run."""
+    agreement: Agreement | None = None
+    """Of our decoder, how far it is from the model of Transformers it was made of."""
     read_tokenizer: Callable[[], AnyTokenizer]
 
     def __repr__(self) -> str:
@@ -197,17 +201,30 @@ class Model:
         return str(tokenizer.decode([token]))
 
     def decoder(self) -> Decoder:
-        """Return the model as our decoder, with the same logits, sharing its weights.
+        """Return the model as our decoder, sharing its weights, once both gave the same logits.
 
         Raises:
-            WakefulError: our decoder cannot be it (the field of its configuration is named).
+            WakefulError: our decoder cannot be it (the field of its configuration is named), or it
+                gives other logits.
         """
-        return self._decoder
+        return self._converted.module  # pyright: ignore[reportReturnType]
+
+    def converted(self, max_length: int = 0) -> "Model":
+        """Return the model whose module is our decoder: see `decoder`.
+
+        A `max_length` that is not 0 is its context.
+        """
+        if as_decoder(self.module) is not None:
+            return self
+        decoder = decoder_of(self.module, max_length)
+        return dataclasses.replace(
+            self, module=decoder, context=decoder.config.context, architecture="wakeful decoder",
+            agreement=agreement(self.module, decoder),  # pyright: ignore[reportArgumentType]
+        )  # fmt: skip
 
     @cached_property
-    def _decoder(self) -> Decoder:
-        own = as_decoder(self.module)
-        return decoder_of(self.module, self.name) if own is None else own
+    def _converted(self) -> "Model":
+        return self.converted()
 
     def generate(self, prompt: str | Sequence[int], **choice: Any) -> str:
         """Return the text that continues a prompt; options and errors are those of `stream`."""

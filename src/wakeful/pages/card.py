@@ -75,7 +75,7 @@ def file_lineage(
 def _lineage_of(model: Model, source: Model, done: Iterable[str]) -> tuple[list[str], str]:
     run = _run(source)
     said = _lineage(run) if run is not None else []
-    said += _made(source.name, done) if source is not model else []
+    said += _made(source.name, done) if source is not model or done else []
     return said, _origin(run) or (source.name if source is not model else "")
 
 

@@ -11,7 +11,7 @@ import polars as pl
 import torch
 from rich.table import Table as Grid
 from rich.text import Text
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
@@ -30,6 +30,7 @@ from wakeful.optim.rotations.base import rotation_of
 from wakeful.pages.card import command_of, model_card
 from wakeful.pages.charts import Drawing, Titled
 from wakeful.pages.diagnosis import after_cure, write_diagnosis
+from wakeful.probes.running import logits_of
 from wakeful.runs.run import disk_errors, replaced
 from wakeful.surgery import check_rotates, choose_prefix, rotate, store_prefix
 from wakeful.verbs.diagnose import Diagnosis, diagnose
@@ -219,7 +220,10 @@ def cure(
             raise WakefulError(
                 f"{loaded.name} is quantized: cure the model it was made from, then quantize"
             )
-        plain = loaded.decoder()
+        conversion = loaded.converted()
+        plain, said = conversion.decoder(), str(conversion.agreement or "")
+        if said:
+            show.note(f"{loaded.name}: {said}")
         begun = bool(wanted.prefix) or wanted.trains
         if wanted.out and (wanted.rotate_inner or begun):
             _ = loaded.own_tokenizer  # which our class' folder needs
@@ -232,13 +236,14 @@ def cure(
             show, f"{loaded.name}: sequences", loaded, tokens=text.shape[1], total=len(text),
             passes=choosing + _COMPARING * min(1.0, COMPARED_TOKENS / text.shape[1]) + 2 * PASSES,
         )  # fmt: skip
-        stands, done = list[int](), list[tuple[str, str]]()
+        stands, done = list[int](), [("Conversion", said)] if said else []
         base = plain
         if wanted.trains:
             check_retrains(plain, wanted)
             rest = _rest(loaded, words, text.numel(), learned, wanted)
             stands = [loaded.bos] if loaded.bos is not None else _best(loaded, plain, text, 1)
-            base, done = retrained(loaded, stands[0], text, rest, wanted, show)
+            base, more = retrained(loaded, stands[0], text, rest, wanted, show)
+            done += more
         cured, prefix, more = _cured(loaded, base, text, wanted, show)
         done += more
         result = replace(
@@ -248,7 +253,7 @@ def cure(
         )  # fmt: skip
         show.note("comparing logits")
         stands = prefix or stands
-        found = differences(plain, cured, text[:, :COMPARED_TOKENS], stands)
+        found = differences(loaded.module, plain, cured, text[:, :COMPARED_TOKENS], stands)
         for kind, each in found.items():
             done.append((f"Logits in {kind}", _said(each, stands)))
     seen = diagnose(
@@ -363,16 +368,16 @@ def _piece(loaded: Model, token: int) -> str:
 
 @torch.inference_mode()
 def differences(
-    plain: Decoder, cured: Decoder, text: Tensor, prefix: Sequence[int]
+    before: nn.Module, plain: Decoder, cured: Decoder, text: Tensor, prefix: Sequence[int]
 ) -> dict[str, Difference]:
     """Return how far the cured model is from the one before, which reads the prefix as text.
 
-    In the model's own arithmetic, and in bfloat16 both the cured and the plain model from the plain
-    one in its own.
+    In the model's own arithmetic, and in bfloat16 both the cured model and the one before as our
+    `plain` decoder, from the one before in its own.
     """
     first = torch.tensor([list(prefix)], dtype=text.dtype, device=text.device)
     after = [torch.cat([first, row[None]], dim=1) for row in text]
-    expected = [plain(row)[:, len(prefix) :] for row in after]
+    expected = [logits_of(before, row)[:, len(prefix) :] for row in after]
     own = plain.embed.weight.dtype
     kind = str(own).removeprefix("torch.")
     found = {kind: _difference(expected, (cured(row[None]) for row in text))}

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from wakeful.config.verbs import ExportOptions
+from wakeful.display import Shown
 from wakeful.errors import WakefulError
 from wakeful.growth.inherit import inherit
 from wakeful.growth.layers import chosen, numbered, written
@@ -17,9 +18,10 @@ from wakeful.hf.weights_out import describe, refuse_existing
 from wakeful.hf.weights_out import export as write
 from wakeful.hf.whole import read_config
 from wakeful.loading.load import check_step, fetched, load, place_of, read_decoder
-from wakeful.loading.model import AnyTokenizer, Model
+from wakeful.loading.model import AnyTokenizer
 from wakeful.pages.card import file_lineage, model_card, shortened_card
-from wakeful.verbs.result import Source, asked, name_of
+from wakeful.verbs.result import Source, asked, name_of, showing
+from wakeful.world import ALONE
 
 
 def export(
@@ -27,6 +29,7 @@ def export(
     folder: str | Path,
     *,
     tokenizer: AnyTokenizer | str | Path | None = None,
+    shown: Shown | None = None,
     options: ExportOptions | None = None,
     **given: Any,
 ) -> str:
@@ -41,6 +44,7 @@ def export(
         folder: must not exist. A name that ends in .gguf is a file for llama.cpp, which holds stock
             architectures.
         tokenizer: of a module in memory.
+        shown: how to show progress; None is a bar where there is a terminal.
         options: `ExportOptions`, whose fields are keyword arguments too.
         given: those fields.
 
@@ -73,27 +77,33 @@ def export(
     elif wanted.step:
         raise WakefulError(f"step = {wanted.step} is for a run, and this model is in memory")
     else:
-        found = model if isinstance(model, Model) else load(model, tokenizer=tokenizer)
+        found = load(model, tokenizer=tokenizer)
     if found.is_quantized:
         raise WakefulError(
             f"{found.name} is quantized: export the model it was made from, or save this one with "
             "wakeful quantize --save"
         )
-    whole = found
+    tokenizer = found.own_tokenizer
+    found = whole = found.converted()
+    said = str(found.agreement or "")
+    if said:
+        with showing(shown, "export", ALONE) as show:
+            show.note(f"{found.name}: {said}")
     if layers:
         of = found.decoder().config.num_layers
         found = dataclasses.replace(found, module=inherit(found.decoder(), chosen(layers, of=of)))
     done = [f"its layers {written(layers)} (from 0)"] if layers else []
+    done += [f"read as wakeful's decoder: {said}"] if said else []
     if folder.suffix == ".gguf":
         lineage, origin = file_lineage(found, source=whole, done=done)
         return export_gguf(
-            found.decoder(), folder, tokenizer=found.own_tokenizer,
+            found.decoder(), folder, tokenizer=tokenizer,
             storage="f16" if wanted.gguf == "auto" else wanted.gguf, name=found.name,
             lineage=lineage, origin=origin,
         )  # fmt: skip
     kind = describe(found.decoder().config)[0]
     card = model_card(found, kind, command, source=whole, done=done)
-    return write(found.decoder(), folder, tokenizer=found.own_tokenizer, dtype=dtype, card=card)
+    return write(found.decoder(), folder, tokenizer=tokenizer, dtype=dtype, card=card)
 
 
 def _check_form(options: ExportOptions, out: Path) -> None:

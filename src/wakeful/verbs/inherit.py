@@ -56,6 +56,7 @@ from wakeful.growth.reading import diagnosed_layers, evaluated, prepared_text
 from wakeful.growth.recipe import Recipe
 from wakeful.growth.rounds import carry_out
 from wakeful.growth.stages import Outcome, check_stages
+from wakeful.hf.agreement import Agreement
 from wakeful.hf.weights_out import export
 from wakeful.loading.load import load, read_decoder
 from wakeful.loading.model import AnyTokenizer, Model
@@ -82,6 +83,8 @@ class Plan:
     """The options; of older versions by their short names."""
     costs: tuple[Cost, ...]
     """What was timed; empty where the number of steps was given."""
+    agreement: str
+    """How far the reference as our decoder is from the one of Transformers; "" of our own."""
     figures: dict[str, tuple[float, ...]]
     """Those of every layer that were looked at."""
     dropped_documents: int
@@ -194,6 +197,8 @@ def _begun(
     with shown("inherit") as show:
         show.note(f"loading {name_of(source)}")
         reference, place = _reference(source, tokenizer, out)
+        if reference.agreement is not None:
+            show.note(f"{reference.name}: {reference.agreement}")
         if options.recipe:
             _check_merged(reference, place)
         options = _fitted(options, reference)
@@ -228,7 +233,7 @@ def _begun(
     with Run.create(out, "inherit", {"reference": name_of(source), "name": out.name}) as new:
         new.write_text("recipe.toml", tomli_w.dumps(to_table(recipe)))
         new.write_json("environment.json", environment(device))
-        new.write_json("plan.json", _plan(options, data, diagnosed, costs))
+        new.write_json("plan.json", _plan(options, data, diagnosed, costs, reference.agreement))
         new.write_frame("reference.parquet", windows)
         reference.own_tokenizer.save(new.path)
         if reference.path is None:
@@ -279,6 +284,7 @@ def _reference(
     model = load(source, tokenizer=tokenizer)
     if model.is_quantized:
         raise WakefulError(f"{model.name} is quantized: name the model it was made from")
+    model = model.converted()
     decoder = model.decoder()
     if decoder.head.weight.dtype != torch.float32:  # what a path is read as, and so when resumed
         model = dataclasses.replace(model, module=copy.deepcopy(decoder).float())
@@ -386,12 +392,17 @@ def _work(
 
 
 def _plan(
-    options: InheritOptions, data: Data, diagnosed: Diagnosed | None, costs: list[Cost]
+    options: InheritOptions,
+    data: Data,
+    diagnosed: Diagnosed | None,
+    costs: list[Cost],
+    agreement: Agreement | None,
 ) -> Plan:
     figures = diagnosed.figures if diagnosed else {}
     return Plan(
         wishes=to_table(options),
         costs=tuple(costs),
+        agreement=str(agreement or ""),
         figures={name: tuple(values) for name, values in figures.items()},
         dropped_documents=data.info["overlap"]["documents"],
         dropped_tokens=data.info["overlap"]["tokens"],
@@ -437,6 +448,7 @@ def _summary(
             standard_error=finite(error),
             tokens=tokens,
             seconds=seconds,
+            agreement=plan.agreement,
             parts=by_part(windows, windows),
         ),
         final=last.stage.arm,

@@ -1,0 +1,199 @@
+"""The comparison at the door: our decoder beside the Transformers model that it was made of.
+
+A decoder is as right as our reading of a configuration and of tensors' names. What the model is,
+its own code says: before anything is made of the decoder, both read the same tokens, and a decoder
+with other logits is refused.
+"""
+
+import inspect
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+from transformers import PreTrainedModel
+
+from wakeful.errors import WakefulError
+from wakeful.hf.whole import first_line
+from wakeful.model.decoder import Decoder
+from wakeful.probes.huggingface import decoder_blocks
+
+_TOKENS = (2, 32)
+"""Sequences that both read, and tokens of each."""
+_PAST = 16
+"""Tokens behind a window."""
+_MOST = 256
+"""Most tokens that reading past a window may cost, as if all layers read them."""
+_ROUNDING = 1e-4
+"""The largest difference of a logit, over the largest logit, that rounding in float32 explains."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """How far the logits of our decoder are from those of the model it was made of, in float32."""
+
+    architecture: str
+    """The class of Transformers that gave the others."""
+    tokens: int
+    """Tokens that both read; 0 where Transformers cannot run the model."""
+    largest: float
+    """Largest difference of a logit."""
+    relative: float
+    """Root mean square of the differences, over the logits' own."""
+    note: str = ""
+    """What was not compared, or only in part."""
+
+    def __str__(self) -> str:
+        if not self.tokens:
+            return f"not compared with {self.architecture}: {self.note}"
+        return (
+            f"logits at most {self.largest:.1e} from those of Transformers' {self.architecture} "
+            f"({self.tokens} tokens, float32{self.note})"
+        )
+
+
+@torch.no_grad()
+def agreement(theirs: PreTrainedModel, ours: Decoder) -> Agreement:
+    """Return how far our decoder is from the model it was made of; both stay as they are.
+
+    Both read two sequences of 32 random tokens, and one past the window where there is one: through
+    all layers or, where that costs too much, through the first up to one that has the window.
+
+    Raises:
+        WakefulError: they differ by more than rounding.
+    """
+    kind = type(theirs).__name__
+    whole, longer, layers, note = _texts(theirs, ours)
+    pairs: list[tuple[Tensor, Tensor]] = []
+    with _evaluating(theirs), InFloat32():
+        try:
+            expected = _logits(theirs, whole)
+        except Exception as error:  # whatever the class raises
+            why = f"Transformers cannot run it here: {first_line(error)}"
+            return Agreement(architecture=kind, tokens=0, largest=math.nan, relative=math.nan,
+                             note=why)  # fmt: skip
+        pairs.append((expected, _logits(ours, whole)))
+        if longer is not None:
+            with _only_first(theirs, ours, layers):
+                pairs.append((_logits(theirs, longer), _logits(ours, longer)))
+    largest, relative = 0.0, 0.0
+    for expected, found in pairs:
+        apart, most = float((found - expected).abs().max()), float(expected.abs().max())
+        if not apart <= _ROUNDING * most:  # nor where one is not a number
+            raise WakefulError(
+                f"our decoder with the configuration and weights of this {kind} gives other logits "
+                f"than Transformers, {apart:.2g} apart where the largest is {most:.2g}: "
+                f"{_doubt(theirs)}"
+            )
+        largest = max(largest, apart)
+        relative = max(relative, float((found - expected).norm() / expected.norm()))
+    return Agreement(
+        architecture=kind, tokens=sum(expected.shape[:2].numel() for expected, _ in pairs),
+        largest=largest, relative=relative, note=note,
+    )  # fmt: skip
+
+
+def _doubt(model: PreTrainedModel) -> str:
+    """Return what is likely behind other logits, and what to do."""
+    for name, buffer in model.named_buffers():
+        if name.endswith("inv_freq") and buffer.dtype in _SHORT:
+            kind = str(buffer.dtype).removeprefix("torch.")
+            return (
+                f"its rotary frequencies were rounded to {kind}, as module.to({kind}) does; load "
+                f"it with from_pretrained(..., dtype={buffer.dtype})"
+            )
+    return "does its configuration still describe it, after layers or heads were replaced?"
+
+
+def _texts(theirs: PreTrainedModel, ours: Decoder) -> tuple[Tensor, Tensor | None, int, str]:
+    """Return the tokens for all layers, those for the first ones, how many, and what to say."""
+    config = ours.config
+    size = min(config.vocab_size, len(theirs.get_input_embeddings().weight))  # pyright: ignore
+    draw = torch.Generator().manual_seed(0)
+
+    def text(rows: int, length: int) -> Int[Tensor, "B L"]:
+        shape = rows, min(length, config.context)
+        return torch.randint(size, shape, generator=draw).to(ours.embed.weight.device)
+
+    past = config.window + _PAST
+    if not config.narrowed:
+        return text(*_TOKENS), None, 0, ""
+    if past <= _MOST:
+        return text(1, past), None, 0, ""
+    layers = config.local_layers[0] + 1
+    if past * layers <= _MOST * config.num_layers:
+        note = f"; past the window of {config.window:,} through {layers} of the layers"
+        return text(*_TOKENS), text(1, past), layers, note
+    return text(*_TOKENS), None, 0, f"; not past the window of {config.window:,} tokens"
+
+
+def _logits(model: PreTrainedModel | Decoder, tokens: Int[Tensor, "B L"]) -> Float[Tensor, "B K V"]:
+    """Return the logits after each token, or after the last ones of a long text."""
+    keep = min(tokens.shape[1], max(_TOKENS))
+    if isinstance(model, Decoder):
+        return model.logits(model.hidden(tokens)[:, -keep:])
+    known = inspect.signature(model.forward).parameters
+    options: dict[str, Any] = {"logits_to_keep": keep} if "logits_to_keep" in known else {}
+    return model(input_ids=tokens, use_cache=False, **options).logits[:, -keep:]
+
+
+@contextmanager
+def _only_first(theirs: PreTrainedModel, ours: Decoder, layers: int) -> Iterator[None]:
+    """Leave both models their first layers alone for a while."""
+    config = theirs.config.get_text_config(decoder=True)
+    total, all_ours = config.num_hidden_layers, ours.blocks
+    blocks = decoder_blocks(theirs, total)
+    name = next(name for name, module in theirs.named_modules() if module is blocks)
+    owner, _, key = name.rpartition(".")
+    try:
+        setattr(theirs.get_submodule(owner), key, blocks[:layers])
+        config.num_hidden_layers = layers
+        ours.blocks = all_ours[:layers]
+        yield
+    finally:
+        setattr(theirs.get_submodule(owner), key, blocks)
+        config.num_hidden_layers = total
+        ours.blocks = all_ours
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    trained = [module for module in model.modules() if module.training]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module in trained:
+            module.training = True
+
+
+class InFloat32(TorchFunctionMode):
+    """Arithmetic in float32 whatever the weights are stored in: each is widened as it is used.
+
+    What two programs round in 16 bits differs too much to compare, by a tenth of the logits' spread
+    in SmolLM2, whose activations reach 24,000; and a second copy of all weights may not fit.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func == torch.Tensor.dtype.__get__:  # pyright: ignore[reportAttributeAccessIssue]
+            found = func(*args)
+            return torch.float32 if found in _SHORT else found
+        if getattr(func, "__name__", "") == "__get__":
+            return func(*args, **(kwargs or {}))
+        args, kwargs = tree_map_only(Tensor, _widened, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+_SHORT = (torch.float16, torch.bfloat16)
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in _SHORT else tensor
