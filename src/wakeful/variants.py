@@ -93,6 +93,11 @@ def variant_name(kind: type[Variant]) -> str:
     return qualified(kind) or vars(kind).get("name", kind.__name__.lower())
 
 
+def is_outside(expression: str) -> bool:
+    """Tell whether an expression names a class outside the package."""
+    return any(found[2] for found in _FOREIGN.finditer(expression))
+
+
 def catalog(folder: str) -> list[Entry]:
     """Return what a user may write for this folder, for help texts and documentation."""
     return [

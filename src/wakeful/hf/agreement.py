@@ -8,13 +8,13 @@ with other logits is refused.
 import inspect
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel
@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from wakeful.errors import WakefulError
 from wakeful.hf.whole import first_line
 from wakeful.model.decoder import Decoder
+from wakeful.model.evaluating import evaluating
 from wakeful.probes.huggingface import decoder_blocks
 
 _TOKENS = (2, 32)
@@ -71,7 +72,8 @@ def agreement(theirs: PreTrainedModel, ours: Decoder) -> Agreement:
     kind = type(theirs).__name__
     whole, longer, layers, note = _texts(theirs, ours)
     pairs: list[tuple[Tensor, Tensor]] = []
-    with _evaluating(theirs), InFloat32():
+    short = any(tensor.dtype in _SHORT for tensor in theirs.state_dict().values())
+    with evaluating(theirs), InFloat32() if short else nullcontext():
         try:
             expected = _logits(theirs, whole)
         except Exception as error:  # whatever the class raises
@@ -160,17 +162,6 @@ def _only_first(theirs: PreTrainedModel, ours: Decoder, layers: int) -> Iterator
         setattr(theirs.get_submodule(owner), key, blocks)
         config.num_hidden_layers = total
         ours.blocks = all_ours
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    trained = [module for module in model.modules() if module.training]
-    try:
-        model.eval()
-        yield
-    finally:
-        for module in trained:
-            module.training = True
 
 
 class InFloat32(TorchFunctionMode):

@@ -23,6 +23,7 @@ from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder, admit
 from wakeful.model.initialize import initialize
 from wakeful.model.lora import adapt
+from wakeful.model.outside import check_outside
 from wakeful.optim.build import configured, optimizer_of
 from wakeful.quant.schemes import parse_scheme
 from wakeful.training.distillation import check_same_vocabulary
@@ -41,6 +42,7 @@ def admit_parts(config: Config) -> None:
     For a configuration that the user wrote, never for one read from a run.
     """
     admit(config.model)
+    check_outside(config.model)
     optimizer_of(config.optimizer.name, imports=True)
     _check_schemes(config, imports=True)
 
