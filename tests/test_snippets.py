@@ -79,8 +79,8 @@ data = []
 """
 STAND_INS = {
     ("docs/cure.md", 1): LLAMA + "text = torch.tensor([[1, 2, 3], [4, 5, 6]])",
-    ("docs/getting-started.md", 2): LLAMA + "hf_model, ids = model, torch.tensor([[1, 2, 3]])",
-    ("docs/getting-started.md", 4): 'path = "path/to/folder"',
+    ("docs/getting-started.md", 3): LLAMA + "hf_model, ids = model, torch.tensor([[1, 2, 3]])",
+    ("docs/getting-started.md", 5): 'path = "path/to/folder"',
     ("docs/huggingface.md", 0): "import torch; tokens = torch.tensor([[1, 2, 3]])",
     ("docs/huggingface.md", 3): DECODER,
     ("docs/huggingface.md", 4): 'inputs = {"input_ids": tokens}; rows = torch.tensor([0])',
