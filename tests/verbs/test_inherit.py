@@ -13,6 +13,7 @@ import polars as pl
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
     AutoModelForCausalLM,
@@ -49,6 +50,7 @@ from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import initialize
 from wakeful.pages import inheritance
 from wakeful.pages.inheritance import verdicts, write_inheritance
+from wakeful.runs import checkpoint
 from wakeful.runs.run import Run, is_done, read_windows
 from wakeful.training import cluster
 from wakeful.training.loop import train
@@ -661,6 +663,20 @@ def test_a_baseline_of_the_users_own_module(
         "own_start:backwards(last=2)", "The last layers, turned around.",
     )  # fmt: skip
     assert Run.open(tmp_path / "out" / own["runs"][0]).header.status == "done"
+
+
+def test_an_optimizer_of_another_package_heals_or_is_refused_before_there_is_a_folder(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = [*command, "--layers", "1", "--optimizer"]
+    assert "0.before of its state is of the type deque" in fails(
+        capsys, *odd, "training.odd_optimizers:Queued"
+    )
+    assert not (tmp_path / "out").exists()
+    assert main([*odd, "training.odd_optimizers:Averaged"]) == 0
+    heir = Run.open(tmp_path / "out" / "heir-1")
+    state = load_file(checkpoint.newest(heir.checkpoints) / "optimizer.safetensors")
+    assert "trained.0" in state
 
 
 def test_it_goes_on_where_it_was_stopped(

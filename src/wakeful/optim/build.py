@@ -14,8 +14,10 @@ import torch
 from wakeful.errors import WakefulError
 from wakeful.families import role_outside_layers
 from wakeful.optim.curvature import shampoo, soap
+from wakeful.optim.judged import switch
 from wakeful.optim.muon import MuonAdamW, can_fuse
 from wakeful.optim.orthoadam import OrthoAdam
+from wakeful.optim.saved import BUILT, options_of_group
 from wakeful.roles import role_of
 from wakeful.variants import build_call
 
@@ -98,7 +100,7 @@ def build_optimizer(
                 "[optimizer] or train.seed; leave it out of the expression"
             )
     eps = (options | build.keywords).get("eps", 1)
-    if not eps > 0:
+    if isinstance(eps, int | float) and not eps > 0:
         raise WakefulError(
             f"{title}: eps must be above 0, got {eps}: without it a gradient that stays zero gives "
             "0 / 0"
@@ -110,7 +112,7 @@ def build_optimizer(
         made = build(groups, **options)
     except WakefulError:
         raise
-    except (ValueError, TypeError) as error:
+    except Exception as error:  # of another package, which may raise anything
         raise WakefulError(f"{title}: {error}") from error
     if not isinstance(made, torch.optim.Optimizer):
         raise WakefulError(f"{title} gives a {type(made).__name__}, which is not an optimizer")
@@ -122,7 +124,9 @@ def configured(
 ) -> torch.optim.Optimizer:
     """Return the optimizer that a configuration describes; each takes the fields that it has.
 
-    RMSProp's decay of squares is `beta2`, and SGD's momentum `beta1`.
+    RMSProp's decay of squares is `beta2`, and SGD's momentum `beta1`. An option of another form
+    than its field, such as three betas, is the expression's. Each group keeps what it was made
+    with, for checkpoints, and the ratio of its learning rate to `lr`, which every schedule keeps.
 
     Raises:
         WakefulError: see `build_optimizer`.
@@ -135,14 +139,39 @@ def configured(
         "seed": seed,
         "check_finite": False,  # the loop reads the gradient's norm itself
     }
-    options = {name: value for name, value in fields.items() if name in options_of(build)}
+    taken = inspect.signature(build.func).parameters
+    options = {
+        name: value for name, value in fields.items()
+        if name in options_of(build) and _form(taken[name].default) in (_form(value), "")
+    }  # fmt: skip
     if build.func is rmsprop:
         options["alpha"] = config.beta2
     if build.func is sgd_momentum:
         options["momentum"] = config.beta1
-    return build_optimizer(
+    made = build_optimizer(
         config.name, named_parameters, lr=config.lr, weight_decay=config.weight_decay, **options
     )
+    for group in made.param_groups:
+        if config.lr and "lr" in group:
+            group.setdefault("lr_scale", float(group["lr"]) / config.lr)
+        group[BUILT] = options_of_group(group)
+    switch(made, train=True)
+    return made
+
+
+def _form(default: object) -> str:
+    """Return what a value is made of: how many of what; "" where there is none."""
+    if isinstance(default, tuple | list):
+        return f"({', '.join(map(_form, default))})"
+    if default is None or default is inspect.Parameter.empty:
+        return ""
+    return "number" if isinstance(default, int | float) else type(default).__name__
+
+
+def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Give every group of parameters its learning rate, in its ratio to `lr`."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group.get("lr_scale", 1.0)
 
 
 def optimizer_of(given: str | Builder, *, imports: bool = False) -> "partial[Any]":

@@ -12,11 +12,12 @@ processes reads either form. Nothing here is ever unpickled.
 """
 
 import contextlib
+import functools
 import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -31,7 +32,16 @@ from wakeful.digests import file_sha256
 from wakeful.errors import WakefulError
 from wakeful.model import lora
 from wakeful.model.initialize import check_shapes, skeleton
-from wakeful.optim.saved import missing
+from wakeful.optim.judged import judged, put_back
+from wakeful.optim.saved import (
+    BUILT,
+    CHANGING,
+    apart,
+    exactly,
+    missing,
+    options_of_group,
+    together,
+)
 from wakeful.paths import part_beside
 from wakeful.runs.run import disk_errors, read_record, save_tensors
 from wakeful.runs.shards import Along, Stored, cut_of, is_complete, local, part_name, share_of
@@ -59,10 +69,15 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Numbers:
-    """What an optimizer's state holds besides tensors."""
+    """What an optimizer's state holds besides tensors, and where these belong (`optim.saved`)."""
 
     state: dict[str, dict[str, Any]]
+    """By the parameter's number; a tensor called "3.exp_avg" is an entry of the third's too."""
     param_groups: tuple[dict[str, Any], ...]
+    others: dict[str, Any] = field(default_factory=dict)
+    """What else the optimizer's state_dict has, and under "state" its state of no parameter."""
+    trained: tuple[Any, ...] = ()
+    """The weights to train, where the model's are others, to be judged by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,12 +120,14 @@ def save(
     """
     final = folder / f"step-{progress.step:08d}"
     part = folder / world.gather(part_beside(final).name)[0]
-    weights = _unique(model)
-    tensors, numbers = _pack(optimizer)
-    cut = {"model": {} if whole else _cuts(weights), "optimizer": _cuts(tensors)}
-    state = State(progress=progress, kind=type(optimizer).__name__, optimizer=numbers, cut=cut)
+    packed = optimizer.state_dict()
     try:
-        with disk_errors(final):
+        with disk_errors(final), judged(optimizer) as trained:
+            weights = _unique(model)
+            tensors, numbers = _pack(packed, trained)
+            cut = {"model": {} if whole else _cuts(weights), "optimizer": _cuts(tensors)}
+            kind = type(optimizer).__name__
+            state = State(progress=progress, kind=kind, optimizer=numbers, cut=cut)
             if world.first:
                 folder.mkdir(parents=True, exist_ok=True)
                 _sweep(folder)
@@ -271,20 +288,40 @@ def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> Progress:
         )
     stored = Stored(path, "optimizer", state.cut)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    told = state.optimizer
+    placed: set[str] = set()
+
+    def read(owner: Tensor, name: str, moved: bool = False) -> Tensor:
+        placed.add(name)
+        if isinstance(owner, DTensor) and owner.shape == stored.shapes[name]:
+            return _like(owner, stored.read(name, cut_of(owner)))
+        return stored.read(name).to(owner.device) if moved else stored.read(name)
+
+    def put(value: Any, owner: Tensor, *, moved: bool = False) -> Any:
+        return together(value, functools.partial(read, owner, moved=moved))
+
     try:
-        entries = {int(index): values for index, values in state.optimizer.state.items()}
-        for name, shape in stored.shapes.items():
+        entries = {
+            int(index): put(told.state[index], parameters[int(index)]) for index in told.state
+        }
+        groups = _same_groups(path, told.param_groups, optimizer, put)
+        others = {key: put(value, parameters[0]) for key, value in told.others.items()}
+        trained = [
+            put(value, owner) for value, owner in zip(told.trained, parameters, strict=False)
+        ]
+        for name in stored.shapes.keys() - placed:
             index, key = name.split(".", 1)
-            owner = parameters[int(index)]
-            alike = isinstance(owner, DTensor) and owner.shape == shape
-            value = _like(owner, stored.read(name, cut_of(owner))) if alike else stored.read(name)
-            entries.setdefault(int(index), {})[key] = value
-        groups = _same_groups(path, state.optimizer.param_groups, optimizer)
+            entries.setdefault(int(index), {})[key] = read(parameters[int(index)], name)
         for index, entry in entries.items():
             if not 0 <= index < len(parameters):
                 raise WakefulError(f"{path} has the state of a parameter {index} that is not there")
-            _check_entry(f"{path}: parameter {index}", entry, parameters[index], state.kind)
-        optimizer.load_state_dict({"state": entries, "param_groups": groups})
+            _check_entry(f"{path}: parameter {index}", entry, parameters[index], type(optimizer))
+        everything = {**entries, **others.pop("state", {})}
+        optimizer.load_state_dict({"state": everything, "param_groups": groups, **others})
+        for index, entry in entries.items():
+            live = optimizer.state[parameters[index]]
+            live.update({key: exactly(live[key], entry[key]) for key in live.keys() & entry.keys()})
+        put_back(optimizer, trained)
     except WakefulError:
         raise
     except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
@@ -296,27 +333,38 @@ def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> Progress:
 
 
 def _same_groups(
-    path: Path, saved: tuple[dict[str, Any], ...], optimizer: torch.optim.Optimizer
+    path: Path,
+    saved: tuple[dict[str, Any], ...],
+    optimizer: torch.optim.Optimizer,
+    put: Callable[..., Any],
 ) -> list[dict[str, Any]]:
-    """Return saved groups of parameters, whose options must be the optimizer's own.
+    """Return saved groups of parameters, which must have been made with the optimizer's options.
 
-    All but the learning rate, which every step sets, and a count of steps, which is state; those
-    that they do not name are added.
+    What has changed since then is state. Older checkpoints do not say what a group was made with:
+    there all is an option but the learning rate and a count of steps.
     """
-    fresh = json.loads(json.dumps(optimizer.state_dict()["param_groups"]))
+    fresh = optimizer.state_dict()["param_groups"]
     if len(saved) != len(fresh):
         raise WakefulError(f"{path} is of an optimizer with other groups of parameters")
-    for theirs, ours in zip(saved, fresh, strict=True):
-        for key in ours.keys() & theirs.keys() - {"lr", "initial_lr", "rotations", "step"}:
-            if theirs[key] != ours[key]:
+    found: list[dict[str, Any]] = []
+    for theirs, ours, live in zip(saved, fresh, optimizer.param_groups, strict=True):
+        made, now = theirs.get(BUILT, theirs), ours.get(BUILT) or options_of_group(ours)
+        for key in now.keys() & made.keys() - CHANGING:
+            if made[key] != now[key]:
                 raise WakefulError(
-                    f"{path} is of an optimizer whose {key} is {theirs[key]!r}, and the "
-                    f"configuration's is {ours[key]!r}"
+                    f"{path} is of an optimizer whose {key} is {made[key]!r}, and the "
+                    f"configuration's is {now[key]!r}"
                 )
-    return [ours | theirs for ours, theirs in zip(fresh, saved, strict=True)]
+        changed = {
+            key: put(value, live["params"][0], moved=True)
+            for key, value in theirs.items()
+            if key != BUILT and (key in CHANGING or key not in now or value != made.get(key))
+        }
+        found.append(ours | changed)
+    return found
 
 
-def _check_entry(title: str, state: dict[str, Any], parameter: Tensor, kind: str) -> None:
+def _check_entry(title: str, state: dict[str, Any], parameter: Tensor, kind: type) -> None:
     """Raise `WakefulError` unless an optimizer of this kind could have saved this state."""
     lacks = missing(kind, state)
     if lacks is None:
@@ -371,17 +419,44 @@ def verify(path: Path, world: World = ALONE, *, digests: bool = True) -> None:
             raise WakefulError(f"{file} is corrupt: its SHA-256 is not the manifest's; {cure}")
 
 
-def _pack(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], Numbers]:
-    packed = optimizer.state_dict()
+def _pack(packed: dict[str, Any], trained: list[Tensor]) -> tuple[dict[str, Tensor], Numbers]:
+    """Return an optimizer's state_dict, and the weights to train, as files hold them."""
     tensors: dict[str, Tensor] = {}
-    others: dict[str, dict[str, Any]] = {}
-    for index, entry in packed.pop("state").items():
+    entries: dict[str, dict[str, Any]] = {}
+    own: dict[str, Any] = {}
+    for index, entry in packed["state"].items():
+        if not isinstance(index, int):
+            own[index] = entry
+            continue
         for key, value in entry.items():
-            if isinstance(value, Tensor):
-                tensors[f"{index}.{key}"] = value.detach()
-            else:
-                others.setdefault(str(index), {})[key] = value
-    return tensors, Numbers(state=others, param_groups=tuple(packed["param_groups"]))
+            form = apart(value, f"{index}.{key}", tensors)
+            if not isinstance(value, Tensor) or form["order"]:
+                entries.setdefault(str(index), {})[key] = form
+    groups = [
+        {
+            key: apart(value, f"groups.{number}.{key}", tensors, option=key in group.get(BUILT, ()))
+            for key, value in group.items()
+        }
+        for number, group in enumerate(packed["param_groups"])
+    ]
+    others = {key: value for key, value in packed.items() if key != "param_groups"}
+    others = apart({**others, "state": own}, "others", tensors)
+    weights = [apart(weight, f"trained.{n}", tensors) for n, weight in enumerate(trained)]
+    numbers = Numbers(
+        state=entries, param_groups=tuple(groups), others=others, trained=tuple(weights)
+    )
+    return _unshared(tensors), numbers
+
+
+def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors with copies of those that share memory with one before them."""
+    seen: set[int] = set()
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        place = local(tensor).untyped_storage().data_ptr()
+        found[name] = tensor.clone() if place in seen else tensor
+        seen.add(place)
+    return found
 
 
 def _unique(model: nn.Module) -> dict[str, Tensor]:

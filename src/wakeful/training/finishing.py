@@ -16,6 +16,7 @@ from wakeful.model.decoder import Decoder
 from wakeful.model.evaluating import evaluating
 from wakeful.model.generate import generate
 from wakeful.optim.orthoadam import OrthoAdam
+from wakeful.optim.saved import apart
 from wakeful.quant.convert import quantize
 from wakeful.quant.measure import measure
 from wakeful.runs import checkpoint
@@ -75,12 +76,10 @@ def training_bytes(decoder: Decoder, optimizer: torch.optim.Optimizer) -> dict[s
     peak alone.
     """
     weights = {id(p): p.numel() * p.element_size() for p in decoder.parameters()}
-    state = sum(
-        value.numel() * value.element_size()
-        for entry in optimizer.state.values()
-        for value in entry.values()
-        if isinstance(value, torch.Tensor)
-    )
+    tensors: dict[str, torch.Tensor] = {}
+    for number, entry in enumerate(optimizer.state.values()):
+        apart(entry, str(number), tensors)
+    state = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     if isinstance(optimizer, OrthoAdam):
         state += optimizer.rotation_bytes()
     found: dict[str, Any] = {"weights": sum(weights.values()), "optimizer": state}

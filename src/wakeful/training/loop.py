@@ -20,7 +20,8 @@ from wakeful.device import choose_device, rough_seconds
 from wakeful.display import Display, Silent, duration
 from wakeful.errors import Diverged, Interrupted, WakefulError
 from wakeful.model.decoder import Decoder
-from wakeful.optim.build import warmup_cosine
+from wakeful.optim.build import set_rate, warmup_cosine
+from wakeful.optim.judged import judged, switch
 from wakeful.optim.sharding import whole
 from wakeful.probes.watch import check_one_matrix
 from wakeful.runs import checkpoint
@@ -152,6 +153,7 @@ def _train(
                     config, run, parallel, optimizer, loss, batches, windows, show, write_scalars,
                     stopped, progress,
                 )  # fmt: skip
+                switch(optimizer, train=False)
                 finish(config, run, parallel, optimizer, data, windows, write_scalars)
         except BaseException:
             run.set_status("stopped")
@@ -276,9 +278,7 @@ def _steps(
             peak=optim.lr,
             final=optim.final_lr,
         )
-        for group in optimizer.param_groups:
-            group["lr"] = lr * group.get("lr_scale", 1.0)
-
+        set_rate(optimizer, lr)
         batch = next(coming)
         parts = batch.to(device, non_blocking=True).split(micro)
         loss = _gradients(parts, parallel, loss_of, mixed)
@@ -304,10 +304,11 @@ def _steps(
         if fault is not None:
             raise Diverged(_not_finite(run, world, batches, fault))
 
-        if evaluates:
-            validate(config, run, parallel, windows, done, write_scalars)
-        if diagnoses:
-            diagnose(config, run, parallel, windows, done, write_scalars)
+        with judged(optimizer) if evaluates or diagnoses else contextlib.nullcontext():
+            if evaluates:
+                validate(config, run, parallel, windows, done, write_scalars)
+            if diagnoses:
+                diagnose(config, run, parallel, windows, done, write_scalars)
         stop = _stop_asked(world, stopped) if reads else ""
         if due or stop:
             _check_weights(run, world, batches, done, parameters)

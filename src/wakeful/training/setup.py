@@ -30,6 +30,7 @@ from wakeful.training.distillation import check_same_vocabulary
 from wakeful.training.events import check_installed
 from wakeful.training.objective import check_distill, open_store
 from wakeful.training.parallel import check_shares
+from wakeful.training.rehearsal import rehearse
 from wakeful.world import ALONE, World
 
 _TOO_LARGE = ("allocate memory", "Overflow when unpacking", "invalid size", "overflow")
@@ -72,6 +73,7 @@ def check_parts(config: Config, world: World = ALONE) -> None:
         )
     with _memory_errors(), torch.device("meta"):
         make_optimizer(config, adapted(config, Decoder(config.model)))
+    rehearse(config.optimizer)
 
 
 def check_run(config: Config, progress: Progress | None = None) -> tuple[Config, Data]:
