@@ -171,8 +171,8 @@ def test_targets_that_the_teacher_sees_are_left_out(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("as_users_run_it")
 def test_what_is_refused() -> None:
     student = tiny_decoder()
-    with pytest.raises(WakefulError, match="vocabulary of 30 tokens is not the student's of 29"):
-        Distillation(student, tiny_decoder(vocab_size=30), alpha=0.6, temperature=1.0, over="sum")
+    with pytest.raises(WakefulError, match="of 28 tokens is smaller than the student's of 29"):
+        Distillation(student, tiny_decoder(vocab_size=28), alpha=0.6, temperature=1.0, over="sum")
     for options in ({"alpha": 1.1}, {"temperature": 0.0}):
         given = {"alpha": 0.6, "temperature": 1.0, "over": "sum"} | options
         with pytest.raises(WakefulError, match="alpha must be between 0 and 1"):
@@ -243,6 +243,30 @@ def test_a_configurations_stored_loss_has_its_numbers_and_documents(
     ours, theirs = predictions(student, teacher, documents=documents)
     expected = by_hand(ours, theirs, other_targets().numpy(), 0.3, 2.0, rest)
     assert loss(TOKENS, other_targets()).item() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("over", ["sum", "mean", "bucket", "renormalize"])
+def test_a_teachers_padded_rows_are_left_out(over: str, tmp_path: Path) -> None:
+    """A teacher of 40 tokens says to a student of 29 what it would with the 29 first alone."""
+    student, teacher = tiny_decoder(seed=2), tiny_decoder(seed=1, vocab_size=40)
+    with torch.no_grad():
+        teacher.head.weight[29:] += 1.0
+    distill: dict[str, object] = {"teacher": "given", "alpha": 0.3, "temperature": 2.0}
+    if over in ("sum", "mean"):
+        distill |= {"over": over}
+    else:
+        distill |= {"top_k": KEPT, "rest": over, "store": str(tmp_path)}
+    config = config_from_table({
+        "model": {"vocab_size": 29},
+        "train": {"distill": distill, "length": 9, "dtype": "float64"},
+    })  # fmt: skip
+    loss = make_loss(config, student, torch.device("cpu"), end_of_text=0, teacher=teacher)
+    with torch.no_grad():
+        ours, theirs = (each(TOKENS).numpy() for each in (student, teacher))
+    expected = by_hand(ours, theirs[..., :29], other_targets().numpy(), 0.3, 2.0, over)
+    assert loss(TOKENS, other_targets()).item() == pytest.approx(expected, rel=1e-12)
+    if over == "bucket":
+        assert Store.about_in(tmp_path).vocabulary == 29
 
 
 def test_fields_that_would_do_nothing_are_refused() -> None:

@@ -13,9 +13,12 @@ from safetensors.torch import load_file
 from training.runs import tiny, write_text
 from wakeful.config.schema import Config
 from wakeful.data.order import Batches, ValidationWindows
+from wakeful.data.tokenizer import Tokenizer
+from wakeful.display import Silent
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.growth.inherit import inherit
 from wakeful.growth.layers import first
+from wakeful.hf.weights_out import export
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.runs import checkpoint
@@ -24,7 +27,7 @@ from wakeful.training import loop
 from wakeful.training.distillation import distillation_loss
 from wakeful.training.finishing import quantization_damage
 from wakeful.training.loop import Initial, train
-from wakeful.training.setup import autocast, load_data, make_windows
+from wakeful.training.setup import autocast, check_run, load_data, make_windows
 from wakeful.training.stored import Store
 from wakeful.training.validation import evaluate, mean_loss
 
@@ -193,6 +196,64 @@ def test_a_teacher_of_another_vocabulary_is_refused(
     assert not (tmp_path / "student").exists()
 
 
+@pytest.mark.parametrize("learns", [{}, {"top_k": 5}])
+def test_a_teacher_with_a_padded_embedding_teaches_a_student_of_its_tokenizer(
+    text: Path, tmp_path: Path, learns: dict[str, int]
+) -> None:
+    """As Transformers' folders often are: 280 tokens, and an embedding of 384."""
+    padded = train(tiny(text, model={"vocab_size": 384}), tmp_path / "padded")
+    assert padded.config.model.vocab_size == 384
+    assert weights(padded)["embed.weight"].shape == (384, 16)
+    folder = tmp_path / "folder"
+    export(read_decoder(padded.path).decoder(), folder, tokenizer=Tokenizer.load(str(padded.path)))
+    config = tiny(text, train={"distill": {"teacher": str(folder), "alpha": 0.0, **learns}})
+    student = train(config, tmp_path / "student")
+    assert student.config.model.vocab_size == 280
+    batch = Batches(load_data(config.data).train, length=16, batch_size=4, seed=0).batch(0)
+    wanted = read_decoder(folder).decoder()(batch[:, :-1])[..., :280].log_softmax(-1)
+    start = loop.make_decoder(student.config, torch.device("cpu"))
+    found = start(batch[:, :-1]).log_softmax(-1)
+    if not learns:
+        divergence = (wanted.exp() * (wanted - found)).sum(-1).mean().item()
+        assert student.metrics()[0]["loss"] == pytest.approx(divergence, rel=1e-5)
+
+
+def test_a_vocabulary_of_ones_own_is_kept_or_refused(text: Path, tmp_path: Path) -> None:
+    shown: list[str] = []
+
+    class Told(Silent):
+        def note(self, text: str) -> None:
+            shown.append(text)
+
+    assert (
+        train(
+            tiny(text, model={"vocab_size": 300}), tmp_path / "more", show=Told()
+        ).config.model.vocab_size
+        == 300
+    )
+    assert "model.vocab_size = 300 is 20 more than the tokenizer has" in shown[0]
+    few = tiny(text, model={"vocab_size": 200})
+    with pytest.raises(WakefulError, match=r"model\.vocab_size = 200 has no room for the 280"):
+        train(few, tmp_path / "fewer")
+    with pytest.raises(WakefulError, match=r"model\.vocab_size = 200 has no room for the 280"):
+        check_run(few)
+    assert not (tmp_path / "fewer").exists()
+
+
+def test_a_teacher_of_as_many_other_tokens_is_refused(
+    text: Path, tmp_path: Path, reference: Run
+) -> None:
+    other = write_text(tmp_path / "other", documents=60, words=40)
+    (other / "more.txt").write_text("zebra quartz juxtapose " * 400)
+    config = tiny(other, train={"distill": {"teacher": str(reference.path)}})
+    for begin in (lambda: train(config, tmp_path / "student"), lambda: check_run(config)):
+        with pytest.raises(
+            WakefulError, match="has another tokenizer, of 280 tokens, than the text, of 280"
+        ):
+            begin()
+    assert not (tmp_path / "student").exists()
+
+
 def stored(reference: Run, **others: object) -> dict[str, object]:
     return {"teacher": str(reference.path), "alpha": 0.0, "top_k": 5, **others}
 
@@ -203,7 +264,8 @@ def test_stored_predictions_serve_epochs_seeds_and_a_resumed_run(
     lesson = stored(reference, store=str(tmp_path / "store"))
     seldom = {"eval_every": 0, "checkpoint_every": 0}
     few = write_text(tmp_path / "few", documents=20)
-    config = tiny(few, data={"fixed_windows": True}, train={"distill": lesson, **seldom})
+    same = {"fixed_windows": True, "tokenizer": str(reference.path)}
+    config = tiny(few, data=same, train={"distill": lesson, **seldom})
     windows = Batches(load_data(config.data).train, length=16, batch_size=4, seed=0).num_windows
     steps = -(-windows // 4) + 1  # an epoch, and a batch of the next
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=steps))

@@ -34,7 +34,8 @@ class ModelConfig:
     """A decoder: GPT-2-like or Llama-like by its parts."""
 
     vocab_size: int = 4096
-    """Tokens in the vocabulary. Training sets it from the tokenizer."""
+    """Tokens in the vocabulary. Left at the default, training sets it from the tokenizer; a larger
+    one has rows that no text reads, as a teacher's may."""
     max_length: int = 512
     """Context window, in tokens."""
     num_layers: What[int] = 8
@@ -249,6 +250,21 @@ class ModelConfig:
         if layer not in self.local_layers:
             return "rotary"
         return "local_rotary" if self.local_theta else ""
+
+    def of_tokens(self, number: int) -> "ModelConfig":
+        """Return the model for a text of so many tokens: with as many, or more if it asks for them.
+
+        Raises:
+            WakefulError: it asks for fewer.
+        """
+        if self.vocab_size == ModelConfig.vocab_size:
+            return dataclasses.replace(self, vocab_size=number)
+        if self.vocab_size < number:
+            raise WakefulError(
+                f"model.vocab_size = {self.vocab_size} has no room for the {number} tokens of the "
+                "text's tokenizer: leave it out, or give as many or more"
+            )
+        return self
 
     def with_layers(self, sources: Sequence[int]) -> "ModelConfig":
         """Return the description of a model whose layer t is this one's layer `sources[t]`."""

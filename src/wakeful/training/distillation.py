@@ -91,17 +91,20 @@ def top_k_loss(
     return loss + alpha * cross_entropy(student, targets) if alpha else loss
 
 
-def check_same_vocabulary(student: int, teacher: int) -> None:
-    """Raise `WakefulError` where a student and a teacher have vocabularies of different sizes."""
-    if student != teacher:
+def check_vocabulary(student: int, teacher: int) -> None:
+    """Raise `WakefulError` where a teacher has no prediction of some token of a student's."""
+    if student > teacher:
         raise WakefulError(
-            f"the teacher's vocabulary of {teacher} tokens is not the student's of {student}: "
-            "distill between models of one tokenizer"
+            f"the teacher's vocabulary of {teacher} tokens is smaller than the student's of "
+            f"{student}: distill between models of one tokenizer"
         )
 
 
 class Distillation:
     """The loss of a student with its teacher at hand.
+
+    A teacher whose embedding is padded, or has tokens that are added later, is cut to the student's
+    vocabulary: p is what it says given that the token is one of those.
 
     With `hidden` above 0 the streams are matched too: plus `hidden` times
 
@@ -124,7 +127,7 @@ class Distillation:
         layers: Sequence[int] = (),
     ) -> None:
         """Raises `WakefulError` where the two cannot see the same tokens, or a number is off."""
-        check_same_vocabulary(student.config.vocab_size, teacher.config.vocab_size)
+        check_vocabulary(student.config.vocab_size, teacher.config.vocab_size)
         if over not in get_args(Over):
             raise WakefulError(f"over must be one of {', '.join(get_args(Over))}, got {over!r}")
         if not 0 <= alpha <= 1 or not temperature > 0:
@@ -134,6 +137,7 @@ class Distillation:
             )
         self.student = student
         self.teacher = teacher.eval().requires_grad_(False)
+        self._tokens = student.config.vocab_size
         self._teachers_prefix = teacher.config.relaxed_prefix
         self.alpha = alpha
         self.temperature = temperature
@@ -156,7 +160,7 @@ class Distillation:
         """
         looks = states_of if self.hidden else _nothing
         with torch.no_grad(), looks(self.teacher) as theirs:
-            wanted = self.teacher(tokens, documents=documents)
+            wanted = self.teacher(tokens, documents=documents)[..., : self._tokens]
         with looks(self.student) as ours:
             found = self.student(tokens, documents=documents)
         loss = _fastest(distillation_loss, distillation_in_rows)(
@@ -263,6 +267,7 @@ class StoredDistillation:
             theirs = None if documents is None else documents[new]
             logits = self._teacher(tokens[new], documents=theirs)
             about = self.store.about
+            logits = logits[..., : about.vocabulary]
             self.store.put(tokens[new], top_k(logits, about.top_k, about.temperature))
         self._seen |= digests
         return self.store.get(tokens)

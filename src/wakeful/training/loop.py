@@ -119,7 +119,9 @@ def _train(
     if config.train.diagnose.every:
         check_one_matrix(decoder, config.train.length)
     optimizer = make_optimizer(config, decoder)
-    loss = make_loss(config, decoder, device, world, end_of_text=data.train.end_of_text)
+    loss = make_loss(
+        config, decoder, device, world, end_of_text=data.train.end_of_text, tokenizer=data.tokenizer
+    )
     if resume:
         check_same_data(Run.open(path), data)
     elif world.first:
@@ -167,6 +169,12 @@ def _new(config: Config, data: Data, initial: Initial | None, show: Display) -> 
     check_prepared(config.data, data)
     asked = config.optimizer.warmup_steps
     config = resolved(config, data, initial and initial.decoder.config)
+    more = config.model.vocab_size - data.vocab_size
+    if more and initial is None:
+        show.note(
+            f"model.vocab_size = {config.model.vocab_size:,} is {more:,} more than the tokenizer "
+            "has: their rows are never read"
+        )
     if config.optimizer.warmup_steps < asked:
         show.note(
             f"optimizer.warmup_steps = {asked} is longer than the run: the learning rate rises "

@@ -7,10 +7,12 @@ from torch import Tensor
 
 from wakeful.config.schema import Config
 from wakeful.data.order import documents_of
+from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.loading.load import read_decoder
+from wakeful.loading.model import Model
 from wakeful.model.decoder import Decoder
-from wakeful.training.distillation import Distillation, StoredDistillation, check_same_vocabulary
+from wakeful.training.distillation import Distillation, StoredDistillation, check_vocabulary
 from wakeful.training.stored import About, Store, digest_of
 from wakeful.world import ALONE, World
 
@@ -25,11 +27,13 @@ def make_loss(
     world: World = ALONE,
     *,
     end_of_text: int,
+    tokenizer: Tokenizer | None = None,
     teacher: Decoder | None = None,
 ) -> Loss:
     """Return the loss that a configuration asks for, chosen once and compiled if asked.
 
-    `teacher` is the one that the configuration names, where it is at hand already.
+    `teacher` is the one that the configuration names, where it is at hand already; one that is read
+    must have the tokens of `tokenizer`, the text's.
     Where attention must not cross from a document into the next, `end_of_text` tells them apart.
     Of several processes each has the whole teacher, and compiles its blocks one by one instead.
     """
@@ -39,11 +43,14 @@ def make_loss(
         dtype = decoder.head.weight.dtype
 
         def read() -> Decoder:
-            return read_decoder(distill.teacher, dtype=dtype, device=device).decoder()
+            found = read_decoder(distill.teacher, dtype=dtype, device=device)
+            if tokenizer is not None:
+                check_same_tokens(tokenizer, found)
+            return found.decoder()
 
         given = teacher or read()
         if distill.top_k:
-            check_same_vocabulary(decoder.config.vocab_size, given.config.vocab_size)
+            check_vocabulary(decoder.config.vocab_size, given.config.vocab_size)
             loss = StoredDistillation(
                 decoder,
                 given,
@@ -60,6 +67,32 @@ def make_loss(
     if not config.data.cross_documents:
         loss = _within_documents(loss, end_of_text)
     return torch.compile(loss) if config.train.compile and world.size == 1 else loss
+
+
+def check_same_tokens(ours: Tokenizer, teacher: Model) -> None:
+    """Raise `WakefulError` unless a teacher reads a text's tokens as the text's tokenizer does.
+
+    It may have more that were added to the tokenizer. One without a tokenizer must have an
+    embedding of as many tokens.
+    """
+    size, cure = teacher.decoder().config.vocab_size, "distill between models of one tokenizer"
+    try:
+        theirs = teacher.own_tokenizer.inner
+    except WakefulError:
+        if size == ours.vocab_size:
+            return
+        raise WakefulError(
+            f"the teacher {teacher.name} has no tokenizer to compare, and an embedding of {size} "
+            f"tokens where the text's tokenizer has {ours.vocab_size}: {cure}"
+        ) from None
+    known, plain = theirs.get_vocab(), theirs.get_vocab(with_added_tokens=False)
+    added = ours.inner.get_vocab().items() - ours.inner.get_vocab(with_added_tokens=False).items()
+    alike = ours.inner.get_vocab(with_added_tokens=False) == plain
+    if not alike or any(known.get(token) != number for token, number in added):
+        raise WakefulError(
+            f"the teacher {teacher.name} has another tokenizer, of {len(known)} tokens, than the "
+            f"text, of {ours.vocab_size}: {cure}"
+        )
 
 
 def check_distill(config: Config) -> None:
@@ -105,7 +138,7 @@ def open_store(config: Config, teacher: Decoder, end_of_text: int) -> Store:
         WakefulError: more are asked for than there are tokens, or the folder holds others.
     """
     distill = config.train.distill
-    vocabulary = teacher.config.vocab_size
+    vocabulary = min(config.model.vocab_size, teacher.config.vocab_size)
     if not 0 < distill.top_k <= vocabulary:
         raise WakefulError(
             f"train.distill.top_k = {distill.top_k}: the teacher has {vocabulary} tokens to choose "

@@ -26,9 +26,9 @@ from wakeful.model.lora import adapt
 from wakeful.model.outside import check_outside
 from wakeful.optim.build import configured, optimizer_of
 from wakeful.quant.schemes import parse_scheme
-from wakeful.training.distillation import check_same_vocabulary
+from wakeful.training.distillation import check_vocabulary
 from wakeful.training.events import check_installed
-from wakeful.training.objective import check_distill, open_store
+from wakeful.training.objective import check_distill, check_same_tokens, open_store
 from wakeful.training.parallel import check_shares
 from wakeful.training.rehearsal import rehearse
 from wakeful.world import ALONE, World
@@ -89,7 +89,8 @@ def check_run(config: Config, progress: Progress | None = None) -> tuple[Config,
     make_windows(config, data)
     if config.train.distill.teacher:
         teacher = read_decoder(config.train.distill.teacher, dtype=torch.float32, device=device)
-        check_same_vocabulary(config.model.vocab_size, teacher.decoder().config.vocab_size)
+        check_vocabulary(config.model.vocab_size, teacher.decoder().config.vocab_size)
+        check_same_tokens(data.tokenizer, teacher)
         if config.train.distill.top_k:
             open_store(config, teacher.decoder(), data.train.end_of_text)
     return config, data
@@ -229,9 +230,9 @@ def _as_prepared(config: DataConfig, data: Data) -> DataConfig:
 def resolved(config: Config, data: Data, given: ModelConfig | None = None) -> Config:
     """Return the configuration as it is carried out.
 
-    The vocabulary's size is the data's, and so are the fields that prepared data was made with; a
-    warmup ends with the run at the latest. With a `given` model its own vocabulary stays, which the
-    data's ids must be within.
+    The vocabulary's size is the data's unless a larger one is asked for, and so are the fields that
+    prepared data was made with; a warmup ends with the run at the latest. With a `given` model its
+    own vocabulary stays, which the data's ids must be within.
     """
     warmup = min(config.optimizer.warmup_steps, config.train.steps)
     config = dataclasses.replace(
@@ -240,8 +241,7 @@ def resolved(config: Config, data: Data, given: ModelConfig | None = None) -> Co
     if is_prepared(Path(config.data.source)):
         config = dataclasses.replace(config, data=_as_prepared(config.data, data))
     if given is None:
-        model = dataclasses.replace(config.model, vocab_size=data.vocab_size)
-        return dataclasses.replace(config, model=model)
+        return dataclasses.replace(config, model=config.model.of_tokens(data.vocab_size))
     if data.vocab_size > given.vocab_size:
         raise WakefulError(
             f"the vocabularies differ: the text has ids up to {data.vocab_size - 1}, and the model "

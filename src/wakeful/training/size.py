@@ -1,6 +1,5 @@
 """What a configuration takes: parameters, operations a token, memory."""
 
-import dataclasses
 from dataclasses import dataclass
 from functools import cache
 
@@ -37,9 +36,9 @@ def size_of(config: Config) -> Size:
     model, train, data = config.model, config.train, config.data
     task = task_of(data.source)
     if task is not None:
-        model = dataclasses.replace(model, vocab_size=len(task.characters) + 1)
+        model = model.of_tokens(len(task.characters) + 1)
     elif not data.tokenizer:  # one of this size is trained, and gives the model its vocabulary
-        model = dataclasses.replace(model, vocab_size=data.vocab_size)
+        model = model.of_tokens(data.vocab_size)
     parameters = parameters_of(model)
     sequences = train.micro_batch_size or train.batch_size
     short = 2 if train.dtype == "bfloat16" else 4

@@ -40,6 +40,7 @@ class About:
     teacher: str
     """Digest of its configuration and weights."""
     vocabulary: int
+    """The first tokens of the teacher's, which are the student's: it has predicted these alone."""
     top_k: int
     temperature: float
     length: int
