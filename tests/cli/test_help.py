@@ -34,8 +34,11 @@ AUTOMATIC = {
     "train.steps": "Optimizer steps of each round. 0: as many as minutes allow.",
     "train.length": "Tokens per sequence. 0: 256, or the reference's context where it is shorter.",
     "train.eval_every": "Steps between validations on all the text. 0: a fifth of the steps.",
+    "train.distill.alpha": "Of the baselines distillation, distillation_mean and distilbert; the "
+                           "heir's is --alpha.",
+    "train.distill.temperature": "Of these baselines too; the heir's is --temperature.",
 }  # fmt: skip
-"""What 0 means to inherit, where it is another thing than in a training run."""
+"""What options mean to inherit, where it is another thing than in a training run."""
 
 
 def options_of(kind: type, prefix: str = "") -> Iterator[tuple[str, str, object]]:

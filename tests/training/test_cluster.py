@@ -402,13 +402,8 @@ def workers_of(folder: Path) -> list[int]:
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds workers in /proc")
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
-def test_workers_of_a_stopped_command_save_their_step(
-    text: Path, tmp_path: Path, sent: signal.Signals
-) -> None:
-    pytest.importorskip("submitit")
+def begun(text: Path, tmp_path: Path) -> tuple[subprocess.Popen[str], list[Path]]:
+    """Begin a comparison of two long rows; return its process and their logs, once both train."""
     config = tiny(text, train=SHORT | {"steps": 100_000, "checkpoint_every": 0})
     table = (
         config_to_toml(config) + "\n[variants.plain]\n[variants.cured.model]\nroute = 'svformer'"
@@ -426,6 +421,17 @@ def test_workers_of_a_stopped_command_save_their_step(
         assert time.monotonic() < until
         assert process.poll() is None
         time.sleep(0.1)
+    return process, logs
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds workers in /proc")
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_workers_of_a_stopped_command_save_their_step(
+    text: Path, tmp_path: Path, sent: signal.Signals
+) -> None:
+    pytest.importorskip("submitit")
+    process, logs = begun(text, tmp_path)
     if sent == signal.SIGINT:
         os.killpg(process.pid, sent)  # as a terminal does
     else:
@@ -438,6 +444,71 @@ def test_workers_of_a_stopped_command_save_their_step(
         run = Run.open(log.parent)
         assert run.header.status == "stopped"
         assert checkpoint.newest(run.checkpoints).is_dir()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds workers in /proc")
+def test_workers_of_a_killed_command_save_their_step_and_end(text: Path, tmp_path: Path) -> None:
+    pytest.importorskip("submitit")
+    process, logs = begun(text, tmp_path)
+    process.kill()
+    process.communicate()
+    until = time.monotonic() + 120
+    while workers_of(tmp_path / "cmp"):
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    for log in logs:
+        run = Run.open(log.parent)
+        assert run.header.status == "stopped"
+        assert checkpoint.newest(run.checkpoints).is_dir()
+
+
+HOLDS = """
+import sys, time
+from pathlib import Path
+from wakeful.training.cluster import _held
+
+with _held(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+WORKS = """
+import os, sys, time
+from wakeful.training.cluster import in_turn, told
+
+os.environ["SUBMITIT_EXECUTOR"] = "local"
+
+def work(_):
+    print("works", flush=True)
+    time.sleep(600)
+
+in_turn([(work, "")], sys.argv[1])
+"""
+
+
+def test_a_worker_ends_with_its_command_and_the_next_command_waits_for_it(tmp_path: Path) -> None:
+    pytest.importorskip("submitit")
+    file = tmp_path / "cmp" / "jobs" / ".command"
+
+    def started(script: str, says: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", script, str(file)], stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline().strip() == says
+        return process
+
+    command = started(HOLDS, "held")
+    worker = started(WORKS, "works")
+    with pytest.raises(WakefulError, match=r"another command distributes work in .*cmp, or the w"):
+        deal([], cluster_of("local(workers=2)"), tmp_path / "cmp", Notes())
+    time.sleep(0.5)
+    assert worker.poll() is None
+    command.kill()
+    command.communicate()
+    worker.communicate(timeout=60)
+    assert worker.returncode == -signal.SIGTERM
+    deal([], cluster_of("local(workers=2)"), tmp_path / "cmp", Notes())
 
 
 @pytest.mark.slow

@@ -135,6 +135,19 @@ def test_the_paired_differences_are_those_of_the_windows(done: Path) -> None:
         assert arm["parity"] == (gap <= 0)
 
 
+def test_alpha_and_temperature_are_the_heirs_and_baselines_have_their_own(
+    command: list[str], tmp_path: Path
+) -> None:
+    assert main([*command, "--alpha", "0.25", "--temperature", "2", "--baseline", "distillation",
+                 "--train.distill.alpha", "0.5"]) == 0  # fmt: skip
+    heir, baseline = (
+        Run.open(tmp_path / "out" / name).config.train.distill
+        for name in ("heir-2", "distillation")
+    )
+    assert (heir.alpha, heir.temperature) == (0.25, 2.0)
+    assert (baseline.alpha, baseline.temperature) == (0.5, 1.0)
+
+
 def test_its_runs_serve_every_other_verb(
     done: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -703,6 +716,54 @@ def test_it_goes_on_where_it_was_stopped(
     assert "is not an inheritance: run.json calls it 'train'" in wrong
 
 
+@pytest.mark.parametrize("named", ["text", "text/*.txt", "mixture(parts=[('a', 'text', 1.0), "
+                                   "('b', 'text/0*.txt', 2.0)])"])  # fmt: skip
+def test_it_goes_on_from_another_folder(
+    named: str, reference: Run, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    shutil.copytree(text, tmp_path / "text")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ref").symlink_to(reference.path)
+    assert (
+        main(
+            [
+                "inherit",
+                "ref",
+                "--text",
+                named,
+                "--out",
+                "out",
+                "--steps",
+                "4",
+                "--layers",
+                "1",
+                "--baseline",
+                "random",
+                "--heal.top_k",
+                "4",
+                "--heal.store",
+                "store",
+                *SMALL,
+            ]
+        )
+        == 0
+    )
+    whole = (tmp_path / "out" / "summary.json").read_text()
+    stored = [*(tmp_path / "store").iterdir()]
+    shutil.rmtree(tmp_path / "out" / "random")
+    shutil.rmtree(tmp_path / "out" / "heir-1")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert main(["inherit", "--resume", "../out"]) == 0
+    again, before = (
+        json.loads(one) for one in ((tmp_path / "out/summary.json").read_text(), whole)
+    )
+    for new, old in zip(again["arms"], before["arms"], strict=True):
+        assert new["loss"] == old["loss"]
+    assert [*(tmp_path / "store").iterdir()] == stored
+    assert [*Path().iterdir()] == []
+
+
 def test_bad_input_is_one_line_and_changes_nothing(
     command: list[str], reference: Run, text: Path, tmp_path: Path,
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
@@ -722,8 +783,13 @@ def test_bad_input_is_one_line_and_changes_nothing(
     assert "are for growing" in refused("--until", "budget")
     assert "baseline='rand' is not one of" in refused("--baseline", "rand")
     assert "unknown route" in refused("--route", "resformers")
-    assert "alpha must be between 0 and 1" in refused("--alpha", "2")
-    assert "temperature positive" in refused("--temperature", "0", "--baseline", "distillation")
+    assert "heal.alpha = 2.0 is a share, between 0 and 1" in refused("--alpha", "2")
+    assert "heal.temperature = 0.0 must be above 0" in refused("--temperature", "0")
+    assert "both set heal.alpha" in refused("--alpha", "0.2", "--heal.alpha", "0.3")
+    theirs = ("--train.distill.alpha", "2", "--baseline", "distillation")
+    assert "alpha must be between 0 and 1" in refused(*theirs)
+    assert "the heir's are --alpha and --temp" in refused("--train.distill.temperature", "2")
+    assert "train.distill.top_k does nothing in an inh" in refused("--train.distill.top_k", "3")
     assert "'adamm'" in refused("--optimizer", "adamm")
     assert "longer than the model's context" in refused("--length", "999")
     assert "past vanilla's context" in refused("--choose", "rank", "--diagnose_length", "999")

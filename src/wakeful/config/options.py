@@ -122,6 +122,11 @@ def options_of(
             assert isinstance(inner, type)
             rare = next((each.names for each in extras if isinstance(each, Seldom)), ())
             told = next((each.words for each in extras if isinstance(each, Instead)), ())
+            told += tuple(
+                (said.removeprefix(f"{entry.name}."), text)
+                for said, text in instead
+                if said.startswith(f"{entry.name}.")
+            )
             yield from options_of(inner, value, f"{name}.", rare, told)
             continue
         group = next((each for each in extras if isinstance(each, Group)), None)

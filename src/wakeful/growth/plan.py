@@ -4,6 +4,7 @@ The steps that fit into the minutes follow from a step of each model that is to 
 """
 
 import dataclasses
+import glob
 import math
 import time
 from collections.abc import Sequence
@@ -17,7 +18,9 @@ import torch
 
 from wakeful.config.schema import Config, DataConfig, DistillConfig, LoraConfig
 from wakeful.config.verbs import InheritOptions
+from wakeful.data.mixture import mixture_of
 from wakeful.data.order import ValidationWindows
+from wakeful.data.sources import MIXTURE
 from wakeful.data.tokens import Data, is_prepared
 from wakeful.device import choose_device
 from wakeful.errors import WakefulError
@@ -84,7 +87,7 @@ def make_recipe(
         )
     room = math.ceil((total - len(layers)) / options.grow) if options.grow else 0
     recipe = Recipe(
-        reference=_lasting(source),
+        reference=lasting(source),
         rule=layers.rule,
         layers=layers.sources,
         order=order,
@@ -136,9 +139,14 @@ def _ordered(diagnosed: Diagnosed, options: InheritOptions, num_layers: int) -> 
     return ordered(diagnosed, by, num_layers, pinned=options.pinned, gaps=options.gaps)
 
 
-def _lasting(source: str) -> str:
-    """Return a path that holds from any folder, and a name as it is."""
-    return str(Path(source).resolve()) if Path(source).exists() else source
+def lasting(source: str) -> str:
+    """Return a path, a glob or a mixture of them that holds from any folder; a name as it is."""
+    domains = mixture_of(source)
+    if domains is not None:
+        parts = [(each.name, lasting(each.source), each.weight) for each in domains]
+        return f"{MIXTURE}(parts={parts!r})"
+    there = source and (Path(source).exists() or glob.glob(source, recursive=True))
+    return str(Path(source).resolve()) if there else source
 
 
 _RESERVED = 0.06

@@ -9,6 +9,7 @@ import itertools
 import os
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,12 +23,17 @@ from wakeful.data.tasks.base import task_of
 from wakeful.device import choose_device, rough_seconds
 from wakeful.display import Display
 from wakeful.errors import Diverged, Interrupted, WakefulError
-from wakeful.runs.run import is_done
+from wakeful.runs.run import disk_errors, is_done
 from wakeful.training.loop import train
 from wakeful.training.setup import admit_parts
 from wakeful.training.size import run_operations
 from wakeful.variants import build_call
 from wakeful.world import on_signal
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None
 
 TRIES = 3
 """Jobs of one run that may end one after another without having saved a step."""
@@ -38,6 +44,10 @@ _SAVES = 60.0
 TOGETHER = 60.0
 """Seconds that a job of several small rows takes, very roughly: a process takes ten to begin."""
 _LOGS = "jobs"
+_COMMAND = ".command"
+"""The file beside the logs that a command holds while it distributes work."""
+_ENGINE = "SUBMITIT_EXECUTOR"
+"""Where submitit tells a job what it was begun by."""
 THREADS = "OMP_NUM_THREADS"
 """How many threads torch takes."""
 
@@ -166,11 +176,25 @@ def deal(
     Where a row of a label in `may_diverge` does so, the others go on without it, and with
     `may_fail` whatever was wrong. Return what was wrong with those, by label.
 
+    Workers of this machine end when the command does, also where it is killed.
+
     Raises:
-        WakefulError: a row's training refused to begin or to go on, or its jobs kept ending
-            before they had saved a step.
+        WakefulError: a row's training refused to begin or to go on, its jobs kept ending before
+            they had saved a step, or another command's workers are at it.
         Interrupted: SIGTERM came, and the jobs are canceled.
     """
+    with _held(folder / _LOGS / _COMMAND):
+        return _deal(rows, cluster, folder, show, may_diverge, may_fail)
+
+
+def _deal(
+    rows: Sequence[Work],
+    cluster: Cluster,
+    folder: Path,
+    show: Display,
+    may_diverge: Container[str],
+    may_fail: bool,
+) -> dict[str, str]:
     submitit = _submitit()
     executor = _executor(submitit, cluster, folder / _LOGS)
     dealing = _Dealing(
@@ -184,7 +208,8 @@ def deal(
             for slot in range(cluster.workers):
                 batch = [] if slot in running else dealing.batch()
                 if batch:
-                    running[slot] = batch, _submitted(executor, cluster, slot, batch)
+                    command = folder / _LOGS / _COMMAND
+                    running[slot] = batch, _submitted(executor, cluster, slot, batch, command)
             for slot, (batch, job) in list(running.items()):
                 if not job.done():
                     for row in itertools.takewhile(lambda row: row.done, batch):
@@ -273,6 +298,39 @@ class _Dealing:
         self.left.discard(row.label)
 
 
+@contextmanager
+def _held(path: Path) -> Iterator[None]:
+    """Hold a file for as long as this command lives, however it ends."""
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+    with file:
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise WakefulError(
+                    f"another command distributes work in {path.parent.parent}, or the workers of "
+                    "one that was killed are saving their step: wait a minute, then give the "
+                    "command again"
+                ) from None
+        yield
+
+
+def _end_with(command: str) -> None:
+    """Let this worker save its step and end once nobody holds the file of its command."""
+
+    def watch() -> None:
+        with Path(command).open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH)  # which the next command sees until this process ends
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(_SAVES)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    if fcntl is not None:
+        threading.Thread(target=watch, daemon=True).start()
+
+
 def _saved(place: Path) -> set[str]:
     """Return the checkpoints that are there; a run that goes on has others later."""
     return {each.as_posix() for each in place.rglob("step-*")}
@@ -318,8 +376,13 @@ def train_row(table: Mapping[str, Any], place: str) -> Ended:
     return told(work)
 
 
-def in_turn(calls: Sequence[Call]) -> list[Ended]:
-    """Do a job's rows one after another, up to one that is stopped; return what became of each."""
+def in_turn(calls: Sequence[Call], command: str = "") -> list[Ended]:
+    """Do a job's rows one after another, up to one that is stopped; return what became of each.
+
+    A worker of this machine ends with the process that holds the file `command`.
+    """
+    if command and os.environ.get(_ENGINE) == "local":
+        _end_with(command)
     ended: list[Ended] = []
     for function, *given in calls:
         ended.append(function(*given))
@@ -330,7 +393,7 @@ def in_turn(calls: Sequence[Call]) -> list[Ended]:
 
 def told(work: Callable[[], object]) -> Ended:
     """Do a job's work and return what was wrong."""
-    if os.environ.get("SUBMITIT_EXECUTOR") == "local":
+    if os.environ.get(_ENGINE) == "local":
         os.setpgrp()  # a terminal's Ctrl-C goes to the command, which ends this job
     try:
         work()
@@ -350,7 +413,9 @@ def _executor(submitit: Any, cluster: Cluster, logs: Path) -> Any:
     return executor
 
 
-def _submitted(executor: Any, cluster: Cluster, slot: int, batch: Sequence[Work]) -> Any:
+def _submitted(
+    executor: Any, cluster: Cluster, slot: int, batch: Sequence[Work], command: Path
+) -> Any:
     calls = [row.call for row in batch]
     if cluster.engine == "local" and cluster.gpus:
         own = range(slot * cluster.gpus, (slot + 1) * cluster.gpus)
@@ -361,7 +426,7 @@ def _submitted(executor: Any, cluster: Cluster, slot: int, batch: Sequence[Work]
     before = on_signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with _threads(cluster.workers):
-            return executor.submit(in_turn, calls)
+            return executor.submit(in_turn, calls, str(command))
     finally:
         on_signal(signal.SIGINT, before)
 

@@ -13,6 +13,7 @@ import tomli_w
 import torch
 from rich.text import Text
 
+from wakeful.config.schema import DistillConfig
 from wakeful.config.tables import to_table
 from wakeful.config.verbs import LENGTH, REFERENCES, InheritOptions, inherit_options
 from wakeful.data.preparing import reopened
@@ -22,7 +23,7 @@ from wakeful.display import Shown, usual
 from wakeful.errors import WakefulError
 from wakeful.estimates import finite
 from wakeful.growth.arms import arms_of, read_recipe
-from wakeful.growth.baselines import check_baselines
+from wakeful.growth.baselines import baseline_of, check_baselines
 from wakeful.growth.inherit import departures
 from wakeful.growth.layers import Diagnosed, LayerMap
 from wakeful.growth.mergekit import FILE, check_mergeable, merged_from, passthrough
@@ -45,6 +46,7 @@ from wakeful.growth.outcome import Text as TrainingText
 from wakeful.growth.plan import (
     Cost,
     doubts,
+    lasting,
     make_recipe,
     measure_costs,
     plan_layers,
@@ -251,6 +253,13 @@ def _check_names(options: InheritOptions) -> None:
         if expression:
             build(folder, expression, imports=True)
     optimizer_of(options.optimizer.name, imports=True)
+    own = options.train.distill != DistillConfig()
+    if own and not any(baseline_of(name).distil for name in options.baseline):
+        raise WakefulError(
+            "train.distill.alpha and train.distill.temperature are of the baselines distillation, "
+            "distillation_mean and distilbert: name one, or leave them out; the heir's are --alpha "
+            "and --temperature"
+        )
     if options.cluster:
         cluster_of(options.cluster)
 
@@ -297,15 +306,17 @@ def _reference(
 
 
 def _fitted(options: InheritOptions, reference: Model) -> InheritOptions:
-    """Return the options with the lengths that the reference's context allows, and with BOS where
-    the reference was trained with it.
+    """Return the options with the lengths that the reference's context allows, with BOS where the
+    reference was trained with it, and with a store that is found from any folder.
     """
     context = reference.decoder().config.context
     train = dataclasses.replace(options.train, length=options.train.length or min(256, context))
     length = options.diagnose_length or min(LENGTH, context)
     bos = options.data.bos or bool(reference.begin(options.bos))
     data = dataclasses.replace(options.data, bos=bos)
-    return dataclasses.replace(options, train=train, diagnose_length=length, data=data)
+    store = str(Path(options.heal.store).absolute()) if options.heal.store else ""
+    heal = dataclasses.replace(options.heal, store=store)
+    return dataclasses.replace(options, train=train, diagnose_length=length, data=data, heal=heal)
 
 
 def _resumed(out: Path, shown: Shown) -> Run:
@@ -341,6 +352,7 @@ def recorded(table: dict[str, Any]) -> InheritOptions:
     """
     older = isinstance(table.get("data"), str)
     unsaid = {"data" if table.get("text") else "text"} if older else set()
+    unsaid |= {"alpha", "temperature"} if older else set()  # of baselines, as the recipe has them
     before = {}
     if "bridge" not in table:
         before = {"bridge": {"map": "none"}, "heal": {"by": "text"}}
@@ -399,8 +411,10 @@ def _plan(
     agreement: Agreement | None,
 ) -> Plan:
     figures = diagnosed.figures if diagnosed else {}
+    text = options.data
+    places = {name: lasting(getattr(text, name)) for name in ("source", "validation_source")}
     return Plan(
-        wishes=to_table(options),
+        wishes=to_table(dataclasses.replace(options, data=dataclasses.replace(text, **places))),
         costs=tuple(costs),
         agreement=str(agreement or ""),
         figures={name: tuple(values) for name, values in figures.items()},

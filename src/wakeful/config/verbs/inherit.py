@@ -9,6 +9,7 @@ from wakeful.config.options import How, HowMuch, Instead, Seldom, What, Where
 from wakeful.config.schema import (
     BridgeConfig,
     DataConfig,
+    DistillConfig,
     HealConfig,
     LoraConfig,
     OptimizerConfig,
@@ -37,8 +38,11 @@ _AUTOMATIC = (
     ("steps", "Optimizer steps of each round. 0: as many as minutes allow."),
     ("length", "Tokens per sequence. 0: 256, or the reference's context where it is shorter."),
     ("eval_every", "Steps between validations on all the text. 0: a fifth of the steps."),
+    ("distill.alpha", "Of the baselines distillation, distillation_mean and distilbert; the heir's "
+     "is --alpha."),
+    ("distill.temperature", "Of these baselines too; the heir's is --temperature."),
 )  # fmt: skip
-"""What 0 means to the options of training here."""
+"""What options of training mean here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,6 +187,13 @@ class InheritOptions:
     def _check_idle(self) -> None:
         """Refuse what would do nothing beside the other options."""
 
+        for name, default in to_table(DistillConfig()).items():
+            used = name in ("alpha", "temperature")
+            if not used and to_table(self.train.distill)[name] != default:
+                raise WakefulError(
+                    f"train.distill.{name} does nothing in an inheritance, whose heir learns as "
+                    "--heal says: leave it out"
+                )
         for section, switch, off, names in (
             ("heal", "by", "text", ("alpha", "temperature")),
             ("bridge", "map", "none", ("tokens", "ridge", "weigh", "first")),
@@ -274,8 +285,8 @@ SHORT = {
     "seed": ("train.seed",),
     "device": ("train.device",),
     "dtype": ("train.dtype",),
-    "alpha": ("train.distill.alpha",),
-    "temperature": ("train.distill.temperature",),
+    "alpha": ("heal.alpha",),
+    "temperature": ("heal.temperature",),
     "lr": ("optimizer.lr", "optimizer.final_lr"),
     "weight_decay": ("optimizer.weight_decay",),
     "prompts": ("sample.prompts",),
