@@ -18,6 +18,7 @@ from wakeful.hf.whole import Shards, first_line, read_config, read_floats
 from wakeful.implementations import is_before
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import skeleton
+from wakeful.probes.running import refuse_adapters
 
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 """Fields in which configurations count experts."""
@@ -34,6 +35,7 @@ def decoder_of(model: nn.Module, max_length: int = 0) -> Decoder:
             with the attention function that the model was given.
     """
     assert isinstance(model, PreTrainedModel)
+    refuse_adapters(model)
     first = next(model.parameters())
     family, description = described(model.config, max_length)
     description = _attending(model, description)

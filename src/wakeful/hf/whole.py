@@ -262,8 +262,8 @@ def read_config(folder: Path) -> PreTrainedConfig:
     """
     if (folder / "adapter_config.json").is_file():
         raise WakefulError(
-            f"{folder} holds an adapter without its base model: merge the two, and name "
-            "the merged folder"
+            f"{folder} holds an adapter without its base model: merge the two by peft's "
+            "merge_and_unload(), and name the merged folder"
         )
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)

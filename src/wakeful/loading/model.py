@@ -22,6 +22,7 @@ from wakeful.hf.agreement import Agreement, agreement
 from wakeful.hf.weights_in import decoder_of
 from wakeful.loading.chat import Turn, user_turn
 from wakeful.model.decoder import Decoder
+from wakeful.model.evaluating import evaluating
 from wakeful.model.generate import continuation, generate
 from wakeful.probes.running import as_decoder, blocks_of, logits_of
 from wakeful.quant.convert import scheme_of
@@ -34,7 +35,7 @@ AnyTokenizer = Tokenizer | PreTrainedTokenizerBase
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Model:
-    """A causal language model in evaluation mode, of whatever class, with its tokenizer."""
+    """A causal language model of whatever class, run in evaluation mode, with its tokenizer."""
 
     name: str
     module: nn.Module
@@ -138,7 +139,8 @@ class Model:
 
     def logits(self, tokens: Int[Tensor, "B L"]) -> Float[Tensor, "B L V"]:
         """Return the logits of the token after each."""
-        return logits_of(self.module, tokens)
+        with evaluating(self.module):
+            return logits_of(self.module, tokens)
 
     def begin(self, bos: Bos = "auto") -> list[int]:
         """Return what stands before every sequence: BOS, or nothing.
@@ -287,7 +289,7 @@ class Model:
         """
         own = as_decoder(self.module)
         if own is not None:
-            return generate(own, list(prompt), **choice)
+            return self._one_by_one(generate(own, list(prompt), **choice))
         past = None
         # Only the last token's logits are wanted, and the head is the widest matrix.
         known = inspect.signature(self.module.forward).parameters
@@ -300,9 +302,20 @@ class Model:
             return output.logits[0, -1]
 
         usual = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0, "stop": ()}
-        return continuation(
-            step, list(prompt), device=self.device, context=self.context, **usual | choice
+        return self._one_by_one(
+            continuation(
+                step, list(prompt), device=self.device, context=self.context, **usual | choice
+            )
         )
+
+    def _one_by_one(self, tokens: Iterator[int]) -> Iterator[int]:
+        """Give tokens, each made in evaluation mode: between them the module is the user's."""
+        while True:
+            with evaluating(self.module):
+                token = next(tokens, None)
+            if token is None:
+                return
+            yield token
 
     def save_tokenizer(self, folder: Path) -> None:
         """Write the tokenizer's files into a folder, and beside them how the model generates."""

@@ -1,4 +1,4 @@
-"""A model switched to evaluation for a while."""
+"""Models switched to evaluation for a while."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,11 +7,15 @@ from torch import nn
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Switch a model to evaluation, and back to what it was, after an error too."""
-    training = model.training
-    model.eval()
+def evaluating(*models: nn.Module) -> Iterator[None]:
+    """Switch models to evaluation, and each of their modules back to what it was, after an error
+    too.
+    """
+    training = [part for model in models for part in model.modules() if part.training]
+    for model in models:
+        model.eval()
     try:
         yield
     finally:
-        model.train(training)
+        for part in training:
+            part.training = True

@@ -29,9 +29,30 @@ def as_decoder(model: nn.Module) -> Decoder | None:
         return model
     if isinstance(model, PreTrainedModel):
         return None
+    if _is_of_peft(model):
+        raise WakefulError(
+            f"{type(model).__name__} is peft's: take what its merge_and_unload() returns, or to "
+            "measure a model that is still trained, its get_base_model()"
+        )
     raise WakefulError(
         f"{type(model).__name__} is neither a wakeful Decoder nor a Transformers model"
     )
+
+
+def refuse_adapters(model: nn.Module) -> None:
+    """Raise `WakefulError` where peft has put adapters into a model: they are no part of its
+    architecture.
+    """
+    for name, module in model.named_modules():
+        if _is_of_peft(module):
+            raise WakefulError(
+                f"{name} is a {type(module).__name__} of peft, an adapter beside the weights: take "
+                "the model that peft's merge_and_unload() returns"
+            )
+
+
+def _is_of_peft(module: nn.Module) -> bool:
+    return type(module).__module__.partition(".")[0] == "peft"
 
 
 def logits_of(model: nn.Module, tokens: Int[Tensor, "B L"]) -> Float[Tensor, "B L V"]:

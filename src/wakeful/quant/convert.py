@@ -13,8 +13,9 @@ from transformers.pytorch_utils import Conv1D
 from wakeful.errors import WakefulError
 from wakeful.model.attention import Heads
 from wakeful.model.decoder import Decoder
+from wakeful.model.evaluating import evaluating
 from wakeful.model.fold import folded
-from wakeful.probes.running import logits_of
+from wakeful.probes.running import logits_of, refuse_adapters
 from wakeful.quant.arithmetic import LINEARS, Arithmetic, torchao_kernels
 from wakeful.quant.cache import QuantizedCache, check_cache, with_cache
 from wakeful.quant.linear import QuantizedLinear, Seen, by_sequence, check, matrix, quantized
@@ -41,7 +42,7 @@ def quantize(
     touches no layer. `quantized_layers` says which layers it became. A decoder is folded before.
 
     Args:
-        model: a `Decoder` or a Transformers model, in evaluation mode.
+        model: a `Decoder` or a Transformers model.
         scheme: a `Scheme`, its name ("fine", "w4g128", "nvfp4" ...) or its expression.
         arithmetic: how the layers compute: "reference" (dequantized), "integer" or "torchao"; an
             emulated scheme computes one way.
@@ -64,6 +65,7 @@ def quantize(
             if scheme.calibrated
             else f"{scheme} has dynamic scales: calibration text would be ignored"
         )
+    refuse_adapters(model)
     if scheme.cache is not None:
         check_cache(model)
     if isinstance(model, Decoder):
@@ -238,6 +240,7 @@ def observe(
     with ExitStack() as hooks:
         for name, layer in layers.items():
             hooks.callback(layer.register_forward_hook(see(name)).remove)
+        hooks.enter_context(evaluating(model))
         for tokens in calibration:
             read.clear()
             logits_of(model, tokens)

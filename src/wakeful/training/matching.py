@@ -56,12 +56,12 @@ def match(
 ) -> list[float]:
     """Train `student` in place to match `teacher` on sequences of `text`; return each step's loss.
 
-    `fast` are parameters that learn at `speed` times the rate. Both models are left without
-    gradients, in evaluation mode.
+    `fast` are parameters that learn at `speed` times the rate. The student is left without
+    gradients, and both models in evaluation mode.
     """
     slow = [p for p in student.parameters() if all(p is not each for each in fast)]
     student.train().requires_grad_(True)
-    teacher.eval().requires_grad_(False)
+    teacher.eval()
     groups = [{"params": slow, "speed": 1.0}, {"params": list(fast), "speed": speed}]
     optimizer = torch.optim.AdamW(
         [group for group in groups if group["params"]],

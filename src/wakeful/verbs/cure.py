@@ -26,6 +26,7 @@ from wakeful.evaluation.diagnosis import PASSES, sequences_of
 from wakeful.hf.weights_out import describe, export, refuse_existing
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.model.decoder import Decoder
+from wakeful.model.evaluating import evaluating
 from wakeful.optim.rotations.base import rotation_of
 from wakeful.pages.card import command_of, model_card
 from wakeful.pages.charts import Drawing, Titled
@@ -34,7 +35,7 @@ from wakeful.probes.running import logits_of
 from wakeful.runs.run import disk_errors, replaced
 from wakeful.surgery import check_rotates, choose_prefix, rotate, store_prefix
 from wakeful.verbs.diagnose import Diagnosis, diagnose
-from wakeful.verbs.result import Result, Source, asked, each_model, name_of, showing
+from wakeful.verbs.result import Result, Source, asked, each_model, in_memory, name_of, showing
 from wakeful.verbs.retraining import FITTED, check_retrains, retrained
 from wakeful.verbs.session import foretell
 from wakeful.world import ALONE
@@ -204,7 +205,7 @@ def cure(
     if wanted.out:
         refuse_existing(Path(wanted.out))
     place = choose_device(wanted.device)
-    with showing(shown, "cure", ALONE) as show:
+    with evaluating(*in_memory([model])), showing(shown, "cure", ALONE) as show:
         rows = max(wanted.steps * wanted.batch_size, FITTED) if wanted.trains else 0
         learned = rows * wanted.train_length
         words = beginning_of(

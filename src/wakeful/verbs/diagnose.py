@@ -19,6 +19,7 @@ from wakeful.evaluation.diagnosis import diagnose as diagnose_model
 from wakeful.evaluation.findings import findings, summary
 from wakeful.evaluation.reading import Words, words_of
 from wakeful.loading.model import AnyTokenizer, Model
+from wakeful.model.evaluating import evaluating
 from wakeful.pages.charts import Drawing, Titled
 from wakeful.pages.diagnosis import diagnosis_figures, layer_charts, write_diagnosis
 from wakeful.runs.run import Environment, Run
@@ -26,6 +27,7 @@ from wakeful.verbs.result import (
     Result,
     Source,
     asked,
+    in_memory,
     name_of,
     same_or_each,
 )
@@ -125,7 +127,7 @@ def diagnose(
             option is out of its range, or `out` exists. Nothing is written.
     """
     wanted = asked(DiagnoseOptions, options, given)
-    with session("diagnose", wanted, shown) as at:
+    with evaluating(*in_memory(models)), session("diagnose", wanted, shown) as at:
         world, longest = at.world, wanted.length or LENGTH
         words = world.leader_first(lambda: words_of(wanted.source, longest * wanted.num_sequences))
         found: list[Diagnosed] = []

@@ -33,6 +33,7 @@ from wakeful.evaluation.task_set import read_tasks
 from wakeful.hf.quantized import read_header
 from wakeful.loading.load import place_of
 from wakeful.loading.model import AnyTokenizer, Model
+from wakeful.model.evaluating import evaluating
 from wakeful.pages.charts import Drawing, Titled
 from wakeful.pages.evaluation import method_of, score_charts, summary, write_evaluation
 from wakeful.pages.evaluation import shown as rows_of
@@ -43,6 +44,7 @@ from wakeful.verbs.result import (
     Result,
     Source,
     asked,
+    in_memory,
     name_of,
     same_or_each,
 )
@@ -160,7 +162,7 @@ def evaluate(
     """
     wanted = asked(EvaluateOptions, options, given)
     sources = spread(models)
-    with session("evaluate", wanted, shown) as at:
+    with evaluating(*in_memory(sources)), session("evaluate", wanted, shown) as at:
         if wanted.speed and at.world.size > 1:
             raise WakefulError("speed is timed by one process: leave out --speed, or torchrun")
         material = at.world.leader_first(lambda: _read(wanted, at.show))

@@ -295,8 +295,9 @@ def _reference(
         raise WakefulError(f"{model.name} is quantized: name the model it was made from")
     model = model.converted()
     decoder = model.decoder()
-    if decoder.head.weight.dtype != torch.float32:  # what a path is read as, and so when resumed
-        model = dataclasses.replace(model, module=copy.deepcopy(decoder).float())
+    # A user's own module stays as and where it is; a path is read in float32, and so when resumed.
+    if decoder is model.module or decoder.head.weight.dtype != torch.float32:
+        model = dataclasses.replace(model, module=copy.deepcopy(decoder).float().eval())
     # What teaches heirs and what is resumed from is read again: it must be these weights.
     if model.path is not None and not model.step:
         stored = read_decoder(model.path).decoder()

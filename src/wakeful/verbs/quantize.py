@@ -24,6 +24,7 @@ from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.quantized import state_bytes
 from wakeful.hf.weights_out import describe
 from wakeful.loading.model import AnyTokenizer, Model
+from wakeful.model.evaluating import evaluating
 from wakeful.model.fold import folded
 from wakeful.pages.card import command_of
 from wakeful.probes.running import as_decoder
@@ -39,6 +40,7 @@ from wakeful.verbs.result import (
     asked,
     dtype_of,
     each_model,
+    in_memory,
     name_of,
     showing,
 )
@@ -101,7 +103,7 @@ def quantize(
     choose_device(wanted.device)
     extra = wanted.calibration_sequences if any(each.calibrated for each in found) else 0
     count = wanted.num_sequences if measures else 0
-    with showing(shown, "quantize", ALONE) as show:
+    with evaluating(*in_memory(models)), showing(shown, "quantize", ALONE) as show:
         words: Words = Beginning("")
         if count + extra:
             words = words_of(wanted.source, (wanted.length or LENGTH) * (count + extra))

@@ -120,6 +120,12 @@ def showing(shown: Shown | None, name: str, world: World) -> Iterator[Display]:
         yield show
 
 
+def in_memory(sources: Sequence[Source]) -> list[nn.Module]:
+    """Return the modules of a user's own among models, which may be in training."""
+    modules = [source.module if isinstance(source, Model) else source for source in sources]
+    return [module for module in modules if isinstance(module, nn.Module)]
+
+
 def name_of(source: Source) -> str:
     """Return what a model is called before it is loaded."""
     if isinstance(source, Model):

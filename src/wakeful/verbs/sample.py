@@ -18,7 +18,8 @@ from wakeful.loading.chat import user_turn
 from wakeful.loading.load import load
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.loading.sampling import sample
-from wakeful.verbs.result import Source, asked, name_of
+from wakeful.model.evaluating import evaluating
+from wakeful.verbs.result import Source, asked, in_memory, name_of
 
 _ROOM = 2
 """Tokens that must be left to write behind the longest prompt."""
@@ -68,7 +69,7 @@ def sample_data(
     wanted = asked(SampleOptions, options, given)
     folder = Path(wanted.out).expanduser().absolute()
     lines = _lines(Path(wanted.prompts)) if wanted.prompts else []
-    with (shown or usual)("data generate") as show:
+    with evaluating(*in_memory([model])), (shown or usual)("data generate") as show:
         show.note(f"loading {name_of(model)}")
         # As it is stored: what it writes needs no more than the weights have.
         loaded = load(
