@@ -156,18 +156,20 @@ def test_what_is_refused(as_users_run_it: None) -> None:
         quantize(decoder, "fine", arithmetic="fast")
     with pytest.raises(WakefulError, match="no linear layer"):
         quantize(nn.Sequential(nn.Embedding(3, 4)), "fine")
-    decoder.blocks[2].mlp.up.weight.data.zero_()
-    down = decoder.blocks[0].mlp.down.weight.data.clone()
     before = logits(decoder)
-    with pytest.raises(WakefulError, match=r"blocks.2.mlp.up cannot be quantized: .* all zero"):
+    up, down = decoder.blocks[2].mlp.up.weight.data, decoder.blocks[0].mlp.down.weight.data
+    kept = up.clone(), down.clone()
+    up[0, 0] = torch.nan
+    with pytest.raises(WakefulError, match=r"blocks.2.mlp.up cannot be quantized: .* a NaN"):
         quantize(decoder, "fine")
-    decoder.blocks[0].mlp.down.weight.data.zero_()
+    down.fill_(torch.inf)
     skip = "--skip blocks.0.mlp.down blocks.2.mlp.up"
     with pytest.raises(WakefulError, match=rf"1 other layer cannot either.* {skip}$"):
         quantize(decoder, "fine")
-    decoder.blocks[0].mlp.down.weight.data.copy_(down)
-    assert torch.equal(logits(decoder), before)
+    down.copy_(kept[1])
     assert "blocks.2.mlp.up" not in quantized_layers(quantize(decoder, "w4", skip=["*.2.mlp.up"]))
+    up.copy_(kept[0])
+    assert torch.equal(logits(decoder), before)
 
 
 def test_projections_of_the_embedding_stay_where_they_cannot_be_folded() -> None:

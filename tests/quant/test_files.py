@@ -23,7 +23,8 @@ from wakeful.hf.quantized import (
     save_quantized,
     state_bytes,
 )
-from wakeful.quant import parse_scheme, quantize, quantized_layers
+from wakeful.quant import NAMED, parse_scheme, quantize, quantized_layers
+from wakeful.quant.measure import measure
 
 CPU = torch.device("cpu")
 
@@ -156,6 +157,32 @@ def test_methods_and_caches_are_saved_to_the_bit(scheme: str, tmp_path: Path) ->
     path = folder / HEADER
     path.write_text(json.dumps(header | {"layers": [] if header["layers"] else ["head"]}))
     assert "layers must be a list of names" in refused(folder)
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        *(name for name, scheme in NAMED.items() if scheme.weights is not None),
+        "coarse(scales='static')", "smoothquant(scales='static')", "w4a16(method=gptq)",
+        "nvfp4(method=gptq)", "w4a16(method=gptq(act_order=True))",
+    ],
+)  # fmt: skip
+def test_matrices_of_zeros_stay_zeros(scheme: str, tmp_path: Path) -> None:
+    model = tiny_decoder(dtype=torch.float32).eval()
+    block = model.blocks[1]
+    for layer in (block.attention.value, block.attention.out, block.mlp.up, block.mlp.down):
+        layer.weight.data.zero_()
+    known = parse_scheme(scheme)
+    text = [some_tokens(2, 9)] if known.calibrated else []
+    small = quantize(model, known, calibration=text)
+    again, _ = load_quantized(saved(small, tmp_path / "q"), device=CPU)
+    layers = quantized_layers(again)
+    for name in ("attention.value", "attention.out", "mlp.up", "mlp.down"):
+        assert not layers[f"blocks.1.{name}"].dequantized().any()
+    found = measure("m", model, {"q": again}, [some_tokens(1, 9)]).layers
+    for kind in ("attention.value", "attention.out", "mlp.up", "mlp.down"):
+        errors = found.filter(layer=1, kind=kind, metric="relative_error")["value"]
+        assert errors.to_list() == [0.0, 0.0, 0.0]
 
 
 @pytest.fixture

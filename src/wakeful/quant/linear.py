@@ -255,7 +255,7 @@ def quantized(
     """Return the quantized form of a linear layer, by what calibration showed of it.
 
     Raises:
-        WakefulError: its weight is all zero, constant, or not finite.
+        WakefulError: its weight is not finite.
     """
     check(layer)
     result = empty(layer, scheme, arithmetic)
@@ -294,11 +294,6 @@ def _divides(scheme: Scheme) -> bool:
 
 
 def check(layer: nn.Module) -> None:
-    """Raise `WakefulError` where a layer's weight is all zero, constant, or not finite."""
-    weight = matrix(layer)[0].detach()
-    if not torch.isfinite(weight).all():
+    """Raise `WakefulError` where a layer's weight is not finite."""
+    if not torch.isfinite(matrix(layer)[0]).all():
         raise WakefulError("its weight has a NaN or an infinity")
-    smallest, largest = weight.aminmax()
-    if smallest == largest:
-        what = "all zero" if smallest == 0 else f"constant, {float(smallest):g} everywhere"
-        raise WakefulError(f"its weight is {what}: a grid has no range to span")

@@ -170,15 +170,15 @@ def measure(
 
 
 def relative_errors(found: Float[Tensor, "L N"], true: Float[Tensor, "L N"]) -> dict[str, float]:
-    """Return ‖found − true‖_F / ‖true‖_F of the first token, of the rest and of all."""
+    """Return ‖found − true‖_F / ‖true‖_F of the first token, of the rest and of all; 0 where both
+    are all zero.
+    """
     true = true.float()
     error = (found.float() - true).square().sum(1, dtype=torch.float64)
     size = true.square().sum(1, dtype=torch.float64)
     parts = {"first": slice(0, 1), "rest": slice(1, None), "all": slice(None)}
-    return {
-        position: float((error[part].sum() / size[part].sum()).sqrt())
-        for position, part in parts.items()
-    }
+    sums = {position: (error[part].sum(), size[part].sum()) for position, part in parts.items()}
+    return {position: float((e / s).sqrt()) if e else 0.0 for position, (e, s) in sums.items()}
 
 
 def _by_position(x: Tensor, metric: Callable[[Tensor], float]) -> dict[str, float]:
