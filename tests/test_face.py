@@ -174,7 +174,9 @@ def test_a_quantized_model_comes_back_with_its_damage(
     assert bare.model.name == "llama fine"
     with pytest.raises(wakeful.WakefulError, match="nothing was measured"):
         _ = bare.frame
-    assert bare._repr_html_() == ""
+    told = "fine: 15 linear layers; the output head too; not measured: no text was given"
+    assert repr(bare) == f"<Quantization>\n  {told}"
+    assert bare._repr_html_() == f"<div><ul><li>{told}</li></ul></div>"
     found = wakeful.quantize(full, "fine", "w4", text=text, length=16, num_sequences=2)
     assert set(found.models) == {"fine", "w4"}
     with pytest.raises(wakeful.WakefulError, match="2 quantized models"):

@@ -118,6 +118,13 @@ LLAMA4 = DEEP | {"head_dim": 8, "num_local_experts": 4, "intermediate_size_mlp":
                  "attention_chunk_size": 8}  # fmt: skip
 LATER: dict[str, tuple[str, dict[str, Any], list[int]]] = {
     "a slice for each layer": ("Gemma4Text", SLICED | {"num_kv_shared_layers": 0}, KEPT),
+    # Layers 1, 3 and 5 have wider heads and fewer of keys.
+    "settings by number": (
+        "Gemma4Text",
+        SLICED | {"num_kv_shared_layers": 0, "global_head_dim": 16, "attention_k_eq_v": True,
+                  "num_global_key_value_heads": 1},
+        [0, 1, 2, 5],
+    ),
     # Layers 4 and 5 read the keys and values of layers 2 and 3.
     "shared keys and values": ("Gemma4Text", SLICED | {"num_kv_shared_layers": 2}, [1, 2, 3, 5]),
     "experts everywhere": ("Llama4Text", LLAMA4 | {"interleave_moe_layer_step": 1}, KEPT),

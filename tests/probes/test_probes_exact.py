@@ -43,6 +43,15 @@ def test_first_key_share_and_mass_by_hand():
     assert exact.first_key_mass(A, with_row_0=False).item() == pytest.approx(0.4)
 
 
+def test_a_tie_is_no_sink():
+    uniform = torch.ones(4, 4, dtype=torch.float64).tril()
+    uniform /= uniform.sum(1, keepdim=True)
+    assert exact.first_key_share(uniform).item() == 1 / 4  # row 0, which sees nothing else
+    assert exact.first_key_share(uniform, with_row_0=False).item() == 0
+    A = torch.tensor([[1.0, 0, 0], [0.5, 0.5, 0], [0.4, 0.3, 0.3]])
+    assert exact.first_key_share(A, with_row_0=False).item() == 1 / 2
+
+
 def test_a_row_without_weights_is_no_first_key_row():
     assert exact.first_key_share(torch.zeros(2, 2)).item() == 0
 

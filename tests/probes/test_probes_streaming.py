@@ -1,5 +1,7 @@
 """The tile pass against the explicit weights: odd lengths, GQA, windows, capping, sinks."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -57,6 +59,14 @@ def test_statistics_are_the_definitions(case, dtype, tolerance, length):
         torch.testing.assert_close(without, exact.first_key_share(A, with_row_0=False), **close)
     for head in (0, 5):
         torch.testing.assert_close(head_weights(heads, head), A[head], **close)
+
+
+@pytest.mark.parametrize("length", [1, 2, 127, 301])
+def test_uniform_attention_is_no_sink(length):
+    heads = make(length, torch.float32)
+    statistics = tile_statistics(dataclasses.replace(heads, q=torch.zeros_like(heads.q)))
+    assert statistics.first_key_rows.tolist() == statistics.row_0_dominated.tolist()
+    assert (statistics.row_0_dominated == 1).all()
 
 
 def test_explicit_pairs_and_queries_that_see_nothing():

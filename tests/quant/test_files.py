@@ -104,6 +104,23 @@ def test_positions_are_not_rounded_to_the_type_of_the_weights(tmp_path: Path) ->
         assert torch.equal(loaded.get_buffer("model.rotary_emb.inv_freq"), exact)
 
 
+@pytest.mark.parametrize("make", [llama, lambda: tiny_decoder(dtype=torch.float32).eval()])
+def test_tensors_keep_the_types_that_they_were_quantized_beside(make, tmp_path: Path) -> None:
+    model = make().to(torch.bfloat16)
+    for module in model.modules():
+        if "Norm" in type(module).__name__:
+            module.float()
+            module.register_forward_hook(lambda _module, _args, output: output.bfloat16())
+    small = quantize(model, "w8a8", skip=["*head"])
+    again, header = load_quantized(saved(small, tmp_path / "q"), device=CPU)
+    assert header["dtype"] == "bfloat16"
+    kinds = {name: tensor.dtype for name, tensor in small.state_dict().items()}
+    assert {name: tensor.dtype for name, tensor in again.state_dict().items()} == kinds
+    assert torch.float32 in kinds.values()
+    for name, tensor in small.named_parameters():
+        assert torch.equal(again.get_parameter(name), tensor)
+
+
 def test_the_file_is_smaller_by_what_the_grids_save(tmp_path: Path) -> None:
     model = tiny_decoder(dtype=torch.float32, width=64, mlp_width=160, head_width=16).eval()
     linear = sum(

@@ -77,7 +77,8 @@ def test_reading_token_by_token_is_reading_at_once() -> None:
     torch.testing.assert_close(torch.cat(parts, 1), logits(small), rtol=1e-4, atol=1e-5)
 
 
-def test_probes_see_what_attention_reads() -> None:
+@pytest.mark.parametrize("implementation", ["sdpa", "eager", "wakeful_softmax1"])
+def test_probes_see_what_attention_reads(implementation: str) -> None:
     class Recorder(Probe):
         keys: list[Tensor]
 
@@ -89,6 +90,7 @@ def test_probes_see_what_attention_reads() -> None:
             raise NotImplementedError
 
     model, seen = llama(), []
+    model.set_attn_implementation(implementation)
     for each in (model, quantize(model, "kv4")):
         probe = Recorder()
         probe.keys = []

@@ -37,6 +37,8 @@ _NUMBERS = ("layer_idx", "layer_index", "layer_id", "idx", "block_idx", "layer_n
 """What modules call a block's own number."""
 _LISTS_OF_LAYERS = ("mlp_only_layers", "moe_layers", "attn_layer_indices", "full_attn_idxs")
 """Fields that name layers by their numbers."""
+_OVERRIDES = ("per_layer_config",)
+"""Fields that say by a layer's number what it has apart from the others."""
 _ONE_EACH = ("indexer_types",)
 """Fields with an entry for each layer whose names do not say so."""
 _FIRST_LAYERS = ("first_k_dense_replace", "max_window_layers", "num_dense_layers")
@@ -113,6 +115,9 @@ def shortened(config: PreTrainedConfig, layers: Sequence[int]) -> PreTrainedConf
     for name, value in table.items():
         if name in _LISTS_OF_LAYERS and isinstance(value, list):
             changed[name] = [layers.index(layer) for layer in value if layer in layers]
+        elif name in _OVERRIDES and isinstance(value, dict):
+            each = {int(number): entry for number, entry in value.items()}
+            changed[name] = {n: each[layer] for n, layer in enumerate(layers) if layer in each}
         elif name in _FIRST_LAYERS and type(value) is int:
             changed[name] = sum(layer < value for layer in layers)
         elif name in _LAST_LAYERS and type(value) is int:

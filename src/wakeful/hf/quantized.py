@@ -287,6 +287,8 @@ def _fill(model: nn.Module, path: Path) -> None:
             raise WakefulError(f"{path} has {what}: it does not belong to this {HEADER}")
         for name in sorted(names):
             tensor, place = file.get_tensor(name), state[name]
+            if not name.startswith(quantized) and _may_be(tensor, place):
+                place.data = place.data.to(tensor.dtype)
             found, expected = (
                 (tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in (tensor, place)
             )
@@ -297,6 +299,14 @@ def _fill(model: nn.Module, path: Path) -> None:
                 )
             _check_values(path, name, tensor, scales=name.startswith(quantized))
             place.copy_(tensor)
+
+
+def _may_be(tensor: Tensor, place: Tensor) -> bool:
+    """Whether a parameter that stayed may have the type that it is stored in: some models keep a
+    few in float32 whatever the others are.
+    """
+    floats = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+    return tensor.dtype in floats and place.dtype in floats
 
 
 def _check_values(path: Path, name: str, tensor: Tensor, *, scales: bool) -> None:

@@ -10,7 +10,9 @@ import polars as pl
 from rich.table import Table as Grid
 from rich.text import Text
 
+from wakeful.config.verbs import LENGTH
 from wakeful.estimates import with_error
+from wakeful.evaluation.costs import DECODED
 from wakeful.evaluation.damage import (
     Damage,
     block_values,
@@ -287,16 +289,22 @@ def next_step(damage: Damage, source: str) -> Step:
         return Step("no scheme is harmless: rotate the outliers away first",
                     f"wakeful cure {model} --rotate hadamard")  # fmt: skip
     best = min(harmless, key=lambda name: damage.bytes[name])
-    command = f"wakeful quantize {model} --scheme {shlex.quote(best)} --save {model}-quantized"
+    scheme = shlex.quote(damage.schemes[best].expression)  # which says static where it is
+    folder = shlex.quote(f"{source.rstrip('/')}-quantized")
+    command = f"wakeful quantize {model} --scheme {scheme} --save {folder}"
     return Step("save the smallest harmless one", command)
 
 
-def after_saving(source: str, folder: str) -> list[Step]:
-    """Return what to do with a quantized model in a folder and the model that it was made of."""
+def after_saving(source: str, folder: str, context: int) -> list[Step]:
+    """Return what to do with a quantized model in a folder and the model that it was made of.
+
+    Its speed is asked for as far as `context` leaves room for a prompt.
+    """
     model, small = shlex.quote(source), shlex.quote(folder)
+    prompt = min(512, context - DECODED)
+    words, speed = (", speed included", f" --speed {prompt}") if prompt > 0 else ("", "")
     return [
-        Step("compare it with the original, speed included",
-             f"wakeful evaluate {model} {small} --speed 512"),
+        Step(f"compare it with the original{words}", f"wakeful evaluate {model} {small}{speed}"),
         Step("see what it generates", f'wakeful generate {small} --prompt "Once upon a time"'),
     ]  # fmt: skip
 
@@ -310,13 +318,17 @@ def write_quantization(
     method: Mapping[str, Any],
     saved: Mapping[str, Any] | None,
     source: str = "",
+    context: int = LENGTH,
 ) -> Path:
     """Write the page; an old page stays until the new one is whole.
 
-    `source` is what the model was asked for as, for a command to type.
+    `source` is what the model was asked for as, for a command to type, and `context` most tokens
+    that it was made for.
     """
     full, source = summary(damage), source or damage.measurement.name
-    steps = after_saving(source, saved["folder"]) if saved else [next_step(damage, source)]
+    steps = [next_step(damage, source)]
+    if saved:
+        steps = after_saving(source, saved["folder"], context)
     return write_page(
         path,
         "quantization",

@@ -7,6 +7,7 @@ tokens, d head width, D model width; A[i, j] is the weight query i gives key j.
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -71,10 +72,11 @@ def top_importance(importance: Float[Tensor, "*H L"], k: int) -> Float[Tensor, "
 
 def first_key_share(A: Float[Tensor, "*H L L"], *, with_row_0: bool = True) -> Float[Tensor, "*H"]:
     """The fraction of queries whose largest weight is key 0 (From Attention to Activation,
-    section 5); a tie counts. Row 0 sees key 0 alone, so it always counts: leave it out, or not.
+    section 5); a tie does not count, or uniform attention would be a sink. Row 0 sees key 0 alone,
+    so it always counts: leave it out, or not.
     """
     A = A if with_row_0 else A[..., 1:, :]
-    dominated = (A[..., 0] >= A.amax(-1)) & (A[..., 0] > 0)
+    dominated = A[..., 0] > F.pad(A[..., 1:], (1, 0)).amax(-1)  # a zero in the place of key 0
     return dominated.to(A.dtype).mean(-1)
 
 

@@ -125,7 +125,7 @@ class TileStatistics:
     row_0_mass: Float[Tensor, "H"]
     """p_00: 1 without a sink."""
     first_key_rows: Float[Tensor, "H"]
-    """The number of queries whose largest weight, a stored prefix included, is key 0."""
+    """The number of queries whose largest weight, a stored prefix included, is key 0 alone."""
     row_0_dominated: Float[Tensor, "H"]
     """Whether query 0 is among them (0 or 1)."""
     stored_mass: Float[Tensor, "H"] | None
@@ -160,10 +160,11 @@ def tile_statistics(heads: Attended) -> TileStatistics:
         for tile in tiles(heads, range(own.start, own.stop)):
             p = tile.weights
             if tile.first == 0:
-                top = p.amax(-1)
-                if tile.stored is not None:
-                    top = torch.maximum(top, tile.stored.amax(-1))
-                dominated = (p[..., 0] >= top) & (top > 0)
+                rivals = [p[..., 1:]] if tile.stored is None else [p[..., 1:], tile.stored]
+                dominated = p[..., 0] > 0
+                for rival in rivals:
+                    if rival.shape[-1]:
+                        dominated &= p[..., 0] > rival.amax(-1)
                 rows[own] += dominated.sum(-1)
                 if tile.start == 0:
                     corner[own] = p[:, 0, 0].double()

@@ -115,15 +115,13 @@ def _attend(
     """Attend as a model's own implementation does, to keys and values (B, G, S, d) on a grid."""
     file = vars(sys.modules[type(module).__module__])
     interface = file.get("ALL_ATTENTION_FUNCTIONS") or AttentionInterface()
-    if own == "eager":
-        if "eager_attention_forward" not in file:
-            raise WakefulError(
-                f"{type(module).__name__} has no eager attention to compute beside its cache: load "
-                "it with attn_implementation='sdpa', or leave cache out of the scheme"
-            )
-        function = file["eager_attention_forward"]
-    else:
-        function = interface[own]
+    # "eager" has an entry only while it is watched; each modeling file brings its function.
+    function = interface.get(own) or file.get("eager_attention_forward")
+    if function is None:
+        raise WakefulError(
+            f"{type(module).__name__} has no eager attention to compute beside its cache: load "
+            "it with attn_implementation='sdpa', or leave cache out of the scheme"
+        )
     return function(module, query, _rounded(grid, key), _rounded(grid, value), *rest, **more)
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import polars as pl
 from rich.console import Group, RenderableType
-from rich.table import Table as Grid
 
 from wakeful.config.verbs import Figure, SavedAs
 from wakeful.errors import WakefulError
@@ -88,7 +87,12 @@ class Quantization(Result):
 
     @property
     def verdicts(self) -> list[str]:
-        """Per scheme: perplexity before and after, the worst layer, the bytes saved."""
+        """Per scheme: perplexity before and after, the worst layer, the bytes saved; or that
+        nothing was measured.
+        """
+        if self.damage is None:
+            return [f"{scheme}: {self._layers}; not measured: no text was given"
+                    for scheme in self.models]  # fmt: skip
         return [f"{finding.title}: {finding.text}" for finding in findings(self._measured)]
 
     def save(self, folder: str | Path, *, saved: Mapping[str, Any] | None = None) -> Path:
@@ -103,8 +107,9 @@ class Quantization(Result):
             title = f"Quantization of {damage.measurement.name}"
             page = run.path / "report.html"
             write_quantization(
-                damage, page, title=title, method=self.method, saved=saved, source=self.source
-            )
+                damage, page, title=title, method=self.method, saved=saved, source=self.source,
+                context=min(each.context for each in self.models.values()),
+            )  # fmt: skip
             self.save_figures(run.path / "figures", self.figures)
         return Path(folder)
 
@@ -138,25 +143,26 @@ class Quantization(Result):
         done = [
             f"Quantized by {scheme.definition}"
             + (f", {scheme.scales} scales of inputs" if scheme.inputs is not None else ""),
-            f"{len(self.layers)} linear layers; the output head "
-            + ("too" if self.head else "stays in full precision")
-            if self.layers
-            else "The weights stay in full precision",
+            self._layers,
         ]
         figures = () if self.damage is None else before_and_after(self.damage)
         return quantized_card(
             self.model.name, self.source, self.command, stock=stock, done=done, figures=figures
         )
 
+    @property
+    def _layers(self) -> str:
+        if not self.layers:
+            return "The weights stay in full precision"
+        head = "too" if self.head else "stays in full precision"
+        return f"{len(self.layers)} linear layers; the output head {head}"
+
     def picture(self) -> Drawing | None:
         """Return each layer's error."""
         return None if self.damage is None else layer_error(self.damage)
 
-    def __rich__(self) -> Grid:
-        return damage_grid(self._measured)
-
-    def _repr_html_(self) -> str:
-        return "" if self.damage is None else super()._repr_html_()
+    def __rich__(self) -> RenderableType:
+        return repr(self) if self.damage is None else damage_grid(self.damage)
 
     @property
     def _measured(self) -> Damage:
