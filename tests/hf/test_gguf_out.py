@@ -13,15 +13,17 @@ from gguf_models import FAMILIES, GEMMA, GEMMA2, GPT2, TEXTS, decoder, sentencep
 from tokenizers import Regex, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Inner
 from tokenizers import models as kinds
-from transformers import MixtralConfig, MixtralForCausalLM
+from transformers import AutoTokenizer, MixtralConfig, MixtralForCausalLM
 
 import wakeful
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
+from wakeful.hf.gguf_architectures import stated
 from wakeful.hf.gguf_header import GGUFHeader, GGUFTensor
 from wakeful.hf.gguf_out import export_gguf
 from wakeful.hf.gguf_tokens import vocabulary_of
-from wakeful.hf.whole import _check_rotation
+from wakeful.hf.whole import _check_rotation, whole_model
+from wakeful.loading.load import read_decoder
 
 TRANSFORMERS = (
     "llama", "mistral", "qwen2", "qwen3", "gpt2", "gemma2, as made", "gemma3, as made"
@@ -43,12 +45,59 @@ def test_transformers_reads_the_same_model(
     made = decoder(tokenizer.vocab_size, **changes)
     path = tmp_path / "model.gguf"
     assert export_gguf(made, path, tokenizer=tokenizer, storage="f32") == kind
-    read = wakeful.load(path)
+    read = whole_model(tmp_path, dtype=torch.float32, gguf=path.name)
     tokens = torch.arange(20).view(1, 20)
-    torch.testing.assert_close(read.logits(tokens), made(tokens), rtol=1e-4, atol=1e-4)
-    text = "a quick brown dog, twice"
-    assert read.plain(text) == tokenizer.encode(text)
-    assert read.decode(tokenizer.encode(text)) == text
+    torch.testing.assert_close(read(tokens).logits, made(tokens), rtol=1e-4, atol=1e-4)
+    words, text = AutoTokenizer.from_pretrained(tmp_path, gguf_file=path.name), "a quick brown dog"
+    assert words.encode(text) == tokenizer.encode(text)
+    assert words.decode(tokenizer.encode(text)) == text
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_written_is_read_back(family: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    kind, changes = FAMILIES[family]
+    for number, more in enumerate(OTHERS.get(kind, [{}])):
+        made = decoder(tokenizer.vocab_size + 7, **(changes | more))
+        path = tmp_path / f"{number}.gguf"
+        export_gguf(made, path, tokenizer=tokenizer, storage="f32")
+        tokens = torch.arange(20).view(1, 20)
+        for model in (wakeful.load(path), read_decoder(path)):
+            torch.testing.assert_close(model.logits(tokens), made(tokens), rtol=1e-5, atol=1e-5)
+            assert model.own_tokenizer.fingerprint == tokenizer.fingerprint
+            assert model.context == stated(made.config)[1].context
+        if kind != "gpt2":
+            assert read_decoder(path, max_length=16).context == 16
+        again = tmp_path / f"{number} again.gguf"
+        wakeful.export(path, again, gguf="f32")
+        torch.testing.assert_close(
+            wakeful.load(again).logits(tokens), made(tokens), rtol=1e-5, atol=1e-5
+        )
+
+
+OTHERS = {
+    "llama": [{}, {"num_kv_heads": 1, "width": 60, "head_width": 20}],
+    "gpt2": [{}, {"max_length": 64, "mlp_width": 96, "tied": False}],
+    "qwen3": [{}, {"head_width": 16, "tied": True}],
+}  # fmt: skip
+"""What families have that Transformers' reader does not expect."""
+
+
+def test_what_a_file_says_of_itself_is_checked(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    export_gguf(decoder(tokenizer.vocab_size), path, tokenizer=tokenizer)
+    data = path.read_bytes()
+    for old, new, message in (
+        (b'"num_layers": 2', b'"num_layers": 3', r"no tensor model\.layers\.2\."),
+        (b'"mlp_width": 96', b'"mlp_width": 98', "the configuration makes it"),
+        (b'{"vocab_size"', b'["vocab_size"', "wakeful.model holds no JSON object"),
+        (b'"route": "own"', b'"route": "xsa"', "no architecture that a GGUF file holds"),
+        (b'"tokenizer.json"', b'"../../her.json"', "not a tokenizer's"),
+    ):
+        assert data.count(old) == 1, old
+        path.write_bytes(data.replace(old, new))
+        with pytest.raises(WakefulError, match=message):
+            wakeful.load(path)
 
 
 @torch.no_grad()
@@ -136,7 +185,7 @@ def test_positions_that_transformers_leaves_out_are_not_read(
     path = tmp_path / "m.gguf"
     export_gguf(decoder(270, **FAMILIES[family][1]), path, tokenizer=tokenizer)
     with pytest.raises(WakefulError, match=f"m.gguf cannot be read: its RoPE .*{why}"):
-        wakeful.load(path)
+        whole_model(tmp_path, dtype=torch.float32, gguf=path.name)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +231,7 @@ def test_what_transformers_assumes_of_a_gemma_is_refused_where_a_file_says_other
     scalar = {"query_scalar": fields["head_width"]} if "head_width" in fields else {}
     export_gguf(decoder(270, **usual | fields | scalar), path, tokenizer=tokenizer)
     with pytest.raises(WakefulError, match=f"m.gguf cannot be read: {why}"):
-        wakeful.load(path)
+        whole_model(tmp_path, dtype=torch.float32, gguf=path.name)
 
 
 def test_a_mixture_of_experts_is_refused(tmp_path: Path) -> None:

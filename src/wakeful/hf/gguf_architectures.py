@@ -40,6 +40,8 @@ _OURS = (
     "scale_logits_by_layer", "logit_cap", "parallel",
 )  # fmt: skip
 """Fields that are worth naming where no stock architecture is the model."""
+PAIRED = ("llama", "smollm3")
+"""Architectures whose rotary embedding pairs neighboring channels in llama.cpp."""
 Value = int | float | str
 
 

@@ -5,6 +5,8 @@ package gguf's; queries and keys of a Llama are reordered as llama.cpp wants the
 embedding pairs neighboring channels.
 """
 
+import dataclasses
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, get_args
@@ -18,7 +20,15 @@ import wakeful
 from wakeful.config.model import ModelConfig
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
-from wakeful.hf.gguf_architectures import ARCHITECTURES, keys, query_factor, rope_factors, stated
+from wakeful.hf.gguf_architectures import (
+    ARCHITECTURES,
+    PAIRED,
+    keys,
+    query_factor,
+    rope_factors,
+    stated,
+)
+from wakeful.hf.gguf_in import MODEL, TOKENIZER, files_of
 from wakeful.hf.gguf_tokens import add_vocabulary, vocabulary_of
 from wakeful.hf.weights_out import refuse_existing, tensors_of
 from wakeful.model.decoder import Decoder
@@ -35,8 +45,6 @@ _TYPES = {
 }
 _BLOCK = 32
 """Numbers that share a scale in Q8_0 and Q4_0."""
-_PAIRED = ("llama", "smollm3")
-"""Architectures whose rotary embedding pairs neighboring channels in llama.cpp."""
 
 
 def export_gguf(
@@ -88,6 +96,8 @@ def export_gguf(
             add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
             add[type(value)](key, value)
         add_vocabulary(writer, vocabulary, tokenizer)
+        writer.add_string(MODEL, json.dumps(dataclasses.asdict(config)))
+        writer.add_string(TOKENIZER, files_of(tokenizer))
         for found, array in _arrays(decoder, kind, config):
             stored = _storage(array, storage, of_tokens=found.startswith(("token_embd", "output.")))
             packed = gguf.quants.quantize(np.ascontiguousarray(array), stored)
@@ -107,7 +117,7 @@ def _arrays(decoder: Decoder, kind: str, config: ModelConfig) -> Iterator[tuple[
         found = names.get_name(theirs, try_suffixes=(".weight", ".bias"))
         assert found is not None, theirs
         array = tensor.numpy()
-        if kind in _PAIRED and theirs.endswith(("q_proj.weight", "k_proj.weight")):
+        if kind in PAIRED and theirs.endswith(("q_proj.weight", "k_proj.weight")):
             heads = config.num_heads if "q_proj" in theirs else config.shape.num_kv_heads
             array = _paired(array, heads)
         if kind == "gpt2" and array.ndim == 2 and ".h." in theirs:

@@ -13,7 +13,9 @@ from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.families import CANNOT, FAMILIES, Family
+from wakeful.hf.gguf_in import described, tensors_of
 from wakeful.hf.softmax1 import NAME
+from wakeful.hf.weights_out import describe
 from wakeful.hf.whole import Shards, first_line, read_config, read_floats
 from wakeful.implementations import is_before
 from wakeful.model.decoder import Decoder
@@ -37,7 +39,7 @@ def decoder_of(model: nn.Module, max_length: int = 0) -> Decoder:
     assert isinstance(model, PreTrainedModel)
     refuse_adapters(model)
     first = next(model.parameters())
-    family, description = described(model.config, max_length)
+    family, description = family_of(model.config, max_length)
     description = _attending(model, description)
     if description.tied:
         # Where a checkpoint has a head of other values beside the embedding, Transformers unties.
@@ -52,12 +54,22 @@ def own_decoder(
     folder: Path, *, max_length: int, dtype: torch.dtype | None, device: torch.device
 ) -> Decoder:
     """Return the model of an exported folder of our own class."""
-    family, description = described(read_config(folder), max_length)
+    family, description = family_of(read_config(folder), max_length)
     with Shards(folder) as tensors:
         return _filled(description, family, tensors, folder, dtype, device)
 
 
-def described(config: PreTrainedConfig, max_length: int = 0) -> tuple[Family, ModelConfig]:
+def own_gguf(
+    path: Path, *, max_length: int, dtype: torch.dtype | None, device: torch.device
+) -> Decoder:
+    """Return the model of a GGUF file that wakeful wrote."""
+    own = described(path)
+    assert own is not None
+    family, description = family_of(describe(own)[1], max_length)
+    return _filled(description, family, tensors_of(path, own), path, dtype, device)
+
+
+def family_of(config: PreTrainedConfig, max_length: int = 0) -> tuple[Family, ModelConfig]:
     """Return a configuration's family and what our decoder is called to be by it.
 
     Raises:

@@ -18,10 +18,11 @@ from wakeful.data.tokenizer import GENERATION, Tokenizer
 from wakeful.device import DTYPES, choose_device
 from wakeful.errors import WakefulError, nearest, nearest_path
 from wakeful.hf.configuration import WakefulConfig
+from wakeful.hf.gguf_in import described, tokenizer_of
 from wakeful.hf.quantized import converted, is_quantized_folder, load_quantized, quantized_as
-from wakeful.hf.weights_in import described, own_decoder
+from wakeful.hf.weights_in import family_of, own_decoder, own_gguf
 from wakeful.hf.weights_out import read_generation
-from wakeful.hf.whole import SMOLLM2, read_config, smollm2_folder, whole_model
+from wakeful.hf.whole import SMOLLM2, first_line, read_config, smollm2_folder, whole_model
 from wakeful.hub import hub_or_cache
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.model.decoder import Decoder
@@ -170,13 +171,15 @@ def _read(
         if ours:
             raise WakefulError(f"{place.path} is quantized: name the model it was made from")
         found = _quantized(place, device, dtype)
-    elif place.kind == "export":
-        decoder = own_decoder(place.path, max_length=max_length, dtype=dtype, device=device)
+    elif place.kind == "export" or is_own_gguf(place):
+        own = own_gguf if place.kind == "gguf" else own_decoder
+        decoder = own(place.path, max_length=max_length, dtype=dtype, device=device)
         found = _own(decoder, place.name, place.path)
-        found["read"] = partial(_stored_tokenizer, place.path)
+        reader = tokenizer_of if place.kind == "gguf" else _stored_tokenizer
+        found["read"] = partial(reader, place.path)
     else:
         if ours and place.kind == "folder":
-            described(read_config(place.path), max_length)  # before any weight is read
+            family_of(read_config(place.path), max_length)  # before any weight is read
             read_generation(place.path, GENERATION)
         found = _transformers(place, device, dtype, max_length, trust_remote_code, strict=ours)
         if ours and (place.path / "tokenizer.json").is_file():
@@ -184,6 +187,11 @@ def _read(
     read = found.pop("read")
     model = Model(read_tokenizer=(lambda: tokenizer) if tokenizer else read, **found)
     return model.converted(max_length) if ours else model
+
+
+def is_own_gguf(place: Place) -> bool:
+    """Whether a place is a GGUF file that wakeful wrote."""
+    return place.kind == "gguf" and described(place.path) is not None
 
 
 def check_step(place: Place, step: int) -> None:
@@ -268,6 +276,11 @@ def _transformers(
     except WakefulError:
         raise
     except Exception as error:  # Transformers raises nothing narrower
+        if gguf:
+            raise WakefulError(
+                f"{place.path} cannot be read: {first_line(error)}; load the folder that it was "
+                "made of"
+            ) from None
         raise no_model(place.name, error) from None
     read = partial(_stock_tokenizer, source, gguf=gguf, trust_remote_code=trust_remote_code)
     return {
@@ -332,7 +345,7 @@ def _stock_tokenizer(
             )
     except Exception as error:  # Transformers raises nothing narrower
         raise WakefulError(
-            f"{place} has no tokenizer that can be loaded: {_first_line(error)}"
+            f"{place} has no tokenizer that can be loaded: {first_line(error)}"
         ) from None
 
 
@@ -340,7 +353,7 @@ def no_model(name: str, error: BaseException) -> WakefulError:
     """Return the error for a name that nothing can be loaded by."""
     return WakefulError(
         f"{name[:80]!r} cannot be loaded as a run directory, a Transformers folder, a GGUF file or "
-        f"a hub name{nearest_path(name)}: {_first_line(error)}"
+        f"a hub name{nearest_path(name)}: {first_line(error)}"
     )
 
 
@@ -357,7 +370,7 @@ def fetched(name: str) -> Path:
         raise WakefulError(
             f"{name[:80]!r} is not a folder, GGUF file or run directory here, "
             "and fetching it from the hub "
-            f"failed: {_first_line(error)}"
+            f"failed: {first_line(error)}"
         ) from None
 
 
@@ -391,7 +404,3 @@ def _dtype(dtype: torch.dtype | str) -> torch.dtype | None:
     if dtype not in DTYPES:
         raise WakefulError(f"dtype = {dtype!r}: must be one of auto, {', '.join(DTYPES)}")
     return DTYPES[dtype]
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n", 1)[0] or type(error).__name__

@@ -31,7 +31,7 @@ from wakeful.evaluation.reading import Words, words_of
 from wakeful.evaluation.scores import Score, averages, tidy
 from wakeful.evaluation.task_set import read_tasks
 from wakeful.hf.quantized import read_header
-from wakeful.loading.load import place_of
+from wakeful.loading.load import is_own_gguf, place_of
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.model.evaluating import evaluating
 from wakeful.pages.charts import Drawing, Titled
@@ -271,7 +271,7 @@ def _is_ours(source: Source) -> bool:
     place = place_of(source)
     if place.kind == "quantized":
         return read_header(place.path)["kind"] == "decoder"
-    return place.kind in ("run", "export")
+    return place.kind in ("run", "export") or is_own_gguf(place)
 
 
 def _costs(

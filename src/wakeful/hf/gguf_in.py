@@ -1,0 +1,116 @@
+"""A GGUF file that wakeful wrote, read back as what was written.
+
+Much of an architecture is in llama.cpp's code and not in a file, and Transformers' reader knows
+fewer architectures and leaves some positions out. So a file of ours says besides, in two values
+that others read past, what our decoder is and what the tokenizer's own files are.
+"""
+
+import json
+import tempfile
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from torch import Tensor
+
+from wakeful.config.model import ModelConfig
+from wakeful.config.schema import config_from_table
+from wakeful.data.tokenizer import BESIDE, Tokenizer
+from wakeful.errors import WakefulError
+from wakeful.hf.families import FAMILIES
+from wakeful.hf.gguf_architectures import ARCHITECTURES, PAIRED, query_factor
+from wakeful.hf.gguf_header import read_gguf_header
+from wakeful.hf.weights_out import describe
+
+MODEL, TOKENIZER = "wakeful.model", "wakeful.tokenizer"
+"""The keys of a decoder's configuration and of its tokenizer's files by name, both in JSON."""
+_MADE = ("rope_freqs.weight", "output.weight")
+"""What llama.cpp wants besides, made of the configuration or of the embedding."""
+
+
+def described(path: Path) -> ModelConfig | None:
+    """Return the decoder that a file of ours says it holds; None of a file from elsewhere.
+
+    Raises:
+        WakefulError: the header is unsound, or says no decoder that such a file can hold.
+    """
+    table = _value(path, MODEL)
+    if table is None:
+        return None
+    config = config_from_table({"model": table, "train": {"length": 1}}).model
+    if describe(config)[0] not in ARCHITECTURES:
+        raise WakefulError(f"{path}: {MODEL} is of no architecture that a GGUF file holds")
+    return config
+
+
+def tokenizer_of(path: Path) -> Tokenizer:
+    """Return the tokenizer that a file of ours holds."""
+    files = _value(path, TOKENIZER) or {}
+    known = ("tokenizer.json", *BESIDE)
+    if not all(name in known and isinstance(text, str) for name, text in files.items()):
+        raise WakefulError(f"{path}: {TOKENIZER} names a file that is not a tokenizer's")
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in files.items():
+            (Path(folder) / name).write_text(text, "utf-8")
+        return Tokenizer.load(folder)
+
+
+def files_of(tokenizer: Tokenizer) -> str:
+    """Return the files of a tokenizer as `TOKENIZER` has them."""
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save(folder)
+        return json.dumps({file.name: file.read_text("utf-8") for file in Path(folder).iterdir()})
+
+
+def tensors_of(path: Path, config: ModelConfig) -> dict[str, Tensor]:
+    """Return the tensors of the decoder that a file says it holds, by Transformers' names, in
+    float32.
+    """
+    kind = describe(config)[0]
+    family, names = FAMILIES[kind], gguf.get_tensor_name_map(ARCHITECTURES[kind], config.num_layers)
+    theirs = [
+        link.theirs if link.theirs == family.head else family.prefix + link.theirs
+        for link in family.links(config)
+    ]
+    wanted = {names.get_name(each, try_suffixes=(".weight", ".bias")): each for each in theirs}
+    found: dict[str, Tensor] = {}
+    for tensor in gguf.GGUFReader(path).tensors:
+        name = wanted.get(tensor.name, tensor.name)
+        if tensor.name not in wanted and name in _MADE:
+            continue
+        try:
+            array = np.array(gguf.quants.dequantize(tensor.data, tensor.tensor_type), np.float32)
+        except NotImplementedError as error:
+            raise WakefulError(f"{path}: {tensor.name} cannot be read: {error}") from None
+        found[name] = torch.from_numpy(_as_theirs(array, name, kind, config))
+    return found
+
+
+def _as_theirs(array: np.ndarray, name: str, kind: str, config: ModelConfig) -> np.ndarray:
+    """Undo what `gguf_out` did to a tensor, the last first."""
+    if name.endswith("q_norm.weight" if config.qk_norm else "q_proj.weight"):
+        array = array / np.float32(query_factor(kind, config))
+    if kind.startswith("gemma") and name.endswith("norm.weight"):
+        array = array - np.float32(1)
+    if kind in PAIRED and name.endswith(("q_proj.weight", "k_proj.weight")):
+        heads = config.num_heads if "q_proj" in name else config.shape.num_kv_heads
+        pairs = array.reshape(heads, array.shape[0] // heads // 2, 2, *array.shape[1:])
+        array = pairs.swapaxes(1, 2).reshape(array.shape)
+    if kind == "gpt2" and array.ndim == 2 and ".h." in name:
+        array = array.T
+    return np.ascontiguousarray(array)
+
+
+def _value(path: Path, key: str) -> dict | None:
+    """Return what a file says under a key of ours, None where it says nothing."""
+    text = read_gguf_header(path).values.get(key)
+    if text is None:
+        return None
+    try:
+        table = json.loads(str(text))
+    except (ValueError, RecursionError):
+        table = None
+    if not isinstance(table, dict):
+        raise WakefulError(f"{path}: {key} holds no JSON object")
+    return table
