@@ -10,7 +10,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "wakeful"
 
 FLOORS = (
     ("errors", "shape", "paths", "digests", "estimates", "roles", "lazy", "hub"),
-    ("discovery",),
+    ("discovery", "plain_text"),
     ("display", "variants", "world", "families", "implementations"),
     ("config", "device"),
     (

@@ -21,7 +21,7 @@ class WakefulError(ValueError):
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(_line(message))
+        super().__init__(one_line(message))
 
 
 class Interrupted(WakefulError):
@@ -62,7 +62,7 @@ def nearest_path(path: str | Path) -> str:
     return nearest(str(there), [str(there.parent / name) for name in names[:_MOST]])
 
 
-def _line(message: str) -> str:
+def one_line(message: str) -> str:
     """Return a message without what would break its line or steer a terminal, and not too long."""
     if len(message) > _LONGEST:  # the cure stands at the end
         message = f"{message[: _LONGEST * 2 // 3]} [...] {message[-_LONGEST // 3 :]}"

@@ -141,7 +141,6 @@ MADE_UP = [
     b"[model]\nwidth = 0x" + b"f" * 3000,
     b"a = " + b"[" * 5000,
     b"a" + b".a" * 3000 + b" = 1",
-    b"\xef\xbb\xbf[train]",
     b"\xff\xfe",
     b"name = '\x00'",
 ]
@@ -149,6 +148,7 @@ MADE_UP = [
 READABLE = [
     b"",
     b"[train]\nsteps = 30",
+    b"\xef\xbb\xbf[train]",
     b"# a comment\nname = 'mine'\r\noptimizer.lr = 1e-2\n",
     b'preset = "cpu-tiny"\n[model]\nroute = "svformer"',
     '[sample]\nprompts = ["é", \'"\']'.encode(),

@@ -1,6 +1,9 @@
 """Reading text: every kind of source, and one clear line for everything that can be wrong."""
 
 import json
+import re
+import shutil
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -52,6 +55,20 @@ def test_a_folder_is_read_below_in_order_and_without_what_is_no_text(tmp_path):
     assert [d.name for d in read_documents(str(tmp_path))] == ["a/a.py", "a/z.txt", "b.md"]
 
 
+def test_what_is_not_read_of_a_folder_is_said(tmp_path, caplog):
+    for name in ["a.txt", "README", "p.png", "x/q.pkl", ".hidden", ".git/c", "bad\x1b.bin"]:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("text")
+    assert [d.name for d in read_documents(str(tmp_path))] == ["a.txt"]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path}: 4 of its files are not read, since their endings name no text or their "
+        "folder holds prepared data: README, bad\ufffd.bin, p.png, x/q.pkl"
+    ]
+    caplog.clear()
+    list(read_documents(f"{tmp_path}/*.txt"))
+    assert not caplog.records
+
+
 def test_a_glob_and_a_list(tmp_path):
     for name in ["x/1.txt", "x/2.odd", "y/3.txt"]:
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -74,6 +91,55 @@ def test_json_lines(tmp_path):
         Document("a.jsonl:1", "one"),
         Document("a.jsonl:4", "two"),
     ]
+
+
+@pytest.mark.parametrize("ending", ["json", "jsonl", "JSON"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"text": "one", "n": 1}\n\n{"text": "two"}\n',
+        '[{"text": "one"}, {"n": 1, "text": "two"}]',
+        '\ufeff [\n{"text": "one"},\n{"text": "two"}\n]\n',
+    ],
+)
+def test_rows_of_json_are_read_whatever_their_form(tmp_path, ending, content):
+    path = tmp_path / f"a.{ending}"
+    path.write_text(content, encoding="utf-8")
+    assert [each.text for each in read_documents(str(path))] == ["one", "two"]
+    assert [each.text for each in read_documents(str(tmp_path))] == ["one", "two"]
+
+
+def test_a_json_file_of_one_value_is_text_and_one_row_is_a_row(tmp_path):
+    path = tmp_path / "a.json"
+    for text in ('{\n  "name": "x"\n}\n', '{"name": "x"}', "[1, 2]", '{"name": \n"x"}\n{', "{"):
+        path.write_text(text)
+        assert list(read_documents(str(path))) == [Document("a.json", text)]
+    path.write_text('{"text": "x"}\n')
+    assert list(read_documents(str(path))) == [Document("a.json:1", "x")]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('[{"body": "x"}]', "row 0: no field 'text' (fields: 'body')"),
+        ('[{"text": "x"}, 3]', "row 1: a JSON int, not an object"),
+        ('[{"text": "x"}, {"te', "not JSON"),
+        ('[{"text": "\\ud800"}]', "row 0: field 'text' has half a surrogate pair"),
+        ('{"body": "x"}\n{"body": "y"}\n', "line 1: no field 'text'"),
+        ('[{"text": ' + "[" * 100_000, "too large or too deep"),
+    ],
+)
+def test_a_bad_row_of_a_json_file_is_named(tmp_path, content, words):
+    (tmp_path / "a.json").write_text(content)
+    assert words in failure(str(tmp_path / "a.json"))
+
+
+def test_a_large_array_is_refused_with_how_to_read_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "MAX_LINE_BYTES", 2**20)
+    path = tmp_path / "a b.json"
+    path.write_text(json.dumps([{"text": "x" * 2**20}]))
+    lines = tmp_path / "a b.jsonl"
+    assert f"jq -c '.[]' '{path}' > '{lines}'" in failure(str(path))
 
 
 def test_parquet_is_read_in_slices(tmp_path, monkeypatch):
@@ -146,6 +212,98 @@ def test_text_that_is_not_utf8_is_named_with_its_byte(tmp_path):
     assert "byte 3" in message
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "a"}\n{"text": "\xe9"}\n')
     assert "byte 24" in failure(str(tmp_path / "a.jsonl"))
+
+
+WESTERN = "Zoë’s café costs 3 € and is open from nine to five"
+
+
+def followed(message):
+    """Run the command that a message ends with."""
+    command = re.search(
+        r"(?<=: |.\()(mv|iconv|gzip|bzip2|xz|zstd|python) .*?(?=\) or leave it out|$)", message
+    )[0]
+    if (
+        shutil.which(command.split()[0]) is None
+        or shutil.which(command.split("&& ")[-1].split()[0]) is None
+    ):
+        pytest.skip(command)
+    subprocess.run(command.replace("python", sys.executable), shell=True, check=True)
+
+
+@pytest.mark.parametrize("name", ["it's a text.txt", "rows.jsonl"])
+@pytest.mark.parametrize(
+    ("encoding", "said"),
+    [
+        ("utf-16", "UTF-16"), ("utf-16-le", "UTF-16LE"), ("utf-16-be", "UTF-16BE"),
+        ("utf-32", "UTF-32"), ("utf-32-le", "UTF-32LE"), ("utf-32-be", "UTF-32BE"),
+        ("cp1252", "WINDOWS-1252"), ("latin-1", "ISO-8859-1"),
+    ],
+)  # fmt: skip
+def test_text_in_another_encoding_is_read_after_the_command_that_is_named(
+    tmp_path, name, encoding, said
+):
+    text = WESTERN.replace("’", "'").replace("€", "EUR") if encoding == "latin-1" else WESTERN
+    content = json.dumps({"text": text}, ensure_ascii=False) + "\n" if "json" in name else text
+    (tmp_path / name).write_bytes(content.encode(encoding))
+    message = failure(str(tmp_path))
+    assert f"-f {said} -t UTF-8" in message
+    followed(message)
+    assert [each.text for each in read_documents(str(tmp_path))] == [text]
+
+
+def test_broken_utf8_is_mended_and_a_strange_encoding_is_not_guessed(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes("日本語 ".encode() * 5 + b"\xe6\x97" + b" end")
+    message = failure(str(path))
+    assert "at byte 50, though most of it is" in message
+    followed(message)
+    assert next(read_documents(str(path))).text == "日本語 " * 5 + " end"
+    for strange in (
+        "Привет, мир".encode("koi8-r"),
+        "日本語です".encode("shift-jis"),
+        b"\x89PNG\0\xff",
+    ):
+        path.write_bytes(strange)
+        assert "iconv -f ENCODING -t UTF-8" in failure(str(path))
+
+
+PACKERS = {"gzip": ".gz", "bzip2": ".bz2", "xz": ".xz", "zstd": ".zst"}
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("name", ["rows.jsonl", "it's.txt"])
+@pytest.mark.parametrize("packer", PACKERS)
+def test_a_packed_file_is_read_after_the_command_that_is_named(tmp_path, name, packer, named):
+    if shutil.which(packer) is None:
+        pytest.skip(packer)
+    name += PACKERS[packer] if named else ""
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    content = b'{"text": "hello"}\n'
+    packed = subprocess.run([packer, "-c"], input=content, capture_output=True, check=True).stdout
+    (folder / name).write_bytes(packed)
+    message = failure(str(folder))
+    assert "is packed: unpack it" in message
+    assert message == failure(str(folder / name))
+    followed(message)
+    text = "hello" if "jsonl" in name else content.decode()
+    assert [each.text for each in read_documents(str(folder))] == [text]
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_an_archive_is_read_after_the_command_that_is_named(tmp_path, kind):
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    (texts / "a.txt").write_text("hello")
+    archive = shutil.make_archive(str(tmp_path / "all"), kind, texts)
+    followed(failure(archive))
+    assert [each.text for each in read_documents(f"{archive}.files")] == ["hello"]
+
+
+def test_odd_letters_are_text(tmp_path):
+    text = "a form feed \f, a zero \0, an escape \x1b and \uffff\n"
+    (tmp_path / "a.txt").write_bytes(text.encode())
+    assert next(read_documents(str(tmp_path))).text == text
 
 
 @pytest.mark.parametrize(

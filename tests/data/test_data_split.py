@@ -101,3 +101,35 @@ def test_max_bytes_takes_the_beginning_and_cuts_no_character(tmp_path_factory, t
     assert spool.num_bytes == len("".join(taken).encode()) == spool.lengths.sum()
     assert min(max_bytes, len(whole.encode())) - 3 <= spool.num_bytes <= max_bytes
     assert all(text == whole_text for text, whole_text in zip(taken[:-1], texts, strict=False))
+
+
+COPIES = [
+    "Zoë and\nher café",
+    "Zoë and\r\nher café",
+    "Zoe\u0308 and\nher cafe\u0301",
+    "\n Zoë and\rher café\n\n",
+]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_copies_but_for_line_ends_unicode_form_and_outer_space_are_on_one_side(tmp_path, seed):
+    spool = Spool(tmp_path / "source")
+    spool.fill(Document("name", text) for text in [*TEXTS, *COPIES, "Zoe and\nher cafe"])
+    split = split_by_hash(spool, fraction=0.4, seed=seed, scratch=tmp_path / "parts")
+    assert len(set(split.train.wanted[len(TEXTS) : len(TEXTS) + len(COPIES)])) == 1
+    assert len(spool.digests) == len(TEXTS) + len(COPIES) + 1
+    assert len(set(spool.digests.tolist())) == len(TEXTS) + 2
+
+
+def test_copies_alone_leave_nothing_to_validate_on(tmp_path):
+    write(tmp_path / "a.jsonl", COPIES)
+    assert "the same text" in failure(str(tmp_path / "a.jsonl"), tmp_path / "d")
+
+
+@pytest.mark.parametrize("copy", COPIES[1:])
+def test_validation_that_holds_a_copy_is_refused(tmp_path, copy):
+    write(tmp_path / "t.jsonl", [*TEXTS, COPIES[0]])
+    write(tmp_path / "v.jsonl", [copy])
+    validation = str(tmp_path / "v.jsonl")
+    message = failure(str(tmp_path / "t.jsonl"), tmp_path / "d", validation_source=validation)
+    assert "'v.jsonl:1' of the validation source is the same text as 't.jsonl:61'" in message

@@ -48,7 +48,7 @@ def tell(line: str) -> None:
 def standard_input() -> str:
     """Return all of standard input, which must be UTF-8."""
     try:
-        return sys.stdin.buffer.read().decode("utf-8")
+        return sys.stdin.buffer.read().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise WakefulError(f"standard input is not UTF-8: {error}") from None
 

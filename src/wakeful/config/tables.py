@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from wakeful.errors import WakefulError, nearest, nearest_path
+from wakeful.plain_text import decoded
 
 Table = dict[str, Any]
 _LARGEST = 2**18
@@ -94,8 +95,9 @@ def parse_toml(content: bytes, name: str) -> Table:
         raise WakefulError(f"{name} has {len(content):,} bytes, and at most {_LARGEST:,} are read")
     if max(part.count(b".") for part in re.split(rb"[=\n]", content)) > _MOST_DOTS:
         raise WakefulError(f"{name} has a line with more than {_MOST_DOTS} dots in a row of names")
+    text = decoded(content, name)
     try:
-        return tomllib.loads(content.decode("utf-8"))
+        return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # a ValueError too: a number of 5,000 digits
         raise WakefulError(f"{name} is not TOML: {error}") from None
 

@@ -7,21 +7,26 @@ by file and place.
 import hashlib
 import itertools
 import json
+import re
+import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from wakeful.data.parquet_header import fault_in_parquet
 from wakeful.errors import WakefulError
+from wakeful.plain_text import decoded
 
 if TYPE_CHECKING:
     import polars
 
 JSON_LINES_ENDINGS = frozenset({".jsonl", ".ndjson"})
+JSON_ENDINGS = JSON_LINES_ENDINGS | {".json"}
 PARQUET_ENDINGS = frozenset({".parquet"})
 MAX_LINE_BYTES = 256 * 2**20  # a JSON line; parsing takes several times as much memory
 ROWS_AT_A_TIME = 4096
+_ARRAY = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[\s*\{")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +75,22 @@ def documents_hash(documents: Iterable[Document]) -> str:
 def read_file(name: str, path: Path, *, text_field: str) -> Iterator[Document]:
     """Return the documents of one file; its ending says of which kind it is.
 
+    A `.json` file holds rows where it is an array of objects or has an object a line, and is text
+    otherwise.
+
     Raises:
         WakefulError: the file cannot be read, is not UTF-8, or a row has no text.
     """
     ending = path.suffix.lower()
     try:
-        if ending in JSON_LINES_ENDINGS:
-            yield from _read_json_lines(name, path, text_field)
-        elif ending in PARQUET_ENDINGS:
+        if ending in PARQUET_ENDINGS:
             yield from _read_parquet(name, path, text_field)
+        elif ending in JSON_ENDINGS and _begins_array(path):
+            yield from _read_json_array(name, path, text_field)
+        elif ending in JSON_LINES_ENDINGS or (ending == ".json" and _holds_lines(path, text_field)):
+            yield from _read_json_lines(name, path, text_field)
         else:
-            yield Document(name, _decode(path.read_bytes(), path, offset=0))
+            yield Document(name, decoded(path.read_bytes(), path))
     except OSError as error:
         raise WakefulError(
             f"cannot read {path}: {error.strerror or error}: check the path and its permissions"
@@ -98,20 +108,52 @@ def _read_json_lines(name: str, path: Path, text_field: str) -> Iterator[Documen
                     f"{path}, line {number}: longer than {MAX_LINE_BYTES // 2**20} MiB: "
                     "JSON lines hold one object a line; split the line or pass a text file"
                 )
-            text = _decode(line, path, offset=offset)
+            text = decoded(line, path, offset=offset)
             offset += len(line)
             if text.strip():
+                place = f"{path}, line {number}"
                 yield Document(
-                    f"{name}:{number}", _json_text(text, f"{path}, line {number}", text_field)
+                    f"{name}:{number}", _text_of(_parsed(text, place), place, text_field)
                 )
 
 
-def _json_text(line: str, place: str, text_field: str) -> str:
+def _begins_array(path: Path) -> bool:
+    """Return whether a JSON file is an array of objects."""
+    with path.open("rb") as file:
+        return _ARRAY.match(file.read(4096)) is not None
+
+
+def _holds_lines(path: Path, text_field: str) -> bool:
+    """Return whether a file has a JSON object a line; one alone may be any object in a line."""
+    with path.open("rb") as file:
+        lines = list(itertools.islice(filter(bytes.strip, file), 2))
     try:
-        row = json.loads(line)
+        row = json.loads(lines[0]) if lines else None
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(row, dict) and (len(lines) == 2 or text_field in row)
+
+
+def _read_json_array(name: str, path: Path, text_field: str) -> Iterator[Document]:
+    if path.stat().st_size > MAX_LINE_BYTES:
+        lines = shlex.quote(str(path.with_suffix(".jsonl")))
+        raise WakefulError(
+            f"{path}: an array of more than {MAX_LINE_BYTES // 2**20} MiB: write an object a line "
+            f"(jq -c '.[]' {shlex.quote(str(path))} > {lines})"
+        )
+    for number, row in enumerate(_parsed(decoded(path.read_bytes(), path), str(path))):
+        yield Document(f"{name}:{number}", _text_of(row, f"{path}, row {number}", text_field))
+
+
+def _parsed(text: str, place: str) -> Any:
+    try:
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         reason = error.msg if isinstance(error, json.JSONDecodeError) else "too large or too deep"
-        raise WakefulError(f"{place}: not JSON ({reason}): fix or remove the line") from error
+        raise WakefulError(f"{place}: not JSON ({reason}): mend it or leave it out") from error
+
+
+def _text_of(row: object, place: str, text_field: str) -> str:
     if not isinstance(row, dict):
         raise WakefulError(
             f'{place}: a JSON {type(row).__name__}, not an object: write {{"{text_field}": ...}}'
@@ -183,15 +225,3 @@ def _column(table: "polars.LazyFrame") -> Iterator[str | None]:
     while len(batch := table.slice(start, ROWS_AT_A_TIME).collect()):
         yield from batch.to_series(0)
         start += len(batch)
-
-
-def _decode(data: bytes, path: Path, *, offset: int) -> str:
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise WakefulError(
-            f"{path}: not UTF-8 text at byte {offset + error.start}: convert the file "
-            "(iconv -t UTF-8) or leave it out"
-        ) from error
-    # Some editors begin a file with a byte order mark, which is not part of its text.
-    return text.removeprefix("\ufeff") if offset == 0 else text

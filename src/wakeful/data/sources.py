@@ -14,6 +14,7 @@ import glob
 import hashlib
 import io
 import itertools
+import logging
 import math
 import os
 import sysconfig
@@ -30,7 +31,8 @@ from wakeful.data.readers import (
     without,
 )
 from wakeful.data.tokens import is_prepared
-from wakeful.errors import WakefulError, nearest, nearest_path
+from wakeful.errors import WakefulError, nearest, nearest_path, one_line
+from wakeful.plain_text import PACKED_ENDINGS
 from wakeful.variants import variants
 
 PYTHON_STDLIB = "python-stdlib"
@@ -46,7 +48,7 @@ _ENDINGS = (
     ".py .pyi .c .h .cc .cpp .hpp .cu .rs .go .java .kt .js .mjs .ts .tsx .jsx .css .rb .php .pl "
     ".lua .r .jl .scala .swift .cs .hs .ml .lean .sh .sql .json .yaml .yml .toml .ini .cfg"
 )
-FOLDER_ENDINGS = frozenset(_ENDINGS.split()) | JSON_LINES_ENDINGS | PARQUET_ENDINGS
+FOLDER_ENDINGS = frozenset(_ENDINGS.split()) | JSON_LINES_ENDINGS | PARQUET_ENDINGS | PACKED_ENDINGS
 
 # Left out of the standard library: tests, ensurepip's wheels, what is installed beside it, and
 # what the machine that built Python wrote, which is different everywhere.
@@ -56,6 +58,9 @@ _NOT_LIBRARY = frozenset({
 })  # fmt: skip
 _GENERATED_FOLDER, _GENERATED_FILE = "config-", "_sysconfigdata"
 
+_log = logging.getLogger(__name__)
+_FEW = 5
+"""Files that are named of those that are not read."""
 _CHARACTERS_A_TOKEN = 64
 """Of a beginning, read at first; a tokenizer whose tokens are longer gets more."""
 
@@ -120,7 +125,10 @@ def _read_one(source: str, text_field: str) -> Iterator[Document]:
     if source.startswith(HUB_PREFIX):
         yield from read_hub(source, text_field=text_field)
         return
-    for name, path in _files(source):
+    files = _files(source)
+    if os.path.isdir(source):
+        _tell_of_others(Path(source), {name for name, _ in files})
+    for name, path in files:
         if _is_stdlib(source):
             yield Document(name, read_python(path) or "")
         else:
@@ -157,8 +165,8 @@ def _find(source: str) -> list[tuple[str, Path]]:
             )
         found = _below(
             path,
-            lambda folder: not folder.name.startswith(".") and not is_prepared(folder),
-            lambda name: Path(name).suffix.lower() in FOLDER_ENDINGS and not name.startswith("."),
+            lambda folder: _named(folder.name) and not is_prepared(folder),
+            lambda name: Path(name).suffix.lower() in FOLDER_ENDINGS and _named(name),
         )
         if not found:
             raise WakefulError(
@@ -180,6 +188,25 @@ def _find(source: str) -> list[tuple[str, Path]]:
         raise WakefulError(f"no file matches {source}: check the pattern")
     fixed = Path(*itertools.takewhile(lambda part: not _is_pattern(part), path.parts[:-1]))
     return sorted((Path(os.path.relpath(match, fixed)).as_posix(), match) for match in matches)
+
+
+def _named(name: str) -> bool:
+    """Return whether a folder shows what is called so, as shells and globs have it."""
+    return not name.startswith(".")
+
+
+def _tell_of_others(folder: Path, read: set[str]) -> None:
+    """Say which files of a folder are no text; a folder of pictures is not at fault for them."""
+    others = [name for name, _ in _below(folder, lambda below: _named(below.name), _named)]
+    others = [name for name in others if name not in read]
+    if others:
+        few = ", ".join(others[:_FEW]) + (", ..." if len(others) > _FEW else "")
+        _log.warning(
+            one_line(
+                f"{folder}: {len(others)} of its files are not read, since their endings name no "
+                f"text or their folder holds prepared data: {few}"
+            )
+        )
 
 
 def stdlib_files() -> list[tuple[str, Path]]:

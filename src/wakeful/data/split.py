@@ -6,7 +6,9 @@ is in memory.
 """
 
 import contextlib
+import hashlib
 import json
+import unicodedata
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -32,6 +34,7 @@ class Spool:
         self._starts = array("q")
         self._lengths = array("q")
         self._digests = bytearray()
+        self._alike = bytearray()
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -42,9 +45,17 @@ class Spool:
         return self._hasher.hexdigest()
 
     @property
+    def alike(self) -> np.ndarray:
+        """Return 128 bits for each text: equal where two are, but for line ends, Unicode form and
+        outer white space.
+        """
+        return np.frombuffer(bytes(self._alike), DIGEST)
+
+    @property
     def digests(self) -> np.ndarray:
-        """Return the first 128 bits of each text's SHA-256: equal where two texts are."""
-        return np.frombuffer(bytes(self._digests), DIGEST)
+        """Return the first 128 bits of the SHA-256 of each text, or of the first that is alike."""
+        _, first, which = np.unique(self.alike["low"], return_index=True, return_inverse=True)
+        return np.frombuffer(bytes(self._digests), DIGEST)[first][which]
 
     @property
     def lengths(self) -> np.ndarray:
@@ -90,6 +101,7 @@ class Spool:
         self._starts.append(self._file.tell())
         self._lengths.append(len(text))
         self._digests += self._hasher.update(document)[: DIGEST.itemsize]
+        self._alike += hashlib.sha256(_core(document.text)).digest()[: DIGEST.itemsize]
         line = json.dumps([document.name, text.decode()], ensure_ascii=False)
         self._file.write(line.encode("utf-8", "surrogatepass") + b"\n")
         self.num_bytes += len(text)
@@ -105,6 +117,11 @@ class Spool:
     def name(self, number: int) -> str:
         """Return the name of one document."""
         return next(self.read(np.arange(len(self)) == number)).name
+
+
+def _core(text: str) -> bytes:
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").strip()
+    return unicodedata.normalize("NFC", lines).encode("utf-8")
 
 
 @dataclass(frozen=True)
@@ -132,10 +149,10 @@ class Split:
 def split_by_hash(spool: Spool, *, fraction: float, seed: int, scratch: Path) -> Split:
     """Give about `fraction` of the documents to validation, by a hash of each one's text.
 
-    A text's side depends on the text and `seed` alone: exact duplicates stay together, and more
-    documents never move the others. Two departures keep both sides filled: the text with the
-    extreme hash goes over to an empty side, and a source of one document is cut in two near its
-    end.
+    A text's side depends on the text and `seed` alone: duplicates stay together (see
+    `Spool.alike`), and more documents never move those before them. Two departures keep both
+    sides filled: the text with the extreme hash goes over to an empty side, and a source of one
+    document is cut in two near its end.
 
     Raises:
         WakefulError: there is nothing to divide.
@@ -170,7 +187,7 @@ def split_from_source(spool: Spool, validation: Spool) -> Split:
         WakefulError: a text stands in both; a loss on it would be a loss on what was learned by
             heart.
     """
-    ours, theirs = spool.digests, validation.digests
+    ours, theirs = spool.alike, validation.alike
     shared = np.flatnonzero(np.isin(theirs["low"], ours["low"]))
     for number in shared:
         same = np.flatnonzero(ours == theirs[number])

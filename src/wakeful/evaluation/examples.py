@@ -14,6 +14,7 @@ from typing import Any
 
 from wakeful.data.readers import checked_text
 from wakeful.errors import WakefulError
+from wakeful.plain_text import decoded
 
 
 @dataclass(frozen=True)
@@ -153,9 +154,4 @@ def _decoded(path: str | Path) -> str:
         data = Path(path).read_bytes()
     except OSError as error:
         raise WakefulError(f"cannot read {path}: {error.strerror or error}") from error
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise WakefulError(
-            f"{path}: not UTF-8 text at byte {error.start}: convert the file (iconv -t UTF-8)"
-        ) from error
+    return decoded(data, path)

@@ -19,6 +19,7 @@ from wakeful.loading.load import load
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.loading.sampling import sample
 from wakeful.model.evaluating import evaluating
+from wakeful.plain_text import decoded
 from wakeful.verbs.result import Source, asked, in_memory, name_of
 
 _ROOM = 2
@@ -108,10 +109,10 @@ def sample_data(
 def _lines(file: Path) -> list[str]:
     """Return the prompts of a file."""
     try:
-        lines = [line.strip() for line in file.read_text("utf-8").splitlines()]
-    except (OSError, ValueError) as error:
-        raise WakefulError(f"prompts = {str(file)!r} cannot be read as text: {error}") from None
-    found = [line for line in lines if line]
+        data = file.read_bytes()
+    except OSError as error:
+        raise WakefulError(f"prompts = {str(file)!r} cannot be read: {error}") from None
+    found = [line.strip() for line in decoded(data, file).splitlines() if line.strip()]
     if not found:
         raise WakefulError(f"prompts = {str(file)!r} has no line with a prompt in it")
     return found
