@@ -206,7 +206,7 @@ def test_damaged_weights_are_named(
 
 @pytest.mark.parametrize(
     ("empty", "files"),
-    [(False, (0, 1, 2, 3, 4)), (True, (0, 4))],  # environment, table, summary, page and run.json
+    [(False, (0, 1, 2, 3, 4)), (True, (0, 4))],  # environment, table, summary, tokens and run.json
     ids=["new-folder", "empty-folder"],
 )
 def test_a_full_disk_leaves_nothing_behind(

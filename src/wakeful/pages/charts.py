@@ -1,5 +1,6 @@
 """Charts as Vega-Lite: one specification serves the page and the paper's file."""
 
+import json
 import math
 import re
 import textwrap
@@ -36,6 +37,15 @@ _LETTER, _SYMBOL = 8, 40
 _TITLE = 8
 """Pixels that a letter of a title takes, margins included."""
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
+
+_UNDRAWABLE = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\u2028\u2029\ud800-\udfff\ufffe\uffff]")
+_LESS = "\ue000"
+_PROPERTIES = frozenset({
+    "__defineGetter__", "__defineSetter__", "__lookupGetter__", "__lookupSetter__", "__proto__",
+    "constructor", "hasOwnProperty", "isPrototypeOf", "propertyIsEnumerable", "toLocaleString",
+    "toString", "valueOf",
+})  # fmt: skip
+"""Of every object of JavaScript."""
 
 
 def colors(names: Sized) -> list[str]:
@@ -194,12 +204,18 @@ def save_chart(chart: Drawing, path: str | Path, title: str = "") -> Path:
         case ".pdf":
             content = vl_convert.vegalite_to_pdf(spec)
         case ".html":
-            content = vl_convert.vegalite_to_html(spec, bundle=True).encode()
+            content = _html(spec).encode()
         case other:
             raise WakefulError(f"charts are written as .html, .svg, .png or .pdf, not {other!r}")
     with replaced(path) as temporary:
         temporary.write_bytes(content)
     return path
+
+
+def _html(spec: dict[str, Any]) -> str:
+    """Return a page of one chart, in which no name ends the script that holds it."""
+    held = json.loads(json.dumps(spec).replace("<", _LESS))
+    return vl_convert.vegalite_to_html(held, bundle=True).replace(_LESS, "\\u003c")
 
 
 def save_figures(charts: Titled, folder: str | Path, formats: Sequence[str]) -> None:
@@ -238,7 +254,7 @@ def still(spec: dict[str, Any], width: int = 640, title: str = "") -> dict[str, 
     spec["config"]["legend"]["columns"] = _columns(spec, width)
     chosen = _chosen(spec)
     if title or chosen:
-        text = textwrap.wrap(title or chosen, width // _TITLE)
+        text = textwrap.wrap(drawable(title) or chosen, width // _TITLE)
         spec["title"] = {"text": text, "subtitle": chosen if title else ""}
     if "layer" in spec:
         spec["layer"] = [each for each in spec["layer"] if each.get("description") != _NEAREST]
@@ -313,10 +329,11 @@ def _follows_pointer(param: dict[str, Any]) -> bool:
 def specification(chart: Drawing) -> dict[str, Any]:
     """Return a chart as Vega-Lite with its data inside, however many rows they are.
 
-    JSON knows no NaN and no infinity: a value that is neither number nor text is null.
+    JSON knows no NaN and no infinity: a value that is neither number nor text is null. Text is what
+    `drawable` makes of it.
     """
     with alt.data_transformers.enable("default", max_rows=None):
-        return _finite(chart.to_dict(validate=schemapi.DEBUG_MODE))
+        return _drawable(chart.to_dict(validate=schemapi.DEBUG_MODE))
 
 
 def theme(*, dark: bool = False) -> dict[str, Any]:
@@ -350,9 +367,23 @@ def theme(*, dark: bool = False) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _finite(value: Any) -> Any:
+def drawable(text: str) -> str:
+    """Return a name as charts have it: one that its user chose may be anything.
+
+    A character that XML forbids ends vl-convert's process; JavaScript's own name of a property, and
+    its other line ends, are no name to Vega.
+    """
+    text = _UNDRAWABLE.sub(
+        lambda odd: chr(0x2400 + ord(odd[0])) if odd[0] < " " else "\ufffd", text
+    )
+    return f"{text} " if text in _PROPERTIES else text
+
+
+def _drawable(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _finite(entry) for key, entry in value.items()}
+        return {key: _drawable(entry) for key, entry in value.items()}
     if isinstance(value, list):
-        return [_finite(entry) for entry in value]
+        return [_drawable(entry) for entry in value]
+    if isinstance(value, str):
+        return drawable(value)
     return None if isinstance(value, float) and not math.isfinite(value) else value

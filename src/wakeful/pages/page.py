@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from wakeful.errors import WakefulError
 from wakeful.estimates import mean_and_error, to_error, with_error
-from wakeful.pages.charts import slug, specification, theme
+from wakeful.pages.charts import drawable, slug, specification, theme
 from wakeful.pages.pictures import Pictures
 from wakeful.pages.terms import explained
 from wakeful.paths import default_cache_dir
@@ -58,6 +58,7 @@ def write_page(path: str | Path, template: str, **values: Any) -> Path:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters["spec"] = specification
+    environment.filters["drawable"] = drawable
     environment.filters["json"] = _json
     environment.filters["packed"] = _packed
     pictures = Pictures()

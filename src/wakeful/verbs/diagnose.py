@@ -77,12 +77,13 @@ class Diagnosis(Result):
             new.write_frame("diagnosis.parquet", self.frame)
             new.write_json("summary.json", self.summary)
             write_tokens(self.models, new)
-            write_diagnosis(
-                self.models, new.path / "report.html", title=title, method=self.method,
-                sources=self.sources,
-            )  # fmt: skip
-            self.save_figures(new.path / "figures", self.figures)
-        return Path(folder)
+        path = Path(folder)  # drawn when all else is saved
+        write_diagnosis(
+            self.models, path / "report.html", title=title, method=self.method,
+            sources=self.sources,
+        )  # fmt: skip
+        self.save_figures(path / "figures", self.figures)
+        return path
 
     def charts(self) -> Titled:
         """Return every chart of the page with a title of its own."""

@@ -94,12 +94,13 @@ class Evaluation(Result):
             new.write_json("environment.json", self.machine)
             new.write_frame("evaluation.parquet", self.frame)
             new.write_json("summary.json", self.summary)
-            page = new.path / "report.html"
-            write_evaluation(
-                self.scores, page, title=title, method=self.method, sources=self.sources
-            )
-            self.save_figures(new.path / "figures", self.figures)
-        return Path(folder)
+        path = Path(folder)  # drawn when all else is saved
+        write_evaluation(
+            self.scores, path / "report.html", title=title, method=self.method,
+            sources=self.sources,
+        )  # fmt: skip
+        self.save_figures(path / "figures", self.figures)
+        return path
 
     def charts(self) -> Titled:
         """Return a chart per figure, of all models."""

@@ -104,14 +104,14 @@ class Quantization(Result):
             run.write_frame("quantization.parquet", self.frame)
             run.write_frame("sequences.parquet", sequence_rows(damage))
             run.write_json("summary.json", self.summary | {"saved": saved})
-            title = f"Quantization of {damage.measurement.name}"
-            page = run.path / "report.html"
-            write_quantization(
-                damage, page, title=title, method=self.method, saved=saved, source=self.source,
-                context=min(each.context for each in self.models.values()),
-            )  # fmt: skip
-            self.save_figures(run.path / "figures", self.figures)
-        return Path(folder)
+        path = Path(folder)  # drawn when all else is saved
+        write_quantization(
+            damage, path / "report.html", title=f"Quantization of {damage.measurement.name}",
+            method=self.method, saved=saved, source=self.source,
+            context=min(each.context for each in self.models.values()),
+        )  # fmt: skip
+        self.save_figures(path / "figures", self.figures)
+        return path
 
     def charts(self) -> Titled:
         """Return every chart of the page with a title of its own."""
@@ -243,14 +243,14 @@ class QuantizationMatrix(Result):
             run.write_frame("quantization.parquet", self.frame)
             run.write_frame("sequences.parquet", pl.concat(map(sequence_rows, self._damages)))
             run.write_json("summary.json", self.summary)
-            title = "Quantization of " + ", ".join(self.each)
-            page = run.path / "report.html"
-            write_matrix(
-                self._damages, page, title=title, method=method, table=self.table,
-                sources=[one.source for one in self.each.values()],
-            )  # fmt: skip
-            self.save_figures(run.path / "figures", self.figures)
-        return Path(folder)
+        path = Path(folder)  # drawn when all else is saved
+        write_matrix(
+            self._damages, path / "report.html", title="Quantization of " + ", ".join(self.each),
+            method=method, table=self.table,
+            sources=[one.source for one in self.each.values()],
+        )  # fmt: skip
+        self.save_figures(path / "figures", self.figures)
+        return path
 
     def charts(self) -> Titled:
         """Return every chart of the page with a title of its own."""
