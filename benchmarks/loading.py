@@ -54,11 +54,12 @@ def _jobs(place: Path) -> dict[tuple[str, str], Callable[[], object]]:
     def load_theirs() -> PreTrainedModel:
         return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
-    decoder, model = load_ours(), load_theirs()
+    read, model = read_decoder(folder), load_theirs()
+    decoder = read.decoder()
 
     def export_ours() -> None:
         shutil.rmtree(out, ignore_errors=True)
-        export(decoder, out, tokenizer=folder)
+        export(decoder, out, tokenizer=read.own_tokenizer)
 
     def export_theirs() -> None:
         shutil.rmtree(out, ignore_errors=True)
@@ -98,7 +99,7 @@ def _peak(what: str, side: str) -> float:
             with torch.inference_mode():
                 model(TOKENS)
         elif side == "ours":
-            export(model, out, tokenizer=folder)  # pyright: ignore[reportArgumentType]
+            export(model, out, tokenizer=read.own_tokenizer)  # pyright: ignore[reportArgumentType]
         else:
             model.save_pretrained(out)  # pyright: ignore[reportCallIssue]
         return resident("VmHWM") - before

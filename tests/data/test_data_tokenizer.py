@@ -84,12 +84,12 @@ def test_a_batch_is_its_texts(tokenizer, texts):
 def test_long_texts_are_encoded_in_pieces_without_a_trace(tokenizer, texts, size):
     expected = tokenizer.encode_batch(texts)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokenizer_module, "PIECE_CHARACTERS", size)
+        patch.setattr("wakeful.data.encoding.PIECE_CHARACTERS", size)
         assert tokenizer.encode_batch(texts) == expected
 
 
 def test_text_without_a_place_to_cut(tokenizer, monkeypatch):
-    monkeypatch.setattr(tokenizer_module, "PIECE_CHARACTERS", 10)
+    monkeypatch.setattr("wakeful.data.encoding.PIECE_CHARACTERS", 10)
     for text in ["x" * 100, " " * 100, "日" * 50]:
         assert tokenizer.decode(tokenizer.encode(text)) == text
 

@@ -36,7 +36,7 @@ def test_every_document_is_there_once_and_followed_by_its_end(source, tmp_path):
 
 def test_long_documents_are_written_in_pieces(source, tmp_path, monkeypatch):
     whole = prepare(source, tmp_path / "whole", vocab_size=300)
-    monkeypatch.setattr("wakeful.data.tokenizer.PIECE_CHARACTERS", 9)
+    monkeypatch.setattr("wakeful.data.encoding.PIECE_CHARACTERS", 9)
     monkeypatch.setattr("wakeful.data.preparing.BATCH_BYTES", 20)
     assert prepare(source, tmp_path / "pieces", vocab_size=300).info == whole.info
 

@@ -174,7 +174,7 @@ def test_a_tokenizer_of_more_tokens_than_the_model_is_refused(tmp_path: Path) ->
     tokenizer = PreTrainedTokenizerFast.from_pretrained(llama)
     tokenizer.add_tokens(["zebra"])
     loaded = load(str(llama), tokenizer=tokenizer)
-    told = "gives token 258, and the model has embeddings of 258 tokens"
+    told = "is given token 258, and has embeddings of 258 tokens"
     for call in (loaded.plain, loaded.encode, lambda text: tokenize(loaded, text),
                  lambda text: loaded.generate(text, num_tokens=1)):  # fmt: skip
         with pytest.raises(WakefulError, match=told):

@@ -96,6 +96,14 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.train(["def f(x):\n    return x + 1\n"] * 5, 270)
 
 
+def of_qwen(tokenizer: Tokenizer) -> Tokenizer:
+    """Return a tokenizer as Transformers makes one of any vocabulary beside a Qwen2."""
+    table = json.loads(tokenizer.inner.to_str())
+    vocabulary, merges = table["model"]["vocab"], map(tuple, table["model"]["merges"])
+    theirs = transformers.Qwen2Tokenizer(vocabulary, [*merges])
+    return Tokenizer(theirs.backend_tokenizer, end_of_text="<|endoftext|>")
+
+
 def decoder_of(**options: object) -> Decoder:
     return tiny_decoder(dtype=torch.float32, vocab_size=270, **options).eval()
 
@@ -104,7 +112,8 @@ def decoder_of(**options: object) -> Decoder:
 @torch.no_grad()
 def test_what_is_stock_goes_out_as_stock(name: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
     decoder = decoder_of(**STOCK[name])
-    kind = export(decoder, tmp_path / "out", tokenizer=tokenizer)
+    known = of_qwen(tokenizer) if name.startswith("qwen2") else tokenizer
+    kind = export(decoder, tmp_path / "out", tokenizer=known)
     assert kind == name.split(",", maxsplit=1)[0]
     theirs, report = AutoModelForCausalLM.from_pretrained(
         tmp_path / "out", output_loading_info=True
@@ -119,6 +128,18 @@ def test_what_is_stock_goes_out_as_stock(name: str, tokenizer: Tokenizer, tmp_pa
     rounded = 1e-5 if kind.startswith("gemma") else 0.0
     torch.testing.assert_close(again.decoder()(tokens), decoder(tokens), rtol=0, atol=rounded)
     assert canonical(again.decoder().config) == canonical(decoder.config)
+
+
+def test_no_architecture_is_chosen_beside_which_transformers_reads_another_tokenizer(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """Beside a Qwen2 it cuts text as Qwen2's tokenizer does, whatever the files say."""
+    decoder = decoder_of(attention_bias="qkv")
+    assert export(decoder, tmp_path / "out", tokenizer=tokenizer) == "wakeful"
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
+    text = "e\u0301 12345  x\n\n\t y"
+    assert theirs(text).input_ids == tokenizer.encode(text)
+    assert theirs.decode(tokenizer.encode(text)) == text
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -151,17 +172,18 @@ def test_the_tokenizer_goes_along(tokenizer: Tokenizer, tmp_path: Path) -> None:
     assert model.generation_config.eos_token_id == tokenizer.end_of_text
     stored = load_file(tmp_path / "out" / "model.safetensors")
     assert {tensor.dtype for tensor in stored.values()} == {torch.bfloat16}
-    # From one folder to the next: files and ids are copied.
-    first = read_decoder(tmp_path / "out")
+    # From one folder to the next: files and ids go along.
     (tmp_path / "out" / "chat_template.jinja").write_text("{{ messages }}")
-    export(first.decoder(), tmp_path / "next", tokenizer=tmp_path / "out", shard="20KB")
+    first = read_decoder(tmp_path / "out")
+    export(first.decoder(), tmp_path / "next", tokenizer=first.own_tokenizer, shard="20KB")
     assert (tmp_path / "next" / "chat_template.jinja").read_text() == "{{ messages }}"
     assert AutoTokenizer.from_pretrained(tmp_path / "next").eos_token_id == theirs.eos_token_id
     assert len(list((tmp_path / "next").glob("model-*.safetensors"))) > 2
     tokens = some_tokens(1, 9)
     second = read_decoder(tmp_path / "next")
     assert torch.equal(second.decoder()(tokens), first.decoder()(tokens))
-    assert second.tokenizer.fingerprint == tokenizer.fingerprint
+    assert second.own_tokenizer.same_tokens(tokenizer)
+    assert second.encode(text) == tokenizer.encode(text)
 
 
 ALONE = """

@@ -204,11 +204,16 @@ def test_bad_options(
     assert not out.exists()
 
 
-def test_our_class_needs_an_end_of_text(llama: Path, words: str, tmp_path: Path) -> None:  # noqa: F811
+def test_a_tokenizer_without_an_end_of_text_goes_along(
+    llama: Path,  # noqa: F811
+    words: str,
+    tmp_path: Path,
+) -> None:
     out = tmp_path / "cured"
-    with pytest.raises(WakefulError, match="end-of-text"):
-        wakeful.cure(llama, prefix="bos", text=words, length=16, num_sequences=2, out=out)
-    assert not out.exists()
+    wakeful.cure(llama, prefix="bos", text=words, length=16, num_sequences=2, out=out)
+    theirs, again = (AutoTokenizer.from_pretrained(folder) for folder in (llama, out))
+    assert again.eos_token is None
+    assert again("a b").input_ids == theirs("a b").input_ids
 
 
 def test_a_folder_that_exists(

@@ -2,9 +2,8 @@
 
 import functools
 import hashlib
-import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import huggingface_hub
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
+from wakeful.data.encoding import Encoder, check_growth, pieces
 from wakeful.errors import WakefulError
 from wakeful.hub import hub_or_cache
 
@@ -26,33 +26,34 @@ BESIDE = (CONFIG, SPECIAL, TEMPLATE, GENERATION)
 """What lies beside a tokenizer.json and goes where it goes."""
 HUB = "hf:"
 """What the name of a tokenizer on the Hugging Face hub begins with."""
-PIECE_CHARACTERS = 2**18  # of a long text, encoded at a time
+TEMPLATES = "additional_chat_templates"
+"""The folder beside a tokenizer.json of templates with names."""
+_ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
 class Tokenizer:
     """A `tokenizers.Tokenizer` with an end-of-text id, that takes any text as mere text.
 
-    The spelling of a special token inside a text ("<|endoftext|>" in a page about tokenizers) is
-    encoded as ordinary characters: special ids come from the program, never from the data.
-    Nothing is added around a text, and nothing is truncated or padded.
+    It is saved as it was given: who reads its files, Transformers say, gives a text the same
+    tokens as before. How `encode` reads a text is `Encoder`'s.
     """
 
     def __init__(
         self,
         inner: tokenizers.Tokenizer,
         *,
-        end_of_text: str,
+        end_of_text: str | None,
         beside: Mapping[str, str] | None = None,
     ) -> None:
-        """Take over `inner`, which is changed.
+        """Take over `inner`, whose `end_of_text` is None where no token ends a text.
 
-        `beside` are the texts of the files in `BESIDE` that say what else belongs to it.
+        `beside` are the texts of the files, by name, that say what else belongs to it.
 
         Raises:
             WakefulError: it has no token `end_of_text`, or is damaged.
         """
-        end = inner.token_to_id(end_of_text)
-        if end is None:
+        end = None if end_of_text is None else inner.token_to_id(end_of_text)
+        if end_of_text is not None and end is None:
             raise WakefulError(
                 f"the tokenizer has no token {end_of_text!r} to end a text: name one it has"
             )
@@ -62,25 +63,26 @@ class Tokenizer:
             raise WakefulError(
                 f"the tokenizer has an id {highest} and {len(vocab)} tokens: it is damaged"
             )
-        inner.no_truncation()
-        inner.no_padding()
-        inner.add_special_tokens([end_of_text])
-        inner.encode_special_tokens = True
+        steps = {"normalizer": inner.normalizer, "decoder": inner.decoder}
+        check_growth({part: json.loads(s.__getstate__()) for part, s in steps.items() if s})
         self.inner = inner
-        self.end_of_text: int = end
+        self.end: int | None = end
+        """The token that ends a text; None where there is none."""
         self.end_of_text_token = end_of_text
         self.vocab_size: int = 1 + highest
         """Rows an embedding needs: the highest id and one."""
-        self.special_tokens: frozenset[int] = frozenset(
-            token for token, added in inner.get_added_tokens_decoder().items() if added.special
-        )
         self.beside = dict(beside or {})
         self.table: dict[str, Any] = json.loads(self.beside.get(CONFIG, "{}"))
         self.bos: int | None = self._id_of("bos_token")
         """The token that begins a sequence, where one is named."""
         self.pad: int | None = self._id_of("pad_token")
         """The token that fills up a batch, where one is named."""
-        self._cuts_are_free = _cuts_are_free(inner)
+        named = (self._id_of(f"{role}_token") for role in _ROLES)
+        added = inner.get_added_tokens_decoder()
+        special = {token for token, each in added.items() if each.special}
+        self.special_tokens: frozenset[int] = frozenset(
+            special | {token for token in (end, *named) if token is not None}
+        )
 
     @classmethod
     def train(
@@ -114,16 +116,16 @@ class Tokenizer:
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
-        pieces = (piece for text in texts for piece in _pieces(text))
-        inner.train_from_iterator(pieces, trainer)
+        parts = (piece for text in texts for piece in pieces(text))
+        inner.train_from_iterator(parts, trainer)
         return cls(inner, end_of_text=end_of_text)
 
     @classmethod
-    def load(cls, path: str | Path) -> "Tokenizer":
+    def load(cls, path: str | Path, *, ended: bool = True) -> "Tokenizer":
         """Read a `tokenizer.json`, the folder of one, ours or any from Hugging Face, or `hf:NAME`.
 
         Its end of text is the `eos_token` of `tokenizer_config.json` or `special_tokens_map.json`
-        beside it, or "<|endoftext|>" where neither says.
+        beside it, or "<|endoftext|>" where neither says; not `ended`, it may have none.
 
         Raises:
             WakefulError: the file is missing, is not a tokenizer or has no end of text, or the hub
@@ -140,9 +142,9 @@ class Tokenizer:
             raise WakefulError(
                 f"{file} is not a tokenizer.json ({reason}): fetch it again"
             ) from error
-        beside = _beside(file.parent)
-        end_of_text = _named(beside, "eos_token") or END_OF_TEXT
-        if inner.token_to_id(end_of_text) is None:
+        beside = beside_of(file.parent)
+        end_of_text = _named(beside, "eos_token") or (END_OF_TEXT if ended else None)
+        if end_of_text is not None and inner.token_to_id(end_of_text) is None:
             raise WakefulError(
                 f"{file} has no token {end_of_text!r} to end a text: name its eos_token in a "
                 "tokenizer_config.json beside it"
@@ -164,12 +166,28 @@ class Tokenizer:
             "tokenizer_class": "PreTrainedTokenizerFast",
             "clean_up_tokenization_spaces": False,
             **self.table,
-            "eos_token": self.table.get("eos_token") or self.end_of_text_token,
         }
+        if not config.get("eos_token") and self.end_of_text_token is not None:
+            config["eos_token"] = self.end_of_text_token
         config.pop("auto_map", None)  # code that does not go along
         table = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
         for name, text in {**self.beside, CONFIG: table}.items():
-            file.with_name(name).write_text(text, encoding="utf-8")
+            (file.parent / name).parent.mkdir(exist_ok=True)
+            (file.parent / name).write_text(text, encoding="utf-8")
+
+    @property
+    def end_of_text(self) -> int:
+        """The token that ends a text, which something needs.
+
+        Raises:
+            WakefulError: there is none.
+        """
+        if self.end is None:
+            raise WakefulError(
+                "the tokenizer names no token that ends a text: name its eos_token in its "
+                "tokenizer_config.json"
+            )
+        return self.end
 
     @property
     def chat_template(self) -> str:
@@ -182,16 +200,17 @@ class Tokenizer:
             named = of.get("default")
         return self.beside.get(TEMPLATE, named if isinstance(named, str) else "")
 
+    @functools.cached_property
+    def opening(self) -> list[int]:
+        """What Transformers, left to itself, puts before a text here."""
+        taken, _ = self._settled()
+        inner = tokenizers.Tokenizer.from_str(json.dumps(taken))
+        return opening(inner.encode("a").ids, inner.encode("a", add_special_tokens=False).ids)
+
     @property
     def adds_bos(self) -> bool:
-        """Return whether Transformers, left to itself, begins a text with BOS here."""
-        if self.bos is None:
-            return False
-        said = self.table.get("add_bos_token")
-        if isinstance(said, bool):
-            return said
-        with_all, plain = (self.inner.encode("a", add_special_tokens=s).ids for s in (True, False))
-        return with_all[:1] == [self.bos] != plain[:1]
+        """Return whether BOS is among what Transformers puts before a text here."""
+        return self.bos in self.opening
 
     @property
     def begin(self) -> int:
@@ -204,51 +223,75 @@ class Tokenizer:
         """Return this tokenizer as one that, left to itself, begins a text with `begin`."""
         if self.adds_bos:
             return self
-        inner = tokenizers.Tokenizer.from_str(self._json())
-        token = inner.id_to_token(self.begin)
-        template = processors.TemplateProcessing(
-            single=f"{token} $A", pair=f"{token} $A $B", special_tokens=[(token, self.begin)]
-        )
-        before = inner.post_processor
-        inner.post_processor = processors.Sequence([before, template]) if before else template
-        table = json.dumps({**self.table, "bos_token": token, "add_bos_token": True})
-        return Tokenizer(
-            inner, end_of_text=self.end_of_text_token, beside={**self.beside, CONFIG: table}
-        )
+        taken, table = self._settled()
+        token = self.inner.id_to_token(self.begin)
+        first, before = _around(self.inner, self.begin, None), taken["post_processor"]
+        steps = {"type": "Sequence", "processors": [before, first]}
+        taken["post_processor"] = steps if before else first
+        return self._changed(taken, table | {"bos_token": token})
 
     def without_bos(self) -> "Tokenizer":
         """Return this tokenizer as one that, left to itself, puts no BOS before a text.
 
-        Neither does its chat template. It is for a model in which what a text begins with stands
-        already. A BOS that somebody asks for is still known.
+        Neither do its chat templates. It is for a model in which what a text begins with stands
+        already, or that never saw BOS. A BOS that somebody asks for is still known.
 
         Raises:
             WakefulError: the tokenizer adds BOS in a way that cannot be taken out.
         """
         if self.bos is None:
             return self
-        beside, table, taken = dict(self.beside), dict(self.table), json.loads(self._json())
-        bare = _without(self.bos, taken["post_processor"])
-        if self.adds_bos or bare != taken["post_processor"]:
-            ids = self.inner.encode("a").ids
-            taken["post_processor"] = bare
-            # Where a table names one of the two, Transformers makes a post-processor of both.
-            table |= {"add_bos_token": False, "add_eos_token": ids[-1] == self.end_of_text}
-        if self.chat_template:
-            beside[TEMPLATE] = _without_bos(self.chat_template)
-            table.pop("chat_template", None)
-        inner = tokenizers.Tokenizer.from_str(json.dumps(taken))
-        if inner.encode("a").ids[:1] == [self.bos]:
+        taken, table = self._settled()
+        taken["post_processor"] = _without(self.bos, taken["post_processor"])
+        beside = dict(self.beside)
+        for name, text in self.beside.items():
+            if name.endswith(".jinja"):
+                beside[name] = _without_bos(text)
+        match table.get("chat_template"):
+            case str() as one:
+                table["chat_template"] = _without_bos(one)
+            case list() as several:
+                table["chat_template"] = [
+                    each | {"template": _without_bos(each["template"])} for each in several
+                ]
+        found = self._changed(taken, table, beside)
+        if found.adds_bos:
             raise WakefulError(
                 f"the tokenizer's post-processor, a {taken['post_processor']['type']}, puts BOS "
                 "before every text in a way that cannot be taken out: give the model a tokenizer "
                 "that adds none"
             )
+        return found
+
+    def _settled(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return tokenizer.json and the table beside it, with what is put around a text in the
+        first alone: of flags in the table Transformers makes a post-processor, in place of that.
+        """
+        taken: dict[str, Any] = json.loads(self._json())
+        taken |= {"truncation": None, "padding": None}
+        table = dict(self.table)
+        flags = [table.pop(name, None) for name in ("add_bos_token", "add_eos_token")]
+        if any(flag is not None for flag in flags):
+            put = [
+                token if flag else None
+                for flag, token in zip(flags, (self.bos, self.end), strict=True)
+            ]
+            taken["post_processor"] = _around(self.inner, *put)
+        return taken, table
+
+    def _changed(
+        self, taken: dict[str, Any], table: dict[str, Any], beside: Mapping[str, str] | None = None
+    ) -> "Tokenizer":
         return Tokenizer(
-            inner,
+            tokenizers.Tokenizer.from_str(json.dumps(taken)),
             end_of_text=self.end_of_text_token,
-            beside={**beside, CONFIG: json.dumps(table, ensure_ascii=False)},
+            beside={**(beside or self.beside), CONFIG: json.dumps(table, ensure_ascii=False)},
         )
+
+    def of_class(self, name: str) -> "Tokenizer":
+        """Return this tokenizer as one that Transformers reads by its class of this name."""
+        taken, table = self._settled()
+        return self._changed(taken, table | {"tokenizer_class": name})
 
     @property
     def fingerprint(self) -> str:
@@ -258,7 +301,7 @@ class Tokenizer:
     def same_tokens(self, other: "Tokenizer") -> bool:
         """Return whether ids mean the same: the vocabularies are equal, and what ends a text."""
         ours, theirs = self.inner.get_vocab(), other.inner.get_vocab()
-        return ours == theirs and self.end_of_text == other.end_of_text
+        return ours == theirs and self.end == other.end
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`, with no special ids.
@@ -277,59 +320,29 @@ class Tokenizer:
 
     @functools.cached_property
     def _marked(self) -> tokenizers.Tokenizer:
-        return tokenizers.Tokenizer.from_str(self._json())
+        marked = tokenizers.Tokenizer.from_str(self._json())
+        marked.no_truncation()
+        marked.no_padding()
+        return marked
+
+    @functools.cached_property
+    def encoder(self) -> Encoder:
+        """What reads a text."""
+        tokens = (self.inner.id_to_token(token) for token in self.special_tokens)
+        return Encoder(self._json(), [token for token in tokens if token is not None])
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text, encoded together."""
-        encoded: list[list[int]] = []
-        waiting: list[str] = []
-        for text in texts:
-            if len(text) > PIECE_CHARACTERS:
-                encoded += self._encode(waiting)
-                waiting = []
-                encoded.append([i for part in self.pieces(text) for i in self._encode([part])[0]])
-            else:
-                waiting.append(text)
-        return encoded + self._encode(waiting)
+        return self.encoder.encode_batch(texts)
 
     def pieces(self, text: str) -> Iterator[str]:
-        """Return `text` in parts whose ids, one after the other, are its ids.
-
-        A long text need not be encoded as a whole, which takes some 100 bytes a token. There is
-        one part where no cut is safe.
-        """
-        return _pieces(text) if self._cuts_are_free else iter([text])
+        """Return `text` in parts whose ids, one after the other, are its ids."""
+        return self.encoder.pieces(text)
 
     def decode(self, tokens: Iterable[int], *, special: bool = False) -> str:
         """Return the text of `tokens`, special tokens left out unless `special`."""
-        return self.inner.decode(list(tokens), skip_special_tokens=not special)
-
-    def _encode(self, texts: list[str]) -> list[list[int]]:
-        if not texts:
-            return []
-        try:
-            encodings = self.inner.encode_batch_fast(texts, add_special_tokens=False)
-        except (TypeError, UnicodeEncodeError) as error:
-            raise WakefulError(
-                "a text to encode holds half a surrogate pair, which is not Unicode text: mend it"
-            ) from error
-        rows = [encoding.ids for encoding in encodings]
-        return [
-            self._without_end(text) if self.end_of_text in row else row
-            for text, row in zip(texts, rows, strict=True)
-        ]
-
-    def _without_end(self, text: str) -> list[int]:
-        # Some vocabularies (Unigram's) hold the special token's spelling as an ordinary entry:
-        # cut inside it, and no part can become the token.
-        first, rest = self.end_of_text_token[:1], self.end_of_text_token[1:]
-        parts = text.split(self.end_of_text_token)
-        cut = [
-            (rest if place else "") + part + (first if place < len(parts) - 1 else "")
-            for place, part in enumerate(parts)
-        ]
-        encodings = self.inner.encode_batch_fast(cut, add_special_tokens=False)
-        return [i for encoding in encodings for i in encoding.ids if i != self.end_of_text]
+        shown = [token for token in tokens if special or token not in self.special_tokens]
+        return self.inner.decode(shown, skip_special_tokens=False)
 
     def _id_of(self, role: str) -> int | None:
         """Return the id of the special token that the files beside name so."""
@@ -390,7 +403,7 @@ def _fetched(name: str) -> Path:
         with hub_or_cache():
             return Path(
                 huggingface_hub.snapshot_download(
-                    repository, allow_patterns=["tokenizer.json", *BESIDE]
+                    repository, allow_patterns=["tokenizer.json", *BESIDE, f"{TEMPLATES}/*.jinja"]
                 )
             )
     except Exception as error:  # no connection, no such name, not allowed in: each its own
@@ -402,35 +415,26 @@ def _fetched(name: str) -> Path:
         ) from error
 
 
-def _pieces(text: str) -> Iterator[str]:
-    """Return `text` in pieces of about PIECE_CHARACTERS, cut where byte-level BPE cuts anyway.
-
-    GPT-2's pattern lets white space only begin a word, so between a visible character and a space
-    or a newline there is always a cut, whatever stands around.
-    """
-    start = 0
-    while len(text) - start > PIECE_CHARACTERS:
-        end = start + PIECE_CHARACTERS
-        while end < len(text) and not (text[end] in " \n" and not text[end - 1].isspace()):
-            end += 1
-        yield text[start:end]
-        start = end
-    if start < len(text) or not text:
-        yield text[start:]
+def opening(ids: Sequence[int], plain: Sequence[int]) -> list[int]:
+    """Return what stands in `ids` before those of the text alone."""
+    if not plain:  # where it ends and what is put behind the text begins cannot be told
+        return list(ids[:1])
+    starts = range(len(ids) - len(plain) + 1)
+    found = (at for at in starts if list(ids[at : at + len(plain)]) == list(plain))
+    return list(ids[: next(found, 0)])
 
 
-def _cuts_are_free(inner: tokenizers.Tokenizer) -> bool:
-    """Return whether encoding the `_pieces` of a text is encoding it; for GPT-2's kind it is."""
-    description: dict[str, Any] = json.loads(inner.to_str())
-    split = description["pre_tokenizer"] or {}
-    plain = all(token["special"] for token in description["added_tokens"])
-    return (
-        plain  # other added tokens may hold spaces, and a cut might go through one
-        and description["normalizer"] is None
-        and split.get("type") == "ByteLevel"
-        and split.get("use_regex", True)
-        and not split.get("add_prefix_space", True)
+def _around(inner: tokenizers.Tokenizer, first: int | None, last: int | None) -> dict[str, Any]:
+    """Return the post-processor that Transformers makes to put these tokens around a text."""
+    begin, end = (None if token is None else inner.id_to_token(token) for token in (first, last))
+    single = [begin, "$A", end]
+    pair = [begin, "$A:0", end, begin and f"{begin}:1", "$B:1", end and f"{end}:1"]
+    made = processors.TemplateProcessing(
+        single=" ".join(filter(None, single)),
+        pair=" ".join(filter(None, pair)),
+        special_tokens=[(name, token) for name, token in ((begin, first), (end, last)) if name],
     )
+    return json.loads(made.__getstate__())
 
 
 def _without(token: int, processor: Any) -> Any:
@@ -440,17 +444,21 @@ def _without(token: int, processor: Any) -> Any:
             return {**processor, "processors": [_without(token, part) for part in parts]}
         case {"type": "TemplateProcessing", "special_tokens": known}:
             special = {name for name, each in known.items() if each["ids"] == [token]}
-            return processor | {
-                name: [
-                    piece
-                    for piece, after in itertools.zip_longest(processor[name], processor[name][1:])
-                    if piece.get("SpecialToken", {}).get("id") not in special
-                    or "Sequence" not in (after or {})
-                ]
-                for name in ("single", "pair")
-            }
+            named = {name: _unopened(special, processor[name]) for name in ("single", "pair")}
+            return processor | named
         case _:
             return processor
+
+
+def _unopened(special: Collection[str], template: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the pieces of a template without these tokens, but for those behind all text."""
+    kept: list[dict[str, Any]] = []
+    before_text = False
+    for piece in reversed(template):
+        before_text = "Sequence" in piece or before_text
+        if not before_text or piece.get("SpecialToken", {}).get("id") not in special:
+            kept.append(piece)
+    return kept[::-1]
 
 
 def _without_bos(template: str) -> str:
@@ -458,10 +466,11 @@ def _without_bos(template: str) -> str:
     return "{% set bos_token = '' %}" + template if "bos_token" in template else template
 
 
-def _beside(folder: Path) -> dict[str, str]:
+def beside_of(folder: Path) -> dict[str, str]:
     """Return the texts of the files beside a tokenizer.json, each a JSON object or a template."""
     found: dict[str, str] = {}
-    for name in BESIDE:
+    named = sorted(f"{TEMPLATES}/{file.name}" for file in (folder / TEMPLATES).glob("*.jinja"))
+    for name in (*BESIDE, *named):
         file = folder / name
         if not file.is_file():
             continue

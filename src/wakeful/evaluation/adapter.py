@@ -17,7 +17,6 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.evaluation.batching import Question, answers
 from wakeful.evaluation.perplexity import check_numbers
@@ -68,10 +67,7 @@ class Adapter(TemplateLM):
     @property
     def eot_token_id(self) -> int:
         """The token that ends a text."""
-        tokenizer = self.loaded.tokenizer
-        if isinstance(tokenizer, Tokenizer):
-            return tokenizer.end_of_text
-        end = tokenizer.eos_token_id
+        end = self.loaded.end
         if not isinstance(end, int):
             raise WakefulError(f"{self.loaded.name}'s tokenizer names no token that ends a text")
         return end
@@ -79,7 +75,8 @@ class Adapter(TemplateLM):
     @property
     def prefix_token_id(self) -> int:
         """What stands for an empty context: BOS, or else the end of the text before."""
-        return self.eot_token_id if self.loaded.bos is None else self.loaded.bos
+        first = self.eot_token_id if self.loaded.bos is None else self.loaded.bos
+        return self.loaded.checked([first])[0]
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **_: object
@@ -199,7 +196,7 @@ class Adapter(TemplateLM):
         end = self.loaded.text_of(self.eot_token_id)
 
         def ended(row: int, tokens: list[int]) -> bool:
-            text = self._raw(tokens)
+            text = self.loaded.decode(tokens, special=True)
             return any(stop in text for stop in stops[row] if stop)
 
         written = greedy_batch(
@@ -209,13 +206,6 @@ class Adapter(TemplateLM):
             postprocess_generated_text(self.loaded.decode(tokens), [*until, end], None)
             for tokens, until in zip(written, stops, strict=True)
         ]
-
-    def _raw(self, tokens: list[int]) -> str:
-        """Return the text of tokens, the names of special ones included."""
-        tokenizer = self.loaded.tokenizer
-        if isinstance(tokenizer, Tokenizer):
-            return tokenizer.decode(tokens, special=True)
-        return str(tokenizer.decode(tokens))
 
     @cached_property
     def _ends(self) -> frozenset[int]:
@@ -272,10 +262,15 @@ class Transformer(_HFLM):
         tokens = [*first, *self._loaded.plain(string)]
         return tokens[-left_truncate_len:] if left_truncate_len else tokens
 
-    def tok_batch_encode(self, strings: Sequence[str], *rest: Any, **named: Any) -> Any:
-        """Return padded prompts to generate from, after BOS where that was asked for."""
-        first = self.tokenizer.bos_token if self._first else ""
-        return super().tok_batch_encode([f"{first}{text}" for text in strings], *rest, **named)
+    def tok_batch_encode(
+        self, strings: Sequence[str], left_truncate_len: int | None = None, **_: object
+    ) -> tuple[Tensor, Tensor]:
+        """Return prompts to generate from, padded on the left, after BOS where that was asked for,
+        and where they are.
+        """
+        rows = [self.tok_encode(text, left_truncate_len=left_truncate_len) for text in strings]
+        padded = self.tokenizer.pad({"input_ids": rows}, padding_side="left", return_tensors="pt")
+        return padded["input_ids"], padded["attention_mask"]
 
     def _loglikelihood_tokens(
         self, requests: Sequence[Request], *rest: Any, **named: Any

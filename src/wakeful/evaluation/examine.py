@@ -33,7 +33,7 @@ def stretches(model: Model, words: Words, count: int, size: int) -> list[list[li
     """
     length = min(LENGTH, model.context)
     whole = sequences_of(
-        model, words, length=length, num_sequences=count * size, bos=bool(model.begin())
+        model, words, length=length, num_sequences=count * size, bos=model.begins()
     )
     return [whole[n * size : (n + 1) * size] for n in range(count)]
 

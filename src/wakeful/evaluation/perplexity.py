@@ -28,7 +28,6 @@ from torch import Tensor, nn
 
 from wakeful.data.tasks import TaskData
 from wakeful.data.tasks.base import VALIDATION_TOKENS
-from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.evaluation.reading import task_rows
 from wakeful.evaluation.scores import Score
@@ -205,7 +204,7 @@ def windows(stream: list[int], *, length: int, stride: int, bos: bool) -> list[W
 
 def tokenize(loaded: Model, text: str) -> TokenizedText:
     """Encode a text whole, with the bytes up to each token's end where the tokenizer tells."""
-    tokens, ends = _offsets(loaded, text)
+    tokens, ends = loaded.plain_with_ends(text)
     if ends is None:
         return TokenizedText(tokens, None, len(text.encode("utf-8")))
     points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
@@ -214,23 +213,6 @@ def tokenize(loaded: Model, text: str) -> TokenizedText:
     # An end may lie before its left neighbor's where one character is several tokens.
     ends_in_bytes = np.maximum.accumulate(bytes_before[np.asarray(ends, dtype=np.int64)])
     return TokenizedText(tokens, ends_in_bytes, int(bytes_before[-1]))
-
-
-def _offsets(loaded: Model, text: str) -> tuple[list[int], list[int] | None]:
-    tokenizer = loaded.tokenizer
-    if isinstance(tokenizer, Tokenizer):
-        tokens, ends, begin = [], [], 0
-        for piece in tokenizer.pieces(text):
-            encoding = tokenizer.inner.encode(piece, add_special_tokens=False)
-            tokens += encoding.ids
-            ends += [begin + end for _, end in encoding.offsets]
-            begin += len(piece)
-        plain = loaded.plain(text)  # which never makes the end of a text out of its spelling
-        return (tokens, ends) if tokens == plain else (plain, None)
-    if not tokenizer.is_fast:
-        return loaded.plain(text), None
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    return loaded.checked(list(encoded["input_ids"])), [end for _, end in encoded["offset_mapping"]]
 
 
 def _sizes(

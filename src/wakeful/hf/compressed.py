@@ -22,6 +22,7 @@ from wakeful.hf.families import FAMILIES
 from wakeful.hf.weights_out import (
     created,
     describe,
+    readable,
     write_config,
     write_generation,
     write_tensors,
@@ -117,6 +118,14 @@ def save_compressed(
                 f"{NAME} holds what is an nn.Linear in Transformers, and {name} of a "
                 f"{config.model_type} is not: use --save_as wakeful"
             )
+    if isinstance(tokenizer, Tokenizer):
+        read = readable(tokenizer, config)
+        if read is None:
+            raise WakefulError(
+                f"Transformers reads another tokenizer beside a {config.model_type} than this "
+                "model's: use --save_as wakeful"
+            )
+        tokenizer = read
     dtype = next(model.parameters()).dtype
     _fold(model, tensors, names, less)
     for name, layer in layers.items():

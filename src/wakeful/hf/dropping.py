@@ -24,11 +24,11 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from wakeful.errors import WakefulError
 from wakeful.hf.weights_out import (
     SHARD,
+    copy_tokenizer,
     created,
     write_config,
     write_generation,
     write_tensors,
-    write_tokenizer,
 )
 from wakeful.hf.whole import Shards, first_line, read_config
 from wakeful.probes.huggingface import decoder_blocks
@@ -88,7 +88,7 @@ def drop_layers(
         for end in sliced:
             kept |= _slices(kept, end, layers, total)
         write_tensors(kept, part, shard)
-        ids = write_tokenizer(folder, part, 0)
+        ids = copy_tokenizer(folder, part)
         for name in _PROCESSORS:
             if (folder / name).is_file():
                 shutil.copyfile(folder / name, part / name)

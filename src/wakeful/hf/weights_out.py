@@ -2,19 +2,21 @@
 
 import json
 import shutil
+import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedConfig
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from wakeful.config.model import ModelConfig
-from wakeful.data.tokenizer import BESIDE, CONFIG, GENERATION, Tokenizer
+from wakeful.data.tokenizer import BESIDE, CONFIG, GENERATION, TEMPLATES, Tokenizer, opening
 from wakeful.errors import WakefulError
 from wakeful.hf.code import AUTO_MAP, write_code
 from wakeful.hf.configuration import WakefulConfig
@@ -30,30 +32,31 @@ STOCK = ("llama", "phi3", "olmo2", "gemma2", "gpt2", "gpt_neox")
 """Families to try before our own class; a Qwen is one of the Llamas."""
 SHARD = "5GB"
 _VOCABULARY = ("added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model")
-_TEMPLATES = "additional_chat_templates"
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_PARTS = ("normalizer", "pre_tokenizer", "model", "decoder")
+_MATCHED = ("single_word", "lstrip", "rstrip", "normalized")
+Ids = dict[str, int | list[int] | None]
 
 
 def export(
     decoder: Decoder,
     folder: str | Path,
     *,
-    tokenizer: Tokenizer | Path,
+    tokenizer: Tokenizer,
     dtype: torch.dtype = torch.float32,
     shard: str = SHARD,
     card: str = "",
 ) -> str:
     """Write a decoder as a Transformers folder, whole or not at all; return its `model_type`.
 
-    It is a stock architecture where the decoder is exactly one once it is folded, else our own
-    class with its code, for `trust_remote_code=True`. `tokenizer` is ours, or a Transformers folder
-    whose files and special ids are copied. A file of weights holds at most `shard`. `card` becomes
-    README.md.
+    It is a stock architecture where the decoder is exactly one once it is folded, and Transformers
+    reads the tokenizer beside it, else our own class with its code, for `trust_remote_code=True`. A
+    file of weights holds at most `shard`. `card` becomes README.md.
 
     Raises:
         WakefulError: the folder exists, or it cannot be written.
     """
-    kind, config = describe(decoder.config)
+    kind, config, tokenizer = written_as(decoder.config, tokenizer)
     tensors = tensors_of(decoder, kind, dtype)
     config.dtype = dtype
     with created(Path(folder)) as part:
@@ -71,6 +74,25 @@ def export(
     return kind
 
 
+def written_as(
+    config: ModelConfig, tokenizer: Tokenizer
+) -> tuple[str, PreTrainedConfig, Tokenizer]:
+    """Return what `describe` does, or our own architecture where Transformers would read another
+    tokenizer beside the stock one; and the tokenizer as it is read there.
+
+    Raises:
+        WakefulError: Transformers reads it in neither.
+    """
+    for kind, theirs in (describe(config), _own(config)):
+        found = readable(tokenizer, theirs)
+        if found is not None:
+            return kind, theirs, found
+    raise WakefulError(
+        "the tokenizer cannot be written: Transformers reads another one of its files; give the "
+        "model one that Transformers loads"
+    )
+
+
 def describe(config: ModelConfig) -> tuple[str, PreTrainedConfig]:
     """Return the stock architecture that the decoder is once folded, or our own, and its name."""
     plain = folded_config(config)
@@ -81,6 +103,10 @@ def describe(config: ModelConfig) -> tuple[str, PreTrainedConfig]:
             name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[theirs.model_type]
             theirs.architectures = [name if isinstance(name, str) else name[0]]
             return theirs.model_type, theirs
+    return _own(config)
+
+
+def _own(config: ModelConfig) -> tuple[str, PreTrainedConfig]:
     return WakefulConfig.model_type, WakefulConfig.of(config, architectures=["WakefulForCausalLM"])
 
 
@@ -162,37 +188,73 @@ def write_tensors(tensors: dict[str, Tensor], folder: Path, shard: str = SHARD) 
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", "utf-8")
 
 
-def write_tokenizer(
-    tokenizer: Tokenizer | Path, folder: Path, max_length: int
-) -> dict[str, int | list[int] | None]:
-    """Write the tokenizer's files; return the ids of special tokens that a configuration names.
-
-    A `max_length` of 0 leaves the context that a folder's tokenizer names.
+def write_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> Ids:
+    """Write the tokenizer's files; return the ids of special tokens that a configuration names:
+    all ends, where it says how to generate.
     """
-    if isinstance(tokenizer, Tokenizer):
-        tokenizer.save(folder)
-        _state_length(folder / CONFIG, max_length)
-        ids = {"bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.end_of_text,
-               "pad_token_id": tokenizer.pad}  # fmt: skip
-        return {name: token for name, token in ids.items() if token is not None}
+    tokenizer.save(folder)
+    _state(folder, model_max_length=max_length)
+    said = json.loads(tokenizer.beside.get(GENERATION, "{}"))
+    own = zip(_IDS, (tokenizer.bos, tokenizer.end, tokenizer.pad), strict=True)
+    ids = {name: token if said.get(name) is None else said[name] for name, token in own}
+    return {name: token for name, token in ids.items() if token is not None}
+
+
+def copy_tokenizer(source: Path, folder: Path) -> Ids:
+    """Copy the tokenizer's files from a Transformers folder whose architecture stays; return the
+    ids of special tokens that its configuration names.
+    """
     for name in (*BESIDE, "tokenizer.json", *_VOCABULARY):
-        if (tokenizer / name).is_file():
-            shutil.copyfile(tokenizer / name, folder / name)
-    if (tokenizer / _TEMPLATES).is_dir():
-        shutil.copytree(tokenizer / _TEMPLATES, folder / _TEMPLATES)
-    if max_length and (folder / CONFIG).is_file():
-        _state_length(folder / CONFIG, max_length)
-    table = json.loads((tokenizer / "config.json").read_text("utf-8"))
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
+    if (source / TEMPLATES).is_dir():
+        shutil.copytree(source / TEMPLATES, folder / TEMPLATES)
+    table = json.loads((source / "config.json").read_text("utf-8"))
     return {name: table.get(name) for name in _IDS}
 
 
-def _state_length(file: Path, max_length: int) -> None:
-    """Write the model's context into a tokenizer_config.json."""
-    table = json.loads(file.read_text("utf-8")) | {"model_max_length": max_length}
+def readable(tokenizer: Tokenizer, config: PreTrainedConfig) -> Tokenizer | None:
+    """Return the tokenizer as Transformers reads it in a folder of such a model; None where it
+    reads another one there.
+
+    Some of its classes make a tokenizer of the vocabulary alone, as their own family's is, and some
+    architectures (Qwen2's) have such a class whatever a folder names.
+    """
+    expected = _described(tokenizer.inner)
+    for each in (tokenizer, tokenizer.of_class("PreTrainedTokenizerFast")):
+        with tempfile.TemporaryDirectory() as folder:
+            each.save(folder)
+            config.save_pretrained(folder)
+            try:
+                found = AutoTokenizer.from_pretrained(
+                    folder, local_files_only=True, trust_remote_code=False
+                )
+                first = opening(found.encode("a"), found.encode("a", add_special_tokens=False))
+            except Exception:  # Transformers raises nothing narrower
+                continue
+        described = _described(found.backend_tokenizer)
+        if first == tokenizer.opening and expected.items() <= described.items():
+            return each
+    return None
+
+
+def _described(inner: tokenizers.Tokenizer) -> dict[Any, Any]:
+    """Return what decides the tokens of a text, by part; each added token is one."""
+    table = json.loads(inner.to_str())
+    found: dict[Any, Any] = {name: table[name] for name in _PARTS}
+    for token in table["added_tokens"]:
+        found[token["id"], token["content"]] = [token[name] for name in _MATCHED]
+    return found
+
+
+def _state(folder: Path, **fields: Any) -> None:
+    """Write fields into a tokenizer_config.json."""
+    file = folder / CONFIG
+    table = json.loads(file.read_text("utf-8")) | fields
     file.write_text(json.dumps(table, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
-def write_generation(folder: Path, ids: dict[str, int | list[int] | None]) -> None:
+def write_generation(folder: Path, ids: Ids) -> None:
     """Write how to generate: as the file that went along with the tokenizer says, if one did.
 
     What it says stays, also what Transformers would only warn of, such as a temperature without

@@ -174,16 +174,13 @@ def _read(
     elif place.kind == "export" or is_own_gguf(place):
         own = own_gguf if place.kind == "gguf" else own_decoder
         decoder = own(place.path, max_length=max_length, dtype=dtype, device=device)
-        found = _own(decoder, place.name, place.path)
-        reader = tokenizer_of if place.kind == "gguf" else _stored_tokenizer
-        found["read"] = partial(reader, place.path)
+        reader = tokenizer_of if place.kind == "gguf" else _stock_tokenizer
+        found = _own(decoder, place.name, place.path) | {"read": partial(reader, place.path)}
     else:
         if ours and place.kind == "folder":
             family_of(read_config(place.path), max_length)  # before any weight is read
             read_generation(place.path, GENERATION)
         found = _transformers(place, device, dtype, max_length, trust_remote_code, strict=ours)
-        if ours and (place.path / "tokenizer.json").is_file():
-            found["read"] = partial(_stored_tokenizer, place.path)
     read = found.pop("read")
     model = Model(read_tokenizer=(lambda: tokenizer) if tokenizer else read, **found)
     return model.converted(max_length) if ours else model
@@ -245,14 +242,13 @@ def _own(decoder: Decoder, name: str, path: Path) -> dict[str, Any]:
 def _quantized(place: Place, device: torch.device, dtype: torch.dtype | None) -> dict[str, Any]:
     module, header = load_quantized(place.path, device=device)
     scheme = quantized_as(header)
-    own = as_decoder(module) is not None
     return {
         "name": f"{header['name']} {scheme}",
         "module": module if dtype is None else converted(module, dtype),
         "context": header["context"],
         "architecture": f"{type(module).__name__}, {scheme}",
         "path": place.path,
-        "read": partial(Tokenizer.load if own else _stock_tokenizer, place.path),
+        "read": partial(_stock_tokenizer, place.path),
     }
 
 
@@ -316,18 +312,6 @@ def _in_memory(module: nn.Module, tokenizer: AnyTokenizer | None, max_length: in
 def _context(module: nn.Module) -> int:
     assert isinstance(module, PreTrainedModel)
     return getattr(module.config.get_text_config(), "max_position_embeddings", None) or _UNLIMITED
-
-
-def _stored_tokenizer(folder: Path) -> Tokenizer:
-    """Return a model's own tokenizer, with the ends that config.json names where nothing else says
-    how the model generates: there Transformers takes them from it.
-    """
-    tokenizer = Tokenizer.load(folder)
-    if GENERATION not in tokenizer.beside:
-        ends = json.loads((folder / "config.json").read_text("utf-8")).get("eos_token_id")
-        if ends not in (None, tokenizer.end_of_text):
-            tokenizer.beside[GENERATION] = json.dumps({"eos_token_id": ends})
-    return tokenizer
 
 
 def _stock_tokenizer(

@@ -3,7 +3,6 @@
 import dataclasses
 import inspect
 import json
-import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from wakeful.data.tokenizer import GENERATION, StreamDecoder, Tokenizer
+from wakeful.data.encoding import Encoder
+from wakeful.data.tokenizer import GENERATION, StreamDecoder, Tokenizer, beside_of, opening
 from wakeful.errors import WakefulError
 from wakeful.hf.agreement import Agreement, agreement
 from wakeful.hf.weights_in import decoder_of
@@ -50,13 +50,15 @@ class Model:
     agreement: Agreement | None = None
     """Of our decoder, how far it is from the model of Transformers it was made of."""
     read_tokenizer: Callable[[], AnyTokenizer]
+    generates_as: "Model | None" = None
+    """What it was made of, whose settings of generation are its own."""
 
     def __repr__(self) -> str:
         return f"<Model {self.name}: {self.architecture}, context {self.context}>"
 
     @cached_property
     def tokenizer(self) -> AnyTokenizer:
-        """Ours for a run or an export of one, else that of Transformers.
+        """Ours for a run, else that of Transformers.
 
         Raises:
             WakefulError: the model has none.
@@ -68,19 +70,19 @@ class Model:
         """The tokenizer as ours, which takes any text as mere text.
 
         Raises:
-            WakefulError: it has no tokenizer.json, or no token that ends a text.
+            WakefulError: it has no tokenizer.json.
         """
         theirs = self.tokenizer
         if isinstance(theirs, Tokenizer):
             return theirs
-        if theirs.eos_token is None or getattr(theirs, "backend_tokenizer", None) is None:
+        if getattr(theirs, "backend_tokenizer", None) is None:
             raise WakefulError(
                 f"the tokenizer of {self.name} is a {type(theirs).__name__} without a "
-                "tokenizer.json or without an end-of-text token"
+                "tokenizer.json"
             )
         with tempfile.TemporaryDirectory() as folder:
             self.save_tokenizer(Path(folder))
-            return Tokenizer.load(folder)
+            return Tokenizer.load(folder, ended=False)
 
     @property
     def bos(self) -> int | None:
@@ -88,39 +90,68 @@ class Model:
         tokenizer = self.tokenizer
         return tokenizer.bos if isinstance(tokenizer, Tokenizer) else tokenizer.bos_token_id  # pyright: ignore
 
+    @property
+    def end(self) -> int | None:
+        """The token that ends a text; None where the tokenizer has none."""
+        tokenizer = self.tokenizer
+        return tokenizer.end if isinstance(tokenizer, Tokenizer) else tokenizer.eos_token_id  # pyright: ignore
+
     @cached_property
     def ends(self) -> frozenset[int]:
         """The tokens that end what it writes: its tokenizer's, and those that its own settings of
         generation name.
         """
-        tokenizer = self.tokenizer
-        ours = isinstance(tokenizer, Tokenizer)
-        end = tokenizer.end_of_text if ours else tokenizer.eos_token_id  # pyright: ignore
-        said = getattr(getattr(self.module, "generation_config", None), "eos_token_id", None)
-        if said is None and (ours or as_decoder(self.module) is not None):
-            said = json.loads(self.own_tokenizer.beside.get(GENERATION, "{}")).get("eos_token_id")
+        said = self.generation.get("eos_token_id")
         named = said if isinstance(said, list) else [said]
-        return frozenset(token for token in (end, *named) if isinstance(token, int))
+        return frozenset(token for token in (self.end, *named) if isinstance(token, int))
 
     @cached_property
-    def adds_bos(self) -> bool:
-        """Whether its tokenizer, left to itself, begins a text with BOS.
-
-        Never where a prefix is stored: what a text begins with stands there already.
+    def generation(self) -> dict[str, Any]:
+        """How it generates, as its generation_config.json says; of a configuration without one the
+        ends, where they are not the tokenizer's.
         """
+        tokenizer, table = self.tokenizer, dict[str, Any]()
+        said = getattr(self.module, "generation_config", None)
+        if self.generates_as is not None:
+            return self.generates_as.generation
+        if isinstance(said, GenerationConfig):
+            table = said.to_diff_dict()
+            table.pop("transformers_version", None)
+            if not table.pop("_from_model_config", False):  # a file of its own said it
+                return table
+        elif isinstance(tokenizer, Tokenizer):
+            return json.loads(tokenizer.beside.get(GENERATION, "{}"))
+        elif self.path is not None and (self.path / "config.json").is_file():
+            beside = beside_of(self.path)
+            if GENERATION in beside:
+                return json.loads(beside[GENERATION])
+            table = json.loads((self.path / "config.json").read_text("utf-8"))
+        ends = table.get("eos_token_id")
+        return {} if ends in (None, self.end) else {"eos_token_id": ends}
+
+    @cached_property
+    def opening(self) -> list[int]:
+        """What its tokenizer, left to itself, puts before a text.
+
+        Where a prefix is stored BOS is not part of it: it stands there already.
+        """
+        tokenizer = self.tokenizer
+        if isinstance(tokenizer, Tokenizer):
+            found = tokenizer.opening
+        else:
+            found = opening(tokenizer.encode("a"), tokenizer.encode("a", add_special_tokens=False))
         own = as_decoder(self.module)
         if own is None:  # what of Transformers' has parts is our own class
             parts = getattr(self.module.config, "parts", {})
             stored = parts.get("stored_prefix", 0)  # pyright: ignore
         else:
             stored = own.config.stored_prefix
-        if stored:
-            return False
-        tokenizer = self.tokenizer
-        if isinstance(tokenizer, Tokenizer):
-            return tokenizer.adds_bos
-        ids = tokenizer.encode("a")
-        return self.bos is not None and ids[:1] == [self.bos] != self.plain("a")[:1]
+        return [token for token in found if not stored or token != self.bos]
+
+    @property
+    def adds_bos(self) -> bool:
+        """Whether its tokenizer, left to itself, begins a text with BOS."""
+        return self.bos in self.opening
 
     @property
     def device(self) -> torch.device:
@@ -143,33 +174,58 @@ class Model:
             return logits_of(self.module, tokens)
 
     def begin(self, bos: Bos = "auto") -> list[int]:
-        """Return what stands before every sequence: BOS, or nothing.
+        """Return what stands before a text: what its tokenizer puts there, BOS, or nothing.
 
         Raises:
-            WakefulError: `bos` is "on", and the model has none.
+            WakefulError: `bos` is "on", and the model has none, or no embedding of it.
         """
         if bos not in BOS:
             raise WakefulError(f"bos = {bos!r}: must be one of {', '.join(BOS)}")
-        if bos == "off" or (bos == "auto" and not self.adds_bos):
-            return []
+        if bos != "on":
+            return [] if bos == "off" else self.checked(self.opening)
         if self.bos is None:
             raise WakefulError(f'bos = "on", but {self.name} has no BOS token; use auto or off')
-        return [self.bos]
+        return self.checked([self.bos])
+
+    def begins(self, bos: Bos = "auto") -> bool:
+        """Return whether BOS stands before every sequence that is measured.
+
+        Raises:
+            WakefulError: as of `begin`.
+        """
+        return self.bos in self.begin(bos)
 
     def encode(self, text: str, bos: Bos = "auto") -> list[int]:
         """Return the tokens of a text, after BOS where `bos` says so."""
         return [*self.begin(bos), *self.plain(text)]
 
     def plain(self, text: str) -> list[int]:
-        """Return the tokens of a text and nothing else.
+        """Return the tokens of a text and nothing else; what it spells is text (`Encoder`).
 
         Raises:
-            WakefulError: the model has no embedding of one of them.
+            WakefulError: the model has no embedding of one of them, or the tokenizer fails.
         """
+        if self._encoder is not None:
+            return self.checked(self._encoder.encode_batch([text])[0])
+        tokenizer: Any = self.tokenizer  # one of Transformers' that is written in Python
+        encoded = tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+        return self.checked(encoded)
+
+    def plain_with_ends(self, text: str) -> tuple[list[int], list[int] | None]:
+        """Return `plain`, and how many characters lie before each token's end, if that is known."""
+        if self._encoder is None:
+            return self.plain(text), None
+        tokens, ends = self._encoder.with_ends(text)
+        return self.checked(tokens), ends
+
+    @cached_property
+    def _encoder(self) -> Encoder | None:
         tokenizer = self.tokenizer
         if isinstance(tokenizer, Tokenizer):
-            return self.checked(tokenizer.encode(text))
-        return self.checked(tokenizer.encode(text, add_special_tokens=False))
+            return tokenizer.encoder
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        special = tokenizer.all_special_tokens
+        return None if backend is None else Encoder(backend.to_str(), special)
 
     def checked(self, tokens: list[int]) -> list[int]:
         """Return token ids as they are, once each is known to have an embedding.
@@ -180,27 +236,26 @@ class Model:
         own = as_decoder(self.module)
         embedding = self.module.get_input_embeddings() if own is None else own.embed  # pyright: ignore
         size = len(embedding.weight)
-        largest = max(tokens, default=0)
-        if largest >= size:
-            raise WakefulError(
-                f"the tokenizer of {self.name} gives token {largest}, and the model has embeddings "
-                f"of {size} tokens: load it with its own tokenizer"
-            )
+        for token in (max(tokens, default=0), min(tokens, default=0)):
+            if not 0 <= token < size:
+                raise WakefulError(
+                    f"{self.name} is given token {token}, and has embeddings of {size} tokens: "
+                    "load it with its own tokenizer"
+                )
         return tokens
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of token ids, special ones left out."""
+    def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
+        """Return the text of token ids, special ones left out unless `special`."""
         tokenizer = self.tokenizer
         if isinstance(tokenizer, Tokenizer):
-            return tokenizer.decode(ids)
-        return str(tokenizer.decode(list(ids), skip_special_tokens=True))
+            return tokenizer.decode(ids, special=special)
+        # Ours, and text that streams, are not cleaned up either.
+        shown = {"skip_special_tokens": not special, "clean_up_tokenization_spaces": False}
+        return str(tokenizer.decode(list(ids), **shown))
 
     def text_of(self, token: int) -> str:
         """Return a token's text, a special one's name included."""
-        tokenizer = self.tokenizer
-        if isinstance(tokenizer, Tokenizer):
-            return tokenizer.decode([token], special=True)
-        return str(tokenizer.decode([token]))
+        return self.decode([token], special=True)
 
     def decoder(self) -> Decoder:
         """Return the model as our decoder, sharing its weights, once both gave the same logits.
@@ -222,6 +277,7 @@ class Model:
         return dataclasses.replace(
             self, module=decoder, context=decoder.config.context, architecture="wakeful decoder",
             agreement=agreement(self.module, decoder),  # pyright: ignore[reportArgumentType]
+            read_tokenizer=lambda: self.tokenizer, generates_as=self,
         )  # fmt: skip
 
     @cached_property
@@ -287,9 +343,9 @@ class Model:
         `choice` holds num_tokens, temperature, top_k, top_p, seed and stop, as for
         `wakeful.model.generate.generate`; a model of Transformers keeps its own cache.
         """
-        own = as_decoder(self.module)
+        own, prompt = as_decoder(self.module), self.checked(list(prompt))
         if own is not None:
-            return self._one_by_one(generate(own, list(prompt), **choice))
+            return self._one_by_one(generate(own, prompt, **choice))
         past = None
         # Only the last token's logits are wanted, and the head is the widest matrix.
         known = inspect.signature(self.module.forward).parameters
@@ -303,9 +359,7 @@ class Model:
 
         usual = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0, "stop": ()}
         return self._one_by_one(
-            continuation(
-                step, list(prompt), device=self.device, context=self.context, **usual | choice
-            )
+            continuation(step, prompt, device=self.device, context=self.context, **usual | choice)
         )
 
     def _one_by_one(self, tokens: Iterator[int]) -> Iterator[int]:
@@ -324,15 +378,9 @@ class Model:
             tokenizer.save(folder)
             return
         tokenizer.save_pretrained(folder)
-        said = getattr(self.module, "generation_config", None)
-        if said is None and self.path is not None and (self.path / GENERATION).is_file():
-            shutil.copyfile(self.path / GENERATION, folder / GENERATION)
-        table = said.to_diff_dict() if isinstance(said, GenerationConfig) else {}
-        table.pop("transformers_version", None)
-        derived = table.pop("_from_model_config", False)  # no file of its own said it
-        own_ends = table.get("eos_token_id") not in (None, tokenizer.eos_token_id)
-        if table and (not derived or own_ends):
-            (folder / GENERATION).write_text(json.dumps(table, indent=2) + "\n", "utf-8")
+        if self.generation:
+            text = json.dumps(self.generation, indent=2) + "\n"
+            (folder / GENERATION).write_text(text, "utf-8")
 
 
 def _pieces(stream: StreamDecoder, tokens: Iterator[int]) -> Iterator[str]:

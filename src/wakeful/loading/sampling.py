@@ -26,6 +26,8 @@ def sample(
     Raises:
         WakefulError: a model of Transformers keeps no cache.
     """
+    for prompt in prompts:
+        model.checked(list(prompt))
     try:
         step = _OurStep(model.decoder(), len(prompts), length)
     except WakefulError:

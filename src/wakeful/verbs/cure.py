@@ -23,7 +23,8 @@ from wakeful.device import choose_device
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
 from wakeful.evaluation.diagnosis import PASSES, sequences_of
-from wakeful.hf.weights_out import describe, export, refuse_existing
+from wakeful.hf.weights_out import describe, export, refuse_existing, written_as
+from wakeful.loading.chat import user_turn
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.model.decoder import Decoder
 from wakeful.model.evaluating import evaluating
@@ -35,7 +36,16 @@ from wakeful.probes.running import logits_of
 from wakeful.runs.run import disk_errors, replaced
 from wakeful.surgery import check_rotates, choose_prefix, rotate, store_prefix
 from wakeful.verbs.diagnose import Diagnosis, diagnose
-from wakeful.verbs.result import Result, Source, asked, each_model, in_memory, name_of, showing
+from wakeful.verbs.result import (
+    Result,
+    Source,
+    as_ours,
+    asked,
+    each_model,
+    in_memory,
+    name_of,
+    showing,
+)
 from wakeful.verbs.retraining import FITTED, check_retrains, retrained
 from wakeful.verbs.session import foretell
 from wakeful.world import ALONE
@@ -81,8 +91,6 @@ class Cure(Result):
     rounding that one alone."""
     source: str
     """What the model before was asked for as."""
-    begun: bool = False
-    """Whether what a text began with stands in the weights: the tokenizer adds no BOS."""
     figures: tuple[Figure, ...] = ()
     """Formats of charts that are saved beside the page."""
 
@@ -110,14 +118,7 @@ class Cure(Result):
         decoder = self.model.decoder()
         dtype = decoder.embed.weight.dtype
         kind = torch.float32 if dtype == torch.float64 else dtype
-        source = self.before.path
-        tokenizer: Tokenizer | Path
-        if self.begun:
-            tokenizer = self.before.own_tokenizer.without_bos()
-        elif source is not None and (source / "config.json").is_file():
-            tokenizer = source
-        else:
-            tokenizer = self.before.own_tokenizer
+        tokenizer = self.model.own_tokenizer
         card = model_card(
             self.model, self.stock, self.command, source=self.before,
             done=[f"{what}: {said}" for what, said in self.done],
@@ -221,14 +222,13 @@ def cure(
             raise WakefulError(
                 f"{loaded.name} is quantized: cure the model it was made from, then quantize"
             )
-        conversion = loaded.converted()
-        plain, said = conversion.decoder(), str(conversion.agreement or "")
-        if said:
-            show.note(f"{loaded.name}: {said}")
+        ours = as_ours(loaded, show)
+        plain, said = ours.decoder(), str(ours.agreement or "")
         begun = bool(wanted.prefix) or wanted.trains
-        if wanted.out and (wanted.rotate_inner or begun):
-            _ = loaded.own_tokenizer  # which our class' folder needs
-        read = _unbegun(loaded) if begun else loaded.read_tokenizer
+        if wanted.out:
+            _ = loaded.own_tokenizer  # which is written
+        begins = loaded.adds_bos or bool(loaded.tokenizer.chat_template)
+        read = _unbegun(loaded) if begun and begins else lambda: loaded.tokenizer
         if wanted.rotate or wanted.rotate_inner:
             check_rotates(plain, wanted.rotate or "identity")
         text = _text(loaded, words, wanted)
@@ -242,7 +242,8 @@ def cure(
         if wanted.trains:
             check_retrains(plain, wanted)
             rest = _rest(loaded, words, text.numel(), learned, wanted)
-            stands = [loaded.bos] if loaded.bos is not None else _best(loaded, plain, text, 1)
+            first = loaded.bos is not None
+            stands = loaded.begin("on") if first else _best(loaded, plain, text, 1)
             base, more = retrained(loaded, stands[0], text, rest, wanted, show)
             done += more
         cured, prefix, more = _cured(loaded, base, text, wanted, show)
@@ -250,7 +251,7 @@ def cure(
         result = replace(
             loaded, name=f"{loaded.name} cured", module=cured, path=None,
             context=min(loaded.context, cured.config.context), architecture=_words(loaded, wanted),
-            read_tokenizer=read,
+            read_tokenizer=read, generates_as=loaded,
         )  # fmt: skip
         show.note("comparing logits")
         stands = prefix or stands
@@ -260,10 +261,13 @@ def cure(
     seen = diagnose(
         loaded, result, shown=shown, options=_diagnosing(wanted, len(text[0]))
     )  # fmt: skip
+    stock = describe(cured.config)[0]
+    if wanted.out:
+        stock = written_as(cured.config, result.own_tokenizer)[0]
     cure = Cure(
         before=loaded, model=result, diagnosis=seen, prefix=tuple(prefix), done=tuple(done),
-        stock=describe(cured.config)[0], differences=found,
-        source=name_of(model), begun=begun,
+        stock=stock, differences=found,
+        source=name_of(model),
         command=command_of("cure", name_of(model), wanted), figures=wanted.figures,
     )  # fmt: skip
     if wanted.out:
@@ -272,10 +276,18 @@ def cure(
 
 
 def _unbegun(loaded: Model) -> Callable[[], AnyTokenizer]:
-    """Return what reads the tokenizer of a model in which a text's beginning stands already."""
-    tokenizer = loaded.tokenizer
-    if isinstance(tokenizer, Tokenizer) or loaded.adds_bos:
-        tokenizer = loaded.own_tokenizer.without_bos()
+    """Return what reads the tokenizer of a model in which a text's beginning stands already.
+
+    Raises:
+        WakefulError: the tokenizer or its chat template begins a text with BOS in another way.
+    """
+    tokenizer = loaded.own_tokenizer.without_bos()
+    turn = user_turn(tokenizer, otherwise="give the model one without BOS")
+    if turn is not None and tokenizer.bos in turn.before:
+        raise WakefulError(
+            f"the chat template of {loaded.name} writes BOS by its name, which stands before every "
+            "text of a cured model already: have it write bos_token"
+        )
     return lambda: tokenizer
 
 
@@ -348,14 +360,14 @@ def _chosen(loaded: Model, decoder: Decoder, text: Tensor, wanted: CureOptions) 
             raise WakefulError(
                 f"{loaded.name} has no BOS token; choose a prefix by --prefix 1 instead"
             )
-        return [loaded.bos]
+        return loaded.begin("on")
     return _best(loaded, decoder, text, int(wanted.prefix))
 
 
 def _best(loaded: Model, decoder: Decoder, text: Tensor, num_tokens: int) -> list[int]:
     counts = torch.bincount(text.flatten())
     frequent = counts.argsort(descending=True)[:CANDIDATES].tolist()
-    special = [] if loaded.bos is None else [loaded.bos]
+    special = [] if loaded.bos is None else loaded.begin("on")
     return choose_prefix(decoder, text, [*special, *frequent], num_tokens=num_tokens)
 
 

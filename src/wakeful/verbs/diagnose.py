@@ -174,7 +174,7 @@ def _diagnosed(
     length = wanted.length_for(model.context)
     sequences = sequences_of(
         model, words, length=length, num_sequences=wanted.num_sequences,
-        bos=bool(model.begin(wanted.bos)),
+        bos=model.begins(wanted.bos),
     )  # fmt: skip
     world.check_same(
         [model.name, sequences],

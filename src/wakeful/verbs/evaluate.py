@@ -225,7 +225,7 @@ def _measure(
     world: World,
 ) -> list[Score]:
     check_causal(model.name, model.module)
-    bos = bool(model.begin(wanted.bos))
+    bos = model.begins(wanted.bos)
     if wanted.speed:
         check_lengths(model, wanted.speed)
     scores: list[Score] = []

@@ -297,9 +297,7 @@ def _looked_at(
 def _elsewhere(model: Model, text: str, windows: int, length: int) -> pl.DataFrame:
     """Return what a model shows on another text, each metric as METRIC@elsewhere."""
     words = words_of(text, windows * length)
-    sequences = sequences_of(
-        model, words, length=length, num_sequences=windows, bos=bool(model.begin())
-    )
+    sequences = sequences_of(model, words, length=length, num_sequences=windows, bos=model.begins())
     rows = look(model, sequences).rows
     return rows.with_columns(metric=pl.format("{}@elsewhere", "metric"))
 

@@ -14,13 +14,13 @@ from wakeful.growth.inherit import inherit
 from wakeful.growth.layers import chosen, numbered, written
 from wakeful.hf.dropping import check_order, drop_layers
 from wakeful.hf.gguf_out import export_gguf
-from wakeful.hf.weights_out import describe, refuse_existing
 from wakeful.hf.weights_out import export as write
+from wakeful.hf.weights_out import refuse_existing, written_as
 from wakeful.hf.whole import read_config
 from wakeful.loading.load import check_step, fetched, load, place_of, read_decoder
 from wakeful.loading.model import AnyTokenizer
 from wakeful.pages.card import file_lineage, model_card, shortened_card
-from wakeful.verbs.result import Source, asked, name_of, showing
+from wakeful.verbs.result import Source, as_ours, asked, name_of, showing
 from wakeful.world import ALONE
 
 
@@ -83,27 +83,24 @@ def export(
             f"{found.name} is quantized: export the model it was made from, or save this one with "
             "wakeful quantize --save"
         )
-    tokenizer = found.own_tokenizer
-    found = whole = found.converted()
-    said = str(found.agreement or "")
-    if said:
-        with showing(shown, "export", ALONE) as show:
-            show.note(f"{found.name}: {said}")
+    with showing(shown, "export", ALONE) as show:
+        found = whole = as_ours(found, show)
     if layers:
         of = found.decoder().config.num_layers
         found = dataclasses.replace(found, module=inherit(found.decoder(), chosen(layers, of=of)))
     done = [f"its layers {written(layers)} (from 0)"] if layers else []
-    done += [f"read as wakeful's decoder: {said}"] if said else []
+    if found.agreement is not None:
+        done.append(f"read as wakeful's decoder: {found.agreement}")
     if folder.suffix == ".gguf":
         lineage, origin = file_lineage(found, source=whole, done=done)
         return export_gguf(
-            found.decoder(), folder, tokenizer=tokenizer,
+            found.decoder(), folder, tokenizer=found.own_tokenizer,
             storage="f16" if wanted.gguf == "auto" else wanted.gguf, name=found.name,
             lineage=lineage, origin=origin,
         )  # fmt: skip
-    kind = describe(found.decoder().config)[0]
+    kind = written_as(found.decoder().config, found.own_tokenizer)[0]
     card = model_card(found, kind, command, source=whole, done=done)
-    return write(found.decoder(), folder, tokenizer=tokenizer, dtype=dtype, card=card)
+    return write(found.decoder(), folder, tokenizer=found.own_tokenizer, dtype=dtype, card=card)
 
 
 def _check_form(options: ExportOptions, out: Path) -> None:

@@ -293,10 +293,10 @@ def _reference(
     model = load(source, tokenizer=tokenizer)
     if model.is_quantized:
         raise WakefulError(f"{model.name} is quantized: name the model it was made from")
-    model = model.converted()
+    given, model = model.module, model.converted()
     decoder = model.decoder()
     # A user's own module stays as and where it is; a path is read in float32, and so when resumed.
-    if decoder is model.module or decoder.head.weight.dtype != torch.float32:
+    if decoder is given or decoder.head.weight.dtype != torch.float32:
         model = dataclasses.replace(model, module=copy.deepcopy(decoder).float().eval())
     # What teaches heirs and what is resumed from is read again: it must be these weights.
     if model.path is not None and not model.step:
@@ -313,7 +313,7 @@ def _fitted(options: InheritOptions, reference: Model) -> InheritOptions:
     context = reference.decoder().config.context
     train = dataclasses.replace(options.train, length=options.train.length or min(256, context))
     length = options.diagnose_length or min(LENGTH, context)
-    bos = options.data.bos or bool(reference.begin(options.bos))
+    bos = options.data.bos or reference.begins(options.bos)
     data = dataclasses.replace(options.data, bos=bos)
     store = str(Path(options.heal.store).absolute()) if options.heal.store else ""
     heal = dataclasses.replace(options.heal, store=store)

@@ -274,7 +274,7 @@ def _tokens(
 ) -> list[Tensor]:
     if not count:
         return []
-    bos = bool(loaded.begin(wanted.bos))
+    bos = loaded.begins(wanted.bos)
     found = sequences_of(loaded, words, length=length, num_sequences=count, bos=bos)
     return [torch.tensor([tokens], device=loaded.device) for tokens in found]
 

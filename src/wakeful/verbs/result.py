@@ -181,6 +181,14 @@ def each_model(
         del model
 
 
+def as_ours(model: Model, show: Display) -> Model:
+    """Return a model as our decoder, and say how far that is from Transformers' own."""
+    ours = model.converted()
+    if ours.agreement is not None:
+        show.note(f"{model.name}: {ours.agreement}")
+    return ours
+
+
 def dtype_of(model: Model) -> str:
     """Return the arithmetic a model computes in, e.g. "float32"."""
     return str(next(model.module.parameters()).dtype).removeprefix("torch.")

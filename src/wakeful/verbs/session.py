@@ -128,4 +128,4 @@ def text_words(words: Words, wanted: DiagnoseOptions | EvaluateOptions | Quantiz
 def bos_words(model: Model, bos: str) -> str:
     """Return what a page says of BOS for one model."""
     own = ", as its tokenizer does" if bos == "auto" else ""
-    return ("before every sequence" if model.begin(bos) else "none") + own  # pyright: ignore
+    return ("before every sequence" if model.begins(bos) else "none") + own  # pyright: ignore
