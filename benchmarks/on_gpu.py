@@ -17,12 +17,13 @@ from typing import Any
 
 import torch
 
-from wakeful.config.verbs import ReproduceOptions
+from wakeful.device import H100
 from wakeful.errors import WakefulError
-from wakeful.exhibits.exhibit import exhibit
-from wakeful.exhibits.plan import H100, Plan
-from wakeful.exhibits.total import total_of
-from wakeful.verbs.reproduce import planned
+from wakeful_papers.exhibits.exhibit import exhibit
+from wakeful_papers.exhibits.plan import Plan
+from wakeful_papers.exhibits.total import total_of
+from wakeful_papers.options import ReproduceOptions
+from wakeful_papers.verbs.reproduce import planned
 
 TOTAL = 25 * 60
 """Seconds of all steps together."""

@@ -29,7 +29,7 @@ def run_module(loader: hook._JaxtypingLoader, module: ModuleType) -> None:
 # cannot trace the checks, so tests of compiled models run those in a process of their own.
 hook._JaxtypingLoader.exec_module = run_module
 hook.Typechecker.get_ast = decorator
-jaxtyping.install_import_hook("wakeful", "typechecker.checked")
+jaxtyping.install_import_hook(["wakeful", "wakeful_papers"], "typechecker.checked")
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
@@ -42,7 +42,7 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
-WHOLE = ("cli", "examples", "exhibits", "pages", "safety", "verbs")
+WHOLE = ("cli", "examples", "papers", "pages", "safety", "verbs")
 """Folders whose tests run whole verbs, as users do: without the checks, which take a fifth of the
 time. Every function is checked where its own room is tested."""
 

@@ -14,7 +14,8 @@ from types import ModuleType
 
 import pytest
 
-from wakeful.cli import VERBS, verbs
+from wakeful.cli import all_verbs, verbs
+from wakeful.plugins import verb_of
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md"))]
@@ -51,7 +52,7 @@ def commands(page: Path) -> Iterator[list[str]]:
             form = command[:1] == ["data"] and len(command) < 3
             if (
                 command
-                and command[0] in VERBS
+                and command[0] in all_verbs()
                 and not form
                 and not PLACEHOLDER.search(" ".join(command))
             ):
@@ -66,10 +67,13 @@ def behind_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         raise Parsed
 
     for name in ("demo", "train", "compare", "generate", "diagnose", "inherit", "cure", "evaluate",
-                 "quantize", "reproduce", "sample", "report", "export", "presets"):  # fmt: skip
+                 "quantize", "sample", "report", "export", "presets"):  # fmt: skip
         stub = ModuleType(f"wakeful.verbs.{name}")
         stub.__getattr__ = lambda _name: taken  # type: ignore[method-assign]
         monkeypatch.setitem(sys.modules, stub.__name__, stub)
+    papers = ModuleType("wakeful_papers.verbs.reproduce")
+    papers.__getattr__ = lambda _name: taken  # type: ignore[method-assign]
+    monkeypatch.setitem(sys.modules, papers.__name__, papers)
     preparing = ModuleType("wakeful.data.preparing")
     preparing.prepare, preparing.preparation = taken, lambda _options: {}  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, preparing.__name__, preparing)
@@ -94,7 +98,8 @@ def problem(command: list[str]) -> str:
             tables = "".join(f"[variants.{row}]\n" for row in rows)
             Path(word).write_text(f'preset = "cpu-tiny"\n{tables}', "utf-8")
     try:
-        getattr(verbs, verb)(rest)
+        other = verb_of(verb)
+        (other.run if other else getattr(verbs, verb))(rest)
     except Parsed:
         return ""
     except SystemExit as ended:

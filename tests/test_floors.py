@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parent.parent / "src" / "wakeful"
+SOURCE = Path(__file__).parent.parent / "src"
 
 FLOORS = (
-    ("errors", "shape", "paths", "digests", "estimates", "roles", "lazy", "hub"),
-    ("discovery", "plain_text"),
+    ("version", "errors", "shape", "paths", "digests", "estimates", "roles", "lazy", "hub"),
+    ("discovery", "plugins", "plain_text"),
     ("display", "variants", "world", "families", "implementations"),
     ("config", "device"),
     (
@@ -33,14 +33,22 @@ FLOORS = (
     ("training",),
     ("evaluation", "growth"),
     ("comparison",),
-    ("exhibits",),
     ("pages",),
     ("verbs",),
+    ("__init__",),
     ("cli",),
     ("__main__",),
 )
-"""From the ground up. A room imports from lower floors, and from itself."""
-FLOOR = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
+"""From the ground up. A room imports from lower floors, and from itself; `__init__` is the face."""
+PAPERS = (("options", "exhibits"), ("pages",), ("verbs",), ("__init__",), ("cli",))
+"""The house on top: its rooms import from all of the other as well, which knows nothing of them."""
+HOUSES = {"wakeful": FLOORS, "wakeful_papers": PAPERS}
+FLOOR = {
+    (house, room): height
+    for number, (house, floors) in enumerate(HOUSES.items())
+    for height, rooms in enumerate(floors, start=1000 * number)
+    for room in rooms
+}
 
 
 def imports(file: Path) -> Iterator[tuple[int, str]]:
@@ -59,39 +67,47 @@ def imports(file: Path) -> Iterator[tuple[int, str]]:
                 yield node.lineno, f"{module}.{alias.name}"
 
 
-def room_of(file: Path) -> str:
-    return file.relative_to(SOURCE).with_suffix("").parts[0]
+def place_of(file: Path) -> tuple[str, str]:
+    """Return a file's house and its room there."""
+    house, room, *_ = file.relative_to(SOURCE).with_suffix("").parts
+    return house, room
+
+
+def target_of(name: str) -> tuple[str, str]:
+    """Return the house and the room of what is imported; a name that is no room's is the face's."""
+    house, room, *_ = *name.split("."), ""
+    return house, room if (house, room) in FLOOR else "__init__"
 
 
 def uphill(file: Path) -> list[str]:
     """Return the imports of a file that lead to its own floor's neighbors or to a floor above."""
-    here = room_of(file)
-    if here == "__init__":
-        return []
+    here = place_of(file)
     found = []
     for line, name in imports(file):
-        parts = name.split(".")
-        if parts[0] != "wakeful" or len(parts) < 2 or parts[1] in (here, "__version__"):
+        there = target_of(name)
+        if there[0] not in HOUSES or there == here:
             continue
-        there = parts[1]
-        if there not in FLOOR or FLOOR[there] >= FLOOR[here]:
+        if FLOOR[there] >= FLOOR[here]:
             found.append(f"{file.relative_to(SOURCE)}:{line} imports {name}")
     return found
 
 
+def files() -> list[Path]:
+    return [file for house in HOUSES for file in sorted((SOURCE / house).rglob("*.py"))]
+
+
 def test_every_room_has_a_floor() -> None:
-    rooms = {room_of(file) for file in SOURCE.rglob("*.py")} - {"__init__"}
-    assert rooms == set(FLOOR)
+    assert {place_of(file) for file in files()} == set(FLOOR)
 
 
 def test_imports_lead_down() -> None:
-    assert [line for file in sorted(SOURCE.rglob("*.py")) for line in uphill(file)] == []
+    assert [line for file in files() for line in uphill(file)] == []
 
 
 def test_modules_of_a_room_form_no_ring() -> None:
-    files = {
-        ".".join(("wakeful", *file.relative_to(SOURCE).with_suffix("").parts)): file
-        for file in SOURCE.rglob("*.py")
+    modules = {
+        ".".join(file.relative_to(SOURCE).with_suffix("").parts): file
+        for file in files()
         if file.name != "__init__.py"
     }
     below = {
@@ -99,9 +115,9 @@ def test_modules_of_a_room_form_no_ring() -> None:
             target
             for _, name in imports(file)
             for target in (name, name.rpartition(".")[0])
-            if target in files and target != module
+            if target in modules and target != module
         }
-        for module, file in files.items()
+        for module, file in modules.items()
     }
     done: set[str] = set()
 
@@ -112,20 +128,28 @@ def test_modules_of_a_room_form_no_ring() -> None:
                 descend(target, (*path, module))
             done.add(module)
 
-    for module in files:
+    for module in modules:
         descend(module, ())
 
 
 @pytest.mark.parametrize(
     "statement",
-    ["import wakeful.cli", "from wakeful.pages import charts", "from wakeful import verbs"],
+    [
+        "import wakeful.cli",
+        "from wakeful.pages import charts",
+        "from wakeful import verbs",
+        "import wakeful",
+        "from wakeful import __version__",
+        "import wakeful_papers",
+        "from wakeful_papers.exhibits import exhibit",
+    ],
 )
 @pytest.mark.parametrize("place", ["{}", "def f():\n    {}", "if TYPE_CHECKING:\n    {}"])
 def test_an_import_that_leads_up_is_found(
     statement: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(f"{__name__}.SOURCE", tmp_path)
-    file = tmp_path / "quant" / "grids.py"
-    file.parent.mkdir()
+    file = tmp_path / "wakeful" / "quant" / "grids.py"
+    file.parent.mkdir(parents=True)
     file.write_text(place.format(statement))
     assert len(uphill(file)) == 1

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
 from pathlib import Path
 
+from wakeful.comparison.paper_table import Cell, Row, paper_tables
+from wakeful.comparison.published import Column
+from wakeful.comparison.ranks import LOSS, Ranked, ranking_of
 from wakeful.comparison.reading import Comparison, read_comparison
 from wakeful.comparison.tables import machines, same_tokens
 from wakeful.estimates import with_error
-from wakeful.exhibits.exhibit import Column
-from wakeful.exhibits.paper_table import Cell, Row, paper_tables
-from wakeful.exhibits.ranks import LOSS, Ranked, ranking_of
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "arena-table.md"
 HEAD = """\

@@ -1,8 +1,8 @@
 """Build wheel and sdist into dist/, check both, and install the wheel where nothing else is.
 
-The wheel must hold every file of the package (presets, exhibits, templates, py.typed), import in an
-environment without a single dependency, and import whole in one with those that it declares; the
-sdist must hold what its tests need.
+The wheel must hold every file of its packages (presets, exhibits, templates, py.typed), import in
+an environment without a single dependency, and import whole in one with those that it declares;
+the sdist must hold what its tests need.
 """
 
 import shutil
@@ -15,7 +15,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
-NEEDED = ("py.typed", "presets/demo.toml", "exhibits/papers/", "pages/templates/")
+PACKAGES = ("wakeful", "wakeful_papers")
+NEEDED = (
+    "wakeful/py.typed", "wakeful/presets/demo.toml", "wakeful/pages/templates/",
+    "wakeful_papers/papers/", "wakeful_papers/presets/", "wakeful_papers/pages/templates/",
+)  # fmt: skip
 """Files and folders of which the wheel must hold something, whatever the checkout has."""
 BESIDE = ("LICENSE", "README.md", "pyproject.toml", "tests/conftest.py", "docs/decisions.md")
 INSTALLED = """
@@ -31,10 +35,13 @@ assert '[model]' in (resources.files("wakeful") / "presets" / "demo.toml").read_
 """
 EVERY_MODULE = """
 import importlib, pkgutil
-import wakeful
+import wakeful, wakeful_papers
 
 EXTRAS = {"lm_eval", "datasets"}
-for module in pkgutil.walk_packages(wakeful.__path__, "wakeful."):
+for module in (
+    *pkgutil.walk_packages(wakeful.__path__, "wakeful."),
+    *pkgutil.walk_packages(wakeful_papers.__path__, "wakeful_papers."),
+):
     if not module.name.endswith("__main__"):
         try:
             importlib.import_module(module.name)
@@ -59,8 +66,8 @@ def main() -> int:
         install = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
         run(*install, python=python)
         run("-I", "-c", INSTALLED, python=python, at=folder)
-        (package,) = Path(folder).glob("lib/*/site-packages/wakeful")
-        ours, theirs = files(ROOT / "src" / "wakeful"), files(package)
+        (place,) = Path(folder).glob("lib/*/site-packages")
+        ours, theirs = files(ROOT / "src"), files(place)
     with tempfile.TemporaryDirectory() as folder:
         venv.create(folder, with_pip=True)
         python = str(Path(folder) / "bin" / "python")
@@ -68,6 +75,7 @@ def main() -> int:
         run("-m", "pip", "install", "--quiet", *constraints, str(wheel), python=python)
         run("-I", "-c", EVERY_MODULE, python=python, at=folder)
         run("-I", "-m", "wakeful", "presets", "demo", python=python, at=folder)
+        run("-I", "-m", "wakeful", "reproduce", "--help", python=python, at=folder)
     for name in NEEDED:
         if not any(each == name or each.startswith(name) for each in theirs):
             return fail(f"{wheel.name} lacks {name}")
@@ -84,7 +92,7 @@ def run(*arguments: str, python: str = sys.executable, at: str | Path = ROOT) ->
 
 
 def files(folder: Path) -> set[str]:
-    found = (path for path in folder.rglob("*") if path.is_file())
+    found = (path for each in PACKAGES for path in (folder / each).rglob("*") if path.is_file())
     names = {path.relative_to(folder).as_posix() for path in found}
     return {name for name in names if "__pycache__" not in name}
 

@@ -63,6 +63,7 @@ def rooms() -> dict[str, tuple[str, list[str]]]:
         read(file, found)
     whole: dict[str, tuple[str, list[str]]] = {}
     read(PACKAGE / "__init__.py", whole)
+    read(PACKAGE.with_name("wakeful_papers") / "__init__.py", found)
     return whole | found
 
 

@@ -5,9 +5,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from wakeful.exhibits.exhibit import exhibit
-from wakeful.exhibits.plan import H100, Plan, plan_of
-from wakeful.exhibits.total import Total, total_of
+from wakeful.device import H100
+from wakeful_papers.exhibits.exhibit import exhibit
+from wakeful_papers.exhibits.plan import Plan, plan_of
+from wakeful_papers.exhibits.total import Total, total_of
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reproduce.md"
 FROM = "<!-- python tools/paper_scale.py writes what follows -->\n"

@@ -11,11 +11,12 @@ from datetime import date
 from itertools import groupby
 from pathlib import Path
 
+from wakeful.comparison.outcomes import Outcome
 from wakeful.estimates import with_error
-from wakeful.exhibits.exhibit import SCALES, natural
-from wakeful.exhibits.judge import Judged, Outcome, Verdict
-from wakeful.pages.reproduction import OUTCOMES, Found, in_words
 from wakeful.runs.run import Run, read_record
+from wakeful_papers.exhibits.exhibit import SCALES, natural
+from wakeful_papers.exhibits.judge import Judged, Verdict
+from wakeful_papers.pages.reproduction import OUTCOMES, Found, in_words
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "verdicts.md"
 HEADING = re.compile(r"\*\*(?P<exhibit>.*)\*\* — (?P<scale>\w+) scale.*")

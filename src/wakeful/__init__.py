@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from wakeful.errors import WakefulError
 from wakeful.lazy import lazily
+from wakeful.version import __version__
 
 if TYPE_CHECKING:
     from wakeful.loading.load import load
@@ -24,14 +25,11 @@ if TYPE_CHECKING:
     from wakeful.verbs.inherit import inherit
     from wakeful.verbs.quantize import quantize
     from wakeful.verbs.report import report
-    from wakeful.verbs.reproduce import reproduce
     from wakeful.verbs.train import train
 
-__version__ = "0.1.0"
 __all__ = [
     "WakefulError", "__version__", "compare", "cure", "diagnose", "evaluate", "export", "generate",
-    "inherit", "load", "quantize", "report", "reproduce", "train",
-    "watch",
+    "inherit", "load", "quantize", "report", "train", "watch",
 ]  # fmt: skip
 
 _VERBS = ("compare", "cure", "diagnose", "evaluate", "export", "generate", "inherit",

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from wakeful.cli import VERBS, main
-from wakeful.cli.verbs import KINDS
+from wakeful.cli import all_verbs, main, verbs
 from wakeful.config.options import options_of
+from wakeful.plugins import added, verb_of
+
+OTHERS = {name: verb.options for name in added("verbs") if (verb := verb_of(name))}
+KINDS = verbs.KINDS | OTHERS
 
 
 def printed(capsys: pytest.CaptureFixture[str], shell: str) -> str:
@@ -40,7 +43,7 @@ def completed(file: Path, *words: str) -> list[str]:
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 def test_bash_completes_verbs_options_and_values(bash: Path) -> None:
     assert completed(bash, "di") == ["diagnose"]
-    assert completed(bash, "") == list(VERBS)
+    assert completed(bash, "") == list(all_verbs())
     assert completed(bash, "diagnose", "smollm2", "--le") == ["--length"]
     assert completed(bash, "diagnose", "--bos", "") == ["auto", "on", "off"]
     assert completed(bash, "diagnose", "x", "--figures", "svg", "p") == ["png", "pdf"]
@@ -80,7 +83,7 @@ def test_zsh_runs_the_script_of_bash(capsys: pytest.CaptureFixture[str], bash: P
 
 def test_fish_has_every_verb_and_option(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, "fish")
-    for verb in VERBS:
+    for verb in all_verbs():
         assert f"-n __fish_use_subcommand --no-files -a {verb} " in text
     for words, kind in KINDS.items():
         verb = "; and __fish_seen_subcommand_from ".join(words.split())

@@ -15,11 +15,10 @@ from typing import Any, get_type_hints
 import pytest
 
 from training.runs import tiny
-from wakeful.cli import SUMMARIES, VERBS, main
+from wakeful.cli import SUMMARIES, all_verbs, main, verbs
 from wakeful.cli.catalog import baselines, catalog
 from wakeful.cli.console import OUT
-from wakeful.cli.examples import EXAMPLES
-from wakeful.cli.verbs import KINDS
+from wakeful.cli.examples import EXAMPLES as OWN_EXAMPLES
 from wakeful.config import options as declared
 from wakeful.config.model import VARIANTS
 from wakeful.config.schema import Config, config_to_toml
@@ -27,9 +26,13 @@ from wakeful.config.tables import presets
 from wakeful.config.verbs import SHORT, InheritOptions
 from wakeful.errors import WakefulError
 from wakeful.growth.baselines import BASELINES
+from wakeful.plugins import added, verb_of
 from wakeful.runs.run import Run
 from wakeful.variants import catalog as imported_catalog
 
+OTHERS = {name: verb for name in added("verbs") if (verb := verb_of(name))}
+KINDS = verbs.KINDS | {name: verb.options for name, verb in OTHERS.items()}
+EXAMPLES = OWN_EXAMPLES | {name: verb.examples for name, verb in OTHERS.items()}
 AUTOMATIC = {
     "train.steps": "Optimizer steps of each round. 0: as many as minutes allow.",
     "train.length": "Tokens per sequence. 0: 256, or the reference's context where it is shorter.",
@@ -119,7 +122,7 @@ def test_help_begins_with_two_examples_and_has_the_options_in_groups(
     verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = lines_of(capsys, verb)
-    assert lines[0] == SUMMARIES[verb]
+    assert lines[0] == (SUMMARIES | all_verbs())[verb]
     commands = [line.strip() for line in lines if line.startswith("  wakeful ")]
     assert commands == [command for command, _ in EXAMPLES[verb]]
     assert lines.index(f"  {commands[1]}") < next(
@@ -166,7 +169,8 @@ WORK = {
     "generate": "wakeful.verbs.generate.stream", "diagnose": "wakeful.verbs.diagnose.diagnose",
     "inherit": "wakeful.verbs.inherit.inherit", "cure": "wakeful.verbs.cure.cure",
     "evaluate": "wakeful.verbs.evaluate.evaluate", "quantize": "wakeful.verbs.quantize.quantize",
-    "reproduce": "wakeful.verbs.reproduce.reproduce", "data": "wakeful.data.preparing.prepare",
+    "reproduce": "wakeful_papers.verbs.reproduce.reproduce",
+    "data": "wakeful.data.preparing.prepare",
     "data generate": "wakeful.verbs.sample.sample_data",
     "report": "wakeful.verbs.report.report", "export": "wakeful.verbs.export.export",
 }  # fmt: skip
@@ -179,7 +183,7 @@ def idle(monkeypatch: pytest.MonkeyPatch) -> None:
     def stub(*_: object, **__: object) -> None:
         raise Read("read")
 
-    listings = ("wakeful.verbs.presets.listing", "wakeful.verbs.reproduce.listing")
+    listings = ("wakeful.verbs.presets.listing", "wakeful_papers.verbs.reproduce.listing")
     # A module that another first imports now would keep the stub.
     for work in (*WORK.values(), *listings):
         importlib.import_module(work.rpartition(".")[0])
@@ -362,7 +366,7 @@ def test_every_field_of_the_configuration_is_an_option(
 def test_the_overview_lists_the_verbs(capsys: pytest.CaptureFixture) -> None:
     assert main([]) == 0
     shown = capsys.readouterr().out
-    assert all(f"wakeful {verb}" in shown for verb in VERBS)
+    assert all(f"wakeful {verb}" in shown for verb in all_verbs())
 
 
 QUICK = ("torch", "transformers", "polars", "numpy", "altair", "tyro")

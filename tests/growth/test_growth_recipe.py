@@ -33,7 +33,6 @@ from wakeful.data.preparing import prepared
 from wakeful.data.tokens import PreparedData
 from wakeful.display import Display, Silent
 from wakeful.errors import Interrupted, WakefulError
-from wakeful.exhibits.figures import seen_of_arm, train_curve
 from wakeful.growth.baselines import BASELINES
 from wakeful.growth.bridge import bridge
 from wakeful.growth.inherit import inherit
@@ -57,6 +56,7 @@ from wakeful.loading.model import Model
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
 from wakeful.training import loop
+from wakeful_papers.exhibits.figures import seen_of_arm, train_curve
 
 __all__ = ["reference", "text", "trained"]
 IMPOSSIBLE = -1.0

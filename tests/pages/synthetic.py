@@ -13,11 +13,6 @@ import torch
 from wakeful.config.tables import to_table
 from wakeful.evaluation.damage import Damage
 from wakeful.evaluation.diagnosis import Diagnosis
-from wakeful.exhibits.derived import Results
-from wakeful.exhibits.exhibit import exhibit
-from wakeful.exhibits.figures import Seen
-from wakeful.exhibits.judge import verdicts
-from wakeful.exhibits.plan import plan_of
 from wakeful.growth.outcome import (
     Arm,
     Behind,
@@ -32,12 +27,17 @@ from wakeful.growth.outcome import (
     Text,
 )
 from wakeful.growth.recipe import Recipe
-from wakeful.pages.reproduction import Facts, write_reproduction
 from wakeful.probes.base import SCHEMA
 from wakeful.probes.patterns import FirstAttention
 from wakeful.quant import parse_scheme
 from wakeful.quant.measure import LAYER_SCHEMA, Measurement, Totals
 from wakeful.runs.run import Run, environment
+from wakeful_papers.exhibits.derived import Results
+from wakeful_papers.exhibits.exhibit import exhibit
+from wakeful_papers.exhibits.figures import Seen
+from wakeful_papers.exhibits.judge import verdicts
+from wakeful_papers.exhibits.plan import plan_of
+from wakeful_papers.pages.reproduction import Facts, write_reproduction
 
 TOKENS = 24
 """Tokens whose attention is kept head by head."""

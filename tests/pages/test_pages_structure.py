@@ -21,8 +21,8 @@ from test_report import make_comparison, make_run
 import wakeful
 from pages.browser import browsed, needs_browser, saved_by
 from pages.synthetic import damage, diagnosis, inheritance, reproduction
-from pages.test_claims import written
 from pages.test_report_demonstration import filmed, make_sick
+from papers.test_claims import written
 from wakeful.comparison.reading import read_comparison
 from wakeful.evaluation.scores import Score
 from wakeful.pages.charts import slug

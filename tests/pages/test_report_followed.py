@@ -10,11 +10,11 @@ from rich.console import Console
 
 from pages.test_report import make_comparison
 from pages.test_report_reading import change_json, interrupt
+from wakeful.comparison.paper_table import paper_tables
+from wakeful.comparison.published import published
 from wakeful.comparison.reading import read_comparison
 from wakeful.comparison.tables import followed, heads_over_steps, sink_growth
 from wakeful.errors import WakefulError
-from wakeful.exhibits import paper_table
-from wakeful.exhibits.exhibit import published
 from wakeful.pages.charts import specification
 from wakeful.pages.comparison.charts import followed_charts, head_charts, training_loss_chart
 from wakeful.pages.comparison.page import render_terminal, verdicts, write_report
@@ -159,13 +159,10 @@ def test_seeds_under_way_are_followed_to_where_all_have_come(folder: Path) -> No
         assert steps == {"ill": {0, 10}, "well": {0, 10, 20}}
 
 
-def test_a_sink_that_a_paper_saw_grow_is_judged(folder: Path, monkeypatch) -> None:
-    layout = replace(published("backcopy"), baseline="ill", grows=("ill", "well"))
+def test_a_sink_that_a_paper_saw_grow_is_judged(folder: Path) -> None:
+    layout = replace(published("active-dormant/backcopy"), baseline="ill", grows=("ill", "well"))
     layout = replace(layout, labels={"ill": "softmax", "well": "other"}, cells={})
-    monkeypatch.setattr(paper_table, "published", lambda _: layout)
-    header = json.loads((folder / "run.json").read_text()) | {"layouts": ["backcopy"]}
-    (folder / "run.json").write_text(json.dumps(header))
-    (table,) = paper_table.paper_tables(read_comparison(folder))
+    (table,) = paper_tables(replace(read_comparison(folder), layouts=(layout,)))
     assert table.sentences == [
         "softmax: a sink grows in the paper, attention on BOS +0.600 ± 0.012 here: confirmed.",
         "other: a sink grows in the paper, attention on BOS −0.0010 ± 0.0059 here: not resolved.",

@@ -11,15 +11,12 @@ import pytest
 from rich.console import Console
 
 from pages.test_report import make_comparison
+from wakeful.comparison.figures import figure
+from wakeful.comparison.paper_table import Cell, PaperTable, paper_tables
+from wakeful.comparison.published import Column, PublishedTable, published
+from wakeful.comparison.published import layouts as known_layouts
 from wakeful.comparison.reading import TrainedRun, read_comparison, read_run
 from wakeful.errors import WakefulError
-from wakeful.exhibits.exhibit import Column, PublishedTable, layout_names, published
-from wakeful.exhibits.figures import counting_the_embedding, figure
-from wakeful.exhibits.paper_table import (
-    Cell,
-    PaperTable,
-    paper_tables,
-)
 from wakeful.pages.comparison.page import render_terminal, write_report
 
 ROWS = ("vanilla", "softmax1", "orthoadam", "softmax1-orthoadam")
@@ -81,7 +78,7 @@ def test_every_direction_is_judged_by_its_interval_over_seeds(tmp_path: Path) ->
             diagnosis[variant, seed] = {
                 name: base[seed] + shift + wobble[seed] for name, shift in figures.items()
             }
-    folder = measured(tmp_path / "c", ["activation-table2"], diagnosis)
+    folder = measured(tmp_path / "c", ["activation/table2"], diagnosis)
     (table,) = paper_tables(read_comparison(folder))
 
     cell = cell_of(table, "softmax1", "kurtosis_first")
@@ -117,7 +114,7 @@ def test_the_same_is_reversed_only_wholly_outside_its_share(tmp_path: Path) -> N
             for variant, moved in (("vanilla", 0), ("softmax1", 1))
             for seed in SEEDS
         }
-        folder = measured(tmp_path / f"{shift},{spread}", ["activation-table2"], diagnosis)
+        folder = measured(tmp_path / f"{shift},{spread}", ["activation/table2"], diagnosis)
         (table,) = paper_tables(read_comparison(folder))
         return cell_of(table, "softmax1", "kurtosis_rest")
 
@@ -137,7 +134,7 @@ def test_the_same_is_reversed_only_wholly_outside_its_share(tmp_path: Path) -> N
 
 def test_what_counts_as_the_same_is_a_share_of_the_seeds_that_are_paired(tmp_path: Path) -> None:
     base, ours = (4.0, 4.0, 10.0), (4.25, 4.251)
-    folder = measured(tmp_path / "c", ["activation-table2"], {
+    folder = measured(tmp_path / "c", ["activation/table2"], {
         (variant, seed): {"kurtosis_rest": value}
         for variant, values in (("vanilla", base), ("softmax1", ours))
         for seed, value in zip(SEEDS, values, strict=False)
@@ -148,7 +145,7 @@ def test_what_counts_as_the_same_is_a_share_of_the_seeds_that_are_paired(tmp_pat
 
 
 def test_one_seed_resolves_nothing(tmp_path: Path) -> None:
-    folder = measured(tmp_path / "c", ["activation-table2"], {
+    folder = measured(tmp_path / "c", ["activation/table2"], {
         (variant, seed): {"kurtosis_rest": 5.0 * (1 + (variant == "vanilla"))}
         for variant in ROWS for seed in SEEDS
     })  # fmt: skip
@@ -176,10 +173,6 @@ def test_figures_of_a_run(tmp_path: Path) -> None:
     assert figure(run, "training_megabytes") == 4.0
     steps = 640.0 / (run.config.train.batch_size * run.config.train.length)
     assert figure(run, "steps_per_second") == steps
-    # Older runs logged the share without row 0, and the mass with it, under shorter names.
-    run = changed(folder, diagnosis={"first_key_share": 0.25, "first_key_mass": 0.5})
-    assert figure(run, "first_key_share_without_row_0") == 0.25
-    assert figure(run, "first_key_mass_with_row_0") == 0.5
     run = changed(folder, bytes={"weights": 1, "optimizer": 1, "peak": 7_000_000})
     assert figure(run, "training_megabytes") == 7.0
     assert figure(changed(folder, diagnosis={"kurtosis_rest": None}), "kurtosis_rest") is None
@@ -189,33 +182,20 @@ def test_figures_of_a_run(tmp_path: Path) -> None:
                 changed(folder, **{name: {"x": wrong if name == "diagnosis" else {"y": wrong}}})
 
 
-def test_the_page_says_which_runs_counted_the_embedding(tmp_path: Path) -> None:
-    share = "first_key_share"
-    older: Figures = {("vanilla", seed): {share: 0.5, "kurtosis_rest": 9.0} for seed in SEEDS}
-    newer: Figures = {("softmax1", seed): {f"{share}_without_row_0": 0.1} for seed in SEEDS}
-    comparison = read_comparison(measured(tmp_path / "c", ["own/arena"], older | newer))
-    assert counting_the_embedding(comparison.runs) == ["vanilla"]
-    page = write_report(comparison, tmp_path / "page.html", title="t").read_text()
-    assert "the embedding left out; the runs of vanilla are older" in page
-    (table,) = paper_tables(comparison)
-    cell = cell_of(table, "vanilla", f"{share}_without_row_0")
-    assert cell.value == pytest.approx((0.5, 0.0))
-
-
 def test_the_page_and_the_terminal_show_the_table(tmp_path: Path) -> None:
     diagnosis: Figures = {
         (variant, seed): {"kurtosis_rest": 50.0 + seed - 40.0 * (variant == "orthoadam")}
         for variant in ROWS
         for seed in SEEDS
     }
-    folder = measured(tmp_path / "c", ["activation-table2", "activation-table6"], diagnosis)
+    folder = measured(tmp_path / "c", ["activation/table2", "activation/table6"], diagnosis)
     comparison = read_comparison(folder)
     page = write_report(comparison, tmp_path / "page.html", title="t").read_text()
-    assert published("activation-table2").title in page
+    assert published("activation/table2").title in page
     assert "paper 77.9" in page
     assert "lower: confirmed, size outside" in page
     # Table 6 has two rows, and no figures of the paper's.
-    assert published("activation-table6").note in page
+    assert published("activation/table6").note in page
     shown = io.StringIO()
     Console(width=200, file=shown).print(render_terminal(comparison))
     line = (
@@ -225,21 +205,20 @@ def test_the_page_and_the_terminal_show_the_table(tmp_path: Path) -> None:
     assert line in shown.getvalue()
 
 
-@pytest.mark.parametrize("layouts", ["activation-table2", ["no-such"], [["x"]], {"a": 1}])
+@pytest.mark.parametrize("layouts", ["activation/table2", ["no-such"], [["x"]], {"a": 1}])
 def test_a_run_json_that_names_no_table_is_refused(tmp_path: Path, layouts: Any) -> None:
     with pytest.raises(WakefulError, match="layouts"):
         paper_tables(read_comparison(measured(tmp_path / "c", layouts, {})))
 
 
 def test_published_tables_hold_what_their_directions_need() -> None:
-    for name in layout_names():
-        table = published(name)
+    for table in known_layouts().values():
         assert not table.cells or table.baseline in table.labels
         for variant in table.labels:
             for column in table.columns:
                 table.direction(variant, column)
-    with pytest.raises(WakefulError, match="activation-table2"):
-        published("activation-table-2.")
+    with pytest.raises(WakefulError, match="activation/table2"):
+        published("activation/table-2.")
 
 
 def test_a_direction_is_the_papers_difference_beyond_its_share() -> None:

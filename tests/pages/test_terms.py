@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from markupsafe import escape
 
+from wakeful.comparison.published import layouts
 from wakeful.evaluation.scores import Score
-from wakeful.exhibits.exhibit import exhibit, exhibit_names, layout_names, published
 from wakeful.pages.evaluation import write_evaluation
 from wakeful.pages.terms import TERMS, explained
+from wakeful_papers.exhibits.exhibit import exhibit, exhibit_names
 
 PLAIN = {"losses", "steps_per_second", "training_megabytes", "parameters"}
 """Everyday words that need no line."""
@@ -33,9 +34,9 @@ def test_every_figure_and_drawing_of_an_exhibit_is_explained(name: str) -> None:
     assert {each for each in without if not any(word in each for word in PLAIN)} == set()
 
 
-@pytest.mark.parametrize("name", layout_names())
+@pytest.mark.parametrize("name", [*layouts()])
 def test_every_column_of_a_layout_is_explained(name: str) -> None:
-    without = {each.figure for each in published(name).columns if not explained(each.figure)}
+    without = {each.figure for each in layouts()[name].columns if not explained(each.figure)}
     assert without <= PLAIN
 
 

@@ -11,10 +11,10 @@ from training.runs import tiny
 from wakeful.comparison.reading import read_run
 from wakeful.config.schema import Config
 from wakeful.config.tables import from_table, to_table
-from wakeful.exhibits.figures import seen_of_run
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
 from wakeful.training.loop import train
+from wakeful_papers.exhibits.figures import seen_of_run
 
 
 def mixture(tmp_path: Path) -> Config:

@@ -7,10 +7,10 @@ import pytest
 
 from wakeful.config.schema import Config, config_from_table, seeds_of, variants_of
 from wakeful.config.tables import merged, read_table
-from wakeful.exhibits.exhibit import SCALES, exhibit
-from wakeful.exhibits.plan import plan_of
 from wakeful.runs.run import Run
 from wakeful.training.loop import train
+from wakeful_papers.exhibits.exhibit import SCALES, exhibit
+from wakeful_papers.exhibits.plan import plan_of
 
 TABLE = read_table("patient")
 SHORT = {"train": {"steps": 120, "eval_every": 0, "diagnose": {"every": 40}, "device": "cpu"}}

@@ -10,10 +10,10 @@ import torch
 from training.runs import tiny
 from wakeful.comparison.reading import read_run
 from wakeful.config.model import ModelConfig
-from wakeful.exhibits.figures import train_curve
 from wakeful.model.decoder import Decoder
 from wakeful.optim import OrthoAdam
 from wakeful.training.loop import train
+from wakeful_papers.exhibits.figures import train_curve
 
 TOLERANCE = 1e-3
 """Relative: float32's sums come in another order, and the steps of Adam, which divides small

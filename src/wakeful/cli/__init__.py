@@ -14,6 +14,7 @@ from rich.table import Table as Grid
 import wakeful
 from wakeful.cli.console import ERR, LET_IT_SPEAK, OUT, another_speaks, open_streams
 from wakeful.errors import Interrupted, WakefulError, nearest
+from wakeful.plugins import added, summary_of, verb_of
 
 VERBS = {
     "demo": "Make a small model ill and cure it, compare four twins, diagnose SmolLM2.",
@@ -25,14 +26,13 @@ VERBS = {
     "cure": "Remove a model's outliers and sinks, with little or no training.",
     "evaluate": "Measure how well a model predicts: perplexity, LAMBADA, multiple choice.",
     "quantize": "Quantize a model's linear layers; measure the damage; save it smaller.",
-    "reproduce": "Run a paper's figure or table and judge its claims; list them all.",
     "data": "Prepare text as memory-mapped tokens; generate: let a model write it.",
-    "report": "Write one offline HTML page about runs or exhibits.",
+    "report": "Write one offline HTML page about runs.",
     "export": "Write a model as a folder that Transformers loads, or as one GGUF file.",
     "presets": "List the configurations that come with wakeful: size, tokens, memory, time.",
     "completion": "Print a shell completion script for bash, zsh or fish.",
 }
-"""In the order a newcomer reads them; each is a function of `cli.verbs`."""
+"""In the order a newcomer reads them; each is a function of `cli.verbs`. Packages add others."""
 SUMMARIES = VERBS | {
     "data generate": "Let a model write text, as memory-mapped tokens to train on."
 }
@@ -47,6 +47,11 @@ _FOR_THE_USER = frozenset(
 """Errors of the system that no code can prevent."""
 _CHATTY = ("torchao", "torch.utils._pytree")
 """Loggers that complain of torchao, which Transformers imports wherever it is installed."""
+
+
+def all_verbs() -> dict[str, str]:
+    """Return the summary of each verb, of those that installed packages add too."""
+    return VERBS | {verb: summary_of(point) for verb, point in added("verbs").items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -70,15 +75,17 @@ def _status(verb: str, rest: list[str]) -> int:
     """Run a verb and return its exit status; say in one line what the user can mend."""
     try:
         _check_text([verb, *rest])
-        if verb not in VERBS:
+        if verb not in VERBS and verb not in added("verbs"):
+            known = [*VERBS, *added("verbs")]
             raise WakefulError(
-                f"unknown verb {verb!r}{nearest(verb, VERBS)}; there are {', '.join(VERBS)}"
+                f"unknown verb {verb!r}{nearest(verb, known)}; there are {', '.join(known)}"
             )
         _check_processes(verb)
         with _processes():
             from wakeful.cli import verbs
 
-            getattr(verbs, verb)(rest)
+            other = None if verb in VERBS else verb_of(verb)
+            (other.run if other else getattr(verbs, verb))(rest)
     except WakefulError as error:
         _complain(verb, str(error))
         return INTERRUPTED if isinstance(error, Interrupted) else 1
@@ -144,7 +151,7 @@ def _overview() -> None:
     summary = (wakeful.__doc__ or "").split("\n", 1)[0]
     OUT.print(f"wakeful {wakeful.__version__}: {summary}\n", highlight=False)
     grid = Grid.grid(padding=(0, 2))
-    for verb, summary in VERBS.items():
+    for verb, summary in all_verbs().items():
         grid.add_row(f"  wakeful {verb}", summary)
     OUT.print(grid)
     OUT.print(

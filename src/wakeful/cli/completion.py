@@ -10,7 +10,7 @@ from wakeful.config.options import Option, options_of
 from wakeful.config.tables import presets
 from wakeful.config.verbs import SHORT
 from wakeful.errors import WakefulError, nearest
-from wakeful.exhibits.exhibit import exhibit_names
+from wakeful.plugins import verb_of
 
 SHELLS = ("bash", "zsh", "fish")
 _HELP = ("--help", "--help-all")
@@ -104,7 +104,9 @@ def _names(verb: str) -> list[str]:
     """Return the words that a verb's arguments may be, where they are known."""
     if verb in ("train", "compare"):
         return [name for name in presets() if compares(name) == (verb == "compare")]
-    known = {"presets": presets, "reproduce": exhibit_names, "completion": lambda: SHELLS,
+    if other := verb_of(verb):
+        return list(other.names())
+    known = {"presets": presets, "completion": lambda: SHELLS,
              "data": lambda: ("prepare", "generate")}  # fmt: skip
     return list(known[verb]()) if verb in known else []
 

@@ -93,13 +93,6 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
             "Write a model of 4 bits, which every verb loads.",
         ),
     ),
-    "reproduce": (
-        ("wakeful reproduce", "List every figure and table, and what each costs."),
-        (
-            "wakeful reproduce value-residual/fig6 --scale tiny",
-            "Run one of them in minutes and judge what the paper claims of it.",
-        ),
-    ),
     "data": (
         (
             "wakeful data prepare notes/*.txt --out data/notes --vocab_size 8000",

@@ -17,17 +17,17 @@ from wakeful.config.options import Group, Option, options_of, sections_of
 from wakeful.config.schema import Config
 from wakeful.config.tables import preset_text, presets
 from wakeful.config.verbs import REFERENCES, SHORT, SOURCES
+from wakeful.plugins import verb_of
 
 SHOWN, ALL = ("--help", "-h"), ("--help-all", "--help_all")
 """What asks for the usual options, and for all of them."""
 NAMES = {
     "MODEL": SOURCES,
     "REFERENCE": REFERENCES,
-    "RUN": "the folder of a run, a comparison, an inheritance or an exhibit",
+    "RUN": "the folder of a run, a comparison or an inheritance",
     "CONFIG": "a TOML file, or a preset's name (wakeful presets lists them)",
     "SOURCE": "python-stdlib, a file, folder or glob (text, JSONL, parquet), or hf:NAME",
     "DIR": "a folder to create, or a file NAME.gguf",
-    "PAPER/EXHIBIT": "a figure or table; without one, all are listed",
     "PRESET": "a preset to print, as a starting point for a TOML file of your own",
     "SHELL": "bash, zsh or fish",
 }
@@ -52,9 +52,8 @@ def print_help(kind: type, usage: str, arguments: Sequence[str], default: Any = 
     """Print the help of a verb whose options these are, all of them where `--help-all` asks."""
     whole = bool(set(ALL) & set(arguments))
     width = min(OUT.width, _WIDEST)
-    verb = next(
-        each for each in sorted(EXAMPLES, reverse=True) if f"{usage} ".startswith(f"{each} ")
-    )
+    own = (each for each in sorted(EXAMPLES, reverse=True) if f"{usage} ".startswith(f"{each} "))
+    verb = next(own, usage.split(maxsplit=1)[0])
     lines = [*_head(kind, verb, usage, width), *_options(kind, verb, width, whole, default)]
     lines += [*_notes(kind, width), *_names(verb, width, whole)]
     for line in lines:
@@ -62,19 +61,21 @@ def print_help(kind: type, usage: str, arguments: Sequence[str], default: Any = 
 
 
 def _head(kind: Any, verb: str, usage: str, width: int) -> Iterator[Text]:
-    from wakeful.cli import SUMMARIES
+    from wakeful.cli import SUMMARIES, all_verbs
 
-    yield Text(SUMMARIES[verb])
+    other = None if verb in EXAMPLES else verb_of(verb)
+    examples, words = (other.examples, other.words) if other else (EXAMPLES[verb], NAMES)
+    yield Text(SUMMARIES[verb] if verb in SUMMARIES else all_verbs()[verb])
     yield Text()
-    for command, effect in EXAMPLES[verb]:
+    for command, effect in examples:
         yield Text(f"  {command}", style="bold")
         yield from _wrapped(effect, width, 6)
     yield Text()
     yield Text(f"Usage: wakeful {usage}{' [options]' if dataclasses.fields(kind) else ''}")
     for word in usage.split()[1:]:
         name = word.strip("[].")
-        if name in NAMES:
-            stands = REFERENCES if name == "MODEL" and verb in _FROM_WHOLE else NAMES[name]
+        if name in words:
+            stands = REFERENCES if name == "MODEL" and verb in _FROM_WHOLE else words[name]
             yield from _wrapped(f"{name}: {stands}", width, 2)
 
 

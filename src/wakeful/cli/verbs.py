@@ -29,10 +29,10 @@ from wakeful.config.verbs import (
     PrepareOptions,
     QuantizeOptions,
     ReportOptions,
-    ReproduceOptions,
     SampleOptions,
 )
 from wakeful.errors import WakefulError, nearest
+from wakeful.plugins import added, verb_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,21 +302,6 @@ def quantize(arguments: list[str]) -> None:
     finish(done, Path(options.out) / "report.html")
 
 
-def reproduce(arguments: list[str]) -> None:
-    """[PAPER/EXHIBIT...] [options]."""
-    names, options = read(ReproduceOptions, arguments, "reproduce [PAPER/EXHIBIT...]")
-
-    from wakeful.verbs.reproduce import listing, reproduce
-
-    if not names and not options.all:
-        OUT.print(listing(options))
-        return
-    if names and options.all:
-        raise WakefulError(f"--all runs every exhibit: leave out {', '.join(names)}")
-    done = reproduce(*names, options=options, shown=display)
-    finish(done, done.page)
-
-
 def data(arguments: list[str]) -> None:
     """prepare SOURCE... --out DIR [options] | generate MODEL --out DIR [options]."""
     parts = {"prepare": _prepare, "generate": _generate_data}
@@ -410,17 +395,18 @@ def completion(arguments: list[str]) -> None:
     if len(shells) != 1:
         raise WakefulError("name one shell: wakeful completion bash, zsh or fish")
 
-    from wakeful.cli import VERBS
+    from wakeful.cli import all_verbs
     from wakeful.cli.completion import script
 
-    sys.stdout.write(script(shells[0], VERBS, KINDS))
+    others = {name: verb.options for name in added("verbs") if (verb := verb_of(name))}
+    sys.stdout.write(script(shells[0], all_verbs(), KINDS | others))
 
 
 KINDS: dict[str, type] = {
     "demo": DemoOptions, "train": TrainOptions, "compare": CompareOptions,
     "generate": PromptOptions, "diagnose": DiagnoseOptions, "inherit": InheritOptions,
     "cure": CureOptions, "evaluate": EvaluateOptions, "quantize": QuantizeOptions,
-    "reproduce": ReproduceOptions, "data": PrepareOptions, "data generate": SampleOptions,
+    "data": PrepareOptions, "data generate": SampleOptions,
     "report": ReportOptions, "export": ExportOptions, "presets": NoOptions, "completion": NoOptions,
 }  # fmt: skip
 """The options of each verb, and of what is a verb of two words."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import polars as pl
 
+from wakeful.comparison.published import PublishedTable, published
 from wakeful.config.rows import differences
 from wakeful.config.schema import Config
 from wakeful.errors import WakefulError
@@ -78,8 +79,8 @@ class Comparison:
     """Those of them that have begun: what they have logged is in the training curves."""
     declared: tuple[str, ...] = field(default=())
     """Every variant there is to be, in order; empty if those of `variants` are all."""
-    layouts: tuple[str, ...] = field(default=())
-    """The published tables to set the figures beside, by name."""
+    layouts: tuple[PublishedTable, ...] = field(default=())
+    """The published tables to set the figures beside."""
 
     @property
     def baseline(self) -> str:
@@ -256,7 +257,7 @@ def _comparison_folder(path: Path, header: Header) -> Comparison:
             header.name, tuple(name for name in names if name in finished), tuple(runs),
             unfinished=tuple(unfinished),
             partial=tuple(run for run in partial if not run.metrics.is_empty()),
-            declared=names, layouts=header.layouts,
+            declared=names, layouts=tuple(map(published, header.layouts)),
         )
     )  # fmt: skip
 

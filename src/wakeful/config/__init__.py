@@ -29,7 +29,6 @@ from wakeful.config.verbs import (
     PrepareOptions,
     QuantizeOptions,
     ReportOptions,
-    ReproduceOptions,
     SampleOptions,
 )
 
@@ -37,7 +36,7 @@ __all__ = [
     "BridgeConfig", "Config", "CureOptions", "DataConfig", "DiagnoseConfig", "DiagnoseOptions",
     "DistillConfig", "EvaluateOptions", "ExportOptions", "GenerateOptions", "HealConfig",
     "InheritOptions", "LoraConfig", "ModelConfig", "OptimizerConfig", "PrepareOptions",
-    "QuantizeConfig", "QuantizeOptions", "ReportOptions", "ReproduceOptions", "SampleConfig",
+    "QuantizeConfig", "QuantizeOptions", "ReportOptions", "SampleConfig",
     "SampleOptions", "TrainConfig", "WidthConfig", "config_from_table", "config_to_table",
     "config_to_toml", "presets", "read_table",
 ]  # fmt: skip

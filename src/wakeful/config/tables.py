@@ -9,12 +9,12 @@ import tomllib
 import types
 import typing
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from wakeful.errors import WakefulError, nearest, nearest_path
 from wakeful.plain_text import decoded
+from wakeful.plugins import added, source_of
 
 Table = dict[str, Any]
 _LARGEST = 2**18
@@ -27,9 +27,15 @@ _LARGEST_NUMBER = 2**1000
 
 
 def presets() -> list[str]:
-    """Return the names of the configurations that come with wakeful."""
-    folder = resources.files("wakeful") / "presets"
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir())
+    """Return the names of the configurations that come with wakeful and what is installed."""
+    return sorted(_preset_files())
+
+
+@functools.cache
+def _preset_files() -> dict[str, Path]:
+    own = Path(__file__).parents[1] / "presets"
+    folders = (*map(source_of, added("presets").values()), own)
+    return {file.stem: file for folder in folders for file in folder.glob("*.toml")}
 
 
 def read_table(source: str | Path) -> Table:
@@ -71,7 +77,7 @@ def preset_text(name: str) -> str:
     """
     if name not in presets():
         raise WakefulError(f"there is no preset {name!r}{nearest(name, presets())}")
-    return (resources.files("wakeful") / "presets" / f"{name}.toml").read_text("utf-8")
+    return _preset_files()[name].read_text("utf-8")
 
 
 def on_preset(table: Mapping[str, Any], name: str) -> Table:

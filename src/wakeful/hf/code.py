@@ -15,12 +15,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 
-import wakeful
 from wakeful.config.model import VARIANTS
 from wakeful.discovery import foreign, qualified
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.variants import Variant, foreign_names
+from wakeful.version import __version__
 
 ENTRIES = {
     "wakeful.hf.configuration": "configuration_wakeful",
@@ -55,6 +55,7 @@ def qualified(kind):
     return next((name for name, each in _foreign().items() if each is kind), "")
 '''
 _FROM = re.compile(r"from\s+[\w.]+\s+import")
+_OURS = __name__.partition(".")[0]
 _SHAPES = {"Bool", "Float", "Int"}
 _JAXTYPING = '''"""Shapes in annotations, which say what they mean and are not checked here."""
 
@@ -83,7 +84,7 @@ def write_code(decoder: Decoder, folder: Path) -> list[str]:
     """
     files = code_files(decoder)
     for name, source in files.items():
-        header = f"# Part of an exported model; copied from wakeful {wakeful.__version__}.\n"
+        header = f"# Part of an exported model; copied from wakeful {__version__}.\n"
         (folder / f"{name}.py").write_text(header + source, "utf-8")
     return sorted(f"{name}.py" for name in files)
 
@@ -149,9 +150,9 @@ def _imported(module: ModuleType, node: ast.Import | ast.ImportFrom) -> str | No
 def _goes_along(module: ModuleType, name: str) -> bool:
     """Whether a module is ours, or the user's as the one that imports it."""
     top, own = name.partition(".")[0], module.__name__.partition(".")[0]
-    if top == wakeful.__name__ or (top == own and module.__package__):
+    if top == _OURS or (top == own and module.__package__):
         return True
-    if own == wakeful.__name__ or module.__file__ is None:
+    if own == _OURS or module.__file__ is None:
         return False
     spec = importlib.util.find_spec(top)
     place = Path(module.__file__).parent
@@ -161,7 +162,7 @@ def _goes_along(module: ModuleType, name: str) -> bool:
 def _names_a_module(package: str, node: ast.ImportFrom) -> bool:
     """Whether an import takes a module out of a package, not a name out of a module."""
     found = importlib.import_module(package)
-    return package == wakeful.__name__ or any(
+    return package == _OURS or any(
         isinstance(getattr(found, alias.name, None), ModuleType) for alias in node.names
     )
 

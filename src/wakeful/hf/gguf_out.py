@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter
 
-import wakeful
 from wakeful.config.model import ModelConfig
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
@@ -34,6 +33,7 @@ from wakeful.hf.weights_out import refuse_existing, tensors_of
 from wakeful.model.decoder import Decoder
 from wakeful.model.fold import folded
 from wakeful.runs.run import disk_errors, replaced
+from wakeful.version import __version__
 
 Storage = Literal["f32", "f16", "q8_0", "q4_0"]
 """What matrices are stored as; scalars and vectors are float32 always."""
@@ -81,7 +81,7 @@ def export_gguf(
     with disk_errors(path), replaced(path) as part:
         writer = GGUFWriter(part, gguf.MODEL_ARCH_NAMES[ARCHITECTURES[kind]])
         writer.add_name(name or path.stem)
-        writer.add_description(f"{lineage} Written by wakeful {wakeful.__version__}.".lstrip())
+        writer.add_description(f"{lineage} Written by wakeful {__version__}.".lstrip())
         writer.add_tags(["wakeful", "text-generation"])
         if origin:
             organization, _, base = origin.rpartition("/")

@@ -20,7 +20,6 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-import wakeful
 from wakeful.config.schema import config_from_table
 from wakeful.errors import WakefulError
 from wakeful.hf.weights_out import read_generation
@@ -40,6 +39,7 @@ from wakeful.quant.convert import (
 from wakeful.quant.linear import QuantizedLinear, empty
 from wakeful.quant.schemes import parse_scheme
 from wakeful.runs.run import disk_errors, save_tensors
+from wakeful.version import __version__
 
 HEADER = "quantized.json"
 WEIGHTS = "model.safetensors"
@@ -98,7 +98,7 @@ def save_quantized(
         raise WakefulError("the model is not quantized: nothing to save")
     header: dict[str, Any] = {
         "format": FORMAT,
-        "wakeful": wakeful.__version__,
+        "wakeful": __version__,
         "name": name,
         "scheme": scheme.definition,
         "scales": scheme.scales,

@@ -43,15 +43,18 @@ def listed(names: Iterable[object]) -> str:
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
-def write_page(path: str | Path, template: str, **values: Any) -> Path:
-    """Fill one of the package's templates; every value is escaped, and an old page stays until
-    the new one is whole.
+def write_page(
+    path: str | Path, template: str, *, package: str = "wakeful.pages", **values: Any
+) -> Path:
+    """Fill one of a package's templates; every value is escaped, and an old page stays until the
+    new one is whole.
 
     Only the two scripts that are the package's own can run: the page names them by their hash, so
     that a script in a value would be refused even if it were not escaped.
     """
+    places = dict.fromkeys((package, "wakeful.pages"))
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("wakeful.pages"),
+        loader=jinja2.ChoiceLoader([jinja2.PackageLoader(each) for each in places]),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,

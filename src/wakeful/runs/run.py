@@ -34,12 +34,12 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-import wakeful
 from wakeful.config.schema import Config, config_from_table
 from wakeful.config.tables import from_table, read_table, to_table
 from wakeful.data.parquet_header import fault_in_parquet
 from wakeful.errors import WakefulError, nearest_path
 from wakeful.paths import part_beside
+from wakeful.version import __version__
 
 try:
     import fcntl
@@ -73,7 +73,8 @@ class Header:
 
     format: int = FORMAT
     kind: str = ""
-    """train, compare, inherit, demo, diagnose, evaluate, quantize, quantized or reproduce."""
+    """train, compare, inherit, demo, diagnose, evaluate, quantize, quantized, or a verb of another
+    package."""
     created: str = ""
     status: str = ""
     """running, stopped or done."""
@@ -87,10 +88,6 @@ class Header:
     seeds: tuple[int, ...] = ()
     layouts: tuple[str, ...] = ()
     """The published tables that the report sets the figures beside."""
-    scale: str = ""
-    """Of an exhibit, as the next: tiny, small or paper."""
-    given: tuple[str, ...] = ()
-    """What was asked for in place of the scale's own, as it is written on the command line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +148,7 @@ class Run:
             run.write_json(
                 "run.json",
                 {"format": FORMAT, "kind": kind, "created": now, "status": "running",
-                 "wakeful": wakeful.__version__, **fields},
+                 "wakeful": __version__, **fields},
             )  # fmt: skip
             if aside:
                 final.refuse_existing(kind)  # another process may have been faster
@@ -555,7 +552,7 @@ def environment(device: torch.device, processes: int = 1) -> Environment:
     on_gpu = device.type == "cuda"
     packages = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "polars")
     return Environment(
-        wakeful=wakeful.__version__,
+        wakeful=__version__,
         python=platform.python_version(),
         **{package: metadata.version(package) for package in packages},
         platform=platform.platform(),

@@ -11,13 +11,12 @@ if TYPE_CHECKING:
     from wakeful.verbs.evaluate import Evaluation
     from wakeful.verbs.inherit import Inheritance
     from wakeful.verbs.quantization import Quantization, QuantizationMatrix
-    from wakeful.verbs.reproduce import Reproduction
     from wakeful.verbs.result import Result, Stored
     from wakeful.verbs.train import Run
 
 __all__ = [
     "Comparison", "Cure", "Diagnosis", "Evaluation", "Inheritance", "Quantization",
-    "QuantizationMatrix", "Reproduction", "Result", "Run", "Stored",
+    "QuantizationMatrix", "Result", "Run", "Stored",
 ]  # fmt: skip
 
 _HOMES = {
@@ -28,7 +27,6 @@ _HOMES = {
     "Inheritance": "inherit",
     "Quantization": "quantization",
     "QuantizationMatrix": "quantization",
-    "Reproduction": "reproduce",
     "Result": "result",
     "Run": "train",
     "Stored": "result",

@@ -8,6 +8,7 @@ from typing import Any
 import polars as pl
 from rich.console import RenderableType
 
+from wakeful.comparison.published import published
 from wakeful.comparison.reading import Comparison as Compared
 from wakeful.comparison.reading import read_comparison
 from wakeful.comparison.tables import summary_table
@@ -16,7 +17,6 @@ from wakeful.config.schema import Config, chosen_variants
 from wakeful.config.verbs import Figure
 from wakeful.display import Shown, usual
 from wakeful.errors import WakefulError
-from wakeful.exhibits.exhibit import published
 from wakeful.pages.charts import Drawing, Titled
 from wakeful.pages.comparison.charts import difference_chart
 from wakeful.pages.comparison.page import (

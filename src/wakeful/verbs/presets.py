@@ -9,9 +9,8 @@ from rich.text import Text
 
 from wakeful.config.schema import config_from_table, seeds_of, variants_of
 from wakeful.config.tables import preset_text, presets, read_table
-from wakeful.device import choose_device, rough_seconds
+from wakeful.device import H100, choose_device, rough_seconds
 from wakeful.display import duration
-from wakeful.exhibits.plan import H100
 from wakeful.training.size import size_of
 
 TWO_CORES = 40e9

@@ -1,34 +1,34 @@
-"""The verb report: finished runs, or exhibits, in, one page out."""
+"""The verb report: finished runs in, one page out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from wakeful.config.verbs import Figure
 from wakeful.errors import WakefulError
 from wakeful.pages.inheritance import write_inheritance
+from wakeful.plugins import verb_of
 from wakeful.runs.run import Run
 from wakeful.verbs.compare import Comparison, reported
 from wakeful.verbs.inherit import Inheritance
-from wakeful.verbs.reproduce import Reproduction, claims
 
 _KINDS = {
     "train": "a training run", "compare": "a comparison", "inherit": "an inheritance",
     "diagnose": "a diagnosis", "evaluate": "an evaluation", "quantize": "a damage report",
-    "quantized": "a quantized model", "reproduce": "an exhibit", "demo": "a demonstration",
+    "quantized": "a quantized model", "demo": "a demonstration",
 }  # fmt: skip
 
 
 def report(
     *folders: str | Path, out: str | Path = "", title: str = "", figures: Sequence[Figure] = ()
-) -> Comparison | Inheritance | Reproduction:
-    """Write one offline page about training runs, a comparison, an inheritance or exhibits.
+) -> Comparison | Inheritance | Any:
+    """Write one offline page about training runs, a comparison or an inheritance.
 
         wakeful.report("runs/first", "runs/second", out="both.html")
 
     Args:
         folders: run directories; of several training runs the first is the baseline.
-        out: HTML file to write; empty is report.html in the first folder, and of exhibits
-            claims.html beside it.
+        out: HTML file to write; empty is report.html in the first folder.
         title: heading of the page.
         figures: formats to write the charts in too, into the folder figures beside the page.
 
@@ -39,13 +39,8 @@ def report(
         raise WakefulError("name a comparison, or one or more run directories")
     places = [Path(folder) for folder in folders]
     kinds = [Run.open(place).header.kind for place in places]
-    if set(kinds) == {"reproduce"}:
-        if title or figures:
-            raise WakefulError(
-                "the page of exhibits has its own title and no charts: "
-                "leave out --title and --figures"
-            )
-        return claims(places, Path(out) if out else None)
+    if others := _of_another_package(kinds):
+        return others(*places, out=out, title=title, figures=figures)
     page = Path(out or places[0] / "report.html")
     if kinds == ["inherit"]:
         if title:
@@ -55,14 +50,19 @@ def report(
         return done
     if kinds != ["compare"] and set(kinds) != {"train"}:
         told = ", ".join(
-            f"{place} is {_KINDS.get(kind, repr(kind))}"
+            f"{place} is {_KINDS.get(kind, f'of wakeful {kind}')}"
             for place, kind in zip(places, kinds, strict=True)
         )
         raise WakefulError(
             f"no page can be written of these: {told}. A page is about training runs, about one "
-            "comparison, about one inheritance or about exhibits; the other verbs write "
-            "report.html themselves"
+            "comparison or about one inheritance; the other verbs write report.html themselves"
         )
     done = reported(places, page, title)
     done.save_figures(page.parent / "figures", figures)
     return done
+
+
+def _of_another_package(kinds: Sequence[str]) -> Callable[..., Any] | None:
+    """Return what writes the page where an installed package's verb wrote all the directories."""
+    verb = verb_of(kinds[0]) if len(set(kinds)) == 1 else None
+    return verb.report if verb else None

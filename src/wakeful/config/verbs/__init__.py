@@ -24,14 +24,13 @@ from wakeful.config.verbs.prepare import PrepareOptions
 from wakeful.config.verbs.quantize import Arithmetic, QuantizeOptions, SavedAs, ScaleKind
 from wakeful.config.verbs.reading import LENGTH, REFERENCES, SOURCES, Bos, Dtype, Figure
 from wakeful.config.verbs.report import ReportOptions
-from wakeful.config.verbs.reproduce import ReproduceOptions
 from wakeful.config.verbs.sample import SampleOptions
 
 __all__ = [
     "LENGTH", "REFERENCES", "SHORT", "SOURCES", "Arithmetic", "Bos", "Choose", "Copy",
     "CureOptions", "DiagnoseOptions", "Dtype", "EvaluateOptions", "ExportOptions", "Figure",
     "GenerateOptions", "GrowFrom", "InheritOptions", "NoOptions", "PrepareOptions",
-    "QuantizeOptions", "ReportOptions", "ReproduceOptions", "SampleOptions", "SavedAs",
+    "QuantizeOptions", "ReportOptions", "SampleOptions", "SavedAs",
     "ScaleKind", "Until", "inherit_options", "inherit_table", "options_from", "short_value",
     "with_shots",
 ]  # fmt: skip

@@ -11,7 +11,7 @@ class ReportOptions:
     """Where the report goes."""
 
     out: Where[str] = ""
-    """HTML file to write. Empty: report.html in the first folder; for exhibits, claims.html."""
+    """HTML file to write. Empty: report.html in the first folder."""
     title: Where[str] = ""
     """Heading of the page."""
     figures: Where[tuple[Figure, ...]] = ()

@@ -4,8 +4,8 @@ import altair as alt
 import numpy as np
 import polars as pl
 
+from wakeful.comparison.ranks import Front, Ranking
 from wakeful.comparison.reading import Comparison
-from wakeful.exhibits.ranks import Front, Ranking
 from wakeful.pages.charts import PALETTE, Drawing, rounded, tip
 
 _KINDS = ("on the front", "baseline", "behind it")

@@ -12,6 +12,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from wakeful.comparison.outcomes import Outcome
+from wakeful.comparison.paper_table import paper_tables
+from wakeful.comparison.ranks import Ranking, lacks_common_seed, ranking_of
 from wakeful.comparison.reading import Comparison
 from wakeful.comparison.tables import (
     Growth,
@@ -28,10 +31,6 @@ from wakeful.comparison.tables import (
 from wakeful.config.schema import config_to_toml
 from wakeful.errors import WakefulError
 from wakeful.estimates import Estimate, mean_and_error, reach, with_error
-from wakeful.exhibits.figures import counting_the_embedding
-from wakeful.exhibits.judge import Outcome
-from wakeful.exhibits.paper_table import paper_tables
-from wakeful.exhibits.ranks import Ranking, lacks_common_seed, ranking_of
 from wakeful.pages.charts import Drawing, unchecked
 from wakeful.pages.comparison.charts import (
     cost_charts,
@@ -376,7 +375,6 @@ def write_report(comparison: Comparison, path: str | Path, *, title: str) -> Pat
         curves=_which_curves(comparison),
         under_way=not {*with_curves(comparison)} <= {*comparison.variants},
         speeds=_speeds(comparison),
-        older=counting_the_embedding(comparison.runs),
         costs=cost_charts(comparison),
         slow=_at_reference_speed(comparison),
         window=window,

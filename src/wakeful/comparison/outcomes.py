@@ -1,0 +1,38 @@
+"""What became of a direction: the 95% interval of a paired difference over seeds says."""
+
+import math
+from typing import Literal
+
+from wakeful.estimates import Estimate, reach
+
+Direction = Literal["lower", "higher", "same"]
+Claimed = Literal["lower", "higher", "same", "not higher"]
+Outcome = Literal["confirmed", "reversed", "not resolved"]
+
+
+def outcome_of(
+    direction: Claimed, difference: Estimate | None, seeds: int, margin: float
+) -> Outcome:
+    """Judge a direction by the difference d ± e over `seeds` pairs.
+
+    With t, the 97.5% quantile of Student's t: `lower` and `higher` are confirmed where d ± t e
+    leaves out zero on that side and reversed where it does on the other. `same` is confirmed where
+    d ± t e lies within ± `margin`, and reversed where it lies wholly outside; `not higher` where it
+    lies below `margin`, and reversed where it lies above. All else, and a single seed, is not
+    resolved.
+    """
+    if difference is None or math.isnan(difference[1]):
+        return "not resolved"
+    beyond = reach(difference[1], seeds)
+    low, high = difference[0] - beyond, difference[0] + beyond
+    if direction == "same":
+        if -margin <= low and high <= margin:
+            return "confirmed"
+        return "reversed" if low > margin or high < -margin else "not resolved"
+    if direction == "not higher":
+        low, high = low - margin, high - margin
+    if low <= 0 <= high:
+        return "not resolved"
+    if direction == "not higher":
+        return "confirmed" if high < 0 else "reversed"
+    return "confirmed" if (high < 0) == (direction == "lower") else "reversed"

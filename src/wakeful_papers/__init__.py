@@ -1,0 +1,19 @@
+"""The figures and tables of papers, run and judged: the verb `wakeful reproduce`.
+
+    import wakeful_papers
+    wakeful_papers.reproduce("value-residual/fig6", scale="tiny")
+
+It stands on top of `wakeful`, which finds its verb, its layouts of comparisons and its presets by
+their entry points and knows nothing else of it.
+"""
+
+from typing import TYPE_CHECKING
+
+from wakeful.lazy import lazily
+
+if TYPE_CHECKING:
+    from wakeful_papers.verbs.reproduce import Reproduction, reproduce
+
+__all__ = ["Reproduction", "reproduce"]
+
+__getattr__, __dir__ = lazily(__name__, dict.fromkeys(__all__, "wakeful_papers.verbs.reproduce"))

@@ -1,0 +1,52 @@
+"""Run a paper's figure or table and judge its claims; list them all."""
+
+from pathlib import Path
+from typing import Any
+
+from wakeful.cli.console import OUT, display, finish
+from wakeful.cli.parsing import read
+from wakeful.errors import WakefulError
+from wakeful.plugins import Verb
+from wakeful_papers.options import ReproduceOptions
+
+
+def _names() -> tuple[str, ...]:
+    from wakeful_papers.exhibits.exhibit import exhibit_names
+
+    return exhibit_names()
+
+
+def _run(arguments: list[str]) -> None:
+    names, options = read(ReproduceOptions, arguments, "reproduce [PAPER/EXHIBIT...]")
+
+    from wakeful_papers.verbs.reproduce import listing, reproduce
+
+    if not names and not options.all:
+        OUT.print(listing(options))
+        return
+    if names and options.all:
+        raise WakefulError(f"--all runs every exhibit: leave out {', '.join(names)}")
+    done = reproduce(*names, options=options, shown=display)
+    finish(done, done.page)
+
+
+def _report(*folders: Path, **given: Any) -> Any:
+    from wakeful_papers.verbs.reproduce import claims
+
+    return claims(*folders, **given)
+
+
+REPRODUCE = Verb(
+    run=_run,
+    options=ReproduceOptions,
+    examples=(
+        ("wakeful reproduce", "List every figure and table, and what each costs."),
+        (
+            "wakeful reproduce value-residual/fig6 --scale tiny",
+            "Run one of them in minutes and judge what the paper claims of it.",
+        ),
+    ),
+    words={"PAPER/EXHIBIT": "a figure or table; without one, all are listed"},
+    names=_names,
+    report=_report,
+)

@@ -1,0 +1,332 @@
+"""Papers' exhibits as data: what is compared, what is measured, claimed and published.
+
+A folder of `papers` is a paper, with `paper.toml` for what its exhibits share, and a TOML file an
+exhibit, called "paper/file": `value-residual/fig6`. Figures are the papers' own. A row is a
+variant, by the name that it is trained under; a column is a figure of a run (`figures`), whose
+paper values count as equal where they differ by no more than the share `same`. A direction
+("lower", "higher", "same") stands where no figure is at hand. An exhibit without claims of its own
+claims every direction of its table, and so does one that says `directions`. A table without rows
+has those that were trained; its columns that say which way is better are ranked, group by group
+(`ranks`).
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import cache
+from importlib import resources
+from importlib.resources.abc import Traversable
+from typing import Any, Literal, get_args
+
+from wakeful.comparison.outcomes import Claimed
+from wakeful.comparison.published import Column, PublishedTable
+from wakeful.config.tables import Table, from_table, merged, parse_toml
+from wakeful.errors import WakefulError, nearest
+
+Scale = Literal["tiny", "small", "paper"]
+SCALES: tuple[Scale, ...] = get_args(Scale)
+_PAPERS = resources.files("wakeful_papers") / "papers"
+_SHARED = "paper.toml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A sentence of the paper's, as a comparison of two figures of the same seed.
+
+    It is of `figure` of `row` in `group` minus that of `than` in `than_group`, or minus `least`.
+    """
+
+    says: str
+    row: str
+    direction: Claimed
+    figure: str = "loss"
+    group: str = ""
+    """Empty: every group, each by itself."""
+    than: str = ""
+    """The other row. Empty: the baseline, or the same row where another group is named."""
+    than_group: str = ""
+    """The other group. Empty: the same."""
+    than_value: float | None = None
+    """A number to compare with instead of a row."""
+    published: float | None = None
+    """The paper's difference, where it prints one."""
+    same: float = 0.05
+    """For the directions "same" and "not higher": the share of the other figure that is no
+    difference."""
+    scales: tuple[Scale, ...] = ()
+    """Where it is judged. Empty: everywhere, and of tasks where they are asked."""
+
+    @property
+    def of_tasks(self) -> bool:
+        """Whether its figure is an accuracy on tasks."""
+        return "acc_" in self.figure
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Rows that are compared among themselves: of one size, length or learning rate."""
+
+    label: str
+    at: float | None = None
+    """Where the group stands on the axis of groups."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """What its runs have in place of the others' configuration."""
+    inherit: Mapping[str, Any] = field(default_factory=dict)
+    """What its heirs have in place of the others', by the fields of `Heirs`."""
+    scales: tuple[Scale, ...] = ()
+    """Where it is run. Empty: everywhere."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heirs:
+    """An inheritance: arms that start from blocks of a trained reference."""
+
+    keep: float = 0.5
+    """Share of the reference's layers that the arms have."""
+    baseline: tuple[str, ...] = ()
+    """The arms beside the heir."""
+    steps: float = 1.0
+    """Steps of an arm, as a share of the reference's."""
+    grow: float = 0.0
+    """Share of the reference's layers that each round adds."""
+    epochs: float = 0.0
+    """Passes over the tokens that the arms are trained on, the first of the text. 0: over as many
+    as there are."""
+
+
+@dataclass(frozen=True)
+class Existing:
+    """A model that is not trained here."""
+
+    source: str
+    """What `wakeful.load` reads."""
+    parameters: float
+    """0: not known before it is loaded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Heading:
+    """A column in an exhibit's file."""
+
+    title: str
+    same: float = Column.same
+    better: Literal["", "lower", "higher"] = Column.better
+    group: str = Column.group
+    front: bool = Column.front
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Spec:
+    """An exhibit's file."""
+
+    title: str
+    claim: str
+    note: str = ""
+    settings: str = ""
+    baseline: str = "vanilla"
+    columns: Mapping[str, _Heading] = field(default_factory=dict)
+    rows: Mapping[str, Mapping[str, str | float]] = field(default_factory=dict)
+    grows: tuple[str, ...] = ()
+    directions: bool = False
+    draw: tuple[str, ...] = ()
+    compare: str | dict[str, Any] = ""
+    groups: Mapping[str, Group] = field(default_factory=dict)
+    inherit: Heirs | None = None
+    looks: int = 0
+    probes: tuple[str, ...] = ()
+    lengths: tuple[float, ...] = ()
+    schemes: tuple[str, ...] = ()
+    scales: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    claims: tuple[Claim, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exhibit:
+    """A figure or table of a paper."""
+
+    name: str
+    """PAPER/EXHIBIT."""
+    paper: str
+    """The paper's title."""
+    claim: str
+    """What the paper says it shows, in a sentence."""
+    settings: str
+    """Where the settings that it lists are to be found; empty where it has something to measure."""
+    table: PublishedTable
+    draw: tuple[str, ...]
+    """The drawings of its page, by `pages.exhibit_charts.DRAWINGS`."""
+    compare: str | dict[str, Any]
+    """A preset with variants, or a table like one: what is trained, in the paper's own numbers."""
+    groups: Mapping[str, Group]
+    inherit: Heirs | None
+    looks: int
+    """Validation windows on which the trained models' layers are looked at; 0: none."""
+    probes: tuple[str, ...]
+    """What looks at them besides what a run logs anyway, by `verbs.reproduce.PROBES`."""
+    lengths: tuple[float, ...]
+    """Other lengths at which they are looked at, as shares of the training length."""
+    schemes: tuple[str, ...]
+    """Schemes that existing models are quantized by; what is trained has its own settings."""
+    scales: Mapping[str, Table]
+    """Fields in place of the paper's, by the scale's name. Beside those of a configuration:
+    `models`, existing models by row; `references`, those that heirs are made of, by group, `all` of
+    every group; `looks`, in place of the exhibit's; `elsewhere`, a text besides its own on which a
+    trained model's layers are looked at; and `tasks`, lm-eval's, that the models are asked, whose
+    data comes from the hub."""
+    claims: tuple[Claim, ...]
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks that the paper asked its models, in lm-eval's names."""
+        return tuple(self.scales["paper"].get("tasks", ()))
+
+    def claims_at(self, scale: Scale, tasks: Sequence[str]) -> tuple[Claim, ...]:
+        """Return the claims that are judged at a scale where models are asked these tasks."""
+        return tuple(
+            claim
+            for claim in self.claims
+            if scale in (claim.scales or SCALES) and (bool(tasks) or not claim.of_tasks)
+        )
+
+    @property
+    def title(self) -> str:
+        """What the exhibit is called in its paper."""
+        return self.table.title
+
+    @property
+    def heading(self) -> str:
+        """The title with the paper's, where it does not hold it already."""
+        named = self.paper in self.title or self.name.startswith("own/")
+        return self.title if named else f"{self.paper}: {self.title}"
+
+
+@cache
+def exhibit_names() -> tuple[str, ...]:
+    """Return every exhibit's name, paper by paper in the order of the exhibits' numbers."""
+    found = (
+        f"{paper.name}/{entry.name.removesuffix('.toml')}"
+        for paper in _PAPERS.iterdir()
+        if paper.is_dir()
+        for entry in paper.iterdir()
+        if entry.name.endswith(".toml") and entry.name != _SHARED
+    )
+    return tuple(sorted(found, key=natural))
+
+
+def exhibit(name: str) -> Exhibit:
+    """Return an exhibit by its name.
+
+    Raises:
+        WakefulError: there is none of that name.
+    """
+    if name not in exhibit_names():
+        raise WakefulError(
+            f"there is no exhibit {name[:80]!r}{_meant(name)}; wakeful reproduce lists them"
+        )
+    return _read(name)
+
+
+def _meant(name: str) -> str:
+    """Return a hint at what an unknown name may mean.
+
+    Without a paper it is that exhibit of each; of one that has it with suffixes alone all these.
+    """
+    own = {known: known.partition("/")[2] for known in exhibit_names()}
+    wanted = name.casefold()
+    if "/" not in name and not any(_begins(wanted, last) for last in own.values()):
+        wanted = next(iter(get_close_matches(wanted, own.values(), n=1)), "")
+    found = [known for known, last in own.items() if _begins(wanted, last)]
+    if "/" in name or not found:
+        return nearest(name, own)
+    whole = [known for known in found if own[known] == wanted]
+    papers = {known.partition("/")[0] for known in whole}
+    found = [known for known in found if known in whole or known.partition("/")[0] not in papers]
+    *others, last = map(repr, found)
+    return f" (did you mean {', '.join(others)}{' or ' if others else ''}{last}?)"
+
+
+def _begins(wanted: str, name: str) -> bool:
+    """Tell whether an exhibit's name is this one, alone or with a suffix: fig15a, fig6-medium."""
+    return bool(wanted) and re.fullmatch(rf"{re.escape(wanted)}([a-z]|-.+)?", name) is not None
+
+
+class _Layouts(Mapping[str, PublishedTable]):
+    """Every exhibit's table, by the exhibit's name: each is read when it is asked for."""
+
+    def __getitem__(self, name: str) -> PublishedTable:
+        return _read(name).table
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(exhibit_names())
+
+    def __len__(self) -> int:
+        return len(exhibit_names())
+
+    def __contains__(self, name: object) -> bool:
+        return name in exhibit_names()
+
+
+LAYOUTS = _Layouts()
+"""What comparisons may be laid out as."""
+
+
+@cache
+def _read(name: str) -> Exhibit:
+    paper, _, file = name.partition("/")
+    shared = _toml(_PAPERS / paper / _SHARED)
+    spec: _Spec = from_table(_Spec, _toml(_PAPERS / paper / f"{file}.toml"))
+    columns = tuple(Column(figure, **vars(entry)) for figure, entry in spec.columns.items())
+    cells: dict[tuple[str, str], Any] = {
+        (variant, key): cell
+        for variant, row in spec.rows.items()
+        for key, cell in row.items()
+        if key != "label"
+    }
+    claim, note, settings = (
+        " ".join(words.split()) for words in (spec.claim, spec.note, spec.settings)
+    )
+    table = PublishedTable(
+        spec.title, note, spec.baseline, columns,
+        {variant: str(row["label"]) for variant, row in spec.rows.items()}, cells,
+        grows=spec.grows,
+    )  # fmt: skip
+    scales = {
+        scale: merged(shared.get("scales", {}).get(scale, {}), spec.scales.get(scale, {}))
+        for scale in SCALES
+    }
+    directions = _claims(table) if spec.directions or not spec.claims else ()
+    return Exhibit(
+        name=name, paper=shared["title"], claim=claim, settings=settings,
+        table=table, draw=spec.draw, compare=spec.compare,
+        groups=spec.groups, inherit=spec.inherit, looks=spec.looks, probes=spec.probes,
+        lengths=spec.lengths, schemes=spec.schemes, scales=scales,
+        claims=(*directions, *spec.claims),
+    )  # fmt: skip
+
+
+def _claims(table: PublishedTable) -> Iterator[Claim]:
+    """Yield each direction of a table as a claim."""
+    for row, label in table.labels.items():
+        for column in table.columns:
+            direction = table.direction(row, column)
+            if direction is None:
+                continue
+            cell, base = (table.cells.get((name, column.figure)) for name in (row, table.baseline))
+            published = None
+            if isinstance(cell, int | float) and isinstance(base, int | float):
+                published = cell - base
+            yield Claim(
+                says=f"{label}: {column.title}", row=row, direction=direction,
+                figure=column.figure, published=published, same=column.same,
+            )  # fmt: skip
+
+
+def _toml(file: Traversable) -> Table:
+    return parse_toml(file.read_bytes(), file.name)
+
+
+def natural(name: str) -> list[str | int]:
+    """Order fig2 before fig10, and figures before tables."""
+    parts = re.split(r"(\d+)", name)
+    return [int(part) if part.isdecimal() else part for part in parts]

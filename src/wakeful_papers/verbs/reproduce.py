@@ -1,0 +1,528 @@
+"""The verb reproduce: a paper's figure or table in, its claims judged and a page out."""
+
+import dataclasses
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import torch
+from rich.console import Group, RenderableType
+from rich.table import Table as Grid
+from rich.text import Text
+
+from wakeful.config.tables import to_table
+from wakeful.config.verbs import LENGTH, EvaluateOptions, Figure
+from wakeful.data.tokens import is_prepared
+from wakeful.device import H100, choose_device, rough_seconds
+from wakeful.display import Display, Shown, duration, usual
+from wakeful.errors import Interrupted, WakefulError, nearest
+from wakeful.evaluation.reading import words_of
+from wakeful.evaluation.task_set import read_tasks
+from wakeful.pages.charts import Drawing, save_figures
+from wakeful.runs.run import Header, Run, is_done, read_frame, read_record
+from wakeful.training.cluster import Cluster, cluster_of
+from wakeful.training.setup import check_run
+from wakeful.verbs.result import Stored, asked
+from wakeful_papers.exhibits.derived import check_figure, tidy
+from wakeful_papers.exhibits.exhibit import SCALES, Exhibit, exhibit, exhibit_names, natural
+from wakeful_papers.exhibits.judge import Judged
+from wakeful_papers.exhibits.judge import verdicts as judged
+from wakeful_papers.exhibits.plan import Plan, plan_of
+from wakeful_papers.exhibits.total import Total, total_of
+from wakeful_papers.options import ReproduceOptions
+from wakeful_papers.pages.charts import drawings
+from wakeful_papers.pages.claims import write_claims
+from wakeful_papers.pages.reproduction import headline, sentence, write_reproduction
+from wakeful_papers.verbs.jobs import dealt_out
+from wakeful_papers.verbs.models import Known, check_models
+from wakeful_papers.verbs.runs import GRADIENTS, PROBES, WEIGHTS, by_shots, carried_out
+
+CLAIMS = "claims.html"
+"""The page of several exhibits, beside their folders."""
+Finished = Callable[[str], bool]
+"""Whether a run is finished, by its name among the runs."""
+FIGURES = {"group": pl.String, "row": pl.String, "seed": pl.Int64, "figure": pl.String,
+           "value": pl.Float64}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Header(Header):
+    """run.json of an exhibit."""
+
+    scale: str
+    given: tuple[str, ...]
+    """What was asked for in place of the scale's own, as it is written on the command line."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reproduction(Stored):
+    """Exhibits that were run: the figures, and what became of their claims."""
+
+    path: Path
+    """The last exhibit's folder."""
+    page: Path
+    """Its page; of several exhibits that of all their claims."""
+    found: tuple[Judged, ...]
+    left_out: tuple[str, ...] = ()
+    """Of all exhibits those that could not be run, and why."""
+    _drawing: Drawing | None = None
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        """A row a group, row, seed and figure of the last exhibit."""
+        return read_frame(self.path / "figures.parquet", FIGURES)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """summary.json of the last exhibit: its rows' figures and its verdicts."""
+        return to_table(self.found[-1])
+
+    @property
+    def verdicts(self) -> list[str]:
+        """Each claim's verdict, of all exhibits."""
+        return [sentence(each) for judged in self.found for each in judged.verdicts]
+
+    def picture(self) -> Drawing | None:
+        """Return the last exhibit as the paper draws it."""
+        return self._drawing
+
+    def __rich__(self) -> RenderableType:
+        lines: list[Text] = []
+        for one in self.found:
+            lines += [Text(), Text(f"{one.exhibit}: {one.headline}", style="bold")]
+            lines += [Text(f"  {sentence(each)}") for each in one.verdicts]
+        lines += [Text(f"left out: {line}", style="dim") for line in self.left_out]
+        return Group(*lines)
+
+
+def reproduce(
+    *names: str,
+    shown: Shown | None = None,
+    options: ReproduceOptions | None = None,
+    **given: Any,
+) -> Reproduction:
+    """Run exhibits of the papers at a scale and judge their claims by 95% intervals over seeds.
+
+        wakeful.reproduce("value-residual/fig6", scale="tiny")
+
+    The same call goes on with what was interrupted. Training runs are shared: what another exhibit
+    beside this one has trained alike is not trained again.
+
+    Args:
+        names: exhibits, PAPER/EXHIBIT; none with `all=True`.
+        shown: how to show progress; None is a bar where there is a terminal.
+        options: `ReproduceOptions`, whose fields are keyword arguments too.
+        given: those fields.
+
+    Raises:
+        WakefulError: an exhibit does not exist, it needs a text, a model or tasks that are missing,
+            it fits neither memory nor disk, its folder holds another exhibit, or a run fails. What
+            can be checked is checked before anything is written.
+    """
+    wanted = asked(ReproduceOptions, options, given)
+    if wanted.all:
+        names = tuple(name for name in exhibit_names() if not exhibit(name).settings)
+    if not names:
+        raise WakefulError("name an exhibit, PAPER/EXHIBIT; wakeful reproduce lists them")
+    if len(names) > 1 and wanted.out:
+        raise WakefulError(f"--out is one exhibit's folder, and {len(names)} are named")
+    cluster = cluster_of(wanted.cluster) if wanted.cluster else None
+    shown = shown or usual
+    runs = Path(wanted.runs or place_of(next(iter(names)), wanted).absolute().parent / "runs")
+    finished = cache(lambda name: is_done(runs / name))
+    plans, left_out = _chosen(names, wanted, runs, finished, cluster)
+    if len(plans) > 1:
+        with shown(f"{len(plans)} exhibits") as show:
+            total = total_of(plans.values(), finished)
+            show.note(f"{len(plans)} exhibits: {_told(total, wanted, cluster)}")
+    shared = cluster is not None and len(plans) > 1
+    faults = _shared_out(plans, runs, wanted, shown) if shared else {}
+    done: list[tuple[Path, Judged, Drawing | None]] = []
+    for place, plan in plans.items():
+        try:
+            if shared and place != list(plans)[-1]:  # the last one's picture is returned
+                done.append((place, _kept(place, faults), None))
+            else:
+                done.append((place, *_work(plan, place, runs, wanted, cluster, shown)))
+        except WakefulError as error:
+            if not wanted.all or isinstance(error, Interrupted):
+                raise
+            left_out.append(_why(plan.exhibit.name, error))
+    if not done:
+        raise WakefulError(f"no exhibit could be run; {left_out[0]}")
+    last, one, picture = done[-1]
+    if len(done) == 1 and not left_out:
+        return Reproduction(last, last / "report.html", (one,), (), picture)
+    every = {place: one for place, one, _ in done}
+    page = write_claims(last.parent / CLAIMS, every, left_out)
+    return Reproduction(last, page, tuple(every.values()), tuple(left_out), picture)
+
+
+def claims(
+    *folders: Path, out: str | Path = "", title: str = "", figures: Sequence[Figure] = ()
+) -> Reproduction:
+    """Write the page of finished exhibits; without `out` it is beside the first one's folder.
+
+    Those that are unfinished are left out, and the page names them.
+
+    Raises:
+        WakefulError: none is finished, or a title or charts are asked for.
+    """
+    if title or figures:
+        raise WakefulError(
+            "the page of exhibits has its own title and no charts: leave out --title and --figures"
+        )
+    every: dict[Path, Judged] = {}
+    left_out: list[str] = []
+    for folder in folders:
+        header = Run.open(folder).header
+        if header.status == "done":
+            every[folder] = read_record(Judged, folder / "summary.json")
+        else:
+            left_out.append(f"{folder.name} is unfinished: give its wakeful reproduce again first")
+    if not every:
+        raise WakefulError("; ".join(left_out))
+    every = dict(sorted(every.items(), key=lambda entry: natural(entry[1].exhibit)))
+    written = write_claims(Path(out or folders[0].parent / CLAIMS), every, left_out)
+    return Reproduction(folders[-1], written, tuple(every.values()), tuple(left_out))
+
+
+def planned(found: Exhibit, wanted: ReproduceOptions) -> Plan:
+    """Return what an exhibit takes with these options."""
+    changes: dict[str, Any] = {}
+    if wanted.steps:
+        changes["train.steps"] = wanted.steps
+    if wanted.text:
+        changes |= {"data.source": wanted.text, "data.validation_source": wanted.validation_text}
+    if wanted.tokenizer:
+        trains = wanted.tokenizer == "train"
+        changes["data.tokenizer"] = "" if trains else wanted.tokenizer
+    for name in ("device", "dtype"):
+        if getattr(wanted, name):
+            changes[f"train.{name}"] = getattr(wanted, name)
+    if wanted.tasks and not wanted.all and not found.tasks:
+        raise WakefulError(f"{found.name} asks no tasks: leave out --tasks")
+    plan = plan_of(
+        found, wanted.scale, seeds=wanted.seeds, changes=changes, models=wanted.models,
+        tasks=wanted.tasks,
+    )  # fmt: skip
+    for name in found.probes:
+        known = (*PROBES, GRADIENTS, WEIGHTS)
+        if name not in known:
+            raise WakefulError(f"{found.name}: no probe {name!r}{nearest(name, known)}")
+    for expression in _expressions(found):
+        check_figure(expression)
+    return plan
+
+
+def _chosen(
+    names: Sequence[str],
+    wanted: ReproduceOptions,
+    runs: Path,
+    finished: Finished,
+    cluster: Cluster | None,
+) -> tuple[dict[Path, Plan], list[str]]:
+    """Return the exhibits that can be run, by their folders, and of all those that cannot, and why.
+
+    Raises:
+        WakefulError: one that is named cannot be run.
+    """
+    plans: dict[Path, Plan] = {}
+    left_out: list[str] = []
+    known: Known = {}
+    for name in names:
+        try:
+            plan = planned(exhibit(name), wanted)
+            place = place_of(name, wanted)
+            _check_folder(plan, place, wanted.given)
+            check_fits([*plans.values(), plan], runs, finished, cluster)
+            check_models(plan, known)
+        except WakefulError as error:
+            if not wanted.all:
+                raise
+            left_out.append(_why(name, error))
+        else:
+            plans[place] = plan
+    return plans, left_out
+
+
+def _why(name: str, error: WakefulError) -> str:
+    """Return why an exhibit cannot be run, with its name once."""
+    return str(error) if str(error).startswith(name) else f"{name}: {error}"
+
+
+def place_of(name: str, wanted: ReproduceOptions) -> Path:
+    """Return an exhibit's folder."""
+    return Path(wanted.out or f"runs/reproduce/{wanted.scale}/{name.replace('/', '-')}")
+
+
+def _check_folder(plan: Plan, place: Path, given: Sequence[str]) -> None:
+    """Raise `WakefulError` where another exhibit, or anything else, is in the folder.
+
+    One with other settings is another one: its page would be lost.
+    """
+    if not place.exists() or (place.is_dir() and not any(place.iterdir())):
+        return
+    run = Run.open(place)
+    if run.header.kind != "reproduce":
+        raise WakefulError(f"{place} is not an exhibit's folder; choose another with --out")
+    header = run.read(_Header, "run.json")
+    there = (header.name, header.scale, header.seeds, header.given)
+    if there != (plan.exhibit.name, plan.scale, plan.seeds, tuple(given)):
+        seeds = ", ".join(map(str, header.seeds))
+        settings = ", ".join(header.given) or "no other setting"
+        raise WakefulError(
+            f"{place} is of {header.name} at the {header.scale} scale with seeds {seeds} and "
+            f"{settings}; choose another folder with --out"
+        )
+
+
+def check_fits(
+    plans: Sequence[Plan], runs: Path, finished: Finished, cluster: Cluster | None = None
+) -> None:
+    """Raise `WakefulError` where memory cannot hold the last one's largest run, or the disk all
+    runs that are still to come, with the figure.
+
+    Workers of this machine without GPUs of their own share its memory. A scheduler's jobs take
+    that of other machines, which is not known here.
+    """
+    plan, at_once = plans[-1], 1
+    if cluster and cluster.engine != "local":
+        at_once = 0
+    elif cluster and not cluster.gpus:
+        at_once = cluster.workers
+    needed, room = plan.memory_of(at_once), free_memory(plan.config.train.device)
+    if needed > room:
+        fewer = "fewer workers, " if needed > plan.memory else ""
+        raise WakefulError(
+            f"{plan.exhibit.name} at the {plan.scale} scale takes about {_size(needed)} of "
+            f"memory ({plan.parameters / 1e6:,.1f}M parameters"
+            f"{' in training' if plan.jobs else ''}"
+            f"{f', {at_once} runs at a time' if fewer else ''}), and there are "
+            f"{_size(room)} free: choose {fewer}a smaller --scale or another --device"
+        )
+    above = runs.absolute()
+    while not above.exists():
+        above = above.parent
+    free = shutil.disk_usage(above).free
+    disk = total_of(plans, finished).disk
+    if disk > free:
+        others = f" with the {len(plans) - 1} before it" if len(plans) > 1 else ""
+        raise WakefulError(
+            f"{plan.exhibit.name} at the {plan.scale} scale{others} takes about {_size(disk)} of "
+            f"disk, and {above} has {_size(free)} free: choose a smaller --scale or another --runs"
+        )
+
+
+def _told(total: Total, wanted: ReproduceOptions, cluster: Cluster | None) -> str:
+    """Return what is still to be run, in words."""
+    if not total.runs:
+        return "all runs are finished"
+    told = (
+        f"{total.runs:,} run{'' if total.runs == 1 else 's'}, {_count(total.tokens)} tokens; very "
+        "roughly"
+    )
+    memory, disk = _size(total.memory), _size(total.disk)
+    if cluster and cluster.engine != "local":
+        return f"{told} {disk} of disk, and {memory} of memory where the largest run is trained"
+    seconds = rough_seconds(total.operations, choose_device(wanted.device or "auto"))
+    return f"{told} {duration(seconds)} on this machine, {memory} of memory and {disk} of disk"
+
+
+def free_memory(device: str) -> int:
+    """Return the bytes that are free on a device: a GPU's, or else the machine's."""
+    place = choose_device(device or "auto")
+    if place.type == "cuda":
+        return torch.cuda.mem_get_info(place)[0]
+    pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
+    except OSError:
+        return pages
+    known = dict(line.split(":", 1) for line in lines)
+    return 1024 * int(known["MemAvailable"].split()[0]) if "MemAvailable" in known else pages
+
+
+def _shared_out(
+    plans: Mapping[Path, Plan], runs: Path, wanted: ReproduceOptions, shown: Shown
+) -> Mapping[Path, str]:
+    """Let workers run and judge all exhibits; return what was wrong, by their folders."""
+    faults: dict[Path, str] = {}
+    sound: dict[Path, Plan] = {}
+    for place, plan in plans.items():
+        with shown(plan.exhibit.name) as show:
+            try:
+                _prepare(plan, show)
+                sound[place] = plan
+            except WakefulError as error:
+                if not wanted.all:
+                    raise
+                faults[place] = str(error)
+    if not sound:
+        return faults
+    judge = partial(_judge, dataclasses.replace(wanted, cluster=""), str(runs.absolute()))
+    where = next(iter(sound)).parent
+    return faults | dealt_out(sound, runs, where, wanted.cluster, shown, judge)
+
+
+def _kept(place: Path, faults: Mapping[Path, str]) -> Judged:
+    """Return what a worker found of an exhibit; raise what was wrong with it."""
+    if place in faults:
+        raise WakefulError(faults[place])
+    return read_record(Judged, place / "summary.json")
+
+
+def _judge(wanted: ReproduceOptions, runs: str, name: str, place: Path) -> None:
+    """Look at an exhibit's runs and judge it, as the work of a cluster."""
+    _work(planned(exhibit(name), wanted), place, Path(runs), wanted, None, usual)
+
+
+def _prepare(plan: Plan, show: Display) -> None:
+    """Read the tasks and make the texts of an exhibit, and raise what its runs would raise.
+
+    Of a text that only other models read, the beginning is read; the hub's not before they need it.
+    """
+    for shots, tasks in by_shots(plan.tasks).items():
+        show.note(f"preparing {', '.join(tasks)}")
+        read_tasks(EvaluateOptions(tasks=tasks, shots=shots))
+    trained = {job.folder: job.config for job in plan.jobs if plan.reference_of(job.group) is None}
+    for config in trained.values():
+        check_run(config, show.stage)
+    of_heirs = (job.config.data.source for job in plan.jobs if plan.reference_of(job.group))
+    read = [source for source in of_heirs if not is_prepared(Path(source))]
+    read += [plan.config.data.source] if plan.existing else []
+    for source in dict.fromkeys(read):
+        if not source.startswith("hf:"):
+            words_of(source, LENGTH)
+
+
+def _work(
+    plan: Plan,
+    place: Path,
+    runs: Path,
+    wanted: ReproduceOptions,
+    cluster: Cluster | None,
+    shown: Shown,
+) -> tuple[Judged, Drawing | None]:
+    """Run what is missing of an exhibit, judge it and write its page."""
+    with shown(plan.exhibit.name) as show:
+        _prepare(plan, show)
+        total = total_of([plan], lambda name: is_done(runs / name))
+        show.note(f"{plan.exhibit.name}: {_told(total, wanted, cluster)}")
+    run = Run(place)
+    if not (place / "run.json").is_file():
+        facts = {
+            "name": plan.exhibit.name, "scale": plan.scale, "seeds": list(plan.seeds),
+            "given": list(wanted.given),
+        }  # fmt: skip
+        run.make("reproduce", facts)
+    with run.lock():
+        run.set_status("running")
+        try:
+            overflowed: Mapping[Path, str] = {}
+            if wanted.cluster:
+                overflowed = dealt_out({place: plan}, runs, place, wanted.cluster, shown)
+            results, facts = carried_out(plan, runs, place, shown, overflowed)
+            verdicts = judged(plan.exhibit, results, plan.scale, plan.tasks)
+            expressions = list(_expressions(plan.exhibit))
+            run.write_frame(
+                "figures.parquet", pl.DataFrame(tidy(results, expressions), schema=FIGURES)
+            )
+            told = headline(plan, facts, results)
+            one = Judged(
+                exhibit=plan.exhibit.name, paper=plan.exhibit.paper, title=plan.exhibit.title,
+                claim=plan.exhibit.claim, scale=plan.scale, headline=told, verdicts=verdicts,
+            )  # fmt: skip
+            run.write_json("summary.json", one)
+            write_reproduction(place / "report.html", plan, results, verdicts, facts)
+        except BaseException:
+            run.set_status("stopped")
+            raise
+        run.set_status("done")
+    pictures = drawings(plan.shown, results)
+    save_figures(pictures, place / "figures", wanted.figures)
+    return one, pictures[0][1] if pictures else None
+
+
+def _expressions(found: Exhibit) -> Iterator[str]:
+    """Yield every figure that an exhibit shows or judges, each once."""
+    names = [column.figure for column in found.table.columns]
+    names += [claim.figure for claim in found.claims]
+    yield from dict.fromkeys(["loss", *names])
+
+
+def listing(options: ReproduceOptions | None = None) -> RenderableType:
+    """Return a table of every exhibit: its claim, and what it takes here and at full size."""
+    wanted = options or ReproduceOptions()
+    full = dataclasses.replace(wanted, scale="paper", steps=0, device="", dtype="")
+    scales = {
+        scale: full if scale == "paper" else dataclasses.replace(wanted, scale=scale)
+        for scale in SCALES
+    }
+    plans = {scale: list[Plan]() for scale in SCALES}
+    speed = rough_seconds(1.0, choose_device("auto"))
+    grid = Grid(box=None, pad_edge=False, header_style="bold")
+    for column in ("exhibit", "claim"):
+        grid.add_column(column)
+    for column in ("tokens", "here", "paper's tokens", "H100 hours", "on eight", "memory"):
+        grid.add_column(column, justify="right", no_wrap=True)
+    for paper, names in _by_paper().items():
+        grid.add_row(Text(paper, style="bold"))
+        for name in names:
+            found = exhibit(name)
+            if found.settings:
+                told = Text(f"{found.claim} Nothing to measure: {found.settings}.", style="dim")
+                grid.add_row(Text(name, style="dim"), told)
+                continue
+            for scale, given in scales.items():
+                plans[scale].append(planned(found, given))
+            here, there = (total_of([plans[scale][-1]]) for scale in (wanted.scale, "paper"))
+            hours, on_eight = (count / H100 / 3600 for count in (there.operations, there.on_eight))
+            claim = Text.assemble(
+                found.claim, ("\nNeeds ", "dim"), (", ".join(plans["paper"][-1].needs), "dim")
+            )
+            grid.add_row(
+                name, claim, _count(here.tokens), duration(here.operations * speed),
+                _count(there.tokens), _hours(hours), _hours(on_eight), _size(there.memory),
+            )  # fmt: skip
+    told = (
+        f"Tokens and time here are at the {wanted.scale} scale, needs and the rest at the paper's "
+        "with one seed and bfloat16 at two fifths of an H100's peak; on eight H100s each run takes "
+        "one card. Times are very rough. Run one with wakeful reproduce PAPER/EXHIBIT --scale "
+        "tiny|small|paper."
+    )
+    totals = [Text("All of them, what they share once:", style="bold")]
+    for scale, every in plans.items():
+        total = total_of(every)
+        time = f"{duration(total.operations * speed)} here"
+        if scale == "paper":
+            time = f"{_hours(total.operations / H100 / 3600)} H100 hours"
+        totals.append(Text(
+            f"  {scale}: {total.runs:,} runs, {_count(total.tokens)} tokens, {time}, "
+            f"{_size(total.memory)} of memory, {_size(total.disk)} of disk"
+        ))  # fmt: skip
+    return Group(grid, Text(), *totals, Text(), Text(told, style="dim"))
+
+
+def _by_paper() -> Mapping[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name in exhibit_names():
+        found.setdefault(exhibit(name).paper, []).append(name)
+    return found
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{max(1, round(count / 1e6)):,} MB"
+
+
+def _count(tokens: float) -> str:
+    return f"{tokens / 1e9:,.1f}B" if tokens >= 1e9 else f"{tokens / 1e6:,.1f}M"
+
+
+def _hours(count: float) -> str:
+    return f"{count:,.0f}" if count >= 10 else f"{count:.2g}"

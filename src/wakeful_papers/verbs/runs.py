@@ -1,0 +1,326 @@
+"""The runs that an exhibit takes: trained or taken, inherited, looked at and asked."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import transformers
+
+from wakeful.comparison.reading import TrainedRun, read_run
+from wakeful.config.schema import DataConfig
+from wakeful.config.verbs import LENGTH, inherit_options, with_shots
+from wakeful.device import choose_device
+from wakeful.display import Display, Shown
+from wakeful.errors import Diverged, Interrupted, WakefulError
+from wakeful.evaluation.diagnosis import sequences_of
+from wakeful.evaluation.examine import look, stretches
+from wakeful.evaluation.reading import fingerprint, words_of
+from wakeful.growth.outcome import read_inheritance
+from wakeful.loading.load import load, read_decoder
+from wakeful.loading.model import Model
+from wakeful.probes.attention import Importance, Leading
+from wakeful.probes.base import SCHEMA, MergeableProbe
+from wakeful.probes.channels import ChannelOverlap
+from wakeful.probes.gradients import query_key_gradients
+from wakeful.probes.hidden import Turned
+from wakeful.probes.mappings import Mappings
+from wakeful.probes.patterns import AttentionPictures, HiddenPicture, MeanAttention
+from wakeful.probes.positions import Positions
+from wakeful.probes.rank import Ranks
+from wakeful.probes.spectrum import Spectrum
+from wakeful.probes.weights import LargestWeights
+from wakeful.runs.run import Run, environment, is_done, read_frame, read_record
+from wakeful.training.loop import train
+from wakeful.training.records import check_same_data
+from wakeful.training.setup import load_data, make_windows
+from wakeful.training.watching import observed, rows_of
+from wakeful.verbs.evaluate import evaluate
+from wakeful.verbs.inherit import inherit
+from wakeful_papers.exhibits.derived import Key, Results
+from wakeful_papers.exhibits.figures import (
+    Seen,
+    answer_name,
+    seen_of_arm,
+    seen_of_model,
+    seen_of_run,
+    train_curve,
+)
+from wakeful_papers.exhibits.plan import Job, Plan, heirs_table, short
+from wakeful_papers.pages.reproduction import Facts
+
+GRADIENTS = "gradients"
+"""The probe of an exhibit that needs a backward pass."""
+WEIGHTS = "weights"
+"""The probe that reads a model's weights beside its states."""
+PROBES: dict[str, Callable[[], MergeableProbe]] = {
+    "attention_picture": partial(AttentionPictures, size=32),
+    "channel_overlap": ChannelOverlap,
+    "hidden_picture": partial(HiddenPicture, tokens=32, bins=192),
+    "leading": Leading,
+    "mappings": Mappings,
+    "mean_attention": MeanAttention,
+    "positions": Positions,
+    "ranks": Ranks,
+    "spectrum": Spectrum,
+    "turned": Turned,
+}
+"""By the name that exhibits write."""
+
+
+@dataclass(frozen=True)
+class _Figures:
+    """What a model came to, by the figures' names."""
+
+    figures: dict[str, float]
+
+
+def carried_out(
+    plan: Plan, runs: Path, place: Path, shown: Shown, overflowed: Mapping[Path, str]
+) -> tuple[Results, Facts]:
+    """Train, or take, every run; look at every model; return what they came to.
+
+    A run that diverges is left out and named, unless it is of the baseline; `overflowed` has those
+    that did so before, by their folders.
+    """
+    seen: dict[Key, Seen] = {}
+    facts: Facts | None = None
+    trained: dict[DataConfig, TrainedRun] = {}
+    diverged: list[str] = []
+    for seed in plan.seeds:
+        for job in plan.jobs:
+            reference = plan.reference_of(job.group)
+            if reference is None:
+                path = runs / job.folder / f"seed-{seed}"
+                try:
+                    if path in overflowed:
+                        raise Diverged(overflowed[path])
+                    _train(job, seed, path, shown)
+                except Diverged as fault:
+                    if job.row == plan.exhibit.table.baseline:
+                        raise  # every claim of the group stands against it
+                    diverged.append(f"{f'{job.group} {job.row}'.strip()}, seed {seed}: {fault}")
+                    continue
+                read = read_run(path, job.row)
+                _check_text(read, trained.setdefault(read.config.data, read))
+                facts = facts or Facts.of(read)
+                layers = _looked_at(path, f"{job.folder}-{seed}", job.row, plan, place, shown)
+                answers = _asked(str(path), f"{job.folder}-{seed}", plan, place, shown)
+                seen[job.group, job.row, seed] = seen_of_run(read, layers, answers)
+                source = str(path)
+            else:
+                source = reference.source
+            if job.group in plan.heirs:
+                found, last = _inherited(plan, job, seed, source, runs, place, shown)
+                seen |= found
+                facts = facts or Facts.of(read_run(last, job.row))
+    seen |= _existing(plan, runs, place, shown)
+    places = {key: group.at for key, group in plan.exhibit.groups.items() if group.at is not None}
+    facts = facts or Facts.of_reading(plan, environment(choose_device(plan.config.train.device)))
+    return Results(plan.exhibit.table.baseline, places, seen, tuple(diverged)), facts
+
+
+def _existing(plan: Plan, runs: Path, place: Path, shown: Shown) -> dict[Key, Seen]:
+    """Look at the models that are not trained here, each seed at a stretch of the text."""
+    seen: dict[Key, Seen] = {}
+    for row, given in plan.existing.items():
+        with shown(row) as show:
+            found = _read_over(given.source, plan, runs, show)
+        for seed, (figures, layers) in zip(plan.seeds, found, strict=True):
+            answers = _asked(given.source, _named(given.source), plan, place, shown)
+            seen["", row, seed] = seen_of_model(figures, layers, answers)
+    return seen
+
+
+def _read_over(
+    source: str, plan: Plan, runs: Path, show: Display
+) -> list[tuple[dict[str, float], pl.DataFrame]]:
+    """Return a model's figures and layers on each stretch of the text.
+
+    They are kept among the runs, for every exhibit that reads the same.
+    """
+    size, count, text = plan.exhibit.looks, len(plan.seeds), plan.config.data.source
+    words = None if text.startswith("hf:") else words_of(text, size * count * LENGTH)
+    read = "" if words is None else fingerprint(words)
+    probes = [each for each in plan.exhibit.probes if each in PROBES]
+    facts = [source, text, read, size, plan.exhibit.schemes, LENGTH, *_state(source), *probes]
+    digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
+    folder = runs / f"{short(source)}-looks-{digest}"
+    frames = [folder / f"stretch-{n}.parquet" for n in range(count)]
+    records = [folder / f"stretch-{n}.json" for n in range(count)]
+    if not all(file.is_file() for file in (*frames, *records)):
+        show.note(f"looking at {source}")
+        transformers.logging.disable_progress_bar()
+        model = load(source, device=plan.config.train.device)
+        words = words or words_of(text, size * count * LENGTH)
+        parts = stretches(model, words, count, size)
+
+        def more() -> list[MergeableProbe]:
+            return [PROBES[each]() for each in probes]
+
+        folder.mkdir(parents=True, exist_ok=True)
+        for n, part in enumerate(parts):
+            if not (frames[n].is_file() and records[n].is_file()):
+                looked = look(model, part, plan.exhibit.schemes, more)
+                Run(folder).write_frame(frames[n].name, looked.rows)
+                Run(folder).write_json(records[n].name, {"figures": looked.figures})
+            show.count("stretches of the text", n + 1, count)
+    return [
+        (read_record(_Figures, record).figures, read_frame(frame, SCHEMA))
+        for record, frame in zip(records, frames, strict=True)
+    ]
+
+
+def _state(source: str) -> list[tuple[str, int, int]]:
+    """Return which weights a folder or file holds, by size and time; nothing of a name on the hub.
+
+    A run that is trained further has other figures under the same path.
+    """
+    place = Path(source)
+    files = [place] if place.is_file() else [*place.rglob("*.safetensors"), *place.rglob("*.gguf")]
+    return [
+        (file.relative_to(place).as_posix(), file.stat().st_size, file.stat().st_mtime_ns)
+        for file in sorted(files)
+    ]
+
+
+def _named(source: str) -> str:
+    """Return what the answers of a model are called: those of other weights have another name."""
+    state = _state(source)
+    digest = hashlib.sha256(json.dumps(state).encode()).hexdigest()[:6]
+    return f"{short(source)}-{digest}" if state else short(source)
+
+
+def _train(job: Job, seed: int, path: Path, shown: Shown) -> None:
+    """Train what is missing of a run of the job."""
+    if is_done(path):
+        return
+    begun = (path / "run.json").is_file()
+    try:
+        with shown(f"{job.group} {job.row}, seed {seed}".strip()) as show:
+            train(job.seeded(seed), path, resume=begun, show=show)
+    except Interrupted as stopped:
+        raise Interrupted(
+            f"{job.row}, seed {seed}: {stopped.what}", "the same command goes on"
+        ) from None
+
+
+def _check_text(run: TrainedRun, other: TrainedRun) -> None:
+    """Raise `WakefulError` where runs that name the same text were trained on different ones."""
+    if run.data.anywhere != other.data.anywhere:
+        raise WakefulError(
+            f"{other.path} and {run.path} were trained on different texts, both called "
+            f"{run.config.data.source!r}: remove the one whose text is gone, or keep the runs of "
+            "this text in another folder (--runs)"
+        )
+
+
+def make_heirs(source: str, table: Mapping[str, Any], path: Path, shown: Shown) -> None:
+    """Do what is missing of an inheritance from `source`; `table` has its options, as tables."""
+    if not (path / "run.json").is_file():
+        options = inherit_options({**table, "out": str(path)})
+        inherit(source, options=options, shown=shown)
+    elif not is_done(path):
+        inherit(options=inherit_options({"resume": str(path)}), shown=shown)
+
+
+def _inherited(
+    plan: Plan, job: Job, seed: int, source: str, runs: Path, place: Path, shown: Shown
+) -> tuple[dict[Key, Seen], Path]:
+    """Return what heirs of a reference came to, doing what is missing, and the last heir's run."""
+    path = runs / plan.heirs_folder(job, seed) / f"seed-{seed}"
+    make_heirs(source, heirs_table(plan, job, seed), path, shown)
+    summary, _ = read_inheritance(path)
+    found: dict[Key, Seen] = {}
+    if plan.reference_of(job.group) is not None:
+        answers = _asked(source, f"{plan.reference_name(job)}-reference", plan, place, shown)
+        figures = {"loss": summary.reference.loss}
+        figures["parameters"] = float(summary.sizes.reference.parameters)
+        found[job.group, "reference", seed] = seen_of_model(figures, None, answers)
+    for arm in summary.arms:
+        row = "heir" if arm.arm == summary.final else arm.arm
+        last = path / arm.runs[-1]
+        label = f"{path.parent.name}-{row}-{seed}"
+        layers = _looked_at(last, label, row, plan, place, shown)
+        answers = _asked(str(last), label, plan, place, shown)
+        training = train_curve([read_run(path / stage) for stage in arm.runs])
+        found[job.group, row, seed] = seen_of_arm(arm, training, layers, answers)
+    return found, path / summary.heir.runs[-1]
+
+
+def _looked_at(
+    path: Path, name: str, row: str, plan: Plan, place: Path, shown: Shown
+) -> pl.DataFrame | None:
+    """Return what probes see in the layers of a trained model, kept in the exhibit's folder."""
+    looked, windows = plan.exhibit, plan.exhibit.looks
+    if not windows:
+        return None
+    file = place / "layers" / f"{name}.parquet"
+    if not file.is_file():
+        with shown(row) as show:
+            show.note(f"looking at the layers of {row}")
+            run = Run.open(path)
+            config = run.config
+            data = load_data(config.data)
+            check_same_data(run, data)
+            tests = make_windows(config, data)
+            model = read_decoder(path, device=choose_device(config.train.device))
+            decoder = model.decoder()
+            more = [PROBES[each]() for each in looked.probes if each in PROBES]
+            if WEIGHTS in looked.probes:
+                more.append(LargestWeights(decoder))
+            ranks = "ranks" in looked.probes
+            frames = [observed(decoder, tests, windows, [Importance(), *more], ranks=False)]
+            if GRADIENTS in looked.probes:
+                frames.append(query_key_gradients(decoder, rows_of(tests, windows)))
+            for share in looked.lengths:
+                length = max(2, round(share * config.train.length))
+                train = dataclasses.replace(config.train, length=length)
+                shorter = make_windows(dataclasses.replace(config, train=train), data)
+                found = observed(decoder, shorter, windows, ranks=ranks)
+                frames.append(
+                    found.with_columns(metric=pl.format("{}@{}", "metric", pl.lit(f"{share:g}")))
+                )
+            if plan.elsewhere:
+                frames.append(_elsewhere(model, plan.elsewhere, windows, config.train.length))
+            frame = pl.concat(frames)
+        file.parent.mkdir(exist_ok=True)
+        Run(file.parent).write_frame(file.name, frame)
+    return read_frame(file, SCHEMA)
+
+
+def _elsewhere(model: Model, text: str, windows: int, length: int) -> pl.DataFrame:
+    """Return what a model shows on another text, each metric as METRIC@elsewhere."""
+    words = words_of(text, windows * length)
+    sequences = sequences_of(model, words, length=length, num_sequences=windows, bos=model.begins())
+    rows = look(model, sequences).rows
+    return rows.with_columns(metric=pl.format("{}@elsewhere", "metric"))
+
+
+def _asked(source: str, name: str, plan: Plan, place: Path, shown: Shown) -> dict[str, float]:
+    """Return a model's figures on the exhibit's tasks, kept in the exhibit's folder."""
+    if not plan.tasks:
+        return {}
+    file = place / "answers" / f"{name}.json"
+    if not file.is_file():
+        figures: dict[str, float] = {}
+        for shots, tasks in by_shots(plan.tasks).items():
+            scores = evaluate(source, tasks=tasks, shots=shots, shown=shown).scores
+            figures |= {answer_name(one.task, one.metric, shots): one.figure for one in scores}
+        file.parent.mkdir(exist_ok=True)
+        Run(file.parent).write_json(file.name, {"figures": figures})
+    return read_record(_Figures, file).figures
+
+
+def by_shots(tasks: Sequence[str]) -> dict[int, tuple[str, ...]]:
+    """Return tasks, TASK or TASK@SHOTS, by their shots."""
+    found: dict[int, tuple[str, ...]] = {}
+    for each in tasks:
+        name, shots = with_shots(each)
+        found[shots or 0] = (*found.get(shots or 0, ()), name)
+    return found

@@ -1,0 +1,56 @@
+"""Charts of exhibits say what their axes and marks are."""
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import vl_convert
+
+from pages.synthetic import reproduction
+from wakeful.pages.charts import Drawing, fixed
+from wakeful_papers.exhibits.derived import Results
+from wakeful_papers.exhibits.exhibit import exhibit, exhibit_names
+from wakeful_papers.exhibits.figures import Seen
+from wakeful_papers.pages.charts import Names, bars, over_groups
+
+PLACED = [name for name in exhibit_names() if "over_groups(" in str(exhibit(name).draw)]
+
+
+def names(name: str, figure: str) -> Names:
+    """Return an exhibit whose rows reach 1, 2, ... in a figure, one more with the second seed."""
+    found = exhibit(name)
+    places = {key: group.at for key, group in found.groups.items() if group.at is not None}
+    seen = {
+        (group, row, seed): Seen({figure: 1.0 + n + seed}, {})
+        for group in found.groups or ("",)
+        for n, row in enumerate(found.table.labels)
+        for seed in (0, 1)
+    }
+    return Names(found, Results(found.table.baseline, places, seen))
+
+
+def words(chart: Drawing) -> list[str]:
+    """Return the texts that a chart's file shows."""
+    svg = ElementTree.fromstring(vl_convert.vegalite_to_svg(fixed(chart)))
+    return [each.text or "" for each in svg.iter() if "}text" in each.tag]
+
+
+@pytest.mark.parametrize("name", PLACED)
+def test_a_chart_over_groups_says_what_their_places_are(name: str) -> None:
+    for expression in exhibit(name).draw:
+        assert not expression.startswith("over_groups(") or ", axis='" in expression
+
+
+def test_the_axis_of_groups_has_its_name() -> None:
+    found = names("value-residual/fig5-lengths", "loss")
+    ((_, chart),) = over_groups(found, figure="loss", title="a loss", axis="tokens")
+    assert {"a loss", "tokens", "vanilla", "ResFormer"} <= {*words(chart)}
+
+
+def test_the_papers_own_figures_are_explained(tmp_path: Path) -> None:
+    ((_, chart),) = bars(names("activation/table2", "kurtosis_rest"), figure="kurtosis_rest")
+    assert "in the paper" in words(chart)
+    ((_, chart),) = bars(names("activation/table2", "seconds"), figure="seconds")
+    assert "in the paper" not in words(chart)
+    page = reproduction(tmp_path / "page.html", "activation/table2", ["kurtosis_rest"])
+    assert page.read_text("utf-8").count("open diamonds are the paper&#39;s") == 1

@@ -1,0 +1,539 @@
+"""Every exhibit's data: whole configurations at every scale, claims about rows that exist."""
+
+import dataclasses
+import hashlib
+import json
+from functools import cache
+
+import pytest
+import torch
+
+from helpers import tiny_decoder
+from wakeful.config.model import LATER, ModelConfig
+from wakeful.config.schema import Config, config_from_table, config_to_table
+from wakeful.config.tables import read_table
+from wakeful.config.verbs import LENGTH, inherit_options
+from wakeful.data.mixture import mixture_of
+from wakeful.device import H100
+from wakeful.errors import WakefulError
+from wakeful.growth.baselines import Setting, baseline_of
+from wakeful.growth.layers import first, last
+from wakeful.model.decoder import Decoder
+from wakeful.training.setup import load_data
+from wakeful.training.size import operations_of, parameters_of, size_of
+from wakeful.training.watching import FIGURES
+from wakeful.variants import build_call
+from wakeful.verbs.presets import TWO_CORES
+from wakeful_papers.exhibits.derived import DERIVED, check_figure
+from wakeful_papers.exhibits.exhibit import Scale, exhibit, exhibit_names
+from wakeful_papers.exhibits.figures import answer_name
+from wakeful_papers.exhibits.plan import Job, heirs_table, plan_of
+from wakeful_papers.exhibits.total import CARDS, total_of
+from wakeful_papers.pages.charts import DRAWINGS
+
+SCALES = ("tiny", "small", "paper")
+RUNNABLE = [name for name in exhibit_names() if not exhibit(name).settings]
+PLAIN = {"loss", "perplexity", "excess_loss", "parameters", "cache_bytes", "tokens", "all_tokens",
+         "steps_per_second", "step_milliseconds", "training_megabytes"}  # fmt: skip
+
+
+def test_every_number_of_the_papers_is_listed() -> None:
+    short = [name.replace("value-residual", "vr") for name in exhibit_names()]
+    numbers = {name.split("-")[0].rstrip("abcd") for name in short}
+    assert {f"vr/fig{n}" for n in (1, *range(3, 22))} <= numbers
+    assert {f"vr/table{n}" for n in range(1, 6)} <= numbers
+    assert {f"lazy/fig{n}" for n in range(1, 23)} <= numbers
+    assert {f"lazy/table{n}" for n in (1, 2, 3, 4, 5, 6, 9, 10)} <= numbers
+    assert {f"activation/fig{n}" for n in (1, 2, 3)} <= numbers
+    assert {f"activation/table{n}" for n in range(1, 7)} <= numbers
+    # G and H are derivations, which figure 3 measures, as does I.
+    assert {f"activation/appendix-{letter}" for letter in "jkl"} <= set(short)
+
+
+def test_exhibits_stand_in_the_order_of_their_numbers() -> None:
+    figures = [name for name in exhibit_names() if name.startswith("value-residual/fig")]
+    assert figures[:4] == [f"value-residual/fig{n}" for n in ("1", "3", "4", "5-lengths")]
+    assert figures[-1] == "value-residual/fig21"
+
+
+def test_a_field_of_later_changes_the_name_of_no_older_run() -> None:
+    job = Job(group="", row="", config=Config())
+    table = config_to_table(job.config)
+    del table["name"], table["data"]["max_tokens"], table["data"]["first_batch"]
+    for field in ("embedding", *LATER):
+        del table["model"][field]
+    digest = hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
+    assert job.folder.endswith(digest[:12])
+    projected = dataclasses.replace(job.config.model, embedding="projected")
+    other = dataclasses.replace(job, config=dataclasses.replace(job.config, model=projected))
+    assert other.folder != job.folder
+
+
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_an_exhibit_is_whole_at_every_scale(name: str) -> None:
+    found = exhibit(name)
+    measured = set()
+    for scale in SCALES:
+        plan = plan_of(found, scale)
+        groups, rows = {job.group for job in plan.jobs}, {job.row for job in plan.jobs}
+        rows |= set(plan.existing)
+        assert rows
+        here = {key for key, each in found.groups.items() if scale in (each.scales or SCALES)}
+        assert groups == (here or {""} if plan.jobs else set())
+        # Groups whose heirs alone differ share their reference.
+        left, trained = ([job for job in plan.jobs if (job.group in plan.heirs) is inherits]
+                         for inherits in (True, False))  # fmt: skip
+        assert len({job.folder for job in trained}) == len(trained)
+        tables = [heirs_table(plan, job, 3) for job in left]
+        whole = [json.dumps([table, job.folder]) for table, job in zip(tables, left, strict=True)]
+        assert len(set(whole)) == len(whole)
+        for table, job in zip(tables, left, strict=True):
+            if plan.reference_of(job.group):
+                assert 0 < table["keep"] < 1
+            else:
+                assert 1 <= table["layers"] < job.config.model.num_layers
+            assert table["train"]["seed"] == 3
+            rows |= {"heir", *plan.heirs[job.group].baseline}
+            assert not {"tokenizer", "vocab_size"} & set(table["data"])
+            inherit_options(table)  # the options exist, and agree
+        assert found.table.baseline in rows
+        claims = found.claims_at(scale, plan.tasks)
+        for claim in claims:
+            check_figure(claim.figure)
+            assert {claim.row, claim.than or claim.row} <= rows
+            assert {claim.group, claim.than_group} - {""} <= groups
+        assert claims, "an exhibit that claims nothing cannot be judged"
+        config = plan.jobs[0].config if plan.jobs else plan.config
+        schemes = {*config.train.quantize.schemes, *found.schemes}
+        measured = PLAIN | {f"{kind}_{s}" for s in schemes for kind in ("increase", "damage")}
+        measured |= set(FIGURES) if config.train.diagnose.every else set()
+        domains = mixture_of(config.data.source) or ()
+        measured |= {f"loss_{domain.name}" for domain in domains}
+        asked = (task.partition("@") for task in (*plan.tasks, "average of 2"))
+        measured |= {
+            answer_name(task, metric, int(shots or 0))
+            for task, _, shots in asked
+            for metric in ("acc", "acc_norm")
+        }
+        columns = [
+            c.figure for c in found.table.columns if scale == "paper" or "acc_" not in c.figure
+        ]
+        for figure in columns + [claim.figure for claim in claims]:
+            assert not figure.isidentifier() or figure in measured | set(DERIVED), figure
+    for expression in found.draw:
+        build_call("draw", DRAWINGS, expression, folder="routes")
+    labels = {key.rpartition(".")[2] for key in found.table.labels}
+    assert labels <= rows  # of the paper's scale, the last, which has them all
+
+
+@pytest.mark.parametrize("scale", ["tiny", "small"])
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_an_exhibit_runs_without_a_network(name: str, scale: Scale) -> None:
+    """At tiny and small: no text, tokenizer, task or model of the hub."""
+    plan = plan_of(exhibit(name), scale)
+    assert plan.tasks == ()
+    for config in (plan.config, *(job.config for job in plan.jobs)):
+        sources = [part.source for part in mixture_of(config.data.source) or ()]
+        sources = sources or [config.data.source]
+        assert set(sources) <= {"python-stdlib", "backcopy"} or all(
+            source.startswith("python-stdlib") for source in sources
+        )
+        assert config.data.tokenizer == ""
+    assert not plan.elsewhere.startswith("hf:")
+    given = {each.source for each in (*plan.existing.values(), *plan.references.values())}
+    assert given <= {"smollm2"}
+
+
+def test_an_exhibit_of_tasks_is_judged_by_loss_where_they_are_not_asked() -> None:
+    found = exhibit("value-residual/table1")
+    plain, asked = (plan_of(found, "tiny", tasks=tasks) for tasks in (False, True))
+    assert asked.tasks == found.tasks
+    assert len(asked.tasks) == 6
+    assert {claim.figure for claim in found.claims_at("tiny", plain.tasks)} == {"loss"}
+    figures = {claim.figure for claim in found.claims_at("tiny", asked.tasks)}
+    assert figures == {"loss", "acc_average"}
+    assert {claim.figure for claim in found.claims_at("paper", asked.tasks)} == {"acc_average"}
+    assert plain.stand_ins == (f"validation loss in place of accuracy on {', '.join(found.tasks)}",)
+    assert asked.stand_ins == ()
+
+
+def test_a_heading_names_the_paper_once() -> None:
+    assert exhibit("activation/table2").heading.count("From Attention to Activation") == 1
+    assert exhibit("value-residual/fig6").heading.startswith("Value Residual Learning: Figure 6")
+    assert exhibit("own/combination").heading == exhibit("own/combination").title
+
+
+def test_the_paper_scale_is_the_papers() -> None:
+    plan = plan_of(exhibit("value-residual/fig5-lengths"), "paper")
+    for job in plan.jobs:
+        train = job.config.train
+        assert train.length * train.batch_size == pytest.approx(2**21, rel=0.03)
+        assert job.config.model.max_length == train.length
+        # Table 2, of which all models are trained (section 4.1.1 and appendix A.4).
+        mixture = mixture_of(job.config.data.source) or ()
+        assert [each.share for each in mixture] == [0.5, 0.2, 0.1, 0.05, 0.05, 0.05, 0.05]
+    assert plan.jobs[-1].config.train.length == 64_000
+    sizes = plan_of(exhibit("value-residual/table5"), "paper")
+    millions = {
+        job.group: round(size_of(job.config).parameters / 1e6)
+        for job in sizes.jobs
+        if job.row == "vanilla"
+    }
+    assert millions == {"m82": 82, "m180": 180, "m468": 468}
+    rows = {job.row: job.config for job in plan_of(exhibit("activation/table5"), "paper").jobs}
+    assert (rows["vanilla"].model.norm, rows["vanilla"].model.bias) == ("layernorm", True)
+    assert rows["sgd"].train.steps == 8 * rows["vanilla"].train.steps == 320_000
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_all_models_of_from_attention_to_activation_have_its_norm_and_no_biases(
+    scale: Scale,
+) -> None:
+    """Section 5; Table 5 alone varies them."""
+    for name in RUNNABLE:
+        if name.startswith("activation/") and name != "activation/table5":
+            for job in plan_of(exhibit(name), scale).jobs:
+                model = job.config.model
+                assert (model.norm, model.bias) == ("rmsnorm_single", False), name
+
+
+def test_from_attention_to_activation_trains_what_the_paper_trained() -> None:
+    def jobs(name: str) -> list[Job]:
+        return list(plan_of(exhibit(f"activation/{name}"), "paper").jobs)
+
+    for name in ("fig2", "fig3"):  # section 3: 130M where nothing else is said
+        for job in jobs(name):
+            assert (job.config.model.num_layers, job.config.model.width) == (12, 768)
+    for job in jobs("table6"):  # section 5: a batch of 512 where nothing else is said
+        assert (job.config.train.batch_size, job.config.train.length) == (512, 1024)
+    for ours in ("tiny", "small", "paper"):  # the runs of Table 3 are some of Table 2's
+        plans = [
+            plan_of(exhibit(f"activation/{name}-llama"), ours) for name in ("table3", "table2")
+        ]
+        few, all_ = ({job.row: job.folder for job in plan.jobs} for plan in plans)
+        assert few == {row: all_[row] for row in ("vanilla", "softmax1-orthoadam")}
+
+
+def test_published_differences_are_those_of_the_published_figures() -> None:
+    compared = 0
+    for name in exhibit_names():
+        found = exhibit(name)
+        cells = found.table.cells
+        for claim in found.claims:
+            ours = cells.get((claim.row, claim.figure))
+            theirs = cells.get((claim.than or found.table.baseline, claim.figure))
+            if claim.published is None or claim.than_value is not None or claim.than_group:
+                continue
+            if isinstance(ours, int | float) and isinstance(theirs, int | float):
+                assert claim.published == pytest.approx(ours - theirs, abs=6e-4), (name, claim.says)
+                against = "higher" if ours < theirs else "lower"
+                assert ours == theirs or claim.direction != against, (name, claim.says)
+                compared += 1
+    assert compared > 100
+
+
+def test_an_exhibit_may_claim_its_tables_directions_and_more() -> None:
+    claims = exhibit("activation/table2").claims
+    assert {claim.than for claim in claims} == {"", "softmax1", "orthoadam"}
+    assert sum(not claim.than for claim in claims) == 18
+    rows = {(claim.row, claim.figure): claim.direction
+            for claim in exhibit("activation/table5").claims if not claim.than}  # fmt: skip
+    # "perplexity reduces and increases by 1.3 and 0.5" (section 5.3)
+    assert rows["rotary", "perplexity"] == "lower"
+    assert rows["no-positions", "perplexity"] == "higher"
+    assert rows["softmax1", "perplexity"] == "same"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["value-residual/fig4", "value-residual/fig7", "value-residual/fig15c", "lazy/table1-medium",
+     "activation/table5", "own/arena", "own/combination", "active-dormant/backcopy-deep"],
+)  # fmt: skip
+def test_a_size_is_that_of_the_model_which_is_not_made(name: str) -> None:
+    for model in {job.config.model for job in plan_of(exhibit(name), "tiny").jobs}:
+        with torch.device("meta"):
+            made = Decoder(model).num_parameters()["total"]
+        assert parameters_of(model) == made, model
+
+
+def test_a_token_costs_what_multiplies_and_attention() -> None:
+    """As docs/distributed.md counts it for 1.4B parameters: 8.02 · 10⁹."""
+    large = config_from_table(read_table("activation-gpt2-1.4b"))
+    assert operations_of(large.model, 512) == pytest.approx(8.02e9, rel=1e-3)
+    model = ModelConfig(vocab_size=50, num_layers=3, num_heads=2, width=8, mlp_width=12)
+    weights = 3 * (4 * 8 * 8 + 3 * 8 * 12 + 2 * 8) + 8 + 50 * 8
+    keys = sum(range(1, 41)) / 40  # that the queries of a row of 40 tokens see, themselves included
+    within = 6 * 4 * 3 * 8  # the diagonal, of which the definition counts half
+    naive = 6 * weights + 3 * 3 * 2 * 2 * keys * 8
+    assert operations_of(model, 40) == pytest.approx(naive, abs=within)
+    tied = dataclasses.replace(model, tied=True)  # the table is looked up, and multiplies too
+    assert operations_of(tied, 40) == operations_of(model, 40)
+    near = dataclasses.replace(model, local_layers=(0, 2), local_theta=1e4, window=10)
+    keys_near = sum(min(place, 10) for place in range(1, 41)) / 40
+    naive -= 2 * 3 * 2 * 2 * (keys - keys_near) * 8
+    assert operations_of(near, 40) == pytest.approx(naive, abs=within)
+    # At 64,000 tokens attention is most of it.
+    lengths = plan_of(exhibit("value-residual/fig5-lengths"), "paper").jobs
+    costs = {job.group: size_of(job.config).operations for job in lengths}
+    assert costs["l64000"] > 4 * costs["l512"]
+
+
+def test_eight_cards_are_as_fast_as_the_longest_run_allows() -> None:
+    one = total_of([plan_of(exhibit("value-residual/fig3"), "paper")])
+    assert one.runs == 1
+    assert one.on_eight == one.operations  # a run takes one card
+    seeds = total_of([plan_of(exhibit("value-residual/fig3"), "paper", seeds=range(CARDS + 1))])
+    assert seeds.on_eight == pytest.approx(2 * one.operations)
+    sizes = plan_of(exhibit("value-residual/table5"), "paper")
+    costs = sorted(piece.operations for piece in sizes.pieces.values())
+    assert total_of([sizes]).on_eight == costs[-1]  # six runs of three sizes
+    # Heirs begin when their reference is trained, and those of one reference take one card.
+    plan = plan_of(exhibit("lazy/fig5-medium"), "paper")
+    assert total_of([plan]).on_eight == pytest.approx(total_of([plan]).operations)
+    # The rows of several exhibits are trained side by side, then the heirs.
+    both = total_of([sizes, plan])
+    heirs = [piece.operations for piece in plan.pieces.values() if piece.stage == "heirs"]
+    assert both.on_eight == pytest.approx(costs[-1] + sum(heirs))
+    assert total_of([plan, plan]).on_eight == pytest.approx(total_of([plan]).operations)
+    assert total_of([plan]).operations / H100 > 3600
+
+
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_an_exhibit_at_the_papers_scale_fits_on_one_h100(name: str) -> None:
+    plan = plan_of(exhibit(name), "paper")
+    assert plan.memory < 80e9
+    assert plan.memory_of(0) <= plan.memory_of(1) <= plan.memory_of(2) <= 2 * plan.memory
+
+
+def test_heirs_train_what_when_attention_collapses_trains() -> None:
+    plan = plan_of(exhibit("lazy/table3-medium"), "paper")
+    depths = {job.group: heirs_table(plan, job, 0)["layers"] for job in plan.jobs}
+    assert depths == {"layers12": 12, "layers14": 14, "layers16": 16}
+    assert len({job.folder for job in plan.jobs}) == 1
+    job = plan.jobs[-1]
+    # Its three heirs and, beside the last, random for as many steps and for twice as many.
+    train = job.config.train
+    own = operations_of(job.config.model, 1024) * train.steps * train.batch_size * 1024
+    assert total_of([plan]).operations == pytest.approx(
+        own * (1 + 0.5 + 0.5833 + 0.6667 * (1 + 1 + 2))
+    )
+    tokens = {}
+    for name in ("lazy/table6", "lazy/table9"):
+        plan = plan_of(exhibit(name), "paper")
+        for job in plan.jobs:
+            table = heirs_table(plan, job, 0)
+            train = table["train"]
+            whole = train["steps"] * train["batch_size"] * train["length"]
+            tokens[job.group] = (whole, table["data"].get("max_tokens", 0))
+    assert tokens[""] == (pytest.approx(8e9, rel=0.05), pytest.approx(1e9, rel=0.05))
+    assert tokens["large-many"] == tokens["other-many"] == (pytest.approx(50e9, rel=0.01), 0)
+
+
+def test_no_arm_is_all_warmup() -> None:
+    for scale in ("tiny", "small", "paper"):
+        for name in ("lazy/fig3-medium", "lazy/growth", "lazy/fig22"):
+            plan = plan_of(exhibit(name), scale)
+            for job in plan.jobs:
+                table = heirs_table(plan, job, 0)
+                warmup, steps = table["optimizer"]["warmup_steps"], table["train"]["steps"]
+                assert warmup <= steps // 5, (name, scale, job.group)
+                if scale == "paper":  # the paper's own
+                    assert warmup == job.config.optimizer.warmup_steps
+
+
+RECIPES = {
+    "lazy/fig4": "growth until parity beside training from scratch",
+    "lazy/fig5": "the heir beside training from scratch",
+    "lazy/fig6": "the heir beside training from scratch, on another text",
+    "lazy/fig7": "the heir beside distillation and training from scratch",
+    "lazy/fig14": "the heir beside stacking, which has no reference",
+    "lazy/fig16": "the heir beside training from scratch, of half the layers",
+    "lazy/growth": "tokens until parity, of which a start from scratch takes its own",
+    "lazy/table1": "the heir beside stacking, which has no reference",
+    "lazy/table3": "the heir beside training from scratch, for as many steps and for twice as many",
+    "lazy/table5": "the heir beside training from scratch, by tasks",
+}
+"""Exhibits that set the paper's whole recipe beside one that takes nothing, and what they compare.
+
+Elsewhere an arm with the reference's embeddings and head beside one without would show what these
+give, and not what its blocks do.
+"""
+
+
+@cache
+def has_the_references_embeddings(arm: str) -> bool:
+    if arm in ("heir", "reference"):
+        return True
+    reference = tiny_decoder()
+    setting = Setting(reference, first(2, of=4), seed=5, lazy=last(2, of=4))
+    ours = baseline_of(arm).start(setting).embed.weight
+    return torch.equal(ours, reference.embed.weight[:, : ours.shape[1]])
+
+
+def test_blocks_are_compared_between_the_same_embeddings_and_head() -> None:
+    found = set()
+    for name in exhibit_names():
+        shown = exhibit(name)
+        if shown.inherit is None:
+            continue
+        for claim in shown.claims:
+            if claim.than_value is not None or claim.than_group:
+                continue
+            arms = claim.row, claim.than or shown.table.baseline
+            if len({has_the_references_embeddings(arm) for arm in arms}) > 1:
+                found.add(name.partition("-")[0])
+    assert found == set(RECIPES)
+
+
+@pytest.mark.parametrize("name", ["fig2", "table4"])
+def test_both_forms_of_an_inheritance_are_judged(name: str) -> None:
+    """Of When Attention Collapses: blocks alone, as its code copies, and whole heirs."""
+    claims = exhibit(f"lazy/{name}").claims
+    whole = {"heir": "blocks", "middle": "middle_blocks", "last": "last_blocks"}
+    alone = whole | {"embeddings": "random"}
+    pairs = [(claim.row, claim.than, claim.direction, claim.same) for claim in claims]
+    of_whole = [pair for pair in pairs if pair[0] in whole]
+    assert len(of_whole) == 6
+    for row, than, *direction in of_whole:
+        assert (alone[row], alone[than], *direction) in pairs
+    for scale in SCALES:
+        arms = [plan_of(exhibit(f"lazy/{each}"), scale).heirs[""] for each in ("fig2", "table4")]
+        assert arms[0] == arms[1]  # which they share
+
+
+def test_an_arm_is_evaluated_as_often_as_its_reference_or_ten_times() -> None:
+    """After 1,000 of 100,000 steps the losses of figure 5 are known."""
+    often = {}
+    for scale in SCALES:
+        plan = plan_of(exhibit("lazy/fig5-medium"), scale)
+        train = heirs_table(plan, plan.jobs[0], 0)["train"]
+        often[scale] = (train["steps"], train["eval_every"])
+    assert often == {"tiny": (100, 10), "small": (1000, 100), "paper": (100_000, 1000)}
+
+
+def test_a_model_of_the_papers_own_scale_is_left_out_at_the_others() -> None:
+    found = exhibit("lazy/table9")
+    for scale in SCALES:
+        plan = plan_of(found, scale, tasks=True)
+        there = "other-many" in {job.group for job in plan.jobs}
+        assert there == (scale == "paper")
+        claims = found.claims_at(scale, plan.tasks)
+        assert ("other-many" in {claim.group for claim in claims}) == there
+
+
+def test_the_start_token_stands_in_every_window_where_the_paper_has_it() -> None:
+    """Appendix A.2 of Value Residual Learning: it is the same in all sequences."""
+    assert not config_from_table(read_table("value-residual-82m")).data.bos
+    for name, rows in {"fig10": 2, "fig19": 4}.items():
+        for scale in SCALES:
+            jobs = plan_of(exhibit(f"value-residual/{name}"), scale).jobs
+            assert [job.config.data.bos for job in jobs] == [True] * rows
+
+
+def test_the_paper_scale_looks_at_as_many_windows_as_the_papers_do() -> None:
+    shown = exhibit("value-residual/fig10")
+    assert [plan_of(shown, scale).exhibit.looks for scale in SCALES] == [8, 8, 1000]
+    looks = {name: plan_of(exhibit(name), "paper").exhibit.looks for name in RUNNABLE}
+    assert all(type(each) is int and each >= exhibit(name).looks for name, each in looks.items())
+    # Sections 3.2 and 4.5 and appendix A.2 of Value Residual Learning.
+    sampled = {f"value-residual/fig{number}" for number in (1, 3, 10, 11, 12, 19, 20)}
+    assert {name for name in looks if name.startswith("value-residual/")
+            and looks[name] == 1000} == sampled  # fmt: skip
+    plan = plan_of(exhibit("activation/table1"), "paper")
+    assert plan.stretch == 256 * LENGTH
+    assert {piece.tokens for piece in plan.pieces.values() if piece.stage == "reading"} == {
+        plan.stretch
+    }
+    for name in RUNNABLE:
+        if name.startswith("activation/"):
+            for job in plan_of(exhibit(name), "paper").jobs:
+                train = job.config.train
+                windows = (train.diagnose.num_sequences, train.quantize.num_sequences)
+                assert windows == (256, 2048), name
+
+
+def test_growth_is_counted_with_all_the_rounds_that_it_may_take() -> None:
+    plan = plan_of(exhibit("lazy/fig4"), "tiny", seeds=[0])
+    (job,) = plan.jobs
+    (name,) = (name for name in plan.pieces if "heirs" in name)
+    heirs, reference = plan.pieces[name], plan.pieces[f"{job.folder}/seed-0"]
+    # Six of twelve layers and one more a round; then random once, and at_once for all seven rounds.
+    assert heirs.runs == 7 + 2
+    depths = [layers / 12 for layers in range(6, 13)]
+    assert heirs.tokens / reference.tokens == pytest.approx(sum(depths) + 1 + 7)
+
+
+def test_rows_keep_their_ratios_at_a_smaller_scale() -> None:
+    rows = {job.row: job.config for job in plan_of(exhibit("activation/table5"), "tiny").jobs}
+    assert (rows["vanilla"].train.steps, rows["sgd"].train.steps) == (100, 800)
+    plan = plan_of(exhibit("value-residual/fig14"), "tiny", changes={"train.steps": 7}, seeds=[4])
+    assert plan.seeds == (4,)
+    assert {job.config.train.length for job in plan.jobs} == {16, 64, 256, 1000, 2000}
+    assert {job.config.train.steps for job in plan.jobs} == {7}
+    assert {job.config.data.source for job in plan.jobs} == {"python-stdlib"}
+
+
+def test_what_exhibits_share_is_counted_once() -> None:
+    alone = plan_of(exhibit("value-residual/fig12"), "tiny")
+    other = plan_of(exhibit("value-residual/fig20"), "tiny")  # of the same runs and no others
+    one, both = total_of([alone]), total_of([alone, other])
+    assert (one.runs, one.tokens) == (6, 6 * 120 * 32 * 64)
+    one_token = [size_of(job.config).operations for job in alone.jobs]
+    assert one.operations == pytest.approx(one.tokens * sum(one_token) / len(one_token))
+    assert both == one
+    first = f"{alone.jobs[0].folder}/seed-0"
+    left = total_of([alone], lambda name: name == first)
+    assert (left.runs, left.tokens) == (5, 5 * 120 * 32 * 64)
+    # Heirs of one reference: it is counted once, and each of its heirs and their rivals.
+    heirs = plan_of(exhibit("lazy/table3-medium"), "tiny")
+    assert total_of([heirs]).runs == 3 * (1 + 3 + 2)
+    looks = total_of([plan_of(exhibit("lazy/fig9"), "tiny")])
+    assert (looks.runs, looks.disk) == (3, 0)
+    large = max((alone, heirs), key=lambda plan: plan.memory)
+    assert total_of([alone, heirs]).memory == large.memory
+
+
+def test_all_exhibits_at_the_tiny_scale_take_less_than_two_and_a_half_hours_on_two_cores() -> None:
+    """Attention is counted, of sequences of up to 2,000 tokens."""
+    total = total_of(plan_of(exhibit(name), "tiny") for name in RUNNABLE)
+    assert total.operations / TWO_CORES < 2.5 * 3600
+
+
+def test_a_model_of_a_task_has_the_tasks_vocabulary() -> None:
+    job = plan_of(exhibit("active-dormant/backcopy"), "small").jobs[0]
+    data = load_data(job.config.data)
+    model = dataclasses.replace(job.config.model, vocab_size=data.vocab_size)
+    assert size_of(job.config).parameters == parameters_of(model)
+
+
+def test_an_exhibit_that_does_not_exist_or_waits_is_refused() -> None:
+    with pytest.raises(WakefulError, match="did you mean 'value-residual/fig6'"):
+        exhibit("value-residual/figure6")
+    # Of a number with suffixes these, not what is only spelled alike.
+    for written, meant in {
+        "value-residual/fig5": ("fig5-lengths", "fig5-sizes"),
+        "lazy/fig1": ("fig1-large", "fig1-medium", "fig1-xl"),
+        "value-residual/fig15": ("fig15a", "fig15b", "fig15c"),
+    }.items():
+        *most, final = (f"'{written.partition('/')[0]}/{name}'" for name in meant)
+        with pytest.raises(WakefulError, match=f"mean {', '.join(most)} or {final}\\?"):
+            exhibit(written)
+    # Without its paper it is that of every paper.
+    for written, meant in {
+        "fig6": ("lazy/fig6-large", "lazy/fig6-medium", "value-residual/fig6"),
+        "table2": ("activation/table2", "lazy/table2", "value-residual/table2"),
+        "fig15": ("lazy/fig15", *(f"value-residual/fig15{letter}" for letter in "abcd")),
+        "Figure6": ("lazy/fig6-large", "lazy/fig6-medium", "value-residual/fig6"),
+        "arena": ("own/arena",),
+        "activation-table2": ("activation/table2",),
+    }.items():
+        *most, final = map(repr, meant)
+        told = f"mean {', '.join(most)}{' or ' if most else ''}{final}\\?"
+        with pytest.raises(WakefulError, match=told):
+            exhibit(written)
+    with pytest.raises(WakefulError, match="no exhibit 'nothing'; wakeful reproduce lists them"):
+        exhibit("nothing")
+    with pytest.raises(WakefulError, match="lists settings and has nothing to measure"):
+        plan_of(exhibit("value-residual/table4"), "tiny")
+    with pytest.raises(WakefulError, match=r"layersx"):
+        check_figure("layersx(metric='rank')")
