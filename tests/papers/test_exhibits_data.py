@@ -50,6 +50,24 @@ def test_every_number_of_the_papers_is_listed() -> None:
     assert {f"activation/appendix-{letter}" for letter in "jkl"} <= set(short)
 
 
+def test_a_size_of_an_exhibit_has_its_own_values_rows_and_claims() -> None:
+    medium, large, xl = (exhibit(f"lazy/fig5-{size}") for size in ("medium", "large", "xl"))
+    heirs = [each.table.cells["heir", "loss"] for each in (medium, large, xl)]
+    assert heirs == [2.81, 2.8, 2.64]
+    presets = [each.compare["preset"] for each in (medium, large, xl)]
+    assert presets == ["gpt2-medium", "gpt2-large", "gpt2-xl"]
+    assert medium.title.startswith("Figure 5: 16 of 24 layers")
+    assert exhibit("lazy/fig8-xl").title.endswith("GPT-2 xlarge")
+    after = "loss_after(share=0.01)"
+    assert [after in {claim.figure for claim in each.claims} for each in (medium, large, xl)] == [
+        True, False, False,
+    ]  # fmt: skip
+    # A row that the paper has at some sizes alone; the size without a name is the file's.
+    assert "softmax1" in exhibit("activation/table2").table.labels
+    assert "softmax1" not in exhibit("activation/table2-1.4b").table.labels
+    assert not any("{size}" in exhibit(name).title for name in exhibit_names())
+
+
 def test_exhibits_stand_in_the_order_of_their_numbers() -> None:
     figures = [name for name in exhibit_names() if name.startswith("value-residual/fig")]
     assert figures[:4] == [f"value-residual/fig{n}" for n in ("1", "3", "4", "5-lengths")]

@@ -1,7 +1,10 @@
 """Papers' exhibits as data: what is compared, what is measured, claimed and published.
 
 A folder of `papers` is a paper, with `paper.toml` for what its exhibits share, and a TOML file an
-exhibit, called "paper/file": `value-residual/fig6`. Figures are the papers' own. A row is a
+exhibit, called "paper/file": `value-residual/fig6`. One of several sizes (`sizes`, each with its
+words for `{size}` in the title) is an exhibit a size, "paper/file-size": a table with sizes for
+keys stands for the value that each has, and one that names its `sizes` is of those alone. Figures
+are the papers' own. A row is a
 variant, by the name that it is trained under; a column is a figure of a run (`figures`), whose
 paper values count as equal where they differ by no more than the share `same`. A direction
 ("lower", "higher", "same") stands where no figure is at hand. An exhibit without claims of its own
@@ -204,14 +207,7 @@ class Exhibit:
 @cache
 def exhibit_names() -> tuple[str, ...]:
     """Return every exhibit's name, paper by paper in the order of the exhibits' numbers."""
-    found = (
-        f"{paper.name}/{entry.name.removesuffix('.toml')}"
-        for paper in _PAPERS.iterdir()
-        if paper.is_dir()
-        for entry in paper.iterdir()
-        if entry.name.endswith(".toml") and entry.name != _SHARED
-    )
-    return tuple(sorted(found, key=natural))
+    return tuple(sorted(_tables(), key=natural))
 
 
 def exhibit(name: str) -> Exhibit:
@@ -273,9 +269,8 @@ LAYOUTS = _Layouts()
 
 @cache
 def _read(name: str) -> Exhibit:
-    paper, _, file = name.partition("/")
-    shared = _toml(_PAPERS / paper / _SHARED)
-    spec: _Spec = from_table(_Spec, _toml(_PAPERS / paper / f"{file}.toml"))
+    shared = _toml(_PAPERS / name.partition("/")[0] / _SHARED)
+    spec: _Spec = from_table(_Spec, _tables()[name])
     columns = tuple(Column(figure, **vars(entry)) for figure, entry in spec.columns.items())
     cells: dict[tuple[str, str], Any] = {
         (variant, key): cell
@@ -320,6 +315,37 @@ def _claims(table: PublishedTable) -> Iterator[Claim]:
                 says=f"{label}: {column.title}", row=row, direction=direction,
                 figure=column.figure, published=published, same=column.same,
             )  # fmt: skip
+
+
+@cache
+def _tables() -> dict[str, Table]:
+    """Return each exhibit's table by its name."""
+    found: dict[str, Table] = {}
+    for paper in _PAPERS.iterdir():
+        for file in paper.iterdir():
+            if file.name == _SHARED:
+                continue
+            table, name = _toml(file), f"{paper.name}/{file.name.removesuffix('.toml')}"
+            sizes: dict[str, str] = table.pop("sizes", {"": ""})
+            for size, words in sizes.items():
+                own = _of_size(table, size, sizes)
+                own["title"] = own["title"].replace("{size}", words)
+                found[f"{name}-{size}" if size else name] = own
+    return found
+
+
+def _of_size(value: Any, size: str, sizes: Mapping[str, str]) -> Any:
+    """Return what a value is in one of a file's sizes; None where it is not of this size."""
+    if isinstance(value, list):
+        return [own for each in value if (own := _of_size(each, size, sizes)) is not None]
+    if not isinstance(value, dict) or not value:
+        return value
+    if value.keys() <= sizes.keys():
+        return value.get(size)
+    if size not in value.get("sizes", sizes):
+        return None
+    found = {key: _of_size(each, size, sizes) for key, each in value.items() if key != "sizes"}
+    return {key: own for key, own in found.items() if own is not None} or None
 
 
 def _toml(file: Traversable) -> Table:
