@@ -121,15 +121,14 @@ def test_baselines_that_begin_at_random_are_known() -> None:
 
 
 def test_a_narrow_heir_says_what_was_kept() -> None:
-    width, bare = WidthConfig(heads=0.7, mlp=0.5), BridgeConfig(map="none")
+    bare = BridgeConfig(map="none")
     kept = Kept(groups=2, of_groups=3, channels=768, of_channels=1536)
-    assert narrowed(kept, width, bare) == (
+    assert narrowed(kept, bare) == (
         "Of every layer 2 of 3 groups of heads and 768 of 1,536 hidden channels, those that put "
         "out most."
     )
-    assert narrowed(kept, width, BridgeConfig()).endswith("the rest made up for in closed form.")
-    assert "about 70% of the groups of heads and about 50%" in narrowed(None, width, bare)
-    assert narrowed(None, WidthConfig(), bare) == ""
+    assert narrowed(kept, BridgeConfig()).endswith("the rest made up for in closed form.")
+    assert narrowed(None, bare) == ""
 
 
 INHERITED = [

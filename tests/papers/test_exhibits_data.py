@@ -1,7 +1,6 @@
 """Every exhibit's data: whole configurations at every scale, claims about rows that exist."""
 
 import dataclasses
-import hashlib
 import json
 from functools import cache
 
@@ -9,8 +8,8 @@ import pytest
 import torch
 
 from helpers import tiny_decoder
-from wakeful.config.model import LATER, ModelConfig
-from wakeful.config.schema import Config, config_from_table, config_to_table
+from wakeful.config.model import ModelConfig
+from wakeful.config.schema import config_from_table
 from wakeful.config.tables import read_table
 from wakeful.config.verbs import LENGTH, inherit_options
 from wakeful.data.mixture import mixture_of
@@ -72,19 +71,6 @@ def test_exhibits_stand_in_the_order_of_their_numbers() -> None:
     figures = [name for name in exhibit_names() if name.startswith("value-residual/fig")]
     assert figures[:4] == [f"value-residual/fig{n}" for n in ("1", "3", "4", "5-lengths")]
     assert figures[-1] == "value-residual/fig21"
-
-
-def test_a_field_of_later_changes_the_name_of_no_older_run() -> None:
-    job = Job(group="", row="", config=Config())
-    table = config_to_table(job.config)
-    del table["name"], table["data"]["max_tokens"], table["data"]["first_batch"]
-    for field in ("embedding", *LATER):
-        del table["model"][field]
-    digest = hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
-    assert job.folder.endswith(digest[:12])
-    projected = dataclasses.replace(job.config.model, embedding="projected")
-    other = dataclasses.replace(job, config=dataclasses.replace(job.config, model=projected))
-    assert other.folder != job.folder
 
 
 @pytest.mark.parametrize("name", RUNNABLE)

@@ -111,7 +111,9 @@ def test_coarser_is_worse(name: str) -> None:
     """8-bit weights and inputs must be nearer to the model than 3-bit ones."""
     decoder = tiny_decoder(**FLOAT32).eval()
     full = logits(decoder)
-    crude = quantize(decoder, "weights=absmax3/tensor,inputs=absmax3/tensor")
+    crude = quantize(
+        decoder, "scheme(weights=absmax(bits=3, per='tensor'), inputs=absmax(bits=3, per='tensor'))"
+    )
     error, other = ((logits(m) - full).norm() for m in (quantize(decoder, name), crude))
     assert error < other / 2
 

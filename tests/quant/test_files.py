@@ -219,9 +219,15 @@ def refused(folder: Path) -> str:
     [
         ({"format": 2}, "has format 2; this wakeful reads 1"),
         ({"format": True}, "format cannot be True"),
-        ({"scheme": "weights=int3"}, "unknown grid or method 'int3'"),
-        ({"scheme": "weights=zeropoint4/channel"}, "no 'blocks.0.attention.key.zero'"),
-        ({"scheme": "weights=absmax8/tensor"}, "is float32 (16, 1), and the model needs"),
+        ({"scheme": "scheme(weights=int3)"}, "unknown grid or method 'int3'"),
+        (
+            {"scheme": "scheme(weights=zeropoint(bits=4, per='channel'))"},
+            "no 'blocks.0.attention.key.zero'",
+        ),
+        (
+            {"scheme": "scheme(weights=absmax(bits=8, per='tensor'))"},
+            "is float32 (16, 1), and the model needs",
+        ),
         ({"scales": "static"}, "fine has nothing to calibrate"),
         ({"scales": "warm"}, "scales is one of dynamic, static, not 'warm'"),
         ({"dtype": "load"}, "dtype is one of float32"),

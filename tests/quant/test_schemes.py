@@ -79,20 +79,13 @@ def test_conv1d_is_the_transposed_linear(name: str) -> None:
     assert torch.equal(layers[0](x), layers[1](x))
 
 
-OLD = {
-    "weights=absmax4/channel,inputs=absmax8/token":
-        "scheme(weights=absmax(bits=4, per='channel'), inputs=absmax(bits=8, per='token'))",
-    "weights=zeropoint8/channel, inputs=absmax8/tensor":
-        "scheme(weights=zeropoint(bits=8, per='channel'), inputs=absmax(bits=8, per='tensor'))",
-    "inputs=absmax6/token,outputs=absmax8/token,weights=zeropoint3/tensor":
-        "scheme(weights=zeropoint(bits=3, per='tensor'), inputs=absmax(bits=6, per='token'), "
-        "outputs=absmax(bits=8, per='token'))",
-    "weights=absmax6/tensor": "scheme(weights=absmax(bits=6, per='tensor'))",
-    "weights=absmax8/channel,inputs=absmax8/token": "fine",
-}  # fmt: skip
-"""Expressions of earlier versions, and what they are called now."""
 OTHERS = [
-    *OLD.values(),
+    "scheme(weights=absmax(bits=4, per='channel'), inputs=absmax(bits=8, per='token'))",
+    "scheme(weights=zeropoint(bits=8, per='channel'), inputs=absmax(bits=8, per='tensor'))",
+    "scheme(weights=zeropoint(bits=3, per='tensor'), inputs=absmax(bits=6, per='token'), "
+    "outputs=absmax(bits=8, per='token'))",
+    "scheme(weights=absmax(bits=6, per='tensor'))",
+    "fine",
     "scheme(weights=absmax(bits=4, per='channel'), outputs=absmax(bits=8, per='token'))",
 ]
 
@@ -159,8 +152,10 @@ def test_names_and_expressions_are_read_back() -> None:
         assert str(scheme) == scheme.expression == text
         assert parse_scheme(scheme.definition) == scheme
         assert parse_scheme(scheme) is scheme
-    for old, now in OLD.items():
-        assert str(parse_scheme(old)) == now
+    for text in OTHERS:
+        assert str(parse_scheme(text)) == text
+    fine = "scheme(inputs=absmax(bits=8, per='token'), weights=absmax(bits=8, per='channel'))"
+    assert str(parse_scheme(fine)) == "fine"
     static = parse_scheme("coarse", "static")
     assert str(static) == "coarse static"
     assert parse_scheme(static.definition, "static") == static
@@ -223,7 +218,7 @@ def test_a_scheme_and_a_grid_of_ones_own() -> None:
         parse_scheme("own_schemes:Mine")
     mine = parse_scheme("own_schemes:Mine(bits=3)", imports=True)
     assert str(mine) == mine.expression == "own_schemes:Mine(bits=3)"
-    assert mine == parse_scheme("weights=absmax3/tensor")
+    assert mine == parse_scheme("scheme(weights=absmax(bits=3, per='tensor'))")
     assert mine.definition == "scheme(weights=absmax(bits=3, per='tensor'))"
     given = parse_scheme("own_schemes:Mine(fives=True, bits=4)")
     assert given.definition == "scheme(weights=own_schemes:Fives(bits=4, per='tensor'))"
@@ -238,13 +233,25 @@ def test_a_scheme_and_a_grid_of_ones_own() -> None:
     ("text", "message"),
     [
         ("fien", r"unknown scheme 'fien' \(did you mean 'fine'\?\); there are [^;]*kv4$"),
-        ("inputs=absmax8/token", "a scheme has weights, or a cache and nothing else"),
-        ("weights=absmax8/token", "per channel or tensor, not per token"),
-        ("weights=absmax9/channel", "2 to 8 bits, got 9"),
-        ("weights=absmax8/channel,inputs=zeropoint8/token", "without a zero point, not zeropoint"),
-        ("weights=absmax8/channel,weights=absmax8/tensor", "weights is given twice"),
-        ("weights=int8", "unknown grid or method 'int8'; there are absmax, .*smooth$"),
-        ("weights=absmax8/group", "per must be 'channel' or 'token' or 'tensor', got 'group'"),
+        (
+            "scheme(inputs=absmax(bits=8, per='token'))",
+            "a scheme has weights, or a cache and nothing else",
+        ),
+        ("scheme(weights=absmax(bits=8, per='token'))", "per channel or tensor, not per token"),
+        ("scheme(weights=absmax(bits=9, per='channel'))", "2 to 8 bits, got 9"),
+        (
+            "scheme(weights=absmax(bits=8, per='channel'), inputs=zeropoint(bits=8, per='token'))",
+            "without a zero point, not zeropoint",
+        ),
+        (
+            "scheme(weights=absmax(bits=8, per='channel'), weights=absmax(bits=8, per='tensor'))",
+            "weights is given twice",
+        ),
+        ("scheme(weights=int8)", "unknown grid or method 'int8'; there are absmax, .*smooth$"),
+        (
+            "scheme(weights=absmax(bits=8, per='group'))",
+            "per must be 'channel' or 'token' or 'tensor', got 'group'",
+        ),
         ("absmax(bits=8, per='tensor')", "is a grid; a scheme says of what"),
         ("scheme(weights=fine)", "scheme: weights must be .*Grid"),
         ("fine(scales='often')", "scales must be 'dynamic' or 'static', got 'often'"),

@@ -19,7 +19,12 @@ needs_torchao = pytest.mark.skipif(not INSTALLED, reason="torchao is not install
 
 @needs_torchao
 @pytest.mark.parametrize(
-    "text", [*SCHEMES, "w4(weights=absmax(bits=4, per='channel'))", "weights=zeropoint5/tensor"]
+    "text",
+    [
+        *SCHEMES,
+        "w4(weights=absmax(bits=4, per='channel'))",
+        "scheme(weights=zeropoint(bits=5, per='tensor'))",
+    ],
 )
 @pytest.mark.parametrize("width", [8, 13, 64])
 def test_a_layer_agrees_with_the_reference(text: str, width: int) -> None:
@@ -43,7 +48,9 @@ def test_whole_models_agree(scheme: str) -> None:
 
 @needs_torchao
 def test_what_torchao_cannot_multiply_is_refused() -> None:
-    scheme = parse_scheme("weights=zeropoint8/channel,inputs=absmax8/token")
+    scheme = parse_scheme(
+        "scheme(weights=zeropoint(bits=8, per='channel'), inputs=absmax(bits=8, per='token'))"
+    )
     with pytest.raises(WakefulError, match=r"a zero point, and scheme\(weights=zeropoint"):
         quantize(tiny_decoder().eval(), scheme, arithmetic="torchao")
 

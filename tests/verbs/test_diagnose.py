@@ -24,6 +24,7 @@ from transformers import (
 import wakeful
 from training.runs import text, tiny
 from wakeful.cli import main
+from wakeful.errors import WakefulError
 from wakeful.evaluation.diagnosis import diagnose, read_diagnosis
 from wakeful.hf import whole
 from wakeful.loading.load import load
@@ -279,9 +280,7 @@ def test_a_sink_is_stored_by_bos_where_there_is_one(
         assert step.command == f"wakeful cure 'my model' --rotate hadamard --prefix {prefix}"
 
 
-def test_tokens_and_heads_are_kept_and_older_runs_are_read_without(
-    text: Path, llama: Path, tmp_path: Path
-) -> None:
+def test_tokens_and_heads_are_kept(text: Path, llama: Path, tmp_path: Path) -> None:
     done = wakeful.diagnose(
         llama, text=str(text), length=12, num_sequences=2, out=str(tmp_path / "out"),
         figures=("svg",),
@@ -299,11 +298,8 @@ def test_tokens_and_heads_are_kept_and_older_runs_are_read_without(
     titles = [title for title, chart in diagnosis_figures([found]) if specification(chart)]
     files = {path.stem for path in (tmp_path / "out" / "figures").iterdir()}
     assert files == {slug(title) for title in titles}
-    for name in ("tokens.json", "attention.parquet"):
-        (tmp_path / "out" / name).unlink()
-    (older,) = read_diagnosis(tmp_path / "out")
-    assert older.attention is None
-    page = write_diagnosis([older], tmp_path / "old.html", title="t", method={})
-    assert "The text it read begins" not in page.read_text()
     page = write_diagnosis([found], tmp_path / "new.html", title="t", method={})
     assert "The text it read begins" in page.read_text()
+    (tmp_path / "out" / "attention.parquet").unlink()
+    with pytest.raises(WakefulError, match=r"attention\.parquet is missing"):
+        read_diagnosis(tmp_path / "out")

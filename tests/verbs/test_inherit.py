@@ -56,7 +56,7 @@ from wakeful.training import cluster
 from wakeful.training.loop import train
 from wakeful.training.setup import load_data
 from wakeful.training.validation import mean_loss
-from wakeful.verbs.inherit import inherit, recorded
+from wakeful.verbs.inherit import inherit
 from wakeful.verbs.inherited import spread
 from wakeful.verbs.quantize import quantize
 
@@ -343,9 +343,6 @@ def test_what_growth_until_parity_costs_is_said(
     summary = read_inheritance(done)[0]
     assert summary.heir.tokens == 512
     assert "after 512 tokens (1,024 in 8 steps over all 2 rounds of growth)" in verdicts(summary)[0]
-    older = replace(summary.heir, all_tokens=None, all_steps=None)
-    arms = tuple(older if arm.arm == older.arm else arm for arm in summary.arms)
-    assert "after 512 tokens; " in verdicts(replace(summary, arms=arms))[0]
     out, own = tmp_path / "out", ["--heal.top_k", "5", "--heal.rest", "renormalize"]
     growing = ["--layers", "2", "--grow", "1", "--until", "budget", "--grow_from", "student"]
     assert main([*command, *growing, *own, "--heal.temperature", "2"]) == 0
@@ -1101,29 +1098,6 @@ def test_everything_that_train_can_be_told_an_inheritance_can() -> None:
     assert long.train.compile
     assert long.train.checkpoint_activations
     assert set(to_table(long)["train"]) == set(to_table(TrainConfig()))
-
-
-def test_plans_of_older_versions_are_read() -> None:
-    """The table of an inheritance that was begun before options had their long names."""
-    older = {
-        "layers": 2, "keep": 0.0, "choose": "rank", "blocks": [], "pinned": 1, "copy": "all",
-        "route": "", "normalizer": "", "grow": 0, "until": "parity", "rounds": 0,
-        "grow_from": "reference", "baseline": ["random"], "text": "notes", "data": "python-stdlib",
-        "text_field": "text", "max_bytes": 0, "validation_text": "", "validation_fraction": 0.005,
-        "steps": 7, "minutes": 0.0, "batch_size": 4, "micro_batch_size": 0, "length": 256,
-        "optimizer": "adamw", "lr": 1e-3, "warmup": 0.05, "weight_decay": 0.1, "alpha": 0.6,
-        "temperature": 1.0, "eval_every": 0, "checkpoint_every": 0, "seed": 0, "device": "auto",
-        "dtype": "float32", "prompts": ["def "], "diagnose_length": 512, "diagnose_sequences": 4,
-    }  # fmt: skip
-    options = recorded(older)
-    assert (options.data.source, options.train.steps, options.choose) == ("notes", 7, "rank")
-    assert options.baseline == ("random",)
-    assert recorded(older | {"text": ""}).data.source == "python-stdlib"
-    assert recorded(to_table(options)) == options
-    # What came later is as if it had been left out.
-    assert (options.bridge.map, options.heal.by) == ("none", "text")
-    named = recorded(older | {"layers": 0, "choose": "first", "blocks": [0, 2], "copy": "mlp"})
-    assert (named.blocks, named.copy) == ((0, 2), "mlp")
 
 
 def test_a_reference_that_is_not_a_run_has_a_cost_nobody_knows(done: Path, tmp_path: Path) -> None:

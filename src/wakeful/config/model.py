@@ -22,11 +22,6 @@ VARIANTS = {
     "placement": "placements", "rope": "ropes", "embedding": "embeddings",
 }  # fmt: skip
 """The fields that hold the expression of a variant, and the folder each is found in."""
-LATER = {
-    "local_layers": [], "local_theta": 0.0, "window": 0, "qk_norm_whole": False, "logit_cap": 0.0,
-    "query_scalar": 0,
-}  # fmt: skip
-"""Fields that older descriptions lack, and what a table of them would have had."""
 
 
 @dataclass(frozen=True, kw_only=True)

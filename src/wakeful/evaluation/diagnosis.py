@@ -27,7 +27,7 @@ from wakeful.runs.run import Run, read_frame
 from wakeful.world import ALONE, World
 
 TOKENS, ATTENTION = "tokens.json", "attention.parquet"
-"""Files of a diagnosis that older runs lack."""
+"""Files of a diagnosis."""
 PASSES = 3.0
 """Plain forwards that a diagnosis takes about as long as, most of it for ranks."""
 _LABELLED = 24
@@ -203,10 +203,8 @@ def read_diagnosis(path: str | Path) -> list[Diagnosis]:
     rows = read_frame(run.path / "diagnosis.parquet", {"model": pl.String, **SCHEMA})
     record = str(run.path / "summary.json")
     said = from_table(tuple[_Said, ...], run.read_json("summary.json").get("models"), record=record)
-    texts = run.read_json(TOKENS) if (run.path / TOKENS).is_file() else {}
-    weights = None
-    if (run.path / ATTENTION).is_file():
-        weights = read_frame(run.path / ATTENTION, {"model": pl.String, **FirstAttention.COLUMNS})
+    texts = run.read_json(TOKENS)
+    weights = read_frame(run.path / ATTENTION, {"model": pl.String, **FirstAttention.COLUMNS})
     return [
         Diagnosis(
             name=each.model, architecture=each.architecture, num_layers=each.layers,
@@ -214,7 +212,7 @@ def read_diagnosis(path: str | Path) -> list[Diagnosis]:
             loss_error=math.nan if each.loss_standard_error is None else each.loss_standard_error,
             rows=rows.filter(pl.col("model") == each.model).select(*SCHEMA),
             tokens=tuple(map(str, texts.get(each.model, ()))),
-            attention=None if weights is None else weights.filter(model=each.model).drop("model"),
+            attention=weights.filter(model=each.model).drop("model"),
             has_bos=each.has_bos,
         )
         for each in said

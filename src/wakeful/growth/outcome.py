@@ -77,10 +77,10 @@ class Arm:
     steps: int
     tokens: int
     seconds: float
-    all_steps: int | None = None
-    """With those of the rounds of growth before it, as the next two; older summaries lack them."""
-    all_tokens: int | None = None
-    all_seconds: float | None = None
+    all_steps: int
+    """With those of the rounds of growth before it, as the next two."""
+    all_tokens: int
+    all_seconds: float
     parameters: int
     loss: float
     standard_error: float | None
@@ -93,7 +93,7 @@ class Arm:
     behind: Behind | None = None
     """None of the last heir."""
     width: Kept | None = None
-    """Of a narrow heir; older summaries lack it."""
+    """Of a narrow heir."""
     curve: tuple[Point, ...]
     parts: tuple[PartLoss, ...] = ()
     """Of a text that is a mixture."""
@@ -167,8 +167,8 @@ class Footprint:
     context: int
     tokens_per_second: float
     """Greedy generation after a short prompt, one sequence: the median of the rounds."""
-    speeds: tuple[float, ...] = ()
-    """Of each round, in which the models generate by turns; older summaries lack them."""
+    speeds: tuple[float, ...]
+    """Of each round, in which the models generate by turns."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,16 +56,16 @@ class Recipe:
     """Everything is trained with each; empty: with train.seed alone."""
     baselines: tuple[str, ...] = ()
     bridge: BridgeConfig = field(default_factory=lambda: BridgeConfig(map="none"))
-    """Of the heirs; older recipes have none."""
+    """Of the heirs."""
     heal: HealConfig = field(default_factory=lambda: HealConfig(by="text"))
-    """What the heirs learn from; in older recipes the text alone."""
+    """What the heirs learn from."""
     alpha: float = 0.6
     """Of the baselines that learn from the reference, as the temperature."""
     temperature: float = 1.0
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     warmup: float = 0.0
-    """Share of each run's steps; 0: optimizer.warmup_steps, in older recipes too."""
+    """Share of each run's steps; 0: optimizer.warmup_steps."""
     train: TrainConfig = field(default_factory=TrainConfig)
     sample: SampleConfig = field(default_factory=SampleConfig)
 

@@ -222,7 +222,7 @@ def _inherited(run: Run, initial: Mapping[str, Any]) -> Iterator[str]:
     if place is not None:
         recipe = from_table(Recipe, read_table(place / "recipe.toml"), record="recipe.toml")
     if recipe is not None and arm.startswith("heir"):
-        made = narrowed(kept_by(initial), recipe.width, recipe.bridge)
+        made = narrowed(kept_by(initial), recipe.bridge)
         yield from filter(None, (made, left_out(recipe.drops_to(len(layers)))))
         if recipe.drops == 1 and initial.get("offset"):
             yield f"It grew by {recipe.grow} layers a round, with training in between."

@@ -39,7 +39,7 @@ from wakeful.pages.lineage import (
     objective,
     predictions,
 )
-from wakeful.pages.page import Step, rough, write_page
+from wakeful.pages.page import Step, write_page
 from wakeful.pages.terms import explained
 
 _FIGURES = {
@@ -103,7 +103,7 @@ def _choice(summary: Summary) -> str:
     said = [
         f"{len(chosen.layers)} of {total} layers ({written(chosen.layers)}): {why}.",
         left_out(recipe.drops),
-        narrowed(summary.heir.width, recipe.width, recipe.bridge),
+        narrowed(summary.heir.width, recipe.bridge),
     ]
     return " ".join(filter(None, said))
 
@@ -150,7 +150,7 @@ def _parity(summary: Summary, heir: Arm, reference: Reference) -> str:
 def _grown(summary: Summary) -> str:
     """Say what all rounds took where each began from the reference; nothing of one round."""
     heir, rounds = summary.heir, sum(arm.heir for arm in summary.arms)
-    if rounds < 2 or heir.all_tokens is None or heir.all_steps is None:
+    if rounds < 2:
         return ""
     return f" ({heir.all_tokens:,} in {heir.all_steps:,} steps over all {rounds} rounds of growth)"
 
@@ -191,18 +191,14 @@ def _saved(sizes: Sizes) -> str:
 
 
 def _speed(one: Footprint) -> str:
-    """Return tokens a second with their error over the rounds where it is known."""
-    if not one.speeds:
-        return rough(one.tokens_per_second)
+    """Return tokens a second with their error over the rounds."""
     return with_error(one.tokens_per_second, mean_and_error(one.speeds)[1])
 
 
 def _times_as_fast(sizes: Sizes) -> str:
-    """Return the ratio of the speeds, with its error over the rounds where they are known."""
+    """Return the ratio of the speeds, with its error over the rounds."""
     ours, theirs = sizes.heir, sizes.reference
     ratio = ours.tokens_per_second / theirs.tokens_per_second
-    if not ours.speeds:
-        return rough(ratio)
     pairs = zip(ours.speeds, theirs.speeds, strict=True)
     return with_error(ratio, mean_and_error([mine / other for mine, other in pairs])[1])
 

@@ -1,6 +1,6 @@
 """How an heir was made and trained, in sentences that its page and its model card share."""
 
-from wakeful.config.schema import BridgeConfig, DistillConfig, HealConfig, LoraConfig, WidthConfig
+from wakeful.config.schema import BridgeConfig, DistillConfig, HealConfig, LoraConfig
 from wakeful.growth.bridge import Bridged
 from wakeful.growth.layers import written
 from wakeful.growth.narrow import Kept
@@ -18,21 +18,14 @@ def left_out(drops: int) -> str:
     return f"They were left out in {drops} parts, with healing in between." if drops > 1 else ""
 
 
-def narrowed(kept: Kept | None, width: WidthConfig, bridge: BridgeConfig) -> str:
-    """Say how much of every layer's width was taken; nothing where all of it was.
-
-    Older runs do not record what was `kept`: of them what was asked for is said.
-    """
-    if not width:
+def narrowed(kept: Kept | None, bridge: BridgeConfig) -> str:
+    """Say how much of every layer's width was taken; nothing where all of it was."""
+    if kept is None:
         return ""
     made_up = "" if bridge.map == "none" else ", the rest made up for in closed form"
-    heads, channels = f"about {width.heads or 1:.0%} of the", f"about {width.mlp or 1:.0%} of the"
-    if kept is not None:
-        heads = f"{kept.groups} of {kept.of_groups}"
-        channels = f"{kept.channels:,} of {kept.of_channels:,}"
     return (
-        f"Of every layer {heads} groups of heads and {channels} hidden channels, those that put "
-        f"out most{made_up}."
+        f"Of every layer {kept.groups} of {kept.of_groups} groups of heads and {kept.channels:,} "
+        f"of {kept.of_channels:,} hidden channels, those that put out most{made_up}."
     )
 
 

@@ -88,7 +88,7 @@ class State:
     kind: str
     """The optimizer's class."""
     optimizer: Numbers
-    cut: dict[str, dict[str, Along]] = field(default_factory=dict)
+    cut: dict[str, dict[str, Along]]
     """How the tensors of "model" and "optimizer" are cut, of those that are in parts."""
 
 

@@ -370,7 +370,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_record(kind: Any, path: Path) -> Any:
-    """Return what a JSON file says as this type, which older versions' files fit too.
+    """Return what a JSON file says as this type.
 
     Raises:
         WakefulError: what `read_json` raises, or a field is missing or of another type.

@@ -20,7 +20,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from wakeful.config.model import LATER
 from wakeful.config.tables import to_table
 from wakeful.digests import state_sha256
 from wakeful.errors import WakefulError
@@ -84,9 +83,7 @@ def top_k(logits: Float[Tensor, "B L V"], k: int, temperature: float) -> TopK:
 
 def digest_of(decoder: Decoder) -> str:
     """Return the SHA-256 of a decoder's configuration and weights, as float32."""
-    table = to_table(decoder.config)
-    table = {name: value for name, value in table.items() if LATER.get(name) != value}
-    return state_sha256(decoder, json.dumps(table, sort_keys=True))
+    return state_sha256(decoder, json.dumps(to_table(decoder.config), sort_keys=True))
 
 
 class Store:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from wakeful.config.schema import DistillConfig
 from wakeful.config.tables import to_table
-from wakeful.config.verbs import LENGTH, REFERENCES, InheritOptions, inherit_options
+from wakeful.config.verbs import LENGTH, REFERENCES, InheritOptions
 from wakeful.data.preparing import reopened
 from wakeful.data.tokens import Data
 from wakeful.device import choose_device
@@ -81,8 +81,8 @@ _DEFAULT_MINUTES = 30.0
 class Plan:
     """plan.json: what a recipe was made of."""
 
-    wishes: dict[str, Any]
-    """The options; of older versions by their short names."""
+    wishes: InheritOptions
+    """The options."""
     costs: tuple[Cost, ...]
     """What was timed; empty where the number of steps was given."""
     agreement: str
@@ -178,7 +178,7 @@ def inherit(
     else:
         run = _begun(reference, tokenizer, wanted, shown or usual)
     done = Inheritance(run.path, run.path / "report.html")
-    wishes = recorded(run.read(Plan, "plan.json").wishes)
+    wishes = run.read(Plan, "plan.json").wishes
     done.save_figures(run.path / "figures", wanted.figures or wishes.figures)
     return done
 
@@ -330,7 +330,7 @@ def _resumed(out: Path, shown: Shown) -> Run:
         show.note(f"loading {recipe.reference}")
         reference = read_decoder(recipe.reference)
         recipe.check(reference.decoder().config.num_layers)
-        options = recorded(plan.wishes)
+        options = plan.wishes
         data = prepared_text(options, reference, show)
     if data.place != recipe.data.source:
         # The cache may name the same text anew; what the runs were begun on counts.
@@ -346,21 +346,6 @@ def _resumed(out: Path, shown: Shown) -> Run:
     return _work(run, recipe, reference, data, frame, shown)
 
 
-def recorded(table: dict[str, Any]) -> InheritOptions:
-    """Return the options that a plan was made of; older ones lack what came later.
-
-    One of old has short names and empty texts.
-    """
-    older = isinstance(table.get("data"), str)
-    unsaid = {"data" if table.get("text") else "text"} if older else set()
-    unsaid |= {"alpha", "temperature"} if older else set()  # of baselines, as the recipe has them
-    before = {}
-    if "bridge" not in table:
-        before = {"bridge": {"map": "none"}, "heal": {"by": "text"}}
-        unsaid |= {"choose"} if table.get("blocks") else set()  # "first", and nothing by it
-    return inherit_options(before | {k: v for k, v in table.items() if k not in unsaid})
-
-
 def _work(
     run: Run,
     recipe: Recipe,
@@ -371,7 +356,7 @@ def _work(
 ) -> Run:
     """Do what the recipe says; `windows` are the reference's losses on validation text."""
     loss, _ = mean_loss(windows)
-    wishes = recorded(run.read(Plan, "plan.json").wishes)
+    wishes = run.read(Plan, "plan.json").wishes
     with run.lock():
         run.set_status("running")
         try:
@@ -415,7 +400,7 @@ def _plan(
     text = options.data
     places = {name: lasting(getattr(text, name)) for name in ("source", "validation_source")}
     return Plan(
-        wishes=to_table(dataclasses.replace(options, data=dataclasses.replace(text, **places))),
+        wishes=dataclasses.replace(options, data=dataclasses.replace(text, **places)),
         costs=tuple(costs),
         agreement=str(agreement or ""),
         figures={name: tuple(values) for name, values in figures.items()},
@@ -474,8 +459,8 @@ def _summary(
             layers=recipe.layers,
             order=recipe.order,
             figures=plan.figures,
-            pinned=recorded(plan.wishes).pinned,
-            gaps=recorded(plan.wishes).gaps,
+            pinned=plan.wishes.pinned,
+            gaps=plan.wishes.gaps,
             bridges=last.bridges,
         ),
         recipe=recipe,

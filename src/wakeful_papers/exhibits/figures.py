@@ -98,11 +98,10 @@ def seen_of_arm(
         "start_loss": arm.start_loss,
         "parameters": float(arm.parameters),
         "tokens": float(arm.tokens),
+        "all_tokens": float(arm.all_tokens),
         "seconds": arm.seconds,
         "minus_reference": arm.minus_reference,
     }
-    if arm.all_tokens is not None:
-        figures["all_tokens"] = float(arm.all_tokens)
     last = {point.step: point.loss for point in arm.curve}
     steps = np.array(sorted(last), dtype=np.float64)
     curve = np.array([last[step] for step in sorted(last)])

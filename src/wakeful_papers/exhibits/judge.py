@@ -45,8 +45,8 @@ class Judged:
     """PAPER/EXHIBIT."""
     paper: str
     title: str
-    claim: str = ""
-    """What the paper says it shows; empty in older runs."""
+    claim: str
+    """What the paper says it shows."""
     scale: str
     headline: str
     """The scale in words."""

@@ -11,7 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from wakeful.config.model import LATER
 from wakeful.config.rows import rescaled
 from wakeful.config.schema import (
     OWN_KEYS,
@@ -28,9 +27,6 @@ from wakeful.growth.baselines import baseline_of
 from wakeful.training.size import BYTES_A_PARAMETER, BYTES_A_WEIGHT, Size, size_of, tokens_of
 from wakeful_papers.exhibits.exhibit import SCALES, Exhibit, Existing, Heirs, Scale
 
-_LATER = {"model": {"embedding": "plain"} | LATER, "data": {"max_tokens": 0, "first_batch": 0}}
-"""Fields that older runs lack, and what they had."""
-
 
 @dataclass(frozen=True)
 class Job:
@@ -45,10 +41,6 @@ class Job:
         """What the run is called among others: equal configurations share one folder."""
         table = config_to_table(self.config)
         del table["name"]
-        for part, fields in _LATER.items():  # runs from before the field was there keep their name
-            for field, usual in fields.items():
-                if table[part].get(field) == usual:
-                    del table[part][field]
         return f"{self.config.model.num_layers}x{self.config.model.width}-{_digest(table)}"
 
     def seeded(self, seed: int) -> Config:

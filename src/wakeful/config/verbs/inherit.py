@@ -293,7 +293,7 @@ SHORT = {
     "data": ("data.source",),
     "optimizer": ("optimizer.name",),
 }
-"""Short names of an inheritance's options, which its older files have too."""
+"""Short names of an inheritance's options."""
 
 
 def short_value(field_name: str, name: str, value: Any) -> Any:

@@ -271,7 +271,7 @@ def _plain(text: str) -> str:
 def _domains(comparison: Comparison) -> tuple[list[str], list[tuple[str, list[Estimate]]]]:
     """Return the parts of a mixture, and each variant's mean loss on them over seeds.
 
-    Nothing where a run has none: those from before they were measured.
+    Nothing unless every run has them.
     """
     runs = comparison.runs
     whole = all(run.summary.validation.domains for run in runs)

@@ -1,7 +1,6 @@
 """Schemes: which grid each tensor of a linear layer is laid on."""
 
 import copy
-import re
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -19,10 +18,6 @@ _ALLOWED: dict[str, tuple[Per, ...]] = {
     "outputs": ("token", "tensor"),
     "cache": ("token",),
 }
-_FIRST = re.compile(r"(weights|inputs|outputs)\s*=")
-_FIRST_GRID = re.compile(r"([a-z]+)(\d)/([a-z]+)")
-_AS_NOW = r"\1(bits=\2, per='\3')"
-"""Grids as earlier versions wrote them, weights=absmax6/channel,inputs=…, and as a call."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -283,10 +278,7 @@ def parse_scheme(
     """
     made = given
     if isinstance(given, str):
-        text = given.strip()
-        if _FIRST.match(text):
-            text = f"scheme({_FIRST_GRID.sub(_AS_NOW, text)})"
-        made = build("quant.schemes", text, imports=imports)
+        made = build("quant.schemes", given, imports=imports)
     if not isinstance(made, Scheme):
         raise WakefulError(f"{given} is a grid; a scheme says of what: scheme(weights={given})")
     return made if scales is None else made.with_scales(scales)
