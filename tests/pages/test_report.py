@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+import torch
 from rich.console import Console
 
 from wakeful.comparison.reading import read_comparison
@@ -20,6 +21,7 @@ from wakeful.comparison.tables import (
     summary_table,
 )
 from wakeful.config.schema import Config, config_to_toml
+from wakeful.config.tables import to_table
 from wakeful.errors import WakefulError
 from wakeful.pages.charts import save_chart
 from wakeful.pages.comparison.charts import (
@@ -35,6 +37,7 @@ from wakeful.pages.comparison.page import (
     verdicts,
     write_report,
 )
+from wakeful.runs.run import environment
 from wakeful.verbs.report import report
 
 STEPS, WINDOWS = 40, 12
@@ -63,18 +66,21 @@ def make_run(
     ).write_parquet(path / "validation.parquet")
     files = {
         "run.json": {"format": 1, "kind": "train", "name": name, "status": "done"},
-        "environment.json": {"device_name": "CPU", "threads": 2, "torch": "2", "python": "3",
-                             "wakeful": "0"},
+        "environment.json": to_table(environment(torch.device("cpu")))
+                            | {"device_name": "CPU", "threads": 2, "torch": "2", "python": "3",
+                               "wakeful": "0"},
         "summary.json": {
             "steps": STEPS, "tokens": 64 * STEPS, "seconds": 4.0, "tokens_per_second": 640.0,
             "parameters": {"total": 1000, "embedding": 400, "non_embedding": 600},
             "kv_cache_bytes_per_token": 512, "kv_cache_dtype": "float32",
             "validation": {"loss": 3.0, "standard_error": 0.1, "perplexity": 20.0,
                            "num_windows": WINDOWS, "num_tokens": sum(tokens), "length": 64},
-            "samples": [{"prompt": "def ", "text": text}],
+            "diagnosis": {}, "quantization": {}, "bytes": {},
+            "samples": [{"prompt": "def ", "text": text, "temperature": 0.0, "top_k": 0,
+                         "seed": 0}],
             "data": {"source": ["s"], "corpus_sha256": corpus, "tokenizer": "t",
                      "train_tokens": 1000, "validation_tokens": sum(tokens) + 1,
-                     "vocab_size": 300},
+                     "vocab_size": 300, "train_sha256": "", "validation_sha256": ""},
         },
     }  # fmt: skip
     for file, content in files.items():

@@ -54,6 +54,7 @@ def folder(tmp_path: Path) -> Path:
             for layer, value in ((-1, 99.0), (0, 2.0), (1, 4.0)):  # the embedding is left out
                 run.append(row | peak | {"layer": layer, "value": value}, log="trajectories.jsonl")
             run.append({"kind": "validation", "step": step, "loss": 2.0, "standard_error": 0.1,
+                        "num_windows": 12, "num_tokens": 714,
                         "excess_loss": 0.5 - step / 100})  # fmt: skip
     return path
 

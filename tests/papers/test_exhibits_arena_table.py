@@ -69,7 +69,7 @@ def test_one_seed_has_no_interval_and_its_counts_are_whole(tool: Any, tmp_path: 
     ranked(folder, KURTOSIS, {"a": 480.0})
     change(folder / "run.json", seeds=[0])
     for place in folder.glob("*/seed-0/summary.json"):
-        change(place, parameters={"total": 124_439_808})
+        change(place, parameters={"total": 124_439_808, "embedding": 0, "non_embedding": 0})
     written = "\n".join(tool.section(read_comparison(folder), "2026-01-01"))
     assert tool.ONE_SEED in written
     assert "inf" not in written

@@ -29,8 +29,8 @@ def test_a_published_size_says_whether_ours_agrees_and_a_figure_of_few_seeds_how
         verdict("unpublished"),
         verdict("missing", difference=None, error=None, low=None, high=None, seeds=0),
     )
-    judged = Judged(exhibit="a/fig1", paper="A", title="", scale="tiny", headline="tiny scale: 1M",
-                    verdicts=verdicts)  # fmt: skip
+    judged = Judged(exhibit="a/fig1", paper="A", title="", claim="", scale="tiny",
+                    headline="tiny scale: 1M", verdicts=verdicts)  # fmt: skip
     written = [*tool.lines([tool.section(judged)], "2026-01-01")]
     rows = [line for line in written if line.endswith("confirmed |")]
     (kept,) = tool.read("\n".join(written))

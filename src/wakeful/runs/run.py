@@ -97,16 +97,16 @@ class Environment:
     wakeful: str
     python: str
     torch: str
-    transformers: str = ""
-    tokenizers: str = ""
-    safetensors: str = ""
-    numpy: str = ""
-    polars: str = ""
-    platform: str = ""
-    device: str = ""
+    transformers: str
+    tokenizers: str
+    safetensors: str
+    numpy: str
+    polars: str
+    platform: str
+    device: str
     device_name: str
     threads: int
-    processes: int = 1
+    processes: int
 
     @property
     def computer(self) -> str:

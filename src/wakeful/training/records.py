@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from wakeful.config.tables import from_table, to_table
@@ -16,9 +16,9 @@ from wakeful.runs.run import Run
 class Dropped:
     """Held-out documents that partly occur in the training text and were left out."""
 
-    documents: int = 0
-    tokens: int = 0
-    passage: int = 0
+    documents: int
+    tokens: int
+    passage: int
     """Tokens of the passages that were looked for."""
 
 
@@ -36,8 +36,8 @@ class DataFacts:
     vocab_size: int
     overlap: Dropped | None = None
     """None where what overlaps was kept."""
-    train_sha256: str = ""
-    validation_sha256: str = ""
+    train_sha256: str
+    validation_sha256: str
 
     @property
     def text(self) -> str:
@@ -77,8 +77,8 @@ class Validated:
 
     loss: float
     standard_error: float | None
-    num_windows: int = 0
-    num_tokens: int = 0
+    num_windows: int
+    num_tokens: int
     optimal_loss: float | None = None
     """Of a task, as the next two: its own loss on the same targets."""
     excess_loss: float | None = None
@@ -115,16 +115,16 @@ class Parameters:
     """Numbers of parameters."""
 
     total: int
-    embedding: int = 0
-    non_embedding: int = 0
+    embedding: int
+    non_embedding: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class AtTheEnd(Validated):
     """A run's loss on the validation set when it ends."""
 
-    perplexity: float = 0.0
-    length: int = 0
+    perplexity: float
+    length: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,27 +133,27 @@ class Sample:
 
     prompt: str
     text: str
-    temperature: float = 0.0
-    top_k: int = 0
-    seed: int = 0
+    temperature: float
+    top_k: int
+    seed: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
     """summary.json: the figures of a finished run."""
 
-    steps: int = 0
-    tokens: int = 0
+    steps: int
+    tokens: int
     seconds: float
     tokens_per_second: float
     """The median of all steps."""
     parameters: Parameters
     kv_cache_bytes_per_token: int | float
-    kv_cache_dtype: str = "float32"
+    kv_cache_dtype: str
     validation: AtTheEnd
-    diagnosis: Mapping[str, float | None] = field(default_factory=dict)
-    quantization: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
-    bytes: Mapping[str, int] = field(default_factory=dict)
+    diagnosis: Mapping[str, float | None]
+    quantization: Mapping[str, Mapping[str, float | None]]
+    bytes: Mapping[str, int]
     """Of weights and optimizer, and on a GPU the peak of all."""
     samples: tuple[Sample, ...]
     data: DataFacts
