@@ -42,6 +42,9 @@ def test_importing_the_library_imports_nothing_heavy() -> None:
     )
     assert in_fresh_process(program).startswith("[] ['WakefulError', '__version__', 'compare'")
     assert (SOURCE / "py.typed").is_file()
+    assert {name for name in dir(wakeful) if callable(getattr(wakeful, name))} >= {
+        name for name in wakeful.__all__ if name != "__version__"
+    }  # every name that it says it has can be imported
 
 
 @pytest.mark.parametrize("room", ROOMS)

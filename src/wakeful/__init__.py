@@ -33,7 +33,7 @@ __all__ = [
 ]  # fmt: skip
 
 _VERBS = ("compare", "cure", "diagnose", "evaluate", "export", "generate", "inherit",
-          "quantize", "report", "reproduce", "train")  # fmt: skip
+          "quantize", "report", "train")  # fmt: skip
 __getattr__, __dir__ = lazily(
     __name__,
     {name: f"wakeful.verbs.{name}" for name in _VERBS}

@@ -262,7 +262,7 @@ def _shown(value: object) -> str:
 
 def _plain(value: Any) -> Any:
     kind = type(value)
-    if kind in _LEAVES:  # most are, and a list of many exhibits asks half a million times
+    if kind in _LEAVES:  # most are, and a list of many tables asks half a million times
         return value
     if dataclasses.is_dataclass(kind):
         return {name: _plain(getattr(value, name)) for name in _hints(kind)}
