@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
@@ -341,3 +342,45 @@ def test_a_copy_of_this_file_leaves_the_operators_of_others_alone():
         assert torch.equal(ours, copied)
     names = {module.sink_attention._qualname for module in (attend_module, copy)}
     assert len(names) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("sink", [0.0, 30.0, -1e9, 1e5, -math.inf])
+@pytest.mark.parametrize("logit", [1e4, -1e4, 3e38, -3e38, 88.0, -104.0])
+def test_extreme_logits_keep_to_the_definition(
+    logit: float, sink: float, masked: bool, dtype: torch.dtype
+) -> None:
+    """One key of every query's stands out by an extreme logit; one query sees nothing if masked.
+
+    The gradient of q has keys as large as the logits as factors, so that its first channel, which
+    is what is left where these cancel, says nothing.
+    """
+    if dtype == torch.float16 and abs(logit) > 65504:
+        pytest.skip("no such number")
+    generator = torch.Generator().manual_seed(3)
+    q, k, v, grad = (
+        torch.randn(1, 5, heads, 8, generator=generator).to(dtype) for heads in (2, 1, 1, 2)
+    )
+    q[..., 0], k[..., 0], k[:, 2, :, 0] = 1.0, 0.0, logit
+    keep = causal_mask(5, 5, 0, q.device).clone()
+    keep[:, 1] &= not masked
+    given = [q, k, v, torch.full((2,), sink)]
+
+    def differentiated(exact: bool) -> list[Tensor]:
+        wide = [t.double() if exact else t.clone() for t in given]
+        *heads, s = (t.requires_grad_() for t in wide)
+        if exact:
+            out, _ = explicit_attention(*heads, scale=1.0, sink=s, keep=keep)
+        else:
+            out = attend(*heads, scale=1.0, sink=s, keep=keep if masked else None)
+        out.backward(grad.to(out.dtype))
+        return [out.detach(), *(t.grad for t in (*heads, s))]  # pyright: ignore
+
+    found, expected = differentiated(False), differentiated(True)
+    for each in (found, expected):
+        each[1] = each[1][..., 1:]
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}[dtype]
+    for one, two in zip(found, expected, strict=True):
+        scale = max(1.0, two.abs().max().item())
+        torch.testing.assert_close(one.double(), two, rtol=0, atol=tolerance * scale)

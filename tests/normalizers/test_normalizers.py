@@ -1,5 +1,6 @@
 """softmax-1 and learned sinks: the definition, its limits and its stability."""
 
+import itertools
 import math
 
 import pytest
@@ -142,3 +143,43 @@ def test_a_learned_sink_starts_where_it_is_told():
 def test_what_makes_no_sense_is_refused(expression, message):
     with pytest.raises(WakefulError, match=message):
         Decoder(tiny_config(normalizer=expression))
+
+
+EXTREMES = (0.0, 1.0, 88.0, -104.0, 1e4, -1e4, 3e38, -3e38, -math.inf)
+
+
+@pytest.mark.parametrize("sink", [None, 0.0, 30.0, 1e4, -1e9, 3e38, -math.inf])
+def test_extreme_logits_keep_to_the_definition_forward_and_backward(sink: float | None) -> None:
+    """In float64 with the Jacobian written out: dx = p (g − Σ p g), ds = −p_s Σ p g."""
+    rows = torch.tensor([*itertools.product(EXTREMES, repeat=3)])
+    logits = rows.view(1, 1, -1, 3).requires_grad_()
+    s = None if sink is None else torch.tensor([sink], requires_grad=True)
+    upstream = torch.tensor([3.0, -200.0, 17.0]).expand(logits.shape)
+    found = sink_softmax(logits, s)
+    found.backward(upstream)
+
+    x, g = logits.detach().double(), upstream.double()
+    rest = torch.full((1, 1, len(rows), 1), -math.inf, dtype=torch.float64)
+    rest = rest if s is None else s.detach().double().expand(rest.shape)
+    everything = torch.cat([x, rest], -1)
+    top = everything.amax(-1, keepdim=True)
+    shares = (everything - top.masked_fill(top == -math.inf, 0.0)).exp()
+    shares = shares / shares.sum(-1, keepdim=True).clamp_min(1e-300)
+    p, left = shares.split([3, 1], -1)
+    inner = (p * g).sum(-1, keepdim=True)
+    torch.testing.assert_close(found.double(), p, rtol=0, atol=1e-6)
+    assert logits.grad is not None
+    torch.testing.assert_close(logits.grad.double(), p * (g - inner), rtol=0, atol=2e-4)
+    if s is not None:
+        assert s.grad is not None
+        torch.testing.assert_close(
+            s.grad.double(), -(left * inner).sum().view(1), rtol=1e-5, atol=1e-3
+        )
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf])
+def test_logits_that_are_no_numbers_are_not_hidden(odd: float) -> None:
+    logits = torch.tensor([[[[0.0, odd, 1.0], [0.0, 2.0, 1.0]]]])
+    found = sink_softmax(logits, torch.zeros(1))
+    assert found[0, 0, 0].isnan().any()
+    assert found[0, 0, 1].isfinite().all()

@@ -205,8 +205,12 @@ def sink_attention(
         blind = ~keep.any(-1).unsqueeze(1)
         lse = lse.masked_fill(blind, -math.inf)
         out = out.masked_fill(blind.unsqueeze(-1), 0.0)
-    total = torch.logaddexp(lse, sink.to(lse.dtype).view(1, -1, 1))
-    out.mul_(torch.exp(lse - total).unsqueeze(-1).to(out.dtype))  # the kernel's own, fresh tensor
+    sink = sink.to(lse.dtype).view(1, -1, 1)
+    total = torch.logaddexp(lse, sink)
+    # e^{lse − lse'} = σ(lse − s), where lse' is not rounded; and nothing is left of nothing.
+    left = torch.sigmoid(lse - sink).masked_fill(total == -math.inf, 0.0)
+    out.mul_(left.unsqueeze(-1).to(out.dtype))  # the kernel's own, fresh tensor
+    total = total.masked_fill(total == -math.inf, math.inf)  # so that all e^{x − lse'} are zero
     return out.transpose(1, 2).contiguous(), total.contiguous()
 
 

@@ -71,15 +71,16 @@ def sink_softmax(
 ) -> Float[Tensor, "B H L S"]:
     """Return e^{x_i} / (e^s + Σ_j e^{x_j}) over the last axis, by the definition.
 
-    Stable: with m = max(s, max x) it is e^{x_i − m} / (e^{s − m} + Σ_j e^{x_j − m}). The precision
-    is the logits'. A query whose logits are all −∞ gets zero weights.
+    Stable: with m = max(s, max x) it is e^{x_i − m} / (e^{s − m} + Σ_j e^{x_j − m}), whatever m is,
+    so that no gradient goes through it. The precision is the logits'. A query whose logits are all
+    −∞ gets zero weights.
     """
-    top = logits.amax(-1, keepdim=True).clamp_min(torch.finfo(logits.dtype).min)
+    top = logits.detach().amax(-1, keepdim=True).clamp_min(torch.finfo(logits.dtype).min)
     extra = torch.zeros_like(top)
     if sink is not None:
         column = sink.to(logits.dtype).view(1, -1, 1, 1)
-        top = torch.maximum(top, column)
+        top = torch.maximum(top, column.detach())
         extra = torch.exp(column - top)
     exponentials = torch.exp(logits - top)
     total = extra + exponentials.sum(-1, keepdim=True)
-    return exponentials / total.clamp_min(torch.finfo(logits.dtype).tiny)
+    return exponentials / total.masked_fill(total == 0, 1.0)

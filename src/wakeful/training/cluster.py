@@ -319,16 +319,18 @@ def _held(path: Path) -> Iterator[None]:
 
 def _end_with(command: str) -> None:
     """Let this worker save its step and end once nobody holds the file of its command."""
+    if fcntl is None:
+        return
+    flock, shared = fcntl.flock, fcntl.LOCK_SH
 
     def watch() -> None:
         with Path(command).open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH)  # which the next command sees until this process ends
+            flock(file, shared)  # which the next command sees until this process ends
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(_SAVES)
             os.kill(os.getpid(), signal.SIGKILL)
 
-    if fcntl is not None:
-        threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _saved(place: Path) -> set[str]:
