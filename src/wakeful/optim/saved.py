@@ -76,7 +76,7 @@ def together(value: Any, read: Callable[[str], Tensor]) -> Any:
     match value:
         case {"tensor": name, "order": order}:
             found = read(name)
-            if order:  # as it lay in memory
+            if order and not isinstance(found, DTensor):  # as it lay in memory
                 found = torch.empty_permuted(found.shape, order, dtype=found.dtype).copy_(found)
         case {"float": text, **rest} if not rest:
             found = float(text)
