@@ -34,7 +34,7 @@ class Interrupted(WakefulError):
 
 
 class Diverged(WakefulError):
-    """Training ran into numbers that are not finite: its settings are at fault, nothing else."""
+    """Numbers are not finite, nor would be again: training's settings or a model are at fault."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -106,6 +106,24 @@ def test_sizes_that_the_weights_have_not_take_no_memory(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("layers", [-1, 0, 2.5, "2", None, True, 10**9, 10**400, -(2**70)])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "own", "q_llama"])
+def test_a_number_of_layers_that_no_model_has_is_one_line(
+    models: Path, tmp_path: Path, name: str, layers: object
+) -> None:
+    def change(table: dict) -> None:
+        inner = table.get("inner", table)
+        inner = inner.get("parts", inner)
+        (field,) = {"num_hidden_layers", "n_layer", "num_layers"} & set(inner)
+        inner[field] = layers
+
+    work = edited(models, tmp_path, name, "config.json", change)
+    for call in (lambda: load(str(work), device=CPU, dtype=torch.float32), lambda: use(work)):
+        with bounded(seconds=20, megabytes=700), pytest.raises(WakefulError) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "name", ["../llama/model.safetensors", "/etc/passwd", "..", "", "a/b.safetensors", "x\0y", 3]
 )

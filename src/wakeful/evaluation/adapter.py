@@ -19,9 +19,9 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from wakeful.errors import WakefulError
 from wakeful.evaluation.batching import Question, answers
-from wakeful.evaluation.perplexity import check_numbers
 from wakeful.evaluation.tasks import quiet
 from wakeful.loading.model import Model
+from wakeful.model.finite import check_logits
 from wakeful.model.generate import greedy_batch
 from wakeful.probes.running import as_decoder
 from wakeful.quant import quantized_layers
@@ -280,7 +280,7 @@ class Transformer(_HFLM):
         return super()._loglikelihood_tokens(requests, *rest, **named)
 
     def _model_call(self, inps: Tensor, *rest: Any, **named: Any) -> Tensor:
-        logits = check_numbers(super()._model_call(inps, *rest, **named))
+        logits = check_logits(super()._model_call(inps, *rest, **named))
         self._seen += len(inps)
         self._progress(self._seen, 0)
         return logits

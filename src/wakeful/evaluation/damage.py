@@ -100,7 +100,7 @@ def summary(damage: Damage) -> dict[str, Any]:
         "model": measurement.name,
         "sequences": len(measurement.counts),
         "tokens": sum(measurement.counts),
-        "perplexity": perplexity,
+        "perplexity": finite(perplexity),
         "perplexity_standard_error": finite(error),
         "parameters": damage.parameters,
         "bytes": damage.full_bytes,

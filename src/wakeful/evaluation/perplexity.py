@@ -33,6 +33,7 @@ from wakeful.evaluation.reading import task_rows
 from wakeful.evaluation.scores import Score
 from wakeful.loading.model import Model
 from wakeful.model.decoder import IGNORED
+from wakeful.model.finite import check_logits
 from wakeful.probes import running
 from wakeful.probes.running import first_target, states_of
 from wakeful.quant.linear import QuantizedLinear
@@ -261,7 +262,7 @@ def log_likelihoods(
     answers are on the CPU.
 
     Raises:
-        WakefulError: a logit is NaN.
+        WakefulError: a logit is NaN or infinite.
     """
     likelihood = torch.zeros(targets.shape, dtype=torch.float64)
     greedy = torch.ones(targets.shape, dtype=torch.bool)
@@ -287,13 +288,13 @@ def choices(
     whether that is its likeliest token: as `log_likelihoods`, of states that are there already.
 
     Raises:
-        WakefulError: a logit is NaN.
+        WakefulError: a logit is NaN or infinite.
     """
     likelihood = torch.zeros(targets.shape, dtype=torch.float64)
     greedy = torch.ones(targets.shape, dtype=torch.bool)
     for start in range(0, len(wanted), _ROWS):
         part = wanted[start : start + _ROWS]
-        logits = check_numbers(head(states[part]))
+        logits = check_logits(head(states[part]))
         logits = logits if logits.dtype == torch.float64 else logits.float()
         mine = (which >= start) & (which < start + len(part))
         row, target = which[mine] - start, targets[mine]
@@ -301,15 +302,6 @@ def choices(
         likelihood[mine.cpu()] = chosen.cpu().double()
         greedy[mine.cpu()] = (logits.argmax(1)[row] == target).cpu()
     return likelihood, greedy
-
-
-def check_numbers(logits: Tensor) -> Tensor:
-    """Return the logits; raise `WakefulError` if one of them is NaN."""
-    if logits.isnan().any():
-        raise WakefulError(
-            "the model's logits have a NaN: it is damaged, or needs --dtype float32 or float64"
-        )
-    return logits
 
 
 def check_causal(name: str, model: nn.Module) -> None:

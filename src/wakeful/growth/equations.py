@@ -44,9 +44,9 @@ class Equations:
         factor, failed = torch.linalg.cholesky_ex(damped)
         if failed:
             raise WakefulError(
-                f"too little text to solve for {len(diagonal)} columns: "
-                "give more --bridge.tokens, or a "
-                f"larger --bridge.ridge than {ridge:g}"
+                f"too little text to solve for {len(diagonal)} columns, or their inputs are all "
+                "zero or alike: give more --bridge.tokens, or a larger --bridge.ridge than "
+                f"{ridge:g}"
             )
         return factor
 

@@ -43,6 +43,7 @@ _TYPES = {
     "q8_0": (GGMLQuantizationType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
     "q4_0": (GGMLQuantizationType.Q4_0, gguf.LlamaFileType.MOSTLY_Q4_0),
 }
+_LARGEST = float(np.finfo(np.float16).max)
 _BLOCK = 32
 """Numbers that share a scale in Q8_0 and Q4_0."""
 
@@ -100,6 +101,11 @@ def export_gguf(
         writer.add_string(TOKENIZER, files_of(tokenizer))
         for found, array in _arrays(decoder, kind, config):
             stored = _storage(array, storage, of_tokens=found.startswith(("token_embd", "output.")))
+            if stored != GGMLQuantizationType.F32 and not np.abs(array).max() <= _LARGEST:
+                raise WakefulError(
+                    f"{found} has a value past {_LARGEST:,}, the largest in half precision: choose "
+                    "gguf f32"
+                )
             packed = gguf.quants.quantize(np.ascontiguousarray(array), stored)
             writer.add_tensor(found, packed, raw_dtype=stored)
         writer.write_header_to_file()

@@ -128,6 +128,11 @@ def tensors_of(decoder: Decoder, kind: str, dtype: torch.dtype) -> dict[str, Ten
         name = link.theirs if link.theirs == family.head else family.prefix + link.theirs
         joined = link.join([ours[part].detach() for part in link.ours])
         found[name] = joined.to(dtype).contiguous()
+        if not found[name].isfinite().all():
+            raise WakefulError(
+                f"{name} has a value that is not finite in {str(dtype).removeprefix('torch.')}: "
+                "choose dtype float32"
+            )
     return found
 
 

@@ -36,6 +36,7 @@ from wakeful.paths import default_cache_dir, moved_in, part_beside
 
 _MOST_BUFFERED = 2**30
 """Numbers in masks and tables, which no file holds."""
+_MOST_LAYERS = 10_000
 ONE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SMOLLM2 = "smollm2"
@@ -192,6 +193,7 @@ def whole_model(
             "it no place"
         )
     assert isinstance(model, PreTrainedModel)
+    _check_layers(model.config, place)
     return model
 
 
@@ -266,9 +268,21 @@ def read_config(folder: Path) -> PreTrainedConfig:
             "merge_and_unload(), and name the merged folder"
         )
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # Transformers raises nothing narrower
         raise _no_model(folder, error) from None
+    _check_layers(config, folder)
+    return config
+
+
+def _check_layers(config: PreTrainedConfig, place: str | Path) -> None:
+    """Raise `WakefulError` for a number of layers that no model has; -1 builds one without."""
+    layers = getattr(config.get_text_config(), "num_hidden_layers", 1)
+    if type(layers) is not int or not 1 <= layers <= _MOST_LAYERS:
+        raise WakefulError(
+            f"{place}: num_hidden_layers = {layers!r} in its configuration must lie between 1 and "
+            f"{_MOST_LAYERS:,}"
+        )
 
 
 def check_bounds(config: PreTrainedConfig, num_tensors: int, num_bytes: int, place: Path) -> None:

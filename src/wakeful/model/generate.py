@@ -11,6 +11,7 @@ from torch import Tensor
 from wakeful.errors import WakefulError
 from wakeful.model.cache import Cache
 from wakeful.model.decoder import Decoder
+from wakeful.model.finite import check_logits
 
 
 def generate(
@@ -31,7 +32,8 @@ def generate(
     probabilities reach it. Generation ends early at a token of `stop`, which is not yielded.
 
     Raises:
-        WakefulError: an empty prompt, or more tokens than the context holds.
+        WakefulError: an empty prompt, more tokens than the context holds, or logits that are not
+            finite.
     """
     cache: Cache | None = None
 
@@ -91,7 +93,7 @@ def greedy_batch(
     for _ in range(num_tokens):
         seen = None if valid is None else valid[:, : cache.length + tokens.shape[1]]
         states = decoder.hidden(tokens, cache=cache, valid=seen)
-        likeliest = decoder.logits(states[:, -1]).argmax(1).tolist()
+        likeliest = check_logits(decoder.logits(states[:, -1])).argmax(1).tolist()
         stay: list[int] = []
         for place, (row, token) in enumerate(zip(active, likeliest, strict=True)):
             if token in stop:
@@ -247,6 +249,7 @@ def choose_each(
     generator: torch.Generator,
 ) -> Int[Tensor, "B"]:
     """Return a token id for every row, as `choose` does."""
+    check_logits(logits)
     if temperature == 0:
         return logits.argmax(-1)
     # In double and less the largest, so that no temperature is too low for it.

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from wakeful.errors import WakefulError
 from wakeful.estimates import error_of_mean
+from wakeful.model.finite import check_finite
 from wakeful.probes.streaming import Attended, TileStatistics, Weigh, tile_statistics
 
 Frame: TypeAlias = pl.DataFrame
@@ -99,6 +100,7 @@ class AttentionEvent:
                 keep = (distance >= 0) & (distance < window)
         if keep is not None:
             window = None
+        check_finite(q, k, v)
         return Attended(
             q=q, k=k, v=v, scale=self.scale, window=window,
             softcap=self.softcap, sink=self.sink, before=self.before, weigh=self.weigh,
@@ -132,9 +134,10 @@ class HiddenEvent:
 
     def _split(self, h: Tensor) -> list[Tensor]:
         h = h if h.dtype == torch.float64 else h.float()
-        if self.valid is None:
-            return list(h)
-        return [states[real] for states, real in zip(h, self.valid, strict=True)]
+        valid = [...] * len(h) if self.valid is None else self.valid
+        found = [states[real] for states, real in zip(h, valid, strict=True)]
+        check_finite(*found)
+        return found
 
 
 Event: TypeAlias = AttentionEvent | HiddenEvent

@@ -10,6 +10,8 @@ fitted to by ridge regression over a text; its bias gives it the mean that it sh
 keys change nothing in p̂, so rotary positions do no harm.
 """
 
+import sys
+
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -49,7 +51,8 @@ def learned_gates(decoder: Decoder, token: int, text: Int[Tensor, "B L"]) -> Dec
         aim = odds.clamp(-_FURTHEST, _FURTHEST).T
         centered = x - x.mean(0)
         covariance = centered.T @ centered
-        covariance.diagonal().add_(_RIDGE * covariance.diagonal().mean())
+        ridge = _RIDGE * covariance.diagonal().mean()
+        covariance.diagonal().add_(ridge.clamp_min(sys.float_info.min))  # all x may be alike
         weight = torch.linalg.solve(covariance, centered.T @ (aim - aim.mean(0))).T
         bias = level(-(weight @ x.T), odds.sigmoid())
         name = f"route.gates.{seen.layer}"

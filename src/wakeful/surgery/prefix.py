@@ -8,6 +8,7 @@ model's own on texts that begin with these tokens.
 """
 
 import math
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -78,7 +79,7 @@ def _height(decoder: Decoder, text: Tensor) -> float:
     found: list[float] = []
 
     def see(_block: torch.nn.Module, _args: tuple, output: tuple) -> None:
-        found.append(math.log(float(output[0].abs().max())))
+        found.append(math.log(max(float(output[0].abs().max()), sys.float_info.min)))
 
     hooks = [
         block.register_forward_hook(see) for block in decoder.blocks if isinstance(block, Block)

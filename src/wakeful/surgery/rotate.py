@@ -24,6 +24,7 @@ from wakeful.errors import WakefulError
 from wakeful.model.attention import Heads
 from wakeful.model.block import Block
 from wakeful.model.decoder import Decoder
+from wakeful.model.finite import check_logits
 from wakeful.model.fold import folded
 from wakeful.model.rebuild import rebuilt
 from wakeful.norms.base import Norm
@@ -259,10 +260,11 @@ def _compare(before: Decoder, after: Decoder, kind: Rotation) -> None:
     tokens = torch.randint(config.vocab_size, (1, length), generator=generator)
     tokens = tokens.to(before.embed.weight.device)
     expected, found = before(tokens).float(), after(tokens).float()
-    error = ((found - expected).square().mean() / expected.var()).sqrt().item()
-    if not error <= _CLOSE[before.embed.weight.dtype]:
+    check_logits(expected)
+    apart, size = (found - expected).square().mean().sqrt().item(), expected.std().item()
+    if not apart <= _CLOSE[before.embed.weight.dtype] * size:
         raise WakefulError(
-            f"the logits change by {error:.1e} of their deviation under {kind}: model.route = "
+            f"the logits change by {apart:.1e} of {size:.1e} under {kind}: model.route = "
             f"{config.route}, model.depth = {config.depth} or model.norm = {config.norm} does not "
             "commute with a rotation"
         )

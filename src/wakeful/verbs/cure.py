@@ -28,6 +28,7 @@ from wakeful.loading.chat import user_turn
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.model.decoder import Decoder
 from wakeful.model.evaluating import evaluating
+from wakeful.model.finite import check_logits
 from wakeful.optim.rotations.base import rotation_of
 from wakeful.pages.card import command_of, model_card
 from wakeful.pages.charts import Drawing, Titled
@@ -237,6 +238,7 @@ def cure(
             show, f"{loaded.name}: sequences", loaded, tokens=text.shape[1], total=len(text),
             passes=choosing + _COMPARING * min(1.0, COMPARED_TOKENS / text.shape[1]) + 2 * PASSES,
         )  # fmt: skip
+        _check_predicts(loaded.name, plain, text[:, :COMPARED_TOKENS])
         stands, done = list[int](), [("Conversion", said)] if said else []
         base = plain
         if wanted.trains:
@@ -273,6 +275,17 @@ def cure(
     if wanted.out:
         cure.save(wanted.out)
     return cure
+
+
+@torch.inference_mode()
+def _check_predicts(name: str, decoder: Decoder, text: Tensor) -> None:
+    """Raise `WakefulError` where outputs are not finite, or none to be compared with."""
+    logits = check_logits(decoder(text)).float()
+    if not (logits.flatten(1).std(1) > 0).all():
+        raise WakefulError(
+            f"{name} gives every token the same logit, so there is nothing to keep: it is damaged, "
+            "or not trained"
+        )
 
 
 def _unbegun(loaded: Model) -> Callable[[], AnyTokenizer]:

@@ -19,7 +19,7 @@ from wakeful.config.verbs import LENGTH, REFERENCES, InheritOptions
 from wakeful.data.preparing import reopened
 from wakeful.data.tokens import Data
 from wakeful.device import choose_device
-from wakeful.display import Shown, usual
+from wakeful.display import Display, Shown, usual
 from wakeful.errors import WakefulError
 from wakeful.estimates import finite
 from wakeful.growth.arms import arms_of, read_recipe
@@ -62,6 +62,7 @@ from wakeful.hf.agreement import Agreement
 from wakeful.hf.weights_out import export
 from wakeful.loading.load import load, read_decoder
 from wakeful.loading.model import AnyTokenizer, Model
+from wakeful.model.finite import check_finite
 from wakeful.optim.build import optimizer_of
 from wakeful.pages.charts import Drawing, Titled
 from wakeful.pages.inheritance import inheritance_figures, loss_curves, verdicts, write_inheritance
@@ -72,7 +73,7 @@ from wakeful.training.records import Step, data_facts, rows
 from wakeful.training.stored import digest_of
 from wakeful.training.validation import mean_loss
 from wakeful.variants import build
-from wakeful.verbs.result import Source, Stored, asked, name_of, out_of
+from wakeful.verbs.result import Source, Stored, as_ours, asked, name_of, out_of
 
 _DEFAULT_MINUTES = 30.0
 
@@ -197,10 +198,7 @@ def _begun(
     if options.recipe:
         _check_recipe(options, source)
     with shown("inherit") as show:
-        show.note(f"loading {name_of(source)}")
-        reference, place = _reference(source, tokenizer, out)
-        if reference.agreement is not None:
-            show.note(f"{reference.name}: {reference.agreement}")
+        reference, place = _reference(source, tokenizer, out, show)
         if options.recipe:
             _check_merged(reference, place)
         options = _fitted(options, reference)
@@ -217,6 +215,7 @@ def _begun(
             store = dataclasses.replace(config, train=healed)
             open_store(store, reference.decoder(), data.train.end_of_text)
         windows = evaluated(config, reference, data, show)
+        check_finite(windows["loss"].to_torch())
         costs, before = list[Cost](), 0.0
         if not options.train.steps:
             show.note("timing a step of every model")
@@ -285,15 +284,16 @@ def _check_merged(reference: Model, place: str) -> None:
 
 
 def _reference(
-    source: Source, tokenizer: AnyTokenizer | str | Path | None, out: Path
+    source: Source, tokenizer: AnyTokenizer | str | Path | None, out: Path, show: Display
 ) -> tuple[Model, str]:
     """Return the reference and where a resumed inheritance will find it."""
+    show.note(f"loading {name_of(source)}")
     if isinstance(source, str | Path):
-        return read_decoder(source), str(source)
+        return as_ours(read_decoder(source), show), str(source)
     model = load(source, tokenizer=tokenizer)
     if model.is_quantized:
         raise WakefulError(f"{model.name} is quantized: name the model it was made from")
-    given, model = model.module, model.converted()
+    given, model = model.module, as_ours(model, show)
     decoder = model.decoder()
     # A user's own module stays as and where it is; a path is read in float32, and so when resumed.
     if decoder is given or decoder.head.weight.dtype != torch.float32:

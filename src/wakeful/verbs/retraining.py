@@ -1,11 +1,14 @@
 """Sinks and gates that do what one stored token did: fitted, and trained where that is asked."""
 
 import copy
+import math
 
+import torch
 from torch import Tensor
 
 from wakeful.config.verbs import CureOptions
 from wakeful.display import Display
+from wakeful.errors import Diverged, WakefulError
 from wakeful.loading.model import Model
 from wakeful.model.decoder import Decoder
 from wakeful.surgery import (
@@ -28,6 +31,12 @@ _FAST = (".log_sinks", ".key.bias", ".value.bias", ".out.bias")
 def check_retrains(plain: Decoder, wanted: CureOptions) -> None:
     """Raise `WakefulError` where sinks or gates cannot be put into a model."""
     check_absorbs(plain, "sinks" if wanted.sinks else "gates")
+    dtype = plain.embed.weight.dtype
+    if wanted.steps and dtype.itemsize < torch.float32.itemsize:
+        raise WakefulError(
+            f"the model is in {str(dtype).removeprefix('torch.')}, too coarse to train sinks and "
+            "gates: load it with dtype float32"
+        )
 
 
 def retrained(
@@ -61,6 +70,8 @@ def retrained(
         told = counting(show, "training steps", loaded, tokens=tokens, passes=PASSES)
         match(student, teacher, rest, plan, fast=fast, speed=SPEED, progress=told)
         after = divergence(student, teacher, text)
+        if not math.isfinite(after):
+            raise Diverged(f"lr = {wanted.lr:g}: a loss is not finite: lower it")
     return student, _said(wanted, plan, token, before, after)
 
 
