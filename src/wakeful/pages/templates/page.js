@@ -282,8 +282,9 @@ function csv(spec) {
   found.push(...Object.values(spec.datasets));
   collect({ ...spec, datasets: null });
   const cell = (value) => {
-    const text = Array.isArray(value) ? value.join(" ") : String(value ?? "");
-    return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+    let text = Array.isArray(value) ? value.join(" ") : String(value ?? "");
+    if (typeof value === "string" && /^[=+\-@\t\r]/.test(text)) text = `'${text}`;  // else a formula
+    return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   };
   const levels = spec.params?.find((each) => each.name === "levels")?.value;
   const heads = spec.params?.find((each) => each.bind?.labels)?.bind.labels;
