@@ -66,7 +66,7 @@ def test_gptq_is_its_definition(grid: Grid, rows: int, width: int) -> None:
     x = inputs(width)
     weight = torch.randn(rows, width)
     products = x.T @ x
-    codes, scales = Gptq().round(weight, grid, products)
+    codes, scales = Gptq(act_order=False).round(weight, grid, products)
     found = grid.dequantize(codes, scales)
     expected = by_definition(weight, products, grid, 0.01).float()
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
@@ -79,7 +79,8 @@ def test_gptq_in_the_order_of_activations_is_gptq_of_columns_in_that_order(grid:
     order = products.diagonal().argsort(descending=True)
     found = grid.dequantize(*Gptq(act_order=True).round(weight, grid, products))
     sorted_products = products[order][:, order]
-    expected = grid.dequantize(*Gptq().round(weight[:, order], grid, sorted_products))
+    ordered = Gptq(act_order=False)
+    expected = grid.dequantize(*ordered.round(weight[:, order], grid, sorted_products))
     torch.testing.assert_close(found[:, order], expected, rtol=1e-6, atol=1e-7)
 
 
@@ -101,6 +102,24 @@ def test_gptq_makes_the_output_better(grid: Grid) -> None:
     before, after = ((x @ (each - weight).T).norm() for each in (plain, found))
     assert after < 0.8 * before
     assert (found - weight).norm() > (plain - weight).norm()  # the weights themselves pay
+
+
+def test_gptq_keeps_what_a_rare_row_needs_where_large_inputs_go_first() -> None:
+    grid, errors = Absmax(bits=4, per="channel", group=32), []
+    for seed in range(6):
+        torch.manual_seed(seed)
+        x = torch.randn(16 * 128, 96) @ (torch.randn(96, 96) / 10 + torch.eye(96))
+        first = torch.zeros(96)  # a token that begins each sequence, with outliers of its own
+        first[[7, 40, 71, 90]] = torch.tensor([9.0, -7.0, 8.0, -10.0])
+        x[::128] = first + torch.randn(16, 96) / 20
+        weight = torch.randn(48, 96)
+        found = [
+            grid.dequantize(*method.round(weight, grid, x.T @ x))
+            for method in (Gptq(), Gptq(act_order=False))
+        ]
+        errors.append([(x[::128] @ (each - weight).T).norm() for each in found])
+    by_activations, in_order = torch.tensor(errors).mean(0)
+    assert by_activations < 0.85 * in_order
 
 
 def test_gptq_of_nothing_is_plain_rounding() -> None:
@@ -148,7 +167,7 @@ def test_layers_are_multiplied_again_only_where_outputs_have_a_static_grid(
 
 def test_gptq_in_portions_is_gptq_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_decoder(dtype=torch.float32).eval()
-    given = [some_tokens(1, 12)]
+    given = [some_tokens(4, 20)]
     whole = quantize(model, "w4g128_gptq", calibration=given)
     monkeypatch.setattr("wakeful.quant.convert._PRODUCTS", 1)
     parts = quantize(model, "w4g128_gptq", calibration=given)

@@ -49,21 +49,23 @@ class Method(Variant, ABC):
 
 @dataclass(kw_only=True, eq=False)
 class Gptq(Method):
-    """GPTQ (2210.17323, algorithm 1): columns are rounded in order, and each one's error is made up
-    for by those after it, as far as the text shows them together.
+    """GPTQ (2210.17323, algorithm 1): columns are rounded one after another, and each one's error
+    is made up for by those after it, as far as the text shows them together.
 
     H = XᵀX + `damping` · mean(diag XᵀX) · I and H⁻¹ = UᵀU; with e = (w_i − ŵ_i) / U_ii the columns
-    j > i become w_j − e·U_ij. A group's scale is set when its first column's turn comes.
+    j > i become w_j − e·U_ij.
 
-    With `act_order` the columns whose inputs are largest, by diag XᵀX, are rounded first, while
-    the most columns are left to make up for them (the authors' code). Groups stay those of
-    neighbors, and their scales are then those of the weights as they were.
+    The columns whose inputs are largest, by diag XᵀX, are rounded first, while the most columns are
+    left to make up for them (the authors' code). Groups stay those of neighbors and keep the scales
+    of the weights as they were. Without `act_order` columns go by their place, as in the paper, and
+    a group's scale is set when its first column's turn comes: what a sequence's first token needs,
+    which is seen once in a sequence and read by every query, is then given up for the other tokens.
     """
 
-    examples = ("gptq", "gptq(damping=0.05)", "gptq(act_order=True)")
+    examples = ("gptq", "gptq(damping=0.05)", "gptq(act_order=False)")
     needs_products = True
     damping: float = 0.01
-    act_order: bool = False
+    act_order: bool = True
 
     def __post_init__(self) -> None:
         if not self.damping > 0:
