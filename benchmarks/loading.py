@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -91,17 +92,19 @@ def _peak(what: str, side: str) -> float:
     with tempfile.TemporaryDirectory() as place:
         out = Path(place) / "out"
         before = resident("VmRSS")
+        model: torch.nn.Module
         if side == "ours":
-            model = read_decoder(folder).decoder()
+            found = read_decoder(folder)
+            model = found.decoder()
+            write = partial(export, model, tokenizer=found.own_tokenizer)
         else:
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+            write = model.save_pretrained
         if what == "load and run":
             with torch.inference_mode():
                 model(TOKENS)
-        elif side == "ours":
-            export(model, out, tokenizer=read.own_tokenizer)  # pyright: ignore[reportArgumentType]
         else:
-            model.save_pretrained(out)  # pyright: ignore[reportCallIssue]
+            write(out)
         return resident("VmHWM") - before
 
 

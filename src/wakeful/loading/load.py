@@ -174,8 +174,10 @@ def _read(
     elif place.kind == "export" or is_own_gguf(place):
         own = own_gguf if place.kind == "gguf" else own_decoder
         decoder = own(place.path, max_length=max_length, dtype=dtype, device=device)
-        reader = tokenizer_of if place.kind == "gguf" else _stock_tokenizer
-        found = _own(decoder, place.name, place.path) | {"read": partial(reader, place.path)}
+        found = _own(decoder, place.name, place.path)
+        found["read"] = partial(
+            tokenizer_of if place.kind == "gguf" else _stock_tokenizer, place.path
+        )
     else:
         if ours and place.kind == "folder":
             family_of(read_config(place.path), max_length)  # before any weight is read
