@@ -144,9 +144,13 @@ def nested(name: str, value: Any) -> Table:
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> Table:
     """Return `base` with the entries of `over` in place of its own, tables merged in turn.
 
-    Where `over` brings a tokenizer, the size of one to train that `base` has is left out.
+    Where `over` brings a tokenizer, the size of one to train that `base` has is left out, and where
+    it brings such a size, that of a model for another tokenizer.
     """
     result = dict(base)
+    data, model = over.get("data"), base.get("model")
+    if isinstance(data, Mapping) and "vocab_size" in data and isinstance(model, Mapping):
+        result["model"] = {key: value for key, value in model.items() if key != "vocab_size"}
     if over.get("tokenizer") and "vocab_size" not in over:
         result.pop("vocab_size", None)
     for key, value in over.items():

@@ -30,12 +30,17 @@ def missing(kind: type, state: Mapping[str, object]) -> list[str] | None:
 
     None for a class that is not listed, which alone knows its state.
     """
-    if kind.__name__ not in _NEEDED or kind.__module__.split(".")[0] not in _OURS:
+    if kind.__name__ not in _NEEDED or not keeps_options(kind):
         return None
     needed = _NEEDED[kind.__name__]
     if kind.__name__ == "MuonAdamW" and "momentum_buffer" not in state:
         needed = _ADAM
     return sorted(needed - state.keys())
+
+
+def keeps_options(kind: type) -> bool:
+    """Whether a class is torch's or ours, whose steps change no option of a group."""
+    return kind.__module__.split(".")[0] in _OURS
 
 
 def apart(value: Any, name: str, tensors: dict[str, Tensor], *, option: bool = False) -> Any:

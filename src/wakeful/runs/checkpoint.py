@@ -38,6 +38,7 @@ from wakeful.optim.saved import (
     CHANGING,
     apart,
     exactly,
+    keeps_options,
     missing,
     options_of_group,
     together,
@@ -340,15 +341,18 @@ def _same_groups(
 ) -> list[dict[str, Any]]:
     """Return saved groups of parameters, which must have been made with the optimizer's options.
 
-    What has changed since then is state. Older checkpoints do not say what a group was made with:
-    there all is an option but the learning rate and a count of steps.
+    In a group of another package's optimizer, what has changed since then is state. In others, and
+    in older checkpoints, which do not say what a group was made with, all is an option but the
+    learning rate and a count of steps.
     """
+    fixed = keeps_options(type(optimizer))
     fresh = optimizer.state_dict()["param_groups"]
     if len(saved) != len(fresh):
         raise WakefulError(f"{path} is of an optimizer with other groups of parameters")
     found: list[dict[str, Any]] = []
     for theirs, ours, live in zip(saved, fresh, optimizer.param_groups, strict=True):
-        made, now = theirs.get(BUILT, theirs), ours.get(BUILT) or options_of_group(ours)
+        made = theirs if fixed else theirs.get(BUILT, theirs)
+        now = ours.get(BUILT) or options_of_group(ours)
         for key in now.keys() & made.keys() - CHANGING:
             if made[key] != now[key]:
                 raise WakefulError(
