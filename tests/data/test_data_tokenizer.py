@@ -283,7 +283,7 @@ def begins(kind: str, folder: Path) -> Tokenizer:
     return Tokenizer.load(folder)
 
 
-@pytest.mark.parametrize("kind", ["template", "in a sequence", "with an end", "named"])
+@pytest.mark.parametrize("kind", ["template", "in a sequence", "with an end", "named", "roberta"])
 def test_bos_is_taken_from_before_a_text(kind: str, tmp_path: Path) -> None:
     ours = begins(kind, tmp_path / "theirs")
     theirs = AutoTokenizer.from_pretrained(tmp_path / "theirs")
@@ -295,16 +295,12 @@ def test_bos_is_taken_from_before_a_text(kind: str, tmp_path: Path) -> None:
     assert read.bos == again.bos_token_id == ours.bos
     assert theirs.encode("a b")[:1] == [ours.bos]
     assert again.encode("a b") == theirs.encode("a b")[1:]
-    assert (again.encode("a b")[-1] == 0) == (kind == "with an end")
+    assert (again.encode("a b")[-1] == 0) == (kind in ("with an end", "roberta"))
+    assert (again("a", "b").input_ids) == [i for i in theirs("a", "b").input_ids if i != ours.bos]
     said = [{"role": "user", "content": "a b"}]
     assert theirs.apply_chat_template(said, tokenize=False) == "<bos>a b!"
     assert again.apply_chat_template(said, tokenize=False) == "a b!"
     assert read.without_bos().fingerprint == read.fingerprint
-
-
-def test_a_bos_that_cannot_be_taken_out_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(WakefulError, match="a RobertaProcessing, puts BOS before every text"):
-        begins("roberta", tmp_path).without_bos()
 
 
 def test_a_tokenizer_of_the_hub_is_fetched_or_says_how_to_do_without(

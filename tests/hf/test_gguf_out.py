@@ -1,6 +1,7 @@
 """A GGUF file holds the model: read back by gguf, by Transformers and by us."""
 
 import dataclasses
+import json
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gguf_models import FAMILIES, GEMMA, GEMMA2, GPT2, TEXTS, decoder, sentencepiece
-from tokenizers import Regex, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Inner
 from tokenizers import models as kinds
 from transformers import AutoTokenizer, MixtralConfig, MixtralForCausalLM
@@ -448,3 +449,70 @@ def test_llama3_divides_slow_frequencies_alone(tokenizer: Tokenizer, tmp_path: P
     middle = (turns > 1) & (turns < 4)
     assert middle.any()
     np.testing.assert_allclose(factors[middle], expected[middle], rtol=1e-6)
+
+
+OPENED = processors.TemplateProcessing(
+    single="<s> <x> $A", special_tokens=[("<s>", 257), ("<x>", 258)]
+)
+CLOSED = processors.TemplateProcessing(single="$A <x>", special_tokens=[("<x>", 258)])
+
+
+@pytest.mark.parametrize(
+    ("added", "processor", "ends", "why"),
+    [
+        (AddedToken("word", single_word=True), None, [1], "'word' that matches with single_word"),
+        (AddedToken("<left>", lstrip=True), None, [1], "'<left>' that matches with lstrip"),
+        (AddedToken("<right>", rstrip=True), None, [1], "'<right>' that matches with rstrip"),
+        (None, OPENED, [1], r"\[257, 258\], which are put before a text"),
+        (None, CLOSED, [1], r"\[258\], which are put behind a text"),
+        (None, None, [1, 2, 3], "4 tokens that end what the model writes"),
+    ],
+)
+def test_what_a_file_has_no_place_for_is_named(
+    added: AddedToken | None, processor: Any, ends: list[int], why: str
+) -> None:
+    made = with_files(ends, processor, [] if added is None else [added])
+    with pytest.raises(WakefulError, match=f"a GGUF file has no place for .*{why}"):
+        vocabulary_of(made, made.vocab_size)
+
+
+def with_files(ends: list[int], processor: Any = None, added: Any = ()) -> Tokenizer:
+    """Return a tokenizer with these ends of generation and two chat templates."""
+    inner = Tokenizer.train(TEXTS, vocab_size=257).inner
+    inner.add_special_tokens(["<s>", "<x>"])
+    inner.add_tokens([*added])
+    if processor is not None:
+        inner.post_processor = processor
+    templates = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]
+    beside = {
+        "tokenizer_config.json": json.dumps({"bos_token": "<s>", "chat_template": templates}),
+        "generation_config.json": json.dumps({"eos_token_id": ends}),
+    }
+    return Tokenizer(inner, end_of_text="<|endoftext|>", beside=beside)
+
+
+def test_what_phi_3_drops_behind_its_tokens_goes_by_its_name() -> None:
+    tokens = [AddedToken(name, rstrip=True, special=True) for name in ("<|end|>", "<|user|>")]
+    inner = Tokenizer.train(TEXTS, vocab_size=257).inner
+    inner.add_special_tokens(tokens)
+    made = Tokenizer(inner, end_of_text="<|endoftext|>")
+    assert vocabulary_of(made, made.vocab_size, "Phi-3-mini").model == "gpt2"
+    with pytest.raises(WakefulError, match="matches with rstrip"):
+        vocabulary_of(made, made.vocab_size, "another")
+
+
+def test_a_file_has_all_ends_and_templates_and_says_what_is_put_around_a_text(
+    tmp_path: Path,
+) -> None:
+    around = processors.TemplateProcessing(
+        single="<s> $A <|endoftext|>", special_tokens=[("<s>", 257), ("<|endoftext|>", 0)]
+    )
+    made = with_files([257, 0, 258], around)
+    path = tmp_path / "m.gguf"
+    export_gguf(decoder(made.vocab_size), path, tokenizer=made)
+    fields = gguf.GGUFReader(path).fields
+    keys = ("eos_token_id", "eot_token_id", "eom_token_id", "add_bos_token", "add_eos_token")
+    found = [fields[f"tokenizer.ggml.{key}"].contents() for key in keys]
+    assert found == [0, 257, 258, True, True]
+    assert fields["tokenizer.chat_template"].contents() == "a"
+    assert fields["tokenizer.chat_template.tool_use"].contents() == "b"

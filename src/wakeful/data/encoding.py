@@ -19,7 +19,7 @@ from wakeful.errors import WakefulError
 PIECE_CHARACTERS = 2**18  # of a long text, encoded at a time
 _PROBES = (2**8, 2**10, 2**12, 2**14)
 """Characters of a text that a tokenizer is timed on before it gets the whole."""
-_SLOWEST = 2.0
+_SLOWEST = 1.0
 """Seconds that it may take for those."""
 _MOST_GROWTH = 256
 """Characters that a normalizer or a decoder may make of one."""

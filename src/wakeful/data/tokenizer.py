@@ -192,20 +192,35 @@ class Tokenizer:
     @property
     def chat_template(self) -> str:
         """The template of conversations that lies beside it; "" where there is none."""
-        named = self.table.get("chat_template")
-        if isinstance(named, list):  # several by name, as tokenizers said them before files
-            of = {
-                each.get("name"): each.get("template") for each in named if isinstance(each, dict)
-            }
-            named = of.get("default")
-        return self.beside.get(TEMPLATE, named if isinstance(named, str) else "")
+        return self.chat_templates.get("default", "")
 
-    @functools.cached_property
+    @property
+    def chat_templates(self) -> dict[str, str]:
+        """All templates of conversations by name, the usual one as "default"."""
+        said = self.table.get("chat_template")
+        several = said if isinstance(said, list) else [{"name": "default", "template": said}]
+        texts = [each for each in several if isinstance(each, dict) and each.get("template")]
+        found = {each["name"]: each["template"] for each in texts}
+        for file, text in self.beside.items():
+            if file.endswith(".jinja"):
+                found["default" if file == TEMPLATE else Path(file).stem] = text
+        return found
+
+    @property
     def opening(self) -> list[int]:
         """What Transformers, left to itself, puts before a text here."""
+        return self._put[0]
+
+    @property
+    def closing(self) -> list[int]:
+        """What Transformers, left to itself, puts behind a text here."""
+        return self._put[1]
+
+    @functools.cached_property
+    def _put(self) -> tuple[list[int], list[int]]:
         taken, _ = self._settled()
         inner = tokenizers.Tokenizer.from_str(json.dumps(taken))
-        return opening(inner.encode("a").ids, inner.encode("a", add_special_tokens=False).ids)
+        return around(inner.encode("a").ids, inner.encode("a", add_special_tokens=False).ids)
 
     @property
     def adds_bos(self) -> bool:
@@ -225,7 +240,7 @@ class Tokenizer:
             return self
         taken, table = self._settled()
         token = self.inner.id_to_token(self.begin)
-        first, before = _around(self.inner, self.begin, None), taken["post_processor"]
+        first, before = _putting(self.inner, self.begin, None), taken["post_processor"]
         steps = {"type": "Sequence", "processors": [before, first]}
         taken["post_processor"] = steps if before else first
         return self._changed(taken, table | {"bos_token": token})
@@ -244,16 +259,10 @@ class Tokenizer:
         taken, table = self._settled()
         taken["post_processor"] = _without(self.bos, taken["post_processor"])
         beside = dict(self.beside)
-        for name, text in self.beside.items():
-            if name.endswith(".jinja"):
-                beside[name] = _without_bos(text)
-        match table.get("chat_template"):
-            case str() as one:
-                table["chat_template"] = _without_bos(one)
-            case list() as several:
-                table["chat_template"] = [
-                    each | {"template": _without_bos(each["template"])} for each in several
-                ]
+        for name, text in self.chat_templates.items():
+            file = TEMPLATE if name == "default" else f"{TEMPLATES}/{name}.jinja"
+            beside[file] = _without_bos(text)
+        table.pop("chat_template", None)
         found = self._changed(taken, table, beside)
         if found.adds_bos:
             raise WakefulError(
@@ -276,7 +285,7 @@ class Tokenizer:
                 token if flag else None
                 for flag, token in zip(flags, (self.bos, self.end), strict=True)
             ]
-            taken["post_processor"] = _around(self.inner, *put)
+            taken["post_processor"] = _putting(self.inner, *put)
         return taken, table
 
     def _changed(
@@ -415,16 +424,15 @@ def _fetched(name: str) -> Path:
         ) from error
 
 
-def opening(ids: Sequence[int], plain: Sequence[int]) -> list[int]:
-    """Return what stands in `ids` before those of the text alone."""
-    if not plain:  # where it ends and what is put behind the text begins cannot be told
-        return list(ids[:1])
+def around(ids: list[int], plain: list[int]) -> tuple[list[int], list[int]]:
+    """Return what stands in `ids` before those of the text alone, and behind them."""
     starts = range(len(ids) - len(plain) + 1)
-    found = (at for at in starts if list(ids[at : at + len(plain)]) == list(plain))
-    return list(ids[: next(found, 0)])
+    at = next((at for at in starts if ids[at : at + len(plain)] == plain), 0)
+    at = at if plain else 1  # where the one ends and the other begins cannot be told
+    return ids[:at], ids[at + len(plain) :]
 
 
-def _around(inner: tokenizers.Tokenizer, first: int | None, last: int | None) -> dict[str, Any]:
+def _putting(inner: tokenizers.Tokenizer, first: int | None, last: int | None) -> dict[str, Any]:
     """Return the post-processor that Transformers makes to put these tokens around a text."""
     begin, end = (None if token is None else inner.id_to_token(token) for token in (first, last))
     single = [begin, "$A", end]
@@ -442,6 +450,16 @@ def _without(token: int, processor: Any) -> Any:
     match processor:
         case {"type": "Sequence", "processors": parts}:
             return {**processor, "processors": [_without(token, part) for part in parts]}
+        case {"type": "BertProcessing" | "RobertaProcessing" as kind, "cls": cls, "sep": sep}:
+            if cls[1] != token:
+                return processor
+            bert, end = kind == "BertProcessing", sep[0]
+            made = processors.TemplateProcessing(
+                single=f"$A {end}",
+                pair=f"$A {end} $B:1 {end}:1" if bert else f"$A {end} {end} $B:0 {end}",
+                special_tokens=[tuple(sep)],
+            )
+            return json.loads(made.__getstate__())
         case {"type": "TemplateProcessing", "special_tokens": known}:
             special = {name for name, each in known.items() if each["ids"] == [token]}
             named = {name: _unopened(special, processor[name]) for name in ("single", "pair")}

@@ -414,7 +414,7 @@ def building_beside(folder: Path) -> Iterator[Path]:
 
 def move_in(building: Path, folder: Path, settings: dict[str, Any]) -> None:
     """Give the built folder its name in one step, once its bytes are on the disk."""
-    for path in building.iterdir():
+    for path in filter(Path.is_file, building.rglob("*")):
         with path.open("rb") as file:
             os.fsync(file.fileno())  # or a crash could leave the name without the bytes
     try:

@@ -76,7 +76,7 @@ def export_gguf(
     refuse_existing(path)
     decoder = folded(decoder)
     kind, config = stated(decoder.config)
-    vocabulary = vocabulary_of(tokenizer, config.vocab_size)
+    vocabulary = vocabulary_of(tokenizer, config.vocab_size, name or path.stem)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     with disk_errors(path), replaced(path) as part:

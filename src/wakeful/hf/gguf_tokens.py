@@ -12,7 +12,8 @@ from typing import Any
 
 from gguf import GGUFWriter, TokenType
 
-from wakeful.data.tokenizer import Tokenizer
+from wakeful.data.encoding import merges
+from wakeful.data.tokenizer import GENERATION, Tokenizer
 from wakeful.errors import WakefulError
 
 _REST = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -31,6 +32,10 @@ _SPLITS = {
 }
 """llama.cpp's name of a pattern, and of whether a word that is a token is taken before merging."""
 _SPACE = "\u2581"
+_MOST_ENDS = 3
+"""Tokens that end what a model writes, of which a file has a key for each."""
+_PHI3, _PHI3_KEPT = ("phi-3", "phi3"), {"<unk>", "<s>", "<|endoftext|>"}
+"""Models behind whose special tokens, but these, llama.cpp drops white space."""
 _RARE = -1000.0
 """The score of tokens that no merge makes."""
 
@@ -49,18 +54,20 @@ class Vocabulary:
     unknown: int | None = None
 
 
-def vocabulary_of(tokenizer: Tokenizer, size: int) -> Vocabulary:
-    """Return `size` tokens, those that the tokenizer leaves out filled up.
+def vocabulary_of(tokenizer: Tokenizer, size: int, name: str = "") -> Vocabulary:
+    """Return `size` tokens, those that the tokenizer leaves out filled up; `name` is the file's.
 
     Raises:
-        WakefulError: llama.cpp has no name for how the tokenizer cuts text, or merges otherwise.
+        WakefulError: llama.cpp has no name for how the tokenizer cuts text, merges otherwise, or
+            has no place for how it matches tokens or for what it puts around a text.
     """
+    _check_expressible(tokenizer, name)
     table = json.loads(tokenizer.inner.to_str())
     tokens, kinds = _tokens(tokenizer, size)
     if table["model"].get("type") == "BPE" and table["model"].get("byte_fallback"):
         return _sentencepiece(table, tokens, kinds)
-    merges = [" ".join(pair) for pair in _merges(table)] if _is_bpe(table) else []
-    return Vocabulary("gpt2", _pattern(table), tokens, kinds, merges)
+    pairs = [" ".join(pair) for pair in merges(table["model"])] if _is_bpe(table) else []
+    return Vocabulary("gpt2", _pattern(table), tokens, kinds, pairs)
 
 
 def add_vocabulary(writer: GGUFWriter, vocabulary: Vocabulary, tokenizer: Tokenizer) -> None:
@@ -77,14 +84,48 @@ def add_vocabulary(writer: GGUFWriter, vocabulary: Vocabulary, tokenizer: Tokeni
         writer.add_add_space_prefix(vocabulary.space_prefix)
     if vocabulary.unknown is not None:
         writer.add_unk_token_id(vocabulary.unknown)
-    writer.add_eos_token_id(tokenizer.end_of_text)
+    for add, token in zip(
+        (writer.add_eos_token_id, writer.add_eot_token_id, writer.add_eom_token_id),
+        _ends(tokenizer), strict=False,
+    ):  # fmt: skip
+        add(token)
     if tokenizer.bos is not None:
         writer.add_bos_token_id(tokenizer.bos)
     if tokenizer.pad is not None:
         writer.add_pad_token_id(tokenizer.pad)
-    writer.add_add_bos_token(tokenizer.adds_bos)
-    if tokenizer.chat_template:
-        writer.add_chat_template(tokenizer.chat_template)
+    writer.add_add_bos_token(bool(tokenizer.opening))
+    writer.add_add_eos_token(bool(tokenizer.closing))
+    named = tokenizer.chat_templates.items()
+    writer.add_chat_template([{"name": name, "template": text} for name, text in named])
+
+
+def _ends(tokenizer: Tokenizer) -> list[int]:
+    """Return the tokens that end what a model writes, the tokenizer's first."""
+    said = json.loads(tokenizer.beside.get(GENERATION, "{}")).get("eos_token_id")
+    named = said if isinstance(said, list) else [] if said is None else [said]
+    return list(dict.fromkeys([tokenizer.end_of_text, *named]))
+
+
+def _check_expressible(tokenizer: Tokenizer, name: str) -> None:
+    added = tokenizer.inner.get_added_tokens_decoder().values()
+    stripped = {token.content for token in added if token.rstrip}
+    special = {token.content for token in added if token.special or token.content == "</s>"}
+    if any(each in name.lower() for each in _PHI3) and stripped == special - _PHI3_KEPT:
+        stripped = set()  # which llama.cpp knows of models of that name
+    for token in added:
+        for how in ("lstrip", "rstrip", "single_word"):
+            if getattr(token, how) and (how != "rstrip" or token.content in stripped):
+                raise _lacks(f"the token {token.content!r} that matches with {how}")
+    if tokenizer.opening not in ([], [tokenizer.bos]):
+        raise _lacks(f"{tokenizer.opening}, which are put before a text and are not BOS alone")
+    if tokenizer.closing not in ([], [tokenizer.end_of_text]):
+        raise _lacks(f"{tokenizer.closing}, which are put behind a text and are not its end alone")
+    if len(_ends(tokenizer)) > _MOST_ENDS:
+        raise _lacks(f"{len(_ends(tokenizer))} tokens that end what the model writes")
+
+
+def _lacks(what: str) -> WakefulError:
+    return WakefulError(f"a GGUF file has no place for {what}; export a folder instead")
 
 
 def _tokens(tokenizer: Tokenizer, size: int) -> tuple[list[str], list[TokenType]]:
@@ -96,8 +137,10 @@ def _tokens(tokenizer: Tokenizer, size: int) -> tuple[list[str], list[TokenType]
         token = inner.id_to_token(number)
         if token is None:
             kind = TokenType.UNUSED
+        elif number in tokenizer.special_tokens:
+            kind = TokenType.CONTROL
         elif number in added:
-            kind = TokenType.CONTROL if added[number].special else TokenType.USER_DEFINED
+            kind = TokenType.USER_DEFINED
         else:
             kind = TokenType.NORMAL
         tokens.append(f"[PAD{number}]" if token is None else token)
@@ -107,12 +150,6 @@ def _tokens(tokenizer: Tokenizer, size: int) -> tuple[list[str], list[TokenType]
 
 def _is_bpe(table: dict[str, Any]) -> bool:
     return table["model"].get("type") == "BPE"
-
-
-def _merges(table: dict[str, Any]) -> list[tuple[str, str]]:
-    merges = table["model"]["merges"]
-    pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in merges)
-    return [(left, right) for left, right in pairs]
 
 
 def _steps(step: dict[str, Any] | None, inside: str) -> list[dict[str, Any]]:
@@ -159,17 +196,17 @@ def _isolates(split: dict[str, Any]) -> bool:
 
 
 def _sentencepiece(table: dict[str, Any], tokens: list[str], kinds: list[TokenType]) -> Vocabulary:
-    merges = _merges(table)
+    joins = merges(table["model"])
     plain = {token for token, kind in zip(tokens, kinds, strict=True) if kind is TokenType.NORMAL}
     bytes_ = {f"<0x{byte:02X}>" for byte in range(256)}
     unknown = table["model"].get("unk_token")
     if not bytes_ <= plain:
         raise _unlike("a token for some byte is missing")
-    made = [left + right for left, right in merges if left + right in plain]
+    made = [left + right for left, right in joins if left + right in plain]
     order = [token for token, _ in itertools.groupby(made)]
     if len(order) != len(set(order)):
         raise _unlike("two tokens' merges take turns")
-    pairs = set(merges)
+    pairs = set(joins)
     for token in plain - bytes_:
         for place in range(1, len(token)):
             left, right = token[:place], token[place:]

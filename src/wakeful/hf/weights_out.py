@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from wakeful.config.model import ModelConfig
-from wakeful.data.tokenizer import BESIDE, CONFIG, GENERATION, TEMPLATES, Tokenizer, opening
+from wakeful.data.tokenizer import BESIDE, CONFIG, GENERATION, TEMPLATES, Tokenizer, around
 from wakeful.errors import WakefulError
 from wakeful.hf.code import AUTO_MAP, write_code
 from wakeful.hf.configuration import WakefulConfig
@@ -234,11 +234,12 @@ def readable(tokenizer: Tokenizer, config: PreTrainedConfig) -> Tokenizer | None
                 found = AutoTokenizer.from_pretrained(
                     folder, local_files_only=True, trust_remote_code=False
                 )
-                first = opening(found.encode("a"), found.encode("a", add_special_tokens=False))
+                plain = found.encode("a", add_special_tokens=False)
+                put = around(found.encode("a"), plain)
             except Exception:  # Transformers raises nothing narrower
                 continue
         described = _described(found.backend_tokenizer)
-        if first == tokenizer.opening and expected.items() <= described.items():
+        if put == (tokenizer.opening, tokenizer.closing) and expected.items() <= described.items():
             return each
     return None
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from wakeful.data.tokenizer import GENERATION, Tokenizer
+from wakeful.data.tokenizer import CONFIG, GENERATION, Tokenizer
 from wakeful.device import DTYPES, choose_device
 from wakeful.errors import WakefulError, nearest, nearest_path
 from wakeful.hf.configuration import WakefulConfig
@@ -108,7 +108,7 @@ def load(
     """
     if isinstance(what, Model):
         return what
-    given = Tokenizer.load(tokenizer) if isinstance(tokenizer, str | Path) else tokenizer
+    given = _given(tokenizer)
     if isinstance(what, nn.Module):
         return _in_memory(what, given, max_length)
     model = _read(
@@ -123,6 +123,7 @@ def load(
 def read_decoder(
     source: str | Path,
     *,
+    tokenizer: "AnyTokenizer | str | Path | None" = None,
     dtype: torch.dtype | str = torch.float32,
     device: str | torch.device = "cpu",
     max_length: int = 0,
@@ -139,7 +140,7 @@ def read_decoder(
             logits than Transformers.
     """
     return _read(
-        place_of(source), _device(device), _dtype(dtype), step, max_length, None,
+        place_of(source), _device(device), _dtype(dtype), step, max_length, _given(tokenizer),
         trust_remote_code=False, ours=True,
     )  # fmt: skip
 
@@ -184,13 +185,21 @@ def _read(
             read_generation(place.path, GENERATION)
         found = _transformers(place, device, dtype, max_length, trust_remote_code, strict=ours)
     read = found.pop("read")
-    model = Model(read_tokenizer=(lambda: tokenizer) if tokenizer else read, **found)
-    return model.converted(max_length) if ours else model
+    model = Model(read_tokenizer=read if tokenizer is None else lambda: tokenizer, **found)
+    return model.converted() if ours else model
 
 
 def is_own_gguf(place: Place) -> bool:
     """Whether a place is a GGUF file that wakeful wrote."""
     return place.kind == "gguf" and described(place.path) is not None
+
+
+def _given(tokenizer: "AnyTokenizer | str | Path | None") -> AnyTokenizer | None:
+    """Return a tokenizer, read from where it lies: by Transformers, if it was written for it."""
+    if not isinstance(tokenizer, str | Path):
+        return tokenizer
+    theirs = os.path.isfile(Path(tokenizer) / CONFIG)
+    return _stock_tokenizer(Path(tokenizer)) if theirs else Tokenizer.load(tokenizer)
 
 
 def check_step(place: Place, step: int) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from wakeful.data.encoding import Encoder
-from wakeful.data.tokenizer import GENERATION, StreamDecoder, Tokenizer, beside_of, opening
+from wakeful.data.tokenizer import CONFIG, GENERATION, StreamDecoder, Tokenizer, around, beside_of
 from wakeful.errors import WakefulError
 from wakeful.hf.agreement import Agreement, agreement
 from wakeful.hf.weights_in import decoder_of
@@ -121,11 +121,11 @@ class Model:
                 return table
         elif isinstance(tokenizer, Tokenizer):
             return json.loads(tokenizer.beside.get(GENERATION, "{}"))
-        elif self.path is not None and (self.path / "config.json").is_file():
-            beside = beside_of(self.path)
+        elif self.path is not None:
+            beside, file = beside_of(self.path), self.path / "config.json"
             if GENERATION in beside:
                 return json.loads(beside[GENERATION])
-            table = json.loads((self.path / "config.json").read_text("utf-8"))
+            table = json.loads(file.read_text("utf-8")) if file.is_file() else {}
         ends = table.get("eos_token_id")
         return {} if ends in (None, self.end) else {"eos_token_id": ends}
 
@@ -139,7 +139,8 @@ class Model:
         if isinstance(tokenizer, Tokenizer):
             found = tokenizer.opening
         else:
-            found = opening(tokenizer.encode("a"), tokenizer.encode("a", add_special_tokens=False))
+            plain = tokenizer.encode("a", add_special_tokens=False)
+            found, _ = around(tokenizer.encode("a"), plain)
         own = as_decoder(self.module)
         if own is None:  # what of Transformers' has parts is our own class
             parts = getattr(self.module.config, "parts", {})
@@ -266,14 +267,13 @@ class Model:
         """
         return self._converted.module  # pyright: ignore[reportReturnType]
 
-    def converted(self, max_length: int = 0) -> "Model":
-        """Return the model whose module is our decoder: see `decoder`.
-
-        A `max_length` that is not 0 is its context.
-        """
+    def converted(self) -> "Model":
+        """Return the model whose module is our decoder: see `decoder`."""
         if as_decoder(self.module) is not None:
             return self
-        decoder = decoder_of(self.module, max_length)
+        config: Any = self.module.config.get_text_config()  # pyright: ignore
+        whole = getattr(config, "max_position_embeddings", None) or 0
+        decoder = decoder_of(self.module, self.context if self.context < whole else 0)
         return dataclasses.replace(
             self, module=decoder, context=decoder.config.context, architecture="wakeful decoder",
             agreement=agreement(self.module, decoder),  # pyright: ignore[reportArgumentType]
@@ -378,6 +378,10 @@ class Model:
             tokenizer.save(folder)
             return
         tokenizer.save_pretrained(folder)
+        if self.context < tokenizer.model_max_length:
+            table = json.loads((folder / CONFIG).read_text("utf-8"))
+            text = json.dumps(table | {"model_max_length": self.context}, indent=2)
+            (folder / CONFIG).write_text(text + "\n", "utf-8")
         if self.generation:
             text = json.dumps(self.generation, indent=2) + "\n"
             (folder / GENERATION).write_text(text, "utf-8")

@@ -14,7 +14,9 @@ import torch
 
 from wakeful.config.schema import Config, config_to_toml
 from wakeful.config.tables import to_table
+from wakeful.data.mixture import MixedData
 from wakeful.data.order import Batches, ValidationWindows
+from wakeful.data.tokenizer import Tokenizer
 from wakeful.data.tokens import Data
 from wakeful.device import choose_device, rough_seconds
 from wakeful.display import Display, Silent, duration
@@ -37,6 +39,7 @@ from wakeful.training.records import check_rows, check_same_data, data_facts, re
 from wakeful.training.setup import (
     admit_parts,
     autocast,
+    bos_of,
     check_parts,
     check_prepared,
     load_data,
@@ -229,10 +232,21 @@ def _create(
         new.write_text("config.toml", config_to_toml(config))
         new.write_json("environment.json", machine)
         new.write_json("data.json", data_facts(data))
-        tokenizer = data.tokenizer
-        (tokenizer.beginning() if config.data.bos else tokenizer).save(new.path)
+        _as_trained(config, data).save(new.path)
         if initial is not None:
             checkpoint.save(new.checkpoints, decoder, optimizer, checkpoint.Progress(), keep=1)
+
+
+def _as_trained(config: Config, data: Data) -> Tokenizer:
+    """Return the tokenizer as one that, left to itself, begins a text as training did.
+
+    Documents that a model wrote hold the beginnings that it gave them.
+    """
+    tokenizer, parts = data.tokenizer, data.parts if isinstance(data, MixedData) else [data]
+    if bos_of(config, data) is not None:
+        return tokenizer.beginning()
+    written = any("sampled" in part.info for part in parts)
+    return tokenizer if written or not tokenizer.adds_bos else tokenizer.without_bos()
 
 
 def _continued(

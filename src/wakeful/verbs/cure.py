@@ -3,6 +3,7 @@
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -190,7 +191,7 @@ def cure(
 
     Args:
         model: a name, a path, what `wakeful.load` returned, or a module in memory.
-        tokenizer: of a module in memory.
+        tokenizer: in place of the model's own, or a module's; a path of one, too.
         shown: how to show progress; None is a bar where there is a terminal.
         options: `CureOptions`, whose fields are keyword arguments too.
         given: those fields.
@@ -294,9 +295,12 @@ def _unbegun(loaded: Model) -> Callable[[], AnyTokenizer]:
     Raises:
         WakefulError: the tokenizer or its chat template begins a text with BOS in another way.
     """
-    tokenizer = loaded.own_tokenizer.without_bos()
-    turn = user_turn(tokenizer, otherwise="give the model one without BOS")
-    if turn is not None and tokenizer.bos in turn.before:
+    tokenizer, turn = loaded.own_tokenizer.without_bos(), None
+    with suppress(WakefulError):  # a template without a user's turn stays as it is
+        turn = user_turn(tokenizer)
+    # Some mark every turn with the token that is also named BOS, as SmolLM2's does.
+    first, rest = ([], []) if turn is None else (turn.before[:1], turn.before[1:] + turn.after)
+    if first == [tokenizer.bos] and tokenizer.bos not in rest:
         raise WakefulError(
             f"the chat template of {loaded.name} writes BOS by its name, which stands before every "
             "text of a cured model already: have it write bos_token"

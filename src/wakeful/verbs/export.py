@@ -43,7 +43,7 @@ def export(
         model: a name, a path, what `wakeful.load` returned, or a module in memory.
         folder: must not exist. A name that ends in .gguf is a file for llama.cpp, which holds stock
             architectures.
-        tokenizer: of a module in memory.
+        tokenizer: in place of the model's own, or a module's; a path of one, too.
         shown: how to show progress; None is a bar where there is a terminal.
         options: `ExportOptions`, whose fields are keyword arguments too.
         given: those fields.
@@ -65,6 +65,11 @@ def export(
     if layers and folder.suffix != ".gguf":
         stock = _stock_folder(model, wanted.step)
     if stock is not None:
+        if tokenizer is not None:
+            raise WakefulError(
+                "a tokenizer is given, and what stays of a folder whose layers are left out is "
+                "copied: leave it out, or export the result with it"
+            )
         if wanted.dtype != ExportOptions.dtype:
             raise WakefulError(
                 f"dtype = {wanted.dtype}: the layers that stay are copied as they are stored"
@@ -73,7 +78,7 @@ def export(
         card = shortened_card(folder.name, name_of(model), command, kind, layers)
         return drop_layers(stock, layers, folder, card=card)
     if isinstance(model, str | Path):
-        found = read_decoder(model, dtype=dtype, step=wanted.step)
+        found = read_decoder(model, tokenizer=tokenizer, dtype=dtype, step=wanted.step)
     elif wanted.step:
         raise WakefulError(f"step = {wanted.step} is for a run, and this model is in memory")
     else:

@@ -155,7 +155,7 @@ def inherit(
     Args:
         reference: a name, a path, what `wakeful.load` returned, or a module in memory, which is
             exported into the folder so that the work can be resumed.
-        tokenizer: of a module in memory.
+        tokenizer: in place of the reference's own, or a module's; a path of one, too.
         shown: how to show progress; None is a bar where there is a terminal.
         options: `InheritOptions`, whose fields and short names are keyword arguments too.
         given: those fields; `resume` names a folder to go on with, beside which `figures` may be.
@@ -288,7 +288,7 @@ def _reference(
 ) -> tuple[Model, str]:
     """Return the reference and where a resumed inheritance will find it."""
     show.note(f"loading {name_of(source)}")
-    if isinstance(source, str | Path):
+    if isinstance(source, str | Path) and tokenizer is None:
         return as_ours(read_decoder(source), show), str(source)
     model = load(source, tokenizer=tokenizer)
     if model.is_quantized:
@@ -298,10 +298,13 @@ def _reference(
     # A user's own module stays as and where it is; a path is read in float32, and so when resumed.
     if decoder is given or decoder.head.weight.dtype != torch.float32:
         model = dataclasses.replace(model, module=copy.deepcopy(decoder).float().eval())
-    # What teaches heirs and what is resumed from is read again: it must be these weights.
+    # What teaches heirs and what is resumed from is read again: it must be these weights, this
+    # context and this tokenizer.
     if model.path is not None and not model.step:
-        stored = read_decoder(model.path).decoder()
-        if digest_of(stored) == digest_of(model.decoder()):
+        stored = read_decoder(model.path)
+        same = digest_of(stored.decoder()) == digest_of(model.decoder())
+        files = stored.own_tokenizer.fingerprint == model.own_tokenizer.fingerprint
+        if same and files and stored.context == model.context:
             return model, str(model.path)
     return dataclasses.replace(model, path=None), str((out / REFERENCE).absolute())
 
