@@ -10,8 +10,8 @@ import torch
 from benchmarks.resident import forget_peak, resident
 from benchmarks.timing import Ratio
 from wakeful.config.model import ModelConfig
-from wakeful.growth.inherit import inherit
-from wakeful.growth.layers import first
+from wakeful.heirs.inherit import inherit
+from wakeful.heirs.layers import first
 from wakeful.model.decoder import Decoder, without_matrices
 from wakeful.model.initialize import set_parameter
 from wakeful.quant import quantize

@@ -23,7 +23,7 @@ from wakeful.training.loop import train as train_into
 __all__ = ["llama", "text"]
 SOURCE = Path(wakeful.__file__).parent
 ROOMS = ["wakeful", *(f"wakeful.{room}" for room in (
-    "config", "data", "depth", "evaluation", "growth", "hf", "loading", "model", "normalizers",
+    "config", "data", "depth", "evaluation", "heirs", "hf", "loading", "model", "normalizers",
     "norms", "optim", "placements", "probes", "quant", "ropes", "routes", "surgery", "verbs",
 ))]  # fmt: skip
 
@@ -109,7 +109,7 @@ def test_a_name_that_is_a_submodules_too_is_the_function_in_any_order() -> None:
         "        os._exit(not good)\n"
         "    print(first, os.waitpid(child, 0)[1])\n"
     )
-    names = ("wakeful.model.generate", "wakeful.loading.load", "wakeful.growth.inherit")
+    names = ("wakeful.model.generate", "wakeful.loading.load", "wakeful.heirs.inherit")
     assert in_fresh_process(program, *names).splitlines() == [f"{name} 0" for name in names]
 
 

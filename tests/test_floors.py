@@ -31,7 +31,7 @@ FLOORS = (
     ("hf",),
     ("loading",),
     ("training",),
-    ("evaluation", "growth"),
+    ("evaluation", "heirs"),
     ("comparison",),
     ("pages",),
     ("verbs",),

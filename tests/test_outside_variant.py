@@ -19,8 +19,8 @@ from wakeful.config.schema import config_from_table, config_to_table
 from wakeful.config.tables import Table
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
-from wakeful.growth.inherit import inherit
-from wakeful.growth.layers import LayerMap
+from wakeful.heirs.inherit import inherit
+from wakeful.heirs.layers import LayerMap
 from wakeful.hf.weights_out import export
 from wakeful.loading.load import load
 from wakeful.model.decoder import Decoder, admit

@@ -25,7 +25,7 @@ from wakeful.config.schema import Config, config_to_toml
 from wakeful.config.tables import presets
 from wakeful.config.verbs import SHORT, InheritOptions
 from wakeful.errors import WakefulError
-from wakeful.growth.baselines import BASELINES
+from wakeful.heirs.baselines import BASELINES
 from wakeful.plugins import added, verb_of
 from wakeful.runs.run import Run
 from wakeful.variants import catalog as imported_catalog

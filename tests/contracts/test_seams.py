@@ -17,8 +17,8 @@ from contracts import test_variants_contract as contract
 from helpers import gradients, rivals, some_tokens, tiny_config, tiny_decoder
 from hf.models import padded, pair
 from wakeful.errors import WakefulError
-from wakeful.growth.inherit import inherit
-from wakeful.growth.layers import first
+from wakeful.heirs.inherit import inherit
+from wakeful.heirs.layers import first
 from wakeful.hf.modeling import WakefulForCausalLM
 from wakeful.model.attention import DotProduct, Flow
 from wakeful.model.block import Block, ParallelBlock

@@ -14,8 +14,8 @@ from wakeful.config.model import ModelConfig
 from wakeful.config.tables import from_table
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
-from wakeful.growth.inherit import inherit
-from wakeful.growth.layers import first
+from wakeful.heirs.inherit import inherit
+from wakeful.heirs.layers import first
 from wakeful.hf.weights_out import export
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder

@@ -10,9 +10,9 @@ from transformers import AutoModelForCausalLM
 from helpers import some_tokens
 from hf.test_weights_in import MODELS, random_model
 from wakeful.data.tokenizer import Tokenizer
-from wakeful.growth.bridge import bridge
-from wakeful.growth.inherit import inherit
-from wakeful.growth.layers import chosen
+from wakeful.heirs.bridge import bridge
+from wakeful.heirs.inherit import inherit
+from wakeful.heirs.layers import chosen
 from wakeful.hf.weights_in import decoder_of
 from wakeful.hf.weights_out import export
 from wakeful.model.decoder import Decoder

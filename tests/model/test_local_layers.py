@@ -11,8 +11,8 @@ from helpers import EXAMPLES, some_tokens, tiny_config, tiny_decoder
 from wakeful.config.model import ModelConfig
 from wakeful.config.tables import from_table, to_table
 from wakeful.errors import WakefulError
-from wakeful.growth.inherit import grow, inherit
-from wakeful.growth.layers import chosen
+from wakeful.heirs.inherit import grow, inherit
+from wakeful.heirs.layers import chosen
 from wakeful.probes import AttentionEvent
 from wakeful.probes.streaming import head_weights
 from wakeful.probes.watch import DecoderSource

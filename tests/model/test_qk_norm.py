@@ -7,7 +7,7 @@ from torch.testing import assert_close
 from helpers import EIGHT_BITS, some_tokens, tiny_config, tiny_decoder, with_eight_bits
 from wakeful.config.schema import WidthConfig
 from wakeful.errors import WakefulError
-from wakeful.growth.narrow import narrow
+from wakeful.heirs.narrow import narrow
 from wakeful.hf import as_transformers
 from wakeful.model.lora import adapt
 from wakeful.quant import quantize, quantized_layers

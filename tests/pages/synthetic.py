@@ -13,7 +13,7 @@ import torch
 from wakeful.config.tables import to_table
 from wakeful.evaluation.damage import Damage
 from wakeful.evaluation.diagnosis import Diagnosis
-from wakeful.growth.outcome import (
+from wakeful.heirs.outcome import (
     Arm,
     Behind,
     Choice,
@@ -26,7 +26,7 @@ from wakeful.growth.outcome import (
     Summary,
     Text,
 )
-from wakeful.growth.recipe import Recipe
+from wakeful.heirs.recipe import Recipe
 from wakeful.probes.base import SCHEMA
 from wakeful.probes.patterns import FirstAttention
 from wakeful.quant import parse_scheme

@@ -16,8 +16,8 @@ from wakeful.config.schema import BridgeConfig, DataConfig, SampleConfig, WidthC
 from wakeful.config.tables import to_table
 from wakeful.config.verbs import CureOptions, InheritOptions, QuantizeOptions
 from wakeful.estimates import with_error
-from wakeful.growth.baselines import BASELINES
-from wakeful.growth.narrow import Kept
+from wakeful.heirs.baselines import BASELINES
+from wakeful.heirs.narrow import Kept
 from wakeful.pages.card import _flags, command_of
 from wakeful.pages.lineage import narrowed
 from wakeful.runs.run import Run

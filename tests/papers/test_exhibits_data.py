@@ -15,8 +15,8 @@ from wakeful.config.verbs import LENGTH, inherit_options
 from wakeful.data.mixture import mixture_of
 from wakeful.device import H100
 from wakeful.errors import WakefulError
-from wakeful.growth.baselines import Setting, baseline_of
-from wakeful.growth.layers import first, last
+from wakeful.heirs.baselines import Setting, baseline_of
+from wakeful.heirs.layers import first, last
 from wakeful.model.decoder import Decoder
 from wakeful.training.setup import load_data
 from wakeful.training.size import operations_of, parameters_of, size_of

@@ -19,7 +19,7 @@ from wakeful.cli import main
 from wakeful.config.schema import Config, DataConfig
 from wakeful.errors import Diverged, WakefulError
 from wakeful.evaluation.scores import Score
-from wakeful.growth.outcome import read_inheritance
+from wakeful.heirs.outcome import read_inheritance
 from wakeful.runs.run import Run
 from wakeful.training import cluster
 from wakeful_papers import reproduce

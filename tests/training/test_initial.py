@@ -16,8 +16,8 @@ from wakeful.data.order import Batches, ValidationWindows
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.display import Silent
 from wakeful.errors import Interrupted, WakefulError
-from wakeful.growth.inherit import inherit
-from wakeful.growth.layers import first
+from wakeful.heirs.inherit import inherit
+from wakeful.heirs.layers import first
 from wakeful.hf.weights_out import export
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder

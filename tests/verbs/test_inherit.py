@@ -23,7 +23,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from growth.heirs import SMALL, reference, text, trained
+from heirs.references import SMALL, reference, text, trained
 from test_cli import fails
 from training.runs import tiny
 from training.test_cluster import stand_in
@@ -36,15 +36,15 @@ from wakeful.data.preparing import prepared
 from wakeful.data.tokens import PreparedData, is_prepared
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.estimates import paired_ratio, with_error
-from wakeful.growth import arms
-from wakeful.growth.arms import arms_of, read_recipe
-from wakeful.growth.bridge import gaps
-from wakeful.growth.layers import LayerMap, written
-from wakeful.growth.outcome import Behind, read_inheritance
-from wakeful.growth.plan import Cost, measure_costs
-from wakeful.growth.recipe import Recipe
-from wakeful.growth.solving import beginning, solved_on
-from wakeful.growth.stream import Stream
+from wakeful.heirs import arms
+from wakeful.heirs.arms import arms_of, read_recipe
+from wakeful.heirs.bridge import gaps
+from wakeful.heirs.layers import LayerMap, written
+from wakeful.heirs.outcome import Behind, read_inheritance
+from wakeful.heirs.plan import Cost, measure_costs
+from wakeful.heirs.recipe import Recipe
+from wakeful.heirs.solving import beginning, solved_on
+from wakeful.heirs.stream import Stream
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import initialize
@@ -660,7 +660,7 @@ def test_a_baseline_of_the_users_own_module(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "own_start.py").write_text(
-        "from wakeful.growth.layers import LayerMap\n\n\n"
+        "from wakeful.heirs.layers import LayerMap\n\n\n"
         "def backwards(setting, *, last=3):\n"
         '    """The last layers, turned around."""\n'
         "    return setting.inherit(LayerMap((last, last - 1), 'backwards'))\n"

@@ -62,7 +62,7 @@ def _arguments(found: ast.arguments) -> Iterator[str]:
 
 def baselines() -> Iterator[str]:
     """Yield the starts that an heir may be compared with, as their table's source names them."""
-    source = (resources.files("wakeful") / "growth" / "baselines.py").read_text("utf-8")
+    source = (resources.files("wakeful") / "heirs" / "baselines.py").read_text("utf-8")
     table = dict(_assigned(ast.parse(source)))["BASELINES"]
     assert isinstance(table, ast.Dict)
     for key, value in zip(table.keys, table.values, strict=True):

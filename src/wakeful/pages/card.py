@@ -12,11 +12,11 @@ from wakeful.config.tables import from_table, read_table, to_table
 from wakeful.config.verbs import InheritOptions
 from wakeful.errors import WakefulError
 from wakeful.estimates import with_error
-from wakeful.growth.baselines import BASELINES, Baseline
-from wakeful.growth.bridge import Bridged
-from wakeful.growth.layers import written
-from wakeful.growth.narrow import kept_by
-from wakeful.growth.recipe import Recipe
+from wakeful.heirs.baselines import BASELINES, Baseline
+from wakeful.heirs.bridge import Bridged
+from wakeful.heirs.layers import written
+from wakeful.heirs.narrow import kept_by
+from wakeful.heirs.recipe import Recipe
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.loading.load import place_of
 from wakeful.loading.model import Model

@@ -8,8 +8,8 @@ import altair as alt
 import polars as pl
 
 from wakeful.estimates import mean_and_error, with_error
-from wakeful.growth.layers import written
-from wakeful.growth.outcome import (
+from wakeful.heirs.layers import written
+from wakeful.heirs.outcome import (
     Arm,
     Behind,
     Footprint,

@@ -1,9 +1,9 @@
 """How an heir was made and trained, in sentences that its page and its model card share."""
 
 from wakeful.config.schema import BridgeConfig, DistillConfig, HealConfig, LoraConfig
-from wakeful.growth.bridge import Bridged
-from wakeful.growth.layers import written
-from wakeful.growth.narrow import Kept
+from wakeful.heirs.bridge import Bridged
+from wakeful.heirs.layers import written
+from wakeful.heirs.narrow import Kept
 
 _MAPS = {
     "output": "a matrix on its feed-forward network's output, folded into W_down (ReplaceMe, arXiv "

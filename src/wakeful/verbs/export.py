@@ -10,8 +10,8 @@ import torch
 from wakeful.config.verbs import ExportOptions
 from wakeful.display import Shown
 from wakeful.errors import WakefulError
-from wakeful.growth.inherit import inherit
-from wakeful.growth.layers import chosen, numbered, written
+from wakeful.heirs.inherit import inherit
+from wakeful.heirs.layers import chosen, numbered, written
 from wakeful.hf.dropping import check_order, drop_layers
 from wakeful.hf.gguf_out import export_gguf
 from wakeful.hf.weights_out import export as write

@@ -22,12 +22,12 @@ from wakeful.device import choose_device
 from wakeful.display import Display, Shown, usual
 from wakeful.errors import WakefulError
 from wakeful.estimates import finite
-from wakeful.growth.arms import arms_of, read_recipe
-from wakeful.growth.baselines import baseline_of, check_baselines
-from wakeful.growth.inherit import departures
-from wakeful.growth.layers import Diagnosed, LayerMap
-from wakeful.growth.mergekit import FILE, check_mergeable, merged_from, passthrough
-from wakeful.growth.outcome import (
+from wakeful.heirs.arms import arms_of, read_recipe
+from wakeful.heirs.baselines import baseline_of, check_baselines
+from wakeful.heirs.inherit import departures
+from wakeful.heirs.layers import Diagnosed, LayerMap
+from wakeful.heirs.mergekit import FILE, check_mergeable, merged_from, passthrough
+from wakeful.heirs.outcome import (
     REFERENCE,
     Choice,
     Reference,
@@ -42,8 +42,8 @@ from wakeful.growth.outcome import (
     over_seeds,
     read_inheritance,
 )
-from wakeful.growth.outcome import Text as TrainingText
-from wakeful.growth.plan import (
+from wakeful.heirs.outcome import Text as TrainingText
+from wakeful.heirs.plan import (
     Cost,
     doubts,
     lasting,
@@ -54,10 +54,10 @@ from wakeful.growth.plan import (
     steps_within,
     with_steps,
 )
-from wakeful.growth.reading import diagnosed_layers, evaluated, prepared_text
-from wakeful.growth.recipe import Recipe
-from wakeful.growth.rounds import carry_out
-from wakeful.growth.stages import Outcome, check_stages
+from wakeful.heirs.reading import diagnosed_layers, evaluated, prepared_text
+from wakeful.heirs.recipe import Recipe
+from wakeful.heirs.rounds import carry_out
+from wakeful.heirs.stages import Outcome, check_stages
 from wakeful.hf.agreement import Agreement
 from wakeful.hf.weights_out import export
 from wakeful.loading.load import load, read_decoder

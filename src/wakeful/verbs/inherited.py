@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from wakeful.growth.baselines import folder_of
-from wakeful.growth.outcome import REFERENCE, Summary, read_inheritance
+from wakeful.heirs.baselines import folder_of
+from wakeful.heirs.outcome import REFERENCE, Summary, read_inheritance
 from wakeful.runs.run import Run
 from wakeful.verbs.result import Source
 

@@ -9,7 +9,7 @@ import polars as pl
 from wakeful.comparison.figures import DAMAGE, DOMAIN, INCREASE, PLAIN, figure
 from wakeful.comparison.reading import TrainedRun
 from wakeful.comparison.tables import training_rows
-from wakeful.growth.outcome import Arm
+from wakeful.heirs.outcome import Arm
 from wakeful.probes.base import Frame, block_outputs
 
 Curve = tuple[np.ndarray, np.ndarray]

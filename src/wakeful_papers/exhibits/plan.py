@@ -23,7 +23,7 @@ from wakeful.config.schema import (
 from wakeful.config.tables import Table, from_table, merged, nested, on_preset, own_table, to_table
 from wakeful.config.verbs import LENGTH
 from wakeful.errors import WakefulError
-from wakeful.growth.baselines import baseline_of
+from wakeful.heirs.baselines import baseline_of
 from wakeful.training.size import BYTES_A_PARAMETER, BYTES_A_WEIGHT, Size, size_of, tokens_of
 from wakeful_papers.exhibits.exhibit import SCALES, Exhibit, Existing, Heirs, Scale
 

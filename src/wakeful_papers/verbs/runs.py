@@ -21,7 +21,7 @@ from wakeful.errors import Diverged, Interrupted, WakefulError
 from wakeful.evaluation.diagnosis import sequences_of
 from wakeful.evaluation.examine import look, stretches
 from wakeful.evaluation.reading import fingerprint, words_of
-from wakeful.growth.outcome import read_inheritance
+from wakeful.heirs.outcome import read_inheritance
 from wakeful.loading.load import load, read_decoder
 from wakeful.loading.model import Model
 from wakeful.probes.attention import Importance, Leading

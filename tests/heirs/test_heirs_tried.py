@@ -6,11 +6,11 @@ import torch
 from helpers import some_tokens, tiny_decoder
 from wakeful.config.schema import BridgeConfig
 from wakeful.errors import WakefulError
-from wakeful.growth import choice
-from wakeful.growth.bridge import bridge
-from wakeful.growth.choice import bridged_losses
-from wakeful.growth.inherit import inherit
-from wakeful.growth.layers import Diagnosed, LayerMap, choose, ordered
+from wakeful.heirs import choice
+from wakeful.heirs.bridge import bridge
+from wakeful.heirs.choice import bridged_losses
+from wakeful.heirs.inherit import inherit
+from wakeful.heirs.layers import Diagnosed, LayerMap, choose, ordered
 
 TEXT = some_tokens(9, 13)
 

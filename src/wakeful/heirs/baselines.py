@@ -16,9 +16,9 @@ from wakeful.config.model import ModelConfig
 from wakeful.config.schema import WidthConfig
 from wakeful.config.verbs import Copy
 from wakeful.errors import WakefulError
-from wakeful.growth.inherit import inherit, target_config
-from wakeful.growth.layers import LayerMap, alternate, first, last, middle, twice
-from wakeful.growth.narrow import narrow_config
+from wakeful.heirs.inherit import inherit, target_config
+from wakeful.heirs.layers import LayerMap, alternate, first, last, middle, twice
+from wakeful.heirs.narrow import narrow_config
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import initialize
 from wakeful.variants import build_call
@@ -41,7 +41,7 @@ class Setting:
     copy: Copy = "all"
     """What of a block the heir takes."""
     narrowed: Callable[[WidthConfig], Decoder] | None = None
-    """Returns the reference with these shares of heads and channels; see `growth.narrow`."""
+    """Returns the reference with these shares of heads and channels; see `heirs.narrow`."""
 
     @property
     def num_layers(self) -> int:
@@ -338,7 +338,7 @@ def baseline_of(expression: str, *, imports: bool = False) -> Baseline:
     Raises:
         WakefulError: see `wakeful.variants.build_call`.
     """
-    call = build_call("baseline", BASELINES, expression, folder="growth", imports=imports)
+    call = build_call("baseline", BASELINES, expression, folder="heirs", imports=imports)
     if isinstance(call.func, Baseline):
         return call.func
     return Baseline((inspect.getdoc(call.func) or expression).split("\n", 1)[0], call)

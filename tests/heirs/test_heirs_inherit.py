@@ -9,8 +9,8 @@ from torch import Tensor
 
 from helpers import EXAMPLES, FIELD, some_tokens, tiny_config, tiny_decoder
 from wakeful.errors import WakefulError
-from wakeful.growth.inherit import departures, grow, inherit, target_config
-from wakeful.growth.layers import LayerMap, chosen, first, last, stacked
+from wakeful.heirs.inherit import departures, grow, inherit, target_config
+from wakeful.heirs.layers import LayerMap, chosen, first, last, stacked
 from wakeful.model.decoder import Decoder
 from wakeful.surgery import store_prefix
 

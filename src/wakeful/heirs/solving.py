@@ -10,10 +10,10 @@ from wakeful.config.schema import DataConfig, WidthConfig
 from wakeful.data.order import documents_of
 from wakeful.data.tokens import Data
 from wakeful.device import choose_device
-from wakeful.growth.bridge import Bridged, bridge, gaps, rebridge, stayed
-from wakeful.growth.layers import LayerMap
-from wakeful.growth.narrow import narrow
-from wakeful.growth.recipe import Recipe
+from wakeful.heirs.bridge import Bridged, bridge, gaps, rebridge, stayed
+from wakeful.heirs.layers import LayerMap
+from wakeful.heirs.narrow import narrow
+from wakeful.heirs.recipe import Recipe
 from wakeful.model.decoder import Decoder
 from wakeful.training.setup import autocast, load_data
 

@@ -194,7 +194,7 @@ class Diagnosed:
     """`angles[l][k]`: angular distance of what layers l and k receive, k > l; for k the number of
     layers, of what the last one puts out."""
     losses: Mapping[int, float] = field(default_factory=dict)
-    """Nats a token without the run that begins at each layer, for `bridge` (growth/choice.py)."""
+    """Nats a token without the run that begins at each layer, for `bridge` (heirs/choice.py)."""
 
     @property
     def num_layers(self) -> int:

@@ -38,9 +38,9 @@ from torch import Tensor, nn
 
 from wakeful.config.schema import BridgeConfig
 from wakeful.errors import WakefulError
-from wakeful.growth.equations import Equations, exact, token_weights
-from wakeful.growth.layers import LayerMap
-from wakeful.growth.stream import Stream, behind_mlp
+from wakeful.heirs.equations import Equations, exact, token_weights
+from wakeful.heirs.layers import LayerMap
+from wakeful.heirs.stream import Stream, behind_mlp
 from wakeful.model.block import Block, PostBlock
 from wakeful.model.decoder import Decoder
 from wakeful.norms.base import Norm

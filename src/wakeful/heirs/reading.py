@@ -16,10 +16,10 @@ from wakeful.data.tokens import Data, PreparedData, is_prepared
 from wakeful.device import choose_device
 from wakeful.display import Display
 from wakeful.errors import WakefulError
-from wakeful.growth.choice import bridged_losses
-from wakeful.growth.layers import By, Diagnosed, diagnose_layers
-from wakeful.growth.plan import depth_of
-from wakeful.growth.solving import beginning, documents
+from wakeful.heirs.choice import bridged_losses
+from wakeful.heirs.layers import By, Diagnosed, diagnose_layers
+from wakeful.heirs.plan import depth_of
+from wakeful.heirs.solving import beginning, documents
 from wakeful.loading.model import Model
 from wakeful.training.setup import autocast, check_prepared, make_windows
 from wakeful.training.validation import evaluate

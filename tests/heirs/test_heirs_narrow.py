@@ -9,7 +9,7 @@ import torch
 from helpers import some_tokens, tiny_decoder
 from wakeful.config.schema import BridgeConfig, WidthConfig
 from wakeful.errors import WakefulError
-from wakeful.growth.narrow import narrow, narrow_config
+from wakeful.heirs.narrow import narrow, narrow_config
 from wakeful.model.decoder import Decoder
 
 TOKENS = some_tokens(6, 9)

@@ -1,7 +1,7 @@
 """Smaller models from larger ones: inherit blocks, train, grow (When Attention Collapses)."""
 
-from wakeful.growth.baselines import BASELINES
-from wakeful.growth.inherit import grow, inherit
-from wakeful.growth.layers import LayerMap
+from wakeful.heirs.baselines import BASELINES
+from wakeful.heirs.inherit import grow, inherit
+from wakeful.heirs.layers import LayerMap
 
 __all__ = ["BASELINES", "LayerMap", "grow", "inherit"]

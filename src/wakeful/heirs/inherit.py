@@ -14,7 +14,7 @@ from torch import nn
 from wakeful.config.model import ModelConfig
 from wakeful.config.verbs import Copy
 from wakeful.errors import WakefulError
-from wakeful.growth.layers import LayerMap, written
+from wakeful.heirs.layers import LayerMap, written
 from wakeful.model.attention import Attention
 from wakeful.model.decoder import Decoder, without_matrices
 from wakeful.model.initialize import fill, initialize, set_parameter

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from wakeful.config.tables import from_table, read_table
 from wakeful.display import usual
-from wakeful.growth.recipe import Recipe
-from wakeful.growth.rounds import train_baseline, train_heirs
+from wakeful.heirs.recipe import Recipe
+from wakeful.heirs.rounds import train_baseline, train_heirs
 from wakeful.loading.load import read_decoder
 from wakeful.runs.run import read_windows
 from wakeful.training.cluster import Call, Ended, told

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from growth.heirs import reference, text, trained
+from heirs.references import reference, text, trained
 from wakeful.comparison.reading import read_run
 from wakeful.comparison.tables import training_rows
 from wakeful.config.schema import (
@@ -33,11 +33,11 @@ from wakeful.data.preparing import prepared
 from wakeful.data.tokens import PreparedData
 from wakeful.display import Display, Silent
 from wakeful.errors import Interrupted, WakefulError
-from wakeful.growth.baselines import BASELINES
-from wakeful.growth.bridge import bridge
-from wakeful.growth.inherit import inherit
-from wakeful.growth.layers import LayerMap
-from wakeful.growth.outcome import (
+from wakeful.heirs.baselines import BASELINES
+from wakeful.heirs.bridge import bridge
+from wakeful.heirs.inherit import inherit
+from wakeful.heirs.layers import LayerMap
+from wakeful.heirs.outcome import (
     Outlook,
     Point,
     arms,
@@ -47,10 +47,10 @@ from wakeful.growth.outcome import (
     outlook,
     over_seeds,
 )
-from wakeful.growth.plan import Cost, doubts, make_recipe, measure_costs, steps_within
-from wakeful.growth.recipe import Recipe
-from wakeful.growth.rounds import carry_out
-from wakeful.growth.stages import Finished, Outcome, check_stages, half_way
+from wakeful.heirs.plan import Cost, doubts, make_recipe, measure_costs, steps_within
+from wakeful.heirs.recipe import Recipe
+from wakeful.heirs.rounds import carry_out
+from wakeful.heirs.stages import Finished, Outcome, check_stages, half_way
 from wakeful.loading.load import read_decoder
 from wakeful.loading.model import Model
 from wakeful.runs import checkpoint

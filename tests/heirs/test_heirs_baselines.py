@@ -7,7 +7,7 @@ import torch
 
 from helpers import some_tokens, tiny_decoder
 from wakeful.errors import WakefulError
-from wakeful.growth.baselines import (
+from wakeful.heirs.baselines import (
     BASELINES,
     Baseline,
     Setting,
@@ -16,9 +16,9 @@ from wakeful.growth.baselines import (
     half_width,
     narrow_shares,
 )
-from wakeful.growth.inherit import inherit
-from wakeful.growth.layers import LayerMap, first, last
-from wakeful.growth.narrow import narrow
+from wakeful.heirs.inherit import inherit
+from wakeful.heirs.layers import LayerMap, first, last
+from wakeful.heirs.narrow import narrow
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import initialize
 

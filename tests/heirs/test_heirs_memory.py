@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_leaves
 
 from helpers import EXAMPLES, FIELD, tiny_config, tiny_decoder
 from wakeful.config.model import ModelConfig
-from wakeful.growth.inherit import departures, inherit
-from wakeful.growth.layers import first
+from wakeful.heirs.inherit import departures, inherit
+from wakeful.heirs.layers import first
 from wakeful.model.decoder import Decoder, without_matrices
 from wakeful.model.initialize import fill, initialize
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from wakeful.config.schema import BridgeConfig
 from wakeful.errors import WakefulError
-from wakeful.growth.bridge import Gap, carriers, check_bridge, solve
-from wakeful.growth.stream import Stream
+from wakeful.heirs.bridge import Gap, carriers, check_bridge, solve
+from wakeful.heirs.stream import Stream
 from wakeful.model.decoder import IGNORED, Decoder, cross_entropy
 from wakeful.training.setup import AS_IT_IS
 

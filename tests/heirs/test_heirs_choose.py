@@ -9,7 +9,7 @@ import torch
 
 from helpers import some_tokens, tiny_decoder
 from wakeful.errors import WakefulError
-from wakeful.growth.layers import Diagnosed, choose, diagnose_layers, from_order, ordered
+from wakeful.heirs.layers import Diagnosed, choose, diagnose_layers, from_order, ordered
 from wakeful.model.attend import causal_mask, explicit_attention
 from wakeful.probes import exact
 from wakeful.probes.base import AttentionEvent, MeanProbe

@@ -11,14 +11,14 @@ from pathlib import Path
 from wakeful.config.tables import to_table
 from wakeful.display import Shown
 from wakeful.errors import Interrupted
-from wakeful.growth.baselines import Setting, baseline_of, folder_of
-from wakeful.growth.bridge import Bridged
-from wakeful.growth.inherit import grow, inherit
-from wakeful.growth.layers import LayerMap
-from wakeful.growth.narrow import kept_of
-from wakeful.growth.recipe import Recipe
-from wakeful.growth.solving import bridges, narrowed
-from wakeful.growth.stages import (
+from wakeful.heirs.baselines import Setting, baseline_of, folder_of
+from wakeful.heirs.bridge import Bridged
+from wakeful.heirs.inherit import grow, inherit
+from wakeful.heirs.layers import LayerMap
+from wakeful.heirs.narrow import kept_of
+from wakeful.heirs.recipe import Recipe
+from wakeful.heirs.solving import bridges, narrowed
+from wakeful.heirs.stages import (
     Finished,
     Outcome,
     Stage,

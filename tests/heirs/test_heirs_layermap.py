@@ -3,7 +3,7 @@
 import pytest
 
 from wakeful.errors import WakefulError
-from wakeful.growth.layers import (
+from wakeful.heirs.layers import (
     RANGES,
     LayerMap,
     alternate,

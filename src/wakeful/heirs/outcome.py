@@ -13,12 +13,12 @@ import polars as pl
 from wakeful.data.mixture import in_words
 from wakeful.errors import WakefulError
 from wakeful.estimates import finite, mean_and_error, paired_ratio, weighted_mean
-from wakeful.growth.baselines import baseline_of
-from wakeful.growth.bridge import Bridged
-from wakeful.growth.layers import written
-from wakeful.growth.narrow import Kept, kept_by
-from wakeful.growth.recipe import Recipe
-from wakeful.growth.stages import Finished, Outcome
+from wakeful.heirs.baselines import baseline_of
+from wakeful.heirs.bridge import Bridged
+from wakeful.heirs.layers import written
+from wakeful.heirs.narrow import Kept, kept_by
+from wakeful.heirs.recipe import Recipe
+from wakeful.heirs.stages import Finished, Outcome
 from wakeful.model.decoder import Decoder
 from wakeful.model.generate import generate
 from wakeful.probes.running import held_bytes

@@ -24,11 +24,11 @@ from wakeful.data.sources import MIXTURE
 from wakeful.data.tokens import Data, is_prepared
 from wakeful.device import choose_device
 from wakeful.errors import WakefulError
-from wakeful.growth.baselines import baseline_of
-from wakeful.growth.layers import RANGES, By, Diagnosed, LayerMap, chosen, ordered
-from wakeful.growth.recipe import Recipe
-from wakeful.growth.solving import solved_on
-from wakeful.growth.stages import Stage, learning, setting_of, stage_config, timed_heir
+from wakeful.heirs.baselines import baseline_of
+from wakeful.heirs.layers import RANGES, By, Diagnosed, LayerMap, chosen, ordered
+from wakeful.heirs.recipe import Recipe
+from wakeful.heirs.solving import solved_on
+from wakeful.heirs.stages import Stage, learning, setting_of, stage_config, timed_heir
 from wakeful.model.decoder import Decoder
 from wakeful.training.objective import make_loss
 from wakeful.training.setup import (

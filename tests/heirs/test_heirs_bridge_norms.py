@@ -10,10 +10,10 @@ from torch import Tensor
 from helpers import some_tokens, tiny_decoder
 from wakeful.config.schema import BridgeConfig
 from wakeful.errors import WakefulError
-from wakeful.growth.bridge import bridge, rebridge
-from wakeful.growth.choice import bridged_losses
-from wakeful.growth.inherit import grow, inherit
-from wakeful.growth.layers import LayerMap
+from wakeful.heirs.bridge import bridge, rebridge
+from wakeful.heirs.choice import bridged_losses
+from wakeful.heirs.inherit import grow, inherit
+from wakeful.heirs.layers import LayerMap
 from wakeful.model.decoder import Decoder
 
 LAYERS = LayerMap((0, 3), "named")

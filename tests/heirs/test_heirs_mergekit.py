@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from growth.heirs import reference, text, trained
+from heirs.references import reference, text, trained
 from helpers import tiny_config
 from wakeful.errors import WakefulError
-from wakeful.growth.mergekit import check_mergeable, merged_from, passthrough
+from wakeful.heirs.mergekit import check_mergeable, merged_from, passthrough
 from wakeful.runs.run import Run
 
 __all__ = ["reference", "text", "trained"]

@@ -19,8 +19,8 @@ from wakeful.config.schema import (
 )
 from wakeful.config.verbs import Copy, GrowFrom, Until
 from wakeful.errors import WakefulError
-from wakeful.growth.baselines import Distil, check_baselines
-from wakeful.growth.layers import LayerMap, from_order
+from wakeful.heirs.baselines import Distil, check_baselines
+from wakeful.heirs.layers import LayerMap, from_order
 
 
 @dataclass(frozen=True, kw_only=True)

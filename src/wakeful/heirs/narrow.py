@@ -33,9 +33,9 @@ from wakeful.config.model import ModelConfig
 from wakeful.config.schema import BridgeConfig, WidthConfig
 from wakeful.config.tables import from_table
 from wakeful.errors import WakefulError
-from wakeful.growth.bridge import check_bridge
-from wakeful.growth.equations import Equations, exact, token_weights
-from wakeful.growth.stream import Stream, behind_mlp
+from wakeful.heirs.bridge import check_bridge
+from wakeful.heirs.equations import Equations, exact, token_weights
+from wakeful.heirs.stream import Stream, behind_mlp
 from wakeful.model.block import Block
 from wakeful.model.decoder import Decoder
 from wakeful.training.setup import AS_IT_IS

@@ -9,7 +9,7 @@ from torch import Tensor
 from helpers import EXAMPLES, some_tokens, tiny_decoder
 from wakeful.config.schema import BridgeConfig
 from wakeful.errors import WakefulError
-from wakeful.growth.bridge import (
+from wakeful.heirs.bridge import (
     Bridged,
     Gap,
     bridge,
@@ -17,10 +17,10 @@ from wakeful.growth.bridge import (
     rebridge,
     stayed,
 )
-from wakeful.growth.equations import whole_products
-from wakeful.growth.inherit import grow, inherit
-from wakeful.growth.layers import LayerMap
-from wakeful.growth.stream import Stream
+from wakeful.heirs.equations import whole_products
+from wakeful.heirs.inherit import grow, inherit
+from wakeful.heirs.layers import LayerMap
+from wakeful.heirs.stream import Stream
 from wakeful.model.decoder import Decoder
 
 LAYERS = LayerMap((0, 3), "named")
@@ -234,7 +234,7 @@ def test_how_the_text_is_split_does_not_matter(monkeypatch: pytest.MonkeyPatch) 
     reference = tiny_decoder()
     one, other = inherit(reference, LAYERS), inherit(reference, LAYERS)
     bridge(one, reference, LAYERS, TOKENS)
-    monkeypatch.setattr("wakeful.growth.stream._AT_ONCE", 25)
+    monkeypatch.setattr("wakeful.heirs.stream._AT_ONCE", 25)
     bridge(other, reference, LAYERS, TOKENS)
     torch.testing.assert_close(one(TOKENS), other(TOKENS), rtol=1e-6, atol=1e-6)
 
@@ -291,7 +291,7 @@ def test_too_few_tokens_are_refused() -> None:
 def test_float32_solves_as_float64_does(
     shape: dict[str, Any], kind: Literal["down", "output"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wakeful.growth.stream._AT_ONCE", 25)  # several parts are summed
+    monkeypatch.setattr("wakeful.heirs.stream._AT_ONCE", 25)  # several parts are summed
     options = BridgeConfig(map=kind, ridge=1e-2)
     found = []
     for dtype in (torch.float32, torch.float64):

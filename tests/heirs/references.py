@@ -15,7 +15,7 @@ SMALL = ["--length", "16", "--batch_size", "8", "--validation_fraction", "0.02",
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
     """Give a folder of text and a reference of four layers that was trained on it."""
-    folder = tmp_path_factory.mktemp("growth")
+    folder = tmp_path_factory.mktemp("heirs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WAKEFUL_CACHE", str(folder / "cache"))
         text = write_text(folder / "text")

@@ -9,12 +9,12 @@ import torch
 
 from wakeful.config.schema import Config, DistillConfig, LoraConfig
 from wakeful.config.tables import from_table
-from wakeful.growth.baselines import Baseline, Setting, at_random, baseline_of
-from wakeful.growth.bridge import Bridged, check_bridge, gaps
-from wakeful.growth.layers import LayerMap, first, laziest
-from wakeful.growth.narrow import narrow_config
-from wakeful.growth.recipe import Recipe
-from wakeful.growth.solving import narrowed
+from wakeful.heirs.baselines import Baseline, Setting, at_random, baseline_of
+from wakeful.heirs.bridge import Bridged, check_bridge, gaps
+from wakeful.heirs.layers import LayerMap, first, laziest
+from wakeful.heirs.narrow import narrow_config
+from wakeful.heirs.recipe import Recipe
+from wakeful.heirs.solving import narrowed
 from wakeful.model.decoder import Decoder
 from wakeful.runs.run import Run
 from wakeful.training.records import Summary
