@@ -27,6 +27,7 @@ from transformers import (
 from helpers import tiny_decoder
 from wakeful.errors import WakefulError
 from wakeful.hf.compressed import packed, save_compressed
+from wakeful.hf.quantized import load_quantized, save_quantized
 from wakeful.hf.weights_in import decoder_of
 from wakeful.probes.running import logits_of
 from wakeful.quant import parse_scheme, quantize, quantized_layers
@@ -266,3 +267,22 @@ def test_buffers_that_belong_to_the_weights_are_written(tmp_path: Path) -> None:
     save_compressed(part, tmp_path / "small", lambda _: None)
     stored = load_file(tmp_path / "small" / "model.safetensors")
     assert torch.equal(stored[name], model.get_buffer(name))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("skip", [(), ("lm_head",)])
+@pytest.mark.parametrize("own", [False, True])
+def test_a_head_that_was_untied_in_memory_is_written(
+    own: bool, skip: tuple[str, ...], tmp_path: Path
+) -> None:
+    model = llama(tie_word_embeddings=True)
+    model.lm_head.weight = nn.Parameter(torch.randn_like(model.lm_head.weight))  # pyright: ignore
+    assert model.config.tie_word_embeddings
+    ours = quantize(model, EXACT[3], skip=skip)
+    if own:
+        (tmp_path / "small").mkdir()
+        save_quantized(ours, tmp_path / "small", name="it", context=64, bos=None)
+        theirs = load_quantized(tmp_path / "small", device=torch.device("cpu"))[0]
+    else:
+        theirs = saved(ours, tmp_path / "small")
+    torch.testing.assert_close(logits(theirs), logits(ours), rtol=1e-4, atol=1e-4)

@@ -28,6 +28,7 @@ from wakeful.hf.weights_out import (
     write_tensors,
     write_tokenizer,
 )
+from wakeful.hf.whole import config_of
 from wakeful.implementations import SOFTMAX1, implementation_of
 from wakeful.model.decoder import Decoder
 from wakeful.probes.running import as_decoder
@@ -183,7 +184,7 @@ def _stock(
                 f"{NAME} has no place for softmax-1, by which this {type(model).__name__} attends "
                 f"(attn_implementation = {SOFTMAX1!r}): use --save_as wakeful"
             )
-        config = copy.deepcopy(model.config)
+        config = config_of(model)
         # Persistent buffers too: a router's correction is one, and so is a scale of Gemma 4's.
         inside = tuple(f"{name}." for name in found)
         stored = parameters | {

@@ -7,7 +7,6 @@ tokenizer.json     and what else the tokenizer needs; how to generate, in genera
 """
 
 import contextlib
-import copy
 import dataclasses
 import json
 import os
@@ -23,7 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from wakeful.config.schema import config_from_table
 from wakeful.errors import WakefulError
 from wakeful.hf.weights_out import read_generation
-from wakeful.hf.whole import check_bounds, first_line, hushed, read_config
+from wakeful.hf.whole import check_bounds, config_of, first_line, hushed, read_config
 from wakeful.implementations import SOFTMAX1, implementation_of
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import skeleton
@@ -115,7 +114,7 @@ def save_quantized(
         header["kind"] = "transformers"
         if implementation_of(model) == SOFTMAX1:  # Transformers records no attention function
             header["attention"] = SOFTMAX1
-        config = copy.deepcopy(model.config)
+        config = config_of(model)
         if "quantization_config" in config.to_dict():  # a GGUF file's own, of no use here
             delattr(config, "quantization_config")
         QuantizedConfig(inner=config.to_dict()).save_pretrained(folder)

@@ -16,7 +16,7 @@ from wakeful.hf.families import CANNOT, FAMILIES, Family
 from wakeful.hf.gguf_in import described, tensors_of
 from wakeful.hf.softmax1 import NAME
 from wakeful.hf.weights_out import describe
-from wakeful.hf.whole import Shards, first_line, read_config, read_floats
+from wakeful.hf.whole import Shards, first_line, read_config, read_floats, shares_head
 from wakeful.implementations import is_before
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import skeleton
@@ -42,9 +42,7 @@ def decoder_of(model: nn.Module, max_length: int = 0) -> Decoder:
     family, description = family_of(model.config, max_length)
     description = _attending(model, description)
     if description.tied:
-        # Where a checkpoint has a head of other values beside the embedding, Transformers unties.
-        head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-        description = dataclasses.replace(description, tied=head.weight is embedding.weight)  # pyright: ignore
+        description = dataclasses.replace(description, tied=shares_head(model))
     place = Path(type(model).__name__)
     tensors = model.state_dict()
     return _filled(description, family, tensors, place, first.dtype, first.device).eval()

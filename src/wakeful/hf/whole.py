@@ -9,6 +9,7 @@ configuration is held to the files' sizes before.
 SmolLM2-135M-Instruct, the real pretrained model that a Python package carries, is one of them.
 """
 
+import copy
 import importlib.util
 import json
 import re
@@ -195,6 +196,25 @@ def whole_model(
     assert isinstance(model, PreTrainedModel)
     _check_layers(model.config, place)
     return model
+
+
+def shares_head(model: PreTrainedModel) -> bool:
+    """Tell whether a model's head is its embedding, whatever its configuration says.
+
+    Where a checkpoint has a head of other values beside a tied embedding, Transformers unties them,
+    and a head is untied in memory without a word in the configuration.
+    """
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    return head is None or getattr(head, "weight", None) is getattr(embedding, "weight", None)
+
+
+def config_of(model: PreTrainedModel) -> PreTrainedConfig:
+    """Return a copy of a model's configuration, in which a head of its own is not called tied."""
+    config = copy.deepcopy(model.config)
+    for part in {id(each): each for each in (config, config.get_text_config())}.values():
+        if getattr(part, "tie_word_embeddings", False) and not shares_head(model):
+            part.tie_word_embeddings = False
+    return config
 
 
 @contextmanager
