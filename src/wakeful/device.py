@@ -1,7 +1,10 @@
 """Where tensors live and in which arithmetic: devices and dtypes by the names users write."""
 
+import contextlib
 import math
+import os
 import time
+from pathlib import Path
 
 import torch
 
@@ -49,6 +52,17 @@ def choose_device(name: str, world: World = ALONE, *, field: str = "device") -> 
     if world.size > 1 and device.type == "cuda":
         torch.cuda.set_device(device)
     return device
+
+
+def free_memory(device: torch.device) -> int:
+    """Return a device's free bytes; of the host, all its memory where the system does not say."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/meminfo").read_text("utf-8").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def rough_seconds(operations: float, device: torch.device) -> float:

@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+import torch
 
 from training.test_cluster import stand_in
 from wakeful.cli import main
 from wakeful.config.schema import Config, DataConfig
+from wakeful.device import free_memory
 from wakeful.errors import Diverged, WakefulError
 from wakeful.evaluation.scores import Score
 from wakeful.heirs.outcome import read_inheritance
@@ -597,7 +599,7 @@ def test_memory_is_asked_of_the_machine_that_trains(
 
 
 def test_free_memory_is_the_machines() -> None:
-    assert 2**26 < verb.free_memory("cpu") < 2**46
+    assert 2**26 < free_memory(torch.device("cpu")) < 2**46
 
 
 def test_trained_models_are_asked_tasks_once(

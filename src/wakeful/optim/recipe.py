@@ -1,14 +1,13 @@
 """The rotations of an optimizer: what was asked for, and what each parameter gets."""
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from wakeful.device import free_memory
 from wakeful.errors import WakefulError
 from wakeful.optim.axes import plain_name
 from wakeful.optim.rotations.base import (
@@ -120,7 +119,7 @@ class Recipe:
         for device, sizes in widths.items():
             needed = sum(self.rotation.memory(*size) for size in sizes)
             needed += max((self.rotation.making_memory(*size) for size in sizes), default=0)
-            free = _free_memory(device)
+            free = free_memory(device)
             if needed > free:
                 raise WakefulError(
                     f"the {self.rotation} rotations, up to {max(sizes)[0]} wide, need "
@@ -146,15 +145,3 @@ def as_now(saved: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def moment_dtype(parameter: Tensor) -> torch.dtype:
     """Return float64 for a float64 parameter, else float32."""
     return torch.float64 if parameter.dtype == torch.float64 else torch.float32
-
-
-def _free_memory(device: torch.device) -> int:
-    """Return a device's free bytes; of the host, all its memory where the system does not say."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,7 +1,6 @@
 """The verb reproduce: a paper's figure or table in, its claims judged and a page out."""
 
 import dataclasses
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-import torch
 from rich.console import Group, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
@@ -18,7 +16,7 @@ from rich.text import Text
 from wakeful.config.tables import to_table
 from wakeful.config.verbs import LENGTH, EvaluateOptions, Figure
 from wakeful.data.tokens import is_prepared
-from wakeful.device import H100, choose_device, rough_seconds
+from wakeful.device import H100, choose_device, free_memory, rough_seconds
 from wakeful.display import Display, Shown, duration, usual
 from wakeful.errors import Interrupted, WakefulError, nearest
 from wakeful.evaluation.reading import words_of
@@ -296,7 +294,8 @@ def check_fits(
         at_once = 0
     elif cluster and not cluster.gpus:
         at_once = cluster.workers
-    needed, room = plan.memory_of(at_once), free_memory(plan.config.train.device)
+    device = choose_device(plan.config.train.device or "auto")
+    needed, room = plan.memory_of(at_once), free_memory(device)
     if needed > room:
         fewer = "fewer workers, " if needed > plan.memory else ""
         raise WakefulError(
@@ -332,20 +331,6 @@ def _told(total: Total, wanted: ReproduceOptions, cluster: Cluster | None) -> st
         return f"{told} {disk} of disk, and {memory} of memory where the largest run is trained"
     seconds = rough_seconds(total.operations, choose_device(wanted.device or "auto"))
     return f"{told} {duration(seconds)} on this machine, {memory} of memory and {disk} of disk"
-
-
-def free_memory(device: str) -> int:
-    """Return the bytes that are free on a device: a GPU's, or else the machine's."""
-    place = choose_device(device or "auto")
-    if place.type == "cuda":
-        return torch.cuda.mem_get_info(place)[0]
-    pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
-    except OSError:
-        return pages
-    known = dict(line.split(":", 1) for line in lines)
-    return 1024 * int(known["MemAvailable"].split()[0]) if "MemAvailable" in known else pages
 
 
 def _shared_out(
