@@ -14,11 +14,11 @@ from wakeful.pages.charts import specification
 from wakeful.pages.comparison.page import write_report
 from wakeful.pages.heads import hidden
 from wakeful.pages.inheritance import write_inheritance
-from wakeful.pages.patterns import hidden_magnitude
 from wakeful_papers.exhibits.derived import Results
 from wakeful_papers.exhibits.exhibit import exhibit
 from wakeful_papers.exhibits.figures import Seen
 from wakeful_papers.pages.charts import Names, over_layers
+from wakeful_papers.pages.patterns import hidden_magnitude
 
 
 def test_kept_and_left_out_layers_differ_in_more_than_color(tmp_path: Path) -> None:

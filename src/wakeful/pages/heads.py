@@ -11,8 +11,10 @@ import polars as pl
 from wakeful.evaluation.diagnosis import Diagnosis
 from wakeful.evaluation.findings import head_values
 from wakeful.pages.charts import RANKS, SHARE, Drawing, heatmap, rounded, tip, tips, wide
-from wakeful.pages.patterns import MAGNITUDES, magnitude_legend, placed
+from wakeful.probes.base import Frame
 
+MAGNITUDES = (0, 10_000)
+"""The scale of mean |x|, by symlog, in every picture of every model."""
 _EACH = 8
 """The strongest sinks, and the heads of the highest rank, that come first; others follow."""
 _OTHERS_SEE = 16
@@ -315,3 +317,18 @@ def _numbered(
     number: Any = [{"op": "row_number", "as": "number"}]
     chart = chart.transform_window(number, groupby=list(groupby))
     return chart.transform_calculate(**{place: "datum.number - 1"})
+
+
+def placed(rows: Frame, row: str, column: str, *more: str) -> pl.DataFrame:
+    """Return the value of each pair of places, which a row's position names "row,column"."""
+    place = pl.col("position").str.split(",").list
+    pair = {row: place.get(0).cast(pl.Int64), column: place.get(1).cast(pl.Int64)}
+    return rows.select(*more, "value", **pair)
+
+
+def magnitude_legend() -> alt.Legend:
+    """Return the legend of mean |x| on that scale."""
+    # As a `format`, ~s would write all of them in the unit of the largest.
+    label = "format(datum.value, '~s')"
+    ticks = [0, 1, 10, 100, 1000, 10000]
+    return alt.Legend(title="mean |x|", values=ticks, labelExpr=label, gradientLength=240)

@@ -9,7 +9,6 @@ import numpy as np
 import polars as pl
 
 from wakeful.estimates import mean_and_error
-from wakeful.pages import patterns
 from wakeful.pages.charts import (
     PALETTE,
     RANKS,
@@ -29,6 +28,7 @@ from wakeful.variants import build_call
 from wakeful_papers.exhibits.derived import At, Results, figure_of, relative
 from wakeful_papers.exhibits.exhibit import Exhibit
 from wakeful_papers.exhibits.figures import Curve, Seen
+from wakeful_papers.pages import patterns
 
 _PRINTED = "in the paper"
 _MOST_POINTS = 400

@@ -6,6 +6,7 @@ import altair as alt
 import polars as pl
 
 from wakeful.pages.charts import SHARE, Drawing, heatmap, rounded, tip
+from wakeful.pages.heads import MAGNITUDES, magnitude_legend, placed
 from wakeful.probes.base import Frame
 
 Labeled = Sequence[tuple[str, Frame]]
@@ -13,15 +14,6 @@ Labeled = Sequence[tuple[str, Frame]]
 _SQUARE = 220
 _COLUMNS = 3
 _BARE = alt.Axis(labels=False, ticks=False)
-MAGNITUDES = (0, 10_000)
-"""The scale of mean |x|, by symlog, in every picture of every model."""
-
-
-def placed(rows: Frame, row: str, column: str, *more: str) -> pl.DataFrame:
-    """Return the value of each pair of places, which a row's position names "row,column"."""
-    place = pl.col("position").str.split(",").list
-    pair = {row: place.get(0).cast(pl.Int64), column: place.get(1).cast(pl.Int64)}
-    return rows.select(*more, "value", **pair)
 
 
 def mean_attention(shown: Labeled) -> Drawing:
@@ -52,14 +44,6 @@ def hidden_magnitude(shown: Labeled) -> Drawing:
     chart = heatmap(_stacked(cells), x, y, "value", magnitude_legend(), type="symlog",
                     domain=MAGNITUDES, tooltip=tooltip)  # fmt: skip
     return _beside(chart.properties(width=2 * _SQUARE, height=_SQUARE), [*dict(cells)], 2)
-
-
-def magnitude_legend() -> alt.Legend:
-    """Return the legend of mean |x| on that scale."""
-    # As a `format`, ~s would write all of them in the unit of the largest.
-    label = "format(datum.value, '~s')"
-    ticks = [0, 1, 10, 100, 1000, 10000]
-    return alt.Legend(title="mean |x|", values=ticks, labelExpr=label, gradientLength=240)
 
 
 def _squares(cells: Sequence[tuple[str, pl.DataFrame]], columns: int) -> Drawing:
