@@ -75,7 +75,7 @@ def rope(draw: random.Random) -> dict[str, Any]:
 
 
 def llama(draw: random.Random) -> PreTrainedConfig:
-    biases = {name: draw.random() < 0.4 for name in ("attention_bias", "mlp_bias")}
+    biases = {name: draw.random() < 0.15 for name in ("attention_bias", "mlp_bias")}
     return LlamaConfig(**grouped(draw), **rope(draw), **biases)
 
 
@@ -97,7 +97,7 @@ def windowed(draw: random.Random) -> dict[str, Any]:
 
 
 def qwen3(draw: random.Random) -> PreTrainedConfig:
-    return Qwen3Config(**grouped(draw), **windowed(draw), attention_bias=draw.random() < 0.4)
+    return Qwen3Config(**grouped(draw), **windowed(draw), attention_bias=draw.random() < 0.15)
 
 
 def smollm3(draw: random.Random) -> PreTrainedConfig:
@@ -109,7 +109,7 @@ def smollm3(draw: random.Random) -> PreTrainedConfig:
 def olmo2(draw: random.Random) -> PreTrainedConfig:
     table = without(grouped(draw), "head_dim")
     table["hidden_size"] = 2 * table["num_attention_heads"] * draw.choice([3, 4])
-    return Olmo2Config(**table, attention_bias=draw.random() < 0.3)
+    return Olmo2Config(**table, attention_bias=draw.random() < 0.15)
 
 
 def gemma(draw: random.Random) -> dict[str, Any]:

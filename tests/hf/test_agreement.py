@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM, MistralConfig
 
 import wakeful
+from evaluation.models import save_llama
 from evaluation.test_evaluation_costs import Doubled
 from helpers import some_tokens
 from hf.test_weights_in import COMMON, MODELS, random_model
+from wakeful.cli import main
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.hf import agreement as module
@@ -243,3 +246,20 @@ def test_zero_null_and_missing_are_read_as_transformers_reads_them(
                 torch.testing.assert_close(read.decoder()(tokens), wanted, rtol=0, atol=1e-4)
             same += 1
     assert same > len(FIELDS)
+
+
+def test_the_difference_is_said_and_stored_beside_what_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    llama = save_llama(tmp_path / "llama")
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog. " * 60)
+    assert main(["export", str(llama), str(tmp_path / "export")]) == 0
+    said = capsys.readouterr()
+    words = r"logits at most \d\.\de-\d\d from those of Transformers' LlamaForCausalLM \(64 tokens"
+    assert re.search(f"llama: {words}", said.err + said.out)
+    assert re.search(words, (tmp_path / "export" / "README.md").read_text())
+    options = ["--rotate", "hadamard", "--text", str(text), "--length", "16"]
+    assert main(["cure", str(llama), *options, "--out", str(tmp_path / "cure")]) == 0
+    assert re.search(words, json.loads((tmp_path / "cure" / "cure.json").read_text())["done"][
+        "Conversion"])  # fmt: skip

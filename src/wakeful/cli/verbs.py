@@ -367,7 +367,7 @@ def export(arguments: list[str]) -> None:
 
     from wakeful.verbs.export import export
 
-    kind = export(paths[0], paths[1], options=options)
+    kind = export(paths[0], paths[1], shown=display, options=options)
     if paths[1].endswith(".gguf"):
         tell(f"{kind}: {paths[1]}")
         return
