@@ -1,7 +1,5 @@
 """What models read: the beginning of a text, or the validation windows of a task."""
 
-import hashlib
-
 import numpy as np
 
 from wakeful.data.sources import Beginning, beginning_of
@@ -22,13 +20,6 @@ def words_of(source: str, num_tokens: int) -> Words:
     """
     task = task_of(source, imports=True)
     return beginning_of(source, num_tokens) if task is None else TaskData(task)
-
-
-def fingerprint(words: Words) -> str:
-    """Return what names a task, or as much of a text as has been read, by SHA-256."""
-    if isinstance(words, TaskData):
-        return words.task.sha256
-    return hashlib.sha256(words.text.encode()).hexdigest()
 
 
 def own_task(loaded: Model) -> TaskData | None:

@@ -18,8 +18,8 @@ class Dropped:
 
     documents: int
     tokens: int
-    passage: int
-    """Tokens of the passages that were looked for."""
+    passage: int = 0
+    """Tokens of the passages that were looked for; 0 where there is no text to look through."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,7 @@ from wakeful.device import choose_device
 from wakeful.display import Display, Shown
 from wakeful.errors import Diverged, Interrupted, WakefulError
 from wakeful.evaluation.diagnosis import sequences_of
-from wakeful.evaluation.examine import look, stretches
-from wakeful.evaluation.reading import fingerprint, words_of
+from wakeful.evaluation.reading import words_of
 from wakeful.heirs.outcome import read_inheritance
 from wakeful.loading.load import load, read_decoder
 from wakeful.loading.model import Model
@@ -53,6 +52,7 @@ from wakeful_papers.exhibits.figures import (
 )
 from wakeful_papers.exhibits.plan import Job, Plan, heirs_table, short
 from wakeful_papers.pages.reproduction import Facts
+from wakeful_papers.verbs.examine import fingerprint, look, stretches
 
 GRADIENTS = "gradients"
 """The probe of an exhibit that needs a backward pass."""

@@ -1,11 +1,13 @@
 """What a model at hand shows on a text: its layers, its loss, and what quantizing it costs."""
 
+import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from wakeful.config.verbs import LENGTH
+from wakeful.data.tasks import TaskData
 from wakeful.estimates import perplexity
 from wakeful.evaluation.diagnosis import diagnose, sequences_of
 from wakeful.evaluation.reading import Words
@@ -21,6 +23,13 @@ class Looked:
 
     rows: Frame
     figures: dict[str, float]
+
+
+def fingerprint(words: Words) -> str:
+    """Return what names a task, or as much of a text as has been read, by SHA-256."""
+    if isinstance(words, TaskData):
+        return words.task.sha256
+    return hashlib.sha256(words.text.encode()).hexdigest()
 
 
 def stretches(model: Model, words: Words, count: int, size: int) -> list[list[list[int]]]:
