@@ -162,9 +162,25 @@ def test_what_transformers_cannot_run_is_said() -> None:
     )
 
 
-def test_frequencies_that_were_rounded_are_named() -> None:
-    theirs = random_model(copy.deepcopy(MODELS["llama 3"])).bfloat16()
-    with pytest.raises(WakefulError, match="its rotary frequencies were rounded to bfloat16"):
+@pytest.mark.parametrize("name", ["llama 3", "qwen3", "gpt_neox", "phi3"])
+def test_frequencies_that_a_cast_rounded_are_named(name: str) -> None:
+    """What from_pretrained leaves in float32, `module.half()` rounds."""
+    theirs = random_model(copy.deepcopy(MODELS[name])).half()
+    buffers = {key: each.clone() for key, each in theirs.named_buffers()}
+    found = wakeful.load(theirs).converted().agreement
+    assert found is not None
+    assert found.largest < 1e-5
+    assert "rotary frequencies as from_pretrained has them, before a cast" in str(found)
+    for key, each in theirs.named_buffers():
+        assert each.dtype == buffers[key].dtype
+        assert torch.equal(each, buffers[key])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_outputs_that_are_no_numbers_are_said(value: float) -> None:
+    theirs: Any = random_model(copy.deepcopy(MODELS["llama"]))
+    theirs.model.layers[1].mlp.up_proj.weight.data[0, 0] = value
+    with pytest.raises(WakefulError, match="the model's outputs are not finite"):
         wakeful.load(theirs).decoder()
 
 

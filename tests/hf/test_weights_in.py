@@ -309,7 +309,7 @@ def test_types_and_the_tokenizer(tmp_path: Path) -> None:
     inner = tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1, "<end>": 2}, unk_token="a"))
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>").save_pretrained(tmp_path)
-    tokenizer = read_decoder(tmp_path).tokenizer
+    tokenizer = read_decoder(tmp_path).own_tokenizer
     assert tokenizer.encode("b a b") == [1, 0, 1]
     assert tokenizer.end_of_text == 2
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel
@@ -23,6 +23,7 @@ from wakeful.errors import WakefulError
 from wakeful.hf.whole import first_line
 from wakeful.model.decoder import Decoder
 from wakeful.model.evaluating import evaluating
+from wakeful.model.finite import check_logits
 from wakeful.probes.huggingface import decoder_blocks
 
 _TOKENS = (2, 32)
@@ -71,15 +72,19 @@ def agreement(theirs: PreTrainedModel, ours: Decoder) -> Agreement:
     """
     kind = type(theirs).__name__
     whole, longer, layers, note = _texts(theirs, ours)
+    rounded = _rounded_frequencies(theirs)
+    if rounded:
+        note += "; rotary frequencies as from_pretrained has them, before a cast rounded them"
     pairs: list[tuple[Tensor, Tensor]] = []
     short = any(tensor.dtype in _SHORT for tensor in theirs.state_dict().values())
-    with evaluating(theirs), InFloat32() if short else nullcontext():
+    with evaluating(theirs), _exact(rounded), InFloat32() if short else nullcontext():
         try:
             expected = _logits(theirs, whole)
         except Exception as error:  # whatever the class raises
             why = f"Transformers cannot run it here: {first_line(error)}"
             return Agreement(architecture=kind, tokens=0, largest=math.nan, relative=math.nan,
                              note=why)  # fmt: skip
+        check_logits(expected)
         pairs.append((expected, _logits(ours, whole)))
         if longer is not None:
             with _only_first(theirs, ours, layers):
@@ -90,8 +95,8 @@ def agreement(theirs: PreTrainedModel, ours: Decoder) -> Agreement:
         if not apart <= _ROUNDING * most:  # nor where one is not a number
             raise WakefulError(
                 f"our decoder with the configuration and weights of this {kind} gives other logits "
-                f"than Transformers, {apart:.2g} apart where the largest is {most:.2g}: "
-                f"{_doubt(theirs)}"
+                f"than Transformers, {apart:.2g} apart where the largest is {most:.2g}: does its "
+                "configuration still describe it, after layers or heads were replaced?"
             )
         largest = max(largest, apart)
         relative = max(relative, float((found - expected).norm() / expected.norm()))
@@ -101,16 +106,29 @@ def agreement(theirs: PreTrainedModel, ours: Decoder) -> Agreement:
     )  # fmt: skip
 
 
-def _doubt(model: PreTrainedModel) -> str:
-    """Return what is likely behind other logits, and what to do."""
-    for name, buffer in model.named_buffers():
-        if name.endswith("inv_freq") and buffer.dtype in _SHORT:
-            kind = str(buffer.dtype).removeprefix("torch.")
-            return (
-                f"its rotary frequencies were rounded to {kind}, as module.to({kind}) does; load "
-                f"it with from_pretrained(..., dtype={buffer.dtype})"
-            )
-    return "does its configuration still describe it, after layers or heads were replaced?"
+def _rounded_frequencies(model: PreTrainedModel) -> dict[nn.Module, nn.Module]:
+    """Return the modules whose rotary frequencies were cast to 16 bits, as `module.half()` does and
+    from_pretrained does not, each with one like it that has them in float32.
+    """
+    return {
+        part: type(part)(config=part.config)  # pyright: ignore[reportCallIssue]
+        for part in model.modules()
+        if any(name.endswith("inv_freq") and each.dtype in _SHORT
+               for name, each in part.named_buffers(recurse=False))
+    }  # fmt: skip
+
+
+@contextmanager
+def _exact(rounded: dict[nn.Module, nn.Module]) -> Iterator[None]:
+    """Put float32's frequencies in the place of rounded ones for a while."""
+    kept = [(part, name, each) for part in rounded for name, each in part.named_buffers()]
+    try:
+        for part, name, each in kept:
+            setattr(part, name, rounded[part].get_buffer(name).to(each.device))
+        yield
+    finally:
+        for part, name, each in kept:
+            setattr(part, name, each)
 
 
 def _texts(theirs: PreTrainedModel, ours: Decoder) -> tuple[Tensor, Tensor | None, int, str]:

@@ -22,6 +22,7 @@ from wakeful.hf.families import FAMILIES
 from wakeful.hf.gguf_architectures import ARCHITECTURES, PAIRED, query_factor
 from wakeful.hf.gguf_header import read_gguf_header
 from wakeful.hf.weights_out import describe
+from wakeful.hf.whole import first_line
 
 MODEL, TOKENIZER = "wakeful.model", "wakeful.tokenizer"
 """The keys of a decoder's configuration and of its tokenizer's files by name, both in JSON."""
@@ -75,7 +76,11 @@ def tensors_of(path: Path, config: ModelConfig) -> dict[str, Tensor]:
     ]
     wanted = {names.get_name(each, try_suffixes=(".weight", ".bias")): each for each in theirs}
     found: dict[str, Tensor] = {}
-    for tensor in gguf.GGUFReader(path).tensors:
+    try:
+        tensors = gguf.GGUFReader(path).tensors
+    except Exception as error:  # the package raises nothing narrower
+        raise WakefulError(f"{path} is damaged: {first_line(error)}") from None
+    for tensor in tensors:
         name = wanted.get(tensor.name, tensor.name)
         if tensor.name not in wanted and name in _MADE:
             continue

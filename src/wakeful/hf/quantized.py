@@ -302,10 +302,10 @@ def _fill(model: nn.Module, path: Path) -> None:
 
 def _may_be(tensor: Tensor, place: Tensor) -> bool:
     """Whether a parameter that stayed may have the type that it is stored in: some models keep a
-    few in float32 whatever the others are.
+    few in float32 where the others have fewer bits.
     """
-    floats = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-    return tensor.dtype in floats and place.dtype in floats
+    wider = torch.promote_types(tensor.dtype, place.dtype) == tensor.dtype
+    return wider and tensor.is_floating_point() and place.is_floating_point()
 
 
 def _check_values(path: Path, name: str, tensor: Tensor, *, scales: bool) -> None:

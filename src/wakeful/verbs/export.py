@@ -78,7 +78,9 @@ def export(
         card = shortened_card(folder.name, name_of(model), command, kind, layers)
         return drop_layers(stock, layers, folder, card=card)
     if isinstance(model, str | Path):
-        found = read_decoder(model, tokenizer=tokenizer, dtype=dtype, step=wanted.step)
+        # A folder's tensors are cast as they are written, where what does not fit is refused.
+        stored = torch.float32 if folder.suffix == ".gguf" else "auto"
+        found = read_decoder(model, tokenizer=tokenizer, dtype=stored, step=wanted.step)
     elif wanted.step:
         raise WakefulError(f"step = {wanted.step} is for a run, and this model is in memory")
     else:
