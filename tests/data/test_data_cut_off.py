@@ -13,7 +13,7 @@ from data.preparations import (
     left_over,
     write,
 )
-from wakeful.data import PreparedData, TokenFile, Tokenizer, prepare, preparing
+from wakeful.data import PreparedData, Tokenizer, prepare, preparing
 from wakeful.errors import WakefulError
 
 
@@ -102,7 +102,7 @@ def test_a_damaged_folder_is_noticed(source, tmp_path, name, change):
     else:
         path.write_bytes(data[:-3] if change == "cut" else b"")
     with pytest.raises(WakefulError, match="prepare") as caught:
-        TokenFile.open(folder)
+        PreparedData.open(folder)
     assert "\n" not in str(caught.value)
 
 
@@ -149,4 +149,4 @@ def test_pickles_are_never_opened(source, tmp_path):
 def test_no_such_split(source, tmp_path):
     folder = prepare(source, tmp_path / "d", vocab_size=300).folder
     with pytest.raises(WakefulError, match="no split 'test'"):
-        TokenFile.open(folder, "test")
+        PreparedData.open(folder).split("test")

@@ -9,11 +9,10 @@ import pytest
 
 from wakeful.config.schema import DataConfig
 from wakeful.data.mixture import BLOCK, MixedBatches, MixedTokens, MixedWindows, mixture_of
-from wakeful.data.preparing import mixed, prepare, reopened
+from wakeful.data.preparing import load_data, mixed, prepare, reopened
 from wakeful.data.sources import read_documents
 from wakeful.data.tokens import PreparedData, TokenFile, is_prepared
 from wakeful.errors import WakefulError
-from wakeful.training.setup import check_prepared, load_data
 
 SOURCE = 'mixture(parts=[("a", "x", 6), ("b", "y", 3), ("c", "z", 1)])'
 
@@ -182,13 +181,13 @@ def test_a_part_may_be_prepared_already(tmp_path: Path, monkeypatch: pytest.Monk
     assert data.tokenizer.same_tokens(there.tokenizer)
     assert data.parts[1].info == there.info
     assert "pears" in data.tokenizer.decode(data.parts[0].train.tokens.tolist())
-    check_prepared(config, data)
-    check_prepared(dataclasses.replace(config, max_bytes=5), data)  # it is for the other part
+    data.check(config)
+    data.check(dataclasses.replace(config, max_bytes=5))  # it is for the other part
     twice = f'mixture(parts=[("one", "{folder}", 3), ("again", "{folder}", 1)])'
     every = mixed(dataclasses.replace(config, source=twice), twice)
     assert every is not None
     with pytest.raises(WakefulError, match=r"max_bytes = 5 does nothing: .*prepared' is prepared"):
-        check_prepared(dataclasses.replace(config, source=twice, max_bytes=5), every)
+        every.check(dataclasses.replace(config, source=twice, max_bytes=5))
     other = tmp_path / "other"
     prepare(str(tmp_path / "two"), other, vocab_size=301, keep_overlap=True)
     both = f'mixture(parts=[("one", "{folder}", 3), ("two", "{other}", 1)])'

@@ -14,7 +14,7 @@ from data.preparations import (
     write,
 )
 from wakeful.config.schema import TextConfig
-from wakeful.data import TokenFile, Tokenizer, prepare, prepared
+from wakeful.data import PreparedData, Tokenizer, prepare, prepared
 from wakeful.data.tokens import token_dtype
 from wakeful.paths import default_cache_dir
 
@@ -29,7 +29,7 @@ def test_every_document_is_there_once_and_followed_by_its_end(source, tmp_path):
     assert data.train.tokens.dtype == np.dtype("<u2")
     assert isinstance(data.train.tokens, np.memmap)
     assert not left_over(tmp_path)
-    assert TokenFile.open(tmp_path / "data", "validation", verify=True).num_tokens == len(
+    assert PreparedData.open(tmp_path / "data", verify=True).validation.num_tokens == len(
         data.validation.tokens
     )
 

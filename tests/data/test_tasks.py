@@ -13,6 +13,7 @@ from helpers import tiny_config
 from training.runs import tiny, write_text
 from wakeful.config.schema import Config
 from wakeful.data import Batches, ValidationWindows, prepare
+from wakeful.data.preparing import load_data
 from wakeful.data.tasks import Backcopy, Stream, Task, TaskData, task_of
 from wakeful.data.tokens import SplitName
 from wakeful.errors import WakefulError
@@ -21,10 +22,8 @@ from wakeful.model.decoder import Decoder
 from wakeful.runs.run import Run
 from wakeful.training.loop import train
 from wakeful.training.records import DataFacts, data_facts
-from wakeful.training.setup import load_data, make_batches, make_windows
 from wakeful.training.validation import evaluate, optimal
 from wakeful.variants import build, variants
-from wakeful.world import ALONE
 
 TEXT = "aab" * 20 + "c"  # closed to a circle: c is followed by a
 EXAMPLES = [e for kind in variants("data.tasks").values() for e in kind.examples]
@@ -355,15 +354,15 @@ def test_a_run_reads_the_first_tokens_alone_where_asked(
     text = write_text(tmp_path / "text")
     whole, some = tiny(text), tiny(text, data={"max_tokens": 200})
     data = load_data(whole.data)
-    batches = make_batches(some, data, ALONE)
+    batches = data.batches(some)
     assert batches.token_file.num_tokens == 200 < data.train.num_tokens
     starts = [batches.starts(step) for step in range(20)]
     assert max(each.max() for each in starts) < 200
-    assert len(make_windows(some, data)) == len(make_windows(whole, data))
+    assert len(data.windows(some)) == len(data.windows(whole))
     with pytest.raises(
         WakefulError, match=r"data\.max_tokens = .* is more than the .* training tokens: lower it"
     ):
-        make_batches(tiny(text, data={"max_tokens": 10**9}), data, ALONE)
+        data.batches(tiny(text, data={"max_tokens": 10**9}))
 
 
 @pytest.mark.parametrize("given", [{}, {"max_tokens": 1500}])
@@ -374,7 +373,7 @@ def test_a_run_begins_with_a_later_batch_where_asked(
     text = write_text(tmp_path / "text")
     plain, later = tiny(text, data=given), tiny(text, data={"first_batch": 3, **given})
     data = load_data(plain.data)
-    whole, rest = (make_batches(each, data, ALONE) for each in (plain, later))
+    whole, rest = (data.batches(each) for each in (plain, later))
     assert not torch.equal(whole.batch(0), whole.batch(3))
     for step in range(3):
         assert torch.equal(rest.batch(step), whole.batch(3 + step))
@@ -387,10 +386,10 @@ def test_windows_of_text_begin_with_bos_where_asked(
     text = write_text(tmp_path / "text")
     plain, begun = tiny(text), tiny(text, data={"bos": True})
     data = load_data(plain.data)
-    rows, with_bos = (make_batches(each, data, ALONE).batch(3) for each in (plain, begun))
+    rows, with_bos = (data.batches(each).batch(3) for each in (plain, begun))
     assert (with_bos[:, 0] == data.tokenizer.end_of_text).all()
     assert torch.equal(with_bos[:, 1:], rows[:, 1:])  # the same targets
-    for one, other in zip(make_windows(plain, data), make_windows(begun, data), strict=True):
+    for one, other in zip(data.windows(plain), data.windows(begun), strict=True):
         assert (other[0][:, 0] == data.tokenizer.end_of_text).all()
         assert torch.equal(other[0][:, 1:], one[0][:, 1:])
         assert torch.equal(other[1], one[1])

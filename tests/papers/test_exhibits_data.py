@@ -13,12 +13,12 @@ from wakeful.config.schema import config_from_table
 from wakeful.config.tables import read_table
 from wakeful.config.verbs import LENGTH, inherit_options
 from wakeful.data.mixture import mixture_of
+from wakeful.data.preparing import load_data
 from wakeful.device import H100
 from wakeful.errors import WakefulError
 from wakeful.heirs.baselines import Setting, baseline_of
 from wakeful.heirs.layers import first, last
 from wakeful.model.decoder import Decoder
-from wakeful.training.setup import load_data
 from wakeful.training.size import operations_of, parameters_of, size_of
 from wakeful.training.watching import FIGURES
 from wakeful.variants import build_call

@@ -20,7 +20,7 @@ from wakeful.cli import main
 from wakeful.comparison.reading import read_comparison
 from wakeful.config.schema import Config, DataConfig, config_to_toml
 from wakeful.data.order import Batches, ValidationWindows
-from wakeful.data.preparing import prepare
+from wakeful.data.preparing import load_data, prepare
 from wakeful.display import Silent
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.loading.load import read_decoder
@@ -31,7 +31,6 @@ from wakeful.runs import checkpoint
 from wakeful.training.comparison import compare
 from wakeful.training.loop import train
 from wakeful.training.records import data_facts
-from wakeful.training.setup import load_data
 
 pytestmark = pytest.mark.usefixtures("as_users_run_it")
 CHECKPOINT = ["checkpoints/step-00000006/*", "checkpoints/step-00000004/*"]

@@ -16,13 +16,13 @@ from wakeful.cli import main
 from wakeful.config.schema import Config
 from wakeful.config.tables import Table
 from wakeful.data.order import Batches
+from wakeful.data.preparing import load_data
 from wakeful.errors import WakefulError
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
 from wakeful.training.loop import train
-from wakeful.training.setup import load_data
 
 REPLICAS = ("own", "resformer", "neutreno")
 """The cases that the fast tests train on replicas too."""

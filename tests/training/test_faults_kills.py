@@ -13,11 +13,11 @@ import pytest
 
 from training.faults import LONG, LONG_ROWS, assert_same, kill_and_resume, left_by
 from training.runs import tiny
+from wakeful.data.preparing import load_data
 from wakeful.errors import WakefulError
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run, disk_errors
 from wakeful.training.loop import train
-from wakeful.training.setup import load_data
 
 
 def test_a_killed_run_continues_to_the_bit(text: Path, tmp_path: Path) -> None:

@@ -13,13 +13,13 @@ from training.test_loop import losses
 from wakeful.cli import main
 from wakeful.config.schema import config_to_toml
 from wakeful.data.order import ValidationWindows
+from wakeful.data.preparing import load_data
 from wakeful.errors import WakefulError
 from wakeful.loading.load import read_decoder
 from wakeful.quant.convert import quantize
 from wakeful.runs.run import Run
 from wakeful.training.finishing import quantization_damage
 from wakeful.training.loop import train
-from wakeful.training.setup import load_data
 
 
 def test_damage_is_measured_on_whole_windows_and_changes_no_training(

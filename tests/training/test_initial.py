@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from training.runs import tiny, write_text
 from wakeful.config.schema import Config
 from wakeful.data.order import Batches, ValidationWindows
+from wakeful.data.preparing import load_data
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.display import Silent
 from wakeful.errors import Interrupted, WakefulError
@@ -27,7 +28,7 @@ from wakeful.training import loop
 from wakeful.training.distillation import distillation_loss
 from wakeful.training.finishing import quantization_damage
 from wakeful.training.loop import Initial, train
-from wakeful.training.setup import autocast, check_run, load_data, make_windows
+from wakeful.training.setup import autocast, check_run
 from wakeful.training.stored import Store
 from wakeful.training.validation import evaluate, mean_loss
 
@@ -318,7 +319,7 @@ def test_adapters_are_merged_for_whoever_reads_and_resumed_to_the_bit(
     assert changed
     summary = whole.read_json("summary.json")
     assert summary["parameters"] == read.num_parameters()
-    windows = make_windows(config, load_data(config.data))
+    windows = load_data(config.data).windows(config)
     assert summary["quantization"] == quantization_damage(config, read, windows)
     assert all(".mlp." in name and name.endswith(".weight") for name in changed)
     assert whole.header.status == "done"

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from training.runs import tiny, write_text
 from wakeful.config.schema import Config, config_from_table, config_to_toml
 from wakeful.data.order import Batches, ValidationWindows
-from wakeful.data.preparing import prepare
+from wakeful.data.preparing import load_data, prepare
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.device import choose_device
 from wakeful.display import Display, Silent
@@ -34,13 +34,7 @@ from wakeful.runs.run import Run
 from wakeful.training.comparison import compare
 from wakeful.training.finishing import forget_peak
 from wakeful.training.loop import train
-from wakeful.training.setup import (
-    autocast,
-    load_data,
-    make_decoder,
-    make_optimizer,
-    resolved,
-)
+from wakeful.training.setup import autocast, make_decoder, make_optimizer, resolved
 from wakeful.training.validation import evaluate, mean_loss
 from wakeful.world import World
 

@@ -16,12 +16,13 @@ from training.test_loop import stop_after
 from wakeful.comparison.reading import read_comparison
 from wakeful.config.schema import Config
 from wakeful.data.order import ValidationWindows
+from wakeful.data.preparing import load_data
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.pages.comparison.page import write_report
 from wakeful.training.loop import train
 from wakeful.training.objective import make_loss
-from wakeful.training.setup import load_data, make_decoder, resolved
+from wakeful.training.setup import make_decoder, resolved
 from wakeful.training.validation import evaluate, mean_loss
 
 

@@ -14,6 +14,7 @@ from training.runs import tiny
 from training.test_loop import losses
 from wakeful.config.schema import Config
 from wakeful.data.order import ValidationWindows
+from wakeful.data.preparing import load_data
 from wakeful.errors import WakefulError
 from wakeful.loading.load import read_decoder
 from wakeful.probes import exact
@@ -25,7 +26,6 @@ from wakeful.runs.run import Run
 from wakeful.training import watching
 from wakeful.training.loop import train
 from wakeful.training.records import HeadWeights, rows
-from wakeful.training.setup import load_data, make_windows
 from wakeful.training.watching import FIGURES, FOLLOWED, watched, whole_windows
 
 
@@ -135,7 +135,7 @@ def test_every_head_is_followed_over_steps(text: Path, tmp_path: Path) -> None:
         (step, layer, head) for step in (0, 4, 8) for layer in (0, 1) for head in (0, 1)
     ]
     # The last rows are of the final model, and the layer's are the means of its heads.
-    windows = make_windows(config, load_data(config.data))
+    windows = load_data(config.data).windows(config)
     trained = read_decoder(run.path, dtype="auto").decoder()
     probe = BosMass()
     with torch.no_grad(), watch(trained, probe):
@@ -175,7 +175,7 @@ def test_every_heads_weights_are_logged_over_steps(text: Path, tmp_path: Path) -
         (step, layer, head) for step in (0, 4, 8) for layer in (0, 1) for head in (0, 1)
     ]
     # The last are of the final model, on a whole window of which they are the first five.
-    window = whole_windows(make_windows(config, load_data(config.data)), 1)[0]
+    window = whole_windows(load_data(config.data).windows(config), 1)[0]
     assert {row.tokens for row in found} == {tuple(window[0, :5].tolist())}
     probe = Weights()
     decoder = read_decoder(run.path, dtype="auto").decoder()

@@ -32,7 +32,7 @@ from wakeful.config.schema import BridgeConfig, DataConfig, TrainConfig, WidthCo
 from wakeful.config.tables import to_table
 from wakeful.config.verbs import InheritOptions, options_from
 from wakeful.data.mixture import mixture_of
-from wakeful.data.preparing import prepared
+from wakeful.data.preparing import load_data, prepared
 from wakeful.data.tokens import PreparedData, is_prepared
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.estimates import paired_ratio, with_error
@@ -54,7 +54,6 @@ from wakeful.runs import checkpoint
 from wakeful.runs.run import Run, is_done, read_windows
 from wakeful.training import cluster
 from wakeful.training.loop import train
-from wakeful.training.setup import load_data
 from wakeful.training.validation import mean_loss
 from wakeful.verbs.inherit import inherit
 from wakeful.verbs.inherited import spread

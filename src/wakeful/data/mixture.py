@@ -5,6 +5,7 @@ windows of the domains in the proportion of their weights, whatever their sizes;
 that was held out of each, one domain after another.
 """
 
+import dataclasses
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,10 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from wakeful.data.order import Batches, Permutation, ValidationWindows, WindowOrder, key64
+from wakeful.config.schema import DataConfig
+from wakeful.data.base import Data
+from wakeful.data.order import Batches, Permutation, Tokens, ValidationWindows, WindowOrder, key64
 from wakeful.data.sources import MIXTURE
 from wakeful.data.tokenizer import Tokenizer
-from wakeful.data.tokens import SPLITS, Data, PreparedData, SplitName, TokenFile, Tokens
+from wakeful.data.tokens import SPLITS, PreparedData, SplitName, TokenFile
 from wakeful.errors import WakefulError
 from wakeful.variants import build_call
 
@@ -104,54 +107,6 @@ class MixedTokens(Tokens):
         return (self.offsets[owners] + length * places)[turns]
 
 
-class MixedData(Data):
-    """Prepared domains in the place of one prepared text."""
-
-    train: MixedTokens
-    validation: MixedTokens
-
-    def __init__(
-        self,
-        source: str,
-        domains: tuple[Domain, ...],
-        parts: list[PreparedData],
-        tokenizer: Tokenizer,
-    ) -> None:
-        self.domains, self.parts, self.tokenizer = domains, parts, tokenizer
-        train = MixedTokens(domains, [part.train for part in parts])
-        validation = MixedTokens(domains, [part.validation for part in parts])
-        self.train = train  # pyright: ignore[reportIncompatibleVariableOverride]
-        self.validation = validation  # pyright: ignore[reportIncompatibleVariableOverride]
-        dropped = [part.info.get("overlap") for part in parts]
-        overlaps = [each for each in dropped if each is not None]
-        self.info = {
-            "source": [source],
-            "corpora_sha256": [_sha256(
-                *(f"{each.name}:{each.share!r}" for each in domains),
-                *(part.corpus_sha256 for part in parts),
-            )],
-            "tokenizer": parts[0].info["tokenizer"],
-            "splits": {split: self._split(split) for split in SPLITS},
-            "overlap": None if len(overlaps) < len(parts) else {
-                "passage": overlaps[0]["passage"],
-                **{name: sum(each[name] for each in overlaps) for name in ("documents", "tokens")},
-            },
-        }  # fmt: skip
-
-    @property
-    def place(self) -> str:
-        pairs = zip(self.domains, self.parts, strict=True)
-        parts = [(each.name, part.place, each.weight) for each, part in pairs]
-        return f"{MIXTURE}({parts=!r})"
-
-    def _split(self, split: SplitName) -> dict[str, Any]:
-        facts = [part.info["splits"][split] for part in self.parts]
-        return {
-            "tokens": sum(each["tokens"] for each in facts),
-            "sha256": _sha256(*(each["sha256"] for each in facts)),
-        }
-
-
 class MixedBatches(Batches):
     """Training batches of a mixture, by the number of the window: seeded, and sought in O(1).
 
@@ -161,27 +116,20 @@ class MixedBatches(Batches):
 
     token_file: MixedTokens
 
-    def __init__(
-        self,
-        token_file: MixedTokens,
-        *,
-        length: int,
-        seed: int,
-        fixed: bool = False,
-        **options: Any,
-    ) -> None:
-        super().__init__(token_file, length=length, seed=seed, fixed=fixed, **options)
+    def __init__(self, token_file: MixedTokens, **options: Any) -> None:
+        super().__init__(token_file, **options)
         self._orders: list[WindowOrder] = []
         for number, (domain, part) in enumerate(
             zip(token_file.domains, token_file.parts, strict=True)
         ):
-            if part.num_tokens < length + 1:
+            if part.num_tokens < self.length + 1:
                 raise WakefulError(
                     f"{domain.name} has {part.num_tokens} training tokens, and one sequence of "
-                    f"{length} needs {length + 1}: give it more text, or a shorter length"
+                    f"{self.length} needs {self.length + 1}: give it more text, or a shorter length"
                 )
-            own = key64("domain", seed, number)
-            self._orders.append(WindowOrder(part.num_tokens, length, own, fixed=fixed))
+            own = key64("domain", self.seed, number)
+            order = WindowOrder(part.num_tokens, self.length, own, fixed=self._order.fixed)
+            self._orders.append(order)
         self._counts = _dealt(np.array([each.share for each in token_file.domains]), BLOCK)
         if not self._counts.all():
             raise WakefulError(
@@ -214,17 +162,15 @@ class MixedWindows(ValidationWindows):
 
     token_file: MixedTokens
 
-    def __init__(
-        self, token_file: MixedTokens, *, length: int, batch_size: int, bos: int | None = None
-    ) -> None:
-        super().__init__(token_file, length=length, batch_size=batch_size, bos=bos)
+    def __init__(self, token_file: MixedTokens, **options: Any) -> None:
+        super().__init__(token_file, **options)
         for domain, size in zip(token_file.domains, token_file.sizes, strict=True):
             if size < 2:
                 raise WakefulError(
                     f"{domain.name} has {size} validation tokens and needs 2: give it more text, "
                     "or a larger data.validation_fraction"
                 )
-        self._windows = 1 + (token_file.sizes - 2) // length
+        self._windows = 1 + (token_file.sizes - 2) // self.length
         self.num_predicted = int((token_file.sizes - 1).sum())
         self.num_windows = int(self._windows.sum())
 
@@ -238,6 +184,68 @@ class MixedWindows(ValidationWindows):
     def domains(self) -> list[str]:
         names = [each.name for each in self.token_file.domains]
         return [names[owner] for owner in np.repeat(np.arange(len(names)), self._windows)]
+
+
+class MixedData(Data):
+    """Prepared domains in the place of one prepared text."""
+
+    train: MixedTokens
+    validation: MixedTokens
+    batches_type, windows_type = MixedBatches, MixedWindows
+
+    def __init__(
+        self,
+        source: str,
+        domains: tuple[Domain, ...],
+        parts: list[PreparedData],
+        tokenizer: Tokenizer,
+    ) -> None:
+        self.domains, self.tokenizer = domains, tokenizer
+        self._pairs = [*zip(domains, parts, strict=True)]
+        self.train, self.validation = (  # pyright: ignore[reportIncompatibleVariableOverride]
+            MixedTokens(domains, [part.split(split) for part in parts]) for split in SPLITS
+        )
+        dropped = [part.info.get("overlap") for part in parts]
+        overlaps = [each for each in dropped if each is not None]
+        self.info = {
+            "source": [source],
+            "corpora_sha256": [_sha256(
+                *(f"{each.name}:{each.share!r}" for each in domains),
+                *(part.corpus_sha256 for part in parts),
+            )],
+            "tokenizer": parts[0].info["tokenizer"],
+            "splits": {split: self._split(split) for split in SPLITS},
+            "overlap": None if len(overlaps) < len(parts) else {
+                "passage": overlaps[0]["passage"],
+                **{name: sum(each[name] for each in overlaps) for name in ("documents", "tokens")},
+            },
+        }  # fmt: skip
+
+    @property
+    def place(self) -> str:
+        parts = [(each.name, part.place, each.weight) for each, part in self._pairs]
+        return f"{MIXTURE}({parts=!r})"
+
+    @property
+    def parts(self) -> list[PreparedData]:
+        return [part for _, part in self._pairs]
+
+    def given(self, source: str) -> bool:
+        return all(part.given(each.source) for each, part in self._pairs)
+
+    def check(self, config: DataConfig) -> None:
+        """`max_bytes` and `keep_overlap` are for the parts that are not prepared yet."""
+        if not self.given(config.source):
+            config = dataclasses.replace(config, max_bytes=0, keep_overlap=False)
+        for each, part in self._pairs:
+            part.check(dataclasses.replace(config, source=each.source))
+
+    def _split(self, split: SplitName) -> dict[str, Any]:
+        facts = [part.info["splits"][split] for part in self.parts]
+        return {
+            "tokens": sum(each["tokens"] for each in facts),
+            "sha256": _sha256(*(each["sha256"] for each in facts)),
+        }
 
 
 def _dealt(shares: np.ndarray, windows: int) -> np.ndarray:

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from wakeful.data.tokens import Tokens
 from wakeful.errors import WakefulError
 
 IGNORED = -100  # the target that torch.nn.functional.cross_entropy leaves out
@@ -24,6 +23,40 @@ def documents_of(tokens: torch.Tensor, end_of_text: int) -> torch.Tensor:
     the end of the one before from that one's last token.
     """
     return (tokens == end_of_text).cumsum(1)
+
+
+class Tokens:
+    """What training and validation read: one long row of ids, or what serves as one."""
+
+    num_tokens: int
+    vocab_size: int
+    end_of_text: int
+
+    def read(self, starts: np.ndarray, count: int) -> np.ndarray:
+        """Return the `count` tokens from each start on: int64 (len(starts), count)."""
+        raise NotImplementedError
+
+    def opening(self, rows: int, length: int) -> np.ndarray:
+        """Return where rows of `length` tokens start, one after another from the beginning.
+
+        At most `rows` of them; none reaches past the end.
+        """
+        return length * np.arange(min(rows, self.num_tokens // length))
+
+    def optimal(self, rows: np.ndarray) -> np.ndarray | None:
+        """Return −ln p of each token of `rows` (n, L + 1) but the first, (n, L), in nats.
+
+        p is the probability with which the token was drawn after those before it, so that no model
+        loses less in expectation. None for text, of which nobody knows it.
+        """
+        return None
+
+    def is_trigger(self, rows: np.ndarray) -> np.ndarray | None:
+        """Return where a head is needed, because the next token depends on more than the last.
+
+        Bool, as `rows`; None for text, of which nobody knows it.
+        """
+        return None
 
 
 class Permutation:

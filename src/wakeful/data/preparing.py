@@ -14,24 +14,25 @@ from typing import Any
 import numpy as np
 
 from wakeful.config.schema import DataConfig, TextConfig
+from wakeful.data.base import Data
 from wakeful.data.mixture import Domain, MixedData, mixture_of
 from wakeful.data.overlap import drop_overlap
 from wakeful.data.sources import MIXTURE, PYTHON_STDLIB, listed, read_documents, source_manifest
 from wakeful.data.split import Side, Spool, split_by_hash, split_from_source
+from wakeful.data.tasks.base import TaskData, task_of
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.data.tokens import (
     DTYPES,
     FORMAT,
     SPLITS,
     VERSION,
-    Data,
     PreparedData,
     SplitName,
     building_beside,
     documents_path,
     existing_data,
-    is_prepared,
     move_in,
+    opened,
     split_facts,
     token_dtype,
     tokens_path,
@@ -213,6 +214,31 @@ def prepared(
     return prepare(source, root / "data" / f"{label}-{digest}", **options)
 
 
+def load_data(
+    config: DataConfig,
+    progress: Progress | None = None,
+    *,
+    tokenizer: Tokenizer | None = None,
+    imports: bool = False,
+) -> Data:
+    """Return the tokens that a configuration names, preparing and caching them if need be.
+
+    With a `tokenizer` text is prepared with it, and a task, which has one of its own, is not looked
+    for. `imports` lets a task's module be imported: only for a source that the user wrote.
+
+    Raises:
+        WakefulError: as `prepare`, `mixed` and `task_of` do.
+    """
+    source = config.source
+    task = task_of(source, imports=imports) if tokenizer is None else None
+    return (
+        (task and TaskData(task))
+        or mixed(config, source, progress, tokenizer=tokenizer)
+        or opened(source)
+        or prepared(source, progress=progress, **preparation(config, tokenizer))
+    )
+
+
 def mixed(
     config: TextConfig,
     source: str,
@@ -238,11 +264,7 @@ def mixed(
             f"data.validation_source = {config.validation_source!r} does nothing: each part of a "
             "mixture is validated on what is held out of it; leave it out"
         )
-    there = {
-        each.name: PreparedData.open(each.source)
-        for each in domains
-        if is_prepared(Path(each.source))
-    }
+    there = {each.name: data for each in domains if (data := opened(each.source))}
     if tokenizer is None and config.tokenizer:
         tokenizer = Tokenizer.load(config.tokenizer)
     if tokenizer is None and there:
@@ -265,11 +287,8 @@ def mixed(
 
 def reopened(config: DataConfig) -> Data | None:
     """Return what `Data.place` names; None where it, or a part of it, is no longer there."""
-    domains = mixture_of(config.source)
-    sources = [config.source] if domains is None else [each.source for each in domains]
-    if not all(is_prepared(Path(each)) for each in sources):
-        return None
-    return mixed(config, config.source) or PreparedData.open(config.source)
+    sources = [each.source for each in mixture_of(config.source) or ()] or [config.source]
+    return load_data(config) if all(map(opened, sources)) else None
 
 
 def _shared_tokenizer(

@@ -24,6 +24,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from wakeful.config.schema import DataConfig
+from wakeful.config.tables import from_table, to_table
+from wakeful.data.base import Data
+from wakeful.data.order import Tokens
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.digests import file_sha256
 from wakeful.errors import WakefulError
@@ -32,40 +36,6 @@ FORMAT, VERSION = "wakeful.tokens", 1
 DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 SplitName = Literal["train", "validation"]
 SPLITS: tuple[SplitName, SplitName] = ("train", "validation")
-
-
-class Tokens:
-    """What training and validation read: one long row of ids, or what serves as one."""
-
-    num_tokens: int
-    vocab_size: int
-    end_of_text: int
-
-    def read(self, starts: np.ndarray, count: int) -> np.ndarray:
-        """Return the `count` tokens from each start on: int64 (len(starts), count)."""
-        raise NotImplementedError
-
-    def opening(self, rows: int, length: int) -> np.ndarray:
-        """Return where rows of `length` tokens start, one after another from the beginning.
-
-        At most `rows` of them; none reaches past the end.
-        """
-        return length * np.arange(min(rows, self.num_tokens // length))
-
-    def optimal(self, rows: np.ndarray) -> np.ndarray | None:
-        """Return −ln p of each token of `rows` (n, L + 1) but the first, (n, L), in nats.
-
-        p is the probability with which the token was drawn after those before it, so that no model
-        loses less in expectation. None for text, of which nobody knows it.
-        """
-        return None
-
-    def is_trigger(self, rows: np.ndarray) -> np.ndarray | None:
-        """Return where a head is needed, because the next token depends on more than the last.
-
-        Bool, as `rows`; None for text, of which nobody knows it.
-        """
-        return None
 
 
 @dataclass(frozen=True)
@@ -131,37 +101,6 @@ class TokenFile(Tokens):
         if highest >= self.vocab_size:
             raise _damaged(self.path, f"id {highest} of {self.vocab_size}")
 
-    @classmethod
-    def open(
-        cls, folder: str | Path, split: SplitName = "train", *, verify: bool = False
-    ) -> "TokenFile":
-        """Map one split of a prepared folder; see `PreparedData.open`."""
-        return PreparedData.open(folder, verify=verify).split(split)
-
-
-class Data:
-    """What a run is trained and validated on."""
-
-    info: dict[str, Any]
-    """What `data.json` says: where it comes from, and the hashes that name it."""
-    train: Tokens
-    validation: Tokens
-    tokenizer: Tokenizer
-
-    @property
-    def place(self) -> str:
-        """Return the source that gives the same tokens again, with nothing left to prepare."""
-        raise NotImplementedError
-
-    @property
-    def vocab_size(self) -> int:
-        return self.info["tokenizer"]["vocab_size"]
-
-    @property
-    def corpus_sha256(self) -> str:
-        """Return what names the text that was read, of the training source where there are two."""
-        return self.info["corpora_sha256"][0]
-
 
 @dataclass(frozen=True)
 class PreparedData(Data):
@@ -215,6 +154,46 @@ class PreparedData(Data):
                     f"its {name} is {value}, and data.json's {self.info['tokenizer'][name]}",
                 )
         return tokenizer
+
+    def given(self, source: str) -> bool:
+        return self.folder == Path(source).expanduser()
+
+    def first(self, config: DataConfig, length: int) -> TokenFile:
+        if config.max_tokens < length + 1:
+            raise WakefulError(
+                f"data.max_tokens = {config.max_tokens} is less than one sequence needs: "
+                f"train.length + 1 = {length + 1}"
+            )
+        return self.train.beginning(config.max_tokens)
+
+    def check(self, config: DataConfig) -> None:
+        there = self.settled(config)
+        for name in ("validation_source", "max_bytes", "keep_overlap"):
+            asked, found = getattr(config, name), getattr(there, name)
+            if asked and asked != found:
+                raise WakefulError(
+                    f"data.{name} = {asked!r} does nothing: data.source = {config.source!r} is "
+                    f"prepared, with {name} = {found!r}; leave it out, or prepare the text again"
+                )
+        if config.tokenizer and self.given(config.source):
+            ours, theirs = Tokenizer.load(config.tokenizer).fingerprint, self.tokenizer.fingerprint
+            if ours != theirs:
+                raise WakefulError(
+                    f"data.tokenizer = {config.tokenizer!r} does nothing: data.source = "
+                    f"{config.source!r} is prepared with another; leave it out, or prepare the "
+                    "text again"
+                )
+
+    def settled(self, config: DataConfig) -> DataConfig:
+        settings, held = self.info.get("settings"), self.info.get("validation_source")
+        if not isinstance(settings, dict) or not self.given(config.source):
+            return config
+        own = {"keep_overlap": False, "vocab_size": self.vocab_size, "max_bytes": 0}
+        table = to_table(config) | own
+        for name in ("validation_fraction", "text_field", *own):
+            table[name] = settings.get(name) or table[name]
+        table["validation_source"] = held[0] if isinstance(held, list) and len(held) == 1 else ""
+        return from_table(DataConfig, table)
 
     def split(self, split: SplitName) -> TokenFile:
         """Map one split.
@@ -293,6 +272,11 @@ def is_prepared(folder: Path) -> bool:
     except (OSError, ValueError, RecursionError, RuntimeError):  # the last: of a user unknown here
         return False
     return isinstance(info, dict) and info.get("format") == FORMAT
+
+
+def opened(source: str) -> PreparedData | None:
+    """Open the prepared folder that a source names; None where it names something else."""
+    return PreparedData.open(source) if is_prepared(Path(source)) else None
 
 
 def _read_info(folder: Path) -> dict[str, Any]:

@@ -18,10 +18,10 @@ import torch
 
 from wakeful.config.schema import Config, DataConfig, DistillConfig, LoraConfig
 from wakeful.config.verbs import InheritOptions
+from wakeful.data.base import Data
 from wakeful.data.mixture import mixture_of
 from wakeful.data.order import ValidationWindows
 from wakeful.data.sources import MIXTURE
-from wakeful.data.tokens import Data, is_prepared
 from wakeful.device import choose_device
 from wakeful.errors import WakefulError
 from wakeful.heirs.baselines import baseline_of
@@ -31,15 +31,8 @@ from wakeful.heirs.solving import solved_on
 from wakeful.heirs.stages import Stage, learning, setting_of, stage_config, timed_heir
 from wakeful.model.decoder import Decoder
 from wakeful.training.objective import make_loss
-from wakeful.training.setup import (
-    autocast,
-    make_batches,
-    make_decoder,
-    make_optimizer,
-    make_windows,
-)
+from wakeful.training.setup import autocast, make_decoder, make_optimizer
 from wakeful.training.validation import mean_loss
-from wakeful.world import ALONE
 
 _GROWS = ("first", "rank", "mass", "influence", "angle", "bridge")
 """Choices that say which layer comes next."""
@@ -267,7 +260,7 @@ def doubts(
 
 def _more(text: DataConfig, data: Data, times: float) -> str:
     """Return the option that makes a validation set `times` times as large."""
-    given, again = is_prepared(Path(text.source)), ""
+    given, again = data.given(text.source), ""
     generated = given and "sampled" in data.info
     if given:
         again = f"wakeful data {'generate' if generated else 'prepare'} again, with "
@@ -343,7 +336,7 @@ def _cost(
     loss_of = make_loss(
         config, decoder, device, end_of_text=data.train.end_of_text, teacher=reference.to(device)
     )
-    batches, windows = make_batches(config, data, ALONE), make_windows(config, data)
+    batches, windows = data.batches(config), data.windows(config)
     taken = 0.0
     for step in range(2):
         began = time.perf_counter()
@@ -382,7 +375,7 @@ def seconds_to_solve(recipe: Recipe, config: Config, reference: Decoder, data: D
     tokens = solved_on(recipe, reference.config.num_layers, data)
     if not tokens:
         return 0.0
-    device, windows = choose_device(config.train.device), make_windows(config, data)
+    device, windows = choose_device(config.train.device), data.windows(config)
     taken = evaluation_seconds(reference.to(device), windows, autocast(config.train, device))
     reference.to("cpu")
     return tokens * taken / windows.num_predicted

@@ -1,18 +1,17 @@
 """What an inheritance reads before it plans: its text, its reference's layers and losses."""
 
 import dataclasses
-from pathlib import Path
 from typing import get_args
 
 import polars as pl
 
 from wakeful.config.schema import Config
 from wakeful.config.verbs import InheritOptions
-from wakeful.data.mixture import MixedData, mixture_of
+from wakeful.data.base import Data
+from wakeful.data.mixture import mixture_of
 from wakeful.data.overlap import NothingHeldOut
-from wakeful.data.preparing import mixed, preparation, prepared
+from wakeful.data.preparing import load_data
 from wakeful.data.tokenizer import Tokenizer
-from wakeful.data.tokens import Data, PreparedData, is_prepared
 from wakeful.device import choose_device
 from wakeful.display import Display
 from wakeful.errors import WakefulError
@@ -21,7 +20,7 @@ from wakeful.heirs.layers import By, Diagnosed, diagnose_layers
 from wakeful.heirs.plan import depth_of
 from wakeful.heirs.solving import beginning, documents
 from wakeful.loading.model import Model
-from wakeful.training.setup import autocast, check_prepared, make_windows
+from wakeful.training.setup import autocast
 from wakeful.training.validation import evaluate
 
 _SOLVED_ON, _MEASURED_ON = 12_288, 2_048
@@ -30,21 +29,17 @@ _SOLVED_ON, _MEASURED_ON = 12_288, 2_048
 
 def prepared_text(options: InheritOptions, reference: Model, show: Display) -> Data:
     """Return the text as the reference's tokens, with a validation set that is not in it."""
-    source, tokenizer = options.data.source, reference.own_tokenizer
+    source = options.data.source
     try:
-        data = mixed(options.data, source, show.stage, tokenizer=tokenizer)
-        if data is None and is_prepared(Path(source)):
-            data = PreparedData.open(source)
-        if data is None:
-            data = prepared(source, progress=show.stage, **preparation(options.data, tokenizer))
+        data = load_data(options.data, show.stage, tokenizer=reference.own_tokenizer)
     except NothingHeldOut:
         own = "" if mixture_of(source) else "--validation_text, "
         raise WakefulError(
             f"every document of {source} that would be held out partly occurs in the others: "
             f"give {own}more text, or a larger --data.validation_fraction"
         ) from None
-    check_prepared(options.data, data)
-    for part in data.parts if isinstance(data, MixedData) else [data]:
+    data.check(options.data)
+    for part in data.parts:
         _check_tokenizer(part.place, part.tokenizer, reference)
     size = reference.decoder().config.vocab_size
     if data.vocab_size > size:
@@ -132,7 +127,7 @@ def diagnosed_layers(
 def evaluated(config: Config, reference: Model, data: Data, show: Display) -> pl.DataFrame:
     """Return the reference's loss in every validation window."""
     train = config.train
-    windows = make_windows(config, data)
+    windows = data.windows(config)
     show.note(f"evaluating {reference.name} on {windows.num_predicted:,} tokens")
     device = choose_device(train.device)
     decoder = reference.decoder().to(device)

@@ -7,15 +7,16 @@ from jaxtyping import Int
 from torch import Tensor
 
 from wakeful.config.schema import DataConfig, WidthConfig
+from wakeful.data.base import Data
 from wakeful.data.order import documents_of
-from wakeful.data.tokens import Data
+from wakeful.data.preparing import load_data
 from wakeful.device import choose_device
 from wakeful.heirs.bridge import Bridged, bridge, gaps, rebridge, stayed
 from wakeful.heirs.layers import LayerMap
 from wakeful.heirs.narrow import narrow
 from wakeful.heirs.recipe import Recipe
 from wakeful.model.decoder import Decoder
-from wakeful.training.setup import autocast, load_data
+from wakeful.training.setup import autocast
 
 
 def narrowed(recipe: Recipe, reference: Decoder, width: WidthConfig) -> Decoder:
@@ -73,8 +74,9 @@ def beginning(data: Data, rows: int, length: int, config: DataConfig) -> Int[Ten
     """
     rows = min(rows, _allowed(data, config) // length)
     tokens = torch.from_numpy(data.train.read(data.train.opening(rows, length), length))
-    if config.bos:
-        tokens[:, 0] = data.tokenizer.begin
+    bos = data.begin(config)
+    if bos is not None:
+        tokens[:, 0] = bos
     return tokens
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from wakeful.config.schema import Config
+from wakeful.data.base import Data
 from wakeful.data.order import ValidationWindows
-from wakeful.data.tokens import Data
 from wakeful.estimates import finite
 from wakeful.model.decoder import Decoder
 from wakeful.model.evaluating import evaluating
@@ -33,7 +33,6 @@ from wakeful.training.records import (
     data_facts,
     rows,
 )
-from wakeful.training.setup import bos_of
 from wakeful.training.validation import validate
 from wakeful.training.watching import logged, precision_of, watched, whole_windows
 
@@ -160,7 +159,7 @@ def _whole(config: Config, run: Run, parallel: Parallel) -> Decoder:
 
 
 def _samples(config: Config, decoder: Decoder, data: Data) -> Iterator[Sample]:
-    settings, bos = config.sample, bos_of(config, data)
+    settings, bos = config.sample, data.begin(config.data)
     before = [] if bos is None else [bos]
     decoder.eval()
     for prompt in settings.prompts:

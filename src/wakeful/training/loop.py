@@ -14,10 +14,10 @@ import torch
 
 from wakeful.config.schema import Config, config_to_toml
 from wakeful.config.tables import to_table
-from wakeful.data.mixture import MixedData
+from wakeful.data.base import Data
 from wakeful.data.order import Batches, ValidationWindows
+from wakeful.data.preparing import load_data
 from wakeful.data.tokenizer import Tokenizer
-from wakeful.data.tokens import Data
 from wakeful.device import choose_device, rough_seconds
 from wakeful.display import Display, Silent, duration
 from wakeful.errors import Diverged, Interrupted, WakefulError
@@ -39,14 +39,9 @@ from wakeful.training.records import check_rows, check_same_data, data_facts, re
 from wakeful.training.setup import (
     admit_parts,
     autocast,
-    bos_of,
     check_parts,
-    check_prepared,
-    load_data,
-    make_batches,
     make_decoder,
     make_optimizer,
-    make_windows,
     resolved,
 )
 from wakeful.training.validation import best_loss, validate
@@ -115,8 +110,8 @@ def _train(
         "the processes read different data: give each machine the same files",
     )
     config = config if resume else _new(config, data, initial, show)
-    batches = make_batches(config, data, world)
-    windows = make_windows(config, data)
+    batches = data.batches(config, world)
+    windows = data.windows(config)
     given = None if resume or initial is None else initial.decoder
     decoder = make_decoder(config, device if world.size == 1 else torch.device("cpu"), given)
     if config.train.diagnose.every:
@@ -169,7 +164,7 @@ def _train(
 
 def _new(config: Config, data: Data, initial: Initial | None, show: Display) -> Config:
     """Return a new run's configuration as it is carried out."""
-    check_prepared(config.data, data)
+    data.check(config.data)
     asked = config.optimizer.warmup_steps
     config = resolved(config, data, initial and initial.decoder.config)
     more = config.model.vocab_size - data.vocab_size
@@ -242,10 +237,10 @@ def _as_trained(config: Config, data: Data) -> Tokenizer:
 
     Documents that a model wrote hold the beginnings that it gave them.
     """
-    tokenizer, parts = data.tokenizer, data.parts if isinstance(data, MixedData) else [data]
-    if bos_of(config, data) is not None:
+    tokenizer = data.tokenizer
+    if data.begin(config.data) is not None:
         return tokenizer.beginning()
-    written = any("sampled" in part.info for part in parts)
+    written = any("sampled" in part.info for part in data.parts)
     return tokenizer if written or not tokenizer.adds_bos else tokenizer.without_bos()
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from wakeful.config.tables import from_table, to_table
+from wakeful.data.base import Data
 from wakeful.data.mixture import in_words
-from wakeful.data.tokens import Data
 from wakeful.errors import WakefulError
 from wakeful.runs.run import Run
 

@@ -3,20 +3,13 @@
 import contextlib
 import dataclasses
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import torch
 
 from wakeful.config.model import ModelConfig
-from wakeful.config.schema import Config, DataConfig, TrainConfig
-from wakeful.config.tables import from_table, to_table
-from wakeful.data.mixture import MixedBatches, MixedData, MixedWindows
-from wakeful.data.order import Batches, ValidationWindows
-from wakeful.data.preparing import Progress, mixed, preparation, prepared
-from wakeful.data.tasks.base import TaskData, task_of
-from wakeful.data.tokenizer import Tokenizer
-from wakeful.data.tokens import Data, PreparedData, TokenFile, is_prepared
+from wakeful.config.schema import Config, TrainConfig
+from wakeful.data.base import Data
+from wakeful.data.preparing import Progress, load_data
 from wakeful.device import DTYPES, choose_device
 from wakeful.errors import WakefulError
 from wakeful.loading.load import read_decoder
@@ -82,11 +75,11 @@ def check_run(config: Config, progress: Progress | None = None) -> tuple[Config,
     device = choose_device(config.train.device, field="train.device")
     check_parts(config)
     data = load_data(config.data, progress, imports=True)
-    check_prepared(config.data, data)
+    data.check(config.data)
     config = resolved(config, data)
     check_parts(config)
-    make_batches(config, data, ALONE)
-    make_windows(config, data)
+    data.batches(config)
+    data.windows(config)
     if config.train.distill.teacher:
         teacher = read_decoder(config.train.distill.teacher, dtype=torch.float32, device=device)
         check_vocabulary(config.model.vocab_size, teacher.decoder().config.vocab_size)
@@ -94,137 +87,6 @@ def check_run(config: Config, progress: Progress | None = None) -> tuple[Config,
         if config.train.distill.top_k:
             open_store(config, teacher.decoder(), data.train.end_of_text)
     return config, data
-
-
-def make_batches(config: Config, data: Data, world: World) -> Batches:
-    """Return this process's training batches."""
-    options: dict[str, Any] = {
-        "length": config.train.length,
-        "batch_size": config.train.batch_size,
-        "seed": config.train.seed,
-        "rank": world.rank,
-        "world_size": world.size,
-        "bos": bos_of(config, data),
-        "fixed": config.data.fixed_windows,
-        "first": config.data.first_batch,
-    }
-    most = config.data.max_tokens
-    if most:
-        tokens = data.train
-        if not isinstance(tokens, TokenFile):
-            raise WakefulError(
-                f"data.max_tokens = {most} is for one text: {config.data.source!r} has no first "
-                "tokens; leave it out"
-            )
-        if most < config.train.length + 1:
-            raise WakefulError(
-                f"data.max_tokens = {most} is less than one sequence needs: train.length + 1 = "
-                f"{config.train.length + 1}"
-            )
-        return Batches(tokens.beginning(most), **options)
-    if isinstance(data, MixedData):
-        return MixedBatches(data.train, **options)
-    return Batches(data.train, **options)
-
-
-def make_windows(config: Config, data: Data) -> ValidationWindows:
-    """Return the validation set as the run evaluates it."""
-    options: dict[str, Any] = {
-        "length": config.train.length,
-        "batch_size": config.train.eval_batch_size,
-        "bos": bos_of(config, data),
-    }
-    if isinstance(data, MixedData):
-        return MixedWindows(data.validation, **options)
-    return ValidationWindows(data.validation, **options)
-
-
-def bos_of(config: Config, data: Data) -> int | None:
-    """Return the token that every window begins with, and None where it is the text's own."""
-    begins = config.data.bos or isinstance(data, TaskData)
-    return data.tokenizer.begin if begins else None
-
-
-def load_data(
-    config: DataConfig, progress: Progress | None = None, *, imports: bool = False
-) -> Data:
-    """Return the tokens that a configuration names, preparing and caching them if need be.
-
-    `imports` lets a task's module be imported: only for a source that the user wrote.
-    """
-    task = task_of(config.source, imports=imports)
-    if task is not None:
-        return TaskData(task)
-    mixture = mixed(config, config.source, progress)
-    if mixture is not None:
-        return mixture
-    if is_prepared(Path(config.source)):
-        return PreparedData.open(config.source)
-    return prepared(
-        config.source,
-        progress=progress,
-        **preparation(config),
-    )
-
-
-def check_prepared(config: DataConfig, data: Data) -> None:
-    """Raise `WakefulError` where a field asks prepared data for what it was not prepared with.
-
-    A field that is left at its default asks for nothing. Neither do fields whose default is a size
-    or a share: nobody can say who has set them. Of a mixture, `max_bytes` and `keep_overlap` are
-    for the parts that are not prepared yet.
-    """
-    if isinstance(data, TaskData):
-        for name in ("validation_source", "max_bytes", "max_tokens", "keep_overlap", "tokenizer"):
-            if getattr(config, name):
-                raise WakefulError(
-                    f"data.{name} = {getattr(config, name)!r} does nothing: data.source = "
-                    f"{config.source!r} is a task, which has its own; leave it out"
-                )
-        return
-    if isinstance(data, MixedData):
-        if not all(is_prepared(Path(domain.source)) for domain in data.domains):
-            plain = DataConfig()
-            config = dataclasses.replace(
-                config, max_bytes=plain.max_bytes, keep_overlap=plain.keep_overlap
-            )
-        for domain, part in zip(data.domains, data.parts, strict=True):
-            check_prepared(dataclasses.replace(config, source=domain.source), part)
-        return
-    if not is_prepared(Path(config.source)):
-        return
-    there = _as_prepared(config, data)
-    for name in ("validation_source", "max_bytes", "keep_overlap"):
-        asked, found = getattr(config, name), getattr(there, name)
-        if asked and asked != found:
-            raise WakefulError(
-                f"data.{name} = {asked!r} does nothing: data.source = {config.source!r} is "
-                f"prepared, with {name} = {found!r}; leave it out, or prepare the text again"
-            )
-    if config.tokenizer:
-        ours, theirs = Tokenizer.load(config.tokenizer).fingerprint, data.tokenizer.fingerprint
-        if ours != theirs:
-            raise WakefulError(
-                f"data.tokenizer = {config.tokenizer!r} does nothing: data.source = "
-                f"{config.source!r} is prepared with another; leave it out, or prepare the text "
-                "again"
-            )
-
-
-def _as_prepared(config: DataConfig, data: Data) -> DataConfig:
-    """Return the fields that decided how data was prepared as they were then."""
-    settings, sources = data.info.get("settings"), data.info.get("validation_source")
-    if not isinstance(settings, dict):  # prepared before it was written down
-        return config
-    then = {
-        "validation_source": sources[0] if isinstance(sources, list) and len(sources) == 1 else "",
-        "validation_fraction": settings.get("validation_fraction") or config.validation_fraction,
-        "keep_overlap": settings.get("keep_overlap") or False,
-        "vocab_size": settings.get("vocab_size") or data.vocab_size,
-        "text_field": settings.get("text_field") or config.text_field,
-        "max_bytes": settings.get("max_bytes") or 0,
-    }
-    return from_table(DataConfig, to_table(config) | then)
 
 
 def resolved(config: Config, data: Data, given: ModelConfig | None = None) -> Config:
@@ -236,10 +98,10 @@ def resolved(config: Config, data: Data, given: ModelConfig | None = None) -> Co
     """
     warmup = min(config.optimizer.warmup_steps, config.train.steps)
     config = dataclasses.replace(
-        config, optimizer=dataclasses.replace(config.optimizer, warmup_steps=warmup)
+        config,
+        data=data.settled(config.data),
+        optimizer=dataclasses.replace(config.optimizer, warmup_steps=warmup),
     )
-    if is_prepared(Path(config.data.source)):
-        config = dataclasses.replace(config, data=_as_prepared(config.data, data))
     if given is None:
         return dataclasses.replace(config, model=config.model.of_tokens(data.vocab_size))
     if data.vocab_size > given.vocab_size:

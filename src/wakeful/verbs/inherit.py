@@ -16,8 +16,8 @@ from rich.text import Text
 from wakeful.config.schema import DistillConfig
 from wakeful.config.tables import to_table
 from wakeful.config.verbs import LENGTH, REFERENCES, InheritOptions
+from wakeful.data.base import Data
 from wakeful.data.preparing import reopened
-from wakeful.data.tokens import Data
 from wakeful.device import choose_device
 from wakeful.display import Display, Shown, usual
 from wakeful.errors import WakefulError

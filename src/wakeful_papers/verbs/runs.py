@@ -15,6 +15,7 @@ import transformers
 from wakeful.comparison.reading import TrainedRun, read_run
 from wakeful.config.schema import DataConfig
 from wakeful.config.verbs import LENGTH, inherit_options, with_shots
+from wakeful.data.preparing import load_data
 from wakeful.device import choose_device
 from wakeful.display import Display, Shown
 from wakeful.errors import Diverged, Interrupted, WakefulError
@@ -37,7 +38,6 @@ from wakeful.probes.weights import LargestWeights
 from wakeful.runs.run import Run, environment, is_done, read_frame, read_record
 from wakeful.training.loop import train
 from wakeful.training.records import check_same_data
-from wakeful.training.setup import load_data, make_windows
 from wakeful.training.watching import observed, rows_of
 from wakeful.verbs.evaluate import evaluate
 from wakeful.verbs.inherit import inherit
@@ -268,7 +268,7 @@ def _looked_at(
             config = run.config
             data = load_data(config.data)
             check_same_data(run, data)
-            tests = make_windows(config, data)
+            tests = data.windows(config)
             model = read_decoder(path, device=choose_device(config.train.device))
             decoder = model.decoder()
             more = [PROBES[each]() for each in looked.probes if each in PROBES]
@@ -281,7 +281,7 @@ def _looked_at(
             for share in looked.lengths:
                 length = max(2, round(share * config.train.length))
                 train = dataclasses.replace(config.train, length=length)
-                shorter = make_windows(dataclasses.replace(config, train=train), data)
+                shorter = data.windows(dataclasses.replace(config, train=train))
                 found = observed(decoder, shorter, windows, ranks=ranks)
                 frames.append(
                     found.with_columns(metric=pl.format("{}@{}", "metric", pl.lit(f"{share:g}")))

@@ -2,13 +2,12 @@
 
 import hashlib
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 
 from wakeful.data.sources import PYTHON_STDLIB, read_documents
 from wakeful.data.tasks.base import BOS_ID, Task
-from wakeful.data.tokens import PreparedData, is_prepared
+from wakeful.data.tokens import opened
 from wakeful.errors import WakefulError
 
 _MOST_CHARACTERS = 2048
@@ -167,9 +166,9 @@ def _before(rows: np.ndarray) -> np.ndarray:
 
 
 def _texts(source: str) -> list[str]:
-    if not source or not is_prepared(Path(source)):
+    data = opened(source) if source else None
+    if data is None:
         return [document.text for document in read_documents(source or PYTHON_STDLIB)]
-    data = PreparedData.open(source)
     train, tokenizer = data.train, data.tokenizer
     parts = np.split(np.asarray(train.tokens), train.documents[1:])
     return [text for part in parts if (text := tokenizer.decode(part.tolist()))]

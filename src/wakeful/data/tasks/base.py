@@ -10,10 +10,13 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models
 
-from wakeful.data.order import key64, mix64
+from wakeful.config.schema import DataConfig
+from wakeful.data.base import Data
+from wakeful.data.order import Tokens, key64, mix64
 from wakeful.data.sources import HUB_PREFIX, MIXTURE
 from wakeful.data.tokenizer import Tokenizer
-from wakeful.data.tokens import SPLITS, Data, SplitName, Tokens
+from wakeful.data.tokens import SPLITS, SplitName
+from wakeful.errors import WakefulError
 from wakeful.variants import Variant, build, variants
 
 BOS = "<bos>"
@@ -122,6 +125,17 @@ class TaskData(Data):
     @property
     def place(self) -> str:
         return str(self.task)
+
+    def begin(self, config: DataConfig) -> int:
+        return BOS_ID
+
+    def check(self, config: DataConfig) -> None:
+        for name in ("validation_source", "max_bytes", "max_tokens", "keep_overlap", "tokenizer"):
+            if getattr(config, name):
+                raise WakefulError(
+                    f"data.{name} = {getattr(config, name)!r} does nothing: data.source = "
+                    f"{config.source!r} is a task, which has its own; leave it out"
+                )
 
 
 def task_of(source: str, *, imports: bool = False) -> Task | None:
