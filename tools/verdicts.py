@@ -11,33 +11,59 @@ from datetime import date
 from itertools import groupby
 from pathlib import Path
 
-from wakeful.comparison.outcomes import Outcome
 from wakeful.estimates import with_error
 from wakeful.runs.run import Run, read_record
-from wakeful_papers.exhibits.exhibit import SCALES, natural
+from wakeful_papers.exhibits.exhibit import SCALES, exhibit, natural
 from wakeful_papers.exhibits.judge import Judged, Verdict
-from wakeful_papers.pages.reproduction import OUTCOMES, Found, in_words
+from wakeful_papers.pages.reproduction import BASES, Found, told_apart
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "verdicts.md"
 HEADING = re.compile(r"\*\*(?P<exhibit>.*)\*\* — (?P<scale>\w+) scale.*")
+COLUMNS = "| claim | the paper | here | verdict |"
+FIRST = exhibit("headline/values").paper
+"""The paper whose exhibits come first."""
 HEAD = """\
-# Verdicts on every claim
+# Verdicts
 
-What `wakeful reproduce EXHIBIT` found about each claim, paper by paper; [findings](findings.md) say
-what was surprising. A verdict holds for its scale and text only. The tiny scale trains models of
-0.1 to 1.3 million parameters for a few hundred steps, which shows what a method does early rather
-than where it ends. Three of the arena's claims at 100 steps (MUDD, attention residuals,
+The papers' headline claims come first: those of their abstracts, contributions and conclusions,
+each where training is past its early phase and what a cure is to remove is there, with learning
+rates tuned by one rule ([how](reproduce.md#the-headline-claims)). Every other claim of every figure
+and table is in the [appendix](#appendix-every-exhibit), whose budgets show less.
+
+Differences are paired over seeds, ± one standard error. A verdict holds for its scale and text.
+
+- **confirmed** or **reversed**: the 95% interval (Student's t) leaves out zero on the paper's side
+  or on the other; "same" is confirmed where it lies within the equivalence margin, a difference so
+  small that it counts as none.
+- **not resolved**: the interval holds zero, or there is one seed.
+- **not applicable**: what the claim is about (a sink, outliers, lazy layers, a loss to
+  quantization) is in none of the rows, or the baseline passes the number too. A reversal stays one
+  unless the whole interval of every row shows nothing.
+
+After a published size, "inside" says that it lies in our interval, "outside" that it does not. What
+the paper does not say or measure so is counted apart: directions read off a table's cells, the loss
+where it has accuracies, other models in place of its own. A figure that rests on fewer seeds than
+others of its exhibit says how many.
+"""
+APPENDIX = """\
+## Appendix: every exhibit
+
+The tiny scale trains models of 0.1 to 1.3 million parameters for a few hundred steps, the small
+scale for a few thousand. **They can show** what a method does early in training, whether its
+direction is large against the noise of seeds, and that an exhibit runs. **They cannot show** where
+a method ends after 10,000 steps and more, the size of a gain at 82M parameters, outliers and lazy
+layers that so short a training does not grow, or accuracies on tasks. Learning rates are the
+scale's, equal for all rows. Three of the arena's claims at 100 steps (MUDD, attention residuals,
 hyper-connections) do not hold after 1,000.
 
-Differences are paired over seeds, ± one standard error. A direction is confirmed or reversed
-where the 95% interval (Student's t) leaves out zero; "same" is confirmed where the interval lies
-within the equivalence margin (a difference so small counts as none). After a published size,
-"inside" says that it lies in our interval, "outside" that it does not. A figure that rests on fewer
-seeds than others of its exhibit says how many. Exhibits in which three seeds left a direction at
-2.2 errors or more have five. Where all seeds agree exactly, as shares of a few layers may, the
-interval has no width and any difference counts. Of this many claims one in twenty would stand out
-by chance. At the tiny scale the sizes of a paper are one model, so exhibits that differ only in
-size repeat each other, and runs that two exhibits share are trained once.
+Exhibits in which three seeds left a direction at 2.2 errors or more have five. Where all seeds
+agree exactly, as shares of a few layers may, the interval has no width and any difference counts.
+Of this many claims one in twenty would stand out by chance. At the tiny scale the sizes of a paper
+are one model, so exhibits that differ only in size repeat each other, and runs that two share are
+trained once.
+"""
+NO_HEADLINE = """\
+*The headline claims have not been run yet: `wakeful reproduce headline --scale small`.*
 """
 
 
@@ -52,9 +78,15 @@ class Section:
     """Its heading, a table and an empty line."""
 
     @property
-    def outcomes(self) -> list[str]:
-        """What became of each claim: the table's last column."""
-        return [line.rpartition(" | ")[2].removesuffix(" |") for line in self.lines[4:-1]]
+    def outcomes(self) -> list[tuple[str, str]]:
+        """On what each claim is judged and what became of it: of the first and last column."""
+        rows = self.lines[4:-1]
+        return [(_basis(line), line.rpartition(" | ")[2].removesuffix(" |")) for line in rows]
+
+    @property
+    def old(self) -> bool:
+        """Whether it was judged without premises, and heirs beside less training."""
+        return self.lines[2] != COLUMNS
 
     @property
     def claims(self) -> list[str]:
@@ -78,13 +110,25 @@ def lines(sections: Iterable[Section], day: str) -> Iterator[str]:
     every = sorted(
         sections, key=lambda one: (one.paper, natural(one.exhibit), scales.index(one.scale))
     )
+    headline = [one for one in every if one.paper == FIRST]
+    others = [one for one in every if one.paper != FIRST]
     yield HEAD
-    claims = {(one.paper, words) for one in every if one.scale == "tiny" for words in one.claims}
+    yield f"{day}. {_told(headline)}\n" if headline else NO_HEADLINE
+    for one in headline:
+        yield from one.lines
+    yield APPENDIX
+    if old := sum(one.old for one in others):
+        yield (
+            f"{old} of these {len(others)} tables are from before 2026-11-25: they know three "
+            "verdicts, set heirs beside references and random starts with less training, and count "
+            "directions that are read off cells with the others.\n"
+        )
+    claims = {(one.paper, words) for one in others if one.scale == "tiny" for words in one.claims}
     yield (
-        f"{day}. {_told(every)} {len(claims)} of the tiny scale's differ in paper or wording: the "
+        f"{day}. {_told(others)} {len(claims)} of the tiny scale's differ in paper or wording: the "
         "others repeat one at another of the paper's sizes.\n"
     )
-    for paper, group in groupby(every, key=lambda one: one.paper):
+    for paper, group in groupby(others, key=lambda one: one.paper):
         of_paper = list(group)
         yield f"## {paper}\n\n{_told(of_paper)}\n"
         for one in of_paper:
@@ -93,7 +137,7 @@ def lines(sections: Iterable[Section], day: str) -> Iterator[str]:
 
 def read(page: str) -> Iterator[Section]:
     """Yield the sections of a page that was written here."""
-    paper, block = "", list[str]()
+    paper, block = FIRST, list[str]()
     for line in [*page.splitlines(), ""]:
         if line.startswith("## "):
             paper = line.removeprefix("## ")
@@ -111,14 +155,16 @@ def _told(sections: Sequence[Section]) -> str:
     sentences: list[str] = []
     for scale in SCALES:
         at_it = [one for one in sections if one.scale == scale]
-        every = [outcome for one in at_it for outcome in one.outcomes]
         if at_it:
-            counts: dict[Outcome, int] = {outcome: every.count(outcome) for outcome in OUTCOMES}
-            sentences.append(
-                f"{scale.capitalize()} scale, {len(at_it)} exhibit{'s' * (len(at_it) > 1)}, "
-                f"{len(every)} claims: {in_words(counts)}."
-            )
+            told = told_apart([outcome for one in at_it for outcome in one.outcomes])
+            count = f"{len(at_it)} exhibit{'s' * (len(at_it) > 1)}"
+            sentences.append(f"{scale.capitalize()} scale, {count}, {told}")
     return " ".join(sentences)
+
+
+def _basis(line: str) -> str:
+    claim = line.partition(" | ")[0]
+    return next((each for each in BASES if each and claim.endswith(f" *({each})*")), "")
 
 
 def section(judged: Judged) -> Section:
@@ -128,10 +174,11 @@ def section(judged: Judged) -> Section:
     for verdict in judged.verdicts:
         where = f" ({verdict.group})" if verdict.group else ""
         here = _here(verdict, seeds)
-        cells = (f"{verdict.says}{where}", _published(verdict), here, verdict.outcome)
+        basis = f" *({verdict.basis})*" if verdict.basis else ""
+        cells = (f"{verdict.says}{where}{basis}", _published(verdict), here, verdict.outcome)
         rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     heading = f"**{judged.exhibit}** — {judged.headline}"
-    head = (heading, "", "| claim | published | here | verdict |", "|---|---|---|---|")
+    head = (heading, "", COLUMNS, "|---|---|---|---|")
     return Section(judged.paper, judged.exhibit, judged.scale, (*head, *rows, ""))
 
 
@@ -143,7 +190,14 @@ def _published(verdict: Verdict) -> str:
 
 
 def _here(verdict: Verdict, seeds: int) -> str:
-    """Return the difference, and of how many seeds it is where those of the exhibit are more."""
+    """Return the difference, and of a claim that is not applicable why, and what it says alone."""
+    told = _difference(verdict, seeds)
+    if verdict.outcome != "not applicable":
+        return told
+    return f"{told}; {verdict.because}; the difference alone: {verdict.direct}"
+
+
+def _difference(verdict: Verdict, seeds: int) -> str:
     if verdict.difference is None:
         return "not measured"
     if verdict.error is None:

@@ -24,10 +24,11 @@ from wakeful.training.watching import FIGURES
 from wakeful.variants import build_call
 from wakeful.verbs.presets import TWO_CORES
 from wakeful_papers.exhibits.derived import DERIVED, check_figure
-from wakeful_papers.exhibits.exhibit import Scale, exhibit, exhibit_names
+from wakeful_papers.exhibits.exhibit import ALIKE, Scale, exhibit, exhibit_names, expanded
 from wakeful_papers.exhibits.figures import answer_name
 from wakeful_papers.exhibits.plan import Job, heirs_table, plan_of
 from wakeful_papers.exhibits.total import CARDS, total_of
+from wakeful_papers.exhibits.tuning import Tuning
 from wakeful_papers.pages.charts import DRAWINGS
 
 SCALES = ("tiny", "small", "paper")
@@ -80,12 +81,14 @@ def test_an_exhibit_is_whole_at_every_scale(name: str) -> None:
     for scale in SCALES:
         plan = plan_of(found, scale)
         groups, rows = {job.group for job in plan.jobs}, {job.row for job in plan.jobs}
+        arms = {arm for each in plan.heirs.values() for arm in each.baseline}
+        rows |= {ALIKE["reference"] if arm == "reference" else arm for arm in arms}
         rows |= set(plan.existing)
         assert rows
         here = {key for key, each in found.groups.items() if scale in (each.scales or SCALES)}
         assert groups == (here or {""} if plan.jobs else set())
         # Groups whose heirs alone differ share their reference.
-        left, trained = ([job for job in plan.jobs if (job.group in plan.heirs) is inherits]
+        left, trained = ([job for job in plan.jobs if (plan.heirs_of(job) is not None) is inherits]
                          for inherits in (True, False))  # fmt: skip
         assert len({job.folder for job in trained}) == len(trained)
         tables = [heirs_table(plan, job, 3) for job in left]
@@ -97,7 +100,7 @@ def test_an_exhibit_is_whole_at_every_scale(name: str) -> None:
             else:
                 assert 1 <= table["layers"] < job.config.model.num_layers
             assert table["train"]["seed"] == 3
-            rows |= {"heir", *plan.heirs[job.group].baseline}
+            rows |= {"heir"}
             assert not {"tokenizer", "vocab_size"} & set(table["data"])
             inherit_options(table)  # the options exist, and agree
         assert found.table.baseline in rows
@@ -106,6 +109,9 @@ def test_an_exhibit_is_whole_at_every_scale(name: str) -> None:
             check_figure(claim.figure)
             assert {claim.row, claim.than or claim.row} <= rows
             assert {claim.group, claim.than_group} - {""} <= groups
+            if claim.premise:
+                check_figure(claim.premise.figure)
+                assert {claim.premise.row} - {""} <= rows
         assert claims, "an exhibit that claims nothing cannot be judged"
         config = plan.jobs[0].config if plan.jobs else plan.config
         schemes = {*config.train.quantize.schemes, *found.schemes}
@@ -122,7 +128,8 @@ def test_an_exhibit_is_whole_at_every_scale(name: str) -> None:
         columns = [
             c.figure for c in found.table.columns if scale == "paper" or "acc_" not in c.figure
         ]
-        for figure in columns + [claim.figure for claim in claims]:
+        presupposed = [claim.premise.figure for claim in claims if claim.premise]
+        for figure in columns + [claim.figure for claim in claims] + presupposed:
             assert not figure.isidentifier() or figure in measured | set(DERIVED), figure
     for expression in found.draw:
         build_call("draw", DRAWINGS, expression, folder="routes")
@@ -291,14 +298,17 @@ def test_eight_cards_are_as_fast_as_the_longest_run_allows() -> None:
     sizes = plan_of(exhibit("value-residual/table5"), "paper")
     costs = sorted(piece.operations for piece in sizes.pieces.values())
     assert total_of([sizes]).on_eight == costs[-1]  # six runs of three sizes
-    # Heirs begin when their reference is trained, and those of one reference take one card.
+    # Heirs begin when all rows are trained, and those of one reference take one card.
     plan = plan_of(exhibit("lazy/fig5-medium"), "paper")
-    assert total_of([plan]).on_eight == pytest.approx(total_of([plan]).operations)
+    rows = [piece.operations for piece in plan.pieces.values() if piece.stage == "rows"]
+    assert len(rows) == 2  # the reference, and random for its steps and its heir's
+    whole = total_of([plan])
+    assert whole.on_eight == pytest.approx(whole.operations - min(rows))
     # The rows of several exhibits are trained side by side, then the heirs.
     both = total_of([sizes, plan])
     heirs = [piece.operations for piece in plan.pieces.values() if piece.stage == "heirs"]
-    assert both.on_eight == pytest.approx(costs[-1] + sum(heirs))
-    assert total_of([plan, plan]).on_eight == pytest.approx(total_of([plan]).operations)
+    assert both.on_eight == pytest.approx(max(costs[-1], *rows) + sum(heirs))
+    assert total_of([plan, plan]).on_eight == pytest.approx(whole.on_eight)
     assert total_of([plan]).operations / H100 > 3600
 
 
@@ -311,20 +321,22 @@ def test_an_exhibit_at_the_papers_scale_fits_on_one_h100(name: str) -> None:
 
 def test_heirs_train_what_when_attention_collapses_trains() -> None:
     plan = plan_of(exhibit("lazy/table3-medium"), "paper")
-    depths = {job.group: heirs_table(plan, job, 0)["layers"] for job in plan.jobs}
+    left = [job for job in plan.jobs if plan.heirs_of(job)]
+    depths = {job.group: heirs_table(plan, job, 0)["layers"] for job in left}
     assert depths == {"layers12": 12, "layers14": 14, "layers16": 16}
-    assert len({job.folder for job in plan.jobs}) == 1
-    job = plan.jobs[-1]
-    # Its three heirs and, beside the last, random for as many steps and for twice as many.
+    assert len({job.folder for job in left}) == 1
+    job = left[-1]
+    # Its three heirs, each with the reference trained on, and, beside the last, random for as many
+    # steps and twice for twice as many: as the paper has it, and beside what an heir has had.
     train = job.config.train
     own = operations_of(job.config.model, 1024) * train.steps * train.batch_size * 1024
     assert total_of([plan]).operations == pytest.approx(
-        own * (1 + 0.5 + 0.5833 + 0.6667 * (1 + 1 + 2))
+        own * (1 + (0.5 + 1) + (0.5833 + 1) + (0.6667 + 1) + 0.6667 * (1 + 2 + 2)), rel=0.03
     )
     tokens = {}
     for name in ("lazy/table6", "lazy/table9"):
         plan = plan_of(exhibit(name), "paper")
-        for job in plan.jobs:
+        for job in filter(plan.heirs_of, plan.jobs):
             table = heirs_table(plan, job, 0)
             train = table["train"]
             whole = train["steps"] * train["batch_size"] * train["length"]
@@ -337,7 +349,7 @@ def test_no_arm_is_all_warmup() -> None:
     for scale in ("tiny", "small", "paper"):
         for name in ("lazy/fig3-medium", "lazy/growth", "lazy/fig22"):
             plan = plan_of(exhibit(name), scale)
-            for job in plan.jobs:
+            for job in filter(plan.heirs_of, plan.jobs):
                 table = heirs_table(plan, job, 0)
                 warmup, steps = table["optimizer"]["warmup_steps"], table["train"]["steps"]
                 assert warmup <= steps // 5, (name, scale, job.group)
@@ -346,12 +358,18 @@ def test_no_arm_is_all_warmup() -> None:
 
 
 RECIPES = {
+    "lazy/fig2": "heirs of four layers beside a start from scratch, as the paper reads them",
+    "lazy/fig3": "the lazy half and the first beside a start from scratch",
+    "lazy/fig15": "parts of blocks beside a start from scratch",
+    "lazy/table2": "parts of blocks beside a start from scratch",
+    "lazy/table4": "heirs of four layers beside a start from scratch",
     "lazy/fig4": "growth until parity beside training from scratch",
     "lazy/fig5": "the heir beside training from scratch",
     "lazy/fig6": "the heir beside training from scratch, on another text",
     "lazy/fig7": "the heir beside distillation and training from scratch",
     "lazy/fig14": "the heir beside stacking, which has no reference",
     "lazy/fig16": "the heir beside training from scratch, of half the layers",
+    "headline/heirs": "the heir beside training from scratch, stacking and distillation",
     "lazy/growth": "tokens until parity, of which a start from scratch takes its own",
     "lazy/table1": "the heir beside stacking, which has no reference",
     "lazy/table3": "the heir beside training from scratch, for as many steps and for twice as many",
@@ -359,15 +377,17 @@ RECIPES = {
 }
 """Exhibits that set the paper's whole recipe beside one that takes nothing, and what they compare.
 
-Elsewhere an arm with the reference's embeddings and head beside one without would show what these
-give, and not what its blocks do.
+The public code of the paper copies the head with the blocks, tied to the token embeddings: beside
+random is how its figures are to be read. What blocks alone give is judged between equal embeddings.
 """
 
 
 @cache
 def has_the_references_embeddings(arm: str) -> bool:
-    if arm in ("heir", "reference"):
+    if arm in ("heir", "reference", ALIKE["reference"]):
         return True
+    if arm == ALIKE["random"]:
+        return False
     reference = tiny_decoder()
     setting = Setting(reference, first(2, of=4), seed=5, lazy=last(2, of=4))
     ours = baseline_of(arm).start(setting).embed.weight
@@ -389,20 +409,63 @@ def test_blocks_are_compared_between_the_same_embeddings_and_head() -> None:
     assert found == set(RECIPES)
 
 
-@pytest.mark.parametrize("name", ["fig2", "table4"])
-def test_both_forms_of_an_inheritance_are_judged(name: str) -> None:
-    """Of When Attention Collapses: blocks alone, as its code copies, and whole heirs."""
+@pytest.mark.parametrize("name", ["fig2", "table4", "fig3-medium"])
+def test_the_whole_lazy_heir_is_judged_beside_plain_random(name: str) -> None:
+    """As the public code of When Attention Collapses copies it: blocks, head and embeddings."""
+    lazy = "lazy" if name == "fig3-medium" else "last"
     claims = exhibit(f"lazy/{name}").claims
-    whole = {"heir": "blocks", "middle": "middle_blocks", "last": "last_blocks"}
-    alone = whole | {"embeddings": "random"}
-    pairs = [(claim.row, claim.than, claim.direction, claim.same) for claim in claims]
-    of_whole = [pair for pair in pairs if pair[0] in whole]
-    assert len(of_whole) == 6
-    for row, than, *direction in of_whole:
-        assert (alone[row], alone[than], *direction) in pairs
+    pairs = {(claim.row, claim.than): claim for claim in claims}
+    for than in ("random", "embeddings"):
+        found = pairs[lazy, than]
+        assert found.direction == "same"
+        assert found.premise is not None
+        assert found.premise.figure == "lazy_layers"
     for scale in SCALES:
         arms = [plan_of(exhibit(f"lazy/{each}"), scale).heirs[""] for each in ("fig2", "table4")]
         assert arms[0] == arms[1]  # which they share
+
+
+def test_an_heir_is_judged_beside_as_much_training() -> None:
+    """Below the paper's scale beside nothing else; at it as the paper does, too."""
+    judged = 0
+    for name in RUNNABLE:
+        found = exhibit(name)
+        if found.inherit is None:
+            continue
+        for scale in SCALES:
+            plan = plan_of(found, scale)
+            beside = {
+                claim.than or found.table.baseline
+                for claim in found.claims_at(scale, plan.tasks)
+                if claim.row in ("heir", "middle") and claim.direction != "same"
+                and not claim.than_group and claim.than_value is None
+                and not claim.figure.endswith("tokens")
+            }  # fmt: skip
+            assert scale == "paper" or not beside & set(ALIKE), name
+            judged += len(beside & set(ALIKE.values()))
+            for job in plan.jobs:
+                if job.row != ALIKE["random"]:
+                    continue
+                (reference,) = (
+                    each for each in plan.jobs
+                    if each.group == job.group and each.row == "reference"
+                )  # fmt: skip
+                table = heirs_table(plan, reference, 0)
+                steps = reference.config.train.steps + table["train"]["steps"]
+                assert job.config.train.steps == steps
+                assert job.config.model.num_layers == table["layers"]
+                assert plan.heirs_of(job) is None
+    assert judged > 40
+    fig5 = {claim.says: claim for claim in exhibit("lazy/fig5-medium").claims}
+    assert fig5["the heir is below random"].scales == ("paper",)
+    alike = fig5["the heir is below random, trained for the steps of both"]
+    assert (alike.than, alike.published, alike.direction) == ("random_total", None, "lower")
+    assert "the heir converges as fast as its reference" in fig5  # at the paper's scale alone
+    assert fig5["the heir converges as fast as its reference"].scales == ("paper",)
+    # Nobody knows the steps of a published reference.
+    assert ALIKE["reference"] not in {
+        claim.than for claim in exhibit("lazy/table6").claims_at("paper", ("mmlu@5",))
+    }
 
 
 def test_an_arm_is_evaluated_as_often_as_its_reference_or_ten_times() -> None:
@@ -461,10 +524,11 @@ def test_growth_is_counted_with_all_the_rounds_that_it_may_take() -> None:
     (job,) = plan.jobs
     (name,) = (name for name in plan.pieces if "heirs" in name)
     heirs, reference = plan.pieces[name], plan.pieces[f"{job.folder}/seed-0"]
-    # Six of twelve layers and one more a round; then random once, and at_once for all seven rounds.
-    assert heirs.runs == 7 + 2
+    # Six of twelve layers and one more a round; then random once and for twice the steps, at_once
+    # for all seven rounds, and the reference trained on.
+    assert heirs.runs == 7 + 4
     depths = [layers / 12 for layers in range(6, 13)]
-    assert heirs.tokens / reference.tokens == pytest.approx(sum(depths) + 1 + 7)
+    assert heirs.tokens / reference.tokens == pytest.approx(sum(depths) + 1 + 2 + 7 + 1)
 
 
 def test_rows_keep_their_ratios_at_a_smaller_scale() -> None:
@@ -490,7 +554,8 @@ def test_what_exhibits_share_is_counted_once() -> None:
     assert (left.runs, left.tokens) == (5, 5 * 120 * 32 * 64)
     # Heirs of one reference: it is counted once, and each of its heirs and their rivals.
     heirs = plan_of(exhibit("lazy/table3-medium"), "tiny")
-    assert total_of([heirs]).runs == 3 * (1 + 3 + 2)
+    # Beside each heir its reference trained on, beside the last random for all the steps.
+    assert total_of([heirs]).runs == 3 * (1 + 3 + 2 + 3 + 1)
     looks = total_of([plan_of(exhibit("lazy/fig9"), "tiny")])
     assert (looks.runs, looks.disk) == (3, 0)
     large = max((alone, heirs), key=lambda plan: plan.memory)
@@ -541,3 +606,23 @@ def test_an_exhibit_that_does_not_exist_or_waits_is_refused() -> None:
         plan_of(exhibit("value-residual/table4"), "tiny")
     with pytest.raises(WakefulError, match=r"layersx"):
         check_figure("layersx(metric='rank')")
+
+
+def test_the_headline_has_at_most_forty_claims_and_says_how_its_rates_are_chosen() -> None:
+    names = [name for name in exhibit_names() if name.startswith("headline/")]
+    assert expanded(["headline"]) == tuple(names)
+    assert expanded(["lazy/fig1-xl", "headline"]) == ("lazy/fig1-xl", *names)
+    assert expanded(["fig6"]) == ("fig6",)
+    plans = {name: plan_of(exhibit(name), "small") for name in names}
+    claims = sum(len(plan.exhibit.claims_at("small", plan.tasks)) for plan in plans.values())
+    assert 30 <= claims <= 40
+    values = plans["headline/values"]
+    assert len(values.jobs) == 16
+    assert values.seeds == (0, 1, 2, 3, 4)
+    assert {job.config.train.steps for job in values.jobs} == {6000}
+    rules = {name: plan.tuning for name, plan in plans.items()}
+    assert rules.pop("headline/outliers") is None  # its rate is what grows the outliers
+    assert set(rules.values()) == {Tuning()}
+    assert Tuning().seed not in {seed for plan in plans.values() for seed in plan.seeds}
+    assert {job.row for job in plans["headline/heirs"].tunes} == {"reference"}
+    assert plan_of(exhibit("headline/values"), "paper").tuning is None

@@ -10,7 +10,7 @@ import pytest
 from wakeful.comparison.outcomes import outcome_of
 from wakeful.errors import WakefulError
 from wakeful.probes.base import SCHEMA
-from wakeful_papers.exhibits.derived import Results, figure_of, tidy
+from wakeful_papers.exhibits.derived import Results, figure_of, smoothed, tidy
 from wakeful_papers.exhibits.exhibit import Claim, exhibit
 from wakeful_papers.exhibits.figures import Seen, of_layers
 from wakeful_papers.exhibits.judge import verdicts
@@ -35,16 +35,28 @@ def test_the_crossing_is_the_last_time_that_a_row_falls_behind() -> None:
         ("", "ahead", 0): trained(base - 1),
         ("", "behind", 0): trained(base + 1),
     })  # fmt: skip
-    # Smoothed over ten steps, the tenth mean of −1 and +1 that is not below zero comes five later.
-    assert figure_of(found, "", "early", 0, "crossing") == 45
+    # The first whole window of ten steps in which +1 is not outweighed begins at step 36.
+    assert figure_of(found, "", "early", 0, "crossing") == 36
+    overtaken = {row: figure_of(found, "", row, 0, "overtaken") for row in ("early", "ahead")}
+    assert overtaken == {"early": 1.0, "ahead": 0.0}
+    assert figure_of(found, "", "vanilla", 0, "overtaken") is None
     assert figure_of(found, "", "ahead", 0, "crossing") is None
-    assert figure_of(found, "", "ahead", 0, "crossing(bound=True)") == 100
+    assert figure_of(found, "", "ahead", 0, "crossing(bound=True)") == 91
     assert figure_of(found, "", "behind", 0, "crossing") == 1
     assert figure_of(found, "", "absent", 0, "crossing") is None
     assert figure_of(found, "", "vanilla", 0, "crossing") is None
-    assert figure_of(found, "", "early", 0, "ahead") == pytest.approx(0.44)
+    assert figure_of(found, "", "early", 0, "ahead") == pytest.approx(35 / 91)
     assert figure_of(found, "", "early", 0, "ahead(first=0.1)") == 1.0
     assert figure_of(found, "", "behind", 0, "ahead") == 0.0
+
+
+def test_curves_are_smoothed_as_the_paper_plots_them() -> None:
+    """As analyze/plot_relative_loss.py: whole windows of 100 or 10 steps, at their first step."""
+    values = np.random.default_rng(0).normal(size=1200)
+    assert smoothed(values) == pytest.approx(np.convolve(values, np.ones(100) / 100, mode="valid"))
+    assert smoothed(values[:999])[-1] == pytest.approx(values[989:999].mean())
+    assert len(smoothed(values[:999])) == 990
+    assert smoothed(values[:7]) == pytest.approx(values[:7].mean())
 
 
 def test_a_crossing_that_is_not_reached_is_predicted_from_the_last_tenth() -> None:
@@ -55,12 +67,12 @@ def test_a_crossing_that_is_not_reached_is_predicted_from_the_last_tenth() -> No
         ("", "falling", 0): trained(base - 0.01 * STEPS),
         ("", "early", 0): trained(base + np.where(STEPS <= 40, -1.0, 1.0)),
     })  # fmt: skip
-    # Zero at step 150, and the mean of ten steps is four and a half steps late.
+    # Zero at step 150, which is the middle of the window that begins four and a half steps before.
     told = "crossing(predicted=True)"
-    assert figure_of(found, "", "rising", 0, told) == pytest.approx(154.5)
+    assert figure_of(found, "", "rising", 0, told) == pytest.approx(145.5)
     assert figure_of(found, "", "rising", 0, "crossing") is None
     assert figure_of(found, "", "falling", 0, told) is None
-    assert figure_of(found, "", "early", 0, told) == 45
+    assert figure_of(found, "", "early", 0, told) == 36
 
 
 def test_figures_of_a_row_beside_the_baseline_and_over_groups() -> None:

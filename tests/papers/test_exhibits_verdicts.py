@@ -42,3 +42,50 @@ def test_a_published_size_says_whether_ours_agrees_and_a_figure_of_few_seeds_how
         "| unpublished | lower | −0.030 ± 0.010 | confirmed |",
         "| missing | lower | not measured | confirmed |",
     ]
+
+
+def test_what_is_not_applicable_says_why_and_what_rests_on_less_is_counted_apart(
+    tool: Any,
+) -> None:
+    because = "no outliers: kurtosis_rest of vanilla is 3.00 ± 0.06, above 10 asked"
+    verdicts = (
+        verdict("lowers it", outcome="not applicable", direct="confirmed", because=because),
+        verdict("a cell", basis="read off a table's cells"),
+        verdict("plain"),
+    )
+    judged = Judged(exhibit="a/fig1", paper="A", title="", scale="tiny", headline="tiny scale: 1M",
+                    verdicts=verdicts)  # fmt: skip
+    written = "\n".join(tool.lines([tool.section(judged)], "2026-01-01"))
+    assert (
+        f"| lowers it | lower | −0.030 ± 0.010; {because}; the difference alone: confirmed "
+        "| not applicable |"
+    ) in written
+    assert (
+        "Tiny scale, 1 exhibit, 2 claims: 1 confirmed and 1 not applicable; besides, 1 claim read "
+        "off a table's cells: 1 confirmed."
+    ) in written
+    (kept,) = tool.read(written)
+    assert kept.outcomes == [
+        ("", "not applicable"), ("read off a table's cells", "confirmed"), ("", "confirmed"),
+    ]  # fmt: skip
+    assert not kept.old
+    assert "from before" not in written
+
+
+def test_the_headline_comes_first_and_older_tables_are_said_to_be_old(tool: Any) -> None:
+    def one(name: str, paper: str) -> Any:
+        judged = Judged(exhibit=name, paper=paper, title="", scale="small",
+                        headline="small scale: 1M", verdicts=(verdict("v"),))  # fmt: skip
+        return tool.section(judged)
+
+    old = one("a/fig2", "A")
+    old = tool.Section(
+        old.paper, old.exhibit, old.scale,
+        (*old.lines[:2], "| claim | published | here | verdict |", *old.lines[3:]),
+    )  # fmt: skip
+    page = "\n".join(tool.lines([one("a/fig1", "A"), old, one("headline/values", tool.FIRST)], "d"))
+    order = [page.index(words) for words in ("**headline/values**", "## Appendix", "**a/fig1**")]
+    assert order == sorted(order)
+    assert "1 of these 2 tables are from before" in page
+    assert [each.exhibit for each in tool.read(page)] == ["headline/values", "a/fig1", "a/fig2"]
+    assert tool.NO_HEADLINE in "\n".join(tool.lines([old], "d"))

@@ -154,9 +154,10 @@ def test_an_exhibit_is_run_judged_and_gone_on_with(
 
 def test_heirs_are_compared_with_their_reference(text: Path, tmp_path: Path) -> None:
     done = reproduce("lazy/fig17", steps=2, seeds=[0], text=str(text), out=str(tmp_path / "o"))
-    assert set(done.frame["row"]) == {"reference", "heir"}
+    assert set(done.frame["row"]) == {"reference", "reference_on", "heir"}
     assert "a smaller share of lazy layers" in done.verdicts[0]
-    assert "not resolved" in done.verdicts[0]
+    assert "not applicable (no lazy layers" in done.verdicts[0]  # untrained layers are not lazy
+    assert "no lazy layers" in done.page.read_text("utf-8")
 
 
 def test_runs_and_heirs_are_dealt_out(

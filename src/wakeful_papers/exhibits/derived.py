@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import polars as pl
 
 from wakeful.errors import WakefulError
 from wakeful.variants import build_call
@@ -100,19 +99,30 @@ def check_figure(expression: str) -> None:
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:
-    """Return the trailing mean over the paper's 100 steps, or a tenth of a shorter run."""
-    window = max(1, min(100, len(values) // 10))
-    return pl.Series(values).rolling_mean(window, min_samples=1).to_numpy()
+    """Return the means over windows of 100 values, or of 10 where there are fewer than 1,000.
+
+    Section 4.1.1 of Value Residual Learning: "a window size of 10 steps or 100 steps". As in its
+    code (analyze/plot_relative_loss.py) windows are whole, and the first begins with the first
+    value: there are as many fewer means as a window has values less one.
+    """
+    return np.convolve(values, np.ones(window := _window(values)) / window, mode="valid")
+
+
+def _window(values: np.ndarray) -> int:
+    return min(len(values), 100 if len(values) >= 1000 else 10)
 
 
 def relative(at: At) -> Curve | None:
-    """Return the smoothed training loss minus the baseline's, at the steps both have."""
+    """Return the smoothed training loss minus the baseline's, where windows of both begin."""
     ours, base = at.curve("train_loss"), at.base
     theirs = base.curve("train_loss") if base else None
     if ours is None or theirs is None:
         return None
     steps, mine, other = np.intersect1d(ours[0], theirs[0], return_indices=True)
-    return (steps, smoothed(ours[1][mine] - theirs[1][other])) if len(steps) else None
+    if not len(steps):
+        return None
+    differences = smoothed(ours[1][mine] - theirs[1][other])
+    return steps[: len(differences)], differences
 
 
 def train_loss(at: At, *, last: int = 50) -> float | None:
@@ -145,6 +155,13 @@ def crossing(at: At, *, predicted: bool = False, bound: bool = False) -> float |
         if slope > 0:
             return max(float(steps[-1]), float(-start / slope))
     return float(steps[-1]) if bound else None
+
+
+def overtaken(at: At) -> float | None:
+    """Return whether the baseline overtakes a row, 1 or 0: whether it has a `crossing`."""
+    if at.row == at.results.baseline or relative(at) is None:
+        return None
+    return float(crossing(at) is not None)
 
 
 def ahead(at: At, *, first: float = 1.0) -> float | None:
@@ -205,7 +222,9 @@ def data_saving(at: At) -> float | None:
         return None
     target = smoothed(theirs[1])[-1]
     reached = np.flatnonzero(smoothed(ours[1]) <= target)
-    return 1.0 - float(ours[0][reached[0]]) / float(ours[0][-1]) if len(reached) else 0.0
+    if not len(reached):
+        return 0.0
+    return 1.0 - float(ours[0][reached[0] + _window(ours[1]) - 1]) / float(ours[0][-1])
 
 
 def parameter_saving(at: At, *, figure: str = "loss", groups: Sequence[str] = ()) -> float | None:
@@ -482,6 +501,7 @@ def largest_ratio(
 DERIVED: dict[str, Measure] = {
     "train_loss": train_loss,
     "crossing": crossing,
+    "overtaken": overtaken,
     "ahead": ahead,
     "over_baseline": over_baseline,
     "exponent": exponent,
@@ -505,6 +525,11 @@ DERIVED: dict[str, Measure] = {
     "largest_ratio": largest_ratio,
 }
 """By the name that exhibits write."""
+TO_BASELINE = frozenset({
+    "crossing", "overtaken", "ahead", "over_baseline", "data_saving", "parameter_saving",
+    "layers_above", "tasks_kept",
+})  # fmt: skip
+"""Those that say nothing of the baseline itself, which they compare with."""
 
 
 def tidy(results: Results, expressions: list[str]) -> list[dict[str, Any]]:

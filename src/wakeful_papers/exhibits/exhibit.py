@@ -8,11 +8,13 @@ are the papers' own. A row is a
 variant, by the name that it is trained under; a column is a figure of a run (`figures`), whose
 paper values count as equal where they differ by no more than the share `same`. A direction
 ("lower", "higher", "same") stands where no figure is at hand. An exhibit without claims of its own
-claims every direction of its table, and so does one that says `directions`. A table without rows
-has those that were trained; its columns that say which way is better are ranked, group by group
-(`ranks`).
+claims every direction of its table, and so does one that says `directions`. A claim is about a
+phenomenon that a baseline must show (`Premise`); premises.toml has those of figures that many
+exhibits have. A table without rows has those that were trained; its columns that say which way is
+better are ranked, group by group (`ranks`).
 """
 
+import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +33,41 @@ Scale = Literal["tiny", "small", "paper"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
 _PAPERS = resources.files("wakeful_papers") / "papers"
 _SHARED = "paper.toml"
+ALIKE = {"reference": "reference_on", "random": "random_total"}
+"""The rows that heirs are judged beside, by those that the paper has: their training is an heir's,
+its reference's steps and its own. The one is the reference trained on, the other random for all."""
+_INHERITED = ("heir", "middle", "attention", "mlp")
+"""Rows that are said to be better for what they inherit."""
+_SPEED = ("loss_over_training", "loss_after")
+"""Figures of how fast a row converges, which only an equal start makes comparable."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Premise:
+    """What must be there for a claim to say anything: a sink, say, where one is to vanish.
+
+    It is there where the mean of `figure` over seeds is past `above`, or below `below`.
+    """
+
+    says: str
+    """The phenomenon: "outliers", "a sink"."""
+    figure: str
+    row: str = ""
+    """Where it is asked for. Empty: in the row that the claim's is compared with."""
+    above: float | None = None
+    below: float | None = None
+
+    @property
+    def bar(self) -> str:
+        """What its figure must be past, in words."""
+        return (
+            f"above {self.above:g} asked" if self.below is None else f"below {self.below:g} asked"
+        )
+
+    def shown(self, value: float) -> bool:
+        """Whether a value of the figure is that of the phenomenon."""
+        over = self.above is not None and value > self.above
+        return over or (self.below is not None and value < self.below)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +96,12 @@ class Claim:
     difference."""
     scales: tuple[Scale, ...] = ()
     """Where it is judged. Empty: everywhere, and of tasks where they are asked."""
+    premise: Premise | None = None
+    """Empty: the exhibit's, or the usual one of its figure."""
+    alone: bool = False
+    """Of a number: whether the baseline may pass too, because no cure is claimed."""
+    read_off: bool = False
+    """Whether its direction is read off two cells of a table, and no sentence says it."""
 
     @property
     def of_tasks(self) -> bool:
@@ -142,6 +185,7 @@ class _Spec:
     schemes: tuple[str, ...] = ()
     scales: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     claims: tuple[Claim, ...] = ()
+    premise: Premise | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,9 +218,9 @@ class Exhibit:
     scales: Mapping[str, Table]
     """Fields in place of the paper's, by the scale's name. Beside those of a configuration:
     `models`, existing models by row; `references`, those that heirs are made of, by group, `all` of
-    every group; `looks`, in place of the exhibit's; `elsewhere`, a text besides its own on which a
-    trained model's layers are looked at; and `tasks`, lm-eval's, that the models are asked, whose
-    data comes from the hub."""
+    every group; `looks`, in place of the exhibit's; `tune`, how learning rates are chosen
+    (`Tuning`); `elsewhere`, a text besides its own on which a trained model's layers are looked at;
+    and `tasks`, lm-eval's, that the models are asked, whose data comes from the hub."""
     claims: tuple[Claim, ...]
 
     @property
@@ -221,6 +265,16 @@ def exhibit(name: str) -> Exhibit:
             f"there is no exhibit {name[:80]!r}{_meant(name)}; wakeful reproduce lists them"
         )
     return _read(name)
+
+
+def expanded(names: Sequence[str]) -> tuple[str, ...]:
+    """Return exhibits' names with those of all its exhibits in place of a paper's, `headline`."""
+    found: dict[str, None] = {}
+    for name in names:
+        of_paper = [each for each in exhibit_names() if each.startswith(f"{name}/")]
+        runnable = [each for each in of_paper if not exhibit(each).settings]
+        found |= dict.fromkeys(runnable or [name])
+    return tuple(found)
 
 
 def _meant(name: str) -> str:
@@ -291,12 +345,17 @@ def _read(name: str) -> Exhibit:
         for scale in SCALES
     }
     directions = _claims(table) if spec.directions or not spec.claims else ()
+    claims = (*directions, *_trained_alike(spec, scales))
     return Exhibit(
         name=name, paper=shared["title"], claim=claim, settings=settings,
         table=table, draw=spec.draw, compare=spec.compare,
         groups=spec.groups, inherit=spec.inherit, looks=spec.looks, probes=spec.probes,
         lengths=spec.lengths, schemes=spec.schemes, scales=scales,
-        claims=(*directions, *spec.claims),
+        claims=tuple(
+            each if each.premise else dataclasses.replace(each, premise=premise_of(
+                each, spec.baseline) or spec.premise)
+            for each in claims
+        ),
     )  # fmt: skip
 
 
@@ -314,7 +373,77 @@ def _claims(table: PublishedTable) -> Iterator[Claim]:
             yield Claim(
                 says=f"{label}: {column.title}", row=row, direction=direction,
                 figure=column.figure, published=published, same=column.same,
+                read_off=published is not None,
             )  # fmt: skip
+
+
+def _trained_alike(spec: _Spec, scales: Mapping[str, Table]) -> Iterator[Claim]:
+    """Yield an exhibit's own claims, those about an heir with as much training on both sides.
+
+    The paper sets an heir beside a reference and a random start that have had as many steps as it
+    alone; that is judged at the paper's scale, where its figures are.
+    """
+    for claim in spec.claims:
+        than = claim.than or spec.baseline
+        grown = spec.inherit is not None and spec.inherit.grow and than == "random"
+        if (
+            spec.inherit is None or grown or than not in ALIKE or claim.row not in _INHERITED
+            or claim.direction == "same" or claim.figure.endswith("tokens")
+            or claim.than_value is not None or claim.than_group
+        ):  # fmt: skip
+            yield claim
+            continue
+        judged = claim.scales or SCALES
+        if "paper" in judged:
+            yield dataclasses.replace(claim, scales=("paper",))
+        if claim.figure.startswith(_SPEED):
+            continue
+        steps = {"reference": "trained on for as many steps",
+                 "random": "trained for the steps of both"}[than]  # fmt: skip
+        here = tuple(scale for scale in judged if "references" not in scales[scale])
+        yield dataclasses.replace(
+            claim, says=f"{claim.says}, {steps}", than=ALIKE[than], published=None, scales=here
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Usual:
+    """The premise of all claims of some figures: one in premises.toml."""
+
+    says: str
+    of: str
+    """The figures, a regular expression."""
+    figure: str
+    """What is asked of them, with the expression's groups."""
+    above: float | None = None
+    below: float | None = None
+    why: str
+    """Where the number comes from."""
+
+
+@cache
+def usual_premises() -> tuple[_Usual, ...]:
+    """Return the premises of figures that many exhibits have."""
+    table = _toml(resources.files("wakeful_papers.exhibits") / "premises.toml")
+    return from_table(tuple[_Usual, ...], table["premises"])
+
+
+def premise_of(claim: Claim, baseline: str) -> Premise | None:
+    """Return the usual premise of a claim that compares rows; None where its figure has none.
+
+    What gets less must be in the row that the claim's is compared with, what comes back in the
+    exhibit's baseline.
+    """
+    if claim.than_value is not None:
+        return None
+    for each in usual_premises():
+        if found := re.fullmatch(each.of, claim.figure):
+            more = "lower" if each.above is None else "higher"
+            return Premise(
+                says=each.says, figure=found.expand(each.figure), above=each.above,
+                below=each.below, row=baseline if claim.direction == more else "",
+            )  # fmt: skip
+    return None
 
 
 @cache

@@ -1,13 +1,22 @@
-"""Verdicts: a published direction against the 95% interval of a paired difference over seeds."""
+"""Verdicts: a published direction against the 95% interval of a paired difference over seeds.
+
+One that presupposes what is not there, or that the baseline passes too, is not applicable.
+"""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from wakeful.comparison.outcomes import Claimed, Outcome, outcome_of
-from wakeful.estimates import mean_and_error, reach
-from wakeful_papers.exhibits.derived import Results, figure_of
-from wakeful_papers.exhibits.exhibit import Claim, Exhibit, Scale
+from wakeful.estimates import mean_and_error, reach, with_error
+from wakeful_papers.exhibits.derived import TO_BASELINE, Results, figure_of
+from wakeful_papers.exhibits.exhibit import Claim, Exhibit, Premise, Scale
+
+Fate = Literal[Outcome, "not applicable"]
+"""What becomes of a claim."""
+Basis = Literal["", "read off a table's cells", "loss in place of accuracy", "a stand-in's"]
+"""On what a verdict rests that the paper did not say or measure so; empty where it did."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +36,14 @@ class Verdict:
     """The 95% interval of the difference; None of a single seed."""
     high: float | None
     seeds: int
-    outcome: Outcome
+    outcome: Fate
+    basis: Basis = ""
+    because: str = ""
+    """What its premise's figure came to where it has one; why it is not applicable."""
+    premise: float | None = None
+    """The mean over seeds of its premise's figure, in the row that should show it."""
+    direct: Outcome | None = None
+    """What the difference alone says, where that is not the outcome."""
 
     @property
     def size(self) -> bool | None:
@@ -54,45 +70,155 @@ class Judged:
 
 
 def verdicts(
-    exhibit: Exhibit, results: Results, scale: Scale, tasks: Sequence[str]
+    exhibit: Exhibit,
+    results: Results,
+    scale: Scale,
+    tasks: Sequence[str],
+    stand_ins: Container[str] = (),
 ) -> tuple[Verdict, ...]:
     """Judge the claims of an exhibit at a scale where models were asked these tasks.
 
-    One that names no group is judged once in each.
+    One that names no group is judged once in each. `stand_ins` are the rows and groups that are of
+    other models than the paper's.
     """
     found: list[Verdict] = []
     for claim in exhibit.claims_at(scale, tasks):
         groups = [claim.group] if claim.group else list(results.groups)
-        found += [_verdict(exhibit, claim, group, results) for group in groups]
+        for group in groups:
+            pair = _Pair(exhibit, claim, group, results)
+            basis: Basis = "read off a table's cells" if claim.read_off else ""
+            if exhibit.tasks and not tasks:
+                basis = "loss in place of accuracy"
+            if claim.row in stand_ins or group in stand_ins or pair.other[1] in stand_ins:
+                basis = "a stand-in's"
+            found.append(replace(pair.verdict(), basis=basis))
     return tuple(found)
 
 
-def _verdict(exhibit: Exhibit, claim: Claim, group: str, results: Results) -> Verdict:
-    other_row = claim.than or (claim.row if claim.than_group else exhibit.table.baseline)
-    other_group = claim.than_group or group
-    pairs: list[tuple[float, float]] = []
-    for seed in results.seeds:
-        ours = figure_of(results, group, claim.row, seed, claim.figure)
-        theirs = claim.than_value
-        if theirs is None:
-            theirs = figure_of(results, other_group, other_row, seed, claim.figure)
-        if ours is not None and theirs is not None:
-            pairs.append((ours, theirs))
-    difference = mean_and_error([a - b for a, b in pairs]) if pairs else None
-    margin = claim.same * abs(sum(b for _, b in pairs) / len(pairs)) if pairs else 0.0
-    resolved = difference is not None and not math.isnan(difference[1])
-    beyond = reach(difference[1], len(pairs)) if resolved and difference else math.nan
-    label = exhibit.groups[group].label if group in exhibit.groups else ""
-    return Verdict(
-        says=claim.says,
-        group="" if claim.group else label,
-        figure=claim.figure,
-        direction=claim.direction,
-        published=claim.published,
-        difference=difference[0] if difference else None,
-        error=difference[1] if resolved and difference else None,
-        low=difference[0] - beyond if resolved and difference else None,
-        high=difference[0] + beyond if resolved and difference else None,
-        seeds=len(pairs),
-        outcome=outcome_of(claim.direction, difference, len(pairs), margin),
+@dataclass(frozen=True)
+class _Pair:
+    """A claim in a group."""
+
+    exhibit: Exhibit
+    claim: Claim
+    group: str
+    results: Results
+
+    @property
+    def other(self) -> tuple[str, str]:
+        """Group and row that the claim's is compared with; of a number the baseline's."""
+        claim = self.claim
+        usual = claim.row if claim.than_group else self.exhibit.table.baseline
+        return claim.than_group or self.group, claim.than or usual
+
+    def verdict(self) -> Verdict:
+        """Judge it."""
+        claim, pairs = self.claim, self._pairs(self.claim.row)
+        difference = mean_and_error([a - b for a, b in pairs]) if pairs else None
+        resolved = difference is not None and not math.isnan(difference[1])
+        beyond = reach(difference[1], len(pairs)) if resolved and difference else math.nan
+        groups = self.exhibit.groups
+        label = groups[self.group].label if self.group in groups else ""
+        told = Verdict(
+            says=claim.says,
+            group="" if claim.group else label,
+            figure=claim.figure,
+            direction=claim.direction,
+            published=claim.published,
+            difference=difference[0] if difference else None,
+            error=difference[1] if resolved and difference else None,
+            low=difference[0] - beyond if resolved and difference else None,
+            high=difference[0] + beyond if resolved and difference else None,
+            seeds=len(pairs),
+            outcome=self._outcome(pairs),
+        )
+        return self._held_to_premise(self._held_to_baseline(told))
+
+    def _pairs(self, row: str) -> list[tuple[float, float]]:
+        """Return the figure of a row and what it is compared with, of each seed that has both."""
+        ours = self._figures(self.claim.figure, self.group, row)
+        if self.claim.than_value is not None:
+            return [(value, self.claim.than_value) for value in ours.values()]
+        theirs = self._figures(self.claim.figure, *self.other)
+        return [(value, theirs[seed]) for seed, value in ours.items() if seed in theirs]
+
+    def _figures(self, figure: str, group: str, row: str) -> dict[int, float]:
+        found = {
+            seed: figure_of(self.results, group, row, seed, figure) for seed in self.results.seeds
+        }
+        return {seed: value for seed, value in found.items() if value is not None}
+
+    def _outcome(self, pairs: Sequence[tuple[float, float]]) -> Outcome:
+        margin = self.claim.same * abs(sum(b for _, b in pairs) / len(pairs)) if pairs else 0.0
+        difference = mean_and_error([a - b for a, b in pairs]) if pairs else None
+        return outcome_of(self.claim.direction, difference, len(pairs), margin)
+
+    def _held_to_baseline(self, told: Verdict) -> Verdict:
+        """Return a verdict on a number as not applicable where the baseline passes too.
+
+        What is said of published models, of heirs beside their reference and by measures that
+        compare with the baseline is no cure that it could do without. A reversal stands.
+        """
+        claim, baseline = self.claim, self.exhibit.table.baseline
+        published = self.exhibit.scales["paper"].get("models", {})
+        measure = claim.figure.partition("(")[0]
+        if (
+            claim.than_value is None or claim.alone or self.exhibit.inherit is not None
+            or claim.row == baseline or {claim.row, baseline} & set(published)
+            or measure in TO_BASELINE or told.outcome == "reversed"
+        ):  # fmt: skip
+            return told
+        theirs = self._pairs(baseline)
+        if self._outcome(theirs) != "confirmed":
+            return told
+        value = with_error(*mean_and_error([value for value, _ in theirs]))
+        return _not_applicable(told, f"{baseline} passes too, with {value}")
+
+    def _held_to_premise(self, told: Verdict) -> Verdict:
+        """Return a verdict as not applicable where its phenomenon is in no row that it is about.
+
+        These are the premise's row and both that are compared, so that a row that has what its
+        baseline lacks is judged. A reversal stands unless the whole 95% interval of every row is on
+        the wrong side: a mean alone does not take one back.
+        """
+        premise = self.claim.premise
+        if premise is None:
+            return told
+        rows = [self.other, (self.group, self.claim.row)]
+        if premise.row:
+            rows.insert(0, (self.group, premise.row))
+        seen = {row: list(self._figures(premise.figure, *row).values()) for row in rows}
+        measured = {row: values for row, values in seen.items() if values}
+        if not measured:
+            return replace(told, because=f"whether there is {premise.says} was not measured")
+        (_, row), values = next(iter(measured.items()))
+        mean = mean_and_error(values)
+        value = f"{premise.figure} of {row} is {with_error(*mean)}, {premise.bar}"
+        told = replace(
+            told, premise=mean[0], because=told.because or f"{premise.says}: {value}"
+        )  # fmt: skip
+        absent = _absent if told.outcome == "reversed" else _absent_on_average
+        if told.outcome == "not applicable" or not all(
+            absent(premise, each) for each in measured.values()
+        ):
+            return told
+        return _not_applicable(told, f"no {premise.says.removeprefix('a ')}: {value}")
+
+
+def _not_applicable(told: Verdict, because: str) -> Verdict:
+    direct = told.outcome
+    assert direct != "not applicable"
+    return replace(told, outcome="not applicable", direct=direct, because=because)
+
+
+def _absent_on_average(premise: Premise, values: Sequence[float]) -> bool:
+    return not premise.shown(mean_and_error(values)[0])
+
+
+def _absent(premise: Premise, values: Sequence[float]) -> bool:
+    """Whether the whole 95% interval shows no phenomenon; a single seed has none."""
+    mean, error = mean_and_error(values)
+    beyond = math.nan if math.isnan(error) else reach(error, len(values))
+    return not math.isnan(beyond) and not any(
+        premise.shown(edge) for edge in (mean - beyond, mean + beyond)
     )

@@ -5,7 +5,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +25,8 @@ from wakeful.config.verbs import LENGTH
 from wakeful.errors import WakefulError
 from wakeful.heirs.baselines import baseline_of
 from wakeful.training.size import BYTES_A_PARAMETER, BYTES_A_WEIGHT, Size, size_of, tokens_of
-from wakeful_papers.exhibits.exhibit import SCALES, Exhibit, Existing, Heirs, Scale
+from wakeful_papers.exhibits.exhibit import ALIKE, SCALES, Exhibit, Existing, Heirs, Scale
+from wakeful_papers.exhibits.tuning import Tuning
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,8 @@ class Plan:
     """lm-eval's tasks that the models are asked."""
     config: Config
     """The scale's own configuration: its text, device and arithmetic."""
+    tuning: Tuning | None = None
+    """How each row's learning rate is chosen first; None where the rates are as written."""
 
     @cached_property
     def models(self) -> tuple["Size", ...]:
@@ -145,13 +148,15 @@ class Plan:
             for seed in self.seeds:
                 if self.reference_of(job.group) is None:
                     found[f"{job.folder}/seed-{seed}"] = Piece(1, tokens, operations, disk, "rows")
-                if job.group in self.heirs:
-                    heirs = self.heirs[job.group]
+                if heirs := self.heirs_of(job):
                     runs, arms = _heirs_runs(heirs, job.config.model.num_layers)
                     share = heirs.steps * arms
                     found[f"{self.heirs_folder(job, seed)}/seed-{seed}"] = Piece(
                         runs, share * tokens, share * operations, share * disk, "heirs"
                     )
+        if self.tuning is not None:
+            trials = (self.trial(job, each) for job in self.tunes for each in self.tuning.multiples)
+            found |= self.of_trials(trials).pieces
         exhibit = self.exhibit
         facts = [self.config.data.source, exhibit.looks, exhibit.schemes, *exhibit.probes]
         for given in self.existing.values():
@@ -160,6 +165,35 @@ class Plan:
                 operations = 2.0 * given.parameters * self.stretch
                 found[name] = Piece(1, self.stretch, operations, 0.0, "reading")
         return found
+
+    @property
+    def tunes(self) -> tuple[Job, ...]:
+        """The jobs whose rates are tried: all rows, or of an inheritance the references."""
+        return tuple(job for job in self.jobs if self.tuned_as(job) == job.row)
+
+    def tuned_as(self, job: Job) -> str:
+        """Return the row whose rate a job has: what stands beside heirs has their reference's."""
+        return "reference" if job.group in self.heirs else job.row
+
+    def trial(self, job: Job, multiple: float) -> Job:
+        """Return the trial of a multiple of a job's rate."""
+        assert self.tuning is not None
+        return Job(
+            job.group, f"{job.row} at {multiple:g} times its rate",
+            self.tuning.trial(job.config, multiple),
+        )  # fmt: skip
+
+    def of_trials(self, trials: Iterable[Job]) -> "Plan":
+        """Return the plan of some trials alone."""
+        assert self.tuning is not None
+        return dataclasses.replace(
+            self, jobs=tuple(trials), seeds=(self.tuning.seed,), heirs={}, existing={},
+            references={}, tuning=None,
+        )  # fmt: skip
+
+    def heirs_of(self, job: Job) -> Heirs | None:
+        """Return the inheritance from what a job trains; None where nothing is inherited."""
+        return None if job.row == ALIKE["random"] else self.heirs.get(job.group)
 
     def heirs_folder(self, job: Job, seed: int) -> str:
         """Return what the inheritance from a job's reference is called among the runs."""
@@ -215,8 +249,24 @@ class Plan:
         table = self.exhibit.table
         labels = {row: f"{Path(source).name}, for {table.labels.get(row, row)}"
                   for row, source in self._others.items()}  # fmt: skip
+        if any(each.baseline[-1:] == ("reference",) for each in self.heirs.values()):
+            labels |= {ALIKE["reference"]: "reference, trained on"}
+        if any(job.row == ALIKE["random"] for job in self.jobs):
+            labels |= {ALIKE["random"]: "random, for the steps of reference and heir"}
         table = dataclasses.replace(table, labels={**table.labels, **labels})
         return dataclasses.replace(self.exhibit, table=table)
+
+    @property
+    def stood_in(self) -> frozenset[str]:
+        """The rows, and the groups of heirs, that are of other models than the paper's."""
+        theirs = self.exhibit.scales["paper"].get("references", {})
+        groups = [
+            group
+            for group in self.heirs
+            if (given := theirs.get(group, theirs.get("all")))
+            and getattr(self.reference_of(group), "source", "") != given["source"]
+        ]
+        return frozenset([*self._others, *groups])
 
     @property
     def stand_ins(self) -> tuple[str, ...]:
@@ -268,6 +318,8 @@ def plan_of(
     if models:
         existing, references = _instead(exhibit, models, existing, references)
     elsewhere = settings.pop("elsewhere", "")
+    rule = settings.pop("tune", None)
+    tuning = None if rule is None else from_table(Tuning, rule)
     exhibit = dataclasses.replace(exhibit, looks=settings.pop("looks", exhibit.looks))
     asks = tuple(settings.pop("tasks", exhibit.tasks if tasks else ()))
     asked = tuple(seeds or seeds_of(settings))
@@ -304,9 +356,42 @@ def plan_of(
                 whole = config_from_table(merged(config_to_table(config), over))
             whole.data.check()
             jobs.append(Job(group, name, whole))
-    return Plan(
-        exhibit, scale, asked, tuple(jobs), heirs, existing, references, elsewhere, asks, to
+    plan = Plan(
+        exhibit, scale, asked, tuple(jobs), heirs, existing, references, elsewhere, asks, to,
+        tuning,
     )  # fmt: skip
+    return _with_rows_alike(plan)
+
+
+def _with_rows_alike(plan: Plan) -> Plan:
+    """Return a plan with the rows that its heirs are judged beside (`ALIKE`), where it claims so.
+
+    Of a model that is not trained here nobody knows the steps: there are none beside its heirs.
+    """
+    jobs, heirs = list(plan.jobs), dict(plan.heirs)
+    claims = plan.exhibit.claims_at(plan.scale, plan.tasks)
+    for job in plan.jobs:
+        if job.group not in heirs or plan.reference_of(job.group):
+            continue
+        beside = {claim.than for claim in claims if claim.group in ("", job.group)}
+        own = heirs[job.group]
+        if ALIKE["reference"] in beside:
+            heirs[job.group] = dataclasses.replace(own, baseline=(*own.baseline, "reference"))
+        if ALIKE["random"] in beside:
+            model = dataclasses.replace(job.config.model, num_layers=_depth(own, job))
+            steps = job.config.train.steps + _steps(own, job)
+            train = dataclasses.replace(job.config.train, steps=steps)
+            config = dataclasses.replace(job.config, model=model, train=train)
+            jobs.append(Job(job.group, ALIKE["random"], config))
+    return dataclasses.replace(plan, jobs=tuple(jobs), heirs=heirs)
+
+
+def _depth(heirs: Heirs, job: Job) -> int:
+    return max(1, round(heirs.keep * job.config.model.num_layers))
+
+
+def _steps(heirs: Heirs, job: Job) -> int:
+    return max(2, round(heirs.steps * job.config.train.steps))
 
 
 def _instead(
@@ -362,7 +447,7 @@ def heirs_table(plan: Plan, job: Job, seed: int) -> Table:
     rest, an arm of a tenth of the steps would not get past it.
     """
     heirs, config = plan.heirs[job.group], job.seeded(seed)
-    steps = max(2, round(heirs.steps * config.train.steps))
+    steps = _steps(heirs, job)
     train = config_to_table(config)["train"] | {"steps": steps}
     often = 0 < 100 * config.train.eval_every <= config.train.steps
     train["eval_every"] = max(1, steps // (100 if often else 10))
@@ -372,11 +457,12 @@ def heirs_table(plan: Plan, job: Job, seed: int) -> Table:
     if heirs.epochs:
         trained = steps * config.train.batch_size * config.train.length
         data["max_tokens"] = max(config.train.length + 1, round(trained / heirs.epochs))
-    layers = max(1, round(heirs.keep * config.model.num_layers))
     optimizer = config_to_table(config)["optimizer"]
     optimizer["warmup_steps"] = min(optimizer["warmup_steps"], steps // 5)
     return {
-        **({"keep": heirs.keep} if plan.reference_of(job.group) else {"layers": layers}),
+        **(
+            {"keep": heirs.keep} if plan.reference_of(job.group) else {"layers": _depth(heirs, job)}
+        ),
         "choose": "first",
         "bridge": {"map": "none"},
         "heal": {"by": "text"},
@@ -392,15 +478,17 @@ def heirs_table(plan: Plan, job: Job, seed: int) -> Table:
 def _heirs_runs(heirs: Heirs, num_layers: int) -> tuple[int, float]:
     """Return the runs of an inheritance and what they cost over as many steps of its reference.
 
-    Each has the reference's shape with a share of its layers; growing ends with the last round.
+    Each has the reference's shape with a share of its layers, but for the reference trained on;
+    growing ends with the last round.
     """
     added = round(heirs.grow * num_layers)
     missing = num_layers - round(heirs.keep * num_layers)
     rounds = 1 + math.ceil(missing / added) if added else 1
     depths = [min(1.0, heirs.keep + number * added / num_layers) for number in range(rounds)]
-    baselines = [baseline_of(name) for name in heirs.baseline]
-    times = sum(each.times * (rounds if each.all_rounds else 1) for each in baselines)
-    return rounds + len(baselines), sum(depths) + depths[-1] * times
+    whole = "reference" in heirs.baseline
+    others = [baseline_of(name) for name in heirs.baseline if name != "reference"]
+    times = sum(each.times * (rounds if each.all_rounds else 1) for each in others)
+    return rounds + len(heirs.baseline), sum(depths) + depths[-1] * times + whole
 
 
 def _plain(table: Table, name: str) -> Table:

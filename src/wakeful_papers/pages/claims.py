@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from wakeful.comparison.outcomes import Outcome
 from wakeful.pages.page import listed, write_page
-from wakeful_papers.exhibits.judge import Judged
-from wakeful_papers.pages.reproduction import OUTCOMES, Found, counted, in_words, next_scale
+from wakeful_papers.exhibits.judge import Fate, Judged
+from wakeful_papers.pages.reproduction import OUTCOMES, Found, counted, next_scale, told_apart
 
 
 @dataclass(frozen=True)
@@ -18,7 +17,7 @@ class _Row:
 
     judged: Judged
     link: str
-    counts: Mapping[Outcome, int]
+    counts: Mapping[Fate, int]
     found: Sequence[Found]
 
 
@@ -42,18 +41,22 @@ def write_claims(path: Path, exhibits: Mapping[Path, Judged], left_out: Sequence
         package="wakeful_papers.pages",
         title="What the papers claim, judged here",
         headlines=[
-            f"Of {sum(counts.values())} claims in {len(exhibits)} exhibits at "
-            f"{listed(sorted(scales))} scale: {in_words(counts)}."
+            f"In {len(exhibits)} exhibits at {listed(sorted(scales))} scale: "
+            f"{_told(exhibits.values())}"
         ],
         steps=next_scale("PAPER/EXHIBIT", scales, counts),
         outcomes=OUTCOMES,
-        papers={paper: (rows, _all(row.judged for row in rows)) for paper, rows in papers.items()},
+        papers={paper: (rows, _told(row.judged for row in rows)) for paper, rows in papers.items()},
         left_out=left_out,
     )
 
 
-def _all(exhibits: Iterable[Judged]) -> dict[Outcome, int]:
+def _all(exhibits: Iterable[Judged]) -> dict[Fate, int]:
     return counted(verdict for judged in exhibits for verdict in judged.verdicts)
+
+
+def _told(exhibits: Iterable[Judged]) -> str:
+    return told_apart([(one.basis, one.outcome) for judged in exhibits for one in judged.verdicts])
 
 
 def _link(page: Path, here: Path) -> str:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from wakeful.comparison.outcomes import Outcome
 from wakeful.comparison.reading import TrainedRun
 from wakeful.config.schema import config_to_toml
 from wakeful.device import H100
@@ -19,12 +18,13 @@ from wakeful.pages.page import Step, listed, write_page
 from wakeful.runs.run import Environment
 from wakeful_papers.exhibits.derived import Results
 from wakeful_papers.exhibits.exhibit import Exhibit
-from wakeful_papers.exhibits.judge import Verdict
+from wakeful_papers.exhibits.judge import Basis, Fate, Verdict
 from wakeful_papers.exhibits.plan import Plan
 from wakeful_papers.exhibits.total import total_of
 from wakeful_papers.pages.charts import drawn, named, values_of
 
-OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+OUTCOMES: tuple[Fate, ...] = get_args(Fate)
+BASES: tuple[Basis, ...] = get_args(Basis)
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,8 @@ def headline(plan: Plan, facts: Facts, results: Results) -> str:
 def sentence(verdict: Verdict) -> str:
     """Return a claim, what was found and the verdict, in a line."""
     where = f" ({verdict.group})" if verdict.group else ""
-    return f"{verdict.says}{where}: {Found.of(verdict).difference}: {verdict.outcome}."
+    why = f" ({verdict.because})" if verdict.outcome == "not applicable" else ""
+    return f"{verdict.says}{where}: {Found.of(verdict).difference}: {verdict.outcome}{why}."
 
 
 @dataclass(frozen=True)
@@ -108,13 +109,14 @@ def write_reproduction(
         for job in plan.jobs
     }
     counts, total = counted(verdicts), total_of([plan])
+    of_all = [(each.basis, each.outcome) for each in verdicts]
     return write_page(
         path,
         "reproduction",
         package="wakeful_papers.pages",
         title=exhibit.heading,
         exhibit=exhibit,
-        headlines=[f"Of {len(verdicts)} claims at {plan.scale} scale: {in_words(counts)}."],
+        headlines=[f"At {plan.scale} scale: {told_apart(of_all)}"],
         steps=next_scale(exhibit.name, {plan.scale}, counts),
         headline=headline(plan, facts, results),
         counts=counts,
@@ -141,19 +143,33 @@ def _words(exhibit: Exhibit, figure: str) -> str:
     return titles.get(figure) or titles.get(figure.partition("(")[0], figure)
 
 
-def counted(verdicts: Iterable[Verdict]) -> dict[Outcome, int]:
+def counted(verdicts: Iterable[Verdict]) -> dict[Fate, int]:
     """Return how many claims came out how, those of no claim among them."""
     found = Counter(each.outcome for each in verdicts)
     return {outcome: found[outcome] for outcome in OUTCOMES}
 
 
-def in_words(counts: Mapping[Outcome, int]) -> str:
+def in_words(counts: Mapping[Any, int]) -> str:
     """Return what came out, without what did not."""
     told = listed(f"{count} {outcome}" for outcome, count in counts.items() if count)
     return told or "none judged"
 
 
-def next_scale(exhibit: str, scales: Set[str], counts: Mapping[Outcome, int]) -> list[Step]:
+def told_apart(verdicts: Sequence[tuple[str, str]]) -> str:
+    """Return how many claims came out how, from the basis and the outcome of each.
+
+    What the paper neither says nor measures so is counted apart.
+    """
+    sentences: list[str] = []
+    for basis in BASES:
+        counts = {each: verdicts.count((basis, each)) for each in OUTCOMES}
+        if count := sum(counts.values()):
+            what = f" {basis}" if basis else ""
+            sentences.append(f"{count} claim{'s' * (count > 1)}{what}: {in_words(counts)}")
+    return f"{'; besides, '.join(sentences) or 'none judged'}."
+
+
+def next_scale(exhibit: str, scales: Set[str], counts: Mapping[Fate, int]) -> list[Step]:
     """Return the next larger scale as what to do where a claim is not resolved."""
     larger = {"tiny": "small", "small": "paper"}.get(*scales) if len(scales) == 1 else None
     if larger is None or not counts["not resolved"]:

@@ -128,7 +128,7 @@ def _work_of(
                 found[path] = Row(label, job.seeded(seed), path.absolute())
                 if job.row == plan.exhibit.table.baseline:
                     baselines.add(label)
-            if job.group in plan.heirs:
+            if plan.heirs_of(job):
                 own = runs / plan.heirs_folder(job, seed) / f"seed-{seed}"
                 label = labels.setdefault(own, f"{prefix}inheritance from {name}")
                 source, after = (

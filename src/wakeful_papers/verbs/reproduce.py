@@ -27,7 +27,14 @@ from wakeful.training.cluster import Cluster, cluster_of
 from wakeful.training.setup import check_run
 from wakeful.verbs.result import Stored, asked
 from wakeful_papers.exhibits.derived import check_figure, tidy
-from wakeful_papers.exhibits.exhibit import SCALES, Exhibit, exhibit, exhibit_names, natural
+from wakeful_papers.exhibits.exhibit import (
+    SCALES,
+    Exhibit,
+    exhibit,
+    exhibit_names,
+    expanded,
+    natural,
+)
 from wakeful_papers.exhibits.judge import Judged
 from wakeful_papers.exhibits.judge import verdicts as judged
 from wakeful_papers.exhibits.plan import Plan, plan_of
@@ -38,7 +45,8 @@ from wakeful_papers.pages.claims import write_claims
 from wakeful_papers.pages.reproduction import headline, sentence, write_reproduction
 from wakeful_papers.verbs.jobs import dealt_out
 from wakeful_papers.verbs.models import Known, check_models
-from wakeful_papers.verbs.runs import GRADIENTS, PROBES, WEIGHTS, by_shots, carried_out
+from wakeful_papers.verbs.runs import GRADIENTS, OF_DECODER, PROBES, by_shots, carried_out
+from wakeful_papers.verbs.tuning import train_here, tuned
 
 CLAIMS = "claims.html"
 """The page of several exhibits, beside their folders."""
@@ -112,7 +120,8 @@ def reproduce(
     beside this one has trained alike is not trained again.
 
     Args:
-        names: exhibits, PAPER/EXHIBIT; none with `all=True`.
+        names: exhibits, PAPER/EXHIBIT, or papers for all of theirs, such as headline; none with
+            `all=True`.
         shown: how to show progress; None is a bar where there is a terminal.
         options: `ReproduceOptions`, whose fields are keyword arguments too.
         given: those fields.
@@ -125,6 +134,7 @@ def reproduce(
     wanted = asked(ReproduceOptions, options, given)
     if wanted.all:
         names = tuple(name for name in exhibit_names() if not exhibit(name).settings)
+    names = expanded(names)
     if not names:
         raise WakefulError("name an exhibit, PAPER/EXHIBIT; wakeful reproduce lists them")
     if len(names) > 1 and wanted.out:
@@ -138,6 +148,7 @@ def reproduce(
         with shown(f"{len(plans)} exhibits") as show:
             total = total_of(plans.values(), finished)
             show.note(f"{len(plans)} exhibits: {_told(total, wanted, cluster)}")
+    plans = {place: _tuned(plan, place, runs, wanted, shown) for place, plan in plans.items()}
     shared = cluster is not None and len(plans) > 1
     faults = _shared_out(plans, runs, wanted, shown) if shared else {}
     done: list[tuple[Path, Judged, Drawing | None]] = []
@@ -210,7 +221,7 @@ def planned(found: Exhibit, wanted: ReproduceOptions) -> Plan:
         tasks=wanted.tasks,
     )  # fmt: skip
     for name in found.probes:
-        known = (*PROBES, GRADIENTS, WEIGHTS)
+        known = (*PROBES, GRADIENTS, *OF_DECODER)
         if name not in known:
             raise WakefulError(f"{found.name}: no probe {name!r}{nearest(name, known)}")
     for expression in _expressions(found):
@@ -364,7 +375,22 @@ def _kept(place: Path, faults: Mapping[Path, str]) -> Judged:
 
 def _judge(wanted: ReproduceOptions, runs: str, name: str, place: Path) -> None:
     """Look at an exhibit's runs and judge it, as the work of a cluster."""
-    _work(planned(exhibit(name), wanted), place, Path(runs), wanted, None, usual)
+    plan = _tuned(planned(exhibit(name), wanted), place, Path(runs), wanted, usual)
+    _work(plan, place, Path(runs), wanted, None, usual)
+
+
+def _tuned(plan: Plan, place: Path, runs: Path, wanted: ReproduceOptions, shown: Shown) -> Plan:
+    """Return a plan with its rows' learning rates, tried first where the exhibit tunes them."""
+    if plan.tuning is None:
+        return plan
+    with shown(plan.exhibit.name) as show:
+        _prepare(plan, show)
+    run = _begun(plan, place, wanted)
+
+    def deal(trials: Plan) -> None:
+        dealt_out({place: trials}, runs, place, wanted.cluster, shown)
+
+    return tuned(plan, runs, run, deal if wanted.cluster else train_here(runs, shown))
 
 
 def _prepare(plan: Plan, show: Display) -> None:
@@ -399,13 +425,7 @@ def _work(
         _prepare(plan, show)
         total = total_of([plan], lambda name: is_done(runs / name))
         show.note(f"{plan.exhibit.name}: {_told(total, wanted, cluster)}")
-    run = Run(place)
-    if not (place / "run.json").is_file():
-        facts = {
-            "name": plan.exhibit.name, "scale": plan.scale, "seeds": list(plan.seeds),
-            "given": list(wanted.given),
-        }  # fmt: skip
-        run.make("reproduce", facts)
+    run = _begun(plan, place, wanted)
     with run.lock():
         run.set_status("running")
         try:
@@ -413,7 +433,7 @@ def _work(
             if wanted.cluster:
                 overflowed = dealt_out({place: plan}, runs, place, wanted.cluster, shown)
             results, facts = carried_out(plan, runs, place, shown, overflowed)
-            verdicts = judged(plan.exhibit, results, plan.scale, plan.tasks)
+            verdicts = judged(plan.exhibit, results, plan.scale, plan.tasks, plan.stood_in)
             expressions = list(_expressions(plan.exhibit))
             run.write_frame(
                 "figures.parquet", pl.DataFrame(tidy(results, expressions), schema=FIGURES)
@@ -434,10 +454,23 @@ def _work(
     return one, pictures[0][1] if pictures else None
 
 
+def _begun(plan: Plan, place: Path, wanted: ReproduceOptions) -> Run:
+    """Return the run of an exhibit's folder, which is made where it is not there."""
+    run = Run(place)
+    if not (place / "run.json").is_file():
+        facts = {
+            "name": plan.exhibit.name, "scale": plan.scale, "seeds": list(plan.seeds),
+            "given": list(wanted.given),
+        }  # fmt: skip
+        run.make("reproduce", facts)
+    return run
+
+
 def _expressions(found: Exhibit) -> Iterator[str]:
     """Yield every figure that an exhibit shows or judges, each once."""
     names = [column.figure for column in found.table.columns]
     names += [claim.figure for claim in found.claims]
+    names += [claim.premise.figure for claim in found.claims if claim.premise]
     yield from dict.fromkeys(["loss", *names])
 
 

@@ -24,6 +24,7 @@ from wakeful.evaluation.reading import words_of
 from wakeful.heirs.outcome import read_inheritance
 from wakeful.loading.load import load, read_decoder
 from wakeful.loading.model import Model
+from wakeful.model.decoder import Decoder
 from wakeful.probes.attention import Importance, Leading
 from wakeful.probes.base import SCHEMA, MergeableProbe
 from wakeful.probes.channels import ChannelOverlap
@@ -42,6 +43,7 @@ from wakeful.training.watching import observed, rows_of
 from wakeful.verbs.evaluate import evaluate
 from wakeful.verbs.inherit import inherit
 from wakeful_papers.exhibits.derived import Key, Results
+from wakeful_papers.exhibits.exhibit import ALIKE
 from wakeful_papers.exhibits.figures import (
     Seen,
     answer_name,
@@ -51,13 +53,17 @@ from wakeful_papers.exhibits.figures import (
     train_curve,
 )
 from wakeful_papers.exhibits.plan import Job, Plan, heirs_table, short
+from wakeful_papers.generated import GeneratedValues
 from wakeful_papers.pages.reproduction import Facts
 from wakeful_papers.verbs.examine import fingerprint, look, stretches
 
 GRADIENTS = "gradients"
 """The probe of an exhibit that needs a backward pass."""
-WEIGHTS = "weights"
-"""The probe that reads a model's weights beside its states."""
+OF_DECODER: dict[str, Callable[[Decoder], MergeableProbe]] = {
+    "generated": GeneratedValues,
+    "weights": LargestWeights,
+}
+"""Probes that read a trained model's own parts beside what passes through them."""
 PROBES: dict[str, Callable[[], MergeableProbe]] = {
     "attention_picture": partial(AttentionPictures, size=32),
     "channel_overlap": ChannelOverlap,
@@ -100,7 +106,7 @@ def carried_out(
                 try:
                     if path in overflowed:
                         raise Diverged(overflowed[path])
-                    _train(job, seed, path, shown)
+                    train_job(job, seed, path, shown)
                 except Diverged as fault:
                     if job.row == plan.exhibit.table.baseline:
                         raise  # every claim of the group stands against it
@@ -115,7 +121,7 @@ def carried_out(
                 source = str(path)
             else:
                 source = reference.source
-            if job.group in plan.heirs:
+            if plan.heirs_of(job):
                 found, last = _inherited(plan, job, seed, source, runs, place, shown)
                 seen |= found
                 facts = facts or Facts.of(read_run(last, job.row))
@@ -196,7 +202,7 @@ def _named(source: str) -> str:
     return f"{short(source)}-{digest}" if state else short(source)
 
 
-def _train(job: Job, seed: int, path: Path, shown: Shown) -> None:
+def train_job(job: Job, seed: int, path: Path, shown: Shown) -> None:
     """Train what is missing of a run of the job."""
     if is_done(path):
         return
@@ -244,6 +250,7 @@ def _inherited(
         found[job.group, "reference", seed] = seen_of_model(figures, None, answers)
     for arm in summary.arms:
         row = "heir" if arm.arm == summary.final else arm.arm
+        row = ALIKE["reference"] if row == "reference" else row
         last = path / arm.runs[-1]
         label = f"{path.parent.name}-{row}-{seed}"
         layers = _looked_at(last, label, row, plan, place, shown)
@@ -272,8 +279,7 @@ def _looked_at(
             model = read_decoder(path, device=choose_device(config.train.device))
             decoder = model.decoder()
             more = [PROBES[each]() for each in looked.probes if each in PROBES]
-            if WEIGHTS in looked.probes:
-                more.append(LargestWeights(decoder))
+            more += [OF_DECODER[each](decoder) for each in looked.probes if each in OF_DECODER]
             ranks = "ranks" in looked.probes
             frames = [observed(decoder, tests, windows, [Importance(), *more], ranks=False)]
             if GRADIENTS in looked.probes:

@@ -1,0 +1,71 @@
+"""Trials of learning rates, carried out before the runs of an exhibit that tunes them."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+from wakeful.display import Shown
+from wakeful.errors import Diverged
+from wakeful.runs.run import Run, is_done
+from wakeful.training.records import Summary
+from wakeful_papers.exhibits.plan import Job, Plan
+from wakeful_papers.exhibits.tuning import at_rate, chosen
+from wakeful_papers.verbs.runs import train_job
+
+Train = Callable[[Plan], object]
+"""What trains all jobs of a plan; those that diverge are left unfinished."""
+
+
+def tuned(plan: Plan, runs: Path, run: Run, train: Train) -> Plan:
+    """Return a plan with the best rate of each row; one that tunes nothing is as it was.
+
+    Trials lie among the runs, so that they are made once, whatever goes on with them; what they
+    came to is written to tuned.json of the exhibit's `run`.
+    """
+    rule = plan.tuning
+    if rule is None:
+        return plan
+    tried: dict[Job, dict[float, float]] = {job: {} for job in plan.tunes}
+    while trials := {
+        (job, multiple): plan.trial(job, multiple)
+        for job, losses in tried.items()
+        for multiple in rule.left(losses)
+    }:
+        train(plan.of_trials(trials.values()))
+        for (job, multiple), trial in trials.items():
+            tried[job][multiple] = _loss(runs / trial.folder / f"seed-{rule.seed}")
+    best = {(job.group, job.row): chosen(losses) for job, losses in tried.items()}
+    found = {
+        " ".join(filter(None, (job.group, job.row))): {
+            f"{job.config.optimizer.lr * each:g}": loss if math.isfinite(loss) else None
+            for each, loss in sorted(losses.items())
+        }
+        for job, losses in tried.items()
+    }
+    run.write_json("tuned.json", found)
+    jobs = [
+        dataclasses.replace(job, config=at_rate(job.config, best[job.group, plan.tuned_as(job)]))
+        for job in plan.jobs
+    ]
+    return dataclasses.replace(plan, jobs=tuple(jobs), tuning=None)
+
+
+def train_here(runs: Path, shown: Shown) -> Train:
+    """Return what trains a plan's jobs one after another in this process."""
+
+    def train(plan: Plan) -> None:
+        for job in plan.jobs:
+            for seed in plan.seeds:
+                try:
+                    train_job(job, seed, runs / job.folder / f"seed-{seed}", shown)
+                except Diverged:
+                    continue
+
+    return train
+
+
+def _loss(path: Path) -> float:
+    if not is_done(path):
+        return math.inf
+    return Run.open(path).read(Summary, "summary.json").validation.loss
