@@ -15,7 +15,7 @@ help:
 	@echo "make docs       build the pages and the reference as a site, into build/docs"
 	@echo "make dist       build wheel and sdist, check them and install the wheel where nothing is"
 	@echo "make bench      measure speed and memory as ratios against the field"
-	@echo "make gpu        what one GPU shows in 25 minutes: speed, tests, exhibits; into runs/gpu"
+	@echo "make gpu        what one GPU shows in 25 minutes, into runs/gpu; TEXT=FOLDER of text to train on"
 	@echo "make clean      remove the virtual environment and caches"
 
 setup: $(STAMP)
@@ -57,7 +57,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks
 
 gpu: $(STAMP)
-	$(BIN)/python -m benchmarks.on_gpu
+	$(BIN)/python -m benchmarks.on_gpu $(if $(TEXT),--text "$(TEXT)")
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

@@ -1,11 +1,15 @@
-"""What one GPU shows in 25 minutes, most valuable first: `python -m benchmarks.on_gpu [FOLDER]`.
+"""What one GPU shows in 25 minutes, most valuable first.
 
-Every step is a process of its own with a time of its own. What it prints, and a line of it in
-summary.json, is written as soon as it ends, so whatever has run stays when the machine is taken.
+    python -m benchmarks.on_gpu [FOLDER] [--text FOLDER_OF_TEXT] [--smoke]
 
-Of Value Residual Learning it runs table 5, losses at three sizes: table 4 only lists these models.
+Each question is asked of the largest of the papers' models that fits into the memory and takes
+enough steps in its time, on the text given or the standard library. Every step is a process of its
+own with a time of its own. What it prints, and a line of it in summary.json, is written as soon as
+it ends, so whatever has run stays when the machine is taken. `--smoke` runs the same comparisons
+with a model of no size on the CPU.
 """
 
+import argparse
 import json
 import subprocess
 import sys
@@ -17,29 +21,61 @@ from typing import Any
 
 import torch
 
+from wakeful.config.schema import Config, config_from_table
+from wakeful.config.tables import merged, on_preset
 from wakeful.device import H100
 from wakeful.errors import WakefulError
-from wakeful_papers.exhibits.exhibit import exhibit
-from wakeful_papers.exhibits.plan import Plan
-from wakeful_papers.exhibits.total import total_of
-from wakeful_papers.options import ReproduceOptions
-from wakeful_papers.verbs.reproduce import planned
+from wakeful.training.size import size_of
 
 TOTAL = 25 * 60
 """Seconds of all steps together."""
-STEP_SECONDS = 0.02
-"""Of an optimizer step however small the model: kernels take so long to start."""
-LEAST_SHARE = 0.1
-"""Of a scale's steps, below which its runs say less than all of a smaller scale's."""
+TOKENS_A_STEP = 65_536
+LEAST_STEPS = 500
+"""Below which a run is its early phase and little else."""
+REACHED = 0.4
+"""Share of an H100's expected speed that a plan counts on: the rest is tokenizing, evaluation,
+measurements, and what a model that is not compiled loses."""
+MOST_EPOCHS = 4
+"""Passes over a text that are about as good as fresh text (Muennighoff et al. 2023)."""
+BYTES_A_TOKEN = 3.0
+"""Of a vocabulary of 8,192, roughly."""
+STDLIB = 30_000_000
+"""Bytes of the standard library's source, roughly."""
+MOST_BYTES = 400_000_000
+"""Read of a text: tokenizing more takes longer than the GPU has."""
+ROOM = 0.9
+"""Share of the memory that is counted on."""
 
-ARENA = (
-    "compare", "arena-124m", "--only", "vanilla", "wakeful-best", "--train.device", "cuda",
-    "--train.steps", "60", "--train.batch_size", "64", "--train.eval_every", "60",
-    "--train.diagnose.every", "60",
-    "--optimizer.warmup_steps", "10", "--data.source", "python-stdlib", "--data.tokenizer", "",
-    "--data.vocab_size", "8192", "--data.max_bytes", "20_000_000",
+
+@dataclass(frozen=True)
+class Question:
+    """Rows that are compared, and the papers' models to ask, the largest first."""
+
+    name: str
+    seconds: float
+    presets: tuple[str, ...]
+    rows: dict[str, dict[str, Any]]
+    fields: dict[str, Any]
+    """What all rows have in place of the preset's."""
+
+
+QUESTIONS = (
+    Question(
+        "value residuals", 420,
+        ("value-residual-468m", "value-residual-180m", "value-residual-82m", "value-residual-2m"),
+        {"vanilla": {}, "resformer": {"model": {"route": "resformer"}},
+         "svformer": {"model": {"route": "svformer"}}},
+        {},
+    ),
+    Question(
+        "softmax-1 and OrthoAdam", 360,
+        ("activation-gpt2-1.4b", "activation-gpt2-350m", "activation-gpt2-130m",
+         "activation-gpt2-60m"),
+        {"vanilla": {}, "softmax1-orthoadam": {"model": {"normalizer": "softmax1"},
+                                               "optimizer": {"name": "orthoadam"}}},
+        {"train": {"quantize": {"schemes": ["moderate", "w4"], "num_sequences": 64}}},
+    ),
 )  # fmt: skip
-"""Two rows of `arena-124m`: 4 million tokens each, of text at hand."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +85,10 @@ class Step:
     name: str
     seconds: float
     command: tuple[str, ...]
+    file: str = ""
+    """Where the command reads its comparison."""
+    comparison: str = ""
+    """What is written there first, TOML."""
 
 
 @dataclass(frozen=True)
@@ -64,64 +104,111 @@ class Outcome:
     """The last line it printed."""
 
 
-def steps_for(memory: int) -> list[Step]:
-    """Return the steps on a GPU of so many bytes, most valuable first.
+def steps_for(memory: int, text: str, size: int, folder: Path) -> list[Step]:
+    """Return the steps on a GPU of so many bytes with a text of `size` bytes, best first.
 
-    An exhibit runs at the largest scale whose runs fit into the memory and, with no less than
-    `LEAST_SHARE` of their steps, into its time.
+    It reads nothing of the machine: the same arguments are the same plan.
     """
     python = sys.executable
-    found = [
+    tests = ("tests/model", "tests/training/test_training_gpu.py")
+    return [
         Step("speed", 270, (python, "-m", "benchmarks", "speed")),
-        Step(
-            "tests",
-            210,
-            (
-                python,
-                "-m",
-                "pytest",
-                "-q",
-                "-m",
-                "gpu",
-                "tests/model",
-                "tests/training/test_training_gpu.py",
-            ),
-        ),
+        *(asked(question, memory, text, size, folder) for question in QUESTIONS),
+        Step("tests", 210, (python, "-m", "pytest", "-q", "-m", "gpu", *tests)),
+        Step("ratios", 240, (python, "-m", "benchmarks", "gpu")),
     ]
-    for name, budget in (("activation/table2", 330), ("value-residual/table5", 330)):
-        scale, count = fitting(name, budget, memory)
-        command = (python, "-m", "wakeful", "reproduce", name, "--scale", scale)
-        command += ("--device", "cuda", "--dtype", "bfloat16", "--steps", str(count))
-        command += ("--out", f"runs/gpu/{name.replace('/', '-')}-{scale}-{count}")
-        if scale == "paper":  # whose text and tokenizer are the hub's
-            command += ("--text", "python-stdlib", "--tokenizer", "train")
-        found.append(Step(name, budget, command))
-    found.append(Step("ratios", 240, (python, "-m", "benchmarks", "gpu")))
-    return [*found, Step("arena-124m", 120, (python, "-m", "wakeful", *ARENA))]
 
 
-def fitting(name: str, budget: float, memory: int) -> tuple[str, int]:
-    """Return the largest scale that fits into memory and seconds, and the baseline's steps there.
+def asked(question: Question, memory: int, text: str, size: int, folder: Path) -> Step:
+    """Return the step that asks a question of the largest model that fits.
 
     Raises:
-        WakefulError: not even the tiny one fits into the memory.
+        WakefulError: not even the smallest fits into the memory.
     """
-    for scale in ("paper", "small", "tiny"):
-        plan = planned(exhibit(name), ReproduceOptions(scale=scale))
-        if plan.memory > memory:
+    for preset in question.presets:
+        table = comparison(question, preset, text)
+        config = config_from_table(on_preset(table, preset))
+        if size_of(config).memory > ROOM * memory:
             continue
-        whole = plan.jobs[0].config.train.steps
-        steps = min(whole, int(whole * budget / seconds_of(plan)))
-        if steps >= LEAST_SHARE * whole or scale == "tiny":
-            return scale, max(2, steps)
-    raise WakefulError(f"{name} does not fit into {memory / 1e9:.1f} GB at any scale")
+        steps = steps_of(config, question.seconds / len(question.rows), size)
+        if steps >= LEAST_STEPS or preset == question.presets[-1]:
+            steps = max(2, steps)
+            table["train"] |= {"steps": steps, "eval_every": steps}
+            table["optimizer"] = {"warmup_steps": steps // 20}
+            return step_of(question, table, preset, folder)
+    raise WakefulError(f"{question.name}: no model fits into {memory / 1e9:.1f} GB")
 
 
-def seconds_of(plan: Plan) -> float:
-    """Return about how long an exhibit's training takes on one H100."""
-    steps = {job.folder: job.config.train.steps for job in plan.jobs}
-    taken = total_of([plan]).operations / H100
-    return max(taken, len(plan.seeds) * sum(steps.values()) * STEP_SECONDS)
+def comparison(question: Question, preset: str, text: str) -> dict[str, Any]:
+    """Return what all rows of a question have with a preset, as a table."""
+    length = config_from_table(on_preset({"preset": preset}, preset)).train.length
+    shared: dict[str, Any] = {
+        "preset": preset,
+        "data": {"source": text, "tokenizer": "", "vocab_size": 8192, "max_bytes": MOST_BYTES,
+                 "validation_source": "", "validation_fraction": 0.01},
+        "train": {"batch_size": TOKENS_A_STEP // length, "micro_batch_size": 0,
+                  "checkpoint_every": 0, "device": "cuda", "dtype": "bfloat16",
+                  "diagnose": {"every": 0}},
+    }  # fmt: skip
+    shared["train"]["micro_batch_size"] = min(16, shared["train"]["batch_size"])
+    return merged(shared, question.fields)
+
+
+def steps_of(config: Config, seconds: float, size: int) -> int:
+    """Return the steps that a row has the time and the text for, on one H100."""
+    tokens = TOKENS_A_STEP
+    within = seconds * REACHED * H100 / (size_of(config).operations * tokens)
+    met = MOST_EPOCHS * min(size, MOST_BYTES) / BYTES_A_TOKEN / tokens
+    return int(min(within, met))
+
+
+def step_of(question: Question, table: dict[str, Any], preset: str, folder: Path) -> Step:
+    """Return the step that compares a question's rows; one row's steps are in its file."""
+    name = f"{question.name}: {preset}"
+    file = folder / f"{preset}.toml"
+    command = (
+        sys.executable, "-m", "wakeful", "compare", str(file), "--out", str(folder / preset),
+    )  # fmt: skip
+    whole = {"seeds": [0], **table, "variants": question.rows}
+    return Step(name, question.seconds, command, str(file), toml(whole))
+
+
+def toml(table: dict[str, Any], place: str = "") -> str:
+    """Return a table as TOML: its values, then its tables under their own headings."""
+    plain = {key: each for key, each in table.items() if not isinstance(each, dict)}
+    lines = [f"[{place}]"] if place else []
+    lines += [f"{key} = {json.dumps(each)}" for key, each in plain.items()]
+    parts = [
+        toml(each, f"{place}.{key}" if place else key)
+        for key, each in table.items()
+        if isinstance(each, dict)
+    ]
+    return "\n".join([*lines, "", *parts])
+
+
+def smoke(folder: Path, text: str) -> list[Step]:
+    """Return the same comparisons with a model of no size, for two steps on the CPU."""
+    small = {
+        "model": {"num_layers": 2, "num_heads": 2, "width": 16, "mlp_width": 32, "max_length": 16},
+        "data": {"vocab_size": 300, "max_bytes": 300_000},
+        "train": {"steps": 2, "eval_every": 2, "length": 16, "batch_size": 4,
+                  "micro_batch_size": 4, "device": "cpu", "dtype": "float32"},
+        "optimizer": {"warmup_steps": 1},
+    }  # fmt: skip
+    return [
+        step_of(each, merged(comparison(each, each.presets[-1], text), small), each.presets[-1],
+                folder)
+        for each in QUESTIONS
+    ]  # fmt: skip
+
+
+def bytes_of(text: str) -> int:
+    """Return the size of a text's files; of the standard library about that."""
+    place = Path(text)
+    if not place.exists():
+        return STDLIB
+    files = [place] if place.is_file() else place.rglob("*")
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def carry_out(
@@ -150,8 +237,10 @@ def carry_out(
 def _carried_out(
     step: Step, limit: float, folder: Path, run: Callable[..., Any], clock: Callable[[], float]
 ) -> Outcome:
-    path = folder / f"{step.name.replace('/', '-')}.txt"
+    path = folder / f"{step.name.replace('/', '-').replace(': ', '-')}.txt"
     began = clock()
+    if step.file:
+        Path(step.file).write_text(step.comparison, encoding="utf-8")
     with path.open("wb") as file:
         try:
             done = run(step.command, stdout=file, stderr=subprocess.STDOUT, timeout=limit)
@@ -165,12 +254,23 @@ def _carried_out(
 
 def main(arguments: Sequence[str]) -> int:
     """Run all steps into a folder; return the exit status."""
-    if not torch.cuda.is_available():
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.on_gpu")
+    parser.add_argument("folder", nargs="?", default="runs/gpu")
+    parser.add_argument("--text", default="")
+    parser.add_argument("--smoke", action="store_true")
+    given = parser.parse_args(arguments)
+    folder, text = Path(given.folder).absolute(), given.text or "python-stdlib"
+    if given.text and not Path(text).exists():
+        print(f"there is no text {text}: give --text (TEXT= of make) a folder or a file")
+        return 1
+    if given.smoke:
+        steps = smoke(folder, text)
+    elif not torch.cuda.is_available():
         print("there is no GPU: torch sees none on this machine, so nothing was run")
         return 1
-    folder = Path(arguments[0] if arguments else "runs/gpu")
-    free = torch.cuda.mem_get_info()[0]
-    outcomes = carry_out(steps_for(free), folder)
+    else:
+        steps = steps_for(torch.cuda.mem_get_info()[0], text, bytes_of(text), folder)
+    outcomes = carry_out(steps, folder)
     print(f"written to {folder}")
     return 0 if all(each.status == "done" for each in outcomes) else 1
 

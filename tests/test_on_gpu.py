@@ -1,7 +1,9 @@
 """The script for a GPU, on machines that have none: its plan, its clock and what it leaves."""
 
+import dataclasses
 import json
 import subprocess
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,31 +12,82 @@ import pytest
 import torch
 from benchmarks import on_gpu, speed
 from benchmarks.models import CPU, Shape
-from benchmarks.on_gpu import TOTAL, Step, carry_out, fitting, main, steps_for
+from benchmarks.on_gpu import (
+    LEAST_STEPS,
+    QUESTIONS,
+    TOKENS_A_STEP,
+    TOTAL,
+    Step,
+    asked,
+    bytes_of,
+    carry_out,
+    main,
+    steps_for,
+)
 
+from wakeful.config.schema import Config, config_from_table
+from wakeful.config.tables import on_preset
 from wakeful.errors import WakefulError
+from wakeful.training.size import size_of
+
+BIG = 400_000_000
+"""Bytes of a text that lasts."""
 
 
-def test_the_plan_is_of_25_minutes_and_runs_what_is_worth_most_first() -> None:
-    steps = steps_for(80 * 10**9)
+def trained(step: Step) -> Config:
+    """Return what the rows of a step's comparison have."""
+    table = tomllib.loads(step.comparison)
+    rows = {key: each for key, each in table.items() if key not in ("seeds", "variants")}
+    return config_from_table(on_preset(rows, step.name))
+
+
+def test_the_plan_is_of_25_minutes_and_asks_large_models_most_valuable_first() -> None:
+    steps = steps_for(80 * 10**9, "python-stdlib", BIG, Path("gpu"))
+    assert steps == steps_for(80 * 10**9, "python-stdlib", BIG, Path("gpu"))
     assert [step.name for step in steps] == [
-        "speed", "tests", "activation/table2", "value-residual/table5", "ratios", "arena-124m",
+        "speed", "value residuals: value-residual-82m",
+        "softmax-1 and OrthoAdam: activation-gpt2-130m", "tests", "ratios",
     ]  # fmt: skip
     assert sum(step.seconds for step in steps) <= TOTAL
-    for step in steps[2:4]:
-        words = step.command
-        assert words[words.index("--scale") + 1] == "small"
-        assert int(words[words.index("--steps") + 1]) >= 100
+    for step in steps[1:3]:
+        config = trained(step)
+        assert size_of(config).parameters > 20e6  # what an H100 is busy with
+        assert config.train.steps >= LEAST_STEPS
+        assert config.train.batch_size * config.train.length == TOKENS_A_STEP
+        assert (config.train.device, config.train.dtype) == ("cuda", "bfloat16")
+        assert config.data.source == "python-stdlib"
+    assert set(tomllib.loads(steps[1].comparison)["variants"]) == {
+        "vanilla", "resformer", "svformer",
+    }  # fmt: skip
 
 
-def test_an_exhibit_takes_the_largest_scale_that_fits() -> None:
-    name = "value-residual/table5"
-    scale, steps = fitting(name, 1e9, 100 * 10**9)
-    assert (scale, steps) == ("paper", 10_000)
-    assert fitting(name, 1e9, 10**9)[0] == "small"  # not into this memory
-    assert fitting(name, 1.0, 100 * 10**9) == ("tiny", 2)  # nor into this time
-    with pytest.raises(WakefulError, match=r"does not fit into 0\.0 GB at any scale"):
-        fitting(name, 1e9, 1000)
+def test_a_question_is_asked_of_the_largest_model_that_fits() -> None:
+    values = QUESTIONS[0]
+
+    def preset(memory: float, seconds: float, size: int = BIG) -> tuple[str, int]:
+        step = asked(dataclasses.replace(values, seconds=seconds), int(memory), "x", size, Path())
+        return step.name.partition(": ")[2], trained(step).train.steps
+
+    assert preset(100e9, 1e5)[0] == "value-residual-468m"
+    assert preset(9e9, 1e5)[0] == "value-residual-82m"  # not into this memory
+    assert preset(100e9, 1.0)[0] == "value-residual-2m"  # nor into this time
+    few = 3 * TOKENS_A_STEP * 600 // 4  # a text of so many bytes lasts four times for 600 steps
+    assert preset(100e9, 1e5, few) == ("value-residual-468m", 600)
+    with pytest.raises(WakefulError, match=r"value residuals: no model fits into 0\.0 GB"):
+        preset(1000, 1e5)
+
+
+def test_the_smoke_path_runs_on_a_cpu(tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.mkdir()
+    for number in range(30):
+        (text / f"{number}.txt").write_text(f"{number} is a number, and so is {number**2}. " * 90)
+    assert main([str(tmp_path / "out"), "--text", str(text), "--smoke"]) == 0
+    found = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert [each["status"] for each in found] == ["done", "done"]
+    assert (tmp_path / "out" / "value-residual-2m" / "report.html").is_file()
+    assert bytes_of(str(text)) == sum(file.stat().st_size for file in text.iterdir())
+    assert main([str(tmp_path / "no"), "--text", str(tmp_path / "none"), "--smoke"]) == 1
 
 
 def test_each_step_leaves_its_results_before_the_next_begins(tmp_path: Path) -> None:

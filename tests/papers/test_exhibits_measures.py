@@ -404,3 +404,21 @@ def test_near_rank_1_is_a_share_of_heads() -> None:
     ]  # fmt: skip
     curves = of_layers(pl.DataFrame(rows, schema=SCHEMA, orient="row"))
     assert curves["near_rank_1_share/paper/all"][1].tolist() == [0.25, 0.5]
+
+
+def test_a_w_and_an_m_are_told_by_their_least_swing() -> None:
+    def of(values: list[float], shape: str) -> float | None:
+        layers = np.arange(1, len(values) + 1)
+        found = results({("", "vanilla", 0): Seen({}, {"n/paper/all": (layers, np.array(values))})})
+        return figure_of(found, "", "vanilla", 0, f"swings(metric='n', shape='{shape}')")
+
+    w = [4.0, 0.0, 2.0, 0.0, 4.0]
+    assert of(w, "W") == pytest.approx(0.5)
+    assert of(w, "M") == 0.0
+    assert of([-each for each in w], "M") == pytest.approx(0.5)
+    assert of([5.0, 4.0, 3.0, 2.0, 1.0, 0.0], "W") == 0.0
+    assert of([4.0, 1.0, 0.0, 1.0, 2.0, 1.9, 0.0, 3.0, 4.0], "W") == pytest.approx(0.5)
+    assert of([4.0, 0.0, 4.0], "W") == 0.0  # a V
+    assert of([1.0] * 6, "W") == 0.0
+    with pytest.raises(WakefulError, match="shape must be W or M, got 'V'"):
+        of(w, "V")

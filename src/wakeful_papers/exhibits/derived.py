@@ -403,6 +403,34 @@ def where_least(
     return float(found[0][found[1].argmin()]) if found else None
 
 
+def swings(
+    at: At, *, metric: str, shape: str, variant: str = "paper", position: str = "all"
+) -> float | None:
+    """Return how much of a W or an M a metric draws over the layers: 0, none, to 1.
+
+    The four swings of a W are down, up, down, up. Of all five layers, in order, those count between
+    which the least swing is largest, and it is that over the curve's range.
+
+    Raises:
+        WakefulError: `shape` is neither W nor M.
+    """
+    if shape not in ("W", "M"):
+        raise WakefulError(f"shape must be W or M, got {shape!r}")
+    curve = at.curve(f"{metric}/{variant}/{position}")
+    if curve is None or not len(curve[1]):
+        return None
+    values = curve[1] if shape == "M" else -curve[1]
+    least = np.full(len(values), np.inf)  # of the swings up to a layer, at best
+    for sign in (1, -1, 1, -1):
+        swing = sign * (values[None, :] - values[:, None])
+        reached = np.where(
+            np.tri(len(values), k=0, dtype=bool), 0.0, np.minimum(least[:, None], swing)
+        )
+        least = reached.max(0).clip(0)
+    span = float(np.ptp(values))
+    return float(least.max()) / span if span else 0.0
+
+
 def ratio(at: At, *, metric: str, to: str, variant: str = "paper") -> float | None:
     """Return a metric's mean over layers over another's."""
     one, other = (layers(at, metric=name, variant=variant) for name in (metric, to))
@@ -517,6 +545,7 @@ DERIVED: dict[str, Measure] = {
     "layers_above": layers_above,
     "extreme": extreme,
     "where_least": where_least,
+    "swings": swings,
     "between": between,
     "ratio": ratio,
     "correlation": correlation,

@@ -53,9 +53,9 @@ from wakeful_papers.exhibits.figures import (
     train_curve,
 )
 from wakeful_papers.exhibits.plan import Job, Plan, heirs_table, short
-from wakeful_papers.generated import GeneratedValues
 from wakeful_papers.pages.reproduction import Facts
 from wakeful_papers.verbs.examine import fingerprint, look, stretches
+from wakeful_papers.verbs.generated import GeneratedValues
 
 GRADIENTS = "gradients"
 """The probe of an exhibit that needs a backward pass."""

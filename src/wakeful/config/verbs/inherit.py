@@ -28,8 +28,7 @@ _FIXED = ("first", "middle", "last", "alternate", "stacked", "lazy")
 Copy = Literal["all", "attention", "mlp", "without_norms", "blocks", "embeddings"]
 """What is inherited: everything; of the blocks the attention or the feed-forward network, each with
 the norm before it, or both without their norms (table 2); the blocks alone, without embeddings,
-positions, final norm and head, as the paper's code does; or those alone. The rest starts at
-random."""
+positions, final norm and head; or those alone. The rest starts at random."""
 Until = Literal["parity", "budget"]
 GrowFrom = Literal["reference", "student"]
 
@@ -75,7 +74,8 @@ class InheritOptions:
     pinned: int = 1
     """First layers that stay whatever a diagnosis says of them."""
     copy: Copy = "all"
-    """What is inherited; the rest starts at random. The paper's code copies blocks alone."""
+    """What is inherited; the rest starts at random. The paper's text copies all; its code leaves
+    positions and final norm at random."""
     bridge: BridgeConfig = field(default_factory=BridgeConfig)
     heal: HealConfig = field(default_factory=HealConfig)
     width: WidthConfig = field(default_factory=WidthConfig)
