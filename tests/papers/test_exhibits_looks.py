@@ -11,14 +11,13 @@ import torch
 
 from helpers import some_tokens, tiny_decoder
 from wakeful.probes.attention import Importance
-from wakeful.probes.weights import LargestWeights
 from wakeful.training import watching
 from wakeful.training.watching import observed
 from wakeful_papers.exhibits.derived import Results, figure_of
 from wakeful_papers.exhibits.exhibit import exhibit, exhibit_names
 from wakeful_papers.exhibits.figures import PICTURES, Seen, of_layers
 from wakeful_papers.pages.charts import drawings
-from wakeful_papers.verbs.runs import GRADIENTS, PROBES, WEIGHTS
+from wakeful_papers.verbs.runs import GRADIENTS, OF_DECODER, PROBES
 
 LOOKING = [
     name
@@ -60,8 +59,11 @@ def seen() -> dict[str, set[str]]:
         for name, make in PROBES.items()
         if name not in PICTURES
     }
-    weights = observed(decoder, windows, 2, [LargestWeights(decoder)])
-    return {"": always, WEIGHTS: set(of_layers(weights)), **more}
+    own = {
+        name: set(of_layers(observed(decoder, windows, 2, [make(decoder)], ranks=False)))
+        for name, make in OF_DECODER.items()
+    }
+    return {"": always, **more, **own}
 
 
 @pytest.mark.parametrize("name", LOOKING)

@@ -53,8 +53,8 @@ def test_what_is_not_applicable_says_why_and_what_rests_on_less_is_counted_apart
         verdict("a cell", basis="read off a table's cells"),
         verdict("plain"),
     )
-    judged = Judged(exhibit="a/fig1", paper="A", title="", scale="tiny", headline="tiny scale: 1M",
-                    verdicts=verdicts)  # fmt: skip
+    judged = Judged(exhibit="a/fig1", paper="A", title="", claim="", scale="tiny",
+                    headline="tiny scale: 1M", verdicts=verdicts)  # fmt: skip
     written = "\n".join(tool.lines([tool.section(judged)], "2026-01-01"))
     assert (
         f"| lowers it | lower | −0.030 ± 0.010; {because}; the difference alone: confirmed "
@@ -74,7 +74,7 @@ def test_what_is_not_applicable_says_why_and_what_rests_on_less_is_counted_apart
 
 def test_the_headline_comes_first_and_older_tables_are_said_to_be_old(tool: Any) -> None:
     def one(name: str, paper: str) -> Any:
-        judged = Judged(exhibit=name, paper=paper, title="", scale="small",
+        judged = Judged(exhibit=name, paper=paper, title="", claim="", scale="small",
                         headline="small scale: 1M", verdicts=(verdict("v"),))  # fmt: skip
         return tool.section(judged)
 
