@@ -26,7 +26,7 @@ from transformers import (
 
 from helpers import tiny_decoder
 from wakeful.errors import WakefulError
-from wakeful.hf.compressed import packed, save_compressed
+from wakeful.hf.compressed import check_compressed, packed, save_compressed
 from wakeful.hf.quantized import load_quantized, save_quantized
 from wakeful.hf.weights_in import decoder_of
 from wakeful.probes.running import logits_of
@@ -219,13 +219,18 @@ def test_smoothing_only_after_norms() -> None:
 
 def test_what_the_format_lacks_is_refused(tmp_path: Path) -> None:
     def fails(message: str, model: nn.Module, scheme: str) -> None:
+        """Before anything is quantized, and of the quantized model."""
+        parsed = parse_scheme(scheme)
+        layers = linear_layers(model) if parsed.weights is not None else {}
+        with pytest.raises(WakefulError, match=message):
+            check_compressed(model, parsed, layers)
         with pytest.raises(WakefulError, match=message):
             save_compressed(small(model, scheme), tmp_path / "no", lambda _: None)
         assert not list(tmp_path.iterdir())
 
     model = llama()
     fails("stores only schemes of weights and inputs", model, "coarse")
-    fails("not of outputs or the KV cache; use --save_as wakeful", model, "kv8")
+    fails("not of outputs or the KV cache; use --scheme w8a8 or w4a16, or", model, "kv8")
     fails("both 8-bit absmax or both fp8", model, "nvfp4")
     fails(
         "weight-only schemes of 4 or 8 bits", model, "scheme(weights=absmax(bits=6, per='channel'))"
@@ -236,14 +241,22 @@ def test_what_the_format_lacks_is_refused(tmp_path: Path) -> None:
         model,
         "w8a8(inputs=absmax(bits=8, per='token', clip=0.9))",
     )
-    fails("whole groups of 24", model, "w4a16(weights=absmax(bits=4, per='channel', group=24))")
+    grid = "w4a16(weights=absmax(bits=4, per='channel', group=24))"
+    fails(r"whole groups of 24, .*group=16.*, or --save_as wakeful", model, grid)
     fails(r"smooth\(norms=True\)", model, "fine(method=smooth)")
-    fails("weights without a zero point", model, "w4")
+    fails(r"weights without a zero point.* use --scheme .*absmax\(bits=4", model, "w4")
     gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=61, n_embd=32, n_layer=1, n_head=2)).eval()
     fails("is an nn.Linear in Transformers", gpt2, "fine")
     fails("holds several of ours", decoder_of(gpt2), "fine")
-    fails("this decoder is not one", tiny_decoder(dtype=torch.float32, route="resformer"), "fine")
+    fails(
+        r"of our own class: .*--rotate hadamard alone",
+        tiny_decoder(dtype=torch.float32, route="resformer"),
+        "fine",
+    )
     part = quantize(model, "fine(method=smooth(norms=True))", calibration=TEXT, skip=["*.q_proj"])
+    smooth, some = parse_scheme("fine(method=smooth(norms=True))"), ["*.q_proj"]
+    with pytest.raises(WakefulError, match="read one norm and divide it differently"):
+        check_compressed(model, smooth, linear_layers(model, some))
     with pytest.raises(WakefulError, match="read one norm and divide it differently"):
         save_compressed(part, tmp_path / "no", lambda _: None)
     (tmp_path / "there").mkdir()

@@ -543,3 +543,41 @@ def test_a_name_is_escaped_in_the_page(text: Path, llama: Path, tmp_path: Path) 
     command = ["quantize", str(evil), "--text", str(text), "--out", str(out), *SMALL]
     assert main([*command, "--scheme", "fine"]) == 0
     assert "<img src=x" not in (out / "report.html").read_text()
+
+
+def test_what_cannot_be_saved_is_refused_before_anything_is_measured(
+    text: Path, run: Path, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:  # fmt: skip
+    def measured(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    for name in ("measure", "quantize_module"):
+        monkeypatch.setattr(f"wakeful.verbs.quantize.{name}", measured)
+    stock = ["--text", str(text), *SMALL, "--save", str(tmp_path / "small"), "--save_as",
+             "compressed-tensors", "--out", str(tmp_path / "out"), "--scheme"]  # fmt: skip
+    assert "--rotate hadamard alone" in fails(capsys, "quantize", str(run), *stock, "fine")
+    odd = "w4a16(weights=absmax(bits=4, per='channel', group=24))"
+    said = fails(capsys, "quantize", str(llama), *stock, odd)
+    assert "reads 16 channels, which are not whole groups of 24" in said
+    offered = re.search(r'--scheme "(.*?)", or', said)
+    assert offered is not None
+    monkeypatch.undo()
+    assert main(["quantize", str(llama), *stock, offered[1]]) == 0
+    assert (tmp_path / "small" / "model.safetensors").is_file()
+
+
+def test_figures_are_written_where_the_model_cannot_be(
+    text: Path, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:  # fmt: skip
+    def full(*_: object, **__: object) -> None:
+        raise WakefulError("the disk is full")
+
+    monkeypatch.setattr("wakeful.verbs.quantization.save_quantized", full)
+    command = ["--text", str(text), *SMALL, "--scheme", "fine", "--save", str(tmp_path / "small")]
+    out = tmp_path / "out"
+    said = fails(capsys, "quantize", str(llama), *command, "--out", str(out))
+    assert said == "wakeful quantize: the disk is full"
+    assert (out / "report.html").is_file()
+    assert json.loads((out / "summary.json").read_text())["saved"] is None

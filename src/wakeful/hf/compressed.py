@@ -6,7 +6,9 @@ into the norm before, so that the model has no layer of another kind.
 """
 
 import copy
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +36,13 @@ from wakeful.model.decoder import Decoder
 from wakeful.probes.running import as_decoder
 from wakeful.quant.arithmetic import unpack
 from wakeful.quant.convert import quantized_layers, scheme_of
-from wakeful.quant.linear import QuantizedLinear
+from wakeful.quant.linear import QuantizedLinear, matrix
 from wakeful.quant.norm_readers import readers_of_norms
 from wakeful.quant.schemes import Absmax, Grid, Scheme, Zeropoint
 from wakeful.quant.schemes.grids import E4M3
 
 NAME = "compressed-tensors"
+_OTHERWISE = "use --save_as wakeful"
 
 
 def compressed_config(scheme: Scheme) -> dict[str, Any]:
@@ -50,26 +53,29 @@ def compressed_config(scheme: Scheme) -> dict[str, Any]:
     """
     weights, inputs = scheme.weights, scheme.inputs
     if weights is None or scheme.outputs is not None or scheme.cache is not None:
-        raise _lacks(scheme, "schemes of weights and inputs, not of outputs or the KV cache")
+        what = "schemes of weights and inputs, not of outputs or the KV cache"
+        raise _lacks(scheme, what, "w8a8 or w4a16")
     whole = isinstance(weights, Absmax | Zeropoint)
     if inputs is None:
         if not whole or weights.bits not in (4, 8) or weights.per != "channel":
-            raise _lacks(scheme, "weight-only schemes of 4 or 8 bits per channel or group")
+            what = "weight-only schemes of 4 or 8 bits per channel or group"
+            raise _lacks(scheme, what, "w4a16")
         if not weights.symmetric:
             # Its package 0.20 packs zero points when it writes and expects them unpacked when it
             # reads (`PackedQuantizationCompressor.compress` on the meta device).
-            raise _lacks(scheme, "weights without a zero point, such as absmax")
+            like = _spelled(scheme, Absmax(bits=weights.bits, per="channel", group=weights.group))
+            raise _lacks(scheme, "weights without a zero point, such as absmax", repr(like))
         form = "pack-quantized"
     else:
         kinds = [kind for kind in (Absmax, E4M3) if type(weights) is type(inputs) is kind]
         if not kinds or weights.bits != 8 or inputs.bits != 8 or weights.group or inputs.group:
-            raise _lacks(
-                scheme, "weights and inputs that are both 8-bit absmax or both fp8, ungrouped"
-            )
+            what = "weights and inputs that are both 8-bit absmax or both fp8, ungrouped"
+            raise _lacks(scheme, what, "w8a8 or fp8")
         if inputs.per == "tensor" and scheme.scales == "dynamic":
-            raise _lacks(scheme, "per-tensor input scales that are static")
+            what = "per-tensor input scales that are static"
+            raise _lacks(scheme, what, f"{scheme.expression!r} --scales static")
         if isinstance(inputs, Absmax) and inputs.clip != 1 and scheme.scales == "dynamic":
-            raise _lacks(scheme, "dynamic input scales without clipping")
+            raise _lacks(scheme, "dynamic input scales without clipping", "w8a8")
         form = "int-quantized" if whole else "float-quantized"
     group: dict[str, Any] = {
         "targets": ["Linear"],
@@ -88,6 +94,26 @@ def compressed_config(scheme: Scheme) -> dict[str, Any]:
         "kv_cache_scheme": None,
         "global_compression_ratio": None,
     }
+
+
+def check_compressed(
+    model: nn.Module,
+    scheme: Scheme,
+    layers: Mapping[str, nn.Module],
+    tokenizer: Tokenizer | None = None,
+) -> None:
+    """Raise `WakefulError` where `save_compressed` would refuse the model with these `layers`
+    quantized, by shapes alone; `tokenizer` is ours, where that is the one to write.
+    """
+    compressed_config(scheme)
+    _checked(scheme, _stock(model, layers), tokenizer)
+    if scheme.method is not None and scheme.method.divides:
+        read = list(readers_of_norms(model).values())
+        for readers in read:
+            if 0 < len(layers.keys() & set(readers)) < len(readers):
+                raise _differ(readers)
+        if not scheme.method.only_after_norms:
+            _refuse_divided(layers.keys() - {name for readers in read for name in readers})
 
 
 def save_compressed(
@@ -111,26 +137,16 @@ def save_compressed(
     if scheme is None:
         raise WakefulError("the model is not quantized: nothing to save")
     table = compressed_config(scheme)
-    config, tensors, layers, names, less = _stock(model)
-    linears = _linears(config)
-    for name, layer in layers.items():
-        if linears.get(name) != (layer.out_features, layer.in_features):
-            raise WakefulError(
-                f"{NAME} holds what is an nn.Linear in Transformers, and {name} of a "
-                f"{config.model_type} is not: use --save_as wakeful"
-            )
-    if isinstance(tokenizer, Tokenizer):
-        read = readable(tokenizer, config)
-        if read is None:
-            raise WakefulError(
-                f"Transformers reads another tokenizer beside a {config.model_type} than this "
-                "model's: use --save_as wakeful"
-            )
-        tokenizer = read
+    stock = _stock(model, quantized_layers(model))
+    config, tensors, layers = stock.config, stock.tensors, stock.layers
+    linears, read = _checked(scheme, stock, tokenizer if isinstance(tokenizer, Tokenizer) else None)
+    tokenizer = read or tokenizer
     dtype = next(model.parameters()).dtype
-    _fold(model, tensors, names, less)
+    tensors = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    _fold(model, tensors, stock.names, stock.less)
     for name, layer in layers.items():
-        tensors |= {f"{name}.{part}": each for part, each in _stored(name, layer, dtype).items()}
+        assert isinstance(layer, QuantizedLinear)
+        tensors |= {f"{name}.{part}": each for part, each in _stored(layer, dtype).items()}
     table["ignore"] = [name for name in linears if name not in layers]
     config.quantization_config = table  # pyright: ignore[reportAttributeAccessIssue]
     config.dtype = dtype
@@ -161,20 +177,68 @@ def _arguments(grid: Grid, *, dynamic: bool) -> dict[str, Any]:
     }
 
 
-def _stock(
-    model: nn.Module,
-) -> tuple[
-    PreTrainedConfig,
-    dict[str, Tensor],
-    dict[str, QuantizedLinear],
-    dict[str, str],
-    dict[str, float] | None,
-]:
-    """Return a model's stock configuration, what stayed in full precision and the quantized layers
-    by their names in Transformers, those names by ours, and what norms are stored less where that
-    is known.
+@dataclass(frozen=True)
+class _Stock:
+    """A model as its stock architecture has it, by the names there."""
+
+    config: PreTrainedConfig
+    tensors: Mapping[str, Tensor]
+    """What stays in full precision."""
+    layers: dict[str, nn.Module]
+    """Those that are, or are to be, quantized."""
+    names: dict[str, str]
+    """The names there by ours."""
+    less: dict[str, float] | None
+    """What norms are stored less, where that is known."""
+
+
+def _checked(
+    scheme: Scheme, stock: _Stock, tokenizer: Tokenizer | None
+) -> tuple[dict[str, tuple[int, int]], Tokenizer | None]:
+    """Return the shape of every `nn.Linear` there, and the tokenizer as it is read there.
+
+    Raises:
+        WakefulError: a layer, or the tokenizer, has no place there.
     """
-    found = quantized_layers(model)
+    kind, linears = stock.config.model_type, _linears(stock.config)
+    widths: dict[str, int] = {}
+    for name, layer in stock.layers.items():
+        quantized = isinstance(layer, QuantizedLinear)
+        shape = (layer.out_features, layer.in_features) if quantized else matrix(layer)[0].shape
+        if linears.get(name) != tuple(shape):
+            raise WakefulError(
+                f"{NAME} holds what is an nn.Linear in Transformers, and {name} of a {kind} is "
+                f"not: {_OTHERWISE}"
+            )
+        widths[name] = shape[1]
+    grid = scheme.weights
+    short = [name for name, width in widths.items() if grid and grid.group and width % grid.group]
+    if short:
+        assert grid is not None
+        fits = math.gcd(*widths.values())
+        fits = min(fits & -fits, 2 ** (grid.group.bit_length() - 1))  # powers of two
+        finer = _spelled(scheme, replace(grid, group=fits))
+        raise WakefulError(
+            f"{short[0]} reads {widths[short[0]]} channels, which are not whole groups of "
+            f"{grid.group}, and {NAME} has no shorter group: use --scheme {finer!r}, or --save_as "
+            "wakeful"
+        )
+    read = None if tokenizer is None else readable(tokenizer, stock.config)
+    if tokenizer is not None and read is None:
+        raise WakefulError(
+            f"Transformers reads another tokenizer beside a {kind} than this model's: {_OTHERWISE}"
+        )
+    return linears, read
+
+
+def _spelled(scheme: Scheme, weights: Grid) -> str:
+    """Return the expression of a scheme with another grid of weights."""
+    made = Scheme(weights=weights, inputs=scheme.inputs, method=scheme.method)
+    return made.with_scales(scheme.scales).expression
+
+
+def _stock(model: nn.Module, found: Mapping[str, nn.Module]) -> _Stock:
+    """Return a model as its stock architecture has it, with the layers `found` quantized."""
     parameters = dict(model.named_parameters())
     decoder = as_decoder(model)
     if decoder is None:
@@ -182,7 +246,7 @@ def _stock(
         if implementation_of(model) == SOFTMAX1:
             raise WakefulError(
                 f"{NAME} has no place for softmax-1, by which this {type(model).__name__} attends "
-                f"(attn_implementation = {SOFTMAX1!r}): use --save_as wakeful"
+                f"(attn_implementation = {SOFTMAX1!r}): {_OTHERWISE}"
             )
         config = config_of(model)
         # Persistent buffers too: a router's correction is one, and so is a scale of Gemma 4's.
@@ -192,15 +256,16 @@ def _stock(
             if not isinstance(tensor, nn.Parameter) and not name.startswith(inside)
         }  # fmt: skip
         names = {name: name for name in (*stored, *found)}
-        return config, _detached(stored), found, names, None
+        return _Stock(config, stored, dict(found), names, None)
     assert isinstance(model, Decoder)
     kind, config = describe(model.config)
     if kind == WakefulConfig.model_type:
         raise WakefulError(
-            f"{NAME} is for stock architectures, and this decoder is not one: use --save_as wakeful"
+            f"{NAME} is for stock architectures, and this model is of our own class: {_OTHERWISE}; "
+            "of the cures, wakeful cure --rotate hadamard alone leaves a stock one"
         )
     family = FAMILIES[kind]
-    layers: dict[str, QuantizedLinear] = {}
+    layers: dict[str, nn.Module] = {}
     tensors: dict[str, Tensor] = {}
     names: dict[str, str] = {}
     less: dict[str, float] = {}
@@ -215,11 +280,11 @@ def _stock(
         elif len(owners) > 1:
             raise WakefulError(
                 f"{NAME} has one grid a matrix, and {theirs} of a {kind} holds several of ours: "
-                "use --save_as wakeful"
+                f"{_OTHERWISE}"
             )
         else:
             layers[theirs.rpartition(".")[0]] = found[owners[0]]
-    return config, _detached(tensors), layers, names, less
+    return _Stock(config, tensors, layers, names, less)
 
 
 def _added(model: nn.Module) -> dict[str, float]:
@@ -237,10 +302,6 @@ def _added(model: nn.Module) -> dict[str, float]:
         none, one = (norm(x + 0 * weight.fill_(value)).abs().sum() for value in (0.0, 1.0))
         found[f"{name}.weight"] = round(float(none / (one - none)), 3)
     return found
-
-
-def _detached(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
 def _linears(config: PreTrainedConfig) -> dict[str, tuple[int, int]]:
@@ -277,24 +338,32 @@ def _fold(
         if not here:
             continue
         if len(here) < len(readers) or any(not torch.equal(each, here[0]) for each in here):
-            raise WakefulError(
-                f"{', '.join(readers)} read one norm and divide it differently: they cannot be "
-                f"saved as {NAME}"
-            )
+            raise _differ(readers)
         for part in ("weight", "bias"):
             place = names.get(f"{norm}.{part}")
             if place is not None:
                 stored, lacks = tensors[place], less.get(place, 0.0)
                 scale = (stored.float() + lacks) / here[0] - lacks
                 tensors[place] = scale.to(stored.dtype)
-    if divided:
+    _refuse_divided(divided)
+
+
+def _differ(readers: Collection[str]) -> WakefulError:
+    return WakefulError(
+        f"{', '.join(readers)} read one norm and divide it differently: --skip all of them or "
+        f"none, or {_OTHERWISE}"
+    )
+
+
+def _refuse_divided(layers: Collection[str]) -> None:
+    if layers:
         raise WakefulError(
-            f"{next(iter(divided))} divides its inputs and no norm comes before it to do that: "
+            f"{min(layers)} divides its inputs and no norm comes before it to do that: "
             "write method=smooth(norms=True)"
         )
 
 
-def _stored(name: str, layer: QuantizedLinear, dtype: torch.dtype) -> dict[str, Tensor]:
+def _stored(layer: QuantizedLinear, dtype: torch.dtype) -> dict[str, Tensor]:
     """Return a layer's tensors as the format has them."""
     grid, scales = layer.grid, layer.operands.scales
     codes = unpack(layer.integers, layer.in_features) if layer.packed else layer.integers
@@ -307,11 +376,6 @@ def _stored(name: str, layer: QuantizedLinear, dtype: torch.dtype) -> dict[str, 
         if layer.input_scale is not None:
             found["input_scale"] = layer.input_scale.to(dtype).reshape(1)
     else:
-        if grid.group and layer.in_features % grid.group:
-            raise WakefulError(
-                f"{name} reads {layer.in_features} channels, which are not whole groups of "
-                f"{grid.group}: {NAME} has no shorter group"
-            )
         found["weight_packed"] = packed(codes, grid.bits)
         found["weight_shape"] = torch.tensor([layer.out_features, layer.in_features])
     if layer.bias is not None:
@@ -331,7 +395,8 @@ def packed(codes: Tensor, bits: int) -> Tensor:
     return torch.where(whole >= 2**31, whole - 2**32, whole).to(torch.int32)
 
 
-def _lacks(scheme: Scheme, what: str) -> WakefulError:
+def _lacks(scheme: Scheme, what: str, instead: str) -> WakefulError:
     return WakefulError(
-        f"{scheme} cannot be saved as {NAME}, which stores only {what}; use --save_as wakeful"
+        f"{scheme} cannot be saved as {NAME}, which stores only {what}; use --scheme {instead}, or "
+        "--save_as wakeful"
     )

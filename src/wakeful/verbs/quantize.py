@@ -19,7 +19,7 @@ from wakeful.evaluation.damage import Damage
 from wakeful.evaluation.diagnosis import sequences_of
 from wakeful.evaluation.pretrained import Description, PretrainedTable, pretrained_table
 from wakeful.evaluation.reading import Words, words_of
-from wakeful.hf.compressed import compressed_config
+from wakeful.hf.compressed import check_compressed, compressed_config
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.quantized import state_bytes
 from wakeful.hf.weights_out import describe
@@ -125,10 +125,12 @@ def quantize(
             return matrix
         result = results[""]
         saved = None
-        if wanted.save:
-            saved = result.save_model(wanted.save, save_as=wanted.save_as)
-        if wanted.out:
-            result.save(wanted.out, saved=saved)
+        try:
+            if wanted.save:
+                saved = result.save_model(wanted.save, save_as=wanted.save_as)
+        finally:  # what was measured is written even where the model cannot be
+            if wanted.out:
+                result.save(wanted.out, saved=saved)
     return result
 
 
@@ -152,6 +154,9 @@ def _of_one(
         layers = linear_layers(whole, wanted.skip)
     if any(each.cache is not None for each in schemes):
         check_cache(loaded.module)
+    if wanted.save_as == "compressed-tensors":
+        written = None if decoder is None else loaded.own_tokenizer
+        check_compressed(whole, schemes[0], layers, written)
     length = wanted.length_for(loaded.context)
     words = own_words(loaded, wanted, words)
     tokens = _tokens(loaded, words, wanted, length, count + extra)

@@ -31,6 +31,11 @@ class Method(Variant, ABC):
         """Whether layers that no norm comes before keep their inputs undivided."""
         return False
 
+    @property
+    def divides(self) -> bool:
+        """Whether inputs are divided."""
+        return type(self).divisor is not Method.divisor
+
     def divisor(
         self, inputs: Float[Tensor, "K"], weights: Float[Tensor, "K"]
     ) -> Float[Tensor, "K"] | None:
