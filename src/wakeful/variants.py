@@ -349,7 +349,7 @@ def _expected(folder: str, inside: bool) -> tuple[str, list[str]]:
     if not parts:
         return noun, [*known]
     chosen = parts if inside else whole
-    named = [name for name, kind in known.items() if issubclass(kind, chosen)]
+    named = [name for name, kind in known.items() if issubclass(kind, chosen) and name != noun]
     return " or ".join(base.__name__.lower() for base in chosen), named
 
 

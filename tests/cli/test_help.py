@@ -321,7 +321,10 @@ def test_every_field_of_the_configuration_is_an_option(
              "model.attention_bias": "qkv", "train.dtype": "bfloat16", "name": "other",
              "train.distill.over": "mean", "train.distill.rest": "renormalize",
              "train.lora.modules": "mlp", "train.parallel": "ddp",
-             "data.tokenizer": ""}  # fmt: skip
+             "data.tokenizer": "", "optimizer.rotation": "haar",
+             "optimizer.name": "sgd"}  # fmt: skip
+    words |= {f"model.{field}": next(iter(catalog(folder))).partition("(")[0]
+              for field, folder in VARIANTS.items()}  # fmt: skip
     expected: dict[str, Any] = {}
     arguments: list[str] = []
     for name, _, default in options_of(Config):
@@ -332,7 +335,7 @@ def test_every_field_of_the_configuration_is_an_option(
             value = ("a b", "")
             arguments += [f"--{name}", *value]
         elif isinstance(default, tuple):
-            value = (3,) if name.endswith("layers") else ("text",)
+            value = (3,) if name.endswith("layers") else ("w4",)
             arguments += [f"--{name}", *map(str, value)]
         elif isinstance(default, bool):
             if default:
@@ -405,6 +408,74 @@ def test_what_help_reads_from_source_is_what_can_be_written(folder: str) -> None
 
 def test_help_names_every_baseline() -> None:
     assert list(baselines()) == [f"{name}: {entry.summary}" for name, entry in BASELINES.items()]
+
+
+WRONG = {
+    "train cpu-tiny --train.steps abc": "train.steps must be a whole number, got 'abc'",
+    "train cpu-tiny --model.route resformr": "model.route='resformr' is not one of own, then",
+    "train cpu-tiny --optimizer.name adm": "optimizer.name='adm' is not one of adamw",
+    "quantize smollm2 --scheme w5": "scheme='w5' is not one of fine, moderate, coarse, w4, w4g128",
+    "quantize smollm2 --scheme absmax(bits=8)": "scheme='absmax' is not one of fine, moderate",
+    "cure smollm2 --rotate hadamrd": "rotate='hadamrd' is not one of",
+    "inherit smollm2 --baseline randm": "baseline='randm' is not one of random",
+    "inherit smollm2 --rounds 3": "--rounds",
+    "diagnose nothere --num_sequences -1": "num_sequences must be at least 1, got -1",
+    "export smollm2 x.gguf --gguf q4_k_m": "of an f16 file: llama-quantize MODEL.gguf",
+    "evaluate smollm2 --speed 1 x": "speed[1] must be a whole number, got 'x'",
+}
+
+
+@pytest.fixture(scope="module")
+def quick_errors() -> dict[str, str]:
+    """Return what each wrong command says, and that it imported nothing heavy to say it."""
+    program = (
+        "import os, shlex, sys\n"
+        "from wakeful.cli import main\n"
+        "for command in sys.argv[1:]:\n"
+        "    child = os.fork()\n"
+        "    if not child:\n"
+        "        status = main(shlex.split(command))\n"
+        f"        heavy = [name for name in {QUICK} if name in sys.modules]\n"
+        "        print('status', status, heavy, file=sys.stderr)\n"
+        "        os._exit(0)\n"
+        "    assert os.waitpid(child, 0)[1] == 0\n"
+    )
+    commands = [command.replace("(bits=8)", "'(bits=8)'") for command in WRONG]
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *commands], capture_output=True, text=True, check=True
+    )
+    said = ended.stderr.splitlines()
+    assert said[1::2] == ["status 1 []"] * len(WRONG)
+    return dict(zip(WRONG, said[::2], strict=True))
+
+
+@pytest.mark.parametrize("command", WRONG)
+def test_a_wrong_value_is_found_before_anything_heavy_is_imported(
+    command: str, quick_errors: dict[str, str]
+) -> None:
+    said = quick_errors[command]
+    assert said.startswith(f"wakeful {command.partition(' ')[0]}: ")
+    assert WRONG[command] in said
+    assert "literal" not in said
+    assert " scheme," not in said
+
+
+def test_bars_of_other_libraries_do_not_cut_through_a_sentence() -> None:
+    program = (
+        "import sys, types\n"
+        "def stream(*_, **__):\n"
+        "    from tqdm import tqdm\n"
+        "    for word in tqdm([' a', ' b'], desc='unpacking'):\n"
+        "        yield word\n"
+        "sys.modules['wakeful.verbs.generate'] = types.SimpleNamespace(stream=stream)\n"
+        "from wakeful.cli import main\n"
+        "main(['generate', 'model', '--prompt', 'Once'])\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert ended.stdout == "Once a b\n"
+    assert "unpacking" not in ended.stderr
 
 
 def test_short_names_of_an_inheritance_stand_for_options_that_exist() -> None:

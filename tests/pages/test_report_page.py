@@ -98,7 +98,7 @@ def test_a_variant_under_way_is_marked(tmp_path: Path) -> None:
     folder = make_comparison(tmp_path / "c", {"a": 0.0, "b": 0.1}, [0])
     interrupt(folder / "b" / "seed-0", 15)
     page = written(tmp_path, folder)
-    assert "Not finished and left out: b, seed 0." in page
+    assert "Not finished and left out: b, seed 0. The command that began them goes on" in page
     assert "drawn in the training curves as far as it has come" in page
     console = Console(width=100, record=True, file=io.StringIO())
     console.print(render_terminal(read_comparison(folder)))

@@ -232,7 +232,7 @@ def test_a_scheme_and_a_grid_of_ones_own() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("fien", r"unknown scheme 'fien' \(did you mean 'fine'\?\); there are [^;]*kv4$"),
+        ("fien", r"unknown scheme 'fien' \(did you mean 'fine'\?\); there are fine, [^;]*kv4$"),
         (
             "scheme(inputs=absmax(bits=8, per='token'))",
             "a scheme has weights, or a cache and nothing else",

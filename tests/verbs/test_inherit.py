@@ -778,7 +778,7 @@ def test_bad_input_is_one_line_and_changes_nothing(
     assert "have no order to grow in" in refused("--choose", "middle", "--grow", "1")
     assert "are for growing" in refused("--until", "budget")
     assert "baseline='rand' is not one of" in refused("--baseline", "rand")
-    assert "unknown route" in refused("--route", "resformers")
+    assert "route='resformers' is not one of" in refused("--route", "resformers")
     assert "heal.alpha = 2.0 is a share, between 0 and 1" in refused("--alpha", "2")
     assert "heal.temperature = 0.0 must be above 0" in refused("--temperature", "0")
     assert "both set heal.alpha" in refused("--alpha", "0.2", "--heal.alpha", "0.3")

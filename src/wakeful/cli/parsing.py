@@ -1,18 +1,19 @@
-"""Arguments to typed options; all of it without torch, and help without the parser too."""
+"""Arguments to typed options, by the reader of TOML; all of it without torch."""
 
 import contextlib
 import dataclasses
-import io
+import functools
 import re
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from wakeful.cli.console import LET_IT_SPEAK, another_speaks
+from wakeful.cli.catalog import check_name
+from wakeful.cli.console import another_speaks
 from wakeful.cli.help import asks_for_help, print_help
 from wakeful.config.options import Option, options_of
+from wakeful.config.tables import Table, from_table, merged, to_table
 from wakeful.config.verbs import SHORT, SOURCES, short_value
 from wakeful.errors import WakefulError, nearest
 
@@ -20,6 +21,7 @@ _ROW = "--variants."
 """What an option for one row of a comparison begins with."""
 _FLAG = re.compile(r"--[A-Za-z][\w.-]*")
 """What is taken for an option's name."""
+_OFF = "off"
 
 
 def leading(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -44,74 +46,77 @@ def read(kind: type, arguments: list[str], prog: str, default: Any = None) -> tu
 
 
 def parse(kind: type, arguments: list[str], prog: str, default: Any = None) -> Any:
-    """Return the options of this kind that arguments describe, or end with what is wrong."""
-    silent = another_speaks()
+    """Return the options of this kind that arguments describe, or print their help and end.
+
+    Raises:
+        WakefulError: there is no such option, or a value is missing or not of its type.
+    """
     if asks_for_help(arguments):
-        if not silent:
+        if not another_speaks():
             print_help(kind, prog, arguments, default)
         sys.exit(0)
-    arguments = spelled_out(prog.split(maxsplit=1)[0], arguments)
-    check_words(options_of(kind, default), arguments, prog)
-    default = _of_its_tokenizer(default, arguments)
-    import tyro
-
-    extra = {} if default is None else {"default": default}
-    shown = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(shown):
-            return tyro.cli(
-                kind, prog=f"wakeful {prog}", args=arguments, use_underscores=True, **extra
-            )
-    except SystemExit as ended:
-        # Tyro frames what a part's own checks object to, and hides it behind this.
-        behind = ended.__context__
-        while behind is not None and not isinstance(behind, WakefulError):
-            behind = behind.__context__
-        if behind is not None:
-            raise behind from None
-        if not silent:
-            sys.stderr.write(shown.getvalue())
-        elif ended.code:
-            time.sleep(LET_IT_SPEAK)
-        raise
+    verb = prog.split(maxsplit=1)[0]
+    options = {option.flag: option for option in options_of(kind, default)}
+    given: Table = {}
+    for name, values in _given(spelled_out(verb, arguments), options, verb):
+        option = options[name]
+        check_name(option, values)
+        *parts, last = option.name.split(".")
+        functools.reduce(lambda at, part: at.setdefault(part, {}), parts, given)[last] = _value(
+            option, values
+        )
+    for option in options.values():
+        required = option.default is dataclasses.MISSING
+        if required and option.name not in given:
+            raise WakefulError(f"{option.flag} is missing: {option.words}")
+    return from_table(kind, given if default is None else merged(to_table(default), given))
 
 
-def _of_its_tokenizer(default: Any, arguments: list[str]) -> Any:
-    """Return the defaults without the size of a tokenizer to train where one is given."""
-    given = {argument.partition("=")[0].replace("-", "_") for argument in arguments}
-    if not hasattr(default, "data") or "__data.tokenizer" not in given:
-        return default
-    size = type(default.data).vocab_size
-    return dataclasses.replace(default, data=dataclasses.replace(default.data, vocab_size=size))
-
-
-def check_words(options: Iterator[Option], arguments: list[str], prog: str) -> None:
-    """Raise `WakefulError` for an option that there is not, or a value that is not on its list."""
-    flags = {option.flag: option for option in options}
-    flags |= {option.negative: option for option in flags.values() if option.kind is bool}
-    option: Option | None = None
+def _given(
+    arguments: list[str], options: Mapping[str, Option], verb: str
+) -> Iterator[tuple[str, list[str]]]:
+    """Yield the options in their order, a switch that is turned off as having the value off."""
+    negatives = {each.negative: each.flag for each in options.values() if each.kind is bool}
+    found: list[tuple[str, list[str]]] = []
     for argument in arguments:
         name, equals, value = argument.partition("=")
-        if _FLAG.fullmatch(name):
-            name = f"--{name[2:].replace('-', '_')}"
-            if name not in flags:
-                verb = prog.split(maxsplit=1)[0]
-                short = [f"--{each}" for each in SHORT] if verb == "inherit" else []
-                raise WakefulError(
-                    f"there is no option {name}{_close(name, [*flags, *short])}; wakeful {verb} "
-                    "--help-all lists them"
-                )
-            option = flags[name]
-            if not equals:
-                continue
+        if not _FLAG.fullmatch(name):
+            if not found:
+                raise WakefulError(f"{argument!r} follows no option")
+            found[-1][1].append(argument)
+            continue
+        name = f"--{name[2:].replace('-', '_')}"
+        if name in negatives and not equals:
+            found.append((negatives[name], [_OFF]))
+        elif name in options:
+            found.append((name, [value] if equals else []))
         else:
-            value = argument
-        choices = option.choices if option else ()
-        if option and choices and value not in choices:
+            short = [f"--{each}" for each in SHORT] if verb == "inherit" else []
             raise WakefulError(
-                f"{option.flag} must be one of {', '.join(choices)}, got {value!r}"
-                f"{nearest(value, choices)}"
+                f"there is no option {name}{_close(name, [*options, *negatives, *short])}; wakeful "
+                f"{verb} --help-all lists them"
             )
+    yield from found
+
+
+def _value(option: Option, values: list[str]) -> Any:
+    """Return what an option is set to; what is not of its type stays the text that it is."""
+    if option.many:
+        return [_typed(option.each, each) for each in values]
+    if option.kind is bool:
+        if values in ([], [_OFF]):
+            return not values
+        raise WakefulError(f"{option.flag} is a switch and takes no value, got {values[-1]!r}")
+    if len(values) != 1:
+        raise WakefulError(f"{option.flag} takes one value, got {' '.join(values) or 'none'}")
+    return _typed(option.kind, values[0])
+
+
+def _typed(kind: Any, text: str) -> Any:
+    if kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
 
 
 def _close(name: str, flags: Sequence[str]) -> str:

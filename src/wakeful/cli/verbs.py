@@ -4,6 +4,7 @@ A verb's function takes the arguments after its name.
 """
 
 import dataclasses
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -222,6 +223,8 @@ def generate(arguments: list[str]) -> None:
     names = [entry.name for entry in dataclasses.fields(GenerateOptions)]
     choice = GenerateOptions(**{name: getattr(options, name) for name in names})
 
+    # Bars of other libraries, which unpack weights as they are needed, would cut through the text.
+    os.environ.setdefault("TQDM_DISABLE", "1")
     import transformers
 
     from wakeful.verbs.generate import stream

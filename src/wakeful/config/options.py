@@ -54,6 +54,13 @@ class Instead:
 
 
 @dataclass(frozen=True)
+class Elsewhere:
+    """Beside the type of an option: how to come by values that it does not take."""
+
+    words: str
+
+
+@dataclass(frozen=True)
 class Option:
     """One field, of a verb's options or of a part of them."""
 

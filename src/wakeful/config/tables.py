@@ -10,8 +10,9 @@ import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
+from wakeful.config.options import Elsewhere
 from wakeful.errors import WakefulError, nearest, nearest_path
 from wakeful.plain_text import decoded
 from wakeful.plugins import added, source_of
@@ -59,7 +60,7 @@ def read_table(source: str | Path) -> Table:
         hint = nearest(str(source), presets()) or nearest_path(source)
         raise WakefulError(
             f"no configuration {str(source)[:200]!r}: it is neither a file nor a preset{hint}; "
-            f"presets are {', '.join(presets())}"
+            "wakeful presets lists those"
         )
     return on_preset(table, str(source))
 
@@ -198,6 +199,15 @@ class _Reader(NamedTuple):
             raise self._refused(f"{where} must be {_words(expected)}, got {_shown(value)}{hint}")
         return value
 
+    def _field(self, hint: Any, value: Any, where: str) -> Any:
+        """Return the value of a field; beside its type may stand how to come by others."""
+        kind, *beside = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
+        try:
+            return self.value(kind, value, where)
+        except WakefulError as error:
+            told = "".join(f"; {each.words}" for each in beside if isinstance(each, Elsewhere))
+            raise WakefulError(f"{error}{told}") from None
+
     def _dataclass(self, kind: type, table: object, place: str) -> Any:
         if not isinstance(table, Mapping):
             raise self._refused(f"{place or 'it'} must be a table, got {_shown(table)}")
@@ -209,7 +219,7 @@ class _Reader(NamedTuple):
                 f"{place or 'the top level'} has {', '.join(sorted(hints))}"
             )
         values = {
-            entry.name: self.value(hints[entry.name], table[entry.name], _join(place, entry.name))
+            entry.name: self._field(hints[entry.name], table[entry.name], _join(place, entry.name))
             for entry in fields
             if entry.name in table
         }
@@ -239,7 +249,7 @@ class _Reader(NamedTuple):
 
 @functools.cache
 def _hints(kind: type) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
     return {entry.name: hints[entry.name] for entry in dataclasses.fields(kind)}
 
 

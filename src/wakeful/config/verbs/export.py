@@ -1,9 +1,14 @@
 """What `export` may be told."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from wakeful.config.options import How, What
+from wakeful.config.options import Elsewhere, How, What
+
+LLAMA_CPP = Elsewhere(
+    "llama.cpp makes other types, such as q4_k_m, of an f16 file: llama-quantize MODEL.gguf "
+    "SMALLER.gguf q4_k_m"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,8 +17,8 @@ class ExportOptions:
 
     dtype: How[Literal["float32", "bfloat16", "float16"]] = "float32"
     """Type of the weights written to a folder."""
-    gguf: How[Literal["auto", "f32", "f16", "q8_0", "q4_0"]] = "auto"
-    """What a file NAME.gguf stores matrices as. auto: f16."""
+    gguf: Annotated[How[Literal["auto", "f32", "f16", "q8_0", "q4_0"]], LLAMA_CPP] = "auto"
+    """What a file NAME.gguf stores matrices as. auto: f16. llama.cpp makes other types of it."""
     step: What[int] = 0
     """Checkpoint of the run to write, by its step. 0 means the newest."""
     layers: What[tuple[str, ...]] = ()

@@ -190,7 +190,10 @@ def notes(comparison: Comparison) -> list[str]:
     """Return what must be said of the figures besides: errors, seeds, runs that are left out."""
     found = [caveat(comparison), seeds_missing(comparison)]
     if comparison.unfinished:
-        found.append(f"Not finished and left out: {'; '.join(comparison.unfinished)}.")
+        left = "; ".join(comparison.unfinished)
+        found.append(
+            f"Not finished and left out: {left}. The command that began them goes on with --resume."
+        )
     if lacks_common_seed(comparison):
         found.append("The variants are not ranked: they have no finished seed in common.")
     return [note for note in found if note]
