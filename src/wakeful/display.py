@@ -17,6 +17,8 @@ from rich.progress import (
 )
 
 _SECONDS_BETWEEN_LINES = 10.0
+LONG = 30.0
+"""Seconds of work before which it is said how long it may take."""
 
 
 class Display:
@@ -39,6 +41,14 @@ class Display:
 
 
 Silent = Display
+Passed = Callable[[int, int], None]
+"""Is told how many of how many are done."""
+
+
+def unseen(done: int, total: int) -> None:
+    """Show no progress."""
+
+
 Shown = Callable[[str], AbstractContextManager[Display]]
 """Gives the display for the work that is called so."""
 

@@ -292,6 +292,17 @@ def test_help_of_a_preset_has_its_own_defaults(capsys: pytest.CaptureFixture[str
     assert "Optimizer steps. (default: 500)" in help_of(capsys, "train")
 
 
+def test_help_of_an_heir_is_what_an_heir_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    def of(ask: str) -> set[str]:
+        lines = lines_of(capsys, "inherit", ask=ask)
+        return {line.split()[0] for line in lines if line.startswith("  --")}
+
+    usual, whole = of("--help"), of("--help-all")
+    assert {"--keep", "--text", "--minutes", "--lr", "--out", "--resume"} <= usual <= whole
+    assert len(usual) <= 26
+    assert {"--optimizer", "--max_bytes", "--rounds", "--data.tokenizer"} <= whole - usual
+
+
 def test_help_is_asked_for_in_several_ways(capsys: pytest.CaptureFixture[str]) -> None:
     plain = lines_of(capsys, "cure")
     assert lines_of(capsys, "cure", ask="-h") == plain

@@ -10,7 +10,7 @@ from wakeful.heirs import choice
 from wakeful.heirs.bridge import bridge
 from wakeful.heirs.choice import bridged_losses
 from wakeful.heirs.inherit import inherit
-from wakeful.heirs.layers import Diagnosed, LayerMap, choose, ordered
+from wakeful.heirs.layers import Diagnosed, LayerMap, choose, diagnose_layers, ordered
 
 TEXT = some_tokens(9, 13)
 
@@ -99,3 +99,21 @@ def test_what_cannot_be_tried_is_refused() -> None:
         bridged_losses(tiny_decoder(route="resformer"), TEXT, 2, BridgeConfig())
     with pytest.raises(WakefulError, match=r"model\.placement = post"):
         bridged_losses(tiny_decoder(placement="post"), TEXT, 2, BridgeConfig())
+
+
+def test_bridging_trying_and_diagnosing_say_how_far_they_are() -> None:
+    reference, passed = tiny_decoder(num_layers=6), list[tuple[int, int]]()
+
+    def heard(done: int, total: int) -> None:
+        passed.append((done, total))
+
+    layers = LayerMap((0, 3), "first")
+    bridge(inherit(reference, layers), reference, layers, TEXT, BridgeConfig(), progress=heard)
+    assert passed == [(layer, 6) for layer in range(7)]
+    passed.clear()
+    tried = bridged_losses(reference, TEXT, 2, BridgeConfig(), progress=heard)
+    assert [done for done, _ in passed] == [*range(len(tried) + 1)]
+    assert passed[-1] == (len(tried), len(tried))
+    passed.clear()
+    diagnose_layers(reference, TEXT[:3].tolist(), heard)
+    assert passed == [(0, 3), (1, 3), (2, 3), (3, 3)]

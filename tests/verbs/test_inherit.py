@@ -373,6 +373,15 @@ def test_a_reference_in_memory_teaches_before_it_is_written(
     assert teacher == str(tmp_path / "out/reference")
 
 
+def test_closed_forms_that_take_long_are_foretold(
+    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wakeful.verbs.inherit.seconds_to_solve", lambda *_: 90.0)
+    assert main([*command, "--steps", "1"]) == 0
+    said = capsys.readouterr().out
+    assert said.index("closed forms before training take about 90 s") < said.index("bridging the")
+
+
 def test_minutes_are_turned_into_steps(
     command: list[str],
     tmp_path: Path,
@@ -388,7 +397,11 @@ def test_minutes_are_turned_into_steps(
         patch.setattr("wakeful.verbs.inherit.measure_costs", slow_steps)
         timed = [*command, "--steps", "0", "--minutes", "10", "--baseline", "random"]
         assert main(timed) == 0
-    assert "7 steps a round fit into the time" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "7 steps a round fit into the time" in said
+    for work in ("diagnosing .*: sequences 2 of 2", r"evaluating .*: batches (\d+) of \1",
+                 r"bridging the layers left out: layers passed (\d+) of \1"):  # fmt: skip
+        assert re.search(work, said), work
     for name in ("heir-2", "random"):
         assert Run.open(tmp_path / "out" / name).config.train.steps == 7
     # Each drop needs a step, which the time may give.

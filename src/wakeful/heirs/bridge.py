@@ -37,6 +37,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from wakeful.config.schema import BridgeConfig
+from wakeful.display import Passed, unseen
 from wakeful.errors import WakefulError
 from wakeful.heirs.equations import Equations, exact, token_weights
 from wakeful.heirs.layers import LayerMap
@@ -127,6 +128,7 @@ def bridge(
     documents: Int[Tensor, "B L"] | None = None,
     only: Sequence[Gap] | None = None,
     autocast: AbstractContextManager[object] = AS_IT_IS,
+    progress: Passed = unseen,
 ) -> list[Bridged]:
     """Give the heir a bridge over each gap of its layers, in place; return what each came to.
 
@@ -145,6 +147,7 @@ def bridge(
             first token of its own.
         only: the gaps to bridge; by default all.
         autocast: the context that both models run in.
+        progress: hears of every layer that the reference has gone through.
 
     Raises:
         WakefulError: the stream is not a plain sum, or the text has too few tokens to solve on.
@@ -157,9 +160,13 @@ def bridge(
     check_bridge(reference)
     ours, theirs = (Stream(each, tokens, documents, autocast) for each in (heir, reference))
     found = []
+    last = wanted[-1].last + 1
+    progress(0, last)
     for gap in wanted:
         ours.through(gap.after)
-        theirs.through(gap.last + 1)
+        for layer in range(theirs.layer, gap.last + 1):
+            theirs.through(layer + 1)
+            progress(layer + 1, last)
         found.append(solve(ours, theirs, gap, options))
     return found
 
@@ -175,6 +182,7 @@ def rebridge(
     *,
     documents: Int[Tensor, "B L"] | None = None,
     autocast: AbstractContextManager[object] = AS_IT_IS,
+    progress: Passed = unseen,
 ) -> list[Bridged]:
     """Bridge the gaps that an heir did not have when its layers were `before`, in place.
 
@@ -207,7 +215,7 @@ def rebridge(
     only = [gap for place, gap in new.items() if place not in old]
     return bridge(
         heir, reference, layers, tokens, options, documents=documents, only=only,
-        autocast=autocast,
+        autocast=autocast, progress=progress,
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from wakeful.config.schema import BridgeConfig
+from wakeful.display import Passed, unseen
 from wakeful.errors import WakefulError
 from wakeful.heirs.bridge import Gap, carriers, check_bridge, solve
 from wakeful.heirs.stream import Stream
@@ -36,12 +37,13 @@ def bridged_losses(
     held_out: int = 4,
     documents: Int[Tensor, "B L"] | None = None,
     autocast: AbstractContextManager[object] = AS_IT_IS,
+    progress: Passed = unseen,
 ) -> dict[int, float]:
     """Return the loss, in nats a token, without the run of layers from each start that was tried.
 
     The first `pinned` layers stay, at least one, and so does the last. The last `held_out`
     sequences are measured on, the others are solved on. `documents` and `autocast` are as `bridge`
-    takes them. The reference is as it was when this returns.
+    takes them; `progress` hears of every run. The reference is as it was when this returns.
 
     Raises:
         WakefulError: the stream is not a plain sum, the layers share more than the stream, no run
@@ -62,12 +64,18 @@ def bridged_losses(
             f"no run of {dropped} layers fits between the ends of {total} layers: "
             "keep more --layers"
         )
+    strided = starts[::_STRIDE]
+    progress(0, len(strided))
     trial = _Trial(reference, tokens, documents, held_out, options, autocast)
-    losses = {start: trial.loss(start, dropped) for start in starts[::_STRIDE]}
+    losses: dict[int, float] = {}
+    for start in strided:
+        losses[start] = trial.loss(start, dropped)
+        progress(len(losses), len(strided))
     best = min(losses, key=lambda start: losses[start])
-    for start in (best - 1, best + 1):
-        if start in starts:
-            losses[start] = trial.loss(start, dropped)
+    beside = [start for start in (best - 1, best + 1) if start in starts]
+    for start in beside:
+        losses[start] = trial.loss(start, dropped)
+        progress(len(losses), len(strided) + len(beside))
     return losses
 
 

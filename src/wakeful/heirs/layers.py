@@ -27,6 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from wakeful.display import Passed, unseen
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.model.evaluating import evaluating
@@ -229,14 +230,18 @@ class Angles(Probe):
         return cosines.arccos().mean(0) / math.pi
 
 
-def diagnose_layers(decoder: Decoder, sequences: Sequence[Sequence[int]]) -> Diagnosed:
+def diagnose_layers(
+    decoder: Decoder, sequences: Sequence[Sequence[int]], progress: Passed = unseen
+) -> Diagnosed:
     """Run a decoder over sequences of one length and measure every layer."""
+    progress(0, len(sequences))
     angles = Angles()
     device = decoder.head.weight.device
     watched = watch(decoder, Ranks(), BlockInfluence(), angles)
     with evaluating(decoder), torch.inference_mode(), watched as seen:
-        for sequence in sequences:
+        for done, sequence in enumerate(sequences, start=1):
             decoder.hidden(torch.tensor([list(sequence)], device=device))
+            progress(done, len(sequences))
     rows = seen.frame
     figures = {by: _column(rows, *place) for by, place in _ROWS.items()}
     return Diagnosed(figures, angles.matrix().tolist())

@@ -1,6 +1,7 @@
 """What an inheritance reads before it plans: its text, its reference's layers and losses."""
 
 import dataclasses
+from functools import partial
 from typing import get_args
 
 import polars as pl
@@ -90,7 +91,6 @@ def diagnosed_layers(
     chooses = not options.blocks and options.choose in get_args(By)
     if not chooses and not {"lazy", "lazy_blocks"} & {*options.baseline}:
         return None
-    show.note(f"diagnosing {reference.name}")
     length, count = options.diagnose_length, options.diagnose_sequences
     context = reference.decoder().config.context
     if length > context:
@@ -104,12 +104,14 @@ def diagnosed_layers(
             f"the training text has {options.data.max_tokens or data.train.num_tokens}: lower "
             "--diagnose_length"
         )
-    found = diagnose_layers(reference.decoder(), tokens.tolist())
+    found = diagnose_layers(
+        reference.decoder(), tokens.tolist(),
+        partial(show.count, f"diagnosing {reference.name}: sequences"),
+    )  # fmt: skip
     total = reference.decoder().config.num_layers
     dropped = total - depth_of(options, total)
     if options.blocks or options.choose != "bridge" or not dropped:
         return found
-    show.note(f"trying runs of {dropped} layers")
     length = options.train.length
     rows = max(1, min(_SOLVED_ON, options.bridge.tokens) // length)
     tokens = beginning(data, rows + max(1, _MEASURED_ON // length), length, options.data)
@@ -119,6 +121,7 @@ def diagnosed_layers(
     losses = bridged_losses(
         decoder, tokens, dropped, options.bridge, pinned=options.pinned, held_out=held_out,
         documents=documents(tokens, data, options.data), autocast=autocast(options.train, device),
+        progress=partial(show.count, f"runs of {dropped} layers tried:"),
     )  # fmt: skip
     decoder.to("cpu")
     return dataclasses.replace(found, losses=losses)
@@ -132,7 +135,8 @@ def evaluated(config: Config, reference: Model, data: Data, show: Display) -> pl
     device = choose_device(train.device)
     decoder = reference.decoder().to(device)
     frame = evaluate(
-        decoder, windows, autocast(train, device), cross_documents=config.data.cross_documents
-    )
+        decoder, windows, autocast(train, device), cross_documents=config.data.cross_documents,
+        progress=partial(show.count, f"evaluating {reference.name}: batches"),
+    )  # fmt: skip
     decoder.to("cpu")
     return frame

@@ -251,8 +251,8 @@ def _finished(
         origin["width"] = to_table(kept_of(decoder.config, reference.config))
     if stage.bridge is not None:
         with shown(stage.name) as show:
-            show.note("bridging the layers left out")
-            origin["bridges"] = [to_table(found) for found in stage.bridge(decoder)]
+            passed = partial(show.count, "bridging the layers left out: layers passed")
+            origin["bridges"] = [to_table(found) for found in stage.bridge(decoder, passed)]
     config = stage_config(recipe, stage, decoder)
     with shown(stage.name) as show:
         run = train(config, place, initial=Initial(decoder, origin), show=show)

@@ -11,6 +11,7 @@ from wakeful.data.base import Data
 from wakeful.data.order import documents_of
 from wakeful.data.preparing import load_data
 from wakeful.device import choose_device
+from wakeful.display import Passed, unseen
 from wakeful.heirs.bridge import Bridged, bridge, gaps, rebridge, stayed
 from wakeful.heirs.layers import LayerMap
 from wakeful.heirs.narrow import narrow
@@ -92,6 +93,7 @@ def bridges(
     had: LayerMap | None,
     kept: Sequence[Bridged],
     heir: Decoder,
+    progress: Passed = unseen,
 ) -> list[Bridged]:
     """Bridge an heir's gaps on the training text's beginning, in place.
 
@@ -107,12 +109,13 @@ def bridges(
     context = autocast(recipe.train, device)
     if had is None:
         found = bridge(
-            heir, reference, layers, tokens, recipe.bridge, documents=numbers, autocast=context
-        )
+            heir, reference, layers, tokens, recipe.bridge, documents=numbers, autocast=context,
+            progress=progress,
+        )  # fmt: skip
     else:
         found = rebridge(
             heir, reference, layers, had, tokens, recipe.bridge, documents=numbers,
-            autocast=context,
+            autocast=context, progress=progress,
         )  # fmt: skip
         found += stayed(kept, layers, reference.config.num_layers)
         found.sort(key=lambda one: one.first)

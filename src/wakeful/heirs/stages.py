@@ -9,6 +9,7 @@ import torch
 
 from wakeful.config.schema import Config, DistillConfig, LoraConfig
 from wakeful.config.tables import from_table
+from wakeful.display import Passed
 from wakeful.heirs.baselines import Baseline, Setting, at_random, baseline_of
 from wakeful.heirs.bridge import Bridged, check_bridge, gaps
 from wakeful.heirs.layers import LayerMap, first, laziest
@@ -73,7 +74,7 @@ class Stage:
     """The reference's layers that it took, where it took any by number."""
     distill: DistillConfig = field(default_factory=DistillConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
-    bridge: Callable[[Decoder], list[Bridged]] | None = None
+    bridge: Callable[[Decoder, Passed], list[Bridged]] | None = None
     """Bridges the layers that it leaves out, once it has started."""
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from wakeful.config.schema import Config
 from wakeful.data.order import Batches, ValidationWindows, documents_of
 from wakeful.data.tokens import Tokens
+from wakeful.display import Passed, unseen
 from wakeful.errors import Diverged
 from wakeful.estimates import Estimate, finite, weighted_mean
 from wakeful.model.decoder import IGNORED, Decoder
@@ -29,6 +30,7 @@ def evaluate(
     autocast: contextlib.AbstractContextManager[object],
     *,
     cross_documents: bool = True,
+    progress: Passed = unseen,
 ) -> pl.DataFrame:
     """Return one row a validation window: `window`, `loss` (mean nats a token), `tokens`.
 
@@ -59,6 +61,7 @@ def evaluate(
         for begin in range(0, len(windows), world.size):
             number = begin + world.rank
             mine = number < len(windows)
+            progress(begin, len(windows))
             inputs, targets = windows.batch(number if mine else 0)
             with autocast:
                 each = parallel.call(one_by_one, inputs.to(device), targets.to(device))
@@ -73,6 +76,7 @@ def evaluate(
                 best = torch.zeros_like(losses) if best is None else best
                 best[rows] = least[:, seen:].sum(1) / tokens[rows]
         parallel.settle()
+    progress(len(windows), len(windows))
     known = any(world.gather(best is not None))
     losses, tokens = world.sum(losses), world.sum(tokens)
     frame = pl.DataFrame(

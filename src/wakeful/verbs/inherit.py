@@ -19,7 +19,7 @@ from wakeful.config.verbs import LENGTH, REFERENCES, InheritOptions
 from wakeful.data.base import Data
 from wakeful.data.preparing import reopened
 from wakeful.device import choose_device
-from wakeful.display import Display, Shown, usual
+from wakeful.display import LONG, Display, Shown, duration, usual
 from wakeful.errors import WakefulError
 from wakeful.estimates import finite
 from wakeful.heirs.arms import arms_of, read_recipe
@@ -217,12 +217,14 @@ def _begun(
         windows = evaluated(config, reference, data, show)
         check_finite(windows["loss"].to_torch())
         costs, before = list[Cost](), 0.0
+        seeds = len(recipe.of_seeds())
+        solving = seeds * seconds_to_solve(recipe, config, reference.decoder(), data)
+        if solving >= LONG:
+            show.note(f"closed forms before training take about {duration(solving)}")
         if not options.train.steps:
             show.note("timing a step of every model")
             costs = measure_costs(recipe, reference.decoder(), data)
-            solving = seconds_to_solve(recipe, config, reference.decoder(), data)
-            seeds = len(recipe.of_seeds())
-            before = time.monotonic() - began + seeds * solving
+            before = time.monotonic() - began + solving
             left = (60 * (options.minutes or _DEFAULT_MINUTES) - before) / seeds
             steps = steps_within(costs, left, every=options.train.eval_every, before=before)
             recipe = with_steps(recipe, options, steps)

@@ -8,7 +8,7 @@ from pathlib import Path
 from wakeful.config.verbs import DiagnoseOptions, EvaluateOptions, QuantizeOptions
 from wakeful.data.tasks import TaskData
 from wakeful.device import choose_device, rough_seconds
-from wakeful.display import Display, Shown, duration
+from wakeful.display import LONG, Display, Shown, duration
 from wakeful.evaluation.reading import Words, own_task
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.runs.run import Environment, Run, environment
@@ -21,9 +21,6 @@ from wakeful.verbs.result import (
     showing,
 )
 from wakeful.world import World, joined
-
-_LONG = 30.0
-"""Seconds of work before which it is said how long it may take."""
 
 
 @dataclass
@@ -104,7 +101,7 @@ def foretell(
     size = sum(parameter.numel() for parameter in model.module.parameters())
     # A forward pass takes about two operations a parameter and token.
     seconds = rough_seconds(2 * size * tokens * total * passes, model.device)
-    if seconds >= _LONG:
+    if seconds >= LONG:
         show.note(
             f"{name}: {total:,} of {tokens:,} tokens, {size / 1e6:,.1f}M parameters; very "
             f"roughly {duration(seconds)} on this machine"

@@ -92,7 +92,7 @@ class InheritOptions:
     """Layers that each round adds, 2 in the paper; the last takes what is left. 0: one round."""
     until: Until = "parity"
     """Grow until the reference's loss is reached, or through all rounds."""
-    rounds: HowMuch[int] = 0
+    rounds: int = 0
     """Maximum rounds. 0: until the heir is as deep as the reference."""
     grow_from: GrowFrom = "reference"
     """A round begins from the reference's blocks, or keeps the student's and adds to them."""
@@ -115,13 +115,13 @@ class InheritOptions:
     """Tokens per sequence of the diagnosis that layers are chosen by. 0: 512, or the context."""
     diagnose_sequences: int = 4
     """Sequences of that diagnosis, from the training text's beginning."""
-    data: Annotated[DataConfig, Seldom(("tokenizer", "vocab_size"))] = field(
+    data: Annotated[DataConfig, Seldom(("tokenizer", "vocab_size", "max_bytes"))] = field(
         default_factory=lambda: DataConfig(validation_fraction=0.005)
     )
-    optimizer: OptimizerConfig = field(
+    optimizer: Annotated[OptimizerConfig, Seldom(("name", "warmup_steps"))] = field(
         default_factory=lambda: OptimizerConfig(lr=3e-4, final_lr=3e-5, warmup_steps=0)
     )
-    train: Annotated[TrainConfig, Instead(_AUTOMATIC)] = field(
+    train: Annotated[TrainConfig, Instead(_AUTOMATIC), Seldom(("dtype", "eval_every"))] = field(
         default_factory=lambda: TrainConfig(
             steps=0, length=0, batch_size=4, eval_batch_size=4, eval_every=0, checkpoint_every=0,
             keep_checkpoints=1,
