@@ -168,8 +168,8 @@ def test_bad_input_is_one_line_and_writes_nothing(
     assert "batch_size must be at least 1, got 0" in fails(
         capsys, model, *words, "--batch_size", "0"
     )
-    assert "limit is for examples" in fails(capsys, model, *words, "--limit", "5")
-    assert "labels are for --choices" in fails(capsys, model, *words, "--labels", "x")
+    assert "--limit 5 needs --lambada or --choices" in fails(capsys, model, *words, "--limit", "5")
+    assert "--labels x needs --choices" in fails(capsys, model, *words, "--labels", "x")
     short = tmp_path / "short.txt"
     short.write_text("x")
     few = ["--text", str(short), "--length", "16", *where]

@@ -472,7 +472,7 @@ def test_every_seed_trains_everything_and_errors_are_over_seeds(
     assert main(["inherit", "--resume", str(out)]) == 0
     assert read_inheritance(out)[0].over_seeds == summary.over_seeds
     capsys.readouterr()
-    assert "name the seed: give one" in fails(
+    assert "--seeds 0 and --train.seed 1: both name the seed" in fails(
         capsys, *command, "--seed", "1", "--seeds", "0", "--out", str(tmp_path / "b")
     )
     assert "named once" in fails(
@@ -789,7 +789,7 @@ def test_bad_input_is_one_line_and_changes_nothing(
     assert "all 4 of the reference before round 3" in refused("--layers", "2", "--grow", "2",
                                                               "--rounds", "3")  # fmt: skip
     assert "have no order to grow in" in refused("--choose", "middle", "--grow", "1")
-    assert "are for growing" in refused("--until", "budget")
+    assert "--until budget needs --grow: it is for growing" in refused("--until", "budget")
     assert "baseline='rand' is not one of" in refused("--baseline", "rand")
     assert "route='resformers' is not one of" in refused("--route", "resformers")
     assert "heal.alpha = 2.0 is a share, between 0 and 1" in refused("--alpha", "2")
@@ -798,18 +798,18 @@ def test_bad_input_is_one_line_and_changes_nothing(
     theirs = ("--train.distill.alpha", "2", "--baseline", "distillation")
     assert "alpha must be between 0 and 1" in refused(*theirs)
     assert "the heir's are --alpha and --temp" in refused("--train.distill.temperature", "2")
-    assert "train.distill.top_k does nothing in an inh" in refused("--train.distill.top_k", "3")
+    assert "--train.distill.top_k 3: an heir learns as" in refused("--train.distill.top_k", "3")
     assert "'adamm'" in refused("--optimizer", "adamm")
     assert "longer than the model's context" in refused("--length", "999")
     assert "past vanilla's context" in refused("--choose", "rank", "--diagnose_length", "999")
     assert "lower --diagnose_length" in refused("--choose", "rank", "--diagnose_length", "32",
                                                 "--diagnose_sequences", "9999")  # fmt: skip
     assert "no such" in refused("--text", str(tmp_path / "nothing")).lower()
-    assert "does nothing" in refused("--blocks", "0", "--choose", "rank")
-    assert "give --bridge.map none too" in refused("--copy", "mlp")
-    assert "--gaps is for --choose angle" in refused("--gaps", "2", "--choose", "rank")
-    assert "does nothing with --choose last" in refused("--pinned", "2", "--choose", "last")
-    assert "does nothing with --blocks" in refused("--pinned", "0", "--blocks", "0", "1")
+    assert "--blocks 0 and --choose rank" in refused("--blocks", "0", "--choose", "rank")
+    assert "--copy mlp needs --bridge.map none" in refused("--copy", "mlp")
+    assert "--gaps 2 needs --choose angle" in refused("--gaps", "2", "--choose", "rank")
+    assert "--pinned 2 and --choose last" in refused("--pinned", "2", "--choose", "last")
+    assert "--pinned 0 and --blocks 0 1" in refused("--pinned", "0", "--blocks", "0", "1")
     assert "inherit from an export" in refused("--recipe")
     assert "name one reference" in fails(capsys, "inherit", "--layers", "2")
     nowhere = fails(capsys, "inherit", str(tmp_path / "none"), *command[2:])
@@ -1069,22 +1069,22 @@ def test_a_damaged_summary_is_named(done: Path, tmp_path: Path) -> None:
         ({"data": {"tokenizer": "x"}}, "reference's tokenizer"),
         ({"data": {"keep_overlap": True}}, "keep_overlap"),
         ({"train": {"distill": {"teacher": "x"}}}, "train.distill.teacher"),
-        ({"heal": {"store": "x"}}, "give --heal.top_k too"),
-        ({"heal": {"top_k": 4, "by": "text"}}, "give one of the two"),
-        ({"heal": {"by": "text", "alpha": 0.5}}, "--heal.alpha does nothing with --heal.by text"),
-        ({"bridge": {"map": "none", "ridge": 0.1}}, "--bridge.ridge does nothing with --bridge.m"),
-        ({"heal": {"lora": {"alpha": 9.0}}}, "give --heal.lora.rank too"),
-        ({"width": {"tokens": 9}}, "--width.tokens is for --width.heads"),
+        ({"heal": {"store": "x"}}, "--heal.store x needs --heal.top_k"),
+        ({"heal": {"top_k": 4, "by": "text"}}, "--heal.by text and --heal.top_k 4"),
+        ({"heal": {"by": "text", "alpha": 0.5}}, "--heal.by text and --heal.alpha 0.5: "),
+        ({"bridge": {"map": "none", "ridge": 0.1}}, "--bridge.map none and --bridge.ridge 0.1"),
+        ({"heal": {"lora": {"alpha": 9.0}}}, "--heal.lora.alpha 9 needs --heal.lora.rank"),
+        ({"width": {"tokens": 9}}, "--width.tokens 9 needs --width.heads or"),
         ({"heal": {"alpha": 1.5}}, "heal.alpha = 1.5 is a share"),
         ({"heal": {"alpha": float("nan")}}, "heal.alpha = nan is a share"),
         ({"heal": {"temperature": 0.0}}, "heal.temperature = 0.0 must be above 0"),
         ({"heal": {"temperature": float("inf")}}, "heal.temperature = inf must be above 0 and fi"),
         ({"width": {"tokens": 0}}, "width.tokens must be at least 1"),
         ({"heal": {"top_k": -1}}, "heal.top_k must not be negative"),
-        ({"train": {"lora": {"rank": 2}}}, "give --heal.lora.rank"),
+        ({"train": {"lora": {"rank": 2}}}, "--heal.lora.rank is the heir"),
         (
             {"heal": {"lora": {"rank": 2}}, "copy": "mlp", "bridge": {"map": "none"}},
-            "which adapters",
+            "--heal.lora.rank 2 and --copy mlp",
         ),
         ({"optimizer": {"beta3": 1.0}}, "optimizer.beta3"),
     ],

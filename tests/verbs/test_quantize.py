@@ -508,7 +508,7 @@ def test_bad_input_is_one_line_and_writes_nothing(
     )
     assert "no published table of pretrained models 'table1'" in wrong("--layout", "table1")
     table = ["--layout", "activation-table1"]
-    assert "--layout measures a table" in wrong(*table, "--save", str(small))
+    assert "--layout activation-table1 and --save" in wrong(*table, "--save", str(small))
     assert "did you mean 'coarse'" in wrong("--scheme", "coarser")
     assert "named twice" in wrong("--scheme", "fine", "fine")
     assert "nothing to calibrate" in wrong("--scales", "static")
@@ -523,7 +523,7 @@ def test_bad_input_is_one_line_and_writes_nothing(
     assert "exists already" in wrong(*one, str(run))
     stock = ["--save", str(small), "--save_as", "compressed-tensors", "--scheme"]
     assert "coarse cannot be saved as compressed-tensors" in wrong(*stock, "coarse")
-    assert "says what --save writes" in wrong("--save_as", "compressed-tensors")
+    assert "--save_as compressed-tensors needs --save" in wrong("--save_as", "compressed-tensors")
     few = tmp_path / "few.txt"
     few.write_text("one short line\n" * 6)
     short = ["--scheme", "coarse", "--scales", "static", "--text", str(few)]

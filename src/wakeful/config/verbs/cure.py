@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from wakeful.config.options import How, HowMuch, Where
+from wakeful.config.refusals import Excludes, check_rules
 from wakeful.config.tables import at_least
 from wakeful.config.verbs.reading import Figure, Reading
 from wakeful.errors import WakefulError
@@ -45,20 +46,12 @@ class CureOptions(Reading):
             raise WakefulError(
                 "name a cure: --rotate hadamard, --rotate_inner, --prefix bos, --sinks, --gates"
             )
-        if self.prefix and self.trains:
-            raise WakefulError(
-                f"prefix = {self.prefix!r} keeps the token that sinks and gates do without: choose "
-                "one of them"
-            )
-        if self.trains and self.dtype == "bfloat16":
-            raise WakefulError(
-                "dtype = bfloat16 is too coarse to train sinks and gates: use --dtype float32"
-            )
-        if self.gates and self.rotate:
-            raise WakefulError(
-                f"rotate = {self.rotate!r} does not turn the gates' own matrices: rotate without "
-                "--gates, or use --sinks"
-            )
+        check_rules(
+            self,
+            Excludes("prefix", "sinks gates", "a prefix keeps the token that these do without"),
+            Excludes("dtype=bfloat16", "sinks gates", "it is too coarse to train them"),
+            Excludes("rotate", "gates", "the gates' own matrices are not turned; --sinks can be"),
+        )
         if self.sinks and self.gates and not self.steps:
             raise WakefulError(
                 "steps = 0 leaves gates beside sinks that do nothing: train them, or choose one"

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wakeful.config.options import HowMuch, What, Where
+from wakeful.config.refusals import Excludes, Needs, check_rules
 from wakeful.config.schema import DataConfig
 from wakeful.config.tables import at_least
 from wakeful.config.verbs.reading import Figure, Reading
@@ -60,8 +61,13 @@ class EvaluateOptions(Reading):
         super().__post_init__()
         at_least(1, self, "batch_size")
         at_least(0, self, "stride", "num_sequences", "limit", "shots")
-        if self.texts and (self.text or self.data):
-            raise WakefulError("--texts replaces --text and --data: name every text in --texts")
+        check_rules(
+            self,
+            Excludes("texts", "text data", "every text is named in --texts"),
+            Needs("labels", "choices", "they are the answers to these"),
+            Needs("shots", "tasks", "these bring few-shot examples"),
+            Needs("limit", "lambada choices tasks", "a text is shortened by --num_sequences"),
+        )
         stems = [Path(text).stem for text in self.texts]
         for stem in stems:
             if stems.count(stem) > 1:
@@ -75,8 +81,6 @@ class EvaluateOptions(Reading):
             raise WakefulError(
                 f"stride = {self.stride} must be between 1 and the length, {self.length}"
             )
-        if self.labels and not self.choices:
-            raise WakefulError("labels are for --choices, and none are given")
         named = [with_shots(task)[0] for task in self.tasks]
         if len(set(named)) < len(named):
             raise WakefulError(f"tasks = {self.tasks}: each once, with one number of shots")
@@ -89,10 +93,6 @@ class EvaluateOptions(Reading):
                 f"a text is called {min(both)}, and so is a task: figures go by that name, so "
                 "rename the text"
             )
-        if self.shots and not self.tasks:
-            raise WakefulError("shots are for tasks, which bring few-shot examples; add --tasks")
-        if self.limit and not self.asks:
-            raise WakefulError("limit is for examples; a text is shortened by --num_sequences")
 
     @property
     def source(self) -> str:

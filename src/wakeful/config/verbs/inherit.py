@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from wakeful.config.options import How, HowMuch, Instead, Seldom, What, Where
+from wakeful.config.refusals import Excludes, Forbids, Needs, check_rules
 from wakeful.config.schema import (
     BridgeConfig,
     DataConfig,
     DistillConfig,
     HealConfig,
-    LoraConfig,
     OptimizerConfig,
     SampleConfig,
     TrainConfig,
@@ -42,6 +42,46 @@ _AUTOMATIC = (
     ("distill.temperature", "Of these baselines too; the heir's is --temperature."),
 )  # fmt: skip
 """What options of training mean here."""
+
+
+_RULES = (
+    Excludes("layers", "keep blocks", "both say which layers"),
+    Excludes("keep", "blocks", "both say which layers"),
+    Excludes("blocks", "choose gaps", "the layers are named, and nothing is left to choose"),
+    Excludes("pinned", " ".join(["blocks", *(f"choose={each}" for each in _FIXED)]),
+             "that says which layers stay"),
+    Needs("gaps", "choose=angle", "it decides what is left out"),
+    Excludes("choose=bridge", "bridge.map=none", "layers are tried with a bridge"),
+    Needs("copy", "bridge.map=none", "parts of every block start at random, and a bridge is solved "
+          "on what the blocks compute"),
+    Excludes("bridge.map=none", "bridge.tokens bridge.ridge bridge.weigh bridge.first",
+             "there is no bridge"),
+    Needs("rounds until grow_from", "grow", "it is for growing"),
+    Excludes("width.heads width.mlp", "grow drops copy",
+             "heads and channels of the whole reference are left out once"),
+    Needs("width.tokens", "width.heads width.mlp baseline=narrow", "it is for narrowing"),
+    Excludes("drops", "grow blocks copy",
+             "whole layers are dropped in the order that --choose gives, and healed in between"),
+    Excludes("heal.by=text", "heal.alpha heal.temperature heal.top_k",
+             "the reference's predictions are not learned from"),
+    Excludes("heal.hidden", "heal.top_k heal.by", "the reference's streams are needed every step"),
+    Needs("heal.store heal.rest", "heal.top_k", "it is for stored predictions"),
+    Needs("heal.lora.alpha heal.lora.modules", "heal.lora.rank", "it is for adapters"),
+    Excludes("heal.lora.rank", "copy",
+             "adapters cannot train the parts of a block that start at random"),
+    Excludes("seeds", "train.seed", "both name the seed"),
+    Excludes("bos=off", "data.bos", "they contradict each other"),
+    Forbids("data.first_batch", why="it follows from what an heir was trained for before"),
+    Forbids("data.tokenizer data.vocab_size", why="an heir has its reference's tokenizer"),
+    Forbids("data.keep_overlap", why="what an heir remembers of its validation text would count as "
+            "what it has learned"),
+    Forbids("train.distill.teacher", why="an inheritance's teacher is its reference"),
+    Forbids(" ".join(f"train.distill.{each.name}" for each in dataclasses.fields(DistillConfig)
+                     if each.name not in ("teacher", "alpha", "temperature")),
+            why="an heir learns as --heal says"),
+    Forbids("train.lora.rank", why="adapters are for what begins as good as healed, which no "
+            "baseline does: --heal.lora.rank is the heir's"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,141 +172,23 @@ class InheritOptions:
     )
 
     def __post_init__(self) -> None:
-        depth = [name for name in ("layers", "keep", "blocks") if getattr(self, name)]
-        if len(depth) > 1:
-            raise WakefulError(f"--{depth[0]} and --{depth[1]} both say which layers: give one")
-        if self.data.first_batch:
-            raise WakefulError(
-                "data.first_batch follows from what an heir was trained for before: leave it out"
-            )
-        if self.bos == "off" and self.data.bos:
-            raise WakefulError("bos = off and data.bos contradict each other: leave out one")
-        if self.blocks and self.choose != InheritOptions.choose:
-            raise WakefulError(f"--blocks names the layers, so --choose {self.choose} does nothing")
-        if not 0 <= self.keep <= 1:
-            raise WakefulError(f"keep = {self.keep} is a share of the layers, between 0 and 1")
         at_least(
             0, self, "layers", "grow", "rounds", "minutes", "pinned", "train.steps",
             "train.length", "train.eval_every", "train.checkpoint_every", "bridge.ridge",
+            "heal.top_k", "heal.hidden", "heal.lora.rank",
         )  # fmt: skip
-        self._check_heir()
+        at_least(1, self, "gaps", "drops", "bridge.tokens", "width.tokens")
+        check_rules(self, *_RULES)
+        if not 0 <= self.keep <= 1:
+            raise WakefulError(f"keep = {self.keep} is a share of the layers, between 0 and 1")
         if not 0 <= self.warmup <= 1:
             raise WakefulError(f"warmup = {self.warmup} is a share of the steps, between 0 and 1")
-        if not self.grow and (self.rounds > 1 or self.until != "parity"
-                              or self.grow_from != "reference"):  # fmt: skip
-            raise WakefulError(
-                "--rounds, --until and --grow_from are for growing: give --grow too, such as 2"
-            )
+        if len(set(self.seeds)) < len(self.seeds) or min(self.seeds, default=0) < 0:
+            raise WakefulError(f"seeds = {list(self.seeds)}: each is a whole number, named once")
         if self.diagnose_length < 0 or self.diagnose_length == 1 or self.diagnose_sequences < 1:
             raise WakefulError(
                 "diagnose_length must be 0 or at least 2 and diagnose_sequences at least 1, got "
                 f"{self.diagnose_length} and {self.diagnose_sequences}"
-            )
-        if self.data.tokenizer or self.data.vocab_size != DataConfig.vocab_size:
-            raise WakefulError(
-                "data.tokenizer and data.vocab_size: an heir has its reference's tokenizer; leave "
-                "them out"
-            )
-        if self.data.keep_overlap:
-            raise WakefulError(
-                "data.keep_overlap: what an heir remembers of its validation text would count as "
-                "what it has learned; leave it out"
-            )
-        if self.train.distill.teacher:
-            raise WakefulError(
-                f"train.distill.teacher = {self.train.distill.teacher!r}: an inheritance's teacher "
-                "is its reference: leave it out"
-            )
-
-        if self.train.lora.rank:
-            raise WakefulError(
-                f"train.lora.rank = {self.train.lora.rank}: adapters are for what begins as good "
-                "as healed, which no baseline does; give --heal.lora.rank"
-            )
-
-    def _check_idle(self) -> None:
-        """Refuse what would do nothing beside the other options."""
-
-        for name, default in to_table(DistillConfig()).items():
-            used = name in ("alpha", "temperature")
-            if not used and to_table(self.train.distill)[name] != default:
-                raise WakefulError(
-                    f"train.distill.{name} does nothing in an inheritance, whose heir learns as "
-                    "--heal says: leave it out"
-                )
-        for section, switch, off, names in (
-            ("heal", "by", "text", ("alpha", "temperature")),
-            ("bridge", "map", "none", ("tokens", "ridge", "weigh", "first")),
-        ):
-            part = getattr(self, section)
-            if getattr(part, switch) != off:
-                continue
-            for name in names:
-                if getattr(part, name) != getattr(type(part), name):
-                    raise WakefulError(
-                        f"--{section}.{name} does nothing with --{section}.{switch} {off}: leave "
-                        "out one of the two"
-                    )
-        if self.pinned != InheritOptions.pinned and (self.blocks or self.choose in _FIXED):
-            how = "--blocks" if self.blocks else f"--choose {self.choose}"
-            raise WakefulError(f"--pinned does nothing with {how}, which says which layers stay")
-        if not self.heal.lora.rank and self.heal.lora != LoraConfig():
-            raise WakefulError("--heal.lora is for adapters: give --heal.lora.rank too")
-        if self.width.tokens != WidthConfig.tokens and not (
-            self.width or "narrow" in self.baseline
-        ):
-            raise WakefulError(
-                "--width.tokens is for --width.heads, --width.mlp and the baseline narrow: give one"
-            )
-
-    def _check_heir(self) -> None:
-        at_least(1, self, "gaps", "bridge.tokens", "width.tokens")
-        if self.gaps > 1 and (self.blocks or self.choose != "angle"):
-            raise WakefulError("--gaps is for --choose angle, which decides what is left out")
-        if self.choose == "bridge" and self.bridge.map == "none":
-            raise WakefulError("--choose bridge needs a bridge: leave out --bridge.map none")
-        if len(set(self.seeds)) < len(self.seeds) or min(self.seeds, default=0) < 0:
-            raise WakefulError(f"seeds = {list(self.seeds)}: each is a whole number, named once")
-        if self.seeds and self.train.seed:
-            raise WakefulError("--seed and --seeds both name the seed: give one")
-        self._check_idle()
-        at_least(0, self, "heal.top_k", "heal.hidden", "heal.lora.rank")
-        at_least(1, self, "drops")
-        for name in ("top_k", "by"):
-            value = getattr(self.heal, name)
-            if self.heal.hidden and value != getattr(HealConfig, name):
-                raise WakefulError(
-                    f"--heal.hidden {self.heal.hidden:g} needs the reference's streams in every "
-                    f"step, which --heal.{name} {value} does without: leave out one"
-                )
-        if self.width and (self.grow or self.drops > 1 or self.copy != "all"):
-            raise WakefulError(
-                "--width.heads and --width.mlp narrow the whole reference once: leave out --grow, "
-                "--drops and --copy"
-            )
-        if self.drops > 1 and (self.grow or self.blocks or self.copy != "all"):
-            raise WakefulError(
-                f"--drops {self.drops} heals between drops of whole layers in the order that "
-                "--choose gives: leave out --grow, --blocks and --copy"
-            )
-        if self.heal.lora.rank and self.copy != "all":
-            raise WakefulError(
-                f"--copy {self.copy} starts parts of every block at random, which adapters "
-                "(--heal.lora.rank) cannot train: give one of the two"
-            )
-        if not self.heal.top_k and (self.heal.store or self.heal.rest != HealConfig.rest):
-            raise WakefulError(
-                "--heal.store and --heal.rest are for stored predictions: give --heal.top_k too"
-            )
-        if self.heal.top_k and self.heal.by == "text":
-            raise WakefulError(
-                f"--heal.top_k {self.heal.top_k} is of the reference's predictions, which "
-                "--heal.by text does not learn from: give one of the two"
-            )
-        if self.copy != "all" and self.bridge.map != "none":
-            raise WakefulError(
-                f"--copy {self.copy} starts parts of every block at random, and a bridge is solved "
-                "on what the blocks compute: give --bridge.map none too"
             )
 
 

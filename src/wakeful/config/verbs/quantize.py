@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from wakeful.config.options import How, HowMuch, What, Where
+from wakeful.config.refusals import Excludes, Needs, check_rules
 from wakeful.config.tables import at_least
 from wakeful.config.verbs.reading import Figure, Reading
 from wakeful.errors import WakefulError
@@ -46,9 +47,8 @@ class QuantizeOptions(Reading):
         at_least(1, self, "num_sequences", "calibration_sequences")
         if not self.scales:
             raise WakefulError("name at least one kind of scales")
-        if self.save_as != "wakeful" and not self.save:
-            raise WakefulError(f"save_as = {self.save_as!r} says what --save writes: name a folder")
-        if self.layout and self.save:
-            raise WakefulError(
-                "--save writes one model, and --layout measures a table: name one of them"
-            )
+        check_rules(
+            self,
+            Needs("save_as", "save", "it says what is written there"),
+            Excludes("layout", "save", "one measures a table, the other writes one model"),
+        )

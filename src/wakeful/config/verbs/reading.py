@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from wakeful.config.options import HowMuch, What, Where
+from wakeful.config.refusals import Excludes, check_rules
 from wakeful.config.schema import DataConfig
 from wakeful.errors import WakefulError
 
@@ -44,10 +45,7 @@ class Reading:
     """Run code that comes with the model. Leave it out for models you do not trust."""
 
     def __post_init__(self) -> None:
-        if self.text and self.data:
-            raise WakefulError(
-                f"text = {self.text!r} and data = {self.data!r} both name the text: give one"
-            )
+        check_rules(self, Excludes("text", "data", "both name the text"))
         if self.length < 0 or self.length == 1:
             raise WakefulError(f"length = {self.length}: a sequence needs at least 2 tokens")
 
