@@ -279,7 +279,7 @@ def test_what_cannot_be_is_said_before_anything_is_measured(
     said = capsys.readouterr().err
     assert f"speed = 40: the prompt and {DECODED} tokens after it are more than llama" in said
     assert not (tmp_path / "out").exists()
-    with pytest.raises(WakefulError, match="--texts replaces --text and --data"):
+    with pytest.raises(WakefulError, match="every text is named in --texts"):
         EvaluateOptions(text="a.txt", texts=("b.txt",))
     for name, task in (
         ("lambada", {"lambada": "x.jsonl"}), ("piqa", {"tasks": ("piqa@5",)}),

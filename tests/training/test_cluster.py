@@ -381,7 +381,7 @@ def test_a_worker_of_this_machine_sees_its_own_gpus(
         given.append((cuda_devices, timeout_min))
         if len(given) == 2:
             raise RuntimeError("both are submitted")
-        return SimpleNamespace(pid=1, poll=lambda: None, send_signal=lambda _: None)
+        return SimpleNamespace(pid=1, poll=lambda: 0, send_signal=lambda _: None)
 
     monkeypatch.setattr(local, "start_controller", start)
     with pytest.raises(RuntimeError, match="both are submitted"):

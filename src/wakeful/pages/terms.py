@@ -45,6 +45,7 @@ TERMS = {
     "leading_key": "the place of the token that has most attention; 0 is the first",
     "value_drain": "value drain: a sink's value shrinks so that attending to it adds nothing",
     "value_eigenvalue": "how strongly the values point one way",
+    "generated_eigenvalue": "the same of values before a route mixes them",
     "value_norm_at": "a sink's value is far shorter than the others'",
     "residual_peak": "residual peak: how far the first token's hidden state outgrows the others",
     "hidden_norm_at": "a residual peak is a hidden state that outgrows the others",
