@@ -14,7 +14,8 @@ import wakeful
 from evaluation.models import loaded_llama, save_llama
 from training.runs import text, tiny
 from wakeful.errors import WakefulError
-from wakeful.evaluation.perplexity import log_likelihoods, perplexity, tokenize, windows
+from wakeful.evaluation.perplexity import log_likelihoods, perplexity
+from wakeful.evaluation.reading import tokenize, windows
 from wakeful.loading.load import load
 from wakeful.loading.model import Model
 from wakeful.model.decoder import IGNORED

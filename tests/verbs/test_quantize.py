@@ -21,8 +21,8 @@ from wakeful.cli import main
 from wakeful.errors import WakefulError
 from wakeful.estimates import with_error
 from wakeful.evaluation.damage import Damage, predicts
-from wakeful.evaluation.diagnosis import sequences_of
 from wakeful.evaluation.pretrained import Description, pretrained_table
+from wakeful.evaluation.reading import words_in
 from wakeful.loading.load import load
 from wakeful.pages.quantization_matrix import correlations
 from wakeful.probes.running import logits_of
@@ -102,7 +102,7 @@ def test_the_perplexity_is_the_models_own(text: Path, run: Path, tmp_path: Path)
     assert main([*command, "--scheme", "fine", "--arithmetic", "reference"]) == 0
     loaded = load(str(run), device=CPU, dtype=torch.float32)
     words = "\n".join(path.read_text() for path in sorted(text.iterdir())[:4])
-    tokens = torch.tensor(sequences_of(loaded, words, length=16, num_sequences=3, bos=False))
+    tokens = torch.tensor(words_in(words).sequences(loaded, length=16, num_sequences=3, bos=False))
     summary = json.loads((out / "summary.json").read_text())
     for found, model in (
         (summary["perplexity"], loaded.module),

@@ -10,11 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from wakeful.config.tables import from_table
-from wakeful.data.sources import Beginning
-from wakeful.data.tasks import TaskData
 from wakeful.errors import WakefulError
 from wakeful.estimates import mean_and_error
-from wakeful.evaluation.reading import Words, task_rows
 from wakeful.loading.model import Model
 from wakeful.probes.attention import Entropy, Importance, Leading, Sinks, Values
 from wakeful.probes.base import SCHEMA, Frame, MergeableProbe, gather
@@ -57,42 +54,6 @@ class Diagnosis:
     """Every head's weights among the first of them: layer, head, query, key, value."""
     has_bos: bool = True
     """Whether the model's tokenizer has a BOS token."""
-
-
-def sequences_of(
-    loaded: Model, text: str | Words, *, length: int, num_sequences: int, bos: bool
-) -> list[list[int]]:
-    """Cut a text's first tokens into sequences of `length`, each begun with BOS if asked.
-
-    Of a task they are its validation windows.
-
-    Raises:
-        WakefulError: the text is too short, the length is past the model's context, or the model
-            has other tokens than the task.
-    """
-    if isinstance(text, TaskData):
-        return task_rows(
-            loaded, text, length=length, num_sequences=num_sequences, bos=bos
-        ).tolist()  # fmt: skip
-    if length < 2:
-        raise WakefulError(f"length = {length}: a sequence needs at least 2 tokens")
-    if length > loaded.context:
-        raise WakefulError(
-            f"length = {length} is past {loaded.name}'s context of {loaded.context} "
-            "tokens: lower it"
-        )
-    if bos and loaded.bos is None:
-        raise WakefulError(f"{loaded.name} has no BOS token; leave out --bos")
-    take = length - bos
-    beginning = Beginning(text) if isinstance(text, str) else text
-    tokens = beginning.tokens(loaded.plain, take * num_sequences)
-    if len(tokens) < take * num_sequences:
-        raise WakefulError(
-            f"{num_sequences} sequences of {length} tokens need {take * num_sequences} tokens, and "
-            f"the text has {len(tokens)} of {loaded.name}'s: give more text, or less length"
-        )
-    first = [loaded.bos] if bos and loaded.bos is not None else []
-    return [first + tokens[n * take : (n + 1) * take] for n in range(num_sequences)]
 
 
 def diagnose(

@@ -17,19 +17,15 @@ Shapes: B batch, L tokens.
 
 import hashlib
 import itertools
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from wakeful.data.tasks import TaskData
-from wakeful.data.tasks.base import VALIDATION_TOKENS
 from wakeful.errors import WakefulError
-from wakeful.evaluation.reading import task_rows
+from wakeful.evaluation.reading import Window, Words, words_in
 from wakeful.evaluation.scores import Score
 from wakeful.loading.model import Model
 from wakeful.model.decoder import IGNORED
@@ -40,30 +36,9 @@ from wakeful.quant.linear import QuantizedLinear
 from wakeful.world import ALONE, World
 
 
-@dataclass(frozen=True)
-class Window:
-    """Some inputs, and which of the tokens after them are counted here."""
-
-    inputs: list[int]
-    targets: list[int]
-    """As many; −100 where another window counts the token."""
-    first: int
-    """The place in x of the first counted target."""
-
-
-@dataclass(frozen=True)
-class TokenizedText:
-    """A text's tokens and where each ends."""
-
-    tokens: list[int]
-    ends: np.ndarray | None
-    """(tokens,) UTF-8 bytes of the text up to each token's end; None where they are not known."""
-    num_bytes: int
-
-
 def perplexity(
     loaded: Model,
-    text: str | TaskData,
+    text: str | Words,
     *,
     length: int,
     stride: int,
@@ -87,15 +62,8 @@ def perplexity(
             where one is asked for, or a model whose likelihoods mean nothing.
     """
     check_windows(loaded, length=length, stride=stride, bos=bos)
-    tokenized = None
-    if isinstance(text, TaskData):
-        cut = _task_windows(
-            loaded, text, length=length, stride=stride, num_sequences=num_sequences, bos=bos
-        )
-    else:
-        tokenized = tokenize(loaded, text)
-        cut = _text_windows(loaded, tokenized, length=length, stride=stride, bos=bos)
-        cut = cut[:num_sequences] if num_sequences else cut
+    words = words_in(text)
+    cut = words.windows(loaded, length=length, stride=stride, num_sequences=num_sequences, bos=bos)
     keys = tuple(_key(window) for window in cut)
     world.check_same(
         [loaded.name, *keys],
@@ -117,50 +85,7 @@ def perplexity(
             weights=counts, exponential=True, higher_is_better=False,
         )
     ]  # fmt: skip
-    if isinstance(text, TaskData):
-        rows = np.array([[*window.inputs, window.targets[-1]] for window in cut])
-        scores.append(
-            Score(
-                model=loaded.name, task="text", metric="loss over the task's own", keys=keys,
-                values=nats - text.task.losses(rows).sum(1), weights=counts,
-                higher_is_better=False,
-            )
-        )  # fmt: skip
-    sizes = tokenized and _sizes(tokenized, cut, counts, bos=bos)
-    if sizes is not None:
-        scores.append(
-            Score(
-                model=loaded.name, task="text", metric="bits per byte", keys=keys,
-                values=nats / math.log(2), weights=sizes, higher_is_better=False,
-            )
-        )  # fmt: skip
-    return scores
-
-
-def _text_windows(
-    loaded: Model, text: TokenizedText, *, length: int, stride: int, bos: bool
-) -> list[Window]:
-    if len(text.tokens) < 2:
-        raise WakefulError(
-            f"the text has {len(text.tokens)} of {loaded.name}'s tokens; at least 2 are needed"
-        )
-    stream = [loaded.bos, *text.tokens] if bos and loaded.bos is not None else text.tokens
-    return windows(stream, length=length, stride=stride, bos=bos)
-
-
-def _task_windows(
-    loaded: Model, data: TaskData, *, length: int, stride: int, num_sequences: int, bos: bool
-) -> list[Window]:
-    if stride != length:
-        raise WakefulError(
-            f"stride = {stride}: the windows of {data.task} stand alone; leave it out"
-        )
-    most = VALIDATION_TOKENS // length
-    number = min(num_sequences or most, most)
-    rows = task_rows(
-        loaded, data, length=length, num_sequences=number, bos=bos, targets=1
-    ).tolist()  # fmt: skip
-    return [Window(row[:-1], row[1:], 1) for row in rows]
+    return scores + words.scores(scores[0], cut)
 
 
 def check_windows(loaded: Model, *, length: int, stride: int, bos: bool) -> None:
@@ -182,51 +107,6 @@ def check_sizes(*, length: int, stride: int) -> None:
         raise WakefulError(f"length = {length}: a window needs at least 2 tokens")
     if not 1 <= stride <= length:
         raise WakefulError(f"stride = {stride} must be between 1 and the length, {length}")
-
-
-def windows(stream: list[int], *, length: int, stride: int, bos: bool) -> list[Window]:
-    """Cut x into windows; with `bos`, x[0] is BOS and stands first in every window."""
-    cut: list[Window] = []
-    counted = 1
-    start = 0
-    while counted < len(stream):
-        inputs = stream[start : start + length]
-        targets = stream[start + 1 : start + length + 1]
-        inputs = inputs[: len(targets)]
-        if bos:
-            inputs[0] = stream[0]
-        seen = counted - start - 1
-        targets = [IGNORED] * seen + targets[seen:]
-        cut.append(Window(inputs, targets, counted))
-        counted = start + len(targets) + 1
-        start += stride
-    return cut
-
-
-def tokenize(loaded: Model, text: str) -> TokenizedText:
-    """Encode a text whole, with the bytes up to each token's end where the tokenizer tells."""
-    tokens, ends = loaded.plain_with_ends(text)
-    if ends is None:
-        return TokenizedText(tokens, None, len(text.encode("utf-8")))
-    points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
-    sizes = 1 + (points >= 0x80) + (points >= 0x800) + (points >= 0x10000)
-    bytes_before = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
-    # An end may lie before its left neighbor's where one character is several tokens.
-    ends_in_bytes = np.maximum.accumulate(bytes_before[np.asarray(ends, dtype=np.int64)])
-    return TokenizedText(tokens, ends_in_bytes, int(bytes_before[-1]))
-
-
-def _sizes(
-    tokenized: TokenizedText, cut: list[Window], counts: np.ndarray, *, bos: bool
-) -> np.ndarray | None:
-    """Return the bytes that each window's counted tokens stand for."""
-    if tokenized.ends is None:
-        return None
-    # Ends of 0 and more tokens; the last token has what is left of the text.
-    ends = np.concatenate([[0], tokenized.ends[:-1], [tokenized.num_bytes]])
-    first = np.array([window.first for window in cut]) - bos
-    sizes = ends[first + counts.astype(np.int64)] - ends[first]
-    return sizes.astype(np.float64) if sizes.sum() > 0 else None
 
 
 @torch.inference_mode()

@@ -1,15 +1,201 @@
 """What models read: the beginning of a text, or the validation windows of a task."""
 
+import dataclasses
+import hashlib
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
 import numpy as np
 
 from wakeful.data.sources import Beginning, beginning_of
 from wakeful.data.tasks import TaskData, task_of
-from wakeful.data.tasks.base import BOS_ID, VALIDATION_TOKENS
+from wakeful.data.tasks.base import BOS_ID, VALIDATION_TOKENS, Task
 from wakeful.errors import WakefulError
+from wakeful.evaluation.scores import Score
 from wakeful.loading.model import Model
+from wakeful.model.decoder import IGNORED
 from wakeful.runs.run import Run
 
-Words = Beginning | TaskData
+
+@dataclass(frozen=True)
+class Window:
+    """Some inputs, and which of the tokens after them are counted here."""
+
+    inputs: list[int]
+    targets: list[int]
+    """As many; −100 where another window counts the token."""
+    first: int
+    """The place in x of the first counted target."""
+    num_bytes: float = 0.0
+    """UTF-8 bytes of text that the counted targets stand for; 0 where nobody knows."""
+
+
+class Words(ABC):
+    """What models read."""
+
+    name: str = ""
+    """What a page calls it; empty where its source says it."""
+
+    @property
+    @abstractmethod
+    def sha256(self) -> str:
+        """What names it, as far as it has been read."""
+
+    @abstractmethod
+    def sequences(
+        self, loaded: Model, *, length: int, num_sequences: int, bos: bool
+    ) -> list[list[int]]:
+        """Return the first sequences of `length` tokens, each begun with BOS if asked.
+
+        Raises:
+            WakefulError: there are fewer, the length is past the model's context, or the model
+                cannot read them.
+        """
+
+    @abstractmethod
+    def windows(
+        self, loaded: Model, *, length: int, stride: int, num_sequences: int, bos: bool
+    ) -> list[Window]:
+        """Return the first windows for perplexity, at most `num_sequences`; 0 is all.
+
+        Raises:
+            WakefulError: there are none, or the model cannot read them.
+        """
+
+    @abstractmethod
+    def scores(self, nats: Score, cut: list[Window]) -> list[Score]:
+        """Return what else the `nats` of the windows show beside the perplexity."""
+
+
+class TextWords(Words):
+    """A text's beginning, and how sequences are cut from it."""
+
+    def __init__(self, beginning: Beginning) -> None:
+        self.beginning = beginning
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.beginning.text.encode()).hexdigest()
+
+    def sequences(
+        self, loaded: Model, *, length: int, num_sequences: int, bos: bool
+    ) -> list[list[int]]:
+        if length < 2:
+            raise WakefulError(f"length = {length}: a sequence needs at least 2 tokens")
+        if length > loaded.context:
+            raise WakefulError(
+                f"length = {length} is past {loaded.name}'s context of {loaded.context} "
+                "tokens: lower it"
+            )
+        if bos and loaded.bos is None:
+            raise WakefulError(f"{loaded.name} has no BOS token; leave out --bos")
+        take = length - bos
+        tokens = self.beginning.tokens(loaded.plain, take * num_sequences)
+        if len(tokens) < take * num_sequences:
+            raise WakefulError(
+                f"{num_sequences} sequences of {length} tokens need {take * num_sequences} tokens, "
+                f"and the text has {len(tokens)} of {loaded.name}'s: give more text, or less length"
+            )
+        first = [loaded.bos] if bos and loaded.bos is not None else []
+        return [first + tokens[n * take : (n + 1) * take] for n in range(num_sequences)]
+
+    def windows(
+        self, loaded: Model, *, length: int, stride: int, num_sequences: int, bos: bool
+    ) -> list[Window]:
+        read = tokenize(loaded, self.beginning.text_of(loaded.plain, length * num_sequences))
+        if len(read.tokens) < 2:
+            raise WakefulError(
+                f"the text has {len(read.tokens)} of {loaded.name}'s tokens; at least 2 are needed"
+            )
+        stream = [loaded.bos, *read.tokens] if bos and loaded.bos is not None else read.tokens
+        cut = windows(stream, length=length, stride=stride, bos=bos)
+        cut = cut[:num_sequences] if num_sequences else cut
+        if read.ends is None:
+            return cut
+        # Ends of 0 and more tokens; the last token has what is left of the text.
+        ends = [0, *read.ends[:-1].tolist(), read.num_bytes]
+        places = [(each, each.first - bos) for each in cut]
+        return [
+            dataclasses.replace(each, num_bytes=float(ends[first + _counted(each)] - ends[first]))
+            for each, first in places
+        ]
+
+    def scores(self, nats: Score, cut: list[Window]) -> list[Score]:
+        sizes = np.array([each.num_bytes for each in cut])
+        if not sizes.sum():
+            return []
+        bits = dataclasses.replace(
+            nats, metric="bits per byte", values=nats.values / math.log(2), weights=sizes,
+            exponential=False,
+        )  # fmt: skip
+        return [bits]
+
+
+class TaskWords(Words):
+    """The validation windows of a task, those of training with the same length.
+
+    Only models with its tokens read them, and each begins with BOS.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.name = f"{task}, validation"
+
+    @property
+    def sha256(self) -> str:
+        return self.task.sha256
+
+    def sequences(
+        self, loaded: Model, *, length: int, num_sequences: int, bos: bool
+    ) -> list[list[int]]:
+        return self._rows(loaded, length, num_sequences, bos=bos)
+
+    def windows(
+        self, loaded: Model, *, length: int, stride: int, num_sequences: int, bos: bool
+    ) -> list[Window]:
+        if stride != length:
+            raise WakefulError(
+                f"stride = {stride}: the windows of {self.task} stand alone; leave it out"
+            )
+        most = VALIDATION_TOKENS // length
+        rows = self._rows(loaded, length, min(num_sequences or most, most), bos=bos, targets=1)
+        return [Window(row[:-1], row[1:], 1) for row in rows]
+
+    def scores(self, nats: Score, cut: list[Window]) -> list[Score]:
+        rows = np.array([[*window.inputs, window.targets[-1]] for window in cut])
+        over = dataclasses.replace(
+            nats, metric="loss over the task's own", exponential=False,
+            values=nats.values - self.task.losses(rows).sum(1),
+        )  # fmt: skip
+        return [over]
+
+    def _rows(
+        self, loaded: Model, length: int, number: int, *, bos: bool, targets: int = 0
+    ) -> list[list[int]]:
+        task = self.task
+        ids = list(range(1, len(task.characters) + 1))
+        if loaded.bos != BOS_ID or [loaded.plain(each) for each in task.characters] != [
+            [each] for each in ids
+        ]:
+            raise WakefulError(
+                f"{loaded.name} does not have the tokens of {task}: a task is read by models that "
+                "were trained on it"
+            )
+        if not bos:
+            raise WakefulError(f"every window of {task} begins with BOS; leave out --bos off")
+        if not 2 <= length <= loaded.context:
+            raise WakefulError(
+                f"length = {length} must be between 2 and {loaded.name}'s context of "
+                f"{loaded.context} tokens"
+            )
+        if number * length > VALIDATION_TOKENS:
+            raise WakefulError(
+                f"{number} windows of {length} tokens are more than the {VALIDATION_TOKENS:,} "
+                f"that {task} is validated on: ask for fewer, or for shorter ones"
+            )
+        read = TaskData(task).validation.read(np.arange(number) * length, length + targets)
+        return read.tolist()
 
 
 def words_of(source: str, num_tokens: int) -> Words:
@@ -19,10 +205,15 @@ def words_of(source: str, num_tokens: int) -> Words:
         WakefulError: what `task_of` and `beginning_of` raise.
     """
     task = task_of(source, imports=True)
-    return beginning_of(source, num_tokens) if task is None else TaskData(task)
+    return TextWords(beginning_of(source, num_tokens)) if task is None else TaskWords(task)
 
 
-def own_task(loaded: Model) -> TaskData | None:
+def words_in(text: str | Words) -> Words:
+    """Return a text at hand, or what a source gave, as what models read."""
+    return TextWords(Beginning(text)) if isinstance(text, str) else text
+
+
+def own_task(loaded: Model) -> Words | None:
     """Return the task that a run was trained on; None of other models.
 
     Raises:
@@ -32,39 +223,50 @@ def own_task(loaded: Model) -> TaskData | None:
         return None
     run = Run.open(loaded.path)
     task = task_of(run.config.data.source) if run.header.kind == "train" else None
-    return None if task is None else TaskData(task)
+    return None if task is None else TaskWords(task)
 
 
-def task_rows(
-    loaded: Model, data: TaskData, *, length: int, num_sequences: int, bos: bool, targets: int = 0
-) -> np.ndarray:
-    """Return the first validation windows of a task, (num_sequences, length + targets).
+@dataclass(frozen=True)
+class TokenizedText:
+    """A text's tokens and where each ends."""
 
-    They are those of training with this length, and begin with BOS.
+    tokens: list[int]
+    ends: np.ndarray | None
+    """(tokens,) UTF-8 bytes of the text up to each token's end; None where they are not known."""
+    num_bytes: int
 
-    Raises:
-        WakefulError: the model has other tokens than the task, `bos` is off, the length is past the
-            model's context, or there are fewer windows.
-    """
-    task = data.task
-    ids = list(range(1, len(task.characters) + 1))
-    if loaded.bos != BOS_ID or [loaded.plain(each) for each in task.characters] != [
-        [each] for each in ids
-    ]:
-        raise WakefulError(
-            f"{loaded.name} does not have the tokens of {task}: a task is read by models that were "
-            "trained on it"
-        )
-    if not bos:
-        raise WakefulError(f"every window of {task} begins with BOS; leave out --bos off")
-    if not 2 <= length <= loaded.context:
-        raise WakefulError(
-            f"length = {length} must be between 2 and {loaded.name}'s context of {loaded.context} "
-            "tokens"
-        )
-    if num_sequences * length > VALIDATION_TOKENS:
-        raise WakefulError(
-            f"{num_sequences} windows of {length} tokens are more than the {VALIDATION_TOKENS:,} "
-            f"that {task} is validated on: ask for fewer, or for shorter ones"
-        )
-    return data.validation.read(np.arange(num_sequences) * length, length + targets)
+
+def tokenize(loaded: Model, text: str) -> TokenizedText:
+    """Encode a text whole, with the bytes up to each token's end where the tokenizer tells."""
+    tokens, ends = loaded.plain_with_ends(text)
+    if ends is None:
+        return TokenizedText(tokens, None, len(text.encode("utf-8")))
+    points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
+    sizes = 1 + (points >= 0x80) + (points >= 0x800) + (points >= 0x10000)
+    bytes_before = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+    # An end may lie before its left neighbor's where one character is several tokens.
+    ends_in_bytes = np.maximum.accumulate(bytes_before[np.asarray(ends, dtype=np.int64)])
+    return TokenizedText(tokens, ends_in_bytes, int(bytes_before[-1]))
+
+
+def windows(stream: list[int], *, length: int, stride: int, bos: bool) -> list[Window]:
+    """Cut x into windows; with `bos`, x[0] is BOS and stands first in every window."""
+    cut: list[Window] = []
+    counted = 1
+    start = 0
+    while counted < len(stream):
+        inputs = stream[start : start + length]
+        targets = stream[start + 1 : start + length + 1]
+        inputs = inputs[: len(targets)]
+        if bos:
+            inputs[0] = stream[0]
+        seen = counted - start - 1
+        targets = [IGNORED] * seen + targets[seen:]
+        cut.append(Window(inputs, targets, counted))
+        counted = start + len(targets) + 1
+        start += stride
+    return cut
+
+
+def _counted(window: Window) -> int:
+    return sum(target != IGNORED for target in window.targets)

@@ -18,12 +18,13 @@ from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
 from wakeful.config.verbs import LENGTH, CureOptions, DiagnoseOptions, Figure
-from wakeful.data.sources import Beginning, beginning_of
+from wakeful.data.sources import beginning_of
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.device import choose_device
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
-from wakeful.evaluation.diagnosis import PASSES, sequences_of
+from wakeful.evaluation.diagnosis import PASSES
+from wakeful.evaluation.reading import TextWords
 from wakeful.hf.weights_out import describe, export, refuse_existing, written_as
 from wakeful.loading.chat import user_turn
 from wakeful.loading.model import AnyTokenizer, Model
@@ -211,8 +212,8 @@ def cure(
     with evaluating(*in_memory([model])), showing(shown, "cure", ALONE) as show:
         rows = max(wanted.steps * wanted.batch_size, FITTED) if wanted.trains else 0
         learned = rows * wanted.train_length
-        words = beginning_of(
-            wanted.source, (wanted.length or LENGTH) * wanted.num_sequences + learned
+        words = TextWords(
+            beginning_of(wanted.source, (wanted.length or LENGTH) * wanted.num_sequences + learned)
         )
         loaded = next(
             each_model(
@@ -308,7 +309,7 @@ def _unbegun(loaded: Model) -> Callable[[], AnyTokenizer]:
     return lambda: tokenizer
 
 
-def _text(loaded: Model, words: Beginning, wanted: CureOptions) -> Tensor:
+def _text(loaded: Model, words: TextWords, wanted: CureOptions) -> Tensor:
     """Return the sequences (B, L) to verify on, with room for a prefix before them."""
     stands = bool(wanted.prefix) or wanted.trains
     room = int(wanted.prefix) if wanted.prefix.isdecimal() else int(stands)
@@ -318,16 +319,14 @@ def _text(loaded: Model, words: Beginning, wanted: CureOptions) -> Tensor:
             f"{loaded.context} tokens"
         )
     length = min(wanted.length_for(loaded.context), loaded.context - room)
-    found = sequences_of(
-        loaded, words, length=length, num_sequences=wanted.num_sequences, bos=False
-    )
+    found = words.sequences(loaded, length=length, num_sequences=wanted.num_sequences, bos=False)
     return torch.tensor(found, device=loaded.device)
 
 
-def _rest(loaded: Model, words: Beginning, skip: int, count: int, wanted: CureOptions) -> Tensor:
+def _rest(loaded: Model, words: TextWords, skip: int, count: int, wanted: CureOptions) -> Tensor:
     """Return the tokens (N,) to fit and train on: those after the ones to verify on."""
     least = min(wanted.train_length, loaded.context - 1)
-    found = words.tokens(loaded.plain, skip + count)[skip:]
+    found = words.beginning.tokens(loaded.plain, skip + count)[skip:]
     if len(found) < least:
         raise WakefulError(
             f"the text has {skip + len(found):,} tokens, and {skip:,} of them are to verify on: "

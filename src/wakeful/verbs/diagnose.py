@@ -13,7 +13,7 @@ from rich.text import Text
 from wakeful.config.verbs import LENGTH, DiagnoseOptions, Figure
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
-from wakeful.evaluation.diagnosis import PASSES, sequences_of, tidy, write_tokens
+from wakeful.evaluation.diagnosis import PASSES, tidy, write_tokens
 from wakeful.evaluation.diagnosis import Diagnosis as Diagnosed
 from wakeful.evaluation.diagnosis import diagnose as diagnose_model
 from wakeful.evaluation.findings import findings, summary
@@ -31,7 +31,7 @@ from wakeful.verbs.result import (
     name_of,
     same_or_each,
 )
-from wakeful.verbs.session import counting, own_words, session, text_words
+from wakeful.verbs.session import counting, own_words, session
 from wakeful.world import World
 
 
@@ -135,7 +135,7 @@ def diagnose(
         texts: dict[str, str] = {}
         for model in at.each(models, tokenizer):
             own = own_words(model, wanted, words)
-            texts[model.name] = text_words(own, wanted)
+            texts[model.name] = own.name or wanted.source
             found.append(_diagnosed(model, own, wanted, at.show, world))
             del model
         lengths = {each.name: f"{each.length} tokens" for each in found}
@@ -172,10 +172,9 @@ def _diagnosed(
             f"heads has {outside[0]}, and {model.name} has the heads 0 to {heads - 1}"
         )
     length = wanted.length_for(model.context)
-    sequences = sequences_of(
-        model, words, length=length, num_sequences=wanted.num_sequences,
-        bos=model.begins(wanted.bos),
-    )  # fmt: skip
+    sequences = words.sequences(
+        model, length=length, num_sequences=wanted.num_sequences, bos=model.begins(wanted.bos)
+    )
     world.check_same(
         [model.name, sequences],
         f"the processes read different text for {model.name}: give each machine the same text and "

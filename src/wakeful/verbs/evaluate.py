@@ -13,7 +13,6 @@ from rich.table import Table as Grid
 from torch import nn
 
 from wakeful.config.verbs import LENGTH, EvaluateOptions, Figure
-from wakeful.data.tasks import TaskData
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
 from wakeful.evaluation.costs import (
@@ -48,7 +47,7 @@ from wakeful.verbs.result import (
     name_of,
     same_or_each,
 )
-from wakeful.verbs.session import counting, own_words, session, text_words
+from wakeful.verbs.session import counting, own_words, session
 from wakeful.world import World
 
 
@@ -180,7 +179,7 @@ def evaluate(
             lengths[model.name] = f"{length} tokens every {wanted.stride or length}"
             words = {name: own_words(model, wanted, text) for name, text in material.texts.items()}
             texts[model.name] = ", ".join(
-                text_words(text, wanted) or wanted.sources[name] for name, text in words.items()
+                text.name or wanted.source or wanted.sources[name] for name, text in words.items()
             )
             scores += _measure(model, wanted, words, material.tasks, apart, at.show, at.world)
             if wanted.speed:
@@ -231,10 +230,9 @@ def _measure(
     scores: list[Score] = []
     for name, words in texts.items():
         length = wanted.length_for(model.context)
-        count = length * wanted.windows
         found = perplexity(
             model,
-            words if isinstance(words, TaskData) else words.text_of(model.plain, count),
+            words,
             length=length,
             stride=wanted.stride or length,
             num_sequences=wanted.windows,

@@ -11,14 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from wakeful.config.verbs import LENGTH, QuantizeOptions
-from wakeful.data.sources import Beginning
 from wakeful.device import choose_device
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
 from wakeful.evaluation.damage import Damage
-from wakeful.evaluation.diagnosis import sequences_of
 from wakeful.evaluation.pretrained import Description, PretrainedTable, pretrained_table
-from wakeful.evaluation.reading import Words, words_of
+from wakeful.evaluation.reading import Words, words_in, words_of
 from wakeful.hf.compressed import check_compressed, compressed_config
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.quantized import state_bytes
@@ -44,7 +42,7 @@ from wakeful.verbs.result import (
     name_of,
     showing,
 )
-from wakeful.verbs.session import bos_words, foretell, own_words, text_words
+from wakeful.verbs.session import bos_words, foretell, own_words
 from wakeful.world import ALONE
 
 
@@ -104,7 +102,7 @@ def quantize(
     extra = wanted.calibration_sequences if any(each.calibrated for each in found) else 0
     count = wanted.num_sequences if measures else 0
     with evaluating(*in_memory(models)), showing(shown, "quantize", ALONE) as show:
-        words: Words = Beginning("")
+        words = words_in("")
         if count + extra:
             words = words_of(wanted.source, (wanted.length or LENGTH) * (count + extra))
         loading = each_model(
@@ -180,7 +178,7 @@ def _of_one(
         if table is not None:
             damage = replace(damage, printed=table.row_of(_description(loaded)))
     machine = environment(choose_device(wanted.device))
-    text = text_words(words, wanted)
+    text = words.name or wanted.source
     head = _head(whole)
     return Quantization(
         models=forms, bos=loaded.bos, source=name_of(source), damage=damage,
@@ -280,7 +278,7 @@ def _tokens(
     if not count:
         return []
     bos = loaded.begins(wanted.bos)
-    found = sequences_of(loaded, words, length=length, num_sequences=count, bos=bos)
+    found = words.sequences(loaded, length=length, num_sequences=count, bos=bos)
     return [torch.tensor([tokens], device=loaded.device) for tokens in found]
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from wakeful.config.verbs import DiagnoseOptions, EvaluateOptions, QuantizeOptions
-from wakeful.data.tasks import TaskData
 from wakeful.device import choose_device, rough_seconds
 from wakeful.display import LONG, Display, Shown, duration
 from wakeful.evaluation.reading import Words, own_task
@@ -115,11 +114,6 @@ def own_words(
     if wanted.text or wanted.data or not wanted.source:
         return words
     return own_task(model) or words
-
-
-def text_words(words: Words, wanted: DiagnoseOptions | EvaluateOptions | QuantizeOptions) -> str:
-    """Return what a page calls the text that was read."""
-    return f"{words.task}, validation" if isinstance(words, TaskData) else wanted.source
 
 
 def bos_words(model: Model, bos: str) -> str:

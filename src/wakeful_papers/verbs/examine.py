@@ -1,15 +1,13 @@
 """What a model at hand shows on a text: its layers, its loss, and what quantizing it costs."""
 
-import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from wakeful.config.verbs import LENGTH
-from wakeful.data.tasks import TaskData
 from wakeful.estimates import perplexity
-from wakeful.evaluation.diagnosis import diagnose, sequences_of
+from wakeful.evaluation.diagnosis import diagnose
 from wakeful.evaluation.reading import Words
 from wakeful.loading.model import Model
 from wakeful.probes.base import Frame, MergeableProbe
@@ -25,13 +23,6 @@ class Looked:
     figures: dict[str, float]
 
 
-def fingerprint(words: Words) -> str:
-    """Return what names a task, or as much of a text as has been read, by SHA-256."""
-    if isinstance(words, TaskData):
-        return words.task.sha256
-    return hashlib.sha256(words.text.encode()).hexdigest()
-
-
 def stretches(model: Model, words: Words, count: int, size: int) -> list[list[list[int]]]:
     """Return `count` stretches of a text, one after another, of `size` sequences each.
 
@@ -41,9 +32,7 @@ def stretches(model: Model, words: Words, count: int, size: int) -> list[list[li
         WakefulError: the text is too short.
     """
     length = min(LENGTH, model.context)
-    whole = sequences_of(
-        model, words, length=length, num_sequences=count * size, bos=model.begins()
-    )
+    whole = words.sequences(model, length=length, num_sequences=count * size, bos=model.begins())
     return [whole[n * size : (n + 1) * size] for n in range(count)]
 
 

@@ -19,7 +19,6 @@ from wakeful.data.preparing import load_data
 from wakeful.device import choose_device
 from wakeful.display import Display, Shown
 from wakeful.errors import Diverged, Interrupted, WakefulError
-from wakeful.evaluation.diagnosis import sequences_of
 from wakeful.evaluation.reading import words_of
 from wakeful.heirs.outcome import read_inheritance
 from wakeful.loading.load import load, read_decoder
@@ -54,7 +53,7 @@ from wakeful_papers.exhibits.figures import (
 )
 from wakeful_papers.exhibits.plan import Job, Plan, heirs_table, short
 from wakeful_papers.pages.reproduction import Facts
-from wakeful_papers.verbs.examine import fingerprint, look, stretches
+from wakeful_papers.verbs.examine import look, stretches
 from wakeful_papers.verbs.generated import GeneratedValues
 
 GRADIENTS = "gradients"
@@ -152,7 +151,7 @@ def _read_over(
     """
     size, count, text = plan.exhibit.looks, len(plan.seeds), plan.config.data.source
     words = None if text.startswith("hf:") else words_of(text, size * count * LENGTH)
-    read = "" if words is None else fingerprint(words)
+    read = "" if words is None else words.sha256
     probes = [each for each in plan.exhibit.probes if each in PROBES]
     facts = [source, text, read, size, plan.exhibit.schemes, LENGTH, *_state(source), *probes]
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
@@ -303,7 +302,7 @@ def _looked_at(
 def _elsewhere(model: Model, text: str, windows: int, length: int) -> pl.DataFrame:
     """Return what a model shows on another text, each metric as METRIC@elsewhere."""
     words = words_of(text, windows * length)
-    sequences = sequences_of(model, words, length=length, num_sequences=windows, bos=model.begins())
+    sequences = words.sequences(model, length=length, num_sequences=windows, bos=model.begins())
     rows = look(model, sequences).rows
     return rows.with_columns(metric=pl.format("{}@elsewhere", "metric"))
 
