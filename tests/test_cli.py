@@ -87,6 +87,9 @@ def test_a_comparison_is_reported(
         main(["report", str(folder / "a/seed-0"), str(folder / "b c/seed-0"), "--out", other]) == 0
     )
     assert "one seed" in Path(other).read_text()
+    assert main(["report", str(folder), "--out", other, "--baseline", "b c", "--only", "a"]) == 0
+    assert "b c" in capsys.readouterr().out.splitlines()[-1] or "b c" in Path(other).read_text()
+    assert "--baseline and --only" not in fails(capsys, "report", str(folder), "--baseline", "x")
 
 
 def test_data_is_prepared_and_used(

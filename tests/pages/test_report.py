@@ -248,7 +248,7 @@ def test_charts_are_written_for_papers(tmp_path: Path, suffix: str, magic: bytes
         assert chart is not None
         path = save_chart(chart, tmp_path / f"{number}.{suffix}")
         assert path.read_bytes().startswith(magic)
-    with pytest.raises(WakefulError, match=r"\.svg, \.png or \.pdf"):
+    with pytest.raises(WakefulError, match=r"\.svg, \.png, \.pdf or \.csv"):
         save_chart(training_loss_chart(comparison, 10), tmp_path / "x.gif")
 
 

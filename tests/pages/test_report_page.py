@@ -133,7 +133,7 @@ def test_a_chart_is_written_as_one_html_file(tmp_path: Path) -> None:
     page = save_chart(chart, tmp_path / "chart.html").read_text()
     assert "vegaEmbed" in page
     assert not re.search(r"""<(script|link)[^>]*(src|href)\s*=""", page)
-    with pytest.raises(WakefulError, match=r"\.html, \.svg, \.png or \.pdf"):
+    with pytest.raises(WakefulError, match=r"\.html, \.svg, \.png, \.pdf or \.csv"):
         save_chart(chart, tmp_path / "chart.gif")
 
 

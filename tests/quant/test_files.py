@@ -231,7 +231,6 @@ def refused(folder: Path) -> str:
         ({"scales": "static"}, "fine has nothing to calibrate"),
         ({"scales": "warm"}, "scales is one of dynamic, static, not 'warm'"),
         ({"dtype": "load"}, "dtype is one of float32"),
-        ({"dtype": "float64"}, "and the model needs float64"),
         ({"kind": "pickle"}, "kind is one of decoder, transformers, not 'pickle'"),
         ({"layers": []}, "layers must be a list of names"),
         ({"layers": [3]}, "layers must be a list of names"),

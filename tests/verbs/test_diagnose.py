@@ -183,9 +183,7 @@ def test_bad_input_is_one_line(
     short = ["--text", str(few), "--out", str(out), "--length", "16"]
     assert "need 64 tokens, and the text has 14" in fails(capsys, str(llama), *short)
     assert "at least 2 tokens" in fails(capsys, str(llama), *where, "--length", "1")
-    assert "two models are called" in fails(
-        capsys, str(llama), str(llama), *where, "--length", "8", "--num_sequences", "1"
-    )
+    assert "is named twice" in fails(capsys, str(llama), str(llama), *where)
     assert "has layers 0 to 1, not 7" in fails(
         capsys, str(llama), *where, "--length", "8", "--layers", "7"
     )

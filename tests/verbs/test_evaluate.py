@@ -160,7 +160,7 @@ def test_bad_input_is_one_line_and_writes_nothing(
     assert "name a model" in fails(capsys, *words)
     assert "both name the text" in fails(capsys, model, *words, "--data", "python-stdlib")
     assert "cannot be loaded" in fails(capsys, str(tmp_path / "none"), *words)
-    assert "two models are called 'llama'" in fails(capsys, model, model, *words)
+    assert f"{model} is named twice" in fails(capsys, model, model, *words)
     assert "no such file" in fails(capsys, model, "--text", str(tmp_path / "none.txt"), *where)
     assert "context of 64 tokens" in fails(capsys, model, *words[:2], "--length", "65", *where)
     assert "between 1 and the length" in fails(capsys, model, *words, "--stride", "17")

@@ -322,6 +322,23 @@ def test_several_models_make_one_matrix(
     assert len(list((out / "figures").iterdir())) == 2
 
 
+def test_what_was_measured_before_a_model_that_fails_is_kept(
+    text: Path, run: Path, llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    broken, out = Path(shutil.copytree(llama, tmp_path / "broken")), tmp_path / "out"
+    command = ["quantize", str(run), str(broken), "--text", str(text), "--scheme", "fine", *SMALL]
+    with (broken / "model.safetensors").open("r+b") as file:
+        file.truncate(2000)
+    said = fails(capsys, *command, "--out", str(out))
+    assert said.endswith(f"what was measured of vanilla is in {out}")
+    models = json.loads((out / "summary.json").read_text())["models"]
+    assert [each["model"] for each in models] == ["vanilla"]
+    assert (out / "report.html").is_file()
+    (tmp_path / "empty").mkdir()
+    fails(capsys, *command[:2], str(tmp_path / "empty"), *command[3:], "--out", f"{out}2")
+    assert not Path(f"{out}2").exists()  # a name that is wrong is said first
+
+
 def test_a_matrix_says_whose_output_head_is_quantized(
     text: Path, llama: Path, tmp_path: Path
 ) -> None:
@@ -503,9 +520,7 @@ def test_bad_input_is_one_line_and_writes_nothing(
     assert "name a model" in fails(capsys, "quantize", *where)
     two = ["quantize", str(run), str(llama), *where]
     assert "--save writes one model, and 2 are named" in fails(capsys, *two, "--save", str(small))
-    assert "two models are called 'vanilla'" in fails(
-        capsys, "quantize", str(run), str(run), *where
-    )
+    assert "is named twice" in fails(capsys, "quantize", str(run), str(run), *where)
     assert "no published table of pretrained models 'table1'" in wrong("--layout", "table1")
     table = ["--layout", "activation-table1"]
     assert "--layout activation-table1 and --save" in wrong(*table, "--save", str(small))

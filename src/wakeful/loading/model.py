@@ -47,6 +47,8 @@ class Model:
     """The run directory, the folder or the GGUF file it was read from."""
     step: int = 0
     """The checkpoint's, for a run."""
+    stored: torch.dtype | None = None
+    """The type of its weights in the files it, or what it was made of, was read from."""
     agreement: Agreement | None = None
     """Of our decoder, how far it is from the model of Transformers it was made of."""
     read_tokenizer: Callable[[], AnyTokenizer]
@@ -370,6 +372,13 @@ class Model:
             if token is None:
                 return
             yield token
+
+    @property
+    def written_in(self) -> torch.dtype:
+        """The type to write its weights in: as stored, or else as they are; at most float32."""
+        first = next(self.module.parameters()).dtype
+        kind = self.stored or (first if first.is_floating_point else torch.float32)
+        return torch.float32 if kind == torch.float64 else kind
 
     def save_tokenizer(self, folder: Path) -> None:
         """Write the tokenizer's files into a folder, and beside them how the model generates."""

@@ -1,5 +1,7 @@
 """Charts as Vega-Lite: one specification serves the page and the paper's file."""
 
+import csv
+import io
 import json
 import math
 import re
@@ -190,9 +192,9 @@ def wide(chart: Drawing, height: int) -> Drawing:
 
 
 def save_chart(chart: Drawing, path: str | Path, title: str = "") -> Path:
-    """Write a chart, under a title, as .html, .svg, .png or .pdf, without a browser.
+    """Write a chart, under a title, as .html, .svg, .png or .pdf, or its rows as .csv.
 
-    The HTML is one file that loads nothing: the libraries that draw are inside.
+    No browser is needed. The HTML is one file that loads nothing: what draws is inside.
     """
     path = Path(path)
     spec = still(specification(chart), title=title)
@@ -203,13 +205,40 @@ def save_chart(chart: Drawing, path: str | Path, title: str = "") -> Path:
             content = vl_convert.vegalite_to_png(spec, scale=2)
         case ".pdf":
             content = vl_convert.vegalite_to_pdf(spec)
+        case ".csv":
+            content = table_of(spec).encode()
         case ".html":
             content = _html(spec).encode()
         case other:
-            raise WakefulError(f"charts are written as .html, .svg, .png or .pdf, not {other!r}")
+            raise WakefulError(
+                f"charts are written as .html, .svg, .png, .pdf or .csv, not {other!r}"
+            )
     with replaced(path) as temporary:
         temporary.write_bytes(content)
     return path
+
+
+def table_of(spec: dict[str, Any]) -> str:
+    """Return the rows that a specification draws as CSV, each once.
+
+    A table of one column is a line of reference, and left out beside others. Text that a
+    spreadsheet would take for a formula gets an apostrophe before it, as on the page.
+    """
+    tables = [rows for rows in spec["datasets"].values() if rows]
+    wide = [row for rows in tables if len(rows[0]) > 1 for row in rows]
+    rows = wide or [row for rows in tables for row in rows]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    lines = dict.fromkeys(tuple(_cell(row.get(name)) for name in names) for row in rows)
+    written = io.StringIO()
+    csv.writer(written, lineterminator="\n").writerows([names, *lines])
+    return written.getvalue()
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{value}" if formula else "" if value is None else str(value)
 
 
 def _html(spec: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ from wakeful.config.rows import rows_of
 from wakeful.config.schema import Config, chosen_variants
 from wakeful.config.verbs import Figure
 from wakeful.display import Shown, usual
-from wakeful.errors import WakefulError
+from wakeful.errors import WakefulError, nearest
 from wakeful.pages.charts import Drawing, Titled
 from wakeful.pages.comparison.charts import difference_chart
 from wakeful.pages.comparison.page import (
@@ -78,6 +78,7 @@ def compare(
     out: str | Path = "",
     title: str = "",
     layouts: Sequence[str] = (),
+    baseline: str = "",
     resume: bool = False,
     cluster: str = "",
     figures: Sequence[Figure] = (),
@@ -90,12 +91,13 @@ def compare(
 
     Args:
         configs: `Config`s, presets' names, TOML files or tables, each of one variant or with a
-            table of variants; the first variant of all is the baseline.
+            table of variants.
         seeds: empty is those that the files name, or 0.
         only: the variants to train, by name; empty is all.
         out: folder to create; empty is runs/compare-NAME.
         title: of the page.
         layouts: published tables that the page sets the figures beside.
+        baseline: variant that the others are compared with; empty is the first of all.
         resume: go on with what was interrupted there.
         cluster: where each row and seed is trained, such as "local(workers=2)" or "slurm(...)";
             empty is here, one after another.
@@ -111,8 +113,8 @@ def compare(
     return compare_variants(
         chosen_variants(rows.variants, only), rows.seeds(seeds),
         Path(out or f"runs/compare-{rows.name}"), title=title,
-        layouts=list(dict.fromkeys([*layouts, *rows.layouts])), resume=resume, cluster=cluster,
-        figures=figures, shown=shown,
+        layouts=list(dict.fromkeys([*layouts, *rows.layouts])), baseline=baseline, resume=resume,
+        cluster=cluster, figures=figures, shown=shown,
     )  # fmt: skip
 
 
@@ -123,6 +125,7 @@ def compare_variants(
     *,
     title: str = "",
     layouts: Sequence[str] = (),
+    baseline: str = "",
     resume: bool = False,
     cluster: str = "",
     figures: Sequence[Figure] = (),
@@ -132,6 +135,11 @@ def compare_variants(
     if len(variants) < 2 and not (variants and resume):
         what = repr(next(iter(variants))) if variants else "nothing"
         raise WakefulError(f"nothing to compare {what} with: name two variants")
+    if baseline and baseline not in variants:
+        raise WakefulError(
+            f"baseline = {baseline!r} is none of the variants {', '.join(variants)}"
+            f"{nearest(baseline, variants)}"
+        )
     for seed in seeds:
         if not 0 <= seed < 2**63:
             raise WakefulError(f"seeds has {seed}: a seed lies in [0, 2**63)")
@@ -144,17 +152,27 @@ def compare_variants(
                 f"train.seed = {config.train.seed}, but a comparison sets the seed of each run "
                 "itself: use seeds = [...] or --seeds"
             )
+    if baseline:
+        variants = {baseline: variants[baseline], **variants}
     run = compare_into(
         variants, out, seeds=seeds, shown=shown or usual, layouts=layouts, resume=resume,
         cluster=cluster,
     )  # fmt: skip
-    done = reported([run.path], run.path / "report.html", title)
+    done = reported([run.path], run.path / "report.html", title, baseline=baseline)
     done.save_figures(run.path / "figures", figures)
     return done
 
 
-def reported(folders: Sequence[Path], page: Path, title: str) -> Comparison:
+def reported(
+    folders: Sequence[Path],
+    page: Path,
+    title: str,
+    *,
+    baseline: str = "",
+    only: Sequence[str] = (),
+) -> Comparison:
     """Write the page about finished runs, or about one comparison, and return what it says."""
-    found = read_comparison(folders[0] if len(folders) == 1 else list(folders))
+    whole = read_comparison(folders[0] if len(folders) == 1 else list(folders), baseline)
+    found = whole.among(only) if only else whole
     written = write_report(found, page, title=title or f"wakeful: {folders[0].name}")
     return Comparison(folders[0], written, found)

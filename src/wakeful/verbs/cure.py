@@ -118,16 +118,14 @@ class Cure(Result):
 
     def save(self, folder: str | Path) -> Path:
         """Write the model to a folder that Transformers loads, with the page beside it."""
-        decoder = self.model.decoder()
-        dtype = decoder.embed.weight.dtype
-        kind = torch.float32 if dtype == torch.float64 else dtype
         tokenizer = self.model.own_tokenizer
         card = model_card(
             self.model, self.stock, self.command, source=self.before,
             done=[f"{what}: {said}" for what, said in self.done],
             figures=[f"| {label} | {old} | {new} |" for label, old, new in self._figures()],
         )  # fmt: skip
-        export(decoder, folder, tokenizer=tokenizer, dtype=kind, card=card)
+        kind = self.model.written_in
+        export(self.model.decoder(), folder, tokenizer=tokenizer, dtype=kind, card=card)
         path = Path(folder)
         title = "Cure of " + self.diagnosis.models[0].name
         with disk_errors(path):
@@ -251,11 +249,12 @@ def cure(
             base, more = retrained(loaded, stands[0], text, rest, wanted, show)
             done += more
         cured, prefix, more = _cured(loaded, base, text, wanted, show)
-        done += more
+        stored = loaded.stored if wanted.stored == "auto" else getattr(torch, wanted.stored)
+        done += more + _rounded(cured, plain, stored)
         result = replace(
             loaded, name=f"{loaded.name} cured", module=cured, path=None,
             context=min(loaded.context, cured.config.context), architecture=_words(loaded, wanted),
-            read_tokenizer=read, generates_as=loaded,
+            stored=stored, read_tokenizer=read, generates_as=loaded,
         )  # fmt: skip
         show.note("comparing logits")
         stands = prefix or stands
@@ -265,9 +264,8 @@ def cure(
     seen = diagnose(
         loaded, result, shown=shown, options=_diagnosing(wanted, len(text[0]))
     )  # fmt: skip
-    stock = describe(cured.config)[0]
-    if wanted.out:
-        stock = written_as(cured.config, result.own_tokenizer)[0]
+    written = written_as(cured.config, result.own_tokenizer) if wanted.out else ()
+    stock = (written or describe(cured.config))[0]
     cure = Cure(
         before=loaded, model=result, diagnosis=seen, prefix=tuple(prefix), done=tuple(done),
         stock=stock, differences=found,
@@ -368,6 +366,32 @@ def _cured(
         shown = " ".join(repr(_piece(loaded, token)) for token in prefix)
         done.append(("Prefix", f"keys and values of {shown} (ids {prefix}) before every text"))
     return cured, prefix, done
+
+
+@torch.no_grad()
+def _rounded(cured: Decoder, plain: Decoder, dtype: torch.dtype | None) -> list[tuple[str, str]]:
+    """Round what changed to what a narrower type holds, in place; tell of it in words.
+
+    What is measured is then what is written. What did not change stays: a norm that is stored less
+    one is exact there, and not as the decoder has it.
+
+    Raises:
+        WakefulError: a weight is too large for the type.
+    """
+    if dtype is None or dtype.itemsize >= cured.embed.weight.dtype.itemsize:
+        return []
+    before, found = dict(plain.named_parameters()), False
+    kind = str(dtype).removeprefix("torch.")
+    for name, parameter in cured.named_parameters():
+        kept = before.get(name)
+        if kept is not None and (kept is parameter or torch.equal(kept, parameter)):
+            continue
+        narrow = parameter.to(dtype)
+        if not narrow.isfinite().all():
+            raise WakefulError(f"{name} is too large for {kind}: write it with --stored float32")
+        parameter.copy_(narrow)
+        found = True
+    return [("Weights", f"those that changed are rounded to {kind}, the type written")] * found
 
 
 def _chosen(loaded: Model, decoder: Decoder, text: Tensor, wanted: CureOptions) -> list[int]:

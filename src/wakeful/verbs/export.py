@@ -52,7 +52,6 @@ def export(
         WakefulError: the model cannot be read, or the folder exists or cannot be written.
     """
     wanted = asked(ExportOptions, options, given)
-    dtype = getattr(torch, wanted.dtype)
     folder = Path(folder)
     _check_form(wanted, folder)
     refuse_existing(folder)
@@ -107,6 +106,7 @@ def export(
         )  # fmt: skip
     kind = written_as(found.decoder().config, found.own_tokenizer)[0]
     card = model_card(found, kind, command, source=whole, done=done)
+    dtype = found.written_in if wanted.dtype == "auto" else getattr(torch, wanted.dtype)
     return write(found.decoder(), folder, tokenizer=found.own_tokenizer, dtype=dtype, card=card)
 
 

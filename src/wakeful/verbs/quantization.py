@@ -126,13 +126,17 @@ class Quantization(Result):
         if save_as == "compressed-tensors":
             ours = as_decoder(model.module) is not None
             tokenizer = model.own_tokenizer if ours else model.save_tokenizer
-            save_compressed(model.module, path, tokenizer, card=self._card(stock=True))
+            card = self._card(stock=True)
+            save_compressed(model.module, path, tokenizer, card=card, stored=model.stored)
             return {"folder": str(folder), "bytes": file_bytes(path)}
         scheme = next(iter(self.models))
         name = model.name.removesuffix(f" {scheme}")
         fields = {"source": self.source, "scheme": scheme, "status": "done"}
         with Run.create(path, "quantized", fields) as run:
-            save_quantized(model.module, run.path, name=name, context=model.context, bos=self.bos)
+            save_quantized(
+                model.module, run.path, name=name, context=model.context, bos=self.bos,
+                stored=model.stored,
+            )  # fmt: skip
             model.save_tokenizer(run.path)
             run.write_text("README.md", self._card(stock=False))
         return {"folder": str(folder), "bytes": file_bytes(path)}

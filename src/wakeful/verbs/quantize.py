@@ -21,6 +21,7 @@ from wakeful.hf.compressed import check_compressed, compressed_config
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.quantized import state_bytes
 from wakeful.hf.weights_out import describe
+from wakeful.hf.whole import Shards
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.model.evaluating import evaluating
 from wakeful.model.fold import folded
@@ -82,8 +83,8 @@ def quantize(
 
     Raises:
         WakefulError: a model, a scheme or the text cannot be read, a scheme does not fit a layer's
-            width or needs a text to calibrate on, or `out` or `save` exists. Nothing is written
-            before all is measured.
+            width or needs a text to calibrate on, or `out` or `save` exists. What
+            was measured of the models before is written to `out`.
     """
     if schemes:
         if "scheme" in given:
@@ -109,19 +110,13 @@ def quantize(
             models, tokenizer=tokenizer, device=wanted.device, dtype=wanted.dtype,
             trust_remote_code=wanted.trust_remote_code, show=show, world=ALONE,
         )  # fmt: skip
-        results: dict[str, Quantization] = {}
-        for source in models or [""]:
-            result = _of_one(loading, source, words, wanted, found, count, extra, show, table)
-            if several:
-                results[result._measured.measurement.name] = replace(result, models={})
-            else:
-                results[""] = result
+
+        def one(source: Source) -> Quantization:
+            return _of_one(loading, source, words, wanted, found, count, extra, show, table)
+
         if several:
-            matrix = QuantizationMatrix(each=results, table=table, figures=wanted.figures)
-            if wanted.out:
-                matrix.save(wanted.out)
-            return matrix
-        result = results[""]
+            return _matrix(one, models or [""], wanted, table)
+        result = one(models[0])
         saved = None
         try:
             if wanted.save:
@@ -130,6 +125,34 @@ def quantize(
             if wanted.out:
                 result.save(wanted.out, saved=saved)
     return result
+
+
+def _matrix(
+    one: Callable[[Source], Quantization],
+    models: Sequence[Source],
+    wanted: QuantizeOptions,
+    table: PretrainedTable | None,
+) -> QuantizationMatrix:
+    """Measure models in turn; where one fails, what is known of those before it is written."""
+    results: dict[str, Quantization] = {}
+
+    def kept() -> QuantizationMatrix:
+        matrix = QuantizationMatrix(each=results, table=table, figures=wanted.figures)
+        if wanted.out and results:
+            matrix.save(wanted.out)
+        return matrix
+
+    try:
+        for source in models:
+            result = one(source)
+            results[result._measured.measurement.name] = replace(result, models={})
+    except BaseException as error:
+        kept()
+        if not (results and wanted.out and isinstance(error, WakefulError)):
+            raise
+        said = f"what was measured of {', '.join(results)} is in {wanted.out}"
+        raise WakefulError(f"{error}; {said}") from None
+    return kept()
 
 
 def _of_one(
@@ -314,11 +337,22 @@ def _damage(
         sequences,
         progress=partial(_tell, show, name, len(sequences)),
     )
-    full = state_bytes(loaded.module)
-    sizes = {scheme: state_bytes(form.module) for scheme, form in forms.items()}
+    full = _bytes_before(loaded)
+    sizes = {scheme: state_bytes(form.module, form.stored) for scheme, form in forms.items()}
     count = sum(parameter.numel() for parameter in loaded.module.parameters())
     named = {str(each): each for each in schemes}
     return Damage(measurement, named, full, sizes, seconds, count)
+
+
+def _bytes_before(loaded: Model) -> int:
+    """Return the bytes of the files a model was read from; without those, what writing it takes."""
+    path = loaded.path
+    if path is not None and path.is_file():
+        return path.stat().st_size
+    if path is not None and (path / "config.json").is_file():
+        with Shards(path) as tensors:
+            return tensors.num_bytes
+    return state_bytes(loaded.module, loaded.stored)
 
 
 def _tell(show: Display, name: str, total: int, done: int) -> None:

@@ -20,15 +20,24 @@ _KINDS = {
 
 
 def report(
-    *folders: str | Path, out: str | Path = "", title: str = "", figures: Sequence[Figure] = ()
+    *folders: str | Path,
+    out: str | Path = "",
+    baseline: str = "",
+    only: Sequence[str] = (),
+    title: str = "",
+    figures: Sequence[Figure] = (),
 ) -> Comparison | Inheritance | Any:
     """Write one offline page about training runs, a comparison or an inheritance.
 
         wakeful.report("runs/first", "runs/second", out="both.html")
+        wakeful.report("runs/compare-routes", baseline="svformer", only=["resformer"])
 
     Args:
-        folders: run directories; of several training runs the first is the baseline.
+        folders: run directories.
         out: HTML file to write; empty is report.html in the first folder.
+        baseline: variant that the others are compared with; empty is the comparison's own, or the
+            first of several training runs.
+        only: variants to compare with it; empty is all.
         title: heading of the page.
         figures: formats to write the charts in too, into the folder figures beside the page.
 
@@ -39,6 +48,8 @@ def report(
         raise WakefulError("name a comparison, or one or more run directories")
     places = [Path(folder) for folder in folders]
     kinds = [Run.open(place).header.kind for place in places]
+    if (baseline or only) and (len(set(kinds)) > 1 or kinds[0] not in ("train", "compare")):
+        raise WakefulError("--baseline and --only are for training runs and comparisons")
     if others := _of_another_package(kinds):
         return others(*places, out=out, title=title, figures=figures)
     page = Path(out or places[0] / "report.html")
@@ -57,7 +68,7 @@ def report(
             f"no page can be written of these: {told}. A page is about training runs, about one "
             "comparison or about one inheritance; the other verbs write report.html themselves"
         )
-    done = reported(places, page, title)
+    done = reported(places, page, title, baseline=baseline, only=only)
     done.save_figures(page.parent / "figures", figures)
     return done
 

@@ -28,7 +28,7 @@ from wakeful.config.verbs import (
 from wakeful.device import choose_device
 from wakeful.display import Display, Shown, Silent, usual
 from wakeful.errors import WakefulError
-from wakeful.loading.load import load
+from wakeful.loading.load import load, place_of
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.pages.charts import Drawing, Titled, fixed, save_figures
 from wakeful.runs.run import Run, disk_errors
@@ -80,7 +80,7 @@ class Result(ABC):
         """Write every chart of the page for a paper into a folder, each named after its title.
 
         Raises:
-            WakefulError: a format is none of svg, png, pdf, or a file cannot be written.
+            WakefulError: a format is none of svg, png, pdf, csv, or a file cannot be written.
         """
         save_figures(self.charts(), folder, formats)
 
@@ -160,10 +160,14 @@ def each_model(
         raise WakefulError(f"name a model: {SOURCES}")
     if tokenizer is not None and len(sources) > 1:
         raise WakefulError("one tokenizer is given for several models: load each with its own")
+    named = [source for source in sources if isinstance(source, str | Path)]
+    if twice := [name for n, name in enumerate(named) if name in named[:n]]:
+        raise WakefulError(f"{twice[0]} is named twice: name each model once")
+    world.leader_first(lambda: list(map(place_of, named)))  # before the first one is measured
     transformers.logging.disable_progress_bar()
     place = choose_device(device, world)
     names: set[str] = set()
-    for number, source in enumerate(sources):
+    for source in sources:
         show.note(f"loading {name_of(source)}")
         model = world.leader_first(
             lambda source=source: load(
@@ -171,8 +175,7 @@ def each_model(
                 trust_remote_code=trust_remote_code,
             )
         )  # fmt: skip
-        new = isinstance(source, str | Path) and source not in sources[:number]
-        if new and model.name in names:
+        if isinstance(source, str | Path) and model.name in names:
             model = dataclasses.replace(model, name=f"{model.name} ({source})")
         if model.name in names:
             raise WakefulError(f"two models are called {model.name!r}; rename one")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from wakeful.config.options import How, HowMuch, Where
 from wakeful.config.refusals import Excludes, check_rules
 from wakeful.config.tables import at_least
-from wakeful.config.verbs.reading import Figure, Reading
+from wakeful.config.verbs.reading import Figure, Reading, Stored
 from wakeful.errors import WakefulError
 
 
@@ -36,6 +36,9 @@ class CureOptions(Reading):
     """Seed of the rotation and of the order of training."""
     num_sequences: HowMuch[int] = 2
     """Sequences to verify on, one after another from the text's beginning."""
+    stored: Where[Stored] = "auto"
+    """Type of the weights written, which the cured ones are rounded to. auto: as the model's files
+    have it."""
     figures: Where[tuple[Figure, ...]] = ()
     """Write the charts for a paper too, in these formats, into the folder figures."""
 

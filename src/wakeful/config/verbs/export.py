@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from wakeful.config.options import Elsewhere, How, What
+from wakeful.config.verbs.reading import Stored
 
 LLAMA_CPP = Elsewhere(
     "llama.cpp makes other types, such as q4_k_m, of an f16 file: llama-quantize MODEL.gguf "
@@ -15,8 +16,8 @@ LLAMA_CPP = Elsewhere(
 class ExportOptions:
     """How to write a model for Transformers."""
 
-    dtype: How[Literal["float32", "bfloat16", "float16"]] = "float32"
-    """Type of the weights written to a folder."""
+    dtype: How[Stored] = "auto"
+    """Type of the weights written to a folder. auto: as they are stored, a run's in float32."""
     gguf: Annotated[How[Literal["auto", "f32", "f16", "q8_0", "q4_0"]], LLAMA_CPP] = "auto"
     """What a file NAME.gguf stores matrices as. auto: f16. llama.cpp makes other types of it."""
     step: What[int] = 0

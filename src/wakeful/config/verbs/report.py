@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from wakeful.config.options import Where
+from wakeful.config.options import What, Where
 from wakeful.config.verbs.reading import Figure
 
 
@@ -12,6 +12,10 @@ class ReportOptions:
 
     out: Where[str] = ""
     """HTML file to write. Empty: report.html in the first folder."""
+    baseline: What[str] = ""
+    """Variant that the others are compared with. Empty: the comparison's own, or the first run."""
+    only: What[tuple[str, ...]] = ()
+    """Variants to compare with it, by name. None: all."""
     title: Where[str] = ""
     """Heading of the page."""
     figures: Where[tuple[Figure, ...]] = ()

@@ -1,0 +1,62 @@
+"""Reports of any two variants, and the rows that figures draw."""
+
+import json
+import re
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+import wakeful
+from pages.test_report import make_comparison
+from wakeful.comparison.reading import read_comparison
+from wakeful.comparison.tables import paired_difference
+from wakeful.errors import WakefulError
+
+SHIFTS = {"a": 0.0, "=b": -0.5, "c": 0.25}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_comparison(tmp_path / "made", SHIFTS, [0, 1])
+
+
+def test_any_two_variants_are_compared(folder: Path, tmp_path: Path) -> None:
+    usual, found = read_comparison(folder), read_comparison(folder, "=b")
+    assert found.variants == found.names == ("=b", "a", "c")
+    difference, error = paired_difference(usual, "=b")
+    assert paired_difference(found, "a") == pytest.approx((-difference, error))
+    page = tmp_path / "pair.html"
+    pair = wakeful.report(folder, out=page, baseline="=b", only=["c"])
+    assert pair.frame["variant"].to_list() == ["=b", "c"]
+    assert pair.frame["difference"][1] == paired_difference(found, "c")[0]
+    assert re.search(r"c ends 0\.7\d+ ± 0\.\d+ nats above =b\.", pair.verdicts[0])
+    assert "The validation loss of c is higher than that of =b." in page.read_text()
+
+
+@pytest.mark.parametrize("wrong", [{"baseline": "cc"}, {"only": ["d"]}])
+def test_a_variant_that_is_not_there_is_named(folder: Path, wrong: dict) -> None:
+    with pytest.raises(WakefulError, match="none of the variants with a finished run: a, =b, c"):
+        wakeful.report(folder, **wrong)
+
+
+def test_an_interrupted_comparison_says_how_to_go_on(folder: Path) -> None:
+    for seed in (0, 1):
+        header = folder / f"a/seed-{seed}/run.json"
+        header.write_text(json.dumps(json.loads(header.read_text()) | {"status": "running"}))
+    with pytest.raises(WakefulError, match=r"--resume, or choose one that has, .*: =b, c"):
+        wakeful.report(folder)
+    assert read_comparison(folder, "c").variants == ("c", "=b")
+
+
+def test_figures_are_written_as_the_rows_they_draw(folder: Path, tmp_path: Path) -> None:
+    wakeful.report(folder).save_figures(tmp_path / "figures", ["csv"])
+    files = {file.name: pl.read_csv(file) for file in (tmp_path / "figures").iterdir()}
+    assert files.keys() >= {"training-loss.csv", "final-validation-loss-minus-that-of-a.csv"}
+    for rows in files.values():
+        assert len(rows) > 0
+        assert not rows.is_duplicated().any()
+    loss = files["training-loss.csv"]
+    assert set(loss["variant"]) == {"a", "'=b", "c"}  # and no formula
+    last = loss.filter(pl.col("step") == 40).sort("loss")["variant"]
+    assert last.to_list() == ["'=b", "a", "c"]
