@@ -24,8 +24,10 @@ LONG = 30.0
 class Display:
     """What is told while a verb works; this one says nothing."""
 
-    def begin(self, done: int, total: int, what: str) -> None:
-        """Announce `total` training steps, `done` of which are there, before the next begins."""
+    def begin(self, done: int, total: int, what: str, loss: str = "loss") -> None:
+        """Announce `total` training steps, `done` of which are there, before the next begins; and
+        what the loss of each is.
+        """
 
     def step(self, done: int, total: int, loss: float, tokens_per_second: float) -> None:
         """Report a finished training step."""
@@ -57,15 +59,16 @@ class Bars(Display):
     """A rich progress bar a kind of work, each with its figures and the time left."""
 
     def __init__(self, progress: Progress, name: str) -> None:
-        self._progress, self._name = progress, name
+        self._progress, self._name, self._loss = progress, name, "loss"
         self._tasks: dict[str, TaskID] = {}
 
-    def begin(self, done: int, total: int, what: str) -> None:
+    def begin(self, done: int, total: int, what: str, loss: str = "loss") -> None:
+        self._loss = loss
         self.note(f"{self._name}: {what}")
         self._update(self._name, done, total, f"{done}/{total}")
 
     def step(self, done: int, total: int, loss: float, tokens_per_second: float) -> None:
-        text = f"{done}/{total}  loss {loss:6.3f}  {tokens_per_second:8,.0f} tokens/s"
+        text = f"{done}/{total}  {self._loss} {loss:6.3f}  {tokens_per_second:8,.0f} tokens/s"
         self._update(self._name, done, total, text)
 
     def note(self, text: str) -> None:
@@ -88,11 +91,12 @@ class Lines(Display):
     """One line every few seconds, for logs."""
 
     def __init__(self, console: Console, name: str) -> None:
-        self._console, self._name = console, name
+        self._console, self._name, self._loss = console, name, "loss"
         self._last: dict[str, float] = {}
         self._began: dict[str, tuple[float, int]] = {}
 
-    def begin(self, done: int, total: int, what: str) -> None:
+    def begin(self, done: int, total: int, what: str, loss: str = "loss") -> None:
+        self._loss = loss
         self._began[self._name] = (time.monotonic(), done)
         self.note(f"{self._name}: {what}")
 
@@ -100,7 +104,7 @@ class Lines(Display):
         if self._due(self._name, done, total):
             left = self._left(self._name, done, total)
             self.note(
-                f"{self._name}: step {done}/{total}  loss {loss:.3f}  "
+                f"{self._name}: step {done}/{total}  {self._loss} {loss:.3f}  "
                 f"{tokens_per_second:,.0f} tokens/s{left}"
             )
 

@@ -373,13 +373,20 @@ def test_a_reference_in_memory_teaches_before_it_is_written(
     assert teacher == str(tmp_path / "out/reference")
 
 
-def test_closed_forms_that_take_long_are_foretold(
+def test_long_work_is_foretold_before_any_of_it(
     command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wakeful.verbs.inherit.seconds_to_solve", lambda *_: 90.0)
-    assert main([*command, "--steps", "1"]) == 0
+    monkeypatch.setattr("wakeful.heirs.plan.evaluation_seconds", lambda *_: 600.0)
+    assert main([*command, "--steps", "1", "--width.mlp", "0.5"]) == 0
     said = capsys.readouterr().out
-    assert said.index("closed forms before training take about 90 s") < said.index("bridging the")
+    told = re.search(
+        r"^very roughly, on this machine: diagnosing .+, evaluating 10 min, closed forms .+, "
+        r"training .+; .+ in all$", said, re.MULTILINE,
+    )  # fmt: skip
+    assert told
+    assert told.start() < said.index("diagnosing ", told.end()) < said.index("narrowing: layers")
+    assert re.search(r"narrowing: layers passed (\d+) of \1", said)
+    assert re.search(r"step 1/1  divergence to the teacher \d", said)
 
 
 def test_minutes_are_turned_into_steps(
@@ -399,6 +406,8 @@ def test_minutes_are_turned_into_steps(
         assert main(timed) == 0
     said = capsys.readouterr().out
     assert "7 steps a round fit into the time" in said
+    assert "and training for what is left; all in 10 minutes" in said
+    assert "timing a step: models 2 of 2" in said
     for work in ("diagnosing .*: sequences 2 of 2", r"evaluating .*: batches (\d+) of \1",
                  r"bridging the layers left out: layers passed (\d+) of \1"):  # fmt: skip
         assert re.search(work, said), work

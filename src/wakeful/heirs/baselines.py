@@ -15,6 +15,7 @@ import torch
 from wakeful.config.model import ModelConfig
 from wakeful.config.schema import WidthConfig
 from wakeful.config.verbs import Copy
+from wakeful.display import Passed, unseen
 from wakeful.errors import WakefulError
 from wakeful.heirs.inherit import inherit, target_config
 from wakeful.heirs.layers import LayerMap, alternate, first, last, middle, twice
@@ -40,8 +41,9 @@ class Setting:
     """The reference with the heir's heads and channels, where those are fewer."""
     copy: Copy = "all"
     """What of a block the heir takes."""
-    narrowed: Callable[[WidthConfig], Decoder] | None = None
-    """Returns the reference with these shares of heads and channels; see `heirs.narrow`."""
+    narrowed: Callable[..., Decoder] | None = None
+    """Returns the reference with such a `WidthConfig`, telling `progress`; see `heirs.narrow`."""
+    progress: Passed = unseen
 
     @property
     def num_layers(self) -> int:
@@ -159,7 +161,7 @@ def _size(config: ModelConfig) -> int:
 
 def _narrow(setting: Setting) -> Decoder:
     assert setting.narrowed is not None
-    donor = setting.narrowed(narrow_shares(setting))
+    donor = setting.narrowed(narrow_shares(setting), progress=setting.progress)
     return dataclasses.replace(setting, reference=donor).everything()
 
 

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from wakeful.config.model import ModelConfig
 from wakeful.config.schema import BridgeConfig, WidthConfig
 from wakeful.config.tables import from_table
+from wakeful.display import Passed, unseen
 from wakeful.errors import WakefulError
 from wakeful.heirs.bridge import check_bridge
 from wakeful.heirs.equations import Equations, exact, token_weights
@@ -124,11 +125,13 @@ def narrow(
     *,
     documents: Int[Tensor, "B L"] | None = None,
     autocast: AbstractContextManager[object] = AS_IT_IS,
+    progress: Passed = unseen,
 ) -> Decoder:
     """Return a decoder with the most important heads and channels of the reference's layers.
 
     `options` say how what is left out is made up for; with `map = "none"` it is not. `documents`
-    and `autocast` are as `bridge` takes them.
+    and `autocast` are as `bridge` takes them; `progress` hears of every layer, once as it is looked
+    at and once as it is made up for.
 
     Raises:
         WakefulError: see `narrow_config`; the stream is not a plain sum.
@@ -138,17 +141,25 @@ def narrow(
     check_bridge(reference, "leave out --width and the baseline narrow")
     target = Decoder(config).to(reference.head.weight)
     theirs = Stream(reference, tokens, documents, autocast)
-    kept = [_most_important(theirs, layer, config) for layer in range(config.num_layers)]
+    layers = range(config.num_layers)
+    total = len(layers) * (1 if options.map == "none" else 2)
+    kept: list[tuple[Tensor, Tensor]] = []
+    for layer in layers:
+        progress(layer, total)
+        kept.append(_most_important(theirs, layer, config))
     for name, tensor in target.named_parameters():
         tensor.copy_(_chosen(name, reference.get_parameter(name), reference.config, kept))
     if options.map == "none":
+        progress(total, total)
         return target
     ours, theirs = (Stream(each, tokens, documents, autocast) for each in (target, reference))
-    for layer in range(config.num_layers):
+    for layer in layers:
+        progress(len(layers) + layer, total)
         ours.through(layer)
         theirs.through(layer)
         for name in _WRITES:
             _make_up(ours, theirs, name, options)
+    progress(total, total)
     return target
 
 

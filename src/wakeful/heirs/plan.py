@@ -16,24 +16,36 @@ from typing import cast, get_args
 import polars as pl
 import torch
 
-from wakeful.config.schema import Config, DataConfig, DistillConfig, LoraConfig
+from wakeful.config.schema import DataConfig, DistillConfig, LoraConfig
 from wakeful.config.verbs import InheritOptions
 from wakeful.data.base import Data
 from wakeful.data.mixture import mixture_of
 from wakeful.data.order import ValidationWindows
 from wakeful.data.sources import MIXTURE
 from wakeful.device import choose_device
+from wakeful.display import Passed, unseen
 from wakeful.errors import WakefulError
 from wakeful.heirs.baselines import baseline_of
 from wakeful.heirs.layers import RANGES, By, Diagnosed, LayerMap, chosen, ordered
 from wakeful.heirs.recipe import Recipe
 from wakeful.heirs.solving import solved_on
-from wakeful.heirs.stages import Stage, learning, setting_of, stage_config, timed_heir
+from wakeful.heirs.stages import (
+    Stage,
+    config_of_reference,
+    learning,
+    setting_of,
+    stage_config,
+    timed_heir,
+)
 from wakeful.model.decoder import Decoder
 from wakeful.training.objective import make_loss
 from wakeful.training.setup import autocast, make_decoder, make_optimizer
 from wakeful.training.validation import mean_loss
 
+PASSES = 2.0
+"""Plain forwards that looking at the layers takes about as long as."""
+SOLVED_ON, MEASURED_ON = 12_288, 2_048
+"""Tokens that runs of layers are tried on."""
 _GROWS = ("first", "rank", "mass", "influence", "angle", "bridge")
 """Choices that say which layer comes next."""
 
@@ -49,6 +61,12 @@ def plan_layers(options: InheritOptions, total: int, diagnosed: Diagnosed | None
         return RANGES["first"](depth, of=total)
     order = _ordered(diagnosed, options, depth)
     return LayerMap(tuple(sorted(order[:depth])), options.choose)
+
+
+def looked_at(options: InheritOptions) -> bool:
+    """Whether a choice or a baseline depends on the reference's layers as they are measured."""
+    chooses = not options.blocks and options.choose in get_args(By)
+    return chooses or bool({"lazy", "lazy_blocks"} & {*options.baseline})
 
 
 def depth_of(options: InheritOptions, total: int) -> int:
@@ -275,12 +293,16 @@ def _more(text: DataConfig, data: Data, times: float) -> str:
     return f"{again}--validation_fraction {times * fraction:.2g}"
 
 
-def measure_costs(recipe: Recipe, reference: Decoder, data: Data) -> list[Cost]:
+def measure_costs(
+    recipe: Recipe, reference: Decoder, data: Data, progress: Passed = unseen
+) -> list[Cost]:
     """Take two steps with a model of each arm, the first not counted, and evaluate one batch.
 
-    Later rounds are counted at the first's cost a layer, and all the rounds that may be needed.
+    `progress` hears of every arm. Later rounds are counted at the first's cost a layer, and all the
+    rounds that may be needed.
     """
-    depth = len(recipe.layers)
+    depth, arms = len(recipe.layers), 1 + len(recipe.baselines)
+    progress(0, arms)
     thawed = {name for name, p in reference.named_parameters() if p.requires_grad}
     training = reference.training
     grown = [recipe.depth(number) / depth for number in range(recipe.rounds)]
@@ -297,6 +319,7 @@ def measure_costs(recipe: Recipe, reference: Decoder, data: Data) -> list[Cost]:
     )  # fmt: skip
     costs = [dataclasses.replace(cost, parts=recipe.drops)]
     for name in recipe.baselines:
+        progress(len(costs), arms)
         baseline = baseline_of(name)
         start = baseline.stand_in(setting)
         lesson, lora = learning(recipe, baseline, setting)
@@ -309,6 +332,7 @@ def measure_costs(recipe: Recipe, reference: Decoder, data: Data) -> list[Cost]:
             second = baseline.second(setting, start)
             full = _cost(recipe, reference, name, second, data, 0.0, DistillConfig())
             costs[-1] = Cost(name, (cost.step + full.step) / 2, full.evaluation, cost.share, 2)
+    progress(arms, arms)
     # A teacher is frozen, and this one may be a user's own module.
     reference.to("cpu").train(training)
     for name, parameter in reference.named_parameters():
@@ -328,7 +352,7 @@ def _cost(
     lora: LoraConfig | None = None,
 ) -> Cost:
     adapters = lora or LoraConfig()
-    stage = Stage(name, name, 2, 0, lambda: decoder, distill=distill, lora=adapters)
+    stage = Stage(name, name, 2, 0, lambda _: decoder, distill=distill, lora=adapters)
     config = stage_config(recipe, stage, decoder)
     device = choose_device(config.train.device)
     decoder = make_decoder(config, device, decoder).train()
@@ -367,15 +391,57 @@ def evaluation_seconds(
     return (time.perf_counter() - began) * windows.num_windows / len(inputs)
 
 
-def seconds_to_solve(recipe: Recipe, config: Config, reference: Decoder, data: Data) -> float:
-    """Return about how long one seed's matrices in closed form take.
+def foreseen(
+    options: InheritOptions, recipe: Recipe, reference: Decoder, data: Data
+) -> dict[str, float]:
+    """Return very roughly the seconds of every kind of work, in order, by its name.
 
-    As long as the reference takes for their tokens, in the precision of the training.
+    Each in forwards of the reference over its tokens, one of which is timed, in the precision of
+    the training; a backward pass is two. A recipe by the minute has no training here.
     """
-    tokens = solved_on(recipe, reference.config.num_layers, data)
-    if not tokens:
-        return 0.0
+    config = config_of_reference(recipe, reference)
     device, windows = choose_device(config.train.device), data.windows(config)
     taken = evaluation_seconds(reference.to(device), windows, autocast(config.train, device))
     reference.to("cpu")
-    return tokens * taken / windows.num_predicted
+    one, total, seeds = (
+        taken / windows.num_predicted,
+        reference.config.num_layers,
+        recipe.of_seeds(),
+    )
+    looks, dropped = looked_at(options), total - len(recipe.layers)
+    diagnosing = PASSES * options.diagnose_sequences * options.diagnose_length if looks else 0
+    choosing = 0.0
+    if looks and options.choose == "bridge" and not options.blocks and dropped:
+        # All tokens once; then for each run a layer's matrix, and the layers behind it on a few.
+        solved = min(SOLVED_ON, options.bridge.tokens)
+        runs = (total - dropped) / 2 + 2
+        choosing = solved + MEASURED_ON + runs * (2 * solved / total + MEASURED_ON / 2)
+    return {
+        "diagnosing": one * diagnosing,
+        "choosing": one * choosing,
+        "evaluating": taken,
+        "closed forms": one * len(seeds) * solved_on(recipe, total, data),
+        "training": len(seeds) * _trained(options, recipe, total, one, taken),
+    }
+
+
+def _trained(
+    options: InheritOptions, recipe: Recipe, total: int, one: float, evaluation: float
+) -> float:
+    """Return the seconds of one seed's training, with its evaluations; 0 of one by the minute."""
+    steps, train = options.train.steps, recipe.train
+    each = one * train.batch_size * train.length
+    heirs = [recipe.depth(number) / total for number in range(recipe.rounds)]
+    taught = recipe.heal.by != "text"
+
+    def run(share: float, steps: int, *, teacher: bool) -> float:
+        evaluations = 2 + steps // (train.eval_every or steps)
+        return steps * each * (3 * share + teacher) + evaluations * share * evaluation
+
+    seconds = sum(run(share, steps, teacher=taught) for share in heirs)
+    for name in recipe.baselines:
+        baseline = baseline_of(name)
+        rounds = len(heirs) if baseline.all_rounds else 1
+        teacher = bool(baseline.distil) or (baseline.heals and taught)
+        seconds += run(heirs[-1], steps * baseline.times * rounds, teacher=teacher)
+    return seconds if steps else 0.0

@@ -2,7 +2,6 @@
 
 import dataclasses
 from functools import partial
-from typing import get_args
 
 import polars as pl
 
@@ -17,15 +16,12 @@ from wakeful.device import choose_device
 from wakeful.display import Display
 from wakeful.errors import WakefulError
 from wakeful.heirs.choice import bridged_losses
-from wakeful.heirs.layers import By, Diagnosed, diagnose_layers
-from wakeful.heirs.plan import depth_of
+from wakeful.heirs.layers import Diagnosed, diagnose_layers
+from wakeful.heirs.plan import MEASURED_ON, SOLVED_ON, depth_of, looked_at
 from wakeful.heirs.solving import beginning, documents
 from wakeful.loading.model import Model
 from wakeful.training.setup import autocast
 from wakeful.training.validation import evaluate
-
-_SOLVED_ON, _MEASURED_ON = 12_288, 2_048
-"""Tokens that runs of layers are tried on."""
 
 
 def prepared_text(options: InheritOptions, reference: Model, show: Display) -> Data:
@@ -88,8 +84,7 @@ def diagnosed_layers(
     options: InheritOptions, reference: Model, data: Data, show: Display
 ) -> Diagnosed | None:
     """Measure the reference's layers where a choice or a baseline depends on them."""
-    chooses = not options.blocks and options.choose in get_args(By)
-    if not chooses and not {"lazy", "lazy_blocks"} & {*options.baseline}:
+    if not looked_at(options):
         return None
     length, count = options.diagnose_length, options.diagnose_sequences
     context = reference.decoder().config.context
@@ -113,9 +108,9 @@ def diagnosed_layers(
     if options.blocks or options.choose != "bridge" or not dropped:
         return found
     length = options.train.length
-    rows = max(1, min(_SOLVED_ON, options.bridge.tokens) // length)
-    tokens = beginning(data, rows + max(1, _MEASURED_ON // length), length, options.data)
-    held_out = max(1, len(tokens) * _MEASURED_ON // (_SOLVED_ON + _MEASURED_ON))
+    rows = max(1, min(SOLVED_ON, options.bridge.tokens) // length)
+    tokens = beginning(data, rows + max(1, MEASURED_ON // length), length, options.data)
+    held_out = max(1, len(tokens) * MEASURED_ON // (SOLVED_ON + MEASURED_ON))
     device = choose_device(options.train.device)
     decoder = reference.decoder().to(device)
     losses = bridged_losses(

@@ -3,13 +3,14 @@
 What has been done is read from the runs' folders alone: a recipe continues wherever it was cut off.
 """
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 from wakeful.config.tables import to_table
-from wakeful.display import Shown
+from wakeful.display import Passed, Shown
 from wakeful.errors import Interrupted
 from wakeful.heirs.baselines import Setting, baseline_of, folder_of
 from wakeful.heirs.bridge import Bridged
@@ -134,10 +135,14 @@ def _had(recipe: Recipe, before: Finished | None) -> tuple[LayerMap | None, tupl
 
 
 def _dropped(
-    recipe: Recipe, reference: Decoder, layers: LayerMap, before: Finished | None
+    recipe: Recipe,
+    reference: Decoder,
+    layers: LayerMap,
+    before: Finished | None,
+    progress: Passed,
 ) -> Decoder:
     if before is None:
-        return _heir(recipe, reference, layers, None)
+        return _heir(recipe, reference, layers, None, progress)
     student = read_decoder(before.run.path, dtype="auto").decoder()
     had = LayerMap(before.stage.layers, recipe.rule)
     return inherit(student, layers.within(had), seed=recipe.train.seed)
@@ -180,12 +185,18 @@ def _round(recipe: Recipe, reference: Decoder, number: int, before: Finished | N
     )
 
 
-def _heir(recipe: Recipe, reference: Decoder, layers: LayerMap, grown: Finished | None) -> Decoder:
+def _heir(
+    recipe: Recipe,
+    reference: Decoder,
+    layers: LayerMap,
+    grown: Finished | None,
+    progress: Passed,
+) -> Decoder:
     if grown is not None:
         student = read_decoder(grown.run.path, dtype="auto").decoder()
         before = LayerMap(grown.stage.layers, recipe.rule)
         return grow(student, before, reference, layers, copy=recipe.copy, seed=recipe.train.seed)
-    donor = narrowed(recipe, reference, recipe.width) if recipe.width else reference
+    donor = narrowed(recipe, reference, recipe.width, progress) if recipe.width else reference
     return inherit(
         donor, layers, copy=recipe.copy, route=recipe.route, normalizer=recipe.normalizer,
         seed=recipe.train.seed,
@@ -209,8 +220,12 @@ def _baseline(
     recipe: Recipe, name: str, setting: Setting, steps: int, out: Path
 ) -> Iterator[Stage]:
     baseline, folder = baseline_of(name), folder_of(name)
-    start, then = partial(baseline.start, setting), baseline.second
+    then = baseline.second
     steps *= baseline.times
+
+    def start(progress: Passed) -> Decoder:
+        return baseline.start(dataclasses.replace(setting, progress=progress))
+
     if then is None:
         lesson, lora = learning(recipe, baseline, setting)
         solved = partial(bridges, recipe, setting.reference, setting.layers, None, ())
@@ -224,7 +239,7 @@ def _baseline(
     yield Stage(before.name, name, half, 0, start)
     yield Stage(
         folder, name, steps - half, half,
-        lambda: then(setting, read_decoder(before, dtype="auto").decoder()),
+        lambda _: then(setting, read_decoder(before, dtype="auto").decoder()),
     )  # fmt: skip
 
 
@@ -240,7 +255,8 @@ def _finished(
             with shown(stage.name) as show:
                 run = train(run.config, place, resume=True, show=show)
         return Finished(stage, run)
-    decoder = stage.start()
+    with shown(stage.name) as show:
+        decoder = stage.start(partial(show.count, "narrowing: layers passed"))
     origin = {
         "reference": recipe.reference,
         "arm": stage.arm,

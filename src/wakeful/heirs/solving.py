@@ -20,14 +20,16 @@ from wakeful.model.decoder import Decoder
 from wakeful.training.setup import autocast
 
 
-def narrowed(recipe: Recipe, reference: Decoder, width: WidthConfig) -> Decoder:
+def narrowed(
+    recipe: Recipe, reference: Decoder, width: WidthConfig, progress: Passed = unseen
+) -> Decoder:
     """Return the reference with fewer heads and channels, solved on the text's beginning."""
     device = choose_device(recipe.train.device)
     tokens, numbers = _text(recipe, recipe.width.tokens)
     reference.to(device)
     donor = narrow(
         reference, width, tokens, recipe.bridge, documents=numbers,
-        autocast=autocast(recipe.train, device),
+        autocast=autocast(recipe.train, device), progress=progress,
     ).cpu()  # fmt: skip
     reference.to("cpu")
     return donor

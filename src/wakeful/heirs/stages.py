@@ -45,16 +45,20 @@ def check_stages(recipe: Recipe, reference: Decoder) -> Config:
     baselines = [(name, baseline_of(name)) for name in recipe.baselines]
     arms += [(name, arm, *learning(recipe, arm, setting)) for name, arm in baselines]
     for name, arm, lesson, lora in arms:
-        stage = Stage(
-            name, name, recipe.train.steps, 0, partial(arm.stand_in, setting), distill=lesson,
-            lora=lora,
-        )  # fmt: skip
         with torch.device("meta"):
-            decoder = stage.start()
+            decoder = arm.stand_in(setting)
             if arm.second is not None:
                 decoder = arm.second(setting, decoder)
+        stage = Stage(
+            name, name, recipe.train.steps, 0, lambda _: reference, distill=lesson, lora=lora
+        )
         check_parts(stage_config(recipe, stage, decoder))
-    whole = Stage("reference", "reference", recipe.train.steps, 0, lambda: reference)
+    return config_of_reference(recipe, reference)
+
+
+def config_of_reference(recipe: Recipe, reference: Decoder) -> Config:
+    """Return the configuration of a stage that would train the whole reference."""
+    whole = Stage("reference", "reference", recipe.train.steps, 0, lambda _: reference)
     return stage_config(recipe, whole, reference)
 
 
@@ -69,7 +73,8 @@ class Stage:
     steps: int
     offset: int
     """Steps that the arm has taken before it."""
-    start: Callable[[], Decoder]
+    start: Callable[[Passed], Decoder]
+    """Makes the model, and tells how far the closed forms of a narrow one are."""
     layers: tuple[int, ...] = ()
     """The reference's layers that it took, where it took any by number."""
     distill: DistillConfig = field(default_factory=DistillConfig)

@@ -32,7 +32,7 @@ from wakeful.runs.shards import local
 from wakeful.training.deferred import Fault, Unread
 from wakeful.training.events import Write, event_writer
 from wakeful.training.finishing import finish, forget_peak
-from wakeful.training.objective import Loss, make_loss
+from wakeful.training.objective import Loss, loss_name, make_loss
 from wakeful.training.parallel import Parallel, spread
 from wakeful.training.prefetch import ahead
 from wakeful.training.records import check_rows, check_same_data, data_facts, record
@@ -400,6 +400,7 @@ def _announce(
         config.train.steps,
         f"{left} steps of {each:,} tokens, {size / 1e6:,.2f}M parameters; very roughly "
         f"{duration(seconds)} on this machine",
+        loss=loss_name(config.train.distill),
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from wakeful.config.schema import Config
+from wakeful.config.schema import Config, DistillConfig
 from wakeful.data.order import documents_of
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
@@ -67,6 +67,15 @@ def make_loss(
     if not config.data.cross_documents:
         loss = _within_documents(loss, end_of_text)
     return torch.compile(loss) if config.train.compile and world.size == 1 else loss
+
+
+def loss_name(distill: DistillConfig) -> str:
+    """Return what a step's loss is, in two words or so: without a teacher it is the text's."""
+    if not distill.teacher:
+        return "loss"
+    parts = ["text"] * bool(distill.alpha) + ["divergence"] * (distill.alpha < 1)
+    parts += ["streams"] * bool(distill.hidden)
+    return f"{' + '.join(parts)} to the teacher" if distill.alpha < 1 else " + ".join(parts)
 
 
 def check_same_tokens(ours: Tokenizer, teacher: Model) -> None:

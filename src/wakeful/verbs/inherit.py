@@ -3,7 +3,9 @@
 import copy
 import dataclasses
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +48,11 @@ from wakeful.heirs.outcome import Text as TrainingText
 from wakeful.heirs.plan import (
     Cost,
     doubts,
+    foreseen,
     lasting,
     make_recipe,
     measure_costs,
     plan_layers,
-    seconds_to_solve,
     steps_within,
     with_steps,
 )
@@ -205,6 +207,10 @@ def _begun(
         total = reference.decoder().config.num_layers
         plan_layers(options, total, None)
         data = prepared_text(options, reference, show)
+        expected = foreseen(
+            options, make_recipe(place, options, total, data, None), reference.decoder(), data
+        )
+        _foretell(expected, options, show)
         diagnosed = diagnosed_layers(options, reference, data, show)
         recipe = make_recipe(place, options, total, data, diagnosed)
         recipe.check(total)
@@ -218,13 +224,11 @@ def _begun(
         check_finite(windows["loss"].to_torch())
         costs, before = list[Cost](), 0.0
         seeds = len(recipe.of_seeds())
-        solving = seeds * seconds_to_solve(recipe, config, reference.decoder(), data)
-        if solving >= LONG:
-            show.note(f"closed forms before training take about {duration(solving)}")
         if not options.train.steps:
             show.note("timing a step of every model")
-            costs = measure_costs(recipe, reference.decoder(), data)
-            before = time.monotonic() - began + solving
+            timing = partial(show.count, "timing a step: models")
+            costs = measure_costs(recipe, reference.decoder(), data, timing)
+            before = time.monotonic() - began + expected["closed forms"]
             left = (60 * (options.minutes or _DEFAULT_MINUTES) - before) / seeds
             steps = steps_within(costs, left, every=options.train.eval_every, before=before)
             recipe = with_steps(recipe, options, steps)
@@ -245,6 +249,18 @@ def _begun(
                 dtype=next(reference.module.parameters()).dtype,
             )  # fmt: skip
     return _work(run, recipe, reference, data, windows, shown)
+
+
+def _foretell(expected: Mapping[str, float], options: InheritOptions, show: Display) -> None:
+    """Say how long all of the work may take, where that is half a minute or more."""
+    whole = sum(expected.values())
+    limit = "" if options.train.steps else f"all in {options.minutes or _DEFAULT_MINUTES:g} minutes"
+    if whole < LONG and not limit:
+        return
+    parts = [f"{name} {duration(seconds)}" for name, seconds in expected.items() if seconds]
+    parts += ["and training for what is left"] if limit else []
+    limit = limit or f"{duration(whole)} in all"
+    show.note(f"very roughly, on this machine: {', '.join(parts)}; {limit}")
 
 
 def _check_names(options: InheritOptions) -> None:
