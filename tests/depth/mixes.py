@@ -71,6 +71,74 @@ def hyper_connections(m: Model, s: int) -> Tensor:
     raise AssertionError
 
 
+def manifold(m: Model, s: int) -> Tensor:
+    """mHC, or iHC where there are no logits for mixing, over n streams written out."""
+    weights, biases = ([m.w[f"depth.{kind}.{i}"] for i in range(s)] for kind in ("maps", "biases"))
+    n, D = len(m.w[f"depth.biases.{2 * m.N}"]), m.f[0].shape[-1]
+    streams = [m.f[0]] * n
+    for sublayer, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+        alpha = m.w[f"depth.scales.{sublayer}"]
+        size = torch.sqrt(sum((H * H).sum(-1, keepdim=True) for H in streams) / (n * D) + 1e-6)
+        count = len(bias)
+        logits = sum(
+            H / size @ weight[i * count : (i + 1) * count].T for i, H in enumerate(streams)
+        )
+
+        def moved(k: int, logits=logits, alpha=alpha, bias=bias) -> Tensor:
+            """Return the k-th logit of every token, (B, L, 1)."""
+            return alpha[min(k // n, 2)] * logits[..., k : k + 1] + bias[k]
+
+        a = [1 / (1 + torch.exp(-moved(i))) for i in range(n)]
+        read = sum(a[i] * streams[i] for i in range(n))
+        if sublayer == s - 1:
+            return read
+        b = [2 / (1 + torch.exp(-moved(n + j))) for j in range(n)]
+        M = [[1.0 * (i == j) for j in range(n)] for i in range(n)]
+        if count > 2 * n:
+            e = [[torch.exp(moved(2 * n + i * n + j)) for j in range(n)] for i in range(n)]
+            M = [[e[i][j] / sum(e[i]) + 1e-6 for j in range(n)] for i in range(n)]
+            for turn in range(20):
+                if turn:
+                    M = [[M[i][j] / (sum(M[i]) + 1e-6) for j in range(n)] for i in range(n)]
+                columns = [sum(M[i][j] for i in range(n)) + 1e-6 for j in range(n)]
+                M = [[M[i][j] / columns[j] for j in range(n)] for i in range(n)]
+        streams = [
+            sum(M[i][j] * streams[i] for i in range(n)) + b[j] * m.f[sublayer + 1] for j in range(n)
+        ]
+    raise AssertionError
+
+
+def residual_gate(T: float) -> Callable:
+    def reads(m: Model, s: int) -> Tensor:
+        x = m.f[0]
+        for sublayer in range(1, s):
+            beta = 1 / (1 + torch.exp(-m.w[f"depth.gates.{sublayer - 1}"] / T))
+            alpha = torch.sqrt(torch.clamp(1 - beta**2, min=1e-3))
+            x = alpha * x + beta * m.f[sublayer]
+        return x
+
+    return reads
+
+
+def oasis(m: Model, s: int) -> Tensor:
+    if s == 1:
+        return m.f[0]
+    nulls = [torch.zeros(m.f[0].shape[:2]).double()]
+    for j in range(1, s):
+        n = (j + 1) // 2
+        left = 1 / (1 + torch.exp(m.scores(m.Q[n], m.K[n], n)).sum(-1))  # (B, H, L)
+        nulls.append(left.mean(1))
+    w, b = m.w[f"depth.queries.{s}"], m.w[f"depth.couplings.{s}"]
+    c = torch.log(1 + torch.exp(b))
+    g = [
+        (v / torch.sqrt((v * v).mean(-1, keepdim=True) + 1e-6) * w).sum(-1)
+        - c * (nulls[j] - sum(nulls) / s)
+        for j, v in enumerate(m.f[:s])
+    ]
+    total = 1 + sum(torch.exp(each) for each in g)
+    return sum((torch.exp(g[j]) / total)[..., None] * m.f[j] for j in range(s))
+
+
 def mudd(m: Model, s: int) -> Tensor | tuple[Tensor, Tensor, Tensor]:
     if s == 1:
         return m.f[0]
@@ -103,5 +171,11 @@ READS: dict[str, Callable] = {
     "hyper_connections": hyper_connections,
     "hyper_connections(streams=1)": hyper_connections,
     "hyper_connections(streams=3, dynamic=False)": hyper_connections,
+    "mhc": manifold,
+    "mhc(streams=1)": manifold,
+    'mhc(streams=3, mixing="identity")': manifold,
+    "residual_gate": residual_gate(0.3),
+    "residual_gate(temperature=1.0)": residual_gate(1.0),
+    "oasis": oasis,
     "mudd": mudd,
 }

@@ -1,11 +1,15 @@
 """Depth mixes against their plain definitions, and what they refuse."""
 
+import math
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from depth.mixes import READS
 from helpers import some_tokens, tiny_config, tiny_decoder
 from routes.reference import DEPTHS, ROUTES, Model
+from wakeful.depth.manifold import ManifoldHyperConnections, sinkhorn
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.variants import variants
@@ -43,6 +47,93 @@ def test_every_depth_mix_has_a_definition(name):
     assert any(expression.split("(")[0] == name for expression in (*DEPTHS, *READS))
 
 
+def transformers_class(model: str, name: str) -> type[torch.nn.Module]:
+    """Return a module of Transformers' implementation of a model; skip where it has none yet."""
+    module = pytest.importorskip(f"transformers.models.{model}.modeling_{model}")
+    return getattr(module, name)
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "mixing"),
+    [
+        ("deepseek_v4", "DeepseekV4", "sinkhorn"),
+        ("hy_v4", "HYV4", "identity"),
+    ],
+)
+def test_manifold_hyper_connections_are_those_of_released_models(model, name, mixing):
+    decoder = tiny_decoder(depth=f'mhc(mixing="{mixing}")', dtype=torch.float32, noise=0.5)
+    mix = decoder.depth
+    assert isinstance(mix, ManifoldHyperConnections)
+    config = SimpleNamespace(
+        hc_mult=4, hc_sinkhorn_iters=20, hc_eps=1e-6, rms_norm_eps=1e-6, hidden_size=16,
+        hc_magnitude=2.0,
+    )  # fmt: skip
+    streams, out = torch.randn(2, 5, 4, 16), torch.randn(2, 5, 16)
+
+    def loaded(kind: str, sublayer: int, prefix: str = "") -> torch.nn.Module:
+        theirs = transformers_class(model, name + kind)(config)
+        weight = mix.maps[sublayer].unflatten(0, (4, -1)).transpose(0, 1).flatten(1)
+        ours = {"fn": weight, "base": mix.biases[sublayer], "scale": mix.scales[sublayer]}
+        theirs.load_state_dict({prefix + key: value for key, value in ours.items()})
+        return theirs
+
+    read, state = mix._read(3, streams)
+    post, *comb, collapsed = loaded("HyperConnection", 3)(streams)
+    torch.testing.assert_close(read, collapsed, rtol=1e-4, atol=1e-5)
+    kept = comb[0].transpose(-1, -2) @ streams if comb else streams
+    torch.testing.assert_close(state[0], kept, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(state[1], post, rtol=1e-4, atol=1e-5)
+    last, _ = mix.step(8, read, out, state)
+    after = post.unsqueeze(-1) * out.unsqueeze(-2) + kept
+    torch.testing.assert_close(last, loaded("HyperHead", 8, "hc_")(after), rtol=1e-4, atol=1e-5)
+
+
+def test_residual_gates_are_those_of_a_released_model():
+    theirs = transformers_class("muse_spark", "MuseSparkResidualGate")
+    decoder = tiny_decoder(depth="residual_gate", dtype=torch.float32, noise=1.0)
+    config = SimpleNamespace(hidden_size=16, residual_gate_temperature=0.3)
+    x, out = torch.randn(2, 5, 16), torch.randn(2, 5, 16)
+    for sublayer, gate in enumerate(decoder.depth.gates):
+        module = theirs(config)
+        module.load_state_dict({"gate": gate})
+        found, _ = decoder.depth.step(sublayer + 1, x, out, ())
+        torch.testing.assert_close(found, module(x, out))
+
+
+def test_mixing_is_doubly_stochastic_and_starts_with_streams_alike():
+    shares = sinkhorn(torch.randn(7, 4, 4).double() * 3, 200)
+    for axis in (-1, -2):
+        total = shares.sum(axis)
+        torch.testing.assert_close(total, torch.ones_like(total), rtol=0, atol=1e-4)
+    mix = tiny_decoder(depth="mhc", noise=0).depth
+    assert torch.equal(mix.biases[0][:4], torch.full((4,), -math.log(3)).double().float().double())
+    assert all((scales == 0.01).all() for scales in (s.float() for s in mix.scales))
+
+
+def test_oasis_is_told_what_softmax1_gives_to_no_key():
+    """With the authors' softmax-1 the share is the one that the attention itself leaves."""
+    for normalizer in ("softmax1", "softmax1(learned=True)", "query_sink"):
+        decoder = tiny_decoder(depth="oasis", normalizer=normalizer)
+        told: list[torch.Tensor] = []
+        left: list[torch.Tensor] = []
+        noticed = decoder.depth.noticed
+
+        def note(null, state, told=told, noticed=noticed):
+            told.append(null)
+            return noticed(null, state)
+
+        def see(dot, args, kwargs, left=left):
+            ones = torch.ones_like(args[2])
+            left.append(1 - dot.forward(args[0], args[1], ones, **kwargs)[..., 0])
+
+        decoder.depth.noticed = note
+        for block in decoder.blocks:
+            block.attention.dot.register_forward_pre_hook(see, with_kwargs=True)
+        decoder(some_tokens(2, 9))
+        for one, other in zip(told, left, strict=True):
+            torch.testing.assert_close(one, other.mean(-1))
+
+
 def test_denseformer_keeps_the_weights_its_sparser_forms_need():
     counts = {
         "denseformer": 2 + 3 + 4 + 5,
@@ -70,6 +161,9 @@ def test_only_the_hiddens_that_are_read_are_kept():
         ("denseformer(dilation=0)", "count from 1"),
         ("denseformer(period=0)", "count from 1"),
         ("denseformer(period=5)", "longer than the 4 layers"),
+        ("mhc(streams=0)", "streams and iterations must be at least 1"),
+        ("mhc(mixing='none')", "mixing must be"),
+        ("residual_gate(temperature=0.0)", "temperature must be positive"),
         ("resformer", "unknown depth mix .resformer."),
         ("denseformr", "did you mean 'denseformer'"),
         ("denseformer(dilation=2.5)", "dilation must be int"),

@@ -57,6 +57,12 @@ def sink_of(name: str, drawn: Tensor) -> Tensor | None:
     return {"softmax": None, "softmax1": torch.zeros_like(drawn), "learned": drawn}[name]
 
 
+def by_queries(sink: Tensor, queries: int) -> Tensor:
+    """Return a sink of its own for each query, (B, L, H), made of one for each head."""
+    slopes = torch.linspace(-1, 2, B * queries).double().view(B, queries, 1)
+    return (sink * slopes).detach().requires_grad_()
+
+
 def keep_of(case: Case) -> Tensor | None:
     """Return the mask that the call is given, None where causality says it all."""
     L, S = case.L, case.S
@@ -90,17 +96,18 @@ def plain_keep(case: Case) -> Tensor:
     return seen.expand(B, -1, -1)
 
 
-def definition(q, k, v, sink, keep, scale) -> Tensor:
+def definition(q, k, v, sinks, keep, scale) -> Tensor:
     """Return Σ_j p_j v_j, p_j = e^{x_j} / (e^s + Σ e^x), head by head; zero for a blind query."""
     out = []
     for head in range(q.shape[2]):
+        sink = None if sinks is None else sinks[..., head, None]
         group = head * k.shape[2] // q.shape[2]
         x = scale * q[:, :, head] @ k[:, :, group].transpose(1, 2)
         top = x.detach().masked_fill(~keep, -math.inf).amax(-1, keepdim=True)
-        top = top.clamp_min(-1e300) if sink is None else torch.maximum(top, sink[head].detach())
+        top = top.clamp_min(-1e300) if sink is None else torch.maximum(top, sink.detach())
         e = torch.where(keep, torch.exp(torch.where(keep, x, 0) - torch.where(keep, top, 0)), 0)
         total = e.sum(-1, keepdim=True)
         if sink is not None:
-            total = total + torch.exp(sink[head] - top)
+            total = total + torch.exp(sink - top)
         out.append(torch.where(total > 0, e / torch.where(total > 0, total, 1), 0) @ v[:, :, group])
     return torch.stack(out, dim=2)

@@ -16,6 +16,7 @@ from model.attention import (
     SINKS,
     B,
     Case,
+    by_queries,
     d,
     definition,
     heads,
@@ -36,11 +37,12 @@ from wakeful.model.attend import (
 
 def compare(case: Case, kind: str, *, scale: float = 0.3, size: float = 1.0, atol: float = 1e-10):
     q, k, v, drawn = heads(case, size=size)
-    sink = sink_of(kind, drawn)
+    of_queries = kind == "of queries"
+    sink = by_queries(drawn, case.L) if of_queries else sink_of(kind, drawn)
     out = attend(q, k, v, scale=scale, sink=sink, prefix=case.prefix, keep=keep_of(case))
     expected = definition(q, k, v, sink, plain_keep(case), scale)
     torch.testing.assert_close(out, expected, rtol=0, atol=atol)
-    inputs = [q, k, v] + ([drawn] if kind == "learned" else [])
+    inputs = [q, k, v] + ([sink] if kind in ("learned", "of queries") else [])
     upstream = torch.randn_like(out)
     found = torch.autograd.grad(out, inputs, upstream)
     wanted = torch.autograd.grad(expected, inputs, upstream)
@@ -50,7 +52,7 @@ def compare(case: Case, kind: str, *, scale: float = 0.3, size: float = 1.0, ato
         )
 
 
-@pytest.mark.parametrize("kind", SINKS)
+@pytest.mark.parametrize("kind", [*SINKS, "of queries"])
 @pytest.mark.parametrize("name", CASES)
 def test_outputs_and_gradients_are_the_definition(name, kind):
     compare(CASES[name], kind)
@@ -62,7 +64,7 @@ def test_outputs_and_gradients_are_the_definition(name, kind):
     past=st.integers(0, 7),
     grouping=st.sampled_from([(1, 1), (3, 1), (4, 2), (6, 3), (5, 5)]),
     prefix=st.integers(0, 6),
-    kind=st.sampled_from(SINKS),
+    kind=st.sampled_from([*SINKS, "of queries"]),
 )
 def test_any_shape_is_the_definition(length, past, grouping, prefix, kind):
     compare(Case(length, length + past, *grouping, prefix=prefix), kind)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from helpers import some_tokens, tiny_config, tiny_decoder
 from routes.reference import ROUTES, SINKS, WEIGHTS, Model
 from wakeful.errors import WakefulError
+from wakeful.model.attend import attend
 from wakeful.model.decoder import Decoder
 from wakeful.normalizers import Normalizer, sink_softmax
 from wakeful.variants import build, variants
@@ -26,6 +27,21 @@ def test_a_decoder_uses_the_definition(expression, kv_heads):
     torch.testing.assert_close(decoder(tokens), model.logits(ROUTES["own"]), rtol=0, atol=1e-12)
 
 
+def test_a_query_s_sink_is_a_released_model_s():
+    inkling = pytest.importorskip("transformers.models.inkling2.modeling_inkling2")
+    q, k, v = (torch.randn(2, 7, heads, 8) for heads in (4, 2, 2))
+    sinks = torch.randn(2, 7, 4)
+    mask = torch.zeros(7, 7).masked_fill(torch.ones(7, 7).triu(1).bool(), -math.inf)
+    module = torch.nn.Module()
+    module.num_key_value_groups = 2
+    theirs, _ = inkling.eager_attention_forward(
+        module, *(heads.transpose(1, 2) for heads in (q, k, v)), mask, 0.3,
+        sinks=sinks.transpose(1, 2).unsqueeze(-1),
+    )  # fmt: skip
+    ours = attend(q, k, v, scale=0.3, sink=sinks)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", variants("normalizers"))
 def test_every_normalizer_has_a_definition(name):
     assert any(expression.split("(")[0] == name for expression in SINKS)
@@ -39,7 +55,7 @@ def attached(expression: str) -> Normalizer:
 
 def test_softmax1_by_hand():
     logits = torch.tensor([1.0, 2.0, 5.0]).double().log().expand(1, 4, 1, 3)
-    weights = attached("softmax1").weights(logits)
+    weights = sink_softmax(logits, attached("softmax1").log_sink(torch.zeros(1, 1, 16)))
     expected = torch.tensor([1.0, 2.0, 5.0]).double() / 9.0
     torch.testing.assert_close(weights, expected.expand(1, 4, 1, 3), rtol=0, atol=1e-15)
     sink = torch.tensor([2.0]).double().log().expand(4)
@@ -117,11 +133,12 @@ def test_a_constant_sink_is_no_parameter_and_is_not_saved():
 
 
 def test_a_learned_sink_starts_where_it_is_told():
+    x = torch.ones(1, 2, 16)
     assert torch.equal(
-        attached("softmax1(learned=True, start=1.5)").log_sink(), torch.full((4,), 1.5)
+        attached("softmax1(learned=True, start=1.5)").log_sink(x), torch.full((4,), 1.5)
     )
-    assert torch.equal(attached("softmax1").log_sink(), torch.zeros(4))
-    assert attached("softmax").log_sink() is None
+    assert torch.equal(attached("softmax1").log_sink(x), torch.zeros(4))
+    assert attached("softmax").log_sink(x) is None
 
 
 @pytest.mark.usefixtures("as_users_run_it")

@@ -108,7 +108,7 @@ class Model:
             return self.weigh(logits)
         e = torch.exp(logits)
         s = self.log_sink(n)
-        extra = 0.0 if s is None else torch.exp(s)[None, :, None, None]
+        extra = 0.0 if s is None else torch.exp(s if s.dim() == 3 else s[None, :, None])[..., None]
         return e / (extra + e.sum(-1, keepdim=True))
 
     def scores(self, Q: Tensor, K: Tensor, n: int) -> Tensor:
@@ -239,6 +239,36 @@ def output_gate(m: Model, n: int) -> Tensor:
     return own(m, n) * g.transpose(1, 2)
 
 
+def softplus_gate(m: Model, n: int) -> Tensor:
+    return own(m, n) * torch.log(1 + torch.exp(opening(m, n, "route"))).transpose(1, 2)[..., None]
+
+
+def divided(heads: Tensor) -> Tensor:
+    return heads / torch.sqrt((heads * heads).mean(-1, keepdim=True) + 1e-6)
+
+
+def head_norm(m: Model, n: int) -> Tensor:
+    return divided(own(m, n)) * m.w.get(f"route.scales.{n - 1}", 1.0)
+
+
+def gated_head_norm(m: Model, n: int) -> Tensor:
+    """Muse Spark's: the norm first, then the gate."""
+    g = sigmoid(opening(m, n, "route.parts.1")).unflatten(-1, (m.H, -1))
+    return divided(own(m, n)) * g.transpose(1, 2)
+
+
+def value_norm(m: Model, n: int) -> Tensor:
+    return m.A(n) @ divided(m.V[n])
+
+
+def value_scale(m: Model, n: int) -> Tensor:
+    theta = m.w[f"route.exponents.{n - 1}"]
+    C = m.c.width * m.d * 0.02**2 * torch.exp(theta)
+    C = torch.stack([C[head * m.G // m.H] for head in range(m.H)])[:, None, None]
+    r = (m.V[n] * m.V[n]).sum(-1, keepdim=True)
+    return m.A(n) @ (r / (r + C) * m.V[n])
+
+
 def xsa(m: Model, n: int) -> Tensor:
     u, v = own(m, n), m.V[n]
     a = m.w["route.strengths"][n - 1] if "route.strengths" in m.w else torch.tensor([torch.inf])
@@ -358,6 +388,12 @@ ROUTES: dict[str, Callable] = {
     "output_gate(channels=12)": output_gate,
     "output_gate": output_gate,
     'output_gate(per="channel")': output_gate,
+    'output_gate(gate="softplus")': softplus_gate,
+    "head_norm": head_norm,
+    "head_norm(scale=False)": head_norm,
+    'then(head_norm(scale=False), output_gate(per="channel"))': gated_head_norm,
+    "value_norm": value_norm,
+    "value_scale": value_scale,
     "xsa": xsa,
     "xsa(learned=False)": xsa,
     "then(resformer, xsa(learned=False))": resformer_xsa,
@@ -474,5 +510,10 @@ SINKS: dict[str, Callable] = {
     "softmax1(start=0.7)": lambda m: lambda n: torch.full((m.H,), 0.7).double(),
     "softmax1(learned=True)": lambda m: (
         lambda n: m.w[f"blocks.{n - 1}.attention.dot.normalizer.log_sinks"]
+    ),
+    "query_sink": lambda m: (
+        lambda n: (
+            m.h[n] @ m.w[f"blocks.{n - 1}.attention.dot.normalizer.sinks.weight"].T
+        ).transpose(1, 2)
     ),
 }

@@ -49,14 +49,20 @@ class AttentionResiduals(SublayerMix):
     @torch.no_grad()
     def take_over(self, reference: DepthMix, sources: Sequence[int]) -> None:
         assert isinstance(reference, AttentionResiduals)
-        last, theirs = 2 * len(sources) + 1, 2 * reference.num_layers + 1
-        pairs = [(last, theirs)]
+        self.copy("queries", reference, sources)
+
+    def copy(self, kind: str, reference: DepthMix, sources: Sequence[int]) -> None:
+        """Copy the parameters of one kind, which are named by the sublayer that reads."""
+        ours, theirs = (
+            dict(mix.get_submodule(kind).named_parameters()) for mix in (self, reference)
+        )
+        pairs = [(2 * len(sources) + 1, 2 * reference.num_layers + 1)]
         for layer, source in enumerate(sources):
             if source >= 0:
                 pairs += [(2 * layer + half, 2 * source + half) for half in (1, 2)]
-        for ours, other in pairs:
-            if str(ours) in self.queries and str(other) in reference.queries:
-                self.queries[str(ours)].copy_(reference.queries[str(other)])
+        for one, other in pairs:
+            if str(one) in ours and str(other) in theirs:
+                ours[str(one)].copy_(theirs[str(other)])
 
     def begin(self, x: Tensor) -> tuple[Tensor, State]:
         return x, (x,)
@@ -66,12 +72,20 @@ class AttentionResiduals(SublayerMix):
             state = (*state[:-1], state[-1] + out)
         else:
             state = (*state, out)
-        query = self.queries[str(number + 1)]
-        logits = [
-            F.rms_norm(each, each.shape[-1:], query.to(each.dtype), _EPS).sum(-1) for each in state
-        ]
-        shares = torch.stack(logits).softmax(0).unsqueeze(-1).unbind()
-        mixed = shares[0] * state[0]
-        for share, each in zip(shares[1:], state[1:], strict=True):
-            mixed = torch.addcmul(mixed, share, each)
-        return mixed, state
+        return weighted(self.logits(number + 1, state).softmax(0), state), state
+
+    def logits(self, reader: int, outputs: Sequence[Tensor]) -> Tensor:
+        """Return w · RMSNorm(v_j) (J, B, L) of what a sublayer, from 1, may read of J outputs."""
+        query = self.queries[str(reader)]
+        return torch.stack(
+            [F.rms_norm(v, v.shape[-1:], query.to(v.dtype), _EPS).sum(-1) for v in outputs]
+        )
+
+
+def weighted(shares: Tensor, outputs: Sequence[Tensor]) -> Tensor:
+    """Return Σ_j p_j v_j (B, L, D) of shares p (J, B, L) and J outputs v (B, L, D)."""
+    first, *rest = shares.unsqueeze(-1)
+    mixed = first * outputs[0]
+    for share, v in zip(rest, outputs[1:], strict=True):
+        mixed = torch.addcmul(mixed, share, v)
+    return mixed

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
@@ -30,6 +31,10 @@ class DepthMix(Variant, nn.Module, ABC):
     def first(self, x: Tensor) -> Tensor:
         """Return what the first block receives, given the embedding X_0, both (B, L, D)."""
         return x
+
+    def single_channels(self) -> Mapping[str, str]:
+        """Say what it does with single channels, as `ValueRoute.single_channels` does."""
+        return {}
 
     def start_plain(self) -> str:
         """Set the parameters to the plain stream; return what is changed all the same, or ""."""
@@ -62,6 +67,18 @@ class SublayerMix(DepthMix):
     plain stream would be `begin(x) = x, ()` and `step(number, x, out, state) = x + out, ()`.
     """
 
+    @torch.no_grad()
+    def take_over(self, reference: DepthMix, sources: Sequence[int]) -> None:
+        """Copy parameters that are named `kind.sublayer`, counted from 0; 2N is the final norm."""
+        theirs = dict(reference.named_parameters())
+        ends = [*sources, reference.num_layers]
+        for name, parameter in self.named_parameters():
+            kind, sublayer, *rest = name.split(".")
+            source = ends[int(sublayer) // 2]
+            if source >= 0:
+                number = str(2 * source + int(sublayer) % 2)
+                parameter.copy_(theirs[".".join([kind, number, *rest])])
+
     @abstractmethod
     def begin(self, x: Tensor) -> tuple[Tensor, State]:
         """Return what the first sublayer reads, and the state, given the embedding X_0."""
@@ -79,6 +96,17 @@ class SublayerMix(DepthMix):
         Where a mix overrides this, the attention's norm is applied to each of the three.
         """
         return x, x, x
+
+    reads_nulls = False
+    """Whether `noticed` is told of every attention what it left of its weights."""
+
+    def noticed(self, null: Tensor, state: State) -> State:
+        """Return the state, given the share ψ of its weights that an attention gives to no key.
+
+        ψ (B, L) is the mean over the heads of e^s / (e^s + Σ_j e^{x_j}), s the layer's sink or 0
+        where it has none. It is told before the `step` of that attention.
+        """
+        return state
 
 
 class Residual(DepthMix):

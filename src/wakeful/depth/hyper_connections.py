@@ -1,12 +1,12 @@
 """Hyper-connections: several residual streams side by side."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from wakeful.depth.base import DepthMix, State, SublayerMix
+from wakeful.depth.base import State, SublayerMix
 from wakeful.errors import WakefulError
 from wakeful.roles import Role
 from wakeful.shape import Shape
@@ -62,17 +62,6 @@ class HyperConnections(SublayerMix):
                 self.maps[sublayer].get_parameter("weight").zero_()
                 self.scales[sublayer].fill_(0.01)
         return ""
-
-    @torch.no_grad()
-    def take_over(self, reference: DepthMix, sources: Sequence[int]) -> None:
-        theirs = dict(reference.named_parameters())
-        for name, parameter in self.named_parameters():
-            kind, sublayer, *rest = name.split(".")
-            source = sources[int(sublayer) // 2]
-            if source >= 0:
-                parameter.copy_(
-                    theirs[".".join([kind, str(2 * source + int(sublayer) % 2), *rest])]
-                )
 
     def begin(self, x: Tensor) -> tuple[Tensor, State]:
         return self._read(0, x.expand(self.streams, *x.shape))

@@ -3,13 +3,14 @@
 Shapes: B batch, L queries, S keys (S ≥ L: the queries are the last L of the S tokens), H query
 heads, G key/value heads, d head width. Heads come as (B, L, H, d), the layout a projection leaves.
 
-Ordinary softmax is `scaled_dot_product_attention`. A sink (softmax-1, or a learned constant s for
-each head, see `wakeful.normalizers`) takes the same fused kernels through their log-sum-exp:
+Ordinary softmax is `scaled_dot_product_attention`. A sink (softmax-1, or an s for each head or for
+each head and query, see `wakeful.normalizers`) takes the same fused kernels through their
+log-sum-exp:
 
     forward    lse' = log(e^lse + e^s)            out' = out · e^{lse − lse'}
     backward   the stock backward kernel, given (out', lse') for (out, lse); it recomputes the
                weights as e^{x − lse'} and uses D = Σ dO ∘ out', which is softmax-1's Jacobian
-               ds = − Σ e^{s − lse'} · Σ dO ∘ out'
+               ds = − e^{s − lse'} · Σ dO ∘ out', summed over the queries that share s
 
 so it costs one more pass over the output and never makes an L × S matrix.
 """
@@ -24,7 +25,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from wakeful.errors import WakefulError
-from wakeful.normalizers.base import sink_softmax
+from wakeful.normalizers.base import by_query, sink_softmax
 
 _aten = torch.ops.aten
 Weigh = Callable[[Tensor], Tensor]
@@ -36,7 +37,7 @@ def attend(
     v: Float[Tensor, "B S G d"],
     *,
     scale: float,
-    sink: Float[Tensor, "H"] | None = None,
+    sink: Float[Tensor, "*queries H"] | None = None,
     prefix: int = 0,
     keep: Bool[Tensor, "#B L S"] | None = None,
     copies: int = 1,
@@ -46,8 +47,8 @@ def attend(
     Args:
         q, k, v: heads in one dtype; G divides H and each key head serves H / G query heads.
         scale: what the logits q · k are multiplied by.
-        sink: s for each query head, the logarithm of what is added to the denominator; None for
-            the ordinary softmax.
+        sink: s for each query head, or (B, L, H) for each query too: the logarithm of what is added
+            to the denominator; None for the ordinary softmax.
         prefix: the first `prefix` tokens see each other in both directions (relaxed causal mask).
         keep: the pairs that may see each other, for what causality and `prefix` cannot say
             (padding); it replaces both. A query that sees nothing gets zeros.
@@ -66,6 +67,7 @@ def attend(
         out = _kernel(q, k, v, sink, None, True, scale)
         if prefix > 1:
             first = slice(0, min(prefix, keys))
+            sink = sink[:, first] if sink is not None and sink.dim() == 3 else sink
             relaxed = _kernel(q[:, first], k[:, first], v[:, first], sink, None, False, scale)
             out = torch.cat([relaxed, out[:, relaxed.shape[1] :]], dim=1)
         return out
@@ -120,7 +122,7 @@ def explicit_attention(
     v: Float[Tensor, "B S G d"],
     *,
     scale: float,
-    sink: Float[Tensor, "H"] | None,
+    sink: Float[Tensor, "*queries H"] | None,
     keep: Bool[Tensor, "#B L S"],
 ) -> tuple[Float[Tensor, "B L H d"], Float[Tensor, "B H L S"]]:
     """Return the attention output and weights by their definition, with the L × S matrix made.
@@ -205,7 +207,7 @@ def sink_attention(
         blind = ~keep.any(-1).unsqueeze(1)
         lse = lse.masked_fill(blind, -math.inf)
         out = out.masked_fill(blind.unsqueeze(-1), 0.0)
-    sink = sink.to(lse.dtype).view(1, -1, 1)
+    sink = by_query(sink).to(lse.dtype)
     total = torch.logaddexp(lse, sink)
     # e^{lse − lse'} = σ(lse − s), where lse' is not rounded; and nothing is left of nothing.
     left = torch.sigmoid(lse - sink).masked_fill(total == -math.inf, 0.0)
@@ -269,8 +271,9 @@ def _backward(ctx, grad, *_):
     grad_sink = None
     if ctx.needs_input_grad[3]:
         inner = torch.linalg.vecdot(grad.to(lse.dtype), out.to(lse.dtype)).transpose(1, 2)
-        share = torch.exp(sink.to(lse.dtype).view(1, -1, 1) - lse)
-        grad_sink = -(share * inner).sum((0, 2)).to(sink.dtype)
+        share = torch.exp(by_query(sink).to(lse.dtype) - lse)
+        grads = -(share * inner)
+        grad_sink = (grads.transpose(1, 2) if sink.dim() == 3 else grads.sum((0, 2))).to(sink.dtype)
     return grad_q, grad_k, grad_v, grad_sink, None, None, None
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -130,8 +131,9 @@ class StoredPrefix(HasRoles, nn.Module):
 class DotProduct(nn.Module):
     """Masked attention of one layer over given heads; a hook on it sees every q, k and v.
 
-    It attends as another layer does where it is given that one's `scale` and, if its normalizer has
-    one, `sink`. `stored` is the number of keys before the text's own.
+    `sink` is the logarithm of what a fused normalizer adds to the denominator, for each head or for
+    each query and head. It attends as another layer does where it is given that one's `scale` and
+    sink. `stored` is the number of keys before the text's own.
     """
 
     def __init__(
@@ -152,7 +154,7 @@ class DotProduct(nn.Module):
         keep: Tensor | None,
         copies: int = 1,
         scale: float | None = None,
-        sink: Float[Tensor, "H"] | None = None,
+        sink: Float[Tensor, "*queries H"] | None = None,
     ) -> Float[Tensor, "B L H d"]:
         if keep is not None and copies > 1:
             keep = keep.repeat(1, 1, copies)
@@ -165,13 +167,14 @@ class DotProduct(nn.Module):
         # fused kernels are fast at.
         lead = self.stored if keep is None and k.shape[1] == self.stored + q.shape[1] else 0
         if lead:
-            q = torch.cat([q.new_zeros(q.shape[0], lead, *q.shape[2:]), q], dim=1)
+            q = F.pad(q, (0, 0, 0, 0, lead, 0))
+            sink = F.pad(sink, (0, 0, lead, 0)) if sink is not None and sink.dim() == 3 else sink
         out = attend(
             q,
             k,
             v,
             scale=scale,
-            sink=self.normalizer.log_sink() if sink is None else sink,
+            sink=sink,
             prefix=self.prefix,
             keep=keep,
             copies=copies,
@@ -225,6 +228,8 @@ class Attention(HasRoles, nn.Module):
         self.out = nn.Linear(shape.num_heads * head_width, width, bias=out_bias)
         self.quantized: nn.Module | None = None
         """What keys and values go through before they are cached, in a quantized model."""
+        self.leaves_null = False
+        """Whether a depth mix is told what the layer's queries give to no key."""
         self.owns_key, self.owns_value = plan.owns("key", layer), plan.owns("value", layer)
         if stored:
             self.stored = StoredPrefix(stored, shape, keys=self.owns_key, values=self.owns_value)
@@ -268,22 +273,40 @@ class Attention(HasRoles, nn.Module):
                 values = flow.cache.extend(("values", self.layer), values, prefix)
         elif stored is not None:
             keys, values = stored(keys, values)
+        normalizer = self.dot.normalizer
+        sink = normalizer.log_sink(x) if normalizer.fused else None
         if self.attenders:
-            dot = partial(self._attend, flow)
+            dot = partial(self._attend, flow, sink)
             u = self.attenders[0].attend(self.layer, dot, mixed.q, keys, values, flow.memory)
         else:
-            u = self.dot(mixed.q, keys, values, keep=flow.seen(self.local))
+            u = self.dot(mixed.q, keys, values, keep=flow.seen(self.local), sink=sink)
         for route in self.correctors:
             u = route.correct(self.layer, x, u, values[:, -x.shape[1] :], flow.memory)
         left = {"query": raw.q, "key": raw.k, "value": raw.v, "keys": keys, "values": values}
-        if "sink" in self.leaves and (sink := self.dot.normalizer.log_sink()) is not None:
+        if "sink" in self.leaves and sink is not None:
             left["sink"] = sink.clone()  # sharding lets a block's own parameters go after it
         kept = {Read(kind, self.layer): left[kind] for kind in self.leaves if kind in left}
+        if self.leaves_null:
+            kept[Read("null", self.layer)] = self._null(mixed.q, keys, sink, flow)
         return self.out(u.flatten(2)), kept
+
+    def _null(self, q: Tensor, keys: Tensor, sink: Tensor | None, flow: Flow) -> Tensor:
+        """Return the share (B, L) that the queries give to no key: see `SublayerMix.noticed`."""
+        out = attend(
+            q,
+            keys,
+            torch.ones_like(keys),  # the output is then the sum of the weights
+            scale=self.dot.scale,
+            sink=q.new_zeros(q.shape[2]) if sink is None else sink,
+            prefix=self.dot.prefix,
+            keep=flow.seen(self.local),
+        )
+        return 1 - out[..., 0].mean(-1)
 
     def _attend(
         self,
         flow: Flow,
+        sink: Tensor | None,
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -292,6 +315,6 @@ class Attention(HasRoles, nn.Module):
         like: int | None = None,
     ) -> Tensor:
         if like is None:
-            return self.dot(q, k, v, keep=flow.seen(self.local), copies=copies)
+            return self.dot(q, k, v, keep=flow.seen(self.local), copies=copies, sink=sink)
         scale, sink = self.scales[like], flow.memory.get(Read("sink", like))
         return self.dot(q, k, v, keep=flow.seen(self.local), copies=copies, scale=scale, sink=sink)

@@ -186,6 +186,7 @@ class SublayerBlock(Block):
         self.number = 2 * layer + 1
         self.depth = [depth]  # a plain list: the decoder owns the mix and its parameters
         self.projects = type(depth).projected is not SublayerMix.projected
+        attention.leaves_null = depth.reads_nulls
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x: Tensor, flow: Flow, state: State
@@ -196,6 +197,8 @@ class SublayerBlock(Block):
             attended, left = self.attention.of_three(query, key, value, flow)
         else:
             attended, left = self.attention(self.attention_norm(x), flow)
+        if depth.reads_nulls:
+            state = depth.noticed(left.pop(Read("null", self.attention.layer)), state)
         x, state = depth.step(self.number, x, self.attention_output_norm(attended), state)
         out = self.mlp_output_norm(self.mlp(self.mlp_norm(x)))
         x, state = depth.step(self.number + 1, x, out, state)

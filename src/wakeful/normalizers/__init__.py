@@ -2,6 +2,7 @@
 
 from wakeful.normalizers.base import Normalizer, sink_softmax
 from wakeful.normalizers.clipped_softmax import ClippedSoftmax
+from wakeful.normalizers.query_sink import QuerySink
 from wakeful.normalizers.relu import ReLU
 from wakeful.normalizers.sigmoid import Sigmoid
 from wakeful.normalizers.softcap import Softcap
@@ -12,6 +13,7 @@ from wakeful.normalizers.softpick import Softpick
 __all__ = [
     "ClippedSoftmax",
     "Normalizer",
+    "QuerySink",
     "ReLU",
     "Sigmoid",
     "Softcap",

@@ -1,7 +1,7 @@
 """What a normalizer is, and the softmax with a constant in its denominator.
 
-A fused normalizer is a softmax with a constant e^s added to its denominator, for each head; s = −∞
-is the ordinary softmax. That form is what lets any fused kernel serve it: see
+A fused normalizer is a softmax with e^s added to its denominator, s for each head or for each head
+and query; s = −∞ is the ordinary softmax. That form is what lets any fused kernel serve it: see
 `wakeful.model.attend`. Any other weights are computed by their definition, at reference speed.
 """
 
@@ -47,8 +47,10 @@ class Normalizer(Variant, nn.Module, ABC):
             return ""
         return f"{self} runs at reference speed: every head's L × S matrix is made"
 
-    def log_sink(self) -> Float[Tensor, "heads"] | None:
-        """Return s for each head, or None for s = −∞ (nothing added).
+    def log_sink(self, x: Float[Tensor, "B L D"]) -> Float[Tensor, "*queries heads"] | None:
+        """Return s for each head, (H,), or for each of the queries too, (B, L, H).
+
+        None is s = −∞: nothing is added. `x` is the normalized input of the attention.
 
         Raises:
             WakefulError: the weights do not have that form.
@@ -62,25 +64,31 @@ class Normalizer(Variant, nn.Module, ABC):
         """Return the attention weights by their definition; masked logits are −∞.
 
         Logits come in float32 or float64, whatever the model computes in. No weight is negative.
+        Fused weights have no other definition than `sink_softmax`.
         """
-        return sink_softmax(logits, self.log_sink())
+        raise NotImplementedError
 
 
 def sink_softmax(
-    logits: Float[Tensor, "B H L S"], sink: Float[Tensor, "H"] | None
+    logits: Float[Tensor, "B H L S"], sink: Float[Tensor, "*queries H"] | None
 ) -> Float[Tensor, "B H L S"]:
     """Return e^{x_i} / (e^s + Σ_j e^{x_j}) over the last axis, by the definition.
 
     Stable: with m = max(s, max x) it is e^{x_i − m} / (e^{s − m} + Σ_j e^{x_j − m}), whatever m is,
     so that no gradient goes through it. The precision is the logits'. A query whose logits are all
-    −∞ gets zero weights.
+    −∞ gets zero weights. The sink s is (H,) or, for each query, (B, L, H).
     """
     top = logits.detach().amax(-1, keepdim=True).clamp_min(torch.finfo(logits.dtype).min)
     extra = torch.zeros_like(top)
     if sink is not None:
-        column = sink.to(logits.dtype).view(1, -1, 1, 1)
+        column = by_query(sink).unsqueeze(-1).to(logits.dtype)
         top = torch.maximum(top, column.detach())
         extra = torch.exp(column - top)
     exponentials = torch.exp(logits - top)
     total = extra + exponentials.sum(-1, keepdim=True)
     return exponentials / total.masked_fill(total == 0, 1.0)
+
+
+def by_query(sink: Float[Tensor, "*queries H"]) -> Float[Tensor, "#B H #L"]:
+    """Return sinks, for each head (H,) or also for each query (B, L, H), with the heads first."""
+    return sink.transpose(1, 2) if sink.dim() == 3 else sink.view(1, -1, 1)

@@ -11,5 +11,5 @@ class Softmax(Normalizer):
     examples = ("softmax",)
     neutral = "softmax"
 
-    def log_sink(self) -> Tensor | None:
+    def log_sink(self, x: Tensor) -> Tensor | None:
         return None

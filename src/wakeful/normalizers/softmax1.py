@@ -47,5 +47,5 @@ class Softmax1(Normalizer):
         self.log_sinks.fill_(_NEARLY_SOFTMAX)
         return f"{self} starts with sinks of e^{_NEARLY_SOFTMAX:g}, for a sink of zero cannot learn"
 
-    def log_sink(self) -> Tensor:
+    def log_sink(self, x: Tensor) -> Tensor:
         return self.log_sinks

@@ -42,9 +42,10 @@ class AttentionEvent:
 
     `valid` says which tokens are real (None: all); `window` = W lets a query see itself and the
     W − 1 tokens before it; `keep` (B or 1, L, L) replaces causality and window by explicit pairs;
-    `softcap` = c replaces a logit x by c·tanh(x / c); `sink` is s for each head, the logarithm of
-    what softmax-1 adds to the denominator. `before` are keys of a stored prefix, which all queries
-    see: what they take is missing from the weights' rows, as what a sink takes is.
+    `softcap` = c replaces a logit x by c·tanh(x / c); `sink` is s for each head, or for each
+    query and head, the logarithm of what softmax-1 adds to the denominator. `before` are keys of a
+    stored prefix, which all queries see: what they take is missing from the rows, as what a sink
+    takes is.
     `weigh` makes the weights of logits where they are not a softmax with such a sink.
 
     Where a layer attends several times to the same values, its weights are the sum of this event's
@@ -60,7 +61,7 @@ class AttentionEvent:
     scale: float
     window: int | None = None
     softcap: float | None = None
-    sink: Float[Tensor, "H"] | None = None
+    sink: Float[Tensor, "*queries H"] | None = None
     before: Float[Tensor, "G P d"] | None = None
     weigh: Weigh | None = None
     valid: Bool[Tensor, "B L"] | None = None
@@ -84,7 +85,9 @@ class AttentionEvent:
 
     def _sequence(self, b: int) -> Attended:
         q, k, v = self.q[b], self.k[b], self.v[b]
-        window, keep = self.window, None
+        window, keep, sink = self.window, None, self.sink
+        if sink is not None and sink.dim() == 3:
+            sink = sink[b]
         if self.keep is not None:
             keep = self.keep[b if self.keep.shape[0] > 1 else 0]
         if self.valid is not None and not bool(self.valid[b].all()):
@@ -92,6 +95,7 @@ class AttentionEvent:
             if len(real) == 0:
                 raise WakefulError(f"sequence {b} of the batch is all padding")
             q, k, v = q[:, real], k[:, real], v[:, real]
+            sink = sink[real] if sink is not None and sink.dim() == 2 else sink
             keep = None if keep is None else keep[real][:, real]
             holes = int(real[-1] - real[0]) + 1 != len(real)
             if holes and keep is None and window is not None:
@@ -103,7 +107,7 @@ class AttentionEvent:
         check_finite(q, k, v)
         return Attended(
             q=q, k=k, v=v, scale=self.scale, window=window,
-            softcap=self.softcap, sink=self.sink, before=self.before, weigh=self.weigh,
+            softcap=self.softcap, sink=sink, before=self.before, weigh=self.weigh,
             keep=keep, share=self.share, joined=self.joined,
             others=tuple(other._sequence(b) for other in self.others),
         )  # fmt: skip

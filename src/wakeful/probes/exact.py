@@ -21,7 +21,7 @@ def attention_weights(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
-    sink: Float[Tensor, "H"] | None = None,
+    sink: Float[Tensor, "*L H"] | None = None,
     keep: Tensor | None = None,
     weigh: Callable[[Tensor], Tensor] | None = None,
 ) -> Float[Tensor, "H L S"]:
@@ -36,6 +36,7 @@ def attention_weights(
     keep = causal(length, window, q.device) if keep is None else keep
     logits = logits.masked_fill(~keep, -torch.inf)
     logits = logits.unsqueeze(0)
+    sink = sink.unsqueeze(0) if sink is not None and sink.dim() == 2 else sink
     return (sink_softmax(logits, sink) if weigh is None else weigh(logits))[0]
 
 

@@ -62,7 +62,7 @@ def mapping_outputs(one: Attended, before: Attended) -> Outputs:
     parts: dict[str, list[Tensor]] = {"cross_layer": [], "current_attention": [], "identity": []}
 
     def weights(head: slice, k: Tensor, keep: Tensor) -> Tensor:
-        sink = None if one.sink is None else one.sink[head].to(k)
+        sink = None if one.sink is None else one.sink[..., head].to(k)
         return exact.attention_weights(
             one.q[head].to(k), k.unsqueeze(0), scale=one.scale, softcap=one.softcap, sink=sink,
             keep=keep,

@@ -40,7 +40,7 @@ class Attended:
     scale: float
     window: int | None = None
     softcap: float | None = None
-    sink: Float[Tensor, "H"] | None = None
+    sink: Float[Tensor, "*L H"] | None = None
     before: Float[Tensor, "G P d"] | None = None
     weigh: Weigh | None = None
     keep: Bool[Tensor, "L L"] | None = None
@@ -241,7 +241,7 @@ def _tiles(heads: Attended, chosen: range) -> Iterator[Tile]:
     q = heads.q[chosen.start : chosen.stop].to(dtype) * heads.scale
     k = heads.k[group].to(dtype).T.contiguous()
     before = None if heads.before is None else heads.before[group].to(dtype).T
-    sink = None if heads.sink is None else heads.sink[chosen.start : chosen.stop].to(dtype)
+    sink = None if heads.sink is None else heads.sink[..., chosen.start : chosen.stop].to(dtype)
     stored = 0 if heads.before is None else heads.before.shape[1]
     extra = stored + (0 if sink is None else 1)
     widest = length if heads.window is None else min(length, heads.window + 128)
@@ -264,7 +264,7 @@ def _tiles(heads: Attended, chosen: range) -> Iterator[Tile]:
             logits.div_(heads.softcap).tanh_().mul_(heads.softcap)
         _mask(logits, heads, start, stop, first, last, late)
         if sink is not None:
-            x[..., -1] = sink.view(-1, 1)
+            x[..., -1] = sink.unsqueeze(1) if sink.dim() == 1 else sink[start:stop].T
         torch.softmax(x, -1, out=x)
         if heads.keep is not None and not extra:
             logits.nan_to_num_(nan=0.0)  # a query that sees nothing has zero weights

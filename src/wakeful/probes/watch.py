@@ -108,9 +108,8 @@ class DecoderSource(EventSource):
         if keep is None and dot.prefix > 1:
             keep = causal_mask(length, length, dot.prefix, q.device)
         seen = Visibility() if keep is None else visibility(keep, self.valid, None)
-        sink, weigh = None, dot.normalizer.weights
-        if dot.normalizer.fused:
-            sink, weigh = kwargs.get("sink", dot.normalizer.log_sink()), None
+        sink = kwargs["sink"]
+        weigh = None if dot.normalizer.fused else dot.normalizer.weights
         return AttentionEvent(
             layer, q, k, v, kwargs.get("scale", dot.scale), keep=seen.keep, valid=self.valid,
             sink=None if sink is None else sink.detach(), before=before, weigh=weigh, unseen=unseen,

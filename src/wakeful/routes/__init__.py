@@ -17,6 +17,7 @@ from wakeful.routes.base import (
 from wakeful.routes.differential import Differential
 from wakeful.routes.gated import Gated
 from wakeful.routes.gates import OutputGate
+from wakeful.routes.head_norms import HeadNorm, ValueNorm
 from wakeful.routes.references import (
     AttentionResidual,
     CrossLayer,
@@ -28,6 +29,7 @@ from wakeful.routes.references import (
 from wakeful.routes.residuals import Dense, NeuTRENO, ResFormer
 from wakeful.routes.sharing import CLA, SharedKeys, SharedQueries, SVFormer
 from wakeful.routes.value_embedding import ValueEmbedding
+from wakeful.routes.value_scale import ValueScale
 from wakeful.routes.xsa import XSA
 
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "Dense",
     "Differential",
     "Gated",
+    "HeadNorm",
     "IdentityMapping",
     "KeyResidual",
     "Memory",
@@ -60,5 +63,7 @@ __all__ = [
     "Source",
     "Then",
     "ValueEmbedding",
+    "ValueNorm",
     "ValueRoute",
+    "ValueScale",
 ]

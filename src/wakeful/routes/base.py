@@ -32,7 +32,7 @@ class Source(NamedTuple):
 
 Basis = Literal["stream", "values"]
 """What a rotation turns: the residual stream, or the values of a head."""
-Kind = Literal["query", "key", "value", "keys", "values", "sink", "tokens", "embedded"]
+Kind = Literal["query", "key", "value", "keys", "values", "sink", "null", "tokens", "embedded"]
 
 
 class Read(NamedTuple):
@@ -40,9 +40,9 @@ class Read(NamedTuple):
 
     `query`, `key`, `value` are a layer's projections of the new tokens before any mixing;
     `keys`, `values` are what it attended to: after mixing, the cached past included; `sink` is the
-    s of its normalizer, where it has one. Before the first layer, at layer −1, are `tokens`, the
-    new tokens' ids (B, L), and `embedded`, x_0: their embeddings (B, L, D) as the first block gets
-    them.
+    s of its normalizer, where it has one; `null` is what depth mixes are told of it. Before the
+    first layer, at layer −1, are `tokens`, the new tokens' ids (B, L), and `embedded`, x_0: their
+    embeddings (B, L, D) as the first block gets them.
     """
 
     kind: Kind

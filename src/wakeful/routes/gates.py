@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
@@ -14,6 +15,9 @@ from wakeful.shape import Shape
 from wakeful.variants import variant_name
 
 Per = Literal["head", "channel"]
+Gate = Literal["sigmoid", "softplus"]
+_SOFTPLUS_1 = math.log(math.e - 1)
+"""Its softplus is 1."""
 
 
 class Gates(ValueRoute):
@@ -94,19 +98,31 @@ class OutputGate(Gates):
     h_n is the normalized input of layer n's attention; W is (H, D), a gate a head, or (H d, D) with
     `per="channel"`. W starts at zero and b at `start`, so every gate starts at sigmoid(`start`), ½
     by default; b and this start are ours. With `channels` W reads the first channels of h_n
-    (modded-nanogpt: 12).
+    (modded-nanogpt: 12). With `gate="softplus"` it is ln(1 + e^{W h_n + b}), which has no upper
+    bound, as in Laguna (Transformers' `LagunaAttention`).
     """
 
     name = "output_gate"
-    examples = ("output_gate", 'output_gate(per="channel")', "output_gate(channels=12)")
+    examples = (
+        "output_gate",
+        'output_gate(per="channel")',
+        "output_gate(channels=12)",
+        'output_gate(gate="softplus")',
+    )
     neutral = "output_gate(start=40.0)"
     nearly = 8.0
 
-    def __init__(self, *, per: Per = "head", start: float = 0.0, channels: int = 0) -> None:
+    def __init__(
+        self, *, per: Per = "head", start: float = 0.0, channels: int = 0, gate: Gate = "sigmoid"
+    ) -> None:
         super().__init__(start=start, channels=channels)
-        if per not in get_args(Per):
-            raise WakefulError(f"output_gate: per must be one of {get_args(Per)}, got {per!r}")
+        for name, value, allowed in (("per", per, Per), ("gate", gate, Gate)):
+            if value not in get_args(allowed):
+                raise WakefulError(
+                    f"output_gate: {name} must be one of {get_args(allowed)}, got {value!r}"
+                )
         self.per: Per = per
+        self.gate: Gate = gate
 
     def width(self, shape: Shape) -> int:
         return shape.num_heads * (shape.head_width if self.per == "channel" else 1)
@@ -115,5 +131,15 @@ class OutputGate(Gates):
         apart: Mapping[Basis, str] = {"values": "has a gate for each of"}
         return {**super().single_channels(), **(apart if self.per == "channel" else {})}
 
+    @torch.no_grad()
+    def start_plain(self) -> str:
+        if self.gate == "sigmoid":
+            return super().start_plain()
+        for name, parameter in self.gates.named_parameters():
+            parameter.fill_(_SOFTPLUS_1 if name.endswith("bias") else 0.0)
+        return ""
+
     def correct(self, layer: int, x: Tensor, u: Tensor, v: Tensor, memory: Memory) -> Tensor:
-        return u * self.opening(layer, x).sigmoid().unflatten(-1, (u.shape[2], -1))
+        opening = self.opening(layer, x)
+        gate = opening.sigmoid() if self.gate == "sigmoid" else F.softplus(opening)
+        return u * gate.unflatten(-1, (u.shape[2], -1))

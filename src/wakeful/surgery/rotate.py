@@ -109,20 +109,26 @@ def check_rotates(decoder: Decoder, rotation: Rotation | str, *, values: bool = 
             f"model.norm = {config.norm} does more with channels than scale what it puts out, so "
             "no other basis gives the same function"
         )
-    for field, part in (("route", decoder.route), ("depth", decoder.depth)):
+    normalizer = next(iter(_blocks(decoder))).attention.dot.normalizer
+    parts = {"route": decoder.route, "depth": decoder.depth, "normalizer": normalizer}
+    for field, part in parts.items():
         if any(role.residual is not None for role in roles_of(part).values()):
             raise WakefulError(
                 f"model.{field} = {getattr(config, field)} reads the residual stream with matrices "
                 "of its own, which `rotate` does not turn yet"
             )
     turned = [] if isinstance(kind, Identity) else ["stream", *(["values"] if values else [])]
-    for part in decoder.route.modules():
-        apart = part.single_channels() if isinstance(part, ValueRoute) else {}
+    single = [
+        ("route", part.single_channels())
+        for part in decoder.route.modules()
+        if isinstance(part, ValueRoute)
+    ]
+    for field, apart in [*single, ("depth", decoder.depth.single_channels())]:
         for basis, does in apart.items():
             if basis in turned:
                 raise WakefulError(
-                    f"model.route = {config.route} {does} the {_CHANNELS[basis]}, so no other "
-                    "basis of them gives the same function"
+                    f"model.{field} = {getattr(config, field)} {does} the {_CHANNELS[basis]}, so "
+                    "no other basis of them gives the same function"
                 )
     return kind
 

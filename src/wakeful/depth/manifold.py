@@ -1,0 +1,121 @@
+"""Manifold-constrained hyper-connections: parallel streams that no mixing can blow up."""
+
+import math
+from collections.abc import Mapping
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from wakeful.depth.base import State, SublayerMix
+from wakeful.errors import WakefulError
+from wakeful.roles import Role
+from wakeful.shape import Shape
+
+_EPS = 1e-6
+Mixing = Literal["sinkhorn", "identity"]
+
+
+class ManifoldHyperConnections(SublayerMix):
+    """h = Σ_i a_i H_i; H_j ← Σ_i M_ij H_i + b_j F(h), M doubly stochastic, over n = `streams`.
+
+    mHC (Xie et al. 2025, arXiv 2512.24880, eqs. 7–9; DeepSeek V4, GLM-5). With one RMS over all n D
+    channels of a token's streams, Ĥ = H / RMS(H), a map W_i a stream and constants β, a token has
+
+        (ã, b̃, M̃) = α ⊙ Σ_i W_i Ĥ_i + β,    a = σ(ã),    b = 2 σ(b̃),    M = Sinkhorn(softmax(M̃)),
+
+    the rows' softmax followed by `iterations` divisions by the columns' sums, each but the first
+    after one by the rows'. The final norm reads Σ_i a_i H_i of a map of its own (DeepSeek V4).
+    `mixing="identity"` has M = 1: iHC, Hy 4's. All streams begin as the embedding.
+
+    α starts at 0.01 (table 5 of the paper). It states nothing of the rest: W is drawn with
+    deviation 0.02 and β starts at 0 (Transformers' `DeepseekV4HyperConnection`), but for ã at
+    −ln(n − 1), so that a is 1 / n (Hy 4's in Transformers). Of the ε = 1e-6 that both models add
+    here and there, those of the sums are kept.
+    """
+
+    name = "mhc"
+    examples = ("mhc", 'mhc(streams=3, mixing="identity")')
+
+    def __init__(
+        self, *, streams: int = 4, iterations: int = 20, mixing: Mixing = "sinkhorn"
+    ) -> None:
+        super().__init__()
+        if streams < 1 or iterations < 1:
+            raise WakefulError(
+                f"mhc: streams and iterations must be at least 1, got {streams} and {iterations}"
+            )
+        if mixing not in get_args(Mixing):
+            raise WakefulError(f"mhc: mixing must be one of {get_args(Mixing)}, got {mixing!r}")
+        self.streams = streams
+        self.iterations = iterations
+        self.mixing: Mixing = mixing
+
+    def attach(self, shape: Shape) -> None:
+        super().attach(shape)
+        n = self.streams
+        kinds = [n, n] if self.mixing == "identity" else [n, n, n * n]
+        # By the sublayer that reads; the last is the final norm, which writes nothing.
+        parts = [kinds] * (2 * shape.num_layers) + [[n]]
+        self.maps = nn.ParameterList(torch.zeros(n * sum(part), shape.width) for part in parts)
+        self.biases = nn.ParameterList(torch.zeros(sum(part)) for part in parts)
+        self.scales = nn.ParameterList(torch.full((len(part),), 0.01) for part in parts)
+        with torch.no_grad():
+            for weight, bias in zip(self.maps, self.biases, strict=True):
+                nn.init.normal_(weight, std=0.02)
+                bias[:n] = -math.log(max(n - 1, 1))
+
+    def roles(self) -> Mapping[str, Role]:
+        reads = Role(residual=1, decays=True)
+        return {f"maps.{sublayer}": reads for sublayer in range(2 * self.num_layers + 1)}
+
+    def begin(self, x: Tensor) -> tuple[Tensor, State]:
+        return self._read(0, x.unsqueeze(-2).expand(*x.shape[:-1], self.streams, -1))
+
+    def step(self, number: int, x: Tensor, out: Tensor, state: State) -> tuple[Tensor, State]:
+        mixed, depth = state
+        return self._read(number, torch.addcmul(mixed, depth.unsqueeze(-1), out.unsqueeze(-2)))
+
+    def _read(self, sublayer: int, streams: Tensor) -> tuple[Tensor, State]:
+        """Return what a sublayer reads of the streams (B, L, n, D), and what it will write to.
+
+        That is the streams mixed (B, L, n, D), and how much of its output each gets (B, L, n).
+        """
+        n, scales = self.streams, self.scales[sublayer]
+        exact = torch.promote_types(streams.dtype, torch.float32)
+        normed = F.rms_norm(streams.flatten(-2).to(exact), (n * streams.shape[-1],), eps=_EPS)
+        weight = self.maps[sublayer].unflatten(0, (n, -1)).transpose(0, 1).flatten(1)
+        logits = F.linear(normed, weight.to(exact)).to(exact)
+        sizes = [n, n, n * n][: len(scales)]
+        parts = [
+            torch.addcmul(bias, scale, part)
+            for bias, scale, part in zip(
+                self.biases[sublayer].to(exact).split(sizes),
+                scales.to(exact).unbind(),
+                logits.split(sizes, -1),
+                strict=True,
+            )
+        ]
+        width = parts[0].sigmoid().to(streams.dtype)
+        read = (width.unsqueeze(-1) * streams).sum(-2)
+        if len(parts) == 1:
+            return read, ()
+        mixed = streams
+        if len(parts) == 3:
+            shares = sinkhorn(parts[2].unflatten(-1, (n, n)), self.iterations).to(streams.dtype)
+            mixed = shares.transpose(-1, -2) @ streams
+        return read, (mixed, (2 * parts[1].sigmoid()).to(streams.dtype))
+
+
+def sinkhorn(logits: Tensor, iterations: int) -> Tensor:
+    """Return matrices (*, n, n) whose rows and columns sum to 1, nearly, of logits (*, n, n).
+
+    The columns do so to 1e-6, the rows the more nearly the more iterations there are.
+    """
+    shares = logits.softmax(-1) + _EPS
+    shares = shares / (shares.sum(-2, keepdim=True) + _EPS)
+    for _ in range(iterations - 1):
+        shares = shares / (shares.sum(-1, keepdim=True) + _EPS)
+        shares = shares / (shares.sum(-2, keepdim=True) + _EPS)
+    return shares

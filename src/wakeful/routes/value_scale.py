@@ -1,0 +1,65 @@
+"""V-scale: small values are made smaller, and so are the gradients that gather at them."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from wakeful.errors import WakefulError
+from wakeful.routes.base import QKV, Memory, ValueRoute
+from wakeful.shape import Shape
+
+_NEARLY_PLAIN = -8.0
+"""A θ whose C is 0.0003 of what it starts as."""
+
+
+class ValueScale(ValueRoute):
+    """v̂ = r / (r + C) v with r = ‖v‖² and C = D d σ² e^θ, θ = 0 at the start.
+
+    V-scale of Attention Sinks Induce Gradient Sinks (Chen et al. 2026, arXiv 2603.17771, section
+    5): θ is one number a layer and value head, D the stream's width, d the head's and σ, `std`, the
+    deviation of initial weights, so that C is what r is expected to be at the start. A sink's
+    value, which is small, passes r / C of its gradient on; a large value stays as it is.
+    """
+
+    name = "value_scale"
+    examples = ("value_scale",)
+    neutral = "value_scale(std=0.0)"
+    mixes = frozenset({"value"})
+
+    def __init__(self, *, std: float = 0.02) -> None:
+        super().__init__()
+        if std < 0:
+            raise WakefulError(f"value_scale: std must not be negative, got {std:g}")
+        self.std = std
+
+    def attach(self, shape: Shape, layers: Iterable[int]) -> None:
+        super().attach(shape, layers)
+        heads = shape.num_kv_heads
+        self.exponents = nn.ParameterDict(
+            {str(layer): nn.Parameter(torch.zeros(heads)) for layer in self.layers}
+        )
+
+    @torch.no_grad()
+    def start_plain(self) -> str:
+        if not self.std:
+            return ""
+        for exponents in self.exponents.values():
+            exponents.fill_(_NEARLY_PLAIN)
+        share = math.exp(_NEARLY_PLAIN)
+        return f"{self} starts with C of {share:.4f} of their size, for zero cannot learn"
+
+    @torch.no_grad()
+    def take_over(self, reference: ValueRoute, sources: Sequence[int]) -> None:
+        assert isinstance(reference, ValueScale)
+        for layer, source in enumerate(sources):
+            if str(layer) in self.exponents and str(source) in reference.exponents:
+                self.exponents[str(layer)].copy_(reference.exponents[str(source)])
+
+    def mix(self, layer: int, x: Tensor, qkv: QKV, memory: Memory) -> QKV:
+        size = torch.linalg.vecdot(qkv.v, qkv.v).unsqueeze(-1)
+        start = self.shape.width * self.shape.head_width * self.std**2
+        bound = (start * self.exponents[str(layer)].exp()).to(size.dtype).unsqueeze(-1)
+        total = (size + bound).clamp_min(torch.finfo(size.dtype).tiny)
+        return qkv._replace(v=size / total * qkv.v)
