@@ -46,7 +46,7 @@ format: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/python tools/pages.py
 
 dist: $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[release]'

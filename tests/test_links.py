@@ -1,8 +1,9 @@
 """Links between the pages lead to files and headings that there are."""
 
-import ast
+import importlib.util
 import re
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
@@ -33,14 +34,18 @@ def test_links_lead_to_files_and_headings() -> None:
     assert found > 50
 
 
+def site_tool() -> ModuleType:
+    """Return tools/pages.py, which is in no package."""
+    spec = importlib.util.spec_from_file_location("pages_tool", ROOT / "tools" / "pages.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def test_pages_of_the_site_link_to_files_of_the_site() -> None:
-    # tools/pages.py imports MkDocs, which tests do without: its table is read from the source.
-    tree = ast.parse((ROOT / "tools" / "pages.py").read_text("utf-8"))
-    (beside,) = (
-        ast.literal_eval(node.value)
-        for node in tree.body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "BESIDE"
-    )
+    beside = site_tool().BESIDE
     found = 0
     for page in (*map(ROOT.joinpath, beside.values()), *ROOT.glob("docs/*.md")):
         linked = [name for name, _ in LINK.findall(text_of(page))]
@@ -53,3 +58,30 @@ def test_pages_of_the_site_link_to_files_of_the_site() -> None:
             else:
                 assert place.startswith("docs/"), f"{page.name}: {name}"
     assert found > 50
+
+
+def test_a_site_that_leads_nowhere_is_not_built(tmp_path: Path) -> None:
+    (tmp_path / "reference").mkdir()
+    (tmp_path / "one.html").write_text(
+        '<h1 id="top">One</h1><a href="two.html#a">.</a><a href="https://example.org">.</a>'
+        '<a href="reference">.</a><img src="data:image/png;base64,">'
+    )
+    (tmp_path / "two.html").write_text(
+        '<a id="a" href="#b">.</a><a href="three.html">.</a><a href="one.html#up">.</a>'
+        '<script src="https://example.org/script.js"></script><img src="none.png">'
+    )
+    (tmp_path / "404.html").write_text('<a href="/wakeful/none.html">.</a>')
+    (tmp_path / "reference" / "index.html").write_text("")
+    (tmp_path / "reference" / "wakeful.norms.html").write_text('<h2 id="wakeful.norms.Norm">.</h2>')
+    found = site_tool().problems(tmp_path)
+    missing = [each for each in found if "its page has no entry" in each]
+    words = "its page has no entry"
+    assert f"reference/wakeful.norms.html: wakeful.norms.RMSNorm is public, and {words}" in missing
+    assert not any("wakeful.norms.Norm is" in each for each in missing)
+    assert [each for each in found if each not in missing] == [
+        "two.html: #b is no heading",
+        "two.html: loads https://example.org/script.js",
+        "two.html: none.png is no file",
+        "two.html: one.html#up is no heading",
+        "two.html: three.html is no file",
+    ]

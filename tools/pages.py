@@ -1,19 +1,25 @@
-"""A hook of MkDocs: the pages of the site that no file of docs/ holds.
+"""Build the pages as a site that opens without a server: `make docs`.
 
-README and the other pages beside it are taken over with their links, and every public name of every
-room becomes a part of the reference: what a room's `__all__` lists, read from the source, so that
-nothing is imported and a new name needs no line here.
+The generator sees a folder of its own, in which docs/ and README and the other pages beside it
+stand with their links, and a page for every room: every public name, as its `__all__` lists it,
+read from the source, so that nothing is imported and a new name needs no line here. What it has
+built must fetch nothing and lead nowhere that is not there: links, pictures and headings are
+followed.
 """
 
 import ast
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
-
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
+from urllib.parse import unquote, urlsplit
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "wakeful"
+BUILD = ROOT / "build"
 BESIDE = {
     "index.md": "README.md",
     "contributing.md": "CONTRIBUTING.md",
@@ -23,30 +29,54 @@ BESIDE = {
 }
 """Files of the site by the file beside docs/ that they are."""
 NOT_SHOWN = ("__version__",)
+FETCHED = re.compile(r'<script src="https://[^"]*"[^>]*></script>')
+"""What the generator's search would load of others' machines; our own script stands in for it."""
 
 
-def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Put the pages of the reference where the navigation names their folder."""
-    config.nav = [
-        {title: [f"reference/{room}.md" for room in rooms()]} if place == "reference/" else each
-        for each in config.nav or []
-        for title, place in each.items()
-    ]
-    return config
+def main() -> int:
+    """Build the site into build/docs; return 1 where the generator or a link fails."""
+    stage(BUILD / "pages")
+    shutil.rmtree(BUILD / "docs", ignore_errors=True)
+    command = [sys.executable, "-m", "zensical", "build", "--clean", "--strict"]
+    if subprocess.run([*command, "--config-file", str(settings())], check=False).returncode:
+        return 1
+    for page in (BUILD / "docs").rglob("*.html"):
+        page.write_text(FETCHED.sub("", page.read_text("utf-8")), "utf-8")
+    broken = list(problems(BUILD / "docs"))
+    print(*broken, sep="\n", end="\n" * bool(broken), file=sys.stderr)
+    return 1 if broken else 0
 
 
-def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages."""
+def stage(folder: Path) -> None:
+    """Write the generator's folder."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(ROOT / "docs", folder)
     for page, name in BESIDE.items():
         text = (ROOT / name).read_text("utf-8").replace("](docs/", "](").replace('="docs/', '="')
         for other, theirs in BESIDE.items():
             text = text.replace(f"]({theirs}", f"]({other}")
-        files.append(File.generated(config, page, content=text))
+        (folder / page).write_text(text, "utf-8")
+    (folder / "reference").mkdir()
     for room, (summary, names) in rooms().items():
         parts = [f"# {room}", summary, *(_entry(f"{room}.{name}") for name in names)]
-        content = "\n\n".join(parts) + "\n"
-        files.append(File.generated(config, f"reference/{room}.md", content=content))
-    return files
+        (folder / "reference" / f"{room}.md").write_text("\n\n".join(parts) + "\n", "utf-8")
+
+
+def settings() -> Path:
+    """Write the generator's settings, with every room in the place of the reference's folder."""
+    pages = "".join(f"      - reference/{room}.md\n" for room in rooms())
+    text = (ROOT / "mkdocs.yml").read_text("utf-8")
+    for old, new in {
+        "  - Reference: reference/\n": f"  - Reference:\n{pages}",
+        "docs_dir: docs\n": "docs_dir: pages\n",
+        "site_dir: build/docs\n": "site_dir: docs\n",
+        "paths: [src]\n": "paths: [../src]\n",
+    }.items():
+        assert text.count(old) == 1, f"mkdocs.yml has no line {old!r}"
+        text = text.replace(old, new)
+    place = BUILD / "mkdocs.yml"
+    place.write_text(text, "utf-8")
+    return place
 
 
 def _entry(name: str) -> str:
@@ -68,6 +98,7 @@ def rooms() -> dict[str, tuple[str, list[str]]]:
 
 
 def read(file: Path, found: dict[str, Any]) -> None:
+    """Note a package's public names, where it lists any."""
     tree = ast.parse(file.read_text("utf-8"))
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
@@ -75,3 +106,60 @@ def read(file: Path, found: dict[str, Any]) -> None:
             room = ".".join(file.parent.relative_to(PACKAGE.parent).parts)
             summary = (ast.get_docstring(tree) or "").split("\n\n")[0]
             found[room] = (summary, sorted(names, key=str.lower))
+
+
+class Page(HTMLParser):
+    """A page's anchors, and what it links to or loads."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.anchors: set[str] = set()
+        self.links: set[str] = set()
+        self.loads: set[str] = set()
+        self.feed(path.read_text("utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value for name, value in attrs if value}
+        self.anchors |= {given[name] for name in ("id", "name") if name in given}
+        if tag == "a" and "href" in given:
+            self.links.add(given["href"])
+        elif tag != "a":
+            self.loads |= {given[name] for name in ("href", "src", "srcset") if name in given}
+
+
+def problems(site: Path) -> list[str]:
+    """Return a line for each link to what is not there, and for each load from elsewhere."""
+    pages = {path.resolve(): Page(path) for path in sorted(site.rglob("*.html"))}
+    found = [
+        f"{path.relative_to(site)}: {name} is public, and its page has no entry"
+        for path, page in pages.items()
+        if path.parent.name == "reference" and path.name != "index.html"
+        for name in _expected(path.stem) - page.anchors
+    ]
+    for path, page in pages.items():
+        if path.name == "404.html":
+            continue  # its links begin at a server's root
+        for link in sorted(page.links | page.loads):
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                if link in page.loads and parts.scheme != "data":
+                    found.append(f"{path.relative_to(site)}: loads {link}")
+                continue
+            place = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            place = place / "index.html" if place.is_dir() else place
+            if not place.is_file():
+                found.append(f"{path.relative_to(site)}: {link} is no file")
+            elif parts.fragment and place in pages:
+                anchor = unquote(parts.fragment)
+                if anchor not in pages[place].anchors and not anchor.startswith("__"):
+                    found.append(f"{path.relative_to(site)}: {link} is no heading")
+    return found
+
+
+def _expected(room: str) -> set[str]:
+    """Return the anchors that a room's page must have."""
+    return {f"{room}.{name}" for name in rooms()[room][1]}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
