@@ -11,7 +11,7 @@ SOURCE = Path(__file__).parent.parent / "src"
 FLOORS = (
     ("version", "errors", "shape", "paths", "digests", "estimates", "roles", "lazy", "hub"),
     ("discovery", "plugins", "plain_text"),
-    ("display", "variants", "world", "families", "implementations"),
+    ("display", "variants", "world", "families", "implementations", "paged"),
     ("config", "device"),
     (
         "routes",

@@ -30,6 +30,7 @@ from wakeful.model.rebuild import rebuilt
 from wakeful.norms.base import Norm
 from wakeful.optim.rotations.base import Identity, Learned, Rotation, generator_for, rotation_of
 from wakeful.optim.rotations.hadamard import transform, transform_factors
+from wakeful.paged import as_stored, in_memory, like
 from wakeful.roles import Role, roles_of
 from wakeful.routes.base import ValueRoute
 
@@ -66,23 +67,31 @@ def rotate(
     """
     kind = check_rotates(decoder, rotation, values=values)
     plain = folded(decoder) if decoder.embedding.plainer else decoder
-    turned = copy.deepcopy(plain).eval()
+    turned = _shared(plain)
+    _untie(turned)
     stream = [m for m in turned.modules() if isinstance(m, Norm) and m.place.part not in _OF_HEADS]
     centered = any(norm.centers for norm in stream)
-    _untie(turned)
-    for norm, readers in _readers(turned):
-        _fold(norm, readers)
+    readers = list(_readers(turned))
     device = turned.embed.weight.device
     turn = _turn(kind, turned.config.width, device, centered=centered, seed=seed)
-    for name, role in roles_of(turned).items():
-        if role.residual is not None:
-            _turn_matrix(turned, name, role, turn, centered=centered)
-    for norm in stream:
-        bias = getattr(norm, "bias", None)
-        if bias is not None:
-            bias.copy_(turn(bias.double().unsqueeze(0)).squeeze(0))
-    if values:
-        _turn_values(turned, kind, seed)
+    roles = roles_of(turned)
+    for names in _parts(turned):
+        parts = [turned.get_submodule(name[:-1]) for name in names]
+        inside = {module for part in parts for module in part.modules()}
+        with in_memory(*parts):
+            for norm, reading in readers:
+                if norm in inside:
+                    _fold(norm, reading)
+            for name, role in roles.items():
+                if role.residual is not None and name.startswith(names):
+                    _turn_matrix(turned, name, role, turn, centered=centered)
+            for norm in stream:
+                bias = getattr(norm, "bias", None) if norm in inside else None
+                if bias is not None:
+                    bias.copy_(turn(bias.double().unsqueeze(0)).squeeze(0))
+            for part in parts if values else ():
+                if isinstance(part, Block):
+                    _turn_values(part, turned, kind, seed)
     if inner and not turned.config.mlp_rotation:
         turned = _turn_inner(turned)
     _compare(decoder, turned, kind)
@@ -133,11 +142,26 @@ def check_rotates(decoder: Decoder, rotation: Rotation | str, *, values: bool = 
     return kind
 
 
+def _shared(decoder: Decoder) -> Decoder:
+    """Return a copy whose parameters are the decoder's own."""
+    return copy.deepcopy(decoder, {id(each): each for each in decoder.parameters()}).eval()
+
+
+def _parts(decoder: Decoder) -> Iterator[tuple[str, ...]]:
+    """Yield names of modules that together hold all parameters, as few as can be at a time."""
+    for number in range(len(decoder.blocks)):
+        yield (f"blocks.{number}.",)
+    around = [("embed.",), ("norm.", "head.")]
+    yield from [(*around[0], *around[1])] if decoder.config.tied else around
+    known = {"blocks", "embed", "norm", "head"}
+    yield tuple(f"{name}." for name, _ in decoder.named_children() if name not in known)
+
+
 def _untie(decoder: Decoder) -> None:
     """Give the head a matrix of its own where the final norm's scale goes into one of the two."""
     if not decoder.config.tied or not decoder.norm.scales_channels:
         return
-    decoder.head.weight = nn.Parameter(decoder.embed.weight.detach().clone(), requires_grad=False)
+    decoder.head.weight = nn.Parameter(decoder.embed.weight.detach(), requires_grad=False)
     decoder.config = dataclasses.replace(decoder.config, tied=False)
 
 
@@ -225,33 +249,33 @@ def _rows(matrix: Tensor) -> int:
     return max(1, _AT_ONCE // matrix.shape[1])
 
 
-def _turn_values(decoder: Decoder, kind: Rotation, seed: int) -> None:
+def _turn_values(block: Block, decoder: Decoder, kind: Rotation, seed: int) -> None:
     """Turn every head's values, stored ones too, by one R, and the output's columns back."""
     width = decoder.config.shape.head_width
     generator = generator_for(seed, "values", width)
     device = decoder.embed.weight.device
     inner = kind.drawn(width, generator=generator, device=device, dtype=torch.float64)
-    for block in _blocks(decoder):
-        value, out = block.attention.value, block.attention.out
-        if isinstance(value, Heads):
-            rows = value.weight.double().unflatten(0, (-1, width)).transpose(1, 2)
-            turned = inner.into(rows.reshape(-1, width)).reshape(rows.shape).transpose(1, 2)
-            value.weight.copy_(turned.flatten(0, 1))
-            if value.bias is not None:
-                value.bias.copy_(inner.into(value.bias.double().reshape(-1, width)).flatten())
-        columns = out.weight.double().reshape(-1, width)
-        out.weight.copy_(inner.into(columns).reshape(out.weight.shape))
-        if decoder.config.stored_prefix and (stored := block.attention.stored.values) is not None:
-            rows = stored.double().reshape(-1, width)
-            stored.copy_(inner.into(rows).reshape(stored.shape))
+    value, out = block.attention.value, block.attention.out
+    if isinstance(value, Heads):
+        rows = value.weight.double().unflatten(0, (-1, width)).transpose(1, 2)
+        turned = inner.into(rows.reshape(-1, width)).reshape(rows.shape).transpose(1, 2)
+        value.weight.copy_(turned.flatten(0, 1))
+        if value.bias is not None:
+            value.bias.copy_(inner.into(value.bias.double().reshape(-1, width)).flatten())
+    columns = out.weight.double().reshape(-1, width)
+    out.weight.copy_(inner.into(columns).reshape(out.weight.shape))
+    if decoder.config.stored_prefix and (stored := block.attention.stored.values) is not None:
+        rows = stored.double().reshape(-1, width)
+        stored.copy_(inner.into(rows).reshape(stored.shape))
 
 
 def _turn_inner(decoder: Decoder) -> Decoder:
     width = decoder.config.mlp_width
     factors = transform_factors(width, decoder.embed.weight.device, torch.float64)
     down = {
-        f"blocks.{layer}.mlp.down.weight": transform(block.mlp.down.weight.double(), factors).to(
-            block.mlp.down.weight.dtype
+        f"blocks.{layer}.mlp.down.weight": like(
+            block.mlp.down.weight,
+            transform(block.mlp.down.weight.double(), factors).to(block.mlp.down.weight.dtype),
         )
         for layer, block in enumerate(_blocks(decoder))
     }
@@ -268,7 +292,7 @@ def _compare(before: Decoder, after: Decoder, kind: Rotation) -> None:
     expected, found = before(tokens).float(), after(tokens).float()
     check_logits(expected)
     apart, size = (found - expected).square().mean().sqrt().item(), expected.std().item()
-    if not apart <= _CLOSE[before.embed.weight.dtype] * size:
+    if not apart <= _CLOSE[as_stored(before.embed.weight).dtype] * size:
         raise WakefulError(
             f"the logits change by {apart:.1e} of {size:.1e} under {kind}: model.route = "
             f"{config.route}, model.depth = {config.depth} or model.norm = {config.norm} does not "

@@ -1,0 +1,214 @@
+"""Weights that stay in files: each is read as it is used, and leaves memory after that.
+
+A model of 8 billion parameters has 16 GB of files and, in float32, 32 GB of weights. Its tensors
+here are the files' own pages, widened for one operation at a time, so that whatever runs a model
+runs this one with the same numbers and with room for its largest matrix alone. What is made of such
+weights goes to files without a name, which are gone when nothing uses them.
+"""
+
+import contextlib
+import ctypes
+import mmap
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from wakeful.errors import WakefulError
+from wakeful.paths import default_cache_dir
+
+_aten = torch.ops.aten
+_DONT_NEED = getattr(mmap, "MADV_DONTNEED", None)
+
+
+class Paged(Tensor):
+    """A tensor whose numbers lie in a file; it shows them in `dtype`, which holds all of them.
+
+    An operation gets an ordinary tensor, made for it alone. Views are `Paged` too. It is not for
+    writing to: RuntimeError.
+    """
+
+    stored: Tensor
+    """The file's pages, in the type that they have there."""
+
+    @staticmethod
+    def __new__(cls, stored: Tensor, dtype: torch.dtype) -> "Paged":
+        made = torch.Tensor._make_wrapper_subclass(  # pyright: ignore
+            cls, stored.shape, strides=stored.stride(), storage_offset=stored.storage_offset(),
+            dtype=dtype, device=stored.device,
+        )  # fmt: skip
+        made.stored = stored
+        return made
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore
+
+    @classmethod
+    def __torch_dispatch__(  # pyright: ignore[reportIncompatibleMethodOverride]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs, (first, *rest) = kwargs or {}, args
+        if func.is_view:
+            found = func(first.stored, *rest, **kwargs)
+            return tree_map_only(Tensor, lambda part: cls(part, first.dtype), found)
+        if func is _aten._to_copy.default and _is_as_stored(first, kwargs):
+            return cls(first.stored, first.stored.dtype)
+        if func._schema.is_mutable and isinstance(first, cls):
+            raise RuntimeError("weights that stay in their files cannot be written to")
+        used = [each for each in tree_leaves((args, kwargs)) if isinstance(each, cls)]
+        try:
+            if func is _aten.embedding.default:  # a few rows of a large table
+                return func(first.stored, *rest, **kwargs).to(first.dtype)
+            args, kwargs = tree_map_only(cls, _whole, (args, kwargs))
+            return func(*args, **kwargs)
+        finally:
+            for each in used:
+                let_go(each.stored)
+
+
+def _whole(paged: Paged) -> Tensor:
+    return paged.stored.to(paged.dtype)
+
+
+def _is_as_stored(tensor: Any, asked: dict[str, Any]) -> bool:
+    """Whether a copy is of what is stored, in its own type, on the processor."""
+    place = asked.get("device")
+    return (
+        isinstance(tensor, Paged)
+        and asked.get("dtype") == tensor.stored.dtype
+        and (place is None or place.type == "cpu")
+        and tensor.stored.is_contiguous()
+    )
+
+
+def as_stored(tensor: Tensor) -> Tensor:
+    """Return a tensor in the type that it is stored in, which is its own unless it is `Paged`."""
+    return tensor.stored if isinstance(tensor, Paged) else tensor
+
+
+def let_go(tensor: Tensor) -> None:
+    """Take a file's pages out of memory; they are read again when they are used again.
+
+    Only for tensors that lie in a file and are not written to: other memory would be cleared.
+    """
+    if _DONT_NEED is None or not tensor.numel():
+        return
+    begin = tensor.data_ptr()
+    far = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    end = begin + (far + 1) * tensor.element_size()
+    begin -= begin % mmap.PAGESIZE
+    _libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _DONT_NEED)
+
+
+_libc = ctypes.CDLL(None) if _DONT_NEED is not None else cast(Any, None)
+
+
+def in_file(tensor: Tensor) -> Paged:
+    """Return a copy of a tensor in a file without a name, in the folder of the cache.
+
+    Raises:
+        WakefulError: the disk lacks the room.
+    """
+    size = max(tensor.numel() * tensor.element_size(), 1)
+    folder = default_cache_dir() / "scratch"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=folder)
+        try:
+            os.posix_fallocate(handle, 0, size)  # or a full disk ends the process as it is written
+            storage = torch.UntypedStorage.from_file(name, shared=True, nbytes=size)
+        finally:
+            os.close(handle)
+            Path(name).unlink()
+    except OSError as error:
+        raise WakefulError(
+            f"{folder}, where weights lie that do not fit memory, has no room for {size:,} bytes "
+            f"more ({error.strerror}): free some, or name another disk in WAKEFUL_CACHE"
+        ) from None
+    made = torch.empty(0, dtype=tensor.dtype).set_(storage, 0, tensor.shape)  # pyright: ignore
+    made.copy_(tensor)
+    let_go(made)
+    return Paged(made, tensor.dtype)
+
+
+def like(source: Tensor, made: Tensor) -> Tensor:
+    """Return what was made of a weight where that one lies: in memory, or rounded in a file."""
+    if not isinstance(source, Paged):
+        return made
+    kept = made.to(source.stored.dtype) if made.is_floating_point() else made
+    return Paged(in_file(kept).stored, made.dtype)
+
+
+def is_paged(model: nn.Module) -> bool:
+    """Whether some of a model's weights stay in their files."""
+    return any(isinstance(each, Paged) for each in (*model.parameters(), *model.buffers()))
+
+
+def page(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Let the matrices of a model stay in the files that they were read from; return the model.
+
+    They show themselves in `dtype`. What lies in memory, or is a vector, is converted.
+    """
+    files = _files()
+    made: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None or not parameter.is_floating_point():
+                continue
+            if id(parameter) not in made:
+                there = parameter.detach()
+                fits = torch.promote_types(there.dtype, dtype) == dtype
+                paged = there.ndim > 1 and fits and _lies_in(there, files)
+                each = Paged(there, dtype) if paged else there.to(dtype)
+                made[id(parameter)] = nn.Parameter(each, requires_grad=False)
+            module._parameters[name] = made[id(parameter)]
+    return model
+
+
+def _files() -> Sequence[tuple[int, int]]:
+    """Return from where to where files lie in the memory of this process, ascending."""
+    found: list[tuple[int, int]] = []
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/maps").read_text("utf-8", "replace").splitlines():
+            place = re.match(r"([0-9a-f]+)-([0-9a-f]+) r\S+ \S+ \S+ ([1-9]\d*) ", line)
+            if place:
+                found.append((int(place[1], 16), int(place[2], 16)))
+    return found
+
+
+def _lies_in(tensor: Tensor, files: Sequence[tuple[int, int]]) -> bool:
+    begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size()
+    return any(low <= begin and end <= high for low, high in files)
+
+
+@contextlib.contextmanager
+def in_memory(*modules: nn.Module) -> Iterator[None]:
+    """Let the parameters of modules be copies in memory that may be written to, for a while.
+
+    Afterwards those of `Paged` ones are in files again, rounded to the type that they had there.
+    """
+    parts = [part for module in modules for part in module.modules()]
+    came: dict[int, Tensor] = {}
+    own: dict[int, nn.Parameter] = {}
+    for part in parts:
+        for name, parameter in part._parameters.items():
+            if parameter is not None:
+                if id(parameter) not in own:
+                    copied = nn.Parameter(parameter.detach().clone(), requires_grad=False)
+                    own[id(parameter)], came[id(copied)] = copied, parameter
+                part._parameters[name] = own[id(parameter)]
+    yield
+    kept: dict[int, nn.Parameter] = {}
+    for part in parts:
+        for name, parameter in part._parameters.items():
+            source = None if parameter is None else came.get(id(parameter))
+            if isinstance(source, Paged):
+                if id(parameter) not in kept:
+                    made = like(source, cast(nn.Parameter, parameter).detach())
+                    kept[id(parameter)] = nn.Parameter(made, requires_grad=False)
+                part._parameters[name] = kept[id(parameter)]
