@@ -336,16 +336,15 @@ def test_text_streams_in_whole_characters(run: str, monkeypatch: pytest.MonkeyPa
     assert [piece for piece in written[1:-1] if piece] == list(text)
 
 
-def test_two_texts_are_refused_by_every_verb_that_reads_one(
+def test_two_texts_are_refused(
     run: str, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = ["--out", str(tmp_path / "out")]
-    for verb in ("diagnose", "evaluate", "quantize", "inherit"):
-        both = ["--text", str(text), "--data", "python-stdlib"]
-        said = fails(capsys, verb, run, *both, *out)
+    for verb, other in (("evaluate", "--texts"), ("inherit", "--data.source")):
+        said = fails(capsys, verb, run, "--text", str(text), other, "python-stdlib", *out)
         assert "give one" in said or "leave out one of the two" in said
-        assert "--text" in said
-        assert "--data" in said
+        assert "text" in said
+        assert other.removeprefix("--") in said
     assert not (tmp_path / "out").exists()
 
 

@@ -62,6 +62,11 @@ def nearest_path(path: str | Path) -> str:
     return nearest(str(there), [str(there.parent / name) for name in names[:_MOST]])
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error, or its type where it says nothing."""
+    return str(error).strip().split("\n", 1)[0] or type(error).__name__
+
+
 def one_line(message: str) -> str:
     """Return a message without what would break its line or steer a terminal, and not too long."""
     if len(message) > _LONGEST:  # the cure stands at the end

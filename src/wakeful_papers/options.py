@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from wakeful.config.options import HowMuch, What, Where
-from wakeful.config.tables import at_least
+from wakeful.config.refusals import AtLeast, Excludes, Needs, check_rules
 from wakeful.config.verbs.reading import Figure
-from wakeful.errors import WakefulError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +48,14 @@ class ReproduceOptions:
     figures: Where[tuple[Figure, ...]] = ()
     """Write the charts for a paper too, in these formats, into the folder figures."""
 
+    RULES = (
+        AtLeast("steps", 0),
+        Needs("validation_text", "text", "it is for a text of your own"),
+        Excludes("all", "out", "that is one exhibit's folder"),
+    )
+
     def __post_init__(self) -> None:
-        at_least(0, self, "steps")
-        if self.validation_text and not self.text:
-            raise WakefulError("--validation_text is for a text of one's own: give --text too")
-        if self.all and self.out:
-            raise WakefulError("--out is one exhibit's folder: leave it out with --all")
+        check_rules(self, *self.RULES)
 
     @property
     def given(self) -> tuple[str, ...]:

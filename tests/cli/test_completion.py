@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from wakeful.cli import all_verbs, main, verbs
-from wakeful.config.options import options_of
+from wakeful.cli.help import offered
 from wakeful.plugins import added, verb_of
 
 OTHERS = {name: verb.options for name in added("verbs") if (verb := verb_of(name))}
@@ -88,7 +88,7 @@ def test_fish_has_every_verb_and_option(capsys: pytest.CaptureFixture[str]) -> N
     for words, kind in KINDS.items():
         verb = "; and __fish_seen_subcommand_from ".join(words.split())
         assert f'__fish_seen_subcommand_from {verb}" -l help-all ' in text
-        for option in options_of(kind):
+        for option in offered(kind):
             assert f'__fish_seen_subcommand_from {verb}" -l {option.name} ' in text
     two = "__fish_seen_subcommand_from data; and __fish_seen_subcommand_from generate"
     assert f'-n "{two}" -l tokens ' in text

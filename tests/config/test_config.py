@@ -120,7 +120,7 @@ def test_a_value_of_another_type_is_refused_by_name(name: str) -> None:
         ({"name": ""}, "name must be fit for a folder"),
         ({"name": "a\0b"}, "name must be fit for a folder"),
         ({"two\nlines": 1}, r"unknown key 'two\\nlines'"),
-        ({"data": {"validation_fraction": 1.0}}, "between 0 and 1"),
+        ({"data": {"validation_fraction": 1.0}}, r"must be in \(0, 1\)"),
         ({"train": {"diagnose": {"evry": 5}}}, r"unknown key 'train.diagnose.evry' \(did you mean"),
         ({"train": {"diagnose": {"every": -5}}}, "train.diagnose.every must not be negative"),
         ({"sample": {"prompts": "def"}}, "sample.prompts must be a list"),

@@ -1,14 +1,38 @@
 """Options that do not go together."""
 
-import dataclasses
+import operator
 import re
 from dataclasses import dataclass, field
 
 import pytest
 
-from wakeful.config.refusals import Excludes, Forbids, Needs, Rule, check_rules
-from wakeful.config.verbs import inherit
+from wakeful.config.refusals import (
+    AtLeast,
+    AtMost,
+    Excludes,
+    Forbids,
+    Needs,
+    Rule,
+    Within,
+    check_rules,
+    forbidden,
+)
+from wakeful.config.schema import Config
+from wakeful.config.verbs import (
+    CureOptions,
+    DiagnoseOptions,
+    EvaluateOptions,
+    InheritOptions,
+    QuantizeOptions,
+    SampleOptions,
+)
 from wakeful.errors import WakefulError
+from wakeful_papers.options import ReproduceOptions
+
+TABLES = (
+    Config, CureOptions, DiagnoseOptions, EvaluateOptions, InheritOptions, QuantizeOptions,
+    ReproduceOptions, SampleOptions,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +84,35 @@ def test_a_rule_lets_the_rest_be(rule: Rule, options: Options) -> None:
     check_rules(options, rule)
 
 
-@pytest.mark.parametrize("rule", inherit._RULES, ids=lambda rule: rule.one[:20])
-def test_the_rules_of_an_inheritance_name_its_options(rule: Rule) -> None:
-    assert rule.why
-    assert dataclasses.astuple(rule)[0]
-    rule.check(inherit.InheritOptions())  # every name is read
-    for condition in f"{rule.one} {rule.other}".split():
-        place = inherit.InheritOptions()
-        for part in re.split(r"!?=", condition)[0].split("."):
-            place = getattr(place, part)
+@pytest.mark.parametrize(
+    ("rule", "options", "message"),
+    [
+        (Within("a part.n", "(0, 2**2]"), Options(part=Part(n=5)),
+         "part.n must be in (0, 2**2], got 5"),
+        (Within("a", "[0.5, inf)"), Options(a=float("nan")), "a must be in [0.5, inf), got nan"),
+        (Within("a", "[0, inf)"), Options(a=float("inf")), "a must be in [0, inf), got inf"),
+        (AtLeast("part.n", 1), Options(part=Part()), "part.n must be at least 1, got 0"),
+        (AtLeast("part.n", 0), Options(part=Part(n=-1)), "part.n must not be negative, got -1"),
+        (AtMost("a", "part.n", "the part"), Options(a=4.0),
+         "a = 4.0 is longer than the part, part.n = 3"),
+        (Excludes("b=False", "a", "why"), Options(a=2.0), "--no_b and --a 2: why; leave out one"),
+    ],
+)  # fmt: skip
+def test_a_range_says_what_is_outside(rule: Rule, options: Options, message: str) -> None:
+    with pytest.raises(WakefulError, match=f"^{re.escape(message)}"):
+        check_rules(options, rule)
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_tables_name_the_options_of_their_class(kind: type) -> None:
+    given = {CureOptions: {"sinks": True}, SampleOptions: {"out": "data"}}.get(kind, {})
+    made = kind(**given)
+    for rule in kind.RULES:  # pyright: ignore[reportAttributeAccessIssue]
+        rule.check(made)  # every name on the left is read
+        for condition in f"{rule.one} {getattr(rule, 'other', '')}".split():
+            operator.attrgetter(re.split(r"!?=", condition)[0])(made)
+
+
+def test_what_is_always_refused_is_known() -> None:
+    assert "data.first_batch" in forbidden(InheritOptions)
+    assert not forbidden(Config)

@@ -176,7 +176,7 @@ def test_bad_input_is_one_line(
     assert "name a model" in fails(capsys, *where)
     assert "cannot be loaded" in fails(capsys, str(tmp_path / "nothing"), *where)
     assert "context of 64 tokens" in fails(capsys, str(llama), *where, "--length", "65")
-    share = "tau = 1.0 is a share, above 0 and below 1"
+    share = "tau must be in (0, 1), got 1.0"
     assert share in fails(capsys, str(llama), *where, "--tau", "1")
     few = tmp_path / "few.txt"
     few.write_text("one short line")

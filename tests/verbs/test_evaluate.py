@@ -158,7 +158,7 @@ def test_bad_input_is_one_line_and_writes_nothing(
     words = ["--text", str(text), "--length", "16", *where]
     model = str(llama)
     assert "name a model" in fails(capsys, *words)
-    assert "both name the text" in fails(capsys, model, *words, "--data", "python-stdlib")
+    assert "every text is named" in fails(capsys, model, *words, "--texts", "python-stdlib")
     assert "cannot be loaded" in fails(capsys, str(tmp_path / "none"), *words)
     assert f"{model} is named twice" in fails(capsys, model, model, *words)
     assert "no such file" in fails(capsys, model, "--text", str(tmp_path / "none.txt"), *where)

@@ -43,10 +43,10 @@ def folder(model: Model, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("out", "given", "said"),
     [
-        ("out", {"gguf": "q8_0"}, r"gguf = q8_0 is for a file, .* such as .*out\.gguf"),
-        ("out", {"gguf": "f16"}, "gguf = f16 is for a file"),
-        ("m.gguf", {"dtype": "bfloat16"}, "dtype = bfloat16 is for a folder, and .* is a file"),
-        ("m.gguf", {"gguf": "f32", "dtype": "float16"}, "dtype = float16 is for a folder"),
+        ("out", {"gguf": "q8_0"}, r"--gguf q8_0: it is for a file, .* ends in \.gguf"),
+        ("out", {"gguf": "f16"}, "--gguf f16: it is for a file"),
+        ("m.gguf", {"dtype": "bfloat16"}, "--dtype bfloat16: it is for a folder; --gguf says"),
+        ("m.gguf", {"gguf": "f32", "dtype": "float16"}, "--dtype float16: it is for a folder"),
     ],
 )
 def test_options_of_the_other_form_are_refused(
@@ -62,7 +62,7 @@ def test_the_command_line_refuses_them_in_one_line(
 ) -> None:
     out = tmp_path / "out"
     said = fails(capsys, "export", str(folder), str(out), "--gguf", "q8_0")
-    assert f"name one that ends in .gguf, such as {out}.gguf" in said
+    assert "--gguf q8_0: it is for a file, and a file's name ends in .gguf; leave it out" in said
     assert not out.exists()
 
 

@@ -137,8 +137,8 @@ def test_the_paired_differences_are_those_of_the_windows(done: Path) -> None:
 def test_alpha_and_temperature_are_the_heirs_and_baselines_have_their_own(
     command: list[str], tmp_path: Path
 ) -> None:
-    assert main([*command, "--alpha", "0.25", "--temperature", "2", "--baseline", "distillation",
-                 "--train.distill.alpha", "0.5"]) == 0  # fmt: skip
+    assert main([*command, "--heal.alpha", "0.25", "--heal.temperature", "2", "--baseline",
+                 "distillation", "--train.distill.alpha", "0.5"]) == 0  # fmt: skip
     heir, baseline = (
         Run.open(tmp_path / "out" / name).config.train.distill
         for name in ("heir-2", "distillation")
@@ -699,7 +699,7 @@ def test_a_baseline_of_the_users_own_module(
 def test_an_optimizer_of_another_package_heals_or_is_refused_before_there_is_a_folder(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    odd = [*command, "--layers", "1", "--optimizer"]
+    odd = [*command, "--layers", "1", "--optimizer.name"]
     assert "0.before of its state is of the type deque" in fails(
         capsys, *odd, "training.odd_optimizers:Queued"
     )
@@ -801,14 +801,16 @@ def test_bad_input_is_one_line_and_changes_nothing(
     assert "--until budget needs --grow: it is for growing" in refused("--until", "budget")
     assert "baseline='rand' is not one of" in refused("--baseline", "rand")
     assert "route='resformers' is not one of" in refused("--route", "resformers")
-    assert "heal.alpha = 2.0 is a share, between 0 and 1" in refused("--alpha", "2")
-    assert "heal.temperature = 0.0 must be above 0" in refused("--temperature", "0")
-    assert "both set heal.alpha" in refused("--alpha", "0.2", "--heal.alpha", "0.3")
+    assert "heal.alpha must be in [0, 1], got 2.0" in refused("--heal.alpha", "2")
+    assert "heal.temperature must be in (0, inf), got 0" in refused("--heal.temperature", "0")
+    assert "both set optimizer.lr" in refused("--lr", "0.2", "--optimizer.lr", "0.3")
     theirs = ("--train.distill.alpha", "2", "--baseline", "distillation")
-    assert "alpha must be between 0 and 1" in refused(*theirs)
-    assert "the heir's are --alpha and --temp" in refused("--train.distill.temperature", "2")
+    assert "alpha must be in [0, 1]" in refused(*theirs)
+    assert "the heir's are --heal.alpha and --heal.temp" in refused(
+        "--train.distill.temperature", "2"
+    )
     assert "--train.distill.top_k 3: an heir learns as" in refused("--train.distill.top_k", "3")
-    assert "'adamm'" in refused("--optimizer", "adamm")
+    assert "'adamm'" in refused("--optimizer.name", "adamm")
     assert "longer than the model's context" in refused("--length", "999")
     assert "past vanilla's context" in refused("--choose", "rank", "--diagnose_length", "999")
     assert "lower --diagnose_length" in refused("--choose", "rank", "--diagnose_length", "32",
@@ -879,7 +881,7 @@ def test_a_recipe_that_cannot_be_written_is_refused_before_training(
 ) -> None:  # fmt: skip
     narrow = ["--width.mlp", "0.5", "--recipe"]
     said = fails(capsys, "inherit", str(llama), *command[2:], *narrow)
-    assert "--recipe has mergekit copy whole layers" in said
+    assert "--recipe and --width.mlp 0.5: mergekit copies whole layers" in said
     model = read_decoder(reference.path)
     asked = {
         "tokenizer": model.own_tokenizer, "text": str(text), "out": str(tmp_path / "out"),
@@ -974,7 +976,7 @@ def test_prepared_data_of_the_same_tokenizer_is_taken(
     data = tmp_path / "data"
     assert main(["data", "prepare", str(text), "--out", str(data), "--tokenizer",
                  str(reference.path)]) == 0  # fmt: skip
-    wrong = fails(capsys, *command, "--text", str(data), "--max_bytes", "999")
+    wrong = fails(capsys, *command, "--text", str(data), "--data.max_bytes", "999")
     assert "data.max_bytes = 999 does nothing" in wrong
     assert main([*command, "--text", str(data), "--layers", "1"]) == 0
 
@@ -1068,11 +1070,10 @@ def test_a_damaged_summary_is_named(done: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"keep": 1.5}, "between 0 and 1"),
-        ({"text": "a", "data": "b"}, "text and data both set data.source"),
+        ({"keep": 1.5}, r"keep must be in \[0, 1\]"),
         ({"data": {"source": "a"}, "text": "b"}, "data.source and text both set data.source"),
         ({"steps": -1}, "train.steps must not be negative"),
-        ({"warmup": 2.0}, "share of the steps"),
+        ({"warmup": 2.0}, r"warmup must be in \[0, 1\]"),
         ({"diagnose_length": 1}, "diagnose_length"),
         ({"tokenizer": "x"}, "no option 'tokenizer'"),
         ({"data": {"tokenizer": "x"}}, "reference's tokenizer"),
@@ -1084,10 +1085,13 @@ def test_a_damaged_summary_is_named(done: Path, tmp_path: Path) -> None:
         ({"bridge": {"map": "none", "ridge": 0.1}}, "--bridge.map none and --bridge.ridge 0.1"),
         ({"heal": {"lora": {"alpha": 9.0}}}, "--heal.lora.alpha 9 needs --heal.lora.rank"),
         ({"width": {"tokens": 9}}, "--width.tokens 9 needs --width.heads or"),
-        ({"heal": {"alpha": 1.5}}, "heal.alpha = 1.5 is a share"),
-        ({"heal": {"alpha": float("nan")}}, "heal.alpha = nan is a share"),
-        ({"heal": {"temperature": 0.0}}, "heal.temperature = 0.0 must be above 0"),
-        ({"heal": {"temperature": float("inf")}}, "heal.temperature = inf must be above 0 and fi"),
+        ({"heal": {"alpha": 1.5}}, r"heal.alpha must be in \[0, 1\], got 1.5"),
+        ({"heal": {"alpha": float("nan")}}, r"heal.alpha must be in \[0, 1\], got nan"),
+        ({"heal": {"temperature": 0.0}}, r"heal.temperature must be in \(0, inf\), got 0.0"),
+        (
+            {"heal": {"temperature": float("inf")}},
+            r"heal.temperature must be in \(0, inf\), got inf",
+        ),
         ({"width": {"tokens": 0}}, "width.tokens must be at least 1"),
         ({"heal": {"top_k": -1}}, "heal.top_k must not be negative"),
         ({"train": {"lora": {"rank": 2}}}, "--heal.lora.rank is the heir"),
@@ -1105,7 +1109,8 @@ def test_options_that_contradict_each_other(asked: dict[str, Any], message: str)
 
 def test_everything_that_train_can_be_told_an_inheritance_can() -> None:
     short = options_from(
-        InheritOptions, {"text": "a", "steps": 3, "lr": 2e-3, "batch_size": 2, "optimizer": "muon"}
+        InheritOptions,
+        {"text": "a", "steps": 3, "lr": 2e-3, "batch_size": 2, "optimizer": {"name": "muon"}},
     )
     assert (short.data.source, short.train.steps, short.optimizer.name) == ("a", 3, "muon")
     assert (short.optimizer.lr, short.optimizer.final_lr) == (2e-3, 2e-4)

@@ -4,9 +4,9 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 from wakeful.cli.catalog import catalog
-from wakeful.cli.help import compares
+from wakeful.cli.help import compares, offered
 from wakeful.config.model import VARIANTS
-from wakeful.config.options import Option, options_of
+from wakeful.config.options import Option
 from wakeful.config.tables import presets
 from wakeful.config.verbs import SHORT
 from wakeful.errors import WakefulError, nearest
@@ -49,13 +49,13 @@ def _bash(verbs: Mapping[str, str], kinds: Mapping[str, type], zsh: bool) -> Ite
     yield f"    words={shlex.quote(' '.join(verbs))}"
     yield '  else case "$verb $cur" in'
     for verb, kind in kinds.items():
-        flags = [flag for option in options_of(kind) for flag in _flags(verb, option)]
+        flags = [flag for option in offered(kind) for flag in _flags(verb, option)]
         yield f"    {shlex.quote(f'{verb} -')}*) words={shlex.quote(' '.join([*flags, *_HELP]))} ;;"
     yield '    *) case "$verb $flag" in'
     for verb, kind in kinds.items():
         if names := _names(verb):
             yield f"      {shlex.quote(f'{verb} ')}) words={shlex.quote(' '.join(names))} ;;"
-        for option in options_of(kind):
+        for option in offered(kind):
             if values := _values(option):
                 case, words = f"{verb} --{option.name}", " ".join(values)
                 yield f"      {shlex.quote(case)}) words={shlex.quote(words)} ;;"
@@ -83,7 +83,7 @@ def _fish(verbs: Mapping[str, str], kinds: Mapping[str, type]) -> Iterator[str]:
             yield f"{here} -a {_quoted(' '.join(names))}"
         yield f"{here} -l help -d 'Show examples and the usual options.'"
         yield f"{here} -l help-all -d 'Show every option.'"
-        for option in options_of(kind):
+        for option in offered(kind):
             told = f"-d {_quoted(option.words)}"
             for flag in _flags(verb, option):
                 line = f"{here} -l {flag.removeprefix('--')}"
@@ -95,7 +95,7 @@ def _fish(verbs: Mapping[str, str], kinds: Mapping[str, type]) -> Iterator[str]:
 
 
 def _flags(verb: str, option: Option) -> list[str]:
-    short = [f"--{name}" for name, targets in SHORT.items() if targets[0] == option.name]
+    short = [f"--{name}" for name, target in SHORT.items() if target == option.name]
     negative = [option.negative] if option.kind is bool else []
     return [*(short if verb == "inherit" else ()), option.flag, *negative]
 

@@ -14,6 +14,7 @@ from wakeful.cli.console import OUT
 from wakeful.cli.examples import EXAMPLES
 from wakeful.config.model import VARIANTS
 from wakeful.config.options import Group, Option, options_of, sections_of
+from wakeful.config.refusals import forbidden
 from wakeful.config.schema import Config
 from wakeful.config.tables import preset_text, presets
 from wakeful.config.verbs import REFERENCES, SHORT, SOURCES
@@ -79,9 +80,14 @@ def _head(kind: Any, verb: str, usage: str, width: int) -> Iterator[Text]:
             yield from _wrapped(f"{name}: {stands}", width, 2)
 
 
+def offered(kind: type, default: Any = None) -> list[Option]:
+    """Return the options of a verb but those that it would refuse whatever they are set to."""
+    return [each for each in options_of(kind, default) if each.name not in forbidden(kind)]
+
+
 def _options(kind: type, verb: str, width: int, whole: bool, default: Any) -> Iterator[Text]:
     """Yield the options in two columns under their headings."""
-    options = list(options_of(kind, default))
+    options = offered(kind, default)
     rare = [each for each in options if each.group is None]
     boxes = [(group.value, "", [o for o in options if o.group is group]) for group in Group]
     if whole:
@@ -119,7 +125,7 @@ def _row(left: str, right: str, column: int, width: int) -> Iterator[Text]:
 
 
 def _invocation(option: Option, verb: str) -> str:
-    short = next((each for each, (first, *_) in SHORT.items() if first == option.name), "")
+    short = next((each for each, target in SHORT.items() if target == option.name), "")
     name = short if verb == "inherit" and short else option.name
     if option.kind is bool:
         return option.negative if option.default is True else f"--{name}"

@@ -7,14 +7,14 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from wakeful.cli.catalog import check_name
 from wakeful.cli.console import another_speaks
 from wakeful.cli.help import asks_for_help, print_help
 from wakeful.config.options import Option, options_of
 from wakeful.config.tables import Table, from_table, merged, to_table
-from wakeful.config.verbs import SHORT, SOURCES, short_value
+from wakeful.config.verbs import SHORT, SOURCES, Bos, InheritOptions, inherit_table
 from wakeful.errors import WakefulError, nearest
 
 _ROW = "--variants."
@@ -57,8 +57,10 @@ def parse(kind: type, arguments: list[str], prog: str, default: Any = None) -> A
         sys.exit(0)
     verb = prog.split(maxsplit=1)[0]
     options = {option.flag: option for option in options_of(kind, default)}
+    for short, target in SHORT.items() if kind is InheritOptions else ():
+        options[f"--{short}"] = dataclasses.replace(options[f"--{target}"], name=short)
     given: Table = {}
-    for name, values in _given(spelled_out(verb, arguments), options, verb):
+    for name, values in _given(arguments, options, verb):
         option = options[name]
         check_name(option, values)
         *parts, last = option.name.split(".")
@@ -69,6 +71,7 @@ def parse(kind: type, arguments: list[str], prog: str, default: Any = None) -> A
         required = option.default is dataclasses.MISSING
         if required and option.name not in given:
             raise WakefulError(f"{option.flag} is missing: {option.words}")
+    given = inherit_table(given) if kind is InheritOptions else given
     return from_table(kind, given if default is None else merged(to_table(default), given))
 
 
@@ -91,10 +94,9 @@ def _given(
         elif name in options:
             found.append((name, [value] if equals else []))
         else:
-            short = [f"--{each}" for each in SHORT] if verb == "inherit" else []
             raise WakefulError(
-                f"there is no option {name}{_close(name, [*options, *negatives, *short])}; wakeful "
-                f"{verb} --help-all lists them"
+                f"there is no option {name}{_close(name, [*options, *negatives])}; wakeful {verb} "
+                "--help-all lists them"
             )
     yield from found
 
@@ -107,6 +109,8 @@ def _value(option: Option, values: list[str]) -> Any:
         if values in ([], [_OFF]):
             return not values
         raise WakefulError(f"{option.flag} is a switch and takes no value, got {values[-1]!r}")
+    if not values and option.choices == get_args(Bos):
+        return "on"
     if len(values) != 1:
         raise WakefulError(f"{option.flag} takes one value, got {' '.join(values) or 'none'}")
     return _typed(option.kind, values[0])
@@ -151,35 +155,3 @@ def named_rows(arguments: list[str], rows: Sequence[str]) -> tuple[list[str], di
             argument = f"--{rest.removeprefix(f'{name}.')}"
         into.append(argument)
     return shared, own
-
-
-def spelled_out(verb: str, arguments: list[str]) -> list[str]:
-    """Return the arguments with short and older names of options in full.
-
-    Raises:
-        WakefulError: two names set one thing.
-    """
-    found: list[str] = []
-    said: dict[str, str] = {}
-    implied: dict[str, str] = {}
-    for place, argument in enumerate(arguments):
-        name, equals, value = argument.partition("=")
-        option = name.removeprefix("--").replace("-", "_") if name.startswith("--") else ""
-        after = arguments[place + 1] if place + 1 < len(arguments) else "-"
-        if option == "bos" and not equals and after.startswith("-"):
-            found += ["--bos", "on"]
-        elif option in ("no_bos", "nobos"):
-            found += ["--bos", "off"]
-        elif verb == "inherit" and option:
-            target, *others = SHORT.get(option, (option,))
-            if said.setdefault(target, name) != name:
-                raise WakefulError(f"{said[target]} and {name} both set {target}: give one")
-            found.append(f"--{target}{equals}{value}")
-            for other in others:
-                with contextlib.suppress(ValueError):  # which the first one's value says better
-                    implied[other] = str(short_value(other, option, value if equals else after))
-        else:
-            found.append(argument)
-    for other, value in implied.items():
-        found += [] if other in said else [f"--{other}", value]
-    return found

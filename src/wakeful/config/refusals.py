@@ -1,7 +1,8 @@
-"""Options that do not go together, as tables: what excludes, needs or forbids which, and why.
+"""What options may be, as tables: their ranges, and which exclude, need or forbid which, and why.
 
-A condition is a dotted name, which holds where the field is not at its default; `name=value`, also
-of one of several values; or `name!=value`.
+A class of options keeps its table as `RULES`, and checks it when it is made. A condition is a
+dotted name, which holds where the field is not at its default; `name=value`, also of one of several
+values; or `name!=value`.
 """
 
 import dataclasses
@@ -18,18 +19,66 @@ _CONDITION = re.compile(r"([\w.]+)(?:(!?=)(.*))?")
 
 @dataclass(frozen=True)
 class Rule:
-    """What options of `one` do to those of `other`, each a list of conditions parted by spaces."""
+    """What holds of some options, their names or conditions parted by spaces."""
 
     one: str
-    other: str
-    why: str
 
     def check(self, options: Any) -> None:
         """Raise `WakefulError` where the options break it."""
         raise NotImplementedError
 
 
-class Excludes(Rule):
+@dataclass(frozen=True)
+class Within(Rule):
+    """Each is a finite number in an interval, such as `(0, 1]` or `[0, 2**63)`."""
+
+    span: str
+
+    def check(self, options: Any) -> None:
+        low, high = map(_bound, self.span[1:-1].split(","))
+        for name, value in _values(options, self.one):
+            above = low <= value if self.span[0] == "[" else low < value
+            if not (above and (value <= high if self.span[-1] == "]" else value < high)):
+                raise WakefulError(f"{name} must be in {self.span}, got {value}")
+
+
+@dataclass(frozen=True)
+class AtLeast(Rule):
+    """None is below a number."""
+
+    least: int
+
+    def check(self, options: Any) -> None:
+        for name, value in _values(options, self.one):
+            if not value >= self.least:
+                allowed = f"be at least {self.least}" if self.least else "not be negative"
+                raise WakefulError(f"{name} must {allowed}, got {value}")
+
+
+@dataclass(frozen=True)
+class AtMost(Rule):
+    """None is above another, which `why` names in words."""
+
+    other: str
+    why: str = ""
+
+    def check(self, options: Any) -> None:
+        ((other, most),) = _values(options, self.other)
+        for name, value in _values(options, self.one):
+            if value > most:
+                words = f"{self.why}, " if self.why else ""
+                raise WakefulError(f"{name} = {value} is longer than {words}{other} = {most}")
+
+
+@dataclass(frozen=True)
+class Pair(Rule):
+    """What options of `one` do to those of `other`, each a list of conditions."""
+
+    other: str
+    why: str
+
+
+class Excludes(Pair):
     """None of one goes with any of the other."""
 
     def check(self, options: Any) -> None:
@@ -38,7 +87,7 @@ class Excludes(Rule):
                 raise WakefulError(f"{one} and {other}: {self.why}; leave out one of the two")
 
 
-class Needs(Rule):
+class Needs(Pair):
     """Each of one does something only with some of the other."""
 
     def check(self, options: Any) -> None:
@@ -52,8 +101,7 @@ class Needs(Rule):
 class Forbids(Rule):
     """None of one goes with these options at all."""
 
-    other: str = ""
-    why: str = dataclasses.field(kw_only=True)
+    why: str
 
     def check(self, options: Any) -> None:
         for one in _holding(options, self.one):
@@ -61,9 +109,24 @@ class Forbids(Rule):
 
 
 def check_rules(options: Any, *rules: Rule) -> None:
-    """Raise `WakefulError` at the first rule that a verb's options break."""
+    """Raise `WakefulError` at the first rule that options break."""
     for rule in rules:
         rule.check(options)
+
+
+def forbidden(kind: type) -> frozenset[str]:
+    """Return the dotted names of the options that a class has, and its rules forbid."""
+    rules = (rule for rule in getattr(kind, "RULES", ()) if isinstance(rule, Forbids))
+    return frozenset(name for rule in rules for name in rule.one.split())
+
+
+def _values(options: Any, names: str) -> list[tuple[str, Any]]:
+    return [(name, operator.attrgetter(name)(options)) for name in names.split()]
+
+
+def _bound(text: str) -> float:
+    base, _, power = text.partition("**")
+    return float(base) ** int(power or 1)
 
 
 def _holding(options: Any, conditions: str) -> list[str]:
@@ -90,6 +153,9 @@ def _parts(condition: str) -> tuple[str, str, str]:
 
 def _flag(condition: str) -> str:
     name, sign, value = _parts(condition)
+    place, dot, last = name.rpartition(".")
+    if (sign, value) == ("=", "False"):
+        return f"--{place}{dot}no_{last}"
     return f"--{name} {'not ' * (sign == '!=')}{value}".rstrip()
 
 

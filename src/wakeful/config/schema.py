@@ -10,9 +10,9 @@ import tomli_w
 
 from wakeful.config.model import ModelConfig
 from wakeful.config.options import How, HowMuch, What, Where
+from wakeful.config.refusals import AtLeast, AtMost, Excludes, Within, check_rules
 from wakeful.config.tables import (
     Table,
-    at_least,
     from_table,
     merged,
     on_preset,
@@ -21,12 +21,8 @@ from wakeful.config.tables import (
 )
 from wakeful.errors import WakefulError, nearest
 
-_MOST_LAYERS = 2**14
-"""Of a model: each is an object of its own, and no published model has two thousand."""
 _MOST_TOKENS = 2**28
 """Of a step: a batch is made at once."""
-_MOST_BATCHES = 2**32
-"""Batches that a run may leave out: times a batch's rows, a place among windows is a machine's."""
 T = TypeVar("T")
 OWN_KEYS = ("variants", "seeds", "layouts")
 """What a table says of a comparison and not of a run."""
@@ -58,11 +54,10 @@ class TextConfig:
 
         Only what is new is checked: runs of old may have both.
         """
-        if self.tokenizer and self.vocab_size != type(self).vocab_size:
-            raise WakefulError(
-                f"vocab_size = {self.vocab_size} is for a tokenizer that is trained, and "
-                f"tokenizer = {self.tokenizer!r} is given: leave out one"
-            )
+        check_rules(
+            self,
+            Excludes("vocab_size", "tokenizer", "the size is for a tokenizer that is trained"),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,16 +75,8 @@ class DataConfig(TextConfig):
     """Let attention cross from a document into the next of its sequence, in training and losses."""
     max_tokens: int = 0
     """Train on this many first tokens alone, repeated; validation is unchanged. 0 means all."""
-
     first_batch: int = 0
     """First batch to read in the seed's order, to go on where an earlier run's data ended."""
-
-    def __post_init__(self) -> None:
-        at_least(0, self, "max_tokens", "first_batch")
-        if self.first_batch > _MOST_BATCHES:
-            raise WakefulError(
-                f"data.first_batch must be at most {_MOST_BATCHES:,}, got {self.first_batch:,}"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,13 +208,6 @@ class WidthConfig:
     """Tokens of the training text's beginning that they are chosen and compensated on, in
     sequences of train.length."""
 
-    def __post_init__(self) -> None:
-        for name in ("heads", "mlp"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise WakefulError(
-                    f"width.{name} = {getattr(self, name)} is a share to keep, between 0 and 1"
-                )
-
     def __bool__(self) -> bool:
         return bool(self.heads or self.mlp)
 
@@ -253,12 +233,6 @@ class HealConfig:
     """Weight of the distance of the heir's stream from the reference's, after each of its layers
     and those that it stands for, in the loss: mean over tokens and layers of ‖x − y‖² / ‖y‖²."""
     lora: LoraConfig = field(default_factory=LoraConfig)
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.alpha <= 1:
-            raise WakefulError(f"heal.alpha = {self.alpha} is a share, between 0 and 1")
-        if not 0 < self.temperature < math.inf:
-            raise WakefulError(f"heal.temperature = {self.temperature} must be above 0 and finite")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -334,42 +308,51 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
     sample: SampleConfig = field(default_factory=SampleConfig)
 
+    RULES = (
+        AtLeast(
+            "train.steps train.batch_size train.length train.eval_batch_size "
+            "train.keep_checkpoints train.diagnose.num_sequences train.quantize.num_sequences", 1,
+        ),
+        AtLeast(
+            "train.micro_batch_size train.log_every train.eval_every train.checkpoint_every "
+            "train.diagnose.every train.diagnose.attention train.distill.top_k "
+            "train.distill.hidden train.lora.rank optimizer.lr optimizer.final_lr "
+            "optimizer.initial_lr optimizer.eps optimizer.weight_decay optimizer.clip "
+            "optimizer.warmup_steps sample.num_tokens sample.temperature sample.top_k "
+            "data.max_tokens", 0,
+        ),
+        Within("train.distill.alpha", "[0, 1]"),
+        Within("train.distill.temperature", "(0, inf)"),
+        Within("optimizer.beta1 optimizer.beta2", "[0, 1)"),
+        Within("data.validation_fraction", "(0, 1)"),
+        Within("train.seed sample.seed", "[0, 2**63)"),
+        Within("model.num_layers", "[1, 2**14]"),  # each is an object of its own
+        Within("data.first_batch", "[0, 2**32]"),  # a row's place is a machine's number
+        Excludes("model.relaxed_prefix", "data.cross_documents=False", "it needs whole sequences"),
+        AtMost("train.length", "model.max_length", "the model's context"),
+        AtMost("model.relaxed_prefix train.diagnose.attention", "train.length"),
+    )  # fmt: skip
+
     def __post_init__(self) -> None:
-        train, model, optimizer = self.train, self.model, self.optimizer
-        _check_values(self)
-        _check_sizes(self)
-        at_least(
-            1, self, "train.steps", "train.batch_size", "train.length", "train.eval_batch_size",
-            "train.keep_checkpoints", "train.diagnose.num_sequences",
-            "train.quantize.num_sequences",
-        )  # fmt: skip
-        at_least(
-            0, self, "train.micro_batch_size", "train.log_every", "train.eval_every",
-            "train.checkpoint_every", "train.diagnose.every", "train.distill.top_k",
-            "train.distill.hidden", "train.lora.rank", "optimizer.lr", "optimizer.final_lr",
-            "optimizer.initial_lr", "optimizer.eps", "optimizer.weight_decay", "optimizer.clip",
-            "optimizer.warmup_steps",
-            "sample.num_tokens", "sample.temperature", "sample.top_k",
-        )  # fmt: skip
-        if train.length > model.max_length:
+        train = self.train
+        _check_finite(config_to_table(self), "")
+        if not self.name or "\0" in self.name:
+            raise WakefulError(f"name must be fit for a folder, got {self.name!r}")
+        check_rules(self, *self.RULES)
+        if train.batch_size * train.length > _MOST_TOKENS:
             raise WakefulError(
-                f"train.length = {train.length} is longer than the model's context, "
-                f"model.max_length = {model.max_length}"
+                f"train.batch_size = {train.batch_size} sequences of train.length = "
+                f"{train.length} are more than {_MOST_TOKENS} tokens a step"
             )
         if train.micro_batch_size and train.batch_size % train.micro_batch_size:
             raise WakefulError(
                 f"train.micro_batch_size = {train.micro_batch_size} does not divide "
                 f"train.batch_size = {train.batch_size}"
             )
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(optimizer, name) < 1:
-                raise WakefulError(
-                    f"optimizer.{name} must be in [0, 1), got {getattr(optimizer, name)}"
-                )
-        if not 0 < self.data.validation_fraction < 1:
+        asked, least = train.diagnose.attention, max(2, self.model.relaxed_prefix)
+        if 0 < asked < least:
             raise WakefulError(
-                "data.validation_fraction must be between 0 and 1, "
-                f"got {self.data.validation_fraction}"
+                f"train.diagnose.attention must be 0 or at least {least}, got {asked}"
             )
 
 
@@ -458,60 +441,9 @@ def layouts_of(table: Table) -> list[str]:
     return layouts
 
 
-def _check_values(config: Config) -> None:
-    _check_numbers(config_to_table(config), "")
-    _check_prefix(config)
-    _check_attention(config)
-    distill = config.train.distill
-    if not 0 <= distill.alpha <= 1 or not 0 < distill.temperature < math.inf:
-        raise WakefulError(
-            "train.distill.alpha must be between 0 and 1 and train.distill.temperature positive, "
-            f"got {distill.alpha} and {distill.temperature}"
-        )
-    if not config.name or "\0" in config.name:
-        raise WakefulError(f"name must be fit for a folder, got {config.name!r}")
-
-
-def _check_numbers(table: Table, place: str) -> None:
+def _check_finite(table: Table, place: str) -> None:
     for name, value in table.items():
         if isinstance(value, dict):
-            _check_numbers(value, f"{place}{name}.")
+            _check_finite(value, f"{place}{name}.")
         if isinstance(value, float) and not math.isfinite(value):
             raise WakefulError(f"{place}{name} must be finite, got {value}")
-        if name == "seed" and isinstance(value, int) and not 0 <= value < 2**63:
-            raise WakefulError(f"{place}seed must be in [0, 2**63), got {value}")
-
-
-def _check_attention(config: Config) -> None:
-    asked, prefix = config.train.diagnose.attention, config.model.relaxed_prefix
-    if asked and not max(2, prefix) <= asked <= config.train.length:
-        raise WakefulError(
-            f"train.diagnose.attention must be 0, or between {max(2, prefix)} and train.length = "
-            f"{config.train.length} tokens, got {asked}"
-        )
-
-
-def _check_sizes(config: Config) -> None:
-    if config.model.num_layers > _MOST_LAYERS:
-        raise WakefulError(
-            f"model.num_layers = {config.model.num_layers} is more than {_MOST_LAYERS}, the most "
-            "that are built"
-        )
-    if config.train.batch_size * config.train.length > _MOST_TOKENS:
-        raise WakefulError(
-            f"train.batch_size = {config.train.batch_size} sequences of train.length = "
-            f"{config.train.length} are more than {_MOST_TOKENS} tokens a step"
-        )
-
-
-def _check_prefix(config: Config) -> None:
-    if config.model.relaxed_prefix and not config.data.cross_documents:
-        raise WakefulError(
-            f"model.relaxed_prefix = {config.model.relaxed_prefix} needs whole sequences, which "
-            "data.cross_documents = false splits: leave out one of the two"
-        )
-    if config.model.relaxed_prefix > config.train.length:
-        raise WakefulError(
-            f"model.relaxed_prefix = {config.model.relaxed_prefix} is longer than train.length = "
-            f"{config.train.length}"
-        )

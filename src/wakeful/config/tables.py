@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import operator
 import re
 import tomllib
 import types
@@ -124,15 +123,6 @@ def from_table(kind: Any, table: object, *, record: str = "") -> Any:
 def to_table(value: object) -> Table:
     """Return every field of a dataclass, and of those in it, as a table."""
     return typing.cast(Table, _plain(value))
-
-
-def at_least(least: int, options: object, *names: str) -> None:
-    """Raise `WakefulError` where a (dotted) field of a dataclass is below what it may be."""
-    for name in names:
-        value = operator.attrgetter(name)(options)
-        if not value >= least:
-            allowed = f"be at least {least}" if least else "not be negative"
-            raise WakefulError(f"{name} must {allowed}, got {value}")
 
 
 def nested(name: str, value: Any) -> Table:

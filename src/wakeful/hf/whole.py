@@ -32,7 +32,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from wakeful.errors import WakefulError
+from wakeful.errors import WakefulError, first_line
 from wakeful.hf.gguf_header import GGUFHeader, read_gguf_header
 from wakeful.paths import default_cache_dir, moved_in, part_beside
 
@@ -353,11 +353,6 @@ def check_bounds(config: PreTrainedConfig, num_tensors: int, num_bytes: int, pla
 
 def _no_model(folder: Path, error: BaseException) -> WakefulError:
     return WakefulError(f"{folder / 'config.json'} describes no model: {first_line(error)}")
-
-
-def first_line(error: BaseException) -> str:
-    """Return what an error says, without what follows."""
-    return str(error).strip().split("\n", 1)[0] or type(error).__name__
 
 
 def smollm2_folder() -> Path:

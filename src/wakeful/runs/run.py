@@ -37,7 +37,7 @@ from torch import Tensor
 from wakeful.config.schema import Config, config_from_table
 from wakeful.config.tables import from_table, read_table, to_table
 from wakeful.data.parquet_header import fault_in_parquet
-from wakeful.errors import WakefulError, nearest_path
+from wakeful.errors import WakefulError, first_line, nearest_path
 from wakeful.paths import part_beside
 from wakeful.version import __version__
 
@@ -402,15 +402,11 @@ def read_frame(path: Path, columns: Columns, *, optional: Columns | None = None)
                 raise WakefulError(f"{path} holds other types: {name} is {schema[name]}")
         frame = table.select(*columns).collect()
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
-        raise WakefulError(f"{path} cannot be read: {_first_line(error)}") from None
+        raise WakefulError(f"{path} cannot be read: {first_line(error)}") from None
     try:
         return frame.with_columns(pl.col(name).cast(kind) for name, kind in columns.items())
     except pl.exceptions.PolarsError as error:
-        raise WakefulError(f"{path} holds other types: {_first_line(error)}") from None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+        raise WakefulError(f"{path} holds other types: {first_line(error)}") from None
 
 
 def read_windows(path: Path) -> pl.DataFrame:

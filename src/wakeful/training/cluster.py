@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from wakeful.config.refusals import AtLeast, check_rules
 from wakeful.config.schema import Config, config_from_table, config_to_table
-from wakeful.config.tables import at_least
 from wakeful.data.tasks.base import task_of
 from wakeful.device import choose_device, rough_seconds
 from wakeful.display import Display
@@ -149,8 +149,7 @@ def cluster_of(expression: str) -> Cluster:
     """
     known = {"local": _local, "slurm": _slurm}
     found: Cluster = build_call("cluster", known, expression)(expression)
-    at_least(1, found, "workers")
-    at_least(0, found, "gpus")
+    check_rules(found, AtLeast("workers", 1), AtLeast("gpus", 0))
     _submitit()
     if found.engine == "slurm" and shutil.which("srun") is None:
         raise WakefulError(

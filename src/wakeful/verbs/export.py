@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from wakeful.config.refusals import check_rules
 from wakeful.config.verbs import ExportOptions
+from wakeful.config.verbs.export import COPIED_RULES, FILE_RULES, FOLDER_RULES, MEMORY_RULES
 from wakeful.display import Shown
 from wakeful.errors import WakefulError
 from wakeful.heirs.inherit import inherit
@@ -53,7 +55,7 @@ def export(
     """
     wanted = asked(ExportOptions, options, given)
     folder = Path(folder)
-    _check_form(wanted, folder)
+    check_rules(wanted, *(FILE_RULES if folder.suffix == ".gguf" else FOLDER_RULES))
     refuse_existing(folder)
     flags = "".join(f" --{name} {value}" for name, value in _said(wanted).items())
     command = f"wakeful export {shlex.quote(name_of(model))} {shlex.quote(str(folder))}{flags}"
@@ -69,10 +71,7 @@ def export(
                 "a tokenizer is given, and what stays of a folder whose layers are left out is "
                 "copied: leave it out, or export the result with it"
             )
-        if wanted.dtype != ExportOptions.dtype:
-            raise WakefulError(
-                f"dtype = {wanted.dtype}: the layers that stay are copied as they are stored"
-            )
+        check_rules(wanted, *COPIED_RULES)
         kind = read_config(stock).model_type
         card = shortened_card(folder.name, name_of(model), command, kind, layers)
         return drop_layers(stock, layers, folder, card=card)
@@ -80,9 +79,8 @@ def export(
         # A folder's tensors are cast as they are written, where what does not fit is refused.
         stored = torch.float32 if folder.suffix == ".gguf" else "auto"
         found = read_decoder(model, tokenizer=tokenizer, dtype=stored, step=wanted.step)
-    elif wanted.step:
-        raise WakefulError(f"step = {wanted.step} is for a run, and this model is in memory")
     else:
+        check_rules(wanted, *MEMORY_RULES)
         found = load(model, tokenizer=tokenizer)
     if found.is_quantized:
         raise WakefulError(
@@ -108,20 +106,6 @@ def export(
     card = model_card(found, kind, command, source=whole, done=done)
     dtype = found.written_in if wanted.dtype == "auto" else getattr(torch, wanted.dtype)
     return write(found.decoder(), folder, tokenizer=found.own_tokenizer, dtype=dtype, card=card)
-
-
-def _check_form(options: ExportOptions, out: Path) -> None:
-    """Refuse an option of a folder beside a file, and of a file beside a folder."""
-    if out.suffix == ".gguf" and options.dtype != ExportOptions.dtype:
-        raise WakefulError(
-            f"dtype = {options.dtype} is for a folder, and {out} is a file: choose what it stores "
-            "with gguf"
-        )
-    if out.suffix != ".gguf" and options.gguf != ExportOptions.gguf:
-        raise WakefulError(
-            f"gguf = {options.gguf} is for a file, and {out} would be a folder: name one that ends "
-            f"in .gguf, such as {out}.gguf"
-        )
 
 
 def _stock_folder(model: Source, step: int) -> Path | None:

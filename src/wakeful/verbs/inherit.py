@@ -15,7 +15,6 @@ import tomli_w
 import torch
 from rich.text import Text
 
-from wakeful.config.schema import DistillConfig
 from wakeful.config.tables import to_table
 from wakeful.config.verbs import LENGTH, REFERENCES, InheritOptions
 from wakeful.data.base import Data
@@ -25,7 +24,7 @@ from wakeful.display import LONG, Display, Shown, duration, usual
 from wakeful.errors import WakefulError
 from wakeful.estimates import finite
 from wakeful.heirs.arms import arms_of, read_recipe
-from wakeful.heirs.baselines import baseline_of, check_baselines
+from wakeful.heirs.baselines import check_baselines
 from wakeful.heirs.inherit import departures
 from wakeful.heirs.layers import Diagnosed, LayerMap
 from wakeful.heirs.mergekit import FILE, check_mergeable, merged_from, passthrough
@@ -270,25 +269,12 @@ def _check_names(options: InheritOptions) -> None:
         if expression:
             build(folder, expression, imports=True)
     optimizer_of(options.optimizer.name, imports=True)
-    own = options.train.distill != DistillConfig()
-    if own and not any(baseline_of(name).distil for name in options.baseline):
-        raise WakefulError(
-            "train.distill.alpha and train.distill.temperature are of the baselines distillation, "
-            "distillation_mean and distilbert: name one, or leave them out; the heir's are --alpha "
-            "and --temperature"
-        )
     if options.cluster:
         cluster_of(options.cluster)
 
 
 def _check_recipe(options: InheritOptions, source: Source) -> None:
     """Refuse before anything is read, as far as the options and a name can tell."""
-    if options.width:
-        raise WakefulError(
-            "--recipe has mergekit copy whole layers, and --width.heads and --width.mlp "
-            "narrow them: "
-            "leave out one of the two"
-        )
     if isinstance(source, str | Path):
         merged_from(str(source))
 

@@ -171,7 +171,7 @@ class Quantization(Result):
     @property
     def _measured(self) -> Damage:
         if self.damage is None:
-            raise WakefulError("nothing was measured: give quantize a text=... or data=...")
+            raise WakefulError("nothing was measured: give quantize a text=...")
         return self.damage
 
 

@@ -98,7 +98,7 @@ def quantize(
     several = isinstance(model, list | tuple) or table is not None
     found = chosen_schemes(_names(wanted, table), wanted.scales)
     _check(wanted, found, len(models))
-    measures = bool(wanted.text or wanted.data or wanted.out or several)
+    measures = bool(wanted.text or wanted.out or several)
     choose_device(wanted.device)
     extra = wanted.calibration_sequences if any(each.calibrated for each in found) else 0
     count = wanted.num_sequences if measures else 0

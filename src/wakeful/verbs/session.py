@@ -111,7 +111,7 @@ def own_words(
     model: Model, wanted: DiagnoseOptions | EvaluateOptions | QuantizeOptions, words: Words
 ) -> Words:
     """Return what a model reads: the task that it was trained on, if any, where none is named."""
-    if wanted.text or wanted.data or not wanted.source:
+    if wanted.text or not wanted.source:
         return words
     return own_task(model) or words
 

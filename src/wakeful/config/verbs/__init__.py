@@ -18,7 +18,6 @@ from wakeful.config.verbs.inherit import (
     Until,
     inherit_options,
     inherit_table,
-    short_value,
 )
 from wakeful.config.verbs.prepare import PrepareOptions
 from wakeful.config.verbs.quantize import Arithmetic, QuantizeOptions, SavedAs, ScaleKind
@@ -31,6 +30,5 @@ __all__ = [
     "CureOptions", "DiagnoseOptions", "Dtype", "EvaluateOptions", "ExportOptions", "Figure",
     "GenerateOptions", "GrowFrom", "InheritOptions", "NoOptions", "PrepareOptions",
     "QuantizeOptions", "ReportOptions", "SampleOptions", "SavedAs",
-    "ScaleKind", "Until", "inherit_options", "inherit_table", "options_from", "short_value",
-    "with_shots",
+    "ScaleKind", "Until", "inherit_options", "inherit_table", "options_from", "with_shots",
 ]  # fmt: skip

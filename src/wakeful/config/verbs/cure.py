@@ -1,11 +1,9 @@
 """What `cure` may be told."""
 
-import math
 from dataclasses import dataclass
 
 from wakeful.config.options import How, HowMuch, Where
-from wakeful.config.refusals import Excludes, check_rules
-from wakeful.config.tables import at_least
+from wakeful.config.refusals import AtLeast, Excludes, Within, check_rules
 from wakeful.config.verbs.reading import Figure, Reading, Stored
 from wakeful.errors import WakefulError
 
@@ -42,28 +40,27 @@ class CureOptions(Reading):
     figures: Where[tuple[Figure, ...]] = ()
     """Write the charts for a paper too, in these formats, into the folder figures."""
 
+    RULES = (
+        AtLeast("num_sequences batch_size", 1),
+        AtLeast("train_length", 2),
+        AtLeast("steps", 0),
+        Within("lr", "(0, inf)"),
+        Excludes("prefix", "sinks gates", "a prefix keeps the token that these do without"),
+        Excludes("dtype=bfloat16", "sinks gates", "it is too coarse to train them"),
+        Excludes("rotate", "gates", "the gates' own matrices are not turned; --sinks can be"),
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(1, self, "num_sequences")
+        check_rules(self, *self.RULES)
         if not (self.rotate or self.rotate_inner or self.prefix or self.trains):
             raise WakefulError(
                 "name a cure: --rotate hadamard, --rotate_inner, --prefix bos, --sinks, --gates"
             )
-        check_rules(
-            self,
-            Excludes("prefix", "sinks gates", "a prefix keeps the token that these do without"),
-            Excludes("dtype=bfloat16", "sinks gates", "it is too coarse to train them"),
-            Excludes("rotate", "gates", "the gates' own matrices are not turned; --sinks can be"),
-        )
         if self.sinks and self.gates and not self.steps:
             raise WakefulError(
                 "steps = 0 leaves gates beside sinks that do nothing: train them, or choose one"
             )
-        at_least(1, self, "batch_size")
-        at_least(2, self, "train_length")
-        at_least(0, self, "steps")
-        if not 0 < self.lr < math.inf:
-            raise WakefulError(f"lr = {self.lr}: must be positive")
         if self.prefix not in ("", "bos") and not (self.prefix.isdecimal() and int(self.prefix)):
             raise WakefulError(
                 f"prefix = {self.prefix!r}: must be bos, or a number of tokens to choose"

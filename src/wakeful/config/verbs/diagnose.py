@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 
 from wakeful.config.options import How, HowMuch, Where
-from wakeful.config.tables import at_least
+from wakeful.config.refusals import AtLeast, Within, check_rules
 from wakeful.config.verbs.reading import Figure, Reading
-from wakeful.errors import WakefulError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +28,8 @@ class DiagnoseOptions(Reading):
     figures: Where[tuple[Figure, ...]] = ()
     """Write the charts for a paper too, in these formats, into the folder figures."""
 
+    RULES = (AtLeast("num_sequences", 1), Within("tau", "(0, 1)"))
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(1, self, "num_sequences")
-        if not 0 < self.tau < 1:
-            raise WakefulError(f"tau = {self.tau} is a share, above 0 and below 1")
+        check_rules(self, *self.RULES)

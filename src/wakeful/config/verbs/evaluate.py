@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wakeful.config.options import HowMuch, What, Where
-from wakeful.config.refusals import Excludes, Needs, check_rules
+from wakeful.config.refusals import AtLeast, Excludes, Needs, check_rules
 from wakeful.config.schema import DataConfig
-from wakeful.config.tables import at_least
 from wakeful.config.verbs.reading import Figure, Reading
 from wakeful.errors import WakefulError
 
@@ -57,17 +56,18 @@ class EvaluateOptions(Reading):
     figures: Where[tuple[Figure, ...]] = ()
     """Write the charts for a paper too, in these formats, into the folder figures."""
 
+    RULES = (
+        AtLeast("batch_size", 1),
+        AtLeast("stride num_sequences limit shots", 0),
+        Excludes("texts", "text", "every text is named in --texts"),
+        Needs("labels", "choices", "they are the answers to these"),
+        Needs("shots", "tasks", "these bring few-shot examples"),
+        Needs("limit", "lambada choices tasks", "a text is shortened by --num_sequences"),
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(1, self, "batch_size")
-        at_least(0, self, "stride", "num_sequences", "limit", "shots")
-        check_rules(
-            self,
-            Excludes("texts", "text data", "every text is named in --texts"),
-            Needs("labels", "choices", "they are the answers to these"),
-            Needs("shots", "tasks", "these bring few-shot examples"),
-            Needs("limit", "lambada choices tasks", "a text is shortened by --num_sequences"),
-        )
+        check_rules(self, *self.RULES)
         stems = [Path(text).stem for text in self.texts]
         for stem in stems:
             if stems.count(stem) > 1:
@@ -76,7 +76,7 @@ class EvaluateOptions(Reading):
             raise WakefulError(f"speed = {self.speed}: lengths of at least 1, each once")
         for name in ("length", "stride", "num_sequences"):
             if not self.sources and getattr(self, name):
-                raise WakefulError(f"{name} is for a text, and none is given; add --text or --data")
+                raise WakefulError(f"{name} is for a text, and none is given; add --text")
         if self.length and self.stride > self.length:
             raise WakefulError(
                 f"stride = {self.stride} must be between 1 and the length, {self.length}"
@@ -98,7 +98,7 @@ class EvaluateOptions(Reading):
     def source(self) -> str:
         """The one text to measure perplexity on; empty where something else is asked for."""
         other = self.asks or self.texts or self.speed
-        return self.text or self.data or ("" if other else DataConfig.source)
+        return self.text or ("" if other else DataConfig.source)
 
     @property
     def sources(self) -> dict[str, str]:
@@ -109,7 +109,7 @@ class EvaluateOptions(Reading):
     @property
     def windows(self) -> int:
         """Windows at most; 0: all."""
-        return self.num_sequences or (0 if self.text or self.data or self.texts else 64)
+        return self.num_sequences or (0 if self.text or self.texts else 64)
 
     @property
     def asks(self) -> bool:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from wakeful.config.options import Elsewhere, How, What
+from wakeful.config.refusals import Forbids
 from wakeful.config.verbs.reading import Stored
 
 LLAMA_CPP = Elsewhere(
@@ -24,3 +25,11 @@ class ExportOptions:
     """Checkpoint of the run to write, by its step. 0 means the newest."""
     layers: What[tuple[str, ...]] = ()
     """Layers to keep, from 0, e.g. 0-2 18-29. Of any architecture of Transformers, experts too."""
+
+
+FILE_RULES = (Forbids("dtype", "it is for a folder; --gguf says what a file stores"),)
+"""Of a file NAME.gguf."""
+FOLDER_RULES = (Forbids("gguf", "it is for a file, and a file's name ends in .gguf"),)
+COPIED_RULES = (Forbids("dtype", "the layers that stay are copied as they are stored"),)
+"""Of a folder of Transformers' whose layers are left out."""
+MEMORY_RULES = (Forbids("step", "it is for a run, and this model is in memory"),)

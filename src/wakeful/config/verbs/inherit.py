@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from wakeful.config.options import How, HowMuch, Instead, Seldom, What, Where
-from wakeful.config.refusals import Excludes, Forbids, Needs, check_rules
+from wakeful.config.refusals import AtLeast, Excludes, Forbids, Needs, Within, check_rules
 from wakeful.config.schema import (
     BridgeConfig,
     DataConfig,
@@ -17,7 +17,7 @@ from wakeful.config.schema import (
     TrainConfig,
     WidthConfig,
 )
-from wakeful.config.tables import at_least, from_table, merged, nested, to_table
+from wakeful.config.tables import from_table, merged, nested, to_table
 from wakeful.config.verbs.reading import Bos, Figure
 from wakeful.errors import WakefulError
 
@@ -38,50 +38,10 @@ _AUTOMATIC = (
     ("length", "Tokens per sequence. 0: 256, or the reference's context where it is shorter."),
     ("eval_every", "Steps between validations on all the text. 0: a fifth of the steps."),
     ("distill.alpha", "Of the baselines distillation, distillation_mean and distilbert; the heir's "
-     "is --alpha."),
-    ("distill.temperature", "Of these baselines too; the heir's is --temperature."),
+     "is --heal.alpha."),
+    ("distill.temperature", "Of these baselines too; the heir's is --heal.temperature."),
 )  # fmt: skip
 """What options of training mean here."""
-
-
-_RULES = (
-    Excludes("layers", "keep blocks", "both say which layers"),
-    Excludes("keep", "blocks", "both say which layers"),
-    Excludes("blocks", "choose gaps", "the layers are named, and nothing is left to choose"),
-    Excludes("pinned", " ".join(["blocks", *(f"choose={each}" for each in _FIXED)]),
-             "that says which layers stay"),
-    Needs("gaps", "choose=angle", "it decides what is left out"),
-    Excludes("choose=bridge", "bridge.map=none", "layers are tried with a bridge"),
-    Needs("copy", "bridge.map=none", "parts of every block start at random, and a bridge is solved "
-          "on what the blocks compute"),
-    Excludes("bridge.map=none", "bridge.tokens bridge.ridge bridge.weigh bridge.first",
-             "there is no bridge"),
-    Needs("rounds until grow_from", "grow", "it is for growing"),
-    Excludes("width.heads width.mlp", "grow drops copy",
-             "heads and channels of the whole reference are left out once"),
-    Needs("width.tokens", "width.heads width.mlp baseline=narrow", "it is for narrowing"),
-    Excludes("drops", "grow blocks copy",
-             "whole layers are dropped in the order that --choose gives, and healed in between"),
-    Excludes("heal.by=text", "heal.alpha heal.temperature heal.top_k",
-             "the reference's predictions are not learned from"),
-    Excludes("heal.hidden", "heal.top_k heal.by", "the reference's streams are needed every step"),
-    Needs("heal.store heal.rest", "heal.top_k", "it is for stored predictions"),
-    Needs("heal.lora.alpha heal.lora.modules", "heal.lora.rank", "it is for adapters"),
-    Excludes("heal.lora.rank", "copy",
-             "adapters cannot train the parts of a block that start at random"),
-    Excludes("seeds", "train.seed", "both name the seed"),
-    Excludes("bos=off", "data.bos", "they contradict each other"),
-    Forbids("data.first_batch", why="it follows from what an heir was trained for before"),
-    Forbids("data.tokenizer data.vocab_size", why="an heir has its reference's tokenizer"),
-    Forbids("data.keep_overlap", why="what an heir remembers of its validation text would count as "
-            "what it has learned"),
-    Forbids("train.distill.teacher", why="an inheritance's teacher is its reference"),
-    Forbids(" ".join(f"train.distill.{each.name}" for each in dataclasses.fields(DistillConfig)
-                     if each.name not in ("teacher", "alpha", "temperature")),
-            why="an heir learns as --heal says"),
-    Forbids("train.lora.rank", why="adapters are for what begins as good as healed, which no "
-            "baseline does: --heal.lora.rank is the heir's"),
-)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +51,7 @@ class InheritOptions:
     Unless told otherwise, steps are as many as minutes allow, length is 256 or the reference's
     context, and eval_every is a fifth of the steps.
 
-    Long names work too: --steps is --train.steps, --text and --data are --data.source, and --lr is
+    Long names work too: --steps is --train.steps, --text is --data.source, and --lr is
     --optimizer.lr with a tenth of it as --optimizer.final_lr.
     """
 
@@ -171,56 +131,77 @@ class InheritOptions:
         default_factory=lambda: SampleConfig(prompts=("def ",), num_tokens=32)
     )
 
+    RULES = (
+        AtLeast("layers grow rounds minutes pinned train.steps train.length train.eval_every "
+                "train.checkpoint_every bridge.ridge heal.top_k heal.hidden heal.lora.rank "
+                "data.max_tokens", 0),
+        AtLeast("gaps drops bridge.tokens width.tokens diagnose_sequences", 1),
+        Within("keep warmup heal.alpha width.heads width.mlp", "[0, 1]"),
+        Within("heal.temperature", "(0, inf)"),
+        Excludes("recipe", "width.heads width.mlp",
+                 "mergekit copies whole layers, and these narrow them"),
+        Needs("train.distill.alpha train.distill.temperature", " ".join(
+            f"baseline={each}" for each in ("distillation", "distillation_mean", "distilbert")),
+            "it is of these; the heir's are --heal.alpha and --heal.temperature"),
+        Excludes("layers", "keep blocks", "both say which layers"),
+        Excludes("keep", "blocks", "both say which layers"),
+        Excludes("blocks", "choose gaps", "the layers are named, and nothing is left to choose"),
+        Excludes("pinned", " ".join(["blocks", *(f"choose={each}" for each in _FIXED)]),
+                 "that says which layers stay"),
+        Needs("gaps", "choose=angle", "it decides what is left out"),
+        Excludes("choose=bridge", "bridge.map=none", "layers are tried with a bridge"),
+        Needs("copy", "bridge.map=none",
+              "parts of every block start at random, and a bridge is solved on what they compute"),
+        Excludes("bridge.map=none", "bridge.tokens bridge.ridge bridge.weigh bridge.first",
+                 "there is no bridge"),
+        Needs("rounds until grow_from", "grow", "it is for growing"),
+        Excludes("width.heads width.mlp", "grow drops copy",
+                 "heads and channels of the whole reference are left out once"),
+        Needs("width.tokens", "width.heads width.mlp baseline=narrow", "it is for narrowing"),
+        Excludes("drops", "grow blocks copy",
+                 "whole layers are dropped in the order of --choose, and healed in between"),
+        Excludes("heal.by=text", "heal.alpha heal.temperature heal.top_k",
+                 "the reference's predictions are not learned from"),
+        Excludes("heal.hidden", "heal.top_k heal.by",
+                 "the reference's streams are needed every step"),
+        Needs("heal.store heal.rest", "heal.top_k", "it is for stored predictions"),
+        Needs("heal.lora.alpha heal.lora.modules", "heal.lora.rank", "it is for adapters"),
+        Excludes("heal.lora.rank", "copy",
+                 "adapters cannot train the parts of a block that start at random"),
+        Excludes("seeds", "train.seed", "both name the seed"),
+        Excludes("bos=off", "data.bos", "they contradict each other"),
+        Forbids("data.first_batch", why="it follows from what an heir was trained for before"),
+        Forbids("data.tokenizer data.vocab_size", why="an heir has its reference's tokenizer"),
+        Forbids("data.keep_overlap", why="what an heir remembers of its validation text would "
+                "count as what it has learned"),
+        Forbids("train.distill.teacher", why="an inheritance's teacher is its reference"),
+        Forbids(" ".join(f"train.distill.{each.name}" for each in dataclasses.fields(DistillConfig)
+                         if each.name not in ("teacher", "alpha", "temperature")),
+                why="an heir learns as --heal says"),
+        Forbids("train.lora.rank train.lora.alpha train.lora.modules",
+                why="adapters are for what begins as good as healed, which no baseline does: "
+                "--heal.lora.rank is the heir's"),
+    )  # fmt: skip
+
     def __post_init__(self) -> None:
-        at_least(
-            0, self, "layers", "grow", "rounds", "minutes", "pinned", "train.steps",
-            "train.length", "train.eval_every", "train.checkpoint_every", "bridge.ridge",
-            "heal.top_k", "heal.hidden", "heal.lora.rank",
-        )  # fmt: skip
-        at_least(1, self, "gaps", "drops", "bridge.tokens", "width.tokens")
-        check_rules(self, *_RULES)
-        if not 0 <= self.keep <= 1:
-            raise WakefulError(f"keep = {self.keep} is a share of the layers, between 0 and 1")
-        if not 0 <= self.warmup <= 1:
-            raise WakefulError(f"warmup = {self.warmup} is a share of the steps, between 0 and 1")
+        check_rules(self, *self.RULES)
         if len(set(self.seeds)) < len(self.seeds) or min(self.seeds, default=0) < 0:
             raise WakefulError(f"seeds = {list(self.seeds)}: each is a whole number, named once")
-        if self.diagnose_length < 0 or self.diagnose_length == 1 or self.diagnose_sequences < 1:
+        if self.diagnose_length < 0 or self.diagnose_length == 1:
             raise WakefulError(
-                "diagnose_length must be 0 or at least 2 and diagnose_sequences at least 1, got "
-                f"{self.diagnose_length} and {self.diagnose_sequences}"
+                f"diagnose_length must be 0 or at least 2, got {self.diagnose_length}"
             )
 
 
 SHORT = {
-    "text": ("data.source",),
-    "text_field": ("data.text_field",),
-    "max_bytes": ("data.max_bytes",),
-    "validation_text": ("data.validation_source",),
-    "validation_fraction": ("data.validation_fraction",),
-    "steps": ("train.steps",),
-    "batch_size": ("train.batch_size", "train.eval_batch_size"),
-    "micro_batch_size": ("train.micro_batch_size",),
-    "length": ("train.length",),
-    "eval_every": ("train.eval_every",),
-    "checkpoint_every": ("train.checkpoint_every",),
-    "seed": ("train.seed",),
-    "device": ("train.device",),
-    "dtype": ("train.dtype",),
-    "alpha": ("heal.alpha",),
-    "temperature": ("heal.temperature",),
-    "lr": ("optimizer.lr", "optimizer.final_lr"),
-    "weight_decay": ("optimizer.weight_decay",),
-    "prompts": ("sample.prompts",),
-    "data": ("data.source",),
-    "optimizer": ("optimizer.name",),
-}
+    "text": "data.source", "validation_text": "data.validation_source",
+    "validation_fraction": "data.validation_fraction", "steps": "train.steps",
+    "batch_size": "train.batch_size", "length": "train.length", "eval_every": "train.eval_every",
+    "seed": "train.seed", "device": "train.device", "dtype": "train.dtype", "lr": "optimizer.lr",
+}  # fmt: skip
 """Short names of an inheritance's options."""
-
-
-def short_value(field_name: str, name: str, value: Any) -> Any:
-    """Return what a short name's value means for one of the fields it stands for."""
-    return float(value) / 10 if (name, field_name) == ("lr", "optimizer.final_lr") else value
+_IMPLIED = {"batch_size": ("train.eval_batch_size", 1), "lr": ("optimizer.final_lr", 10)}
+"""What a short name sets too, unless that is named: to its value over a number."""
 
 
 def inherit_table(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -229,32 +210,23 @@ def inherit_table(given: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         WakefulError: two names say one thing.
     """
-    long: dict[str, Any] = {}
-    said: dict[str, str] = {}
+    long = {name: to_table(value) for name, value in given.items() if name not in SHORT}
     implied: dict[str, Any] = {}
-    for name, value in given.items():
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            long = merged(long, {name: to_table(value)})
-        elif isinstance(value, Mapping) or name not in SHORT:
-            long = merged(long, {name: value})
-        else:
-            target, *others = SHORT[name]
-            other = said.setdefault(target, target if _in(given, target) else name)
-            if other != name:
-                raise WakefulError(f"{other} and {name} both set {target}: give one")
-            long = merged(long, nested(target, value))
-            for other in others:
-                implied = merged(implied, nested(other, short_value(other, name, value)))
+    for name, target in SHORT.items():
+        if name not in given:
+            continue
+        section, _, field_name = target.partition(".")
+        below = long.get(section, {})
+        if not isinstance(below, Mapping):
+            continue  # it is refused: a section is a table
+        if field_name in below:
+            raise WakefulError(f"{target} and {name} both set {target}: give one")
+        value = given[name]
+        long = merged(long, nested(target, value))
+        if name in _IMPLIED and isinstance(value, int | float):
+            other, over = _IMPLIED[name]
+            implied = merged(implied, nested(other, value / over if over > 1 else value))
     return merged(implied, long)
-
-
-def _in(given: Mapping[str, Any], target: str) -> bool:
-    found: Any = given
-    for part in target.split("."):
-        if not isinstance(found, Mapping) or part not in found:
-            return False
-        found = found[part]
-    return True
 
 
 def inherit_options(given: Mapping[str, Any]) -> InheritOptions:

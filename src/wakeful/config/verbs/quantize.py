@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from wakeful.config.options import How, HowMuch, What, Where
-from wakeful.config.refusals import Excludes, Needs, check_rules
-from wakeful.config.tables import at_least
+from wakeful.config.refusals import AtLeast, Excludes, Needs, check_rules
 from wakeful.config.verbs.reading import Figure, Reading
 from wakeful.errors import WakefulError
 
@@ -42,13 +41,14 @@ class QuantizeOptions(Reading):
     figures: Where[tuple[Figure, ...]] = ()
     """Write the charts for a paper too, in these formats, into the folder figures."""
 
+    RULES = (
+        AtLeast("num_sequences calibration_sequences", 1),
+        Needs("save_as", "save", "it says what is written there"),
+        Excludes("layout", "save", "one measures a table, the other writes one model"),
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(1, self, "num_sequences", "calibration_sequences")
         if not self.scales:
             raise WakefulError("name at least one kind of scales")
-        check_rules(
-            self,
-            Needs("save_as", "save", "it says what is written there"),
-            Excludes("layout", "save", "one measures a table, the other writes one model"),
-        )
+        check_rules(self, *self.RULES)

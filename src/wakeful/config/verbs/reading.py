@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from wakeful.config.options import HowMuch, What, Where
-from wakeful.config.refusals import Excludes, check_rules
 from wakeful.config.schema import DataConfig
 from wakeful.errors import WakefulError
 
@@ -31,9 +30,8 @@ class Reading:
     """A model and the text it reads."""
 
     text: What[str] = ""
-    """Text to read: a file, folder or glob, or a task: backcopy(triggers=3). Empty: see data."""
-    data: What[str] = ""
-    """Text by name instead, such as hf:NAME. Empty: a run's own task, or python-stdlib."""
+    """Text to read: a file, folder or glob, hf:NAME, or a task: backcopy(triggers=3). Empty: a
+    run's own task, or python-stdlib."""
     length: HowMuch[int] = 0
     """Tokens per sequence. 0: 512, or the model's context where that is shorter."""
     bos: Bos = "auto"
@@ -48,14 +46,13 @@ class Reading:
     """Run code that comes with the model. Leave it out for models you do not trust."""
 
     def __post_init__(self) -> None:
-        check_rules(self, Excludes("text", "data", "both name the text"))
         if self.length < 0 or self.length == 1:
             raise WakefulError(f"length = {self.length}: a sequence needs at least 2 tokens")
 
     @property
     def source(self) -> str:
         """The text to read."""
-        return self.text or self.data or DataConfig.source
+        return self.text or DataConfig.source
 
     def length_for(self, context: int) -> int:
         """Return the tokens a sequence for a model with this context."""

@@ -1,13 +1,11 @@
 """What `data generate` may be told."""
 
-import math
 from dataclasses import dataclass
 
 from wakeful.config.options import How, HowMuch, What, Where
+from wakeful.config.refusals import AtLeast, Within, check_rules
 from wakeful.config.schema import TextConfig
-from wakeful.config.tables import at_least
 from wakeful.config.verbs.reading import LENGTH, Bos
-from wakeful.errors import WakefulError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,19 +45,16 @@ class SampleOptions:
     trust_remote_code: bool = False
     """Run code that comes with the model. Leave it out for models you do not trust."""
 
+    RULES = (
+        AtLeast("tokens batch_size", 1),
+        AtLeast("top_k length seed", 0),
+        Within("temperature", "(0, inf)"),  # with 0, every document would be the same
+        Within("top_p", "(0, 1]"),
+        Within("validation_fraction", "(0, 1)"),
+    )
+
     def __post_init__(self) -> None:
-        at_least(1, self, "tokens", "batch_size")
-        at_least(0, self, "top_k", "length", "seed")
-        if not 0 < self.temperature < math.inf:
-            raise WakefulError(
-                f"temperature = {self.temperature}: must be positive, or every document is the same"
-            )
-        if not 0 < self.top_p <= 1:
-            raise WakefulError(f"top_p = {self.top_p}: must be in (0, 1]")
-        if not 0 < self.validation_fraction < 1:
-            raise WakefulError(
-                f"validation_fraction = {self.validation_fraction}: must lie between 0 and 1"
-            )
+        check_rules(self, *self.RULES)
 
     def length_for(self, context: int) -> int:
         """Return the most tokens of a document, for a model with this context."""
