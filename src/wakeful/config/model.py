@@ -71,6 +71,8 @@ class ModelConfig:
     """SwiGLU (Llama), GeGLU (Gemma), tanh-GELU (GPT-2) or exact GELU (GPT-NeoX)."""
     mlp_rotation: bool = False
     """Turn the hidden channels by a Walsh-Hadamard transform before the last projection."""
+    qk_rotation: bool = False
+    """Turn the channels of queries and keys by one after RoPE: attention is the same."""
     bias: bool = False
     """Biases in linear layers and LayerNorm."""
     attention_bias: AttentionBias = "same"

@@ -36,8 +36,8 @@ _LOCAL_THETA = 10_000.0
 _BY_WIDTH = {"gemma2": 46, "gemma3_text": 62}
 """Layers of the models whose queries llama.cpp divides by the root of width / heads (27B)."""
 _OURS = (
-    "route", "depth", "normalizer", "embedding", "mlp_rotation", "stored_prefix", "relaxed_prefix",
-    "scale_logits_by_layer", "logit_cap", "parallel",
+    "route", "depth", "normalizer", "embedding", "mlp_rotation", "qk_rotation", "stored_prefix",
+    "relaxed_prefix", "scale_logits_by_layer", "logit_cap", "parallel",
 )  # fmt: skip
 """Fields that are worth naming where no stock architecture is the model."""
 PAIRED = ("llama", "smollm3")

@@ -17,6 +17,7 @@ from wakeful.errors import WakefulError
 from wakeful.model.attend import attend, attend_by_definition
 from wakeful.model.cache import Cache
 from wakeful.model.positions import Rotation, rotate
+from wakeful.model.turned import Turned
 from wakeful.normalizers.base import Normalizer
 from wakeful.norms.base import Norm, Part
 from wakeful.roles import BIAS, READS, WRITES, HasRoles, Role
@@ -200,6 +201,7 @@ class Attention(HasRoles, nn.Module):
         prefix: int,
         stored: int = 0,
         local: bool = False,
+        turned: bool = False,
     ) -> None:
         super().__init__()
         width, head_width = shape.width, shape.head_width
@@ -226,6 +228,9 @@ class Attention(HasRoles, nn.Module):
         self.scales = tuple(scales)
         self.dot = DotProduct(normalizer, scale=scales[layer], prefix=prefix, stored=stored)
         self.out = nn.Linear(shape.num_heads * head_width, width, bias=out_bias)
+        self.turn = Turned() if turned else None
+        """What queries and keys go through after RoPE and any route."""
+        self.cached_channels = shape.num_kv_heads * head_width
         self.quantized: nn.Module | None = None
         """What keys and values go through before they are cached, in a quantized model."""
         self.leaves_null = False
@@ -259,10 +264,12 @@ class Attention(HasRoles, nn.Module):
         raw = mixed = QKV(self.query(x, flow), self.key(x_key, flow), self.value(x_value, flow))
         for route in self.mixers:
             mixed = route.mix(self.layer, x, mixed, flow.memory)
-        keys, values = mixed.k, mixed.v
+        queries, keys, values = mixed
+        if self.turn is not None:
+            queries, keys = self.turn(queries), self.turn(keys) if self.owns_key else keys
         if self.quantized is not None:
-            keys = self.quantized(keys) if self.owns_key else keys
-            values = self.quantized(values) if self.owns_value else values
+            keys = self.quantized(keys, "keys") if self.owns_key else keys
+            values = self.quantized(values, "values") if self.owns_value else values
         stored = self.stored if self.dot.stored else None
         if flow.cache is not None:
             if self.owns_key:
@@ -277,9 +284,9 @@ class Attention(HasRoles, nn.Module):
         sink = normalizer.log_sink(x) if normalizer.fused else None
         if self.attenders:
             dot = partial(self._attend, flow, sink)
-            u = self.attenders[0].attend(self.layer, dot, mixed.q, keys, values, flow.memory)
+            u = self.attenders[0].attend(self.layer, dot, queries, keys, values, flow.memory)
         else:
-            u = self.dot(mixed.q, keys, values, keep=flow.seen(self.local), sink=sink)
+            u = self.dot(queries, keys, values, keep=flow.seen(self.local), sink=sink)
         for route in self.correctors:
             u = route.correct(self.layer, x, u, values[:, -x.shape[1] :], flow.memory)
         left = {"query": raw.q, "key": raw.k, "value": raw.v, "keys": keys, "values": values}
@@ -287,7 +294,7 @@ class Attention(HasRoles, nn.Module):
             left["sink"] = sink.clone()  # sharding lets a block's own parameters go after it
         kept = {Read(kind, self.layer): left[kind] for kind in self.leaves if kind in left}
         if self.leaves_null:
-            kept[Read("null", self.layer)] = self._null(mixed.q, keys, sink, flow)
+            kept[Read("null", self.layer)] = self._null(queries, keys, sink, flow)
         return self.out(u.flatten(2)), kept
 
     def _null(self, q: Tensor, keys: Tensor, sink: Tensor | None, flow: Flow) -> Tensor:

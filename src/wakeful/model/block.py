@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from wakeful.config.model import MLPName
 from wakeful.depth.base import State, SublayerMix
 from wakeful.model.attention import Attention, Flow
+from wakeful.model.turned import Turned
 from wakeful.norms.base import Norm, Part
-from wakeful.optim.rotations.hadamard import transform, transform_factors
 from wakeful.placements.base import Where
 from wakeful.roles import BIAS, READS, WRITES, HasRoles, Role
 from wakeful.routes.base import Read
@@ -33,19 +33,6 @@ class MLP(HasRoles, nn.Module):
         into = dict.fromkeys(("gate.weight", "up.weight"), READS)
         biases = dict.fromkeys(("gate.bias", "up.bias", "down.bias"), BIAS)
         return {"down.weight": WRITES, **into, **biases}
-
-
-class Turned(nn.Module):
-    """h F, F the Walsh–Hadamard transform (⊗ Hartley) of `wakeful.optim.rotations.hadamard`.
-
-    F F = I, so that W_down F in the place of W_down gives the same function; what `down` reads then
-    has no channel that stands out (QuaRot, 2404.00456, section 4).
-    """
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        width = hidden.shape[-1]
-        factors = transform_factors(width, hidden.device, hidden.dtype)
-        return transform(hidden.reshape(-1, width), factors).view(hidden.shape)
 
 
 class GELU(MLP):

@@ -386,6 +386,7 @@ class Decoder(HasRoles, Marked, nn.Module):
             prefix=config.relaxed_prefix,
             stored=config.stored_prefix,
             local=layer in config.local_layers,
+            turned=config.qk_rotation,
         )
         mlp = make_mlp(
             config.mlp, config.width, config.mlp_width, bias=config.bias, turned=config.mlp_rotation

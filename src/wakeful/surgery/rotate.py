@@ -8,7 +8,9 @@ are made free of their mean (the same function: nothing else reads it) and Q kee
 (1, …, 1): the mean stays zero, and the LayerNorm does what an RMSNorm does.
 
 Values turn too: V R and W_o Rᵀ with one R of the heads' width, under the attention's weights, which
-mix tokens and no channels. All products are in float64 and rounded once.
+mix tokens and no channels. RoPE lies between what queries and keys are made of and where they meet,
+so a rotation of theirs is done as the model runs (`rotate_keys`), as is one of hidden channels. All
+products are in float64 and rounded once.
 """
 
 import copy
@@ -27,6 +29,7 @@ from wakeful.model.decoder import Decoder
 from wakeful.model.finite import check_logits
 from wakeful.model.fold import folded
 from wakeful.model.rebuild import rebuilt
+from wakeful.model.turned import Turned
 from wakeful.norms.base import Norm
 from wakeful.optim.rotations.base import Identity, Learned, Rotation, generator_for, rotation_of
 from wakeful.optim.rotations.hadamard import transform, transform_factors
@@ -95,6 +98,26 @@ def rotate(
     if inner and not turned.config.mlp_rotation:
         turned = _turn_inner(turned)
     _compare(decoder, turned, kind)
+    return turned
+
+
+@torch.no_grad()
+def rotate_keys(decoder: Decoder) -> Decoder:
+    """Return a decoder with the same logits whose queries and keys are rotated after RoPE.
+
+    That is done as the model runs, so the result is of no stock architecture. It shares its weights
+    with `decoder`, which stays as it is.
+
+    Raises:
+        WakefulError: the model's route does more with them than attend; it is named.
+    """
+    stored: dict[str, Tensor] = {}
+    if decoder.config.stored_prefix and not decoder.config.qk_rotation:
+        for name, keys in decoder.named_parameters():
+            if name.endswith("attention.stored.keys"):
+                stored[name] = Turned()(keys.double()).to(keys.dtype)
+    turned = rebuilt(decoder, stored, qk_rotation=True)
+    _compare(decoder, turned, "a rotation of queries and keys")
     return turned
 
 
@@ -282,7 +305,7 @@ def _turn_inner(decoder: Decoder) -> Decoder:
     return rebuilt(decoder, down, mlp_rotation=True)
 
 
-def _compare(before: Decoder, after: Decoder, kind: Rotation) -> None:
+def _compare(before: Decoder, after: Decoder, kind: Rotation | str) -> None:
     """Refuse a result that is another function: a user's own part may not commute."""
     config = before.config
     length = max(config.relaxed_prefix, min(64, config.context))
