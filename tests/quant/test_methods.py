@@ -288,7 +288,7 @@ def test_what_methods_and_caches_refuse() -> None:
         quantize(quantize(decoder, "kv4"), "fine")
     for text, message in (
         ("scheme(inputs=absmax(bits=8, per='token'))", "weights, or a cache and nothing else"),
-        ("scheme(cache=absmax(bits=8, per='tensor'))", "cache share a scale per token"),
+        ("scheme(cache=mx_e2m1(per='channel'))", "a cache has groups of a token's channels"),
         ("w4(method=gptq(damping=0))", "damping must be above 0"),
         ("fine(method=smooth(alpha=2))", "alpha must be from 0 to 1"),
         ("kv8(method=gptq)", "weights, or a cache and nothing else"),

@@ -24,33 +24,83 @@ from wakeful.hf.weights_in import decoder_of
 from wakeful.loading.load import load
 from wakeful.loading.sampling import sample
 from wakeful.probes.base import AttentionEvent, Event, Probe
+from wakeful.probes.running import logits_of
 from wakeful.probes.watch import watch
 from wakeful.quant import parse_scheme, quantize
+from wakeful.quant.cache import QuantizedCache
+from wakeful.quant.schemes import Scales
 
+CALIBRATED = [
+    "scheme(cache=absmax(bits=8, per='tensor'))",
+    "scheme(cache=absmax(bits=4, per='channel'))",
+    "scheme(cache=zeropoint(bits=4, per='channel'))",
+    "scheme(cache=e4m3(per='tensor'))",
+    "scheme(cache=nv_e2m1(per='tensor'))",
+]
+"""Caches with a scale of calibration text."""
+BLOCKS = [
+    "scheme(cache=absmax(bits=4, per='token', group=2))",
+    "scheme(cache=mx_e2m1(per='token'))",
+]
+TEXT = [torch.randint(29, (1, 16), generator=torch.Generator().manual_seed(n)) for n in range(2)]
 TOKENS = torch.arange(18).view(2, 9) * 3 % 29
 CPU = torch.device("cpu")
 
 
 def logits(model: torch.nn.Module, tokens: Tensor = TOKENS) -> Tensor:
     with torch.inference_mode():
-        return model(input_ids=tokens, use_cache=False).logits
+        return logits_of(model, tokens)
 
 
-@pytest.mark.parametrize("scheme", ["kv8", "kv4", "scheme(cache=zeropoint(bits=4, per='token'))"])
+@pytest.mark.parametrize(
+    "scheme", ["kv8", "kv4", "scheme(cache=zeropoint(bits=4, per='token'))", *CALIBRATED, *BLOCKS]
+)
 @pytest.mark.parametrize("make", [llama, gpt2])
 def test_the_same_numbers_as_in_our_decoder(
     make: Callable[[], PreTrainedModel], scheme: str
 ) -> None:
     model = make()
     before = logits(model)
-    small = quantize(model, scheme)
+    text = TEXT if scheme in CALIBRATED else []
+    small = quantize(model, scheme, calibration=text)
     with torch.inference_mode():
-        expected = quantize(decoder_of(model), scheme)(TOKENS)
+        expected = quantize(decoder_of(model), scheme, calibration=text)(TOKENS)
     torch.testing.assert_close(logits(small), expected, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(expected, before, atol=1e-4)
     assert model.config._attn_implementation == "sdpa"
     assert torch.equal(logits(model), before)
     assert small.get_parameter("lm_head.weight") is model.get_parameter("lm_head.weight")
+
+
+@pytest.mark.parametrize("scheme", CALIBRATED)
+def test_a_scale_of_calibration_text_is_of_the_tensor_or_the_channel(scheme: str) -> None:
+    grid = parse_scheme(scheme).cache
+    assert grid is not None
+    made = QuantizedCache(parse_scheme(scheme), 2 * 8)
+    model = torch.nn.ModuleList([made])
+    seen, heads = torch.randn(3, 1, 5, 2, 8), torch.randn(2, 7, 2, 8)
+    made.watching = True
+    for each in seen:
+        assert torch.equal(made(each, "keys"), each)
+    made.watching = False
+    found = model.bfloat16()[0](heads, "keys")
+    if grid.per == "channel":
+        low, high = seen.amin((0, 1, 2)).clamp(max=0), seen.amax((0, 1, 2)).clamp(min=0)
+        expected = grid.fake_quantize(heads.flatten(2), grid.fit(low.flatten(), high.flatten()))
+    elif grid.two_scales:  # a block's scale is its own, under the one of the text
+        outer = grid.scales_of(torch.stack([seen.min(), seen.max()]).view(1, 2)).outer
+        rows = heads.flatten(0, 2)
+        expected = grid.fake_quantize(rows, grid.refit(rows, Scales(torch.ones(1, 1), None, outer)))
+    else:
+        expected = grid.fake_quantize(heads, grid.fit(seen.min(), seen.max()))
+    torch.testing.assert_close(found, expected.view_as(heads), rtol=0, atol=0)
+
+
+def test_a_scale_of_a_growing_cache_needs_text() -> None:
+    with pytest.raises(WakefulError, match="scales need calibration text"):
+        quantize(llama(), "scheme(cache=absmax(bits=8, per='tensor'))")
+    with pytest.raises(WakefulError, match="groups of a token's channels"):
+        parse_scheme("scheme(cache=absmax(bits=4, per='channel', group=16))")
 
 
 def test_eager_attention_and_a_mask() -> None:
@@ -106,14 +156,18 @@ def test_probes_see_what_attention_reads(implementation: str) -> None:
     torch.testing.assert_close(rounded, expected)
 
 
-@pytest.mark.parametrize("scheme", ["kv8", "fine(cache=absmax(bits=4, per='token'))"])
-def test_a_saved_model_has_it_still(scheme: str, tmp_path: Path) -> None:
-    small = quantize(llama(), scheme)
+@pytest.mark.parametrize("make", [llama, lambda: decoder_of(llama())])
+@pytest.mark.parametrize(
+    "scheme", ["kv8", "fine(cache=absmax(bits=4, per='token'))", CALIBRATED[1]]
+)
+def test_a_saved_model_has_it_still(scheme: str, make: Callable, tmp_path: Path) -> None:
+    small = quantize(make(), scheme, calibration=TEXT if scheme in CALIBRATED else ())
     save_quantized(small, tmp_path, name="it", context=32, bos=None)
     again, header = load_quantized(tmp_path, device=CPU)
     assert torch.equal(logits(again), logits(small))
     assert parse_scheme(header["scheme"]) == parse_scheme(scheme)
-    assert "wakeful_before" not in (tmp_path / "config.json").read_text("utf-8")
+    config = tmp_path / "config.json"
+    assert not config.exists() or "wakeful_before" not in config.read_text("utf-8")
     with pytest.raises(WakefulError, match="quantized already"):
         quantize(again, "fine")
 
@@ -168,7 +222,9 @@ def test_weights_that_could_not_be_quantized_are_not_asked_for(tmp_path: Path) -
     assert torch.equal(logits(found), logits(small))
     with pytest.raises(WakefulError, match="kv4 quantizes no layer"):
         quantize(model, "kv4", skip=["lm_head"])
-    with pytest.raises(WakefulError, match=r"quantized already: quantized_cache is kv4"):
+    with pytest.raises(
+        WakefulError, match=r"quantized already: model.layers.0.*quantized_cache is kv4"
+    ):
         quantize(small, "kv8")
 
 

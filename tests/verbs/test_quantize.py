@@ -596,3 +596,37 @@ def test_figures_are_written_where_the_model_cannot_be(
     assert said == "wakeful quantize: the disk is full"
     assert (out / "report.html").is_file()
     assert json.loads((out / "summary.json").read_text())["saved"] is None
+
+
+def test_layers_are_ranked_and_the_dearest_are_spared(
+    text: Path, llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    plain = ["--text", str(text), *SMALL, "--scheme", "w4"]
+    out, small = tmp_path / "out", tmp_path / "small"
+    said = fails(capsys, "quantize", str(llama), *plain, "--sensitivity", "--budget", "100")
+    assert "budget = 100: w4 alone takes" in said
+    size = int(re.search(r"takes ([\d,]+) bytes", said)[1].replace(",", ""))  # pyright: ignore
+    more = ["--sensitivity", "--budget", str(size + 600), "--out", str(out), "--save", str(small)]
+    assert main(["quantize", str(llama), *plain, *more]) == 0
+    shown = capsys.readouterr().out
+    assert "better scheme" in shown
+    assert "Spearman's ρ" in shown.replace("\n", " ")
+    summary = json.loads((out / "summary.json").read_text("utf-8"))
+    costs = pl.read_parquet(out / "sensitivity.parquet")
+    assert costs.to_dicts() == summary["costs"]
+    assert costs["alone"].is_sorted(descending=True)
+    assert len(costs) == len(summary["layers"])
+    assert [each["scheme"] for each in summary["schemes"]] == ["w4", "w4 mixed"]
+    first, second = summary["schemes"]
+    assert first["bytes"] == size < second["bytes"] <= size + 600
+    assert second["kl"] < first["kl"]
+    kinds = {
+        name: str(layer.scheme) for name, layer in quantized_layers(load(small).module).items()
+    }
+    assert {name for name, kind in kinds.items() if kind != "w4"} == set(summary["upgraded"])
+    for options, words in (
+        (["--scheme", "w4", "fine"], "ranks the layers of one model"),
+        (["--scheme", "w4", "--others", "lm_head"], "PATTERN=SCHEME"),
+    ):
+        given = ["--text", str(text), *SMALL, *options, "--sensitivity"]
+        assert words in fails(capsys, "quantize", str(llama), *given)

@@ -121,7 +121,9 @@ def save_quantized(
         "context": context,
         "bos": bos,
         "layers": list(quantized_layers(model)),
-    }
+        "others": {name: [layer.scheme.definition, layer.scheme.scales]
+                   for name, layer in quantized_layers(model).items() if layer.scheme != scheme},
+    }  # fmt: skip
     decoder = as_decoder(model)
     if decoder is not None:
         header |= {"kind": "decoder", "model": dataclasses.asdict(decoder.config)}
@@ -151,6 +153,7 @@ def load_quantized(
     """
     header = read_header(folder)
     scheme = parse_scheme(header["scheme"], header["scales"])
+    others = {name: parse_scheme(*each) for name, each in header["others"].items()}
     if bool(header["layers"]) != (scheme.weights is not None):
         raise WakefulError(f"{folder / HEADER}: layers must be a list of names")
     dtype = getattr(torch, header["dtype"])
@@ -161,7 +164,7 @@ def load_quantized(
         layer = modules.get(name)
         if layer is None or not is_linear(layer):
             raise WakefulError(f"{folder / HEADER}: the model has no linear layer {name!r}")
-        replaced[id(layer)] = empty(layer, scheme, arithmetic)
+        replaced[id(layer)] = empty(layer, others.get(name, scheme), arithmetic)
     if scheme.cache is not None:
         check_cache(model)
     model = with_cache(exchange(model, replaced), scheme)
@@ -206,6 +209,9 @@ def read_header(folder: Path) -> dict[str, Any]:
             raise WakefulError(f"{path}: {key} cannot be {header.get(key)!r}")
     if type(header.setdefault("bos", None)) not in (int, type(None)):
         raise WakefulError(f"{path}: bos cannot be {header['bos']!r}")
+    others = header.setdefault("others", {})
+    if not isinstance(others, dict) or not all(map(_is_scheme, others.values())):
+        raise WakefulError(f"{path}: others must be layers with a scheme and its scales each")
     if header.setdefault("attention", "") not in ("", SOFTMAX1):
         raise WakefulError(f"{path}: attention cannot be {header['attention']!r}")
     if header["format"] != FORMAT:
@@ -218,6 +224,12 @@ def read_header(folder: Path) -> dict[str, Any]:
     if not all(isinstance(name, str) for name in header["layers"]):
         raise WakefulError(f"{path}: layers must be a list of names")
     return header
+
+
+def _is_scheme(value: object) -> bool:
+    if not isinstance(value, list) or len(value) != 2 or value[1] not in ("dynamic", "static"):
+        return False
+    return isinstance(value[0], str)
 
 
 def quantized_as(header: dict[str, Any]) -> str:

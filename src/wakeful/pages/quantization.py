@@ -69,9 +69,9 @@ def damage_grid(damage: Damage) -> Grid:
 
 
 def before_and_after(damage: Damage) -> Iterator[str]:
-    """Yield the only scheme's figures as rows of a model card's table."""
+    """Yield the last scheme's figures, which is the model's, as rows of a model card's table."""
     full = summary(damage)
-    (figures,) = full["schemes"]
+    figures = full["schemes"][-1]
     before = with_error(full["perplexity"], full["perplexity_standard_error"])
     text = f"{full['sequences']} windows of a text, {full['tokens']:,} tokens"
     yield f"| perplexity on {text} | {before} | {with_errors(figures)['perplexity']} |"

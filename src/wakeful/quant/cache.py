@@ -1,16 +1,19 @@
 """Keys and values on a grid, as they would be cached: in our attention, and in Transformers'.
 
+A scale is of each head and token, of a block of channels of those (a grid's `group`), or of
+calibration text and then fixed: one for all keys of a layer and one for all its values (`tensor`),
+or one for each channel of each head (`channel`). The cache keeps what it kept, so that what was
+read before is rounded again at every token, to the same numbers.
+
 A model of Transformers looks its attention function up by name. The copy that is quantized gets a
-name of its own, whose function rounds keys and values and calls the one it had. Its cache keeps
-what it kept; a grid has a scale for each head and token, so that rounding what was read before
-again, at every token, gives the same numbers.
+name of its own, whose function rounds keys and values and calls the one it had.
 """
 
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,19 +22,72 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from wakeful.errors import WakefulError
 from wakeful.implementations import KNOWN, implementation_of, name_before
 from wakeful.model.attention import Attention
-from wakeful.quant.schemes import Grid, Scheme
+from wakeful.probes.running import logits_of
+from wakeful.quant.schemes import Scales, Scheme
+
+Part = Literal["keys", "values"]
+_PARTS: tuple[Part, ...] = ("keys", "values")
+_NAME = "quantized_cache"
+"""What a layer's attention has its cache under, in a model of Transformers."""
 
 
 class QuantizedCache(nn.Module):
-    """Keys or values (B, L, G, d) on the grid of each head and token, emulated."""
+    """Keys and values (B, L, G, d) of one layer on a scheme's grid, emulated.
 
-    def __init__(self, scheme: Scheme) -> None:
+    Buffers, where no token has a scale of its own: `keys` and `values`, (2, 1) per tensor or
+    (2, G · d) per channel, the smallest and the largest number of calibration text and 0.
+    """
+
+    def __init__(self, scheme: Scheme, channels: int) -> None:
         super().__init__()
+        assert scheme.cache is not None
         self.scheme = scheme
+        self.grid = scheme.cache
+        self.watching = False
+        shared = {"tensor": 1, "channel": channels}.get(self.grid.per)
+        for part in _PARTS:
+            self.register_buffer(part, None if shared is None else torch.zeros(2, shared))
 
-    def forward(self, heads: Tensor) -> Tensor:
-        assert self.scheme.cache is not None
-        return _rounded(self.scheme.cache, heads)
+    def forward(self, heads: Tensor, part: Part) -> Tensor:
+        last = -3 if self.grid.per == "channel" else -2
+        rows = heads.flatten(0, last).flatten(1).float()
+        bounds: Tensor | None = getattr(self, part)
+        if self.watching and bounds is not None:
+            low, high = rows.aminmax(dim=0, keepdim=True)
+            if bounds.shape[1] == 1:
+                low, high = low.min().view(1, 1), high.max().view(1, 1)
+            setattr(self, part, torch.cat([bounds[:1].minimum(low), bounds[1:].maximum(high)]))
+            return heads
+        scales = self._scales(rows, bounds)
+        return self.grid.fake_quantize(rows, scales).to(heads.dtype).view(heads.shape)
+
+    def _scales(self, rows: Tensor, bounds: Tensor | None) -> Scales:
+        if bounds is None:
+            return self.grid.scales_of(rows)
+        if self.grid.two_scales:
+            return self.grid.refit(rows, self.grid.scales_of(bounds.T))
+        return self.grid.fit(bounds[:1], bounds[1:])
+
+    def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> "QuantizedCache":
+        kept = {part: self._buffers[part] for part in _PARTS}
+        super()._apply(fn, recurse)
+        for part, bounds in kept.items():  # they stay float32
+            now = self._buffers[part]
+            if bounds is not None and now is not None:
+                self._buffers[part] = bounds.to(now.device)
+        return self
+
+
+@torch.no_grad()
+def calibrate_cache(model: nn.Module, calibration: Sequence[Tensor]) -> None:
+    """Set the fixed scales of a model's caches, in place, from the keys and values of a text."""
+    caches = [each for each in model.modules() if isinstance(each, QuantizedCache)]
+    for each in caches:
+        each.watching = True
+    for tokens in calibration:
+        logits_of(model, tokens)
+    for each in caches:
+        each.watching = False
 
 
 def check_cache(model: nn.Module) -> None:
@@ -60,11 +116,10 @@ def with_cache(model: nn.Module, scheme: Scheme) -> nn.Module:
         return model
     ours = _ours(model)
     for module in ours:
-        module.quantized = QuantizedCache(scheme)
+        module.quantized = QuantizedCache(scheme, module.cached_channels)
     if not ours:
         assert isinstance(model, PreTrainedModel)
-        model.add_module("quantized_cache", QuantizedCache(scheme))
-        _behind(model, scheme.cache)
+        _behind(model, scheme)
     return model
 
 
@@ -73,18 +128,21 @@ def _ours(model: nn.Module) -> list[Attention]:
 
 
 @torch.no_grad()
-def _behind(model: PreTrainedModel, grid: Grid) -> None:
-    """Give a model the attention that rounds, and see that it calls it."""
+def _behind(model: PreTrainedModel, scheme: Scheme) -> None:
+    """Give a model the attention that rounds, each layer its cache, and see that it calls it."""
     own = implementation_of(model)
     assert own is not None
-    name = name_before(own, f"{zlib.crc32(str(grid).encode()):08x}")
+    name = name_before(own, f"{zlib.crc32(str(scheme.cache).encode()):08x}")
     widths: list[tuple[int, int]] = []
 
     def look(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **more: Any):
         widths.append((key.shape[-1], value.shape[-1]))
+        module.add_module(
+            _NAME, QuantizedCache(scheme, key.shape[1] * key.shape[-1]).to(key.device)
+        )
         return function(module, query, key, value, *rest, **more)
 
-    function: Callable[..., Any] = partial(_attend, grid, own)
+    function: Callable[..., Any] = partial(_attend, own)
     masks = AttentionMaskInterface()
     AttentionMaskInterface.register(name, masks[own])
     AttentionInterface.register(name, look)
@@ -103,7 +161,6 @@ def _behind(model: PreTrainedModel, grid: Grid) -> None:
 
 
 def _attend(
-    grid: Grid,
     own: str,
     module: nn.Module,
     query: Tensor,
@@ -113,6 +170,11 @@ def _attend(
     **more: Any,
 ):
     """Attend as a model's own implementation does, to keys and values (B, G, S, d) on a grid."""
+    cache = module.get_submodule(_NAME)
+    key, value = (
+        cache(heads.transpose(1, 2), part).transpose(1, 2)
+        for heads, part in ((key, "keys"), (value, "values"))
+    )
     file = vars(sys.modules[type(module).__module__])
     interface = file.get("ALL_ATTENTION_FUNCTIONS") or AttentionInterface()
     # "eager" has an entry only while it is watched; each modeling file brings its function.
@@ -122,12 +184,7 @@ def _attend(
             f"{type(module).__name__} has no eager attention to compute beside its cache: load "
             "it with attn_implementation='sdpa', or leave cache out of the scheme"
         )
-    return function(module, query, _rounded(grid, key), _rounded(grid, value), *rest, **more)
-
-
-def _rounded(grid: Grid, heads: Tensor) -> Tensor:
-    rows = heads.flatten(0, -2)
-    return grid.fake_quantize(rows, grid.scales_of(rows)).to(heads.dtype).view_as(heads)
+    return function(module, query, key, value, *rest, **more)
 
 
 def _out_of_reach(model: nn.Module) -> WakefulError:

@@ -2,9 +2,11 @@
 
 import copy
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +19,11 @@ from wakeful.model.evaluating import evaluating
 from wakeful.model.fold import folded
 from wakeful.probes.running import logits_of, refuse_adapters
 from wakeful.quant.arithmetic import LINEARS, Arithmetic, torchao_kernels
-from wakeful.quant.cache import QuantizedCache, check_cache, with_cache
+from wakeful.quant.cache import QuantizedCache, calibrate_cache, check_cache, with_cache
 from wakeful.quant.linear import QuantizedLinear, Seen, by_sequence, check, matrix, quantized
 from wakeful.quant.norm_readers import readers_of_norms
 from wakeful.quant.schemes import Scheme, parse_scheme
+from wakeful.quant.weighing import weighing
 from wakeful.roles import role_of
 
 _PRODUCTS = 2**30
@@ -34,6 +37,7 @@ def quantize(
     arithmetic: Arithmetic = "reference",
     calibration: Sequence[Tensor] = (),
     skip: Sequence[str] = (),
+    others: Mapping[str, Scheme | str] | None = None,
 ) -> nn.Module:
     """Return a model whose linear layers are quantized; it shares the rest with `model`.
 
@@ -49,6 +53,8 @@ def quantize(
         calibration: token ids (B, L) that static activation scales and methods look at.
         skip: patterns ("lm_head", "*.down_proj") of layers to leave in full precision; none where
             the scheme quantizes the cache alone.
+        others: schemes of weights and inputs for layers that match a pattern, the first of several,
+            in place of `scheme`'s.
 
     Raises:
         WakefulError: a layer cannot be quantized (it is named), calibration is missing or
@@ -56,43 +62,92 @@ def quantize(
             is unchanged.
     """
     scheme = parse_scheme(scheme)
-    weights = scheme.weights
-    _check_arithmetic(scheme, arithmetic)
-    if scheme.calibrated != bool(calibration):
-        what = f"{scheme.method} needs" if scheme.method else "static scales need"
-        raise WakefulError(
-            f"{what} calibration text"
-            if scheme.calibrated
-            else f"{scheme} has dynamic scales: calibration text would be ignored"
-        )
+    by_pattern = {pattern: parse_scheme(each) for pattern, each in (others or {}).items()}
+    asked = [scheme, *by_pattern.values()]
+    for each in asked:
+        _check_arithmetic(each, arithmetic)
+    wanting = next((each for each in asked if each.calibrated), None)
+    if (wanting is not None) != bool(calibration):
+        what = f"{scheme} has dynamic scales: calibration text would be ignored"
+        if wanting is not None:
+            what = f"{wanting.method} needs" if wanting.method else "static scales need"
+            what += " calibration text"
+        raise WakefulError(what)
     refuse_adapters(model)
     if scheme.cache is not None:
         check_cache(model)
     if isinstance(model, Decoder):
         model = folded(model)
-    if weights is None:
-        if skip:
+    if scheme.weights is None:
+        if skip or by_pattern:
             raise WakefulError(f"{scheme} quantizes no layer, so there is nothing to skip")
         _refuse_quantized(model)
-        return with_cache(exchange(model, {}), scheme)
+        return _with_cache(model, {}, scheme, calibration)
     layers = linear_layers(model, skip)
     replaced: dict[int, QuantizedLinear] = {}
     _check_all(layers)
+    for each, part in _by_scheme(layers, scheme, by_pattern).items():
+        _exchanged(model, part, each, arithmetic, calibration, replaced)
+    return _with_cache(model, replaced, scheme, calibration)
+
+
+def _by_scheme(
+    layers: Mapping[str, nn.Module], scheme: Scheme, others: Mapping[str, Scheme]
+) -> dict[Scheme, dict[str, nn.Module]]:
+    """Return the layers that each scheme quantizes."""
+    parts: dict[Scheme, dict[str, nn.Module]] = {}
+    used: set[str] = set()
+    for name, layer in layers.items():
+        pattern = next((each for each in others if fnmatchcase(name, each)), None)
+        used.update([] if pattern is None else [pattern])
+        each = scheme if pattern is None else others[pattern]
+        if each.weights is None or (pattern is not None and each.cache is not None):
+            raise WakefulError(f"{each} for {pattern}: a layer has weights, and no cache")
+        parts.setdefault(each, {})[name] = layer
+    unused = [pattern for pattern in others if pattern not in used]
+    if unused:
+        raise WakefulError(f"no layer that is left to quantize matches {unused[0]}")
+    return parts
+
+
+def _exchanged(
+    model: nn.Module,
+    layers: dict[str, nn.Module],
+    scheme: Scheme,
+    arithmetic: Arithmetic,
+    calibration: Sequence[Tensor],
+    replaced: dict[int, QuantizedLinear],
+) -> None:
+    """Put the quantized forms of layers into `replaced`, by what calibration text shows of them."""
     products = scheme.method is not None and scheme.method.needs_products
     fed = set(layers)
     if scheme.method is not None and scheme.method.only_after_norms:
         fed = {name for readers in readers_of_norms(model).values() for name in readers}
+    looks = scheme.method is not None or scheme.scales == "static"
     asked = {
         "products": products, "outputs": scheme.scales == "static" and scheme.outputs is not None,
+        "weighted": products and scheme.method is not None and scheme.method.weighs_tokens,
     }  # fmt: skip
     for part in _portions(layers) if products else [layers]:
-        seen = observe(model, part, calibration, **asked) if calibration else {}
+        seen = observe(model, part, calibration, **asked) if looks else {}
         for name, layer in part.items():
             shown = seen.get(name)
             if shown is not None:
                 shown.of_norm = name in fed
             replaced[id(layer)] = quantized(layer, scheme, arithmetic, shown)
-    return with_cache(exchange(model, replaced), scheme)
+
+
+def _with_cache(
+    model: nn.Module,
+    replaced: dict[int, QuantizedLinear],
+    scheme: Scheme,
+    calibration: Sequence[Tensor],
+) -> nn.Module:
+    """Return a copy with layers exchanged and a cache on its grid."""
+    made = with_cache(exchange(model, replaced), scheme)
+    if scheme.caches_by_text:
+        calibrate_cache(made, calibration)
+    return made
 
 
 def _check_all(layers: Mapping[str, nn.Module]) -> None:
@@ -134,11 +189,12 @@ def _check_arithmetic(scheme: Scheme, arithmetic: Arithmetic) -> None:
 
 
 def scheme_of(model: nn.Module) -> Scheme | None:
-    """Return the scheme of a quantized model, and None for another."""
-    for module in model.modules():
-        if isinstance(module, QuantizedLinear | QuantizedCache):
-            return module.scheme
-    return None
+    """Return the scheme of a quantized model, that of its cache or else of most layers; None for
+    another model.
+    """
+    caches = [each.scheme for each in model.modules() if isinstance(each, QuantizedCache)]
+    found = Counter(caches[:1] or [each.scheme for each in quantized_layers(model).values()])
+    return found.most_common(1)[0][0] if found else None
 
 
 def quantized_layers(model: nn.Module) -> dict[str, QuantizedLinear]:
@@ -206,14 +262,17 @@ def observe(
     calibration: Sequence[Tensor],
     *,
     products: bool = False,
+    weighted: bool = False,
     outputs: bool = False,
 ) -> dict[str, Seen]:
     """Return what calibration tokens show of each layer in the full-precision model.
 
     Layers that read the same tensor share what is seen of it. `products` asks for the inputs' Gram
-    matrices, and `outputs` for the largest outputs, which multiplies every layer a second time.
+    matrices, `weighted` for those of tokens weighted by what the loss hears of them, each layer's
+    own; `outputs` asks for the largest outputs, which multiplies every layer a second time.
     """
     found: dict[str, Seen] = {}
+    inputs: dict[str, Tensor] = {}  # that wait for their weights
     read: list[tuple[weakref.ref[Tensor], Seen]] = []  # of this forward pass, as long as they live
 
     def see(name: str):
@@ -222,11 +281,13 @@ def observe(
             shared = next((seen for each, seen in read if each() is x), None)
             seen = found.get(name)
             if seen is None:
-                seen = _unseen(layer, shared, products=products)
+                seen = _unseen(layer, shared, products=products, own=weighted)
+            rows = x.detach().reshape(-1, x.shape[-1]).float()
+            if weighted:
+                inputs[name] = rows
             if shared is None or shared.channels is not seen.channels:
-                rows = x.reshape(-1, x.shape[-1]).float()
                 torch.maximum(seen.channels, rows.abs().amax(0), out=seen.channels)
-                if seen.products is not None:
+                if seen.products is not None and not weighted:
                     seen.products += rows.T @ rows
             if outputs:
                 seen.outputs = max(seen.outputs, float(plain_linear(layer, x).abs().max()))
@@ -237,30 +298,38 @@ def observe(
 
         return hook
 
+    def weigh(name: str, weights: Tensor) -> None:
+        rows, total = inputs.pop(name), found[name].products
+        assert total is not None
+        total += rows.T @ (rows * weights.unsqueeze(1))
+
     with ExitStack() as hooks:
         for name, layer in layers.items():
             hooks.callback(layer.register_forward_hook(see(name)).remove)
         hooks.enter_context(evaluating(model))
+        look = partial(logits_of, model)
+        if weighted:
+            look = hooks.enter_context(weighing(model, layers, weigh))
         for tokens in calibration:
             read.clear()
-            logits_of(model, tokens)
+            look(tokens)
     unread = [name for name in layers if name not in found]
     if unread:
         raise WakefulError(f"calibration text never reaches {unread[0]}: skip it with --skip")
     return found
 
 
-def _unseen(layer: nn.Module, shared: Seen | None, *, products: bool) -> Seen:
+def _unseen(layer: nn.Module, shared: Seen | None, *, products: bool, own: bool) -> Seen:
     """Return what a layer's first input is noted in: in the notes of another that read it too.
 
-    The tensors are then the same objects.
+    The tensors are then the same objects, but for products that are its `own`.
     """
     weights = matrix(layer)[0].detach().float().abs().amax(0)
+    width = weights.shape[0]
+    gram = weights.new_zeros(width, width) if products and (own or shared is None) else None
     if shared is not None:
         torch.maximum(shared.weights, weights, out=shared.weights)
-        return Seen(shared.channels, shared.weights, 0.0, shared.products)
-    width = weights.shape[0]
-    gram = weights.new_zeros(width, width) if products else None
+        return Seen(shared.channels, shared.weights, 0.0, shared.products if gram is None else gram)
     return Seen(torch.zeros_like(weights), weights, 0.0, gram)
 
 

@@ -12,6 +12,7 @@ from rich.console import Group, RenderableType
 from wakeful.config.verbs import Figure, SavedAs
 from wakeful.errors import WakefulError
 from wakeful.evaluation.damage import Damage, findings, predicts, scheme_rows, summary
+from wakeful.evaluation.layer_costs import cost_frame, cost_sentences, cost_table
 from wakeful.evaluation.pretrained import PretrainedTable
 from wakeful.hf.compressed import save_compressed
 from wakeful.hf.quantized import file_bytes, save_quantized
@@ -35,6 +36,7 @@ from wakeful.pages.quantization_matrix import (
 )
 from wakeful.probes.running import as_decoder
 from wakeful.quant.convert import scheme_of
+from wakeful.quant.sensitivity import LayerCost
 from wakeful.runs.run import Environment, Run
 from wakeful.verbs.result import (
     Result,
@@ -60,6 +62,10 @@ class Quantization(Result):
     machine: Environment
     figures: tuple[Figure, ...] = ()
     """Formats of charts that are saved beside the page."""
+    costs: tuple[LayerCost, ...] = ()
+    """What each layer costs, where that was asked for."""
+    upgraded: tuple[str, ...] = ()
+    """The layers that take the better scheme of mixed precision."""
 
     @property
     def model(self) -> Model:
@@ -82,6 +88,7 @@ class Quantization(Result):
         """Perplexity, size and the figures of every scheme, `layers`, `method`, in words."""
         figures = summary(self._measured) | {
             "layers": list(self.layers), "method": dict(self.method), "saved": None,
+            "costs": cost_frame(self.costs).to_dicts(), "upgraded": list(self.upgraded),
         }  # fmt: skip
         return json.loads(json.dumps(figures))
 
@@ -93,7 +100,8 @@ class Quantization(Result):
         if self.damage is None:
             return [f"{scheme}: {self._layers}; not measured: no text was given"
                     for scheme in self.models]  # fmt: skip
-        return [f"{finding.title}: {finding.text}" for finding in findings(self._measured)]
+        told = [f"{finding.title}: {finding.text}" for finding in findings(self._measured)]
+        return told + (cost_sentences(self.costs) if self.costs else [])
 
     def save(self, folder: str | Path, *, saved: Mapping[str, Any] | None = None) -> Path:
         """Write the damage's run directory; `save_model` writes the model."""
@@ -103,6 +111,8 @@ class Quantization(Result):
             run.write_json("environment.json", self.machine)
             run.write_frame("quantization.parquet", self.frame)
             run.write_frame("sequences.parquet", sequence_rows(damage))
+            if self.costs:
+                run.write_frame("sensitivity.parquet", cost_frame(self.costs))
             run.write_json("summary.json", self.summary | {"saved": saved})
         path = Path(folder)  # drawn when all else is saved
         write_quantization(
@@ -166,7 +176,12 @@ class Quantization(Result):
         return None if self.damage is None else layer_error(self.damage)
 
     def __rich__(self) -> RenderableType:
-        return repr(self) if self.damage is None else damage_grid(self.damage)
+        if self.damage is None:
+            return repr(self)
+        grid = damage_grid(self.damage)
+        if not self.costs:
+            return grid
+        return Group(grid, cost_table(self.costs, self.upgraded), *cost_sentences(self.costs))
 
     @property
     def _measured(self) -> Damage:

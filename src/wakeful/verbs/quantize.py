@@ -28,10 +28,11 @@ from wakeful.model.fold import folded
 from wakeful.pages.card import command_of
 from wakeful.probes.running import as_decoder
 from wakeful.quant.cache import check_cache
-from wakeful.quant.convert import linear_layers
+from wakeful.quant.convert import linear_layers, quantized_layers
 from wakeful.quant.convert import quantize as quantize_module
 from wakeful.quant.measure import measure
 from wakeful.quant.schemes import SCHEMES, ScaleKind, Scheme, parse_scheme
+from wakeful.quant.sensitivity import LayerCost, better_than, costs, mixed
 from wakeful.runs.run import Environment, Run, environment
 from wakeful.verbs.quantization import Quantization, QuantizationMatrix
 from wakeful.verbs.result import (
@@ -98,9 +99,10 @@ def quantize(
     several = isinstance(model, list | tuple) or table is not None
     found = chosen_schemes(_names(wanted, table), wanted.scales)
     _check(wanted, found, len(models))
-    measures = bool(wanted.text or wanted.out or several)
+    measures = bool(wanted.text or wanted.out or several or wanted.sensitivity)
     choose_device(wanted.device)
-    extra = wanted.calibration_sequences if any(each.calibrated for each in found) else 0
+    looking = [*found, *_others(wanted).values()]
+    extra = wanted.calibration_sequences if any(each.calibrated for each in looking) else 0
     count = wanted.num_sequences if measures else 0
     with evaluating(*in_memory(models)), showing(shown, "quantize", ALONE) as show:
         words = words_in("")
@@ -195,21 +197,75 @@ def _of_one(
         begun = time.perf_counter()
         forms[str(each)] = _quantized(loaded, each, wanted, tokens[count:], show)
         seconds[str(each)] = time.perf_counter() - begun
-    damage = None
+    damage, layer_costs, upgraded = None, list[LayerCost](), list[str]()
+    named = {str(each): each for each in schemes}
+    scheme, name = schemes[0], str(schemes[0])
+    if wanted.sensitivity:
+        layer_costs = _costs(loaded, forms[name].module, tokens[:count], show)
+        if wanted.budget:
+            upgraded = _upgraded(loaded, forms[name].module, layer_costs, wanted, scheme)
+            better = dict.fromkeys(upgraded, _better(wanted, scheme))
+            begun, name = time.perf_counter(), f"{name} mixed"
+            given = tokens[count:]
+            forms[name] = _quantized(loaded, scheme, wanted, given, show, better, name)
+            named[name], seconds[name] = scheme, time.perf_counter() - begun
     if count:
-        damage = _damage(loaded, forms, schemes, seconds, tokens[:count], show)
+        damage = _damage(loaded, forms, named, seconds, tokens[:count], show)
         if table is not None:
             damage = replace(damage, printed=table.row_of(_description(loaded)))
     machine = environment(choose_device(wanted.device))
     text = words.name or wanted.source
     head = _head(whole)
     return Quantization(
-        models=forms, bos=loaded.bos, source=name_of(source), damage=damage,
+        models={name: forms[name]} if upgraded else forms, bos=loaded.bos,
+        source=name_of(source), damage=damage,
         method=_method(loaded, wanted, text, len(layers), length, extra, machine),
         layers=tuple(layers), command=command_of("quantize", name_of(source), wanted),
         head=any(layer is head for layer in layers.values()),
-        machine=machine, figures=wanted.figures,
+        machine=machine, figures=wanted.figures, costs=tuple(layer_costs), upgraded=tuple(upgraded),
     )  # fmt: skip
+
+
+def _others(wanted: QuantizeOptions) -> dict[str, Scheme]:
+    """Return the schemes of layers that have one of their own, by pattern."""
+    pairs = (each.partition("=") for each in wanted.others)
+    return {pattern: parse_scheme(scheme, imports=True) for pattern, _, scheme in pairs}
+
+
+def _costs(
+    loaded: Model, small: nn.Module, sequences: list[Tensor], show: Display
+) -> list[LayerCost]:
+    name = f"{loaded.name}: layers, alone and together"
+    total = 2 * len(quantized_layers(small))
+    return costs(loaded.module, small, sequences, progress=partial(_tell, show, name, total))
+
+
+def _better(wanted: QuantizeOptions, scheme: Scheme) -> Scheme:
+    return parse_scheme(wanted.better, imports=True) if wanted.better else better_than(scheme)
+
+
+def _upgraded(
+    loaded: Model,
+    small: nn.Module,
+    found: list[LayerCost],
+    wanted: QuantizeOptions,
+    scheme: Scheme,
+) -> list[str]:
+    """Return the layers that take the better scheme within the budget of bytes."""
+    size = state_bytes(small)
+    if wanted.budget < size:
+        raise WakefulError(
+            f"budget = {wanted.budget:,}: {scheme} alone takes {size:,} bytes, embeddings and what "
+            "else stays included"
+        )
+    better = _better(wanted, scheme)
+    chosen = mixed(loaded.module, small, found, better, wanted.budget - size)
+    if not chosen:
+        raise WakefulError(
+            f"budget = {wanted.budget:,} leaves {wanted.budget - size:,} bytes, and no layer takes "
+            f"so few more under {better}"
+        )
+    return chosen
 
 
 def _head(model: nn.Module) -> nn.Module | None:
@@ -270,6 +326,11 @@ def chosen_schemes(names: Sequence[str], scales: Sequence[ScaleKind]) -> list[Sc
 def _check(wanted: QuantizeOptions, schemes: Sequence[Scheme], models: int) -> None:
     if wanted.out:
         Run(wanted.out).refuse_existing("quantize")
+    if wanted.sensitivity and (len(schemes) > 1 or schemes[0].weights is None or models > 1):
+        raise WakefulError(
+            "--sensitivity ranks the layers of one model under one scheme of weights, such as "
+            "--scheme w4a16"
+        )
     if wanted.skip and all(each.weights is None for each in schemes):
         raise WakefulError(
             f"{' and '.join(map(str, schemes))} quantize the cache alone: there is nothing to "
@@ -306,16 +367,24 @@ def _tokens(
 
 
 def _quantized(
-    loaded: Model, scheme: Scheme, wanted: QuantizeOptions, calibration: list[Tensor], show: Display
+    loaded: Model,
+    scheme: Scheme,
+    wanted: QuantizeOptions,
+    calibration: list[Tensor],
+    show: Display,
+    upgraded: Mapping[str, Scheme] | None = None,
+    name: str = "",
 ) -> Model:
-    show.note(f"quantizing {loaded.name}: {scheme}")
-    given = calibration if scheme.calibrated else ()
+    show.note(f"quantizing {loaded.name}: {name or scheme}")
+    others = dict(upgraded or {}) | _others(wanted)
+    looks = any(each.calibrated for each in (scheme, *others.values()))
+    given = calibration if looks else ()
     module = quantize_module(
         loaded.module, scheme, arithmetic=wanted.arithmetic, calibration=given,
-        skip=() if scheme.weights is None else wanted.skip,
+        skip=() if scheme.weights is None else wanted.skip, others=others,
     )  # fmt: skip
     return replace(
-        loaded, name=f"{loaded.name} {scheme}", module=module, path=None,
+        loaded, name=f"{loaded.name} {name or scheme}", module=module, path=None,
         architecture=f"{loaded.architecture}, {scheme}",
     )  # fmt: skip
 
@@ -323,7 +392,7 @@ def _quantized(
 def _damage(
     loaded: Model,
     forms: Mapping[str, Model],
-    schemes: Sequence[Scheme],
+    schemes: dict[str, Scheme],
     seconds: dict[str, float],
     sequences: list[Tensor],
     show: Display,
@@ -340,8 +409,7 @@ def _damage(
     full = _bytes_before(loaded)
     sizes = {scheme: state_bytes(form.module, form.stored) for scheme, form in forms.items()}
     count = sum(parameter.numel() for parameter in loaded.module.parameters())
-    named = {str(each): each for each in schemes}
-    return Damage(measurement, named, full, sizes, seconds, count)
+    return Damage(measurement, schemes, full, sizes, seconds, count)
 
 
 def _bytes_before(loaded: Model) -> int:

@@ -38,17 +38,32 @@ class QuantizeOptions(Reading):
     """Dequantized numbers, int8 products, or torchao's kernels; the same to rounding."""
     skip: What[tuple[str, ...]] = ()
     """Layers to leave in full precision, by name or pattern: lm_head, *.down_proj."""
+    others: What[tuple[str, ...]] = ()
+    """Layers that take another scheme, by name or pattern: lm_head=w8a8."""
+    sensitivity: How[bool] = False
+    """Rank layers by the loss that each costs, alone and beside all others. Takes one scheme."""
+    budget: HowMuch[int] = 0
+    """Bytes that the model may take: the layers that cost most take --better. 0: none do."""
+    better: How[str] = ""
+    """The scheme that they take. Empty: 8 bits, a scale for each channel and token."""
     figures: Where[tuple[Figure, ...]] = ()
     """Write the charts for a paper too, in these formats, into the folder figures."""
 
     RULES = (
         AtLeast("num_sequences calibration_sequences", 1),
         Needs("save_as", "save", "it says what is written there"),
+        Needs("budget", "sensitivity", "it tells which layers cost most"),
+        Needs("better", "budget", "it is what the dearest layers take"),
+        Excludes("layout", "sensitivity", "one measures a table, the other one model's layers"),
+        Excludes("save_as=compressed-tensors", "others budget", "it is written of one scheme"),
         Excludes("layout", "save", "one measures a table, the other writes one model"),
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for each in self.others:
+            if not all(each.partition("=")):
+                raise WakefulError(f"others = {each!r}: must be PATTERN=SCHEME, as lm_head=w8a8")
         if not self.scales:
             raise WakefulError("name at least one kind of scales")
         check_rules(self, *self.RULES)

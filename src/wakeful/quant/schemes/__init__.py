@@ -16,7 +16,7 @@ _ALLOWED: dict[str, tuple[Per, ...]] = {
     "weights": ("channel", "tensor"),
     "inputs": ("token", "tensor"),
     "outputs": ("token", "tensor"),
-    "cache": ("token",),
+    "cache": ("token", "channel", "tensor"),
 }
 
 
@@ -26,7 +26,8 @@ class Scheme(Variant):
 
     Activation scales are `dynamic` (of the tensor at hand) or `static` (of calibration text). A
     `method` looks at calibration text too. `cache` is the grid of the keys and values that
-    attention reads, of each head and token. Two schemes are equal where they state the same; `str`
+    attention reads: of each head and token, or of a channel or a layer's tensor and then of
+    calibration text. Two schemes are equal where they state the same; `str`
     prefers the short name of one.
     """
 
@@ -48,6 +49,8 @@ class Scheme(Variant):
         for part, grid in self.activations:
             if not grid.symmetric:
                 raise WakefulError(f"{part} take a grid without a zero point, not {grid}")
+        if self.cache is not None and self.cache.group and self.cache.per == "channel":
+            raise WakefulError(f"a cache has groups of a token's channels, not {self.cache}")
         if self.scales not in get_args(ScaleKind):
             raise WakefulError(f"scales must be dynamic or static, got {self.scales!r}")
         if self.scales == "static" and not self.can_be_static:
@@ -72,7 +75,12 @@ class Scheme(Variant):
     @property
     def calibrated(self) -> bool:
         """Whether it needs calibration text."""
-        return self.scales == "static" or self.method is not None
+        return self.scales == "static" or self.method is not None or self.caches_by_text
+
+    @property
+    def caches_by_text(self) -> bool:
+        """Whether the cache's scales are of calibration text: a cache that grows has no other."""
+        return self.cache is not None and self.cache.per != "token"
 
     @property
     def emulated(self) -> bool:
@@ -213,6 +221,22 @@ class W4A16(Scheme):
 
 
 @dataclass(kw_only=True, eq=False)
+class W4A8(W4A16):
+    """The same with inputs absmax 8-bit per token."""
+
+    examples = ("w4a8",)
+    inputs: Grid | None = _TOKEN
+
+
+@dataclass(kw_only=True, eq=False)
+class W4A4(W4A16):
+    """The same with inputs absmax 4-bit per token."""
+
+    examples = ("w4a4", "w4a4(inputs=absmax(bits=4, per='token', clip=0.9))")
+    inputs: Grid | None = _FOUR_TOKEN
+
+
+@dataclass(kw_only=True, eq=False)
 class FP8(Scheme):
     """Weights fp8 (e4m3) per output channel, inputs fp8 per token; emulated."""
 
@@ -259,7 +283,20 @@ SCHEMES: dict[str, Scheme] = {variant_name(kind): kind() for kind in (Fine, Mode
 """The schemes of From Attention to Activation, section 5.2, by name."""
 NAMED: dict[str, Scheme] = SCHEMES | {
     variant_name(kind): kind()
-    for kind in (W4G128, W4G128GPTQ, W8A8, W4A16, SmoothQuant, FP8, MXFP4, NVFP4, KV8, KV4)
+    for kind in (
+        W4G128,
+        W4G128GPTQ,
+        W8A8,
+        W4A16,
+        W4A8,
+        W4A4,
+        SmoothQuant,
+        FP8,
+        MXFP4,
+        NVFP4,
+        KV8,
+        KV4,
+    )
 }
 """All schemes that have a name."""
 

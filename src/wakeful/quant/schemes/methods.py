@@ -5,7 +5,7 @@ Shapes: N output channels, K input channels.
 
 from abc import ABC
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -15,6 +15,7 @@ from wakeful.errors import WakefulError
 from wakeful.quant.schemes.grids import Grid, Scales
 from wakeful.variants import Variant
 
+Weighting = Literal["loss", "none"]
 _COLUMNS = 128
 """About this many columns are rounded before the rest hears of their errors at once."""
 
@@ -25,6 +26,11 @@ class Method(Variant, ABC):
 
     needs_products: ClassVar[bool] = False
     """Whether `round` asks for XᵀX."""
+
+    @property
+    def weighs_tokens(self) -> bool:
+        """Whether tokens count in XᵀX by what the loss hears of their errors."""
+        return False
 
     @property
     def only_after_norms(self) -> bool:
@@ -65,16 +71,25 @@ class Gptq(Method):
     of the weights as they were. Without `act_order` columns go by their place, as in the paper, and
     a group's scale is set when its first column's turn comes: what a sequence's first token needs,
     which is seen once in a sequence and read by every query, is then given up for the other tokens.
+
+    With `weighting` "loss" every token counts by the square of the loss's gradient in the layer's
+    output (`wakeful.quant.weighing`; GuidedQuant, 2505.07004), which takes a backward pass; with
+    "none" all count alike, as in the paper.
     """
 
-    examples = ("gptq", "gptq(damping=0.05)", "gptq(act_order=False)")
+    examples = ("gptq", "gptq(damping=0.05)", "gptq(act_order=False)", "gptq(weighting='none')")
     needs_products = True
     damping: float = 0.01
     act_order: bool = True
+    weighting: Weighting = "loss"
 
     def __post_init__(self) -> None:
         if not self.damping > 0:
             raise WakefulError(f"gptq: damping must be above 0, got {self.damping}")
+
+    @property
+    def weighs_tokens(self) -> bool:
+        return self.weighting == "loss"
 
     def round(
         self, weight: Float[Tensor, "N K"], grid: Grid, products: Float[Tensor, "K K"] | None

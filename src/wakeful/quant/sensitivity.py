@@ -1,0 +1,169 @@
+"""Which layers hurt: what each costs quantized alone, and what it gives back of all together.
+
+With ℓ the loss, q(S) the model whose layers S are quantized and A all of them, layer i costs
+ℓ(q({i})) − ℓ(q(∅)) alone and ℓ(q(A)) − ℓ(q(A ∖ {i})) together. Both are paired over sequences.
+KL from the full-precision model is the loss that its own words would rise by: it tells layers apart
+on less text, so that mixed precision goes by it.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from wakeful.errors import WakefulError
+from wakeful.estimates import Estimate, mean_and_error
+from wakeful.model.decoder import Decoder
+from wakeful.model.fold import folded
+from wakeful.probes import exact
+from wakeful.probes.running import first_target, logits_of
+from wakeful.quant.convert import quantized_layers
+from wakeful.quant.linear import empty
+from wakeful.quant.schemes import Absmax, Scheme
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """What one layer costs, in nats a token, and what bytes it takes."""
+
+    name: str
+    alone: Estimate
+    together: Estimate
+    kl: Estimate
+    """KL of the model in which it alone is quantized."""
+    kurtosis: float
+    """Of its inputs in full precision, all but the first token of a sequence."""
+    size: int
+    """Bytes as quantized."""
+
+
+@torch.inference_mode()
+def costs(
+    model: nn.Module,
+    small: nn.Module,
+    sequences: Sequence[Int[Tensor, "1 L"]],
+    *,
+    progress: Callable[[int], None] = lambda done: None,
+) -> list[LayerCost]:
+    """Return what each quantized layer of `small`, made of `model`, costs, the dearest alone first.
+
+    Each is read once alone and once among all others, so a text is read twice as often as there
+    are layers.
+    """
+    plain = folded(model) if isinstance(model, Decoder) else model
+    layers = quantized_layers(small)
+    if not layers:
+        raise WakefulError("no layer is quantized, so none costs anything")
+    full = {name: plain.get_submodule(name) for name in layers}
+    bends = _kurtosis(plain, full, sequences)
+    try:
+        _put(small, full)
+        own = [_logits(small, tokens) for tokens in sequences]
+        before = _read(small, sequences)[0]
+        alone: dict[str, tuple[Tensor, Tensor]] = {}
+        for name, layer in layers.items():
+            _put(small, {name: layer})
+            losses, kl = _read(small, sequences, own)
+            alone[name] = losses - before, kl
+            _put(small, {name: full[name]})
+            progress(len(alone))
+        _put(small, layers)
+        whole = _read(small, sequences)[0]
+        found = []
+        for name, layer in layers.items():
+            _put(small, {name: full[name]})
+            regained = whole - _read(small, sequences)[0]
+            _put(small, {name: layer})
+            loss, kl = (mean_and_error(each.tolist()) for each in alone[name])
+            together = mean_and_error(regained.tolist())
+            found.append(LayerCost(name, loss, together, kl, bends[name], size_of(layer)))
+            progress(len(alone) + len(found))
+    finally:
+        _put(small, layers)
+    return sorted(found, key=lambda each: -each.alone[0])
+
+
+def mixed(
+    model: nn.Module, small: nn.Module, found: Iterable[LayerCost], better: Scheme, budget: int
+) -> list[str]:
+    """Return the layers that take the `better` scheme, most KL a byte first, within a budget.
+
+    `budget` is how many bytes the quantized model may grow by.
+    """
+    plain = folded(model) if isinstance(model, Decoder) else model
+    rows = []
+    for each in found:
+        more = size_of(empty(plain.get_submodule(each.name), better, "reference")) - each.size
+        rows.append((each.kl[0] / max(more, 1), more, each.name))
+    chosen: list[str] = []
+    for _, more, name in sorted(rows, reverse=True):
+        if more <= budget:
+            chosen.append(name)
+            budget -= more
+    return chosen
+
+
+def better_than(scheme: Scheme) -> Scheme:
+    """Return the scheme with weights and inputs in 8 bits, of a channel and a token each."""
+    inputs = None if scheme.inputs is None else Absmax(bits=8, per="token")
+    return Scheme(weights=Absmax(bits=8, per="channel"), inputs=inputs, cache=scheme.cache)
+
+
+def size_of(layer: nn.Module) -> int:
+    """Return the bytes of a layer's numbers, scales and biases."""
+    tensors = [*layer.parameters(), *layer.buffers()]
+    return sum(each.numel() * each.element_size() for each in tensors)
+
+
+def _put(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
+    for name, layer in layers.items():
+        place, _, last = name.rpartition(".")
+        model.get_submodule(place)._modules[last] = layer
+
+
+def _logits(model: nn.Module, tokens: Tensor) -> Float[Tensor, "L V"]:
+    """Return what a model says of the tokens that it is asked for."""
+    return logits_of(model, tokens)[0, first_target(model) - 1 : -1].float()
+
+
+def _read(
+    model: nn.Module, sequences: Sequence[Tensor], own: Sequence[Tensor] = ()
+) -> tuple[Tensor, Tensor]:
+    """Return each sequence's mean loss, and its KL of `own` logits where they are given."""
+    losses, kls = [], []
+    for n, tokens in enumerate(sequences):
+        logits = _logits(model, tokens)
+        losses.append(nn.functional.cross_entropy(logits, tokens[0, -len(logits) :]).double())
+        kls.append(_kl(own[n], logits) if own else torch.zeros(()))
+    return torch.stack(losses), torch.stack(kls)
+
+
+def _kl(full: Float[Tensor, "L V"], other: Float[Tensor, "L V"]) -> Tensor:
+    p, q = full.log_softmax(-1), other.log_softmax(-1)
+    return (p.exp() * (p - q)).sum(-1).double().mean()
+
+
+def _kurtosis(
+    model: nn.Module, layers: Mapping[str, nn.Module], sequences: Sequence[Tensor]
+) -> dict[str, float]:
+    """Return the mean kurtosis of each layer's inputs, without the first token of a sequence."""
+    found: dict[str, list[float]] = {name: [] for name in layers}
+
+    def see(name: str) -> Callable[..., None]:
+        def hook(_layer: nn.Module, args: tuple[Any, ...]) -> None:
+            rows = args[0].reshape(-1, args[0].shape[-1])[1:].float()
+            found[name].append(float(exact.kurtosis(rows).mean()))
+
+        return hook
+
+    hooks = [layer.register_forward_pre_hook(see(name)) for name, layer in layers.items()]
+    try:
+        for tokens in sequences:
+            logits_of(model, tokens)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {name: sum(values) / max(1, len(values)) for name, values in found.items()}

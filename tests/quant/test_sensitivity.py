@@ -1,0 +1,85 @@
+"""What layers cost, alone and together, by models that are quantized in them alone."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from test_convert import llama
+
+from helpers import some_tokens, tiny_decoder
+from wakeful.errors import WakefulError
+from wakeful.estimates import mean_and_error
+from wakeful.hf.quantized import load_quantized, save_quantized, state_bytes
+from wakeful.probes.running import logits_of
+from wakeful.quant import parse_scheme, quantize, quantized_layers
+from wakeful.quant.sensitivity import better_than, costs, mixed, size_of
+
+W4 = "w4"
+TEXT = [some_tokens(1, 14, seed=n) for n in range(3)]
+
+
+@torch.inference_mode()
+def losses(model: torch.nn.Module) -> list[float]:
+    found = [logits_of(model, each)[0] for each in TEXT]
+    cross = torch.nn.functional.cross_entropy
+    return [float(cross(y[:-1], each[0, 1:])) for y, each in zip(found, TEXT, strict=True)]
+
+
+@pytest.mark.parametrize("make", [lambda: tiny_decoder(dtype=torch.float32).eval(), llama])
+def test_costs_are_those_of_models_quantized_in_one_layer_or_in_all_but_one(make) -> None:
+    model = make()
+    small = quantize(model, W4)
+    layers, before, whole = list(quantized_layers(small)), losses(model), losses(small)
+    found = {each.name: each for each in costs(model, small, TEXT)}
+    assert list(found) == sorted(layers, key=lambda name: -found[name].alone[0])
+    assert losses(small) == whole  # all is as it was
+    for name in layers[:2] + layers[-2:]:
+        one = losses(quantize(model, W4, skip=[each for each in layers if each != name]))
+        rest = losses(quantize(model, W4, skip=[name]))
+        alone = mean_and_error([a - b for a, b in zip(one, before, strict=True)])
+        together = mean_and_error([a - b for a, b in zip(whole, rest, strict=True)])
+        assert found[name].alone == pytest.approx(alone, abs=1e-5)
+        assert found[name].together == pytest.approx(together, abs=1e-5)
+        assert found[name].kl[0] > 0
+        assert found[name].kurtosis >= 1
+
+
+def test_layers_with_a_scheme_of_their_own(tmp_path: Path) -> None:
+    model = llama()
+    small = quantize(model, W4, others={"*down_proj": "fine", "model.layers.0.*": "w4g128"})
+    kinds = {name: str(layer.scheme) for name, layer in quantized_layers(small).items()}
+    assert kinds["model.layers.0.mlp.down_proj"] == "fine"
+    assert kinds["model.layers.0.mlp.up_proj"] == "w4g128"
+    assert kinds["model.layers.1.mlp.up_proj"] == "w4"
+    save_quantized(small, tmp_path, name="it", context=32, bos=None)
+    again, _ = load_quantized(tmp_path, device=torch.device("cpu"), arithmetic="reference")
+    assert torch.equal(logits_of(again, TEXT[0]), logits_of(small, TEXT[0]))
+    header = tmp_path / "quantized.json"
+    table = json.loads(header.read_text("utf-8"))
+    table["others"]["model.layers.0.mlp.down_proj"] = ["fine", "often"]
+    header.write_text(json.dumps(table), "utf-8")
+    with pytest.raises(WakefulError, match="others must be layers with a scheme"):
+        load_quantized(tmp_path, device=torch.device("cpu"))
+    for others, words in (({"no": "fine"}, "matches no"), ({"*": "kv8"}, "a layer has weights")):
+        with pytest.raises(WakefulError, match=words):
+            quantize(model, W4, others=others)
+
+
+def test_mixed_precision_stays_within_the_budget_and_helps() -> None:
+    model = tiny_decoder(dtype=torch.float32).eval()
+    small, scheme = quantize(model, W4), better_than(parse_scheme(W4))
+    found = costs(model, small, TEXT)
+    every = quantize(model, scheme)
+    room = (state_bytes(every) - state_bytes(small)) // 3
+    chosen = mixed(model, small, found, scheme, room)
+    made = quantize(model, W4, others=dict.fromkeys(chosen, scheme))
+    assert 0 < len(chosen) < len(found)
+    assert state_bytes(small) < state_bytes(made) <= state_bytes(small) + room
+    assert sum(map(size_of, quantized_layers(made).values())) <= sum(
+        each.size for each in found
+    ) + room  # fmt: skip
+    first = max(found, key=lambda each: each.kl[0])
+    assert first.name in chosen
+    assert mixed(model, small, found, scheme, 0) == []
+    assert set(mixed(model, small, found, scheme, 10**9)) == set(quantized_layers(small))
