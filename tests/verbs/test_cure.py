@@ -15,7 +15,11 @@ from wakeful.errors import WakefulError
 from wakeful.evaluation.findings import findings, summary
 from wakeful.hf import as_transformers
 from wakeful.loading.load import read_decoder
+from wakeful.model.decoder import Decoder
+from wakeful.probes.running import logits_of
+from wakeful.quant.schemes import Scheme, parse_scheme
 from wakeful.verbs import session
+from wakeful.verbs.choosing import Candidate, Choice, Proof, Texts, Trial
 from wakeful.verbs.cure import Widened
 
 READ = ["--length", "16", "--num_sequences", "2"]
@@ -337,3 +341,53 @@ def test_bfloat16_is_compared_by_the_products_that_hardware_makes():
             found = torch.nn.functional.linear(*given)
             assert found.dtype == torch.bfloat16
             assert torch.equal(found, (x.double() @ weight.double().T + sum(given[2:])).bfloat16())
+
+
+@pytest.mark.parametrize("outlier", [False, True])
+def test_a_cure_is_chosen_for_a_format(
+    outlier: bool, ended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is chosen is carried out, or nothing is, and either is said and written."""
+    trial = Trial(Candidate(), parse_scheme("nvfp4"), (0.2, 0.1))
+    proof = Proof(parse_scheme("nvfp4"), (0.2, 0.1), (0.1, 0.1), (-0.1, 0.01 if outlier else 1.0))
+
+    def chosen(plain: Decoder, schemes: list[Scheme], texts: Texts, **given: object) -> Choice:
+        assert [str(each) for each in schemes] == ["nvfp4", "w8a8" if outlier else "kv4"]
+        assert given["token"] == 256
+        assert len(texts.choosing) + len(texts.proving) + len(texts.calibrating) == Texts.rows
+        assert logits_of(plain, texts.choosing).isfinite().all()
+        best = Candidate("block_diagonal(size=8)", True, True, "prefix") if outlier else Candidate()
+        return Choice(best, tuple(schemes), (trial,), (proof,))
+
+    monkeypatch.setattr("wakeful.verbs.cure.choose", chosen)
+    path, out = tmp_path / "long.txt", tmp_path / "cured"
+    path.write_text(TEXT * 12, "utf-8")
+    options = ["--text", str(path), "--out", str(out), *READ]
+    second = "int8" if outlier else "kv4"
+    assert main(["cure", str(ended), "--for", "nvfp4", second, *options]) == 0
+    found = json.loads((out / "cure.json").read_text("utf-8"))
+    assert found["choice"]["candidates"][0] == {
+        "scheme": "nvfp4", "cure": "no cure", "damage": [0.2, 0.1]
+    }  # fmt: skip
+    done = found["done"]
+    assert "difference −0.100 (95% interval" in done["nvfp4, on further text"]
+    config = wakeful.load(out).decoder().config
+    assert config.stored_prefix == config.mlp_rotation == config.qk_rotation == outlier
+    if outlier:
+        assert "rotate block_diagonal(size=8), rotate_inner, rotate_keys, prefix" in done["Chosen"]
+        assert "block_diagonal(size=8)" in done["Rotation"]
+    else:
+        assert done["Chosen"].startswith("no cure: none is surely better")
+        assert "Rotation" not in done
+    card = (out / "README.md").read_text("utf-8")
+    assert f"--for nvfp4 {second}" in card
+
+
+def test_choosing_needs_text_enough(
+    ended: Path, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = fails(capsys, str(ended), "--text", words, "--for", "nvfp4", *READ)
+    assert "choosing a cure needs" in line
+    assert "--for nvfp4 and --prefix bos" in fails(
+        capsys, str(ended), "--for", "nvfp4", "--prefix", "bos"
+    )

@@ -77,8 +77,8 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """What sets it on the command line."""
-        return f"--{self.name}"
+        """What sets it on the command line: its name, without the _ after a word of Python's."""
+        return f"--{self.name.rstrip('_')}"
 
     @property
     def negative(self) -> str:

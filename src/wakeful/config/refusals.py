@@ -153,10 +153,10 @@ def _parts(condition: str) -> tuple[str, str, str]:
 
 def _flag(condition: str) -> str:
     name, sign, value = _parts(condition)
-    place, dot, last = name.rpartition(".")
+    place, dot, last = name.rstrip("_").rpartition(".")
     if (sign, value) == ("=", "False"):
         return f"--{place}{dot}no_{last}"
-    return f"--{name} {'not ' * (sign == '!=')}{value}".rstrip()
+    return f"--{place}{dot}{last} {'not ' * (sign == '!=')}{value}".rstrip()
 
 
 def _written(value: Any) -> str:

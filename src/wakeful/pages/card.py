@@ -318,4 +318,6 @@ def _flags(given: Mapping[str, Any], usual: Mapping[str, Any], prefix: str = "")
             yield f"--{prefix}no_{name}"
         else:
             values = value if isinstance(value, list) else [] if value is True else [value]
-            yield " ".join([f"--{prefix}{name}", *(shlex.quote(str(each)) for each in values)])
+            yield " ".join(
+                [f"--{prefix}{name.rstrip('_')}", *(shlex.quote(str(each)) for each in values)]
+            )

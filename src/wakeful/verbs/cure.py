@@ -36,8 +36,11 @@ from wakeful.pages.card import command_of, model_card
 from wakeful.pages.charts import Drawing, Titled
 from wakeful.pages.diagnosis import after_cure, write_diagnosis
 from wakeful.probes.running import logits_of
+from wakeful.quant.schemes import Scheme
 from wakeful.runs.run import disk_errors, replaced
-from wakeful.surgery import check_rotates, choose_prefix, rotate, store_prefix
+from wakeful.surgery import check_rotates, choose_prefix, rotate, rotate_keys, store_prefix
+from wakeful.verbs.choosing import LENGTH as CHOOSING_LENGTH
+from wakeful.verbs.choosing import Candidate, Choice, Texts, choose, format_of
 from wakeful.verbs.diagnose import Diagnosis, diagnose
 from wakeful.verbs.result import (
     Result,
@@ -57,6 +60,8 @@ CANDIDATES = 16
 """Most frequent tokens of the text that a chosen prefix may begin with, besides BOS."""
 COMPARED_TOKENS = 64
 """Tokens of a sequence whose logits are compared: processors are slow in bfloat16."""
+CHOICE = Texts.rows * CHOOSING_LENGTH
+"""Tokens that choosing a cure reads."""
 _COMPARING = 4.0
 """Forwards of those that comparing takes: of both models, in two kinds of arithmetic."""
 
@@ -94,6 +99,8 @@ class Cure(Result):
     rounding that one alone."""
     source: str
     """What the model before was asked for as."""
+    choice: Choice | None = None
+    """What was measured to choose the cure, where formats were named."""
     figures: tuple[Figure, ...] = ()
     """Formats of charts that are saved beside the page."""
 
@@ -108,6 +115,7 @@ class Cure(Result):
         figures = self.diagnosis.summary | {
             "prefix": list(self.prefix), "architecture": self.stock, "done": dict(self.done),
             "differences": {name: vars(each) for name, each in self.differences.items()},
+            "choice": None if self.choice is None else self.choice.summary,
         }  # fmt: skip
         return json.loads(json.dumps(figures))
 
@@ -204,12 +212,13 @@ def cure(
     wanted = asked(CureOptions, options, given)
     if wanted.rotate:
         rotation_of(wanted.rotate)
+    command = command_of("cure", name_of(model), wanted)
+    schemes = [format_of(each) for each in wanted.for_]
     if wanted.out:
         refuse_existing(Path(wanted.out))
     place = choose_device(wanted.device)
     with evaluating(*in_memory([model])), showing(shown, "cure", ALONE) as show:
-        rows = max(wanted.steps * wanted.batch_size, FITTED) if wanted.trains else 0
-        learned = rows * wanted.train_length
+        learned = _learned(wanted)
         words = TextWords(
             beginning_of(wanted.source, (wanted.length or LENGTH) * wanted.num_sequences + learned)
         )
@@ -225,6 +234,9 @@ def cure(
             )
         ours = as_ours(loaded, show)
         plain, said = ours.decoder(), str(ours.agreement or "")
+        text = _text(loaded, words, wanted)
+        _check_predicts(loaded.name, plain, text[:, :COMPARED_TOKENS])
+        choice, wanted = _choice(loaded, plain, schemes, words, text, wanted, show)
         begun = bool(wanted.prefix) or wanted.trains
         if wanted.out:
             _ = loaded.own_tokenizer  # which is written
@@ -232,45 +244,39 @@ def cure(
         read = _unbegun(loaded) if begun and begins else lambda: loaded.tokenizer
         if wanted.rotate or wanted.rotate_inner:
             check_rotates(plain, wanted.rotate or "identity")
-        text = _text(loaded, words, wanted)
         choosing = int(wanted.prefix) * (CANDIDATES + 1) if wanted.prefix.isdecimal() else 0
         foretell(
             show, f"{loaded.name}: sequences", loaded, tokens=text.shape[1], total=len(text),
             passes=choosing + _COMPARING * min(1.0, COMPARED_TOKENS / text.shape[1]) + 2 * PASSES,
         )  # fmt: skip
-        _check_predicts(loaded.name, plain, text[:, :COMPARED_TOKENS])
-        stands, done = list[int](), [("Conversion", said)] if said else []
-        base = plain
+        done = [("Conversion", said)] if said else []
+        done += [] if choice is None else choice.lines
+        stands, base = list[int](), plain
         if wanted.trains:
             check_retrains(plain, wanted)
             rest = _rest(loaded, words, text.numel(), learned, wanted)
-            first = loaded.bos is not None
-            stands = loaded.begin("on") if first else _best(loaded, plain, text, 1)
+            stands = _first(loaded, plain, text)
             base, more = retrained(loaded, stands[0], text, rest, wanted, show)
             done += more
         cured, prefix, more = _cured(loaded, base, text, wanted, show)
-        stored = loaded.stored if wanted.stored == "auto" else getattr(torch, wanted.stored)
-        done += more + _rounded(cured, plain, stored)
+        done += more + _rounded(cured, plain, _stored(loaded, wanted))
         result = replace(
             loaded, name=f"{loaded.name} cured", module=cured, path=None,
             context=min(loaded.context, cured.config.context), architecture=_words(loaded, wanted),
-            stored=stored, read_tokenizer=read, generates_as=loaded,
+            stored=_stored(loaded, wanted), read_tokenizer=read, generates_as=loaded,
         )  # fmt: skip
         show.note("comparing logits")
         stands = prefix or stands
         found = differences(loaded.module, plain, cured, text[:, :COMPARED_TOKENS], stands)
-        for kind, each in found.items():
-            done.append((f"Logits in {kind}", _said(each, stands)))
+    done += [(f"Logits in {kind}", _said(each, stands)) for kind, each in found.items()]
     seen = diagnose(
         loaded, result, shown=shown, options=_diagnosing(wanted, len(text[0]))
     )  # fmt: skip
-    written = written_as(cured.config, result.own_tokenizer) if wanted.out else ()
-    stock = (written or describe(cured.config))[0]
+    told = written_as(cured.config, result.own_tokenizer) if wanted.out else describe(cured.config)
     cure = Cure(
         before=loaded, model=result, diagnosis=seen, prefix=tuple(prefix), done=tuple(done),
-        stock=stock, differences=found,
-        source=name_of(model),
-        command=command_of("cure", name_of(model), wanted), figures=wanted.figures,
+        stock=told[0], differences=found, source=name_of(model), choice=choice,
+        command=command, figures=wanted.figures,
     )  # fmt: skip
     if wanted.out:
         cure.save(wanted.out)
@@ -309,7 +315,7 @@ def _unbegun(loaded: Model) -> Callable[[], AnyTokenizer]:
 
 def _text(loaded: Model, words: TextWords, wanted: CureOptions) -> Tensor:
     """Return the sequences (B, L) to verify on, with room for a prefix before them."""
-    stands = bool(wanted.prefix) or wanted.trains
+    stands = bool(wanted.prefix) or wanted.trains or bool(wanted.for_)
     room = int(wanted.prefix) if wanted.prefix.isdecimal() else int(stands)
     if room > loaded.context - 2:
         raise WakefulError(
@@ -332,6 +338,37 @@ def _rest(loaded: Model, words: TextWords, skip: int, count: int, wanted: CureOp
             "(lower --num_sequences, --length or --train_length)"
         )
     return torch.tensor(found, device=loaded.device)
+
+
+def _choice(
+    loaded: Model, plain: Decoder, schemes: list[Scheme], words: TextWords, text: Tensor,
+    wanted: CureOptions, show: Display,
+) -> tuple[Choice | None, CureOptions]:  # fmt: skip
+    """Return the cure that is best for formats by the text after the one to verify on, and the
+    options to carry it out; no choice and those given where none is to be made.
+    """
+    if not schemes:
+        return None, wanted
+    length = min(CHOOSING_LENGTH, loaded.context - len(loaded.begin(wanted.bos)) - 1)
+    count = Texts.rows * length
+    found = words.beginning.tokens(loaded.plain, text.numel() + count)[text.numel() :]
+    if len(found) < count:
+        raise WakefulError(
+            f"the text has {text.numel() + len(found):,} tokens: choosing a cure needs "
+            f"{text.numel() + count:,}, of which {text.numel():,} are to verify on"
+        )
+    rows = torch.tensor(found, device=loaded.device).view(-1, length)
+    token = _first(loaded, plain, text)[0]
+    texts = Texts.of(rows, tuple(loaded.begin(wanted.bos)))
+    choice = choose(plain, schemes, texts, token=token, seed=wanted.seed, told=show.note)
+    best = choice.best
+    if best == Candidate():
+        return choice, wanted
+    prefix = ("1" if loaded.bos is None else "bos") if best.first == "prefix" else ""
+    return choice, replace(
+        wanted, for_=(), rotate=best.rotate, rotate_inner=best.inner, rotate_keys=best.keys,
+        prefix=prefix, sinks=best.first == "sinks",
+    )  # fmt: skip
 
 
 def _cured(
@@ -359,6 +396,9 @@ def _cured(
         done.append(
             ("Inner rotation", "hidden channels of feed-forward networks, as the model runs")
         )
+    if wanted.rotate_keys:
+        cured = rotate_keys(cured)
+        done.append(("Rotation of keys", "and of queries, after RoPE, as the model runs"))
     if wanted.prefix:
         show.note("storing a prefix")
         prefix = _chosen(loaded, cured, text, wanted)
@@ -366,6 +406,11 @@ def _cured(
         shown = " ".join(repr(_piece(loaded, token)) for token in prefix)
         done.append(("Prefix", f"keys and values of {shown} (ids {prefix}) before every text"))
     return cured, prefix, done
+
+
+def _stored(loaded: Model, wanted: CureOptions) -> torch.dtype | None:
+    """Return the type in which the cured model is written; None is that of its weights."""
+    return loaded.stored if wanted.stored == "auto" else getattr(torch, wanted.stored)
 
 
 @torch.no_grad()
@@ -402,6 +447,18 @@ def _chosen(loaded: Model, decoder: Decoder, text: Tensor, wanted: CureOptions) 
             )
         return loaded.begin("on")
     return _best(loaded, decoder, text, int(wanted.prefix))
+
+
+def _first(loaded: Model, decoder: Decoder, text: Tensor) -> list[int]:
+    """Return the token to stand before a text: BOS, or else the best that the text has."""
+    return loaded.begin("on") if loaded.bos is not None else _best(loaded, decoder, text, 1)
+
+
+def _learned(wanted: CureOptions) -> int:
+    """Return how many tokens choosing, fitting and training read, after those to verify on."""
+    choosing = CHOICE if wanted.for_ else 0
+    rows = max(wanted.steps * wanted.batch_size, FITTED) if wanted.trains or choosing else 0
+    return max(choosing, rows * wanted.train_length)
 
 
 def _best(loaded: Model, decoder: Decoder, text: Tensor, num_tokens: int) -> list[int]:
@@ -493,7 +550,7 @@ def _said(each: Difference, prefix: Sequence[int]) -> str:
 
 
 def _words(loaded: Model, wanted: CureOptions) -> str:
-    named = {"inner": wanted.rotate_inner, "prefix": wanted.prefix}
+    named = {"inner": wanted.rotate_inner, "keys": wanted.rotate_keys, "prefix": wanted.prefix}
     named |= {"sinks": wanted.sinks, "gates": wanted.gates}
     parts = [wanted.rotate, *(name for name, there in named.items() if there)]
     return f"{loaded.architecture}, cured ({', '.join(filter(None, parts))})"

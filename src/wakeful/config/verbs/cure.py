@@ -12,10 +12,15 @@ from wakeful.errors import WakefulError
 class CureOptions(Reading):
     """What to do to a model, and what text to verify it on."""
 
+    for_: How[tuple[str, ...]] = ()
+    """Choose the cure for number formats by measuring: nvfp4, mxfp4, int8, w4a8, w4a4, w4a16, kv4,
+    or any scheme of quantize."""
     rotate: How[str] = ""
     """Rotate the residual stream: hadamard, haar, block_diagonal(size=64). Empty: leave it."""
     rotate_inner: How[bool] = False
     """Rotate what the feed-forward networks' last projections read too, as the model runs."""
+    rotate_keys: How[bool] = False
+    """Rotate queries and keys after RoPE, as the model runs, for a cache of 4 bits."""
     prefix: How[str] = ""
     """Store a prefix: bos, or a number of tokens to choose (1, 2 ...). Empty: none."""
     sinks: How[bool] = False
@@ -45,6 +50,11 @@ class CureOptions(Reading):
         AtLeast("train_length", 2),
         AtLeast("steps", 0),
         Within("lr", "(0, inf)"),
+        Excludes(
+            "for_",
+            "rotate rotate_inner rotate_keys prefix sinks gates",
+            "it chooses what is best for the formats",
+        ),
         Excludes("prefix", "sinks gates", "a prefix keeps the token that these do without"),
         Excludes("dtype=bfloat16", "sinks gates", "it is too coarse to train them"),
         Excludes("rotate", "gates", "the gates' own matrices are not turned; --sinks can be"),
@@ -53,9 +63,11 @@ class CureOptions(Reading):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_rules(self, *self.RULES)
-        if not (self.rotate or self.rotate_inner or self.prefix or self.trains):
+        turns = self.rotate or self.rotate_inner or self.rotate_keys
+        if not (turns or self.prefix or self.trains or self.for_):
             raise WakefulError(
-                "name a cure: --rotate hadamard, --rotate_inner, --prefix bos, --sinks, --gates"
+                "name a format to cure for, --for nvfp4, or a cure: --rotate hadamard, "
+                "--rotate_inner, --rotate_keys, --prefix bos, --sinks, --gates"
             )
         if self.sinks and self.gates and not self.steps:
             raise WakefulError(

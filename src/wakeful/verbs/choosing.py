@@ -1,0 +1,328 @@
+"""Which cure helps a number format: candidates measured on a text, the best one proved on another.
+
+A candidate is a rotation of the residual stream (none, one within the format's blocks, the whole),
+rotations as the model runs, and what becomes of the first token (nothing, a stored prefix, sinks).
+Each is quantized as the format says and read beside the model before, on the same tokens. The best
+is kept if on further text it loses less than the uncured model in that format: the paired interval
+of the difference lies below zero. Otherwise the choice is no cure.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from wakeful.errors import WakefulError
+from wakeful.estimates import Estimate, mean_and_error, reach, with_error
+from wakeful.model.decoder import Decoder
+from wakeful.quant import quantize
+from wakeful.quant.schemes import Absmax, Grid, Scheme, parse_scheme
+from wakeful.surgery import (
+    check_absorbs,
+    check_rotates,
+    learned_sinks,
+    rotate,
+    rotate_keys,
+    store_prefix,
+)
+
+CHOOSING, PROVING = 4, 8
+"""Sequences that candidates are measured on, and that the best one is proved on."""
+LENGTH = 256
+"""Tokens of each, or the model's context where that is shorter."""
+CALIBRATING = 8
+"""Further sequences for what looks at text before it rounds, and for sinks to be fitted on."""
+CLIPS = (0.9, 0.8)
+"""Shares of the largest number that a grid of few bits is tried with, besides all of it."""
+_FEW_BITS = 4
+HEAD = "head"
+_CALLED = {"int8": "w8a8"}
+"""Formats that have another name among schemes."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What is done to a model before it is quantized; the plain one is no cure."""
+
+    rotate: str = ""
+    inner: bool = False
+    keys: bool = False
+    first: str = ""
+    """What becomes of the first token: nothing, `prefix` or `sinks`."""
+
+    def __str__(self) -> str:
+        named = {"rotate_inner": self.inner, "rotate_keys": self.keys, self.first: self.first}
+        parts = [
+            f"rotate {self.rotate}" if self.rotate else "",
+            *(n for n, on in named.items() if on),
+        ]
+        return ", ".join(filter(None, parts)) or "no cure"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A candidate in one format: what it costs over the uncured model in full precision."""
+
+    candidate: Candidate
+    scheme: Scheme
+    damage: Estimate
+    """Nats a token, paired over sequences."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The chosen candidate beside no cure, in one format, on text that chose nothing."""
+
+    scheme: Scheme
+    before: Estimate
+    after: Estimate
+    difference: Estimate
+    """After minus before, paired."""
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95% confidence interval of the difference."""
+        value, error = self.difference
+        away = reach(error, PROVING)
+        return value - away, value + away
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is best for formats, and all that was measured on the way."""
+
+    best: Candidate
+    schemes: tuple[Scheme, ...]
+    """The formats, clipped as was best."""
+    trials: tuple[Trial, ...]
+    proofs: tuple[Proof, ...]
+    """Of what was best on the first text, whether it was kept or not."""
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """All figures: values with their standard errors."""
+        return {
+            "chosen": str(self.best),
+            "schemes": [each.expression for each in self.schemes],
+            "candidates": [
+                {"scheme": str(each.scheme), "cure": str(each.candidate), "damage": each.damage}
+                for each in self.trials
+            ],
+            "proof": [
+                {"scheme": str(each.scheme), "no_cure": each.before, "cured": each.after,
+                 "difference": each.difference, "interval": each.interval}
+                for each in self.proofs
+            ],
+        }  # fmt: skip
+
+    @property
+    def lines(self) -> list[tuple[str, str]]:
+        """What was measured and chosen: a format or a heading, and words."""
+        told = [
+            (str(each.scheme), f"{each.candidate}: {_shown(each.damage)} nats a token")
+            for each in self.trials
+        ]
+        for each in self.proofs:
+            low, high = each.interval
+            words = (
+                f"no cure {_shown(each.before)}, cured {_shown(each.after)}, "
+                f"difference {each.difference[0]:+.3f} (95% interval {low:+.3f} to {high:+.3f})"
+            )
+            told.append((f"{each.scheme}, on further text", words.replace("-", "−")))
+        chosen = str(self.best)
+        if self.best == Candidate():
+            chosen = "no cure: none is surely better than the model as it is, which stays so"
+        return [*told, ("Chosen", f"{chosen}; quantize by {', '.join(map(str, self.schemes))}")]
+
+
+def _shown(estimate: Estimate) -> str:
+    value, error = estimate
+    return with_error(value, error, "+").replace("-", "−")
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Sequences (B, L) of token ids, and what an uncured model reads before each."""
+
+    choosing: Tensor
+    proving: Tensor
+    calibrating: Tensor
+    opening: tuple[int, ...] = ()
+    rows: ClassVar[int] = CHOOSING + PROVING + CALIBRATING
+
+    @classmethod
+    def of(cls, rows: Tensor, opening: tuple[int, ...] = ()) -> "Texts":
+        """Return `rows` sequences (B, L) by what is done with them."""
+        choosing, proving, calibrating = rows.split([CHOOSING, PROVING, CALIBRATING])
+        return cls(choosing, proving, calibrating, opening)
+
+
+def format_of(name: str) -> Scheme:
+    """Return the scheme that a format's name or expression, as the user wrote it, stands for."""
+    return parse_scheme(_CALLED.get(name, name), imports=True)
+
+
+def candidates(plain: Decoder, schemes: Sequence[Scheme], token: int | None) -> list[Candidate]:
+    """Return what can be done to a model about its stream and its first token, no cure first."""
+    blocks = {grid.group for each in schemes for _, grid in each.activations if grid.group}
+    turns = [f"block_diagonal(size={size})" for size in sorted(blocks)] + ["hadamard"]
+    firsts = [""] if token is None else ["", "prefix"]
+    if token is not None and _possible(check_absorbs, plain, "sinks"):
+        firsts.append("sinks")
+    turns = ["", *(each for each in turns if _possible(check_rotates, plain, each))]
+    return [Candidate(rotate=turn, first=first) for turn in turns for first in firsts]
+
+
+def _possible(check: Callable[..., object], *given: object) -> bool:
+    try:
+        check(*given)
+    except WakefulError:
+        return False
+    return True
+
+
+def further(best: Candidate, schemes: Sequence[Scheme]) -> list[Candidate]:
+    """Return a candidate with rotations as the model runs besides, of what the formats round."""
+    inner = [False, True] if any(each.weights is not None for each in schemes) else [False]
+    keys = [False, True] if any(each.cache is not None for each in schemes) else [False]
+    made = [replace(best, inner=one, keys=other) for one in inner for other in keys]
+    return made[1:]
+
+
+def clipped(scheme: Scheme, share: float) -> Scheme:
+    """Return a scheme whose inputs and cache of few bits are clipped at a share of the largest."""
+
+    def clip(grid: Grid | None) -> Grid | None:
+        if isinstance(grid, Absmax) and grid.bits <= _FEW_BITS:
+            return replace(grid, clip=share)
+        return grid
+
+    return Scheme(
+        weights=scheme.weights, inputs=clip(scheme.inputs), outputs=scheme.outputs,
+        scales=scheme.scales, method=scheme.method, cache=clip(scheme.cache),
+    )  # fmt: skip
+
+
+def choose(
+    plain: Decoder,
+    schemes: Sequence[Scheme],
+    texts: Texts,
+    *,
+    token: int | None,
+    seed: int = 0,
+    told: Callable[[str], None] = lambda _: None,
+) -> Choice:
+    """Return what is best done to a model before it is quantized by schemes, its head left alone.
+
+    Args:
+        plain: the decoder, which stays as it is.
+        schemes: the formats; of several the least mean damage is best.
+        texts: what is measured on.
+        token: what a prefix stores and sinks are fitted to; None tries neither.
+        seed: of the rotations.
+        told: what each candidate is told to before it is measured.
+    """
+    return _Choosing(plain, schemes, texts, token=token, seed=seed, told=told).choose()
+
+
+class _Choosing:
+    """One model, formats and texts: makes candidates and measures them."""
+
+    def __init__(
+        self, plain: Decoder, schemes: Sequence[Scheme], texts: Texts, *, token: int | None,
+        seed: int, told: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self.plain = plain
+        self.schemes = tuple(schemes)
+        self.texts = texts
+        self.token = token
+        self.seed = seed
+        self.told = told
+        self.trials: list[Trial] = []
+        self.full: dict[int, Tensor] = {}
+
+    def make(self, candidate: Candidate) -> Decoder:
+        """Return the cured decoder; the plain one where nothing is to be done."""
+        made = self.plain
+        if candidate.first == "sinks":
+            assert self.token is not None
+            made = learned_sinks(made, self.token, self.texts.calibrating)
+        if candidate.rotate or candidate.inner:
+            turn = candidate.rotate or "identity"
+            made = rotate(made, turn, inner=candidate.inner, seed=self.seed)
+        if candidate.keys:
+            made = rotate_keys(made)
+        if candidate.first == "prefix":
+            assert self.token is not None
+            made = store_prefix(made, [self.token])
+        return made
+
+    def choose(self) -> Choice:
+        """Return what is best, and all that was measured."""
+        for each in candidates(self.plain, self.schemes, self.token):
+            self._try(each, self.schemes)
+        for each in further(self._best[0], self.schemes):
+            self._try(each, self.schemes)
+        for share in CLIPS:
+            fine = tuple(clipped(each, share) for each in self.schemes)
+            if fine != self.schemes:
+                self._try(self._best[0], fine)
+        best, schemes = self._best
+        made, proofs = self.make(best), list[Proof]()
+        gaps = torch.zeros(PROVING, dtype=torch.float64)
+        for plain, scheme in zip(self.schemes, schemes, strict=True):
+            before = self._damages(self.plain, Candidate(), plain, self.texts.proving)
+            after = self._damages(made, best, scheme, self.texts.proving)
+            gaps += after - before
+            found = (mean_and_error(each) for each in (before, after, after - before))
+            proofs.append(Proof(scheme, *found))
+        mean, error = mean_and_error(gaps)
+        sure = mean + reach(error, PROVING) < 0
+        if not sure or any(each.difference[0] > 0 for each in proofs):
+            best, schemes = Candidate(), self.schemes
+        return Choice(best, schemes, tuple(self.trials), tuple(proofs))
+
+    @property
+    def _best(self) -> tuple[Candidate, tuple[Scheme, ...]]:
+        """The candidate, and the formats as clipped, whose mean damage over formats is least."""
+        of_all = len(self.schemes)
+        rounds = [self.trials[n : n + of_all] for n in range(0, len(self.trials), of_all)]
+        least = min(rounds, key=lambda trials: sum(each.damage[0] for each in trials))
+        return least[0].candidate, tuple(each.scheme for each in least)
+
+    def _try(self, candidate: Candidate, schemes: Sequence[Scheme]) -> None:
+        self.told(str(candidate))
+        made = self.make(candidate)
+        for scheme in schemes:
+            found = self._damages(made, candidate, scheme, self.texts.choosing)
+            self.trials.append(Trial(candidate, scheme, mean_and_error(found)))
+
+    def _damages(self, made: Decoder, candidate: Candidate, scheme: Scheme, text: Tensor) -> Tensor:
+        """Return what a candidate in a format costs each sequence, in nats a token."""
+        before = () if candidate.first else self.texts.opening
+        given = [_after(before, row[None]) for row in self.texts.calibrating]
+        skip = (HEAD,) if scheme.weights is not None else ()
+        small = quantize(
+            made, scheme, arithmetic="integer", skip=skip,
+            calibration=given if scheme.calibrated else (),
+        )  # fmt: skip
+        if id(text) not in self.full:
+            self.full[id(text)] = _losses(self.plain, text, self.texts.opening)
+        return _losses(small, text, before) - self.full[id(text)]
+
+
+def _after(opening: Sequence[int], text: Tensor) -> Tensor:
+    """Return token ids (B, L) with what a text is opened by before them."""
+    first = torch.tensor([list(opening)], dtype=text.dtype, device=text.device)
+    return torch.cat([first.expand(len(text), -1), text], 1)
+
+
+@torch.inference_mode()
+def _losses(model: nn.Module, text: Tensor, opening: Sequence[int]) -> Tensor:
+    """Return the mean loss (B,) of each sequence's tokens after its first, in float64."""
+    logits = model(_after(opening, text))[:, len(opening) : -1].float()
+    each = cross_entropy(logits.transpose(1, 2), text[:, 1:], reduction="none")
+    return each.double().mean(1)

@@ -1,0 +1,101 @@
+"""The cure that is chosen for a format is the one that loses least, by the definition."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from helpers import tiny_decoder
+from wakeful.config.verbs import CureOptions
+from wakeful.errors import WakefulError
+from wakeful.estimates import mean_and_error
+from wakeful.model.decoder import Decoder
+from wakeful.quant import parse_scheme, quantize
+from wakeful.surgery import rotate, store_prefix
+from wakeful.verbs.choosing import CHOOSING, PROVING, Candidate, Texts, choose
+
+W4A4 = parse_scheme(
+    "scheme(weights=absmax(bits=8, per='channel'), inputs=absmax(bits=4, per='token'))"
+)
+
+
+@torch.no_grad()
+def lopsided() -> Decoder:
+    """Return a decoder in whose norms' outputs one channel stands out, and what reads them makes
+    up for it: the same function as without.
+    """
+    made = tiny_decoder(dtype=torch.float32).eval()
+    for block in made.blocks:
+        attention, mlp = block.attention, block.mlp
+        readers = (attention.query, attention.key, attention.value), (mlp.gate, mlp.up)
+        for norm, layers in zip((block.attention_norm, block.mlp_norm), readers, strict=True):
+            norm.weight[3] *= 40
+            for layer in layers:
+                layer.weight[:, 3] /= 40
+    return made
+
+
+@pytest.fixture(scope="module")
+def texts() -> Texts:
+    """Return what the decoder says itself, whose loss it then rises from by any error."""
+    made, generator = lopsided(), torch.Generator().manual_seed(0)
+    rows = torch.randint(29, (Texts.rows, 1), generator=generator)
+    with torch.no_grad():
+        for _ in range(22):
+            odds = made(rows)[:, -1].softmax(-1)
+            rows = torch.cat([rows, odds.multinomial(1, generator=generator)], 1)
+    return Texts.of(rows)
+
+
+@torch.inference_mode()
+def losses(model: nn.Module, rows: Tensor) -> Tensor:
+    found = [
+        nn.functional.cross_entropy(model(row[None])[0, :-1], row[1:]).double() for row in rows
+    ]
+    return torch.stack(found)
+
+
+def test_damages_are_those_of_the_definition_and_the_least_is_chosen(texts: Texts) -> None:
+    plain = lopsided()
+    choice = choose(plain, [W4A4], texts, token=3)
+    by_cure = {trial.candidate: trial.damage for trial in choice.trials if trial.scheme == W4A4}
+    full = losses(plain, texts.choosing)
+    for candidate, made in (
+        (Candidate(), plain),
+        (Candidate(rotate="hadamard"), rotate(plain)),
+        (Candidate(first="prefix"), store_prefix(plain, [3])),
+    ):
+        small = quantize(made, W4A4, skip=["head"])
+        expected = mean_and_error((losses(small, texts.choosing) - full).numpy())
+        assert by_cure[candidate] == pytest.approx(expected, rel=1e-3, abs=1e-4)
+    least = min(choice.trials, key=lambda trial: trial.damage[0])
+    assert least.candidate.rotate
+    assert choice.best == least.candidate
+    assert choice.schemes == (least.scheme,)
+    (proof,) = choice.proofs
+    assert proof.interval[1] < 0
+    assert proof.difference[0] == pytest.approx(proof.after[0] - proof.before[0])
+    assert len(choice.lines) == len(choice.trials) + 2
+
+
+def test_what_is_not_surely_better_is_no_cure(texts: Texts) -> None:
+    """Eight bits of weights cost nothing here that a cure could save."""
+    harmless = parse_scheme("scheme(weights=absmax(bits=8, per='channel'))")
+    choice = choose(lopsided(), [harmless], texts, token=None)
+    assert {trial.candidate.first for trial in choice.trials} == {""}
+    assert choice.best == Candidate() or choice.proofs[0].interval[1] < 0
+    alone = choose(lopsided(), [parse_scheme("kv8")], texts, token=None)
+    assert any(trial.candidate.keys for trial in alone.trials)
+    assert alone.best == Candidate() or alone.proofs[0].interval[1] < 0
+
+
+def test_of_several_formats_the_mean_counts_and_none_gets_worse(texts: Texts) -> None:
+    choice = choose(lopsided(), [W4A4, parse_scheme("kv4")], texts, token=None)
+    assert len(choice.proofs) == 2
+    assert len(choice.trials) % 2 == 0
+    assert choice.best == Candidate() or all(proof.difference[0] <= 0 for proof in choice.proofs)
+    assert (len(texts.choosing), len(texts.proving)) == (CHOOSING, PROVING)
+
+
+def test_a_format_chooses_alone() -> None:
+    with pytest.raises(WakefulError, match="--for nvfp4 and --rotate hadamard"):
+        CureOptions(for_=("nvfp4",), rotate="hadamard")
