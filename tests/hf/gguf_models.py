@@ -82,6 +82,31 @@ FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
         },
     ),
     "gpt2": ("gpt2", GPT2),
+    "granite": ("granite", {"embedding": "scaled", "query_scalar": 40, "bias": True}),
+    "granite, scaled": ("granite", {"embedding": "scaled", "rope": "linear(factor=2.0)"}),
+    "granite_swa": ("granite_swa", {"normalizer": "softmax1(learned=True)", "bias": True}),
+    "granite_swa, constant": ("granite_swa", {"normalizer": "softmax1", "tied": True}),
+    "granite_swa, windows": (
+        "granite_swa",
+        {
+            "normalizer": "softmax1(learned=True)", "attention_bias": "all", "window": 8,
+            "local_layers": (1,), "local_theta": 10_000.0,
+        },
+    ),
+    "granite_swa, windows alone": (
+        "granite_swa",
+        {
+            "normalizer": "softmax1", "window": 8, "local_layers": (0, 1),
+            "local_theta": 10_000.0,
+        },
+    ),
+    "granite_swa, no positions": (
+        "granite_swa",
+        {
+            "normalizer": "softmax1(learned=True)", "embedding": "scaled", "local_layers": (0,),
+            "rope": "llama3(factor=8.0, original_length=8192)",
+        },
+    ),
 }  # fmt: skip
 """By a name: the `model_type` that a file holds it as, and what the model differs in."""
 TEXTS = ["a quick brown fox jumps over a lazy dog " * 40]

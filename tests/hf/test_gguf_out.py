@@ -142,7 +142,10 @@ def test_rows_that_are_not_whole_blocks_stay_halves(tokenizer: Tokenizer, tmp_pa
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"normalizer": "softmax1"}, "is a wakeful .model.normalizer = softmax1"),
+        ({"normalizer": "softmax1", "qk_norm": True},
+         "is a wakeful .model.normalizer = softmax1"),
+        ({"normalizer": "softmax1", "local_layers": (0,), "local_theta": 100.0},
+         "model.local_theta"),
         ({"route": "svformer"}, "is a wakeful .model.route = svformer"),
         ({"rope": "llama3(factor=8.0, original_length=8192)", "qk_norm": True}, "model.rope"),
         ({"attention_bias": "all"}, "attention_bias"),
@@ -380,6 +383,15 @@ def test_a_file_says_what_its_architecture_needs(tokenizer: Tokenizer, tmp_path:
         "olmo2, tied": {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
         "gemma2, windows": {"context_length": 64, "attention.sliding_window": 8},
         "gemma2, other windows": {"context_length": 24, "attention.sliding_window": 24},
+        "granite": {"embedding_scale": 8.0, "attention.scale": np.float32(40**-0.5)},
+        "granite_swa": {
+            "attention.sliding_window": 64, "attention.sliding_window_pattern": [True, False],
+            "residual_scale": 1.0, "logit_scale": 1.0, "attention.scale": 0.25,
+        },
+        "granite_swa, windows": {
+            "attention.sliding_window": 8, "attention.sliding_window_pattern": [False, True],
+        },
+        "granite_swa, no positions": {"attention.rope_pattern": [False, True]},
         "gemma3": {
             "attention.sliding_window": 8, "attention.key_length": 32, "rope.freq_base": 1e6,
             "rope.scaling.type": "linear", "rope.scaling.factor": 8.0,
@@ -403,7 +415,7 @@ def test_a_file_says_what_its_architecture_needs(tokenizer: Tokenizer, tmp_path:
         for key, value in more.get(family, {}).items():
             assert found[key] == value, (family, key)
         tensors = {tensor.name for tensor in reader.tensors}
-        assert ("rope_freqs.weight" in tensors) == (family == "llama, llama3")
+        assert ("rope_freqs.weight" in tensors) == ("llama3" in str(changes)), family
         untied = "output.weight" in tensors
         assert untied == (not changes.get("tied") or kind == "olmo2"), family
 

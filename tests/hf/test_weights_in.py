@@ -20,6 +20,8 @@ from transformers import (
     Gemma3TextConfig,
     GPT2Config,
     GPTNeoXConfig,
+    GraniteConfig,
+    GraniteSWAConfig,
     LlamaConfig,
     MistralConfig,
     Olmo2Config,
@@ -62,6 +64,7 @@ GEMMA3_ROPES = {
     "full_attention": {"rope_type": "linear", "factor": 3.0, "rope_theta": 500.0},
 }
 PHI3: dict[str, Any] = COMMON | {"hidden_size": 32, "pad_token_id": 0}
+GRANITE: dict[str, Any] = COMMON | {"attention_multiplier": 7**-0.5}
 GPT2: dict[str, Any] = {
     "vocab_size": 29, "n_embd": 24, "n_layer": 3, "n_head": 3, "n_positions": 32,
     "bos_token_id": 0, "eos_token_id": 0,
@@ -156,6 +159,23 @@ MODELS: dict[str, PreTrainedConfig] = {
     "gpt_neox, in series, no attention biases, tied": GPTNeoXConfig(
         **NEOX, rotary_pct=1.0, use_parallel_residual=False, attention_bias=False,
         tie_word_embeddings=True,
+    ),
+    "granite": GraniteConfig(**GRANITE, embedding_multiplier=24**0.5, mlp_bias=True),
+    "granite, tied": GraniteConfig(
+        **GRANITE, head_dim=10, attention_bias=True, embedding_multiplier=24**0.5,
+        rope_parameters=LLAMA3,
+    ),
+    "granite_swa": GraniteSWAConfig(
+        **GRANITE, num_key_value_heads=2, attention_bias=True, sliding_window=32
+    ),
+    "granite_swa, window": GraniteSWAConfig(
+        **GRANITE, num_key_value_heads=1, sliding_window=8, tie_word_embeddings=False,
+        layer_rope_theta=[1e4, 100.0, 100.0],
+    ),
+    "granite_swa, no positions": GraniteSWAConfig(
+        **GRANITE, num_key_value_heads=4, sliding_window=32, mlp_bias=True,
+        layer_rope_theta=[0.0, 500.0, 0.0], embedding_multiplier=24**0.5,
+        rope_parameters={"rope_type": "linear", "factor": 3.0, "rope_theta": 500.0},
     ),
 }  # fmt: skip
 

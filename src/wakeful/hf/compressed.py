@@ -261,6 +261,7 @@ def _stock(model: nn.Module, found: Mapping[str, nn.Module]) -> _Stock:
         names = {name: name for name in (*stored, *found)}
         return _Stock(config, stored, dict(found), names, None)
     assert isinstance(model, Decoder)
+    parameters |= dict(model.named_buffers())  # softmax-1's constant
     kind, config = describe(model.config)
     if kind == WakefulConfig.model_type:
         raise WakefulError(

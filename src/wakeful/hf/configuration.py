@@ -82,5 +82,25 @@ class WakefulConfig(PreTrainedConfig):
         return self.model.shape.num_kv_heads
 
     @property
+    def layer_types(self) -> list[str] | None:
+        """What an engine asks for: the layers with a window, where there are any."""
+        ours = self.model
+        if not ours.narrowed:
+            return None
+        local = ours.local_layers
+        return [
+            "sliding_attention" if layer in local else "full_attention"
+            for layer in range(ours.num_layers)
+        ]
+
+    @property
+    def sliding_window(self) -> int | None:
+        return self.model.window if self.model.narrowed else None
+
+    @property
+    def final_logit_softcapping(self) -> float | None:
+        return self.parts["logit_cap"] or None
+
+    @property
     def head_dim(self) -> int:
         return self.model.shape.head_width

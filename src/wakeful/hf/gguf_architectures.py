@@ -10,10 +10,11 @@ import math
 from collections.abc import Callable
 
 import torch
-from gguf import MODEL_ARCH, Keys, RopeScalingType
+from gguf import MODEL_ARCH, Keys, RopeScalingType, get_tensor_name_map
 
 from wakeful.config.model import ModelConfig
 from wakeful.errors import WakefulError
+from wakeful.hf.families.granite import SINKS
 from wakeful.hf.weights_out import describe
 from wakeful.normalizers import Softcap
 from wakeful.ropes import Linear, Llama3, RopeScaling
@@ -23,8 +24,9 @@ ARCHITECTURES = {
     "llama": MODEL_ARCH.LLAMA, "qwen2": MODEL_ARCH.QWEN2, "qwen3": MODEL_ARCH.QWEN3,
     "smollm3": MODEL_ARCH.SMOLLM3, "phi3": MODEL_ARCH.PHI3, "olmo2": MODEL_ARCH.OLMO2,
     "gemma2": MODEL_ARCH.GEMMA2, "gemma3_text": MODEL_ARCH.GEMMA3, "gpt2": MODEL_ARCH.GPT2,
+    "granite": MODEL_ARCH.GRANITE, "granite_swa": MODEL_ARCH.GRANITE,
 }  # fmt: skip
-"""By Transformers' `model_type`; a Mistral is a Llama."""
+"""By Transformers' `model_type`, what gguf calls its tensors as; a Mistral is a Llama."""
 _LOCAL: dict[str, Callable[[int], bool]] = {
     "gemma2": lambda layer: layer % 2 == 0,
     "gemma3_text": lambda layer: layer % 6 < 5,
@@ -35,14 +37,16 @@ _LOCAL_THETA = 10_000.0
 """RoPE's base in a Gemma 3's local layers, which is in llama.cpp's code too."""
 _BY_WIDTH = {"gemma2": 46, "gemma3_text": 62}
 """Layers of the models whose queries llama.cpp divides by the root of width / heads (27B)."""
+_ROPE_PATTERN = "{arch}.attention.rope_pattern"
+"""Which layers have positions: of llama.cpp, and not yet of gguf."""
 _OURS = (
     "route", "depth", "normalizer", "embedding", "mlp_rotation", "qk_rotation", "stored_prefix",
     "relaxed_prefix", "scale_logits_by_layer", "logit_cap", "parallel",
 )  # fmt: skip
 """Fields that are worth naming where no stock architecture is the model."""
-PAIRED = ("llama", "smollm3")
+PAIRED = ("llama", "smollm3", "granite", "granite_swa")
 """Architectures whose rotary embedding pairs neighboring channels in llama.cpp."""
-Value = int | float | str
+Value = int | float | str | list[bool]
 
 
 def stated(config: ModelConfig) -> tuple[str, ModelConfig]:
@@ -55,11 +59,18 @@ def stated(config: ModelConfig) -> tuple[str, ModelConfig]:
         WakefulError: llama.cpp has no architecture that is this model.
     """
     kind = describe(config)[0]
-    if config.narrowed and not (kind in ("gemma2", "gemma3_text") and _regular(kind, config)):
+    if config.narrowed and not _has_windows(kind, config):
         config = _within_window(config)
         kind = describe(config)[0]
     _check(kind, config)
     return kind, config
+
+
+def _has_windows(kind: str, config: ModelConfig) -> bool:
+    """Tell whether llama.cpp's code of an architecture has windows in a model's local layers."""
+    if kind == "granite_swa":  # whose layers share one base
+        return config.local_theta in (0, config.rope_theta)
+    return kind in ("gemma2", "gemma3_text") and _regular(kind, config)
 
 
 def _regular(kind: str, config: ModelConfig) -> bool:
@@ -98,16 +109,16 @@ def _unlike(config: ModelConfig) -> str:
 
 def _limits(kind: str, config: ModelConfig) -> list[tuple[bool, str]]:
     """Return what llama.cpp's code of an architecture cannot be, each with the reason."""
-    gemma = kind.startswith("gemma")
+    gemma, granite = kind.startswith("gemma"), kind.startswith("granite")
     biased = config.bias or config.qkv_bias or config.out_bias
     rope, normalizer = build("ropes", config.rope), build("normalizers", config.normalizer)
     return [
         (
-            biased and kind != "gpt2" and not (kind == "qwen2" and not config.bias),
+            biased and not (kind == "gpt2" or granite or (kind == "qwen2" and not config.bias)),
             f"model.attention_bias: GGUF files have no biases of a {kind}",
         ),
         (
-            isinstance(rope, Llama3) and kind != "llama",
+            isinstance(rope, Llama3) and kind != "llama" and not granite,
             f"model.rope = {config.rope}: llama.cpp scales the RoPE of a llama so, not of a {kind}",
         ),
         (
@@ -128,6 +139,10 @@ def _limits(kind: str, config: ModelConfig) -> list[tuple[bool, str]]:
             kind == "gemma3_text" and config.local_theta != _LOCAL_THETA,
             f"model.local_theta = {config.local_theta}: llama.cpp's code fixes it at "
             f"{_LOCAL_THETA} in a gemma3",
+        ),
+        (
+            granite and config.local_theta not in (0, config.rope_theta),
+            f"model.local_theta = {config.local_theta}: llama.cpp has one base of RoPE a {kind}",
         ),
         (
             gemma and not config.tied,
@@ -171,10 +186,20 @@ def keys(kind: str, config: ModelConfig) -> dict[str, Value]:
             found[Keys.Rope.SCALING_FACTOR] = rope.factor
     if kind == "phi3":
         found[Keys.Rope.SCALING_ORIG_CTX_LEN] = config.max_length
+    if kind.startswith("granite"):
+        found |= _multipliers(config)
+    if kind == "granite_swa":
+        found[Keys.Attention.SLIDING_WINDOW] = config.window or config.max_length
+        local = [layer in config.local_layers for layer in range(config.num_layers)]
+        # llama.cpp wants a layer with a window: one as long as the context hides nothing.
+        windows = local if config.narrowed else [layer == 0 for layer in range(config.num_layers)]
+        found[Keys.Attention.SLIDING_WINDOW_PATTERN] = windows
+        if not config.local_theta:
+            found[_ROPE_PATTERN] = [not each for each in local]
     if kind.startswith("gemma"):
         found[Keys.Attention.SLIDING_WINDOW] = config.window or config.max_length
         found |= _caps(config)
-    return {key.format(arch=_name(kind)): value for key, value in found.items()}
+    return {key.format(arch=architecture(kind)): value for key, value in found.items()}
 
 
 def _caps(config: ModelConfig) -> dict[str, Value]:
@@ -187,7 +212,31 @@ def _caps(config: ModelConfig) -> dict[str, Value]:
     }
 
 
-def _name(kind: str) -> str:
+def _multipliers(config: ModelConfig) -> dict[str, Value]:
+    return {
+        Keys.LLM.LOGIT_SCALE: 1.0,
+        Keys.LLM.RESIDUAL_SCALE: 1.0,
+        Keys.LLM.EMBEDDING_SCALE: math.sqrt(config.width) if config.embedding == "scaled" else 1.0,
+        Keys.Attention.SCALE: (config.query_scalar or config.shape.head_width) ** -0.5,
+    }
+
+
+def names_of(kind: str, num_layers: int) -> Callable[[str], str]:
+    """Return what gives a tensor of Transformers its name in a file."""
+    known = get_tensor_name_map(ARCHITECTURES[kind], num_layers)
+
+    def name(theirs: str) -> str:
+        if theirs.endswith(SINKS):  # gguf knows sinks of other architectures alone
+            return f"blk.{theirs.split('.')[-3]}.attn_sinks.weight"
+        found = known.get_name(theirs, try_suffixes=(".weight", ".bias"))
+        assert found is not None, theirs
+        return found
+
+    return name
+
+
+def architecture(kind: str) -> str:
+    """Return what llama.cpp calls an architecture."""
     return "gemma3" if kind == "gemma3_text" else kind
 
 
@@ -204,6 +253,8 @@ def rope_factors(config: ModelConfig) -> torch.Tensor | None:
 
 def query_factor(kind: str, config: ModelConfig) -> float:
     """Return what queries are to be multiplied by, since llama.cpp chooses what divides them."""
+    if kind.startswith("granite"):
+        return 1.0
     usual = config.shape.head_width
     if config.num_layers == _BY_WIDTH.get(kind):
         usual = config.width // config.num_heads

@@ -19,7 +19,7 @@ from wakeful.config.schema import config_from_table
 from wakeful.data.tokenizer import BESIDE, Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.hf.families import FAMILIES
-from wakeful.hf.gguf_architectures import ARCHITECTURES, PAIRED, query_factor
+from wakeful.hf.gguf_architectures import ARCHITECTURES, PAIRED, names_of, query_factor
 from wakeful.hf.gguf_header import read_gguf_header
 from wakeful.hf.weights_out import describe
 from wakeful.hf.whole import first_line
@@ -69,12 +69,12 @@ def tensors_of(path: Path, config: ModelConfig) -> dict[str, Tensor]:
     float32.
     """
     kind = describe(config)[0]
-    family, names = FAMILIES[kind], gguf.get_tensor_name_map(ARCHITECTURES[kind], config.num_layers)
+    family = FAMILIES[kind]
     theirs = [
         link.theirs if link.theirs == family.head else family.prefix + link.theirs
         for link in family.links(config)
     ]
-    wanted = {names.get_name(each, try_suffixes=(".weight", ".bias")): each for each in theirs}
+    wanted = dict(zip(map(names_of(kind, config.num_layers), theirs), theirs, strict=True))
     found: dict[str, Tensor] = {}
     try:
         tensors = gguf.GGUFReader(path).tensors
@@ -98,7 +98,7 @@ def _as_theirs(array: np.ndarray, name: str, kind: str, config: ModelConfig) -> 
         array = array / np.float32(query_factor(kind, config))
     if kind.startswith("gemma") and name.endswith("norm.weight"):
         array = array - np.float32(1)
-    if kind in PAIRED and name.endswith(("q_proj.weight", "k_proj.weight")):
+    if kind in PAIRED and ("q_proj" in name or "k_proj" in name):
         heads = config.num_heads if "q_proj" in name else config.shape.num_kv_heads
         pairs = array.reshape(heads, array.shape[0] // heads // 2, 2, *array.shape[1:])
         array = pairs.swapaxes(1, 2).reshape(array.shape)

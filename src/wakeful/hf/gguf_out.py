@@ -20,9 +20,10 @@ from wakeful.config.model import ModelConfig
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.hf.gguf_architectures import (
-    ARCHITECTURES,
     PAIRED,
+    architecture,
     keys,
+    names_of,
     query_factor,
     rope_factors,
     stated,
@@ -80,7 +81,7 @@ def export_gguf(
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     with disk_errors(path), replaced(path) as part:
-        writer = GGUFWriter(part, gguf.MODEL_ARCH_NAMES[ARCHITECTURES[kind]])
+        writer = GGUFWriter(part, architecture(kind))
         writer.add_name(name or path.stem)
         writer.add_description(f"{lineage} Written by wakeful {__version__}.".lstrip())
         writer.add_tags(["wakeful", "text-generation"])
@@ -94,7 +95,10 @@ def export_gguf(
         writer.add_file_type(_TYPES[storage][1])
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         for key, value in keys(kind, config).items():
-            add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+            add = {
+                int: writer.add_uint32, float: writer.add_float32, str: writer.add_string,
+                list: writer.add_array,
+            }  # fmt: skip
             add[type(value)](key, value)
         add_vocabulary(writer, vocabulary, tokenizer)
         writer.add_string(MODEL, json.dumps(dataclasses.asdict(config)))
@@ -117,13 +121,12 @@ def export_gguf(
 
 def _arrays(decoder: Decoder, kind: str, config: ModelConfig) -> Iterator[tuple[str, np.ndarray]]:
     """Yield every tensor as llama.cpp wants it, and its name there."""
-    names = gguf.get_tensor_name_map(ARCHITECTURES[kind], config.num_layers)
+    name_of = names_of(kind, config.num_layers)
     of_queries = "q_norm.weight" if config.qk_norm else "q_proj.weight"
     for theirs, tensor in tensors_of(decoder, kind, torch.float32).items():
-        found = names.get_name(theirs, try_suffixes=(".weight", ".bias"))
-        assert found is not None, theirs
+        found = name_of(theirs)
         array = tensor.numpy()
-        if kind in PAIRED and theirs.endswith(("q_proj.weight", "k_proj.weight")):
+        if kind in PAIRED and ("q_proj" in theirs or "k_proj" in theirs):
             heads = config.num_heads if "q_proj" in theirs else config.shape.num_kv_heads
             array = _paired(array, heads)
         if kind == "gpt2" and array.ndim == 2 and ".h." in theirs:

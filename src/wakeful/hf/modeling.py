@@ -23,6 +23,7 @@ from wakeful.embeddings.base import Embedding
 from wakeful.errors import WakefulError
 from wakeful.hf.cache import Visibility, WakefulCache
 from wakeful.hf.configuration import WakefulConfig
+from wakeful.hf.engine import ENGINES, serve
 from wakeful.hf.projections import name_projections, named
 from wakeful.model.decoder import IGNORED, Decoder, drawn_alike
 from wakeful.model.initialize import deviation
@@ -51,6 +52,7 @@ class WakefulPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["Decoder"]  # noqa: RUF012
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
     _supports_sdpa = True
+    _supports_attention_backend = True
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -148,12 +150,17 @@ class WakefulModel(WakefulPreTrainedModel):
         self.decoder = Decoder(config.model)
         self.decoder.add_module("head", nn.Identity())  # the causal model's own
         name_projections(self.decoder)
+        if config._attn_implementation in ENGINES:
+            serve(self.decoder, config)
         self.gradient_checkpointing = False
         self.post_init()
 
     @property
     def _decoder(self) -> Decoder:
         return self.decoder
+
+    def get_decoder(self) -> "WakefulModel":
+        return self
 
     def get_input_embeddings(self) -> nn.Module:
         return self.decoder.embed
@@ -201,7 +208,10 @@ class WakefulModel(WakefulPreTrainedModel):
         start = 0 if slots is None else slots.length
         if slots is not None:
             slots.reserve(start + x.shape[1])
-        seen = Visibility.read(attention_mask, position_ids, start, x)
+        if self.decoder.by_engine:
+            seen = Visibility(None, position_ids, None)
+        else:
+            seen = Visibility.read(attention_mask, position_ids, start, x)
         self.decoder.checkpoint_activations = self.gradient_checkpointing and self.training
         if self.gradient_checkpointing:
             self.decoder.recompute = self._gradient_checkpointing_func

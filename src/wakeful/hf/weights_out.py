@@ -20,7 +20,7 @@ from wakeful.data.tokenizer import BESIDE, CONFIG, GENERATION, TEMPLATES, Tokeni
 from wakeful.errors import WakefulError
 from wakeful.hf.code import AUTO_MAP, write_code
 from wakeful.hf.configuration import WakefulConfig
-from wakeful.hf.families import FAMILIES, Family
+from wakeful.hf.families import FAMILIES, STOCK, Family
 from wakeful.hf.families.base import canonical
 from wakeful.hf.whole import INDEX, ONE, first_line
 from wakeful.model.decoder import Decoder
@@ -28,8 +28,6 @@ from wakeful.model.fold import folded, folded_config
 from wakeful.paths import part_beside
 from wakeful.runs.run import disk_errors, save_tensors
 
-STOCK = ("llama", "phi3", "olmo2", "gemma2", "gpt2", "gpt_neox")
-"""Families to try before our own class; a Qwen is one of the Llamas."""
 SHARD = "5GB"
 _VOCABULARY = ("added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model")
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -96,8 +94,7 @@ def written_as(
 def describe(config: ModelConfig) -> tuple[str, PreTrainedConfig]:
     """Return the stock architecture that the decoder is once folded, or our own, and its name."""
     plain = folded_config(config)
-    for kind in STOCK:
-        family = FAMILIES[kind]
+    for family in STOCK:
         theirs = family.compose(plain)
         if _describes(family, theirs, plain):
             name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[theirs.model_type]
@@ -122,7 +119,7 @@ def tensors_of(decoder: Decoder, kind: str, dtype: torch.dtype) -> dict[str, Ten
     family = FAMILIES[kind]
     if kind != WakefulConfig.model_type:
         decoder = folded(decoder)
-    ours = dict(decoder.named_parameters())
+    ours = dict(decoder.named_parameters()) | dict(decoder.named_buffers())  # softmax-1's constant
     found: dict[str, Tensor] = {}
     for link in family.links(decoder.config):
         name = link.theirs if link.theirs == family.head else family.prefix + link.theirs

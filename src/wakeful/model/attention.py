@@ -19,7 +19,7 @@ from wakeful.model.cache import Cache
 from wakeful.model.positions import Rotation, rotate
 from wakeful.model.turned import Turned
 from wakeful.normalizers.base import Normalizer
-from wakeful.norms.base import Norm, Part
+from wakeful.norms.base import Part
 from wakeful.roles import BIAS, READS, WRITES, HasRoles, Role
 from wakeful.routes.base import QKV, Read, RoutePlan, ValueRoute
 from wakeful.shape import Shape
@@ -85,7 +85,8 @@ def into_heads(
     """Return a projection split into heads, normalized, and turned by the rotation `rotary`."""
     batch, length, width = projected.shape
     split = (batch, length, num_heads, width // num_heads)
-    if isinstance(norm, Norm) and norm.place.width == width:  # all heads together
+    weight = getattr(norm, "weight", None)
+    if weight is not None and len(weight) == width:  # all heads together
         heads = norm(projected).reshape(split)
     else:
         heads = norm(projected.reshape(split))

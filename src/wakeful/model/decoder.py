@@ -160,6 +160,8 @@ class Decoder(HasRoles, Marked, nn.Module):
         self.head = nn.Linear(config.width, config.vocab_size, bias=False)
         if config.tied:
             self.head.weight = self.embed.weight
+        self.by_engine = False
+        """Whether an engine attends: it knows who sees whom, and its rows hold many texts."""
         self.checkpoint_activations = False
         """Recompute each block in the backward pass instead of keeping its activations."""
         self.recompute: Callable[..., Any] = partial(checkpoint, use_reentrant=False)
@@ -498,7 +500,7 @@ class Decoder(HasRoles, Marked, nn.Module):
     ) -> Tensor | None:
         """Return which pairs see each other in local layers; None where all do, as elsewhere."""
         window = self.config.window
-        if not self.config.narrowed or end <= window:
+        if not self.config.narrowed or end <= window or self.by_engine:
             return None
         keep = causal_mask(end - start, end, 0, device) if keep is None else keep
         query = torch.arange(start, end, device=device).unsqueeze(1)
@@ -510,7 +512,7 @@ class Decoder(HasRoles, Marked, nn.Module):
         return causal_mask(end - start, end, 0, valid.device) & valid.unsqueeze(1)
 
     def _check(self, start: int, end: int) -> None:
-        if end > self.config.context:
+        if end > self.config.context and not self.by_engine:
             raise WakefulError(
                 f"{end} tokens do not fit the model's context of {self.config.context}"
             )

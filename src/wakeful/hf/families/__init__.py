@@ -1,21 +1,16 @@
 """Architectures of Transformers that our decoder can be: one file a family of names."""
 
-from wakeful.hf.families import gemma, gpt2, gpt_neox, llama, olmo2, own, phi3
+from wakeful.hf.families import gemma, gpt2, gpt_neox, granite, llama, olmo2, own, phi3
 from wakeful.hf.families.base import Family, Link
 
+STOCK = (
+    llama.FAMILY, phi3.FAMILY, olmo2.FAMILY, gemma.FAMILY, granite.FAMILY, gpt2.FAMILY,
+    gpt_neox.FAMILY,
+)  # fmt: skip
+"""What a decoder is tried on for, in this order, before it is written as our own class. It fits
+where its description comes back from the nearest configuration: `compose`, then `describe`."""
 FAMILIES: dict[str, Family] = {
-    "gemma2": gemma.FAMILY,
-    "gemma3_text": gemma.FAMILY,
-    "gpt2": gpt2.FAMILY,
-    "gpt_neox": gpt_neox.FAMILY,
-    "llama": llama.FAMILY,
-    "mistral": llama.FAMILY,
-    "olmo2": olmo2.FAMILY,
-    "phi3": phi3.FAMILY,
-    "qwen2": llama.FAMILY,
-    "qwen3": llama.FAMILY,
-    "smollm3": llama.FAMILY,
-    "wakeful": own.FAMILY,
+    kind: family for family in (*STOCK, own.FAMILY) for kind in family.kinds
 }
 """By `model_type`. SmolLM is a Llama, Pythia a GPT-NeoX."""
 
@@ -26,4 +21,4 @@ CANNOT = {
 }
 """Why our decoder cannot be some that might be looked for here, by `model_type`."""
 
-__all__ = ["CANNOT", "FAMILIES", "Family", "Link"]
+__all__ = ["CANNOT", "FAMILIES", "STOCK", "Family", "Link"]

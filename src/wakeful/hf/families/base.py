@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig
 
 from wakeful.config.model import AttentionBias, ModelConfig
 from wakeful.errors import WakefulError
+from wakeful.normalizers import Softmax1
 from wakeful.ropes import Linear, Llama3
 from wakeful.variants import build
 
@@ -64,6 +65,9 @@ class Family:
     model, without the `prefix` that a model with a head puts before those of its body.
     """
 
+    kinds: tuple[str, ...]
+    """The `model_type`s that are read; the order of families is that in which a decoder tries them
+    on."""
     prefix: str
     describe: Callable[[PreTrainedConfig, int], ModelConfig]
     compose: Callable[[ModelConfig], PreTrainedConfig]
@@ -161,7 +165,13 @@ def rope_parameters(config: ModelConfig) -> dict[str, Any]:
 
 
 def canonical(config: ModelConfig) -> ModelConfig:
-    """Return the same model described in full, so that equal models have equal descriptions."""
+    """Return the same model described in full, so that equal models have equal descriptions.
+
+    A constant sink is a learned one that says so with its values.
+    """
+    normalizer = build("normalizers", config.normalizer)
+    if isinstance(normalizer, Softmax1):
+        normalizer = Softmax1(learned=True)
     rotary = config.positions == "rotary"
     shape = config.shape
     biases: dict[tuple[bool, bool], AttentionBias] = {
@@ -179,7 +189,7 @@ def canonical(config: ModelConfig) -> ModelConfig:
         rope_theta=config.rope_theta if rotary else 10_000.0,
         local_theta=config.local_theta if config.local_layers else 0.0,
         window=config.window if config.narrowed else 0,
-        normalizer=str(build("normalizers", config.normalizer)),
+        normalizer=str(normalizer),
         query_scalar=config.query_scalar or shape.head_width,
         rotary_width=config.rotary_width or shape.head_width if rotary else 0,
         relaxed_prefix=config.relaxed_prefix if config.relaxed_prefix > 1 else 0,

@@ -104,4 +104,6 @@ def _one_less(tensors: Sequence[Tensor]) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32)) - 1
 
 
-FAMILY = dataclasses.replace(llama.FAMILY, describe=describe, compose=compose, links=links)
+FAMILY = dataclasses.replace(
+    llama.FAMILY, kinds=("gemma2", "gemma3_text"), describe=describe, compose=compose, links=links
+)

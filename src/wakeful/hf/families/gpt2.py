@@ -102,6 +102,7 @@ def _side_by_side(tensors: Sequence[Tensor]) -> Tensor:
 
 
 FAMILY = Family(
+    kinds=("gpt2",),
     prefix="transformer.",
     describe=describe,
     compose=compose,

@@ -113,6 +113,7 @@ def _join(heads: int, tensors: Sequence[Tensor]) -> Tensor:
 
 
 FAMILY = Family(
+    kinds=("gpt_neox",),
     prefix="gpt_neox.",
     describe=describe,
     compose=compose,

@@ -183,6 +183,7 @@ def links(config: ModelConfig) -> list[Link]:
 
 
 FAMILY = Family(
+    kinds=("llama", "mistral", "qwen2", "qwen3", "smollm3"),
     prefix="model.",
     describe=describe,
     compose=compose,

@@ -20,4 +20,4 @@ def compose(config: ModelConfig) -> PreTrainedConfig:
     return Olmo2Config(**fields)
 
 
-FAMILY = dataclasses.replace(llama.FAMILY, describe=describe, compose=compose)
+FAMILY = dataclasses.replace(llama.FAMILY, kinds=("olmo2",), describe=describe, compose=compose)

@@ -38,4 +38,6 @@ def links(config: ModelConfig) -> list[Link]:
     ]
 
 
-FAMILY = Family(prefix="model.", describe=describe, compose=WakefulConfig.of, links=links)
+FAMILY = Family(
+    kinds=("wakeful",), prefix="model.", describe=describe, compose=WakefulConfig.of, links=links
+)

@@ -55,4 +55,4 @@ def _join(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(tensors))
 
 
-FAMILY = dataclasses.replace(llama.FAMILY, compose=compose, links=links)
+FAMILY = dataclasses.replace(llama.FAMILY, kinds=("phi3",), compose=compose, links=links)

@@ -1,0 +1,108 @@
+"""Granite: a Llama with multipliers; Granite SWA has sinks, and a window or no positions a layer.
+
+A sink a head is softmax-1's e^s (`wakeful.normalizers.softmax1`), stored as `sinks`: zeros are the
+constant 1.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+from transformers import GraniteConfig, GraniteSWAConfig, PreTrainedConfig
+
+from wakeful.config.model import ModelConfig
+from wakeful.errors import WakefulError
+from wakeful.hf.families import llama
+from wakeful.hf.families.base import SLIDING, Link, demand, rope_of, windows, with_window
+from wakeful.normalizers import Softmax1
+from wakeful.variants import build
+
+SINKS = "self_attn.sinks"
+
+
+def describe(config: PreTrainedConfig, max_length: int) -> ModelConfig:
+    """Return our configuration of a Granite, or of one with sinks."""
+    c: Any = config
+    demand(config, "hidden_act", "silu", "swish")
+    demand(config, "residual_multiplier", 1.0)
+    demand(config, "logits_scaling", 1.0)
+    root = math.sqrt(c.hidden_size)
+    demand(config, "embedding_multiplier", 1.0, root)
+    divisor = round(c.attention_multiplier**-2)
+    if divisor**-0.5 != c.attention_multiplier:
+        raise WakefulError(
+            f"our decoder cannot be this {c.model_type}: its configuration has "
+            f"attention_multiplier = {c.attention_multiplier}, which is not one over the root of a "
+            "whole number"
+        )
+    plain = llama.kin(config, max_length, rope_of(config))
+    ours = dataclasses.replace(
+        plain,
+        bias=bool(c.mlp_bias),
+        query_scalar=divisor,
+        embedding="plain" if c.embedding_multiplier == 1 else "scaled",
+    )
+    return ours if c.model_type == "granite" else _with_sinks(config, ours)
+
+
+def _with_sinks(config: PreTrainedConfig, ours: ModelConfig) -> ModelConfig:
+    c: Any = config
+    bases = [float(theta) for theta in c.layer_rope_theta]
+    local = [n for n, kind in enumerate(c.layer_types) if kind == SLIDING]
+    if not local or c.sliding_window is None or c.sliding_window >= ours.max_length:
+        local = [n for n, theta in enumerate(bases) if theta == min(bases) < max(bases)]
+    usual = {theta for n, theta in enumerate(bases) if n not in local} or {ours.rope_theta}
+    near = {bases[n] for n in local} or {0.0}
+    scaled = ours.rope != "plain" and near != {0.0}
+    if len(usual) > 1 or len(near) > 1 or usual == {0.0} or scaled:
+        raise WakefulError(
+            f"our decoder cannot be this {c.model_type}: its configuration has layer_rope_theta = "
+            f"{bases}, and only one base outside of the layers with a window and one within can be "
+            "represented, this one not scaled"
+        )
+    ours = dataclasses.replace(
+        ours,
+        normalizer=str(Softmax1(learned=True)),
+        rope_theta=usual.pop(),
+        local_layers=tuple(local),
+        local_theta=near.pop(),
+    )
+    return with_window(config, ours)
+
+
+def compose(config: ModelConfig) -> PreTrainedConfig:
+    """Return the nearest configuration of a Granite, or of one with sinks."""
+    common: dict[str, Any] = llama.fields(config) | {
+        "head_dim": config.shape.head_width,
+        "attention_bias": config.out_bias,
+        "mlp_bias": config.bias,
+        "attention_multiplier": (config.query_scalar or config.shape.head_width) ** -0.5,
+        "embedding_multiplier": math.sqrt(config.width) if config.embedding == "scaled" else 1.0,
+    }
+    if not isinstance(build("normalizers", config.normalizer), Softmax1):
+        return GraniteConfig(**common)
+    bases = [
+        config.local_theta if n in config.local_layers else config.rope_theta
+        for n in range(config.num_layers)
+    ]
+    narrow = windows(config if config.narrowed else dataclasses.replace(config, local_layers=()))
+    return GraniteSWAConfig(**common, **narrow, layer_rope_theta=bases)
+
+
+def links(config: ModelConfig) -> list[Link]:
+    """Return the name of every tensor."""
+    found = llama.links(config)
+    if isinstance(build("normalizers", config.normalizer), Softmax1):
+        for layer in range(config.num_layers):
+            ours = f"blocks.{layer}.attention.dot.normalizer.log_sinks"
+            found.append(Link(f"layers.{layer}.{SINKS}", (ours,)))
+    return found
+
+
+FAMILY = dataclasses.replace(
+    llama.FAMILY,
+    kinds=("granite", "granite_swa"),
+    describe=describe,
+    compose=compose,
+    links=links,
+)
