@@ -109,7 +109,9 @@ def test_texts_in_one_row_are_computed_as_each_alone(name: str, interface) -> No
     for module in served.modules():
         if isinstance(module, EngineDot) and module.sinks is not None:
             # As vLLM puts a tensor of its own there, which no checkpoint fills.
-            module.sinks = nn.Parameter(torch.full_like(module.sinks.double(), torch.nan))
+            module.sinks = nn.Parameter(
+                torch.full_like(module.sinks.double(), torch.nan), requires_grad=False
+            )
     assert served.is_backend_compatible()
     assert served.get_decoder() is served.model
     texts = [torch.randint(29, (length,)) for length in (11, 3, 17)]  # 31 tokens, past the context

@@ -56,15 +56,16 @@ class EngineDot(nn.Module):
         so `keep` says nothing new.
         """
         interface = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
-        key = value = None
+        key = value = sink = None
         if self.kept:
             key, value = self.kept[0].keys, self.kept[1].values
             assert key is not None
             assert value is not None
             k, v = k - key, v - value
-            self.sinks.data.zero_()
-        elif self.sinks is not None:
-            self.sinks.data.copy_(cast(Tensor, self.normalizer.log_sink()))
+        else:
+            sink = self.normalizer.log_sink()
+        if self.sinks is not None:
+            self.sinks.copy_(torch.zeros_like(self.sinks) if sink is None else sink)
         out, _ = interface(
             self, q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), None,
             scaling=self.scaling, s_aux=self.sinks,
