@@ -4,12 +4,13 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
-.PHONY: help setup demo test test-slow lint format docs dist bench gpu clean
+.PHONY: help setup demo test test-slow test-lowest lint format docs dist bench gpu clean
 
 help:
 	@echo "make demo       make a small model ill and cure it, compare four twins, diagnose SmolLM2"
 	@echo "make test       run the test suite"
 	@echo "make test-slow  run the tests that take minutes"
+	@echo "make test-lowest  run the test suite with the oldest versions allowed of what wakeful needs"
 	@echo "make lint       check style and types"
 	@echo "make format     format the code"
 	@echo "make docs       build the pages and the reference as a site, into build/docs"
@@ -34,6 +35,10 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
+
+test-lowest:
+	$(PYTHON) tools/install.py $(VENV)-lowest --lowest
+	$(VENV)-lowest/bin/python -m pytest -n 2 --dist worksteal
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -1,6 +1,9 @@
 """Create a virtual environment and install wakeful into it, never several GB by accident.
 
-Usage: python tools/install.py VENV
+Usage: python tools/install.py VENV [--lowest]
+
+`--lowest` installs the oldest versions that pyproject.toml allows of what wakeful itself needs, but
+for torch, and of compressed-tensors; the tests' own tools stay as pinned.
 
 The pinned torch is a CPU build on the machines this project is tested on; elsewhere a package
 index may offer a build of the same version that pulls in several gigabytes of CUDA libraries. So
@@ -10,6 +13,7 @@ A torch that WAKEFUL_TORCH names (a version, a file or a URL) is taken as it is.
 
 import json
 import os
+import re
 import subprocess
 import sys
 import venv
@@ -32,6 +36,9 @@ def main() -> int:
         venv.create(folder, with_pip=True)
     pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
     constraints = ["--constraint", str(ROOT / "constraints.txt")]
+    if "--lowest" in sys.argv:
+        (folder / "lowest.txt").write_text(lowest())
+        constraints = ["--constraint", str(folder / "lowest.txt")]
     torch = os.environ.get("WAKEFUL_TORCH")
     if torch is None:
         torch = next(
@@ -50,13 +57,34 @@ def main() -> int:
         subprocess.run([*pip, "install", "--quiet", torch, *constraints], check=True)
     else:
         subprocess.run([*pip, "install", "--quiet", torch], check=True)
-        constraints = []
+        constraints = constraints if "--lowest" in sys.argv else []
     print("installing wakeful and what it needs ...", flush=True)
     editable = ["install", "--quiet", "--editable", f"{ROOT}[dev,datasets,tensorboard]"]
     subprocess.run([*pip, *editable, *constraints], check=True)
     pinned = ["--constraint", str(ROOT / "constraints.txt")]
     subprocess.run([*pip, "install", "--quiet", "--no-deps", *LM_EVAL, *pinned], check=True)
     return 0
+
+
+def lowest() -> str:
+    """Return constraints.txt with the oldest versions allowed in the place of the newest."""
+    import tomllib  # noqa: PLC0415  # Python 3.10 lacks it, and is told that it is too old
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = [*project["dependencies"], *project["optional-dependencies"]["compressed-tensors"]]
+    floors = {}
+    for requirement in needed:
+        name, _, floor = requirement.partition(">=")
+        floors[plain(name)] = f"{name}=={floor.partition(',')[0]}"
+    del floors["torch"]
+    pinned = (ROOT / "constraints.txt").read_text().splitlines()
+    kept = [line for line in pinned if plain(line.partition("==")[0]) not in floors]
+    return "\n".join([*kept, *floors.values()]) + "\n"
+
+
+def plain(name: str) -> str:
+    """Return a package's name as pip compares it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def cuda_packages(pip: list[str], requirement: str) -> list[str]:

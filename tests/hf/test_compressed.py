@@ -27,13 +27,18 @@ from transformers import (
 from helpers import tiny_decoder
 from wakeful.errors import WakefulError
 from wakeful.hf.compressed import check_compressed, packed, save_compressed
-from wakeful.hf.quantized import load_quantized, save_quantized
+from wakeful.hf.dropping import drop_layers
+from wakeful.hf.quantized import converted, load_quantized, save_quantized
+from wakeful.hf.transforms import attach
 from wakeful.hf.weights_in import decoder_of
+from wakeful.hf.whole import whole_model
 from wakeful.probes.running import logits_of
 from wakeful.quant import parse_scheme, quantize, quantized_layers
 from wakeful.quant.convert import linear_layers
 from wakeful.quant.norm_readers import readers_of_norms
 from wakeful.quant.schemes import Absmax, Scales
+from wakeful.quant.schemes.grids import MxE2M1
+from wakeful.surgery.rotate import rotate
 
 SIZES = {
     "vocab_size": 61, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
@@ -51,6 +56,11 @@ EXACT = [
     "fp8(method=smooth(norms=True))",
 ]
 """What both compute alike to rounding."""
+FLOATS = [
+    "scheme(weights=mx_e2m1(per='channel'))", "scheme(weights=nv_e2m1(per='tensor'))",
+    "mxfp4", "nvfp4(scales='static')",
+]  # fmt: skip
+"""4-bit floats, whose weights compressed-tensors unpacks to bfloat16."""
 CLOSE = [
     "w8a8", "fine(method=smooth(norms=True))", "moderate(scales='static')",
     "moderate(scales='static', method=smooth(norms=True))",
@@ -67,6 +77,14 @@ class Theirs(Absmax):
 
     def fit(self, smallest: Tensor, largest: Tensor) -> Scales:
         return Scales(torch.maximum(smallest.abs(), largest.abs()) / 127.5)
+
+
+class TheirsMx(MxE2M1):
+    """MXFP4 inputs as compressed-tensors rounds them: an exponent from 1.75 on is the next one."""
+
+    def fit(self, smallest: Tensor, largest: Tensor) -> Scales:
+        size = torch.maximum(smallest.abs(), largest.abs())
+        return super().fit(smallest, torch.where(size > 0, size * 8 / 7, size))
 
 
 def llama(**over: object) -> LlamaForCausalLM:
@@ -152,6 +170,137 @@ def test_int8_inputs_are_rounded_to_one_more_number(scheme: str, tmp_path: Path)
     assert (found - logits(ours)).norm() < 0.02 * whole.norm()
 
 
+@pytest.mark.parametrize("scheme", FLOATS)
+def test_four_bit_floats_are_read_by_stock_transformers(scheme: str, tmp_path: Path) -> None:
+    ours = small(llama(), scheme)
+    theirs = saved(ours, tmp_path / "small")
+    assert theirs.dtype == torch.bfloat16
+    found, plain = logits(theirs), llama()
+    kept, inputs = quantized_layers(ours), parse_scheme(scheme).inputs
+    exact = isinstance(parse_scheme(scheme).weights, MxE2M1)  # powers of two
+    for name, layer in kept.items():  # the first forward unpacked them
+        plain.get_submodule(name).weight.data = layer.dequantized()
+        weight = theirs.get_submodule(name).weight.float()
+        torch.testing.assert_close(
+            weight, layer.dequantized(), rtol=0.0 if exact else 2.0**-8, atol=0.0
+        )
+    if inputs is None:
+        expected = logits(converted(plain, torch.bfloat16))
+        assert (found - expected).norm() <= (0.0 if exact else 0.01) * expected.norm()
+    stored = load_file(tmp_path / "small" / "model.safetensors")
+    for name, layer in kept.items():
+        codes = stored[f"{name}.weight_packed"]
+        assert codes.dtype == torch.uint8
+        assert codes.shape == (layer.out_features, layer.in_features // 2)
+        assert stored[f"{name}.weight_scale"].element_size() == 1
+        assert (f"{name}.input_global_scale" in stored) == (
+            inputs is not None and inputs.two_scales
+        )
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("scheme", FLOATS)
+def test_four_bit_floats_of_one_layer(scheme: str, tmp_path: Path) -> None:
+    pytest.importorskip("compressed_tensors")
+    ours = small(llama(), scheme)
+    save_compressed(ours, tmp_path / "small", lambda _: None)
+    theirs = whole_model(tmp_path / "small", dtype=torch.float32)
+    assert theirs.dtype == torch.float32
+    for name, layer in quantized_layers(ours).items():
+        x = torch.randn(8, layer.in_features)
+        if isinstance(layer.scheme.inputs, MxE2M1):
+            layer.scheme = copy.copy(layer.scheme)
+            layer.scheme.inputs = TheirsMx(per="token")
+        expected = layer.linear(x)
+        apart = (theirs.get_submodule(name)(x) - expected).norm() / expected.norm()
+        assert apart < (1e-6 if isinstance(layer.grid, MxE2M1) else 3e-3), name
+
+
+def test_matrices_that_an_engine_multiplies_as_one_share_a_scale(tmp_path: Path) -> None:
+    scheme = "nvfp4(scales='static', method=smooth(norms=True))"
+    save_compressed(small(llama(), scheme), tmp_path / "small", lambda _: None)
+    stored = load_file(tmp_path / "small" / "model.safetensors")
+    for half, names in (("self_attn", "qkv"), ("mlp", ("gate", "up"))):
+        for part in ("weight", "input"):
+            each = [
+                stored[f"model.layers.1.{half}.{name}_proj.{part}_global_scale"] for name in names
+            ]
+            assert all(torch.equal(one, each[0]) for one in each)
+    alone = stored["model.layers.1.self_attn.o_proj.weight_global_scale"]
+    assert not torch.equal(alone, stored["model.layers.0.self_attn.o_proj.weight_global_scale"])
+
+
+@pytest.mark.parametrize("width", [64, 96])
+@pytest.mark.parametrize("scheme", ["fp8", EXACT[0]])
+def test_an_inner_rotation_is_a_transform(width: int, scheme: str, tmp_path: Path) -> None:
+    pytest.importorskip("compressed_tensors")
+    model = decoder_of(llama(intermediate_size=width))
+    ours = small(rotate(model, inner=True), scheme)
+    folder = tmp_path / "small"
+    save_compressed(ours, folder, lambda _: None)
+    table = json.loads((folder / "config.json").read_text("utf-8"))["quantization_config"]
+    (group,) = table["transform_config"]["config_groups"].values()
+    assert group["apply"][0]["targets"] == [r"re:.*\.mlp\.down_proj$"]
+    stored = load_file(folder / "model.safetensors")
+    (matrix,) = [tensor for name, tensor in stored.items() if name.endswith(".inner_input.weight")]
+    torch.testing.assert_close(matrix @ matrix.T, width * torch.eye(width), atol=1e-3, rtol=0)
+    assert matrix.abs().allclose(torch.ones(())) == (width == 64)
+    with pytest.raises(ValueError, match="needs transform_config: vLLM or wakeful"):
+        AutoModelForCausalLM.from_pretrained(folder)
+    theirs = whole_model(folder, dtype=torch.float32).eval()
+    torch.testing.assert_close(logits(theirs), logits(ours), rtol=1e-4, atol=1e-4)
+    with pytest.raises(WakefulError, match="which has a transform_config, cannot be left out"):
+        drop_layers(folder, [0], tmp_path / "shorter")
+
+
+def test_a_rotated_layer_with_a_bias_is_refused() -> None:
+    turned = rotate(decoder_of(llama(mlp_bias=True)), inner=True)
+    with pytest.raises(WakefulError, match="a bias of a layer whose inputs are rotated"):
+        check_compressed(turned, parse_scheme("fp8"), linear_layers(turned))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(
+    ("kind", "head_dim", "location", "inverse"),
+    [
+        ("hadamard", None, "input", False),
+        ("hadamard", 16, "output", True),
+        ("random-hadamard", 32, "input", True),
+        ("random-hadamard", None, "output", False),
+    ],
+)
+def test_transforms_of_others(
+    kind: str, head_dim: int | None, location: str, inverse: bool
+) -> None:
+    transforms = pytest.importorskip("compressed_tensors.transform")
+    args = {"targets": ["re:.*up_proj$"], "location": location, "inverse": inverse}
+    group = {"type": kind, "apply": [args], "head_dim": head_dim}
+    expected, found = llama(), llama()
+    config = transforms.TransformConfig(config_groups={"R4": group})
+    transforms.apply_transform_config(expected, config)
+    made = {name: tensor for name, tensor in expected.state_dict().items() if "R4" in name}
+    assert made
+    attach(found, {"R4": group}, made if kind != "hadamard" else {}, "it")
+    torch.testing.assert_close(logits(found), logits(expected), rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(logits(found), logits(llama()), atol=1e-2)
+
+
+def test_transforms_that_are_not_known_are_refused() -> None:
+    pytest.importorskip("compressed_tensors")
+
+    def fails(message: str, **group: object) -> None:
+        args = {"targets": ["re:.*up_proj$"], "location": "input"}
+        table = {"type": "hadamard", "apply": [args | dict(group.pop("args", {}))]} | group  # pyright: ignore
+        with pytest.raises(WakefulError, match=message):
+            attach(llama(hidden_size=48), {"R4": table}, {}, "it")
+
+    fails("'random-matrix', of which readers differ", type="random-matrix")
+    fails("of which readers differ", randomize=True)
+    fails("acts on k_cache", args={"location": "k_cache"})
+    fails("names no layer", args={"targets": ["re:.*nothing$"]})
+    fails("no matrix of 48 channels")
+
+
 @pytest.mark.parametrize(
     "scheme", ["w4a16(weights=absmax(bits=4, per='channel'))", "fp8(method=smooth(norms=True))"]
 )
@@ -166,6 +315,8 @@ def test_our_decoder_becomes_the_stock_architecture(
     torch.testing.assert_close(logits(theirs), logits(ours), rtol=1e-4, atol=1e-4)
     table = json.loads((tmp_path / "small" / "config.json").read_text("utf-8"))
     assert table["quantization_config"]["ignore"] == (["lm_head"] if tied else [])
+    (group,) = table["quantization_config"]["config_groups"].values()
+    assert group["targets"] == ["Linear", *([] if tied else ["lm_head"])]
 
 
 def test_bfloat16_and_layers_left_as_they_are(tmp_path: Path) -> None:
@@ -231,7 +382,10 @@ def test_what_the_format_lacks_is_refused(tmp_path: Path) -> None:
     model = llama()
     fails("stores only schemes of weights and inputs", model, "coarse")
     fails("not of outputs or the KV cache; use --scheme w8a8 or w4a16, or", model, "kv8")
-    fails("both 8-bit absmax or both fp8", model, "nvfp4")
+    fails("NVFP4 inputs whose t is static; use .* --scales static", model, "nvfp4")
+    fails("t is per tensor", model, "scheme(weights=nv_e2m1(per='channel'))")
+    fails("inputs of the same grid or as they are", model, "mxfp4(inputs=e4m3(per='token'))")
+    fails("both 8-bit absmax or both fp8", model, "fp8(inputs=absmax(bits=8, per='token'))")
     fails(
         "weight-only schemes of 4 or 8 bits", model, "scheme(weights=absmax(bits=6, per='channel'))"
     )
@@ -249,7 +403,7 @@ def test_what_the_format_lacks_is_refused(tmp_path: Path) -> None:
     fails("is an nn.Linear in Transformers", gpt2, "fine")
     fails("holds several of ours", decoder_of(gpt2), "fine")
     fails(
-        r"of our own class: .*--rotate hadamard alone",
+        r"of our own class: .*--rotate hadamard leaves",
         tiny_decoder(dtype=torch.float32, route="resformer"),
         "fine",
     )

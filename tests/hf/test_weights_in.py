@@ -119,13 +119,15 @@ MODELS: dict[str, PreTrainedConfig] = {
     "gemma2": Gemma2Config(
         **GEMMA, num_key_value_heads=2, head_dim=10, query_pre_attn_scalar=7,
         attn_logit_softcapping=2.0, final_logit_softcapping=3.0, tie_word_embeddings=False,
+        attn_implementation="eager",
     ),
     "gemma2, biases, tied, no caps": Gemma2Config(
         **GEMMA, num_key_value_heads=4, head_dim=6, attention_bias=True,
         attn_logit_softcapping=None, final_logit_softcapping=None,
     ),
     "gemma2, window": Gemma2Config(
-        **GEMMA | {"sliding_window": 7}, num_key_value_heads=2, head_dim=10
+        **GEMMA | {"sliding_window": 7}, num_key_value_heads=2, head_dim=10,
+        attn_implementation="eager",  # up to 5.19 Transformers chooses SDPA, which knows no cap
     ),
     "gemma3_text, window": Gemma3TextConfig(
         **GEMMA | {"sliding_window": 7}, num_key_value_heads=2, head_dim=10,

@@ -209,7 +209,7 @@ def test_names_say_what_they_are() -> None:
         ("scheme(weights=mx_e2m1(per='tensor'))", "not 32 per tensor"),
         ("scheme(weights=mx_e2m1(per='token'))", "per channel or tensor, not per token"),
         ("scheme(weights=mx_e2m1(per='channel', group=16))", "no option 'group'"),
-        ("nvfp4(scales='static')", "nothing to calibrate"),
+        ("nvfp4(inputs=nv_e2m1(per='token'), scales='static')", "nothing to calibrate"),
     ],
 )
 def test_what_is_no_grid_is_refused(text: str, message: str) -> None:

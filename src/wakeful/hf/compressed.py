@@ -6,8 +6,9 @@ into the norm before, so that the model has no layer of another kind.
 """
 
 import copy
+import dataclasses
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from wakeful.data.tokenizer import Tokenizer
 from wakeful.errors import WakefulError
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.families import FAMILIES
+from wakeful.hf.transforms import FIELD, STATUS, described
 from wakeful.hf.weights_out import (
     created,
     describe,
@@ -39,10 +41,12 @@ from wakeful.quant.convert import quantized_layers, scheme_of
 from wakeful.quant.linear import QuantizedLinear, matrix
 from wakeful.quant.norm_readers import readers_of_norms
 from wakeful.quant.schemes import Absmax, Grid, Scheme, Zeropoint
-from wakeful.quant.schemes.grids import E4M3
+from wakeful.quant.schemes.grids import E4M3, MxE2M1, NvE2M1
 
 NAME = "compressed-tensors"
 _OTHERWISE = "use --save_as wakeful"
+_SCALES = {MxE2M1: torch.uint8, NvE2M1: torch.float8_e4m3fn}
+"""What scales of groups are stored as, where it is not the model's own type."""
 
 
 def compressed_config(scheme: Scheme) -> dict[str, Any]:
@@ -56,7 +60,9 @@ def compressed_config(scheme: Scheme) -> dict[str, Any]:
         what = "schemes of weights and inputs, not of outputs or the KV cache"
         raise _lacks(scheme, what, "w8a8 or w4a16")
     whole = isinstance(weights, Absmax | Zeropoint)
-    if inputs is None:
+    if isinstance(weights, MxE2M1 | NvE2M1):
+        form = _four_bit_floats(scheme, weights, inputs)
+    elif inputs is None:
         if not whole or weights.bits not in (4, 8) or weights.per != "channel":
             what = "weight-only schemes of 4 or 8 bits per channel or group"
             raise _lacks(scheme, what, "w4a16")
@@ -85,7 +91,7 @@ def compressed_config(scheme: Scheme) -> dict[str, Any]:
         "format": form,
     }
     if inputs is not None:
-        group["input_activations"] = _arguments(inputs, dynamic=scheme.scales == "dynamic")
+        group["input_activations"] = _arguments(inputs, dynamic=_dynamic(scheme, inputs))
     return {
         "quant_method": NAME,
         "format": form,
@@ -151,8 +157,15 @@ def save_compressed(
         tensors |= {f"{name}.{part}": each for part, each in _stored(layer).items()}
     tensors = {name: narrowed(tensor, dtype) for name, tensor in tensors.items()}
     table["ignore"] = [name for name in linears if name not in layers]
+    # vLLM's output head is of no class named Linear, so that only its own name finds it.
+    table["config_groups"]["group_0"]["targets"] += [name for name in layers if "." not in name]
+    if stock.turned:
+        table[FIELD], matrices = described(stock.turned, _inner_rotation(model).to(dtype))
+        table["quantization_status"] = STATUS
+        tensors |= matrices
     config.quantization_config = table  # pyright: ignore[reportAttributeAccessIssue]
-    config.dtype = dtype
+    # compressed-tensors unpacks 4-bit floats to bfloat16, whatever the rest is.
+    config.dtype = torch.bfloat16 if isinstance(scheme.weights, MxE2M1 | NvE2M1) else dtype
     with created(folder) as part:
         if isinstance(tokenizer, Tokenizer):
             ids = write_tokenizer(tokenizer, part, config.max_position_embeddings)
@@ -168,16 +181,42 @@ def save_compressed(
     return config.model_type
 
 
-def _arguments(grid: Grid, *, dynamic: bool) -> dict[str, Any]:
-    strategy = "group" if grid.group else grid.per
-    return {
+def _four_bit_floats(scheme: Scheme, weights: MxE2M1 | NvE2M1, inputs: Grid | None) -> str:
+    """Return the name of the form of MXFP4 or NVFP4.
+
+    Raises:
+        WakefulError: the format lacks the scheme.
+    """
+    name = weights.name_of_format.lower()
+    if inputs is not None and type(inputs) is not type(weights):
+        what = f"{weights.name_of_format} weights with inputs of the same grid or as they are"
+        raise _lacks(scheme, what, name)
+    if weights.two_scales:
+        if weights.per != "tensor" or (inputs is not None and inputs.per != "tensor"):
+            raise _lacks(scheme, "NVFP4 whose t is per tensor", name)
+        if inputs is not None and scheme.scales == "dynamic":
+            again = f"{scheme.expression!r} --scales static"
+            raise _lacks(scheme, "NVFP4 inputs whose t is static", again)
+    return f"{name}-pack-quantized"
+
+
+def _dynamic(scheme: Scheme, inputs: Grid) -> bool | str:
+    """Return how scales of inputs arise: those of groups in a tensor with static t are local."""
+    return "local" if inputs.two_scales else scheme.scales == "dynamic"
+
+
+def _arguments(grid: Grid, *, dynamic: bool | str) -> dict[str, Any]:
+    strategy = "tensor_group" if grid.two_scales else "group" if grid.group else grid.per
+    found = {
         "num_bits": grid.bits,
-        "type": "float" if isinstance(grid, E4M3) else "int",
+        "type": "int" if isinstance(grid, Absmax | Zeropoint) else "float",
         "symmetric": grid.symmetric,
         "strategy": strategy,
         "group_size": grid.group or None,
         "dynamic": dynamic,
     }
+    kind = _SCALES.get(type(grid))
+    return found | ({"scale_dtype": str(kind)} if kind else {})
 
 
 @dataclass(frozen=True)
@@ -193,6 +232,8 @@ class _Stock:
     """The names there by ours."""
     less: dict[str, float] | None
     """What norms are stored less, where that is known."""
+    turned: Sequence[str] = ()
+    """The names there of the layers that read rotated inputs."""
 
 
 def _checked(
@@ -262,20 +303,30 @@ def _stock(model: nn.Module, found: Mapping[str, nn.Module]) -> _Stock:
         return _Stock(config, stored, dict(found), names, None)
     assert isinstance(model, Decoder)
     parameters |= dict(model.named_buffers())  # softmax-1's constant
-    kind, config = describe(model.config)
+    plain = dataclasses.replace(model.config, mlp_rotation=False)  # a transform takes its place
+    kind, config = describe(plain)
     if kind == WakefulConfig.model_type:
         raise WakefulError(
             f"{NAME} is for stock architectures, and this model is of our own class: {_OTHERWISE}; "
-            "of the cures, wakeful cure --rotate hadamard alone leaves a stock one"
+            "of the cures, wakeful cure --rotate hadamard leaves a stock one, also with "
+            "--rotate_inner"
         )
     family = FAMILIES[kind]
+    turned: list[str] = []
     layers: dict[str, nn.Module] = {}
     tensors: dict[str, Tensor] = {}
     names: dict[str, str] = {}
     less: dict[str, float] = {}
-    for link in family.links(model.config):
+    for link in family.links(plain):
         theirs = link.theirs if link.theirs == family.head else family.prefix + link.theirs
         owners = [part.rpartition(".")[0] for part in link.ours]
+        if model.config.mlp_rotation and owners[0].endswith(".mlp.down"):
+            if theirs.endswith(".bias"):
+                raise WakefulError(
+                    f"{theirs} is a bias of a layer whose inputs are rotated, which vLLM lacks: "
+                    f"{_OTHERWISE}, or cure without --rotate_inner"
+                )
+            turned.append(theirs.rpartition(".")[0])
         if not any(owner in found for owner in owners):
             tensors[theirs] = link.join([parameters[part].detach() for part in link.ours])
             names |= dict.fromkeys(link.ours, theirs)
@@ -288,7 +339,15 @@ def _stock(model: nn.Module, found: Mapping[str, nn.Module]) -> _Stock:
             )
         else:
             layers[theirs.rpartition(".")[0]] = found[owners[0]]
-    return _Stock(config, tensors, layers, names, less)
+    return _Stock(config, tensors, layers, names, less, turned)
+
+
+def _inner_rotation(model: nn.Module) -> Tensor:
+    """Return M, by which x M is what `down` reads of the channels x."""
+    decoder = as_decoder(model)
+    assert decoder is not None
+    turn = decoder.get_submodule("blocks.0.mlp.turn")
+    return turn(torch.eye(decoder.config.mlp_width, device=decoder.embed.weight.device))
 
 
 def _added(model: nn.Module) -> dict[str, float]:
@@ -370,6 +429,15 @@ def _refuse_divided(layers: Collection[str]) -> None:
 def _stored(layer: QuantizedLinear) -> dict[str, Tensor]:
     """Return a layer's tensors as the format has them."""
     grid, scales = layer.grid, layer.operands.scales
+    if isinstance(grid, MxE2M1 | NvE2M1):
+        found = {
+            "weight_packed": layer.integers,
+            "weight_scale": layer.scale.view(_SCALES[type(grid)]),
+        }
+        for name, given in (("weight", layer.outer), ("input", layer.input_scale)):
+            if given is not None:
+                found[f"{name}_global_scale"] = given.reshape(1).reciprocal()
+        return found if layer.bias is None else found | {"bias": layer.bias}
     codes = unpack(layer.integers, layer.in_features) if layer.packed else layer.integers
     found = {"weight_scale": scales.scale}
     if grid.per == "tensor":

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from wakeful.errors import WakefulError
+from wakeful.hf.transforms import FIELD, transforms_of
 from wakeful.hf.weights_out import (
     SHARD,
     copy_tokenizer,
@@ -73,6 +74,11 @@ def drop_layers(
             at its new place; a folder that cannot be read or written.
     """
     config = read_config(folder)
+    if transforms_of(config):
+        raise WakefulError(
+            f"layers of {folder}, which has a {FIELD}, cannot be left out: one of them holds the "
+            "matrix of all; leave them out of the model that was quantized"
+        )
     text = text_of(config)
     _check(layers, text)
     total = text.num_hidden_layers

@@ -23,6 +23,7 @@ from wakeful.config.schema import config_from_table
 from wakeful.errors import WakefulError
 from wakeful.hf.weights_out import read_generation
 from wakeful.hf.whole import (
+    attention_of,
     check_bounds,
     config_of,
     first_line,
@@ -288,7 +289,7 @@ def _architecture(folder: Path, header: dict[str, Any]) -> nn.Module:
         dtype = getattr(torch, header["dtype"])
         return AutoModelForCausalLM.from_config(
             config, dtype=dtype, trust_remote_code=False,
-            attn_implementation=header["attention"] or None,
+            attn_implementation=header["attention"] or attention_of(config),
         )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import (
@@ -34,6 +35,7 @@ from transformers.utils import logging
 
 from wakeful.errors import WakefulError, first_line
 from wakeful.hf.gguf_header import GGUFHeader, read_gguf_header
+from wakeful.hf.transforms import attach, readable_by_transformers, transforms_of
 from wakeful.paths import default_cache_dir, moved_in, part_beside
 
 _MOST_BUFFERED = 2**30
@@ -187,15 +189,24 @@ def whole_model(
     options: dict[str, Any] = {"use_safetensors": True}
     if Path(place).is_dir() and not gguf and not trust_remote_code:
         _check_folder(Path(place))
+    groups: dict[str, Any] = {}
     if gguf:
         header = read_gguf_header(Path(place) / gguf)
         _check_rotation(header, gguf)
         _check_assumed(header, gguf)
         options = {"gguf_file": gguf}
+        if header.values.get("general.architecture") == "gemma2":
+            options["attn_implementation"] = "eager"
+    else:
+        config = AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code)
+        options["attn_implementation"] = attention_of(config)
+        groups = transforms_of(config)
+        if groups:
+            options["config"] = readable_by_transformers(config)
     # A tensor of another shape is named below.
     options |= {"ignore_mismatched_sizes": True, "output_loading_info": True}
     options["trust_remote_code"] = trust_remote_code
-    with hushed() if strict else nullcontext():
+    with hushed() if strict or groups else nullcontext():
         loaded: Any = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, **options)
     model, found = loaded
     missing, unexpected = sorted(found["missing_keys"]), sorted(found["unexpected_keys"])
@@ -217,7 +228,36 @@ def whole_model(
         )
     assert isinstance(model, PreTrainedModel)
     _check_layers(model.config, place)
+    _unpack(model)
+    if groups:
+        folder = Path(place)
+        if not folder.is_dir():
+            folder = Path(snapshot_download(str(place), allow_patterns=["*.safetensors*"]))
+        with Shards(folder) as tensors:
+            attach(model, groups, tensors, str(place))
     return model
+
+
+def _unpack(model: PreTrainedModel) -> None:
+    """Unpack what compressed-tensors packed, which it does at the first pass, to the model's own
+    type: it unpacks 4-bit floats to bfloat16 whatever the rest is.
+    """
+    compressor = getattr(getattr(model, "hf_quantizer", None), "compressor", None)
+    if compressor is None:
+        return
+    compressor.decompress_model(model)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear) and module.weight.dtype != model.dtype:
+            module.weight.data = module.weight.data.to(model.dtype)
+
+
+def attention_of(config: PreTrainedConfig) -> str | None:
+    """Return the attention function that a model needs, None where Transformers' choice is right.
+
+    Up to 5.19 it takes SDPA for Gemma 2, which leaves the cap of the logits out.
+    """
+    capped = getattr(config.get_text_config(), "attn_logit_softcapping", None)
+    return "eager" if capped else None
 
 
 def shares_head(model: PreTrainedModel) -> bool:

@@ -20,7 +20,15 @@ from wakeful.model.fold import folded
 from wakeful.probes.running import logits_of, refuse_adapters
 from wakeful.quant.arithmetic import LINEARS, Arithmetic, torchao_kernels
 from wakeful.quant.cache import QuantizedCache, calibrate_cache, check_cache, with_cache
-from wakeful.quant.linear import QuantizedLinear, Seen, by_sequence, check, matrix, quantized
+from wakeful.quant.linear import (
+    QuantizedLinear,
+    Seen,
+    by_sequence,
+    check,
+    divisor_of,
+    matrix,
+    quantized,
+)
 from wakeful.quant.norm_readers import readers_of_norms
 from wakeful.quant.schemes import Scheme, parse_scheme
 from wakeful.quant.weighing import weighing
@@ -120,9 +128,12 @@ def _exchanged(
 ) -> None:
     """Put the quantized forms of layers into `replaced`, by what calibration text shows of them."""
     products = scheme.method is not None and scheme.method.needs_products
-    fed = set(layers)
-    if scheme.method is not None and scheme.method.only_after_norms:
-        fed = {name for readers in readers_of_norms(model).values() for name in readers}
+    weights = scheme.weights
+    joined = weights is not None and weights.two_scales and weights.per == "tensor"
+    limited = scheme.method is not None and scheme.method.only_after_norms
+    read = list(readers_of_norms(model).values()) if joined or limited else []
+    fed = {name for readers in read for name in readers} if limited else set(layers)
+    beside = {name: readers for readers in read for name in readers} if joined else {}
     looks = scheme.method is not None or scheme.scales == "static"
     asked = {
         "products": products, "outputs": scheme.scales == "static" and scheme.outputs is not None,
@@ -130,11 +141,11 @@ def _exchanged(
     }  # fmt: skip
     for part in _portions(layers) if products else [layers]:
         seen = observe(model, part, calibration, **asked) if looks else {}
+        for name, shown in seen.items():
+            shown.of_norm = name in fed
         for name, layer in part.items():
-            shown = seen.get(name)
-            if shown is not None:
-                shown.of_norm = name in fed
-            replaced[id(layer)] = quantized(layer, scheme, arithmetic, shown)
+            largest = _largest(layers, beside[name], scheme, seen) if name in beside else None
+            replaced[id(layer)] = quantized(layer, scheme, arithmetic, seen.get(name), largest)
 
 
 def _with_cache(
@@ -148,6 +159,19 @@ def _with_cache(
     if scheme.caches_by_text:
         calibrate_cache(made, calibration)
     return made
+
+
+def _largest(
+    layers: Mapping[str, nn.Module], names: Sequence[str], scheme: Scheme, seen: Mapping[str, Seen]
+) -> Tensor:
+    """Return the largest |W| of layers that share a scale, (1, 1)."""
+    found: list[Tensor] = []
+    for name in names:
+        if name in layers:
+            weight = matrix(layers[name])[0].detach().float()
+            divisor = divisor_of(scheme, seen[name]) if name in seen else None
+            found.append((weight if divisor is None else weight * divisor).abs().max())
+    return torch.stack(found).max().reshape(1, 1)
 
 
 def _check_all(layers: Mapping[str, nn.Module]) -> None:

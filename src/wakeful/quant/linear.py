@@ -3,6 +3,7 @@
 Shapes: M tokens, K input channels, N output channels.
 """
 
+import copy
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -97,18 +98,23 @@ class QuantizedLinear(nn.Module):
         self.register_buffer(name, value)
 
     @torch.no_grad()
-    def fit(self, weight: Tensor, bias: Tensor | None, seen: Seen | None) -> None:
-        """Take over a full-precision matrix (N, K) and its bias, by what calibration showed."""
+    def fit(
+        self, weight: Tensor, bias: Tensor | None, seen: Seen | None, largest: Tensor | None = None
+    ) -> None:
+        """Take over a full-precision matrix (N, K) and its bias, by what calibration showed.
+
+        `largest` is the largest |W| of all matrices that share a scale, (1, 1), where some do.
+        """
         grid, method = self.grid, self.scheme.method
+        if largest is not None:
+            grid = copy.copy(grid)
+            grid.outer = grid.shared_scale(largest)
         if method is None:
             scales = grid.scales_of(weight)
             integers = grid.quantize(weight, scales)
         else:
             assert seen is not None
-            divisor = method.divisor(seen.channels, seen.weights)
-            if divisor is not None and method.only_after_norms and not seen.of_norm:
-                divisor = torch.ones_like(divisor)
-            self.divisor = divisor
+            self.divisor = divisor_of(self.scheme, seen)
             if self.divisor is not None:
                 weight = weight.float() * self.divisor
             integers, scales = method.round(weight, grid, seen.products)
@@ -130,7 +136,7 @@ class QuantizedLinear(nn.Module):
         ):
             if grid is not None:
                 bound = torch.full((1, 1), largest, device=self.scale.device)
-                setattr(self, name, grid.fit(-bound, bound).scale)
+                setattr(self, name, grid.shared_scale(bound))
 
     @property
     def operands(self) -> Operands:
@@ -162,7 +168,7 @@ class QuantizedLinear(nn.Module):
         inputs, outputs = self.scheme.inputs, self.scheme.outputs
         scales = None
         if inputs is not None:
-            scales = _scales(self.input_scale) or inputs.scales_of(rows, each)
+            scales = inputs.scales_of(rows, each, self.input_scale)
         arithmetic = self.arithmetic
         if arithmetic == "integer" and inputs is None and outputs is not None:
             arithmetic = "reference"  # an output that is rounded needs the definition's last bit
@@ -171,7 +177,7 @@ class QuantizedLinear(nn.Module):
         if self.bias is not None:
             y = y + self.bias.float()
         if outputs is not None:
-            y = outputs.fake_quantize(y, _scales(self.output_scale) or outputs.scales_of(y, each))
+            y = outputs.fake_quantize(y, outputs.scales_of(y, each, self.output_scale))
         return y.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -250,16 +256,22 @@ def matrix(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
 
 
 def quantized(
-    layer: nn.Module, scheme: Scheme, arithmetic: Arithmetic, seen: Seen | None = None
+    layer: nn.Module,
+    scheme: Scheme,
+    arithmetic: Arithmetic,
+    seen: Seen | None = None,
+    largest: Tensor | None = None,
 ) -> QuantizedLinear:
     """Return the quantized form of a linear layer, by what calibration showed of it.
+
+    `largest` is as in `QuantizedLinear.fit`.
 
     Raises:
         WakefulError: its weight is not finite.
     """
     check(layer)
     result = empty(layer, scheme, arithmetic)
-    result.fit(*matrix(layer), seen)
+    result.fit(*matrix(layer), seen, largest)
     return result
 
 
@@ -283,8 +295,13 @@ def empty(layer: nn.Module, scheme: Scheme, arithmetic: Arithmetic) -> Quantized
     return layer.to(weight.device).eval()
 
 
-def _scales(static: Tensor | None) -> Scales | None:
-    return None if static is None else Scales(static)
+def divisor_of(scheme: Scheme, seen: Seen) -> Tensor | None:
+    """Return what a layer's inputs are divided by, (K,); None is 1."""
+    method = scheme.method
+    divisor = None if method is None else method.divisor(seen.channels, seen.weights)
+    if divisor is not None and method is not None and method.only_after_norms and not seen.of_norm:
+        return torch.ones_like(divisor)
+    return divisor
 
 
 def _divides(scheme: Scheme) -> bool:

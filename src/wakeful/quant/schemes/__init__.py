@@ -67,9 +67,10 @@ class Scheme(Variant):
 
     @property
     def can_be_static(self) -> bool:
-        """Whether it has activation scales and all of them are per tensor."""
+        """Whether it has activation scales and the outermost of each is per tensor."""
         return bool(self.activations) and all(
-            grid.per == "tensor" and not grid.group for _, grid in self.activations
+            grid.per == "tensor" and (grid.two_scales or not grid.group)
+            for _, grid in self.activations
         )
 
     @property
@@ -258,7 +259,7 @@ class MXFP4(Scheme):
 class NVFP4(Scheme):
     """Weights and inputs 4-bit floats in groups of 16 under fp8 scales; emulated."""
 
-    examples = ("nvfp4",)
+    examples = ("nvfp4", "nvfp4(scales='static')")
     weights: Grid | None = _NV
     inputs: Grid | None = _NV
 

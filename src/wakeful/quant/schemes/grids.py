@@ -76,6 +76,8 @@ class Grid(Variant, ABC):
     bits: int
     per: Per
     group: int = 0
+    outer: Tensor | None = field(init=False, default=None, repr=False)
+    """What `per` shares, where there are two scales and several matrices share it."""
 
     def __post_init__(self) -> None:
         if not 2 <= self.bits <= 8:
@@ -113,14 +115,17 @@ class Grid(Variant, ABC):
         A range that is one point is represented exactly.
         """
 
-    def scales_of(self, x: Tensor, sequences: int = 1) -> Scales:
+    def scales_of(self, x: Tensor, sequences: int = 1, given: Tensor | None = None) -> Scales:
         """Return the scales of x (M, K): (M, 1) for a scale a row, (1, 1) for one per tensor.
 
-        Of several equally long `sequences` each has its own per tensor, repeated for its rows.
+        Of several equally long `sequences` each has its own per tensor, repeated for its rows. What
+        `per` shares may be `given`.
         """
         x = x.float()
         if self.group:
-            return self._fit_groups(*self._ranges(x), sequences)
+            return self._fit_groups(*self._ranges(x), sequences, given)
+        if given is not None:
+            return Scales(given)
         if self.per != "tensor":
             return self.fit(*x.aminmax(dim=1, keepdim=True))
         if sequences == 1 or not x.numel():
@@ -129,6 +134,10 @@ class Grid(Variant, ABC):
         smallest, largest = x.reshape(sequences, -1).aminmax(dim=1, keepdim=True)
         rows = x.shape[0] // sequences
         return self.fit(smallest.repeat_interleave(rows, 0), largest.repeat_interleave(rows, 0))
+
+    def shared_scale(self, largest: Tensor) -> Tensor:
+        """Return the scale that `per` shares where |x| goes up to `largest`."""
+        return self.fit(-largest, largest).scale
 
     def refit(self, x: Tensor, scales: Scales) -> Scales:
         """Return the scales of x (M, k), one whole group, under the outer scale of `scales`."""
@@ -368,6 +377,8 @@ class MxE2M1(_E2M1):
 class NvE2M1(_E2M1):
     """NVFP4: groups of 16 share a scale s of e4m3 under one t in float32 that `per` shares (the
     tensor's, in NVIDIA's): t = max|x| / (6 · 448), s = e4m3(max|group| / 6t), x̂ = q·s·t.
+
+    Matrices that read one tensor share t, since engines multiply them as one.
     """
 
     name = "nv_e2m1"
@@ -377,16 +388,20 @@ class NvE2M1(_E2M1):
     two_scales = True
     group: int = field(init=False, default=16)
 
+    def shared_scale(self, largest: Tensor) -> Tensor:
+        return _step(largest, self.largest * E4M3.largest)
+
     def _fit_groups(
         self, smallest: Tensor, largest: Tensor, sequences: int, outer: Tensor | None = None
     ) -> Scales:
         size = _largest(smallest, largest)
+        outer = self.outer if outer is None else outer
         if outer is None:
             top = size
             if self.per == "tensor":
                 top = size.reshape(sequences if size.numel() else 1, -1)
             top = top.amax(1, keepdim=True) if top.numel() else size.new_zeros(1, 1)
-            outer = _step(top, self.largest * E4M3.largest)
+            outer = self.shared_scale(top)
             if 1 < outer.shape[0] < size.shape[0]:
                 outer = outer.repeat_interleave(size.shape[0] // outer.shape[0], 0)
         scale = (size / self.largest / outer).clamp(_LEAST_E4M3, E4M3.largest)
