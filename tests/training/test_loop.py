@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -560,13 +561,59 @@ def test_weights_and_biases_without_a_login(
         train(tiny(text, train={"wandb": True}), tmp_path / "run")
 
 
-def test_without_wandb_nothing_is_begun(
+@pytest.mark.parametrize("package", ["wandb", "trackio"])
+def test_without_the_package_nothing_is_begun(
+    package: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(WakefulError, match=rf"needs the package {package}: pip install"):
+        train(tiny(text, train={package: True}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_trackio_gets_what_the_metrics_have(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Tracked(Session):
+        def init(self, **options: Any) -> "Session":
+            print("* Trackio project initialized")
+            return super().init(**options)
+
+        def finish(self, exit_code: int = 0) -> None:
+            super().finish(exit_code)
+
+    session = Tracked()
+    monkeypatch.setitem(sys.modules, "trackio", session)
+    monkeypatch.delenv("TRACKIO_PROJECT", raising=False)
+    on = {"trackio": True, "steps": 3, "checkpoint_every": 2, "eval_every": 3}
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2)
+        with pytest.raises(RuntimeError, match="stop"):
+            train(tiny(text, train=on), tmp_path / "run")
+    run = train(Config(), tmp_path / "run", resume=True)
+    one, two = session.begun
+    assert one == two  # the same name: it goes on in the same place
+    assert (one["project"], one["resume"]) == ("wakeful", "allow")
+    assert re.fullmatch(r"vanilla-[0-9a-f]{16}", one["name"])
+    assert one["config"]["train"]["steps"] == 3
+    losses_of = {step: row["train/loss"] for step, row in session.logged if "train/loss" in row}
+    assert losses_of == {r["step"]: r["loss"] for r in run.metrics() if r["kind"] == "train"}
+    assert len(session.ended) == 2
+    assert "Trackio" not in capsys.readouterr().out
+
+
+def test_trackio_itself_keeps_the_rows(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(WakefulError, match=r"needs the package wandb: pip install"):
-        train(tiny(text, train={"wandb": True}), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "tracked"))
+    trackio = pytest.importorskip("trackio")
+    run = train(tiny(text, train={"trackio": True, "steps": 3}), tmp_path / "run")
+    (tracked,) = trackio.Api().runs("wakeful")
+    assert tracked.name.startswith("vanilla-")
+    storage = pytest.importorskip("trackio.sqlite_storage").SQLiteStorage
+    rows = storage.get_logs("wakeful", tracked.name)
+    losses_of = {row["step"]: row["train/loss"] for row in rows if "train/loss" in row}
+    assert losses_of == {r["step"]: r["loss"] for r in run.metrics() if r["kind"] == "train"}
 
 
 def test_prepared_data_is_not_asked_for_what_it_was_not_prepared_with(

@@ -274,6 +274,8 @@ class TrainConfig:
     """Write TensorBoard events too (needs the package tensorboard)."""
     wandb: bool = False
     """Log to Weights & Biases too (needs the package wandb), project $WANDB_PROJECT or wakeful."""
+    trackio: bool = False
+    """Log to trackio too (needs the package trackio), project $TRACKIO_PROJECT or wakeful."""
     diagnose: DiagnoseConfig = field(default_factory=DiagnoseConfig)
     quantize: QuantizeConfig = field(default_factory=QuantizeConfig)
     distill: DistillConfig = field(default_factory=DistillConfig)

@@ -1,8 +1,10 @@
-"""Optional copies of metrics.jsonl's rows: TensorBoard events, a run of Weights & Biases."""
+"""Optional copies of metrics.jsonl's rows: TensorBoard events, runs of W&B and of trackio."""
 
 import contextlib
 import hashlib
+import importlib
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
@@ -21,7 +23,9 @@ def check_installed(config: Config) -> None:
     if config.train.tensorboard:
         _summary_writer()
     if config.train.wandb:
-        _wandb()
+        _imported("wandb")
+    if config.train.trackio:
+        _imported("trackio")
 
 
 @contextlib.contextmanager
@@ -31,7 +35,8 @@ def event_writer(config: Config, run: Run, *, enabled: bool, first: int) -> Iter
     What an interrupted run left from step `first` on is there once: TensorBoard is told to drop it,
     Weights & Biases keeps the first of each step. There the run is called as here, in the project
     $WANDB_PROJECT or "wakeful"; it is found again when resumed, and $WANDB_MODE=offline keeps it in
-    the run directory.
+    the run directory. Trackio keeps both rows of a step, in $TRACKIO_DIR; its project is
+    $TRACKIO_PROJECT or "wakeful", and the run's name ends with what finds it again.
     """
     writers: list[Write] = []
     with contextlib.ExitStack() as stack:
@@ -39,6 +44,8 @@ def event_writer(config: Config, run: Run, *, enabled: bool, first: int) -> Iter
             writers.append(_to_tensorboard(run, first))
         if enabled and config.train.wandb:
             writers.append(_to_wandb(config, run, stack))
+        if enabled and config.train.trackio:
+            writers.append(_to_trackio(config, run, stack))
 
         def write(row: Mapping[str, Any]) -> None:
             for writer in writers:
@@ -59,13 +66,12 @@ def _to_tensorboard(run: Run, first: int) -> Write:
 
 
 def _to_wandb(config: Config, run: Run, stack: contextlib.ExitStack) -> Write:
-    born = f"{run.header.created} {config.name} {config.train.seed}"
-    wandb = _wandb()
+    wandb = _imported("wandb")
     try:
         session = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "wakeful"),
             name=config.name,
-            id=hashlib.sha256(born.encode()).hexdigest()[:16],
+            id=_identity(config, run),
             resume="allow",
             dir=str(run.path),
             config=config_to_table(config),
@@ -81,6 +87,37 @@ def _to_wandb(config: Config, run: Run, stack: contextlib.ExitStack) -> Write:
 
     stack.push(end)
     return lambda row: session.log(_scalars(row), step=row["step"])
+
+
+def _to_trackio(config: Config, run: Run, stack: contextlib.ExitStack) -> Write:
+    session = stack.enter_context(_trackio_session(config, run))
+    return lambda row: session.log(_scalars(row), step=row["step"])
+
+
+@contextlib.contextmanager
+def _trackio_session(config: Config, run: Run) -> Iterator[Any]:
+    """Begin a run of trackio and end it; what the package says goes where messages go."""
+    with contextlib.redirect_stdout(sys.stderr):
+        session = _imported("trackio").init(
+            project=os.environ.get("TRACKIO_PROJECT", "wakeful"),
+            name=f"{config.name}-{_identity(config, run)}",
+            resume="allow",
+            config=config_to_table(config),
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+    try:
+        yield session
+    finally:
+        with contextlib.redirect_stdout(sys.stderr):
+            session.finish()
+
+
+def _identity(config: Config, run: Run) -> str:
+    """Return what tells a run from all others, and stays when it is resumed."""
+    born = f"{run.header.created} {config.name} {config.train.seed}"
+    return hashlib.sha256(born.encode()).hexdigest()[:16]
 
 
 def _scalars(row: Mapping[str, Any]) -> dict[str, float]:
@@ -102,11 +139,10 @@ def _summary_writer() -> Any:
     return SummaryWriter
 
 
-def _wandb() -> Any:
+def _imported(package: str) -> Any:
     try:
-        import wandb  # noqa: PLC0415 # pyright: ignore[reportMissingImports]
+        return importlib.import_module(package)
     except ImportError:
         raise WakefulError(
-            "train.wandb needs the package wandb: pip install 'wakeful[wandb]'"
+            f"train.{package} needs the package {package}: pip install 'wakeful[{package}]'"
         ) from None
-    return wandb
