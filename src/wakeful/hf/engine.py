@@ -32,7 +32,7 @@ class EngineDot(nn.Module):
 
     is_causal = True
 
-    def __init__(self, config: WakefulConfig, layer: int, dot: DotProduct) -> None:
+    def __init__(self, config: WakefulConfig, layer: int, dot: DotProduct, *, sunk: bool) -> None:
         super().__init__()
         self.config = config
         self.layer_idx = layer
@@ -41,9 +41,8 @@ class EngineDot(nn.Module):
         self.stored = 0
         self.kept: list[StoredPrefix] = []
         """Those of the stored key and of the stored value; a list, since others own them."""
-        sunk = bool(dot.stored) or dot.normalizer.log_sink() is not None
         zeros = torch.zeros(config.num_attention_heads)
-        self.sinks = nn.Parameter(zeros, requires_grad=False) if sunk else None
+        self.sinks = nn.Parameter(zeros, requires_grad=False) if sunk or dot.stored else None
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "sinks":  # of no checkpoint, so that nobody waits for it
@@ -51,19 +50,19 @@ class EngineDot(nn.Module):
         else:
             super().__setattr__(name, value)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, keep: Tensor | None) -> Tensor:
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, *, keep: Tensor | None, sink: Tensor | None
+    ) -> Tensor:
         """Return attention (1, L, H, d) of tokens of several texts; the engine knows who sees whom,
         so `keep` says nothing new.
         """
         interface = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
-        key = value = sink = None
+        key = value = None
         if self.kept:
             key, value = self.kept[0].keys, self.kept[1].values
             assert key is not None
             assert value is not None
             k, v = k - key, v - value
-        else:
-            sink = self.normalizer.log_sink()
         if self.sinks is not None:
             self.sinks.copy_(torch.zeros_like(self.sinks) if sink is None else sink)
         out, _ = interface(
@@ -83,9 +82,9 @@ def serve(decoder: Decoder, config: WakefulConfig) -> None:
         WakefulError: it computes something else than the kernels of engines do.
     """
     attentions = [cast(Attention, block.get_submodule("attention")) for block in decoder.blocks]
-    _check(decoder, attentions)
+    sunk = _check(decoder, attentions)
     for layer, attention in enumerate(attentions):
-        dot = EngineDot(config, layer, attention.dot)
+        dot = EngineDot(config, layer, attention.dot, sunk=sunk)
         if attention.dot.stored:
             source = decoder.plan.sources[layer]
             dot.kept = [attentions[source.key].stored, attentions[source.value].stored]
@@ -97,9 +96,11 @@ def serve(decoder: Decoder, config: WakefulConfig) -> None:
             module._buffers[name] = buffer.to(device)
 
 
-def _check(decoder: Decoder, attentions: Sequence[Attention]) -> None:
+def _check(decoder: Decoder, attentions: Sequence[Attention]) -> bool:
+    """Return whether the heads have sinks."""
     config, normalizer = decoder.config, attentions[0].dot.normalizer
-    sunk = normalizer.fused and normalizer.log_sink() is not None
+    one = decoder.embed.weight.new_zeros(1, 1, config.width)
+    sink = normalizer.log_sink(one) if normalizer.fused else None
     for refused, why in (
         (
             not normalizer.fused,
@@ -114,10 +115,19 @@ def _check(decoder: Decoder, attentions: Sequence[Attention]) -> None:
             f"model.relaxed_prefix = {config.relaxed_prefix} lets tokens see later ones",
         ),
         (
-            config.stored_prefix > 1 or (config.stored_prefix == 1 and sunk),
+            sink is not None and sink.dim() > 1,
+            f"model.normalizer = {config.normalizer} has a sink of every query's own",
+        ),
+        (
+            any(attention.leaves_null for attention in attentions),
+            f"model.depth = {config.depth} reads what queries give to no key",
+        ),
+        (
+            config.stored_prefix > 1 or (config.stored_prefix == 1 and sink is not None),
             f"model.stored_prefix = {config.stored_prefix} and model.normalizer = "
             f"{config.normalizer} add more than one term to the denominator",
         ),
     ):
         if refused:
             raise WakefulError(f"{why}, which no engine computes: run it by Transformers")
+    return sink is not None
