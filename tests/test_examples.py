@@ -18,6 +18,10 @@ SAID = {
     "train_resformer_on_your_text.py": ("validation loss", "runs/my-resformer/report.html"),
     "cure_and_quantize.py": ("Rotation: ", "tiny-llama cured"),
     "inherit.py": ("parity", "runs/heir"),
+    "one_billion.py": (
+        "% of the bytes",
+        "of random weights, the page: runs/one-billion/report.html",
+    ),
     "what_a_drained_value_pays.py": ("runs/ill: loss ", "first value at zero "),
 }
 ARGUMENTS = {
@@ -28,6 +32,10 @@ ARGUMENTS = {
     ],
     "cure_and_quantize.py": ["--text", "text", "--length", "16", "--schemes", "w4"],
     "inherit.py": ["--text", "text", "--steps", "2", "--length", "16"],
+    "one_billion.py": [
+        "--text", "text", "--layers", "1", "--vocab_size", "512", "--length", "16", "--schemes",
+        "w8a8",
+    ],
 }  # fmt: skip
 """One reads the standard library, as all of them do without arguments; little text is quicker."""
 
@@ -70,10 +78,11 @@ def test_the_notebook_runs_from_its_first_cell_to_its_last(
 ) -> None:
     """Its cells hold nothing but Python, so they need no kernel: nbclient would bring 30 packages.
 
+    They need nothing beside them but the package.
+
     What a notebook would show of a cell's last expression is made, too.
     """
     monkeypatch.chdir(place)
-    monkeypatch.syspath_prepend(str(EXAMPLES))
     notebook = json.loads((EXAMPLES / "tour.ipynb").read_text("utf-8"))
     assert all(not cell.get("outputs") for cell in notebook["cells"]), "clear the outputs"
     cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
