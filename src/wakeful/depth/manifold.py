@@ -20,13 +20,13 @@ Mixing = Literal["sinkhorn", "identity"]
 class ManifoldHyperConnections(SublayerMix):
     """h = Σ_i a_i H_i; H_j ← Σ_i M_ij H_i + b_j F(h), M doubly stochastic, over n = `streams`.
 
-    mHC (Xie et al. 2025, arXiv 2512.24880, eqs. 7–9; DeepSeek V4, GLM-5). With one RMS over all n D
+    mHC (Xie et al. 2025, arXiv 2512.24880, eqs. 7–9; DeepSeek V4). With one RMS over all n D
     channels of a token's streams, Ĥ = H / RMS(H), a map W_i a stream and constants β, a token has
 
         (ã, b̃, M̃) = α ⊙ Σ_i W_i Ĥ_i + β,    a = σ(ã),    b = 2 σ(b̃),    M = Sinkhorn(softmax(M̃)),
 
     the rows' softmax followed by `iterations` divisions by the columns' sums, each but the first
-    after one by the rows'. The final norm reads Σ_i a_i H_i of a map of its own (DeepSeek V4).
+    after one by the rows'. The final norm reads Σ_i a_i H_i of a map of its own (DeepSeek V4's; GLM-5.3-Flash takes the mean).
     `mixing="identity"` has M = 1: iHC, Hy 4's. All streams begin as the embedding.
 
     α starts at 0.01 (table 5 of the paper). It states nothing of the rest: W is drawn with
