@@ -26,8 +26,9 @@ class ManifoldHyperConnections(SublayerMix):
         (ã, b̃, M̃) = α ⊙ Σ_i W_i Ĥ_i + β,    a = σ(ã),    b = 2 σ(b̃),    M = Sinkhorn(softmax(M̃)),
 
     the rows' softmax followed by `iterations` divisions by the columns' sums, each but the first
-    after one by the rows'. The final norm reads Σ_i a_i H_i of a map of its own (DeepSeek V4's; GLM-5.3-Flash takes the mean).
-    `mixing="identity"` has M = 1: iHC, Hy 4's. All streams begin as the embedding.
+    after one by the rows'. The final norm reads Σ_i a_i H_i of a map of its own (DeepSeek V4's;
+    GLM-5.3-Flash takes the mean). `mixing="identity"` has M = 1: iHC, Hy 4's. All streams begin as
+    the embedding.
 
     α starts at 0.01 (table 5 of the paper). It states nothing of the rest: W is drawn with
     deviation 0.02 and β starts at 0 (Transformers' `DeepseekV4HyperConnection`), but for ã at
