@@ -23,6 +23,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from wakeful.errors import WakefulError
 from wakeful.paths import default_cache_dir
 
+AT_ONCE = 2**24
+"""Elements of a matrix to work on at a time, where each takes several numbers on the way."""
 _aten = torch.ops.aten
 _DONT_NEED = getattr(mmap, "MADV_DONTNEED", None)
 
@@ -53,26 +55,36 @@ class Paged(Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs, (first, *rest) = kwargs or {}, args
+        if func.is_view and func._can_decompose():  # a `reshape` or `to` may copy
+            return func.decompose(*args, **kwargs)
         if func.is_view:
             found = func(first.stored, *rest, **kwargs)
             return tree_map_only(Tensor, lambda part: cls(part, first.dtype), found)
         if func is _aten._to_copy.default and _is_as_stored(first, kwargs):
             return cls(first.stored, first.stored.dtype)
-        if func._schema.is_mutable and isinstance(first, cls):
+        if any(isinstance(each, cls) for each in _written(func, args, kwargs)):
             raise RuntimeError("weights that stay in their files cannot be written to")
         used = [each for each in tree_leaves((args, kwargs)) if isinstance(each, cls)]
         try:
             if func is _aten.embedding.default:  # a few rows of a large table
                 return func(first.stored, *rest, **kwargs).to(first.dtype)
-            args, kwargs = tree_map_only(cls, _whole, (args, kwargs))
+            args, kwargs = tree_map_only(cls, whole, (args, kwargs))
             return func(*args, **kwargs)
         finally:
             for each in used:
                 let_go(each.stored)
 
 
-def _whole(paged: Paged) -> Tensor:
-    return paged.stored.to(paged.dtype)
+def whole(tensor: Tensor) -> Tensor:
+    """Return a tensor's numbers in memory, or in the file where they have the same type there."""
+    return tensor.stored.to(tensor.dtype) if isinstance(tensor, Paged) else tensor
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
+    """Yield what an operation writes to."""
+    for number, each in enumerate(func._schema.arguments):
+        if each.alias_info is not None and each.alias_info.is_write:
+            yield args[number] if number < len(args) else kwargs.get(each.name)
 
 
 def _is_as_stored(tensor: Any, asked: dict[str, Any]) -> bool:
@@ -140,13 +152,9 @@ def like(source: Tensor, made: Tensor) -> Tensor:
     """Return what was made of a weight where that one lies: in memory, or rounded in a file."""
     if not isinstance(source, Paged):
         return made
-    kept = made.to(source.stored.dtype) if made.is_floating_point() else made
-    return Paged(in_file(kept).stored, made.dtype)
-
-
-def is_paged(model: nn.Module) -> bool:
-    """Whether some of a model's weights stay in their files."""
-    return any(isinstance(each, Paged) for each in (*model.parameters(), *model.buffers()))
+    kind = source.stored.dtype
+    rounds = kind.is_floating_point and made.is_floating_point()
+    return Paged(in_file(made.to(kind) if rounds else made).stored, made.dtype)
 
 
 def page(model: nn.Module, dtype: torch.dtype) -> nn.Module:
@@ -157,6 +165,10 @@ def page(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     files = _files()
     made: dict[int, nn.Parameter] = {}
     for module in model.modules():
+        for name, buffer in module._buffers.items():
+            computed = name in module._non_persistent_buffers_set
+            if buffer is not None and buffer.is_floating_point() and not computed:
+                module._buffers[name] = buffer.to(dtype)
         for name, parameter in module._parameters.items():
             if parameter is None or not parameter.is_floating_point():
                 continue

@@ -35,6 +35,7 @@ from wakeful.hf.weights_out import (
 from wakeful.hf.whole import config_of, narrowed
 from wakeful.implementations import SOFTMAX1, implementation_of
 from wakeful.model.decoder import Decoder
+from wakeful.paged import AT_ONCE, like
 from wakeful.probes.running import as_decoder
 from wakeful.quant.arithmetic import unpack
 from wakeful.quant.convert import quantized_layers, scheme_of
@@ -154,7 +155,8 @@ def save_compressed(
     _fold(model, tensors, stock.names, stock.less)
     for name, layer in layers.items():
         assert isinstance(layer, QuantizedLinear)
-        tensors |= {f"{name}.{part}": each for part, each in _stored(layer).items()}
+        for part, each in _stored(layer).items():
+            tensors[f"{name}.{part}"] = like(layer.integers, each)
     tensors = {name: narrowed(tensor, dtype) for name, tensor in tensors.items()}
     table["ignore"] = [name for name in linears if name not in layers]
     # vLLM's output head is of no class named Linear, so that only its own name finds it.
@@ -460,6 +462,11 @@ def packed(codes: Tensor, bits: int) -> Tensor:
 
     2^(bits − 1) is added to each.
     """
+    rows = max(1, AT_ONCE // codes.shape[1])
+    return torch.cat([_words(part, bits) for part in codes.split(rows)])
+
+
+def _words(codes: Tensor, bits: int) -> Tensor:
     each = 32 // bits
     words = F.pad(codes.long() + 2 ** (bits - 1), (0, -codes.shape[1] % each))
     shifts = torch.arange(each, device=codes.device) * bits

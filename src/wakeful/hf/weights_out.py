@@ -25,6 +25,7 @@ from wakeful.hf.families.base import canonical
 from wakeful.hf.whole import INDEX, ONE, first_line
 from wakeful.model.decoder import Decoder
 from wakeful.model.fold import folded, folded_config
+from wakeful.paged import whole
 from wakeful.paths import part_beside
 from wakeful.runs.run import disk_errors, save_tensors
 
@@ -180,7 +181,9 @@ def write_tensors(tensors: dict[str, Tensor], folder: Path, shard: str = SHARD) 
     """Write tensors as one file, or as several of at most `shard` with their index."""
     pattern = ONE.replace(".safetensors", "{suffix}.safetensors")
     split = split_torch_state_dict_into_shards(
-        tensors, filename_pattern=pattern, max_shard_size=shard
+        {name: whole(each) for name, each in tensors.items()},
+        filename_pattern=pattern,
+        max_shard_size=shard,
     )
     for file, names in split.filename_to_tensors.items():
         chosen = {name: tensors[name] for name in names}

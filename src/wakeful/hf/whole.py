@@ -36,6 +36,7 @@ from transformers.utils import logging
 from wakeful.errors import WakefulError, first_line
 from wakeful.hf.gguf_header import GGUFHeader, read_gguf_header
 from wakeful.hf.transforms import attach, readable_by_transformers, transforms_of
+from wakeful.paged import as_stored
 from wakeful.paths import default_cache_dir, moved_in, part_beside
 
 _MOST_BUFFERED = 2**30
@@ -147,6 +148,8 @@ def _paths(folder: Path) -> list[Path]:
 
 def narrowed(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     """Return a tensor in a narrower type, if that changes none of its numbers; else as it is."""
+    if as_stored(tensor).dtype == dtype:
+        return as_stored(tensor)
     wide = tensor.dtype
     if dtype is None or not wide.is_floating_point or dtype.itemsize >= wide.itemsize:
         return tensor

@@ -15,7 +15,7 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from wakeful.data.tokenizer import CONFIG, GENERATION, Tokenizer
-from wakeful.device import DTYPES, choose_device
+from wakeful.device import DTYPES, choose_device, free_memory
 from wakeful.errors import WakefulError, nearest, nearest_path
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.gguf_in import described, tokenizer_of
@@ -35,10 +35,13 @@ from wakeful.hf.whole import (
 from wakeful.hub import hub_or_cache
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.model.decoder import Decoder
+from wakeful.paged import page
 from wakeful.probes.running import as_decoder
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
 
+COPIES = 2
+"""Models of one size that a verb holds at once: the one it was given, and the one it makes."""
 _UNLIMITED = 2**31
 """The context of a model that names none."""
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
@@ -217,6 +220,18 @@ def _stored(place: Place) -> torch.dtype | None:
         return None
 
 
+def fits_memory(folder: Path, device: torch.device, dtype: torch.dtype | None) -> bool:
+    """Whether a folder's model fits a device's memory with room for what is made of it.
+
+    Otherwise its weights stay in their files (`wakeful.paged`); a GPU has to hold its model.
+    """
+    if device.type != "cpu":
+        return True
+    with Shards(folder) as tensors:
+        size = sum(each.numel() * (dtype or each.dtype).itemsize for each in tensors.values())
+    return COPIES * size <= free_memory(device)
+
+
 def is_own_gguf(place: Place) -> bool:
     """Whether a place is a GGUF file that wakeful wrote."""
     return place.kind == "gguf" and described(place.path) is not None
@@ -303,11 +318,12 @@ def _transformers(
 ) -> dict[str, Any]:
     gguf = place.path.name if place.kind == "gguf" else ""
     source = place.name if place.kind == "hub" else place.path.parent if gguf else place.path
+    stays = place.kind == "folder" and not fits_memory(place.path, device, dtype)
     try:
         with hub_or_cache() if isinstance(source, str) else nullcontext():
             module = whole_model(
-                source, dtype=dtype or "auto", gguf=gguf, trust_remote_code=trust_remote_code,
-                strict=strict,
+                source, dtype="auto" if stays else dtype or "auto", gguf=gguf,
+                trust_remote_code=trust_remote_code, strict=strict,
             )  # fmt: skip
     except WakefulError:
         raise
@@ -318,6 +334,8 @@ def _transformers(
                 "made of"
             ) from None
         raise no_model(place.name, error) from None
+    if stays:
+        page(module, dtype or module.dtype)
     read = partial(_stock_tokenizer, source, gguf=gguf, trust_remote_code=trust_remote_code)
     return {
         "name": place.name,

@@ -22,6 +22,7 @@ from jaxtyping import Float, Int, Int8
 from torch import Tensor
 
 from wakeful.errors import WakefulError
+from wakeful.paged import AT_ONCE
 from wakeful.quant.schemes import Grid, Scales
 
 Arithmetic = Literal["reference", "integer", "torchao"]
@@ -55,7 +56,15 @@ class Operands:
 
     def dequantized(self, dtype: torch.dtype = torch.float32) -> Float[Tensor, "N K"]:
         """Ŵ."""
-        return self.grid.dequantize(self.integers, self.scales, dtype)
+        height, at_once = self.stored.shape[0], max(1, AT_ONCE // self.width)
+        if height <= at_once:
+            return self.grid.dequantize(self.integers, self.scales, dtype)
+        found = torch.empty(height, self.width, dtype=dtype, device=self.stored.device)
+        for begin in range(0, height, at_once):
+            rows = slice(begin, begin + at_once)
+            part = Operands(self.grid, self.stored[rows], self.scales.of_rows(rows), self.width)
+            found[rows] = self.grid.dequantize(part.integers, part.scales, dtype)
+        return found
 
 
 def reference(

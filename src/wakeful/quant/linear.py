@@ -16,8 +16,9 @@ from transformers.pytorch_utils import Conv1D
 from wakeful.config.model import RotationName
 from wakeful.errors import WakefulError
 from wakeful.model.attention import Flow, Heads, into_heads
+from wakeful.paged import AT_ONCE, like, whole
 from wakeful.quant.arithmetic import LINEARS, Arithmetic, Operands, emulated, pack
-from wakeful.quant.schemes import Scales, Scheme
+from wakeful.quant.schemes import Grid, Scales, Scheme
 
 _PACKED_BITS = 4
 """Up to this many bits, two numbers share a byte."""
@@ -105,20 +106,19 @@ class QuantizedLinear(nn.Module):
 
         `largest` is the largest |W| of all matrices that share a scale, (1, 1), where some do.
         """
-        grid, method = self.grid, self.scheme.method
+        grid, method, source = self.grid, self.scheme.method, weight
         if largest is not None:
             grid = copy.copy(grid)
             grid.outer = grid.shared_scale(largest)
         if method is None:
-            scales = grid.scales_of(weight)
-            integers = grid.quantize(weight, scales)
+            integers, scales = _rounded(grid, weight)
         else:
             assert seen is not None
             self.divisor = divisor_of(self.scheme, seen)
             if self.divisor is not None:
                 weight = weight.float() * self.divisor
             integers, scales = method.round(weight, grid, seen.products)
-        self.integers = pack(integers) if self.packed else integers
+        self.integers = like(source, pack(integers) if self.packed else integers)
         self.scale, self.zero = grid.encode_scale(scales.scale), scales.zero
         self.outer = scales.outer
         if bias is not None:
@@ -302,6 +302,25 @@ def divisor_of(scheme: Scheme, seen: Seen) -> Tensor | None:
     if divisor is not None and method is not None and method.only_after_norms and not seen.of_norm:
         return torch.ones_like(divisor)
     return divisor
+
+
+def _rounded(grid: Grid, weight: Tensor) -> tuple[Tensor, Scales]:
+    """Return a matrix on its grid, some rows after others where they share no scale."""
+    if grid.per == "tensor":
+        scales = grid.scales_of(weight)
+        return grid.quantize(weight, scales), scales
+    parts: list[tuple[Tensor, Scales]] = []
+    for part in weight.split(max(1, AT_ONCE // weight.shape[1])):
+        rows = whole(part)
+        scales = grid.scales_of(rows)
+        parts.append((grid.quantize(rows, scales), scales))
+    integers, found = zip(*parts, strict=True)
+    scale, zero, outer = (
+        None if getattr(found[0], name) is None else torch.cat([getattr(s, name) for s in found])
+        for name in ("scale", "zero", "outer")
+    )
+    assert scale is not None
+    return torch.cat(integers), Scales(scale, zero, outer, found[0].group)
 
 
 def _divides(scheme: Scheme) -> bool:

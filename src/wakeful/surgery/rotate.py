@@ -33,15 +33,13 @@ from wakeful.model.turned import Turned
 from wakeful.norms.base import Norm
 from wakeful.optim.rotations.base import Identity, Learned, Rotation, generator_for, rotation_of
 from wakeful.optim.rotations.hadamard import transform, transform_factors
-from wakeful.paged import as_stored, in_memory, like
+from wakeful.paged import AT_ONCE, as_stored, in_memory
 from wakeful.roles import Role, roles_of
 from wakeful.routes.base import ValueRoute
 
 Turn = Callable[[Tensor], Tensor]
 _CHANNELS = {"stream": "residual stream's channels", "values": "values' channels"}
 _OF_HEADS = ("query", "key")
-_AT_ONCE = 2**24
-"""Elements that are turned at once: a float64 copy of a large vocabulary would fill the memory."""
 _CLOSE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
 """Largest difference of the logits, over their deviation, that rounding explains."""
 
@@ -69,6 +67,7 @@ def rotate(
         WakefulError: a part of the model does not commute with a rotation; it is named.
     """
     kind = check_rotates(decoder, rotation, values=values)
+    inner = inner and not decoder.config.mlp_rotation
     plain = folded(decoder) if decoder.embedding.plainer else decoder
     turned = _shared(plain)
     _untie(turned)
@@ -92,11 +91,13 @@ def rotate(
                 bias = getattr(norm, "bias", None) if norm in inside else None
                 if bias is not None:
                     bias.copy_(turn(bias.double().unsqueeze(0)).squeeze(0))
-            for part in parts if values else ():
-                if isinstance(part, Block):
+            for part in parts:
+                if isinstance(part, Block) and values:
                     _turn_values(part, turned, kind, seed)
-    if inner and not turned.config.mlp_rotation:
-        turned = _turn_inner(turned)
+                if isinstance(part, Block) and inner:
+                    _turn_inner(part, turned.config.mlp_width)
+    if inner:
+        turned = rebuilt(turned, mlp_rotation=True)
     _compare(decoder, turned, kind)
     return turned
 
@@ -269,7 +270,7 @@ def _centered(rows: Tensor, removes: bool) -> Tensor:
 
 
 def _rows(matrix: Tensor) -> int:
-    return max(1, _AT_ONCE // matrix.shape[1])
+    return max(1, AT_ONCE // matrix.shape[1])
 
 
 def _turn_values(block: Block, decoder: Decoder, kind: Rotation, seed: int) -> None:
@@ -292,17 +293,11 @@ def _turn_values(block: Block, decoder: Decoder, kind: Rotation, seed: int) -> N
         stored.copy_(inner.into(rows).reshape(stored.shape))
 
 
-def _turn_inner(decoder: Decoder) -> Decoder:
-    width = decoder.config.mlp_width
-    factors = transform_factors(width, decoder.embed.weight.device, torch.float64)
-    down = {
-        f"blocks.{layer}.mlp.down.weight": like(
-            block.mlp.down.weight,
-            transform(block.mlp.down.weight.double(), factors).to(block.mlp.down.weight.dtype),
-        )
-        for layer, block in enumerate(_blocks(decoder))
-    }
-    return rebuilt(decoder, down, mlp_rotation=True)
+def _turn_inner(block: Block, width: int) -> None:
+    """Turn the columns of a feed-forward network's last projection, whose input is to turn."""
+    down = block.mlp.down.weight
+    rows = down.double()
+    down.copy_(transform(rows, transform_factors(width, rows.device, torch.float64)))
 
 
 def _compare(before: Decoder, after: Decoder, kind: Rotation | str) -> None:

@@ -32,6 +32,7 @@ from wakeful.model.decoder import Decoder
 from wakeful.model.evaluating import evaluating
 from wakeful.model.finite import check_logits
 from wakeful.optim.rotations.base import rotation_of
+from wakeful.paged import as_stored
 from wakeful.pages.card import command_of, model_card
 from wakeful.pages.charts import Drawing, Titled
 from wakeful.pages.diagnosis import after_cure, write_diagnosis
@@ -429,7 +430,9 @@ def _rounded(cured: Decoder, plain: Decoder, dtype: torch.dtype | None) -> list[
     kind = str(dtype).removeprefix("torch.")
     for name, parameter in cured.named_parameters():
         kept = before.get(name)
-        if kept is not None and (kept is parameter or torch.equal(kept, parameter)):
+        if as_stored(parameter).dtype == dtype or kept is parameter:
+            continue
+        if kept is not None and torch.equal(kept, parameter):
             continue
         narrow = parameter.to(dtype)
         if not narrow.isfinite().all():

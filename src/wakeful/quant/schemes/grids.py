@@ -48,6 +48,16 @@ class Scales:
         rows, groups = each.shape
         return each[:, :, None].expand(rows, groups, self.group).flatten(1)[:, :width]
 
+    def of_rows(self, rows: slice) -> "Scales":
+        """Return the scales of some rows of x."""
+
+        def part(each: Tensor | None) -> Tensor | None:
+            return each if each is None or each.shape[0] == 1 else each[rows]
+
+        scale = part(self.scale)
+        assert scale is not None
+        return Scales(scale, part(self.zero), part(self.outer), self.group)
+
     def at(self, channel: int) -> "Scales":
         """Return the scales of one channel of x, (M, 1)."""
         if not self.group:
