@@ -54,12 +54,12 @@ def no_room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPat
     return monkeypatch
 
 
-def both(folder: Path, monkeypatch: pytest.MonkeyPatch, **choice: str) -> list[Model]:
+def both(folder: Path, monkeypatch: pytest.MonkeyPatch, dtype: str = "float32") -> list[Model]:
     """Return a model in memory, and the same with its weights in their files."""
     with monkeypatch.context() as patch:
         patch.setattr(loading, "COPIES", 0)
-        inside = wakeful.load(folder, device="cpu", **choice)
-    found = wakeful.load(folder, device="cpu", **choice)
+        inside = wakeful.load(folder, device="cpu", dtype=dtype)
+    found = wakeful.load(folder, device="cpu", dtype=dtype)
     kinds = {type(each) for each in found.module.parameters() if each.ndim > 1}
     assert all(issubclass(kind, Paged) for kind in kinds)
     assert not any(isinstance(each, Paged) for each in inside.module.parameters())

@@ -68,7 +68,7 @@ class Paged(Tensor):
         try:
             if func is _aten.embedding.default:  # a few rows of a large table
                 return func(first.stored, *rest, **kwargs).to(first.dtype)
-            args, kwargs = tree_map_only(cls, whole, (args, kwargs))
+            args, kwargs = tree_map_only(cls, plain, (args, kwargs))
             return func(*args, **kwargs)
         finally:
             for each in used:
@@ -76,8 +76,22 @@ class Paged(Tensor):
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return a tensor's numbers in memory, or in the file where they have the same type there."""
+    """Return a tensor whose numbers lie in memory: itself, or a copy of a `Paged` one."""
+    return tensor.clone() if isinstance(tensor, Paged) else tensor
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """Return a tensor of the same numbers that is not `Paged`, whose pages nobody lets go of."""
     return tensor.stored.to(tensor.dtype) if isinstance(tensor, Paged) else tensor
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether all numbers are finite, looked at by parts: a look takes several such tensors."""
+    rows = max(1, AT_ONCE // max(1, tensor[0].numel())) if tensor.ndim > 1 and len(tensor) else 0
+    parts = tensor.split(rows) if rows else (tensor,)
+    # Eight bits have no test of their own.
+    wide = torch.float32 if tensor.element_size() == 1 else tensor.dtype
+    return all(bool(whole(part).to(wide).isfinite().all()) for part in parts)
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:

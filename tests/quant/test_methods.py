@@ -19,6 +19,7 @@ from transformers import (
 
 from helpers import some_tokens, tiny_decoder
 from wakeful.errors import WakefulError
+from wakeful.probes.running import blocks_of
 from wakeful.quant import parse_scheme, quantize, quantized_layers
 from wakeful.quant.convert import linear_layers, observe, plain_linear
 from wakeful.quant.norm_readers import readers_of_norms
@@ -165,13 +166,27 @@ def test_layers_are_multiplied_again_only_where_outputs_have_a_static_grid(
     assert len(asked) == again * len(linear_layers(model))
 
 
-def test_gptq_in_portions_is_gptq_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_decoder(dtype=torch.float32).eval()
-    given = [some_tokens(4, 20)]
-    whole = quantize(model, "w4g128_gptq", calibration=given)
-    monkeypatch.setattr("wakeful.quant.convert._PRODUCTS", 1)
+@pytest.mark.parametrize(
+    ("kind", "passes"), [("plain", 1), ("resformer", 29), ("denseformer", 29), ("llama", 1)]
+)
+def test_gptq_in_portions_is_gptq_at_once(
+    kind: str, passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one pass, block by block, where no block reads more than the one before it."""
+    changes = {"plain": {}, "resformer": {"route": kind}, "denseformer": {"depth": kind}}
+    model = llama() if kind == "llama" else tiny_decoder(dtype=torch.float32, **changes[kind])
+    given = [some_tokens(4, 20), some_tokens(2, 12), some_tokens(1, 16)]
+    whole = quantize(model.eval(), "w4g128_gptq", calibration=given)
+    monkeypatch.setattr("wakeful.quant.walking.PRODUCTS", 1)
+    ran: list[int] = []
+    name = "model.layers.1.mlp.down_proj" if kind == "llama" else "blocks.1.mlp.down"
+    model.get_submodule(name).register_forward_hook(lambda _, x, y: ran.append(len(x[0])))
     parts = quantize(model, "w4g128_gptq", calibration=given)
     assert torch.equal(logits(whole), logits(parts))
+    # A layer's part runs its block again, and so do two passes over eight tokens.
+    inside = 7 if passes == 1 else passes
+    assert len(ran) == 2 + 3 * (inside + 1)
+    assert not any("forward" in vars(block) for block in blocks_of(model))
     plain = quantize(model, "w4g128")
     full = logits(model)
     assert not torch.equal(logits(plain), logits(whole))

@@ -13,7 +13,7 @@ from wakeful.quant import quantize
 from wakeful.quant.convert import linear_layers, observe
 from wakeful.quant.linear import matrix
 from wakeful.quant.schemes import parse_scheme
-from wakeful.quant.weighing import weighing
+from wakeful.quant.weighing import token_weights
 
 
 def decoder() -> nn.Module:
@@ -53,11 +53,7 @@ def test_weights_and_products_are_those_of_the_losss_gradient(make) -> None:
     model = make()
     layers, tokens = linear_layers(model), [some_tokens(1, 12, seed=n) for n in range(2)]
     expected = [by_definition(model, each) for each in tokens]
-    heard: list[dict[str, Tensor]] = []
-    with weighing(model, layers, lambda name, weights: heard[-1].update({name: weights})) as read:
-        for each in tokens:
-            heard.append({})
-            read(each)
+    heard = token_weights(model, layers, tokens)
     inputs: dict[str, list[Tensor]] = {name: [] for name in layers}
     hooks = [
         layer.register_forward_pre_hook(lambda _m, args, n=name: inputs[n].append(args[0][0]))
@@ -69,12 +65,12 @@ def test_weights_and_products_are_those_of_the_losss_gradient(make) -> None:
     for hook in hooks:
         hook.remove()
     with torch.inference_mode():  # as a user may call it
-        seen = observe(model, layers, tokens, products=True, weighted=True)
+        seen = observe(model, layers, tokens, products=True, weights=heard)
     for name in layers:
         total = torch.zeros(2 * [matrix(layers[name])[0].shape[1]])
-        for x, found, weights in zip(inputs[name], heard, expected, strict=True):
+        for x, (found,), weights in zip(inputs[name], heard[name], expected, strict=True):
             least = 1e-6 * float(weights[name].max())
-            torch.testing.assert_close(found[name], weights[name], rtol=1e-3, atol=least)
+            torch.testing.assert_close(found, weights[name], rtol=1e-3, atol=least)
             total += x.T @ (weights[name].unsqueeze(1) * x)
         products = seen[name].products
         assert products is not None

@@ -25,7 +25,7 @@ from wakeful.hf.families.base import canonical
 from wakeful.hf.whole import INDEX, ONE, first_line
 from wakeful.model.decoder import Decoder
 from wakeful.model.fold import folded, folded_config
-from wakeful.paged import whole
+from wakeful.paged import is_finite, plain
 from wakeful.paths import part_beside
 from wakeful.runs.run import disk_errors, save_tensors
 
@@ -126,7 +126,7 @@ def tensors_of(decoder: Decoder, kind: str, dtype: torch.dtype) -> dict[str, Ten
         name = link.theirs if link.theirs == family.head else family.prefix + link.theirs
         joined = link.join([ours[part].detach() for part in link.ours])
         found[name] = joined.to(dtype).contiguous()
-        if not found[name].isfinite().all():
+        if not is_finite(found[name]):
             raise WakefulError(
                 f"{name} has a value that is not finite in {str(dtype).removeprefix('torch.')}: "
                 "choose dtype float32"
@@ -181,7 +181,7 @@ def write_tensors(tensors: dict[str, Tensor], folder: Path, shard: str = SHARD) 
     """Write tensors as one file, or as several of at most `shard` with their index."""
     pattern = ONE.replace(".safetensors", "{suffix}.safetensors")
     split = split_torch_state_dict_into_shards(
-        {name: whole(each) for name, each in tensors.items()},
+        {name: plain(each) for name, each in tensors.items()},
         filename_pattern=pattern,
         max_shard_size=shard,
     )

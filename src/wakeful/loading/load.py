@@ -35,7 +35,7 @@ from wakeful.hf.whole import (
 from wakeful.hub import hub_or_cache
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.model.decoder import Decoder
-from wakeful.paged import page
+from wakeful.paged import is_finite, page
 from wakeful.probes.running import as_decoder
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
@@ -427,9 +427,7 @@ def _is_own(folder: Path) -> bool:
 
 def _check_finite(model: Model) -> None:
     for name, parameter in model.module.named_parameters():
-        # Eight bits have no test of their own.
-        small = parameter.is_floating_point() and parameter.element_size() == 1
-        if not torch.isfinite(parameter.float() if small else parameter).all():
+        if parameter.is_floating_point() and not is_finite(parameter):
             raise WakefulError(
                 f"{model.name} is damaged: its weight {name} has a NaN or an infinity"
             )

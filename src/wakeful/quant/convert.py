@@ -4,9 +4,8 @@ import copy
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from fnmatch import fnmatchcase
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -31,11 +30,9 @@ from wakeful.quant.linear import (
 )
 from wakeful.quant.norm_readers import readers_of_norms
 from wakeful.quant.schemes import Scheme, parse_scheme
-from wakeful.quant.weighing import weighing
+from wakeful.quant.walking import Enough, portions
+from wakeful.quant.weighing import TokenWeights, token_weights
 from wakeful.roles import role_of
-
-_PRODUCTS = 2**30
-"""Bytes that the products of inputs may take at a time, or one layer's."""
 
 
 def quantize(
@@ -127,20 +124,21 @@ def _exchanged(
     replaced: dict[int, QuantizedLinear],
 ) -> None:
     """Put the quantized forms of layers into `replaced`, by what calibration text shows of them."""
-    products = scheme.method is not None and scheme.method.needs_products
-    weights = scheme.weights
-    joined = weights is not None and weights.two_scales and weights.per == "tensor"
-    limited = scheme.method is not None and scheme.method.only_after_norms
+    grid, method = scheme.weights, scheme.method
+    products = method is not None and method.needs_products
+    joined = grid is not None and grid.two_scales and grid.per == "tensor"
+    limited = method is not None and method.only_after_norms
     read = list(readers_of_norms(model).values()) if joined or limited else []
     fed = {name for readers in read for name in readers} if limited else set(layers)
     beside = {name: readers for readers in read for name in readers} if joined else {}
-    looks = scheme.method is not None or scheme.scales == "static"
+    looks = method is not None or scheme.scales == "static"
     asked = {
         "products": products, "outputs": scheme.scales == "static" and scheme.outputs is not None,
-        "weighted": products and scheme.method is not None and scheme.method.weighs_tokens,
     }  # fmt: skip
-    for part in _portions(layers) if products else [layers]:
-        seen = observe(model, part, calibration, **asked) if looks else {}
+    weighs = products and method is not None and method.weighs_tokens
+    weights = token_weights(model, layers, calibration) if weighs else None
+    for part in portions(model, layers, calibration) if products else [layers]:
+        seen = observe(model, part, calibration, weights=weights, **asked) if looks else {}
         for name, shown in seen.items():
             shown.of_norm = name in fed
         for name, layer in part.items():
@@ -265,20 +263,6 @@ def _refuse_quantized(model: nn.Module) -> None:
             raise WakefulError(f"the model is quantized already: {name} is {module.scheme}")
 
 
-def _portions(layers: dict[str, nn.Module]) -> Iterator[dict[str, nn.Module]]:
-    """Yield the layers by parts whose XᵀX fit into `_PRODUCTS` bytes together."""
-    part: dict[str, nn.Module] = {}
-    size = 0
-    for name, layer in layers.items():
-        more = 4 * matrix(layer)[0].shape[1] ** 2
-        if part and size + more > _PRODUCTS:
-            yield part
-            part, size = {}, 0
-        part[name] = layer
-        size += more
-    yield part
-
-
 @torch.no_grad()
 def observe(
     model: nn.Module,
@@ -286,17 +270,17 @@ def observe(
     calibration: Sequence[Tensor],
     *,
     products: bool = False,
-    weighted: bool = False,
+    weights: TokenWeights | None = None,
     outputs: bool = False,
 ) -> dict[str, Seen]:
     """Return what calibration tokens show of each layer in the full-precision model.
 
     Layers that read the same tensor share what is seen of it. `products` asks for the inputs' Gram
-    matrices, `weighted` for those of tokens weighted by what the loss hears of them, each layer's
-    own; `outputs` asks for the largest outputs, which multiplies every layer a second time.
+    matrices, with `weights` of tokens for each layer's own; `outputs` asks for the largest outputs,
+    which multiplies every layer a second time.
     """
     found: dict[str, Seen] = {}
-    inputs: dict[str, Tensor] = {}  # that wait for their weights
+    turns: dict[str, Iterator[Tensor | None]] = {}  # the weights of a sequence, call by call
     read: list[tuple[weakref.ref[Tensor], Seen]] = []  # of this forward pass, as long as they live
 
     def see(name: str):
@@ -305,13 +289,14 @@ def observe(
             shared = next((seen for each, seen in read if each() is x), None)
             seen = found.get(name)
             if seen is None:
-                seen = _unseen(layer, shared, products=products, own=weighted)
+                seen = _unseen(layer, shared, products=products, own=weights is not None)
             rows = x.detach().reshape(-1, x.shape[-1]).float()
-            if weighted:
-                inputs[name] = rows
+            weighed = next(turns[name]) if weights is not None else None
+            if weighed is not None and seen.products is not None:
+                seen.products += rows.T @ (rows * weighed.unsqueeze(1))
             if shared is None or shared.channels is not seen.channels:
                 torch.maximum(seen.channels, rows.abs().amax(0), out=seen.channels)
-                if seen.products is not None and not weighted:
+                if seen.products is not None and weights is None:
                     seen.products += rows.T @ rows
             if outputs:
                 seen.outputs = max(seen.outputs, float(plain_linear(layer, x).abs().max()))
@@ -322,21 +307,15 @@ def observe(
 
         return hook
 
-    def weigh(name: str, weights: Tensor) -> None:
-        rows, total = inputs.pop(name), found[name].products
-        assert total is not None
-        total += rows.T @ (rows * weights.unsqueeze(1))
-
     with ExitStack() as hooks:
         for name, layer in layers.items():
             hooks.callback(layer.register_forward_hook(see(name)).remove)
         hooks.enter_context(evaluating(model))
-        look = partial(logits_of, model)
-        if weighted:
-            look = hooks.enter_context(weighing(model, layers, weigh))
-        for tokens in calibration:
+        for number, tokens in enumerate(calibration):
             read.clear()
-            look(tokens)
+            turns.update({name: iter(each[number]) for name, each in (weights or {}).items()})
+            with suppress(Enough):
+                logits_of(model, tokens)
     unread = [name for name in layers if name not in found]
     if unread:
         raise WakefulError(f"calibration text never reaches {unread[0]}: skip it with --skip")

@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 from wakeful.config.model import RotationName
 from wakeful.errors import WakefulError
 from wakeful.model.attention import Flow, Heads, into_heads
-from wakeful.paged import AT_ONCE, like, whole
+from wakeful.paged import AT_ONCE, is_finite, like, whole
 from wakeful.quant.arithmetic import LINEARS, Arithmetic, Operands, emulated, pack
 from wakeful.quant.schemes import Grid, Scales, Scheme
 
@@ -331,5 +331,5 @@ def _divides(scheme: Scheme) -> bool:
 
 def check(layer: nn.Module) -> None:
     """Raise `WakefulError` where a layer's weight is not finite."""
-    if not torch.isfinite(matrix(layer)[0]).all():
+    if not is_finite(matrix(layer)[0]):
         raise WakefulError("its weight has a NaN or an infinity")

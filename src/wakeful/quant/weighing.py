@@ -8,31 +8,35 @@ each other (GuidedQuant, 2505.07004, whose channels are here one group). Roundin
 value of a sink, is what many gradients meet in.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from wakeful.errors import WakefulError
 from wakeful.model.attention import Heads
+from wakeful.model.evaluating import evaluating
 from wakeful.probes.running import first_target, logits_of
 from wakeful.quant.linear import matrix
 
-Weighed = Callable[[str, Float[Tensor, "M"]], None]
-"""Told a layer's name and the weights of its tokens."""
+TokenWeights = Mapping[str, Sequence[Sequence[Tensor | None]]]
+"""Of each layer, of each sequence, of each call: (M,) weights of its tokens; None is zeros."""
 
 
-@contextmanager
-def weighing(
-    model: nn.Module, layers: Mapping[str, nn.Module], tell: Weighed
-) -> Iterator[Callable[[Int[Tensor, "B L"]], None]]:
-    """Give a function that reads tokens and tells, of every layer, the weight of each.
+def token_weights(
+    model: nn.Module, layers: Mapping[str, nn.Module], text: Sequence[Int[Tensor, "B L"]]
+) -> TokenWeights:
+    """Return the weights of a text's tokens in each layer, by one pass forward and back.
 
     No parameter gets a gradient.
+
+    Raises:
+        WakefulError: the model has no embedding.
     """
+    found: dict[str, list[list[Tensor | None]]] = {name: [] for name in layers}
     starts: list[Tensor] = []
 
     def begin(_table: nn.Module, _args: tuple, rows: Tensor) -> Tensor:
@@ -40,10 +44,12 @@ def weighing(
         return starts[-1]
 
     def listen(name: str, y: Tensor) -> None:
-        width = matrix(layers[name])[0].shape[0]
+        width, calls = matrix(layers[name])[0].shape[0], found[name][-1]
+        turn = len(calls)
+        calls.append(None)
 
         def hear(gradient: Tensor) -> None:
-            tell(name, gradient.reshape(-1, width).float().square().mean(1))
+            calls[turn] = gradient.reshape(-1, width).float().square().mean(1)
 
         if y.requires_grad:
             y.register_hook(hear)
@@ -57,10 +63,20 @@ def weighing(
 
         return layer.register_forward_hook(hear_of)
 
-    def read(tokens: Int[Tensor, "B L"]) -> None:
-        starts.clear()
-        first = first_target(model)
-        with torch.inference_mode(False), torch.enable_grad():
+    first = first_target(model)
+    with ExitStack() as hooks:
+        for module in model.modules():
+            if isinstance(module, nn.Embedding):
+                hooks.callback(module.register_forward_hook(begin).remove)
+        for name, layer in layers.items():
+            hooks.callback(watch(name, layer).remove)
+        hooks.enter_context(evaluating(model))
+        hooks.enter_context(torch.inference_mode(False))
+        hooks.enter_context(torch.enable_grad())
+        for tokens in text:
+            starts.clear()
+            for calls in found.values():
+                calls.append([])
             logits = logits_of(model, tokens.clone())[:, first - 1 : -1]
             if not starts:
                 raise WakefulError(
@@ -71,11 +87,4 @@ def weighing(
                 logits.flatten(0, 1).float(), tokens[:, first:].flatten(), reduction="sum"
             )
             torch.autograd.grad(loss, starts, allow_unused=True)
-
-    with ExitStack() as hooks:
-        for module in model.modules():
-            if isinstance(module, nn.Embedding):
-                hooks.callback(module.register_forward_hook(begin).remove)
-        for name, layer in layers.items():
-            hooks.callback(watch(name, layer).remove)
-        yield read
+    return found

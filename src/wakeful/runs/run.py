@@ -38,7 +38,7 @@ from wakeful.config.schema import Config, config_from_table
 from wakeful.config.tables import from_table, read_table, to_table
 from wakeful.data.parquet_header import fault_in_parquet
 from wakeful.errors import WakefulError, first_line, nearest_path
-from wakeful.paged import Paged, let_go, whole
+from wakeful.paged import Paged, let_go, plain
 from wakeful.paths import part_beside
 from wakeful.version import __version__
 
@@ -495,7 +495,7 @@ def save_tensors(
     mode = path.stat().st_mode
     if new:  # some file systems write all that waits before one file takes another's place
         path.unlink()
-    save_file({name: whole(each).contiguous() for name, each in tensors.items()}, path, metadata)
+    save_file({name: plain(each).contiguous() for name, each in tensors.items()}, path, metadata)
     for tensor in tensors.values():
         if isinstance(tensor, Paged):
             let_go(tensor.stored)

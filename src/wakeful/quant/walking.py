@@ -1,0 +1,119 @@
+"""A model's blocks, each run over all of a text before the next.
+
+The products XᵀX of all layers' inputs may not fit memory, and a pass over the model for each few of
+them would take as many passes as there are blocks. So every sequence goes through one block, and
+its output waits for the next one's turn.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wakeful.probes.running import blocks_of, logits_of
+from wakeful.quant.linear import matrix
+
+PRODUCTS = 2**30
+"""Bytes that the products of inputs may take at a time, or one layer's."""
+_PROBED = 8
+"""Tokens on which it is seen whether a block reads what the one before it gave, and no other."""
+
+
+class Enough(Exception):
+    """Raised inside of a model that has run the block that is its turn."""
+
+
+def portions(
+    model: nn.Module, layers: Mapping[str, nn.Module], text: Sequence[Tensor]
+) -> Iterator[dict[str, nn.Module]]:
+    """Yield the layers by parts whose XᵀX fit into `PRODUCTS` bytes together.
+
+    While a part is out, the model that reads all of `text` in order runs one block and then raises
+    `Enough`. Where its blocks read more than the one before, or all is one part, it runs as ever.
+    """
+    if len(list(_parts(layers))) < 2 or not _walks(model, text[0][:, :_PROBED]):
+        yield from _parts(layers)
+        return
+    blocks = list(blocks_of(model))
+    names = {id(module): name for name, module in model.named_modules()}
+    walk, rest = _Walk(blocks, len(text)), dict(layers)
+    for number, block in enumerate(blocks):
+        prefix = f"{names[id(block)]}."
+        inside = {name: rest.pop(name) for name in list(rest) if name.startswith(prefix)}
+        with walk.at(number):
+            yield from _parts(inside)
+            if not inside:
+                walk.run(model, text)
+    with walk.at(len(blocks)):
+        yield from _parts(rest)
+
+
+class _Walk:
+    """Outputs of the block before, sequence by sequence."""
+
+    def __init__(self, blocks: Sequence[nn.Module], sequences: int) -> None:
+        self.blocks = blocks
+        self.before: list[Any] = [None] * sequences
+        self.after: list[Any] = [None] * sequences
+        self.now = -1
+
+    @contextmanager
+    def at(self, number: int) -> Iterator[None]:
+        """Let the model run that block alone, and what is around the blocks."""
+        kept = {block: block.forward for block in self.blocks}
+        try:
+            for each, block in enumerate(self.blocks):
+                block.forward = self._step(each, number, kept[block])
+            yield
+        finally:
+            for block in self.blocks:
+                del block.forward  # the instance's, before the class' own
+        self.before, self.after = self.after, [None] * len(self.before)
+
+    def _step(self, each: int, number: int, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*args: Any, **kwargs: Any) -> Any:
+            if each == 0:
+                self.now = (self.now + 1) % len(self.before)
+            if each < number:
+                return self.before[self.now]
+            self.after[self.now] = forward(*args, **kwargs)
+            raise Enough
+
+        return step
+
+    def run(self, model: nn.Module, text: Sequence[Tensor]) -> None:
+        for tokens in text:
+            with suppress(Enough):
+                logits_of(model, tokens)
+
+
+@torch.no_grad()
+def _walks(model: nn.Module, tokens: Tensor) -> bool:
+    """Whether a model gives the same logits where its blocks are run one by one."""
+    blocks = list(blocks_of(model))
+    walk = _Walk(blocks, 1)
+    expected = logits_of(model, tokens)
+    try:
+        for number in range(len(blocks)):
+            with walk.at(number):
+                walk.run(model, [tokens])
+        with walk.at(len(blocks)):
+            return torch.equal(logits_of(model, tokens), expected)
+    except Exception:  # whatever a block raises that misses what earlier ones left
+        return False
+
+
+def _parts(layers: Mapping[str, nn.Module]) -> Iterator[dict[str, nn.Module]]:
+    part: dict[str, nn.Module] = {}
+    size = 0
+    for name, layer in layers.items():
+        more = 4 * matrix(layer)[0].shape[1] ** 2
+        if part and size + more > PRODUCTS:
+            yield part
+            part, size = {}, 0
+        part[name] = layer
+        size += more
+    if part:
+        yield part
