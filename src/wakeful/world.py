@@ -62,6 +62,14 @@ class World:
             dist.all_reduce(tensor)
         return tensor
 
+    def sums(self, *values: float) -> list[float]:
+        """Return numbers, each summed over processes, which all must call it."""
+        return self.sum(torch.tensor(values, dtype=torch.float64)).tolist()
+
+    def part(self, rows: int) -> slice:
+        """Return which of so many rows, or whatever is in order, are this process's."""
+        return slice(rows * self.rank // self.size, rows * (self.rank + 1) // self.size)
+
     def gather(self, value: Any) -> list[Any]:
         """Return every process's value, in order; values are what JSON can hold.
 

@@ -194,8 +194,7 @@ def write_tokens(diagnoses: Sequence[Diagnosis], run: Run) -> None:
 
 def share(sequences: Sequence[Sequence[int]], world: World) -> Sequence[Sequence[int]]:
     """Return the sequences that this process looks at: a stretch of them, perhaps none."""
-    begin, end = (len(sequences) * rank // world.size for rank in (world.rank, world.rank + 1))
-    return sequences[begin:end]
+    return sequences[world.part(len(sequences))]
 
 
 def tidy(diagnoses: Sequence[Diagnosis]) -> pl.DataFrame:

@@ -46,6 +46,7 @@ from wakeful.model.block import Block, PostBlock
 from wakeful.model.decoder import Decoder
 from wakeful.norms.base import Norm
 from wakeful.training.setup import AS_IT_IS
+from wakeful.world import ALONE, World
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,7 @@ def bridge(
     only: Sequence[Gap] | None = None,
     autocast: AbstractContextManager[object] = AS_IT_IS,
     progress: Passed = unseen,
+    world: World = ALONE,
 ) -> list[Bridged]:
     """Give the heir a bridge over each gap of its layers, in place; return what each came to.
 
@@ -148,6 +150,7 @@ def bridge(
         only: the gaps to bridge; by default all.
         autocast: the context that both models run in.
         progress: hears of every layer that the reference has gone through.
+        world: the processes that share the sequences; each has both models and solves alike.
 
     Raises:
         WakefulError: the stream is not a plain sum, or the text has too few tokens to solve on.
@@ -158,6 +161,10 @@ def bridge(
         return []
     check_bridge(heir)
     check_bridge(reference)
+    if len(tokens) < world.size:  # too few to share: everyone reads all
+        world = ALONE
+    mine = world.part(len(tokens))
+    tokens, documents = tokens[mine], None if documents is None else documents[mine]
     ours, theirs = (Stream(each, tokens, documents, autocast) for each in (heir, reference))
     found = []
     last = wanted[-1].last + 1
@@ -167,7 +174,8 @@ def bridge(
         for layer in range(theirs.layer, gap.last + 1):
             theirs.through(layer + 1)
             progress(layer + 1, last)
-        found.append(solve(ours, theirs, gap, options))
+        world.meet()  # collectives alone give up where one process takes long
+        found.append(solve(ours, theirs, gap, options, world))
     return found
 
 
@@ -183,6 +191,7 @@ def rebridge(
     documents: Int[Tensor, "B L"] | None = None,
     autocast: AbstractContextManager[object] = AS_IT_IS,
     progress: Passed = unseen,
+    world: World = ALONE,
 ) -> list[Bridged]:
     """Bridge the gaps that an heir did not have when its layers were `before`, in place.
 
@@ -215,7 +224,7 @@ def rebridge(
     only = [gap for place, gap in new.items() if place not in old]
     return bridge(
         heir, reference, layers, tokens, options, documents=documents, only=only,
-        autocast=autocast, progress=progress,
+        autocast=autocast, progress=progress, world=world,
     )  # fmt: skip
 
 
@@ -233,7 +242,9 @@ def stayed(bridges: Sequence[Bridged], layers: LayerMap, total: int) -> list[Bri
     ]
 
 
-def solve(ours: Stream, theirs: Stream, gap: Gap, options: BridgeConfig) -> Bridged:
+def solve(
+    ours: Stream, theirs: Stream, gap: Gap, options: BridgeConfig, world: World = ALONE
+) -> Bridged:
     """Solve for one bridge and fold it into the layer before the gap."""
     block = ours.blocks[gap.after]
     down, norm = block.mlp.down, behind_mlp(block)
@@ -263,12 +274,17 @@ def solve(ours: Stream, theirs: Stream, gap: Gap, options: BridgeConfig) -> Brid
         total += float((weights * lengths).sum())
         plain += float((weights * (out - y).square().sum(1)).sum())
         equations.add(f, (y - rest) / scale, weights)
+    equations.merge(world)
+    first.merge(world)
+    total, plain = world.sums(total, plain)
     solution = _solved(equations, size, options, first, scale)
     new = solution[:size].T
     down.weight.copy_(new @ weight.double() if through else new)
     if bias is not None:
         bias.copy_(solution[size] + (new @ bias.double() if through else 0))
-    left = equations.error(solution) if norm is None else _rescaled(norm, ours, theirs, options)
+    left = (
+        equations.error(solution) if norm is None else _rescaled(norm, ours, theirs, options, world)
+    )
     return Bridged(gap.after, gap.first, gap.last, plain=plain / total, error=left / total)
 
 
@@ -287,7 +303,9 @@ def _divisor(norm: Norm, v: Float[Tensor, "*B D"]) -> Float[Tensor, "*B 1"]:
     return (centered.square().mean(-1, keepdim=True) + norm.place.eps).sqrt()
 
 
-def _rescaled(norm: Norm, ours: Stream, theirs: Stream, options: BridgeConfig) -> float:
+def _rescaled(
+    norm: Norm, ours: Stream, theirs: Stream, options: BridgeConfig, world: World
+) -> float:
     """Scale a norm by least squares for what the new matrix gives; return Σ w ‖x − y‖² then."""
     _, shift = _affine(norm)
     nn_, nz, zz = (torch.zeros((), dtype=torch.float64) for _ in range(3))
@@ -302,6 +320,7 @@ def _rescaled(norm: Norm, ours: Stream, theirs: Stream, options: BridgeConfig) -
             total.to(z.device) + (weights * a * b).sum(0)
             for total, a, b in ((nn_, n, n), (nz, n, z), (zz, z, z))
         )
+    nn_, nz, zz = map(world.sum, (nn_, nz, zz))
     if not norm.scales_channels:
         nn_, nz, zz = (total.sum(0, keepdim=True) for total in (nn_, nz, zz))
     by = nz / nn_
@@ -326,6 +345,10 @@ class _Mean:
         sums = [part.sum(0, dtype=torch.float64) for part in parts]
         self.sums = [a + b for a, b in zip(self.sums, sums, strict=True)] if self.sums else sums
         self.count += len(parts[0])
+
+    def merge(self, world: World) -> None:
+        self.sums = [world.sum(total) for total in self.sums]
+        self.count = int(world.sums(self.count)[0])
 
     @property
     def means(self) -> list[Tensor]:

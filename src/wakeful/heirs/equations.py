@@ -9,6 +9,7 @@ from torch import Tensor
 
 from wakeful.config.schema import BridgeConfig
 from wakeful.errors import WakefulError
+from wakeful.world import World
 
 
 class Equations:
@@ -28,6 +29,11 @@ class Equations:
             self.ff += weighted @ f
             self.fz += weighted @ z
         self.zz += float((z.square().sum(1) * weights).sum())
+
+    def merge(self, world: World) -> None:
+        """Add up what the processes of a run summed, each over its share of the tokens."""
+        self.ff, self.fz = world.sum(self.ff), world.sum(self.fz)
+        (self.zz,) = world.sums(self.zz)
 
     def error(self, solution: Tensor) -> float:
         """Return Σ w ‖S f − z‖², of a solution Sᵀ."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from wakeful.config.tables import to_table
 from wakeful.display import Passed, Shown
-from wakeful.errors import Interrupted
+from wakeful.errors import Interrupted, WakefulError
 from wakeful.heirs.baselines import Setting, baseline_of, folder_of
 from wakeful.heirs.bridge import Bridged
 from wakeful.heirs.inherit import grow, inherit
@@ -32,6 +32,7 @@ from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.runs.run import Run, refuse_link
 from wakeful.training.loop import Initial, train
+from wakeful.world import is_lost, joined, lost, started_as
 
 
 def carry_out(
@@ -98,13 +99,16 @@ def train_baseline(
 @contextmanager
 def _resumable(out: Path) -> Iterator[None]:
     """Say how to go on where a signal ends a run."""
+    starter = "wakeful" if started_as()[1] == 1 else "torchrun [as before] -m wakeful"
+    again = f"continue with: {starter} inherit --resume {out}"
     try:
         yield
     except Interrupted:
-        raise Interrupted(
-            "stopped, and what was trained is saved",
-            f"continue with: wakeful inherit --resume {out}",
-        ) from None
+        raise Interrupted("stopped, and what was trained is saved", again) from None
+    except WakefulError as error:
+        if error.__cause__ is None or not is_lost(error.__cause__):
+            raise
+        raise WakefulError(lost(again)) from error.__cause__
 
 
 def _drops(recipe: Recipe, reference: Decoder, out: Path, shown: Shown) -> Iterator[Finished]:
@@ -249,9 +253,14 @@ def _finished(
     """Return the stage's run: the one that is there, continued if need be, or a new one."""
     place = out / stage.name
     refuse_link(place)
-    if (place / "run.json").is_file():
+    with joined() as world:
+        world.meet()  # no process looks while another begins the run
+        there = (place / "run.json").is_file()
+        done = there and Run.open(place).header.status == "done"
+        there, done = world.gather([there, done])[0]
+    if there:
         run = Run.open(place)
-        if run.header.status != "done":
+        if not done:
             with shown(stage.name) as show:
                 run = train(run.config, place, resume=True, show=show)
         return Finished(stage, run)

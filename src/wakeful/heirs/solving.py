@@ -1,6 +1,7 @@
 """What heirs are solved on: the training text's beginning, and what closed forms make of it."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -18,6 +19,7 @@ from wakeful.heirs.narrow import narrow
 from wakeful.heirs.recipe import Recipe
 from wakeful.model.decoder import Decoder
 from wakeful.training.setup import autocast
+from wakeful.world import joined
 
 
 def narrowed(
@@ -108,17 +110,16 @@ def bridges(
     device = choose_device(recipe.train.device)
     reference.to(device)
     heir.to(device)
-    context = autocast(recipe.train, device)
-    if had is None:
-        found = bridge(
-            heir, reference, layers, tokens, recipe.bridge, documents=numbers, autocast=context,
-            progress=progress,
-        )  # fmt: skip
-    else:
-        found = rebridge(
-            heir, reference, layers, had, tokens, recipe.bridge, documents=numbers,
-            autocast=context, progress=progress,
-        )  # fmt: skip
+    with joined() as world:
+        how: dict[str, Any] = {
+            "documents": numbers, "autocast": autocast(recipe.train, device),
+            "progress": progress, "world": world,
+        }  # fmt: skip
+        if had is None:
+            found = bridge(heir, reference, layers, tokens, recipe.bridge, **how)
+        else:
+            found = rebridge(heir, reference, layers, had, tokens, recipe.bridge, **how)
+    if had is not None:
         found += stayed(kept, layers, reference.config.num_layers)
         found.sort(key=lambda one: one.first)
     reference.to("cpu")

@@ -13,6 +13,7 @@ from wakeful.loading.load import read_decoder
 from wakeful.loading.model import Model
 from wakeful.model.decoder import Decoder
 from wakeful.training.distillation import Distillation, StoredDistillation, check_vocabulary
+from wakeful.training.parallel import in_shares
 from wakeful.training.stored import About, Store, digest_of
 from wakeful.world import ALONE, World
 
@@ -35,7 +36,8 @@ def make_loss(
     `teacher` is the one that the configuration names, where it is at hand already; one that is read
     must have the tokens of `tokenizer`, the text's.
     Where attention must not cross from a document into the next, `end_of_text` tells them apart.
-    Of several processes each has the whole teacher, and compiles its blocks one by one instead.
+    Of several processes each has its shares of the teacher (`train.parallel`), the whole of one
+    whose predictions are stored; and blocks are compiled one by one instead.
     """
     distill = config.train.distill
     loss: Callable[..., Tensor] = decoder.loss
@@ -60,6 +62,8 @@ def make_loss(
                 again=read if teacher is None else None,
             ).loss
         else:
+            if world.size > 1 and config.train.parallel != "ddp":
+                given = in_shares(given, world, device)
             loss = Distillation(
                 decoder, given, alpha=distill.alpha, temperature=distill.temperature,
                 over=distill.over, hidden=distill.hidden, layers=distill.layers,

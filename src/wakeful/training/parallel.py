@@ -156,6 +156,14 @@ class FullyShard(Parallel):
                 module.reshard()
 
 
+def in_shares(teacher: Decoder, world: World, device: torch.device) -> Decoder:
+    """Leave each process a share of a model that is only run: a block is whole while it runs."""
+    mesh = init_device_mesh(device.type, (world.size,))
+    for part in (*teacher.blocks, teacher):
+        fully_shard(part, mesh=mesh, reshard_after_forward=True)
+    return teacher
+
+
 def spread(config: Config, decoder: Decoder, device: torch.device, world: World) -> Parallel:
     """Lay a decoder over the processes of a run as its configuration says, on `device`."""
     if world.size == 1:

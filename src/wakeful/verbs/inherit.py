@@ -20,7 +20,7 @@ from wakeful.config.verbs import LENGTH, REFERENCES, InheritOptions
 from wakeful.data.base import Data
 from wakeful.data.preparing import reopened
 from wakeful.device import choose_device
-from wakeful.display import LONG, Display, Shown, duration, usual
+from wakeful.display import LONG, Display, Shown, duration
 from wakeful.errors import WakefulError
 from wakeful.estimates import finite
 from wakeful.heirs.arms import arms_of, read_recipe
@@ -67,14 +67,15 @@ from wakeful.model.finite import check_finite
 from wakeful.optim.build import optimizer_of
 from wakeful.pages.charts import Drawing, Titled
 from wakeful.pages.inheritance import inheritance_figures, loss_curves, verdicts, write_inheritance
-from wakeful.runs.run import Run, environment, read_windows
+from wakeful.runs.run import Run, SharedRun, environment, read_windows
 from wakeful.training.cluster import cluster_of, deal
 from wakeful.training.objective import open_store
 from wakeful.training.records import Step, data_facts, rows
 from wakeful.training.stored import digest_of
 from wakeful.training.validation import mean_loss
 from wakeful.variants import build
-from wakeful.verbs.result import Source, Stored, as_ours, asked, name_of, out_of
+from wakeful.verbs.result import Source, Stored, as_ours, asked, name_of, out_of, showing
+from wakeful.world import World, joined
 
 _DEFAULT_MINUTES = 30.0
 
@@ -171,28 +172,44 @@ def inherit(
             Whatever was there before is kept.
     """
     wanted = asked(InheritOptions, options, given)
-    if wanted.resume:
-        if reference is not None:
-            raise WakefulError("resume goes on with a folder's own reference: name none")
-        run = _resumed(Path(wanted.resume), shown or usual)
-    elif reference is None:
+    if wanted.resume and reference is not None:
+        raise WakefulError("resume goes on with a folder's own reference: name none")
+    if not wanted.resume and reference is None:
         raise WakefulError(f"name one reference: {REFERENCES}")
-    else:
-        run = _begun(reference, tokenizer, wanted, shown or usual)
-    done = Inheritance(run.path, run.path / "report.html")
-    wishes = run.read(Plan, "plan.json").wishes
-    done.save_figures(run.path / "figures", wanted.figures or wishes.figures)
+    with joined() as world:
+        shown = partial(showing, shown, world=world)
+        choose_device(wanted.train.device, world)
+        _check_world(wanted, world)
+        out = Path(wanted.resume) if reference is None else out_of("inherit", reference, wanted.out)
+        if reference is None:
+            begun = _resumed(out, shown, world)
+        elif world.first:
+            planned = _begun(reference, tokenizer, wanted, out, shown)
+            world.meet()
+            begun = world.leader_first(lambda: planned)  # then the others read the text
+        else:
+            world.meet()  # while the first plans
+            begun = _resumed(out, shown, world)
+        run = _work(*begun, shown, world)
+        done = Inheritance(run.path, run.path / "report.html")
+        wishes = run.read(Plan, "plan.json").wishes
+        if world.first:
+            done.save_figures(run.path / "figures", wanted.figures or wishes.figures)
     return done
+
+
+_Begun = tuple[Run, Recipe, Model, Data, pl.DataFrame]
+"""The folder, its recipe, the reference, the text and the losses that the reference has on it."""
 
 
 def _begun(
     source: Source,
     tokenizer: AnyTokenizer | str | Path | None,
     options: InheritOptions,
+    out: Path,
     shown: Shown,
-) -> Run:
+) -> _Begun:
     began = time.monotonic()
-    out = out_of("inherit", source, options.out)
     run = Run(out)
     run.refuse_existing("inherit")
     _check_names(options)
@@ -247,7 +264,20 @@ def _begun(
                 reference.decoder(), new.path / REFERENCE, tokenizer=reference.own_tokenizer,
                 dtype=next(reference.module.parameters()).dtype,
             )  # fmt: skip
-    return _work(run, recipe, reference, data, windows, shown)
+    return run, recipe, reference, data, windows
+
+
+def _check_world(options: InheritOptions, world: World) -> None:
+    """Refuse what several processes cannot do."""
+    if world.size == 1 or options.resume:
+        return
+    if options.cluster:
+        raise WakefulError("--cluster starts processes of its own: leave it out, or torchrun")
+    if not options.train.steps:
+        raise WakefulError(
+            f"a step is timed by one process, and there are {world.size}: give --steps instead of "
+            "--minutes"
+        )
 
 
 def _foretell(expected: Mapping[str, float], options: InheritOptions, show: Display) -> None:
@@ -327,8 +357,8 @@ def _fitted(options: InheritOptions, reference: Model) -> InheritOptions:
     return dataclasses.replace(options, train=train, diagnose_length=length, data=data, heal=heal)
 
 
-def _resumed(out: Path, shown: Shown) -> Run:
-    """Go on with an interrupted inheritance where it was cut off."""
+def _resumed(out: Path, shown: Shown, world: World) -> _Begun:
+    """Return what an inheritance that was begun goes on with."""
     run = Run.open(out)
     run.check_kind("inherit", "is not an inheritance")
     recipe = read_recipe(run.path)
@@ -338,7 +368,7 @@ def _resumed(out: Path, shown: Shown) -> Run:
         reference = read_decoder(recipe.reference)
         recipe.check(reference.decoder().config.num_layers)
         options = plan.wishes
-        data = prepared_text(options, reference, show)
+        data = world.leader_first(lambda: prepared_text(options, reference, show))
     if data.place != recipe.data.source:
         # The cache may name the same text anew; what the runs were begun on counts.
         begun = reopened(recipe.data)
@@ -350,7 +380,7 @@ def _resumed(out: Path, shown: Shown) -> Run:
             "the text, or start again in a new folder"
         )
     frame = read_windows(run.path / "reference.parquet")
-    return _work(run, recipe, reference, data, frame, shown)
+    return run, recipe, reference, data, frame
 
 
 def _work(
@@ -360,14 +390,16 @@ def _work(
     data: Data,
     windows: pl.DataFrame,
     shown: Shown,
+    world: World,
 ) -> Run:
-    """Do what the recipe says; `windows` are the reference's losses on validation text."""
+    """Do what the recipe says."""
     loss, _ = mean_loss(windows)
     wishes = run.read(Plan, "plan.json").wishes
+    run = run if world.first else SharedRun.open(run.path)
     with run.lock():
         run.set_status("running")
         try:
-            if wishes.cluster:
+            if wishes.cluster and world.size == 1:
                 place = run.path.absolute()
                 with shown("inherit") as show:
                     deal([*arms_of(recipe, place)], cluster_of(wishes.cluster), place, show)
@@ -379,21 +411,35 @@ def _work(
                 )
                 for name, seeded in recipe.of_seeds()
             ]  # fmt: skip
-            with shown("inherit") as show:
-                show.note("measuring size and speed")
-                run.write_json(
-                    "summary.json", _summary(run, recipe, reference, data, windows, outcomes)
-                )
-            if wishes.recipe:
-                layers, bridged = outcomes[0].rounds[-1].stage.layers, recipe.bridge.map != "none"
-                text = passthrough(merged_from(recipe.reference), layers, bridged=bridged)
-                run.write_text(FILE, text)
-            write_inheritance(run.path)
+            if world.first:
+                _tell(run, recipe, reference, data, windows, outcomes, shown)
+            world.meet()
         except BaseException:
             run.set_status("stopped")
             raise
         run.set_status("done")
     return run
+
+
+def _tell(
+    run: Run,
+    recipe: Recipe,
+    reference: Model,
+    data: Data,
+    windows: pl.DataFrame,
+    outcomes: list[Outcome],
+    shown: Shown,
+) -> None:
+    """Write what came of it."""
+    with shown("inherit") as show:
+        show.note("measuring size and speed")
+        summary = _summary(run, recipe, reference, data, windows, outcomes)
+        run.write_json("summary.json", summary)
+    if run.read(Plan, "plan.json").wishes.recipe:
+        layers, bridged = outcomes[0].rounds[-1].stage.layers, recipe.bridge.map != "none"
+        text = passthrough(merged_from(recipe.reference), layers, bridged=bridged)
+        run.write_text(FILE, text)
+    write_inheritance(run.path)
 
 
 def _plan(
