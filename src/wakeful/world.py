@@ -62,6 +62,13 @@ class World:
             dist.all_reduce(tensor)
         return tensor
 
+    def most(self, tensor: Tensor) -> Tensor:
+        """Return the largest of each number over processes, which all must call it."""
+        if self.size > 1:
+            tensor = tensor.clone()
+            dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        return tensor
+
     def sums(self, *values: float) -> list[float]:
         """Return numbers, each summed over processes, which all must call it."""
         return self.sum(torch.tensor(values, dtype=torch.float64)).tolist()

@@ -100,6 +100,6 @@ def test_verbs_of_one_process_refuse_several(
     monkeypatch.setenv("RANK", "0")
     assert main(["report", "nowhere"]) == 1
     assert (
-        "report takes one process (several are for train, diagnose, evaluate, inherit)"
+        "report takes one process (several are for train, diagnose, evaluate, inherit, quantize)"
         in capsys.readouterr().err
     )

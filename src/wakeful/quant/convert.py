@@ -28,11 +28,13 @@ from wakeful.quant.linear import (
     matrix,
     quantized,
 )
+from wakeful.quant.merging import merge
 from wakeful.quant.norm_readers import readers_of_norms
 from wakeful.quant.schemes import Scheme, parse_scheme
 from wakeful.quant.walking import Enough, portions
 from wakeful.quant.weighing import TokenWeights, token_weights
 from wakeful.roles import role_of
+from wakeful.world import ALONE, World
 
 
 def quantize(
@@ -43,6 +45,7 @@ def quantize(
     calibration: Sequence[Tensor] = (),
     skip: Sequence[str] = (),
     others: Mapping[str, Scheme | str] | None = None,
+    world: World = ALONE,
 ) -> nn.Module:
     """Return a model whose linear layers are quantized; it shares the rest with `model`.
 
@@ -60,6 +63,7 @@ def quantize(
             the scheme quantizes the cache alone.
         others: schemes of weights and inputs for layers that match a pattern, the first of several,
             in place of `scheme`'s.
+        world: the processes that share the calibration; each has the model, and quantizes alike.
 
     Raises:
         WakefulError: a layer cannot be quantized (it is named), calibration is missing or
@@ -89,10 +93,13 @@ def quantize(
         _refuse_quantized(model)
         return _with_cache(model, {}, scheme, calibration)
     layers = linear_layers(model, skip)
+    if len(calibration) < world.size:  # too little to share: everyone reads all
+        world = ALONE
+    share = calibration[world.part(len(calibration))]
     replaced: dict[int, QuantizedLinear] = {}
     _check_all(layers)
     for each, part in _by_scheme(layers, scheme, by_pattern).items():
-        _exchanged(model, part, each, arithmetic, calibration, replaced)
+        _exchanged(model, part, each, arithmetic, share, replaced, world)
     return _with_cache(model, replaced, scheme, calibration)
 
 
@@ -122,6 +129,7 @@ def _exchanged(
     arithmetic: Arithmetic,
     calibration: Sequence[Tensor],
     replaced: dict[int, QuantizedLinear],
+    world: World,
 ) -> None:
     """Put the quantized forms of layers into `replaced`, by what calibration text shows of them."""
     grid, method = scheme.weights, scheme.method
@@ -139,6 +147,7 @@ def _exchanged(
     weights = token_weights(model, layers, calibration) if weighs else None
     for part in portions(model, layers, calibration) if products else [layers]:
         seen = observe(model, part, calibration, weights=weights, **asked) if looks else {}
+        merge(seen, world)
         for name, shown in seen.items():
             shown.of_norm = name in fed
         for name, layer in part.items():

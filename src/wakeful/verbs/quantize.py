@@ -45,7 +45,7 @@ from wakeful.verbs.result import (
     showing,
 )
 from wakeful.verbs.session import bos_words, foretell, own_words
-from wakeful.world import ALONE
+from wakeful.world import World, joined
 
 
 @overload
@@ -98,33 +98,39 @@ def quantize(
     table = pretrained_table(wanted.layout) if wanted.layout else None
     several = isinstance(model, list | tuple) or table is not None
     found = chosen_schemes(_names(wanted, table), wanted.scales)
-    _check(wanted, found, len(models))
     measures = bool(wanted.text or wanted.out or several or wanted.sensitivity)
     choose_device(wanted.device)
     looking = [*found, *_others(wanted).values()]
     extra = wanted.calibration_sequences if any(each.calibrated for each in looking) else 0
     count = wanted.num_sequences if measures else 0
-    with evaluating(*in_memory(models)), showing(shown, "quantize", ALONE) as show:
+    with (
+        evaluating(*in_memory(models)),
+        joined() as world,
+        showing(shown, "quantize", world) as show,
+    ):
+        _check(wanted, found, len(models))
+        world.gather("checked")
         words = words_in("")
         if count + extra:
-            words = words_of(wanted.source, (wanted.length or LENGTH) * (count + extra))
+            most = (wanted.length or LENGTH) * (count + extra)
+            words = world.leader_first(lambda: words_of(wanted.source, most))
         loading = each_model(
             models, tokenizer=tokenizer, device=wanted.device, dtype=wanted.dtype,
-            trust_remote_code=wanted.trust_remote_code, show=show, world=ALONE,
+            trust_remote_code=wanted.trust_remote_code, show=show, world=world,
         )  # fmt: skip
 
         def one(source: Source) -> Quantization:
-            return _of_one(loading, source, words, wanted, found, count, extra, show, table)
+            return _of_one(loading, source, words, wanted, found, count, extra, show, world, table)
 
         if several:
-            return _matrix(one, models or [""], wanted, table)
+            return _matrix(one, models or [""], wanted, table, world)
         result = one(models[0])
         saved = None
         try:
-            if wanted.save:
+            if wanted.save and world.first:
                 saved = result.save_model(wanted.save, save_as=wanted.save_as)
         finally:  # what was measured is written even where the model cannot be
-            if wanted.out:
+            if wanted.out and world.first:
                 result.save(wanted.out, saved=saved)
     return result
 
@@ -134,13 +140,14 @@ def _matrix(
     models: Sequence[Source],
     wanted: QuantizeOptions,
     table: PretrainedTable | None,
+    world: World,
 ) -> QuantizationMatrix:
     """Measure models in turn; where one fails, what is known of those before it is written."""
     results: dict[str, Quantization] = {}
 
     def kept() -> QuantizationMatrix:
         matrix = QuantizationMatrix(each=results, table=table, figures=wanted.figures)
-        if wanted.out and results:
+        if wanted.out and results and world.first:
             matrix.save(wanted.out)
         return matrix
 
@@ -166,6 +173,7 @@ def _of_one(
     count: int,
     extra: int,
     show: Display,
+    world: World,
     table: PretrainedTable | None = None,
 ) -> Quantization:
     """Load the next model, quantize it, and measure it on `count` sequences; let go of it."""
@@ -183,6 +191,11 @@ def _of_one(
     length = wanted.length_for(loaded.context)
     words = own_words(loaded, wanted, words)
     tokens = _tokens(loaded, words, wanted, length, count + extra)
+    world.check_same(
+        [loaded.name, [each.tolist() for each in tokens]],
+        f"the processes read different text for {loaded.name}: give each machine the same text and "
+        "the same model",
+    )
     if count:
         # The model's own pass, each scheme's, and every layer alone beside its quantized forms; and
         # one pass over calibration text for each scheme that wants it.
@@ -195,7 +208,7 @@ def _of_one(
     seconds: dict[str, float] = {}
     for each in schemes:
         begun = time.perf_counter()
-        forms[str(each)] = _quantized(loaded, each, wanted, tokens[count:], show)
+        forms[str(each)] = _quantized(loaded, each, wanted, tokens[count:], show, world)
         seconds[str(each)] = time.perf_counter() - begun
     damage, layer_costs, upgraded = None, list[LayerCost](), list[str]()
     named = {str(each): each for each in schemes}
@@ -207,7 +220,7 @@ def _of_one(
             better = dict.fromkeys(upgraded, _better(wanted, scheme))
             begun, name = time.perf_counter(), f"{name} mixed"
             given = tokens[count:]
-            forms[name] = _quantized(loaded, scheme, wanted, given, show, better, name)
+            forms[name] = _quantized(loaded, scheme, wanted, given, show, world, better, name)
             named[name], seconds[name] = scheme, time.perf_counter() - begun
     if count:
         damage = _damage(loaded, forms, named, seconds, tokens[:count], show)
@@ -372,6 +385,7 @@ def _quantized(
     wanted: QuantizeOptions,
     calibration: list[Tensor],
     show: Display,
+    world: World,
     upgraded: Mapping[str, Scheme] | None = None,
     name: str = "",
 ) -> Model:
@@ -381,7 +395,7 @@ def _quantized(
     given = calibration if looks else ()
     module = quantize_module(
         loaded.module, scheme, arithmetic=wanted.arithmetic, calibration=given,
-        skip=() if scheme.weights is None else wanted.skip, others=others,
+        skip=() if scheme.weights is None else wanted.skip, others=others, world=world,
     )  # fmt: skip
     return replace(
         loaded, name=f"{loaded.name} {name or scheme}", module=module, path=None,
