@@ -310,8 +310,7 @@ def _stock(model: nn.Module, found: Mapping[str, nn.Module]) -> _Stock:
     if kind == WakefulConfig.model_type:
         raise WakefulError(
             f"{NAME} is for stock architectures, and this model is of our own class: {_OTHERWISE}; "
-            "of the cures, wakeful cure --rotate hadamard leaves a stock one, also with "
-            "--rotate_inner"
+            "of the cures, --rotate hadamard and --sinks leave a stock one, also with --rotate_inner"
         )
     family = FAMILIES[kind]
     turned: list[str] = []
