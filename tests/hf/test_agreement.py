@@ -23,6 +23,7 @@ from wakeful.errors import WakefulError
 from wakeful.hf import agreement as module
 from wakeful.hf.agreement import InFloat32, agreement
 from wakeful.hf.weights_in import decoder_of
+from wakeful.hf.whole import attention_of
 from wakeful.loading.load import read_decoder
 
 
@@ -244,8 +245,9 @@ def test_zero_null_and_missing_are_read_as_transformers_reads_them(
             table |= {} if value == "missing" else {field: value}
             file.write_text(json.dumps(table))
             try:
+                config = AutoConfig.from_pretrained(tmp_path)
                 theirs = AutoModelForCausalLM.from_pretrained(
-                    tmp_path, config=AutoConfig.from_pretrained(tmp_path)
+                    tmp_path, config=config, attn_implementation=attention_of(config)
                 ).eval()
                 with torch.no_grad():
                     wanted = theirs(tokens, use_cache=False).logits

@@ -260,7 +260,7 @@ def attention_of(config: PreTrainedConfig) -> str | None:
     Up to 5.19 it takes SDPA for Gemma 2, which leaves the cap of the logits out.
     """
     capped = getattr(config.get_text_config(), "attn_logit_softcapping", None)
-    return "eager" if capped else None
+    return None if capped is None else "eager"
 
 
 def shares_head(model: PreTrainedModel) -> bool:
