@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -223,10 +222,7 @@ def _begun(
         total = reference.decoder().config.num_layers
         plan_layers(options, total, None)
         data = prepared_text(options, reference, show)
-        expected = foreseen(
-            options, make_recipe(place, options, total, data, None), reference.decoder(), data
-        )
-        _foretell(expected, options, show)
+        solving = _foretold(place, options, reference, data, show)
         diagnosed = diagnosed_layers(options, reference, data, show)
         recipe = make_recipe(place, options, total, data, diagnosed)
         recipe.check(total)
@@ -244,7 +240,7 @@ def _begun(
             show.note("timing a step of every model")
             timing = partial(show.count, "timing a step: models")
             costs = measure_costs(recipe, reference.decoder(), data, timing)
-            before = time.monotonic() - began + expected["closed forms"]
+            before = time.monotonic() - began + solving
             left = (60 * (options.minutes or _DEFAULT_MINUTES) - before) / seeds
             steps = steps_within(costs, left, every=options.train.eval_every, before=before)
             recipe = with_steps(recipe, options, steps)
@@ -280,16 +276,29 @@ def _check_world(options: InheritOptions, world: World) -> None:
         )
 
 
-def _foretell(expected: Mapping[str, float], options: InheritOptions, show: Display) -> None:
-    """Say how long all of the work may take, where that is half a minute or more."""
+def _foretold(
+    place: str, options: InheritOptions, reference: Model, data: Data, show: Display
+) -> float:
+    """Say how long all of the work may take, where that is half a minute or more, once it is
+    checked; return the seconds of closed forms.
+
+    Which layers is not known yet: as many others stand for them.
+    """
+    decoder = reference.decoder()
+    total = decoder.config.num_layers
+    recipe = make_recipe(place, options, total, data, None)
+    recipe = dataclasses.replace(recipe, ranks=(1.0,) * total)
+    recipe.check(total)
+    check_stages(recipe, decoder)
+    expected = foreseen(options, recipe, decoder, data)
     whole = sum(expected.values())
     limit = "" if options.train.steps else f"all in {options.minutes or _DEFAULT_MINUTES:g} minutes"
-    if whole < LONG and not limit:
-        return
-    parts = [f"{name} {duration(seconds)}" for name, seconds in expected.items() if seconds]
-    parts += ["and training for what is left"] if limit else []
-    limit = limit or f"{duration(whole)} in all"
-    show.note(f"very roughly, on this machine: {', '.join(parts)}; {limit}")
+    if whole >= LONG or limit:
+        parts = [f"{name} {duration(seconds)}" for name, seconds in expected.items() if seconds]
+        parts += ["and training for what is left"] if limit else []
+        limit = limit or f"{duration(whole)} in all"
+        show.note(f"very roughly, on this machine: {', '.join(parts)}; {limit}")
+    return expected["closed forms"]
 
 
 def _check_names(options: InheritOptions) -> None:
