@@ -17,8 +17,8 @@ from wakeful.comparison.reading import read_comparison
 from wakeful.config.schema import config_to_toml
 from wakeful.errors import Interrupted
 from wakeful.loading.load import read_decoder
-from wakeful.pages.charts import slug
-from wakeful.pages.comparison.page import comparison_figures
+from wakeful.reports.charts import slug
+from wakeful.reports.comparison import comparison_report
 from wakeful.runs.run import Run
 
 __all__ = ["text"]
@@ -75,7 +75,7 @@ def test_a_comparison_is_reported(
     assert "exists already" in fails(capsys, *command)
     stamp = (folder / "a/seed-0/summary.json").stat().st_mtime_ns
     assert main([*command, "--resume", "--figures", "svg"]) == 0
-    titles = [title for title, _ in comparison_figures(read_comparison(folder))]
+    titles = [title for title, _ in comparison_report(read_comparison(folder)).charts()]
     assert {path.name for path in (folder / "figures").iterdir()} == {
         f"{slug(title)}.svg" for title in titles
     }

@@ -11,6 +11,7 @@ from typing import get_args, get_type_hints
 import polars as pl
 import pytest
 import torch
+from markupsafe import escape
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import wakeful
@@ -128,8 +129,9 @@ def test_three_lines_diagnose_a_model_in_memory(
     assert repr(found).splitlines()[0] == "<Diagnosis>"
     assert len(repr(found).splitlines()) == 1 + len(found.verdicts)
     html = found._repr_html_()
-    assert html.count("<li>") == len(found.verdicts)
-    assert "data:image/svg+xml;base64," in html
+    assert all(str(escape(sentence)) in html for sentence in found.report.headlines)
+    assert "data:image/svg+xml," in html
+    assert "<script" not in html
     assert "http" not in html.replace("http://www.w3.org", "")
     assert len(html) < 200_000
     saved = found.save(tmp_path / "saved")
@@ -162,8 +164,8 @@ def test_evaluations_are_read_and_saved(text: Path, llama: Path, tmp_path: Path)
     model = wakeful.load(llama)
     found = wakeful.evaluate(model, text=text / "000.txt", length=16, num_sequences=4)
     assert set(found.frame["metric"]) == {"perplexity", "bits per byte"}
-    assert found.verdicts[0].startswith("llama: text: perplexity ")
-    assert "<ul>" in found._repr_html_()
+    assert found.verdicts[0].startswith("llama reaches text: perplexity ")
+    assert "<table" in found._repr_html_()
     assert Run.open(found.save(tmp_path / "e")).header.status == "done"
 
 
@@ -179,12 +181,12 @@ def test_a_quantized_model_comes_back_with_its_damage(
         _ = bare.frame
     told = "fine: 15 linear layers; the output head too; not measured: no text was given"
     assert repr(bare) == f"<Quantization>\n  {told}"
-    assert bare._repr_html_() == f"<div><ul><li>{told}</li></ul></div>"
+    assert bare._repr_html_() == f"<div>\n<p><b>{told}</b></p></div>"
     found = wakeful.quantize(full, "fine", "w4", text=text, length=16, num_sequences=2)
     assert set(found.models) == {"fine", "w4"}
     with pytest.raises(wakeful.WakefulError, match="2 quantized models"):
         _ = found.model
-    assert len(found.verdicts) == 2
+    assert len(found.verdicts) == 1 + 2
     assert found.save(tmp_path / "q") == tmp_path / "q"
     assert Run.open(tmp_path / "q").read_json("run.json")["schemes"] == ["fine", "w4"]
     size = bare.save_model(tmp_path / "small")
@@ -253,7 +255,7 @@ def test_variants_are_compared_from_tables(
     assert found.frame["variant"].to_list() == ["a", "b"]
     assert found.page == Path("cmp/report.html")
     assert found.verdicts
-    assert "<li>" in found._repr_html_()
+    assert "<p>Next: " in found._repr_html_()
     for seeds in ([-1], [2**63]):
         with pytest.raises(wakeful.WakefulError, match="a seed lies in"):
             wakeful.compare(*variants, seeds=seeds, out="none")

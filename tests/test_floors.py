@@ -33,14 +33,14 @@ FLOORS = (
     ("training",),
     ("evaluation", "heirs"),
     ("comparison",),
-    ("pages",),
+    ("reports",),
     ("verbs",),
     ("__init__",),
     ("cli",),
     ("__main__",),
 )
 """From the ground up. A room imports from lower floors, and from itself; `__init__` is the face."""
-PAPERS = (("options", "exhibits"), ("pages",), ("verbs",), ("__init__",), ("cli",))
+PAPERS = (("options", "exhibits"), ("reports",), ("verbs",), ("__init__",), ("cli",))
 """The house on top: its rooms import from all of the other as well, which knows nothing of them."""
 HOUSES = {"wakeful": FLOORS, "wakeful_papers": PAPERS}
 FLOOR = {
@@ -136,7 +136,7 @@ def test_modules_of_a_room_form_no_ring() -> None:
     "statement",
     [
         "import wakeful.cli",
-        "from wakeful.pages import charts",
+        "from wakeful.reports import charts",
         "from wakeful import verbs",
         "import wakeful",
         "from wakeful import __version__",

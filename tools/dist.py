@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
 PACKAGES = ("wakeful", "wakeful_papers")
 NEEDED = (
-    "wakeful/py.typed", "wakeful/presets/demo.toml", "wakeful/pages/templates/",
-    "wakeful_papers/papers/", "wakeful_papers/presets/", "wakeful_papers/pages/templates/",
+    "wakeful/py.typed", "wakeful/presets/demo.toml", "wakeful/reports/templates/",
+    "wakeful_papers/papers/", "wakeful_papers/presets/",
 )  # fmt: skip
 """Files and folders of which the wheel must hold something, whatever the checkout has."""
 BESIDE = ("LICENSE", "README.md", "pyproject.toml", "tests/conftest.py", "docs/decisions.md")

@@ -14,7 +14,7 @@ import altair as alt
 import polars as pl
 import vl_convert
 
-from wakeful.pages.charts import (
+from wakeful.reports.charts import (
     DASHES,
     SHARE,
     Drawing,

@@ -15,7 +15,7 @@ from wakeful.estimates import with_error
 from wakeful.runs.run import Run, read_record
 from wakeful_papers.exhibits.exhibit import SCALES, exhibit, natural
 from wakeful_papers.exhibits.judge import Judged, Verdict
-from wakeful_papers.pages.reproduction import BASES, Found, told_apart
+from wakeful_papers.reports.reproduction import BASES, Found, told_apart
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "verdicts.md"
 HEADING = re.compile(r"\*\*(?P<exhibit>.*)\*\* — (?P<scale>\w+) scale.*")

@@ -22,8 +22,8 @@ from wakeful.evaluation import costs as costs_module
 from wakeful.evaluation.costs import DECODED, OURS, ROUNDS, THEIRS, costs
 from wakeful.loading.model import Model
 from wakeful.model.decoder import Decoder
-from wakeful.pages.evaluation import shown as rows_of
 from wakeful.quant import quantize
+from wakeful.reports.value import Table
 from wakeful.training.loop import train
 from wakeful.verbs.evaluate import Evaluation
 
@@ -210,9 +210,10 @@ def test_where_our_decoder_cannot_be_a_model_two_implementations_are_compared(
         "Transformers."
     ) in shown
     assert shown.count("compare two implementations") == 1
-    names, rows = rows_of(found.scores)
-    assert names == ["vanilla", "opt", "llama"]
-    cells = {row.title: [cell.difference for cell in row.cells] for row in rows}
+    table = found.report.sections[0].parts[0]
+    assert isinstance(table, Table)
+    assert table.columns == ["measure", "vanilla", "opt", "llama"]
+    cells = {row[0].text: ["".join(each.under) for each in row[1:]] for row in table.cells}
     assert cells["speed: prefill of 8, tokens/s"][1].endswith(", two implementations")
     assert "two" not in cells["speed: prefill of 8, tokens/s"][2]
     assert "two" not in cells["size: parameters, M"][1]

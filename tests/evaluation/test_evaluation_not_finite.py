@@ -17,8 +17,9 @@ from wakeful.evaluation.damage import findings as damage_findings
 from wakeful.evaluation.damage import summary as damage_summary
 from wakeful.evaluation.diagnosis import diagnose
 from wakeful.evaluation.findings import findings, summary
-from wakeful.pages.diagnosis import write_diagnosis
-from wakeful.pages.quantization import write_quantization
+from wakeful.reports.diagnosis import diagnosis_report
+from wakeful.reports.html import write
+from wakeful.reports.quantization import quantization_report
 
 
 def with_values(found: Damage, metric: str, value: float, *, layer: int) -> Damage:
@@ -55,7 +56,7 @@ def test_a_diagnosis_says_what_is_not_finite(tmp_path: Path, value: float) -> No
     assert outliers.level == "bad"
     assert outliers.text.startswith("Mean kurtosis is not finite at the first token")
     if math.isnan(value):  # one page is enough
-        write_diagnosis([broken], tmp_path / "page.html", title="page", method={})
+        write(diagnosis_report([broken], title="page", method={}), tmp_path / "page.html")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -69,9 +70,9 @@ def test_a_layer_without_a_relative_error_is_not_the_worst(tmp_path: Path, value
     (scheme,) = figures["schemes"]
     assert (scheme["worst_layer"], scheme["layer_error_worst"]) == ("layers.1.mlp", 0.1)
     assert scheme["layer_error_median"] == 0.1
-    assert "Its worst layer, layers.1.mlp, is off by 10.0%" in damage_findings(found)[0].text
+    assert "The worst layer, layers.1.mlp, is off by 10.0%" in damage_findings(found)[0].text
     if math.isnan(value):
-        write_quantization(found, tmp_path / "page.html", title="page", method={}, saved=None)
+        write(quantization_report(found), tmp_path / "page.html")
 
 
 def test_no_layer_with_a_relative_error_has_none_that_is_worst() -> None:

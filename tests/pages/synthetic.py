@@ -31,13 +31,14 @@ from wakeful.probes.base import SCHEMA
 from wakeful.probes.patterns import FirstAttention
 from wakeful.quant import parse_scheme
 from wakeful.quant.measure import LAYER_SCHEMA, Measurement, Totals
+from wakeful.reports.html import write
 from wakeful.runs.run import Run, environment
 from wakeful_papers.exhibits.derived import Results
 from wakeful_papers.exhibits.exhibit import exhibit
 from wakeful_papers.exhibits.figures import Seen
 from wakeful_papers.exhibits.judge import verdicts
 from wakeful_papers.exhibits.plan import plan_of
-from wakeful_papers.pages.reproduction import Facts, write_reproduction
+from wakeful_papers.reports.reproduction import Facts, reproduction_report
 
 TOKENS = 24
 """Tokens whose attention is kept head by head."""
@@ -225,4 +226,4 @@ def reproduction(
     results = Results(plan.exhibit.table.baseline, places, seen)
     facts = Facts("a text", "9 tokens", "a machine", "float32")
     judged = verdicts(plan.exhibit, results, plan.scale, plan.tasks)
-    return write_reproduction(path, plan, results, judged, facts)
+    return write(reproduction_report(plan, results, judged, facts), path)

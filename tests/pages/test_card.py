@@ -18,8 +18,8 @@ from wakeful.config.verbs import CureOptions, InheritOptions, QuantizeOptions
 from wakeful.estimates import with_error
 from wakeful.heirs.baselines import BASELINES
 from wakeful.heirs.narrow import Kept
-from wakeful.pages.card import _flags, command_of
-from wakeful.pages.lineage import narrowed
+from wakeful.reports.card import _flags, command_of
+from wakeful.reports.lineage import narrowed
 from wakeful.runs.run import Run
 from wakeful.training.loop import train
 from wakeful.training.records import Evaluation, rows

@@ -10,17 +10,17 @@ import vl_convert
 
 from pages.browser import needs_browser, saved_by, with_script
 from pages.synthetic import damage, diagnosis
-from wakeful.pages.charts import Titled, fixed, save_figures, slug, specification, still
-from wakeful.pages.diagnosis import (
-    diagnosis_figures,
+from wakeful.reports.charts import Titled, fixed, save_figures, slug, specification, still
+from wakeful.reports.diagnosis import (
+    diagnosis_report,
     layer_charts,
     rank_strips,
     top_importance,
-    write_diagnosis,
 )
-from wakeful.pages.heads import attention
-from wakeful.pages.quantization import titled
-from wakeful.pages.quantization_matrix import matrix_charts
+from wakeful.reports.heads import attention
+from wakeful.reports.html import write
+from wakeful.reports.quantization import quantization_report
+from wakeful.reports.quantization_matrix import matrix_report
 
 NAMES = ("HuggingFaceTB/SmolLM2-135M-Instruct", "the same, cured")
 OF_EACH = re.compile("|".join(f"-of-{slug(name)}$" for name in NAMES))
@@ -45,7 +45,7 @@ def nameless(files: dict[str, list[str]], names: Iterable[str]) -> list[str]:
 
 
 def test_files_of_a_diagnosis_of_two_name_both(tmp_path: Path) -> None:
-    files = written(diagnosis_figures([diagnosis(name) for name in NAMES]), tmp_path)
+    files = written(diagnosis_report([diagnosis(name) for name in NAMES]).charts(), tmp_path)
     shared = {file: told for file, told in files.items() if not OF_EACH.search(file)}
     assert len(shared) == 15 + 3  # curves over layers; ranks, spectra, importances
     assert len(files) > len(shared)
@@ -59,25 +59,25 @@ def test_a_chart_of_one_model_has_no_legend() -> None:
 
 def test_files_of_a_quantization_name_every_scheme(tmp_path: Path) -> None:
     schemes = ("fine", "w4")
-    files = written(titled(damage("a", lost=0.1, schemes=schemes)), tmp_path)
+    files = written(quantization_report(damage("a", lost=0.1, schemes=schemes)).charts(), tmp_path)
     shared = {file: told for file, told in files.items() if "error-of-every-layer" not in file}
     of_all = {file: told for file, told in shared.items() if not file.startswith("kurtosis")}
-    assert len(of_all) == 3
+    assert len(of_all) == 5
     assert nameless(of_all, schemes) == []
-    over_layers = {file: told for file, told in shared.items() if "against" not in file}
-    assert len(over_layers) == 4
-    assert nameless(over_layers, ("first", "rest")) == []
+    shapes = {file: told for file, told in shared.items() if file.startswith("kurtosis")}
+    assert len(shapes) == 2
+    assert nameless(shapes, ("first", "rest")) == []
 
 
 def test_files_of_several_quantized_models_name_them(tmp_path: Path) -> None:
-    files = written(matrix_charts([damage(name, lost=0.1) for name in NAMES]), tmp_path)
+    files = written(matrix_report([damage(name, lost=0.1) for name in NAMES]).charts(), tmp_path)
     assert len(files) == 1
     assert nameless(files, NAMES) == []
 
 
 def test_long_names_stand_one_below_the_other() -> None:
     def columns(names: Iterable[str], width: int) -> int:
-        spec = specification(layer_charts([diagnosis(name) for name in names])[0][1])
+        spec = specification(layer_charts([diagnosis(name) for name in names])[0].draw())
         return still(spec, width)["config"]["legend"]["columns"]
 
     assert columns(("a", "b"), 640) == 4
@@ -99,15 +99,17 @@ def test_a_dash_is_a_model_where_there_are_several_and_a_k_where_there_is_one() 
 
 
 def test_a_file_says_which_head_it_shows(tmp_path: Path) -> None:
-    files = written(diagnosis_figures([diagnosis("a")]), tmp_path)
-    told = files["attention-of-the-strongest-sink-head-of-a"]
+    files = written(diagnosis_report([diagnosis("a")]).charts(), tmp_path)
+    told = files["attention-of-a-sink-head-of-a"]
     assert any(HEAD.match(each) for each in told)
 
 
 @pytest.mark.slow
 @needs_browser
 def test_what_a_page_saves_names_both_models_and_the_head(tmp_path: Path) -> None:
-    page = write_diagnosis([*map(diagnosis, NAMES)], tmp_path / "p.html", title="t", method={})
+    page = write(
+        diagnosis_report([*map(diagnosis, NAMES)], title="t", method={}), tmp_path / "p.html"
+    )
     saved = [words(svg) for svg in saved_by(page, 'main [aria-label$="as SVG"]')]
     curves = [told for told in saved if any(each.endswith("over layers") for each in told)]
     assert len(curves) == 6
@@ -140,7 +142,7 @@ const before = setInterval(() => {
 @pytest.mark.slow
 @needs_browser
 def test_a_chosen_head_stays_chosen_in_the_other_theme(tmp_path: Path) -> None:
-    page = write_diagnosis([diagnosis("a")], tmp_path / "p.html", title="t", method={})
+    page = write(diagnosis_report([diagnosis("a")], title="t", method={}), tmp_path / "p.html")
     with_script(page, CHOOSE)
     (saved,) = [words(svg) for svg in saved_by(page, "none")]
     chart = attention(diagnosis("a"), "sinks")

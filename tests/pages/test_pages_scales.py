@@ -10,19 +10,20 @@ from test_report import make_comparison
 
 from pages.synthetic import diagnosis, inheritance
 from wakeful.comparison.reading import read_comparison
-from wakeful.pages.charts import specification
-from wakeful.pages.comparison.page import write_report
-from wakeful.pages.heads import hidden
-from wakeful.pages.inheritance import write_inheritance
+from wakeful.reports.charts import specification
+from wakeful.reports.comparison import comparison_report
+from wakeful.reports.heads import hidden
+from wakeful.reports.html import write
+from wakeful.reports.inheritance import inheritance_report
 from wakeful_papers.exhibits.derived import Results
 from wakeful_papers.exhibits.exhibit import exhibit
 from wakeful_papers.exhibits.figures import Seen
-from wakeful_papers.pages.charts import Names, over_layers
-from wakeful_papers.pages.patterns import hidden_magnitude
+from wakeful_papers.reports.charts import Names, over_layers
 
 
 def test_kept_and_left_out_layers_differ_in_more_than_color(tmp_path: Path) -> None:
-    text = write_inheritance(inheritance(tmp_path / "i")).read_text("utf-8")
+    told = inheritance_report(inheritance(tmp_path / "i"))
+    text = write(told, tmp_path / "page.html").read_text("utf-8")
     specs = map(json.loads, re.findall('class="spec"[^>]*>(.*?)</script>', text))
     (ranks,) = (each["encoding"] for each in specs if "fill" in each.get("encoding", {}))
     assert ranks["fill"]["scale"]["range"][1] == "transparent"
@@ -51,11 +52,12 @@ def test_ranks_over_layers_have_a_logarithmic_axis(metric: str, scale: str | Non
 
 def test_pictures_of_hidden_states_have_one_scale_on_every_page() -> None:
     found = diagnosis("a")
-    alone = hidden(found)
-    assert alone is not None
     rows = found.rows.filter(metric="hidden_picture")
+    alone, both = hidden([("", rows)]), hidden([("a", rows), ("b", rows)])
+    assert alone is not None
+    assert both is not None
     of_one = specification(alone)["encoding"]
-    of_two = specification(hidden_magnitude([("a", rows), ("b", rows)]))["spec"]["encoding"]
+    of_two = specification(both)["spec"]["encoding"]
     assert of_one["color"]["scale"] == of_two["color"]["scale"]
     assert of_one["color"]["scale"]["domain"] == [0, 10000]
     assert of_one["color"]["legend"] == of_two["color"]["legend"]
@@ -68,6 +70,6 @@ def test_the_ratio_of_speeds_has_the_digits_that_its_spread_allows(tmp_path: Pat
         file = folder / "b" / f"seed-{seed}" / "summary.json"
         summary = json.loads(file.read_text("utf-8"))
         file.write_text(json.dumps(summary | {"tokens_per_second": speed}), "utf-8")
-    page = write_report(read_comparison(folder), tmp_path / "r.html", title="t")
+    page = write(comparison_report(read_comparison(folder), title="t"), tmp_path / "r.html")
     ratios = re.findall("<small>×([^<]+)</small>", page.read_text("utf-8"))
     assert ratios == ["1.000", "1.000", "1", "1.000", "1.000", "0.94"]

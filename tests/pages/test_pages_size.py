@@ -12,10 +12,10 @@ import vl_convert
 
 from pages.browser import browsed, needs_browser, with_script
 from pages.synthetic import diagnosis
-from wakeful.pages.charts import specification
-from wakeful.pages.diagnosis import rank_strips, write_diagnosis
-from wakeful.pages.heads import attention, hidden
-from wakeful.pages.page import _packed
+from wakeful.reports.charts import specification
+from wakeful.reports.diagnosis import diagnosis_report, rank_strips
+from wakeful.reports.heads import attention, hidden
+from wakeful.reports.html import _packed, write
 
 SCREEN = 900
 """Pixels of a screen's height; its width is 1400."""
@@ -44,7 +44,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Give the page of four models of SmolLM2's shape."""
     four = [diagnosis(name, **SMOLLM2) for name in ("a", "b", "c", "d")]
     path = tmp_path_factory.mktemp("size") / "page.html"
-    return write_diagnosis(four, path, title="t", method={}).read_text("utf-8")
+    return write(diagnosis_report(four, title="t", method={}), path).read_text("utf-8")
 
 
 def test_four_models_make_two_megabytes_at_most(page: str) -> None:
@@ -131,7 +131,7 @@ def test_a_state_that_is_not_finite_leaves_a_hole() -> None:
         .then(float("nan"))
         .otherwise(pl.col("value"))
     )
-    chart = hidden(replace(found, rows=rows))
+    chart = hidden([("", rows.filter(metric="hidden_picture"))])
     assert chart is not None
     (lines,) = specification(chart)["datasets"].values()
     assert set(lines[0]["hundredths"]) == {None}

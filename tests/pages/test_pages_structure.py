@@ -25,16 +25,17 @@ from pages.test_report_demonstration import filmed, make_sick
 from papers.test_claims import written
 from wakeful.comparison.reading import read_comparison
 from wakeful.evaluation.scores import Score
-from wakeful.pages.charts import slug
-from wakeful.pages.comparison.charts import followed_charts, relative_loss_chart
-from wakeful.pages.comparison.page import headline, write_report
-from wakeful.pages.demonstration import Story, write_demonstration
-from wakeful.pages.diagnosis import after_cure, write_diagnosis
-from wakeful.pages.evaluation import headlines, score_charts, write_evaluation
-from wakeful.pages.inheritance import write_inheritance
-from wakeful.pages.page import listed, rough
-from wakeful.pages.quantization import write_quantization
-from wakeful.pages.quantization_matrix import write_matrix
+from wakeful.reports.charts import slug
+from wakeful.reports.comparison import comparison_report, headline
+from wakeful.reports.comparison_charts import followed_charts, relative_loss_chart
+from wakeful.reports.demonstration import Story, demonstration_report
+from wakeful.reports.diagnosis import after_cure, diagnosis_report
+from wakeful.reports.evaluation import evaluation_report, headlines
+from wakeful.reports.html import write
+from wakeful.reports.inheritance import inheritance_report
+from wakeful.reports.quantization import quantization_report
+from wakeful.reports.quantization_matrix import matrix_report
+from wakeful.reports.value import listed, rough
 from wakeful.verbs.report import report
 
 
@@ -55,20 +56,22 @@ def text_of(page: Path) -> str:
 
 def _comparison(folder: Path, out: Path) -> Path:
     found = read_comparison(make_comparison(folder / "c", {"a": 0.0, "b": -0.5}, [0, 1]))
-    return write_report(found, out, title="t")
+    return write(comparison_report(found, title="t"), out)
 
 
 def _one_run(folder: Path, out: Path) -> Path:
-    return write_report(read_comparison(make_run(folder / "x", "x")), out, title="t")
+    found = read_comparison(make_run(folder / "x", "x"))
+    return write(comparison_report(found, title="t"), out)
 
 
 def _evaluation(_: Path, out: Path, shifts: Sequence[float]) -> Path:
     scores = [score(name, shift) for name, shift in zip("ab", shifts, strict=False)]
-    return write_evaluation(scores, out, title="t", method=METHOD, sources=["my a"])
+    return write(evaluation_report(scores, title="t", method=METHOD, sources=["my a"]), out)
 
 
 def _diagnosis(_: Path, out: Path, names: Sequence[str], **more: Any) -> Path:
-    return write_diagnosis(list(map(diagnosis, names)), out, title="t", method=METHOD, **more)
+    found = list(map(diagnosis, names))
+    return write(diagnosis_report(found, title="t", method=METHOD, **more), out)
 
 
 def _cure(folder: Path, out: Path) -> Path:
@@ -77,12 +80,13 @@ def _cure(folder: Path, out: Path) -> Path:
 
 
 def _quantization(_: Path, out: Path, saved: dict[str, Any] | None = None) -> Path:
-    return write_quantization(damage("a", lost=-0.01), out, title="t", method=METHOD, saved=saved)
+    found = damage("a", lost=-0.01)
+    return write(quantization_report(found, title="t", method=METHOD, saved=saved), out)
 
 
 def _matrix(_: Path, out: Path) -> Path:
     harmed = [damage("a", lost=0.01), damage("b", lost=2.0)]
-    return write_matrix(harmed, out, title="t", method=METHOD, sources=["my a", "b"])
+    return write(matrix_report(harmed, title="t", method=METHOD, sources=["my a", "b"]), out)
 
 
 def _demonstration(folder: Path, out: Path) -> Path:
@@ -96,7 +100,8 @@ def _demonstration(folder: Path, out: Path) -> Path:
         for run in patient.runs
     ]
     patient = replace(patient, runs=tuple(runs))
-    return write_demonstration(Story(patient, patient, diagnosis("a")), out, links=LINKS)
+    story = Story(patient, patient, diagnosis("a"))
+    return write(demonstration_report(story, links=LINKS), out)
 
 
 def _claims(folder: Path, out: Path) -> Path:
@@ -114,7 +119,7 @@ KINDS = {
     "diagnosis": partial(_diagnosis, names=("a",)),
     "diagnosis of two": partial(_diagnosis, names=("a", "b")),
     "cure": _cure,
-    "inheritance": lambda folder, out: write_inheritance(inheritance(folder / "i"), out),
+    "inheritance": lambda folder, out: write(inheritance_report(inheritance(folder / "i")), out),
     "quantization": _quantization,
     "saved quantization": partial(_quantization, saved={"folder": "small", "bytes": 2}),
     "matrix": _matrix,
@@ -180,8 +185,9 @@ def test_names_are_listed_as_english_does() -> None:
 
 def test_a_chart_has_color_and_shape_or_dash(tmp_path: Path) -> None:
     found = read_comparison(make_comparison(tmp_path / "c", {"a": 0.0, "b": -0.5}, [0, 1]))
-    drawn = [relative_loss_chart(found, 5), *(chart for _, chart in followed_charts(found))]
-    drawn += [chart for _, chart in score_charts([score("a", 0.0), score("b", 0.1)])]
+    drawn = [relative_loss_chart(found), *(each.drawing for each in followed_charts(found))]
+    scores = evaluation_report([score("a", 0.0), score("b", 0.1)])
+    drawn += [chart for _, chart in scores.charts()]
     for chart in drawn:
         assert chart is not None
         spec = str(chart.to_dict())
@@ -255,10 +261,9 @@ def test_a_browser_draws_every_chart_without_an_error(
     assert told["drawn"] == theme
     assert told["taken"] <= told["room"] == width
     specs = told["html"].count('class="spec"')
-    figures = told["html"].count("<figure data-title=")
     shown = re.sub(r"(?s)<script.*?</script>", "", told["html"])
     assert "could not be drawn" not in shown
-    assert shown.count('class="save"') == specs + figures
+    assert shown.count('class="save"') == specs
     assert shown.count("mark-group role-frame root") == specs
 
 
@@ -267,7 +272,7 @@ def test_a_browser_draws_every_chart_without_an_error(
 def test_the_csv_of_attention_has_every_heads_weights(tmp_path: Path) -> None:
     found = diagnosis("a")
     assert found.attention is not None
-    page = write_diagnosis([found], tmp_path / "page.html", title="t", method=METHOD)
+    page = write(diagnosis_report([found], method=METHOD), tmp_path / "page.html")
     (saved,) = saved_by(page, '[aria-label^="Save Attention of a sink head"][aria-label$="CSV"]')
     saved = pl.read_csv(io.StringIO(saved)).with_columns(
         pl.col("head").str.extract_groups(r"layer (?<layer>\d+), head (?<number>\d+)").alias("of")
@@ -282,27 +287,6 @@ def test_the_csv_of_attention_has_every_heads_weights(tmp_path: Path) -> None:
     assert len(saved) == len(both) == len(found.attention.filter(pl.col("query") < 24))
     # A root of 86 levels is off by half of 1/85, so its square by 0.012; two digits add 0.005.
     assert both["weight"].to_numpy() == pytest.approx(both["value"].to_numpy(), abs=0.017)
-
-
-@pytest.mark.slow
-@needs_browser
-def test_films_and_panels_are_saved_as_they_stand(tmp_path: Path) -> None:
-    page = _demonstration(tmp_path, tmp_path / "page.html")
-    saved = saved_by(page, "figure .save button")
-    tables = [each.split() for each in saved if each.startswith("variant,step,value")]
-    lines = ["variant,step,value", "ill,0,0.02", "ill,20,0.61", "well,0,0.01", "well,20,0.04"]
-    assert tables == [lines, lines]
-    svgs = [each.partition(",")[2] for each in saved if each.startswith("data:image/svg")]
-    assert len(svgs) == 4
-    for svg in svgs:
-        assert ElementTree.fromstring(svg).tag == "{http://www.w3.org/2000/svg}svg"
-        assert "var(--" not in svg
-    films = [svg for svg in svgs if "<image" in svg]
-    assert len(films) == 2
-    assert all("step 0" in film and "matrix(" in film for film in films)
-    pngs = [each for each in saved if each.startswith("data:image/png;base64,")]
-    assert len(pngs) == 4
-    assert all(base64.b64decode(png.partition(",")[2]).startswith(b"\x89PNG") for png in pngs)
 
 
 def test_pictures_stand_in_for_scripts(page: Path) -> None:

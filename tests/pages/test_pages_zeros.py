@@ -9,9 +9,9 @@ import pytest
 
 from pages.synthetic import diagnosis
 from wakeful.evaluation.diagnosis import Diagnosis
-from wakeful.pages.charts import specification
-from wakeful.pages.diagnosis import layer_charts, spectra, top_importance
-from wakeful.pages.heads import round_up, sink
+from wakeful.reports.charts import specification
+from wakeful.reports.diagnosis import layer_charts, spectra, top_importance
+from wakeful.reports.heads import round_up, sink
 
 
 def with_a_zero(metric: str) -> Diagnosis:
@@ -27,19 +27,23 @@ def drawn(chart: Any) -> list[float]:
     return [row["value"] for rows in specification(chart)["datasets"].values() for row in rows]
 
 
+def curve(diagnoses: list[Diagnosis], title: str) -> Any:
+    """Return the curve over layers of that title."""
+    return next(each.draw() for each in layer_charts(diagnoses) if each.heading == title)
+
+
 @pytest.mark.parametrize("metric", ["kurtosis", "max_activation", "residual_peak"])
 def test_a_layer_of_zeros_is_left_out_of_a_logarithmic_curve(metric: str) -> None:
     titles = {"kurtosis": "kurtosis, the rest", "max_activation": "mean max |x|, the rest",
               "residual_peak": "‖h₀‖ over the others' mean"}  # fmt: skip
-    whole = drawn(dict(layer_charts([diagnosis("made", layers=3)]))[titles[metric]])
-    some = drawn(dict(layer_charts([with_a_zero(metric)]))[titles[metric]])
+    whole = drawn(curve([diagnosis("made", layers=3)], titles[metric]))
+    some = drawn(curve([with_a_zero(metric)], titles[metric]))
     assert min(some) > 0
     assert len(some) < len(whole)
 
 
 def test_zeros_of_a_linear_curve_are_drawn() -> None:
-    charts = dict(layer_charts([with_a_zero("value_drain")]))
-    assert min(drawn(charts["‖v₀‖ over the others' mean"])) == 0
+    assert min(drawn(curve([with_a_zero("value_drain")], "‖v₀‖ over the others' mean"))) == 0
 
 
 def test_an_importance_of_zero_is_left_out() -> None:

@@ -11,10 +11,10 @@ import polars as pl
 import vl_convert
 
 from pages.synthetic import diagnosis
-from wakeful.pages.charts import fixed, specification
-from wakeful.pages.diagnosis import layer_charts
-from wakeful.pages.heads import MAPS, head_map
-from wakeful.pages.pictures import picture, small_png, small_svg
+from wakeful.reports.charts import fixed, specification
+from wakeful.reports.diagnosis import layer_charts
+from wakeful.reports.heads import MAPS, head_map
+from wakeful.reports.pictures import picture, small_png, small_svg
 
 LABEL = 'a <b> & "c" role="d" 0.12345 #5 100%'
 
@@ -37,7 +37,7 @@ def hexed(rgb: re.Match[str]) -> str:
 
 
 def test_a_small_drawing_has_all_texts_and_marks_in_their_places() -> None:
-    for chart in (layer_charts([diagnosis("a"), diagnosis("b")])[1][1],
+    for chart in (layer_charts([diagnosis("a"), diagnosis("b")])[1].draw(),
                   head_map(diagnosis("a", layers=9), MAPS[2])):  # fmt: skip
         svg = vl_convert.vegalite_to_svg(fixed(chart))
         small = small_svg(svg)

@@ -23,20 +23,21 @@ from wakeful.comparison.tables import (
 from wakeful.config.schema import Config, config_to_toml
 from wakeful.config.tables import to_table
 from wakeful.errors import WakefulError
-from wakeful.pages.charts import save_chart
-from wakeful.pages.comparison.charts import (
+from wakeful.reports.charts import save_chart
+from wakeful.reports.comparison import (
+    caveat,
+    comparison_report,
+    seeds_missing,
+    verdicts,
+)
+from wakeful.reports.comparison_charts import (
     cost_charts,
     difference_chart,
     relative_loss_chart,
     training_loss_chart,
 )
-from wakeful.pages.comparison.page import (
-    caveat,
-    render_terminal,
-    seeds_missing,
-    verdicts,
-    write_report,
-)
+from wakeful.reports.html import write
+from wakeful.reports.terminal import terminal
 from wakeful.runs.run import environment
 from wakeful.verbs.report import report
 
@@ -190,7 +191,7 @@ def test_an_unfinished_run_is_left_out_and_named(tmp_path: Path) -> None:
     comparison = read_comparison(folder)
     assert comparison.variants == ("a", "b")
     assert comparison.unfinished == ("d, seed 0",)
-    page = write_report(comparison, tmp_path / "r.html", title="t").read_text()
+    page = write(comparison_report(comparison, title="t"), tmp_path / "r.html").read_text()
     assert "Not finished and left out: d, seed 0" in page
 
 
@@ -206,7 +207,9 @@ def test_a_damaged_run_is_refused_in_one_line(tmp_path: Path, file: str) -> None
 def test_the_page_is_whole_and_escapes_everything(tmp_path: Path) -> None:
     evil = "</script><img src=x onerror=alert(1)>"
     runs = [make_run(tmp_path / "x", "x"), make_run(tmp_path / "y", evil, shift=0.1, text=evil)]
-    page = write_report(read_comparison(runs), tmp_path / "r.html", title=evil).read_text()
+    page = write(
+        comparison_report(read_comparison(runs), title=evil), tmp_path / "r.html"
+    ).read_text()
     assert "<img src=x" not in page
     assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", page)
     assert "default-src 'none'" in page
@@ -227,7 +230,7 @@ def test_a_page_that_fails_leaves_the_old_one(
 
     monkeypatch.setattr(Path, "write_text", full)
     with pytest.raises(WakefulError, match="disk is full"):
-        write_report(comparison, page, title="t")
+        write(comparison_report(comparison, title="t"), page)
     monkeypatch.undo()
     assert page.read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir() if "part" in entry.name] == []
@@ -239,23 +242,23 @@ def test_a_page_that_fails_leaves_the_old_one(
 def test_charts_are_written_for_papers(tmp_path: Path, suffix: str, magic: bytes) -> None:
     comparison = read_comparison(make_comparison(tmp_path / "c", {"a": 0.0, "b": -0.5}, [0, 1]))
     charts = [
-        relative_loss_chart(comparison, 10),
+        relative_loss_chart(comparison),
         difference_chart(comparison),
-        cost_charts(comparison)[0][1],
-        training_loss_chart(comparison, 10),
+        cost_charts(comparison)[0].draw(),
+        training_loss_chart(comparison),
     ]
     for number, chart in enumerate(charts):
         assert chart is not None
         path = save_chart(chart, tmp_path / f"{number}.{suffix}")
         assert path.read_bytes().startswith(magic)
     with pytest.raises(WakefulError, match=r"\.svg, \.png, \.pdf or \.csv"):
-        save_chart(training_loss_chart(comparison, 10), tmp_path / "x.gif")
+        save_chart(training_loss_chart(comparison), tmp_path / "x.gif")
 
 
 def test_the_terminal_table_names_every_variant(tmp_path: Path) -> None:
     comparison = read_comparison(make_comparison(tmp_path / "c", {"a": 0.0, "b": -0.5}, [0, 1]))
     console = Console(width=100, record=True, file=io.StringIO())
-    console.print(render_terminal(comparison))
+    console.print(terminal(comparison_report(comparison)))
     text = console.export_text()
     assert "baseline" in text
     assert re.search(r"^b .*−0\.4998 ± 0\.0015", text, re.MULTILINE)
@@ -292,11 +295,11 @@ def test_what_is_shown_of_other_seeds_is_what_was_compared(tmp_path: Path) -> No
         "Losses of different seeds cannot be compared; the differences can."
     )
     assert "That of b is paired over the validation windows of one seed" in caveat(comparison)
-    html = write_report(comparison, tmp_path / "r.html", title="t").read_text("utf-8")
+    html = write(comparison_report(comparison, title="t"), tmp_path / "r.html").read_text("utf-8")
     assert said in html
-    assert "<td>1, 2</td>" in html
+    assert ">1, 2<" in html
     console = Console(file=io.StringIO(), width=200)
-    console.print(render_terminal(comparison))
+    console.print(terminal(comparison_report(comparison)))
     shown = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
     assert "b lacks seeds 0 and 2; its figures" in shown
     assert "seeds" in shown

@@ -1,21 +1,22 @@
 """The demonstration's page: what its sentences follow from, and the film of a head."""
 
-import base64
 import json
-import struct
-import zlib
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+import vl_convert
 
 from pages.test_report import make_comparison
 from wakeful.comparison.reading import read_comparison
 from wakeful.config.schema import Config, config_to_toml
 from wakeful.data.tasks import TaskData, task_of
 from wakeful.errors import WakefulError
-from wakeful.pages.demonstration import Story
-from wakeful.pages.film import film_of
+from wakeful.reports.charts import specification
+from wakeful.reports.demonstration import Story
+from wakeful.reports.film import film_of
+from wakeful.reports.heads import ink
 from wakeful.runs.run import Run
 
 TASK = task_of("backcopy")
@@ -85,37 +86,28 @@ def filmed(folder: Path, weights: np.ndarray, steps: int = 2, variant: str = "il
     return run
 
 
-def pixels(address: str) -> tuple[np.ndarray, bytes]:
-    """Return a PNG's opacities and the first color of its palette."""
-    png = base64.b64decode(address.removeprefix("data:image/png;base64,"))
-    assert png[:8] == b"\x89PNG\r\n\x1a\n"
-    parts, place = {}, 8
-    while place < len(png):
-        (size,) = struct.unpack_from(">I", png, place)
-        kind, data = png[place + 4 : place + 8], png[place + 8 : place + 8 + size]
-        assert struct.unpack_from(">I", png, place + 8 + size) == (zlib.crc32(kind + data),)
-        parts[kind] = data
-        place += 12 + size
-    width, height = struct.unpack_from(">II", parts[b"IHDR"])
-    lines = np.frombuffer(zlib.decompress(parts[b"IDAT"]), np.uint8).reshape(height, width + 1)
-    return np.frombuffer(parts[b"tRNS"], np.uint8)[lines[:, 1:]], parts[b"PLTE"][:3]
-
-
-def test_a_film_is_the_first_heads_frames_one_below_the_other(folder: Path) -> None:
+def test_a_film_is_the_first_heads_frames_and_ends_with_the_last(folder: Path) -> None:
     assert TASK is not None
     weights = np.tril(np.random.default_rng(0).random((7, 7)))
     filmed(folder, weights)
-    film = film_of(read_comparison(folder).of("ill")[0], "#0072B2")
-    shades, color = pixels(film.strip)
-    expected = np.sqrt(np.concatenate([weights, weights / 2])) * 255
-    np.testing.assert_allclose(shades, expected, atol=0.5 + 1e-9)
-    assert color == bytes.fromhex("0072B2")
-    assert (film.name, film.steps, film.size) == ("ill", (0, 1), 7)
+    spec = specification(film_of(read_comparison(folder).of("ill")[0]))
+    given = {each["name"]: each for each in spec["params"]}
+    assert given["shown"]["bind"]["labels"] == ["step 0", "step 1"]
+    assert given["shown"]["value"] == 1
     tokens = TaskData(TASK).validation.read(np.arange(1), 7)
-    assert list(film.triggers) == TASK.is_trigger(tokens)[0].tolist()
-    letters = [TASK.characters[each - 1] for each in tokens[0, 1:]]
-    shown = {" ": "␣", "\n": "⏎", "\t": "⇥"}
-    assert film.labels == ("BOS", *(shown.get(letter, letter) for letter in letters))
+    letters = ["BOS", *(ink(TASK.characters[each - 1]) for each in tokens[0, 1:])]
+    needed = TASK.is_trigger(tokens)[0]
+    assert given["labels"]["value"] == [
+        f"{n} {letter}{' ◂' if here else ''}"
+        for n, (letter, here) in enumerate(zip(letters, needed, strict=True))
+    ]
+    svg = vl_convert.vegalite_to_svg(spec)
+    found = re.findall(r"query: (\d+); key: (\d+); weight: ([\d.e-]+)", svg)
+    found = found or [(q, k, w) for k, q, w in
+                      re.findall(r"key: (\d+); query: (\d+); weight: ([\d.e-]+)", svg)]  # fmt: skip
+    assert len(found) == 7 * 8 // 2
+    for query, key, weight in found:
+        assert float(weight) == pytest.approx(weights[int(query), int(key)] / 2, abs=0.013)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +125,7 @@ def test_damaged_frames_are_told_of(folder: Path, weights: np.ndarray, what: str
     row = json.loads(log.read_text().splitlines()[0]) | {"weights": weights.tolist()}
     log.write_text(json.dumps(row) + "\n")
     with pytest.raises(WakefulError, match=what):
-        film_of(read_comparison(folder).of("ill")[0], "#0072B2")
+        film_of(read_comparison(folder).of("ill")[0])
     log.unlink()
     with pytest.raises(WakefulError, match="has no weights of the first head"):
-        film_of(read_comparison(folder).of("ill")[0], "#0072B2")
+        film_of(read_comparison(folder).of("ill")[0])

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,9 +16,11 @@ from wakeful.comparison.published import published
 from wakeful.comparison.reading import read_comparison
 from wakeful.comparison.tables import followed, heads_over_steps, sink_growth
 from wakeful.errors import WakefulError
-from wakeful.pages.charts import specification
-from wakeful.pages.comparison.charts import followed_charts, head_charts, training_loss_chart
-from wakeful.pages.comparison.page import render_terminal, verdicts, write_report
+from wakeful.reports.charts import specification
+from wakeful.reports.comparison import comparison_report, verdicts
+from wakeful.reports.comparison_charts import followed_charts, head_charts, training_loss_chart
+from wakeful.reports.html import write
+from wakeful.reports.terminal import terminal
 from wakeful.runs.run import Run
 
 # Attention on BOS of two heads at steps 0, 10 and 20, a third of it for the second head.
@@ -69,13 +72,13 @@ def test_figures_over_steps_are_means_over_layers_then_seeds(folder: Path) -> No
     assert rows["residual_peak_first", "well", 20]["value"] == 3.0
     assert rows["excess_loss", "ill", 20]["value"] == pytest.approx(0.3)
     assert {row["seeds"] for row in rows.values()} == {3}
-    assert [title for title, _ in followed_charts(read_comparison(folder))] == [
+    assert [each.label for each in followed_charts(read_comparison(folder))] == [
         "attention on BOS, no copy due",
         "BOS's value norm over the others'",
         "BOS's residual norm over the others'",
         "loss over the task's own (nats)",
     ]
-    chart = specification(followed_charts(read_comparison(folder))[0][1])
+    chart = specification(followed_charts(read_comparison(folder))[0].draw())
     assert [layer["mark"]["type"] for layer in chart["layer"]] == ["area", "line", "point"]
 
 
@@ -94,8 +97,8 @@ def test_each_layer_and_head_is_drawn_over_steps(folder: Path, tmp_path: Path) -
     assert [title for title, _ in (sinks, drains)] == [
         "attention on BOS, no copy due", "BOS's value norm over the others'",
     ]  # fmt: skip
-    assert [variant for variant, _ in sinks[1]] == ["ill", "well"]
-    charts = [specification(chart) for _, chart in (*sinks[1], *drains[1], *peaks[1])]
+    assert [each.heading for each in sinks[1]] == ["ill", "well"]
+    charts = [specification(each.draw()) for each in (*sinks[1], *drains[1], *peaks[1])]
     scales = [chart["encoding"]["color"]["scale"]["domain"] for chart in charts]
     largest = pytest.approx(2 * (1 - 0.019 / 2))  # well's second head in the first layer, step 20
     assert scales == [[0.0, 1.0]] * 2 + [[0.0, largest]] * 2 + [[0.0, 4.0]] * 2
@@ -104,7 +107,7 @@ def test_each_layer_and_head_is_drawn_over_steps(folder: Path, tmp_path: Path) -
     assert [chart["encoding"]["y"]["title"] for chart in charts[::2]] == [
         "layer, head", "layer, key/value head", "layer",
     ]  # fmt: skip
-    page = write_report(comparison, tmp_path / "r.html", title="t").read_text()
+    page = write(comparison_report(comparison, title="t"), tmp_path / "r.html").read_text()
     assert "Each layer and head: attention on BOS, no copy due" in page
     assert "Each layer and head: BOS&#39;s value norm over the others&#39;" in page
 
@@ -125,17 +128,16 @@ def test_growth_is_judged_by_its_interval_over_seeds(folder: Path, tmp_path: Pat
     assert (ill.variant, ill.outcome, well.outcome) == ("ill", "grows", "not resolved")
     assert ill.change == pytest.approx((0.60, 0.02 / 3**0.5))
     assert ill.after == pytest.approx((0.62, 0.02 / 3**0.5))
-    page = write_report(comparison, tmp_path / "r.html", title="t").read_text()
+    page = write(comparison_report(comparison, title="t"), tmp_path / "r.html").read_text()
     assert "Heads over training steps" in page
     assert verdicts(comparison)[0] == (
         "A sink grows in ill (0.620 ± 0.012). Whether a sink grows is not resolved in "
         "well (0.0190 ± 0.0059). In parentheses: attention on BOS at the end."
     )
-    assert "loss over the task&#39;s own (nats) of each variant over steps" in page
-    terminal = io.StringIO()
-    Console(file=terminal, width=200).print(render_terminal(comparison))
-    said = "ill: attention on BOS 0.0200 before training, 0.620 ± 0.012 after: grows."
-    assert said in terminal.getvalue()
+    assert "loss over the task&#39;s own (nats)" in page
+    shown = io.StringIO()
+    Console(file=shown, width=200).print(terminal(comparison_report(comparison)))
+    assert re.search(r"^ill +0.0200 +0.620 ± 0.012 .* grows", shown.getvalue(), re.MULTILINE)
 
 
 def test_what_grows_is_said_before_what_is_not_resolved(folder: Path) -> None:
@@ -177,14 +179,14 @@ def test_one_seed_shows_curves_and_resolves_nothing(folder: Path) -> None:
     comparison = read_comparison(folder)
     assert {each.outcome for each in sink_growth(comparison)} == {"not resolved"}
     assert not any("BOS" in sentence for sentence in verdicts(comparison))
-    chart = specification(followed_charts(comparison)[0][1])
+    chart = specification(followed_charts(comparison)[0].draw())
     assert [layer["mark"]["type"] for layer in chart["layer"]] == ["line", "point"]
 
 
 def test_every_line_has_a_color_and_dash_of_its_own(tmp_path: Path) -> None:
     names = [f"v{n}" for n in range(12)]
     comparison = read_comparison(make_comparison(tmp_path / "c", dict.fromkeys(names, 0.0), [0]))
-    lines, points = specification(training_loss_chart(comparison, 5))["layer"]
+    lines, points = specification(training_loss_chart(comparison))["layer"]
     assert points["encoding"]["color"]["legend"] is None
     encoding = lines["encoding"]
     color, dash = (encoding[name]["scale"] for name in ("color", "strokeDash"))
@@ -196,7 +198,7 @@ def test_runs_that_followed_nothing_have_no_curves(tmp_path: Path) -> None:
     comparison = read_comparison(make_comparison(tmp_path / "c", {"a": 0.0, "b": 0.1}, [0, 1]))
     assert followed(comparison).is_empty()
     assert followed_charts(comparison) == []
-    page = write_report(comparison, tmp_path / "r.html", title="t").read_text()
+    page = write(comparison_report(comparison, title="t"), tmp_path / "r.html").read_text()
     assert "Heads over training steps" not in page
 
 

@@ -19,10 +19,11 @@ from test_report_reading import interrupt
 
 from wakeful.comparison.reading import read_comparison
 from wakeful.errors import WakefulError
-from wakeful.pages.charts import save_chart, specification
-from wakeful.pages.comparison.charts import cost_charts, training_loss_chart
-from wakeful.pages.comparison.page import render_terminal, write_report
-from wakeful.pages.page import _figure, vega_bundle
+from wakeful.reports.charts import save_chart, specification
+from wakeful.reports.comparison import comparison_report, figure
+from wakeful.reports.comparison_charts import cost_charts, training_loss_chart
+from wakeful.reports.html import vega_bundle, write
+from wakeful.reports.terminal import terminal
 
 # A link to a part of the page itself, href="#part-1", and a picture inside it ask for nothing.
 _ASKS = (
@@ -31,7 +32,7 @@ _ASKS = (
 
 
 def written(path: Path, folder: Path) -> str:
-    return write_report(read_comparison(folder), path / "r.html", title="t").read_text()
+    return write(comparison_report(read_comparison(folder), title="t"), path / "r.html").read_text()
 
 
 def test_only_the_two_scripts_that_are_named_by_their_hash_can_run(tmp_path: Path) -> None:
@@ -73,16 +74,18 @@ def test_every_chart_of_the_page_is_json_without_nan(tmp_path: Path) -> None:
 def test_the_page_says_what_differs(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / "x", "x"), make_run(tmp_path / "y", "y", shift=0.1)]
     comparison = read_comparison(runs)
-    page = write_report(comparison, tmp_path / "r.html", title="t").read_text()
+    page = write(comparison_report(comparison, title="t"), tmp_path / "r.html").read_text()
     assert "Same text in the same order" in page
     assert "What differs between the configurations" not in page
     config = runs[1] / "config.toml"
     config.write_text(config.read_text().replace("batch_size = 16", "batch_size = 8", 1))
     environment = runs[1] / "environment.json"
     environment.write_text(environment.read_text().replace('"threads": 2', '"threads": 4'))
-    page = write_report(read_comparison(runs), tmp_path / "r.html", title="t").read_text()
+    page = write(
+        comparison_report(read_comparison(runs), title="t"), tmp_path / "r.html"
+    ).read_text()
     assert "Batches differ between the runs" in page
-    assert "<code>train.batch_size</code>" in page
+    assert ">train.batch_size<" in page
     assert "their speeds do not compare" in page
 
 
@@ -101,7 +104,7 @@ def test_a_variant_under_way_is_marked(tmp_path: Path) -> None:
     assert "Not finished and left out: b, seed 0. The command that began them goes on" in page
     assert "drawn in the training curves as far as it has come" in page
     console = Console(width=100, record=True, file=io.StringIO())
-    console.print(render_terminal(read_comparison(folder)))
+    console.print(terminal(comparison_report(read_comparison(folder))))
     assert "Not finished and left out: b, seed 0." in console.export_text()
 
 
@@ -113,7 +116,7 @@ def test_one_run_alone_has_a_page(tmp_path: Path) -> None:
 
 def test_costs_are_ratios_in_charts_that_fit_their_place(tmp_path: Path) -> None:
     comparison = read_comparison(make_comparison(tmp_path / "c", {"a": 0.0, "b": 0.1}, [0]))
-    specs = [specification(chart) for _, chart in cost_charts(comparison)]
+    specs = [specification(each.draw()) for each in cost_charts(comparison)]
     assert [spec["width"] for spec in specs] == ["container"] * 3
     for spec in specs:
         (rows,) = spec["datasets"].values()
@@ -123,13 +126,13 @@ def test_costs_are_ratios_in_charts_that_fit_their_place(tmp_path: Path) -> None
 def test_a_name_does_not_steer_the_terminal(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / "x", "x"), make_run(tmp_path / "y", "y\x1b[2J", shift=0.1)]
     console = Console(width=120, record=True, file=io.StringIO())
-    console.print(render_terminal(read_comparison(runs)))
+    console.print(terminal(comparison_report(read_comparison(runs))))
     assert "\x1b[2J" not in console.export_text()
 
 
 def test_a_chart_is_written_as_one_html_file(tmp_path: Path) -> None:
     comparison = read_comparison(make_comparison(tmp_path / "c", {"a": 0.0, "b": -0.5}, [0]))
-    chart = training_loss_chart(comparison, 5)
+    chart = training_loss_chart(comparison)
     page = save_chart(chart, tmp_path / "chart.html").read_text()
     assert "vegaEmbed" in page
     assert not re.search(r"""<(script|link)[^>]*(src|href)\s*=""", page)
@@ -186,4 +189,4 @@ def test_a_cache_that_cannot_be_written_is_done_without(bundles: list[int], tmp_
      (0.5, "0.500"), (-0.0005, "−0.0005"), (43.56, "43.6")],
 )  # fmt: skip
 def test_counts_are_whole_and_measures_have_three_digits(value: float, told: str) -> None:
-    assert _figure(value) == told
+    assert figure(value) == told

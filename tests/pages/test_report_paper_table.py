@@ -17,7 +17,9 @@ from wakeful.comparison.published import Column, PublishedTable, published
 from wakeful.comparison.published import layouts as known_layouts
 from wakeful.comparison.reading import TrainedRun, read_comparison, read_run
 from wakeful.errors import WakefulError
-from wakeful.pages.comparison.page import render_terminal, write_report
+from wakeful.reports.comparison import comparison_report
+from wakeful.reports.html import write
+from wakeful.reports.terminal import terminal
 
 ROWS = ("vanilla", "softmax1", "orthoadam", "softmax1-orthoadam")
 SEEDS = [0, 1, 2]
@@ -153,8 +155,10 @@ def test_one_seed_resolves_nothing(tmp_path: Path) -> None:
     (folder / "run.json").write_text(json.dumps({**header, "seeds": [0]}))
     (table,) = paper_tables(read_comparison(folder))
     assert set(table.outcomes) == {"not resolved"}
-    page = write_report(read_comparison(folder), tmp_path / "page.html", title="t").read_text()
-    assert "<td>10.0" in page
+    page = write(
+        comparison_report(read_comparison(folder), title="t"), tmp_path / "page.html"
+    ).read_text()
+    assert ">10.0<" in page
     assert "± nan" not in page
     assert {each.size for row in table.rows for each in row.cells} == {None}
 
@@ -190,14 +194,14 @@ def test_the_page_and_the_terminal_show_the_table(tmp_path: Path) -> None:
     }
     folder = measured(tmp_path / "c", ["activation/table2", "activation/table6"], diagnosis)
     comparison = read_comparison(folder)
-    page = write_report(comparison, tmp_path / "page.html", title="t").read_text()
+    page = write(comparison_report(comparison, title="t"), tmp_path / "page.html").read_text()
     assert published("activation/table2").title in page
     assert "paper 77.9" in page
     assert "lower: confirmed, size outside" in page
     # Table 6 has two rows, and no figures of the paper's.
     assert published("activation/table6").note in page
     shown = io.StringIO()
-    Console(width=200, file=shown).print(render_terminal(comparison))
+    Console(width=200, file=shown).print(terminal(comparison_report(comparison)))
     line = (
         "softmax, OrthoAdam: kurtosis, rest lower in the paper, −40.00 here: confirmed, the "
         "paper's size outside."
@@ -241,5 +245,5 @@ def test_bold_is_against_the_tables_first_row_whatever_the_baseline(tmp_path: Pa
     assert (comparison.baseline, table.rows[0].variant, bold) == (
         "resformer", "vanilla", {"resformer"},
     )  # fmt: skip
-    page = write_report(comparison, tmp_path / "r.html", title="t").read_text()
+    page = write(comparison_report(comparison, title="t"), tmp_path / "r.html").read_text()
     assert "difference from the first row, paired over seeds, leaves out zero" in page

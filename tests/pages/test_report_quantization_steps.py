@@ -4,8 +4,8 @@ import dataclasses
 import shlex
 
 from pages.synthetic import damage
-from wakeful.pages.quantization import after_saving, next_step
 from wakeful.quant.schemes import parse_scheme
+from wakeful.reports.quantization import after_saving, next_step
 
 
 def test_the_scheme_that_is_saved_can_be_typed() -> None:

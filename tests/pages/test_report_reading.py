@@ -24,15 +24,16 @@ from wakeful.comparison.tables import (
     training_loss,
 )
 from wakeful.errors import WakefulError
-from wakeful.pages.charts import specification
-from wakeful.pages.comparison.charts import difference_chart, relative_loss_chart
-from wakeful.pages.comparison.page import (
+from wakeful.reports.charts import specification
+from wakeful.reports.comparison import (
     caveat,
+    comparison_report,
     headline,
     next_step,
-    render_terminal,
-    write_report,
 )
+from wakeful.reports.comparison_charts import difference_chart, relative_loss_chart
+from wakeful.reports.html import write
+from wakeful.reports.terminal import terminal
 
 
 def change_json(path: Path, change: dict[str, Any]) -> None:
@@ -171,7 +172,7 @@ def test_one_seed_has_no_band(tmp_path: Path) -> None:
     for comparison, layers in (
         (one, 3), (compared(tmp_path / "two", {"a": 0.0, "b": -0.5}, [0, 1]), 4)
     ):  # fmt: skip
-        chart = relative_loss_chart(comparison, 5)
+        chart = relative_loss_chart(comparison)
         assert chart is not None
         assert len(specification(chart)["layer"]) == layers
 
@@ -182,7 +183,7 @@ def test_nothing_that_is_no_number_reaches_a_chart(tmp_path: Path) -> None:
     shutil.rmtree(folder / "a" / "seed-1")
     comparison = read_comparison(folder)
     assert math.isnan(summary_table(comparison)["difference"].to_list()[1])
-    for chart in (difference_chart(comparison), relative_loss_chart(comparison, 5)):
+    for chart in (difference_chart(comparison), relative_loss_chart(comparison)):
         assert chart is not None
         json.dumps(specification(chart), allow_nan=False)
 
@@ -236,7 +237,7 @@ def test_runs_that_share_no_seed_are_not_called_alike(tmp_path: Path) -> None:
     assert headline(comparison) == "Nothing is compared: no variant has a seed that x has."
     assert caveat(comparison) == "No variant has a seed that x has: there are no differences."
     console = Console(width=100, record=True, file=io.StringIO())
-    console.print(render_terminal(comparison))
+    console.print(terminal(comparison_report(comparison)))
     text = console.export_text()
     assert re.search(r"^y .* – ", text, re.MULTILINE)
     assert "not finite" not in text
@@ -244,18 +245,24 @@ def test_runs_that_share_no_seed_are_not_called_alike(tmp_path: Path) -> None:
 
 def test_a_task_begins_windows_with_bos_whatever_it_is_called(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "x", "x")
-    page = write_report(read_comparison([folder]), tmp_path / "x.html", title="x").read_text()
+    page = write(
+        comparison_report(read_comparison([folder]), title="x"), tmp_path / "x.html"
+    ).read_text()
     assert "none before a window, in training and validation" in page
     config = folder / "config.toml"
     named = 'source = "backcopy-notes.txt"'
     config.write_text(re.sub(r"^source = .*", named, config.read_text(), flags=re.M))
-    page = write_report(read_comparison([folder]), tmp_path / "y.html", title="y").read_text()
+    page = write(
+        comparison_report(read_comparison([folder]), title="y"), tmp_path / "y.html"
+    ).read_text()
     assert "none before a window, in training and validation" in page
     config.write_text(config.read_text().replace("backcopy-notes.txt", "mine:MyTask"))
     summary = json.loads((folder / "summary.json").read_text())
     summary["data"]["train_tokens"] = 0
     (folder / "summary.json").write_text(json.dumps(summary))
-    page = write_report(read_comparison([folder]), tmp_path / "z.html", title="z").read_text()
+    page = write(
+        comparison_report(read_comparison([folder]), title="z"), tmp_path / "z.html"
+    ).read_text()
     assert "every window begins with it" in page
 
 
@@ -348,5 +355,7 @@ def test_domains_that_a_run_did_not_measure_are_left_out(tmp_path: Path) -> None
         file = folder / name / "seed-0" / "summary.json"
         told = json.loads(file.read_text())["validation"]
         change_json(file, {"validation": told | {"domains": {"prose": 3.0, "code": 2.0}}})
-        page = write_report(read_comparison(folder), tmp_path / "r.html", title="t").read_text()
+        page = write(
+            comparison_report(read_comparison(folder), title="t"), tmp_path / "r.html"
+        ).read_text()
         assert ("Loss by domain" in page) == shown

@@ -8,8 +8,9 @@ from markupsafe import escape
 
 from wakeful.comparison.published import layouts
 from wakeful.evaluation.scores import Score
-from wakeful.pages.evaluation import write_evaluation
-from wakeful.pages.terms import TERMS, explained
+from wakeful.reports.evaluation import evaluation_report
+from wakeful.reports.html import write
+from wakeful.reports.terms import TERMS, explained
 from wakeful_papers.exhibits.exhibit import exhibit, exhibit_names
 
 PLAIN = {"losses", "steps_per_second", "training_megabytes", "parameters"}
@@ -52,6 +53,6 @@ def test_an_evaluations_measures_are_explained_on_its_page(tmp_path: Path) -> No
         for task, found in metrics.items()
         for metric in found
     ]  # fmt: skip
-    page = write_evaluation(scores, tmp_path / "e.html", title="t", method={}).read_text("utf-8")
+    page = write(evaluation_report(scores), tmp_path / "e.html").read_text("utf-8")
     for term in ("perplexity", "bits_per_byte", "acc", "acc_norm", "prefill", "decode"):
         assert str(escape(TERMS[term])) in page

@@ -46,7 +46,7 @@ def test_claims_are_counted_by_paper_and_linked_to_their_exhibits(tmp_path: Path
     counts = "5 claims: 3 confirmed, 1 reversed and 1 not resolved."
     assert f"In 3 exhibits at tiny scale: {counts}" in page
     assert "<p>4 claims: 2 confirmed, 1 reversed and 1 not resolved.</p>" in page
-    assert "A claim is not\napplicable where" in page
+    assert "A claim is not applicable where" in page
     assert '<a href="a-fig2/report.html">fig2</a>' in page
     assert "A cure &lt;cures&gt;." in page
     assert "<b>bold</b>" not in page

@@ -7,11 +7,11 @@ import pytest
 import vl_convert
 
 from pages.synthetic import reproduction
-from wakeful.pages.charts import Drawing, fixed
+from wakeful.reports.charts import Drawing, fixed
 from wakeful_papers.exhibits.derived import Results
 from wakeful_papers.exhibits.exhibit import exhibit, exhibit_names
 from wakeful_papers.exhibits.figures import Seen
-from wakeful_papers.pages.charts import Names, bars, over_groups
+from wakeful_papers.reports.charts import Names, bars, over_groups
 
 PLACED = [name for name in exhibit_names() if "over_groups(" in str(exhibit(name).draw)]
 

@@ -29,7 +29,7 @@ from wakeful_papers.exhibits.figures import answer_name
 from wakeful_papers.exhibits.plan import Job, heirs_table, plan_of
 from wakeful_papers.exhibits.total import CARDS, total_of
 from wakeful_papers.exhibits.tuning import Tuning
-from wakeful_papers.pages.charts import DRAWINGS
+from wakeful_papers.reports.charts import DRAWINGS
 
 SCALES = ("tiny", "small", "paper")
 RUNNABLE = [name for name in exhibit_names() if not exhibit(name).settings]

@@ -16,7 +16,7 @@ from wakeful.training.watching import observed
 from wakeful_papers.exhibits.derived import Results, figure_of
 from wakeful_papers.exhibits.exhibit import exhibit, exhibit_names
 from wakeful_papers.exhibits.figures import PICTURES, Seen, of_layers
-from wakeful_papers.pages.charts import drawings
+from wakeful_papers.reports.charts import drawings
 from wakeful_papers.verbs.runs import GRADIENTS, OF_DECODER, PROBES
 
 LOOKING = [

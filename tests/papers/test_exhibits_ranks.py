@@ -17,9 +17,10 @@ from wakeful.comparison.published import Column
 from wakeful.comparison.ranks import Front, Ranking, ranking_of, undominated
 from wakeful.comparison.reading import Comparison, read_comparison
 from wakeful.comparison.tables import equal_time
-from wakeful.pages.charts import specification
-from wakeful.pages.comparison.fronts import front_charts
-from wakeful.pages.comparison.page import notes, verdicts, write_report
+from wakeful.reports.charts import specification
+from wakeful.reports.comparison import comparison_report, notes, verdicts
+from wakeful.reports.comparison_charts import front_charts
+from wakeful.reports.html import write
 
 SEEDS = [0, 1, 2]
 SPREAD = (0.0, 0.3, -0.3)
@@ -90,7 +91,7 @@ def test_a_variant_like_the_baseline_is_said_to_be(tmp_path: Path) -> None:
         "Not significantly different from vanilla in any of the 4 ranked figures that are not "
         "costs: c."
     )
-    page = write_report(comparison, tmp_path / "page.html", title="t").read_text()
+    page = write(comparison_report(comparison, title="t"), tmp_path / "page.html").read_text()
     assert "Not significantly different from vanilla in any of the" in page
     # What coarse adds is the same in all of them, and nothing to draw against.
     assert page.count("<h3>loss against") == len(found.fronts) - 1 == 3
@@ -133,7 +134,7 @@ def test_what_no_curve_tells_has_no_loss_at_equal_time(tmp_path: Path) -> None:
     assert set(equal_time(comparison)) == {"vanilla", "c"}
     rows = {row.variant: row for row in ranks(comparison).rows}
     assert rows["a"].same_time is None
-    write_report(comparison, tmp_path / "page.html", title="t")
+    write(comparison_report(comparison, title="t"), tmp_path / "page.html")
 
 
 def test_a_point_is_on_the_front_unless_another_is_better(tmp_path: Path) -> None:
@@ -156,11 +157,11 @@ def test_a_point_far_out_stands_at_the_edge_with_its_figure() -> None:
          "loss_error": 0.01, "front": [True, *[False] * 11]}
     )  # fmt: skip
     column = Column("max_activation_rest", "max |x|", better="lower")
-    ((_, chart),) = front_charts(
+    (front,) = front_charts(
         SimpleNamespace(baseline="b"),
         SimpleNamespace(fronts=[Front(column, points)]),
     )
-    drawn = specification(chart)
+    drawn = specification(front.draw())
     rows = {row["variant"]: row for row in drawn["datasets"][drawn["layer"][1]["data"]["name"]]}
     assert {name for name, row in rows.items() if row["place"] == "beyond"} == set("fgh")
     labels = {name: row["label"] for name, row in rows.items() if row["label"]}
@@ -211,7 +212,7 @@ def test_of_many_variants_those_that_fare_alike_share_a_sentence(tmp_path: Path)
     assert said[0].startswith("A lower loss than vanilla, in nats: v0 (−0.3983 ± 0.0017), v3 (")
     assert said[1].startswith("A higher loss than vanilla: v1 (+0.")
     assert said[2].startswith("No interval separates their loss from that of vanilla: v2, ")
-    page = write_report(comparison, tmp_path / "page.html", title="t").read_text()
+    page = write(comparison_report(comparison, title="t"), tmp_path / "page.html").read_text()
     assert "Of 13 variants, vanilla and the 11 of the lowest loss are drawn." in page
     assert "<summary>Configurations</summary>" in page
 
@@ -220,9 +221,9 @@ def test_one_seed_is_not_said_to_have_means_or_pairs_of_seeds(tmp_path: Path) ->
     ranked(tmp_path / "c", KURTOSIS, {})
     change_json(tmp_path / "c" / "run.json", {"seeds": [0]})
     comparison = read_comparison(tmp_path / "c")
-    page = write_report(comparison, tmp_path / "page.html", title="t").read_text()
+    page = write(comparison_report(comparison, title="t"), tmp_path / "page.html").read_text()
     assert "± one standard error over validation windows" in page
-    assert "; at equal time over seeds alone.\n" in page
+    assert "; at equal time over seeds alone. " in page
     assert "One seed, which leaves no standard error." in page
     assert "Each point is a variant. " in page
     assert "paired over seeds" not in page
@@ -231,10 +232,14 @@ def test_one_seed_is_not_said_to_have_means_or_pairs_of_seeds(tmp_path: Path) ->
 
 def test_losses_after_other_tokens_are_not_called_equal(tmp_path: Path) -> None:
     ranked(tmp_path / "c", KURTOSIS, {})
-    page = write_report(read_comparison(tmp_path / "c"), tmp_path / "page.html", title="t")
+    page = write(
+        comparison_report(read_comparison(tmp_path / "c"), title="t"), tmp_path / "page.html"
+    )
     assert "loss, equal tokens" in page.read_text()
     change_json(tmp_path / "c" / "b" / "seed-0" / "summary.json", {"tokens": 5120})
-    page = write_report(read_comparison(tmp_path / "c"), tmp_path / "page.html", title="t")
+    page = write(
+        comparison_report(read_comparison(tmp_path / "c"), title="t"), tmp_path / "page.html"
+    )
     assert "loss, equal tokens" not in page.read_text()
     assert "loss, at the end" in page.read_text()
     assert "Not all were trained on equally many tokens." in page.read_text()
@@ -244,10 +249,14 @@ def test_of_many_variants_under_way_the_page_says_which_are_drawn(tmp_path: Path
     folder = make_comparison(tmp_path / "c", {f"v{n}": 0.01 * n for n in range(14)}, [0])
     for n in range(2, 14):
         interrupt(folder / f"v{n}" / "seed-0", 20)
-    page = write_report(read_comparison(folder), tmp_path / "page.html", title="t").read_text()
+    page = write(
+        comparison_report(read_comparison(folder), title="t"), tmp_path / "page.html"
+    ).read_text()
     assert "Of 14 variants, v0 and the one of the lowest loss are drawn." in page
     assert "as far as it has come" not in page
     interrupt(folder / "v1" / "seed-0", 20)
-    page = write_report(read_comparison(folder), tmp_path / "page.html", title="t").read_text()
+    page = write(
+        comparison_report(read_comparison(folder), title="t"), tmp_path / "page.html"
+    ).read_text()
     assert "Of 14 variants, v0 alone is drawn: none of the others has finished a seed" in page
     assert "Training loss against v0" not in page

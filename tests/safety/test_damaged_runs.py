@@ -25,8 +25,9 @@ from wakeful.display import Silent
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.loading.load import read_decoder
 from wakeful.model.generate import generate
-from wakeful.pages import page
-from wakeful.pages.comparison.page import render_terminal, write_report
+from wakeful.reports import html
+from wakeful.reports.comparison import comparison_report
+from wakeful.reports.terminal import terminal
 from wakeful.runs import checkpoint
 from wakeful.training.comparison import compare
 from wakeful.training.loop import train
@@ -102,13 +103,15 @@ def test_damaged_data_is_read_or_refused(base: Path, tmp_path: Path, trials: int
 def test_a_report_on_damaged_runs_is_written_or_refused(
     tmp_path: Path, trials: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page, "vega_bundle", lambda: "")
+    monkeypatch.setattr(html, "vega_bundle", lambda: "")
 
     def report(folder: Path) -> None:
         comparison = read_comparison(folder)
-        render_terminal(comparison)
-        html = write_report(comparison, folder / "report.html", title="t").read_text("utf-8")
-        assert "<i>" not in re.sub(r"<script.*?</script>", "", html, flags=re.DOTALL)
+        terminal(comparison_report(comparison))
+        page = html.write(
+            comparison_report(comparison, title="t"), folder / "report.html"
+        ).read_text("utf-8")
+        assert "<i>" not in re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
 
     base = make_comparison(tmp_path / "c", {"a": 0.0, "b": -0.5}, [0])
     names = ["run.json", "b/seed-0/*"]

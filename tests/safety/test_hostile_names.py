@@ -14,18 +14,17 @@ import wakeful
 from pages.browser import browsed, needs_browser, saved_by
 from pages.synthetic import diagnosis
 from training.runs import text, tiny
-from wakeful.pages.charts import (
+from wakeful.reports.charts import (
     colored,
-    dashed,
-    dashes,
     drawable,
+    lines,
     opacity,
-    readable_lines,
     save_chart,
     switchable,
     tips,
 )
-from wakeful.pages.diagnosis import write_diagnosis
+from wakeful.reports.diagnosis import diagnosis_report
+from wakeful.reports.html import write
 from wakeful.training.loop import train
 
 __all__ = ["text"]
@@ -44,11 +43,9 @@ def charts(names: list[str]) -> list[Any]:
     frame = pl.DataFrame({"name": names * 2, "step": [0] * len(names) + [1] * len(names)})
     frame = frame.with_columns(loss=pl.col("step") * 1.5 + 1)
     x, y = alt.X("step:Q"), alt.Y("loss:Q", title=names[0])
-    color, dash = colored("name", names), dashed("name", names, dashes(names))
-    lines = readable_lines(frame, "name", x, y, tips("name:N"), "step", color, dash)
-    base = alt.Chart(frame)
+    color, base = colored("name", names), alt.Chart(frame)
     return [
-        alt.layer(*lines),
+        lines(frame, "name", names, x, y, tips("name:N"), at="step", legend=alt.Legend()),
         base.mark_bar().encode(x="loss:Q", y=alt.Y("name:N", sort=names), color=color),
         base.mark_bar().encode(x="loss:Q", y="name:N", column="name:N"),
         switchable(base.mark_point().encode(x=x, y=y, color=color, opacity=opacity("name"))),
@@ -84,7 +81,7 @@ def test_a_page_draws_any_name_and_runs_none(tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     for policy in (True, False):
         models = [diagnosis(name) for name in (*PROPERTIES[:3], "a\0b", "a\u2028b", *MARKUP)]
-        write_diagnosis(models, page, title=MARKUP[0], method={MARKUP[0]: MARKUP[1]})
+        write(diagnosis_report(models, title=MARKUP[0], method={MARKUP[0]: MARKUP[1]}), page)
         if not policy:
             text = page.read_text("utf-8")
             page.write_text(text.replace("Content-Security-Policy", "X-None"), "utf-8")
@@ -99,7 +96,7 @@ def test_a_page_draws_any_name_and_runs_none(tmp_path: Path) -> None:
 def test_no_cell_of_a_saved_table_is_a_formula(tmp_path: Path) -> None:
     names = ["=1+1", "+x", "-x", "@x", "a\rb", 'q",\n"']
     models = [diagnosis(name) for name in names]
-    page = write_diagnosis(models, tmp_path / "page.html", title="page", method={})
+    page = write(diagnosis_report(models, title="page", method={}), tmp_path / "page.html")
     cells = {
         cell
         for saved in saved_by(page, 'main [aria-label$="as CSV"]')
@@ -135,7 +132,7 @@ def test_a_text_of_odd_characters_is_diagnosed_and_kept_where_drawing_fails(
         return sorted(path.name for path in out.iterdir())
 
     files = {verb: made(verb, tmp_path / f"{verb}-drawn") for verb in VERBS}
-    monkeypatch.setattr("wakeful.pages.page.Pictures.fill", broken)
+    monkeypatch.setattr("wakeful.reports.html.vega_bundle", broken)
     for verb in VERBS:
         out = tmp_path / verb
         with pytest.raises(RuntimeError, match="the drawing library fell"):

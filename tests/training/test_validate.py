@@ -19,7 +19,8 @@ from wakeful.data.order import ValidationWindows
 from wakeful.data.preparing import load_data
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
-from wakeful.pages.comparison.page import write_report
+from wakeful.reports.comparison import comparison_report
+from wakeful.reports.html import write
 from wakeful.training.loop import train
 from wakeful.training.objective import make_loss
 from wakeful.training.setup import make_decoder, resolved
@@ -171,7 +172,9 @@ def test_a_run_that_keeps_documents_apart_says_so_and_resumes_to_the_bit(
     cut = train(Config(), tmp_path / "cut", resume=True)
     assert [row["loss"] for row in cut.metrics()] == [row["loss"] for row in whole.metrics()]
     for run, word in ((whole, "does not cross"), (crossing, "crosses")):
-        page = write_report(read_comparison(run.path), tmp_path / "page.html", title="t")
+        page = write(
+            comparison_report(read_comparison(run.path), title="t"), tmp_path / "page.html"
+        )
         assert f"attention {word} from a document into the next" in page.read_text("utf-8")
 
 

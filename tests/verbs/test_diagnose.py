@@ -28,9 +28,10 @@ from wakeful.errors import WakefulError
 from wakeful.evaluation.diagnosis import diagnose, read_diagnosis
 from wakeful.hf import whole
 from wakeful.loading.load import load
-from wakeful.pages.charts import slug, specification
-from wakeful.pages.diagnosis import diagnosis_figures, next_steps, write_diagnosis
 from wakeful.probes import exact
+from wakeful.reports.charts import slug, specification
+from wakeful.reports.diagnosis import diagnosis_report, next_steps
+from wakeful.reports.html import write
 from wakeful.runs.run import Run
 from wakeful.training.loop import train
 
@@ -293,10 +294,10 @@ def test_tokens_and_heads_are_kept(text: Path, llama: Path, tmp_path: Path) -> N
     rows = found.attention.group_by("layer", "head", "query").agg(pl.col("value").sum())
     assert rows["value"].to_list() == pytest.approx([1.0] * len(rows))
     # Altair checks every part of the charts here, as it does not when a page is written.
-    titles = [title for title, chart in diagnosis_figures([found]) if specification(chart)]
+    titles = [title for title, chart in diagnosis_report([found]).charts() if specification(chart)]
     files = {path.stem for path in (tmp_path / "out" / "figures").iterdir()}
     assert files == {slug(title) for title in titles}
-    page = write_diagnosis([found], tmp_path / "new.html", title="t", method={})
+    page = write(diagnosis_report([found], title="t", method={}), tmp_path / "new.html")
     assert "The text it read begins" in page.read_text()
     (tmp_path / "out" / "attention.parquet").unlink()
     with pytest.raises(WakefulError, match=r"attention\.parquet is missing"):

@@ -48,8 +48,9 @@ from wakeful.heirs.stream import Stream
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import initialize
-from wakeful.pages import inheritance
-from wakeful.pages.inheritance import verdicts, write_inheritance
+from wakeful.reports import inheritance
+from wakeful.reports.html import write
+from wakeful.reports.inheritance import inheritance_report, verdicts
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run, is_done, read_windows
 from wakeful.training import cluster
@@ -1050,7 +1051,7 @@ def test_a_damaged_summary_is_named(done: Path, tmp_path: Path) -> None:
     summary["arms"][0]["arm"] = "<script>alert(1)</script>"
     summary["arms"][0]["loss"] = 3
     (copy / "summary.json").write_text(json.dumps(summary))
-    assert "<script>alert" not in write_inheritance(copy).read_text()
+    assert "<script>alert" not in write(inheritance_report(copy), copy / "report.html").read_text()
     for place, value, message in (
         (("arms", 0, "loss"), "low", r"arms\[0\]\.loss must be a number"),
         (("arms", 0, "curve", 0, "step"), None, r"arms\[0\]\.curve\[0\]\.step must be"),
@@ -1064,7 +1065,7 @@ def test_a_damaged_summary_is_named(done: Path, tmp_path: Path) -> None:
         below[place[-1]] = value
         (copy / "summary.json").write_text(json.dumps(damaged))
         with pytest.raises(ValueError, match=message):
-            write_inheritance(copy)
+            inheritance_report(copy)
 
 
 @pytest.mark.parametrize(
@@ -1134,7 +1135,7 @@ def test_a_reference_that_is_not_a_run_has_a_cost_nobody_knows(done: Path, tmp_p
     for name in ("run.json", "environment.json"):
         shutil.copy(done / name, copy / name)
     (copy / "summary.json").write_text(json.dumps(summary))
-    assert "cost is not known" in write_inheritance(copy).read_text()
+    assert "cost is not known" in write(inheritance_report(copy), copy / "report.html").read_text()
 
 
 def test_a_reference_in_float64_is_inherited_in_float32(

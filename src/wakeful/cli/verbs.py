@@ -126,9 +126,7 @@ def demo(arguments: list[str]) -> None:
     from wakeful.verbs.demo import demonstrate
 
     done = demonstrate(options.out, resume=options.resume, figures=options.figures, shown=display)
-    for sentence in done.sentences:
-        tell(sentence)
-    tell(f"page: {done.page}")
+    finish(done, done.page)
 
 
 def train(arguments: list[str]) -> None:

@@ -13,8 +13,12 @@ from wakeful.evaluation.pretrained import PrintedRow
 from wakeful.quant.measure import Measurement
 from wakeful.quant.schemes import Scheme
 
-_FREE, _HEAVY = 1.02, 1.2
-"""Up to this ratio of perplexities a scheme is called harmless, and from that one severe."""
+HARMLESS, SEVERE = 0.02, 0.18
+"""Nats a token: a loss increase up to the first (perplexity rises by 2%) is called harmless, one
+from the second on (by a fifth) severe."""
+GRADES: Mapping[Level, str] = {
+    "good": "harmless", "mixed": "some damage", "bad": "severe damage", "unsure": "not resolved"
+}  # fmt: skip
 _WORST = 8
 """How many of the worst layers the page lists."""
 _STRONG = 0.5
@@ -229,32 +233,41 @@ def findings(damage: Damage) -> list[Finding]:
     ]
 
 
+def grade(damage: Damage, name: str) -> Level:
+    """Return how much a scheme harms the model; "unsure" where the 95% interval (Student's t) of
+    the loss increase holds zero and reaches past what is harmless.
+    """
+    loss, error = damage.measurement.loss_increase(name)
+    if finite(loss) is None:
+        return "bad"
+    far = reach(error, len(damage.measurement.counts)) if finite(error) is not None else math.inf
+    if abs(loss) <= far and loss + far > HARMLESS:
+        return "unsure"
+    return "good" if loss <= HARMLESS else "bad" if loss >= SEVERE else "mixed"
+
+
 def _judged(damage: Damage, name: str) -> tuple[Level, str]:
-    """Return the level and the words of a scheme's finding."""
-    figures = scheme_figures(damage, name)
-    before = damage.measurement.perplexity()[0]
-    ratio, after = figures["ratio"], figures["perplexity"]
-    if ratio is None or after is None:
+    """Return the grade and the words of a scheme's finding."""
+    figures, level = scheme_figures(damage, name), grade(damage, name)
+    loss, after = figures["loss_increase"], figures["perplexity"]
+    if loss is None or after is None:
         return "bad", "The quantized model's loss is not finite."
-    loss, error = figures["loss_increase"], figures["loss_increase_standard_error"]
-    sure = ""
-    if error is not None:
-        unsure = abs(loss) <= reach(error, len(damage.measurement.counts))
-        doubt = ", too close to zero to tell on so little text" if unsure else ""
-        sure = f" (loss {with_error(loss, error, '+')} nats{doubt})"
+    before = damage.measurement.perplexity()[0]
+    told = with_error(loss, figures["loss_increase_standard_error"], "+")
+    doubt = ", which so little text does not tell from zero" if level == "unsure" else ""
     layers = "No layer's weights change."
     if figures["worst_layer"]:
         layers = "No layer's relative error is known."
     if figures["layer_error_worst"] is not None:
         layers = (
-            f"Its worst layer, {figures['worst_layer']}, is off by "
+            f"The worst layer, {figures['worst_layer']}, is off by "
             f"{figures['layer_error_worst']:.1%}; the median layer by "
             f"{figures['layer_error_median']:.1%}. "
             f"Weights take {figures['bytes_ratio']:.0%} of their original size."
         )
-    return (
-        "good" if ratio <= _FREE else "bad" if ratio >= _HEAVY else "mixed",
-        f"Perplexity goes from {with_error(before)} to {with_error(after)}{sure}. {layers}",
+    return level, (
+        f"The loss changes by {told} nats a token on the same text{doubt} (perplexity "
+        f"{with_error(before)} to {with_error(after)}). {layers}"
     )
 
 

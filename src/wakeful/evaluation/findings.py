@@ -10,7 +10,8 @@ from wakeful.estimates import finite
 from wakeful.evaluation.diagnosis import Diagnosis
 from wakeful.probes.base import block_outputs, mean_over_layers
 
-Level = Literal["good", "mixed", "bad"]
+Level = Literal["good", "mixed", "bad", "unsure"]
+"""The last where the measurement does not tell."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ def findings(diagnosis: Diagnosis) -> list[Finding]:
             "bad" if lazy else _level(near / max(1, heads), 0.1, 0.4),
             f"{whole}; {near} of {heads} heads are near rank 1 and the median head's rank is "
             f"{figures['median_head_rank']:.0f} of {diagnosis.length}. "
-            f"Suggested depth to inherit: {figures['suggested_depth']}."
+            f"{_depth(figures['suggested_depth'], layers)}"
             + (f" {bounds} ranks are bounds." if bounds else ""),
             "About half of Llama-3-8B's heads are near rank 1 (When Attention Collapses, fig. 11).",
         ),
@@ -140,6 +141,12 @@ def findings(diagnosis: Diagnosis) -> list[Finding]:
             "to Activation, table 2).",
         ),
     ]
+
+
+def _depth(depth: int, layers: int) -> str:
+    if depth == layers:
+        return "None of the last layers is lazy: none to leave out."
+    return f"The last {layers - depth} can be left out: inherit the first {depth}."
 
 
 def _known(value: Any) -> float | None:

@@ -1,17 +1,14 @@
-"""What layers cost, as a table and in sentences: the dearest, and whether kurtosis foretells it."""
+"""What layers cost: a frame, and in sentences the dearest, and whether kurtosis foretells it."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import polars as pl
-from rich.table import Table
 
 from wakeful.estimates import finite, with_error
 from wakeful.evaluation.damage import follows
 from wakeful.quant.sensitivity import LayerCost
 
-SHOWN = 10
-"""Layers that a terminal shows."""
 _FIGURES = ("alone", "together", "kl")
 
 
@@ -45,14 +42,3 @@ def cost_sentences(found: Sequence[LayerCost]) -> list[str]:
                 f"{len(found)} layers"
             )
     return [each.replace("-", "−") for each in told]
-
-
-def cost_table(found: Sequence[LayerCost], upgraded: Sequence[str]) -> Table:
-    """Return the dearest layers for a terminal, those that take the better scheme marked."""
-    table = Table("layer", "alone", "together", "KL", "kurtosis", "bytes", "", box=None)
-    for each in found[:SHOWN]:
-        pairs = (getattr(each, name) for name in _FIGURES)
-        figures = (with_error(value, error, "+") for value, error in pairs)
-        better = "better scheme" if each.name in upgraded else ""
-        table.add_row(each.name, *figures, f"{each.kurtosis:.3g}", f"{each.size:,}", better)
-    return table

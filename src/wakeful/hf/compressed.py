@@ -310,7 +310,7 @@ def _stock(model: nn.Module, found: Mapping[str, nn.Module]) -> _Stock:
     if kind == WakefulConfig.model_type:
         raise WakefulError(
             f"{NAME} is for stock architectures, and this model is of our own class: {_OTHERWISE}; "
-            "of the cures, --rotate hadamard and --sinks leave a stock one, also with --rotate_inner"
+            "of the cures, --rotate hadamard, with or without --rotate_inner, and --sinks leave one"
         )
     family = FAMILIES[kind]
     turned: list[str] = []

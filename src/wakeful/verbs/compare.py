@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-from rich.console import RenderableType
 
 from wakeful.comparison.published import published
 from wakeful.comparison.reading import Comparison as Compared
@@ -17,15 +16,9 @@ from wakeful.config.schema import Config, chosen_variants
 from wakeful.config.verbs import Figure
 from wakeful.display import Shown, usual
 from wakeful.errors import WakefulError, nearest
-from wakeful.pages.charts import Drawing, Titled
-from wakeful.pages.comparison.charts import difference_chart
-from wakeful.pages.comparison.page import (
-    caveat,
-    comparison_figures,
-    render_terminal,
-    verdicts,
-    write_report,
-)
+from wakeful.reports.comparison import comparison_report
+from wakeful.reports.html import write
+from wakeful.reports.value import Report
 from wakeful.training.comparison import compare as compare_into
 from wakeful.verbs.result import Stored
 
@@ -54,21 +47,9 @@ class Comparison(Stored):
             "unfinished": list(self.found.unfinished),
         }
 
-    @property
-    def verdicts(self) -> list[str]:
+    def _told(self) -> Report:
         """Each variant's paired difference in loss from the baseline's, and how far to trust it."""
-        return [*verdicts(self.found), caveat(self.found)]
-
-    def charts(self) -> Titled:
-        """Return every chart of the page with a title of its own."""
-        return comparison_figures(self.found)
-
-    def picture(self) -> Drawing | None:
-        """Return the validation losses' paired differences, or the training losses."""
-        return difference_chart(self.found)
-
-    def __rich__(self) -> RenderableType:
-        return render_terminal(self.found)
+        return comparison_report(self.found)
 
 
 def compare(
@@ -174,5 +155,5 @@ def reported(
     """Write the page about finished runs, or about one comparison, and return what it says."""
     whole = read_comparison(folders[0] if len(folders) == 1 else list(folders), baseline)
     found = whole.among(only) if only else whole
-    written = write_report(found, page, title=title or f"wakeful: {folders[0].name}")
-    return Comparison(folders[0], written, found)
+    told = comparison_report(found, title=title or f"wakeful: {folders[0].name}")
+    return Comparison(folders[0], write(told, page), found)

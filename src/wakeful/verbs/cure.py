@@ -10,8 +10,6 @@ from typing import Any
 
 import polars as pl
 import torch
-from rich.table import Table as Grid
-from rich.text import Text
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import linear
@@ -33,11 +31,12 @@ from wakeful.model.evaluating import evaluating
 from wakeful.model.finite import check_logits
 from wakeful.optim.rotations.base import rotation_of
 from wakeful.paged import as_stored
-from wakeful.pages.card import command_of, model_card
-from wakeful.pages.charts import Drawing, Titled
-from wakeful.pages.diagnosis import after_cure, write_diagnosis
 from wakeful.probes.running import logits_of
 from wakeful.quant.schemes import Scheme
+from wakeful.reports.card import command_of, model_card
+from wakeful.reports.diagnosis import after_cure, diagnosis_report
+from wakeful.reports.html import write
+from wakeful.reports.value import Report
 from wakeful.runs.run import disk_errors, replaced
 from wakeful.surgery import check_rotates, choose_prefix, rotate, rotate_keys, store_prefix
 from wakeful.verbs.choosing import LENGTH as CHOOSING_LENGTH
@@ -120,10 +119,17 @@ class Cure(Result):
         }  # fmt: skip
         return json.loads(json.dumps(figures))
 
-    @property
-    def verdicts(self) -> list[str]:
+    def _told(self) -> Report:
         """What was done, and the diagnosis of the model before and after."""
-        return [*(f"{what}: {said}" for what, said in self.done), *self.diagnosis.verdicts]
+        return self._report(f"{self.source}-cured")
+
+    def _report(self, folder: str | Path) -> Report:
+        moved = [(label, f"{old} → {new}") for label, old, new in self._figures()]
+        models = self.diagnosis.models
+        return diagnosis_report(
+            models, title=f"Cure of {models[0].name}", method=self.diagnosis.method,
+            done=[*self.done, *moved], steps=after_cure(self.source, folder),
+        )  # fmt: skip
 
     def save(self, folder: str | Path) -> Path:
         """Write the model to a folder that Transformers loads, with the page beside it."""
@@ -136,34 +142,13 @@ class Cure(Result):
         kind = self.model.written_in
         export(self.model.decoder(), folder, tokenizer=tokenizer, dtype=kind, card=card)
         path = Path(folder)
-        title = "Cure of " + self.diagnosis.models[0].name
         with disk_errors(path):
             with replaced(path / "cure.json") as part:
                 part.write_text(json.dumps(self.summary, indent=2) + "\n", "utf-8")
             self.frame.write_parquet(path / "diagnosis.parquet")
-        write_diagnosis(
-            self.diagnosis.models, path / "report.html", title=title,
-            method=self.diagnosis.method, done=self.done,
-            steps=after_cure(self.source, path),
-        )  # fmt: skip
+        write(self._report(path), path / "report.html")
         self.save_figures(path / "figures", self.figures)
         return path
-
-    def charts(self) -> Titled:
-        """Return the charts of the diagnosis before and after."""
-        return self.diagnosis.charts()
-
-    def picture(self) -> Drawing | None:
-        """Return the first curve over layers, before and after."""
-        return self.diagnosis.picture()
-
-    def __rich__(self) -> Grid:
-        grid = Grid.grid(padding=(0, 2))
-        for what, said in self.done:
-            grid.add_row(what, Text(said))
-        for label, before, after in self._figures():
-            grid.add_row(label, Text(f"{before} → {after}"))
-        return grid
 
     def _figures(self) -> Iterator[tuple[str, str, str]]:
         """Yield what was measured before and after: its name, and both figures."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from rich.console import RenderableType
 
 from wakeful.comparison.reading import Comparison
 from wakeful.config.schema import Config, config_from_table, variants_of
@@ -17,8 +18,11 @@ from wakeful.display import Shown, duration, usual
 from wakeful.evaluation.diagnosis import PASSES, Diagnosis, read_diagnosis
 from wakeful.hf.whole import INSTALL_SMOLLM2
 from wakeful.model.decoder import Decoder
-from wakeful.pages.charts import save_figures
-from wakeful.pages.demonstration import Story, demonstration_figures, write_demonstration
+from wakeful.reports.charts import save_figures
+from wakeful.reports.demonstration import Story, demonstration_report
+from wakeful.reports.html import write
+from wakeful.reports.terminal import terminal
+from wakeful.reports.value import Report
 from wakeful.runs.run import Run
 from wakeful.training.setup import check_run
 from wakeful.verbs.compare import compare_variants
@@ -56,8 +60,10 @@ class Demonstration:
     path: Path
     page: Path
     """The page that tells it."""
-    sentences: tuple[str, str, str]
-    """One a part."""
+    report: Report
+
+    def __rich__(self) -> RenderableType:
+        return terminal(self.report)
 
 
 def demonstrate(
@@ -95,13 +101,14 @@ def demonstrate(
     run.set_status("running")
     try:
         story = _story(run.path, parts, shown)
-        page = write_demonstration(story, run.path / "demo.html", links=_LINKS)
-        save_figures(demonstration_figures(story), run.path / "figures", figures)
+        told = demonstration_report(story, links=_LINKS)
+        page = write(told, run.path / "demo.html")
+        save_figures(told.charts(), run.path / "figures", figures)
     except BaseException:
         run.set_status("stopped")
         raise
     run.set_status("done")
-    return Demonstration(run.path, page, story.sentences)
+    return Demonstration(run.path, page, told)
 
 
 def patient() -> dict[str, Config]:

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-from rich.table import Table as Grid
-from rich.text import Text
 
 from wakeful.config.verbs import LENGTH, DiagnoseOptions, Figure
 from wakeful.display import Display, Shown
@@ -16,12 +14,13 @@ from wakeful.errors import WakefulError
 from wakeful.evaluation.diagnosis import PASSES, tidy, write_tokens
 from wakeful.evaluation.diagnosis import Diagnosis as Diagnosed
 from wakeful.evaluation.diagnosis import diagnose as diagnose_model
-from wakeful.evaluation.findings import findings, summary
+from wakeful.evaluation.findings import summary
 from wakeful.evaluation.reading import Words, words_of
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.model.evaluating import evaluating
-from wakeful.pages.charts import Drawing, Titled
-from wakeful.pages.diagnosis import diagnosis_figures, layer_charts, write_diagnosis
+from wakeful.reports.diagnosis import diagnosis_report
+from wakeful.reports.html import write
+from wakeful.reports.value import Report
 from wakeful.runs.run import Environment, Run
 from wakeful.verbs.result import (
     Result,
@@ -59,18 +58,12 @@ class Diagnosis(Result):
             "method": dict(self.method),
         }
 
-    @property
-    def verdicts(self) -> list[str]:
-        """Per model: attention sinks, lazy layers, drained values, outliers."""
-        return [
-            f"{each.name}: {finding.title}: {finding.text}"
-            for each in self.models
-            for finding in findings(each)
-        ]
+    def _told(self) -> Report:
+        """Attention sinks, lazy layers, drained values and outliers of each model."""
+        return diagnosis_report(self.models, method=self.method, sources=self.sources)
 
     def save(self, folder: str | Path) -> Path:
         """Write the rows, the tokens, summary.json and report.html to a new folder; return it."""
-        title = "Diagnosis of " + ", ".join(each.name for each in self.models)
         fields = {"models": list(self.sources), "status": "done"}
         with Run.create(folder, "diagnose", fields) as new:
             new.write_json("environment.json", self.machine)
@@ -78,28 +71,9 @@ class Diagnosis(Result):
             new.write_json("summary.json", self.summary)
             write_tokens(self.models, new)
         path = Path(folder)  # drawn when all else is saved
-        write_diagnosis(
-            self.models, path / "report.html", title=title, method=self.method,
-            sources=self.sources,
-        )  # fmt: skip
+        write(self.report, path / "report.html")
         self.save_figures(path / "figures", self.figures)
         return path
-
-    def charts(self) -> Titled:
-        """Return every chart of the page with a title of its own."""
-        return diagnosis_figures(self.models)
-
-    def picture(self) -> Drawing | None:
-        """Return the first curve over layers, of all models."""
-        return layer_charts(self.models)[0][1]
-
-    def __rich__(self) -> Grid:
-        grid = Grid.grid(padding=(0, 2))
-        for each in self.models:
-            grid.add_row(Text(each.name, style="bold"), "")
-            for finding in findings(each):
-                grid.add_row(f"  {finding.title}", Text(finding.text))
-        return grid
 
 
 def diagnose(

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-from rich.markup import escape
-from rich.table import Table as Grid
 from torch import nn
 
 from wakeful.config.verbs import LENGTH, EvaluateOptions, Figure
@@ -33,10 +31,10 @@ from wakeful.hf.quantized import read_header
 from wakeful.loading.load import is_own_gguf, place_of
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.model.evaluating import evaluating
-from wakeful.pages.charts import Drawing, Titled
-from wakeful.pages.evaluation import method_of, score_charts, summary, write_evaluation
-from wakeful.pages.evaluation import shown as rows_of
 from wakeful.probes.running import as_decoder
+from wakeful.reports.evaluation import evaluation_report, method_of, summary
+from wakeful.reports.html import write
+from wakeful.reports.value import Report
 from wakeful.runs.run import Environment, Run
 from wakeful.verbs.inherited import spread
 from wakeful.verbs.result import (
@@ -74,52 +72,24 @@ class Evaluation(Result):
         """`models`, `scores` with errors and paired differences, and `method`, in words."""
         return summary(self.names, self.scores, self.method)
 
-    @property
-    def verdicts(self) -> list[str]:
-        """Per figure and model: its value, and its paired difference from the first model's."""
-        names, rows = rows_of(self.scores)
-        sentences: list[str] = []
-        for row in rows:
-            for name, cell in zip(names, row.cells, strict=True):
-                than = f", {cell.difference} against {names[0]}" if cell.difference else ""
-                sentences.append(f"{name}: {row.title} {cell.value}{than} ({row.better}).")
-        return sentences
+    def _told(self) -> Report:
+        """Each figure, paired differences from the first model's, and what is sure of them."""
+        return evaluation_report(
+            self.scores, title="Evaluation of " + ", ".join(self.names), method=self.method,
+            sources=self.sources,
+        )  # fmt: skip
 
     def save(self, folder: str | Path) -> Path:
         """Write evaluation.parquet, summary.json and report.html to a new folder; return it."""
-        title = "Evaluation of " + ", ".join(self.names)
         fields = {"models": list(self.sources), "status": "done"}
         with Run.create(folder, "evaluate", fields) as new:
             new.write_json("environment.json", self.machine)
             new.write_frame("evaluation.parquet", self.frame)
             new.write_json("summary.json", self.summary)
         path = Path(folder)  # drawn when all else is saved
-        write_evaluation(
-            self.scores, path / "report.html", title=title, method=self.method,
-            sources=self.sources,
-        )  # fmt: skip
+        write(self.report, path / "report.html")
         self.save_figures(path / "figures", self.figures)
         return path
-
-    def charts(self) -> Titled:
-        """Return a chart per figure, of all models."""
-        return score_charts(self.scores)
-
-    def picture(self) -> Drawing | None:
-        """Return the first figure's chart; None for a single model."""
-        charts = score_charts(self.scores) if len(self.names) > 1 else []
-        return charts[0][1] if charts else None
-
-    def __rich__(self) -> Grid:
-        names, rows = rows_of(self.scores)
-        grid = Grid(box=None, padding=(0, 2, 0, 0))
-        for heading in ("", *names):
-            grid.add_column(escape(heading), justify="right" if heading else "left")
-        for row in rows:
-            cells = [cell.value + (f"  [dim]{cell.difference}[/]" if cell.difference else "")
-                     for cell in row.cells]  # fmt: skip
-            grid.add_row(escape(row.title), *cells)
-        return grid
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from wakeful.hf.weights_out import refuse_existing, written_as
 from wakeful.hf.whole import read_config
 from wakeful.loading.load import check_step, fetched, load, place_of, read_decoder
 from wakeful.loading.model import AnyTokenizer
-from wakeful.pages.card import file_lineage, model_card, shortened_card
+from wakeful.reports.card import file_lineage, model_card, shortened_card
 from wakeful.verbs.result import Source, as_ours, asked, name_of, showing
 from wakeful.world import ALONE
 

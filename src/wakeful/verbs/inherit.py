@@ -12,7 +12,6 @@ import numpy as np
 import polars as pl
 import tomli_w
 import torch
-from rich.text import Text
 
 from wakeful.config.tables import to_table
 from wakeful.config.verbs import LENGTH, REFERENCES, InheritOptions
@@ -64,8 +63,9 @@ from wakeful.loading.load import load, read_decoder
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.model.finite import check_finite
 from wakeful.optim.build import optimizer_of
-from wakeful.pages.charts import Drawing, Titled
-from wakeful.pages.inheritance import inheritance_figures, loss_curves, verdicts, write_inheritance
+from wakeful.reports.html import write
+from wakeful.reports.inheritance import inheritance_report
+from wakeful.reports.value import Report
 from wakeful.runs.run import Run, SharedRun, environment, read_windows
 from wakeful.training.cluster import cluster_of, deal
 from wakeful.training.objective import open_store
@@ -120,21 +120,9 @@ class Inheritance(Stored):
         """summary.json: the recipe, the heir's and the baselines' losses, sizes and speeds."""
         return to_table(self._read)
 
-    @property
-    def verdicts(self) -> list[str]:
+    def _told(self) -> Report:
         """Whether the heir reaches its reference, how it does beside baselines, what it saves."""
-        return verdicts(self._read)
-
-    def charts(self) -> Titled:
-        """Return every chart of the page with a title of its own."""
-        return inheritance_figures(self._read)
-
-    def picture(self) -> Drawing | None:
-        """Return the validation losses of the heir and its baselines over tokens."""
-        return loss_curves(self._read)
-
-    def __rich__(self) -> Text:
-        return Text("\n".join(self.verdicts))
+        return inheritance_report(self.path)
 
     @property
     def _read(self) -> Summary:
@@ -448,7 +436,7 @@ def _tell(
         layers, bridged = outcomes[0].rounds[-1].stage.layers, recipe.bridge.map != "none"
         text = passthrough(merged_from(recipe.reference), layers, bridged=bridged)
         run.write_text(FILE, text)
-    write_inheritance(run.path)
+    write(inheritance_report(run.path), run.path / "report.html")
 
 
 def _plan(

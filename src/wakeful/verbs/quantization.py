@@ -7,41 +7,25 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-from rich.console import Group, RenderableType
 
-from wakeful.config.verbs import Figure, SavedAs
+from wakeful.config.verbs import LENGTH, Figure, SavedAs
 from wakeful.errors import WakefulError
-from wakeful.evaluation.damage import Damage, findings, predicts, scheme_rows, summary
-from wakeful.evaluation.layer_costs import cost_frame, cost_sentences, cost_table
+from wakeful.evaluation.damage import Damage, scheme_rows, summary
+from wakeful.evaluation.layer_costs import cost_frame
 from wakeful.evaluation.pretrained import PretrainedTable
 from wakeful.hf.compressed import save_compressed
 from wakeful.hf.quantized import file_bytes, save_quantized
 from wakeful.loading.model import Model
-from wakeful.pages.card import quantized_card
-from wakeful.pages.charts import Drawing, Titled
-from wakeful.pages.quantization import (
-    before_and_after,
-    damage_grid,
-    layer_error,
-    titled,
-    write_quantization,
-)
-from wakeful.pages.quantization_matrix import (
-    beside,
-    matrix_charts,
-    matrix_grid,
-    matrix_summary,
-    told,
-    write_matrix,
-)
 from wakeful.probes.running import as_decoder
 from wakeful.quant.convert import scheme_of
 from wakeful.quant.sensitivity import LayerCost
+from wakeful.reports.card import quantized_card
+from wakeful.reports.html import write
+from wakeful.reports.quantization import before_and_after, quantization_report
+from wakeful.reports.quantization_matrix import beside, matrix_report, matrix_summary
+from wakeful.reports.value import Report
 from wakeful.runs.run import Environment, Run
-from wakeful.verbs.result import (
-    Result,
-    same_or_each,
-)
+from wakeful.verbs.result import Result, same_or_each
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -92,16 +76,22 @@ class Quantization(Result):
         }  # fmt: skip
         return json.loads(json.dumps(figures))
 
-    @property
-    def verdicts(self) -> list[str]:
-        """Per scheme: perplexity before and after, the worst layer, the bytes saved; or that
-        nothing was measured.
+    def _told(self) -> Report:
+        """What each scheme costs, the worst layers, the bytes saved; or that nothing was
+        measured.
         """
+        return self._report(None)
+
+    def _report(self, saved: Mapping[str, Any] | None) -> Report:
         if self.damage is None:
-            return [f"{scheme}: {self._layers}; not measured: no text was given"
+            told = [f"{scheme}: {self._layers}; not measured: no text was given"
                     for scheme in self.models]  # fmt: skip
-        told = [f"{finding.title}: {finding.text}" for finding in findings(self._measured)]
-        return told + (cost_sentences(self.costs) if self.costs else [])
+            return Report(f"Quantization of {self.source}", told, [], [])
+        context = min((each.context for each in self.models.values()), default=LENGTH)
+        return quantization_report(
+            self.damage, method=self.method, saved=saved, source=self.source, context=context,
+            costs=self.costs, upgraded=self.upgraded,
+        )  # fmt: skip
 
     def save(self, folder: str | Path, *, saved: Mapping[str, Any] | None = None) -> Path:
         """Write the damage's run directory; `save_model` writes the model."""
@@ -115,17 +105,9 @@ class Quantization(Result):
                 run.write_frame("sensitivity.parquet", cost_frame(self.costs))
             run.write_json("summary.json", self.summary | {"saved": saved})
         path = Path(folder)  # drawn when all else is saved
-        write_quantization(
-            damage, path / "report.html", title=f"Quantization of {damage.measurement.name}",
-            method=self.method, saved=saved, source=self.source,
-            context=min(each.context for each in self.models.values()),
-        )  # fmt: skip
+        write(self._report(saved), path / "report.html")
         self.save_figures(path / "figures", self.figures)
         return path
-
-    def charts(self) -> Titled:
-        """Return every chart of the page with a title of its own."""
-        return titled(self._measured)
 
     def save_model(self, folder: str | Path, *, save_as: SavedAs = "wakeful") -> dict[str, Any]:
         """Write the quantized model to a folder that `wakeful.load` reads; return its size.
@@ -171,18 +153,6 @@ class Quantization(Result):
         head = "too" if self.head else "stays in full precision"
         return f"{len(self.layers)} linear layers; the output head {head}"
 
-    def picture(self) -> Drawing | None:
-        """Return each layer's error."""
-        return None if self.damage is None else layer_error(self.damage)
-
-    def __rich__(self) -> RenderableType:
-        if self.damage is None:
-            return repr(self)
-        grid = damage_grid(self.damage)
-        if not self.costs:
-            return grid
-        return Group(grid, cost_table(self.costs, self.upgraded), *cost_sentences(self.costs))
-
     @property
     def _measured(self) -> Damage:
         if self.damage is None:
@@ -218,15 +188,18 @@ class QuantizationMatrix(Result):
             found["published"] = {"title": self.table.title, "rows": rows}
         return json.loads(json.dumps(found))
 
-    @property
-    def verdicts(self) -> list[str]:
-        """Per model and scheme: perplexity before and after; whether kurtosis predicts it."""
-        sentences = [
-            f"{name}, {sentence}" for name, one in self.each.items() for sentence in one.verdicts
-        ]
-        paper = [] if self.table is None else told(self._damages, self.table)
-        heads = [self._heads] if self._heads else []
-        return [*paper, *heads, *sentences, predicts(self._damages)]
+    def _told(self) -> Report:
+        """What each scheme does to each model, and whether kurtosis foretells it."""
+        keys = list(dict.fromkeys(key for one in self.each.values() for key in one.method))
+        method = {
+            key: same_or_each({n: one.method[key] for n, one in self.each.items()
+                               if key in one.method})
+            for key in keys
+        }  # fmt: skip
+        return matrix_report(
+            self._damages, method=method, table=self.table, heads=self._heads,
+            sources=[one.source for one in self.each.values()],
+        )  # fmt: skip
 
     @property
     def _heads(self) -> str:
@@ -249,38 +222,15 @@ class QuantizationMatrix(Result):
             "schemes": list(self._damages[0].schemes),
             "status": "done",
         }
-        keys = list(dict.fromkeys(key for one in self.each.values() for key in one.method))
-        method = {
-            key: same_or_each({n: one.method[key] for n, one in self.each.items()
-                               if key in one.method})
-            for key in keys
-        }  # fmt: skip
-        if self._heads:
-            method["Output head"] = self._heads
         with Run.create(folder, "quantize", fields) as run:
             run.write_json("environment.json", first.machine)
             run.write_frame("quantization.parquet", self.frame)
             run.write_frame("sequences.parquet", pl.concat(map(sequence_rows, self._damages)))
             run.write_json("summary.json", self.summary)
         path = Path(folder)  # drawn when all else is saved
-        write_matrix(
-            self._damages, path / "report.html", title="Quantization of " + ", ".join(self.each),
-            method=method, table=self.table,
-            sources=[one.source for one in self.each.values()],
-        )  # fmt: skip
+        write(self.report, path / "report.html")
         self.save_figures(path / "figures", self.figures)
         return path
-
-    def charts(self) -> Titled:
-        """Return every chart of the page with a title of its own."""
-        return [
-            (f"Error of layers against the kurtosis of their inputs under {name}", chart)
-            for name, chart in matrix_charts(self._damages)
-        ]
-
-    def __rich__(self) -> RenderableType:
-        grid = matrix_grid(self._damages)
-        return Group(grid, self._heads) if self._heads else grid
 
     @property
     def _damages(self) -> list[Damage]:

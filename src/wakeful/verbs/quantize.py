@@ -25,7 +25,6 @@ from wakeful.hf.whole import Shards
 from wakeful.loading.model import AnyTokenizer, Model
 from wakeful.model.evaluating import evaluating
 from wakeful.model.fold import folded
-from wakeful.pages.card import command_of
 from wakeful.probes.running import as_decoder
 from wakeful.quant.cache import check_cache
 from wakeful.quant.convert import linear_layers, quantized_layers
@@ -33,6 +32,7 @@ from wakeful.quant.convert import quantize as quantize_module
 from wakeful.quant.measure import measure
 from wakeful.quant.schemes import SCHEMES, ScaleKind, Scheme, parse_scheme
 from wakeful.quant.sensitivity import LayerCost, better_than, costs, mixed
+from wakeful.reports.card import command_of
 from wakeful.runs.run import Environment, Run, environment
 from wakeful.verbs.quantization import Quantization, QuantizationMatrix
 from wakeful.verbs.result import (

@@ -6,8 +6,9 @@ from typing import Any
 
 from wakeful.config.verbs import Figure
 from wakeful.errors import WakefulError
-from wakeful.pages.inheritance import write_inheritance
 from wakeful.plugins import verb_of
+from wakeful.reports.html import write
+from wakeful.reports.inheritance import inheritance_report
 from wakeful.runs.run import Run
 from wakeful.verbs.compare import Comparison, reported
 from wakeful.verbs.inherit import Inheritance
@@ -56,7 +57,8 @@ def report(
     if kinds == ["inherit"]:
         if title:
             raise WakefulError("the page of an inheritance has its own title: leave out --title")
-        done: Comparison | Inheritance = Inheritance(places[0], write_inheritance(places[0], page))
+        told = write(inheritance_report(places[0]), page)
+        done: Comparison | Inheritance = Inheritance(places[0], told)
         done.save_figures(page.parent / "figures", figures)
         return done
     if kinds != ["compare"] and set(kinds) != {"train"}:

@@ -1,18 +1,16 @@
 """What all verbs share: how they are asked, what they load, and what they return."""
 
-import base64
 import contextlib
 import dataclasses
-import html
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 import polars as pl
 import transformers
-import vl_convert
 from rich.console import RenderableType
 from torch import nn
 
@@ -30,7 +28,10 @@ from wakeful.display import Display, Shown, Silent, usual
 from wakeful.errors import WakefulError
 from wakeful.loading.load import load, place_of
 from wakeful.loading.model import AnyTokenizer, Model
-from wakeful.pages.charts import Drawing, Titled, fixed, save_figures
+from wakeful.reports.charts import Drawing, Titled, save_figures
+from wakeful.reports.html import notebook
+from wakeful.reports.terminal import terminal
+from wakeful.reports.value import Report
 from wakeful.runs.run import Run, disk_errors
 from wakeful.world import World
 
@@ -52,29 +53,40 @@ class Result(ABC):
     def summary(self) -> dict[str, Any]:
         """The figures, as summary.json has them."""
 
-    @property
+    @cached_property
+    def report(self) -> Report:
+        """What was found, as the page, the terminal and a notebook draw it."""
+        return self._told()
+
     @abstractmethod
+    def _told(self) -> Report:
+        """Return that."""
+
+    @property
     def verdicts(self) -> list[str]:
         """What was found, in sentences."""
+        return self.report.sentences
 
     @abstractmethod
     def save(self, folder: str | Path) -> Path:
         """Write the run directory with its page to `folder`, which must not exist; return it."""
 
-    @abstractmethod
     def __rich__(self) -> RenderableType:
-        """Return what a terminal shows."""
+        return terminal(self.report)
 
     def __repr__(self) -> str:
         return "\n".join([f"<{type(self).__name__}>", *(f"  {line}" for line in self.verdicts)])
 
+    def _repr_html_(self) -> str:
+        return notebook(self.report)
+
     def picture(self) -> Drawing | None:
         """Return the one chart that a notebook shows."""
-        return None
+        return self.report.picture
 
     def charts(self) -> Titled:
         """Return every chart of the page with a title of its own."""
-        return []
+        return self.report.charts()
 
     def save_figures(self, folder: str | Path, formats: Sequence[Figure] = ("svg",)) -> None:
         """Write every chart of the page for a paper into a folder, each named after its title.
@@ -83,17 +95,6 @@ class Result(ABC):
             WakefulError: a format is none of svg, png, pdf, csv, or a file cannot be written.
         """
         save_figures(self.charts(), folder, formats)
-
-    def _repr_html_(self) -> str:
-        """Return the verdicts and one picture, with nothing to fetch and nothing that runs."""
-        items = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in self.verdicts)
-        chart = self.picture()
-        image = ""
-        if chart is not None:
-            svg = vl_convert.vegalite_to_svg(fixed(chart)).encode()
-            coded = base64.b64encode(svg).decode()
-            image = f'<img alt="" src="data:image/svg+xml;base64,{coded}">'
-        return f"<div><ul>{items}</ul>{image}</div>"
 
 
 def asked(kind: type[T], options: T | None, given: Mapping[str, Any]) -> T:

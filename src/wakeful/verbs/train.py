@@ -6,20 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-from rich.text import Text
 
 from wakeful.comparison.reading import read_comparison
-from wakeful.comparison.tables import smoothing_window
 from wakeful.config.schema import Config, config_from
 from wakeful.config.verbs import Figure
 from wakeful.display import Shown
 from wakeful.errors import WakefulError
-from wakeful.estimates import with_error
 from wakeful.loading.load import load
 from wakeful.loading.model import Model
-from wakeful.pages.charts import Drawing, Titled
-from wakeful.pages.comparison.charts import training_loss_chart
-from wakeful.pages.comparison.page import comparison_figures
+from wakeful.reports.comparison import comparison_report
+from wakeful.reports.value import Report
 from wakeful.runs.run import Run as Directory
 from wakeful.training.loop import train as train_into
 from wakeful.verbs.result import Stored, showing
@@ -52,26 +48,9 @@ class Run(Stored):
         """summary.json: the last validation, parameters, bytes, tokens and seconds."""
         return Directory(self.path).read_json("summary.json")
 
-    @property
-    def verdicts(self) -> list[str]:
-        """The validation loss with its standard error, and where the run is."""
-        validation = self.summary["validation"]
-        return [
-            f"validation loss {with_error(validation['loss'], validation['standard_error'])} "
-            f"nats a token over {validation['num_tokens']:,} tokens; the run is in {self.path}"
-        ]
-
-    def charts(self) -> Titled:
-        """Return every chart of the page with a title of its own."""
-        return comparison_figures(read_comparison(self.path))
-
-    def picture(self) -> Drawing | None:
-        """Return the training loss over steps."""
-        comparison = read_comparison(self.path)
-        return training_loss_chart(comparison, smoothing_window(comparison))
-
-    def __rich__(self) -> Text:
-        return Text("\n".join(self.verdicts))
+    def _told(self) -> Report:
+        """The validation loss, and the training loss over steps."""
+        return comparison_report(read_comparison(self.path))
 
 
 def train(

@@ -202,7 +202,7 @@ class Exhibit:
     """Where the settings that it lists are to be found; empty where it has something to measure."""
     table: PublishedTable
     draw: tuple[str, ...]
-    """The drawings of its page, by `pages.exhibit_charts.DRAWINGS`."""
+    """The drawings of its page, by `reports.charts.DRAWINGS`."""
     compare: str | dict[str, Any]
     """A preset with variants, or a table like one: what is trained, in the paper's own numbers."""
     groups: Mapping[str, Group]

@@ -21,7 +21,9 @@ from wakeful.display import Display, Shown, duration, usual
 from wakeful.errors import Interrupted, WakefulError, nearest
 from wakeful.evaluation.reading import words_of
 from wakeful.evaluation.task_set import read_tasks
-from wakeful.pages.charts import Drawing, save_figures
+from wakeful.reports.charts import Drawing, save_figures
+from wakeful.reports.html import write
+from wakeful.reports.value import Report
 from wakeful.runs.run import Header, Run, is_done, read_frame, read_record
 from wakeful.training.cluster import Cluster, cluster_of
 from wakeful.training.setup import check_run
@@ -40,9 +42,8 @@ from wakeful_papers.exhibits.judge import verdicts as judged
 from wakeful_papers.exhibits.plan import Plan, plan_of
 from wakeful_papers.exhibits.total import Total, total_of
 from wakeful_papers.options import ReproduceOptions
-from wakeful_papers.pages.charts import drawings
-from wakeful_papers.pages.claims import write_claims
-from wakeful_papers.pages.reproduction import headline, sentence, write_reproduction
+from wakeful_papers.reports.claims import claims_report
+from wakeful_papers.reports.reproduction import headline, reproduction_report, sentence
 from wakeful_papers.verbs.jobs import dealt_out
 from wakeful_papers.verbs.models import Known, check_models
 from wakeful_papers.verbs.runs import GRADIENTS, OF_DECODER, PROBES, by_shots, carried_out
@@ -74,9 +75,12 @@ class Reproduction(Stored):
     page: Path
     """Its page; of several exhibits that of all their claims."""
     found: tuple[Judged, ...]
+    told: Report
+    """What the page tells."""
     left_out: tuple[str, ...] = ()
     """Of all exhibits those that could not be run, and why."""
-    _drawing: Drawing | None = None
+    last: Report | None = None
+    """Of several exhibits the last one's own."""
 
     @property
     def frame(self) -> pl.DataFrame:
@@ -93,17 +97,13 @@ class Reproduction(Stored):
         """Each claim's verdict, of all exhibits."""
         return [sentence(each) for judged in self.found for each in judged.verdicts]
 
+    def _told(self) -> Report:
+        """What became of every claim."""
+        return self.told
+
     def picture(self) -> Drawing | None:
         """Return the last exhibit as the paper draws it."""
-        return self._drawing
-
-    def __rich__(self) -> RenderableType:
-        lines: list[Text] = []
-        for one in self.found:
-            lines += [Text(), Text(f"{one.exhibit}: {one.headline}", style="bold")]
-            lines += [Text(f"  {sentence(each)}") for each in one.verdicts]
-        lines += [Text(f"left out: {line}", style="dim") for line in self.left_out]
-        return Group(*lines)
+        return (self.last or self.report).picture
 
 
 def reproduce(
@@ -151,10 +151,10 @@ def reproduce(
     plans = {place: _tuned(plan, place, runs, wanted, shown) for place, plan in plans.items()}
     shared = cluster is not None and len(plans) > 1
     faults = _shared_out(plans, runs, wanted, shown) if shared else {}
-    done: list[tuple[Path, Judged, Drawing | None]] = []
+    done: list[tuple[Path, Judged, Report | None]] = []
     for place, plan in plans.items():
         try:
-            if shared and place != list(plans)[-1]:  # the last one's picture is returned
+            if shared and place != list(plans)[-1]:  # the last one's report is returned
                 done.append((place, _kept(place, faults), None))
             else:
                 done.append((place, *_work(plan, place, runs, wanted, cluster, shown)))
@@ -164,12 +164,20 @@ def reproduce(
             left_out.append(_why(plan.exhibit.name, error))
     if not done:
         raise WakefulError(f"no exhibit could be run; {left_out[0]}")
-    last, one, picture = done[-1]
-    if len(done) == 1 and not left_out:
-        return Reproduction(last, last / "report.html", (one,), (), picture)
+    last, one, told = done[-1]
+    if len(done) == 1 and told is not None and not left_out:
+        return Reproduction(last, last / "report.html", (one,), told)
     every = {place: one for place, one, _ in done}
-    page = write_claims(last.parent / CLAIMS, every, left_out)
-    return Reproduction(last, page, tuple(every.values()), tuple(left_out), picture)
+    claimed = _claimed(every, last, last.parent / CLAIMS, left_out)
+    return dataclasses.replace(claimed, last=told)
+
+
+def _claimed(
+    every: Mapping[Path, Judged], last: Path, page: Path, left_out: Sequence[str]
+) -> Reproduction:
+    """Write the page of exhibits' claims."""
+    told = claims_report(every, page, left_out)
+    return Reproduction(last, write(told, page), tuple(every.values()), told, tuple(left_out))
 
 
 def claims(
@@ -197,8 +205,7 @@ def claims(
     if not every:
         raise WakefulError("; ".join(left_out))
     every = dict(sorted(every.items(), key=lambda entry: natural(entry[1].exhibit)))
-    written = write_claims(Path(out or folders[0].parent / CLAIMS), every, left_out)
-    return Reproduction(folders[-1], written, tuple(every.values()), tuple(left_out))
+    return _claimed(every, folders[-1], Path(out or folders[0].parent / CLAIMS), left_out)
 
 
 def planned(found: Exhibit, wanted: ReproduceOptions) -> Plan:
@@ -419,7 +426,7 @@ def _work(
     wanted: ReproduceOptions,
     cluster: Cluster | None,
     shown: Shown,
-) -> tuple[Judged, Drawing | None]:
+) -> tuple[Judged, Report]:
     """Run what is missing of an exhibit, judge it and write its page."""
     with shown(plan.exhibit.name) as show:
         _prepare(plan, show)
@@ -444,14 +451,14 @@ def _work(
                 claim=plan.exhibit.claim, scale=plan.scale, headline=told, verdicts=verdicts,
             )  # fmt: skip
             run.write_json("summary.json", one)
-            write_reproduction(place / "report.html", plan, results, verdicts, facts)
+            report = reproduction_report(plan, results, verdicts, facts)
+            write(report, place / "report.html")
         except BaseException:
             run.set_status("stopped")
             raise
         run.set_status("done")
-    pictures = drawings(plan.shown, results)
-    save_figures(pictures, place / "figures", wanted.figures)
-    return one, pictures[0][1] if pictures else None
+    save_figures(report.charts(), place / "figures", wanted.figures)
+    return one, report
 
 
 def _begun(plan: Plan, place: Path, wanted: ReproduceOptions) -> Run:

@@ -52,7 +52,7 @@ from wakeful_papers.exhibits.figures import (
     train_curve,
 )
 from wakeful_papers.exhibits.plan import Job, Plan, heirs_table, short
-from wakeful_papers.pages.reproduction import Facts
+from wakeful_papers.reports.reproduction import Facts
 from wakeful_papers.verbs.examine import look, stretches
 from wakeful_papers.verbs.generated import GeneratedValues
 

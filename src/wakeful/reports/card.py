@@ -1,0 +1,323 @@
+"""The model card of an export (README.md): lineage, data, figures, and the commands behind it."""
+
+import dataclasses
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCardData
+
+from wakeful.config.tables import from_table, read_table, to_table
+from wakeful.config.verbs import InheritOptions
+from wakeful.errors import WakefulError
+from wakeful.estimates import with_error
+from wakeful.heirs.baselines import BASELINES, Baseline
+from wakeful.heirs.bridge import Bridged
+from wakeful.heirs.layers import written
+from wakeful.heirs.narrow import kept_by
+from wakeful.heirs.recipe import Recipe
+from wakeful.hf.configuration import WakefulConfig
+from wakeful.loading.load import place_of
+from wakeful.loading.model import Model
+from wakeful.reports.lineage import adapters, bridged, left_out, narrowed, objective, predictions
+from wakeful.runs.run import Run
+from wakeful.training.records import Evaluation, Step, Summary, Validated, rows
+
+
+def model_card(
+    model: Model,
+    kind: str,
+    command: str,
+    *,
+    source: Model | None = None,
+    done: Iterable[str] = (),
+    figures: Iterable[str] = (),
+) -> str:
+    """Return the card of a model that is exported as Transformers' `kind` by this command.
+
+    Where it was made of another model, that is the `source`, what was `done` to it is said a line
+    each, and `figures` are rows of a table: the name, before and after.
+    """
+    source = source or model
+    run = _run(source)
+    lineage, origin = _lineage_of(model, source, done)
+    own = kind == WakefulConfig.model_type
+    trusting = ", trust_remote_code=True" if own else ""
+    config = model.decoder().config
+    parts = [
+        _title(model.name, ["wakeful", kind], origin),
+        f"{config.num_layers} layers of width {config.width}, "
+        f"{model.decoder().num_parameters()['total']:,} parameters, context {config.context}; "
+        + ("its code lies beside its weights.\n" if own else f"the stock architecture {kind}.\n"),
+        _loading(trusting),
+        "## Lineage\n",
+        *(lineage or [f"Written from {model.name}; nothing was trained.\n"]),
+        *(_data(run, source.step) if run is not None else []),
+        *(_figures(run, model, source) if run is not None else []),
+        *_beside(figures),
+        "## Commands\n",
+        "\n".join(f"    {line}" for line in [*_commands(run), command]) + "\n",
+    ]
+    return "\n".join(parts)
+
+
+def file_lineage(
+    model: Model, *, source: Model | None = None, done: Iterable[str] = ()
+) -> tuple[str, str]:
+    """Return what a file without a card says of a model's lineage: a line, and the model that its
+    weights come from, as the hub names it or by its bare name; "" where there is none.
+    """
+    said, origin = _lineage_of(model, source or model, done)
+    return " ".join(" ".join(said).split()), origin if _on_hub(origin) else Path(origin).name
+
+
+def _lineage_of(model: Model, source: Model, done: Iterable[str]) -> tuple[list[str], str]:
+    run = _run(source)
+    said = _lineage(run) if run is not None else []
+    said += _made(source.name, done) if source is not model or done else []
+    return said, _origin(run) or (source.name if source is not model else "")
+
+
+def quantized_card(
+    name: str,
+    source: str,
+    command: str,
+    *,
+    stock: bool,
+    done: Iterable[str],
+    figures: Iterable[str] = (),
+) -> str:
+    """Return the card of a quantized model of `source`, in a `stock` format or in ours.
+
+    `done` says a line each how it is quantized, `figures` are as of `model_card`.
+    """
+    tags = ["wakeful", "quantized", *(["compressed-tensors"] if stock else [])]
+    parts = [
+        _title(name, tags, source),
+        "Read by Transformers and vLLM where compressed-tensors is installed.\n"
+        if stock
+        else 'Read by `wakeful.load(".")`, and by Transformers once `wakeful.hf` is imported.\n',
+        _loading(before="" if stock else "import wakeful.hf\n"),
+        "## Lineage\n",
+        *_made(source, done),
+        *_beside(figures),
+        f"## Commands\n\n    {command}\n",
+    ]
+    return "\n".join(parts)
+
+
+def shortened_card(name: str, source: str, command: str, kind: str, layers: Sequence[int]) -> str:
+    """Return the card of a model of Transformers' `kind` that has these layers of `source`."""
+    parts = [
+        _title(name, ["wakeful", kind], source),
+        f"{len(layers)} layers; the stock architecture {kind}.\n",
+        _loading(),
+        "## Lineage\n",
+        *_made(source, [f"its layers {written(layers)} (from 0), as they were stored",
+                        "nothing was trained"]),
+        f"## Commands\n\n    {command}\n",
+    ]  # fmt: skip
+    return "\n".join(parts)
+
+
+def _title(name: str, tags: list[str], origin: str) -> str:
+    """Return the metadata that the hub reads, and the heading."""
+    data = ModelCardData(
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=tags,
+        base_model=origin if origin and _on_hub(origin) else None,
+    )
+    return f"---\n{data.to_yaml()}\n---\n\n# {name}\n"
+
+
+def _loading(options: str = "", *, before: str = "") -> str:
+    return (
+        f"```python\n{before}from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        f'model = AutoModelForCausalLM.from_pretrained("."{options})\n'
+        f'tokenizer = AutoTokenizer.from_pretrained("."{options})\n```\n'
+    )
+
+
+def _made(source: str, done: Iterable[str]) -> list[str]:
+    said = "\n".join(f"- {line}" for line in done)
+    return [f"Made of {source}, whose license holds here too:\n\n{said}\n"]
+
+
+def _beside(rows: Iterable[str]) -> list[str]:
+    table = "\n".join(rows)
+    return (
+        [f"## Before and after\n\n| | before | after |\n|---|---|---|\n{table}\n"] if table else []
+    )
+
+
+def command_of(verb: str, name: str, options: object) -> str:
+    """Return the command line of a verb with the options that are not as usual."""
+    # Tables hold lists where options have tuples.
+    defaults = {field.name: field.default for field in dataclasses.fields(options)}  # pyright: ignore[reportArgumentType]
+    usual = {
+        name: list(value) if isinstance(value, tuple) else value for name, value in defaults.items()
+    }
+    flags = _flags(to_table(options), usual)
+    return " ".join(["wakeful", verb, shlex.quote(name), *flags])
+
+
+def _run(model: Model) -> Run | None:
+    if model.path is None or not (model.path / "run.json").is_file():
+        return None
+    return Run.open(model.path)
+
+
+def _origin(run: Run | None) -> str:
+    """Return the model that a run's weights come from, as it was named."""
+    initial = (run.header.initial or {}) if run is not None else {}
+    baseline = _baseline(initial)
+    return "" if baseline and baseline.from_random else str(initial.get("reference", ""))
+
+
+def _baseline(initial: Mapping[str, Any]) -> Baseline | None:
+    """Return the baseline that a run is; None of heirs and of what users wrote themselves."""
+    return BASELINES.get(str(initial.get("arm", "")).partition("(")[0])
+
+
+def _on_hub(name: str) -> bool:
+    """Tell whether a name is one of the hub's and not a folder here."""
+    try:
+        return "/" in name and not Path(name).is_absolute() and place_of(name).kind == "hub"
+    except WakefulError:
+        return False
+
+
+def _lineage(run: Run) -> list[str]:
+    initial, train = run.header.initial, run.config.train
+    teacher, alone = train.distill, adapters(train.lora)
+    said = [f"Trained from random weights, seed {train.seed}.\n"]
+    if initial is not None:
+        said = [f"{line}\n" for line in _inherited(run, initial)]
+    if teacher.teacher:
+        said.append(
+            f"Trained on {teacher.teacher}'s {predictions(teacher)}: "
+            f"{objective(teacher, 'teacher', 'student')}{alone}.\n"
+        )
+    elif initial is not None or alone:
+        said.append(f"Trained on text by cross-entropy{alone}.\n")
+    return said
+
+
+def _inherited(run: Run, initial: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what was taken of a reference and what became of the rest, before training."""
+    reference, layers = initial.get("reference"), initial.get("layers") or []
+    arm, place = str(initial.get("arm", "")), _inheritance(run)
+    baseline = _baseline(initial)
+    if baseline is not None:
+        terms = "The license of that model holds here too."
+        if baseline.from_random:
+            terms = "No weight comes from that model."
+        yield (f"The baseline {arm} beside the heirs of {reference}: {baseline.summary}. {terms}")
+    else:
+        took = f", its layers {written(layers)} (from 0)" if layers else ""
+        yield f"Started from {reference}{took}. Its license holds here too."
+    recipe = None
+    if place is not None:
+        recipe = from_table(Recipe, read_table(place / "recipe.toml"), record="recipe.toml")
+    if recipe is not None and arm.startswith("heir"):
+        made = narrowed(kept_by(initial), recipe.bridge)
+        yield from filter(None, (made, left_out(recipe.drops_to(len(layers)))))
+        if recipe.drops == 1 and initial.get("offset"):
+            yield f"It grew by {recipe.grow} layers a round, with training in between."
+    bridges = from_table(tuple[Bridged, ...], initial.get("bridges", []), record="run.json")
+    yield from (bridged(one, recipe and recipe.bridge) for one in bridges)
+
+
+def _summary(run: Run) -> Summary | None:
+    """Return the figures of a finished run."""
+    finished = (run.path / "summary.json").is_file()
+    return run.read(Summary, "summary.json") if finished else None
+
+
+def _data(run: Run, step: int) -> list[str]:
+    """Say what the weights of a step were trained on; nothing of a run that is not finished.
+
+    Step 0 is the newest.
+    """
+    summary = _summary(run)
+    if summary is None:
+        return []
+    data, train = summary.data, run.config.train
+    offset = (run.header.initial or {}).get("offset")
+    before = offset if isinstance(offset, int) else 0  # steps of the runs that it goes on from
+    each, tokens, steps = train.batch_size * train.length, summary.tokens, summary.steps
+    if step not in (0, steps):
+        logged = {row.step: row.tokens for row in rows(run, Step)}
+        tokens, steps = logged.get(step, step * each), step
+    return [
+        "## Data\n",
+        f"{data.text} (SHA-256 {data.corpus_sha256}), {data.train_tokens:,} training tokens, of "
+        f"which {before * each + tokens:,} were read in {before + steps:,} steps of "
+        f"{train.batch_size} × {train.length}.\n",
+    ]
+
+
+def _figures(run: Run, model: Model, source: Model) -> list[str]:
+    """Say what the run's weights, the `source`, reached; nothing where that was not measured, or of
+    a model with fewer layers.
+    """
+    summary = _summary(run)
+    if summary is None or model.decoder().config.num_layers < source.decoder().config.num_layers:
+        return []
+    found: Validated | None = summary.validation
+    length = summary.validation.length or run.config.train.length
+    if source.step not in (0, summary.steps):
+        found = {row.step: row for row in rows(run, Evaluation)}.get(source.step)
+    if found is None:
+        return []
+    error = float("nan") if found.standard_error is None else found.standard_error
+    before = "" if model is source else " It was measured before that was done to it."
+    return [
+        "## Figures\n",
+        f"Loss {with_error(found.loss, error)} nats a token on the "
+        f"{summary.data.validation_tokens:,} held-out tokens of that text, windows of {length}, "
+        f"one seed.{before}\n",
+    ]
+
+
+def _commands(run: Run | None) -> Iterator[str]:
+    """Yield the commands that made a run, as far as its folder says."""
+    if run is None:
+        return
+    above = _inheritance(run)
+    if above is not None:
+        wishes = Run.open(above).read_json("plan.json")["wishes"]
+        flags = " ".join(_flags(wishes, to_table(InheritOptions())))
+        reference = read_table(above / "recipe.toml").get("reference", "")
+        yield f"wakeful inherit {shlex.quote(str(reference))} {flags}".rstrip()
+    else:
+        yield f"wakeful train {shlex.quote(str(run.path / 'config.toml'))}"
+
+
+def _inheritance(run: Run) -> Path | None:
+    """Return the folder of the inheritance that a run is of; None where it is of none."""
+    place = run.path.absolute()
+    # Below an inheritance, or below the folder of a later seed of one.
+    return next((each for each in (place.parent, place.parent.parent) if _planned(each)), None)
+
+
+def _planned(place: Path) -> bool:
+    return (place / "plan.json").is_file() and (place / "recipe.toml").is_file()
+
+
+def _flags(given: Mapping[str, Any], usual: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the flags of what is not as usual."""
+    for name, value in given.items():
+        if isinstance(value, Mapping):
+            yield from _flags(value, usual.get(name, {}), f"{prefix}{name}.")
+        elif value == usual.get(name) or f"{prefix}{name}" in ("out", "resume"):
+            continue
+        elif value is False:  # a switch that is on by default is turned off by another flag
+            yield f"--{prefix}no_{name}"
+        else:
+            values = value if isinstance(value, list) else [] if value is True else [value]
+            yield " ".join(
+                [f"--{prefix}{name.rstrip('_')}", *(shlex.quote(str(each)) for each in values)]
+            )

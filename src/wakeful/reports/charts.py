@@ -1,0 +1,486 @@
+"""Charts as Vega-Lite: one specification serves the page and the paper's file."""
+
+import csv
+import io
+import json
+import math
+import re
+import textwrap
+from collections.abc import Sequence, Sized
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import polars as pl
+import vl_convert
+from altair.utils import schemapi
+
+from wakeful.errors import WakefulError
+from wakeful.runs.run import disk_errors, replaced
+
+Drawing = alt.Chart | alt.LayerChart | alt.FacetChart | alt.HConcatChart
+Titled = Sequence[tuple[str, Drawing]]
+"""Charts, each with a title that says what it shows where nothing stands around it."""
+
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7F7F7F")
+"""Okabe and Ito's colors, distinguishable under color blindness; yellow gives way to violet and
+gray, which show on white and on black."""
+_PLAIN = str.maketrans({"‖": " ", "₀": "0", "|": " ", "β": "beta", "π": "pi", "'": "", "’": ""})
+DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 4], [10, 2], [1, 3], [6, 2, 2, 2])
+SHAPES = (
+    "circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right",
+    "triangle-left",
+)  # fmt: skip
+_NEAREST = "the point nearest to the pointer"
+_PLACES = 100
+"""Places of a line that the pointer finds, at least; more would be slow to draw."""
+_LETTER, _SYMBOL = 8, 40
+"""Pixels that a letter of a legend takes, and a symbol with its margins."""
+_TITLE = 8
+"""Pixels that a letter of a title takes, margins included."""
+_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
+
+_UNDRAWABLE = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\u2028\u2029\ud800-\udfff\ufffe\uffff]")
+_LESS = "\ue000"
+_PROPERTIES = frozenset({
+    "__defineGetter__", "__defineSetter__", "__lookupGetter__", "__lookupSetter__", "__proto__",
+    "constructor", "hasOwnProperty", "isPrototypeOf", "propertyIsEnumerable", "toLocaleString",
+    "toString", "valueOf",
+})  # fmt: skip
+"""Of every object of JavaScript."""
+
+
+def colors(names: Sized) -> list[str]:
+    """Return a color for each name; past the palette's length they come again."""
+    return [PALETTE[n % len(PALETTE)] for n in range(len(names))]
+
+
+def colored(field: str, names: Sequence[str], **more: Any) -> alt.Color:
+    """Return the encoding of a field by the names' colors; `more` is as of `alt.Color`."""
+    scale = alt.Scale(domain=list(names), range=colors(names))
+    return alt.Color(f"{field}:N", scale=scale, **more)
+
+
+def dashed(field: str, names: Sequence[str], dashes: Sequence[list[int]], **more: Any) -> Any:
+    """Return the encoding of a field by a dash for each name."""
+    scale = alt.Scale(domain=list(names), range=list(dashes))
+    return alt.StrokeDash(f"{field}:N", scale=scale, **more)
+
+
+def shaped(field: str, names: Sequence[str], **more: Any) -> alt.Shape:
+    """Return the encoding of a field by a shape for each name."""
+    scale = alt.Scale(domain=list(names), range=shapes(names))
+    return alt.Shape(f"{field}:N", scale=scale, **more)
+
+
+def shapes(names: Sized) -> list[str]:
+    """Return a shape for each name; past their number they come again, with another color."""
+    return [SHAPES[n % len(SHAPES)] for n in range(len(names))]
+
+
+def dashes(names: Sized) -> list[list[int]]:
+    """Return a dash for each name; past the palette's length others go with a color."""
+    return [DASHES[(n + n // len(PALETTE)) % len(DASHES)] for n in range(len(names))]
+
+
+def tips(*fields: str) -> list[alt.Tooltip]:
+    """Return tooltips of fields as they are; "name:N" with its type."""
+    return [alt.Tooltip(field) for field in fields]
+
+
+def tip(field: str, style: str, **more: Any) -> alt.Tooltip:
+    """Return a number in a tooltip, formatted as d3 does by `style`."""
+    return alt.Tooltip(f"{field}:Q", format=style, **more)
+
+
+unchecked = schemapi.debug_mode(False)
+"""Checking every part as it is made is most of a page's time; tests check them all."""
+
+HIDDEN = "hidden"
+"""The parameter of a chart that lists the names which the reader has switched off."""
+SHARE = (0.0, 1.0)
+"""The scale of a share or a mass, in every chart of every model."""
+WHOLE = "datum.value % 1 ? '' : datum.label"
+"""Labels of an axis of layers: of two or three Vega has ticks between them, too."""
+LAYERS = alt.X(
+    "layer:Q", title="layer", scale=alt.Scale(nice=False, zero=False, padding=6),
+    axis=alt.Axis(tickMinStep=1, format="d", labelExpr=WHOLE),
+)  # fmt: skip
+"""From the first layer, the embedding's −1 or 0, to the last."""
+RANKS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000]
+"""Ticks of a logarithmic axis of ranks."""
+
+
+def heatmap(
+    frame: Any, x: alt.X, y: alt.Y, value: str, legend: Any, *, type: Any = alt.Undefined,
+    domain: Any = alt.Undefined, tooltip: Any = alt.Undefined,
+) -> alt.Chart:  # fmt: skip
+    """Draw a column as a cell's color at each place; the legend is a title, `alt.Legend` or None.
+
+    `type` and `domain` are the scale's: linear, and what the values span, where not given.
+    """
+    legend = alt.Legend(title=legend) if isinstance(legend, str) else legend
+    scale = alt.Scale(scheme="cividis", type=type, domain=domain, clamp=True)
+    color = alt.Color(f"{value}:Q", scale=scale, legend=legend)
+    return alt.Chart(frame).mark_rect().encode(x=x, y=y, color=color, tooltip=tooltip)
+
+
+def opacity(field: str, usual: float = 1.0) -> Any:
+    """Return the encoding that all but blots out names which the reader has switched off."""
+    shown = {"test": f"indexof({HIDDEN}, datum.{field}) < 0", "value": usual}
+    return alt.OpacityValue(usual / 20, condition=shown)
+
+
+def switchable(chart: Any) -> Any:
+    """Return a chart whose names, drawn with `opacity`, the page's legend switches on and off."""
+    return chart.add_params(alt.param(name=HIDDEN, value=[]))
+
+
+def nearest(base: alt.Chart, tooltip: Sequence[alt.Tooltip], y: alt.Y) -> alt.Chart:
+    """Return points of which the one nearest to the pointer shows itself and the tooltip."""
+    here = alt.selection_point(nearest=True, on="pointerover", clear="pointerout", empty=False)
+    shown = {"param": here.name, "empty": False, "value": 1}
+    points = base.mark_point(filled=True, size=70).properties(description=_NEAREST)
+    points = points.encode(
+        y=y,
+        opacity=alt.OpacityValue(0, condition=shown),
+        tooltip=tooltip,
+    )
+    return points.add_params(here)
+
+
+def lines(
+    frame: pl.DataFrame, by: str, names: Sequence[str], x: alt.X, y: alt.Y,
+    tooltip: Sequence[alt.Tooltip], *, at: str = "layer", legend: alt.Legend | None = None,
+    points: bool = False, detail: str = "", under: Sequence[alt.Chart] = (), outliers: bool = False,
+) -> Drawing:  # fmt: skip
+    """Draw a line for each name in `by` over the column `at`, by color and dash, with a band where
+    the frame has low and high; the pointer finds the nearest of some hundred places.
+
+    The page's legend switches the names on and off; on a `legend` of the chart's own a click fades
+    the others. `detail` parts the lines of one name that come apart, such as those of its runs,
+    `under` is drawn first, and `outliers` names the places where a line leaps (see `leaps`).
+    """
+    frame = rounded(frame, 5)
+    picked = alt.selection_point(fields=[by], bind="legend")
+    seen: Any = opacity(by)
+    if legend is not None:
+        seen = alt.OpacityValue(0.12, condition={"param": picked.name, "value": 1})
+    bare = colored(by, names, legend=None)  # else a second legend would stand beside the lines'
+    base = alt.Chart(frame).encode(x=x, color=bare)
+    line = base.mark_line(strokeWidth=2).encode(
+        y=y, color=colored(by, names, legend=legend), opacity=seen,
+        strokeDash=dashed(by, names, dashes(names), legend=legend),
+    )  # fmt: skip
+    line = line.encode(detail=alt.Detail(detail)) if detail else line
+    layers: list[Any] = [*under]
+    if "low" in frame.columns and frame["high"].ne_missing(frame["low"]).any():
+        area = alt.Chart(frame.drop_nulls(["low", "high"])).mark_area()
+        clear = opacity(by, 0.2) if legend is None else alt.value(0.18)
+        layers.append(
+            area.encode(x=x, y=alt.Y("low:Q"), y2=alt.Y2("high:Q"), color=bare, opacity=clear)
+        )
+    places = frame[at].unique().sort()
+    some = places.gather_every(max(1, len(places) // _PLACES))
+    near = alt.Chart(frame.filter(pl.col(at).is_in(some.implode()))).encode(x=x, color=bare)
+    layers += [line if legend is None else line.add_params(picked), nearest(near, tooltip, y)]
+    if points:  # a layer of their own: with the lines' dashes the legend would draw dashed circles
+        layers.append(base.mark_point(filled=True, size=30).encode(y=y, opacity=seen))
+    if outliers and not (named := leaps(frame, by, at)).is_empty():
+        label = alt.Chart(named).mark_text(dy=-9, fontSize=11).encode(
+            x=x, y=y, color=bare, opacity=seen, text="told:N"
+        )  # fmt: skip
+        layers.append(label)
+    chart = alt.layer(*layers)
+    if legend is None:
+        return switchable(chart)
+    return chart.resolve_legend(color="independent", strokeDash="independent")
+
+
+def leaps(frame: pl.DataFrame, by: str, at: str) -> pl.DataFrame:
+    """Return the two places at most of each line that stand out above it, `told` as "layer 3".
+
+    A place stands out where its logarithm is further above the line's median than eight median
+    absolute deviations, and its value more than twice the median.
+    """
+    log = pl.col("value").log()
+    above = log - log.median().over(by)
+    spread = above.abs().median().over(by)
+    found = frame.filter(pl.col("value") > 0).filter((above > 8 * spread) & (above > math.log(2)))
+    found = found.sort("value", descending=True).group_by(by, maintain_order=True).head(2)
+    return found.with_columns(told=pl.format("{} {}", pl.lit(at), pl.col(at)))
+
+
+def scatter(
+    frame: pl.DataFrame, by: str, names: Sequence[str], x: alt.X, y: alt.Y,
+    tooltip: Sequence[alt.Tooltip], *, height: int,
+) -> Drawing:  # fmt: skip
+    """Draw points, by color and shape for each name in `by`, which the page's legend switches."""
+    base = alt.Chart(frame).encode(x=x, color=colored(by, names, legend=None))
+    points = base.mark_point(filled=True, size=26).encode(
+        y=y, shape=shaped(by, names, legend=None), opacity=opacity(by, 0.7)
+    )
+    return wide(switchable(alt.layer(points, nearest(base, tooltip, y))), height)
+
+
+def dots(
+    frame: pl.DataFrame, by: str, x: alt.X, color: alt.Color, *, order: Sequence[str],
+    shape: Any = alt.Undefined, tooltip: Sequence[alt.Tooltip] = (), row: int = 34,
+    under: Sequence[alt.Chart] = (), over: Sequence[alt.Chart] = (),
+) -> Drawing:  # fmt: skip
+    """Draw a line of the page for each name in `by`: a point, and a bar from low to high."""
+    y = alt.Y(f"{by}:N", title=None, sort=list(order))
+    base = alt.Chart(rounded(frame)).encode(y=y, color=color)
+    points = base.mark_point(filled=True, size=90, opacity=1)
+    points = points.encode(x=x, shape=shape, tooltip=[*tips(f"{by}:N"), *tooltip])
+    bars = alt.Chart(rounded(frame.drop_nulls(["low", "high"]))).encode(y=y, color=color)
+    bars = bars.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q"), x2=alt.X2("high:Q"))
+    chart = alt.layer(*under, bars, points, *(one.encode(y=y) for one in over))
+    return chart.properties(height=row * len(frame), width="container")
+
+
+def line_at(axis: str, value: float, name: str, **more: Any) -> alt.Chart:
+    """Draw a faint line at a value, which has a name, of the axis "x" or "y"."""
+    rule = alt.Chart(pl.DataFrame({name: [value]})).mark_rule(opacity=0.6)
+    return rule.encode(**{axis: f"{name}:Q"}, **more)
+
+
+def rounded(frame: pl.DataFrame, digits: int = 6) -> pl.DataFrame:
+    """Return the frame with that many significant digits, all that a chart shows."""
+    return frame.with_columns(pl.selectors.float().round_sig_figs(digits))
+
+
+def wide(chart: Drawing, height: int) -> Drawing:
+    """Return a chart that takes the width of its place, axes and legends included.
+
+    A height by the step is dropped by Vega-Lite with a warning on the console.
+    """
+    autosize = alt.AutoSizeParams(type="fit-x", contains="padding")
+    return chart.properties(width="container", height=height, autosize=autosize)
+
+
+def save_chart(chart: Drawing, path: str | Path, title: str = "") -> Path:
+    """Write a chart, under a title, as .html, .svg, .png or .pdf, or its rows as .csv.
+
+    No browser is needed. The HTML is one file that loads nothing: what draws is inside.
+    """
+    path = Path(path)
+    spec = still(specification(chart), title=title)
+    match path.suffix.lower():
+        case ".svg":
+            content = vl_convert.vegalite_to_svg(spec).encode()
+        case ".png":
+            content = vl_convert.vegalite_to_png(spec, scale=2)
+        case ".pdf":
+            content = vl_convert.vegalite_to_pdf(spec)
+        case ".csv":
+            content = table_of(spec).encode()
+        case ".html":
+            content = _html(spec).encode()
+        case other:
+            raise WakefulError(
+                f"charts are written as .html, .svg, .png, .pdf or .csv, not {other!r}"
+            )
+    with replaced(path) as temporary:
+        temporary.write_bytes(content)
+    return path
+
+
+def table_of(spec: dict[str, Any]) -> str:
+    """Return the rows that a specification draws as CSV, each once.
+
+    A table of one column is a line of reference, and left out beside others. Text that a
+    spreadsheet would take for a formula gets an apostrophe before it, as on the page.
+    """
+    tables = [rows for rows in spec["datasets"].values() if rows]
+    wide = [row for rows in tables if len(rows[0]) > 1 for row in rows]
+    rows = wide or [row for rows in tables for row in rows]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    lines = dict.fromkeys(tuple(_cell(row.get(name)) for name in names) for row in rows)
+    written = io.StringIO()
+    csv.writer(written, lineterminator="\n").writerows([names, *lines])
+    return written.getvalue()
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{value}" if formula else "" if value is None else str(value)
+
+
+def _html(spec: dict[str, Any]) -> str:
+    """Return a page of one chart, in which no name ends the script that holds it."""
+    held = json.loads(json.dumps(spec).replace("<", _LESS))
+    return vl_convert.vegalite_to_html(held, bundle=True).replace(_LESS, "\\u003c")
+
+
+def save_figures(charts: Titled, folder: str | Path, formats: Sequence[str]) -> None:
+    """Write charts into a folder, each named after its title, a file a format."""
+    folder = Path(folder)
+    if formats:
+        with disk_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+    names: set[str] = set()
+    for title, chart in charts:
+        name = slug(title)
+        name = name if name not in names else f"{name}-{len(names)}"
+        names.add(name)
+        for suffix in formats:
+            save_chart(chart, folder / f"{name}.{suffix}", title=title)
+
+
+def slug(title: str) -> str:
+    """Return a title as a file's name: what leaves no trouble in a paper's source."""
+    plain = title.translate(_PLAIN)
+    letters = "".join(c if c.isascii() and c.isalnum() else "-" for c in plain.lower())
+    return re.sub("-+", "-", letters).strip("-")
+
+
+def fixed(chart: Drawing) -> dict[str, Any]:
+    """Return a chart as Vega-Lite with a width and colors of its own, to stand outside a page."""
+    return still(specification(chart))
+
+
+def still(spec: dict[str, Any], width: int = 640, title: str = "") -> dict[str, Any]:
+    """Return a specification that stands by itself: with a width of its own, the legends that a
+    page has beside its charts, a title, and what is chosen of a list; without what only a pointer
+    brings up.
+    """
+    spec = _legended(spec) | {"config": theme()}
+    spec["config"]["legend"]["columns"] = _columns(spec, width)
+    chosen = _chosen(spec)
+    if title or chosen:
+        text = textwrap.wrap(drawable(title) or chosen, width // _TITLE)
+        spec["title"] = {"text": text, "subtitle": chosen if title else ""}
+    if "layer" in spec:
+        spec["layer"] = [each for each in spec["layer"] if each.get("description") != _NEAREST]
+    if "params" in spec:
+        spec["params"] = [each for each in spec["params"] if not _follows_pointer(each)]
+    return spec | {"width": width} if spec.get("width") == "container" else spec
+
+
+def _legended(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return a specification with the legends that the page has once for all of its charts: of each
+    field that a shape or a dash tells apart, where it has several names.
+    """
+    if all(each["name"] != HIDDEN for each in spec.get("params", ())):
+        return spec
+    layers = [each.get("encoding", {}) for each in spec.get("layer", [spec])]
+    legends: dict[str, dict[str, Any]] = {}
+    for name, symbol in (("strokeDash", {"symbolType": "stroke"}), ("shape", {})):
+        told = [encoding[name] for encoding in layers if name in encoding]
+        legend = symbol | {"symbolOpacity": 1}  # else that of a band
+        legends |= {each["field"]: legend for each in told if _legend_is_elsewhere(each)}
+    if "layer" in spec:
+        return spec | {"layer": [_named(each, legends) for each in spec["layer"]]}
+    return _named(spec, legends)
+
+
+def _legend_is_elsewhere(channel: dict[str, Any]) -> bool:
+    return channel.get("legend", {}) is None and len(channel["scale"]["domain"]) > 1
+
+
+def _named(part: dict[str, Any], legends: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return a layer with a legend of each of the fields, in every layer the same."""
+    encoding = part.get("encoding", {})
+    named = {
+        name: encoding[name] | {"legend": legends[encoding[name]["field"]]}
+        for name in ("color", "shape", "strokeDash")
+        if name in encoding and encoding[name].get("field") in legends
+    }
+    return part | {"encoding": encoding | named}
+
+
+def _columns(spec: dict[str, Any], width: int) -> int:
+    """Return how many of the longest name stand side by side in a legend of that width."""
+    return max(1, min(4, width // (_LETTER * _longest(spec) + _SYMBOL)))
+
+
+def _longest(part: Any) -> int:
+    """Return the letters of the longest name in any legend."""
+    if isinstance(part, list):
+        return max(map(_longest, part), default=0)
+    if not isinstance(part, dict):
+        return 0
+    scale = part.get("scale") if part.get("legend", {}) is not None else None
+    names = scale.get("domain") if isinstance(scale, dict) else None
+    here = [len(each) for each in names or () if isinstance(each, str)]
+    inside = [_longest(each) for key, each in part.items() if key != "datasets"]
+    return max([*here, *inside], default=0)
+
+
+def _chosen(spec: dict[str, Any]) -> str:
+    """Return what a list beside the chart has chosen at first; nothing where there is no list."""
+    for each in spec.get("params", ()):
+        if "labels" in each.get("bind", ()):
+            return each["bind"]["labels"][each["value"]]
+    return ""
+
+
+def _follows_pointer(param: dict[str, Any]) -> bool:
+    select = param.get("select")
+    return isinstance(select, dict) and select.get("nearest", False)
+
+
+def specification(chart: Drawing) -> dict[str, Any]:
+    """Return a chart as Vega-Lite with its data inside, however many rows they are.
+
+    JSON knows no NaN and no infinity: a value that is neither number nor text is null. Text is what
+    `drawable` makes of it.
+    """
+    with alt.data_transformers.enable("default", max_rows=None):
+        return _drawable(chart.to_dict(validate=schemapi.DEBUG_MODE))
+
+
+def theme(*, dark: bool = False) -> dict[str, Any]:
+    """Return the Vega-Lite configuration of all charts, for a light or a dark page."""
+    ink, faint, grid = (
+        ("#e8e6e3", "#a8a5a0", "#3a3a38") if dark else ("#1f1e1c", "#5c5a56", "#e4e2de")
+    )
+    axis = {
+        "labelColor": faint, "titleColor": ink, "gridColor": grid, "domainColor": faint,
+        "tickColor": faint, "labelFont": _FONT, "titleFont": _FONT, "titleFontWeight": 500,
+        "labelFontSize": 12, "titleFontSize": 12, "labelLimit": 230,
+        "labelFlush": False,
+    }  # fmt: skip
+    return {
+        "background": "transparent" if dark else "white",
+        "font": _FONT,
+        "view": {"stroke": None},
+        "axis": axis,
+        "rule": {"color": faint},
+        "legend": {
+            "labelColor": ink, "titleColor": ink, "orient": "top", "title": None,
+            "labelFontSize": 13, "symbolStrokeWidth": 3, "symbolSize": 260, "columns": 4,
+            "labelLimit": 300, "titleLimit": 300,
+        },
+        "text": {"color": ink, "font": _FONT, "fontSize": 12},
+        "title": {"color": ink, "font": _FONT, "fontSize": 13, "fontWeight": 500,
+                  "anchor": "start", "frame": "group", "subtitleColor": faint,
+                  "subtitleFont": _FONT, "subtitleFontSize": 12},
+        "header": {"labelColor": ink, "labelAnchor": "start", "labelFontWeight": 600,
+                   "labelOrient": "top"},
+    }  # fmt: skip
+
+
+def drawable(text: str) -> str:
+    """Return a name as charts have it: one that its user chose may be anything.
+
+    A character that XML forbids ends vl-convert's process; JavaScript's own name of a property, and
+    its other line ends, are no name to Vega.
+    """
+    text = _UNDRAWABLE.sub(
+        lambda odd: chr(0x2400 + ord(odd[0])) if odd[0] < " " else "\ufffd", text
+    )
+    return f"{text} " if text in _PROPERTIES else text
+
+
+def _drawable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _drawable(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_drawable(entry) for entry in value]
+    if isinstance(value, str):
+        return drawable(value)
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,646 @@
+"""What is told of a comparison."""
+
+import math
+import shlex
+import statistics
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import get_args
+
+import polars as pl
+
+from wakeful.comparison.outcomes import Outcome
+from wakeful.comparison.paper_table import Cell as PaperCell
+from wakeful.comparison.paper_table import PaperTable, paper_tables
+from wakeful.comparison.ranks import Ranking, lacks_common_seed, ranking_of
+from wakeful.comparison.reading import Comparison
+from wakeful.comparison.tables import (
+    Growth,
+    differing_fields,
+    machines,
+    paired_difference,
+    pairs_counted,
+    same_batches,
+    same_tokens,
+    sink_growth,
+    smoothing_window,
+    summary_table,
+)
+from wakeful.config.schema import config_to_toml
+from wakeful.errors import WakefulError
+from wakeful.estimates import mean_and_error, reach, to_error, with_error
+from wakeful.reports.comparison_charts import (
+    cost_charts,
+    difference_chart,
+    followed_charts,
+    front_charts,
+    head_charts,
+    rank_chart,
+    relative_loss_chart,
+    training_loss_chart,
+    with_curves,
+)
+from wakeful.reports.value import (
+    Cell,
+    Chart,
+    Fold,
+    Group,
+    Listed,
+    Part,
+    Report,
+    Section,
+    Side,
+    Step,
+    Table,
+    Text,
+    listed,
+    method,
+    rough,
+    terms,
+)
+from wakeful.variants import build
+
+_MANY = 12
+"""Variants: past them those that fare alike share a sentence, and details are folded away."""
+
+
+def verdicts(comparison: Comparison) -> list[str]:
+    """Return what became of sinks that training followed, a sentence for each variant but the
+    baseline, or for each outcome where they are many, and those that nothing separates from it."""
+    if len(comparison.variants) > _MANY:
+        losses = _outcomes(comparison)
+    else:
+        losses = [_verdict(comparison, variant) for variant in comparison.variants[1:]]
+    ranking = ranking_of(comparison)
+    same = [] if ranking is None else _inseparable(comparison, ranking)
+    return [*_sinks(sink_growth(comparison)), *losses, *same]
+
+
+def _outcomes(comparison: Comparison) -> list[str]:
+    """Say which variants end below the baseline, which above, and of which nothing is sure."""
+    said: dict[str, list[tuple[float, str]]] = {"lower": [], "higher": [], "": []}
+    for variant in comparison.variants[1:]:
+        difference, error = paired_difference(comparison, variant)
+        if math.isnan(difference):
+            continue
+        sure = abs(difference) > reach(error, pairs_counted(comparison, variant))
+        way = ("lower" if difference < 0 else "higher") if sure else ""
+        figure = f" ({with_error(difference, error, '+')})" if sure else ""
+        said[way].append((difference, variant + figure))
+    base = comparison.baseline
+    begin = {
+        "lower": f"A lower loss than {base}, in nats: ",
+        "higher": f"A higher loss than {base}: ",
+        "": f"No interval separates their loss from that of {base}: ",
+    }
+    return [f"{begin[way]}{', '.join(name for _, name in sorted(found))}."
+            for way, found in said.items() if found]  # fmt: skip
+
+
+def _inseparable(comparison: Comparison, ranking: Ranking) -> list[str]:
+    """Say which variants differ from the baseline in nothing that was measured; costs aside."""
+    if len(ranking.seeds) < 2:
+        return []
+    where = f"of the {ranking.num_columns} ranked figures that are not costs"
+    base = comparison.baseline
+    if not ranking.inseparable:
+        return [f"Each variant differs significantly from {base} in at least one {where}."]
+    names = ", ".join(ranking.inseparable)
+    return [f"Not significantly different from {base} in any {where}: {names}."]
+
+
+def _sinks(growth: Sequence[Growth]) -> list[str]:
+    """Say where attention on BOS grows, shrinks or does neither surely, and how much there is.
+
+    Nothing where no interval resolves a change, as those of one seed cannot.
+    """
+    begin = {
+        "grows": "A sink grows in",
+        "shrinks": "Attention on BOS shrinks in",
+        "not resolved": "Whether a sink grows is not resolved in",
+    }
+    ends: dict[str, list[str]] = {outcome: [] for outcome in begin}
+    for each in growth:
+        ends[each.outcome].append(f"{each.variant} ({with_error(*each.after)})")
+    if not ends["grows"] and not ends["shrinks"]:
+        return []
+    said = [f"{begin[outcome]} {', '.join(names)}." for outcome, names in ends.items() if names]
+    return [" ".join([*said, "In parentheses: attention on BOS at the end."])]
+
+
+def _verdict(comparison: Comparison, variant: str) -> str:
+    baseline = comparison.baseline
+    difference, error = paired_difference(comparison, variant)
+    side = "below" if difference < 0 else "above"
+    if math.isnan(difference):
+        return f"{variant} shares no seed with {baseline}."
+    if math.isnan(error):
+        return (
+            f"{variant} ends {abs(difference):.4f} nats {side} {baseline}, with nothing to judge "
+            "the error by."
+        )
+    if abs(difference) <= reach(error, pairs_counted(comparison, variant)):
+        told = with_error(difference, error, "+")
+        return f"{variant} and {baseline} cannot be distinguished: {told} nats."
+    return f"{variant} ends {with_error(abs(difference), error)} nats {side} {baseline}."
+
+
+def headline(comparison: Comparison) -> str:
+    """Return in a sentence how many variants surely end lower or higher than the baseline."""
+    base, others = comparison.baseline, comparison.variants[1:]
+    if not others:
+        loss = summary_table(comparison).row(0, named=True)
+        ends = with_error(loss["loss"], loss["loss_error"])
+        return f"{base} ends at a validation loss of {ends} nats a token."
+    counts = {"lower": 0, "higher": 0, "not significantly different": 0}
+    others = [variant for variant in others if comparison.pairs(variant)]
+    if not others:
+        return f"Nothing is compared: no variant has a seed that {base} has."
+    for variant in others:
+        difference, error = paired_difference(comparison, variant)
+        sure = abs(difference) > reach(error, pairs_counted(comparison, variant))
+        side = (
+            "not significantly different" if not sure else "lower" if difference < 0 else "higher"
+        )
+        counts[side] += 1
+    if len(others) == 1:
+        (side,) = (side for side, count in counts.items() if count)
+        than = "from" if side == "not significantly different" else "than"
+        return f"The validation loss of {others[0]} is {side} {than} that of {base}."
+    told = listed(f"{count} {side}" for side, count in counts.items() if count)
+    return f"Validation loss compared with {base}: of {len(others)} variants, {told}."
+
+
+def next_step(comparison: Comparison) -> Step:
+    """Return how to look inside the variant that ended lowest."""
+    rows = summary_table(comparison).filter(pl.col("difference").is_finite())
+    best = rows.sort("difference", maintain_order=True)["variant"][0]
+    run = comparison.of(best)[0]
+    lowest = ", the lowest" if len(rows) > 1 else ""  # the baseline's row is always there
+    return Step(f"look inside {best}{lowest}", f"wakeful diagnose {shlex.quote(str(run.path))}")
+
+
+def caveat(comparison: Comparison) -> str:
+    """Say what the errors cover and what they do not."""
+    if len(comparison.variants) < 2:
+        return "One variant: nothing to compare."
+    rule = "A difference counts when its 95% confidence interval (Student's t) leaves out zero."
+    compared = [v for v in comparison.variants[1:] if comparison.pairs(v)]
+    if not compared:
+        return f"No variant has a seed that {comparison.baseline} has: there are no differences."
+    single = [v for v in compared if comparison.paired_over(v) == "windows"]
+    if not single:
+        return f"Differences are paired over seeds. {rule}"
+    whose = "Differences are"
+    if len(single) < len(compared):
+        these = "Those" if len(single) > 1 else "That"
+        verb = "are" if len(single) > 1 else "is"
+        whose = f"Differences are paired over seeds. {these} of {listed(single)} {verb}"
+    return (
+        f"{whose} paired over the validation windows of one seed: they say how sure the "
+        f"measurement is, not how much another seed would differ. {rule}"
+    )
+
+
+def notes(comparison: Comparison) -> list[str]:
+    """Return what must be said of the figures besides: errors, seeds, runs that are left out."""
+    found = [caveat(comparison), seeds_missing(comparison)]
+    if comparison.unfinished:
+        left = "; ".join(comparison.unfinished)
+        found.append(
+            f"Not finished and left out: {left}. The command that began them goes on with --resume."
+        )
+    if lacks_common_seed(comparison):
+        found.append("The variants are not ranked: they have no finished seed in common.")
+    return [note for note in found if note]
+
+
+def seeds_missing(comparison: Comparison) -> str:
+    """Say which finished seeds of others a variant lacks; "" where all have the same."""
+    said = []
+    for variant in comparison.variants:
+        missing = comparison.missing(variant)
+        if missing:
+            used = [run.seed for run in comparison.compared(variant)]
+            said.append(f"{variant} lacks {_seeds(missing)}; its figures come from {_seeds(used)}.")
+    if said:
+        said.append("Losses of different seeds cannot be compared; the differences can.")
+    return " ".join(said)
+
+
+def errors_over(comparison: Comparison) -> str:
+    """Say what the standard errors of the figures are over."""
+    kinds = {comparison.paired_over(variant) for variant in comparison.variants}
+    windows = "validation windows, which are the clusters of a ratio estimator"
+    if len(kinds) > 1:
+        return f"over seeds, and where there is one alone over {windows}"
+    return "over seeds" if kinds == {"seeds"} else f"over {windows}"
+
+
+def _seeds(seeds: list[int]) -> str:
+    return f"seed{'s' if len(seeds) > 1 else ''} {listed(seeds)}"
+
+
+def _domains(comparison: Comparison) -> Iterator[Section]:
+    """Yield each variant's mean loss on the parts of a mixture, if every run has them."""
+    runs = comparison.runs
+    if not all(run.summary.validation.domains for run in runs):
+        return
+    names = list(runs[0].summary.validation.domains or {})
+    rows = []
+    for variant in comparison.variants:
+        found = [run.summary.validation.domains or {} for run in comparison.compared(variant)]
+        means = [mean_and_error([each[name] for each in found]) for name in names]
+        rows.append([variant, *(with_error(*mean) for mean in means)])
+    yield Section("Loss by domain", [
+        Table(["variant", *names], rows, "Validation loss on each part of the mixture"),
+        Text("Nats a token over what is held out of each part of the mixture, means over seeds. "
+             "The loss above is over all of it together.", "note"),
+    ])  # fmt: skip
+
+
+def _at_reference_speed(comparison: Comparison) -> list[str]:
+    """Return a sentence for each way of weighing whose speed is not what a kernel would give it."""
+    found: dict[str, list[str]] = {}
+    for variant in comparison.variants:
+        try:
+            note = build("normalizers", comparison.of(variant)[0].config.model.normalizer).note
+        except WakefulError:  # of a module that is not imported here
+            continue
+        if note:
+            found.setdefault(note, []).append(variant)
+    return [f"{listed(variants)}: {note}." for note, variants in found.items()]
+
+
+def _speeds(comparison: Comparison) -> dict[str, tuple[str, str]]:
+    """Return each variant's median tokens a second over seeds, and the slowest to the fastest."""
+    found: dict[str, tuple[str, str]] = {}
+    for variant in comparison.variants:
+        speeds = sorted(run.summary.tokens_per_second for run in comparison.compared(variant))
+        spread = f"{rough(speeds[0])} to {rough(speeds[-1])}" if len(speeds) > 1 else ""
+        found[variant] = rough(statistics.median(speeds)), spread
+    return found
+
+
+def _which_curves(comparison: Comparison) -> str:
+    """Say which variants are drawn over steps; "" where all are."""
+    drawn, others = len(comparison.drawn), len(with_curves(comparison)) - 1
+    if others + 1 == drawn:
+        return ""
+    if others == 0:
+        return (
+            f"Of {drawn} variants, {comparison.baseline} alone is drawn: none of the others has "
+            "finished a seed that it has."
+        )
+    lowest = "one" if others == 1 else str(others)
+    return (
+        f"Of {drawn} variants, {comparison.baseline} and the {lowest} of the lowest loss are drawn."
+    )
+
+
+def comparison_report(comparison: Comparison, *, title: str = "") -> Report:
+    """Return what is told of variants that were trained alike."""
+    ranking, base = ranking_of(comparison), comparison.baseline
+    under_way = not {*with_curves(comparison)} <= {*comparison.variants}
+    told = notes(comparison)
+    if under_way and told:
+        told[-1] += (
+            " A variant with no finished run is drawn in the training curves as far as it has come."
+        )
+    sections = [
+        Section("Verdict", [
+            *map(Text, verdicts(comparison)), *(Text(note, "caveat") for note in told),
+        ], brief=True),
+        *([_ranks(comparison, ranking), _fronts(comparison, ranking)] if ranking else []),
+        *_over_steps(comparison),
+        _at_the_end(comparison),
+        *_domains(comparison),
+        *_followed(comparison),
+        *(_paper(comparison, paper) for paper in paper_tables(comparison)),
+        _details(comparison),
+        _method(comparison),
+    ]  # fmt: skip
+    title = title or f"Comparison with {base}"
+    return Report(title, [headline(comparison)], [next_step(comparison)], sections)
+
+
+def _ranks(comparison: Comparison, ranking: Ranking) -> Section:
+    several, tokens = len(ranking.seeds) > 1, same_tokens(comparison)
+    over = errors_over(comparison)
+    rows = []
+    for row in ranking.rows:
+        rank = f"{row.overall[0]:.1f}" + (f" ± {row.reach:.1f}" if several else "")
+        losses = ["baseline"] * 2
+        if row.variant != comparison.baseline:
+            losses = [with_error(*row.difference, "+"),
+                      with_error(*row.same_time, "+") if row.same_time else "–"]  # fmt: skip
+        groups = (
+            f"{row.groups[each]:.1f}" if each in row.groups else "–" for each in ranking.groups
+        )
+        rows.append([row.variant, rank, *groups, *losses])
+    columns = ["variant", "overall", *ranking.groups,
+               f"loss, {'equal tokens' if tokens else 'at the end'}",
+               "loss, equal time"]  # fmt: skip
+    intervals = "One seed that all have finished leaves no interval."
+    if several:
+        intervals = (
+            f"The intervals are 95% confidence intervals (Student's t) over the "
+            f"{len(ranking.seeds)} seeds that all have finished."
+        )
+    alone = "" if over == "over seeds" else "; at equal time over seeds alone"
+    unlike = "" if tokens else "Not all were trained on equally many tokens. "
+    return Section("Ranks", [
+        Text("In each seed the variants are ranked in every column of the table that has a better "
+             "side, 1 the best; equal ones share the mean of their ranks. A group's rank is the "
+             f"mean of its columns', the overall rank the mean of the groups'. {intervals}"),
+        Chart("Overall rank", partial(rank_chart, comparison, ranking)),
+        Table(columns, rows, "Ranks of each variant"),
+        Text(f"Losses are nats above {comparison.baseline}'s, paired, ± one standard error {over}"
+             f"{alone}. {unlike}At equal time both are read when the faster of the two ends, the "
+             "slower off its curve of validation losses: its learning rate is still higher then. "
+             "Times are of each run's median step; runs that did not take turns on an idle machine "
+             "do not compare to the percent.", "note"),
+    ])  # fmt: skip
+
+
+def _fronts(comparison: Comparison, ranking: Ranking) -> Section:
+    mean = "'s mean over seeds" if len(ranking.seeds) > 1 else ""
+    return Section("What a lower loss costs", [
+        Text(f"Each point is a variant{mean}. The labeled, connected points are the Pareto front: "
+             "no other variant is at least as good in both and better in one. "
+             f"{comparison.baseline} is orange. A triangle at the edge stands for a point far "
+             "beyond it, and its label has the figure."),
+        Side(front_charts(comparison, ranking), wide=True),
+    ])  # fmt: skip
+
+
+def _over_steps(comparison: Comparison) -> Iterator[Section]:
+    chart = Chart(f"Training loss minus that of {comparison.baseline}",
+                  partial(relative_loss_chart, comparison))  # fmt: skip
+    if chart.drawing is None:
+        return
+    batches = "Batches differ between the runs: at one step they have not read the same text."
+    if same_batches(comparison):
+        batches = "Same text in the same order, step for step."
+    said = [
+        batches,
+        f"Each point is the mean of {smoothing_window(comparison)} steps, its own and those before "
+        "it. Below zero is better.",
+        _which_curves(comparison),
+        "Bands are ± one standard error over seeds." if len(comparison.seeds) > 1 else "",
+    ]
+    text = Text(" ".join(filter(None, said)))
+    yield Section(f"Training loss against {comparison.baseline}", [text, chart])
+
+
+def _at_the_end(comparison: Comparison) -> Section:
+    several, base = len(comparison.seeds) > 1, comparison.baseline
+    speeds, rows = _speeds(comparison), []
+    for row in summary_table(comparison).iter_rows(named=True):
+        variant = row["variant"]
+        difference = with_error(row["difference"], row["difference_error"], "+")
+        if variant == base:
+            difference = "baseline"
+        elif math.isnan(row["difference"]):  # it shares no seed with the baseline
+            difference = "–"
+        ratios = [
+            run.summary.tokens_per_second / other.summary.tokens_per_second
+            for run, other in comparison.pairs(variant)
+            if other.summary.tokens_per_second
+        ]
+        speed, spread = speeds[variant]
+        faster = row["speed_ratio"]
+        rows.append([
+            variant,
+            *([str(row["seeds_used"])] if several else []),
+            with_error(row["loss"], row["loss_error"]),
+            difference,
+            with_error(row["perplexity"], row["perplexity"] * row["loss_error"]),
+            Cell(f"{row['parameters']:,}", _times(row["parameters_ratio"])),
+            Cell(f"{row['cache_bytes']:,}", _times(row["cache_ratio"])),
+            Cell(speed, "" if faster is None else f"×{_to_spread(faster, ratios)}",
+                 [spread] if spread else ()),
+            f"{row['seconds']:.0f}",
+        ])  # fmt: skip
+    loss, cache = "validation loss", "KV cache, B/token"
+    columns = ["variant", *(["seeds"] if several else []), loss, "difference", "perplexity",
+               "parameters", cache, "tokens/s", "seconds"]  # fmt: skip
+    slowest = ", below it the slowest and the fastest" if several else ""
+    return Section("At the end", [
+        Table(columns, rows, "Final figures of each variant", terminal=(
+            "seeds", loss, "difference", "parameters", cache, "tokens/s")),
+        Text("Losses in nats a token over the full validation set, ± one standard error "
+             f"{errors_over(comparison)}. A difference is paired; perplexity is e to the loss. The "
+             "KV cache holds keys and values of the tokens read. Tokens/s is the median run's"
+             f"{slowest}; ×: ratio to {base}.", "note"),
+        Chart(f"Final validation loss minus that of {base}", partial(difference_chart, comparison)),
+    ], brief=True)  # fmt: skip
+
+
+def _times(ratio: float | None) -> str:
+    return "" if ratio is None else f"×{ratio:.3f}"
+
+
+def _to_spread(ratio: float, ratios: Sequence[float]) -> str:
+    """Return a ratio to the digits that its spread allows; two where nothing spreads."""
+    error = mean_and_error(ratios)[1] if len(ratios) > 1 else 0.0
+    return to_error(ratio, error) if error > 0 else f"{ratio:.2g}"
+
+
+def _followed(comparison: Comparison) -> Iterator[Section]:
+    charts = followed_charts(comparison)
+    if not charts:
+        return
+    over = ", bands ± one standard error over seeds" if len(comparison.seeds) > 1 else ""
+    rows = [
+        [each.variant, with_error(*each.before), with_error(*each.after),
+         with_error(*each.change, "+"), each.outcome]
+        for each in sink_growth(comparison)
+    ]  # fmt: skip
+    which = _which_curves(comparison)
+    mean = "Means over seeds; one" if len(comparison.seeds) > 1 else "One"
+    yield Section("Heads over training steps", [
+        Text(f"Means over layers and heads{over}. A head that parks on BOS where it has nothing to "
+             "do is a sink; one with an emptied value and a large residual norm is a drain and a "
+             "peak.", "note"),
+        Table(["variant", "attention on BOS, before", "after", "change", "outcome"], rows,
+              "Attention on BOS before and after training"),
+        Text("That a sink grows or shrinks is said where the 95% confidence interval (Student's t) "
+             "of the change over seeds leaves out zero.", "note"),
+        *([Text(which, "note")] if which else []),
+        Side(charts, wide=True),
+        *(Fold(f"Each layer and head: {title}", [
+            Text(f"{mean} scale for all variants.", "note"), Side(each)])
+          for title, each in head_charts(comparison)),
+    ], brief=True)  # fmt: skip
+
+
+def _paper(comparison: Comparison, paper: PaperTable) -> Section:
+    """Return a published table with ours in it, and what became of its directions."""
+    own, several = not paper.outcomes, len(comparison.seeds) > 1
+    first, columns = comparison.runs[0], paper.published.columns
+    parts: list[Part] = []
+    if paper.outcomes:
+        counts = listed(f"{paper.outcomes[name]} {name}" for name in get_args(Outcome))
+        parts.append(Text(
+            f"Of the directions of {paper.published.title}: {counts}, at this scale of "
+            f"{first.summary.parameters.total:,} parameters and {first.summary.tokens:,} tokens "
+            f"of {first.data.text}."
+        ))  # fmt: skip
+    rows = [[row.label, *(_printed(each, own=own) for each in row.cells)] for row in paper.rows]
+    said = "One seed, which leaves no standard error."
+    if several:
+        said = "Means over seeds ± one standard error."
+    if own and several:
+        said += (
+            " Bold: the 95% confidence interval (Student's t) of the difference from the first "
+            "row, paired over seeds, leaves out zero; of this many cells one in twenty would by "
+            "chance."
+        )
+    missing = ""
+    if paper.missing:
+        missing = f" Rows of the paper that were not trained: {'; '.join(paper.missing)}."
+    parts += [
+        Table(["row", *(each.title for each in columns)], rows, paper.published.title, "paper",
+              terminal=()),
+        terms((each.title, each.figure) for each in columns),
+        Text(f"{said} {paper.published.note}{missing}", "note"),
+    ]  # fmt: skip
+    if paper.sentences:
+        parts.append(Fold("Every cell in words", brief=True, parts=[
+            Listed(paper.sentences),
+            Text("A direction is judged by the 95% confidence interval (Student's t) of the "
+                 "difference to the first row, paired over seeds. Where the paper's figures are "
+                 "the same, the whole interval must lie within that same share of the first row's "
+                 "figure. A size is inside where the interval holds the difference of the paper's "
+                 "figures.", "note"),
+        ]))  # fmt: skip
+    return Section(paper.published.title, parts, brief=bool(paper.outcomes))
+
+
+def _printed(cell: PaperCell, *, own: bool) -> Cell:
+    """Return a figure of ours with the paper's, and what became of its direction, under it."""
+    if cell.value is None:
+        return Cell("–")
+    mean, error = cell.value
+    under = [] if math.isnan(error) else [f"± {figure(error)}"]
+    if cell.printed is not None:
+        under.append(f"paper {figure(cell.printed)}")
+    if cell.outcome is not None:
+        size = "" if cell.size is None else f", size {'inside' if cell.size else 'outside'}"
+        under.append(f"{cell.direction}: {cell.outcome}{size}")
+    style = "bold" if own and cell.separated else cell.outcome or ""
+    return Cell(figure(mean), under=under, style=style)
+
+
+def figure(value: float) -> str:
+    """Return a figure to three or more digits, small ones with a power of ten, counts whole."""
+    if 0 < abs(value) < 1e-3:
+        text = f"{value:.2g}"
+    elif value == 0 or (abs(value) >= 100 and value == round(value)):
+        text = f"{value:,.0f}"
+    elif abs(value) >= 100:
+        text = f"{value:,.1f}"
+    else:
+        text = f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
+    return text.replace("-", "−")
+
+
+def _details(comparison: Comparison) -> Section:
+    folds: list[Part] = []
+    which = [Text(each) for each in [_which_curves(comparison)] if each]
+    if costs := cost_charts(comparison):
+        slow = [Text(line, "note") for line in _at_reference_speed(comparison)]
+        if len(machines(comparison)) > 1:
+            slow.insert(0, Text("The runs were trained on machines that differ (see below): their "
+                                "speeds do not compare."))  # fmt: skip
+        title = f"What it costs, as ratios to {comparison.baseline}"
+        folds.append(Fold(title, [*slow, Side(costs)]))
+    training = Chart("Training loss", partial(training_loss_chart, comparison))
+    folds.append(Fold("Training loss of each variant", [*which, training]))
+    written: list[Part] = []
+    firsts = {name: comparison.of(name)[0].summary.samples for name in comparison.variants}
+    for number, prompt in enumerate(comparison.runs[0].summary.samples):
+        written.append(Text(f"after “{prompt.prompt}”", "heading"))
+        written.append(Side([
+            Group([Text(name, "note"), Text(each[number].prompt + each[number].text, "code")])
+            for name, each in firsts.items() if number < len(each)
+        ]))  # fmt: skip
+    folds.append(Fold("Continuations by each variant", written))
+    return Section("Details", folds)
+
+
+def _method(comparison: Comparison) -> Section:
+    first, places = comparison.runs[0], machines(comparison)
+    data, config, validation = first.data, first.config, first.summary.validation
+    train, optimizer, sample = config.train, config.optimizer, config.sample
+    dropped, several = data.overlap, len(places) > 1
+    left = ""
+    if dropped is None:
+        left = "; held-out documents were not compared with the training text"
+    elif dropped.documents:
+        left = (
+            f"; {dropped.documents} held-out documents, which partly occur in the training text, "
+            "are left out of validation"
+        )
+    crosses = "crosses" if config.data.cross_documents else "does not cross"
+    bos = "none before a window, in training and validation"
+    if config.data.bos:
+        bos = "before every window, in training and validation"
+    elif not data.train_tokens:
+        bos = "every window begins with it"
+    ends = "; each document ends with the end-of-text token" if data.train_tokens else ""
+    likeliest = f", among the {sample.top_k} likeliest" if sample.top_k else ""
+    trained = f"{data.train_tokens:,}" if data.train_tokens else "endless"
+    seeds = ", ".join(map(str, sorted({run.seed for run in comparison.runs})))
+    entries = [
+        ("Text", f"{data.text}; {trained} training and {data.validation_tokens:,} validation "
+                 f"tokens, vocabulary {data.vocab_size:,}{left}; attention {crosses} from a "
+                 "document into the next of its sequence"),
+        ("Corpus SHA-256", data.corpus_sha256),
+        ("Training", f"{train.steps:,} steps of {train.batch_size} sequences of {train.length} "
+                     f"tokens; {optimizer.name}, learning rate {optimizer.lr:g} after "
+                     f"{optimizer.warmup_steps} steps, cosine to {optimizer.final_lr:g}; weight "
+                     f"decay {optimizer.weight_decay:g}; {train.dtype}"),
+        ("Seeds", f"{seeds}; a seed sets the initial weights, equal wherever names and shapes "
+                  "agree, and the data order"),
+        ("Validation", f"all {validation.num_windows} windows of {train.length} tokens, side by "
+                       "side, each token predicted once"),
+        ("BOS", f"{bos}{ends}"),
+        *([("Means over layers", "over block outputs, the embedding left out")]
+          if paper_tables(comparison) else []),
+        ("Continuations", f"{sample.num_tokens} tokens at temperature {sample.temperature:g}"
+                          f"{likeliest}, seed {sample.seed}"),
+        ("Standard errors", f"{errors_over(comparison)}; differences are paired"),
+        ("Smoothing", f"trailing mean of {smoothing_window(comparison)} steps; a loss that is not "
+                      "a number is left out"),
+        ("Machines" if several else "Machine", "; ".join(places)),
+    ]  # fmt: skip
+    return method(entries, *_configurations(comparison))
+
+
+def _configurations(comparison: Comparison) -> Iterator[Part]:
+    """Yield what differs between the configurations, and each of them whole."""
+    many, variants = len(comparison.variants) > _MANY, comparison.variants
+    differing = differing_fields(comparison)
+    if differing:
+        yield Text("What differs between the configurations", "heading")
+        label = "Configuration fields that differ"
+        if many:
+            rows = [
+                [variant, "; ".join(f"{field} = {values[number]}" for field, values in differing
+                                    if not number or values[number] != values[0])]
+                for number, variant in enumerate(variants)
+            ]  # fmt: skip
+            yield Table(["variant", "fields"], rows, label, "words")
+            yield Text(f"Of {comparison.baseline} every field in which any differs, of the others "
+                       "those in which they differ from it.", "note")  # fmt: skip
+        else:
+            rows = [[field, *values] for field, values in differing]
+            yield Table(["field", *variants], rows, label, "words")
+    configs = [
+        Fold(f"Configuration of {name}",
+             [Text(config_to_toml(comparison.of(name)[0].config), "code")])
+        for name in variants
+    ]  # fmt: skip
+    yield from [Fold("Configurations", configs)] if many else configs

@@ -1,0 +1,344 @@
+"""Charts of a comparison."""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import altair as alt
+import numpy as np
+import polars as pl
+
+from wakeful.comparison.ranks import Front, Ranking
+from wakeful.comparison.reading import Comparison
+from wakeful.comparison.tables import (
+    followed,
+    heads_over_steps,
+    paired_difference,
+    relative_training_loss,
+    smoothing_window,
+    summary_table,
+    training_loss,
+)
+from wakeful.reports.charts import (
+    PALETTE,
+    SHARE,
+    Drawing,
+    colored,
+    dots,
+    heatmap,
+    line_at,
+    lines,
+    rounded,
+    tip,
+    tips,
+)
+from wakeful.reports.value import Chart
+
+_MEASURES = (
+    ("parameters", "parameters_ratio"),
+    ("KV cache a token", "cache_ratio"),
+    ("tokens a second", "speed_ratio"),
+)
+FOLLOWED = {
+    "bos_mass_other": "attention on BOS, no copy due",
+    "bos_mass_trigger": "attention on BOS at triggers",
+    "value_drain_first": "BOS's value norm over the others'",
+    "residual_peak_first": "BOS's residual norm over the others'",
+    "excess_loss": "loss over the task's own (nats)",
+}
+"""The axis of each figure that is followed over steps."""
+_MOST_CURVES = 12
+"""In one chart; past them nobody finds a line in its legend."""
+_STEPS = alt.X("step:Q", title="training step", axis=alt.Axis(tickCount=8, tickMinStep=1))
+
+
+def with_curves(comparison: Comparison) -> list[str]:
+    """Return the variants to draw over steps: all, or the baseline and those of the lowest loss."""
+    if len(comparison.drawn) <= _MOST_CURVES:
+        return list(comparison.drawn)
+    gaps = {name: paired_difference(comparison, name)[0] for name in comparison.variants[1:]}
+    paired = [name for name, gap in gaps.items() if not math.isnan(gap)]
+    best = sorted(paired, key=gaps.__getitem__)[: _MOST_CURVES - 1]
+    return [name for name in comparison.drawn if name in {comparison.baseline, *best}]
+
+
+def relative_loss_chart(comparison: Comparison) -> Drawing | None:
+    """Draw each variant's smoothed training loss minus the baseline's, below zero is better."""
+    window = smoothing_window(comparison)
+    frame = relative_training_loss(comparison, window)
+    if frame.is_empty():
+        return None
+    # The first steps are all initialization; averaging starts to mean something after a window.
+    shown = [name for name in with_curves(comparison) if name != comparison.baseline]
+    steady = frame.filter(
+        pl.col("step") >= pl.col("step").max().clip(upper_bound=window),
+        pl.col("variant").is_in(shown),
+    )
+    if steady.is_empty():
+        return None
+    y = alt.Y("value:Q", title=f"training loss minus {comparison.baseline} (nats)")
+    steady = steady.select("variant", "step", "low", "high", value="difference")
+    zero = [line_at("y", 0.0, "zero")]
+    return _curves(comparison, steady, y, "+.4f", shown, under=zero)
+
+
+def training_loss_chart(comparison: Comparison) -> Drawing:
+    """Draw the smoothed training loss of each variant's first seed."""
+    shown = with_curves(comparison)
+    frame = training_loss(comparison, smoothing_window(comparison))
+    frame = frame.filter(pl.col("variant").is_in(shown)).rename({"loss": "value"})
+    y = alt.Y("value:Q", title="training loss (nats a token)", scale=alt.Scale(zero=False))
+    return _curves(comparison, frame, y, ".4f", shown)
+
+
+def followed_charts(comparison: Comparison) -> list[Chart]:
+    """Draw what the variants' heads came to over steps, a chart a figure.
+
+    Each line is the mean over seeds, its band ± one standard error.
+    """
+    shown = with_curves(comparison)
+    table = followed(comparison).filter(pl.col("variant").is_in(shown))
+    charts: list[Chart] = []
+    for name, title in FOLLOWED.items():
+        frame = table.filter(pl.col("figure") == name)
+        if frame.is_empty():
+            continue
+        error = pl.when(pl.col("error").is_finite()).then("error")
+        value = pl.col("value")
+        frame = frame.select("variant", "step", value, low=value - error, high=value + error)
+        y = alt.Y("value:Q", title=title)
+        charts.append(Chart(title, partial(_curves, comparison, frame, y, ".4f", shown)))
+    return charts
+
+
+def head_charts(comparison: Comparison) -> list[tuple[str, list[Chart]]]:
+    """Draw what each layer and head came to over steps, a title a figure and a chart a variant.
+
+    Colors are those of one scale in all charts of a figure.
+    """
+    shown = with_curves(comparison)
+    table = heads_over_steps(comparison).filter(pl.col("variant").is_in(shown))
+    charts: list[tuple[str, list[Chart]]] = []
+    for name, title in FOLLOWED.items():
+        frame = table.filter(pl.col("figure") == name)
+        if frame.is_empty():
+            continue
+        largest = max(1.0, *frame["value"])
+        domain = SHARE if name.startswith("bos_mass") else (0.0, largest)
+        head = "key/value head" if name.startswith("value_drain") else "head"
+        of_each = [
+            Chart(f"{title}, {variant}", partial(
+                _over_steps, frame.filter(pl.col("variant") == variant), domain, head), variant)
+            for variant in shown if variant in frame["variant"]
+        ]  # fmt: skip
+        charts.append((title, of_each))
+    return charts
+
+
+def _over_steps(frame: pl.DataFrame, domain: tuple[float, float], head: str) -> Drawing:
+    """Draw a line of cells for each layer and head, called `head`, and a cell a diagnosis."""
+    places = frame.select("layer", "head").unique(maintain_order=True)
+    name = "layer" if places["head"].null_count() else f"layer, {head}"
+    label = pl.concat_str("layer", "head", separator=", ", ignore_nulls=True)
+    cells = frame.select("step", "value", place=label)
+    x = alt.X("step:O", title="training step", axis=alt.Axis(labelAngle=0, labelOverlap=True))
+    order = places.select(label).to_series().to_list()
+    y = alt.Y("place:O", title=name, sort=order, axis=alt.Axis(labelOverlap=True))
+    tooltip = [alt.Tooltip("place:N", title=name), *tips("step:Q"), tip("value", ".3~g")]
+    legend = alt.Legend(title=None, orient="bottom", gradientLength=160, tickCount=3)
+    chart = heatmap(rounded(cells), x, y, "value", legend, domain=domain, tooltip=tooltip)
+    return chart.properties(height=18 * len(places), width="container")
+
+
+def difference_chart(comparison: Comparison) -> Drawing | None:
+    """Draw each variant's paired difference in final validation loss, ± one standard error."""
+    difference = pl.col("difference")
+    error = pl.when(pl.col("difference_error").is_finite()).then("difference_error")
+    table = summary_table(comparison).filter(
+        pl.col("variant") != comparison.baseline, difference.is_finite()
+    )
+    if table.is_empty():
+        return None
+    frame = table.select(
+        "variant", difference, difference_error=error, low=difference - error,
+        high=difference + error,
+    )  # fmt: skip
+    title = f"final validation loss minus {comparison.baseline} (nats)"
+    x = alt.X("difference:Q", title=title, axis=alt.Axis(tickCount=8))
+    tooltip = [tip("difference", "+.4f"), tip("difference_error", ".4f", title="standard error")]
+    return dots(
+        frame, "variant", x, _color(comparison), order=comparison.variants, tooltip=tooltip,
+        under=[line_at("x", 0.0, "zero")],
+    )  # fmt: skip
+
+
+def cost_charts(comparison: Comparison) -> list[Chart]:
+    """Draw parameters, cache and speed as ratios to the baseline's, a chart each."""
+    table = summary_table(comparison)
+    if len(table) == 1:
+        return []
+    return [
+        Chart(f"Ratios to {comparison.baseline}: {title}",
+              partial(_cost, comparison, table, title, column), title)
+        for title, column in _MEASURES
+    ]  # fmt: skip
+
+
+def _cost(comparison: Comparison, table: pl.DataFrame, title: str, column: str) -> Drawing:
+    frame = rounded(table.select("variant", ratio=column).drop_nulls())
+    largest = max((1.0, *frame["ratio"]))
+    base = alt.Chart(frame).encode(
+        x=alt.X(
+            "ratio:Q",
+            title=f"ratio to {comparison.baseline}",
+            # Room for the figure behind the longest bar.
+            scale=alt.Scale(domain=[0, largest * 1.35], nice=False),
+            axis=alt.Axis(values=[0, 1], format="d"),
+        ),
+        y=alt.Y("variant:N", title=None, sort=list(comparison.variants)),
+        tooltip=[alt.Tooltip("variant:N"), tip("ratio", ".3f", title=title)],
+    )
+    bars = base.mark_bar().encode(color=_color(comparison))
+    figures = base.mark_text(align="left", dx=4).encode(text=alt.Text("ratio:Q", format=".3f"))
+    chart = alt.layer(bars, figures)
+    return chart.properties(height=26 * len(frame), width="container")
+
+
+def _curves(
+    comparison: Comparison, frame: pl.DataFrame, y: alt.Y, style: str, shown: Sequence[str],
+    under: Sequence[alt.Chart] = (),
+) -> Drawing:  # fmt: skip
+    """Draw a line over steps for each variant, with a legend of those `shown`."""
+    tooltip = [*tips("variant:N", "step:Q"), tip("value", style)]
+    chart = lines(
+        frame, "variant", list(comparison.names), _STEPS, y, tooltip, at="step",
+        legend=alt.Legend(values=list(shown)), under=under,
+    )  # fmt: skip
+    return chart.properties(height=300, width="container")
+
+
+def _color(comparison: Comparison, legend: Any = None) -> alt.Color:
+    """Return the variants' colors, which do not change from chart to chart."""
+    return colored("variant", comparison.names, legend=legend)
+
+
+_KINDS = ("on the front", "baseline", "behind it")
+_COLORS = (PALETTE[0], PALETTE[1], PALETTE[-1])
+
+
+def front_charts(comparison: Comparison, ranking: Ranking) -> list[Chart]:
+    """Draw every variant's loss against each figure that differs, the front's variants by name."""
+    return [
+        Chart(f"Loss against {front.column.title}", partial(_front, comparison, front),
+              f"loss against {front.column.title}")
+        for front in ranking.fronts
+        if front.points["x"].n_unique() > 1
+    ]  # fmt: skip
+
+
+def _front(comparison: Comparison, front: Front) -> Drawing:
+    base = pl.col("variant") == comparison.baseline
+    kind = pl.when(base).then(pl.lit("baseline")).when(pl.col("front")).then(
+        pl.lit("on the front")
+    ).otherwise(pl.lit("behind it"))  # fmt: skip
+    frame = _fenced(front.points.with_columns(kind=kind), "x", "→", "←")
+    frame = rounded(_fenced(frame, "loss", "↑", "↓"))
+    far = pl.col("x_far") | pl.col("loss_far")
+    frame = frame.with_columns(
+        pl.when(pl.col("front") | base | far)
+        .then(pl.concat_str("variant", "x_told", "loss_told"))
+        .alias("label"),
+        place=pl.when(far).then(pl.lit("beyond")).otherwise(pl.lit("here")),
+    )
+    # Points that meet at an edge share a label.
+    here = ("x_shown", "loss_shown")
+    first = pl.int_range(pl.len()).over(here) == 0
+    label = pl.when(~far).then("label").when(first).then(pl.col("label").str.join(", ").over(here))
+    frame = frame.with_columns(label=label).drop("x_far", "x_told", "loss_far", "loss_told")
+    x = alt.X(
+        "x_shown:Q", title=front.column.title, scale=alt.Scale(zero=False, padding=40),
+        axis=alt.Axis(tickCount=5, labelFlush=True),
+    )  # fmt: skip
+    y = alt.Y(
+        "loss_shown:Q", title="loss (nats)", scale=alt.Scale(zero=False, padding=28),
+        axis=alt.Axis(tickCount=5),
+    )  # fmt: skip
+    color = alt.Color(
+        "kind:N", scale=alt.Scale(domain=list(_KINDS), range=list(_COLORS)), legend=None
+    )
+    tips = [
+        alt.Tooltip("variant:N"),
+        tip("x", ".4g", title=front.column.title),
+        tip("x_error", ".2g", title="its standard error"),
+        tip("loss", ".4f"),
+        tip("loss_error", ".4f", title="its standard error"),
+    ]
+    shape = alt.Scale(domain=["here", "beyond"], range=["circle", "triangle-up"])
+    points = alt.Chart(frame).mark_point(filled=True, size=60, opacity=0.85)
+    points = points.encode(
+        x=x, y=y, color=color, shape=alt.Shape("place:N", scale=shape, legend=None), tooltip=tips
+    )
+    on_front = frame.filter("front").sort("x")
+    step = "step-after" if front.column.better == "lower" else "step-before"
+    line = alt.Chart(on_front).mark_line(strokeWidth=1.5, opacity=0.6, interpolate=step)
+    line = line.encode(x=x, y=y, color=alt.value(_COLORS[0]))
+    # A label stands where there is room for it: before the points of the right half.
+    shown = frame["x_shown"].to_numpy()
+    middle = (shown.min() + shown.max()) / 2
+    labels: list[alt.Chart] = []
+    for right in (False, True):
+        side = frame.filter((pl.col("x_shown") > middle) == right).drop_nulls("label")
+        named = alt.Chart(side).mark_text(
+            align="right" if right else "left", baseline="middle", dx=-7 if right else 7, dy=-2,
+            fontSize=11, angle=330,
+        )  # fmt: skip
+        labels.append(named.encode(x=x, y=y, text=alt.Text("label:N")))
+    return alt.layer(line, points, *labels).properties(height=300, width="container")
+
+
+def _fenced(frame: pl.DataFrame, name: str, above: str, below: str) -> pl.DataFrame:
+    """Add where a figure is drawn, whether it is far out, and what a label then tells of it.
+
+    One point far out would press all others into a corner: past three times the distance of the
+    quartiles (Tukey's outer fences) it stands at the edge, by name and figure.
+    """
+    value = pl.col(name)
+    low, high = np.quantile(frame[name].to_numpy(), [0.25, 0.75])
+    reach = 3 * (high - low)
+    far = (value < low - reach) | (value > high + reach) if reach else pl.lit(False)
+    near = frame.filter(~far)[name].to_numpy()
+    margin = np.ptp(near) / 16
+    edges = near.min() - margin, near.max() + margin
+    told = pl.Series(f" {above if each > high else below} {each:.3g}" for each in frame[name])
+    return frame.with_columns(
+        value.clip(*edges).alias(f"{name}_shown"),
+        far.alias(f"{name}_far"),
+        pl.when(far).then(told).otherwise(pl.lit("")).alias(f"{name}_told"),
+    )
+
+
+def rank_chart(comparison: Comparison, ranking: Ranking) -> Drawing:
+    """Draw each variant's overall rank with its 95% interval, the best on top."""
+    several, last = len(ranking.seeds) > 1, float(len(ranking.rows))
+    frame = pl.DataFrame(
+        [
+            {
+                "variant": row.variant,
+                "rank": row.overall[0],
+                # Ranks end where the variants do.
+                "low": max(1.0, row.overall[0] - row.reach) if several else None,
+                "high": min(last, row.overall[0] + row.reach) if several else None,
+                "kind": "baseline" if row.variant == comparison.baseline else "on the front",
+            }
+            for row in ranking.rows
+        ],
+        schema_overrides={"low": pl.Float64, "high": pl.Float64},
+    )
+    scale = alt.Scale(domain=list(_KINDS), range=list(_COLORS))
+    x = alt.X("rank:Q", title="overall rank, 1 the best", scale=alt.Scale(zero=False))
+    tooltip = [tip(name, ".2f") for name in ("rank", "low", "high")]
+    return dots(
+        frame, "variant", x, alt.Color("kind:N", scale=scale, legend=None),
+        order=[row.variant for row in ranking.rows], tooltip=tooltip, row=20,
+    )  # fmt: skip

@@ -1,0 +1,152 @@
+"""What is told of the demonstration: a patient, its cure, four twins, a pretrained model."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import polars as pl
+
+from wakeful.comparison.reading import Comparison, TrainedRun
+from wakeful.comparison.tables import machines
+from wakeful.evaluation.diagnosis import Diagnosis
+from wakeful.evaluation.findings import Level, findings, sink_level
+from wakeful.reports.comparison import caveat, verdicts
+from wakeful.reports.comparison_charts import (
+    FOLLOWED,
+    difference_chart,
+    followed_charts,
+    relative_loss_chart,
+)
+from wakeful.reports.diagnosis import LEVELS
+from wakeful.reports.film import film_of
+from wakeful.reports.heads import first_token_heads
+from wakeful.reports.value import (
+    Chart,
+    Findings,
+    Part,
+    Report,
+    Section,
+    Side,
+    Step,
+    Text,
+    glossary,
+)
+from wakeful.reports.value import (
+    Links as To,
+)
+
+_HEALTH: Mapping[Level, str] = {
+    "good": "stays well", "mixed": "sickens a little", "bad": "falls ill"
+}  # fmt: skip
+_SINKS: Mapping[Level, str] = {
+    "good": "has no attention sinks", "mixed": "has some attention sinks",
+    "bad": "has strong attention sinks",
+}  # fmt: skip
+_FOLLOWED = {FOLLOWED["bos_mass_other"], FOLLOWED["excess_loss"]}
+"""The patient's curves."""
+Links = Mapping[str, Sequence[tuple[str, str]]]
+"""Words and addresses, for each part's name."""
+
+
+@dataclass(frozen=True)
+class Story:
+    """What the demonstration's three parts found."""
+
+    patient: Comparison
+    twins: Comparison
+    pretrained: Diagnosis | None
+    """None where it was not diagnosed."""
+    absent: str = ""
+    """Why not."""
+
+    @property
+    def sentences(self) -> tuple[str, str, str]:
+        """One sentence a part, which says what was measured."""
+        return _patient(self.patient), _joined(verdicts(self.twins)), self._pretrained()
+
+    def _pretrained(self) -> str:
+        if self.pretrained is None:
+            return self.absent
+        sinks = findings(self.pretrained)[0]
+        text = sinks.text[0].lower() + sinks.text[1:]
+        return f"{self.pretrained.name} {_SINKS[sinks.level]}: {text}"
+
+
+def _headline(story: Story) -> str:
+    first, *rest = (story.patient.of(name)[0] for name in story.patient.variants)
+    told = [f"{run.variant} {_HEALTH[sink_level(_ends(run)[1])]}" for run in (first, *rest)]
+    if story.pretrained is not None:
+        told.append(f"{story.pretrained.name} {_SINKS[findings(story.pretrained)[0].level]}")
+    return "; ".join(told) + "."
+
+
+def _patient(found: Comparison) -> str:
+    first, *rest = (found.of(name)[0] for name in found.variants)
+    before, after = _ends(first)
+    told = [
+        f"In {first.config.train.steps:,} steps {first.variant} {_HEALTH[sink_level(after)]}: "
+        f"where there is nothing to copy, its head gives BOS {after:.1%} of its attention "
+        f"({before:.1%} before training)"
+    ]
+    for run in rest:
+        mass = _ends(run)[1]
+        told.append(f"{run.variant} {_HEALTH[sink_level(mass)]}, with {mass:.1%}")
+    return _joined([*told, *verdicts(found)])
+
+
+def _ends(run: TrainedRun) -> tuple[float, float]:
+    """Return a run's attention on BOS before the first step and after the last."""
+    mass = run.followed.filter(pl.col("figure") == "bos_mass_other")["value"]
+    return mass[0], mass[-1]
+
+
+def _joined(sentences: Sequence[str]) -> str:
+    return "; ".join(each.removesuffix(".") for each in sentences) + "."
+
+
+def demonstration_report(story: Story, *, links: Links | None = None) -> Report:
+    """Return what is told of the three parts, with `links` to the full pages of each."""
+    told, pretrained, links = story.sentences, story.pretrained, links or {}
+    firsts = [story.patient.of(name)[0] for name in story.patient.variants]
+    films = [
+        Chart(f"Attention of {run.variant} over training steps", partial(film_of, run),
+              run.variant, plays=True)
+        for run in firsts
+    ]  # fmt: skip
+    heads: list[Part] = []
+    if pretrained is not None:
+        heads = [
+            Text("The share of queries whose largest weight is the first key, for every layer and "
+                 "head.", "note"),
+            Chart(f"First-token share of each layer and head of {pretrained.name}",
+                  partial(first_token_heads, pretrained)),
+            Findings({"": findings(pretrained)}, LEVELS),
+            To(links.get("pretrained", ())),
+        ]  # fmt: skip
+    twins = [
+        Chart(f"Twins: {label}", partial(draw, story.twins), label) for label, draw in (
+            ("training loss minus the baseline's", relative_loss_chart),
+            ("final validation loss minus the baseline's", difference_chart),
+        )
+    ]  # fmt: skip
+    step = Step("diagnose a model of yours, by name or folder", "wakeful diagnose MODEL")
+    return Report("wakeful demo: a patient, four twins and a pretrained model",
+                  [_headline(story)], [step], [
+        Section("1. A patient falls ill, and a cure", [
+            Text(told[0]),
+            Text("The one head of a model of one layer, as it learns: rows are queries, columns "
+                 "are keys. At triggers (◂) it has to copy the character before; elsewhere it has "
+                 "nothing to do, and weight on BOS there is a sink. Choose a step to hold the film "
+                 "still.", "note"),
+            Side(films, wide=True),
+            Side([chart for chart in followed_charts(story.patient) if chart.label in _FOLLOWED],
+                 wide=True),
+            To(links.get("patient", ())),
+        ], brief=True),
+        Section("2. Four twins", [
+            Text(told[1]), Text(caveat(story.twins), "note"), *twins, To(links.get("twins", ())),
+        ], brief=True),
+        Section("3. A pretrained model", [Text(told[2]), *heads], brief=True),
+        glossary("ill", "well", "bos_mass_other", "row_0"),
+        Section("", [Text("; ".join(machines(story.twins)), "note")]),
+    ])  # fmt: skip

@@ -1,0 +1,311 @@
+"""What is told of models' scores, and their figures for summary.json."""
+
+import math
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from functools import partial
+from importlib import metadata
+from typing import Any
+
+import altair as alt
+import polars as pl
+
+from wakeful.config.verbs import EvaluateOptions
+from wakeful.estimates import finite, reach, with_error
+from wakeful.evaluation.costs import DECODED, ROUNDS
+from wakeful.evaluation.scores import AVERAGE, Score, difference, ratio
+from wakeful.reports.charts import Drawing, colored, colors, dots, shaped, tip
+from wakeful.reports.value import (
+    Cell,
+    Chart,
+    Report,
+    Section,
+    Side,
+    Step,
+    Table,
+    Text,
+    listed,
+    terms,
+)
+from wakeful.reports.value import method as told_method
+from wakeful.runs.run import Environment
+
+_TERM = re.compile("[^a-z]+")
+
+
+def evaluation_report(
+    scores: Sequence[Score],
+    *,
+    title: str = "Evaluation",
+    method: Mapping[str, str] | None = None,
+    sources: Sequence[str] = (),
+) -> Report:
+    """Return what is told of models' scores.
+
+    `sources` are what the models were asked for as, for a command to type.
+    """
+    names = list(dict.fromkeys(score.model for score in scores))
+    found = _measures(scores)
+    rows = [
+        [Cell(title, under=[_better(each)]),
+         *(_cell(each.get(name), each.get(names[0])) for name in names)]
+        for title, each in found.items()
+    ]  # fmt: skip
+    paired = any(cell.under for row in rows for cell in row[1:])
+    marks = [(color, "circle") for color in colors(names)]
+    table = Table(["measure", *names], rows, "Figures", marks=marks, marked="columns")
+    below = ""
+    if paired:
+        below = (
+            f" Below each figure, its difference to that of {names[0]} on the same examples, with "
+            "the error of the paired difference."
+        )
+    measured = dict.fromkeys(score.metric for score in _visible(scores))
+    sections = [
+        Section("Figures", [
+            table, Text(f"± one standard error.{below}", "note"),
+            terms((metric, _TERM.sub("_", metric)) for metric in measured),
+        ], brief=True),
+    ]  # fmt: skip
+    if len(names) > 1:
+        sharper = ""
+        if paired:
+            sharper = " Paired differences are sharper: two bars that overlap can still differ."
+        charts = [
+            Chart(f"{title}, {_better(each)}", partial(_dots, each, names),
+                  f"{title}, {_better(each)}")
+            for title, each in found.items()
+        ]  # fmt: skip
+        note = Text(f"Bars are ± one standard error of each model alone.{sharper}", "note")
+        sections.append(Section("Side by side", [note, Side(charts)]))
+    models = " ".join(map(shlex.quote, sources or names))
+    step = Step("see where attention and channels are wasted", f"wakeful diagnose {models}")
+    return Report(title, headlines(scores), [step], [*sections, told_method(method or {})])
+
+
+Found = Mapping[str, Score]
+"""A measure's score of each model, by name."""
+
+
+def _better(found: Found) -> str:
+    higher = any(score.higher_is_better for score in found.values())
+    return f"{'higher' if higher else 'lower'} is better"
+
+
+def _cell(score: Score | None, first: Score | None) -> Cell:
+    if score is None:
+        return Cell("–")
+    value = with_error(score.figure, score.error)
+    if first is None or score is first:
+        return Cell(value)
+    if score.is_cost:
+        other = ", two implementations" if score.implementation != first.implementation else ""
+        return Cell(value, under=[f"×{_times(score, first, 3)}{other}"])
+    paired = difference(score, first)
+    return Cell(value, under=[with_error(*paired, "+")] if paired else ())
+
+
+def _times(score: Score, first: Score, digits: int) -> str:
+    """Return a cost as a ratio to the first model's; one with rounds has their error."""
+    times, error = ratio(score, first)
+    return f"{times:.{digits}f}" if math.isnan(error) else with_error(times, error)
+
+
+def _measures(scores: Sequence[Score]) -> dict[str, dict[str, Score]]:
+    """Return the models' scores of each measure that is shown, by its title.
+
+    A group that aggregates its parts stands for them.
+    """
+    found: dict[str, dict[str, Score]] = {}
+    for score in _visible(scores):
+        found.setdefault(score.title, {})[score.model] = score
+    return found
+
+
+def _visible(scores: Sequence[Score]) -> list[Score]:
+    return [score for score in scores if not score.hidden]
+
+
+def _dots(found: Found, names: Sequence[str]) -> Drawing | None:
+    """Draw every model's figure ± one standard error."""
+    drawn = [
+        {"model": s.model, "figure": s.figure, "low": s.figure - e, "high": s.figure + e}
+        for s in found.values()
+        for e in (finite(s.error) or 0.0,)
+        if math.isfinite(s.figure)
+    ]
+    if not drawn:
+        return None
+    x = alt.X("figure:Q", title=None, scale=alt.Scale(zero=False, nice=True, padding=12),
+              axis=alt.Axis(tickCount=5, format=".4~g", labelOverlap=True))  # fmt: skip
+    return dots(
+        pl.DataFrame(drawn), "model", x, colored("model", names, legend=None), order=names,
+        shape=shaped("model", names, legend=None), tooltip=[tip("figure", ",.6~g")],
+    )  # fmt: skip
+
+
+def headlines(scores: Sequence[Score]) -> list[str]:
+    """Return what the models reach, and which are surely better or worse than the first."""
+    scores = _visible(scores)
+    names = list(dict.fromkeys(score.model for score in scores))
+    if len(names) == 1:
+        told = [
+            f"{title} {with_error(one.figure, one.error)}"
+            for title, found in _measures(scores).items() for one in found.values()
+        ]  # fmt: skip
+        return [f"{names[0]} reaches {listed(told)}."]
+    first = {(score.task, score.metric): score for score in scores if score.model == names[0]}
+    sentences = []
+    for name in names[1:]:
+        sides: dict[str, list[str]] = {}
+        for score in scores:
+            other = first.get((score.task, score.metric))
+            paired = difference(score, other) if score.model == name and other else None
+            if paired is None or score.is_cost:
+                continue
+            gap, error = paired
+            if not abs(gap) > reach(error, len(score.keys)):
+                side = "not significantly different in"
+            else:
+                side = "better in" if (gap > 0) == score.higher_is_better else "worse in"
+            sides.setdefault(side, []).append(score.title)
+        told = [f"{side} {listed(measures)}" for side, measures in sides.items()]
+        if not all(score.is_cost for score in scores):
+            told = told or ["not measured on the same examples"]
+            sentences.append(f"Against {names[0]}, {name} is {'; '.join(told)}.")
+        ratios = [
+            f"{score.metric.rpartition(', ')[0]} "
+            f"{_times(score, first[score.task, score.metric], 2)}"
+            for score in scores
+            if score.model == name and score.is_cost and (score.task, score.metric) in first
+        ]
+        if ratios:
+            sentences.append(f"As ratios to {names[0]}, {name} has {listed(ratios)}.")
+        codes = {
+            one: next((s.implementation for s in scores if s.model == one and s.implementation), "")
+            for one in (names[0], name)
+        }
+        if len({*codes.values()}) > 1:
+            told = " and ".join(f"{one} in {code}" for one, code in codes.items())
+            sentences.append(f"Cache and speed compare two implementations: {told}.")
+    return sentences
+
+
+def summary(
+    names: Mapping[str, str], scores: Sequence[Score], method: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return every model's scores, paired differences to the first model's, ratios of costs."""
+    first = next(iter(names))
+    baseline = {(s.task, s.metric): s for s in scores if s.model == first}
+    pairs = [
+        (score, difference(score, other))
+        for score in scores
+        if (other := baseline.get((score.task, score.metric))) and other is not score
+    ]
+    return {
+        "models": [
+            {
+                "model": name,
+                "architecture": kind,
+                "scores": [
+                    {"task": s.task, "metric": s.metric, "value": finite(s.figure),
+                     "standard_error": finite(s.error), "examples": len(s.keys), "shots": s.shots,
+                     "higher_is_better": s.higher_is_better}
+                    | ({"part_of": s.part_of} if s.part_of else {})
+                    | ({"implementation": s.implementation} if s.implementation else {})
+                    for s in scores if s.model == name
+                ],
+            }
+            for name, kind in names.items()
+        ],
+        "differences": [
+            {"model": score.model, "baseline": first, "task": score.task, "metric": score.metric,
+             "difference": finite(paired[0]), "standard_error": finite(paired[1])}
+            for score, paired in pairs if paired is not None
+        ],
+        "ratios": [
+            {"model": score.model, "baseline": first, "metric": score.metric,
+             "ratio": finite(times), "standard_error": finite(error)}
+            for score, _ in pairs if score.is_cost
+            for times, error in [ratio(score, baseline[score.task, score.metric])]
+        ],
+        "method": dict(method),
+    }  # fmt: skip
+
+
+def method_of(
+    names: Mapping[str, str],
+    scores: Sequence[Score],
+    options: EvaluateOptions,
+    machine: Environment,
+    *,
+    bos: str,
+    dtype: str,
+    text: str,
+    windows: str,
+    timed: str = "",
+) -> dict[str, str]:
+    """Return what a reader needs to judge and repeat the figures.
+
+    `timed` says what ran each model for its speed.
+    """
+    method = {
+        "Models": ", ".join(f"{name} ({kind})" for name, kind in names.items()),
+        "BOS": bos,
+        "Arithmetic": f"model in {dtype}, log-likelihoods in float32 or better",
+    }
+    texts = options.sources
+    if texts:
+        several = len(texts) > 1
+        counts = "; ".join(
+            f"{score.model} {len(score.keys)} windows{f' of {score.task}' if several else ''}, "
+            f"{score.weights.sum():,.0f} tokens counted"
+            for score in scores
+            if score.task in texts and score.metric == "perplexity"
+        )
+        part = f"at most {options.windows} windows" if options.windows else "all of it"
+        method["Texts" if several else "Text"] = (
+            f"{text}, {part}, windows of {windows}, each token (but the first where "
+            f"there is no BOS) counted once: {counts}"
+        )
+    own = {*texts, "size", "speed"}
+    for task in dict.fromkeys(score.task for score in _visible(scores) if score.task not in own):
+        if task.startswith(AVERAGE):
+            method["Average"] = "tasks have equal weight; a group counts once, without its parts"
+            continue
+        asked = [score for score in scores if score.task == task]
+        own_files = {"lambada": options.lambada, "choices": options.choices}
+        source = own_files.get(task) or "lm-eval's own definition"
+        method[f"Task {task}"] = _task_words(source, asked)
+    if options.asks:
+        method["lm-eval"] = metadata.version("lm-eval")
+    if options.speed:
+        method["Speed"] = (
+            f"one sequence, after one round unmeasured {ROUNDS} rounds of all lengths in turn, one "
+            f"model after the other; prefill until the first token is known, then {DECODED} greedy "
+            "tokens with the cache; errors over rounds"
+        )
+        method["Implementation timed"] = timed
+    method["Errors"] = (
+        "one standard error over windows or examples; differences are paired where both models "
+        "had the same ones"
+    )
+    method["Machine"] = str(machine)
+    return method
+
+
+def _task_words(source: str, asked: Sequence[Score]) -> str:
+    """Return what a page says of a task or group, from its scores."""
+    one = max(asked, key=lambda score: len(score.keys))
+    words = [source, one.made_of] if one.made_of else [source]
+    if one.keys != ("all",):
+        words.append(f"{len(one.keys):,} examples")
+    if one.shots is None:
+        words.append("solved ones before each, as many as its task shows")
+    elif one.shots:
+        words.append(f"{one.shots} solved one{'s' * (one.shots > 1)} before each")
+    else:
+        words.append("none shown before")
+    told = ", ".join(words)
+    return f"{told}; its parts are in summary.json and evaluation.parquet" if one.made_of else told

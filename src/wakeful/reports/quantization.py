@@ -1,0 +1,497 @@
+"""What is told of the damage that quantization does."""
+
+import copy
+import math
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import altair as alt
+import polars as pl
+
+from wakeful.config.verbs import LENGTH
+from wakeful.estimates import with_error
+from wakeful.evaluation.costs import DECODED
+from wakeful.evaluation.damage import (
+    GRADES,
+    HARMLESS,
+    SEVERE,
+    Damage,
+    block_values,
+    findings,
+    grade,
+    layer_errors,
+    summary,
+    worst_layers,
+)
+from wakeful.evaluation.layer_costs import cost_sentences
+from wakeful.quant.schemes import Scheme
+from wakeful.quant.schemes.methods import Gptq
+from wakeful.quant.sensitivity import LayerCost
+from wakeful.reports.charts import (
+    LAYERS,
+    Drawing,
+    colors,
+    dashed,
+    heatmap,
+    leaps,
+    line_at,
+    lines,
+    nearest,
+    rounded,
+    scatter,
+    shapes,
+    tip,
+    tips,
+    wide,
+)
+from wakeful.reports.terms import explained
+from wakeful.reports.value import (
+    Cell,
+    Chart,
+    Findings,
+    Fold,
+    Legend,
+    Part,
+    Report,
+    Section,
+    Side,
+    Step,
+    Table,
+    Text,
+    glossary,
+    listed,
+    terms,
+)
+from wakeful.reports.value import method as told_method
+
+_POSITIONS = ("rest", "first")
+_GRAY = "#7F7F7F"
+_SMALL = 32
+"""Input channels of a small group of weights."""
+_DEAREST = 10
+"""Layers whose costs are shown; all are in sensitivity.parquet."""
+_ALIKE = 0.05
+"""Errors of layers that differ by less, in the median, are nearly the same."""
+
+
+def before_and_after(damage: Damage) -> Iterator[str]:
+    """Yield the last scheme's figures, which is the model's, as rows of a model card's table."""
+    full = summary(damage)
+    figures = full["schemes"][-1]
+    before = with_error(full["perplexity"], full["perplexity_standard_error"])
+    text = f"{full['sequences']} windows of a text, {full['tokens']:,} tokens"
+    yield f"| perplexity on {text} | {before} | {with_errors(figures)['perplexity']} |"
+    yield f"| MB | {damage.full_bytes / 1e6:,.2f} | {figures['bytes'] / 1e6:,.2f} |"
+
+
+def with_errors(figures: Mapping[str, Any]) -> dict[str, str]:
+    """Return a scheme's estimates as they are shown."""
+    return {
+        key: with_error(figures[key], figures[f"{key}_standard_error"], sign)
+        for key, sign in (("perplexity", ""), ("increase", "+"), ("loss_increase", "+"), ("kl", ""))
+    }
+
+
+def layer_error(damage: Damage, position: str = "rest") -> Drawing:
+    """Draw the relative error of the layers of each block: their root mean square."""
+    frames = [
+        _over_blocks(layer_errors(damage, name, position), pl.col("value"), squared=True)
+        for name in damage.schemes
+    ]
+    return _errors(damage, frames, "relative error of layers")
+
+
+def _block_error(damage: Damage, position: str = "rest") -> Drawing:
+    """Draw the relative error of each block's output, with all errors before it."""
+    frames = [block_values(damage, "block_error", name, position) for name in damage.schemes]
+    return _errors(damage, frames, "relative error of blocks' outputs")
+
+
+def _input_kurtosis(damage: Damage) -> Drawing:
+    """Draw the kurtosis of the inputs of each block's layers, first token and the rest."""
+    errors = max((layer_errors(damage, name) for name in damage.schemes), key=len)
+    frames = {
+        position: _over_blocks(errors, pl.col(f"kurtosis_{position}"), squared=False)
+        for position in _POSITIONS
+    }
+    return _kurtosis(damage, frames, "kurtosis of layers' inputs")
+
+
+def _block_kurtosis(damage: Damage) -> Drawing:
+    """Draw the kurtosis of each block's output, first token and the rest."""
+    frames = {position: block_values(damage, "kurtosis", "", position) for position in _POSITIONS}
+    return _kurtosis(damage, frames, "kurtosis of blocks' outputs")
+
+
+def _scatter(damage: Damage) -> Drawing:
+    """Draw every layer's relative error against the kurtosis of its input."""
+    frames = [
+        layer_errors(damage, name).select(
+            pl.lit(name).alias("scheme"), "module", "value", kurtosis="kurtosis_rest"
+        )
+        for name in damage.schemes
+    ]
+    return error_over_kurtosis(pl.concat(frames), "scheme", [*damage.schemes], height=300)
+
+
+def error_over_kurtosis(
+    frame: pl.DataFrame, of: str, names: Sequence[str], *more: alt.Tooltip, height: int
+) -> Drawing:
+    """Draw a point a layer: its relative error, `value`, over the `kurtosis` of its input.
+
+    `of` is the column whose `names` have a color and a shape each.
+    """
+    x = alt.X(
+        "kurtosis:Q",
+        title=["kurtosis of the layer's input,", "all but the first token"],
+        scale=alt.Scale(type="log", nice=False, padding=8),
+        axis=alt.Axis(format="~g", tickCount=5),
+    )
+    y = _log("relative error", "~p", padding=8)
+    frame = rounded(frame.filter((pl.col("value") > 0) & (pl.col("kurtosis") > 0)))
+    tooltip = [*tips(f"{of}:N", "module:N"), tip("kurtosis", ".4~g"), *more, _ERROR]
+    return scatter(frame, of, names, x, y, tooltip, height=height)
+
+
+_ERRORS = (0.001, 1.0)
+"""The scale of a layer's relative error, in the map of every scheme and model."""
+
+
+def _layer_map(damage: Damage, scheme: str) -> Drawing:
+    """Draw a scheme's relative error of every layer: blocks by kinds of layer."""
+    errors = layer_errors(damage, scheme).drop_nulls("layer")
+    kinds = errors["kind"].unique(maintain_order=True).to_list()
+    chart = heatmap(
+        rounded(errors.select("layer", "kind", "value", "module")),
+        alt.X("layer:O", title="layer", axis=alt.Axis(labelAngle=0, labelOverlap=True)),
+        alt.Y("kind:N", title=None, sort=kinds),
+        "value",
+        alt.Legend(title="relative error", format="~p", tickCount=4),
+        type="log",
+        domain=_ERRORS,
+        tooltip=[alt.Tooltip("module:N"), _ERROR],
+    )
+    return wide(chart, 22 * len(kinds))
+
+
+def _over_blocks(errors: pl.DataFrame, value: pl.Expr, *, squared: bool) -> pl.DataFrame:
+    """Return one row a block: the (root) mean (square) of its layers' values."""
+    mean = value.pow(2).mean().sqrt() if squared else value.mean()
+    known = errors.drop_nulls("layer").filter(value.is_finite())
+    return known.group_by("layer").agg(value=mean).sort("layer")
+
+
+def _errors(damage: Damage, frames: Sequence[pl.DataFrame], title: str) -> Drawing:
+    """Draw a line a scheme, on the scale of both charts of errors."""
+    names = [*damage.schemes]
+    frame = pl.concat(
+        frame.select("layer", "value", scheme=pl.lit(scheme))
+        for scheme, frame in zip(names, frames, strict=True)
+    ).filter(pl.col("value") > 0)
+    measured = damage.measurement.layers.filter(pl.col("metric").is_in(_ERROR_METRICS))
+    y = _log(title, "~p", domain=_span(measured["value"]), clamp=True)
+    tooltip = [*tips("scheme:N", "layer:Q"), _ERROR]
+    return wide(lines(frame, "scheme", names, LAYERS, y, tooltip, points=True, outliers=True), 240)
+
+
+def _kurtosis(damage: Damage, frames: Mapping[str, pl.DataFrame], title: str) -> Drawing:
+    """Draw a line for the first token and one for the rest, on the scale of both such charts."""
+    frame = pl.concat(
+        frame.select("layer", "value", position=pl.lit(position))
+        for position, frame in frames.items()
+    ).filter(pl.col("value") > 0)
+    measured = damage.measurement.layers.filter(pl.col("metric").is_in(_KURTOSES))
+    base = alt.Chart(rounded(frame)).encode(x=LAYERS)
+    y = _log(title, "~g", domain=_span(pl.concat([measured["value"], pl.Series([3.0])])))
+    dash = dashed("position", _POSITIONS, ([1, 0], [4, 3]), legend=alt.Legend())
+    line = base.mark_line(strokeWidth=2, color=_GRAY).encode(y=y, strokeDash=dash)
+    tooltip = [*tips("position:N", "layer:Q"), tip("value", ".4~g", title="kurtosis")]
+    gaussian = line_at("y", 3.0, "gaussian", tooltip=alt.value("a Gaussian has 3"))
+    named = alt.Chart(leaps(frame, "position", "layer")).mark_text(dy=-9, fontSize=11)
+    named = named.encode(x=LAYERS, y=y, text="told:N")
+    return wide(alt.layer(gaussian, line, named, nearest(base, tooltip, y)), 240)
+
+
+def _span(values: pl.Series) -> tuple[float, float]:
+    """Return the edges of a logarithmic axis for all of some values."""
+    known = values.filter(values.is_finite() & (values > 0))
+    return (known.min(), known.max()) if len(known) else (0.1, 1.0)  # pyright: ignore
+
+
+_ERROR_METRICS = ("relative_error", "block_error")
+_KURTOSES = ("input_kurtosis", "kurtosis")
+_ERROR = tip("value", ".3~%", title="relative error")
+
+
+def _log(title: str, style: str, **scale: Any) -> alt.Y:
+    axis = alt.Axis(format=style, tickCount=5)
+    return alt.Y("value:Q", title=title, scale=alt.Scale(type="log", **scale), axis=axis)
+
+
+def headline(damage: Damage) -> str:
+    """Return in a sentence which schemes harm the model, and how much."""
+    said: dict[str, list[str]] = {}
+    for finding in findings(damage):
+        said.setdefault(GRADES[finding.level], []).append(finding.title)
+    told = "; ".join(f"{level}: {listed(names)}" for level, names in said.items())
+    return f"{damage.measurement.name} quantized: {told}."
+
+
+def next_step(damage: Damage, source: str) -> Step:
+    """Return how to save the smallest harmless model, or what may cost less than the best scheme.
+
+    A rotation spreads outliers of activations. Where weights alone are quantized it does not help:
+    the rounding or the groups have to be finer.
+    """
+    model, levels = shlex.quote(source), {each.title: each.level for each in findings(damage)}
+    harmless = [name for name, level in levels.items() if level == "good"]
+    if harmless:
+        best = min(harmless, key=lambda name: damage.bytes[name])
+        scheme = shlex.quote(damage.schemes[best].expression)  # which says static where it is
+        folder = shlex.quote(f"{source.rstrip('/')}-quantized")
+        command = f"wakeful quantize {model} --scheme {scheme} --save {folder}"
+        return Step("save the smallest harmless one", command)
+    if "unsure" in levels.values():
+        asked = " ".join(shlex.quote(each.expression) for each in damage.schemes.values())
+        more = 4 * len(damage.measurement.counts)
+        command = f"wakeful quantize {model} --scheme {asked} --num_sequences {more}"
+        return Step("so little text does not tell: measure more of it", command)
+    losses = {name: damage.measurement.loss_increase(name)[0] for name in levels}
+    best = min(levels, key=lambda name: losses[name] if math.isfinite(losses[name]) else math.inf)
+    scheme = damage.schemes[best]
+    if scheme.weights is None:
+        return Step("keep more bits of the cache", f"wakeful quantize {model} --scheme kv8")
+    if scheme.activations:
+        return Step(f"{best} costs least, and rounds activations: rotate their outliers away first",
+                    f"wakeful cure {model} --rotate hadamard")  # fmt: skip
+    finer = [] if scheme.method else [Scheme(weights=scheme.weights, method=Gptq())]
+    if not 0 < scheme.weights.group <= _SMALL and scheme.weights.per == "channel":
+        small = copy.copy(scheme.weights)
+        small.group = _SMALL
+        finer.append(Scheme(weights=small, method=Gptq()))
+    asked = " ".join(shlex.quote(str(each).replace("'", '"')) for each in finer) or "fine"
+    return Step(f"{best} costs least and rounds weights alone: GPTQ or smaller groups may help",
+                f"wakeful quantize {model} --scheme {asked}")  # fmt: skip
+
+
+def after_saving(source: str, folder: str, context: int) -> list[Step]:
+    """Return what to do with a quantized model in a folder and the model that it was made of.
+
+    Its speed is asked for as far as `context` leaves room for a prompt.
+    """
+    model, small = shlex.quote(source), shlex.quote(folder)
+    prompt = min(512, context - DECODED)
+    words, speed = (", speed included", f" --speed {prompt}") if prompt > 0 else ("", "")
+    return [
+        Step(f"compare it with the original{words}", f"wakeful evaluate {model} {small}{speed}"),
+        Step("see what it generates", f'wakeful generate {small} --prompt "Once upon a time"'),
+    ]  # fmt: skip
+
+
+def quantization_report(
+    damage: Damage,
+    *,
+    title: str = "",
+    method: Mapping[str, str] | None = None,
+    saved: Mapping[str, Any] | None = None,
+    source: str = "",
+    context: int = LENGTH,
+    costs: Sequence[LayerCost] = (),
+    upgraded: Sequence[str] = (),
+) -> Report:
+    """Return what is told of the damage that schemes do to a model.
+
+    Of `costs`, what single layers cost, those that are `upgraded` have the better scheme.
+
+    `source` is what the model was asked for as, for a command to type, and `context` most tokens
+    that it was made for.
+    """
+    full, names = summary(damage), [*damage.schemes]
+    source = source or damage.measurement.name
+    steps = [next_step(damage, source)]
+    if saved:
+        steps = after_saving(source, saved["folder"], context)
+    marks = [*zip(colors(names), shapes(names), strict=True)]
+    kurtoses = ", ".join(
+        f"{row['scheme']} {number(row['error_follows_max_over_mean'], '{:+.2f}')}"
+        for row in full["schemes"]
+    )
+    title = title or f"Quantization of {damage.measurement.name}"
+    return Report(title, [headline(damage)], steps, [
+        Section("", [
+            Findings({"": findings(damage)}, GRADES),
+            Text(f"Harmless: the loss rises by at most {HARMLESS} nats a token (perplexity by 2%). "
+                 f"Severe: by {SEVERE} or more (20%). Not resolved: its 95% interval holds zero.",
+                 "note"),
+        ]),
+        Section("Before and after", [
+            _damage_table(damage, full, marks),
+            terms([("nats and perplexity", "perplexity"), ("KL", "kl"),
+                   ("median and worst layer", "relative_error")]),
+            Text("Loss increases are paired: both models read the same tokens. Weights count what "
+                 f"stays in full precision too{_file(saved, full)}. Seconds: to quantize, "
+                 "calibration included, and to read the text.", "note"),
+        ], brief=True),
+        *([_costs(costs, upgraded)] if costs else []),
+        Section("Each layer alone", [
+            Text("The error of a layer's output when only that layer is quantized and its input is "
+                 "the full-precision one, beside how far the channels of its input stand apart. "
+                 "Where kurtosis is high, one scale has to serve a few huge channels and many "
+                 "small ones."),
+            Text("Of all tokens but the first. Errors are root mean squares and kurtosis means "
+                 "over the layers of a block; a Gaussian has kurtosis 3. Blocks that stand out are "
+                 "named.", "note"),
+            Legend(names),
+            Side([
+                Chart("Relative error of each block's layers", partial(layer_error, damage),
+                      "Relative error", explained("relative_error")),
+                Chart("Kurtosis of the inputs of each block's layers",
+                      partial(_input_kurtosis, damage), "Kurtosis of the inputs",
+                      explained("kurtosis")),
+            ], wide=True),
+            Text("Does error follow kurtosis?", "heading"),
+            Text(full["kurtosis_predicts"]),
+            Text(f"{PREDICTS} With the largest |x| over the mean |x| of the input in place of "
+                 f"kurtosis: {kurtoses}.", "note"),
+            Legend(names, "shapes"),
+            Chart("Error of layers against the kurtosis of their inputs",
+                  partial(_scatter, damage)),
+        ]),
+        Section("All layers together", [
+            Text("The error of a block's output in the quantized model, with all errors before it, "
+                 "beside the kurtosis of the same block's output in the full-precision model (mean "
+                 f"over blocks: {number(full['kurtosis_first'], '{:,.1f}')} at the first token, "
+                 f"{number(full['kurtosis_rest'], '{:,.1f}')} at the rest)."),
+            Legend(names),
+            Side([
+                Chart("Relative error of each block's output", partial(_block_error, damage),
+                      "Relative error", explained("relative_error")),
+                Chart("Kurtosis of each block's output", partial(_block_kurtosis, damage),
+                      "Kurtosis", explained("kurtosis")),
+            ], wide=True),
+            Fold("The same errors at the first token", [
+                Legend(names),
+                Side([
+                    Chart("Relative error of each block's layers at the first token",
+                          partial(layer_error, damage, "first"), "Each layer alone"),
+                    Chart("Relative error of each block's output at the first token",
+                          partial(_block_error, damage, "first"), "All layers together"),
+                ], wide=True),
+            ]),
+        ]),
+        Section("Layer by layer", [part for name in names for part in _layers(damage, name)]),
+        glossary("kl", "relative_error", "kurtosis"),
+        told_method(method or {}),
+    ])  # fmt: skip
+
+
+def _costs(costs: Sequence[LayerCost], upgraded: Sequence[str]) -> Section:
+    """Return the dearest layers, and in sentences what they say."""
+    rows = [
+        [
+            Cell(each.name, "better scheme" if each.name in upgraded else ""),
+            *(with_error(*getattr(each, name), "+") for name in ("alone", "together", "kl")),
+            f"{each.kurtosis:.3g}", f"{each.size:,}",
+        ]
+        for each in costs[:_DEAREST]
+    ]  # fmt: skip
+    columns = ["layer", "alone, nats", "together, nats", "KL", "kurtosis", "bytes"]
+    parts: list[Part] = [Text(each) for each in cost_sentences(costs)]
+    return Section("What layers cost", [*parts, Table(columns, rows, "Dearest layers")], brief=True)
+
+
+PREDICTS = (
+    "Predicts: Spearman's rank correlation of 0.5 or more, significantly above zero at the 95% "
+    "level, treating layers as independent. The literature disagrees (arXiv 2509.23500)."
+)
+
+
+def _damage_table(
+    damage: Damage, full: Mapping[str, Any], marks: Sequence[tuple[str, str]]
+) -> Table:
+    rows: list[Sequence[Cell | str]] = []
+    for each in full["schemes"]:
+        told = with_errors(each)
+        rows.append([
+            each["scheme"],
+            GRADES[grade(damage, each["scheme"])],
+            told["loss_increase"],
+            told["kl"],
+            Cell(told["perplexity"], under=[told["increase"]]),
+            number(each["layer_error_median"], "{:.2%}"),
+            Cell(number(each["layer_error_worst"], "{:.2%}"), under=_named(each["worst_layer"])),
+            Cell(megabytes(each["bytes"]), f"{each['bytes_ratio']:.0%}"),
+            Cell(f"{each['quantize_seconds']:.1f}", f"+ {each['read_seconds']:.1f}"),
+        ])  # fmt: skip
+    before = with_error(full["perplexity"], full["perplexity_standard_error"])
+    first = ["full precision", "–", "–", "–", before, "–", "–", megabytes(full["bytes"]), "–"]
+    return Table(
+        ["scheme", "damage", "loss, nats a token", "KL, nats", "perplexity", "median layer",
+         "worst layer", "weights", "seconds"],
+        [first, *rows], "Damage of each scheme", marks=[("", ""), *marks],
+        terminal=("damage", "loss, nats a token", "KL, nats", "worst layer", "weights"),
+    )  # fmt: skip
+
+
+def _named(module: str | None) -> list[str]:
+    return [module.removeprefix("model.")] if module else []
+
+
+def _file(saved: Mapping[str, Any] | None, full: Mapping[str, Any]) -> str:
+    if not saved:
+        return ""
+    share = saved["bytes"] / full["bytes"]
+    return f"; the saved file has {megabytes(saved['bytes'])}, {share:.3f} of full precision"
+
+
+def _layers(damage: Damage, name: str) -> Iterator[Part]:
+    """Yield a map of a scheme's layers, folded where an earlier scheme's is nearly the same, and
+    the worst of them.
+    """
+    if damage.schemes[name].weights is None:
+        yield from (Text(name, "heading"), Text("No layer's weights change.", "note"))
+        return
+    worst = worst_table(damage, name)
+    chart = Chart(f"Relative error of every layer under {name}", partial(_layer_map, damage, name))
+    errors = layer_errors(damage, name)["value"]
+    for other in damage.schemes:
+        if other == name:
+            first = name == next(iter(damage.schemes))
+            yield from (Text(name, "heading"), chart)
+            yield Fold(f"Worst layers of {name}", [worst], open=first)
+            return
+        same = layer_errors(damage, other)["value"]
+        if len(same) == len(errors) and ((same / errors).log().abs().median() or 0) < _ALIKE:  # pyright: ignore
+            yield Fold(f"{name}: nearly the same errors as {other}", [chart, worst])
+            return
+
+
+def worst_table(damage: Damage, name: str) -> Table:
+    """Return the layers whose error is the largest, with the shape of their inputs."""
+    styles = {"first": "{:.2%}", "rest": "{:.2%}"} | dict.fromkeys(
+        ("kurtosis_first", "kurtosis_rest", "max_over_mean_first", "max_over_mean_rest"), "{:,.1f}"
+    )
+    rows = [
+        [row["module"], Cell(number(row["value"], "{:.2%}"), small=_error(row["standard_error"])),
+         *(number(row[key], style) for key, style in styles.items())]
+        for row in worst_layers(damage, name)
+    ]  # fmt: skip
+    columns = ["layer", "relative error", "first token", "the rest", "input kurtosis, first",
+               "kurtosis, rest", "max / mean, first", "max / mean, rest"]  # fmt: skip
+    return Table(columns, rows, f"Worst layers of {damage.measurement.name} under {name}")
+
+
+def _error(value: float | None) -> str:
+    return "" if value is None else f"± {value:.2%}"
+
+
+def number(value: float | None, style: str) -> str:
+    """Return a figure as a page has it; a dash where there is none."""
+    return "–" if value is None else style.format(value).replace("-", "−")
+
+
+def megabytes(count: float) -> str:
+    """Return bytes as a page has them."""
+    return ("{:,.0f} MB" if count >= 1e8 else "{:.2f} MB").format(count / 1e6)

@@ -1,0 +1,272 @@
+"""Several models under several schemes: one matrix of damage, and whether kurtosis foretells it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from wakeful.estimates import with_error
+from wakeful.evaluation.damage import (
+    GRADES,
+    Damage,
+    follows,
+    grade,
+    over_layers,
+    over_models,
+    predicts,
+    summary,
+)
+from wakeful.evaluation.pretrained import PretrainedTable
+from wakeful.reports.charts import Drawing, colors, shapes, tip
+from wakeful.reports.quantization import (
+    PREDICTS,
+    error_over_kurtosis,
+    headline,
+    megabytes,
+    next_step,
+    number,
+    with_errors,
+    worst_table,
+)
+from wakeful.reports.value import (
+    Cell,
+    Chart,
+    Fold,
+    Legend,
+    Report,
+    Section,
+    Side,
+    Table,
+    Text,
+    terms,
+)
+from wakeful.reports.value import method as told_method
+
+
+def matrix_summary(damages: Sequence[Damage]) -> dict[str, Any]:
+    """Return each model's figures as alone, the rank correlations, and the sentence on them."""
+    return {
+        "models": [summary(damage) for damage in damages],
+        "correlations": correlations(damages),
+        "kurtosis_predicts": predicts(damages),
+    }
+
+
+def beside(damages: Sequence[Damage], table: PretrainedTable) -> list[dict[str, Any]]:
+    """Return every model's perplexities beside a published table's, then the rows nobody measured.
+
+    `ratios` are perplexities over the full-precision one's, ours and the paper's, by scheme.
+    """
+    rows = []
+    for damage in damages:
+        each, printed = summary(damage), damage.printed
+        found = {figures["scheme"]: figures for figures in each["schemes"]}
+        rows.append(
+            {
+                "model": each["model"],
+                "label": printed and printed.label,
+                "parameters": f"{damage.parameters / 1e6:,.4g}M",
+                "perplexity": each["perplexity"],
+                "perplexity_standard_error": each["perplexity_standard_error"],
+                "printed": printed and printed.full,
+                "kurtosis_first": each["kurtosis_first"],
+                "kurtosis_rest": each["kurtosis_rest"],
+                "schemes": [
+                    {
+                        key: found[name][key]
+                        for key in ("scheme", "perplexity", "perplexity_standard_error", "ratio")
+                    }
+                    | {
+                        "printed": printed and printed.quantized[name],
+                        "printed_ratio": printed and printed.ratio(name),
+                    }
+                    for name in table.schemes
+                ],
+            }
+        )
+    measured = [damage.printed for damage in damages]
+    for row in table.rows:
+        if row not in measured:
+            schemes = [
+                {"scheme": name, "printed": row.quantized[name], "printed_ratio": row.ratio(name)}
+                for name in table.schemes
+            ]
+            rows.append({"model": None, "label": row.label, "parameters": row.parameters,
+                         "printed": row.full, "schemes": schemes})  # fmt: skip
+    return rows
+
+
+def told(damages: Sequence[Damage], table: PretrainedTable) -> list[str]:
+    """Say of each model by how much a scheme multiplies its perplexity, and the paper's word."""
+    sentences = []
+    for row in beside(damages, table):
+        for each in row["schemes"] if row["model"] else ():
+            ours = "a non-finite multiple"
+            if each["ratio"] is not None:
+                ours = f"{with_error(each['ratio'])} times"
+            theirs = "the paper does not have it"
+            if row["label"]:
+                theirs = f"{with_error(each['printed_ratio'])} times in the paper"
+            sentences.append(
+                f"{row['model']}: {each['scheme']} makes the perplexity {ours} what it was, "
+                f"{theirs}."
+            )
+    return sentences
+
+
+def correlations(damages: Sequence[Damage]) -> list[dict[str, Any]]:
+    """Return Spearman's ρ of each scheme: over all layers, with kurtosis and with max over mean,
+    and over models; None where there are fewer than three.
+    """
+    rows = []
+    for name in damages[0].schemes:
+        layers = over_layers(damages, name)
+        rows.append(
+            {
+                "scheme": name,
+                "layers": len(layers),
+                "layers_kurtosis": follows(layers, "kurtosis_rest"),
+                "layers_max_over_mean": follows(layers, "max_over_mean_rest"),
+                "models": len(damages),
+                "models_kurtosis": follows(over_models(damages, name), "kurtosis_rest"),
+            }
+        )
+    return rows
+
+
+def _scatter(damages: Sequence[Damage], scheme: str) -> Drawing:
+    """Draw a scheme's layers of all models, error against kurtosis."""
+    frame = over_layers(damages, scheme).select(
+        "model", "module", "value", kurtosis="kurtosis_rest", peak="max_over_mean_rest"
+    )
+    names = [damage.measurement.name for damage in damages]
+    peak = tip("peak", ".4~g", title="max / mean")
+    return error_over_kurtosis(frame, "model", names, peak, height=260)
+
+
+def matrix_report(
+    damages: Sequence[Damage],
+    *,
+    title: str = "",
+    method: Mapping[str, str] | None = None,
+    table: PretrainedTable | None = None,
+    sources: Sequence[str] = (),
+    heads: str = "",
+) -> Report:
+    """Return what is told of several models under several schemes, a published `table` first.
+
+    `sources` are what the models were asked for as, for a command to type; `heads` says which
+    models' output heads are quantized.
+    """
+    names = [each.measurement.name for each in damages]
+    named = sources if len(sources) == len(damages) else names
+    steps = [
+        replace(step, words=f"{damage.measurement.name}: {step.words}")
+        for damage, source in zip(damages, named, strict=True)
+        for step in [next_step(damage, source)]
+    ]
+    marks = [*zip(colors(names), shapes(names), strict=True)]
+    worst = [
+        Fold(f"{damage.measurement.name}: {scheme}", [worst_table(damage, scheme)])
+        for damage in damages for scheme in damage.schemes
+        if damage.schemes[scheme].weights is not None
+    ]  # fmt: skip
+    charts = [
+        Chart(f"Error of layers against the kurtosis of their inputs under {name}",
+              partial(_scatter, damages, name), name)
+        for name, scheme in damages[0].schemes.items()
+        if scheme.weights is not None
+    ]  # fmt: skip
+    sections = [
+        Section("Models and schemes", [
+            _damage_table(damages, marks),
+            *([Text(heads)] if heads else []),
+            terms([("perplexity", "perplexity"), ("KL", "kl"), ("kurtosis", "kurtosis")]),
+            Text("First in each cell the increase of the loss in nats a token, paired: both models "
+                 "read the same tokens. Weights count what stays in full precision too. Seconds: "
+                 "to quantize, calibration included, and to read the text. Losses of models with "
+                 "different tokenizers are not to be set against each other.", "note"),
+        ], brief=True),
+        Section("Does kurtosis predict the damage?", [
+            Text(predicts(damages)),
+            _correlation_table(damages),
+            Text(f"Spearman's rank correlations. {PREDICTS} Kurtosis and max / mean are of all "
+                 "tokens but the first.", "note"),
+            Legend(names, "shapes"),
+            Side(charts),
+        ], brief=True),
+        Section("Worst layers", worst),
+        told_method(method or {}),
+    ]  # fmt: skip
+    if table is not None:
+        sections.insert(0, _beside_section(damages, table))
+    return Report(title or "Quantization of " + ", ".join(names),
+                  [headline(damage) for damage in damages], steps, sections)  # fmt: skip
+
+
+def _damage_table(damages: Sequence[Damage], marks: Sequence[tuple[str, str]]) -> Table:
+    rows: list[list[Cell]] = []
+    for damage in damages:
+        full = summary(damage)
+        before = with_error(full["perplexity"], full["perplexity_standard_error"])
+        kurtosis = [number(full[f"kurtosis_{part}"], "{:,.1f}") for part in ("first", "rest")]
+        row = [Cell(full["model"], under=[
+            f"perplexity {before}, {megabytes(full['bytes'])}",
+            f"kurtosis {kurtosis[0]} first, {kurtosis[1]} rest",
+        ])]  # fmt: skip
+        for each in full["schemes"]:
+            shown = with_errors(each)
+            row.append(Cell(f"{shown['loss_increase']} nats", under=[
+                GRADES[grade(damage, each["scheme"])],
+                f"perplexity {shown['perplexity']}",
+                f"KL {shown['kl']}",
+                f"{megabytes(each['bytes'])}, {each['bytes_ratio']:.0%}",
+                f"{each['quantize_seconds']:.1f} + {each['read_seconds']:.1f} s",
+            ]))  # fmt: skip
+        rows.append(row)
+    schemes = list(damages[0].schemes)
+    return Table(["model", *schemes], rows, "Damage of each scheme to each model", "paper",
+                 marks=marks)  # fmt: skip
+
+
+def _correlation_table(damages: Sequence[Damage]) -> Table:
+    rows = [
+        [row["scheme"], str(row["layers"]), number(row["layers_kurtosis"], "{:+.2f}"),
+         number(row["layers_max_over_mean"], "{:+.2f}"), str(row["models"]),
+         number(row["models_kurtosis"], "{:+.2f}")]
+        for row in correlations(damages)
+    ]  # fmt: skip
+    columns = ["scheme", "layers", "error and kurtosis", "error and max / mean", "models",
+               "loss increase and kurtosis"]  # fmt: skip
+    return Table(columns, rows, "Spearman's rank correlations", terminal=())
+
+
+def _beside_section(damages: Sequence[Damage], table: PretrainedTable) -> Section:
+    """Return the published table with ours in it."""
+    rows: list[list[Cell]] = []
+    for row in beside(damages, table):
+        ours = bool(row["model"])
+        whose = (row["label"] or "not in the paper") if ours else "paper only"
+        cells = [Cell(row["model"] or row["label"], under=[whose]), Cell(row["parameters"])]
+        for each in ({**row, "scheme": "", "printed_ratio": None}, *row["schemes"]):
+            value = "–"
+            if "perplexity" in each:
+                value = with_error(each["perplexity"], each["perplexity_standard_error"])
+            under = []
+            if ours and each["scheme"]:
+                under.append(f"{number(each['ratio'], '{:,.4g}')} times")
+            if each["printed"]:
+                times = each["printed_ratio"]
+                under.append(
+                    f"paper {each['printed']:,.1f}" + (f", {times:,.4g} times" if times else "")
+                )
+            cells.append(Cell(value, under=under))
+        rows.append(cells + [Cell(number(row.get(f"kurtosis_{part}"), "{:,.1f}"))
+                             for part in ("first", "rest")])  # fmt: skip
+    columns = ["model", "parameters", table.full, *table.schemes.values(), "kurtosis, first token",
+               "kurtosis, the rest"]  # fmt: skip
+    return Section(table.title, [
+        *map(Text, told(damages, table)),
+        Table(columns, rows, table.title, "paper", terminal=()),
+        Text(f"{table.note} ± one standard error over sequences. Kurtosis is ours.", "note"),
+    ], brief=True)  # fmt: skip

@@ -1,0 +1,288 @@
+// Draws every chart of the page, in the theme of the system, of the address (#dark, #light) or of
+// the button. Each script.spec holds a Vega-Lite specification, its rows packed as columns, and names
+// the element to draw in.
+const themes = JSON.parse(document.getElementById("themes").textContent);
+const button = document.getElementById("theme");
+const system = matchMedia("(prefers-color-scheme: dark)");
+const NARROW = 480;
+const PAPER = 640; // pixels, the width of a saved picture
+const FRAME = 350; // milliseconds a frame of a film
+const PAUSE = 10; // frames for which the last one stands
+const NEAREST = "the point nearest to the pointer";
+const hidden = new Set();
+const before = new Map(); // what was chosen in a chart when it was last drawn
+let chosen = ["dark", "light"].find((name) => location.hash === `#${name}`);
+let drawn = new Map();
+let drawing = Promise.resolve();
+
+function configuration(theme, width, spec) {
+  const config = structuredClone(themes[theme]);
+  config.background = "transparent";
+  config.legend.columns = columns(spec, width);
+  if (width < NARROW) {
+    config.axis.labelLimit = 110;
+    config.legend.labelLimit = 260;
+  }
+  return config;
+}
+
+// How many of the longest name stand side by side in a legend: letters of 8 pixels, a symbol of 40.
+function columns(spec, width) {
+  return Math.max(1, Math.min(4, Math.floor(width / (8 * longest(spec) + 40))));
+}
+
+// The letters of the longest name in any legend.
+function longest(part) {
+  if (!part || typeof part !== "object") return 0;
+  const told = part.legend === null ? [] : part.scale?.domain || [];
+  const names = told.filter?.((name) => typeof name === "string") || [];
+  const inside = Object.entries(part).filter(([key]) => key !== "datasets");
+  return Math.max(0, ...names.map((name) => name.length), ...inside.map(([, each]) => longest(each)));
+}
+
+let usual;
+
+// Of the point that is nearest to the pointer Vega-Lite finds the numbers, but looks for names in
+// the place around the point: there they are undefined.
+function tooltip(handler, event, item, value) {
+  const point = item?.datum?.datum;
+  const named = value && point
+    ? Object.fromEntries(Object.entries(value).map(
+        ([key, told]) => [key, told === "undefined" ? point[key] : told]))
+    : value;
+  usual.call(handler, handler, event, item, named);
+}
+
+async function embed(place, spec, config) {
+  const options = { renderer: "svg", actions: false, ast: true, logLevel: 1 };
+  if (!usual) {
+    const nothing = { data: { values: [] }, mark: "point" };
+    const made = await window.vegaEmbed(document.createElement("div"), nothing, options);
+    usual = made.view.tooltip();
+    made.finalize();
+  }
+  const own = { ...spec, config: { ...(spec.config || {}), ...config } };
+  return window.vegaEmbed(place, own, { ...options, tooltip });
+}
+
+// Names that are switched off fade in every chart that knows the parameter.
+function fade(view) {
+  try {
+    view.signal("hidden", [...hidden]).runAsync();
+  } catch {
+    // This chart has no names to switch.
+  }
+}
+
+// Choose in a chart what was chosen before, but for the point nearest to the pointer.
+async function choose(view, spec, signals) {
+  for (const { name, select } of spec.params || []) {
+    if (name in signals && !select?.nearest) view.signal(name, signals[name]);
+  }
+  await view.runAsync();
+}
+
+function unpacked(element) {
+  const spec = JSON.parse(element.textContent);
+  for (const [name, table] of Object.entries(spec.datasets)) {
+    const columns = Object.entries(table.columns).map(([column, told]) =>
+      [column, told.names ? told.at.map((place) => told.names[place]) : told]);
+    spec.datasets[name] = Array.from({ length: table.rows }, (_, row) =>
+      Object.fromEntries(columns.map(([column, values]) => [column, values[row]])));
+  }
+  return spec;
+}
+
+async function drawOne(element, theme) {
+  const place = document.getElementById(element.dataset.for);
+  if (place.closest("details:not([open])")) return; // its width tells in some browsers only
+  try {
+    const spec = unpacked(element);
+    const config = configuration(theme, place.clientWidth, spec);
+    const result = await embed(place, spec, config);
+    drawn.set(element, result);
+    await choose(result.view, spec, before.get(element) || {});
+    fade(result.view);
+    offer(place, element);
+    if ("plays" in place.dataset) play(element, place, result.view, spec);
+  } catch (error) {
+    // One chart that fails does not take the others with it.
+    place.textContent = `This chart could not be drawn: ${error.message}`;
+  }
+}
+
+async function draw() {
+  const theme = chosen || (system.matches ? "dark" : "light");
+  if (chosen) document.documentElement.dataset.theme = chosen;
+  button.hidden = false;
+  button.setAttribute("aria-pressed", String(theme === "dark"));
+  for (const [element, result] of drawn) {
+    before.set(element, result.view.getState().signals);
+    result.finalize();
+  }
+  drawn = new Map();
+  await drawMissing(document);
+  document.documentElement.dataset.drawn = theme;
+}
+
+async function drawMissing(within) {
+  const theme = chosen || (system.matches ? "dark" : "light");
+  for (const element of within.querySelectorAll("script.spec")) {
+    if (!drawn.has(element)) await drawOne(element, theme);
+  }
+}
+
+// Choose one after the other from a chart's list, a while the last one, until a reader touches it.
+function play(element, place, view, spec) {
+  const { name, bind } = spec.params.find((each) => each.bind?.labels);
+  const last = bind.labels.length - 1;
+  let at = 0;
+  const timer = setInterval(() => {
+    if (drawn.get(element)?.view !== view) return clearInterval(timer);
+    view.signal(name, Math.min(at, last)).run();
+    at = at < last + PAUSE ? at + 1 : 0;
+  }, FRAME);
+  const hold = () => {
+    clearInterval(timer);
+    delete place.dataset.plays;
+  };
+  for (const touch of ["pointerdown", "keydown"]) place.addEventListener(touch, hold);
+  if (matchMedia("(prefers-reduced-motion: reduce)").matches) hold();
+}
+
+function then(work) {
+  drawing = drawing.then(work);
+}
+
+// What a picture is saved as: a light one of a paper's width, under its title.
+function offer(place, element) {
+  if (place.nextElementSibling.className === "save") return;
+  place.after(buttons(place, ["SVG", "PNG", "CSV"], (kind) => save(place, element, kind)));
+}
+
+function buttons(place, kinds, work) {
+  const row = document.createElement("div");
+  row.className = "save";
+  for (const kind of kinds) {
+    const one = document.createElement("button");
+    one.type = "button";
+    one.textContent = kind;
+    one.title = `Save as ${kind}`;
+    one.setAttribute("aria-label", `Save ${place.dataset.title} as ${kind}`);
+    one.addEventListener("click", () => work(kind));
+    row.append(one);
+  }
+  return row;
+}
+
+function download(place, kind, address) {
+  const link = document.createElement("a");
+  link.href = address;
+  link.download = `${place.dataset.name}.${kind.toLowerCase()}`;
+  link.click();
+}
+
+function asText(text) {
+  return URL.createObjectURL(new Blob([text], { type: "text/csv" }));
+}
+
+// A picture has the legends that the page has once for all charts, as `_legended` of charts.py says.
+function addLegends(spec) {
+  if (!spec.params?.some((each) => each.name === "hidden")) return;
+  const legends = {};
+  const layers = (spec.layer || [spec]).map((each) => each.encoding || {});
+  for (const [name, symbol] of [["strokeDash", { symbolType: "stroke" }], ["shape", {}]]) {
+    for (const { [name]: channel } of layers) {
+      if (channel?.legend !== null || channel.scale.domain.length < 2) continue;
+      legends[channel.field] = { ...symbol, symbolOpacity: 1 };
+    }
+  }
+  for (const { color, shape, strokeDash } of layers) {
+    for (const channel of [color, shape, strokeDash]) {
+      if (channel?.field in legends) channel.legend = legends[channel.field];
+    }
+  }
+}
+
+// What is chosen of a list beside a chart; nothing where there is no list.
+function listed(spec, signals) {
+  const list = spec.params?.find((each) => each.bind?.labels);
+  return list ? list.bind.labels[signals[list.name] ?? list.value] : "";
+}
+
+async function save(place, element, kind) {
+  const spec = unpacked(element);
+  let address;
+  if (kind === "CSV") {
+    address = asText(csv(spec));
+  } else {
+    const signals = drawn.get(element)?.view.getState().signals || {};
+    if (spec.width === "container") spec.width = PAPER;
+    addLegends(spec);
+    const lines = place.dataset.title.match(/.{1,80}(?:\s|$)|\S+/g);
+    spec.title = { text: lines.map((line) => line.trim()), subtitle: listed(spec, signals) };
+    if (spec.layer) spec.layer = spec.layer.filter((each) => each.description !== NEAREST);
+    if (spec.params) spec.params = spec.params.filter((each) => !each.select?.nearest);
+    const config = structuredClone(themes.light);
+    config.legend.columns = columns(spec, PAPER);
+    const result = await embed(document.createElement("div"), spec, config);
+    await choose(result.view, spec, signals);
+    address = await result.view.toImageURL(kind.toLowerCase(), 3);
+    result.finalize();
+  }
+  download(place, kind, address);
+}
+
+/* A head's weights are a sign each, a line a query: the place of a sign among the levels is the root. */
+function weights(row, levels, heads) {
+  const weight = (sign) => Number(((levels.indexOf(sign) / (levels.length - 1)) ** 2).toPrecision(2));
+  return row.weights.split("|").flatMap((line, query) => [...line].flatMap((sign, key) =>
+    levels.includes(sign) ? [{ head: heads[row.of], query, key, weight: weight(sign) }] : []));
+}
+
+function csv(spec) {
+  const found = [];
+  const collect = (part) => {
+    if (part && typeof part === "object") {
+      if (part.data?.values) found.push(part.data.values);
+      Object.values(part).forEach(collect);
+    }
+  };
+  found.push(...Object.values(spec.datasets));
+  collect({ ...spec, datasets: null });
+  const cell = (value) => {
+    let text = Array.isArray(value) ? value.join(" ") : String(value ?? "");
+    if (typeof value === "string" && /^[=+\-@\t\r]/.test(text)) text = `'${text}`;  // else a formula
+    return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+  };
+  const levels = spec.params?.find((each) => each.name === "levels")?.value;
+  const heads = spec.params?.find((each) => each.bind?.labels)?.bind.labels;
+  const told = (rows) => levels ? rows.flatMap((row) => weights(row, levels, heads)) : rows;
+  return found.map(told).map((rows) => {
+    const names = Object.keys(rows[0] || {});
+    return [names, ...rows.map((row) => names.map((name) => row[name]))]
+      .map((line) => line.map(cell).join(",")).join("\n");
+  }).join("\n\n") + "\n";
+}
+
+button.addEventListener("click", () => {
+  chosen = button.getAttribute("aria-pressed") === "true" ? "light" : "dark";
+  then(draw);
+});
+system.addEventListener("change", () => {
+  if (!chosen) then(draw);
+});
+for (const details of document.querySelectorAll("details")) {
+  details.addEventListener("toggle", () => then(() => drawMissing(details)));
+}
+for (const name of document.querySelectorAll(".legend button")) {
+  name.disabled = false;
+  name.addEventListener("click", () => {
+    if (!hidden.delete(name.dataset.name)) hidden.add(name.dataset.name);
+    for (const same of document.querySelectorAll(".legend button")) {
+      same.setAttribute("aria-pressed", String(!hidden.has(same.dataset.name)));
+    }
+    for (const result of drawn.values()) fade(result.view);
+  });
+}
+then(draw);

@@ -1,0 +1,76 @@
+"""A report on the terminal: the headlines, what was found in short, and what to do next."""
+
+from collections.abc import Iterable
+
+from rich.console import Group, RenderableType
+from rich.table import Table as Grid
+from rich.text import Text as Line
+
+from wakeful.reports.value import Cell, Facts, Findings, Fold, Listed, Part, Report, Table, Text
+
+
+def terminal(report: Report) -> RenderableType:
+    """Return what a terminal shows of a report."""
+    lines: list[RenderableType] = [_line(each, "bold") for each in report.headlines]
+    for part in report.brief:
+        lines += _drawn(part)
+    lines += [Line()] if report.steps else []
+    for step in report.steps:
+        lines.append(
+            Line.assemble("Next: ", _plain(step.words), ". ", (_plain(step.command), "cyan"))
+        )
+    return Group(*lines)
+
+
+def _drawn(part: Part) -> list[RenderableType]:
+    lines: list[RenderableType] = []
+    match part:
+        case Text(text, style):
+            lines = [_line(text, "dim" if style in ("note", "caveat") else "")]
+        case Listed(told):
+            lines = [_line(f"  {line}") for line in told]
+        case Facts(entries, True):
+            lines = [_grid(entries)]
+        case Findings(found, words):
+            for name, each in found.items():
+                lines += [Line(), _line(name, "bold")] if name else [Line()]
+                lines.append(_grid((one.title, words[one.level], one.text) for one in each))
+        case Fold() if part.brief:
+            lines = [line for each in part.parts for line in _drawn(each)]
+        case Table() if part.terminal != ():
+            lines = [Line(), _table(part)]
+    return lines
+
+
+def _grid(rows: Iterable[tuple[str, ...]]) -> Grid:
+    grid = Grid.grid(padding=(0, 2))
+    for first, *others in rows:
+        grid.add_row(_line(first, "bold"), *map(_line, others))
+    return grid
+
+
+def _table(table: Table) -> Grid:
+    grid = Grid(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
+    columns = list(table.for_terminal)
+    for number, (name, _) in enumerate(columns):
+        right = number > 0 and table.kind != "words"
+        grid.add_column(_line(name), justify="right" if right else "left", no_wrap=number == 0)
+    for row in zip(*(cells for _, cells in columns), strict=True):
+        grid.add_row(*map(_lines, row))
+    return grid
+
+
+def _lines(cell: Cell) -> Line:
+    told = _line(cell.text, "bold" if cell.style == "bold" else "")
+    for line in cell.under:
+        told.append(f"\n{_plain(line)}", "dim")
+    return told
+
+
+def _line(text: str, style: str = "") -> Line:
+    return Line(_plain(text), style)
+
+
+def _plain(text: str) -> str:
+    """Replace what would steer a terminal: a name may hold anything."""
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)

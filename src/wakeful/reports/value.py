@@ -1,0 +1,277 @@
+"""A report as one value, which a page, a terminal and a notebook draw."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from wakeful.evaluation.findings import Finding, Level
+from wakeful.reports.charts import Drawing, Titled, colors
+from wakeful.reports.terms import explained
+
+Style = Literal["", "note", "caveat", "quote", "heading", "explained", "code"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What to do next: in words, and as the command to type."""
+
+    words: str
+    command: str
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph."""
+
+    text: str
+    style: Style = ""
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Lines of a list."""
+
+    lines: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Links:
+    """Words and addresses."""
+
+    links: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Terms, and what is said of each."""
+
+    entries: Sequence[tuple[str, str]]
+    brief: bool = True
+    """Whether a terminal shows them, where it shows what stands around."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A figure; in small what goes with it, beside it or in lines under it."""
+
+    text: str
+    small: str = ""
+    under: Sequence[str] = ()
+    level: Level | Literal[""] = ""
+    link: str = ""
+    style: str = ""
+    """"bold", or an outcome's name."""
+
+
+Row = Sequence[Cell | str]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows, each of which begins with its heading."""
+
+    columns: Sequence[str]
+    rows: Sequence[Row]
+    label: str = ""
+    kind: str = ""
+    """How the page sets it: "" , "paper", "words" (cells of sentences) or "claims"."""
+    marks: Sequence[tuple[str, str]] = ()
+    """A color and a shape for each row, or for each column after the first ("column")."""
+    terminal: Sequence[str] | None = None
+    """The columns that a terminal has room for; None is all of them."""
+    marked: Literal["rows", "columns"] = "rows"
+
+    @property
+    def for_terminal(self) -> Iterator[tuple[str, list[Cell]]]:
+        """The columns that a terminal shows, each with its cells."""
+        for number, name in enumerate(self.columns):
+            if self.terminal is None or number == 0 or name in self.terminal:
+                yield name, [_cell(row[number]) for row in self.rows]
+
+    @property
+    def cells(self) -> list[list[Cell]]:
+        """The rows, every entry a cell."""
+        return [[_cell(entry) for entry in row] for row in self.rows]
+
+
+def _cell(entry: Cell | str) -> Cell:
+    return entry if isinstance(entry, Cell) else Cell(entry)
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A drawing, made when it is drawn; one of nothing is left out."""
+
+    label: str
+    """What it shows where nothing stands around it: in a paper, to a screen reader."""
+    draw: Callable[[], Drawing | None]
+    heading: str = ""
+    explained: str = ""
+    plays: bool = False
+    """Whether the page shows one after the other of what there is to choose."""
+
+    @cached_property
+    def drawing(self) -> Drawing | None:
+        """The drawing; None where there is nothing to draw."""
+        return self.draw()
+
+
+@dataclass(frozen=True)
+class Side:
+    """Parts beside each other, as many as fit; `wide` ones take half of a page each."""
+
+    parts: Sequence["Part"]
+    wide: bool = False
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parts one below the other."""
+
+    parts: Sequence["Part"]
+
+
+@dataclass(frozen=True)
+class Legend:
+    """Names with their colors, dashes or shapes, which switch them in all charts of the page."""
+
+    names: Sequence[str]
+    kind: Literal["dashes", "shapes"] = "dashes"
+
+
+@dataclass(frozen=True)
+class Findings:
+    """The same findings on each of some models, by name, and a word for each level."""
+
+    found: Mapping[str, Sequence[Finding]]
+    words: Mapping[Level, str]
+
+    @property
+    def table(self) -> Table:
+        """A row a finding, a column a model."""
+        models = [*self.found.values()]
+        rows = [
+            [Cell(alike[0].title, under=[alike[0].band]), *(
+                Cell(self.words[each.level], each.text, level=each.level, style="bold")
+                for each in alike
+            )]
+            for alike in zip(*models, strict=True)
+        ]  # fmt: skip
+        marks = [(color, "circle") for color in colors(models)]
+        return Table(["finding", *self.found], rows, "Verdict on each model", "words", marks,
+                     marked="columns")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Parts that a page shows when they are asked for."""
+
+    title: str
+    parts: Sequence["Part"]
+    open: bool = False
+    brief: bool = False
+    """Whether a terminal shows them, where it shows what stands around."""
+
+
+Part = (
+    Text | Listed | Links | Facts | Table | Chart | Side | Group | Legend | Findings | Fold
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Section:
+    """Parts under a title; `brief` ones are in short what was found, on a terminal too."""
+
+    title: str
+    parts: Sequence[Part]
+    brief: bool = False
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a verb found."""
+
+    title: str
+    headlines: Sequence[str]
+    steps: Sequence[Step]
+    sections: Sequence[Section]
+
+    @property
+    def brief(self) -> Iterator[Part]:
+        """The parts that say in short what was found."""
+        return (part for section in self.sections if section.brief for part in section.parts)
+
+    @cached_property
+    def sentences(self) -> list[str]:
+        """What was found: the headlines, the sentences of brief parts, and all findings."""
+        parts = (part for section in self.sections for part in section.parts
+                 if section.brief or isinstance(part, Findings))  # fmt: skip
+        return list(dict.fromkeys([*self.headlines, *_sentences(parts)]))
+
+    def charts(self) -> Titled:
+        """Return every chart with a title of its own."""
+        every = (chart for section in self.sections for chart in _charts(section.parts))
+        return [(chart.label, chart.drawing) for chart in every if chart.drawing is not None]
+
+    @property
+    def picture(self) -> Drawing | None:
+        """The first chart, which a notebook shows; None where there is none."""
+        every = (chart for section in self.sections for chart in _charts(section.parts))
+        return next((chart.drawing for chart in every if chart.drawing is not None), None)
+
+
+def _sentences(parts: Iterable[Part]) -> Iterator[str]:
+    for part in parts:
+        if isinstance(part, Text) and not part.style:
+            yield part.text
+        elif isinstance(part, Findings):
+            for name, found in part.found.items():
+                whose = f"{name}: " if name else ""
+                yield from (f"{whose}{each.title}: {each.text}" for each in found)
+
+
+def _charts(parts: Iterable[Part]) -> Iterator[Chart]:
+    for part in parts:
+        if isinstance(part, Chart):
+            yield part
+        elif isinstance(part, Side | Group | Fold):
+            yield from _charts(part.parts)
+
+
+def listed(names: Iterable[object]) -> str:
+    """Return "a, b and c"; nothing of no names."""
+    *before, last = [*map(str, names)] or [""]
+    return f"{', '.join(before)} and {last}" if before else last
+
+
+def rough(value: float) -> str:
+    """Return a figure that noise leaves three digits of: "58,900", "7.31"."""
+    if value <= 0:
+        return f"{value:g}".replace("-", "−")
+    places = 2 - math.floor(math.log10(value))
+    return f"{round(value, places):,.{max(0, places)}f}"
+
+
+def terms(entries: Iterable[tuple[str, str]]) -> Facts:
+    """Return names with the lines of their figures, each line once, those that have one."""
+    lines = {explained(figure): name for name, figure in reversed([*entries])}
+    told = [(name, line) for line, name in reversed(lines.items()) if line]
+    return Facts(told, brief=False)
+
+
+_CALLED = {"kl": "KL", "first_key_share": "sink", "bos_mass_other": "attention on BOS"}
+"""Names of figures in words, where they are not their own with spaces."""
+
+
+def glossary(*figures: str) -> Section:
+    """Return the section that explains terms of art."""
+    named = ((_CALLED.get(each, each.replace("_", " ")), each) for each in figures)
+    return Section("Glossary", [terms(named)])
+
+
+def method(entries: Mapping[str, str] | Sequence[tuple[str, str]], *more: Part) -> Section:
+    """Return the section of what a reader needs to judge and repeat the figures."""
+    pairs = entries.items() if isinstance(entries, Mapping) else entries
+    return Section("Method", [Facts([*pairs]), *more])

@@ -1,0 +1,397 @@
+"""What exhibits are drawn as: losses, layers, positions, groups, bars, attention."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import altair as alt
+import numpy as np
+import polars as pl
+
+from wakeful.estimates import mean_and_error
+from wakeful.probes.base import Frame
+from wakeful.reports import heads
+from wakeful.reports.charts import (
+    PALETTE,
+    RANKS,
+    Drawing,
+    colored,
+    dots,
+    line_at,
+    lines,
+    rounded,
+    tip,
+    tips,
+)
+from wakeful.reports.terms import explained
+from wakeful.variants import build_call
+from wakeful_papers.exhibits.derived import At, Results, figure_of, relative
+from wakeful_papers.exhibits.exhibit import Exhibit
+from wakeful_papers.exhibits.figures import Curve, Seen
+
+_PRINTED = "in the paper"
+_MOST_POINTS = 400
+_RANKS = {"rank", "mass_columns"}
+
+
+def named(exhibit: Exhibit, group: str, row: str) -> str:
+    """Return what the published cells of a row are called: GROUP.ROW where there are groups."""
+    full = f"{group}.{row}"
+    return full if any(key == full for key, _ in exhibit.table.cells) else row
+
+
+def values_of(results: Results, group: str, row: str, figure: str) -> list[float]:
+    """Return a row's figure of every seed that has one."""
+    found = (figure_of(results, group, row, seed, figure) for seed in results.seeds)
+    return [value for value in found if value is not None]
+
+
+def drawings(exhibit: Exhibit, results: Results) -> list[tuple[str, Drawing]]:
+    """Return the exhibit's charts, a title and a drawing each, of what was measured."""
+    return [(title, drawing) for title, _, drawing in drawn(exhibit, results)]
+
+
+def drawn(exhibit: Exhibit, results: Results) -> list[tuple[str, str, Drawing]]:
+    """Return the charts, each with its title and a line that explains what it draws."""
+    names = Names(exhibit, results)
+    return [
+        (title, "; ".join(filter(None, (explained(expression), _described(drawing)))), drawing)
+        for expression in exhibit.draw
+        for title, drawing in build_call("draw", DRAWINGS, expression)(names)
+    ]
+
+
+def _described(drawing: Drawing) -> str:
+    """Return what a drawing says of itself."""
+    return drawing.description if isinstance(drawing.description, str) else ""
+
+
+@dataclass(frozen=True)
+class Names:
+    """An exhibit's results with the words and colors of its rows."""
+
+    exhibit: Exhibit
+    results: Results
+
+    def label(self, row: str) -> str:
+        return self.exhibit.table.labels.get(row, row)
+
+    def group(self, group: str) -> str:
+        return self.exhibit.groups[group].label if group in self.exhibit.groups else group
+
+    @property
+    def labels(self) -> list[str]:
+        return [self.label(row) for row in self.results.rows]
+
+    def color(self) -> alt.Color:
+        return colored("row", self.labels, legend=None)
+
+    def lines(
+        self, frame: pl.DataFrame, x: alt.X, y: alt.Y, *, at: str, height: int, **more: Any
+    ) -> Drawing:
+        """Draw a line a row, with a legend."""
+        tooltip = [*tips("row:N", f"{at}:Q"), tip("value", ".4f")]
+        chart = lines(frame, "row", self.labels, x, y, tooltip, at=at, legend=alt.Legend(), **more)
+        return chart.properties(height=height, width="container")
+
+
+Draw = Callable[..., list[tuple[str, Drawing]]]
+
+
+def relative_loss(names: Names) -> list[tuple[str, Drawing]]:
+    """Draw the smoothed training loss minus the baseline's over steps, a chart a group."""
+    base = names.results.baseline
+    return _curves(
+        names, lambda at: None if at.row == base else relative(at), "step",
+        f"training loss minus {names.label(base)} (nats)", zero=True,
+    )  # fmt: skip
+
+
+def losses(names: Names, *, curve: str = "validation_loss") -> list[tuple[str, Drawing]]:
+    """Draw a loss over steps, a chart a group."""
+    title = curve.replace("_", " ") + " (nats a token)"
+    return _curves(names, lambda at: at.curve(curve), "step", title)
+
+
+def over_layers(
+    names: Names, *, metric: str, variant: str = "paper", position: str = "all", title: str = ""
+) -> list[tuple[str, Drawing]]:
+    """Draw a metric over the layers of the trained models."""
+    name = f"{metric}/{variant}/{position}"
+    title = title or metric.replace("_", " ")
+    ranks = metric.partition("@")[0] in _RANKS
+    return _curves(names, lambda at: at.curve(name), "layer", title, ranks=ranks)
+
+
+def over_positions(
+    names: Names, *, metric: str, title: str = "", start: int = 0
+) -> list[tuple[str, Drawing]]:
+    """Draw a metric over positions from 1, the mean over the layers of the trained models.
+
+    The metric numbers them from `start`.
+    """
+
+    def curve(at: At) -> Curve | None:
+        places: list[int] = []
+        means: list[float] = []
+        while (found := at.curve(f"{metric}/paper/{len(places) + start}")) is not None:
+            places.append(len(places) + 1)
+            means.append(float(found[1].mean()))
+        return (np.array(places, dtype=np.float64), np.array(means)) if places else None
+
+    return _curves(names, curve, "position", title or metric.replace("_", " "))
+
+
+def over_groups(
+    names: Names, *, figure: str = "loss", title: str = "", axis: str = "", log: bool = False,
+    fit: Sequence[str] = (),
+) -> list[tuple[str, Drawing]]:  # fmt: skip
+    """Draw a figure over the place of the groups, such as length or size, ± one standard error.
+
+    Places are the paper's own numbers at every scale, and `axis` says of what: "tokens per
+    sequence, in the paper". With the straight line of each row over the logarithm of the place,
+    through the groups of `fit`.
+    """
+    results = names.results
+    rows = [
+        {"row": names.label(row), "x": place, **_spread(values_of(results, group, row, figure))}
+        for group, place in results.places.items()
+        for row in results.rows
+        if values_of(results, group, row, figure)
+    ]
+    if not rows:
+        return []
+    scale = alt.Scale(type="log") if log else alt.Scale(zero=False)
+    x = alt.X("x:Q", title=axis or None, scale=alt.Scale(type="log"))
+    y = alt.Y("value:Q", title=title or figure, scale=scale)
+    frame = rounded(pl.DataFrame(rows))
+    bare = names.color()
+    bars = (
+        alt.Chart(frame).mark_rule().encode(x=x, color=bare, y=alt.Y("low:Q"), y2=alt.Y2("high:Q"))
+    )
+    under = [bars]
+    if fit:
+        places = [results.places[group] for group in fit]
+        fitted = alt.Chart(frame.filter(pl.col("x").is_in(places)))
+        fitted = fitted.transform_regression("x", "value", method="log", groupby=["row"])
+        fitted = fitted.mark_line(strokeWidth=1, strokeDash=[2, 3])
+        under.append(fitted.encode(x=x, y=y, color=bare))
+    chart = names.lines(
+        frame.drop("low", "high"), x, y, at="x", height=280, points=True, under=under
+    )
+    return [(title or figure, chart)]
+
+
+def bars(
+    names: Names, *, figure: str = "loss", title: str = "", against: bool = True
+) -> list[tuple[str, Drawing]]:
+    """Draw a figure of each row ± one standard error, paired differences to the baseline's.
+
+    The paper's own stand beside them as open diamonds, where it prints them, with a legend.
+    """
+    results, base = names.results, names.results.baseline
+    found: list[tuple[str, Drawing]] = []
+    for group in results.groups:
+        rows = []
+        for row in results.rows:
+            values = _paired(results, group, row, figure) if against else None
+            values = values_of(results, group, row, figure) if values is None else values
+            if not values or (against and row == base):
+                continue
+            rows.append({"row": names.label(row), **_spread(values),
+                         "paper": _printed(names, group, row, figure, against)})  # fmt: skip
+        if not rows:
+            continue
+        axis = title or figure
+        axis = f"{axis} minus {names.label(base)}" if against else axis
+        frame = rounded(pl.DataFrame(rows, schema_overrides={"paper": pl.Float64}))
+        x = alt.X("value:Q", title=axis, scale=alt.Scale(zero=against), axis=alt.Axis(tickCount=8))
+        under = [line_at("x", 0.0, "zero")] if against else []
+        over: list[alt.Chart] = []
+        told: dict[str, str] = {}
+        if frame["paper"].drop_nulls().len():
+            scale = alt.Scale(domain=[_PRINTED], range=["diamond"])
+            over.append(
+                alt.Chart(frame)
+                .transform_filter("datum.paper !== null")
+                .transform_calculate(printed=f"'{_PRINTED}'")
+                .mark_point(filled=False, size=110, color=PALETTE[-1])
+                .encode(x=alt.X("paper:Q"), shape=alt.Shape("printed:N", scale=scale))
+            )
+            told["description"] = "points are means over seeds here, open diamonds are the paper's"
+        tooltip = [tip("value", "+.4f"), tip("paper", "+.4f")]
+        chart = dots(
+            frame, "row", x, names.color(), order=names.labels, tooltip=tooltip, under=under,
+            over=over,
+        ).properties(**told)  # fmt: skip
+        found.append((" ".join(filter(None, (names.group(group), axis))), chart))
+    return found
+
+
+def mean_attention(names: Names) -> list[tuple[str, Drawing]]:
+    """Draw the mean attention of all heads and layers among the first positions, a row beside
+    the other.
+    """
+    title = "mean attention of all heads and layers"
+    return _pictured(names, "mean_attention", title, lambda shown: heads.mean_attention(
+        [(label, rows) for label, rows, _ in shown]
+    ))  # fmt: skip
+
+
+def hidden_magnitude(names: Names) -> list[tuple[str, Drawing]]:
+    """Draw the mean |x| of the first positions by channel over layers, a row beside the other."""
+    title = "magnitude of hidden states, mean over layers"
+    return _pictured(names, "hidden_picture", title, lambda shown: heads.hidden(
+        [(label, rows) for label, rows, _ in shown]
+    ))  # fmt: skip
+
+
+def attention_of_layers(
+    names: Names, *, at: Sequence[float] = (), by_rank: bool = False
+) -> list[tuple[str, Drawing]]:
+    """Draw the attention of some layers, the mean over their heads: those at shares of the depth,
+    or with `by_rank` the one of the highest rank and the one of the lowest.
+    """
+
+    def chosen(seen: Seen, rows: Frame) -> Sequence[int]:
+        depth = int(rows["layer"].max()) + 1  # pyright: ignore[reportArgumentType]
+        if by_rank:
+            layers, ranks = seen.curves["rank/paper/all"]
+            return [int(layers[ranks.argmax()]), int(layers[ranks.argmin()])]
+        return list(dict.fromkeys(max(1, round(share * depth)) for share in at))
+
+    def draw(shown: list[tuple[str, Frame, Seen]]) -> Drawing | None:
+        found, most = [], 0
+        for label, rows, seen in shown:
+            cells = heads.placed(rows, "row", "column", "layer")
+            mean = cells.group_by("layer", "row", "column", maintain_order=True).agg(
+                pl.col("value").mean()
+            )
+            layers = chosen(seen, rows)
+            most = max(most, len(layers))
+            found += [
+                (f"{label}, layer {layer}", mean.filter(pl.col("layer") == layer - 1))
+                for layer in layers
+            ]
+        return heads.squares(found, most)
+
+    return _pictured(names, "attention_picture", "attention, mean over a layer’s heads", draw)
+
+
+def _pictured(
+    names: Names,
+    metric: str,
+    title: str,
+    draw: Callable[[list[tuple[str, Frame, Seen]]], Drawing | None],
+) -> list[tuple[str, Drawing]]:
+    """Draw a picture of the first seed's models, a drawing a group."""
+    results, found = names.results, []
+    for group in results.groups:
+        shown = [
+            (names.label(row), seen.pictures[metric], seen)
+            for row in results.rows
+            if (seen := results.seen.get((group, row, results.seeds[0]))) is not None
+            and metric in seen.pictures
+        ]
+        if shown:
+            heading = f"{title} (seed {results.seeds[0]})"
+            if (drawing := draw(shown)) is not None:
+                found.append((" ".join(filter(None, (names.group(group), heading))), drawing))
+    return found
+
+
+DRAWINGS: dict[str, Draw] = {
+    "relative_loss": relative_loss,
+    "losses": losses,
+    "over_layers": over_layers,
+    "over_positions": over_positions,
+    "over_groups": over_groups,
+    "bars": bars,
+    "mean_attention": mean_attention,
+    "hidden_magnitude": hidden_magnitude,
+    "attention_of_layers": attention_of_layers,
+}
+"""By the name that exhibits write."""
+
+
+def _curves(
+    names: Names, curve: Callable[[At], Curve | None], x: str, title: str, *, zero: bool = False,
+    ranks: bool = False,
+) -> list[tuple[str, Drawing]]:  # fmt: skip
+    """Draw a curve of each row, the mean over seeds ± one standard error, a chart a group.
+
+    Ranks have a logarithmic axis, as in a diagnosis; their bands end at 1.
+    """
+    found: list[tuple[str, Drawing]] = []
+    results = names.results
+    for group in results.groups:
+        frames = []
+        for row in results.rows:
+            curves = [
+                drawn
+                for seed in results.seeds
+                if (group, row, seed) in results.seen
+                and (drawn := curve(At(results, group, row, seed))) is not None
+                and len(drawn[0])
+            ]
+            if curves:
+                frames.append(_mean(curves).with_columns(row=pl.lit(names.label(row))))
+        if not frames:
+            continue
+        frame = rounded(pl.concat(frames))
+        axis = alt.X("x:Q", title=x, axis=alt.Axis(tickMinStep=1, tickCount=8))
+        y = alt.Y("value:Q", title=title, scale=alt.Scale(zero=False))
+        if ranks:
+            frame = frame.with_columns(pl.col("value", "low", "high").clip(1.0))
+            top = max(2.0, *frame["value"], *frame["high"].drop_nulls())
+            y = alt.Y("value:Q", title=title,
+                      scale=alt.Scale(type="log", domain=(1, top), nice=False),
+                      axis=alt.Axis(values=[rank for rank in RANKS if rank <= top]))  # fmt: skip
+        under = [line_at("y", 0.0, "zero")] if zero else []
+        chart = names.lines(frame, axis, y, at="x", height=300, points=x == "layer", under=under)
+        found.append((" ".join(filter(None, (names.group(group), title))), chart))
+    return found
+
+
+def _mean(curves: Sequence[Curve]) -> pl.DataFrame:
+    """Return the mean over seeds at the places that all have, ± one standard error."""
+    shared = curves[0][0]
+    for place, _ in curves[1:]:
+        shared = np.intersect1d(shared, place)
+    every = max(1, -(-len(shared) // _MOST_POINTS))
+    shared = shared[(len(shared) - 1) % every :: every]
+    values = np.array([y[np.searchsorted(x, shared)] for x, y in curves])
+    spread = [_spread(list(column)) for column in values.T]
+    return pl.DataFrame(
+        {"x": shared.astype(float)}
+        | {key: [each[key] for each in spread] for key in ("value", "low", "high")},
+        schema_overrides={"low": pl.Float64, "high": pl.Float64},
+    )  # fmt: skip
+
+
+def _spread(values: list[float]) -> dict[str, float | None]:
+    mean, error = mean_and_error(values)
+    several = len(values) > 1
+    return {
+        "value": mean,
+        "low": mean - error if several else None,
+        "high": mean + error if several else None,
+    }
+
+
+def _paired(results: Results, group: str, row: str, figure: str) -> list[float]:
+    pairs = (
+        (figure_of(results, group, row, seed, figure),
+         figure_of(results, group, results.baseline, seed, figure))
+        for seed in results.seeds
+    )  # fmt: skip
+    return [ours - base for ours, base in pairs if ours is not None and base is not None]
+
+
+def _printed(names: Names, group: str, row: str, figure: str, against: bool) -> float | None:
+    cells, base = names.exhibit.table.cells, names.results.baseline
+    own = cells.get((named(names.exhibit, group, row), figure))
+    other = cells.get((named(names.exhibit, group, base), figure)) if against else 0.0
+    if isinstance(own, int | float) and isinstance(other, int | float):
+        return float(own - other)
+    return None

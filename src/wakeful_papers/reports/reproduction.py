@@ -1,0 +1,299 @@
+"""What is told of a reproduced exhibit."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, get_args
+
+from wakeful.comparison.reading import TrainedRun
+from wakeful.config.schema import config_to_toml
+from wakeful.device import H100
+from wakeful.display import duration
+from wakeful.estimates import mean_and_error, to_error, with_error
+from wakeful.reports.charts import Drawing
+from wakeful.reports.value import (
+    Cell,
+    Chart,
+    Fold,
+    Listed,
+    Part,
+    Report,
+    Section,
+    Step,
+    Table,
+    Text,
+    listed,
+    method,
+    terms,
+)
+from wakeful.runs.run import Environment
+from wakeful_papers.exhibits.derived import Results
+from wakeful_papers.exhibits.exhibit import Exhibit
+from wakeful_papers.exhibits.judge import Basis, Fate, Verdict
+from wakeful_papers.exhibits.plan import Plan
+from wakeful_papers.exhibits.total import total_of
+from wakeful_papers.reports.charts import drawn, named, values_of
+
+OUTCOMES: tuple[Fate, ...] = get_args(Fate)
+BASES: tuple[Basis, ...] = get_args(Basis)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the first run says of all: text, machine, arithmetic."""
+
+    text: str
+    tokens: str
+    machine: str
+    dtype: str
+
+    @classmethod
+    def of(cls, run: TrainedRun) -> "Facts":
+        """Return the facts of a finished run."""
+        data = run.data
+        trained = f"{data.train_tokens:,}" if data.train_tokens else "endless"
+        return cls(
+            data.text,
+            f"{trained} training and {data.validation_tokens:,} validation tokens, vocabulary "
+            f"{data.vocab_size:,}",
+            _machine(run.environment), run.config.train.dtype,
+        )  # fmt: skip
+
+    @classmethod
+    def of_reading(cls, plan: Plan, environment: Environment) -> "Facts":
+        """Return the facts where nothing is trained."""
+        tokens = f"{plan.stretch:,} tokens a seed, one stretch after another from its beginning"
+        return cls(plan.text, tokens, _machine(environment), plan.config.train.dtype)
+
+
+def _machine(environment: Environment) -> str:
+    return f"{environment.computer}; torch {environment.torch}, wakeful {environment.wakeful}"
+
+
+def headline(plan: Plan, facts: Facts, results: Results) -> str:
+    """Return the scale in words: a verdict never speaks for another."""
+    named = (seen.figures.get("parameters", 0.0) for seen in results.seen.values())
+    parameters = plan.parameters or max(named, default=0.0)
+    tokens = plan.tokens or plan.stretch
+    stand_ins = "".join(f"; {words}" for words in plan.stand_ins)
+    return (
+        f"{plan.scale} scale: {parameters / 1e6:,.2f}M parameters, {tokens:,} tokens of "
+        f"{facts.text}, {len(plan.seeds)} seed{'s' if len(plan.seeds) > 1 else ''}{stand_ins}"
+    )
+
+
+def sentence(verdict: Verdict) -> str:
+    """Return a claim, what was found and the verdict, in a line."""
+    where = f" ({verdict.group})" if verdict.group else ""
+    why = f" ({verdict.because})" if verdict.outcome == "not applicable" else ""
+    return f"{verdict.says}{where}: {Found.of(verdict).difference}: {verdict.outcome}{why}."
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was found of a claim, in words."""
+
+    difference: str
+    interval: str
+    """Of 95%; empty of a single seed."""
+
+    @classmethod
+    def of(cls, verdict: Verdict) -> "Found":
+        """Return a difference and its interval to the second digit of the error."""
+        if verdict.difference is None:
+            return cls("not measured", "")
+        found = with_error(verdict.difference, verdict.error, "+")
+        if verdict.error is None:
+            return cls(f"{found}, one seed", "")
+        edges = (to_error(edge, verdict.error, "+") for edge in (verdict.low, verdict.high))
+        return cls(found, " to ".join(edges))
+
+
+def reproduction_report(
+    plan: Plan, results: Results, verdicts: Sequence[Verdict], facts: Facts
+) -> Report:
+    """Return what is told of an exhibit: drawn as the paper draws it, ours beside the published."""
+    exhibit, counts = plan.shown, counted(verdicts)
+    of_all = [(each.basis, each.outcome) for each in verdicts]
+    claims = [
+        [Cell(each.says, each.group, grounds(each)),
+         *claim_cells(each, _words(exhibit, each.figure))]
+        for each in verdicts
+    ]  # fmt: skip
+    diverged: list[Part] = []
+    if results.diverged:
+        diverged = [Text("Without these runs, which diverged:"), Listed(results.diverged)]
+    return Report(
+        exhibit.heading,
+        [f"At {plan.scale} scale: {told_apart(of_all)}"],
+        next_scale(exhibit.name, {plan.scale}, counts),
+        [
+            Section("Verdict", [
+                Text(f"At {headline(plan, facts, results)}:"),
+                Text(exhibit.claim),
+                Text("A verdict is of this scale and text, and speaks for no other.", "caveat"),
+            ], brief=True),
+            Section("Claims", [
+                Table(["claim", *JUDGED], claims, "Claims and verdicts", "claims"),
+                Text(READING, "note"), *diverged,
+            ], brief=True),
+            *(Section(title, [Chart(title, partial(_made, drawing), explained=line)])
+              for title, line, drawing in drawn(exhibit, results)),
+            Section("Figures", [
+                *_tables(exhibit, results),
+                terms([("loss", "loss"), *((each.title, each.figure)
+                       for each in exhibit.table.columns)]),
+                Text(f"Means over seeds ± one standard error. {exhibit.table.note}", "note"),
+            ]),
+            _method(plan, results, facts),
+        ],
+    )  # fmt: skip
+
+
+def _made(drawing: Drawing) -> Drawing:
+    return drawing
+
+
+JUDGED = ("verdict", "paper", "here", "95% interval", "seeds")
+"""The columns of `claim_cells`."""
+READING = (
+    "Differences are paired over seeds, ± one standard error. A direction is confirmed or reversed "
+    'where the 95% interval (Student\'s t) leaves out zero; "same" is confirmed where the interval '
+    "lies within the equivalence margin (a difference so small counts as none). A claim is not "
+    "applicable where what it is about (a sink, outliers, lazy layers, a loss to quantization) is "
+    "in none of its rows, or where the baseline passes a number too; a reversal is one still, "
+    "unless the whole interval of every row is on the wrong side. A single seed resolves nothing."
+)
+
+
+def claim_cells(verdict: Verdict, figure: str = "") -> list[Cell]:
+    """Return what became of a claim, under the columns `JUDGED`."""
+    found, printed = Found.of(verdict), ()
+    if verdict.published is not None:
+        printed = (f"{verdict.published:+.4g}".replace("-", "−"),)
+    size = ()
+    if verdict.size is not None:
+        size = (f"the paper's size is {'inside' if verdict.size else 'outside'}",)
+    return [
+        Cell(verdict.outcome, style=verdict.outcome),
+        Cell(verdict.direction, under=printed),
+        Cell(found.difference, under=(figure,) if figure else ()),
+        Cell("–" if verdict.low is None else found.interval, under=size),
+        Cell(str(verdict.seeds)),
+    ]  # fmt: skip
+
+
+def grounds(verdict: Verdict) -> list[str]:
+    """Return what a verdict rests on besides its difference."""
+    alone = f"; the difference alone: {verdict.direct}" if verdict.direct else ""
+    return [
+        *filter(None, [verdict.basis]),
+        *([f"{verdict.because}{alone}"] if verdict.because else []),
+    ]
+
+
+def _method(plan: Plan, results: Results, facts: Facts) -> Section:
+    exhibit, total = plan.shown, total_of([plan])
+    here = duration(sum(seen.figures.get("seconds", 0.0) for seen in results.seen.values()))
+    hours = total.operations / H100 / 3600
+    seeds = [
+        "a seed sets the initial weights, equal wherever names and shapes agree, and the order of "
+        "the text"
+        if plan.jobs
+        else "",
+        "a pretrained model reads another stretch of the text with each" if plan.existing else "",
+    ]
+    elsewhere = f"; layers are looked at on {plan.elsewhere}, too" if plan.elsewhere else ""
+    roughly = f". On one H100 very roughly {hours:.2g} hours" if hours >= 0.01 else ""
+    whole = f"{here} in all on " if plan.jobs else ""
+    entries = [
+        ("Exhibit", f"{exhibit.name}, {exhibit.title}"),
+        ("Scale", f"{headline(plan, facts, results)}; {total.tokens:,.0f} tokens over all rows and "
+                  "seeds"),
+        ("Text", f"{facts.text}; {facts.tokens}{elsewhere}"),
+        ("Seeds", f"{', '.join(map(str, plan.seeds))}; {'; '.join(filter(None, seeds))}"),
+        *([("Stand-ins", "; ".join(plan.stand_ins))] if plan.stand_ins else []),
+        ("Trained for" if plan.jobs else "Machine",
+         f"{whole}{facts.machine}; {facts.dtype}{roughly}"),
+        ("Numbers", "an exhibit is written in the paper's own numbers; here every row is the same "
+                    "variation of this scale's model, and a number in which a row differs keeps "
+                    "its ratio"),
+    ]  # fmt: skip
+    configs = {
+        " ".join(filter(None, (job.group, job.row))): config_to_toml(job.config)
+        for job in plan.jobs
+    }
+    return method(entries, *(
+        Fold(f"Configuration of {name}", [Text(text, "code")]) for name, text in configs.items()
+    ))  # fmt: skip
+
+
+def _words(exhibit: Exhibit, figure: str) -> str:
+    """Return what a figure is called: as its column is, or the column of the measure it varies."""
+    titles = {column.figure: column.title for column in exhibit.table.columns}
+    titles = {"loss": "validation loss"} | titles
+    return titles.get(figure) or titles.get(figure.partition("(")[0], figure)
+
+
+def counted(verdicts: Iterable[Verdict]) -> dict[Fate, int]:
+    """Return how many claims came out how, those of no claim among them."""
+    found = Counter(each.outcome for each in verdicts)
+    return {outcome: found[outcome] for outcome in OUTCOMES}
+
+
+def in_words(counts: Mapping[Any, int]) -> str:
+    """Return what came out, without what did not."""
+    told = listed(f"{count} {outcome}" for outcome, count in counts.items() if count)
+    return told or "none judged"
+
+
+def told_apart(verdicts: Sequence[tuple[str, str]]) -> str:
+    """Return how many claims came out how, from the basis and the outcome of each.
+
+    What the paper neither says nor measures so is counted apart.
+    """
+    sentences: list[str] = []
+    for basis in BASES:
+        counts = {each: verdicts.count((basis, each)) for each in OUTCOMES}
+        if count := sum(counts.values()):
+            what = f" {basis}" if basis else ""
+            sentences.append(f"{count} claim{'s' * (count > 1)}{what}: {in_words(counts)}")
+    return f"{'; besides, '.join(sentences) or 'none judged'}."
+
+
+def next_scale(exhibit: str, scales: Set[str], counts: Mapping[Fate, int]) -> list[Step]:
+    """Return the next larger scale as what to do where a claim is not resolved."""
+    larger = {"tiny": "small", "small": "paper"}.get(*scales) if len(scales) == 1 else None
+    if larger is None or not counts["not resolved"]:
+        return []
+    command = f"wakeful reproduce {exhibit} --scale {larger}"
+    return [Step("try what is not resolved at the next scale", command)]
+
+
+def _tables(exhibit: Exhibit, results: Results) -> Iterator[Part]:
+    """Yield a table a group, its rows with ours and the paper's figures."""
+    columns = [(column.figure, column.title) for column in exhibit.table.columns]
+    if "loss" not in [name for name, _ in columns]:
+        columns.insert(0, ("loss", "validation loss"))
+    for group in results.groups:
+        rows = []
+        for row in results.rows:
+            if not any((group, row, seed) in results.seen for seed in results.seeds):
+                continue
+            cells = []
+            for name, _ in columns:
+                values = values_of(results, group, row, name)
+                printed = exhibit.table.cells.get((named(exhibit, group, row), name))
+                under = [f"paper {_number(printed)}"] if isinstance(printed, int | float) else []
+                value = with_error(*mean_and_error(values)) if values else "–"
+                cells.append(Cell(value, under=under))
+            rows.append([exhibit.table.labels.get(row, row), *cells])
+        label = exhibit.groups[group].label if group in exhibit.groups else ""
+        if label:
+            yield Text(label, "heading")
+        yield Table(["row", *(title for _, title in columns)], rows, label or "Figures", "paper")
+
+
+def _number(value: float) -> str:
+    return (f"{value:,.0f}" if value >= 1000 else f"{value:.4g}").replace("-", "−")
