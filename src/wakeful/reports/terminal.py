@@ -25,8 +25,8 @@ def terminal(report: Report) -> RenderableType:
 def _drawn(part: Part) -> list[RenderableType]:
     lines: list[RenderableType] = []
     match part:
-        case Text(text, style):
-            lines = [_line(text, "dim" if style in ("note", "caveat") else "")]
+        case Text(text, style) if style in ("", "caveat"):
+            lines = [_line(text, "dim" if style else "")]
         case Listed(told):
             lines = [_line(f"  {line}") for line in told]
         case Facts(entries, True):
@@ -53,16 +53,16 @@ def _table(table: Table) -> Grid:
     grid = Grid(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
     columns = list(table.for_terminal)
     for number, (name, _) in enumerate(columns):
-        right = number > 0 and table.kind != "words"
-        grid.add_column(_line(name), justify="right" if right else "left", no_wrap=number == 0)
+        grid.add_column(_line(name), justify="right" if number else "left", no_wrap=number == 0)
+    under = table.kind == ""
     for row in zip(*(cells for _, cells in columns), strict=True):
-        grid.add_row(*map(_lines, row))
+        grid.add_row(*(_told(cell, under=under) for cell in row))
     return grid
 
 
-def _lines(cell: Cell) -> Line:
+def _told(cell: Cell, *, under: bool) -> Line:
     told = _line(cell.text, "bold" if cell.style == "bold" else "")
-    for line in cell.under:
+    for line in cell.under if under else ():
         told.append(f"\n{_plain(line)}", "dim")
     return told
 

@@ -76,7 +76,8 @@ class Table:
     rows: Sequence[Row]
     label: str = ""
     kind: str = ""
-    """How the page sets it: "" , "paper", "words" (cells of sentences) or "claims"."""
+    """How the page sets it: "paper", "figures", "claims", "overview", "words" (sentences); only of
+    "" a terminal shows what stands under figures."""
     marks: Sequence[tuple[str, str]] = ()
     """A color and a shape for each row, or for each column after the first ("column")."""
     terminal: Sequence[str] | None = None

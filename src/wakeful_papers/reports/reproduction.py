@@ -135,7 +135,8 @@ def reproduction_report(
                 Text("A verdict is of this scale and text, and speaks for no other.", "caveat"),
             ], brief=True),
             Section("Claims", [
-                Table(["claim", *JUDGED], claims, "Claims and verdicts", "claims"),
+                Table(["claim", *JUDGED], claims, "Claims and verdicts", "claims",
+                      terminal=("verdict", "here", "95% interval")),
                 Text(READING, "note"), *diverged,
             ], brief=True),
             *(Section(title, [Chart(title, partial(_made, drawing), explained=line)])
