@@ -392,7 +392,7 @@ def _costs(costs: Sequence[LayerCost], upgraded: Sequence[str]) -> Section:
     rows = [
         [
             Cell(each.name, "better scheme" if each.name in upgraded else ""),
-            *(with_error(*getattr(each, name), "+") for name in ("alone", "together", "kl")),
+            *(with_error(x, error, "+") for x, error in (each.alone, each.together, each.kl)),
             f"{each.kurtosis:.3g}", f"{each.size:,}",
         ]
         for each in costs[:_DEAREST]
