@@ -209,7 +209,7 @@ def test_a_name_with_brackets_is_printed_as_it_is(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["train", config, "--name", "[bold]x[/y]", *FAST]) == 0
-    assert "the run is in runs/[bold]x[/y]" in capsys.readouterr().out
+    assert "wakeful diagnose 'runs/[bold]x[/y]'" in capsys.readouterr().out
     assert Run.open("runs/[bold]x[/y]").config.name == "[bold]x[/y]"
 
 
@@ -263,7 +263,7 @@ def test_a_finished_run_is_resumed_by_its_path_alone(
     run: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", "--resume", run]) == 0
-    assert f"the run is in {run}" in capsys.readouterr().out
+    assert f"wakeful diagnose {run}" in capsys.readouterr().out
     assert not (Path(run) / "figures").exists()
     assert main(["train", f"--resume={run}", "--figures", "svg"]) == 0
     assert (Path(run) / "figures" / "training-loss.svg").read_text().startswith("<svg")

@@ -104,7 +104,7 @@ def test_a_demonstration_that_was_interrupted_goes_on_to_one_page(
     monkeypatch.setattr(demo, "diagnose", lambda *_, **__: pytest.fail("it is diagnosed"))
     (out / "demo.html").unlink()
     again = demo.demonstrate(out, resume=True, figures=("svg",))
-    assert (out / "figures" / "twins-training-loss-minus-the-baseline-s.svg").is_file()
+    assert (out / "figures" / "twins-training-loss-minus-the-baselines.svg").is_file()
     assert again.page.read_text() == page
     assert {patient, twins, absent} <= {*again.report.sentences}
     found = read_diagnosis(out / "diagnosis-twins")[1]

@@ -151,7 +151,7 @@ def headline(comparison: Comparison) -> str:
     if not others:
         loss = summary_table(comparison).row(0, named=True)
         ends = with_error(loss["loss"], loss["loss_error"])
-        return f"{base} ends at a validation loss of {ends} nats a token."
+        return f"{base} ends at validation loss {ends} nats a token."
     counts = {"lower": 0, "higher": 0, "not significantly different": 0}
     others = [variant for variant in others if comparison.pairs(variant)]
     if not others:

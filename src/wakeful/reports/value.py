@@ -227,6 +227,8 @@ def _sentences(parts: Iterable[Part]) -> Iterator[str]:
     for part in parts:
         if isinstance(part, Text) and not part.style:
             yield part.text
+        elif isinstance(part, Facts) and part.brief:
+            yield from (f"{term}: {told}" for term, told in part.entries)
         elif isinstance(part, Findings):
             for name, found in part.found.items():
                 whose = f"{name}: " if name else ""

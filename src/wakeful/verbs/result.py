@@ -5,7 +5,6 @@ import dataclasses
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,7 +52,7 @@ class Result(ABC):
     def summary(self) -> dict[str, Any]:
         """The figures, as summary.json has them."""
 
-    @cached_property
+    @property
     def report(self) -> Report:
         """What was found, as the page, the terminal and a notebook draw it."""
         return self._told()
