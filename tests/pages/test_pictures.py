@@ -25,6 +25,7 @@ def drawn(svg: str) -> tuple[list[str], list[tuple[str, list[float]]]]:
     for part in ElementTree.fromstring(svg).iter():
         words += [part.text] if part.tag.endswith("}text") and part.text else []
         inks = [part.get(name, "none") for name in ("fill", "stroke")]
+        inks = [re.sub(r"#\w+\)", "#)", ink) for ink in inks]  # gradients are named anew
         color = " ".join(re.sub(r"rgb\((\d+), (\d+), (\d+)\)", hexed, ink) for ink in inks)
         places = part.get("d", "") + part.get("transform", "")
         if color != "none none" and not part.tag.endswith("}g"):

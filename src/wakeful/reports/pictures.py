@@ -24,6 +24,8 @@ _IDLE = re.compile(
 _FONT = re.compile(r' font-family="([^"]*)"')
 _PLACES = re.compile(r' (?:d|transform)="[^"]*"')
 _LONG = re.compile(r"-?\d+\.\d{2,}")
+_NAME = re.compile(r'(?<=id="|rl\(#)[a-z_]+\d+')
+"""Of a gradient or a clip, where it is given or used."""
 _RGB = re.compile(r"rgb\((\d+), (\d+), (\d+)\)")
 _UNSEEN = re.compile(r"<path d='[^']*'(?: display='none')?/>")
 """A path without a color."""
@@ -45,8 +47,8 @@ def small_svg(svg: str) -> str:
     """Return the same drawing in half the characters: to a tenth of a pixel, without what only
     scripts and screen readers use, and with the font said once.
     """
-    font = _FONT.search(svg)
-    svg = _TAG.sub(lambda tag: _small_tag(tag[0]), svg)
+    font, names = _FONT.search(svg), dict[str, str]()
+    svg = _TAG.sub(lambda tag: _small_tag(tag[0], names), svg)
     if font:
         # Names of several words are names without quotes, too.
         family = font[1].replace("'", "")
@@ -54,8 +56,10 @@ def small_svg(svg: str) -> str:
     return _UNSEEN.sub("", svg)
 
 
-def _small_tag(tag: str) -> str:
+def _small_tag(tag: str, names: dict[str, str]) -> str:
     tag = _IDLE.sub("", _FONT.sub("", tag))
+    # The library counts what it draws: the same drawing would be another the next time.
+    tag = _NAME.sub(lambda name: names.setdefault(name[0], f"n{len(names)}"), tag)
     tag = _PLACES.sub(lambda places: _LONG.sub(_tenth, places[0]), tag)
     tag = _RGB.sub(lambda rgb: "#" + bytes(map(int, rgb.groups())).hex(), tag)
     return tag.replace('"', "'")
