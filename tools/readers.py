@@ -87,16 +87,18 @@ def by_llama_cpp(jobs: list[Job], dtype: str) -> Iterator[dict[str, Any]]:
         options.n_ctx, options.n_parallel, options.warmup, options.verbosity = 256, 1, False, 0
         options.cache_type_k = options.cache_type_v = engine.ggml_type.GGML_TYPE_F32
         options.flash_attn_type = engine.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        options.cpuparams.n_threads = options.cpuparams_batch.n_threads = 1  # more wait by turning
         server = engine.Server(options)
         taken: list[float] = []
         for end in POSITIONS:
-            token = job["tokens"][end + 1]
-            request = {
-                "prompt": job["tokens"][: end + 1], "n_predict": 1, "n_probs": 60_000,
-                "cache_prompt": True, "temperature": 0,
-            }  # fmt: skip
-            reply = server.handle_completions(request)["choices"][0]["logprobs"]["content"][0]
-            table = {each["id"]: each["logprob"] for each in reply["top_logprobs"]}
+            token, table = job["tokens"][end + 1], {}
+            for count in (1000, 60_000):  # few say where a token is likely
+                if token not in table:
+                    request = {
+                        "prompt": job["tokens"][: end + 1], "n_predict": 1, "n_probs": count,
+                        "cache_prompt": True, "temperature": 0,
+                    }  # fmt: skip
+                    table = _likeliest(server, request)
             taken.append(table[token])
         text: list[int] = []
         for _ in range(WRITTEN):
@@ -104,15 +106,40 @@ def by_llama_cpp(jobs: list[Job], dtype: str) -> Iterator[dict[str, Any]]:
                 "prompt": [*job["tokens"][:BEGINS], *text], "n_predict": 1, "n_probs": 1,
                 "cache_prompt": True, "temperature": 0,
             }  # fmt: skip
-            reply = server.handle_completions(request)["choices"][0]["logprobs"]["content"][0]
-            text.append(reply["top_logprobs"][0]["id"])
+            text.append(next(iter(_likeliest(server, request))))
         yield {"logprobs": taken, "text": text, "at": list(POSITIONS)}
         del server
 
 
+def by_mlx(jobs: list[Job], dtype: str) -> Iterator[dict[str, Any]]:
+    """Yield what mlx-lm computes of each job, in the dtype in which it is stored."""
+    import mlx.core as mx
+    from mlx_lm.generate import generate_step
+    from mlx_lm.utils import load_model
+
+    for job in jobs:
+        try:
+            model, _ = load_model(Path(job["folder"]))
+        except Exception as error:  # whatever an engine raises is its refusal
+            yield {"refused": str(error).strip().splitlines()[-1]}
+            continue
+        tokens = mx.array(job["tokens"])
+        logits = model(tokens[None, :-1])[0].astype(mx.float32)
+        found = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        taken = mx.take_along_axis(found, tokens[1:, None], axis=-1)[:, 0].tolist()
+        steps = generate_step(tokens[:BEGINS], model, max_tokens=WRITTEN)
+        yield {"logprobs": taken, "text": [int(token) for token, _ in steps]}
+
+
+def _likeliest(server: Any, request: dict[str, Any]) -> dict[int, float]:
+    """Return the log probabilities of the likeliest next tokens, the first of them first."""
+    reply = server.handle_completions(request)["choices"][0]["logprobs"]["content"][0]
+    return {each["id"]: each["logprob"] for each in reply["top_logprobs"]}
+
+
 READERS = {
     "transformers": (by_transformers, "transformers"), "vllm": (by_vllm, "vllm"),
-    "llama.cpp": (by_llama_cpp, "xllamacpp"),
+    "llama.cpp": (by_llama_cpp, "xllamacpp"), "mlx-lm": (by_mlx, "mlx_lm"),
 }  # fmt: skip
 
 

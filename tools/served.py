@@ -13,6 +13,7 @@ import argparse
 import datetime
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -41,6 +42,7 @@ TOKENS = 201
 COLUMNS = {
     "transformers": "Transformers", "vllm float32": "vLLM, float32",
     "vllm bfloat16": "vLLM, bfloat16", "ours bfloat16": "ours, bfloat16", "llama.cpp": "llama.cpp",
+    "mlx-lm": "mlx-lm",
 }  # fmt: skip
 SMALL = {
     "num_layers": 4, "num_heads": 4, "num_kv_heads": 2, "width": 128, "mlp_width": 256,
@@ -162,7 +164,9 @@ def read(reader: str, python: str, jobs: Path, dtype: str) -> tuple[list[dict[st
     environment.pop("PYTHONPATH", None)
     readers = str(Path(__file__).with_name("readers.py"))
     command = [python, readers, reader, dtype, str(jobs), str(answers)]
-    subprocess.run(command, env=environment, cwd=jobs.parent, check=True)
+    wanted = len(json.loads(jobs.read_text("utf-8")))
+    if not answers.is_file() or len(answers.read_text("utf-8").splitlines()) <= wanted:
+        subprocess.run(command, env=environment, cwd=jobs.parent, check=True)
     first, *rest = map(json.loads, answers.read_text("utf-8").splitlines())
     return rest, first["version"]
 
@@ -196,7 +200,7 @@ def measure(folder: Path, readers: dict[str, str]) -> None:
         for dtype in ("float32", "bfloat16") if reader == "vllm" else ("float32",):
             answers, versions[reader] = read(reader, python, jobs, dtype)
             column = f"{reader} {dtype}" if reader == "vllm" else reader
-            for job, found in zip(made, answers, strict=True):
+            for job, found in zip(made, answers, strict=False):  # a reader may have been stopped
                 rows[job["name"]][column] = cell(job, found)
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     table = {"date": today, "versions": versions, "rows": rows}
@@ -212,23 +216,26 @@ def drawn() -> str:
         f"| cure or model | written as | {' | '.join(COLUMNS.values())} |",
         f"|---|---|{'---|' * len(COLUMNS)}",
     ]  # fmt: skip
-    notes: list[str] = []
     for name, row in found["rows"].items():
         kind = "our class" if row["written as"] == "wakeful" else f"`{row['written as']}`"
-        cells = [_said(row.get(column), notes) for column in COLUMNS]
-        lines.append(f"| {name} | {kind} | {' | '.join(cells)} |")
-    lines += ["", *(f"{number}. {note}" for number, note in enumerate(notes, 1))]
-    return "\n".join(lines).rstrip() + "\n"
+        cells = [_said(row.get(column)) for column in COLUMNS]
+        shown = name if "`" in name else re.sub(r'(\w+ = "[^"]*")', r"`\1`", name)
+        lines.append(f"| {shown} | {kind} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
-def _said(found: dict[str, Any] | None, notes: list[str]) -> str:
+def _said(found: dict[str, Any] | None) -> str:
     if found is None:
         return "not measured"
     if "refused" in found:
-        if found["refused"] not in notes:
-            notes.append(found["refused"])
-        return f"refused ({notes.index(found['refused']) + 1})"
-    return f"{found['difference']:.1e}{'' if found['same text'] else ', other text'}"
+        why = re.search(
+            r"model\..*?(?=\); export|, which no| makes| attends| add|$)", found["refused"]
+        )
+        if why is None:
+            why = re.search(r"(?<=Model type )\w+(?= not supported)", found["refused"])
+        return f"refused: `{why[0]}`" if why else f"refused: {found['refused']}"
+    apart = f"{found['difference']:.1e}" if found["difference"] else "0"
+    return f"{apart}{'' if found['same text'] else ', other text'}"
 
 
 def main() -> int:
