@@ -2,8 +2,8 @@
 
 Usage: python tools/install.py VENV [--lowest]
 
-`--lowest` installs the oldest versions that pyproject.toml allows of what wakeful itself needs, but
-for torch, and of compressed-tensors; the tests' own tools stay as pinned.
+`--lowest` installs the oldest versions that pyproject.toml allows of what wakeful itself needs, and
+of compressed-tensors; torch and the tests' own tools stay as pinned, and all else is the newest.
 
 The pinned torch is a CPU build on the machines this project is tested on; elsewhere a package
 index may offer a build of the same version that pulls in several gigabytes of CUDA libraries. So
@@ -67,20 +67,21 @@ def main() -> int:
 
 
 def lowest() -> str:
-    """Return constraints.txt with the oldest versions allowed in the place of the newest."""
+    """Return constraints: the oldest versions allowed, and torch and the tests' tools as pinned."""
     import tomllib  # noqa: PLC0415  # Python 3.10 lacks it, and is told that it is too old
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    needed = [*project["dependencies"], *project["optional-dependencies"]["compressed-tensors"]]
-    floors = {}
-    for requirement in needed:
+    extras = project["optional-dependencies"]
+    found = {}
+    for requirement in [*project["dependencies"], *extras["compressed-tensors"]]:
         name, _, floor = requirement.partition(">=")
-        floors[plain(name)] = f"{name}=={floor.partition(',')[0]}"
-    del floors["torch"]
-    pinned = (ROOT / "constraints.txt").read_text().splitlines()
-    free = {*floors, "datasets"}  # which holds huggingface-hub to its own age
-    kept = [line for line in pinned if plain(line.partition("==")[0]) not in free]
-    return "\n".join([*kept, *floors.values()]) + "\n"
+        found[plain(name)] = f"{name}=={floor.partition(',')[0]}"
+    tools = {plain(re.split("[<>=[]", requirement)[0]) for requirement in extras["dev"]}
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        name = plain(line.partition("==")[0])
+        if name == "torch" or name in tools - found.keys():
+            found[name] = line
+    return "\n".join(found.values()) + "\n"
 
 
 def plain(name: str) -> str:

@@ -19,6 +19,8 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -35,7 +37,7 @@ from wakeful.hf.whole import whole_model
 from wakeful.probes.running import logits_of
 from wakeful.quant import parse_scheme, quantize, quantized_layers
 from wakeful.quant.convert import linear_layers
-from wakeful.quant.norm_readers import readers_of_norms
+from wakeful.quant.norm_readers import readers_of_norms, readers_of_tensors
 from wakeful.quant.schemes import Absmax, Scales
 from wakeful.quant.schemes.grids import MxE2M1
 from wakeful.surgery.rotate import rotate
@@ -358,6 +360,17 @@ def test_which_layers_read_which_norm() -> None:
     assert found["norm"] == ["head"]
 
 
+def test_which_layers_read_which_tensor() -> None:
+    olmo = Olmo2ForCausalLM(Olmo2Config(**SIZES, pad_token_id=0)).eval()  # norms come after
+    for model in (llama(), olmo):
+        expected = [f"model.layers.1.self_attn.{name}_proj" for name in "qkv"]
+        assert expected in readers_of_tensors(model)
+    found = readers_of_tensors(decoder_of(llama()))
+    assert ["blocks.0.mlp.gate", "blocks.0.mlp.up"] in found
+    assert ["blocks.1.mlp.down"] in found
+    assert sum(map(len, found)) == 2 * 7 + 1
+
+
 def test_smoothing_only_after_norms() -> None:
     model = llama()
     layers = quantized_layers(small(model, "fine(method=smooth(norms=True))"))
@@ -396,7 +409,8 @@ def test_what_the_format_lacks_is_refused(tmp_path: Path) -> None:
         "w8a8(inputs=absmax(bits=8, per='token', clip=0.9))",
     )
     grid = "w4a16(weights=absmax(bits=4, per='channel', group=24))"
-    fails(r"whole groups of 24, .*group=16.*, or --save_as wakeful", model, grid)
+    fails(r"whole groups of 24, .*group=16.*, or use --save_as wakeful", model, grid)
+    fails("whole groups of 32, .* group: use --save_as wakeful", llama(hidden_size=48), "mxfp4")
     fails(r"smooth\(norms=True\)", model, "fine(method=smooth)")
     fails(r"weights without a zero point.* use --scheme .*absmax\(bits=4", model, "w4")
     gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=61, n_embd=32, n_layer=1, n_head=2)).eval()

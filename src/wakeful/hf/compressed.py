@@ -261,13 +261,14 @@ def _checked(
     short = [name for name, width in widths.items() if grid and grid.group and width % grid.group]
     if short:
         assert grid is not None
-        fits = math.gcd(*widths.values())
-        fits = min(fits & -fits, 2 ** (grid.group.bit_length() - 1))  # powers of two
-        finer = _spelled(scheme, replace(grid, group=fits))
+        finer = ""
+        if isinstance(grid, Absmax):  # others have groups of one length
+            fits = math.gcd(*widths.values())
+            fits = min(fits & -fits, 2 ** (grid.group.bit_length() - 1))  # powers of two
+            finer = f"use --scheme {_spelled(scheme, replace(grid, group=fits))!r}, or "
         raise WakefulError(
             f"{short[0]} reads {widths[short[0]]} channels, which are not whole groups of "
-            f"{grid.group}, and {NAME} has no shorter group: use --scheme {finer!r}, or --save_as "
-            "wakeful"
+            f"{grid.group}, and {NAME} has no shorter group: {finer}{_OTHERWISE}"
         )
     read = None if tokenizer is None else readable(tokenizer, stock.config)
     if tokenizer is not None and read is None:

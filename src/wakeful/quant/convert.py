@@ -29,7 +29,7 @@ from wakeful.quant.linear import (
     quantized,
 )
 from wakeful.quant.merging import merge
-from wakeful.quant.norm_readers import readers_of_norms
+from wakeful.quant.norm_readers import readers_of_norms, readers_of_tensors
 from wakeful.quant.schemes import Scheme, parse_scheme
 from wakeful.quant.walking import Enough, portions
 from wakeful.quant.weighing import TokenWeights, token_weights
@@ -136,9 +136,11 @@ def _exchanged(
     products = method is not None and method.needs_products
     joined = grid is not None and grid.two_scales and grid.per == "tensor"
     limited = method is not None and method.only_after_norms
-    read = list(readers_of_norms(model).values()) if joined or limited else []
-    fed = {name for readers in read for name in readers} if limited else set(layers)
-    beside = {name: readers for readers in read for name in readers} if joined else {}
+    fed = set(layers)
+    if limited:
+        fed = {name for readers in readers_of_norms(model).values() for name in readers}
+    readers = readers_of_tensors(model) if joined else []
+    beside = {name: each for each in readers for name in each}
     looks = method is not None or scheme.scales == "static"
     asked = {
         "products": products, "outputs": scheme.scales == "static" and scheme.outputs is not None,

@@ -1,4 +1,6 @@
-"""Which layers read a norm's output: where a division of inputs can go into the norm's scale."""
+"""Which layers read a norm's output, where a division of inputs can go into the norm's scale; and
+which read one tensor.
+"""
 
 from collections.abc import Collection
 from contextlib import ExitStack
@@ -65,9 +67,33 @@ def _read(model: nn.Module, larger: Collection[str]) -> tuple[dict[str, list[str
                 hooks.callback(module.register_forward_pre_hook(read(name)).remove)
             elif getattr(module, "weight", None) is not None and module.weight.ndim == 1:
                 hooks.callback(module.register_forward_hook(leave(name)).remove)
-        table = next(module for module in model.modules() if isinstance(module, nn.Embedding))
-        tokens = torch.arange(first_target(model) + _TOKENS, device=table.weight.device)
-        return found, logits_of(model, tokens[None] % table.num_embeddings)
+        return found, _few_logits(model)
+
+
+@torch.no_grad()
+def readers_of_tensors(model: nn.Module) -> list[list[str]]:
+    """Return the linear layers by the very tensor that they read, also one that no norm put out."""
+    found: dict[int, tuple[Tensor, list[str]]] = {}
+
+    def read(name: str):
+        def hook(_layer: nn.Module, args: tuple) -> None:
+            if args:  # the tensor is kept, so that nothing else gets its id
+                found.setdefault(id(args[0]), (args[0], []))[1].append(name)
+
+        return hook
+
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            if isinstance(module, nn.Linear | Conv1D | QuantizedLinear):
+                hooks.callback(module.register_forward_pre_hook(read(name)).remove)
+        _few_logits(model)
+    return [names for _, names in found.values()]
+
+
+def _few_logits(model: nn.Module) -> Tensor:
+    table = next(module for module in model.modules() if isinstance(module, nn.Embedding))
+    tokens = torch.arange(first_target(model) + _TOKENS, device=table.weight.device)
+    return logits_of(model, tokens[None] % table.num_embeddings)
 
 
 def _twos(x: Tensor) -> Tensor:
