@@ -59,15 +59,15 @@ def decoder() -> Decoder:
 @pytest.mark.slow
 @pytest.mark.skipif(not PYTHON, reason="WAKEFUL_VLLM names no Python with vLLM")
 @pytest.mark.parametrize(
-    ("scheme", "dtype", "close"),
+    ("scheme", "dtype"),
     [
-        ("scheme(weights=absmax(bits=4, per='channel', group=32))", "bfloat16", 0.05),
-        ("nvfp4(scales='static')", "float32", 1e-3),
-        ("w8a8", "float32", 0.05),
+        ("scheme(weights=absmax(bits=4, per='channel', group=32))", "bfloat16"),
+        ("nvfp4(scales='static')", "float32"),
+        ("fp8", "float32"),
     ],
 )
 def test_it_runs_the_rotated_model_that_was_quantized(
-    scheme: str, dtype: str, close: float, tmp_path: Path
+    scheme: str, dtype: str, tmp_path: Path
 ) -> None:
     parsed = parse_scheme(scheme)
     turned = rotate(decoder(), inner=True)
@@ -82,6 +82,9 @@ def test_it_runs_the_rotated_model_that_was_quantized(
     lines = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
     assert lines, done.stderr[-2000:]
     found = torch.tensor(json.loads(lines[-1].removeprefix("FOUND ")))
-    expected = logits_of(ours, TOKENS).float().log_softmax(-1)[0, :-1]
-    expected = expected.gather(1, TOKENS[0, 1:, None])[:, 0]
-    assert (found - expected).abs().mean() < close
+    expected, whole = (
+        logits_of(each, TOKENS).float().log_softmax(-1)[0, :-1].gather(1, TOKENS[0, 1:, None])[:, 0]
+        for each in (ours, turned)
+    )
+    # Two roundings of inputs are as far apart as either is from the model itself.
+    assert (found - expected).abs().mean() < 2 * (whole - expected).abs().mean()
