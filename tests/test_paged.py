@@ -18,7 +18,7 @@ from verbs.test_diagnose import save_tokenizer
 from wakeful import paged
 from wakeful.errors import WakefulError
 from wakeful.loading.model import Model
-from wakeful.paged import Paged, in_file, like, page
+from wakeful.paged import Paged, in_file, is_finite, like, page
 from wakeful.quant import quantize, quantized_layers
 from wakeful.surgery import rotate
 
@@ -194,3 +194,20 @@ def test_verbs_give_the_same(folder: Path, tmp_path: Path, no_room: pytest.Monke
         assert files[0].read_bytes() == files[1].read_bytes(), kind
     frames = [wakeful.diagnose(model, **read).frame for model in (inside, found)]
     polars.testing.assert_frame_equal(*frames, check_exact=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_finite_is_what_torch_calls_so(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paged, "AT_ONCE", 20)
+    largest = torch.full((7, 9), torch.finfo(dtype).max, dtype=dtype)
+    assert is_finite(largest)
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        tensor = torch.rand(7, 9).to(dtype)
+        assert is_finite(tensor)
+        tensor[4, 2] = bad
+        assert not is_finite(tensor)
+        tensor[6, 8] = -bad
+        assert not is_finite(tensor)
+        assert not is_finite(tensor[4])
+    assert is_finite(torch.ones((), dtype=dtype))
+    assert is_finite(torch.ones(0, 3, dtype=dtype))

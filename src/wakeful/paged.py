@@ -86,12 +86,15 @@ def plain(tensor: Tensor) -> Tensor:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether all numbers are finite, looked at by parts: a look takes several such tensors."""
-    rows = max(1, AT_ONCE // max(1, tensor[0].numel())) if tensor.ndim > 1 and len(tensor) else 0
-    parts = tensor.split(rows) if rows else (tensor,)
-    # Eight bits have no test of their own.
-    wide = torch.float32 if tensor.element_size() == 1 else tensor.dtype
-    return all(bool(whole(part).to(wide).isfinite().all()) for part in parts)
+    """Whether all numbers are finite, which the smallest and the largest tell: NaN is both."""
+    if not tensor.numel():
+        return True
+    wide = torch.float32 if tensor.element_size() == 1 else tensor.dtype  # 8 bits have no order
+    rows = max(1, AT_ONCE // tensor[0].numel()) if tensor.ndim > 1 else 0
+    for part in tensor.split(rows) if rows else (tensor,):
+        if not all(bool(end.isfinite()) for end in whole(part).to(wide).aminmax()):
+            return False
+    return True
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
