@@ -474,7 +474,7 @@ with _held(Path(sys.argv[1])):
 """
 WORKS = """
 import os, sys, time
-from wakeful.training.cluster import in_turn, told
+from wakeful.training.cluster import in_turn
 
 os.environ["SUBMITIT_EXECUTOR"] = "local"
 
