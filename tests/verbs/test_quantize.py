@@ -624,6 +624,9 @@ def test_layers_are_ranked_and_the_dearest_are_spared(
         name: str(layer.scheme) for name, layer in quantized_layers(load(small).module).items()
     }
     assert {name for name, kind in kinds.items() if kind != "w4"} == set(summary["upgraded"])
+    several = wakeful.quantize(str(llama), "fine", others=("*.0.*=w4",))
+    with pytest.raises(WakefulError, match="written of one scheme"):
+        several.save_model(tmp_path / "stock", save_as="compressed-tensors")
     for options, words in (
         (["--scheme", "w4", "fine"], "ranks the layers of one model"),
         (["--scheme", "w4", "--others", "lm_head"], "PATTERN=SCHEME"),

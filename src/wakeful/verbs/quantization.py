@@ -17,7 +17,7 @@ from wakeful.hf.compressed import save_compressed
 from wakeful.hf.quantized import file_bytes, save_quantized
 from wakeful.loading.model import Model
 from wakeful.probes.running import as_decoder
-from wakeful.quant.convert import scheme_of
+from wakeful.quant.convert import quantized_layers, scheme_of
 from wakeful.quant.sensitivity import LayerCost
 from wakeful.reports.card import quantized_card
 from wakeful.reports.html import write
@@ -116,6 +116,11 @@ class Quantization(Result):
         """
         model, path = self.model, Path(folder)
         if save_as == "compressed-tensors":
+            if len({each.scheme for each in quantized_layers(model.module).values()}) > 1:
+                raise WakefulError(
+                    "compressed-tensors is written of one scheme, and some layers have another: "
+                    "save as wakeful"
+                )
             ours = as_decoder(model.module) is not None
             tokenizer = model.own_tokenizer if ours else model.save_tokenizer
             card = self._card(stock=True)
