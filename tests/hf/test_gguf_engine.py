@@ -11,7 +11,7 @@ from wakeful.data.tokenizer import Tokenizer
 from wakeful.hf.gguf_out import export_gguf
 from wakeful.model.decoder import Decoder
 
-engine: Any = pytest.importorskip("xllamacpp")
+engine: Any = pytest.importorskip("xllamacpp", reason="llama.cpp is absent: pip install xllamacpp")
 FORCED = "a"
 """What is generated, since half a character is given no probabilities."""
 
