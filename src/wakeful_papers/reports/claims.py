@@ -32,7 +32,7 @@ def claims_report(
         papers.setdefault(judged.paper, {})[quote(link)] = judged
     scales = {judged.scale for judged in exhibits.values()}
     told = f"In {len(exhibits)} exhibits at {listed(sorted(scales))} scale: "
-    left: list[Part] = [Text("Left out", "heading"), Listed(left_out)] if left_out else []
+    left: list[Part] = [Listed([f"left out: {line}" for line in left_out])] if left_out else []
     return Report(
         "What the papers claim, judged here",
         [told + _told(exhibits.values())],
