@@ -546,7 +546,6 @@ def _words(loaded: Model, wanted: CureOptions) -> str:
 
 def _diagnosing(wanted: CureOptions, length: int) -> DiagnoseOptions:
     shared = {
-        name: getattr(wanted, name)
-        for name in ("text", "data", "bos", "device", "dtype", "num_sequences")
+        name: getattr(wanted, name) for name in ("text", "bos", "device", "dtype", "num_sequences")
     }
     return DiagnoseOptions(**shared, length=length)
