@@ -25,7 +25,7 @@ from wakeful.config.schema import Config, config_from_table
 from wakeful.config.tables import merged, on_preset
 from wakeful.device import H100
 from wakeful.errors import WakefulError
-from wakeful.training.size import size_of
+from wakeful.training.size import run_size
 
 TOTAL = 25 * 60
 """Seconds of all steps together."""
@@ -128,7 +128,7 @@ def asked(question: Question, memory: int, text: str, size: int, folder: Path) -
     for preset in question.presets:
         table = comparison(question, preset, text)
         config = config_from_table(on_preset(table, preset))
-        if size_of(config).memory > ROOM * memory:
+        if run_size(config).memory > ROOM * memory:
             continue
         steps = steps_of(config, question.seconds / len(question.rows), size)
         if steps >= LEAST_STEPS or preset == question.presets[-1]:
@@ -157,7 +157,7 @@ def comparison(question: Question, preset: str, text: str) -> dict[str, Any]:
 def steps_of(config: Config, seconds: float, size: int) -> int:
     """Return the steps that a row has the time and the text for, on one H100."""
     tokens = TOKENS_A_STEP
-    within = seconds * REACHED * H100 / (size_of(config).operations * tokens)
+    within = seconds * REACHED * H100 / (run_size(config).operations * tokens)
     met = MOST_EPOCHS * min(size, MOST_BYTES) / BYTES_A_TOKEN / tokens
     return int(min(within, met))
 

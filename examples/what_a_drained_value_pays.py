@@ -18,7 +18,7 @@ from torch.nn import functional as F
 import wakeful
 from wakeful.data.preparing import load_data
 from wakeful.runs.run import Run
-from wakeful.training.watching import rows_of
+from wakeful.training.watching import window_rows
 
 TASK = {"data": {"source": "backcopy"}, "train": {"steps": 3}}
 
@@ -26,7 +26,7 @@ TASK = {"data": {"source": "backcopy"}, "train": {"steps": 3}}
 def main(*runs: str) -> None:
     for path in runs or [wakeful.train("cpu-tiny", out="runs/ill", **TASK).path]:
         config = Run.open(path).config
-        rows = [*rows_of(load_data(config.data).windows(config), 64)]
+        rows = [*window_rows(load_data(config.data).windows(config), 64)]
         whole, zero, long = (loss(path, rows, length) for length in (None, 0, 1))
         print(f"{path}: loss {whole:.3f}; first value at zero {zero - whole:+.3f}, as long as the")
         print(f"  others' {long - whole:+.3f}")

@@ -28,7 +28,7 @@ from benchmarks.on_gpu import (
 from wakeful.config.schema import Config, config_from_table
 from wakeful.config.tables import on_preset
 from wakeful.errors import WakefulError
-from wakeful.training.size import size_of
+from wakeful.training.size import run_size
 
 BIG = 400_000_000
 """Bytes of a text that lasts."""
@@ -51,7 +51,7 @@ def test_the_plan_is_of_25_minutes_and_asks_large_models_most_valuable_first() -
     assert sum(step.seconds for step in steps) <= TOTAL
     for step in steps[1:3]:
         config = trained(step)
-        assert size_of(config).parameters > 20e6  # what an H100 is busy with
+        assert run_size(config).parameters > 20e6  # what an H100 is busy with
         assert config.train.steps >= LEAST_STEPS
         assert config.train.batch_size * config.train.length == TOKENS_A_STEP
         assert (config.train.device, config.train.dtype) == ("cuda", "bfloat16")

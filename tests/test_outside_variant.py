@@ -125,7 +125,7 @@ def test_it_trains_and_resumes_to_the_bit(place: Path) -> None:
     whole = train(tiny(text, **run("whole", 6)), place / "whole")
     assert whole.config.model.route == ROUTE
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("wakeful.training.loop.finish", lambda *_: 1 / 0)
+        patch.setattr("wakeful.training.loop.finish_run", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             train(tiny(text, **run("cut", 6)), place / "cut")
     checkpoints = sorted((place / "cut" / "checkpoints").iterdir())

@@ -70,7 +70,7 @@ class Variant(HasRoles):
 
 
 @dataclass(frozen=True)
-class Entry:
+class CatalogEntry:
     """One line of a catalog: the variant's name, its signature and its first sentence."""
 
     name: str
@@ -98,10 +98,10 @@ def is_outside(expression: str) -> bool:
     return any(found[2] for found in _FOREIGN.finditer(expression))
 
 
-def catalog(folder: str) -> list[Entry]:
+def catalog(folder: str) -> list[CatalogEntry]:
     """Return what a user may write for this folder, for help texts and documentation."""
     return [
-        Entry(
+        CatalogEntry(
             name=name,
             signature=", ".join(_shown(option) for option in _options(kind).values()),
             summary=(inspect.getdoc(kind) or "").split("\n", 1)[0],

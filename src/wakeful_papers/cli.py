@@ -19,10 +19,10 @@ def _names() -> tuple[str, ...]:
 def _run(arguments: list[str]) -> None:
     names, options = read(ReproduceOptions, arguments, "reproduce [PAPER/EXHIBIT...]")
 
-    from wakeful_papers.verbs.reproduce import listing, reproduce
+    from wakeful_papers.verbs.reproduce import exhibit_listing, reproduce
 
     if not names and not options.all:
-        OUT.print(listing(options))
+        OUT.print(exhibit_listing(options))
         return
     if names and options.all:
         raise WakefulError(f"--all runs every exhibit: leave out {', '.join(names)}")

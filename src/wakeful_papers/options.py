@@ -6,7 +6,7 @@ from typing import Literal
 
 from wakeful.config.options import HowMuch, What, Where
 from wakeful.config.refusals import AtLeast, Excludes, Needs, check_rules
-from wakeful.config.verbs.reading import Figure
+from wakeful.config.verbs.reading import FigureFormat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class ReproduceOptions:
     cluster: Where[str] = ""
     """Distribute rows and seeds over workers: "local(workers=2)",
     "slurm(workers=8, partition='a')" ..."""
-    figures: Where[tuple[Figure, ...]] = ()
+    figures: Where[tuple[FigureFormat, ...]] = ()
     """Write the charts for a paper too, in these formats, into the folder figures."""
 
     RULES = (

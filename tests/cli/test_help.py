@@ -16,7 +16,7 @@ import pytest
 
 from training.runs import tiny
 from wakeful.cli import SUMMARIES, all_verbs, main, verbs
-from wakeful.cli.catalog import baselines, catalog
+from wakeful.cli.catalog import baselines, source_catalog
 from wakeful.cli.console import OUT
 from wakeful.cli.examples import EXAMPLES as OWN_EXAMPLES
 from wakeful.cli.help import offered
@@ -136,9 +136,9 @@ def test_help_begins_with_two_examples_and_has_the_options_in_groups(
     assert shown == {
         flag_of(verb, each.name, each.default) for each in options if each.name in usual
     }
-    titles = [group.value for group in declared.Group if group.value in lines]
+    titles = [group.value for group in declared.Heading if group.value in lines]
     assert titles == [
-        group.value for group in declared.Group if group in {each.group for each in options}
+        group.value for group in declared.Heading if group in {each.group for each in options}
     ]
     rare = len(options) - len(usual)
     more = [line for line in lines if line.endswith(f"wakeful {verb} --help-all")]
@@ -185,7 +185,7 @@ def idle(monkeypatch: pytest.MonkeyPatch) -> None:
     def stub(*_: object, **__: object) -> None:
         raise Read("read")
 
-    listings = ("wakeful.verbs.presets.listing", "wakeful_papers.verbs.reproduce.listing")
+    listings = ("wakeful.verbs.presets.listing", "wakeful_papers.verbs.reproduce.exhibit_listing")
     # A module that another first imports now would keep the stub.
     for work in (*WORK.values(), *listings):
         importlib.import_module(work.rpartition(".")[0])
@@ -337,7 +337,7 @@ def test_every_field_of_the_configuration_is_an_option(
              "train.lora.modules": "mlp", "train.parallel": "ddp",
              "data.tokenizer": "", "optimizer.rotation": "haar",
              "optimizer.name": "sgd"}  # fmt: skip
-    words |= {f"model.{field}": next(iter(catalog(folder))).partition("(")[0]
+    words |= {f"model.{field}": next(iter(source_catalog(folder))).partition("(")[0]
               for field, folder in VARIANTS.items()}  # fmt: skip
     expected: dict[str, Any] = {}
     arguments: list[str] = []
@@ -415,7 +415,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 @pytest.mark.parametrize("folder", VARIANTS.values())
 def test_what_help_reads_from_source_is_what_can_be_written(folder: str) -> None:
-    assert sorted(catalog(folder)) == sorted(
+    assert sorted(source_catalog(folder)) == sorted(
         f"{entry.name}({entry.signature})".removesuffix("()") for entry in imported_catalog(folder)
     )
 

@@ -14,7 +14,7 @@ from training.runs import tiny, write_text
 from wakeful.config.schema import Config
 from wakeful.data import Batches, ValidationWindows, prepare
 from wakeful.data.preparing import load_data
-from wakeful.data.tasks import Backcopy, Stream, Task, TaskData, task_of
+from wakeful.data.tasks import Backcopy, Task, TaskData, TaskStream, task_of
 from wakeful.data.tokens import SplitName
 from wakeful.errors import WakefulError
 from wakeful.loading.load import load
@@ -22,7 +22,7 @@ from wakeful.model.decoder import Decoder
 from wakeful.runs.run import Run
 from wakeful.training.loop import train
 from wakeful.training.records import DataFacts, data_facts
-from wakeful.training.validation import evaluate, optimal
+from wakeful.training.validation import optimal, window_losses
 from wakeful.variants import build, variants
 
 TEXT = "aab" * 20 + "c"  # closed to a circle: c is followed by a
@@ -50,7 +50,7 @@ def small(tmp_path: Path, triggers: int) -> Backcopy:
 def rows_of(
     task: Task, split: SplitName = "train", count: int = 64, length: int = 65
 ) -> np.ndarray:
-    return Stream(task, split).read(np.arange(count), length)
+    return TaskStream(task, split).read(np.arange(count), length)
 
 
 def text_of(task: Task, row: np.ndarray) -> str:
@@ -294,13 +294,13 @@ class Oracle(Decoder):
 
 def test_who_knows_the_task_has_no_excess(task: Backcopy) -> None:
     windows = ValidationWindows(TaskData(task).validation, length=100, batch_size=32)
-    frame = evaluate(Oracle(task), windows, contextlib.nullcontext())
+    frame = window_losses(Oracle(task), windows, contextlib.nullcontext())
     assert frame["loss"].to_list() == pytest.approx(frame["optimal"].to_list(), abs=1e-12)
     assert frame["tokens"].sum() == 2**14
     # One that knows the pairs and no triggers loses more in every window.
     pairs = Backcopy(triggers=2, text=task.text)
     pairs._copies = np.zeros(len(task.characters) + 1, bool)
-    without = evaluate(Oracle(pairs), windows, contextlib.nullcontext())
+    without = window_losses(Oracle(pairs), windows, contextlib.nullcontext())
     assert (without["loss"] > without["optimal"]).all()
 
 

@@ -27,7 +27,7 @@ from lm_eval.api.model import LM
 
 from wakeful.evaluation.adapter import Adapter
 from wakeful.evaluation.groups import TaskSet
-from wakeful.evaluation.harness import Dealt, places, run_tasks
+from wakeful.evaluation.harness import Dealt, question_places, run_tasks
 from wakeful.evaluation.tasks import choices_task, lambada_task
 
 SIZE = 3
@@ -129,7 +129,7 @@ def test_each_question_is_asked_once_and_answered_everywhere(kind: str, count: i
 
 def test_questions_of_one_context_stay_together_and_the_work_is_even() -> None:
     requests = [instance("loglikelihood", "x" * (n // 4 + 50), f" {n}") for n in range(48)]
-    dealt = [places(requests, World(rank=rank, size=SIZE)) for rank in range(SIZE)]
+    dealt = [question_places(requests, World(rank=rank, size=SIZE)) for rank in range(SIZE)]
     contexts = [{requests[place].args[0] for place in mine} for mine in dealt]
     assert sorted(place for mine in dealt for place in mine) == list(range(48))
     assert sum(map(len, contexts)) == len(set.union(*contexts)) == 12

@@ -7,7 +7,7 @@ import pytest
 
 from evaluation.models import CHOICES, LAMBADA, write_lines
 from wakeful.errors import WakefulError
-from wakeful.evaluation.examples import Choice, Completion, read_choices, read_lambada
+from wakeful.evaluation.examples import Completion, MultipleChoice, read_choices, read_lambada
 
 
 def test_examples_are_read(tmp_path: Path) -> None:
@@ -15,7 +15,9 @@ def test_examples_are_read(tmp_path: Path) -> None:
     assert completions[0] == Completion("the cat sat on the", " mat")
     assert len(completions) == len(LAMBADA)
     choices = read_choices(write_lines(tmp_path / "c.jsonl", CHOICES))
-    assert choices[0] == Choice("Question: which is a color?\nAnswer:", ("red", "a bird"), 0)
+    assert choices[0] == MultipleChoice(
+        "Question: which is a color?\nAnswer:", ("red", "a bird"), 0
+    )
     assert choices[1].context == "She went to"
     assert choices[2].context == "Question: open a tin\nAnswer:"
     assert [choice.answer for choice in choices] == [0, 2, 1, 1]

@@ -23,7 +23,7 @@ from evaluation.models import CHOICES, CPU, LAMBADA, loaded_llama, save_llama, w
 from training.runs import text, tiny
 from wakeful.errors import WakefulError
 from wakeful.evaluation import tasks as tasks_module
-from wakeful.evaluation.adapter import Adapter, Transformer, asked
+from wakeful.evaluation.adapter import Adapter, Transformer, asked_model
 from wakeful.evaluation.examples import read_choices, read_lambada
 from wakeful.evaluation.groups import TaskSet
 from wakeful.evaluation.harness import run_tasks
@@ -85,7 +85,7 @@ def figures(scores: list[Score]) -> dict[tuple[str, str], Score]:
 
 @pytest.mark.parametrize("bos", [False, True])
 def test_accuracies_are_those_by_hand(model: Model, tmp_path: Path, bos: bool) -> None:
-    lm = asked(model, bos=bos, batch_size=2, progress=silent)
+    lm = asked_model(model, bos=bos, batch_size=2, progress=silent)
     assert isinstance(lm, Adapter)
     found = figures(run_tasks("m", lm, local_tasks(tmp_path)))
     completions = read_lambada(tmp_path / "l.jsonl")
@@ -136,7 +136,7 @@ def test_the_adapter_says_what_lm_evals_own_class_says(
 @pytest.mark.parametrize("bos", [False, True])
 def test_the_adapter_asks_our_decoder(ours: Model, tmp_path: Path, bos: bool) -> None:
     ours.own_tokenizer.bos = 3
-    lm = asked(ours, bos=bos, batch_size=3, progress=silent)
+    lm = asked_model(ours, bos=bos, batch_size=3, progress=silent)
     assert isinstance(lm, Adapter)
     found = figures(run_tasks("m", lm, local_tasks(tmp_path)))
     answers = [
@@ -155,7 +155,9 @@ def test_padding_never_enters_a_per_tensor_scale(
     small = dataclasses.replace(model, module=quantize(module, "coarse"))
     tasks = local_tasks(tmp_path)
     found = [
-        figures(run_tasks("m", asked(small, bos=False, batch_size=size, progress=silent), tasks))
+        figures(
+            run_tasks("m", asked_model(small, bos=False, batch_size=size, progress=silent), tasks)
+        )
         for size in (1, 3)
     ]
     for name, score in found[0].items():

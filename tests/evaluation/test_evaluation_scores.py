@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wakeful.estimates import mean_and_error, ratio_and_error
-from wakeful.evaluation.scores import Score, averages, difference, ratio, tidy
+from wakeful.evaluation.scores import Score, averages, difference, ratio, scores_table
 
 
 def score(values: list[float], weights: list[float] | None = None, **over: object) -> Score:
@@ -75,7 +75,7 @@ def test_one_example_and_an_overflow_have_no_error() -> None:
 
 
 def test_rows_are_tidy() -> None:
-    frame = tidy([score([1.0, 2.0]), score([3.0], model="n")])
+    frame = scores_table([score([1.0, 2.0]), score([3.0], model="n")])
     assert frame.columns == ["model", "task", "metric", "example", "key", "value", "weight"]
     assert frame["value"].to_list() == [1.0, 2.0, 3.0]
     assert frame["model"].to_list() == ["m", "m", "n"]

@@ -16,7 +16,7 @@ from transformers import LlamaForCausalLM, OPTConfig, OPTForCausalLM
 import wakeful
 from evaluation.models import LAMBADA, loaded_llama, write_lines
 from wakeful.config.model import ModelConfig
-from wakeful.evaluation.adapter import Adapter, Transformer, asked
+from wakeful.evaluation.adapter import Adapter, Transformer, asked_model
 from wakeful.evaluation.batching import Question, answers
 from wakeful.evaluation.tasks import quiet
 from wakeful.loading.load import load
@@ -65,7 +65,7 @@ def own_class(model: Model) -> Any:
 
 @pytest.mark.parametrize("batch_size", [1, 3, 16])
 def test_likelihoods_are_those_of_lm_evals_own_class(model: Model, batch_size: int) -> None:
-    lm = asked(model, bos=False, batch_size=batch_size, progress=silent)
+    lm = asked_model(model, bos=False, batch_size=batch_size, progress=silent)
     assert isinstance(lm, Adapter)
     theirs = own_class(model)
     questions = instances("loglikelihood", PAIRS)
@@ -88,7 +88,7 @@ def test_texts_are_those_of_lm_evals_own_class(model: Model, batch_size: int) ->
         for context in ("the ", "a longer context, of many words", "x" * 90, "b")
         for until, limit in (([], 20), ([plain[5:7], "\n"], 20), (["\n\n"], 7))
     ]
-    lm = asked(model, bos=False, batch_size=batch_size, progress=silent)
+    lm = asked_model(model, bos=False, batch_size=batch_size, progress=silent)
     with quiet():
         found = lm.generate_until(instances("generate_until", asks))
         expected = own_class(model).generate_until(instances("generate_until", asks))
@@ -228,14 +228,14 @@ def test_what_our_decoder_cannot_be_is_asked_by_lm_evals_class_and_said(model: M
     double.load_state_dict(model.module.state_dict())
     for other in (opt(), double.eval()):
         module = load(other, tokenizer=model.tokenizer)
-        lm = asked(module, bos=False, batch_size=2, progress=silent, apart=said.append)
+        lm = asked_model(module, bos=False, batch_size=2, progress=silent, apart=said.append)
         assert isinstance(lm, Transformer)
     assert "our decoder cannot be a opt" in said[0]
     assert "of this Doubled gives other logits" in said[1]
-    asked(model, bos=False, batch_size=2, progress=silent, apart=said.append)
+    asked_model(model, bos=False, batch_size=2, progress=silent, apart=said.append)
     assert len(said) == 2
     same = dataclasses.replace(model, module=model.decoder())
-    assert isinstance(asked(same, bos=False, batch_size=2, progress=silent), Adapter)
+    assert isinstance(asked_model(same, bos=False, batch_size=2, progress=silent), Adapter)
 
 
 def test_the_verb_says_whom_lm_evals_class_asked(model: Model, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from wakeful.heirs.bridge import (
 from wakeful.heirs.equations import whole_products
 from wakeful.heirs.inherit import grow, inherit
 from wakeful.heirs.layers import LayerMap
-from wakeful.heirs.stream import Stream
+from wakeful.heirs.stream import TextStream
 from wakeful.model.decoder import Decoder
 
 LAYERS = LayerMap((0, 3), "named")
@@ -308,7 +308,7 @@ def test_float32_solves_as_float64_does(
 def test_what_is_left_of_a_layer_is_without_what_its_matrix_put_out_in_mixed_precision() -> None:
     decoder = tiny_decoder(num_layers=3).float()
     context = torch.autocast("cpu", dtype=torch.bfloat16)
-    stream = Stream(decoder, TOKENS, autocast=context)
+    stream = TextStream(decoder, TOKENS, autocast=context)
     with torch.no_grad():
         for read, made, put_out in stream.seen():
             assert (read.dtype, made.dtype, put_out.dtype) == (

@@ -9,7 +9,7 @@ import torch
 
 from helpers import some_tokens, tiny_decoder
 from wakeful.errors import WakefulError
-from wakeful.heirs.layers import Diagnosed, choose, diagnose_layers, from_order, ordered
+from wakeful.heirs.layers import Diagnosed, choose_layers, diagnose_layers, from_order, ordered
 from wakeful.model.attend import causal_mask, explicit_attention
 from wakeful.probes import exact
 from wakeful.probes.base import AttentionEvent, MeanProbe
@@ -86,9 +86,9 @@ def diagnosed(figures: list[float], angles: list[list[float]] | None = None) -> 
 def test_the_highest_figures_are_kept_in_their_order() -> None:
     facts = diagnosed([5.0, 9.0, 1.0, 9.0, 7.0])
     for by in ("rank", "mass", "influence"):
-        assert choose(facts, by, 3, pinned=0).sources == (1, 3, 4)
-        assert choose(facts, by, 3).sources == (0, 1, 3)
-        assert choose(facts, by, 3, pinned=3).sources == (0, 1, 2)
+        assert choose_layers(facts, by, 3, pinned=0).sources == (1, 3, 4)
+        assert choose_layers(facts, by, 3).sources == (0, 1, 3)
+        assert choose_layers(facts, by, 3, pinned=3).sources == (0, 1, 2)
     # What a growth adds comes next in the same order.
     order = ordered(facts, "rank", 2, pinned=0)
     assert order == [1, 3, 4, 0, 2]
@@ -99,16 +99,16 @@ def test_the_run_over_which_the_stream_turns_least_is_dropped() -> None:
     # Angles of single blocks, added up along the depth: the least run of two is blocks 2 and 3.
     steps = [0.30, 0.10, 0.02, 0.05, 0.09]
     facts = diagnosed([0.0] * 5, added(steps))
-    assert choose(facts, "angle", 3).sources == (0, 1, 4)
+    assert choose_layers(facts, "angle", 3).sources == (0, 1, 4)
     # Growing back, block 3 (0.05) goes in before block 2 (0.02).
     assert ordered(facts, "angle", 3) == [0, 1, 4, 3, 2]
-    assert choose(facts, "angle", 5).sources == (0, 1, 2, 3, 4)
-    assert choose(facts, "angle", 1).sources == (0,)
-    assert choose(facts, "angle", 3, pinned=3).sources == (0, 1, 2)
+    assert choose_layers(facts, "angle", 5).sources == (0, 1, 2, 3, 4)
+    assert choose_layers(facts, "angle", 1).sources == (0,)
+    assert choose_layers(facts, "angle", 3, pinned=3).sources == (0, 1, 2)
     # The last layer stays, though the run without it would turn less.
     falling = [0.30, 0.20, 0.10, 0.05, 0.02]
     facts = diagnosed([0.0] * 5, added(falling))
-    assert choose(facts, "angle", 3).sources == (0, 1, 4)
+    assert choose_layers(facts, "angle", 3).sources == (0, 1, 4)
 
 
 def added(steps: list[float]) -> list[list[float]]:
@@ -131,7 +131,7 @@ def test_several_runs_are_those_with_the_least_sum() -> None:
                 if len(runs := runs_of(left_out)) <= gaps
             }
             least = min(sums, key=lambda layers: sums[layers])
-            found = choose(facts, "angle", kept, gaps=gaps).sources
+            found = choose_layers(facts, "angle", kept, gaps=gaps).sources
             assert sorted({*range(9)} - {*least}) == list(found)
             order = ordered(facts, "angle", kept, gaps=gaps)
             assert sorted(order) == list(range(9))
@@ -155,19 +155,19 @@ def runs_of(layers: Sequence[int]) -> list[tuple[int, int]]:
 
 def test_the_laziest_run_is_contiguous() -> None:
     facts = diagnosed([5.0, 9.0, 1.0, 2.0, 7.0])
-    assert choose(facts, "lazy", 2).sources == (2, 3)
-    assert choose(facts, "lazy", 3).sources == (2, 3, 4)
+    assert choose_layers(facts, "lazy", 2).sources == (2, 3)
+    assert choose_layers(facts, "lazy", 3).sources == (2, 3, 4)
 
 
 @pytest.mark.usefixtures("as_users_run_it")
 def test_what_is_refused() -> None:
     facts = diagnosed([1.0, 2.0])
     with pytest.raises(WakefulError, match="layers = 3: must be between 1 and the reference's 2"):
-        choose(facts, "rank", 3)
+        choose_layers(facts, "rank", 3)
     with pytest.raises(WakefulError, match="pinned = 2 must be"):
-        choose(facts, "rank", 1, pinned=2)
+        choose_layers(facts, "rank", 1, pinned=2)
     with pytest.raises(WakefulError, match="choose must be one of rank, mass"):
-        choose(facts, "size", 1)
+        choose_layers(facts, "size", 1)
     with pytest.raises(WakefulError, match="more than the reference's 2"):
         from_order([0, 1], 3, "rank")
     assert math.isfinite(facts.figures["rank"][0])

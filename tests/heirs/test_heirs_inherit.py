@@ -10,7 +10,7 @@ from torch import Tensor
 from helpers import EXAMPLES, FIELD, some_tokens, tiny_config, tiny_decoder
 from wakeful.errors import WakefulError
 from wakeful.heirs.inherit import departures, grow, inherit, target_config
-from wakeful.heirs.layers import LayerMap, chosen, first, last, stacked
+from wakeful.heirs.layers import LayerMap, first, last, named_layers, stacked
 from wakeful.model.decoder import Decoder
 from wakeful.surgery import store_prefix
 
@@ -103,7 +103,7 @@ def test_compensation_that_would_touch_other_layers_is_refused(route: str) -> No
     reference = tiny_decoder(scale_logits_by_layer=True, route=route)
     inherit(reference, first(3, of=4))
     with pytest.raises(WakefulError, match="cannot become layer"):
-        inherit(reference, chosen([0, 2, 3], of=4))
+        inherit(reference, named_layers([0, 2, 3], of=4))
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_neutral_settings_are_no_departure() -> None:
 def test_a_reference_with_a_variant_passes_on_what_it_learned() -> None:
     learned = 'resformer(mode="learnable")'
     reference = tiny_decoder(route=learned, normalizer="softmax1(learned=True)")
-    heir = inherit(reference, chosen([0, 2, 3], of=4))
+    heir = inherit(reference, named_layers([0, 2, 3], of=4))
     theirs = reference.route.get_parameter("weights")
     assert torch.equal(heir.route.get_parameter("weights"), theirs[[1, 2]])
     sinks = "blocks.{}.attention.dot.normalizer.log_sinks"
@@ -233,15 +233,15 @@ def test_what_depends_on_the_layers_number_stays_there() -> None:
     vectors = reference.get_parameter("route.vectors")
     assert torch.equal(heir.get_parameter("route.vectors"), vectors[:3])
     with pytest.raises(WakefulError, match=r"layer 1 cannot inherit what layer 2 has learned"):
-        inherit(reference, chosen([0, 2, 3], of=4))
+        inherit(reference, named_layers([0, 2, 3], of=4))
     exclusive = tiny_decoder(route="xsa")
-    kept = inherit(exclusive, chosen([0, 2], of=4)).get_parameter("route.strengths")
+    kept = inherit(exclusive, named_layers([0, 2], of=4)).get_parameter("route.strengths")
     assert torch.equal(kept, exclusive.get_parameter("route.strengths")[[0, 2]])
 
 
 def test_plus_keeps_every_kept_layers_weight() -> None:
     reference = tiny_decoder(route='resformer(mode="plus")')
-    heir = inherit(reference, chosen([0, 1, 3], of=4))
+    heir = inherit(reference, named_layers([0, 1, 3], of=4))
     total, share = (reference.route.get_parameter(name) for name in ("total", "share"))
     weights = total * share.softmax(0)
     total, share = (heir.route.get_parameter(name) for name in ("total", "share"))
@@ -252,7 +252,7 @@ def test_plus_keeps_every_kept_layers_weight() -> None:
 
 def test_dense_and_denseformer_weights_follow_their_layers() -> None:
     dense = tiny_decoder(route="dense")
-    heir = inherit(dense, chosen([0, 2, 3], of=4))
+    heir = inherit(dense, named_layers([0, 2, 3], of=4))
     theirs = dense.route.get_parameter("weights.3")
     assert torch.equal(heir.route.get_parameter("weights.2"), theirs[[0, 2, 3]])
     with pytest.raises(WakefulError, match="in their order and once each"):
@@ -305,7 +305,7 @@ def test_what_each_layer_has_of_a_variant_comes_from_its_source(
 ) -> None:
     reference = tiny_decoder(**options)
     theirs = by_number(reference)
-    heir = by_number(inherit(reference, chosen([0, 2, 3], of=4)))
+    heir = by_number(inherit(reference, named_layers([0, 2, 3], of=4)))
     assert {number for _, number, _ in heir} == set(places)
     for (kind, number, rest), tensor in heir.items():
         assert torch.equal(tensor, theirs[kind, places[number], rest]), (kind, number, rest)
@@ -328,11 +328,11 @@ def test_a_student_grown_back_untrained_is_its_reference(folder: str, expression
 
 
 def test_a_layer_that_is_new_to_a_student_brings_what_its_reference_learned() -> None:
-    reference, layers = tiny_decoder(depth="x0_lambdas"), chosen([0, 3], of=4)
+    reference, layers = tiny_decoder(depth="x0_lambdas"), named_layers([0, 3], of=4)
     student = inherit(reference, layers)
     with torch.no_grad():
         student.depth.get_parameter("stream").add_(1)
-    grown = grow(student, layers, reference, chosen([0, 2, 3], of=4)).depth
+    grown = grow(student, layers, reference, named_layers([0, 2, 3], of=4)).depth
     for name in ("stream", "embedded"):
         first_one, last_one = student.depth.get_parameter(name).tolist()
         learned = reference.depth.get_parameter(name)[2].item()
@@ -340,11 +340,11 @@ def test_a_layer_that_is_new_to_a_student_brings_what_its_reference_learned() ->
 
 
 def test_a_layer_that_is_new_to_a_student_starts_plain_in_a_route_of_the_students_own() -> None:
-    reference, layers = tiny_decoder(), chosen([0, 3], of=4)
+    reference, layers = tiny_decoder(), named_layers([0, 3], of=4)
     student = inherit(reference, layers, route="output_gate")
     with torch.no_grad():
         student.route.gates["1"].bias.fill_(0.5)
-    grown = grow(student, layers, reference, chosen([0, 2, 3], of=4)).route
+    grown = grow(student, layers, reference, named_layers([0, 2, 3], of=4)).route
     assert [grown.gates[str(layer)].bias[0].item() for layer in range(3)] == [8.0, 8.0, 0.5]
 
 
@@ -369,7 +369,7 @@ def test_mudd_keeps_what_sums_as_many_blocks() -> None:
         out = made.get_parameter(f"depth.out.{block}")
         assert out.shape == (ways * (block + 1),) * 2
         assert not out.any()
-    for others in (last(2, of=4), chosen([0, 2, 3], of=4)):
+    for others in (last(2, of=4), named_layers([0, 2, 3], of=4)):
         with pytest.raises(WakefulError, match="only the first layers"):
             inherit(reference, others)
 
@@ -394,8 +394,8 @@ def test_a_borrowed_projection_is_inherited_from_its_owner() -> None:
 )
 def test_parts_of_blocks(copy: str, inherited: set[str]) -> None:
     reference = tiny_decoder()
-    heir = inherit(reference, chosen([1, 2], of=4), copy=copy, seed=7)
-    fresh = inherit(reference, chosen([1, 2], of=4), copy="attention", seed=7)
+    heir = inherit(reference, named_layers([1, 2], of=4), copy=copy, seed=7)
+    fresh = inherit(reference, named_layers([1, 2], of=4), copy="attention", seed=7)
     for layer, source in enumerate((1, 2)):
         theirs = dict(reference.blocks[source].named_parameters())
         for name, tensor in heir.blocks[layer].named_parameters():
@@ -405,8 +405,8 @@ def test_parts_of_blocks(copy: str, inherited: set[str]) -> None:
         assert same == (copy != "blocks"), name
     if copy == "mlp":
         drawn = "blocks.0.attention.out.weight"
-        again = inherit(reference, chosen([1, 2], of=4), copy="mlp", seed=7)
-        other = inherit(reference, chosen([1, 2], of=4), copy="mlp", seed=8)
+        again = inherit(reference, named_layers([1, 2], of=4), copy="mlp", seed=7)
+        other = inherit(reference, named_layers([1, 2], of=4), copy="mlp", seed=8)
         assert torch.equal(heir.get_parameter(drawn), again.get_parameter(drawn))
         assert not torch.equal(heir.get_parameter(drawn), other.get_parameter(drawn))
         assert not torch.equal(heir.get_parameter(drawn), fresh.get_parameter(drawn))
@@ -414,12 +414,12 @@ def test_parts_of_blocks(copy: str, inherited: set[str]) -> None:
 
 def test_growing_keeps_what_was_trained() -> None:
     reference = tiny_decoder(route='resformer(mode="learnable")')
-    layers = chosen([0, 2], of=4)
+    layers = named_layers([0, 2], of=4)
     student = inherit(reference, layers)
     with torch.no_grad():
         for parameter in student.parameters():
             parameter.add_(1.0)
-    grown = grow(student, layers, reference, chosen([0, 1, 2], of=4))
+    grown = grow(student, layers, reference, named_layers([0, 1, 2], of=4))
     for name, tensor in grown.named_parameters():
         if name.startswith("blocks.1."):
             donor = reference.get_parameter(name)
@@ -434,16 +434,16 @@ def test_growing_keeps_what_was_trained() -> None:
     assert torch.equal(rows[0], reference.route.get_parameter("weights")[0])
     assert torch.equal(rows[1], student.route.get_parameter("weights")[0])
     with pytest.raises(WakefulError, match="cannot grow"):
-        grow(student, layers, reference, chosen([0, 1, 3], of=4))
+        grow(student, layers, reference, named_layers([0, 1, 3], of=4))
     with pytest.raises(WakefulError, match="wants layer 4"):
         grow(student, layers, reference, LayerMap((0, 2, 4), "named"))
 
 
 def test_growing_by_parts_keeps_the_students_blocks_whole() -> None:
-    reference, layers = tiny_decoder(), chosen([0, 2], of=4)
+    reference, layers = tiny_decoder(), named_layers([0, 2], of=4)
     student = inherit(reference, layers, copy="blocks", seed=3)
     for copy in ("mlp", "blocks"):
-        grown = grow(student, layers, reference, chosen([0, 1, 2], of=4), copy=copy)
+        grown = grow(student, layers, reference, named_layers([0, 1, 2], of=4), copy=copy)
         for name, tensor in student.named_parameters():
             place = name.replace("blocks.1.", "blocks.2.")
             assert torch.equal(grown.get_parameter(place), tensor), name
@@ -453,9 +453,9 @@ def test_growing_by_parts_keeps_the_students_blocks_whole() -> None:
 
 def test_growing_compensates_moved_blocks() -> None:
     reference = tiny_decoder(scale_logits_by_layer=True)
-    layers = chosen([0, 2], of=4)
-    grown = grow(inherit(reference, layers), layers, reference, chosen([0, 1, 2], of=4))
-    direct = inherit(reference, chosen([0, 1, 2], of=4))
+    layers = named_layers([0, 2], of=4)
+    grown = grow(inherit(reference, layers), layers, reference, named_layers([0, 1, 2], of=4))
+    direct = inherit(reference, named_layers([0, 1, 2], of=4))
     torch.testing.assert_close(grown(TOKENS), direct(TOKENS), rtol=1e-12, atol=1e-12)
 
 

@@ -7,10 +7,10 @@ from wakeful.heirs.layers import (
     RANGES,
     LayerMap,
     alternate,
-    chosen,
     first,
     last,
     middle,
+    named_layers,
     numbered,
     stacked,
     written,
@@ -55,7 +55,7 @@ def test_what_is_refused() -> None:
         with pytest.raises(WakefulError, match="at least 1"):
             make(0, of=30)
     with pytest.raises(WakefulError, match="wants layer 30, and the reference has the layers 0 to"):
-        chosen([0, 30], of=30)
+        named_layers([0, 30], of=30)
     with pytest.raises(WakefulError, match="counted from 0"):
         LayerMap((-1,), "named")
     with pytest.raises(WakefulError, match="at least 1 layer"):

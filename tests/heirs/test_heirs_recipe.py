@@ -43,14 +43,14 @@ from wakeful.heirs.outcome import (
     arms,
     compared,
     curve,
-    measure,
+    footprints,
     outlook,
     over_seeds,
 )
-from wakeful.heirs.plan import Cost, doubts, make_recipe, measure_costs, steps_within
+from wakeful.heirs.plan import ArmCost, doubts, make_recipe, measure_costs, steps_within
 from wakeful.heirs.recipe import Recipe
 from wakeful.heirs.rounds import carry_out
-from wakeful.heirs.stages import Finished, Outcome, check_stages, half_way
+from wakeful.heirs.stages import FinishedStage, FinishedStages, check_stages, half_way
 from wakeful.loading.load import read_decoder
 from wakeful.loading.model import Model
 from wakeful.runs import checkpoint
@@ -94,14 +94,14 @@ def weights(run: Run) -> dict[str, torch.Tensor]:
     return load_file(checkpoint.newest(run.checkpoints) / "model.safetensors")
 
 
-def everything(outcome: Outcome) -> dict[str, dict[str, torch.Tensor]]:
+def everything(outcome: FinishedStages) -> dict[str, dict[str, torch.Tensor]]:
     return {
         finished.stage.name: weights(finished.run)
         for finished in (*outcome.rounds, *outcome.baselines)
     }
 
 
-def same(one: Outcome, other: Outcome) -> None:
+def same(one: FinishedStages, other: FinishedStages) -> None:
     ours, theirs = everything(one), everything(other)
     assert ours.keys() == theirs.keys()
     for name, tensors in ours.items():
@@ -231,7 +231,7 @@ class Killed(BaseException):
 @pytest.fixture(scope="module")
 def uncut(
     trained: tuple[Path, Run], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Recipe, Outcome]:
+) -> tuple[Recipe, FinishedStages]:
     """Give 12 steps, two rounds of a growing student and, after 8, stacking in halves."""
     text, reference = trained
     with pytest.MonkeyPatch.context() as patch:
@@ -245,7 +245,7 @@ def uncut(
 
 @pytest.mark.parametrize("stop", [2, 5, 7, 9, 11])
 def test_an_interrupted_recipe_ends_as_if_it_had_not_been(
-    uncut: tuple[Recipe, Outcome], known: Model, tmp_path: Path, stop: int,
+    uncut: tuple[Recipe, FinishedStages], known: Model, tmp_path: Path, stop: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     recipe, whole = uncut
@@ -319,7 +319,7 @@ def test_half_way_falls_on_an_evaluation(reference: Run, text: Path) -> None:
 
 
 def test_steps_are_what_fits_into_the_time() -> None:
-    costs = [Cost("heir", 2.0, 5.0, 1.0), Cost("random", 3.0, 5.0, 1.0)]
+    costs = [ArmCost("heir", 2.0, 5.0, 1.0), ArmCost("random", 3.0, 5.0, 1.0)]
     steps = steps_within(costs, 600.0)
     assert steps * 5.0 + 6 * 10.0 <= 600.0 * 0.94 < (steps + 1) * 5.0 + 6 * 10.0
     with pytest.raises(WakefulError, match="minutes are enough for 0 steps"):
@@ -329,7 +329,7 @@ def test_steps_are_what_fits_into_the_time() -> None:
 @pytest.mark.parametrize("parts", [1, 2, 3, 5, 7])
 @pytest.mark.parametrize("every", [0, 3])
 def test_every_part_is_evaluated_at_its_start_and_its_end(parts: int, every: int) -> None:
-    costs = [Cost("heir", 2.0, 5.0, 1.0, parts)]
+    costs = [ArmCost("heir", 2.0, 5.0, 1.0, parts)]
     steps = steps_within(costs, 2000.0, every=every)
     between = every or steps // 5
     ends = [round(part * steps / parts) for part in range(parts + 1)]
@@ -350,7 +350,7 @@ def test_a_budget_that_cannot_tell_heirs_from_noise_is_named(
     data, asked = PreparedData.open(recipe.data.source), DataConfig(source=str(text))
 
     def said(
-        of: Recipe, frame: pl.DataFrame, *costs: Cost, text: DataConfig = asked,
+        of: Recipe, frame: pl.DataFrame, *costs: ArmCost, text: DataConfig = asked,
         data: PreparedData = data,
     ) -> list[str]:  # fmt: skip
         return doubts(of, frame, costs, text, data)
@@ -383,7 +383,7 @@ def test_a_budget_that_cannot_tell_heirs_from_noise_is_named(
     (found,) = said(steps(20), unsure, text=folder, data=own)
     assert "(wakeful data prepare again, with a longer --validation_source)" in found
     # Steps are those of each drop, and minutes those of every seed.
-    cost = Cost("heir", 12.0, 1.0, 1.0)
+    cost = ArmCost("heir", 12.0, 1.0, 1.0)
     (found,) = said(steps(4), sure, cost)
     assert "after 4 steps a model" in found
     assert "20, some 5 minutes here, are the fewest" in found
@@ -423,7 +423,7 @@ def test_costs_are_measured_for_every_arm(reference: Run, text: Path, known: Mod
 
 def test_savings_are_counted_on_live_tensors(known: Model, reference: Run) -> None:
     again = read_decoder(reference.path).decoder()
-    sizes = measure(
+    sizes = footprints(
         {"reference": known.decoder(), "again": again}, [1, 2, 3],
         num_tokens=4, context=8,
     )  # fmt: skip
@@ -504,7 +504,7 @@ def test_layers_are_dropped_in_parts_with_healing_between(
     ]  # fmt: skip
 
 
-def bridges_of(outcome: Outcome) -> list[list[tuple[int, int, int]]]:
+def bridges_of(outcome: FinishedStages) -> list[list[tuple[int, int, int]]]:
     return [[(b.after, b.first, b.last) for b in each.bridges] for each in outcome.rounds]
 
 
@@ -643,15 +643,15 @@ def test_drops_that_cannot_be_made_are_refused(
         recipe_for(reference, text, **over).check(4)
 
 
-def _ended(arm: str, depth: int, loss: float) -> Finished:
+def _ended(arm: str, depth: int, loss: float) -> FinishedStage:
     run = Mock(spec=Run, config=Mock(model=Mock(num_layers=depth)))
-    return Mock(spec=Finished, stage=Mock(arm=arm, offset=0, steps=9), run=run, loss=loss)
+    return Mock(spec=FinishedStage, stage=Mock(arm=arm, offset=0, steps=9), run=run, loss=loss)
 
 
 def test_seeds_that_end_at_different_depths_share_no_baseline() -> None:
     """The second seed grew once more, and its baseline is as deep as its own last heir."""
-    first = Outcome((_ended("heir-4", 4, 3.0),), (_ended("random", 4, 3.2),))
-    second = Outcome(
+    first = FinishedStages((_ended("heir-4", 4, 3.0),), (_ended("random", 4, 3.2),))
+    second = FinishedStages(
         (_ended("heir-4", 4, 3.1), _ended("heir-6", 6, 2.8)), (_ended("random", 6, 2.9),)
     )
     (heir,) = over_seeds([first, second], 2.9)

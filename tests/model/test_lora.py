@@ -7,7 +7,7 @@ from torch import nn
 
 from helpers import some_tokens, tiny_decoder
 from wakeful.errors import WakefulError
-from wakeful.model.lora import LowRank, adapt, merged
+from wakeful.model.lora import LowRank, adapt, merged_weight
 from wakeful.roles import role_of
 
 
@@ -27,7 +27,7 @@ def test_one_layer_is_pefts() -> None:
         ours.lora_b.copy_(theirs.lora_B.default.weight)
     x = torch.randn(2, 5, 7)
     torch.testing.assert_close(ours(x), theirs(x))
-    found = merged(ours.weight, ours.lora_a, ours.lora_b, ours.lora_scale)
+    found = merged_weight(ours.weight, ours.lora_a, ours.lora_b, ours.lora_scale)
     theirs.merge()
     torch.testing.assert_close(found, theirs.base_layer.weight)
     # Drawn as widely as peft draws.

@@ -15,8 +15,8 @@ from wakeful.errors import WakefulError
 from wakeful.model.block import make_mlp
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import initialize, seed_of
-from wakeful.model.positions import Rotary, rotate
-from wakeful.norms import Norm, Place
+from wakeful.model.positions import Rotary, turn_pairs
+from wakeful.norms import Norm, NormPlace
 from wakeful.variants import build, variants
 
 
@@ -33,7 +33,7 @@ def randomized(module: torch.nn.Module) -> torch.nn.Module:
 
 def make_norm(name: str, width: int, *, eps: float, bias: bool) -> Norm:
     norm = build("norms", name)
-    place = Place(part="mlp", layer=1, num_layers=3, width=width, eps=eps, bias=bias)
+    place = NormPlace(part="mlp", layer=1, num_layers=3, width=width, eps=eps, bias=bias)
     norm.attach(place)
     return norm
 
@@ -96,12 +96,12 @@ def test_rotary_is_llama_s_in_transformers():
             ):
                 # Theirs multiplies position and frequency in float32: an error of 64 · 6e-8 in the
                 # angle; ours is rounded once.
-                torch.testing.assert_close(rotate(heads, rotation), want, rtol=0, atol=2e-5)
+                torch.testing.assert_close(turn_pairs(heads, rotation), want, rtol=0, atol=2e-5)
 
 
 def test_rotary_turns_pairs_by_hand():
     heads = torch.randn(1, 3, 1, 4, dtype=torch.float64)
-    turned = rotate(heads, Rotary(4, 8, theta=100.0)(slice(2, 5)))
+    turned = turn_pairs(heads, Rotary(4, 8, theta=100.0)(slice(2, 5)))
     for row, place in enumerate((2, 3, 4)):
         for i, rate in enumerate((1.0, 100.0**-0.5)):
             c, s = math.cos(place * rate), math.sin(place * rate)
@@ -146,13 +146,15 @@ def test_scalings_by_hand():
 def test_channels_past_the_rotary_width_stay():
     heads = torch.randn(1, 3, 2, 10, dtype=torch.float64, requires_grad=True)
     rotation = Rotary(6, 8, theta=100.0)(slice(2, 5))
-    turned = rotate(heads, rotation)
+    turned = turn_pairs(heads, rotation)
     assert torch.equal(turned[..., 6:], heads[..., 6:])
-    assert torch.equal(turned[..., :6], rotate(heads[..., :6], rotation))
+    assert torch.equal(turned[..., :6], turn_pairs(heads[..., :6], rotation))
     upstream = torch.randn_like(heads)
     (grad,) = torch.autograd.grad(turned, heads, upstream)
     assert torch.equal(grad[..., 6:], upstream[..., 6:])
-    assert torch.autograd.gradcheck(lambda x: rotate(x, tuple(r.double() for r in rotation)), heads)
+    assert torch.autograd.gradcheck(
+        lambda x: turn_pairs(x, tuple(r.double() for r in rotation)), heads
+    )
 
 
 @pytest.mark.usefixtures("as_users_run_it")

@@ -120,7 +120,7 @@ def test_a_checkpoint_goes_on_to_the_bit(name: str, tmp_path: Path) -> None:
 
     model, optimizer = begun()
     step(model, optimizer, 5)
-    saved = checkpoint.save(tmp_path, model, optimizer, checkpoint.Progress(step=5), keep=1)
+    saved = checkpoint.save(tmp_path, model, optimizer, checkpoint.RunProgress(step=5), keep=1)
     again, other = begun()
     checkpoint.load_model(saved, again)
     assert checkpoint.load_optimizer(saved, other).step == 5
@@ -137,7 +137,7 @@ def test_a_checkpoint_in_another_order_is_refused(name: str, tmp_path: Path) -> 
     optimizer, turned = (
         build_optimizer(name, [(each, twins[each]) for each in order]) for order in ("ab", "ba")
     )
-    saved = checkpoint.save(tmp_path, twins, optimizer, checkpoint.Progress(step=1), keep=1)
+    saved = checkpoint.save(tmp_path, twins, optimizer, checkpoint.RunProgress(step=1), keep=1)
     with pytest.raises(WakefulError, match=r"whose param_names is \['a', 'b'\]"):
         checkpoint.load_optimizer(saved, turned)
 

@@ -16,8 +16,8 @@ from wakeful.evaluation.diagnosis import Diagnosis
 from wakeful.heirs.outcome import (
     Arm,
     Behind,
-    Choice,
     Footprint,
+    LayerChoice,
     Outlook,
     OverSeeds,
     Point,
@@ -35,10 +35,10 @@ from wakeful.reports.html import write
 from wakeful.runs.run import Run, environment
 from wakeful_papers.exhibits.derived import Results
 from wakeful_papers.exhibits.exhibit import exhibit
-from wakeful_papers.exhibits.figures import Seen
+from wakeful_papers.exhibits.figures import SeenRow
 from wakeful_papers.exhibits.judge import verdicts
 from wakeful_papers.exhibits.plan import plan_of
-from wakeful_papers.reports.reproduction import Facts, reproduction_report
+from wakeful_papers.reports.reproduction import RunFacts, reproduction_report
 
 TOKENS = 24
 """Tokens whose attention is kept head by head."""
@@ -189,7 +189,7 @@ def inheritance(folder: Path) -> Path:
             arm("random", 3.1, minus_heir=-0.1, minus_heir_error=0.013, behind=Behind(2, 1)),
         ),
         outlook=Outlook(0.2),
-        choice=Choice(rule="first", layers=(0, 1), figures={"rank": (1.0, 2.0, 3.0, 4.0)}),
+        choice=LayerChoice(rule="first", layers=(0, 1), figures={"rank": (1.0, 2.0, 3.0, 4.0)}),
         recipe=Recipe(reference="big", rule="first", layers=(0, 1), seeds=(0, 1)),
         planned_by_time=False,
         sizes=Sizes(reference=sizes, heir=replace(sizes, parameters=1000)),
@@ -216,7 +216,7 @@ def reproduction(
         (job.group, job.row, seed): random.uniform(3, 4) for job in plan.jobs for seed in (0, 1)
     }
     seen = {
-        key: Seen(
+        key: SeenRow(
             {"loss": loss, "seconds": 1.0} | {figure: random.uniform(2, 4) for figure in figures},
             {"train_loss": (steps, loss / steps)},
         )
@@ -224,6 +224,6 @@ def reproduction(
     }
     places = {key: group.at for key, group in plan.exhibit.groups.items() if group.at is not None}
     results = Results(plan.exhibit.table.baseline, places, seen)
-    facts = Facts("a text", "9 tokens", "a machine", "float32")
+    facts = RunFacts("a text", "9 tokens", "a machine", "float32")
     judged = verdicts(plan.exhibit, results, plan.scale, plan.tasks)
     return write(reproduction_report(plan, results, judged, facts), path)

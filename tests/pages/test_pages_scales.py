@@ -17,7 +17,7 @@ from wakeful.reports.html import write
 from wakeful.reports.inheritance import inheritance_report
 from wakeful_papers.exhibits.derived import Results
 from wakeful_papers.exhibits.exhibit import exhibit
-from wakeful_papers.exhibits.figures import Seen
+from wakeful_papers.exhibits.figures import SeenRow
 from wakeful_papers.reports.charts import Names, over_layers
 
 
@@ -38,7 +38,7 @@ def test_ranks_over_layers_have_a_logarithmic_axis(metric: str, scale: str | Non
     layers, found = np.arange(1.0, 4.0), exhibit("lazy/fig1-medium")
     curves = {0: np.array([1.0, 7.0, 30.0]), 1: np.array([1.2, 9.0, 40.0])}
     seen = {
-        ("", "reference", seed): Seen({}, {f"{metric}/paper/all": (layers, values)})
+        ("", "reference", seed): SeenRow({}, {f"{metric}/paper/all": (layers, values)})
         for seed, values in curves.items()
     }
     names = Names(found, Results("reference", {}, seen))

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from pages.test_report import make_comparison
 from wakeful.comparison.figures import figure
-from wakeful.comparison.paper_table import Cell, PaperTable, paper_tables
+from wakeful.comparison.paper_table import PaperCell, PaperTable, paper_tables
 from wakeful.comparison.published import Column, PublishedTable, published
 from wakeful.comparison.published import layouts as known_layouts
 from wakeful.comparison.reading import TrainedRun, read_comparison, read_run
@@ -51,7 +51,7 @@ def changed(folder: Path, **fields: Any) -> TrainedRun:
         (run / "summary.json").write_text(before)
 
 
-def cell_of(table: PaperTable, variant: str, name: str) -> Cell:
+def cell_of(table: PaperTable, variant: str, name: str) -> PaperCell:
     row = next(row for row in table.rows if row.variant == variant)
     return row.cells[[column.figure for column in table.published.columns].index(name)]
 
@@ -110,7 +110,7 @@ def test_every_direction_is_judged_by_its_interval_over_seeds(tmp_path: Path) ->
 
 
 def test_the_same_is_reversed_only_wholly_outside_its_share(tmp_path: Path) -> None:
-    def cell(shift: float, spread: float) -> Cell:
+    def cell(shift: float, spread: float) -> PaperCell:
         diagnosis: Figures = {
             (variant, seed): {"kurtosis_rest": 100 + (shift + spread * (seed - 1)) * moved}
             for variant, moved in (("vanilla", 0), ("softmax1", 1))

@@ -10,7 +10,7 @@ from pages.synthetic import reproduction
 from wakeful.reports.charts import Drawing, fixed
 from wakeful_papers.exhibits.derived import Results
 from wakeful_papers.exhibits.exhibit import exhibit, exhibit_names
-from wakeful_papers.exhibits.figures import Seen
+from wakeful_papers.exhibits.figures import SeenRow
 from wakeful_papers.reports.charts import Names, bars, over_groups
 
 PLACED = [name for name in exhibit_names() if "over_groups(" in str(exhibit(name).draw)]
@@ -21,7 +21,7 @@ def names(name: str, figure: str) -> Names:
     found = exhibit(name)
     places = {key: group.at for key, group in found.groups.items() if group.at is not None}
     seen = {
-        (group, row, seed): Seen({figure: 1.0 + n + seed}, {})
+        (group, row, seed): SeenRow({figure: 1.0 + n + seed}, {})
         for group in found.groups or ("",)
         for n, row in enumerate(found.table.labels)
         for seed in (0, 1)

@@ -19,7 +19,7 @@ from wakeful.errors import WakefulError
 from wakeful.heirs.baselines import Setting, baseline_of
 from wakeful.heirs.layers import first, last
 from wakeful.model.decoder import Decoder
-from wakeful.training.size import operations_of, parameters_of, size_of
+from wakeful.training.size import operations_of, parameters_of, run_size
 from wakeful.training.watching import FIGURES
 from wakeful.variants import build_call
 from wakeful.verbs.presets import TWO_CORES
@@ -186,7 +186,7 @@ def test_the_paper_scale_is_the_papers() -> None:
     assert plan.jobs[-1].config.train.length == 64_000
     sizes = plan_of(exhibit("value-residual/table5"), "paper")
     millions = {
-        job.group: round(size_of(job.config).parameters / 1e6)
+        job.group: round(run_size(job.config).parameters / 1e6)
         for job in sizes.jobs
         if job.row == "vanilla"
     }
@@ -285,7 +285,7 @@ def test_a_token_costs_what_multiplies_and_attention() -> None:
     assert operations_of(near, 40) == pytest.approx(naive, abs=within)
     # At 64,000 tokens attention is most of it.
     lengths = plan_of(exhibit("value-residual/fig5-lengths"), "paper").jobs
-    costs = {job.group: size_of(job.config).operations for job in lengths}
+    costs = {job.group: run_size(job.config).operations for job in lengths}
     assert costs["l64000"] > 4 * costs["l512"]
 
 
@@ -546,7 +546,7 @@ def test_what_exhibits_share_is_counted_once() -> None:
     other = plan_of(exhibit("value-residual/fig20"), "tiny")  # of the same runs and no others
     one, both = total_of([alone]), total_of([alone, other])
     assert (one.runs, one.tokens) == (6, 6 * 120 * 32 * 64)
-    one_token = [size_of(job.config).operations for job in alone.jobs]
+    one_token = [run_size(job.config).operations for job in alone.jobs]
     assert one.operations == pytest.approx(one.tokens * sum(one_token) / len(one_token))
     assert both == one
     first = f"{alone.jobs[0].folder}/seed-0"
@@ -572,7 +572,7 @@ def test_a_model_of_a_task_has_the_tasks_vocabulary() -> None:
     job = plan_of(exhibit("active-dormant/backcopy"), "small").jobs[0]
     data = load_data(job.config.data)
     model = dataclasses.replace(job.config.model, vocab_size=data.vocab_size)
-    assert size_of(job.config).parameters == parameters_of(model)
+    assert run_size(job.config).parameters == parameters_of(model)
 
 
 def test_an_exhibit_that_does_not_exist_or_waits_is_refused() -> None:

@@ -15,7 +15,7 @@ from wakeful.training import watching
 from wakeful.training.watching import observed
 from wakeful_papers.exhibits.derived import Results, figure_of
 from wakeful_papers.exhibits.exhibit import exhibit, exhibit_names
-from wakeful_papers.exhibits.figures import PICTURES, Seen, of_layers
+from wakeful_papers.exhibits.figures import PICTURES, SeenRow, of_layers
 from wakeful_papers.reports.charts import drawings
 from wakeful_papers.verbs.runs import GRADIENTS, OF_DECODER, PROBES
 
@@ -73,7 +73,7 @@ def test_every_curve_that_an_exhibit_names_is_measured(
     shown, asked = exhibit(name), Asked()
     rows = {claim.row for claim in shown.claims} | {shown.table.baseline}
     results = Results(
-        shown.table.baseline, {}, {("", row, 0): Seen({}, asked) for row in sorted(rows)}
+        shown.table.baseline, {}, {("", row, 0): SeenRow({}, asked) for row in sorted(rows)}
     )
     for figure in {column.figure for column in shown.table.columns} | {
         claim.figure for claim in shown.claims
@@ -125,7 +125,7 @@ def test_the_lines_that_parameters_are_saved_by_are_drawn() -> None:
     steps, falling = np.arange(1.0, 61.0), np.linspace(3.0, 2.0, 60)
     places = {name: float(group.at or 0) for name, group in shown.groups.items()}
     curves = {"train_loss": (steps, falling)}
-    seen = {(group, row, 0): Seen({"loss": 2.0, "parameters": place}, curves)
+    seen = {(group, row, 0): SeenRow({"loss": 2.0, "parameters": place}, curves)
             for group, place in places.items() for row in ("vanilla", "resformer")}  # fmt: skip
     title, chart = drawings(shown, Results("vanilla", places, seen))[0]
     assert title == "training loss of the last steps"

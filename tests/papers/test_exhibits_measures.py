@@ -12,18 +12,18 @@ from wakeful.errors import WakefulError
 from wakeful.probes.base import SCHEMA
 from wakeful_papers.exhibits.derived import Results, figure_of, smoothed, tidy
 from wakeful_papers.exhibits.exhibit import Claim, exhibit
-from wakeful_papers.exhibits.figures import Seen, of_layers
+from wakeful_papers.exhibits.figures import SeenRow, of_layers
 from wakeful_papers.exhibits.judge import verdicts
 
 STEPS = np.arange(1.0, 101.0)
 
 
-def results(rows: dict[tuple[str, str, int], Seen], baseline: str = "vanilla") -> Results:
+def results(rows: dict[tuple[str, str, int], SeenRow], baseline: str = "vanilla") -> Results:
     return Results(baseline, {}, rows)
 
 
-def trained(loss: np.ndarray, **figures: float) -> Seen:
-    return Seen({"loss": float(loss[-1]), **figures}, {"train_loss": (STEPS, loss)})
+def trained(loss: np.ndarray, **figures: float) -> SeenRow:
+    return SeenRow({"loss": float(loss[-1]), **figures}, {"train_loss": (STEPS, loss)})
 
 
 def test_the_crossing_is_the_last_time_that_a_row_falls_behind() -> None:
@@ -77,7 +77,7 @@ def test_a_crossing_that_is_not_reached_is_predicted_from_the_last_tenth() -> No
 
 def test_figures_of_a_row_beside_the_baseline_and_over_groups() -> None:
     rows = {
-        (str(place), row, 0): Seen({"loss": loss, "n": 3.0 * place**0.5})
+        (str(place), row, 0): SeenRow({"loss": loss, "n": 3.0 * place**0.5})
         for place in (4, 16, 64)
         for row, loss in (("vanilla", 2.0), ("r", 2.5))
     }
@@ -92,8 +92,8 @@ def test_figures_of_a_row_beside_the_baseline_and_over_groups() -> None:
 
 def test_domains_count_alike_and_a_text_without_any_is_one() -> None:
     found = results({
-        ("", "a", 0): Seen({"loss": 3.9, "loss_code": 1.0, "loss_books": 4.0}),
-        ("", "b", 0): Seen({"loss": 3.9}),
+        ("", "a", 0): SeenRow({"loss": 3.9, "loss_code": 1.0, "loss_books": 4.0}),
+        ("", "b", 0): SeenRow({"loss": 3.9}),
     })  # fmt: skip
     assert figure_of(found, "", "a", 0, "mean_domain_loss") == 2.5
     assert figure_of(found, "", "b", 0, "mean_domain_loss") == 3.9
@@ -103,7 +103,7 @@ def test_the_papers_saving_of_parameters_follows_from_the_losses_it_prints() -> 
     """Table 5 of Value Residual Learning gives the 10.4% of its abstract."""
     cells = exhibit("value-residual/table5").table.cells
     found = results({
-        (group, row, 0): Seen({
+        (group, row, 0): SeenRow({
             "loss": float(cells[f"{group}.{row}", "mean_domain_loss"]), "parameters": parameters,
         })
         for group, parameters in (("m82", 82e6), ("m180", 180e6), ("m468", 468e6))
@@ -125,8 +125,8 @@ def test_savings_of_data_and_parameters() -> None:
     assert figure_of(found, "", "slow", 0, "data_saving") == 0.0
     assert figure_of(found, "", "vanilla", 0, "data_saving") == pytest.approx(0.0, abs=0.01)
 
-    def size(loss: float, parameters: float) -> Seen:
-        return Seen({"loss": loss, "parameters": parameters})
+    def size(loss: float, parameters: float) -> SeenRow:
+        return SeenRow({"loss": loss, "parameters": parameters})
 
     sizes = {("a", "vanilla", 0): size(4.0, 1e6), ("b", "vanilla", 0): size(3.0, 1e7),
              ("a", "res", 0): size(4.0 - math.log10(1.25), 1e6),
@@ -160,7 +160,7 @@ def test_savings_of_data_and_parameters() -> None:
 
 def test_figures_of_layers() -> None:
     ranks = (np.arange(1, 5), np.array([40.0, 20.0, 2.0, 1.0]))
-    found = results({("", "r", 0): Seen({}, {"rank/paper/all": ranks})}, "r")
+    found = results({("", "r", 0): SeenRow({}, {"rank/paper/all": ranks})}, "r")
     expected = {"layers(metric='rank')": 15.75, "layers(metric='rank', part='late')": 1.5,
                 "deepening(metric='rank')": -28.5, "lazy_layers": 0.5,
                 "extreme(metric='rank', position='all')": 40.0,
@@ -182,7 +182,7 @@ def test_figures_of_layers() -> None:
 def test_the_mean_rank_of_a_run_of_layers_is_avg_rank() -> None:
     """Table 4 of When Attention Collapses: layers 1–4, 5–8 and 9–12."""
     ranks = (np.arange(1, 13), np.array([8.4] * 4 + [9.48] * 4 + [1.22] * 4))
-    found = results({("", "reference", 0): Seen({}, {"rank/paper/all": ranks})})
+    found = results({("", "reference", 0): SeenRow({}, {"rank/paper/all": ranks})})
     columns = [each.figure for each in exhibit("lazy/table4").table.columns[1:]]
     thirds = [figure_of(found, "", "reference", 0, each) for each in columns]
     assert thirds == pytest.approx([8.4, 9.48, 1.22])
@@ -190,14 +190,14 @@ def test_the_mean_rank_of_a_run_of_layers_is_avg_rank() -> None:
 
 def test_figures_that_compare_metrics_and_positions() -> None:
     places = np.arange(1, 3)
-    seen = Seen({}, {
+    seen = SeenRow({}, {
         "c/eq3/all": (places, np.array([0.9, 0.7])), "c/eq6/all": (places, np.array([0.5, 0.1])),
         "e/code/all": (places, np.array([2.0, 4.0])),
         "e@0.5/code/all": (places, np.array([1.0, 1.0])),
         "i/code/first": (places, np.array([8.0, 6.0])),
         "i/code/rest": (places, np.array([2.0, 1.0])),
     })  # fmt: skip
-    base = Seen({}, {"c/eq3/all": (places, np.array([0.8, 0.8]))})
+    base = SeenRow({}, {"c/eq3/all": (places, np.array([0.8, 0.8]))})
     found = results({("", "r", 0): seen, ("", "base", 0): base}, "base")
     expected = {
         "between(metric='c', variant='eq3', than_variant='eq6')": 0.5,
@@ -235,8 +235,8 @@ def test_claims_are_paired_over_seeds_and_say_whether_the_size_fits() -> None:
     fig6 = exhibit("value-residual/fig6")
     rows = {}
     for seed, level in enumerate((3.0, 5.0, 4.0)):
-        rows["", "vanilla", seed] = Seen({"loss": level})
-        rows["", "two", seed] = Seen({"loss": level - 0.04 - 0.001 * seed})
+        rows["", "vanilla", seed] = SeenRow({"loss": level})
+        rows["", "two", seed] = SeenRow({"loss": level - 0.04 - 0.001 * seed})
     found = {each.says: each for each in verdicts(fig6, results(rows), "tiny", ())}
     two = found["λ = 2 is below vanilla"]
     assert (two.outcome, two.seeds, two.published) == ("confirmed", 3, -0.039)
@@ -261,8 +261,8 @@ def test_the_margin_is_a_share_of_the_other_rows_mean(direction, apart, expected
     found = dataclasses.replace(exhibit("value-residual/fig6"), claims=(claim,))
     rows = {}
     for seed, level in enumerate((4.0, 7.0, 4.0)):  # a tenth of the mean is 0.5
-        rows["", "vanilla", seed] = Seen({"n": sign * level})
-        rows["", "ours", seed] = Seen({"n": sign * level + apart + 0.001 * (seed - 1)})
+        rows["", "vanilla", seed] = SeenRow({"n": sign * level})
+        rows["", "ours", seed] = SeenRow({"n": sign * level + apart + 0.001 * (seed - 1)})
     (told,) = verdicts(found, results(rows), "tiny", ())
     assert told.difference == pytest.approx(apart)
     assert told.outcome == expected
@@ -276,7 +276,7 @@ def test_a_claim_without_a_group_is_judged_in_each_and_groups_can_be_compared() 
     number = Claim(says="a number", row="s", figure="n", direction="lower", than_value=7.0)
     found = dataclasses.replace(fig14, claims=(later, each, number))
     rows = {
-        (group, row, seed): Seen({"n": value + 0.1 * seed})
+        (group, row, seed): SeenRow({"n": value + 0.1 * seed})
         for group, row, value in (("l512", "s", 5.0), ("l512", "vanilla", 1.0), ("l8192", "s", 9.0),
                                   ("l8192", "vanilla", 1.0))
         for seed in (0, 1)
@@ -297,7 +297,7 @@ def test_layers_are_compared_with_one_another() -> None:
         "mass_columns/paper/all": (layers, np.array([50.0, 40.0, 7.0, 30.0, 9.0])),
         "entropy/code/all": (layers, -np.array([5.0, 4.0, 1.0, 3.0, 1.0])),
     }
-    found = results({("", "vanilla", 0): Seen({}, curves)})
+    found = results({("", "vanilla", 0): SeenRow({}, curves)})
 
     def of(expression: str) -> float | None:
         return figure_of(found, "", "vanilla", 0, expression)
@@ -312,8 +312,8 @@ def test_layers_are_compared_with_one_another() -> None:
 def test_tasks_are_counted_that_keep_the_baselines_accuracy() -> None:
     found = results(
         {
-            ("", "vanilla", 0): Seen({"acc_a": 0.5, "acc_b": 0.8, "acc_c": 0.4}),
-            ("", "small", 0): Seen({"acc_a": 0.45, "acc_b": 0.7, "acc_c": 0.6}),
+            ("", "vanilla", 0): SeenRow({"acc_a": 0.5, "acc_b": 0.8, "acc_c": 0.4}),
+            ("", "small", 0): SeenRow({"acc_a": 0.45, "acc_b": 0.7, "acc_c": 0.6}),
         }
     )
     told = "tasks_kept(figures=['acc_a', 'acc_b', 'acc_c'])"
@@ -336,7 +336,9 @@ def test_the_papers_own_figures_come_to_what_it_counts(
 ) -> None:
     table = exhibit(f"lazy/{name}").table
     seen = {
-        ("", row, 0): Seen({key: value for (own, key), value in table.cells.items() if own == row})
+        ("", row, 0): SeenRow(
+            {key: value for (own, key), value in table.cells.items() if own == row}
+        )
         for row in ("reference", "heir")
     }
     (told,) = (each.figure for each in table.columns if each.figure.startswith(derived))
@@ -346,9 +348,9 @@ def test_the_papers_own_figures_come_to_what_it_counts(
 
 
 def test_convergence_is_judged_where_all_rows_were_evaluated() -> None:
-    def evaluated(*points: tuple[float, float]) -> Seen:
+    def evaluated(*points: tuple[float, float]) -> SeenRow:
         steps, losses = zip(*points, strict=True)
-        return Seen({}, {"validation_loss": (np.array(steps), np.array(losses))})
+        return SeenRow({}, {"validation_loss": (np.array(steps), np.array(losses))})
 
     found = results({
         ("", "reference", 0): evaluated((20, 5.0), (40, 4.0)),
@@ -359,7 +361,7 @@ def test_convergence_is_judged_where_all_rows_were_evaluated() -> None:
     assert figure_of(found, "", "reference", 0, "loss_over_training") == 4.5
     assert figure_of(found, "", "twice", 0, "loss_over_training") == 3.5
     assert figure_of(found, "", "random", 0, "loss_over_training") is None
-    own = Seen({}, {"train_loss": (np.array([1, 2, 3]), np.array([6.0, 5.0, 4.0]))})
+    own = SeenRow({}, {"train_loss": (np.array([1, 2, 3]), np.array([6.0, 5.0, 4.0]))})
     batches = results({("", "vanilla", 0): own})
     told = "loss_over_training(curve='train_loss')"
     assert figure_of(batches, "", "vanilla", 0, told) == 5.0
@@ -369,7 +371,7 @@ def test_convergence_is_judged_where_all_rows_were_evaluated() -> None:
 def test_a_loss_after_a_share_of_the_steps_is_of_that_step_alone() -> None:
     steps = np.array([0, 10, 500, 1000])
     curve = {"validation_loss": (steps, np.array([9.0, 5.0, 4.0, 3.0]))}
-    found = results({("", "heir", 0): Seen({}, curve), ("", "none", 0): Seen({})})
+    found = results({("", "heir", 0): SeenRow({}, curve), ("", "none", 0): SeenRow({})})
     assert figure_of(found, "", "heir", 0, "loss_after(share=0.01)") == 5.0
     assert figure_of(found, "", "heir", 0, "loss_after(share=0.5)") == 4.0
     assert figure_of(found, "", "heir", 0, "loss_after(share=0.02)") is None
@@ -378,7 +380,7 @@ def test_a_loss_after_a_share_of_the_steps_is_of_that_step_alone() -> None:
 
 def test_gains_are_compared_between_pairs_of_groups() -> None:
     losses = {"few": 3.0, "many": 2.0, "large-few": 3.5, "large-many": 1.5}
-    found = results({(group, "heir", 0): Seen({"loss": loss}) for group, loss in losses.items()})
+    found = results({(group, "heir", 0): SeenRow({"loss": loss}) for group, loss in losses.items()})
     told = "gains(figure='loss', of=['large-many', 'large-few'], than=['many', '{}'])"
     assert figure_of(found, "large-many", "heir", 0, told.format("few")) == -1.0
     assert figure_of(found, "large-many", "heir", 0, told.format("fewer")) is None
@@ -390,7 +392,7 @@ def test_a_claim_is_judged_at_its_own_scales_alone() -> None:
         for name, scales in (("anywhere", ()), ("there", ("paper",)))
     )
     found = dataclasses.replace(exhibit("value-residual/fig6"), claims=claims)
-    rows = results({("", row, 0): Seen({"loss": 1.0}) for row in ("vanilla", "small")})
+    rows = results({("", row, 0): SeenRow({"loss": 1.0}) for row in ("vanilla", "small")})
     assert [each.says for each in verdicts(found, rows, "tiny", ())] == ["anywhere"]
     assert [each.says for each in verdicts(found, rows, "paper", ())] == ["anywhere", "there"]
 
@@ -409,7 +411,9 @@ def test_near_rank_1_is_a_share_of_heads() -> None:
 def test_a_w_and_an_m_are_told_by_their_least_swing() -> None:
     def of(values: list[float], shape: str) -> float | None:
         layers = np.arange(1, len(values) + 1)
-        found = results({("", "vanilla", 0): Seen({}, {"n/paper/all": (layers, np.array(values))})})
+        found = results(
+            {("", "vanilla", 0): SeenRow({}, {"n/paper/all": (layers, np.array(values))})}
+        )
         return figure_of(found, "", "vanilla", 0, f"swings(metric='n', shape='{shape}')")
 
     w = [4.0, 0.0, 2.0, 0.0, 4.0]

@@ -15,7 +15,7 @@ from wakeful_papers.exhibits.exhibit import (
     premise_of,
     usual_premises,
 )
-from wakeful_papers.exhibits.figures import Seen
+from wakeful_papers.exhibits.figures import SeenRow
 from wakeful_papers.exhibits.judge import Verdict, verdicts
 from wakeful_papers.exhibits.plan import plan_of
 
@@ -29,7 +29,7 @@ def judged(
 ) -> Verdict:
     """Judge a claim on rows' values, one a seed."""
     rows = {
-        ("", row, seed): Seen({measured: value})
+        ("", row, seed): SeenRow({measured: value})
         for row, of_row in values.items()
         for seed, value in enumerate(of_row)
     }
@@ -117,7 +117,7 @@ def test_measures_beside_the_baseline_and_heirs_are_not_held_to_it() -> None:
         numbers = [claim for claim in found.claims if claim.than_value is not None]
         assert numbers
         rows = {
-            (group, row, seed): Seen({claim.figure: 20.0 for claim in numbers})
+            (group, row, seed): SeenRow({claim.figure: 20.0 for claim in numbers})
             for group in found.groups or {"": None}
             for row in (found.table.baseline, *{claim.row for claim in numbers})
             for seed in range(3)
@@ -164,7 +164,7 @@ def test_what_the_paper_neither_says_nor_measures_so_is_counted_apart() -> None:
     def bases(name: str) -> dict[str, set[str]]:
         found, plan = exhibit(name), plan_of(exhibit(name), "tiny")
         rows = {
-            (group, row, 0): Seen({"loss": 1.0})
+            (group, row, 0): SeenRow({"loss": 1.0})
             for group in found.groups or {"": None}
             for row in (found.table.baseline, *(claim.row for claim in found.claims))
         }

@@ -9,7 +9,7 @@ import pytest
 from wakeful_papers import reproduce
 from wakeful_papers.exhibits.exhibit import exhibit
 from wakeful_papers.exhibits.plan import plan_of
-from wakeful_papers.exhibits.tuning import Tuning, at_rate, chosen
+from wakeful_papers.exhibits.tuning import Tuning, at_rate, best_rate
 from wakeful_papers.verbs import runs as exhibit_runs
 
 RULE = Tuning(multiples=(0.5, 1.0, 2.0), beyond=2)
@@ -25,8 +25,8 @@ def test_the_grid_is_tried_and_goes_on_where_the_best_is_at_its_edge() -> None:
     assert RULE.left(falling | {4.0: 1.5}) == ()
     assert RULE.left(falling | {4.0: 0.9, 8.0: 0.8}) == ()  # twice beyond is enough
     assert RULE.left({0.5: 1.0, 1.0: 2.0, 2.0: math.inf}) == (0.25,)
-    assert chosen(falling | {4.0: 0.9, 8.0: math.inf}) == 4.0
-    assert chosen({0.5: 1.0, 1.0: 1.0}) == 0.5
+    assert best_rate(falling | {4.0: 0.9, 8.0: math.inf}) == 4.0
+    assert best_rate({0.5: 1.0, 1.0: 1.0}) == 0.5
 
 
 def test_a_trial_is_a_share_of_a_row_and_its_schedule_keeps_its_form() -> None:

@@ -23,7 +23,7 @@ from transformers import (
 
 from helpers import some_tokens, tiny_config, tiny_decoder
 from wakeful.errors import WakefulError
-from wakeful.evaluation.perplexity import check_causal as likelihood_check
+from wakeful.evaluation.perplexity import check_likelihoods as likelihood_check
 from wakeful.hf.configuration import WakefulConfig
 from wakeful.hf.modeling import WakefulForCausalLM
 from wakeful.model.lora import adapt

@@ -57,7 +57,7 @@ def advance(model: Tied, optimizer: torch.optim.Optimizer, step: int) -> None:
 
 
 def save(folder: Path, step: int, *, keep: int = 2, name: str = "adamw") -> Path:
-    progress = checkpoint.Progress(step, 10 * step, 0.5)
+    progress = checkpoint.RunProgress(step, 10 * step, 0.5)
     return checkpoint.save(folder, *trained(step, name=name), progress, keep=keep)
 
 
@@ -77,7 +77,7 @@ def test_a_checkpoint_says_how_far_the_run_had_come(tmp_path: Path) -> None:
     found = save(tmp_path, 3)
     state = json.loads((found / "state.json").read_text())
     optimizer = trained(1, seed=1)[1]
-    assert checkpoint.load_optimizer(found, optimizer) == checkpoint.Progress(3, 30, 0.5)
+    assert checkpoint.load_optimizer(found, optimizer) == checkpoint.RunProgress(3, 30, 0.5)
     state["progress"]["tokens"] = -1
     (found / "state.json").write_text(json.dumps(state))
     with pytest.raises(WakefulError, match=r"state\.json: .*how far .*tokens=-1"):
@@ -91,7 +91,7 @@ def test_a_restored_optimizer_goes_on_to_the_bit(tmp_path: Path, name: str) -> N
     found = save(tmp_path, 3, name=name)
     again, other = trained(1, seed=1, name=name)
     checkpoint.load_model(found, again)
-    assert checkpoint.load_optimizer(found, other) == checkpoint.Progress(3, 30, 0.5)
+    assert checkpoint.load_optimizer(found, other) == checkpoint.RunProgress(3, 30, 0.5)
     assert again.head.weight is again.embed.weight
     for step in (3, 4):
         advance(model, optimizer, step)

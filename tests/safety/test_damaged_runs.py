@@ -29,7 +29,7 @@ from wakeful.reports import html
 from wakeful.reports.comparison import comparison_report
 from wakeful.reports.terminal import terminal
 from wakeful.runs import checkpoint
-from wakeful.training.comparison import compare
+from wakeful.training.comparison import train_variants
 from wakeful.training.loop import train
 from wakeful.training.records import data_facts
 
@@ -193,12 +193,12 @@ def test_a_comparison_is_not_written_through_a_link(base: Path, tmp_path: Path) 
     folder = tmp_path / "c"
     variants = {"a": config, "b": config}
     with pytest.raises(Interrupted):
-        compare(variants, folder, seeds=[0], shown=stopping)
+        train_variants(variants, folder, seeds=[0], shown=stopping)
     shutil.copytree(folder / "a", tmp_path / "victim")
     shutil.rmtree(folder / "a")
     (folder / "a").symlink_to(tmp_path / "victim")
     with pytest.raises(WakefulError, match="a is a symbolic link"):
-        compare(variants, folder, seeds=[0], shown=stopping, resume=True)
+        train_variants(variants, folder, seeds=[0], shown=stopping, resume=True)
 
 
 @pytest.mark.parametrize("seed", ["0/../../../../x", "../..", None, 1.5])

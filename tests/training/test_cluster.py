@@ -26,8 +26,8 @@ from wakeful.errors import Diverged, Interrupted, WakefulError
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
 from wakeful.training import cluster
-from wakeful.training.cluster import Call, Ended, Row, cluster_of, deal, train_row
-from wakeful.training.comparison import compare
+from wakeful.training.cluster import Call, Ended, RunRow, cluster_of, deal, train_row
+from wakeful.training.comparison import train_variants
 from wakeful.training.loop import train
 
 SHORT = {"steps": 2, "eval_every": 0, "checkpoint_every": 1, "batch_size": 2}
@@ -108,9 +108,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, fails: dict[str, int]) -> Submitit
     return made
 
 
-def rows(text: Path, tmp_path: Path, count: int) -> list[Row]:
+def rows(text: Path, tmp_path: Path, count: int) -> list[RunRow]:
     config = tiny(text, train=SHORT, sample={"prompts": []})
-    return [Row(f"row {n}", config, tmp_path / "out" / str(n)) for n in range(count)]
+    return [RunRow(f"row {n}", config, tmp_path / "out" / str(n)) for n in range(count)]
 
 
 def test_rows_are_dealt_out_so_many_at_a_time_and_moved_on(
@@ -353,7 +353,7 @@ def test_a_row_that_diverges_does_not_end_the_others(
 
     def compared(folder: str, resume: bool = False, **variants: Config) -> Run:
         made = stand_in(monkeypatch, {})
-        run = compare(variants, tmp_path / folder, seeds=[0], shown=shown, resume=resume,
+        run = train_variants(variants, tmp_path / folder, seeds=[0], shown=shown, resume=resume,
                       cluster="slurm(workers=2)")  # fmt: skip
         assert len(made.jobs) <= len(variants)  # it would diverge again
         return run
@@ -542,7 +542,7 @@ def test_two_workers_one_killed(
 
     thread = threading.Thread(target=kill, daemon=True)
     thread.start()
-    run = compare(variants, folder, seeds=[1], shown=shown, cluster="local(workers=2)")
+    run = train_variants(variants, folder, seeds=[1], shown=shown, cluster="local(workers=2)")
     thread.join()
     assert killed
     assert any("it goes on in another" in line for line in notes.lines), notes.lines

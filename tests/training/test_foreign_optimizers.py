@@ -18,7 +18,7 @@ from training.test_loop import losses, silent, stop_after, weights
 from wakeful.errors import Interrupted, WakefulError
 from wakeful.loading.load import read_decoder
 from wakeful.runs import checkpoint
-from wakeful.training.comparison import compare
+from wakeful.training.comparison import train_variants
 from wakeful.training.loop import train
 from wakeful.training.records import Evaluation, rows
 from wakeful.training.rehearsal import rehearse
@@ -127,7 +127,9 @@ def test_what_cannot_be_resumed_is_refused_before_there_is_a_folder(
     with pytest.raises(WakefulError, match=REFUSED[name]):
         train(config, tmp_path / "run")
     with pytest.raises(WakefulError, match=REFUSED[name]):
-        compare({"plain": tiny(text), "odd": config}, tmp_path / "both", seeds=[0], shown=silent)
+        train_variants(
+            {"plain": tiny(text), "odd": config}, tmp_path / "both", seeds=[0], shown=silent
+        )
     assert not (tmp_path / "run").exists()
     assert not (tmp_path / "both").exists()
 

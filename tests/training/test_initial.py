@@ -30,7 +30,7 @@ from wakeful.training.finishing import quantization_damage
 from wakeful.training.loop import Initial, train
 from wakeful.training.setup import autocast, check_run
 from wakeful.training.stored import Store
-from wakeful.training.validation import evaluate, mean_loss
+from wakeful.training.validation import mean_loss, window_losses
 
 ORIGIN = {"reference": "a run", "layers": [0]}
 
@@ -82,7 +82,7 @@ def test_a_run_starts_from_the_weights_it_is_given(
     assert [row["step"] for row in rows] == [0, 3, 4]
     data = load_data(config.data)
     windows = ValidationWindows(data.validation, length=16, batch_size=16)
-    frame = evaluate(heir(reference), windows, autocast(config.train, torch.device("cpu")))
+    frame = window_losses(heir(reference), windows, autocast(config.train, torch.device("cpu")))
     assert rows[0]["loss"] == pytest.approx(mean_loss(frame)[0], rel=1e-6)
     assert read_decoder(run.path, dtype="auto").decoder().config.num_layers == 1
 
@@ -160,7 +160,7 @@ def test_a_teacher_is_in_the_loss(text: Path, tmp_path: Path, reference: Run) ->
     # The validation loss stays the cross-entropy.
     final = read_decoder(run.path, dtype="auto").decoder()
     windows = ValidationWindows(data.validation, length=16, batch_size=16)
-    frame = evaluate(final, windows, autocast(config.train, torch.device("cpu")))
+    frame = window_losses(final, windows, autocast(config.train, torch.device("cpu")))
     assert mean_loss(frame)[0] == pytest.approx(
         run.read_json("summary.json")["validation"]["loss"], rel=1e-6
     )

@@ -32,11 +32,11 @@ from wakeful.model.decoder import Decoder
 from wakeful.optim.muon import MuonAdamW
 from wakeful.runs import checkpoint
 from wakeful.runs.run import Run
-from wakeful.training.comparison import compare
+from wakeful.training.comparison import train_variants
 from wakeful.training.finishing import forget_peak
 from wakeful.training.loop import train
 from wakeful.training.setup import autocast, make_decoder, make_optimizer, resolved
-from wakeful.training.validation import evaluate, mean_loss
+from wakeful.training.validation import mean_loss, window_losses
 from wakeful.world import World
 
 
@@ -86,7 +86,7 @@ def test_training_learns_and_restores_what_it_learned(text: Path, tmp_path: Path
     trained = read_decoder(run.path, dtype="auto")
     data = load_data(config.data)
     windows = ValidationWindows(data.validation, length=16, batch_size=16)
-    frame = evaluate(trained.decoder(), windows, autocast(config.train, torch.device("cpu")))
+    frame = window_losses(trained.decoder(), windows, autocast(config.train, torch.device("cpu")))
     stored = pl.read_parquet(run.path / "validation.parquet")
     assert frame["loss"].to_list() == pytest.approx(stored["loss"].to_list(), rel=1e-6)
 
@@ -474,7 +474,7 @@ def test_the_peak_of_memory_is_that_of_one_run(
     assert asked == ["cuda:1"]
     seen: list[torch.device] = []
     monkeypatch.setattr("wakeful.training.loop.forget_peak", seen.append)
-    compare({"a": tiny(text), "b": tiny(text)}, tmp_path / "c", seeds=[0], shown=silent)
+    train_variants({"a": tiny(text), "b": tiny(text)}, tmp_path / "c", seeds=[0], shown=silent)
     assert len(seen) == 2
 
 

@@ -54,7 +54,7 @@ def test_a_mixture_is_trained_on_validated_by_domain_and_gone_on_with(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("wakeful.training.loop.finish", killed)
+        patch.setattr("wakeful.training.loop.finish_run", killed)
         with pytest.raises(KeyboardInterrupt):
             train(config, tmp_path / "cut")
     cut = Run.open(tmp_path / "cut")

@@ -19,7 +19,7 @@ from wakeful.model.decoder import Decoder
 from wakeful.runs.run import Run
 from wakeful.training import loop
 from wakeful.training.loop import train
-from wakeful.training.prefetch import ahead
+from wakeful.training.prefetch import read_ahead
 
 
 def item(tensor: Tensor) -> Any:
@@ -50,7 +50,7 @@ def test_between_readings_nothing_waits_for_the_device(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str
 ) -> None:
     waits = Waits()
-    steps, finish, moved = loop._gradients, loop.finish, loop._moved
+    steps, finish, moved = loop._gradients, loop.finish_run, loop._moved
     counts: list[int] = []
 
     def gradients(*arguments: Any) -> Tensor:
@@ -72,7 +72,7 @@ def test_between_readings_nothing_waits_for_the_device(
 
     monkeypatch.setattr(loop, "_gradients", gradients)
     monkeypatch.setattr(loop, "_moved", move)
-    monkeypatch.setattr(loop, "finish", end)
+    monkeypatch.setattr(loop, "finish_run", end)
     monkeypatch.setattr(Tensor, "tolist", lambda self: [item(each) for each in self])
     with waits:
         train(tiny(text, train=SPARSE, optimizer={"name": optimizer}), tmp_path / "run")
@@ -157,11 +157,11 @@ class Numbered(Batches):
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_batches_come_ahead_in_order(device: str) -> None:
     def steps(fails: int = -1) -> Iterator[Tensor]:
-        return ahead(Numbered(fails), range(3, 8), torch.device(device))
+        return read_ahead(Numbered(fails), range(3, 8), torch.device(device))
 
     assert [int(batch[0, 0]) for batch in steps()] == [3, 4, 5, 6, 7]
     coming = steps(fails=6)
     assert [int(next(coming)[0, 0]) for _ in range(3)] == [3, 4, 5]
     with pytest.raises(WakefulError, match="step 6 cannot be read"):
         next(coming)
-    assert list(ahead(Numbered(-1), range(0), torch.device(device))) == []
+    assert list(read_ahead(Numbered(-1), range(0), torch.device(device))) == []

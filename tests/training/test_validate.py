@@ -24,7 +24,7 @@ from wakeful.reports.html import write
 from wakeful.training.loop import train
 from wakeful.training.objective import make_loss
 from wakeful.training.setup import make_decoder, resolved
-from wakeful.training.validation import evaluate, mean_loss
+from wakeful.training.validation import mean_loss, window_losses
 
 
 def with_data(text: Path, **over: dict) -> tuple[Config, Decoder, ValidationWindows]:
@@ -41,7 +41,7 @@ def with_data(text: Path, **over: dict) -> tuple[Config, Decoder, ValidationWind
 
 
 def scored(decoder: Decoder, windows: ValidationWindows) -> pl.DataFrame:
-    return evaluate(decoder, windows, contextlib.nullcontext())
+    return window_losses(decoder, windows, contextlib.nullcontext())
 
 
 @pytest.mark.parametrize("prefix", [0, 5])
@@ -148,7 +148,7 @@ def test_where_documents_are_kept_apart_each_is_as_if_alone(text: Path) -> None:
             for a, b in itertools.pairwise(begins)
         ]
         expected.append(float(torch.cat(each).mean()))
-    frame = evaluate(decoder, windows, contextlib.nullcontext(), cross_documents=False)
+    frame = window_losses(decoder, windows, contextlib.nullcontext(), cross_documents=False)
     assert frame["loss"].to_list() == pytest.approx(expected, rel=1e-9)
     assert frame["loss"].to_list() != pytest.approx(scored(decoder, windows)["loss"].to_list())
     # The training loss is of the same kind.

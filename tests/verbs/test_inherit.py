@@ -41,10 +41,10 @@ from wakeful.heirs.arms import arms_of, read_recipe
 from wakeful.heirs.bridge import gaps
 from wakeful.heirs.layers import LayerMap, written
 from wakeful.heirs.outcome import Behind, read_inheritance
-from wakeful.heirs.plan import Cost, measure_costs
+from wakeful.heirs.plan import ArmCost, measure_costs
 from wakeful.heirs.recipe import Recipe
 from wakeful.heirs.solving import beginning, solved_on
-from wakeful.heirs.stream import Stream
+from wakeful.heirs.stream import TextStream
 from wakeful.loading.load import read_decoder
 from wakeful.model.decoder import Decoder
 from wakeful.model.initialize import initialize
@@ -57,7 +57,7 @@ from wakeful.training import cluster
 from wakeful.training.loop import train
 from wakeful.training.validation import mean_loss
 from wakeful.verbs.inherit import inherit
-from wakeful.verbs.inherited import spread
+from wakeful.verbs.inherited import with_heirs
 from wakeful.verbs.quantize import quantize
 
 __all__ = ["reference", "text", "trained"]
@@ -360,7 +360,7 @@ def test_what_growth_until_parity_costs_is_said(
 def test_a_reference_in_memory_teaches_before_it_is_written(
     reference: Run, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def slow_steps(*given: Any) -> list[Cost]:
+    def slow_steps(*given: Any) -> list[ArmCost]:
         return [replace(cost, step=37, evaluation=0) for cost in measure_costs(*given)]
 
     monkeypatch.setattr("wakeful.verbs.inherit.measure_costs", slow_steps)
@@ -396,7 +396,7 @@ def test_minutes_are_turned_into_steps(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def slow_steps(*given: Any) -> list[Cost]:
+    def slow_steps(*given: Any) -> list[ArmCost]:
         costs = measure_costs(*given)
         assert all(0 < cost.step < 60 and 0 < cost.evaluation < 60 for cost in costs)
         return [replace(cost, step=37, evaluation=0) for cost in costs]
@@ -495,9 +495,9 @@ def test_evaluate_takes_the_folder_for_its_reference_heirs_and_baselines(
 ) -> None:
     names = ["heir-3", "random", "stacking", "lazy"]
     whole = [str(reference.path), *(str(done / name) for name in names)]
-    assert spread([done]) == whole
-    assert spread([str(reference.path), done, done]) == whole
-    assert spread(["smollm2", tmp_path]) == ["smollm2", tmp_path]
+    assert with_heirs([done]) == whole
+    assert with_heirs([str(reference.path), done, done]) == whole
+    assert with_heirs(["smollm2", tmp_path]) == ["smollm2", tmp_path]
     out, words = tmp_path / "out", text / "000.txt"
     asked = ["--text", str(words), "--length", "16", "--num_sequences", "4"]
     assert main(["evaluate", str(done), *asked, "--out", str(out)]) == 0
@@ -524,7 +524,7 @@ def test_the_folder_of_several_seeds_stands_for_the_models_of_each(
     (out / "summary.json").write_text(json.dumps(summary))
     names = ["heir-3", "random", "stacking", "lazy"]
     later = ["seed-4/heir-2", "seed-4/random", "seed-4/stacking", "seed-4/lazy"]
-    assert spread([out])[1:] == [str(out / name) for name in [*names, *later]]
+    assert with_heirs([out])[1:] == [str(out / name) for name in [*names, *later]]
 
 
 def test_a_mixture_heals_an_heir_on_text_and_on_what_the_reference_wrote(
@@ -659,10 +659,10 @@ def test_matrices_are_solved_within_documents_where_training_stays_in_them(
     command: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[torch.Tensor | None] = []
-    real = Stream.__init__
+    real = TextStream.__init__
 
     def see(
-        self: Stream, decoder: Decoder, tokens: torch.Tensor, documents=None, *rest: Any
+        self: TextStream, decoder: Decoder, tokens: torch.Tensor, documents=None, *rest: Any
     ) -> None:
         seen.append(documents)
         assert documents is None or documents.shape == tokens.shape
@@ -670,7 +670,7 @@ def test_matrices_are_solved_within_documents_where_training_stays_in_them(
         assert rest[0].fast_dtype == torch.bfloat16
         real(self, decoder, tokens, documents, *rest)
 
-    monkeypatch.setattr(Stream, "__init__", see)
+    monkeypatch.setattr(TextStream, "__init__", see)
     wishes = ["--steps", "1", "--choose", "bridge", "--bridge.map", "output", "--baseline",
               "narrow", "--data.no_cross_documents", "--dtype", "bfloat16"]  # fmt: skip
     assert main([*command, *wishes]) == 0

@@ -30,7 +30,7 @@ def check_name(option: Option, values: Sequence[str]) -> None:
     elif option.name in _FOLDERS:
         folder = _FOLDERS[option.name]
         kind = "Scheme" if folder == "quant.schemes" else ""  # grids are in that folder too
-        known = [each.partition("(")[0] for each in catalog(folder, kind)]
+        known = [each.partition("(")[0] for each in source_catalog(folder, kind)]
     else:
         return
     for value in values:
@@ -42,7 +42,7 @@ def check_name(option: Option, values: Sequence[str]) -> None:
             )
 
 
-def catalog(folder: str, kind: str = "") -> Iterator[str]:
+def source_catalog(folder: str, kind: str = "") -> Iterator[str]:
     """Yield what a user may write for a folder of variants, read from its source; with `kind` of
     the classes alone that come from the one of that name.
 

@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Iterator, Mapping
 
-from wakeful.cli.catalog import catalog
+from wakeful.cli.catalog import source_catalog
 from wakeful.cli.help import compares, offered
 from wakeful.config.model import VARIANTS
 from wakeful.config.options import Option
@@ -115,7 +115,7 @@ def _values(option: Option) -> list[str]:
     """Return the words that an option's value may be, where they are known."""
     place, _, name = option.name.rpartition(".")
     if place == "model" and name in VARIANTS:
-        return [each.partition("(")[0] for each in catalog(VARIANTS[name])]
+        return [each.partition("(")[0] for each in source_catalog(VARIANTS[name])]
     return [str(choice) for choice in option.choices]
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from rich.text import Text
 
-from wakeful.cli.catalog import baselines, catalog
+from wakeful.cli.catalog import baselines, source_catalog
 from wakeful.cli.console import OUT
 from wakeful.cli.examples import EXAMPLES
 from wakeful.config.model import VARIANTS
-from wakeful.config.options import Group, Option, options_of, sections_of
+from wakeful.config.options import Heading, Option, options_of, sections_of
 from wakeful.config.refusals import forbidden
 from wakeful.config.schema import Config
 from wakeful.config.tables import preset_text, presets
@@ -22,7 +22,7 @@ from wakeful.plugins import verb_of
 
 SHOWN, ALL = ("--help", "-h"), ("--help-all", "--help_all")
 """What asks for the usual options, and for all of them."""
-NAMES = {
+USAGE_WORDS = {
     "MODEL": SOURCES,
     "REFERENCE": REFERENCES,
     "RUN": "the folder of a run, a comparison or an inheritance",
@@ -65,7 +65,7 @@ def _head(kind: Any, verb: str, usage: str, width: int) -> Iterator[Text]:
     from wakeful.cli import SUMMARIES, all_verbs
 
     other = None if verb in EXAMPLES else verb_of(verb)
-    examples, words = (other.examples, other.words) if other else (EXAMPLES[verb], NAMES)
+    examples, words = (other.examples, other.words) if other else (EXAMPLES[verb], USAGE_WORDS)
     yield Text(SUMMARIES[verb] if verb in SUMMARIES else all_verbs()[verb])
     yield Text()
     for command, effect in examples:
@@ -89,7 +89,7 @@ def _options(kind: type, verb: str, width: int, whole: bool, default: Any) -> It
     """Yield the options in two columns under their headings."""
     options = offered(kind, default)
     rare = [each for each in options if each.group is None]
-    boxes = [(group.value, "", [o for o in options if o.group is group]) for group in Group]
+    boxes = [(group.value, "", [o for o in options if o.group is group]) for group in Heading]
     if whole:
         described = dict(sections_of(kind))
         for section in dict.fromkeys(each.section for each in rare):
@@ -174,7 +174,7 @@ def _names(verb: str, width: int, whole: bool) -> Iterator[Text]:
         for field, folder in VARIANTS.items():
             if not whole and f"model.{field}" not in common:
                 continue
-            each = catalog(folder)
+            each = source_catalog(folder)
             shown = map(_tied, each) if whole else (name.partition("(")[0] for name in each)
             yield from _list(f"--model.{field}", shown, width)
     if verb == "inherit":

@@ -23,7 +23,7 @@ from wakeful.config.verbs import (
     DiagnoseOptions,
     EvaluateOptions,
     ExportOptions,
-    Figure,
+    FigureFormat,
     GenerateOptions,
     InheritOptions,
     NoOptions,
@@ -44,7 +44,7 @@ class DemoOptions:
     """Folder to create."""
     resume: Where[bool] = False
     """Resume an interrupted demonstration in the same folder."""
-    figures: Where[tuple[Figure, ...]] = ()
+    figures: Where[tuple[FigureFormat, ...]] = ()
     """Write the charts for a paper too, in these formats, into the folder figures."""
 
 
@@ -82,7 +82,7 @@ class TrainOptions(_WithConfig):
     """Run directory to create. Empty: runs/NAME."""
     resume: Where[str] = ""
     """Continue the run in this directory with its own configuration; --train.steps lengthens it."""
-    figures: Where[tuple[Figure, ...]] = ()
+    figures: Where[tuple[FigureFormat, ...]] = ()
     """Write the charts for a paper too, in these formats, into the folder figures."""
 
 
@@ -104,7 +104,7 @@ class CompareOptions(_WithConfig):
     """Variant that the others are compared with. Empty: the first."""
     resume: Where[bool] = False
     """Resume an interrupted comparison in the same folder."""
-    figures: Where[tuple[Figure, ...]] = ()
+    figures: Where[tuple[FigureFormat, ...]] = ()
     """Write the charts for a paper too, in these formats, into the folder figures."""
     cluster: Where[str] = ""
     """Distribute rows and seeds over workers: "local(workers=2)",

@@ -21,7 +21,7 @@ _GROWN: dict[str, Outcome] = {
 
 
 @dataclass(frozen=True)
-class Cell:
+class PaperCell:
     """A figure's mean over seeds, its difference to the baseline's, and the paper's word on it."""
 
     value: Estimate | None
@@ -43,12 +43,12 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
+class PaperRow:
     """A variant's cells, in the order of the table's columns."""
 
     variant: str
     label: str
-    cells: tuple[Cell, ...]
+    cells: tuple[PaperCell, ...]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class PaperTable:
     """A published table with measured figures in its place."""
 
     published: PublishedTable
-    rows: tuple[Row, ...]
+    rows: tuple[PaperRow, ...]
     missing: tuple[str, ...]
     """Rows of the paper that the comparison does not have."""
     growth: tuple[Growth, ...] = ()
@@ -118,19 +118,21 @@ def as_trained(comparison: Comparison, layout: PublishedTable) -> PublishedTable
 
 def _table(comparison: Comparison, layout: PublishedTable) -> PaperTable:
     layout = as_trained(comparison, layout)
-    rows: list[Row] = []
+    rows: list[PaperRow] = []
     missing: list[str] = []
     for variant, label in layout.labels.items():
         if variant in comparison.variants:
             cells = (_cell(comparison, layout, variant, column) for column in layout.columns)
-            rows.append(Row(variant, label, tuple(cells)))
+            rows.append(PaperRow(variant, label, tuple(cells)))
         else:
             missing.append(label)
     growth = (each for each in sink_growth(comparison) if each.variant in layout.grows)
     return PaperTable(layout, tuple(rows), tuple(missing), tuple(growth))
 
 
-def _cell(comparison: Comparison, layout: PublishedTable, variant: str, column: Column) -> Cell:
+def _cell(
+    comparison: Comparison, layout: PublishedTable, variant: str, column: Column
+) -> PaperCell:
     printed, first = (
         value if isinstance(value, int | float) else None
         for value in (layout.cells.get((row, column.figure)) for row in (variant, layout.baseline))
@@ -148,7 +150,7 @@ def _cell(comparison: Comparison, layout: PublishedTable, variant: str, column: 
         theirs = [value for seed, value in base.items() if seed in values]
         margin = column.same * abs(mean_and_error(theirs)[0]) if theirs else 0.0
         outcome = outcome_of(direction, difference, len(gaps), margin)
-    return Cell(
+    return PaperCell(
         value=mean_and_error([*values.values()]) if values else None,
         difference=difference,
         separated=difference is not None and separated(gaps),
@@ -188,7 +190,7 @@ def by_seed(comparison: Comparison, variant: str, name: str) -> dict[int, float]
     return {seed: value for seed, value in found.items() if value is not None}
 
 
-def _says(cell: Cell) -> str:
+def _says(cell: PaperCell) -> str:
     expected = "the same" if cell.direction == "same" else cell.direction
     if cell.difference is None:
         return f"{expected} in the paper, not measured here: not resolved."

@@ -10,7 +10,7 @@ from pathlib import Path
 import polars as pl
 
 from wakeful.comparison.published import PublishedTable, published
-from wakeful.config.rows import differences
+from wakeful.config.rows import config_differences
 from wakeful.config.schema import Config
 from wakeful.errors import WakefulError, nearest
 from wakeful.probes.base import block_outputs
@@ -264,7 +264,7 @@ def _odd_ones(runs: Sequence[TrainedRun]) -> list[tuple[TrainedRun, TrainedRun, 
     found: list[tuple[TrainedRun, TrainedRun, str]] = []
     for first, *others in of_variant.values():
         for run in others:
-            odd = differences(first.config, run.config).keys() - _OF_ONE_VARIANT
+            odd = config_differences(first.config, run.config).keys() - _OF_ONE_VARIANT
             found += [(run, first, ", ".join(sorted(odd)))] if odd else []
     return found
 

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, TypeVar
 T = TypeVar("T")
 
 
-class Group(Enum):
+class Heading(Enum):
     """The headings of help, in its order."""
 
     WHAT = "What"
@@ -28,13 +28,13 @@ class Group(Enum):
     WHERE = "Where"
 
 
-What = Annotated[T, Group.WHAT]
+What = Annotated[T, Heading.WHAT]
 """Models, texts and their parts."""
-How = Annotated[T, Group.HOW]
+How = Annotated[T, Heading.HOW]
 """Ways to measure, train or write."""
-HowMuch = Annotated[T, Group.MUCH]
+HowMuch = Annotated[T, Heading.MUCH]
 """Sizes, numbers of steps, time."""
-Where = Annotated[T, Group.WHERE]
+Where = Annotated[T, Heading.WHERE]
 """Folders, files and devices."""
 
 
@@ -72,7 +72,7 @@ class Option:
     """Its description in the source."""
     default: Any
     """What it is where nothing is said; `dataclasses.MISSING` where something must be."""
-    group: Group | None
+    group: Heading | None
     """Where `--help` has it; None where only `--help-all` does."""
 
     @property
@@ -136,7 +136,7 @@ def options_of(
             )
             yield from options_of(inner, value, f"{name}.", rare, told)
             continue
-        group = next((each for each in extras if isinstance(each, Group)), None)
+        group = next((each for each in extras if isinstance(each, Heading)), None)
         group = None if entry.name in seldom else group
         yield Option(name, inner, words[entry.name], value, group)
 

@@ -114,7 +114,7 @@ def flat(config: Config) -> dict[str, Any]:
     return found
 
 
-def differences(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
+def config_differences(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
     """Return both values of each field, by its dotted name, in which two configurations differ."""
     one, other = ({"name": each.name, **flat(each)} for each in (before, after))
     return {key: (one[key], other[key]) for key in one if one[key] != other[key]}

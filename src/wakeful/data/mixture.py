@@ -64,7 +64,7 @@ def _mixture(written: str, *, parts: list[tuple[str, str, float]]) -> tuple[Doma
     return tuple(Domain(name, source, weight, weight / total) for name, source, weight in parts)
 
 
-def in_words(source: str | Sequence[str]) -> str:
+def source_in_words(source: str | Sequence[str]) -> str:
     """Return a text's source, or sources, as a reader would write it."""
     sources = [source] if isinstance(source, str) else source
     domains = mixture_of(sources[0]) if len(sources) == 1 else None

@@ -17,14 +17,20 @@ from wakeful.config.schema import DataConfig, TextConfig
 from wakeful.data.base import Data
 from wakeful.data.mixture import Domain, MixedData, mixture_of
 from wakeful.data.overlap import drop_overlap
-from wakeful.data.sources import MIXTURE, PYTHON_STDLIB, listed, read_documents, source_manifest
+from wakeful.data.sources import (
+    MIXTURE,
+    PYTHON_STDLIB,
+    read_documents,
+    single_sources,
+    source_manifest,
+)
 from wakeful.data.split import Side, Spool, split_by_hash, split_from_source
 from wakeful.data.tasks.base import TaskData, task_of
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.data.tokens import (
-    DTYPES,
     FORMAT,
     SPLITS,
+    TOKEN_DTYPES,
     VERSION,
     PreparedData,
     SplitName,
@@ -149,8 +155,10 @@ def prepare(
         info: dict[str, Any] = {
             "format": FORMAT,
             "version": VERSION,
-            "source": listed(source),
-            "validation_source": [] if validation_source is None else listed(validation_source),
+            "source": single_sources(source),
+            "validation_source": []
+            if validation_source is None
+            else single_sources(validation_source),
             "manifest": manifest,
             "corpora_sha256": corpora,
             "settings": settings,
@@ -209,7 +217,10 @@ def prepared(
         **{name: options[name] for name in plain},
     }
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    label = re.sub(r"[^A-Za-z0-9]+", "-", Path(listed(source)[0]).stem).strip("-")[:40] or "text"
+    label = (
+        re.sub(r"[^A-Za-z0-9]+", "-", Path(single_sources(source)[0]).stem).strip("-")[:40]
+        or "text"
+    )
     root = default_cache_dir() if cache_dir is None else Path(cache_dir)
     return prepare(source, root / "data" / f"{label}-{digest}", **options)
 
@@ -347,7 +358,7 @@ def _chosen_tokenizer(
 
 
 def _check_outside(folder: Path, source: str | Sequence[str]) -> None:
-    for one in listed(source):
+    for one in single_sources(source):
         path = Path(one).expanduser()
         # Not `Path.is_dir`, which raises where a source, a mixture say, is too long for a name.
         if os.path.isdir(path) and folder.resolve().is_relative_to(path.resolve()):
@@ -405,7 +416,7 @@ def _write_split(
     folder: Path, split: SplitName, side: Side, tokenizer: Tokenizer, progress: Progress
 ) -> dict[str, Any]:
     """Write the tokens and the documents of one split and return its facts for `data.json`."""
-    dtype = DTYPES[token_dtype(tokenizer.vocab_size)]
+    dtype = TOKEN_DTYPES[token_dtype(tokenizer.vocab_size)]
     starts, num_tokens = array("q"), 0
     with tokens_path(folder, split).open("wb") as file:
         new = True

@@ -19,9 +19,9 @@ from wakeful.data.overlap import NothingHeldOut, drop_overlap
 from wakeful.data.split import DIGEST, held_out
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.data.tokens import (
-    DTYPES,
     FORMAT,
     SPLITS,
+    TOKEN_DTYPES,
     VERSION,
     PreparedData,
     building_beside,
@@ -178,7 +178,7 @@ def _built(
     """Write all files but `data.json`; return what that says."""
     tokenizer.save(building)
     dtype = token_dtype(tokenizer.vocab_size)
-    rows = [np.array(document, DTYPES[dtype]) for document in documents]
+    rows = [np.array(document, TOKEN_DTYPES[dtype]) for document in documents]
     whole = hashlib.sha256()
     digests: list[bytes] = []
     for row in rows:

@@ -76,7 +76,7 @@ def read_documents(source: str | Sequence[str], *, text_field: str = "text") -> 
         WakefulError: there is no such file, a file cannot be read or is not UTF-8, a row has no
             text, or a source holds no text at all.
     """
-    for one in listed(source):
+    for one in single_sources(source):
         documents = (each for each in _read_one(one, text_field) if _visible(each.text))
         first = next(documents, None)
         if first is None:
@@ -88,7 +88,7 @@ def _visible(text: str) -> bool:
     return bool(text) and not text.isspace()
 
 
-def listed(source: str | Sequence[str]) -> list[str]:
+def single_sources(source: str | Sequence[str]) -> list[str]:
     """Return `source` as a list of single sources.
 
     Raises:
@@ -109,7 +109,7 @@ def source_manifest(source: str | Sequence[str]) -> str:
     with its name alone, so a later version of it is not noticed.
     """
     lines = hashlib.sha256()
-    for one in listed(source):
+    for one in single_sources(source):
         lines.update(f"source\0{one if one.startswith(HUB_PREFIX) else ''}\0".encode())
         for name, path in [] if one.startswith(HUB_PREFIX) else _files(one):
             try:

@@ -33,7 +33,7 @@ from wakeful.digests import file_sha256
 from wakeful.errors import WakefulError
 
 FORMAT, VERSION = "wakeful.tokens", 1
-DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+TOKEN_DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 SplitName = Literal["train", "validation"]
 SPLITS: tuple[SplitName, SplitName] = ("train", "validation")
 
@@ -203,7 +203,7 @@ class PreparedData(Data):
         """
         if split not in SPLITS:
             raise WakefulError(f"no split {split!r}: use one of {', '.join(SPLITS)}")
-        facts, dtype = self.info["splits"][split], DTYPES[self.info["dtype"]]
+        facts, dtype = self.info["splits"][split], TOKEN_DTYPES[self.info["dtype"]]
         path = tokens_path(self.folder, split)
         size = path.stat().st_size
         if size != facts["tokens"] * dtype.itemsize:
@@ -314,7 +314,7 @@ def _is_complete(info: dict[str, Any]) -> bool:
     return (
         isinstance(source, str | list)
         and isinstance(corpora, list) and bool(corpora)
-        and isinstance(dtype, str) and dtype in DTYPES
+        and isinstance(dtype, str) and dtype in TOKEN_DTYPES
         and all(type(number) is int and number >= 0 for number in numbers)
         and all(isinstance(digest, str) for digest in digests)
     )  # fmt: skip

@@ -286,7 +286,7 @@ class Transformer(_HFLM):
         return logits
 
 
-def asked(
+def asked_model(
     loaded: Model,
     *,
     bos: bool,

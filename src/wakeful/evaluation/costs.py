@@ -70,7 +70,7 @@ def costs(
             seconds[length].append(_timed(model, prompt))
     progress(ROUNDS, ROUNDS)
     keys = tuple(f"round {number}" for number in range(ROUNDS))
-    code = implementation_of(model.module)
+    code = code_of(model.module)
     speed: list[Score] = []
     for part, what in ((0, "prefill of {:,}, tokens/s"), (1, "decode after {:,}, tokens/s")):
         for length in lengths:
@@ -82,7 +82,7 @@ def costs(
     return [*_sizes(model, max(lengths)), *speed]
 
 
-def implementation_of(module: nn.Module) -> str:
+def code_of(module: nn.Module) -> str:
     """Return whose code runs a module; our class for Transformers holds our decoder."""
     return OURS if any(isinstance(part, Decoder) for part in module.modules()) else THEIRS
 
@@ -120,7 +120,7 @@ def _num_parameters(module: nn.Module) -> int:
 
 
 def _sizes(model: Model, length: int) -> list[Score]:
-    code = implementation_of(model.module)
+    code = code_of(model.module)
     weights = held_bytes([*model.module.parameters(), *model.module.buffers()])
     cache = _cache_bytes(model, length)
     found = {

@@ -25,7 +25,7 @@ from wakeful.world import ALONE, World
 
 TOKENS, ATTENTION = "tokens.json", "attention.parquet"
 """Files of a diagnosis."""
-PASSES = 3.0
+DIAGNOSIS_PASSES = 3.0
 """Plain forwards that a diagnosis takes about as long as, most of it for ranks."""
 _LABELLED = 24
 """Tokens whose attention is kept head by head."""
@@ -197,7 +197,7 @@ def share(sequences: Sequence[Sequence[int]], world: World) -> Sequence[Sequence
     return sequences[world.part(len(sequences))]
 
 
-def tidy(diagnoses: Sequence[Diagnosis]) -> pl.DataFrame:
+def metrics_table(diagnoses: Sequence[Diagnosis]) -> pl.DataFrame:
     """Return all models' rows in one table, with the columns `model` and `sequences` in front."""
     return pl.concat(
         each.rows.select(

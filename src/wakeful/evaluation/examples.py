@@ -27,7 +27,7 @@ class Completion:
 
 
 @dataclass(frozen=True)
-class Choice:
+class MultipleChoice:
     """A context, what could follow it, and which of these does."""
 
     context: str
@@ -54,7 +54,7 @@ def read_lambada(path: str | Path) -> list[Completion]:
     return examples
 
 
-def read_choices(path: str | Path, labels: str | Path = "") -> list[Choice]:
+def read_choices(path: str | Path, labels: str | Path = "") -> list[MultipleChoice]:
     """Return the examples of a multiple-choice file; `labels` holds the answers, one a line.
 
     Raises:
@@ -63,7 +63,7 @@ def read_choices(path: str | Path, labels: str | Path = "") -> list[Choice]:
     """
     rows = list(_rows(path))
     answers = _labels(labels, len(rows), path) if labels else []
-    examples: list[Choice] = []
+    examples: list[MultipleChoice] = []
     for number, (place, row) in enumerate(rows):
         name = "label" if "goal" in row else "answer"
         context, choices = _question(row, place)
@@ -77,7 +77,7 @@ def read_choices(path: str | Path, labels: str | Path = "") -> list[Choice]:
             raise WakefulError(
                 f"{where}: the answer {answer!r} is not one of 0 to {len(choices) - 1}"
             )
-        examples.append(Choice(context, choices, answer))
+        examples.append(MultipleChoice(context, choices, answer))
     return examples
 
 

@@ -133,7 +133,7 @@ class Dealt(LM):
             f"the processes ask {self.name} different questions: give each machine the same files "
             "and the same lm-eval",
         )
-        mine = places(requests, self.world)
+        mine = question_places(requests, self.world)
         answers = ask([requests[place] for place in mine]) if mine else []
         self.world.meet()
         parts = self.world.gather(list(zip(mine, answers, strict=True)))
@@ -141,7 +141,7 @@ class Dealt(LM):
         return [everywhere[place] for place in range(len(requests))]
 
 
-def places(requests: list[Instance], world: World) -> list[int]:
+def question_places(requests: list[Instance], world: World) -> list[int]:
     """Return the places of the questions that this process answers.
 
     Questions of one context stay together, as a model may run it once for all of them; contexts

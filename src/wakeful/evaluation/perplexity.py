@@ -90,7 +90,7 @@ def perplexity(
 
 def check_windows(loaded: Model, *, length: int, stride: int, bos: bool) -> None:
     """Raise `WakefulError` where a model cannot be run on such windows."""
-    check_causal(loaded.name, loaded.module)
+    check_likelihoods(loaded.name, loaded.module)
     check_sizes(length=length, stride=stride)
     if length > loaded.context:
         raise WakefulError(
@@ -184,7 +184,7 @@ def choices(
     return likelihood, greedy
 
 
-def check_causal(name: str, model: nn.Module) -> None:
+def check_likelihoods(name: str, model: nn.Module) -> None:
     """Raise `WakefulError` for a model some of whose tokens see what they are to predict."""
     running.check_causal(name, model)
     prefix = first_target(model)

@@ -134,7 +134,7 @@ def averages(scores: Sequence[Score]) -> list[Score]:
     return found
 
 
-def tidy(scores: Sequence[Score]) -> pl.DataFrame:
+def scores_table(scores: Sequence[Score]) -> pl.DataFrame:
     """Return one row an example: model, task, metric, example, key, value, weight."""
     frames = [
         pl.DataFrame(

@@ -6,14 +6,16 @@ from collections.abc import Sequence
 
 from wakeful.config.verbs import EvaluateOptions
 from wakeful.errors import WakefulError
-from wakeful.evaluation.examples import Choice, Completion
+from wakeful.evaluation.examples import Completion, MultipleChoice
 from wakeful.evaluation.groups import TaskSet
 
 INSTALL_LM_EVAL = "pip install 'wakeful[eval]'"
 
 
 def read_tasks(
-    wanted: EvaluateOptions, completions: Sequence[Completion] = (), choices: Sequence[Choice] = ()
+    wanted: EvaluateOptions,
+    completions: Sequence[Completion] = (),
+    choices: Sequence[MultipleChoice] = (),
 ) -> TaskSet:
     """Return the tasks that are asked for, lm-eval's own and those of the user's examples.
 

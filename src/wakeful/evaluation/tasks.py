@@ -18,7 +18,7 @@ from lm_eval.tasks import TaskManager
 
 from wakeful.config.verbs import with_shots
 from wakeful.errors import WakefulError
-from wakeful.evaluation.examples import Choice, Completion
+from wakeful.evaluation.examples import Completion, MultipleChoice
 from wakeful.evaluation.groups import TaskSet
 
 _SEED = 1234
@@ -37,7 +37,7 @@ def lambada_task(examples: Sequence[Completion]) -> Task:
     )
 
 
-def choices_task(examples: Sequence[Choice]) -> Task:
+def choices_task(examples: Sequence[MultipleChoice]) -> Task:
     """Return the task to choose: `acc` by log-likelihood, `acc_norm` by that over characters."""
     rows = [
         {"context": example.context, "choices": list(example.choices), "answer": example.answer}

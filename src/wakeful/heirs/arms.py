@@ -11,12 +11,12 @@ from wakeful.heirs.recipe import Recipe
 from wakeful.heirs.rounds import train_baseline, train_heirs
 from wakeful.loading.load import read_decoder
 from wakeful.runs.run import read_windows
-from wakeful.training.cluster import Call, Ended, told
+from wakeful.training.cluster import Call, Ended, ended_of
 from wakeful.training.validation import mean_loss
 
 
 @dataclass(frozen=True)
-class Arm:
+class ArmWork:
     """The heirs of one seed, or one of its baselines."""
 
     label: str
@@ -46,7 +46,7 @@ class Arm:
         return train_arm, str(self.out), self.number, self.baseline
 
 
-def arms_of(recipe: Recipe, out: Path) -> Iterator[Arm]:
+def arms_of(recipe: Recipe, out: Path) -> Iterator[ArmWork]:
     """Give every seed's heirs, then its baselines.
 
     These wait where several heirs are trained: the last one's depth and steps decide theirs.
@@ -54,15 +54,15 @@ def arms_of(recipe: Recipe, out: Path) -> Iterator[Arm]:
     for number, (name, seeded) in enumerate(recipe.of_seeds()):
         seed, place = f"seed {seeded.train.seed}", out / name
         heirs = f"{seed}, heirs" if recipe.most_heirs > 1 else f"{seed}, heir"
-        yield Arm(heirs, place, out, number)
+        yield ArmWork(heirs, place, out, number)
         after = (heirs,) if recipe.most_heirs > 1 else ()
         for baseline in recipe.baselines:
-            yield Arm(f"{seed}, {baseline}", place, out, number, baseline, after)
+            yield ArmWork(f"{seed}, {baseline}", place, out, number, baseline, after)
 
 
 def train_arm(place: str, number: int, baseline: str) -> Ended:
     """Train one seed's heirs or one of its baselines, or go on."""
-    return told(lambda: _train_arm(Path(place), number, baseline))
+    return ended_of(lambda: _train_arm(Path(place), number, baseline))
 
 
 def _train_arm(place: Path, number: int, baseline: str) -> None:

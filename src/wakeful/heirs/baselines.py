@@ -62,7 +62,7 @@ class Setting:
         return self.inherit(first(depth, of=depth))
 
 
-Start = Callable[[Setting], Decoder]
+StartMaker = Callable[[Setting], Decoder]
 Distil = Literal["", "sum", "mean"]
 
 
@@ -71,7 +71,7 @@ class Baseline:
     """One line of a comparison."""
 
     summary: str
-    start: Start
+    start: StartMaker
     """The model its training starts from; of two stages, the first."""
     second: Callable[[Setting, Decoder], Decoder] | None = None
     """The model of the second half of its training, from the trained first."""
@@ -85,7 +85,7 @@ class Baseline:
     """Whether it is trained as the heir is, instead."""
     bridged: bool = False
     """Whether the layers that the heir leaves out are bridged."""
-    looks: Start | None = None
+    looks: StartMaker | None = None
     """A model of the shape of `start`'s, where that takes long to make."""
     from_random: bool = False
     """Whether no weight of it comes from the reference."""
@@ -218,7 +218,7 @@ def _hybrid(setting: Setting) -> Decoder:
     return setting.inherit(layers)
 
 
-def _ranged(choose: Callable[..., LayerMap], copy: Copy = "all") -> Start:
+def _ranged(choose: Callable[..., LayerMap], copy: Copy = "all") -> StartMaker:
     def start(setting: Setting) -> Decoder:
         layers = choose(setting.num_layers, of=setting.reference.config.num_layers)
         return setting.inherit(layers, copy=copy)
@@ -226,7 +226,7 @@ def _ranged(choose: Callable[..., LayerMap], copy: Copy = "all") -> Start:
     return start
 
 
-def _parts(copy: Copy) -> Start:
+def _parts(copy: Copy) -> StartMaker:
     return lambda setting: setting.inherit(setting.layers, copy=copy)
 
 

@@ -41,7 +41,7 @@ from wakeful.display import Passed, unseen
 from wakeful.errors import WakefulError
 from wakeful.heirs.equations import Equations, exact, token_weights
 from wakeful.heirs.layers import LayerMap
-from wakeful.heirs.stream import Stream, behind_mlp
+from wakeful.heirs.stream import TextStream, behind_mlp
 from wakeful.model.block import Block, PostBlock
 from wakeful.model.decoder import Decoder
 from wakeful.norms.base import Norm
@@ -165,7 +165,7 @@ def bridge(
         world = ALONE
     mine = world.part(len(tokens))
     tokens, documents = tokens[mine], None if documents is None else documents[mine]
-    ours, theirs = (Stream(each, tokens, documents, autocast) for each in (heir, reference))
+    ours, theirs = (TextStream(each, tokens, documents, autocast) for each in (heir, reference))
     found = []
     last = wanted[-1].last + 1
     progress(0, last)
@@ -243,7 +243,7 @@ def stayed(bridges: Sequence[Bridged], layers: LayerMap, total: int) -> list[Bri
 
 
 def solve(
-    ours: Stream, theirs: Stream, gap: Gap, options: BridgeConfig, world: World = ALONE
+    ours: TextStream, theirs: TextStream, gap: Gap, options: BridgeConfig, world: World = ALONE
 ) -> Bridged:
     """Solve for one bridge and fold it into the layer before the gap."""
     block = ours.blocks[gap.after]
@@ -304,7 +304,7 @@ def _divisor(norm: Norm, v: Float[Tensor, "*B D"]) -> Float[Tensor, "*B 1"]:
 
 
 def _rescaled(
-    norm: Norm, ours: Stream, theirs: Stream, options: BridgeConfig, world: World
+    norm: Norm, ours: TextStream, theirs: TextStream, options: BridgeConfig, world: World
 ) -> float:
     """Scale a norm by least squares for what the new matrix gives; return Σ w ‖x − y‖² then."""
     _, shift = _affine(norm)

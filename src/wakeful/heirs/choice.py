@@ -18,7 +18,7 @@ from wakeful.config.schema import BridgeConfig
 from wakeful.display import Passed, unseen
 from wakeful.errors import WakefulError
 from wakeful.heirs.bridge import Gap, carriers, check_bridge, solve
-from wakeful.heirs.stream import Stream
+from wakeful.heirs.stream import TextStream
 from wakeful.model.decoder import IGNORED, Decoder, cross_entropy
 from wakeful.training.setup import AS_IT_IS
 
@@ -141,13 +141,13 @@ class _Layers:
         documents: Tensor | None,
         autocast: AbstractContextManager[object],
     ) -> None:
-        self.stream = Stream(decoder, tokens, documents, autocast)
+        self.stream = TextStream(decoder, tokens, documents, autocast)
         self.parts = [list(self.stream.parts)]
         for layer in range(len(self.stream.blocks)):
             self.stream.through(layer + 1)
             self.parts.append(list(self.stream.parts))
 
-    def at(self, layer: int) -> Stream:
+    def at(self, layer: int) -> TextStream:
         """Return the stream as that layer receives it, to go on with."""
         found = copy.copy(self.stream)
         found.layer, found.parts = layer, list(self.parts[layer])

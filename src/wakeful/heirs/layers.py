@@ -134,7 +134,7 @@ def twice(num_layers: int, *, of: int) -> LayerMap:
     return LayerMap(tuple(i % half for i in range(num_layers)), "stacked")
 
 
-def chosen(layers: Sequence[int], *, of: int) -> LayerMap:
+def named_layers(layers: Sequence[int], *, of: int) -> LayerMap:
     """Return the layers that are named, in the order they are named."""
     layer_map = LayerMap(tuple(layers), "named")
     layer_map.check(of)
@@ -280,7 +280,7 @@ def ordered(
     return [*range(pinned), *free]
 
 
-def choose(
+def choose_layers(
     diagnosed: Diagnosed, by: By, num_layers: int, *, pinned: int = 1, gaps: int = 1
 ) -> LayerMap:
     """Return the layers to keep, in the reference's order."""

@@ -36,7 +36,7 @@ from wakeful.display import Passed, unseen
 from wakeful.errors import WakefulError
 from wakeful.heirs.bridge import check_bridge
 from wakeful.heirs.equations import Equations, exact, token_weights
-from wakeful.heirs.stream import Stream, behind_mlp
+from wakeful.heirs.stream import TextStream, behind_mlp
 from wakeful.model.block import Block
 from wakeful.model.decoder import Decoder
 from wakeful.training.setup import AS_IT_IS
@@ -140,7 +140,7 @@ def narrow(
     config = narrow_config(reference.config, width)
     check_bridge(reference, "leave out --width and the baseline narrow")
     target = Decoder(config).to(reference.head.weight)
-    theirs = Stream(reference, tokens, documents, autocast)
+    theirs = TextStream(reference, tokens, documents, autocast)
     layers = range(config.num_layers)
     total = len(layers) * (1 if options.map == "none" else 2)
     kept: list[tuple[Tensor, Tensor]] = []
@@ -152,7 +152,7 @@ def narrow(
     if options.map == "none":
         progress(total, total)
         return target
-    ours, theirs = (Stream(each, tokens, documents, autocast) for each in (target, reference))
+    ours, theirs = (TextStream(each, tokens, documents, autocast) for each in (target, reference))
     for layer in layers:
         progress(len(layers) + layer, total)
         ours.through(layer)
@@ -187,7 +187,7 @@ def _rounded(share: float, whole: int) -> int:
 
 
 def _most_important(
-    stream: Stream, layer: int, config: ModelConfig
+    stream: TextStream, layer: int, config: ModelConfig
 ) -> tuple[Int[Tensor, "G"], Int[Tensor, "C"]]:
     """Return the groups and channels of a layer that stay, ascending."""
     stream.through(layer)
@@ -226,7 +226,7 @@ def _chosen(
     return tensor.index_select(axis, rows)
 
 
-def _sublayers(stream: Stream) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+def _sublayers(stream: TextStream) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """Yield, part by part, what the next layer's two writing matrices read and put out."""
     block = stream.blocks[stream.layer]
     with _watched(block) as seen:
@@ -252,7 +252,7 @@ def _watched(block: Block) -> Iterator[list[Tensor]]:
             hook.remove()
 
 
-def _make_up(ours: Stream, theirs: Stream, name: str, options: BridgeConfig) -> None:
+def _make_up(ours: TextStream, theirs: TextStream, name: str, options: BridgeConfig) -> None:
     """Solve for one writing matrix of the next layer anew, in place."""
     matrix = ours.blocks[ours.layer].get_submodule(name)
     assert isinstance(matrix, nn.Linear)

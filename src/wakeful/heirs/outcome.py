@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from wakeful.data.mixture import in_words
+from wakeful.data.mixture import source_in_words
 from wakeful.errors import WakefulError
 from wakeful.estimates import finite, mean_and_error, paired_ratio, weighted_mean
 from wakeful.heirs.baselines import baseline_of
@@ -18,7 +18,7 @@ from wakeful.heirs.bridge import Bridged
 from wakeful.heirs.layers import written
 from wakeful.heirs.narrow import Kept, kept_by
 from wakeful.heirs.recipe import Recipe
-from wakeful.heirs.stages import Finished, Outcome
+from wakeful.heirs.stages import FinishedStage, FinishedStages
 from wakeful.model.decoder import Decoder
 from wakeful.model.generate import generate
 from wakeful.probes.running import held_bytes
@@ -140,7 +140,7 @@ class Reference:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class LayerChoice:
     """How the first heir's layers were chosen."""
 
     rule: str
@@ -193,7 +193,7 @@ class Text:
     @property
     def text(self) -> str:
         """The source in words."""
-        return in_words(self.source)
+        return source_in_words(self.source)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +205,7 @@ class Summary:
     """The arm of the last heir."""
     arms: tuple[Arm, ...]
     outlook: Outlook
-    choice: Choice
+    choice: LayerChoice
     recipe: Recipe
     planned_by_time: bool
     departures: tuple[str, ...] = field(default=())
@@ -225,15 +225,15 @@ class Summary:
         return next(arm for arm in self.arms if arm.arm == self.final)
 
 
-def arms(outcome: Outcome) -> list[tuple[str, list[Finished]]]:
+def arms(outcome: FinishedStages) -> list[tuple[str, list[FinishedStage]]]:
     """Return the comparison's lines, heirs first, each with its stages in order."""
-    found: dict[str, list[Finished]] = {}
+    found: dict[str, list[FinishedStage]] = {}
     for finished in (*outcome.rounds, *outcome.baselines):
         found.setdefault(finished.stage.arm, []).append(finished)
     return list(found.items())
 
 
-def curve(stages: Sequence[Finished]) -> tuple[Point, ...]:
+def curve(stages: Sequence[FinishedStage]) -> tuple[Point, ...]:
     """Return an arm's evaluations, counted from the arm's beginning.
 
     Where one stage ends and the next begins there are two points of one step, before and after.
@@ -256,7 +256,9 @@ def curve(stages: Sequence[Finished]) -> tuple[Point, ...]:
     return tuple(points)
 
 
-def compared(outcome: Outcome, reference: pl.DataFrame, reference_loss: float) -> tuple[Arm, ...]:
+def compared(
+    outcome: FinishedStages, reference: pl.DataFrame, reference_loss: float
+) -> tuple[Arm, ...]:
     """Return rounds and baselines, and how they compare with the last heir and the reference.
 
     `reference` has the reference's loss in every validation window.
@@ -304,7 +306,7 @@ def compared(outcome: Outcome, reference: pl.DataFrame, reference_loss: float) -
     return tuple(lines)
 
 
-def over_seeds(outcomes: Sequence[Outcome], reference_loss: float) -> tuple[OverSeeds, ...]:
+def over_seeds(outcomes: Sequence[FinishedStages], reference_loss: float) -> tuple[OverSeeds, ...]:
     """Return the arms that every seed came to; the heir is the last that all seeds have.
 
     Seeds that reach parity at different depths make baselines of different depths under one name:
@@ -335,7 +337,7 @@ def over_seeds(outcomes: Sequence[Outcome], reference_loss: float) -> tuple[Over
     return tuple(lines)
 
 
-def _kind(arm: str, final: Finished) -> tuple[str, int, int]:
+def _kind(arm: str, final: FinishedStage) -> tuple[str, int, int]:
     """Return what decides whether two seeds' models are of one kind: arm, depth and steps."""
     return arm, final.run.config.model.num_layers, final.stage.offset + final.stage.steps
 
@@ -364,11 +366,11 @@ def _behind(points: Sequence[Point], heir: Sequence[Point]) -> Behind:
     return Behind(len(shared), sum(point.loss > best[point.step] for point in shared))
 
 
-def _described(finished: Finished) -> str:
+def _described(finished: FinishedStage) -> str:
     return f"the reference's layers {written(finished.stage.layers)}"
 
 
-def _against(finished: Finished, other: pl.DataFrame) -> tuple[float, float | None]:
+def _against(finished: FinishedStage, other: pl.DataFrame) -> tuple[float, float | None]:
     """Return the loss minus another's over the same windows, with its paired standard error."""
     both = _windows(finished).join(
         other.select("window", theirs="loss"), on="window", maintain_order="left"
@@ -397,11 +399,11 @@ def by_part(windows: pl.DataFrame, reference: pl.DataFrame) -> tuple[PartLoss, .
     return tuple(lines)
 
 
-def _windows(finished: Finished) -> pl.DataFrame:
+def _windows(finished: FinishedStage) -> pl.DataFrame:
     return read_windows(finished.run.path / "validation.parquet")
 
 
-def measure(
+def footprints(
     decoders: Mapping[str, Decoder], prompt: Sequence[int], *, num_tokens: int, context: int
 ) -> dict[str, Footprint]:
     """Return each model's footprint; they generate by turns, so that a busy machine slows all."""

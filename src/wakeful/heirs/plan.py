@@ -26,11 +26,11 @@ from wakeful.device import choose_device
 from wakeful.display import Passed, unseen
 from wakeful.errors import WakefulError
 from wakeful.heirs.baselines import baseline_of
-from wakeful.heirs.layers import RANGES, By, Diagnosed, LayerMap, chosen, ordered
+from wakeful.heirs.layers import RANGES, By, Diagnosed, LayerMap, named_layers, ordered
 from wakeful.heirs.recipe import Recipe
 from wakeful.heirs.solving import solved_on
 from wakeful.heirs.stages import (
-    Stage,
+    TrainingStage,
     config_of_reference,
     learning,
     setting_of,
@@ -53,7 +53,7 @@ _GROWS = ("first", "rank", "mass", "influence", "angle", "bridge")
 def plan_layers(options: InheritOptions, total: int, diagnosed: Diagnosed | None) -> LayerMap:
     """Return the first heir's layers; without a diagnosis one that is as deep."""
     if options.blocks:
-        return chosen(options.blocks, of=total)
+        return named_layers(options.blocks, of=total)
     depth = depth_of(options, total)
     if options.choose in RANGES:
         return RANGES[options.choose](depth, of=total)
@@ -168,7 +168,7 @@ _FEWEST = 5
 
 
 @dataclass(frozen=True)
-class Cost:
+class ArmCost:
     """What one arm costs, in seconds."""
 
     name: str
@@ -181,7 +181,7 @@ class Cost:
 
 
 def steps_within(
-    costs: Sequence[Cost], seconds: float, *, every: int = 0, before: float = 0.0
+    costs: Sequence[ArmCost], seconds: float, *, every: int = 0, before: float = 0.0
 ) -> int:
     """Return the steps S of a round such that all arms' steps and evaluations take `seconds`.
 
@@ -206,7 +206,7 @@ def steps_within(
     return steps
 
 
-def _fixed_and_step(costs: Sequence[Cost], every: int = 0) -> tuple[float, float]:
+def _fixed_and_step(costs: Sequence[ArmCost], every: int = 0) -> tuple[float, float]:
     """Return the seconds that all arms take whatever their steps, and for each step of a round."""
 
     def evaluations(parts: int) -> int:
@@ -230,7 +230,7 @@ _MOST_HELD_OUT = 0.5
 def doubts(
     recipe: Recipe,
     reference: pl.DataFrame,
-    costs: Sequence[Cost],
+    costs: Sequence[ArmCost],
     text: DataConfig,
     data: Data,
     *,
@@ -295,7 +295,7 @@ def _more(text: DataConfig, data: Data, times: float) -> str:
 
 def measure_costs(
     recipe: Recipe, reference: Decoder, data: Data, progress: Passed = unseen
-) -> list[Cost]:
+) -> list[ArmCost]:
     """Take two steps with a model of each arm, the first not counted, and evaluate one batch.
 
     `progress` hears of every arm. Later rounds are counted at the first's cost a layer, and all the
@@ -331,7 +331,7 @@ def measure_costs(
         if baseline.second is not None:
             second = baseline.second(setting, start)
             full = _cost(recipe, reference, name, second, data, 0.0, DistillConfig())
-            costs[-1] = Cost(name, (cost.step + full.step) / 2, full.evaluation, cost.share, 2)
+            costs[-1] = ArmCost(name, (cost.step + full.step) / 2, full.evaluation, cost.share, 2)
     progress(arms, arms)
     # A teacher is frozen, and this one may be a user's own module.
     reference.to("cpu").train(training)
@@ -350,9 +350,9 @@ def _cost(
     distill: DistillConfig,
     *,
     lora: LoraConfig | None = None,
-) -> Cost:
+) -> ArmCost:
     adapters = lora or LoraConfig()
-    stage = Stage(name, name, 2, 0, lambda _: decoder, distill=distill, lora=adapters)
+    stage = TrainingStage(name, name, 2, 0, lambda _: decoder, distill=distill, lora=adapters)
     config = stage_config(recipe, stage, decoder)
     device = choose_device(config.train.device)
     decoder = make_decoder(config, device, decoder).train()
@@ -374,7 +374,7 @@ def _cost(
         decoder.head.weight[0, 0].item()  # a GPU has then done what it was asked
         taken = time.perf_counter() - began
     evaluation = evaluation_seconds(decoder, windows, autocast(config.train, device))
-    return Cost(name, taken, evaluation, share)
+    return ArmCost(name, taken, evaluation, share)
 
 
 @torch.no_grad()

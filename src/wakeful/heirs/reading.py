@@ -21,7 +21,7 @@ from wakeful.heirs.plan import MEASURED_ON, SOLVED_ON, depth_of, looked_at
 from wakeful.heirs.solving import beginning, documents
 from wakeful.loading.model import Model
 from wakeful.training.setup import autocast
-from wakeful.training.validation import evaluate
+from wakeful.training.validation import window_losses
 
 
 def prepared_text(options: InheritOptions, reference: Model, show: Display) -> Data:
@@ -129,7 +129,7 @@ def evaluated(config: Config, reference: Model, data: Data, show: Display) -> pl
     show.note(f"evaluating {reference.name} on {windows.num_predicted:,} tokens")
     device = choose_device(train.device)
     decoder = reference.decoder().to(device)
-    frame = evaluate(
+    frame = window_losses(
         decoder, windows, autocast(train, device), cross_documents=config.data.cross_documents,
         progress=partial(show.count, f"evaluating {reference.name}: batches"),
     )  # fmt: skip

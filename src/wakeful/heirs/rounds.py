@@ -18,11 +18,11 @@ from wakeful.heirs.inherit import grow, inherit
 from wakeful.heirs.layers import LayerMap
 from wakeful.heirs.narrow import kept_of
 from wakeful.heirs.recipe import Recipe
-from wakeful.heirs.solving import bridges, narrowed
+from wakeful.heirs.solving import bridges, narrowed_reference
 from wakeful.heirs.stages import (
-    Finished,
-    Outcome,
-    Stage,
+    FinishedStage,
+    FinishedStages,
+    TrainingStage,
     half_way,
     learning,
     setting_of,
@@ -43,7 +43,7 @@ def carry_out(
     out: Path,
     shown: Shown,
     resume: Path | None = None,
-) -> Outcome:
+) -> FinishedStages:
     """Train the heirs and the baselines below `out`, going on with what is there.
 
     `loss` is the reference's on the same validation set: parity is a final loss at or under it.
@@ -60,7 +60,7 @@ def carry_out(
             for name in recipe.baselines
             for stage in _stages(recipe, reference, name, heirs, out)
         )
-    return Outcome(rounds, baselines)
+    return FinishedStages(rounds, baselines)
 
 
 def train_heirs(
@@ -111,11 +111,11 @@ def _resumable(out: Path) -> Iterator[None]:
         raise WakefulError(lost(again)) from error.__cause__
 
 
-def _drops(recipe: Recipe, reference: Decoder, out: Path, shown: Shown) -> Iterator[Finished]:
+def _drops(recipe: Recipe, reference: Decoder, out: Path, shown: Shown) -> Iterator[FinishedStage]:
     """Train an heir after each drop, from the one before it."""
     total, before, done = reference.config.num_layers, None, 0
     for layers, steps in recipe.parts(total):
-        stage = Stage(
+        stage = TrainingStage(
             name=f"heir-{len(layers)}",
             arm="heir",
             steps=steps,
@@ -131,7 +131,9 @@ def _drops(recipe: Recipe, reference: Decoder, out: Path, shown: Shown) -> Itera
         yield before
 
 
-def _had(recipe: Recipe, before: Finished | None) -> tuple[LayerMap | None, tuple[Bridged, ...]]:
+def _had(
+    recipe: Recipe, before: FinishedStage | None
+) -> tuple[LayerMap | None, tuple[Bridged, ...]]:
     """Return the layers and bridges of the heir that another one starts from."""
     if before is None:
         return None, ()
@@ -142,7 +144,7 @@ def _dropped(
     recipe: Recipe,
     reference: Decoder,
     layers: LayerMap,
-    before: Finished | None,
+    before: FinishedStage | None,
     progress: Passed,
 ) -> Decoder:
     if before is None:
@@ -154,12 +156,12 @@ def _dropped(
 
 def _rounds(
     recipe: Recipe, reference: Decoder, loss: float, out: Path, shown: Shown
-) -> Iterator[Finished]:
+) -> Iterator[FinishedStage]:
     if recipe.drops > 1:
         yield from _drops(recipe, reference, out, shown)
         return
     spent = 0.0
-    before: Finished | None = None
+    before: FinishedStage | None = None
     for number in range(recipe.rounds):
         stage = _round(recipe, reference, number, before)
         before = _finished(recipe, reference, stage, out, shown)
@@ -171,12 +173,14 @@ def _rounds(
             return
 
 
-def _round(recipe: Recipe, reference: Decoder, number: int, before: Finished | None) -> Stage:
+def _round(
+    recipe: Recipe, reference: Decoder, number: int, before: FinishedStage | None
+) -> TrainingStage:
     """Return an heir's stage; it grows from the one before it where the recipe says so."""
     steps, layers = recipe.train.steps, recipe.layer_map(number)
     grows_on = recipe.grow_from == "student" and recipe.rounds > 1
     grown = before if grows_on else None
-    return Stage(
+    return TrainingStage(
         name=f"heir-{len(layers)}",
         arm="heir" if grows_on else f"heir-{len(layers)}",
         steps=steps,
@@ -193,14 +197,16 @@ def _heir(
     recipe: Recipe,
     reference: Decoder,
     layers: LayerMap,
-    grown: Finished | None,
+    grown: FinishedStage | None,
     progress: Passed,
 ) -> Decoder:
     if grown is not None:
         student = read_decoder(grown.run.path, dtype="auto").decoder()
         before = LayerMap(grown.stage.layers, recipe.rule)
         return grow(student, before, reference, layers, copy=recipe.copy, seed=recipe.train.seed)
-    donor = narrowed(recipe, reference, recipe.width, progress) if recipe.width else reference
+    donor = (
+        narrowed_reference(recipe, reference, recipe.width, progress) if recipe.width else reference
+    )
     return inherit(
         donor, layers, copy=recipe.copy, route=recipe.route, normalizer=recipe.normalizer,
         seed=recipe.train.seed,
@@ -208,8 +214,8 @@ def _heir(
 
 
 def _stages(
-    recipe: Recipe, reference: Decoder, name: str, heirs: Sequence[Stage], out: Path
-) -> Iterator[Stage]:
+    recipe: Recipe, reference: Decoder, name: str, heirs: Sequence[TrainingStage], out: Path
+) -> Iterator[TrainingStage]:
     """A baseline's stages: the last heir's depth, and as many steps as went into it, so many times
     as many, or as many as all rounds took.
     """
@@ -222,7 +228,7 @@ def _stages(
 
 def _baseline(
     recipe: Recipe, name: str, setting: Setting, steps: int, out: Path
-) -> Iterator[Stage]:
+) -> Iterator[TrainingStage]:
     baseline, folder = baseline_of(name), folder_of(name)
     then = baseline.second
     steps *= baseline.times
@@ -233,23 +239,23 @@ def _baseline(
     if then is None:
         lesson, lora = learning(recipe, baseline, setting)
         solved = partial(bridges, recipe, setting.reference, setting.layers, None, ())
-        yield Stage(
+        yield TrainingStage(
             folder, name, steps, 0, start, distill=lesson, lora=lora,
             layers=setting.layers.sources if baseline.bridged else (),
             bridge=solved if baseline.bridged else None,
         )  # fmt: skip
         return
     before, half = out / f"{folder}-1", half_way(recipe, steps)
-    yield Stage(before.name, name, half, 0, start)
-    yield Stage(
+    yield TrainingStage(before.name, name, half, 0, start)
+    yield TrainingStage(
         folder, name, steps - half, half,
         lambda _: then(setting, read_decoder(before, dtype="auto").decoder()),
     )  # fmt: skip
 
 
 def _finished(
-    recipe: Recipe, reference: Decoder, stage: Stage, out: Path, shown: Shown
-) -> Finished:
+    recipe: Recipe, reference: Decoder, stage: TrainingStage, out: Path, shown: Shown
+) -> FinishedStage:
     """Return the stage's run: the one that is there, continued if need be, or a new one."""
     place = out / stage.name
     refuse_link(place)
@@ -263,7 +269,7 @@ def _finished(
         if not done:
             with shown(stage.name) as show:
                 run = train(run.config, place, resume=True, show=show)
-        return Finished(stage, run)
+        return FinishedStage(stage, run)
     with shown(stage.name) as show:
         decoder = stage.start(partial(show.count, "narrowing: layers passed"))
     origin = {
@@ -281,4 +287,4 @@ def _finished(
     config = stage_config(recipe, stage, decoder)
     with shown(stage.name) as show:
         run = train(config, place, initial=Initial(decoder, origin), show=show)
-    return Finished(stage, run)
+    return FinishedStage(stage, run)

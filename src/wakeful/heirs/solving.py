@@ -22,7 +22,7 @@ from wakeful.training.setup import autocast
 from wakeful.world import joined
 
 
-def narrowed(
+def narrowed_reference(
     recipe: Recipe, reference: Decoder, width: WidthConfig, progress: Passed = unseen
 ) -> Decoder:
     """Return the reference with fewer heads and channels, solved on the text's beginning."""

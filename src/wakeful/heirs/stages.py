@@ -15,7 +15,7 @@ from wakeful.heirs.bridge import Bridged, check_bridge, gaps
 from wakeful.heirs.layers import LayerMap, first, laziest
 from wakeful.heirs.narrow import narrow_config
 from wakeful.heirs.recipe import Recipe
-from wakeful.heirs.solving import narrowed
+from wakeful.heirs.solving import narrowed_reference
 from wakeful.model.decoder import Decoder
 from wakeful.runs.run import Run
 from wakeful.training.records import Summary
@@ -49,7 +49,7 @@ def check_stages(recipe: Recipe, reference: Decoder) -> Config:
             decoder = arm.stand_in(setting)
             if arm.second is not None:
                 decoder = arm.second(setting, decoder)
-        stage = Stage(
+        stage = TrainingStage(
             name, name, recipe.train.steps, 0, lambda _: reference, distill=lesson, lora=lora
         )
         check_parts(stage_config(recipe, stage, decoder))
@@ -58,12 +58,12 @@ def check_stages(recipe: Recipe, reference: Decoder) -> Config:
 
 def config_of_reference(recipe: Recipe, reference: Decoder) -> Config:
     """Return the configuration of a stage that would train the whole reference."""
-    whole = Stage("reference", "reference", recipe.train.steps, 0, lambda _: reference)
+    whole = TrainingStage("reference", "reference", recipe.train.steps, 0, lambda _: reference)
     return stage_config(recipe, whole, reference)
 
 
 @dataclass(frozen=True)
-class Stage:
+class TrainingStage:
     """One training run of a recipe."""
 
     name: str
@@ -84,10 +84,10 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedStage:
     """A stage and the run it became."""
 
-    stage: Stage
+    stage: TrainingStage
     run: Run
 
     @property
@@ -107,11 +107,11 @@ class Finished:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FinishedStages:
     """The heir's rounds and the baselines' stages, in the order they ran."""
 
-    rounds: tuple[Finished, ...]
-    baselines: tuple[Finished, ...]
+    rounds: tuple[FinishedStage, ...]
+    baselines: tuple[FinishedStage, ...]
 
 
 def timed_heir(recipe: Recipe, setting: Setting, layers: LayerMap) -> Decoder:
@@ -132,7 +132,7 @@ def setting_of(recipe: Recipe, reference: Decoder, layers: LayerMap) -> Setting:
         normalizer=recipe.normalizer,
         shape=narrow_config(reference.config, recipe.width) if recipe.width else None,
         copy=recipe.copy,
-        narrowed=partial(narrowed, recipe, reference),
+        narrowed=partial(narrowed_reference, recipe, reference),
     )
 
 
@@ -153,7 +153,7 @@ def half_way(recipe: Recipe, steps: int) -> int:
     return max(every, steps // 2 // every * every)
 
 
-def stage_config(recipe: Recipe, stage: Stage, decoder: Decoder) -> Config:
+def stage_config(recipe: Recipe, stage: TrainingStage, decoder: Decoder) -> Config:
     """Return the configuration of a stage's run."""
     asked = recipe.optimizer.warmup_steps
     warmup = min(asked, stage.steps) if asked else round(recipe.warmup * stage.steps)

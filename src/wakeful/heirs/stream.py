@@ -1,4 +1,4 @@
-"""`Stream`: a decoder's residual stream over a text, taken on layer by layer."""
+"""`TextStream`: a decoder's residual stream over a text, taken on layer by layer."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -16,7 +16,7 @@ _AT_ONCE = 2048
 """Tokens that go through a layer together."""
 
 
-class Stream:
+class TextStream:
     """A decoder's stream over all of a text, as far as its first layers take it."""
 
     def __init__(

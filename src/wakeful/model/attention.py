@@ -16,10 +16,10 @@ from wakeful.config.model import RotationName
 from wakeful.errors import WakefulError
 from wakeful.model.attend import attend, attend_by_definition
 from wakeful.model.cache import Cache
-from wakeful.model.positions import Rotation, rotate
-from wakeful.model.turned import Turned
+from wakeful.model.positions import CosSin, turn_pairs
+from wakeful.model.turned import WalshHadamard
 from wakeful.normalizers.base import Normalizer
-from wakeful.norms.base import Part
+from wakeful.norms.base import NormSite
 from wakeful.roles import BIAS, READS, WRITES, HasRoles, Role
 from wakeful.routes.base import QKV, Read, RoutePlan, ValueRoute
 from wakeful.shape import Shape
@@ -36,7 +36,7 @@ class Flow:
 
     memory: dict[Read, Tensor]
     cache: Cache | None
-    rotations: Mapping[RotationName, Rotation]
+    rotations: Mapping[RotationName, CosSin]
     keep: Tensor | None
     """Boolean (B, L, S): the pairs that see each other, where causality alone does not say."""
     near: Tensor | None = None
@@ -90,7 +90,7 @@ def into_heads(
         heads = norm(projected).reshape(split)
     else:
         heads = norm(projected.reshape(split))
-    return rotate(heads, flow.rotations[rotary]) if rotary else heads
+    return turn_pairs(heads, flow.rotations[rotary]) if rotary else heads
 
 
 class Borrowed(nn.Module):
@@ -197,7 +197,7 @@ class Attention(HasRoles, nn.Module):
         qkv_bias: bool,
         out_bias: bool,
         rotary: RotationName,
-        head_norm: Callable[[Part], nn.Module],
+        head_norm: Callable[[NormSite], nn.Module],
         scales: Sequence[float],
         prefix: int,
         stored: int = 0,
@@ -229,7 +229,7 @@ class Attention(HasRoles, nn.Module):
         self.scales = tuple(scales)
         self.dot = DotProduct(normalizer, scale=scales[layer], prefix=prefix, stored=stored)
         self.out = nn.Linear(shape.num_heads * head_width, width, bias=out_bias)
-        self.turn = Turned() if turned else None
+        self.turn = WalshHadamard() if turned else None
         """What queries and keys go through after RoPE and any route."""
         self.cached_channels = shape.num_kv_heads * head_width
         self.quantized: nn.Module | None = None

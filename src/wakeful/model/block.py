@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from wakeful.config.model import MLPName
 from wakeful.depth.base import State, SublayerMix
 from wakeful.model.attention import Attention, Flow
-from wakeful.model.turned import Turned
-from wakeful.norms.base import Norm, Part
-from wakeful.placements.base import Where
+from wakeful.model.turned import WalshHadamard
+from wakeful.norms.base import Norm, NormSite
+from wakeful.placements.base import NormOrder
 from wakeful.roles import BIAS, READS, WRITES, HasRoles, Role
 from wakeful.routes.base import Read
 
@@ -27,7 +27,7 @@ class MLP(HasRoles, nn.Module):
 
     def __init__(self, *, turned: bool = False) -> None:
         super().__init__()
-        self.turn = Turned() if turned else None
+        self.turn = WalshHadamard() if turned else None
 
     def roles(self) -> Mapping[str, Role]:
         into = dict.fromkeys(("gate.weight", "up.weight"), READS)
@@ -85,7 +85,7 @@ def make_mlp(name: MLPName, width: int, hidden: int, *, bias: bool, turned: bool
     assert_never(name)
 
 
-MakeNorm = Callable[[Part], Norm]
+MakeNorm = Callable[[NormSite], Norm]
 Left = dict[Read, Tensor]
 
 
@@ -162,7 +162,7 @@ class SublayerBlock(Block):
         *,
         layer: int,
         depth: SublayerMix,
-        where: Where,
+        where: NormOrder,
     ) -> None:
         super().__init__(norm, attention, mlp)
         if where == "after":
@@ -192,7 +192,7 @@ class SublayerBlock(Block):
         return x, left, state
 
 
-BLOCKS: dict[Where, type[Block]] = {
+BLOCKS: dict[NormOrder, type[Block]] = {
     "before": Block, "over": PostBlock, "both": PeriBlock, "after": ReorderedBlock,
 }  # fmt: skip
 """By where the norms stand, in a plain stream."""

@@ -27,9 +27,9 @@ from wakeful.model.attention import Attention, Flow
 from wakeful.model.block import BLOCKS, Block, ParallelBlock, SublayerBlock, make_mlp
 from wakeful.model.cache import Cache, Slot
 from wakeful.model.chunked import MANY, cross_entropy_of_rows
-from wakeful.model.positions import Rotary, Rotation
+from wakeful.model.positions import CosSin, Rotary
 from wakeful.normalizers.base import Normalizer
-from wakeful.norms.base import Norm, Part, Place
+from wakeful.norms.base import Norm, NormPlace, NormSite
 from wakeful.placements.base import Placement
 from wakeful.roles import HEAD, TABLE, HasRoles, Marked, Role, role_of
 from wakeful.ropes import RopeScaling
@@ -410,11 +410,11 @@ class Decoder(HasRoles, Marked, nn.Module):
             )
         return (ParallelBlock if config.parallel else BLOCKS[where])(norm, attention, mlp)
 
-    def _norm(self, part: Part, layer: int) -> Norm:
+    def _norm(self, part: NormSite, layer: int) -> Norm:
         config = self.config
         of_heads = part in ("query", "key")
         norm: Norm = build("norms", "rmsnorm" if of_heads else config.norm)
-        place = Place(
+        place = NormPlace(
             part=part,
             layer=layer,
             num_layers=config.num_layers,
@@ -426,7 +426,7 @@ class Decoder(HasRoles, Marked, nn.Module):
             norm.attach(place)
         return norm
 
-    def _norm_width(self, part: Part) -> int:
+    def _norm_width(self, part: NormSite) -> int:
         """Return the channels that a norm is over."""
         shape = self.config.shape
         if part not in ("query", "key"):
@@ -475,8 +475,8 @@ class Decoder(HasRoles, Marked, nn.Module):
         name = self.config.rotation_of(layer)
         return self.get_submodule(name) if name else None  # pyright: ignore[reportReturnType]
 
-    def _rotations(self, places: slice | Tensor) -> dict[RotationName, Rotation]:
-        found: dict[RotationName, Rotation] = {}
+    def _rotations(self, places: slice | Tensor) -> dict[RotationName, CosSin]:
+        found: dict[RotationName, CosSin] = {}
         for layer in range(self.config.num_layers):
             name, rotary = self.config.rotation_of(layer), self.rotary_of(layer)
             if rotary is not None and name not in found:

@@ -148,7 +148,9 @@ def continuation(
             f"context of {context}"
         )
     generator = torch.Generator().manual_seed(seed)
-    pick = partial(choose, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
+    pick = partial(
+        choose_token, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator
+    )
     tokens = torch.tensor([prompt], device=device)
     return _tokens(step, tokens, num_tokens=num_tokens, pick=pick, stop=stop)
 
@@ -225,7 +227,7 @@ def side_by_side(
     return [row[:length] for row in rows]
 
 
-def choose(
+def choose_token(
     logits: Float[Tensor, "V"],
     *,
     temperature: float,
@@ -248,7 +250,7 @@ def choose_each(
     top_p: float,
     generator: torch.Generator,
 ) -> Int[Tensor, "B"]:
-    """Return a token id for every row, as `choose` does."""
+    """Return a token id for every row, as `choose_token` does."""
     check_logits(logits)
     if temperature == 0:
         return logits.argmax(-1)

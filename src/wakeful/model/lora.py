@@ -57,7 +57,7 @@ class LowRankHeads(Heads, LowRank):  # pyright: ignore[reportIncompatibleMethodO
     """A projection into heads that learns a difference."""
 
 
-def merged(weight: Tensor, a: Tensor, b: Tensor, scale: Tensor) -> Tensor:
+def merged_weight(weight: Tensor, a: Tensor, b: Tensor, scale: Tensor) -> Tensor:
     """Return W + (α / r) B A, summed in float64."""
     low = b.double() @ a.double()
     return (weight.double() + scale.double() * low).to(weight.dtype)

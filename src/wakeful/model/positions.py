@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from wakeful.ropes import RopeScaling
 
-Rotation = tuple[Float[Tensor, "*B L 1 half"], Float[Tensor, "*B L 1 half"]]
+CosSin = tuple[Float[Tensor, "*B L 1 half"], Float[Tensor, "*B L 1 half"]]
 """Cosines and sines of each new token's angles, one for each pair of channels."""
 
 
@@ -39,7 +39,7 @@ class Rotary(nn.Module):
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
-    def table(self) -> Rotation:
+    def table(self) -> CosSin:
         """Return the cosines and sines of every position, float32, each rounded once."""
         # On the CPU even where a default device is set: a model may be built without memory.
         rates = {"dtype": torch.float64, "device": "cpu"}
@@ -50,11 +50,11 @@ class Rotary(nn.Module):
         angles = torch.outer(torch.arange(self.max_length, **rates), frequencies)
         return angles.cos().float().unsqueeze(1), angles.sin().float().unsqueeze(1)
 
-    def forward(self, positions: Int[Tensor, "*B L"] | slice) -> Rotation:
+    def forward(self, positions: Int[Tensor, "*B L"] | slice) -> CosSin:
         return self.cos[positions], self.sin[positions]
 
 
-def rotate(heads: Float[Tensor, "B L N d"], rotation: Rotation) -> Float[Tensor, "B L N d"]:
+def turn_pairs(heads: Float[Tensor, "B L N d"], rotation: CosSin) -> Float[Tensor, "B L N d"]:
     """Turn each head's channel pairs by its token's angles; channels past the table's stay."""
     cos, sin = rotation
     if cos.dtype != heads.dtype:

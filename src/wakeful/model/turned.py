@@ -1,11 +1,11 @@
-"""`Turned`: a fixed rotation of channels that no matrix can take up, done as the model runs."""
+"""`WalshHadamard`: a rotation of channels that no matrix can take up, done as the model runs."""
 
 from torch import Tensor, nn
 
 from wakeful.optim.rotations.hadamard import transform, transform_factors
 
 
-class Turned(nn.Module):
+class WalshHadamard(nn.Module):
     """x F on the last axis, F the Walsh–Hadamard transform (⊗ Hartley) of
     `wakeful.optim.rotations.hadamard`; F is symmetric and F F = I.
 

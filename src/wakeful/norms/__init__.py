@@ -1,6 +1,6 @@
 """Norms: what stands before or after a sublayer."""
 
-from wakeful.norms.base import Norm, Part, Place
+from wakeful.norms.base import Norm, NormPlace, NormSite
 from wakeful.norms.gated import GatedNorm
 from wakeful.norms.layer import LayerNorm
 from wakeful.norms.pre_affine import PreAffine
@@ -12,8 +12,8 @@ __all__ = [
     "LayerNorm",
     "LayerNormScaling",
     "Norm",
-    "Part",
-    "Place",
+    "NormPlace",
+    "NormSite",
     "PreAffine",
     "RMSNorm",
     "RMSNormSingle",

@@ -10,16 +10,16 @@ from torch import Tensor, nn
 from wakeful.errors import WakefulError
 from wakeful.variants import Variant
 
-Part = Literal["attention", "attention_output", "mlp", "mlp_output", "final", "query", "key"]
+NormSite = Literal["attention", "attention_output", "mlp", "mlp_output", "final", "query", "key"]
 """Before a layer's attention or feed-forward network (or over its sum with the stream, where the
 placement says so), after one of them, before the head, or of the query or key heads."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class NormPlace:
     """Where a norm stands, and over how many channels."""
 
-    part: Part
+    part: NormSite
     layer: int
     """From 0; the final norm's is the number of layers."""
     num_layers: int
@@ -34,7 +34,7 @@ class Place:
 class Norm(Variant, nn.Module, ABC):
     """A normalization over the channels, one module a place."""
 
-    place: Place
+    place: NormPlace
     centers: ClassVar[bool] = False
     """Whether it takes the mean over the channels out."""
     scales_channels: ClassVar[bool] = False
@@ -45,7 +45,7 @@ class Norm(Variant, nn.Module, ABC):
     def __init__(self) -> None:
         super().__init__()
 
-    def attach(self, place: Place) -> None:
+    def attach(self, place: NormPlace) -> None:
         """Make the parameters for one place."""
         self.place = place
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wakeful.errors import WakefulError
-from wakeful.norms.base import Norm, Place
+from wakeful.norms.base import Norm, NormPlace
 from wakeful.norms.rms import rms_norm
 from wakeful.roles import Role
 
@@ -31,7 +31,7 @@ class GatedNorm(Norm):
             raise WakefulError(f"gated_norm: rank must be at least 1, got {rank}")
         self.rank = rank
 
-    def attach(self, place: Place) -> None:
+    def attach(self, place: NormPlace) -> None:
         super().attach(place)
         # Not called weight, which whatever divides a norm's output would multiply into.
         self.scale = nn.Parameter(torch.ones(place.width))

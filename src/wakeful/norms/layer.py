@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from wakeful.norms.base import Norm, Place
+from wakeful.norms.base import Norm, NormPlace
 
 
 class LayerNorm(Norm):
@@ -14,7 +14,7 @@ class LayerNorm(Norm):
     centers = True
     scales_channels = True
 
-    def attach(self, place: Place) -> None:
+    def attach(self, place: NormPlace) -> None:
         super().attach(place)
         self.weight = nn.Parameter(torch.ones(place.width))
         self.bias = nn.Parameter(torch.zeros(place.width)) if place.bias else None

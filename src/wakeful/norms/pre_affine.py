@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from wakeful.norms.base import Norm, Place
+from wakeful.norms.base import Norm, NormPlace
 from wakeful.norms.rms import rms_norm
 
 
@@ -19,7 +19,7 @@ class PreAffine(Norm):
     neutral = "pre_affine"
     scales_channels = True
 
-    def attach(self, place: Place) -> None:
+    def attach(self, place: NormPlace) -> None:
         super().attach(place)
         self.before = nn.Parameter(torch.ones(place.width))
         self.weight = nn.Parameter(torch.ones(place.width))

@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from wakeful.norms.base import Norm, Place
+from wakeful.norms.base import Norm, NormPlace
 
 
 def rms_norm(
@@ -63,7 +63,7 @@ class RMSNorm(Norm):
     neutral = "rmsnorm"
     scales_channels = True
 
-    def attach(self, place: Place) -> None:
+    def attach(self, place: NormPlace) -> None:
         super().attach(place)
         self.weight = nn.Parameter(torch.ones(place.width))
 
@@ -87,7 +87,7 @@ class RMSNormSingle(Norm):
     examples = ("rmsnorm_single",)
     plainer = "rmsnorm"
 
-    def attach(self, place: Place) -> None:
+    def attach(self, place: NormPlace) -> None:
         super().attach(place)
         self.weight = nn.Parameter(torch.ones(1))
 

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from wakeful.norms.base import Norm, Place
+from wakeful.norms.base import Norm, NormPlace
 from wakeful.norms.rms import RMSNorm, rms_norm
 
 
@@ -24,7 +24,7 @@ class LayerNormScaling(RMSNorm):
     neutral = None
     plainer = "rmsnorm"
 
-    def attach(self, place: Place) -> None:
+    def attach(self, place: NormPlace) -> None:
         super().attach(place)
         self.scale = 1.0 if place.part == "final" else 1 / math.sqrt(place.layer + 1)
 

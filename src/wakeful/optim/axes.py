@@ -16,9 +16,9 @@ from wakeful.errors import WakefulError
 from wakeful.families import roles_by_name
 from wakeful.roles import role_of
 
-Choice = int | tuple[int, ...] | None
+AxisChoice = int | tuple[int, ...] | None
 """An axis, several, () for none, or None for "as it would be without me"."""
-Axes = Mapping[str, Choice] | Mapping[Tensor, Choice] | Callable[[str, Tensor], Choice]
+Axes = Mapping[str, AxisChoice] | Mapping[Tensor, AxisChoice] | Callable[[str, Tensor], AxisChoice]
 """Choices by name or by tensor, or a function of both."""
 _WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 
@@ -103,12 +103,12 @@ def decide(
 
 def _chooser(
     parameters: Mapping[str, Tensor], given: Axes | None
-) -> Callable[[str, Tensor], Choice]:
+) -> Callable[[str, Tensor], AxisChoice]:
     if given is None:
         return lambda name, parameter: None
     if not isinstance(given, Mapping):
         return given
-    choices: dict[str | int, Choice] = {}
+    choices: dict[str | int, AxisChoice] = {}
     there = parameters.keys() | {id(parameter) for parameter in parameters.values()}
     for key, choice in given.items():
         known = key if isinstance(key, str) else id(key)

@@ -89,7 +89,7 @@ def build_optimizer(
     """
     build = optimizer_of(optimizer)
     title = optimizer if isinstance(optimizer, str) else getattr(build.func, "__name__", "it")
-    taken = options_of(build)
+    taken = optimizer_options(build)
     for key in options:
         if key not in taken:
             raise WakefulError(f"{title} has no option {key!r}; it takes {', '.join(taken)}")
@@ -142,7 +142,7 @@ def configured(
     taken = inspect.signature(build.func).parameters
     options = {
         name: value for name, value in fields.items()
-        if name in options_of(build) and _form(taken[name].default) in (_form(value), "")
+        if name in optimizer_options(build) and _form(taken[name].default) in (_form(value), "")
     }  # fmt: skip
     if build.func is rmsprop:
         options["alpha"] = config.beta2
@@ -187,7 +187,7 @@ def optimizer_of(given: str | Builder, *, imports: bool = False) -> "partial[Any
     return build_call("optimizer", BUILDERS, given, folder="optim.rotations", imports=imports)
 
 
-def options_of(build: "partial[Any]") -> list[str]:
+def optimizer_options(build: "partial[Any]") -> list[str]:
     """Return the options an optimizer takes beside its groups."""
     return list(inspect.signature(build.func).parameters)[1:]
 

@@ -21,10 +21,10 @@ from torch.optim.optimizer import ParamsT
 
 from wakeful.errors import WakefulError
 from wakeful.optim.axes import Axes, Line, Plan, decide, plain_name
-from wakeful.optim.recipe import Place, Recipe, as_now, moment_dtype
+from wakeful.optim.recipe import RotatedParameter, RotationRecipe, as_now, moment_dtype
 from wakeful.optim.rotations.base import Learned, Rotation, rotation_of
 from wakeful.optim.sharding import is_sharded, whole
-from wakeful.optim.step import Job, take_step
+from wakeful.optim.step import ParameterStep, take_step
 
 KERNELS = ("auto", "chunked", "foreach")
 
@@ -90,12 +90,12 @@ class OrthoAdam(torch.optim.Optimizer):
             raise WakefulError(f"sides={sides!r} is not 'residual' or 'both'")
         if kernel not in KERNELS:
             raise WakefulError(f"kernel={kernel!r} is not one of {', '.join(KERNELS)}")
-        self._recipe = Recipe(rotation_of(rotation), seed, share)
+        self._recipe = RotationRecipe(rotation_of(rotation), seed, share)
         self._axes = axes
         self._both = sides == "both"
         self._kernel = kernel
         self._check_finite = check_finite
-        self._places: dict[Tensor, Place] = {}
+        self._places: dict[Tensor, RotatedParameter] = {}
         self._open = False
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, defaults)
@@ -121,7 +121,7 @@ class OrthoAdam(torch.optim.Optimizer):
             for number, parameter in enumerate(group["params"]):
                 name = names[number] if names else f"parameter {len(self._places)}"
                 _check_kind(name, parameter)
-                self._places[parameter] = Place(name, tuple(parameter.shape))
+                self._places[parameter] = RotatedParameter(name, tuple(parameter.shape))
             if self._open:
                 self._decide([group])
         except WakefulError:
@@ -229,7 +229,7 @@ class OrthoAdam(torch.optim.Optimizer):
                         "was refused and nothing changed"
                     )
 
-    def _prepare(self, parameter: Tensor, group: dict[str, Any]) -> Job:
+    def _prepare(self, parameter: Tensor, group: dict[str, Any]) -> ParameterStep:
         """Make what the step of one parameter needs and is not there: its rotations, its state."""
         place, state = self._places[parameter], self.state[parameter]
         made_for = (parameter.device, moment_dtype(parameter))
@@ -244,7 +244,7 @@ class OrthoAdam(torch.optim.Optimizer):
             state["exp_avg"] = place.moment(parameter)
             state["exp_avg_sq"] = place.moment(parameter)
             state.update(place.learned())
-        return Job(parameter, place, state, group)
+        return ParameterStep(parameter, place, state, group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Load moments saved by an OrthoAdam with the same names, shapes, seed and rotation.

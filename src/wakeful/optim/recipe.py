@@ -17,11 +17,11 @@ from wakeful.optim.rotations.base import (
     generator_for,
     rotation_of,
 )
-from wakeful.optim.sharding import fill, layout_for, zeros
+from wakeful.optim.sharding import fill_moment, layout_for, zeros
 
 
 @dataclass(eq=False)
-class Place:
+class RotatedParameter:
     """What is decided once for a parameter: its name, its rotated axes, why, and its rotations."""
 
     name: str
@@ -44,11 +44,11 @@ class Place:
         """Return a moment, zero or as saved, laid out so that the rotated axis is contiguous."""
         layout = layout_for(parameter, self.axes)
         made = zeros(parameter, layout, moment_dtype(parameter), self.axes[:1] == (0,))
-        return made if saved is None else fill(made, saved)
+        return made if saved is None else fill_moment(made, saved)
 
 
 @dataclass(frozen=True)
-class Recipe:
+class RotationRecipe:
     """The rotation asked for, before it has a width."""
 
     rotation: Rotation
@@ -70,7 +70,7 @@ class Recipe:
     def learns(self) -> bool:
         return isinstance(self.rotation, Learned)
 
-    def describe(self, place: Place) -> list[dict[str, Any]]:
+    def describe(self, place: RotatedParameter) -> list[dict[str, Any]]:
         """Return what a checkpoint says of a parameter's rotations: an entry an axis, no matrix."""
         return [
             {
@@ -83,12 +83,14 @@ class Recipe:
             for axis in place.axes
         ]
 
-    def make_all(self, place: Place, parameter: Tensor) -> tuple[Rotation, ...]:
+    def make_all(self, place: RotatedParameter, parameter: Tensor) -> tuple[Rotation, ...]:
         """Return the rotations of a parameter's axes, for its device and its moments' dtype."""
         made_for = parameter.device, moment_dtype(parameter)
         return tuple(self.make(place, axis, *made_for) for axis in place.axes)
 
-    def make(self, place: Place, axis: int, device: torch.device, dtype: torch.dtype) -> Rotation:
+    def make(
+        self, place: RotatedParameter, axis: int, device: torch.device, dtype: torch.dtype
+    ) -> Rotation:
         """Return the rotation of one axis; with `share` the one of its width."""
         width = place.shape[axis]
         if (device, dtype, width) in self.shared:

@@ -69,7 +69,7 @@ def _assembled(part: Tensor, like: DTensor, layout: Layout) -> DTensor:
     )
 
 
-def fill(moment: Tensor, saved: Tensor) -> Tensor:
+def fill_moment(moment: Tensor, saved: Tensor) -> Tensor:
     """Copy a saved moment, whole or sharded in any way, into this one; return it."""
     if not isinstance(moment, DTensor):
         return moment.copy_(saved.full_tensor() if isinstance(saved, DTensor) else saved)

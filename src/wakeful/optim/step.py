@@ -9,20 +9,24 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from wakeful.optim.recipe import Place
+from wakeful.optim.recipe import RotatedParameter
 from wakeful.optim.rotations.base import Learned
 from wakeful.optim.sharding import layout_for, local_part, write_back
 
 CHUNK = 2**18  # elements a chunk: with its temporaries it stays in a core's cache
-Part = tuple[Tensor, Tensor, Tensor, Tensor]
+MomentRows = tuple[Tensor, Tensor, Tensor, Tensor]
 """Rows of a weight, its gradient and its two moments."""
 
 
-class Job:
+class ParameterStep:
     """One parameter's part of a step: views with the rotated axis last, and the step's numbers."""
 
     def __init__(
-        self, parameter: Tensor, place: Place, state: dict[str, Any], group: dict[str, Any]
+        self,
+        parameter: Tensor,
+        place: RotatedParameter,
+        state: dict[str, Any],
+        group: dict[str, Any],
     ) -> None:
         self.parameter = parameter
         self.rotations = place.rotations or ()
@@ -76,11 +80,11 @@ class Job:
             step = self.rotations[1].back(step.mT.contiguous()).mT.contiguous()
         return self.rotations[0].back(step) if self.rotations else step
 
-    def whole(self) -> Part:
+    def whole(self) -> MomentRows:
         """Return the weight, its gradient and its moments."""
         return self.weight, self.grad, self.exp_avg, self.exp_avg_sq
 
-    def chunks(self) -> Iterator[Part]:
+    def chunks(self) -> Iterator[MomentRows]:
         """Yield rows of them, few enough to stay in cache."""
         if len(self.rotations) == 2 or self.weight.numel() <= CHUNK:
             yield self.whole()
@@ -89,13 +93,13 @@ class Job:
         yield from zip(*(tensor.split(rows) for tensor in self.whole()), strict=True)
 
 
-def take_step(jobs: Iterable[Job], kernel: str) -> None:
+def take_step(jobs: Iterable[ParameterStep], kernel: str) -> None:
     """Take the step of one group's jobs: "chunked", "foreach", or "auto", by their devices.
 
     "foreach" takes few kernels, which an accelerator likes, and temporaries as large as the
     weights; "chunked" goes over each weight in pieces that stay in a core's cache.
     """
-    alike: dict[tuple[torch.device, torch.dtype, int], list[Job]] = {}
+    alike: dict[tuple[torch.device, torch.dtype, int], list[ParameterStep]] = {}
     for job in jobs:
         job.begin()
         alike.setdefault((job.parameter.device, job.exp_avg.dtype, job.count), []).append(job)
@@ -111,7 +115,7 @@ def take_step(jobs: Iterable[Job], kernel: str) -> None:
             job.end()
 
 
-def _update(jobs: list[Job], parts: list[Part]) -> None:
+def _update(jobs: list[ParameterStep], parts: list[MomentRows]) -> None:
     """Move the moments by ḡ, and the weights: θ ← (1 − η λ) θ − η Qᵀ m̂ / (√v̂ + ε).
 
     The jobs are of one group, dtype and count of steps. A weight that is narrower than its moments

@@ -5,7 +5,7 @@ from typing import Literal
 
 from wakeful.variants import Variant
 
-Where = Literal["before", "over", "both", "after"]
+NormOrder = Literal["before", "over", "both", "after"]
 """x + F(Norm x), Norm(x + F x), x + Norm(F(Norm x)), or x + Norm(F x), F the attention or the
 feed-forward network."""
 
@@ -14,7 +14,7 @@ class Placement(Variant, ABC):
     """Which norms each layer has; whichever it is, a final norm stands before the head."""
 
     @abstractmethod
-    def at(self, layer: int, num_layers: int) -> Where:
+    def at(self, layer: int, num_layers: int) -> NormOrder:
         """Return where the norms of a layer (from 0) stand."""
 
 
@@ -24,5 +24,5 @@ class Pre(Placement):
     examples = ("pre",)
     neutral = "pre"
 
-    def at(self, layer: int, num_layers: int) -> Where:
+    def at(self, layer: int, num_layers: int) -> NormOrder:
         return "before"

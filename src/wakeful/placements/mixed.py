@@ -3,7 +3,7 @@
 import math
 
 from wakeful.errors import WakefulError
-from wakeful.placements.base import Placement, Where
+from wakeful.placements.base import NormOrder, Placement
 
 
 class Mixed(Placement):
@@ -20,5 +20,5 @@ class Mixed(Placement):
             raise WakefulError(f"mixed: share must be between 0 and 1, got {share}")
         self.share = share
 
-    def at(self, layer: int, num_layers: int) -> Where:
+    def at(self, layer: int, num_layers: int) -> NormOrder:
         return "over" if layer < math.floor(self.share * num_layers + 1e-9) else "before"

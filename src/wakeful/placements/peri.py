@@ -1,6 +1,6 @@
 """Norms before the sublayers and after them."""
 
-from wakeful.placements.base import Placement, Where
+from wakeful.placements.base import NormOrder, Placement
 
 
 class Peri(Placement):
@@ -8,5 +8,5 @@ class Peri(Placement):
 
     examples = ("peri",)
 
-    def at(self, layer: int, num_layers: int) -> Where:
+    def at(self, layer: int, num_layers: int) -> NormOrder:
         return "both"

@@ -1,6 +1,6 @@
 """Norms over the sums of the residual stream and the sublayers."""
 
-from wakeful.placements.base import Placement, Where
+from wakeful.placements.base import NormOrder, Placement
 
 
 class Post(Placement):
@@ -8,5 +8,5 @@ class Post(Placement):
 
     examples = ("post",)
 
-    def at(self, layer: int, num_layers: int) -> Where:
+    def at(self, layer: int, num_layers: int) -> NormOrder:
         return "over"

@@ -1,6 +1,6 @@
 """Norms after the sublayers, inside the residual stream's branches."""
 
-from wakeful.placements.base import Placement, Where
+from wakeful.placements.base import NormOrder, Placement
 
 
 class Reordered(Placement):
@@ -8,5 +8,5 @@ class Reordered(Placement):
 
     examples = ("reordered",)
 
-    def at(self, layer: int, num_layers: int) -> Where:
+    def at(self, layer: int, num_layers: int) -> NormOrder:
         return "after"

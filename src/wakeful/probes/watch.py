@@ -70,7 +70,7 @@ class DecoderSource(EventSource):
             assert isinstance(dot, DotProduct)
             self.calls.append(self._call(layer, dot, args, kwargs, unseen, joined))
             if len(self.calls) == len(shares):
-                emit(mixed(self.calls, shares))
+                emit(one_event(self.calls, shares))
 
         def after(_block: nn.Module, _args: tuple, output: tuple) -> None:
             if len(self.calls) != len(shares):
@@ -161,7 +161,7 @@ def check_one_matrix(model: Decoder, length: int) -> None:
             check_length(length)
 
 
-def mixed(calls: list[AttentionEvent], shares: tuple[float, ...]) -> AttentionEvent:
+def one_event(calls: list[AttentionEvent], shares: tuple[float, ...]) -> AttentionEvent:
     """Return the one event of a layer that attended several times to the same values."""
     *others, own = (
         replace(call, share=float(share)) for call, share in zip(calls, shares, strict=True)

@@ -10,8 +10,7 @@ from typing import get_args
 import polars as pl
 
 from wakeful.comparison.outcomes import Outcome
-from wakeful.comparison.paper_table import Cell as PaperCell
-from wakeful.comparison.paper_table import PaperTable, paper_tables
+from wakeful.comparison.paper_table import PaperCell, PaperTable, paper_tables
 from wakeful.comparison.ranks import Ranking, lacks_common_seed, ranking_of
 from wakeful.comparison.reading import Comparison
 from wakeful.comparison.tables import (

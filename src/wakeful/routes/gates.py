@@ -14,7 +14,7 @@ from wakeful.routes.base import Basis, Memory, ValueRoute
 from wakeful.shape import Shape
 from wakeful.variants import variant_name
 
-Per = Literal["head", "channel"]
+GatePer = Literal["head", "channel"]
 Gate = Literal["sigmoid", "softplus"]
 _SOFTPLUS_1 = math.log(math.e - 1)
 """Its softplus is 1."""
@@ -113,15 +113,20 @@ class OutputGate(Gates):
     nearly = 8.0
 
     def __init__(
-        self, *, per: Per = "head", start: float = 0.0, channels: int = 0, gate: Gate = "sigmoid"
+        self,
+        *,
+        per: GatePer = "head",
+        start: float = 0.0,
+        channels: int = 0,
+        gate: Gate = "sigmoid",
     ) -> None:
         super().__init__(start=start, channels=channels)
-        for name, value, allowed in (("per", per, Per), ("gate", gate, Gate)):
+        for name, value, allowed in (("per", per, GatePer), ("gate", gate, Gate)):
             if value not in get_args(allowed):
                 raise WakefulError(
                     f"output_gate: {name} must be one of {get_args(allowed)}, got {value!r}"
                 )
-        self.per: Per = per
+        self.per: GatePer = per
         self.gate: Gate = gate
 
     def width(self, shape: Shape) -> int:

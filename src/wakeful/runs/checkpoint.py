@@ -45,7 +45,15 @@ from wakeful.optim.saved import (
 )
 from wakeful.paths import part_beside
 from wakeful.runs.run import disk_errors, read_record, save_tensors
-from wakeful.runs.shards import Along, Stored, cut_of, is_complete, local, part_name, share_of
+from wakeful.runs.shards import (
+    Along,
+    StoredTensors,
+    cut_of,
+    is_complete,
+    local,
+    part_name,
+    share_of,
+)
 from wakeful.world import ALONE, World
 
 _NAME = re.compile(r"step-(\d{8,})")
@@ -55,7 +63,7 @@ _OWN_SHAPE = "rotation_"
 
 
 @dataclass(frozen=True)
-class Progress:
+class RunProgress:
     """How far a run has come."""
 
     step: int = 0
@@ -82,10 +90,10 @@ class Numbers:
 
 
 @dataclass(frozen=True, kw_only=True)
-class State:
+class CheckpointState:
     """state.json: what a checkpoint says besides its tensors."""
 
-    progress: Progress
+    progress: RunProgress
     kind: str
     """The optimizer's class."""
     optimizer: Numbers
@@ -94,7 +102,7 @@ class State:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class ManifestEntry:
     """What manifest.json says of a file."""
 
     bytes: int
@@ -105,7 +113,7 @@ def save(
     folder: Path,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    progress: Progress,
+    progress: RunProgress,
     *,
     keep: int,
     world: World = ALONE,
@@ -128,7 +136,7 @@ def save(
             tensors, numbers = _pack(packed, trained)
             cut = {"model": {} if whole else _cuts(weights), "optimizer": _cuts(tensors)}
             kind = type(optimizer).__name__
-            state = State(progress=progress, kind=kind, optimizer=numbers, cut=cut)
+            state = CheckpointState(progress=progress, kind=kind, optimizer=numbers, cut=cut)
             if world.first:
                 folder.mkdir(parents=True, exist_ok=True)
                 _sweep(folder)
@@ -228,7 +236,7 @@ def load_model(path: Path, model: nn.Module, world: World = ALONE) -> None:
     verify(path, world)
     world.gather("the files are whole")
     own = _unique(model)
-    stored = Stored(path, "model", read_state(path).cut)
+    stored = StoredTensors(path, "model", read_state(path).cut)
     check_shapes(own, _shapes_for(own, stored), path)
     with torch.no_grad():
         for name, tensor in own.items():
@@ -236,11 +244,11 @@ def load_model(path: Path, model: nn.Module, world: World = ALONE) -> None:
             layer = name.removesuffix(".weight")
             if layer + lora.A in stored.shapes and layer + lora.A not in own:
                 a, b, scale = (stored.read(layer + end) for end in (lora.A, lora.B, lora.SCALE))
-                found = lora.merged(found, a, b, scale)
+                found = lora.merged_weight(found, a, b, scale)
             local(tensor).copy_(found)
 
 
-def _shapes_for(own: Mapping[str, Tensor], stored: Stored) -> dict[str, tuple[int, ...]]:
+def _shapes_for(own: Mapping[str, Tensor], stored: StoredTensors) -> dict[str, tuple[int, ...]]:
     """Return the stored shapes without the adapters that a model lacks."""
     ends = (lora.A, lora.B, lora.SCALE)
     return {
@@ -256,7 +264,7 @@ def check_description(path: Path, config: ModelConfig) -> None:
     """
     verify(path, digests=False)
     try:
-        stored = Stored(path, "model", read_state(path).cut)
+        stored = StoredTensors(path, "model", read_state(path).cut)
         own = _unique(skeleton(config, len(stored.shapes), path))
         check_shapes(own, _shapes_for(own, stored), path)
     except WakefulError:
@@ -264,13 +272,13 @@ def check_description(path: Path, config: ModelConfig) -> None:
         raise
 
 
-def read_state(path: Path) -> State:
+def read_state(path: Path) -> CheckpointState:
     """Return what a checkpoint's state.json says.
 
     Raises:
         WakefulError: it cannot be read, or a field is missing or cannot be.
     """
-    state = read_record(State, path / "state.json")
+    state = read_record(CheckpointState, path / "state.json")
     if path.name != f"step-{state.progress.step:08d}":
         raise WakefulError(
             f"{path} is the checkpoint of step {state.progress.step} by its state.json: give the "
@@ -279,7 +287,7 @@ def read_state(path: Path) -> State:
     return state
 
 
-def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> Progress:
+def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> RunProgress:
     """Fill an optimizer from a (verified) checkpoint; return the progress stored with it."""
     state = read_state(path)
     if state.kind != type(optimizer).__name__:
@@ -287,7 +295,7 @@ def load_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> Progress:
             f"{path} was written with the optimizer {state.kind}, not "
             f"{type(optimizer).__name__}: optimizer.name has changed; start a new run"
         )
-    stored = Stored(path, "optimizer", state.cut)
+    stored = StoredTensors(path, "optimizer", state.cut)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     told = state.optimizer
     placed: set[str] = set()
@@ -402,9 +410,9 @@ def verify(path: Path, world: World = ALONE, *, digests: bool = True) -> None:
         WakefulError: a file is missing, cut short or changed.
     """
     cure = f"delete {path} to resume from the checkpoint before it"
-    manifest: dict[str, Entry] = {}
+    manifest: dict[str, ManifestEntry] = {}
     with contextlib.suppress(WakefulError):
-        manifest = read_record(dict[str, Entry], path / "manifest.json")
+        manifest = read_record(dict[str, ManifestEntry], path / "manifest.json")
     whole = "state.json" in manifest and all(
         is_complete(set(manifest), what) for what in ("model", "optimizer")
     )
@@ -475,7 +483,7 @@ def _unique(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _entry(path: Path) -> dict[str, Any]:
-    return to_table(Entry(bytes=path.stat().st_size, sha256=file_sha256(path)))
+    return to_table(ManifestEntry(bytes=path.stat().st_size, sha256=file_sha256(path)))
 
 
 def _sync(path: Path) -> None:

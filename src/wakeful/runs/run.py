@@ -48,7 +48,7 @@ except ImportError:  # Windows has no flock; there a run directory is not guarde
     fcntl = None
 
 T = TypeVar("T")
-FORMAT = 1
+RUN_FORMAT = 1
 LOGS = ("metrics.jsonl", "trajectories.jsonl", "attention.jsonl")
 """Files that grow by a row."""
 RESUMED = ("train", "compare", "inherit", "demo")
@@ -72,7 +72,7 @@ _MOST_ROWS = 2**24
 class Header:
     """run.json: what a run directory is. What only one kind of run says is empty in the others."""
 
-    format: int = FORMAT
+    format: int = RUN_FORMAT
     kind: str = ""
     """train, compare, inherit, demo, diagnose, evaluate, quantize, quantized, or a verb of another
     package."""
@@ -148,7 +148,7 @@ class Run:
             now = datetime.now(UTC).isoformat(timespec="seconds")
             run.write_json(
                 "run.json",
-                {"format": FORMAT, "kind": kind, "created": now, "status": "running",
+                {"format": RUN_FORMAT, "kind": kind, "created": now, "status": "running",
                  "wakeful": __version__, **fields},
             )  # fmt: skip
             if aside:
@@ -167,9 +167,9 @@ class Run:
     def open(cls, path: str | Path) -> "Run":
         """Open an existing run directory."""
         run = cls(path)
-        if run.header.format != FORMAT:
+        if run.header.format != RUN_FORMAT:
             raise WakefulError(
-                f"{path} has run format {run.header.format}; this wakeful reads {FORMAT}"
+                f"{path} has run format {run.header.format}; this wakeful reads {RUN_FORMAT}"
             )
         return run
 

@@ -87,7 +87,7 @@ def is_complete(names: "set[str]", what: str) -> bool:
     return len(sizes) == 1 and {int(m[2]) for m in found} == set(range(*sizes))
 
 
-class Stored:
+class StoredTensors:
     """The tensors of one checkpoint, "model" or "optimizer", however many files they are in."""
 
     def __init__(self, folder: Path, what: str, cut: Mapping[str, Mapping[str, Along]]) -> None:

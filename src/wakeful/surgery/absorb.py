@@ -29,7 +29,7 @@ _SMALLEST = 1e-6
 """The least mean weight: that of none has no logarithm."""
 
 
-class Seen(NamedTuple):
+class SeenAttention(NamedTuple):
     """One layer's attention over a text with the stored token as its first key."""
 
     layer: int
@@ -59,7 +59,7 @@ class Seen(NamedTuple):
         return torch.cat(first, 1), torch.cat(rest, 1)
 
 
-Learn = Callable[[Seen], tuple[Tensor | float, dict[str, Tensor]]]
+Learn = Callable[[SeenAttention], tuple[Tensor | float, dict[str, Tensor]]]
 """Given what a layer saw: what is added to its keys' bias, and further parameters by name."""
 
 
@@ -102,7 +102,7 @@ def absorb(
 
     def see(layer: int, dot: DotProduct, heads: tuple[Tensor, Tensor, Tensor]) -> None:
         q, k, v = heads
-        key, more = learn(Seen(layer, inputs.pop(layer), q, k, dot.scale))
+        key, more = learn(SeenAttention(layer, inputs.pop(layer), q, k, dot.scale))
         value = v[0, 0]
         repeated = value.repeat_interleave(shape.num_heads // shape.num_kv_heads, 0).flatten()
         attention = cast(Block, decoder.blocks[layer]).attention

@@ -19,7 +19,7 @@ from torch import Tensor
 from wakeful.errors import WakefulError
 from wakeful.model.decoder import Decoder
 from wakeful.model.rebuild import rebuilt
-from wakeful.surgery.absorb import Seen, absorb, check_absorbs, level
+from wakeful.surgery.absorb import SeenAttention, absorb, check_absorbs, level
 
 ROUTE = "output_gate"
 _RIDGE = 0.1
@@ -44,7 +44,7 @@ def learned_gates(decoder: Decoder, token: int, text: Int[Tensor, "B L"]) -> Dec
     """
     check_absorbs(decoder, "gates")
 
-    def learn(seen: Seen) -> tuple[float, dict[str, Tensor]]:
+    def learn(seen: SeenAttention) -> tuple[float, dict[str, Tensor]]:
         first, rest = seen.ends()
         odds = rest - first  # (H, N)
         x = seen.x.flatten(0, 1).double()

@@ -29,7 +29,7 @@ from wakeful.model.decoder import Decoder
 from wakeful.model.finite import check_logits
 from wakeful.model.fold import folded
 from wakeful.model.rebuild import rebuilt
-from wakeful.model.turned import Turned
+from wakeful.model.turned import WalshHadamard
 from wakeful.norms.base import Norm
 from wakeful.optim.rotations.base import Identity, Learned, Rotation, generator_for, rotation_of
 from wakeful.optim.rotations.hadamard import transform, transform_factors
@@ -37,7 +37,7 @@ from wakeful.paged import AT_ONCE, as_stored, in_memory
 from wakeful.roles import Role, roles_of
 from wakeful.routes.base import ValueRoute
 
-Turn = Callable[[Tensor], Tensor]
+Turning = Callable[[Tensor], Tensor]
 _CHANNELS = {"stream": "residual stream's channels", "values": "values' channels"}
 _OF_HEADS = ("query", "key")
 _CLOSE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
@@ -116,7 +116,7 @@ def rotate_keys(decoder: Decoder) -> Decoder:
     if decoder.config.stored_prefix and not decoder.config.qk_rotation:
         for name, keys in decoder.named_parameters():
             if name.endswith("attention.stored.keys"):
-                stored[name] = Turned()(keys.double()).to(keys.dtype)
+                stored[name] = WalshHadamard()(keys.double()).to(keys.dtype)
     turned = rebuilt(decoder, stored, qk_rotation=True)
     _compare(decoder, turned, "a rotation of queries and keys")
     return turned
@@ -228,7 +228,9 @@ def _fold(norm: Norm, readers: list[nn.Linear]) -> None:
                 rows.copy_(rows.double() * scale.double())
 
 
-def _turn(kind: Rotation, width: int, device: torch.device, *, centered: bool, seed: int) -> Turn:
+def _turn(
+    kind: Rotation, width: int, device: torch.device, *, centered: bool, seed: int
+) -> Turning:
     """Return x -> x Qᵀ on rows; with `centered`, of a Q that keeps (1, …, 1).
 
     That Q is U diag(1, R) U with R drawn one narrower and U the reflection that exchanges
@@ -252,7 +254,7 @@ def _turn(kind: Rotation, width: int, device: torch.device, *, centered: bool, s
     return turn
 
 
-def _turn_matrix(decoder: Decoder, name: str, role: Role, turn: Turn, *, centered: bool) -> None:
+def _turn_matrix(decoder: Decoder, name: str, role: Role, turn: Turning, *, centered: bool) -> None:
     """Turn the axis of a matrix that lies in the stream, and the bias of one that writes to it."""
     weight = decoder.get_parameter(name)
     writes = role.residual == 0

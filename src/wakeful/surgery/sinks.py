@@ -17,8 +17,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from wakeful.model.decoder import Decoder
-from wakeful.model.positions import rotate
-from wakeful.surgery.absorb import Seen, absorb, check_absorbs, level
+from wakeful.model.positions import turn_pairs
+from wakeful.surgery.absorb import SeenAttention, absorb, check_absorbs, level
 
 NORMALIZER = "softmax1(learned=True)"
 
@@ -40,7 +40,7 @@ def learned_sinks(decoder: Decoder, token: int, text: Int[Tensor, "B L"]) -> Dec
     """
     check_absorbs(decoder, "sinks")
 
-    def learn(seen: Seen) -> tuple[Tensor, dict[str, Tensor]]:
+    def learn(seen: SeenAttention) -> tuple[Tensor, dict[str, Tensor]]:
         shift, turned = _shift(decoder, seen.layer, seen.k[:1, :1], text.shape[1])
         first, rest = seen.ends()
         _, shifted = seen.ends(turned)
@@ -64,5 +64,5 @@ def _shift(
         return key, key.expand(places)
     cos, sin = rotary(slice(1, length + 1))
     back = cos.mean(0, keepdim=True), -sin.mean(0, keepdim=True)
-    shift = rotate(key, back)
-    return shift, rotate(shift.expand(places), (cos, sin))
+    shift = turn_pairs(key, back)
+    return shift, turn_pairs(shift.expand(places), (cos, sin))

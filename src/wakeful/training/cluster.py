@@ -116,7 +116,7 @@ class Work(Protocol):
 
 
 @dataclass(frozen=True)
-class Row:
+class RunRow:
     """A run to be trained."""
 
     label: str
@@ -374,7 +374,7 @@ def train_row(table: Mapping[str, Any], place: str) -> Ended:
         task_of(config.data.source, imports=True)
         train(config, place, resume=(Path(place) / "run.json").is_file())
 
-    return told(work)
+    return ended_of(work)
 
 
 def in_turn(calls: Sequence[Call], command: str = "") -> list[Ended]:
@@ -392,7 +392,7 @@ def in_turn(calls: Sequence[Call], command: str = "") -> list[Ended]:
     return ended
 
 
-def told(work: Callable[[], object]) -> Ended:
+def ended_of(work: Callable[[], object]) -> Ended:
     """Do a job's work and return what was wrong."""
     if os.environ.get(_ENGINE) == "local":
         os.setpgrp()  # a terminal's Ctrl-C goes to the command, which ends this job

@@ -5,19 +5,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from wakeful.config.rows import differences
+from wakeful.config.rows import config_differences
 from wakeful.config.schema import Config
 from wakeful.config.tables import to_table
 from wakeful.display import Display, Shown
 from wakeful.errors import Diverged, Interrupted, WakefulError
 from wakeful.runs.run import Run, is_done, refuse_link
-from wakeful.training.cluster import Row, cluster_of, deal
+from wakeful.training.cluster import RunRow, cluster_of, deal
 from wakeful.training.loop import train
 from wakeful.training.records import DataFacts, data_facts
 from wakeful.training.setup import check_run
 
 _SAME_DATA = "train both on the same data"
-PAIRED = {
+IN_COMMON = {
     "corpus_sha256": _SAME_DATA,
     "tokenizer": _SAME_DATA,
     "validation_sha256": _SAME_DATA,
@@ -28,7 +28,7 @@ PAIRED = {
 """What variants must have in common for their losses to be paired, and what to do where not."""
 
 
-def compare(
+def train_variants(
     variants: Mapping[str, Config],
     path: str | Path,
     *,
@@ -81,7 +81,7 @@ def compare(
     try:
         if dealt is not None:
             rows = [
-                Row(f"{name}, seed {seed}", config, places[name, seed].absolute())
+                RunRow(f"{name}, seed {seed}", config, places[name, seed].absolute())
                 for (name, seed), config in runs.items()
             ]
             with shown("compare") as show:
@@ -166,7 +166,7 @@ def _checked(
                 raise WakefulError(f"{name}: {error}") from error
         told = _paired(config, data_facts(data))
         first = first or (name, told)
-        for key, cure in PAIRED.items():
+        for key, cure in IN_COMMON.items():
             if told[key] != first[1][key]:
                 raise WakefulError(
                     f"{name} and {first[0]} cannot be compared: their {key} differs; {cure}"
@@ -175,7 +175,7 @@ def _checked(
 
 
 def _paired(config: Config, data: DataFacts) -> dict[str, object]:
-    """Return a run's values of what is `PAIRED`."""
+    """Return a run's values of what is `IN_COMMON`."""
     prefix = max(1, config.model.relaxed_prefix)  # one token sees itself either way
     own = {"train.length": config.train.length, "model.relaxed_prefix": prefix}
     return {**to_table(data), **own}
@@ -193,7 +193,7 @@ def _check_begun(folder: Path, config: Config, seeds: Sequence[int]) -> None:
         if not (place / "run.json").is_file():
             continue
         now = dataclasses.replace(config, train=dataclasses.replace(config.train, seed=seed))
-        odd = differences(Run.open(place).config, now)
+        odd = config_differences(Run.open(place).config, now)
         if odd:
             told = ", ".join(f"{key} was {a!r} and is {b!r}" for key, (a, b) in odd.items())
             raise WakefulError(

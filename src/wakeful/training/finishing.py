@@ -92,7 +92,7 @@ _LARGEST_EXPONENT = 700.0
 """e to this is still a float; JSON has no infinity."""
 
 
-def finish(
+def finish_run(
     config: Config,
     run: Run,
     parallel: Parallel,

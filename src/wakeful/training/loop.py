@@ -31,10 +31,10 @@ from wakeful.runs.run import Environment, Run, SharedRun, environment
 from wakeful.runs.shards import local
 from wakeful.training.deferred import Fault, Unread
 from wakeful.training.events import Write, event_writer
-from wakeful.training.finishing import finish, forget_peak
+from wakeful.training.finishing import finish_run, forget_peak
 from wakeful.training.objective import Loss, loss_name, make_loss
-from wakeful.training.parallel import Parallel, spread
-from wakeful.training.prefetch import ahead
+from wakeful.training.parallel import Parallel, distribute
+from wakeful.training.prefetch import read_ahead
 from wakeful.training.records import check_rows, check_same_data, data_facts, record
 from wakeful.training.setup import (
     admit_parts,
@@ -45,7 +45,7 @@ from wakeful.training.setup import (
     resolved,
 )
 from wakeful.training.validation import best_loss, validate
-from wakeful.training.watching import diagnose
+from wakeful.training.watching import record_diagnosis
 from wakeful.world import World, is_lost, joined, lost
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -125,7 +125,7 @@ def _train(
     elif world.first:
         _create(config, path, data, decoder, optimizer, initial, environment(device, world.size))
     world.gather("the run is there")
-    parallel = spread(config, decoder, device, world)
+    parallel = distribute(config, decoder, device, world)
     if world.size > 1:
         optimizer = make_optimizer(config, decoder)
     loss = functools.partial(parallel.call, loss)
@@ -137,7 +137,7 @@ def _train(
         forget_peak(device)
         if steps:
             _lengthen(run, config)
-        progress = checkpoint.Progress()
+        progress = checkpoint.RunProgress()
         if resume and checkpoint.steps(run.checkpoints):
             progress = _continued(config, run, parallel, optimizer)
         first = progress.step
@@ -148,13 +148,13 @@ def _train(
                 if first == 0 and run.header.initial is not None:
                     validate(config, run, parallel, windows, 0, write_scalars)
                 if first == 0 and config.train.diagnose.from_the_start:
-                    diagnose(config, run, parallel, windows, 0, write_scalars)
+                    record_diagnosis(config, run, parallel, windows, 0, write_scalars)
                 _steps(
                     config, run, parallel, optimizer, loss, batches, windows, show, write_scalars,
                     stopped, progress,
                 )  # fmt: skip
                 switch(optimizer, train=False)
-                finish(config, run, parallel, optimizer, data, windows, write_scalars)
+                finish_run(config, run, parallel, optimizer, data, windows, write_scalars)
         except BaseException:
             run.set_status("stopped")
             raise
@@ -229,7 +229,7 @@ def _create(
         new.write_json("data.json", data_facts(data))
         _as_trained(config, data).save(new.path)
         if initial is not None:
-            checkpoint.save(new.checkpoints, decoder, optimizer, checkpoint.Progress(), keep=1)
+            checkpoint.save(new.checkpoints, decoder, optimizer, checkpoint.RunProgress(), keep=1)
 
 
 def _as_trained(config: Config, data: Data) -> Tokenizer:
@@ -246,7 +246,7 @@ def _as_trained(config: Config, data: Data) -> Tokenizer:
 
 def _continued(
     config: Config, run: Run, parallel: Parallel, optimizer: torch.optim.Optimizer
-) -> checkpoint.Progress:
+) -> checkpoint.RunProgress:
     """Load the newest checkpoint; return how far it had come."""
     world = parallel.world
     newest = checkpoint.newest(run.checkpoints)
@@ -269,7 +269,7 @@ def _steps(
     show: Display,
     write_scalars: Write,
     stopped: list[int],
-    progress: checkpoint.Progress,
+    progress: checkpoint.RunProgress,
 ) -> None:
     settings, optim = config.train, config.optimizer
     first = progress.step
@@ -281,7 +281,7 @@ def _steps(
     parameters = [p for p in decoder.parameters() if p.requires_grad]
     every = settings.log_every or (1 if device.type == "cpu" else _LOG_EVERY)
     unread = Unread(every, progress.tokens, progress.seconds)
-    coming = ahead(batches, range(first, settings.steps), device)
+    coming = read_ahead(batches, range(first, settings.steps), device)
     decoder.train()
     _announce(config, decoder, device, world, show, first)
 
@@ -325,11 +325,11 @@ def _steps(
             if evaluates:
                 validate(config, run, parallel, windows, done, write_scalars)
             if diagnoses:
-                diagnose(config, run, parallel, windows, done, write_scalars)
+                record_diagnosis(config, run, parallel, windows, done, write_scalars)
         stop = _stop_asked(world, stopped) if reads else ""
         if due or stop:
             _check_weights(run, world, batches, done, parameters)
-            at = checkpoint.Progress(done, unread.tokens, unread.seconds)
+            at = checkpoint.RunProgress(done, unread.tokens, unread.seconds)
             checkpoint.save(
                 run.checkpoints, decoder, optimizer, at, keep=settings.keep_checkpoints,
                 world=world, whole=last,

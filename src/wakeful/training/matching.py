@@ -21,7 +21,7 @@ from wakeful.model.decoder import Decoder
 from wakeful.optim.build import warmup_cosine
 from wakeful.training.chunked_distillation import distillation_in_rows
 
-PASSES = 4
+MATCHING_PASSES = 4
 """Forward passes that a step is worth: the teacher's, and the student's with its backward."""
 _LONGEST_GRADIENT = 1.0
 _WARMUP = 0.1
@@ -97,9 +97,9 @@ def match(
 
 
 def _loss(student: Decoder, teacher: Decoder, tokens: Tensor) -> Tensor:
-    with torch.no_grad(), states_of(teacher) as wanted:
+    with torch.no_grad(), block_outputs(teacher) as wanted:
         expected = teacher(tokens)
-    with states_of(student) as found:
+    with block_outputs(student) as found:
         logits = student(tokens)
     return _divergence(logits, expected) + distance(found, wanted)
 
@@ -114,7 +114,7 @@ def distance(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> Tensor:
 
 
 @contextmanager
-def states_of(decoder: Decoder) -> Iterator[list[Tensor]]:
+def block_outputs(decoder: Decoder) -> Iterator[list[Tensor]]:
     """Collect every block's output while a model runs."""
     found: list[Tensor] = []
 

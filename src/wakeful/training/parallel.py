@@ -63,7 +63,7 @@ class Alone(Parallel):
     def settle(self) -> None: ...
 
 
-class Entry(nn.Module):
+class ForwardEntry(nn.Module):
     """A module whose forward pass is any computation with the decoder: the one place of hooks."""
 
     def __init__(self, decoder: Decoder) -> None:
@@ -82,7 +82,7 @@ class DataParallel(Parallel):
         with warnings.catch_warnings():  # newer versions of torch spell the option otherwise
             warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")
             self._entry = DistributedDataParallel(
-                Entry(decoder), broadcast_buffers=False, gradient_as_bucket_view=True
+                ForwardEntry(decoder), broadcast_buffers=False, gradient_as_bucket_view=True
             )
 
     def call(self, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
@@ -133,7 +133,7 @@ class FullyShard(Parallel):
             )
         for block in decoder.blocks:
             fully_shard(block, mesh=mesh, mp_policy=policy)
-        self._entry = Entry(decoder)
+        self._entry = ForwardEntry(decoder)
         fully_shard(
             self._entry, mesh=mesh, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False)
         )
@@ -164,7 +164,7 @@ def in_shares(teacher: Decoder, world: World, device: torch.device) -> Decoder:
     return teacher
 
 
-def spread(config: Config, decoder: Decoder, device: torch.device, world: World) -> Parallel:
+def distribute(config: Config, decoder: Decoder, device: torch.device, world: World) -> Parallel:
     """Lay a decoder over the processes of a run as its configuration says, on `device`."""
     if world.size == 1:
         return Alone(decoder, world)

@@ -9,7 +9,9 @@ import torch
 from wakeful.data.order import Batches
 
 
-def ahead(batches: Batches, steps: Iterable[int], device: torch.device) -> Iterator[torch.Tensor]:
+def read_ahead(
+    batches: Batches, steps: Iterable[int], device: torch.device
+) -> Iterator[torch.Tensor]:
     """Yield the batches of `steps`; for a GPU each is read while the one before it is worked on,
     into memory that the copy need not wait for.
     """

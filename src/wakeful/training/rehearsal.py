@@ -49,7 +49,7 @@ def _both(config: OptimizerConfig, folder: Path) -> tuple[list[Tensor], list[Ten
     """Return the weights after all steps, and those of a run that was resumed in between."""
     model, optimizer = _begun(config)
     _train(model, optimizer, config.lr, range(_BEFORE))
-    progress = checkpoint.Progress(_BEFORE)
+    progress = checkpoint.RunProgress(_BEFORE)
     place = checkpoint.save(folder, model, optimizer, progress, keep=1)
     again, other = _begun(config)
     checkpoint.load_model(place, again)

@@ -31,7 +31,7 @@ class Size:
     """Bytes."""
 
 
-def size_of(config: Config) -> Size:
+def run_size(config: Config) -> Size:
     """Return a configuration's size, without making its weights."""
     model, train, data = config.model, config.train, config.data
     task = task_of(data.source)
@@ -56,7 +56,7 @@ def tokens_of(config: Config) -> int:
 
 def run_operations(config: Config) -> float:
     """Return the floating-point operations of a run, as `operations_of` counts them."""
-    return size_of(config).operations * tokens_of(config)
+    return run_size(config).operations * tokens_of(config)
 
 
 def parameters_of(model: ModelConfig) -> int:

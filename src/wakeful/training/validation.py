@@ -24,7 +24,7 @@ from wakeful.world import ALONE, World
 
 
 @torch.no_grad()
-def evaluate(
+def window_losses(
     model: Decoder | Parallel,
     windows: ValidationWindows,
     autocast: contextlib.AbstractContextManager[object],
@@ -116,7 +116,7 @@ def validate(
 ) -> tuple[pl.DataFrame, Evaluation]:
     """Evaluate on the full validation set and record the result."""
     device = parallel.decoder.head.weight.device
-    frame = evaluate(
+    frame = window_losses(
         parallel,
         windows,
         autocast(config.train, device),

@@ -133,7 +133,7 @@ def observed(
 
 
 @torch.no_grad()
-def head_weights(
+def first_weights(
     parallel: Parallel,
     windows: ValidationWindows,
     size: int,
@@ -174,7 +174,7 @@ def whole_windows(windows: ValidationWindows, number: int) -> list[Int[Tensor, "
     return rows or [windows.batch(0)[0][:1]]
 
 
-def rows_of(windows: ValidationWindows, number: int) -> Iterator[tuple[Tensor, Tensor]]:
+def window_rows(windows: ValidationWindows, number: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield inputs and targets of the first `number` windows, one row each."""
     for inputs, targets in windows:
         for row in range(min(number, len(inputs))):
@@ -199,7 +199,7 @@ def _figures(rows: Frame) -> dict[str, float]:
     return found
 
 
-def diagnose(
+def record_diagnosis(
     config: Config,
     run: Run,
     parallel: Parallel,
@@ -211,7 +211,7 @@ def diagnose(
     settings = config.train.diagnose
     if settings.attention:
         precision = precision_of(config, parallel)
-        for weights in head_weights(parallel, windows, settings.attention, step, precision):
+        for weights in first_weights(parallel, windows, settings.attention, step, precision):
             run.append({"kind": weights.kind, **to_table(weights)}, log=weights.log)
     precision = precision_of(config, parallel)
     seen = observed(parallel, windows, settings.num_sequences, autocast=precision)

@@ -13,13 +13,13 @@ from wakeful.comparison.reading import read_comparison
 from wakeful.comparison.tables import summary_table
 from wakeful.config.rows import rows_of
 from wakeful.config.schema import Config, chosen_variants
-from wakeful.config.verbs import Figure
+from wakeful.config.verbs import FigureFormat
 from wakeful.display import Shown, usual
 from wakeful.errors import WakefulError, nearest
 from wakeful.reports.comparison import comparison_report
 from wakeful.reports.html import write
 from wakeful.reports.value import Report
-from wakeful.training.comparison import compare as compare_into
+from wakeful.training.comparison import train_variants as compare_into
 from wakeful.verbs.result import Stored
 
 
@@ -62,7 +62,7 @@ def compare(
     baseline: str = "",
     resume: bool = False,
     cluster: str = "",
-    figures: Sequence[Figure] = (),
+    figures: Sequence[FigureFormat] = (),
     shown: Shown | None = None,
 ) -> Comparison:
     """Train variants with several seeds and report their paired differences.
@@ -109,7 +109,7 @@ def compare_variants(
     baseline: str = "",
     resume: bool = False,
     cluster: str = "",
-    figures: Sequence[Figure] = (),
+    figures: Sequence[FigureFormat] = (),
     shown: Shown | None = None,
 ) -> Comparison:
     """Do what `compare` does with every variant's configuration at hand."""

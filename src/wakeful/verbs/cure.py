@@ -15,13 +15,13 @@ from torch.func import functional_call
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
-from wakeful.config.verbs import LENGTH, CureOptions, DiagnoseOptions, Figure
+from wakeful.config.verbs import LENGTH, CureOptions, DiagnoseOptions, FigureFormat
 from wakeful.data.sources import beginning_of
 from wakeful.data.tokenizer import Tokenizer
 from wakeful.device import choose_device
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
-from wakeful.evaluation.diagnosis import PASSES
+from wakeful.evaluation.diagnosis import DIAGNOSIS_PASSES
 from wakeful.evaluation.reading import TextWords
 from wakeful.hf.weights_out import describe, export, refuse_existing, written_as
 from wakeful.loading.chat import user_turn
@@ -101,7 +101,7 @@ class Cure(Result):
     """What the model before was asked for as."""
     choice: Choice | None = None
     """What was measured to choose the cure, where formats were named."""
-    figures: tuple[Figure, ...] = ()
+    figures: tuple[FigureFormat, ...] = ()
     """Formats of charts that are saved beside the page."""
 
     @property
@@ -233,7 +233,8 @@ def cure(
         choosing = int(wanted.prefix) * (CANDIDATES + 1) if wanted.prefix.isdecimal() else 0
         foretell(
             show, f"{loaded.name}: sequences", loaded, tokens=text.shape[1], total=len(text),
-            passes=choosing + _COMPARING * min(1.0, COMPARED_TOKENS / text.shape[1]) + 2 * PASSES,
+            passes=choosing + 2 * DIAGNOSIS_PASSES
+            + _COMPARING * min(1.0, COMPARED_TOKENS / text.shape[1]),
         )  # fmt: skip
         done = [("Conversion", said)] if said else []
         done += [] if choice is None else choice.lines
@@ -253,7 +254,7 @@ def cure(
         )  # fmt: skip
         show.note("comparing logits")
         stands = prefix or stands
-        found = differences(loaded.module, plain, cured, text[:, :COMPARED_TOKENS], stands)
+        found = cure_differences(loaded.module, plain, cured, text[:, :COMPARED_TOKENS], stands)
     done += [(f"Logits in {kind}", _said(each, stands)) for kind, each in found.items()]
     seen = diagnose(
         loaded, result, shown=shown, options=_diagnosing(wanted, len(text[0]))
@@ -465,7 +466,7 @@ def _piece(loaded: Model, token: int) -> str:
 
 
 @torch.inference_mode()
-def differences(
+def cure_differences(
     before: nn.Module, plain: Decoder, cured: Decoder, text: Tensor, prefix: Sequence[int]
 ) -> dict[str, Difference]:
     """Return how far the cured model is from the one before, which reads the prefix as text.

@@ -11,11 +11,11 @@ from rich.console import RenderableType
 from wakeful.comparison.reading import Comparison
 from wakeful.config.schema import Config, config_from_table, variants_of
 from wakeful.config.tables import merged, read_table
-from wakeful.config.verbs import Figure
+from wakeful.config.verbs import FigureFormat
 from wakeful.data.preparing import Progress
 from wakeful.device import choose_device, rough_seconds
 from wakeful.display import Shown, duration, usual
-from wakeful.evaluation.diagnosis import PASSES, Diagnosis, read_diagnosis
+from wakeful.evaluation.diagnosis import DIAGNOSIS_PASSES, Diagnosis, read_diagnosis
 from wakeful.hf.whole import INSTALL_SMOLLM2
 from wakeful.model.decoder import Decoder
 from wakeful.reports.charts import save_figures
@@ -70,7 +70,7 @@ def demonstrate(
     out: str | Path,
     *,
     resume: bool = False,
-    figures: Sequence[Figure] = (),
+    figures: Sequence[FigureFormat] = (),
     shown: Shown | None = None,
 ) -> Demonstration:
     """Make a small model ill and cure it, compare four twins, diagnose SmolLM2; write one page.
@@ -93,7 +93,7 @@ def demonstrate(
             for variants in parts.values()
             for config in variants.values()
         )
-        operations += 2 * _SMOLLM2 * _LENGTH * _SEQUENCES * PASSES if has_smollm2() else 0
+        operations += 2 * _SMOLLM2 * _LENGTH * _SEQUENCES * DIAGNOSIS_PASSES if has_smollm2() else 0
         seconds = rough_seconds(operations, choose_device("auto"))
         show.note(f"demo: three parts; very roughly {duration(seconds)} on this machine in all")
     if not resume:

@@ -8,10 +8,10 @@ from typing import Any
 
 import polars as pl
 
-from wakeful.config.verbs import LENGTH, DiagnoseOptions, Figure
+from wakeful.config.verbs import LENGTH, DiagnoseOptions, FigureFormat
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
-from wakeful.evaluation.diagnosis import PASSES, tidy, write_tokens
+from wakeful.evaluation.diagnosis import DIAGNOSIS_PASSES, metrics_table, write_tokens
 from wakeful.evaluation.diagnosis import Diagnosis as Diagnosed
 from wakeful.evaluation.diagnosis import diagnose as diagnose_model
 from wakeful.evaluation.findings import summary
@@ -42,13 +42,13 @@ class Diagnosis(Result):
     method: Mapping[str, str]
     machine: Environment
     sources: tuple[str, ...]
-    figures: tuple[Figure, ...] = ()
+    figures: tuple[FigureFormat, ...] = ()
     """Formats of charts that are saved beside the page."""
 
     @property
     def frame(self) -> pl.DataFrame:
         """Rows of `model`, `sequences` and the columns of `wakeful.probes.base.SCHEMA`."""
-        return tidy(self.models)
+        return metrics_table(self.models)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -163,7 +163,9 @@ def _diagnosed(
         rank_seconds=wanted.rank_seconds,
         picture_layers=wanted.layers,
         picture_heads=wanted.heads or range(min(4, heads)),
-        progress=counting(show, f"{model.name}: sequences", model, tokens=length, passes=PASSES),
+        progress=counting(
+            show, f"{model.name}: sequences", model, tokens=length, passes=DIAGNOSIS_PASSES
+        ),
         world=world,
     )
 

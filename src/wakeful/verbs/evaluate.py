@@ -10,22 +10,22 @@ from typing import Any
 import polars as pl
 from torch import nn
 
-from wakeful.config.verbs import LENGTH, EvaluateOptions, Figure
+from wakeful.config.verbs import LENGTH, EvaluateOptions, FigureFormat
 from wakeful.display import Display, Shown
 from wakeful.errors import WakefulError
 from wakeful.evaluation.costs import (
     OURS,
     THEIRS,
     check_lengths,
+    code_of,
     costs,
-    implementation_of,
     on_our_decoder,
 )
 from wakeful.evaluation.examples import read_choices, read_lambada
 from wakeful.evaluation.groups import TaskSet
-from wakeful.evaluation.perplexity import check_causal, perplexity
+from wakeful.evaluation.perplexity import check_likelihoods, perplexity
 from wakeful.evaluation.reading import Words, words_of
-from wakeful.evaluation.scores import Score, averages, tidy
+from wakeful.evaluation.scores import Score, averages, scores_table
 from wakeful.evaluation.task_set import read_tasks
 from wakeful.hf.quantized import read_header
 from wakeful.loading.load import is_own_gguf, place_of
@@ -36,7 +36,7 @@ from wakeful.reports.evaluation import evaluation_report, method_of, summary
 from wakeful.reports.html import write
 from wakeful.reports.value import Report
 from wakeful.runs.run import Environment, Run
-from wakeful.verbs.inherited import spread
+from wakeful.verbs.inherited import with_heirs
 from wakeful.verbs.result import (
     Result,
     Source,
@@ -59,13 +59,13 @@ class Evaluation(Result):
     method: Mapping[str, str]
     machine: Environment
     sources: tuple[str, ...]
-    figures: tuple[Figure, ...] = ()
+    figures: tuple[FigureFormat, ...] = ()
     """Formats of charts that are saved beside the page."""
 
     @property
     def frame(self) -> pl.DataFrame:
         """A row for each model, task, metric and example: key, value, weight."""
-        return tidy(self.scores)
+        return scores_table(self.scores)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def evaluate(
             written.
     """
     wanted = asked(EvaluateOptions, options, given)
-    sources = spread(models)
+    sources = with_heirs(models)
     with evaluating(*in_memory(sources)), session("evaluate", wanted, shown) as at:
         if wanted.speed and at.world.size > 1:
             raise WakefulError("speed is timed by one process: leave out --speed, or torchrun")
@@ -193,7 +193,7 @@ def _measure(
     show: Display,
     world: World,
 ) -> list[Score]:
-    check_causal(model.name, model.module)
+    check_likelihoods(model.name, model.module)
     bos = model.begins(wanted.bos)
     if wanted.speed:
         check_lengths(model, wanted.speed)
@@ -213,7 +213,7 @@ def _measure(
         )
         scores += [dataclasses.replace(score, task=name) for score in found]
     if tasks.tasks:
-        from wakeful.evaluation.adapter import asked as as_asked  # noqa: PLC0415 - needs lm-eval
+        from wakeful.evaluation.adapter import asked_model as as_asked  # noqa: PLC0415 - needs lm-eval
         from wakeful.evaluation.harness import Dealt, run_tasks  # noqa: PLC0415
 
         answers = as_asked(
@@ -236,7 +236,7 @@ def _is_ours(source: Source) -> bool:
     """Tell, before it is loaded, whether our decoder will run a model."""
     if isinstance(source, Model | nn.Module):
         module = source.module if isinstance(source, Model) else source
-        return implementation_of(module) == OURS
+        return code_of(module) == OURS
     place = place_of(source)
     if place.kind == "quantized":
         return read_header(place.path)["kind"] == "decoder"
@@ -251,7 +251,7 @@ def _costs(
     `timed` is told what ran the model.
     """
     ready = model
-    timed[model.name] = implementation_of(model.module)
+    timed[model.name] = code_of(model.module)
     if ours and as_decoder(model.module) is None:
         try:
             ready = on_our_decoder(model)

@@ -13,7 +13,7 @@ from wakeful.config.verbs.export import COPIED_RULES, FILE_RULES, FOLDER_RULES, 
 from wakeful.display import Shown
 from wakeful.errors import WakefulError
 from wakeful.heirs.inherit import inherit
-from wakeful.heirs.layers import chosen, numbered, written
+from wakeful.heirs.layers import named_layers, numbered, written
 from wakeful.hf.dropping import check_order, drop_layers
 from wakeful.hf.gguf_out import export_gguf
 from wakeful.hf.weights_out import export as write
@@ -91,7 +91,9 @@ def export(
         found = whole = as_ours(found, show)
     if layers:
         of = found.decoder().config.num_layers
-        found = dataclasses.replace(found, module=inherit(found.decoder(), chosen(layers, of=of)))
+        found = dataclasses.replace(
+            found, module=inherit(found.decoder(), named_layers(layers, of=of))
+        )
     done = [f"its layers {written(layers)} (from 0)"] if layers else []
     if found.agreement is not None:
         done.append(f"read as wakeful's decoder: {found.agreement}")

@@ -28,7 +28,7 @@ from wakeful.heirs.layers import Diagnosed, LayerMap
 from wakeful.heirs.mergekit import FILE, check_mergeable, merged_from, passthrough
 from wakeful.heirs.outcome import (
     REFERENCE,
-    Choice,
+    LayerChoice,
     Reference,
     Sizes,
     Summary,
@@ -36,14 +36,14 @@ from wakeful.heirs.outcome import (
     by_part,
     compared,
     curve,
-    measure,
+    footprints,
     outlook,
     over_seeds,
     read_inheritance,
 )
 from wakeful.heirs.outcome import Text as TrainingText
 from wakeful.heirs.plan import (
-    Cost,
+    ArmCost,
     doubts,
     foreseen,
     lasting,
@@ -56,7 +56,7 @@ from wakeful.heirs.plan import (
 from wakeful.heirs.reading import diagnosed_layers, evaluated, prepared_text
 from wakeful.heirs.recipe import Recipe
 from wakeful.heirs.rounds import carry_out
-from wakeful.heirs.stages import Outcome, check_stages
+from wakeful.heirs.stages import FinishedStages, check_stages
 from wakeful.hf.agreement import Agreement
 from wakeful.hf.weights_out import export
 from wakeful.loading.load import load, read_decoder
@@ -80,12 +80,12 @@ _DEFAULT_MINUTES = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class InheritancePlan:
     """plan.json: what a recipe was made of."""
 
     wishes: InheritOptions
     """The options."""
-    costs: tuple[Cost, ...]
+    costs: tuple[ArmCost, ...]
     """What was timed; empty where the number of steps was given."""
     agreement: str
     """How far the reference as our decoder is from the one of Transformers; "" of our own."""
@@ -179,7 +179,7 @@ def inherit(
             begun = _resumed(out, shown, world)
         run = _work(*begun, shown, world)
         done = Inheritance(run.path, run.path / "report.html")
-        wishes = run.read(Plan, "plan.json").wishes
+        wishes = run.read(InheritancePlan, "plan.json").wishes
         if world.first:
             done.save_figures(run.path / "figures", wanted.figures or wishes.figures)
     return done
@@ -222,7 +222,7 @@ def _begun(
             open_store(store, reference.decoder(), data.train.end_of_text)
         windows = evaluated(config, reference, data, show)
         check_finite(windows["loss"].to_torch())
-        costs, before = list[Cost](), 0.0
+        costs, before = list[ArmCost](), 0.0
         seeds = len(recipe.of_seeds())
         if not options.train.steps:
             show.note("timing a step of every model")
@@ -359,7 +359,7 @@ def _resumed(out: Path, shown: Shown, world: World) -> _Begun:
     run = Run.open(out)
     run.check_kind("inherit", "is not an inheritance")
     recipe = read_recipe(run.path)
-    plan = run.read(Plan, "plan.json")
+    plan = run.read(InheritancePlan, "plan.json")
     with shown("inherit") as show:
         show.note(f"loading {recipe.reference}")
         reference = read_decoder(recipe.reference)
@@ -391,7 +391,7 @@ def _work(
 ) -> Run:
     """Do what the recipe says."""
     loss, _ = mean_loss(windows)
-    wishes = run.read(Plan, "plan.json").wishes
+    wishes = run.read(InheritancePlan, "plan.json").wishes
     run = run if world.first else SharedRun.open(run.path)
     with run.lock():
         run.set_status("running")
@@ -424,7 +424,7 @@ def _tell(
     reference: Model,
     data: Data,
     windows: pl.DataFrame,
-    outcomes: list[Outcome],
+    outcomes: list[FinishedStages],
     shown: Shown,
 ) -> None:
     """Write what came of it."""
@@ -432,7 +432,7 @@ def _tell(
         show.note("measuring size and speed")
         summary = _summary(run, recipe, reference, data, windows, outcomes)
         run.write_json("summary.json", summary)
-    if run.read(Plan, "plan.json").wishes.recipe:
+    if run.read(InheritancePlan, "plan.json").wishes.recipe:
         layers, bridged = outcomes[0].rounds[-1].stage.layers, recipe.bridge.map != "none"
         text = passthrough(merged_from(recipe.reference), layers, bridged=bridged)
         run.write_text(FILE, text)
@@ -443,13 +443,13 @@ def _plan(
     options: InheritOptions,
     data: Data,
     diagnosed: Diagnosed | None,
-    costs: list[Cost],
+    costs: list[ArmCost],
     agreement: Agreement | None,
-) -> Plan:
+) -> InheritancePlan:
     figures = diagnosed.figures if diagnosed else {}
     text = options.data
     places = {name: lasting(getattr(text, name)) for name in ("source", "validation_source")}
-    return Plan(
+    return InheritancePlan(
         wishes=dataclasses.replace(options, data=dataclasses.replace(text, **places)),
         costs=tuple(costs),
         agreement=str(agreement or ""),
@@ -473,17 +473,17 @@ def _summary(
     reference: Model,
     data: Data,
     windows: pl.DataFrame,
-    outcomes: list[Outcome],
+    outcomes: list[FinishedStages],
 ) -> Summary:
     outcome = outcomes[0]
-    plan = run.read(Plan, "plan.json")
+    plan = run.read(InheritancePlan, "plan.json")
     loss, error = mean_loss(windows)
     tokens, seconds = training_cost(recipe.reference)
     last = outcome.rounds[-1]
     heir = read_decoder(last.run.path, dtype="auto").decoder()
     context = min(1024, reference.decoder().config.context)
     prompt = data.train.read(np.zeros(1, np.int64), min(16, context // 4))[0].tolist()
-    sizes = measure(
+    sizes = footprints(
         {"reference": reference.decoder(), "heir": heir}, prompt,
         num_tokens=min(64, context // 4), context=context,
     )  # fmt: skip
@@ -504,7 +504,7 @@ def _summary(
         final=last.stage.arm,
         arms=compared(outcome, windows, loss),
         outlook=outlook(curve(heirs), loss),
-        choice=Choice(
+        choice=LayerChoice(
             rule=recipe.rule,
             layers=recipe.layers,
             order=recipe.order,

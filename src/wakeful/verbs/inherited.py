@@ -9,7 +9,7 @@ from wakeful.runs.run import Run
 from wakeful.verbs.result import Source
 
 
-def spread(sources: Sequence[Source]) -> list[Source]:
+def with_heirs(sources: Sequence[Source]) -> list[Source]:
     """Return the models, in the place of an inheritance's folder those in it, none of them twice.
 
     Raises:

@@ -11,7 +11,7 @@ from wakeful.config.schema import config_from_table, seeds_of, variants_of
 from wakeful.config.tables import preset_text, presets, read_table
 from wakeful.device import H100, choose_device, rough_seconds
 from wakeful.display import duration
-from wakeful.training.size import size_of
+from wakeful.training.size import run_size
 
 TWO_CORES = 40e9
 """Operations a second that training reaches on two cores of a server, in float32, roughly."""
@@ -20,7 +20,7 @@ FILLS = 20e6
 
 
 @dataclass(frozen=True)
-class Facts:
+class PresetFacts:
     """A preset, in figures; of a comparison the largest variant, and the cost of all runs."""
 
     name: str
@@ -41,15 +41,15 @@ class Facts:
         return f"{self.variants} × {self.seeds}" if self.variants > 1 else "1"
 
 
-def facts(name: str) -> Facts:
+def facts(name: str) -> PresetFacts:
     """Return what a preset comes to, from its file alone."""
     table = read_table(name)
     seeds = len(seeds_of(table))
     configs = [config_from_table(each) for each in variants_of(name, table).values()]
-    sizes = [size_of(config) for config in configs]
+    sizes = [run_size(config) for config in configs]
     tokens = [one.train.steps * one.train.batch_size * one.train.length for one in configs]
     pairs = zip(sizes, tokens, strict=True)
-    return Facts(
+    return PresetFacts(
         name,
         preset_text(name).splitlines()[0].removeprefix("# "),
         variants=len(configs),
@@ -61,7 +61,7 @@ def facts(name: str) -> Facts:
     )
 
 
-def catalogue() -> tuple[list[Facts], list[Facts]]:
+def catalogue() -> tuple[list[PresetFacts], list[PresetFacts]]:
     """Return the presets of one run and those of several, each from the smallest cost up."""
     found = sorted(map(facts, presets()), key=lambda each: each.operations)
     return [each for each in found if each.variants == 1], [
@@ -106,7 +106,7 @@ def page_table() -> str:
     return "\n".join(lines)
 
 
-def _figures(each: Facts, seconds: float) -> Sequence[str]:
+def _figures(each: PresetFacts, seconds: float) -> Sequence[str]:
     return (
         each.runs,
         _count(each.parameters),

@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from wakeful.config.verbs import LENGTH, Figure, SavedAs
+from wakeful.config.verbs import LENGTH, FigureFormat, SavedAs
 from wakeful.errors import WakefulError
 from wakeful.evaluation.damage import Damage, scheme_rows, summary
 from wakeful.evaluation.layer_costs import cost_frame
@@ -44,7 +44,7 @@ class Quantization(Result):
     head: bool
     """Whether the output head is quantized too; one that is tied to the embedding stays."""
     machine: Environment
-    figures: tuple[Figure, ...] = ()
+    figures: tuple[FigureFormat, ...] = ()
     """Formats of charts that are saved beside the page."""
     costs: tuple[LayerCost, ...] = ()
     """What each layer costs, where that was asked for."""
@@ -173,7 +173,7 @@ class QuantizationMatrix(Result):
     """Every model's own result, by its name, without models."""
     table: PretrainedTable | None = None
     """The published table that the models are set beside."""
-    figures: tuple[Figure, ...] = ()
+    figures: tuple[FigureFormat, ...] = ()
     """Formats of charts that are saved beside the page."""
 
     @property

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from wakeful.config.verbs import Figure
+from wakeful.config.verbs import FigureFormat
 from wakeful.errors import WakefulError
 from wakeful.plugins import verb_of
 from wakeful.reports.html import write
@@ -26,7 +26,7 @@ def report(
     baseline: str = "",
     only: Sequence[str] = (),
     title: str = "",
-    figures: Sequence[Figure] = (),
+    figures: Sequence[FigureFormat] = (),
 ) -> Comparison | Inheritance | Any:
     """Write one offline page about training runs, a comparison or an inheritance.
 

@@ -16,7 +16,7 @@ from torch import nn
 from wakeful.config.tables import merged, to_table
 from wakeful.config.verbs import (
     SOURCES,
-    Figure,
+    FigureFormat,
     InheritOptions,
     inherit_options,
     inherit_table,
@@ -87,7 +87,7 @@ class Result(ABC):
         """Return every chart of the page with a title of its own."""
         return self.report.charts()
 
-    def save_figures(self, folder: str | Path, formats: Sequence[Figure] = ("svg",)) -> None:
+    def save_figures(self, folder: str | Path, formats: Sequence[FigureFormat] = ("svg",)) -> None:
         """Write every chart of the page for a paper into a folder, each named after its title.
 
         Raises:

@@ -18,7 +18,7 @@ from wakeful.surgery import (
     open_gates,
     store_prefix,
 )
-from wakeful.training.matching import PASSES, Matching, divergence, match
+from wakeful.training.matching import MATCHING_PASSES, Matching, divergence, match
 from wakeful.verbs.session import counting
 
 SPEED = 30.0
@@ -67,7 +67,7 @@ def retrained(
             if name.endswith(_FAST) or name.startswith("route.")
         ]  # fmt: skip
         tokens = wanted.batch_size * length
-        told = counting(show, "training steps", loaded, tokens=tokens, passes=PASSES)
+        told = counting(show, "training steps", loaded, tokens=tokens, passes=MATCHING_PASSES)
         match(student, teacher, rest, plan, fast=fast, speed=SPEED, progress=told)
         after = divergence(student, teacher, text)
         if not math.isfinite(after):

@@ -9,7 +9,7 @@ import polars as pl
 
 from wakeful.comparison.reading import read_comparison
 from wakeful.config.schema import Config, config_from
-from wakeful.config.verbs import Figure
+from wakeful.config.verbs import FigureFormat
 from wakeful.display import Shown
 from wakeful.errors import WakefulError
 from wakeful.loading.load import load
@@ -59,7 +59,7 @@ def train(
     out: str | Path = "",
     resume: str | Path = "",
     steps: int = 0,
-    figures: Sequence[Figure] = (),
+    figures: Sequence[FigureFormat] = (),
     shown: Shown | None = None,
     **changes: Any,
 ) -> Run:

@@ -11,9 +11,9 @@ import numpy as np
 
 from wakeful.errors import WakefulError
 from wakeful.variants import build_call
-from wakeful_papers.exhibits.figures import DOMAIN, Curve, Seen
+from wakeful_papers.exhibits.figures import DOMAIN, Curve, SeenRow
 
-Key = tuple[str, str, int]
+RowKey = tuple[str, str, int]
 """Group, row and seed."""
 
 
@@ -24,7 +24,7 @@ class Results:
     baseline: str
     places: Mapping[str, float]
     """Where each group stands on the axis of groups, for those that stand anywhere."""
-    seen: Mapping[Key, Seen]
+    seen: Mapping[RowKey, SeenRow]
     diverged: tuple[str, ...] = ()
     """The runs that are missing because they diverged, and how."""
 
@@ -54,7 +54,7 @@ class At:
     seed: int
 
     @property
-    def seen(self) -> Seen:
+    def seen(self) -> SeenRow:
         """What it came to."""
         return self.results.seen[self.group, self.row, self.seed]
 

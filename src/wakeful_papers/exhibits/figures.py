@@ -19,7 +19,7 @@ PICTURES = ("attention_picture", "mean_attention", "hidden_picture")
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenRow:
     """One row of an exhibit with one seed."""
 
     figures: Mapping[str, float]
@@ -31,7 +31,7 @@ class Seen:
 
 def seen_of_run(
     run: TrainedRun, layers: Frame | None = None, answers: Mapping[str, float] | None = None
-) -> Seen:
+) -> SeenRow:
     """Return a finished training run's figures and curves, those of its layers if looked at.
 
     `answers` are its figures on tasks, by `answer_name`.
@@ -65,7 +65,7 @@ def answer_name(task: str, metric: str, shots: int = 0) -> str:
 
 def seen_of_model(
     figures: Mapping[str, float], layers: Frame | None, answers: Mapping[str, float] | None = None
-) -> Seen:
+) -> SeenRow:
     """Return what a model that was not trained here showed."""
     return _with_looks({**figures, **(answers or {})}, {}, layers)
 
@@ -88,7 +88,7 @@ def seen_of_arm(
     training: Curve,
     layers: Frame | None = None,
     answers: Mapping[str, float] | None = None,
-) -> Seen:
+) -> SeenRow:
     """Return the figures and curves of an heir or a baseline, as `seen_of_run`.
 
     `all_tokens` are the `tokens` with those of the rounds of growth before it.
@@ -111,12 +111,12 @@ def seen_of_arm(
 
 def _with_looks(
     figures: Mapping[str, float], curves: Mapping[str, Curve], layers: Frame | None
-) -> Seen:
+) -> SeenRow:
     if layers is None:
-        return Seen(figures, curves)
+        return SeenRow(figures, curves)
     pictures = {name: layers.filter(pl.col("metric") == name) for name in PICTURES}
     found = {name: rows for name, rows in pictures.items() if rows.height}
-    return Seen(figures, {**curves, **of_layers(layers)}, found)
+    return SeenRow(figures, {**curves, **of_layers(layers)}, found)
 
 
 def of_layers(frame: Frame) -> dict[str, Curve]:

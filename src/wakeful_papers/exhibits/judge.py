@@ -15,7 +15,7 @@ from wakeful_papers.exhibits.exhibit import Claim, Exhibit, Premise, Scale
 
 Fate = Literal[Outcome, "not applicable"]
 """What becomes of a claim."""
-Basis = Literal["", "read off a table's cells", "loss in place of accuracy", "a stand-in's"]
+Grounds = Literal["", "read off a table's cells", "loss in place of accuracy", "a stand-in's"]
 """On what a verdict rests that the paper did not say or measure so; empty where it did."""
 
 
@@ -37,7 +37,7 @@ class Verdict:
     high: float | None
     seeds: int
     outcome: Fate
-    basis: Basis = ""
+    basis: Grounds = ""
     because: str = ""
     """What its premise's figure came to where it has one; why it is not applicable."""
     premise: float | None = None
@@ -86,7 +86,7 @@ def verdicts(
         groups = [claim.group] if claim.group else list(results.groups)
         for group in groups:
             pair = _Pair(exhibit, claim, group, results)
-            basis: Basis = "read off a table's cells" if claim.read_off else ""
+            basis: Grounds = "read off a table's cells" if claim.read_off else ""
             if exhibit.tasks and not tasks:
                 basis = "loss in place of accuracy"
             if claim.row in stand_ins or group in stand_ins or pair.other[1] in stand_ins:

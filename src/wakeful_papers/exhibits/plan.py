@@ -24,7 +24,7 @@ from wakeful.config.tables import Table, from_table, merged, nested, on_preset, 
 from wakeful.config.verbs import LENGTH
 from wakeful.errors import WakefulError
 from wakeful.heirs.baselines import baseline_of
-from wakeful.training.size import BYTES_A_PARAMETER, BYTES_A_WEIGHT, Size, size_of, tokens_of
+from wakeful.training.size import BYTES_A_PARAMETER, BYTES_A_WEIGHT, Size, run_size, tokens_of
 from wakeful_papers.exhibits.exhibit import ALIKE, SCALES, Exhibit, Existing, Heirs, Scale
 from wakeful_papers.exhibits.tuning import Tuning
 
@@ -51,7 +51,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Cost:
+class RunCost:
     """What runs take, very roughly."""
 
     runs: int
@@ -69,7 +69,7 @@ runs."""
 
 
 @dataclass(frozen=True)
-class Piece(Cost):
+class Piece(RunCost):
     """What one run takes, or one reference's heirs and baselines together."""
 
     stage: Stage
@@ -108,7 +108,7 @@ class Plan:
         for job in self.jobs:
             given = self.reference_of(job.group)
             if given is None:
-                found.append(size_of(job.config))
+                found.append(run_size(job.config))
                 continue
             count = int(given.parameters)
             # Nobody trains it: its weights are there while its heir is trained.

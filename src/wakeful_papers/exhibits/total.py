@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from wakeful.config.schema import DataConfig
 from wakeful.training.size import tokens_of
-from wakeful_papers.exhibits.plan import Cost, Piece, Plan, Stage
+from wakeful_papers.exhibits.plan import Piece, Plan, RunCost, Stage
 
 CARDS = 8
 """Those over which `Total.on_eight` deals out runs."""
 
 
 @dataclass(frozen=True)
-class Total(Cost):
+class Total(RunCost):
     """What exhibits take together, very roughly."""
 
     memory: int

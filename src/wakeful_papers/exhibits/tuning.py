@@ -27,7 +27,7 @@ class Tuning:
         """Return the multiples still to be tried, given the losses of those that were."""
         if missing := tuple(each for each in self.multiples if each not in losses):
             return missing
-        best, tried = chosen(losses), sorted(losses)
+        best, tried = best_rate(losses), sorted(losses)
         if best not in (tried[0], tried[-1]) or len(tried) >= len(self.multiples) + self.beyond:
             return ()
         ratio = self.multiples[1] / self.multiples[0]
@@ -45,7 +45,7 @@ class Tuning:
         return at_rate(dataclasses.replace(config, train=train, optimizer=optimizer), multiple)
 
 
-def chosen(losses: Mapping[float, float]) -> float:
+def best_rate(losses: Mapping[float, float]) -> float:
     """Return the multiple of the lowest loss, of equal ones the smallest; infinite is diverged."""
     return min(losses, key=lambda each: (losses[each], each))
 

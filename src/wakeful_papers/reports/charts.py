@@ -27,7 +27,7 @@ from wakeful.reports.terms import explained
 from wakeful.variants import build_call
 from wakeful_papers.exhibits.derived import At, Results, figure_of, relative
 from wakeful_papers.exhibits.exhibit import Exhibit
-from wakeful_papers.exhibits.figures import Curve, Seen
+from wakeful_papers.exhibits.figures import Curve, SeenRow
 
 _PRINTED = "in the paper"
 _MOST_POINTS = 400
@@ -253,14 +253,14 @@ def attention_of_layers(
     or with `by_rank` the one of the highest rank and the one of the lowest.
     """
 
-    def chosen(seen: Seen, rows: Frame) -> Sequence[int]:
+    def chosen(seen: SeenRow, rows: Frame) -> Sequence[int]:
         depth = int(rows["layer"].max()) + 1  # pyright: ignore[reportArgumentType]
         if by_rank:
             layers, ranks = seen.curves["rank/paper/all"]
             return [int(layers[ranks.argmax()]), int(layers[ranks.argmin()])]
         return list(dict.fromkeys(max(1, round(share * depth)) for share in at))
 
-    def draw(shown: list[tuple[str, Frame, Seen]]) -> Drawing | None:
+    def draw(shown: list[tuple[str, Frame, SeenRow]]) -> Drawing | None:
         found, most = [], 0
         for label, rows, seen in shown:
             cells = heads.placed(rows, "row", "column", "layer")
@@ -282,7 +282,7 @@ def _pictured(
     names: Names,
     metric: str,
     title: str,
-    draw: Callable[[list[tuple[str, Frame, Seen]]], Drawing | None],
+    draw: Callable[[list[tuple[str, Frame, SeenRow]]], Drawing | None],
 ) -> list[tuple[str, Drawing]]:
     """Draw a picture of the first seed's models, a drawing a group."""
     results, found = names.results, []

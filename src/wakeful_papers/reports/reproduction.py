@@ -30,17 +30,17 @@ from wakeful.reports.value import (
 from wakeful.runs.run import Environment
 from wakeful_papers.exhibits.derived import Results
 from wakeful_papers.exhibits.exhibit import Exhibit
-from wakeful_papers.exhibits.judge import Basis, Fate, Verdict
+from wakeful_papers.exhibits.judge import Fate, Grounds, Verdict
 from wakeful_papers.exhibits.plan import Plan
 from wakeful_papers.exhibits.total import total_of
 from wakeful_papers.reports.charts import drawn, named, values_of
 
 OUTCOMES: tuple[Fate, ...] = get_args(Fate)
-BASES: tuple[Basis, ...] = get_args(Basis)
+BASES: tuple[Grounds, ...] = get_args(Grounds)
 
 
 @dataclass(frozen=True)
-class Facts:
+class RunFacts:
     """What the first run says of all: text, machine, arithmetic."""
 
     text: str
@@ -49,7 +49,7 @@ class Facts:
     dtype: str
 
     @classmethod
-    def of(cls, run: TrainedRun) -> "Facts":
+    def of(cls, run: TrainedRun) -> "RunFacts":
         """Return the facts of a finished run."""
         data = run.data
         trained = f"{data.train_tokens:,}" if data.train_tokens else "endless"
@@ -61,7 +61,7 @@ class Facts:
         )  # fmt: skip
 
     @classmethod
-    def of_reading(cls, plan: Plan, environment: Environment) -> "Facts":
+    def of_reading(cls, plan: Plan, environment: Environment) -> "RunFacts":
         """Return the facts where nothing is trained."""
         tokens = f"{plan.stretch:,} tokens a seed, one stretch after another from its beginning"
         return cls(plan.text, tokens, _machine(environment), plan.config.train.dtype)
@@ -71,7 +71,7 @@ def _machine(environment: Environment) -> str:
     return f"{environment.computer}; torch {environment.torch}, wakeful {environment.wakeful}"
 
 
-def headline(plan: Plan, facts: Facts, results: Results) -> str:
+def headline(plan: Plan, facts: RunFacts, results: Results) -> str:
     """Return the scale in words: a verdict never speaks for another."""
     named = (seen.figures.get("parameters", 0.0) for seen in results.seen.values())
     parameters = plan.parameters or max(named, default=0.0)
@@ -111,7 +111,7 @@ class Found:
 
 
 def reproduction_report(
-    plan: Plan, results: Results, verdicts: Sequence[Verdict], facts: Facts
+    plan: Plan, results: Results, verdicts: Sequence[Verdict], facts: RunFacts
 ) -> Report:
     """Return what is told of an exhibit: drawn as the paper draws it, ours beside the published."""
     exhibit, counts = plan.shown, counted(verdicts)
@@ -194,7 +194,7 @@ def grounds(verdict: Verdict) -> list[str]:
     ]
 
 
-def _method(plan: Plan, results: Results, facts: Facts) -> Section:
+def _method(plan: Plan, results: Results, facts: RunFacts) -> Section:
     exhibit, total = plan.shown, total_of([plan])
     here = duration(sum(seen.figures.get("seconds", 0.0) for seen in results.seen.values()))
     hours = total.operations / H100 / 3600
@@ -243,7 +243,7 @@ def counted(verdicts: Iterable[Verdict]) -> dict[Fate, int]:
     return {outcome: found[outcome] for outcome in OUTCOMES}
 
 
-def in_words(counts: Mapping[Any, int]) -> str:
+def counts_in_words(counts: Mapping[Any, int]) -> str:
     """Return what came out, without what did not."""
     told = listed(f"{count} {outcome}" for outcome, count in counts.items() if count)
     return told or "none judged"
@@ -259,7 +259,7 @@ def told_apart(verdicts: Sequence[tuple[str, str]]) -> str:
         counts = {each: verdicts.count((basis, each)) for each in OUTCOMES}
         if count := sum(counts.values()):
             what = f" {basis}" if basis else ""
-            sentences.append(f"{count} claim{'s' * (count > 1)}{what}: {in_words(counts)}")
+            sentences.append(f"{count} claim{'s' * (count > 1)}{what}: {counts_in_words(counts)}")
     return f"{'; besides, '.join(sentences) or 'none judged'}."
 
 

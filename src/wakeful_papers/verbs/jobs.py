@@ -8,7 +8,7 @@ from typing import Any
 
 from wakeful.display import Shown, usual
 from wakeful.runs.run import is_done
-from wakeful.training.cluster import Call, Ended, Row, Work, cluster_of, deal, told
+from wakeful.training.cluster import Call, Ended, RunRow, Work, cluster_of, deal, ended_of
 from wakeful_papers.exhibits.plan import Plan, heirs_table
 from wakeful_papers.verbs.runs import make_heirs
 
@@ -19,7 +19,7 @@ Judge = Callable[[str, Path], object]
 
 
 @dataclass(frozen=True)
-class Heirs:
+class HeirsJob:
     """The heirs and baselines of one reference."""
 
     label: str
@@ -67,12 +67,12 @@ def inherit_all(source: str, table: Mapping[str, Any], place: str) -> Ended:
     """Carry an inheritance out, or go on with it; a reference that diverged has no heirs."""
     if (Path(source) / "run.json").is_file() and not is_done(Path(source)):
         return Ended()
-    return told(lambda: make_heirs(source, table, Path(place), usual))
+    return ended_of(lambda: make_heirs(source, table, Path(place), usual))
 
 
 def judge_one(judge: Judge, name: str, place: str) -> Ended:
     """Judge an exhibit."""
-    return told(lambda: judge(name, Path(place)))
+    return ended_of(lambda: judge(name, Path(place)))
 
 
 def dealt_out(
@@ -100,7 +100,7 @@ def dealt_out(
             operations = sum(cost * (1 if stage == "reading" else _LOOK) for cost, stage in costs)
             after = {work[path].label for path in own}
             work[folder] = Judgment(plan.exhibit.name, folder.absolute(), after, operations, judge)
-    may_diverge = {each.label for each in work.values() if isinstance(each, Row)} - baselines
+    may_diverge = {each.label for each in work.values() if isinstance(each, RunRow)} - baselines
     names = [plan.exhibit.name for plan in plans.values()]
     with shown(names[0] if len(names) == 1 else f"{len(names)} exhibits") as show:
         faults = deal(
@@ -125,7 +125,7 @@ def _work_of(
             given = plan.reference_of(job.group)
             if given is None:
                 label = labels.setdefault(path, f"{prefix}{name}")
-                found[path] = Row(label, job.seeded(seed), path.absolute())
+                found[path] = RunRow(label, job.seeded(seed), path.absolute())
                 if job.row == plan.exhibit.table.baseline:
                     baselines.add(label)
             if plan.heirs_of(job):
@@ -135,5 +135,5 @@ def _work_of(
                     (given.source, ()) if given else (str(path.absolute()), (labels[path],))
                 )
                 table = heirs_table(plan, job, seed)
-                found[own] = Heirs(label, source, table, own.absolute(), after)
+                found[own] = HeirsJob(label, source, table, own.absolute(), after)
     return found

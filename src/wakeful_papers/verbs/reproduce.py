@@ -14,7 +14,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from wakeful.config.tables import to_table
-from wakeful.config.verbs import LENGTH, EvaluateOptions, Figure
+from wakeful.config.verbs import LENGTH, EvaluateOptions, FigureFormat
 from wakeful.data.tokens import is_prepared
 from wakeful.device import H100, choose_device, free_memory, rough_seconds
 from wakeful.display import Display, Shown, duration, usual
@@ -141,7 +141,7 @@ def reproduce(
         raise WakefulError(f"--out is one exhibit's folder, and {len(names)} are named")
     cluster = cluster_of(wanted.cluster) if wanted.cluster else None
     shown = shown or usual
-    runs = Path(wanted.runs or place_of(next(iter(names)), wanted).absolute().parent / "runs")
+    runs = Path(wanted.runs or exhibit_folder(next(iter(names)), wanted).absolute().parent / "runs")
     finished = cache(lambda name: is_done(runs / name))
     plans, left_out = _chosen(names, wanted, runs, finished, cluster)
     if len(plans) > 1:
@@ -181,7 +181,7 @@ def _claimed(
 
 
 def claims(
-    *folders: Path, out: str | Path = "", title: str = "", figures: Sequence[Figure] = ()
+    *folders: Path, out: str | Path = "", title: str = "", figures: Sequence[FigureFormat] = ()
 ) -> Reproduction:
     """Write the page of finished exhibits; without `out` it is beside the first one's folder.
 
@@ -254,7 +254,7 @@ def _chosen(
     for name in names:
         try:
             plan = planned(exhibit(name), wanted)
-            place = place_of(name, wanted)
+            place = exhibit_folder(name, wanted)
             _check_folder(plan, place, wanted.given)
             check_fits([*plans.values(), plan], runs, finished, cluster)
             check_models(plan, known)
@@ -272,7 +272,7 @@ def _why(name: str, error: WakefulError) -> str:
     return str(error) if str(error).startswith(name) else f"{name}: {error}"
 
 
-def place_of(name: str, wanted: ReproduceOptions) -> Path:
+def exhibit_folder(name: str, wanted: ReproduceOptions) -> Path:
     """Return an exhibit's folder."""
     return Path(wanted.out or f"runs/reproduce/{wanted.scale}/{name.replace('/', '-')}")
 
@@ -481,7 +481,7 @@ def _expressions(found: Exhibit) -> Iterator[str]:
     yield from dict.fromkeys(["loss", *names])
 
 
-def listing(options: ReproduceOptions | None = None) -> RenderableType:
+def exhibit_listing(options: ReproduceOptions | None = None) -> RenderableType:
     """Return a table of every exhibit: its claim, and what it takes here and at full size."""
     wanted = options or ReproduceOptions()
     full = dataclasses.replace(wanted, scale="paper", steps=0, device="", dtype="")

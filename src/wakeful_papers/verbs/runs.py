@@ -38,13 +38,13 @@ from wakeful.probes.weights import LargestWeights
 from wakeful.runs.run import Run, environment, is_done, read_frame, read_record
 from wakeful.training.loop import train
 from wakeful.training.records import check_same_data
-from wakeful.training.watching import observed, rows_of
+from wakeful.training.watching import observed, window_rows
 from wakeful.verbs.evaluate import evaluate
 from wakeful.verbs.inherit import inherit
-from wakeful_papers.exhibits.derived import Key, Results
+from wakeful_papers.exhibits.derived import Results, RowKey
 from wakeful_papers.exhibits.exhibit import ALIKE
 from wakeful_papers.exhibits.figures import (
-    Seen,
+    SeenRow,
     answer_name,
     seen_of_arm,
     seen_of_model,
@@ -52,7 +52,7 @@ from wakeful_papers.exhibits.figures import (
     train_curve,
 )
 from wakeful_papers.exhibits.plan import Job, Plan, heirs_table, short
-from wakeful_papers.reports.reproduction import Facts
+from wakeful_papers.reports.reproduction import RunFacts
 from wakeful_papers.verbs.examine import look, stretches
 from wakeful_papers.verbs.generated import GeneratedValues
 
@@ -87,14 +87,14 @@ class _Figures:
 
 def carried_out(
     plan: Plan, runs: Path, place: Path, shown: Shown, overflowed: Mapping[Path, str]
-) -> tuple[Results, Facts]:
+) -> tuple[Results, RunFacts]:
     """Train, or take, every run; look at every model; return what they came to.
 
     A run that diverges is left out and named, unless it is of the baseline; `overflowed` has those
     that did so before, by their folders.
     """
-    seen: dict[Key, Seen] = {}
-    facts: Facts | None = None
+    seen: dict[RowKey, SeenRow] = {}
+    facts: RunFacts | None = None
     trained: dict[DataConfig, TrainedRun] = {}
     diverged: list[str] = []
     for seed in plan.seeds:
@@ -113,7 +113,7 @@ def carried_out(
                     continue
                 read = read_run(path, job.row)
                 _check_text(read, trained.setdefault(read.config.data, read))
-                facts = facts or Facts.of(read)
+                facts = facts or RunFacts.of(read)
                 layers = _looked_at(path, f"{job.folder}-{seed}", job.row, plan, place, shown)
                 answers = _asked(str(path), f"{job.folder}-{seed}", plan, place, shown)
                 seen[job.group, job.row, seed] = seen_of_run(read, layers, answers)
@@ -123,16 +123,16 @@ def carried_out(
             if plan.heirs_of(job):
                 found, last = _inherited(plan, job, seed, source, runs, place, shown)
                 seen |= found
-                facts = facts or Facts.of(read_run(last, job.row))
+                facts = facts or RunFacts.of(read_run(last, job.row))
     seen |= _existing(plan, runs, place, shown)
     places = {key: group.at for key, group in plan.exhibit.groups.items() if group.at is not None}
-    facts = facts or Facts.of_reading(plan, environment(choose_device(plan.config.train.device)))
+    facts = facts or RunFacts.of_reading(plan, environment(choose_device(plan.config.train.device)))
     return Results(plan.exhibit.table.baseline, places, seen, tuple(diverged)), facts
 
 
-def _existing(plan: Plan, runs: Path, place: Path, shown: Shown) -> dict[Key, Seen]:
+def _existing(plan: Plan, runs: Path, place: Path, shown: Shown) -> dict[RowKey, SeenRow]:
     """Look at the models that are not trained here, each seed at a stretch of the text."""
-    seen: dict[Key, Seen] = {}
+    seen: dict[RowKey, SeenRow] = {}
     for row, given in plan.existing.items():
         with shown(row) as show:
             found = _read_over(given.source, plan, runs, show)
@@ -236,12 +236,12 @@ def make_heirs(source: str, table: Mapping[str, Any], path: Path, shown: Shown) 
 
 def _inherited(
     plan: Plan, job: Job, seed: int, source: str, runs: Path, place: Path, shown: Shown
-) -> tuple[dict[Key, Seen], Path]:
+) -> tuple[dict[RowKey, SeenRow], Path]:
     """Return what heirs of a reference came to, doing what is missing, and the last heir's run."""
     path = runs / plan.heirs_folder(job, seed) / f"seed-{seed}"
     make_heirs(source, heirs_table(plan, job, seed), path, shown)
     summary, _ = read_inheritance(path)
-    found: dict[Key, Seen] = {}
+    found: dict[RowKey, SeenRow] = {}
     if plan.reference_of(job.group) is not None:
         answers = _asked(source, f"{plan.reference_name(job)}-reference", plan, place, shown)
         figures = {"loss": summary.reference.loss}
@@ -282,7 +282,7 @@ def _looked_at(
             ranks = "ranks" in looked.probes
             frames = [observed(decoder, tests, windows, [Importance(), *more], ranks=False)]
             if GRADIENTS in looked.probes:
-                frames.append(query_key_gradients(decoder, rows_of(tests, windows)))
+                frames.append(query_key_gradients(decoder, window_rows(tests, windows)))
             for share in looked.lengths:
                 length = max(2, round(share * config.train.length))
                 train = dataclasses.replace(config.train, length=length)

@@ -10,7 +10,7 @@ from wakeful.errors import Diverged
 from wakeful.runs.run import Run, is_done
 from wakeful.training.records import Summary
 from wakeful_papers.exhibits.plan import Job, Plan
-from wakeful_papers.exhibits.tuning import at_rate, chosen
+from wakeful_papers.exhibits.tuning import at_rate, best_rate
 from wakeful_papers.verbs.runs import train_job
 
 Train = Callable[[Plan], object]
@@ -35,7 +35,7 @@ def tuned(plan: Plan, runs: Path, run: Run, train: Train) -> Plan:
         train(plan.of_trials(trials.values()))
         for (job, multiple), trial in trials.items():
             tried[job][multiple] = _loss(runs / trial.folder / f"seed-{rule.seed}")
-    best = {(job.group, job.row): chosen(losses) for job, losses in tried.items()}
+    best = {(job.group, job.row): best_rate(losses) for job, losses in tried.items()}
     found = {
         " ".join(filter(None, (job.group, job.row))): {
             f"{job.config.optimizer.lr * each:g}": loss if math.isfinite(loss) else None

@@ -20,14 +20,14 @@ from wakeful.config.verbs.inherit import (
     inherit_table,
 )
 from wakeful.config.verbs.prepare import PrepareOptions
-from wakeful.config.verbs.quantize import Arithmetic, QuantizeOptions, SavedAs, ScaleKind
-from wakeful.config.verbs.reading import LENGTH, REFERENCES, SOURCES, Bos, Dtype, Figure
+from wakeful.config.verbs.quantize import ArithmeticName, QuantizeOptions, SavedAs, ScaleKind
+from wakeful.config.verbs.reading import LENGTH, REFERENCES, SOURCES, Bos, Dtype, FigureFormat
 from wakeful.config.verbs.report import ReportOptions
 from wakeful.config.verbs.sample import SampleOptions
 
 __all__ = [
-    "LENGTH", "REFERENCES", "SHORT", "SOURCES", "Arithmetic", "Bos", "Choose", "Copy",
-    "CureOptions", "DiagnoseOptions", "Dtype", "EvaluateOptions", "ExportOptions", "Figure",
+    "LENGTH", "REFERENCES", "SHORT", "SOURCES", "ArithmeticName", "Bos", "Choose", "Copy",
+    "CureOptions", "DiagnoseOptions", "Dtype", "EvaluateOptions", "ExportOptions", "FigureFormat",
     "GenerateOptions", "GrowFrom", "InheritOptions", "NoOptions", "PrepareOptions",
     "QuantizeOptions", "ReportOptions", "SampleOptions", "SavedAs",
     "ScaleKind", "Until", "inherit_options", "inherit_table", "options_from", "with_shots",

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from wakeful.config.options import How, HowMuch, Where
 from wakeful.config.refusals import AtLeast, Excludes, Within, check_rules
-from wakeful.config.verbs.reading import Figure, Reading, Stored
+from wakeful.config.verbs.reading import FigureFormat, Reading, Stored
 from wakeful.errors import WakefulError
 
 
@@ -43,7 +43,7 @@ class CureOptions(Reading):
     stored: Where[Stored] = "auto"
     """Type of the weights written, which the cured ones are rounded to. auto: as the model's files
     have it."""
-    figures: Where[tuple[Figure, ...]] = ()
+    figures: Where[tuple[FigureFormat, ...]] = ()
     """Write the charts for a paper too, in these formats, into the folder figures."""
 
     RULES = (

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from wakeful.config.options import How, HowMuch, Where
 from wakeful.config.refusals import AtLeast, Within, check_rules
-from wakeful.config.verbs.reading import Figure, Reading
+from wakeful.config.verbs.reading import FigureFormat, Reading
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class DiagnoseOptions(Reading):
     """Layers whose attention is pictured. Empty: four, spread over the depth."""
     heads: How[tuple[int, ...]] = ()
     """Heads whose attention is pictured. Empty: the first four."""
-    figures: Where[tuple[Figure, ...]] = ()
+    figures: Where[tuple[FigureFormat, ...]] = ()
     """Write the charts for a paper too, in these formats, into the folder figures."""
 
     RULES = (AtLeast("num_sequences", 1), Within("tau", "(0, 1)"))

@@ -6,7 +6,7 @@ from pathlib import Path
 from wakeful.config.options import HowMuch, What, Where
 from wakeful.config.refusals import AtLeast, Excludes, Needs, check_rules
 from wakeful.config.schema import DataConfig
-from wakeful.config.verbs.reading import Figure, Reading
+from wakeful.config.verbs.reading import FigureFormat, Reading
 from wakeful.errors import WakefulError
 
 
@@ -53,7 +53,7 @@ class EvaluateOptions(Reading):
     """Examples at most of each task. 0: all."""
     batch_size: HowMuch[int] = 4
     """Windows or examples per forward pass."""
-    figures: Where[tuple[Figure, ...]] = ()
+    figures: Where[tuple[FigureFormat, ...]] = ()
     """Write the charts for a paper too, in these formats, into the folder figures."""
 
     RULES = (

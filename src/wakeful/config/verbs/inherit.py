@@ -18,7 +18,7 @@ from wakeful.config.schema import (
     WidthConfig,
 )
 from wakeful.config.tables import from_table, merged, nested, to_table
-from wakeful.config.verbs.reading import Bos, Figure
+from wakeful.config.verbs.reading import Bos, FigureFormat
 from wakeful.errors import WakefulError
 
 Choose = Literal["first", "middle", "last", "alternate", "stacked",
@@ -103,7 +103,7 @@ class InheritOptions:
     cluster: Where[str] = ""
     """Distribute seeds and baselines over workers: "local(workers=2)",
     "slurm(workers=8, partition='a')" ..."""
-    figures: Where[tuple[Figure, ...]] = ()
+    figures: Where[tuple[FigureFormat, ...]] = ()
     """Write the charts for a paper too, in these formats, into the folder figures."""
     recipe: bool = False
     """Write mergekit.yaml too: a passthrough recipe of the last heir's layers."""

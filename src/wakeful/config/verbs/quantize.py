@@ -5,11 +5,11 @@ from typing import Literal
 
 from wakeful.config.options import How, HowMuch, What, Where
 from wakeful.config.refusals import AtLeast, Excludes, Needs, check_rules
-from wakeful.config.verbs.reading import Figure, Reading
+from wakeful.config.verbs.reading import FigureFormat, Reading
 from wakeful.errors import WakefulError
 
 ScaleKind = Literal["dynamic", "static"]
-Arithmetic = Literal["reference", "integer", "torchao"]
+ArithmeticName = Literal["reference", "integer", "torchao"]
 SavedAs = Literal["wakeful", "compressed-tensors"]
 
 
@@ -34,7 +34,7 @@ class QuantizeOptions(Reading):
     save_as: Where[SavedAs] = "wakeful"
     """What --save writes: our own format, or compressed-tensors, which stock Transformers and vLLM
     load."""
-    arithmetic: Arithmetic = "integer"
+    arithmetic: ArithmeticName = "integer"
     """Dequantized numbers, int8 products, or torchao's kernels; the same to rounding."""
     skip: What[tuple[str, ...]] = ()
     """Layers to leave in full precision, by name or pattern: lm_head, *.down_proj."""
@@ -46,7 +46,7 @@ class QuantizeOptions(Reading):
     """Bytes that the model may take: the layers that cost most take --better. 0: none do."""
     better: How[str] = ""
     """The scheme that they take. Empty: 8 bits, a scale for each channel and token."""
-    figures: Where[tuple[Figure, ...]] = ()
+    figures: Where[tuple[FigureFormat, ...]] = ()
     """Write the charts for a paper too, in these formats, into the folder figures."""
 
     RULES = (

@@ -11,7 +11,7 @@ Bos = Literal["auto", "on", "off"]
 Dtype = Literal["float32", "float64", "bfloat16"]
 Stored = Literal["auto", "float32", "bfloat16", "float16"]
 """Type of the weights that are written; "auto": of the files they come from."""
-Figure = Literal["svg", "png", "pdf", "csv"]
+FigureFormat = Literal["svg", "png", "pdf", "csv"]
 """Format of a chart that is written; csv is the rows that it draws."""
 REFERENCES = "a run directory, a Transformers folder, a GGUF file, smollm2 or a hub name"
 """What a model that others are made from is named by."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from wakeful.config.options import What, Where
-from wakeful.config.verbs.reading import Figure
+from wakeful.config.verbs.reading import FigureFormat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,5 +18,5 @@ class ReportOptions:
     """Variants to compare with it, by name. None: all."""
     title: Where[str] = ""
     """Heading of the page."""
-    figures: Where[tuple[Figure, ...]] = ()
+    figures: Where[tuple[FigureFormat, ...]] = ()
     """Write the charts for a paper too, in these formats, into the folder figures."""

@@ -19,7 +19,7 @@ from wakeful.data.tokens import SPLITS, SplitName
 from wakeful.errors import WakefulError
 from wakeful.variants import Variant, build, variants
 
-BOS = "<bos>"
+BOS_TOKEN = "<bos>"
 BOS_ID = 0
 ENDLESS = 2**62
 """Places at which a window for training may begin."""
@@ -70,13 +70,13 @@ class Task(Variant):
 
     def tokenizer(self) -> Tokenizer:
         """Return a tokenizer of single characters, which leaves out those that it does not know."""
-        ids = {BOS: BOS_ID} | {each: i for i, each in enumerate(self.characters, start=1)}
+        ids = {BOS_TOKEN: BOS_ID} | {each: i for i, each in enumerate(self.characters, start=1)}
         inner = tokenizers.Tokenizer(models.BPE(ids, []))
         inner.decoder = decoders.Fuse()
-        return Tokenizer(inner, end_of_text=BOS).beginning()
+        return Tokenizer(inner, end_of_text=BOS_TOKEN).beginning()
 
 
-class Stream(Tokens):
+class TaskStream(Tokens):
     """The windows of a task, each drawn from the number of the place where it begins."""
 
     end_of_text = BOS_ID
@@ -109,7 +109,7 @@ class TaskData(Data):
     def __init__(self, task: Task) -> None:
         self.task = task
         self.tokenizer = task.tokenizer()
-        self.train, self.validation = (Stream(task, split) for split in SPLITS)
+        self.train, self.validation = (TaskStream(task, split) for split in SPLITS)
         tokens = {"train": 0, "validation": VALIDATION_TOKENS + 1}
         self.info = {
             "source": [str(task)],
